@@ -1,0 +1,38 @@
+// Reductions over a warp and over a block, in a fixed order: the same bits every time.
+#pragma once
+
+#include "common/types.cuh"
+
+constexpr int kWarp = 32;
+constexpr unsigned kFullMask = 0xffffffffu;
+
+struct Sum {
+  template <typename A> static __device__ __forceinline__ A identity() { return A(0); }
+  template <typename A> __device__ __forceinline__ A operator()(A a, A b) const { return a + b; }
+};
+
+// NaN wins over every number.
+struct Max {
+  template <typename A> static __device__ __forceinline__ A identity() { return -infinity<A>(); }
+  template <typename A> __device__ __forceinline__ A operator()(A a, A b) const { return max_nan(a, b); }
+};
+
+// Every lane of the warp gets the result. All 32 lanes must take part.
+template <typename Op, typename A> __device__ __forceinline__ A warp_reduce(A value) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) value = Op()(value, __shfl_xor_sync(kFullMask, value, offset));
+  return value;
+}
+
+// Every thread of the block gets the result. `shared` holds kWarp values; blockDim.x is a multiple of 32, blockDim.y and
+// blockDim.z are 1. It begins with a barrier, so the same `shared` may serve the
+// next call at once.
+template <typename Op, typename A> __device__ __forceinline__ A block_reduce(A value, A* shared) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  value = warp_reduce<Op>(value);
+  __syncthreads();
+  if (lane == 0) shared[warp] = value;
+  __syncthreads();
+  value = lane < blockDim.x / kWarp ? shared[lane] : Op::template identity<A>();
+  return warp_reduce<Op>(value);
+}

@@ -1,0 +1,10 @@
+"""cupyops: a .cu file becomes a differentiable PyTorch operator, with pip alone."""
+
+from .arrays import vjp
+from .errors import CompileError, CupyopsError, InputError, LaunchError, MissingDependencyError, SourceError
+from .kernel import Kernel, ceil_div
+from .operator import Operator, operator, operators
+from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
+from .trace import Trace, trace
+
+__version__ = "0.1.0"

@@ -1,0 +1,26 @@
+"""Memory layouts: the strides that PyTorch's own operators give, without a copy where none is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """`tensor` with the given (dense) strides; itself if it has them, else one copy."""
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def alike(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """An empty output for an elementwise kernel, then each input with the output's strides.
+
+    The output has the strides that PyTorch's elementwise operators give: those of the first input where it is dense
+    (channels_last stays so), else dense in the same order of dimensions. Every tensor can then be read as a flat array.
+    """
+    output = torch.empty_like(tensors[0])
+    strides = output.stride()
+    return (output, *[restride(tensor, strides) for tensor in tensors])

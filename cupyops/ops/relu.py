@@ -1,0 +1,67 @@
+"""relu: max(x, 0)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..kernel import FLOATING, Kernel, ceil_div
+from ..layout import alike
+from ..operator import operator
+
+relu_fwd = Kernel("relu.cu", "relu_fwd<T>", T=FLOATING)
+relu_bwd = Kernel("relu.cu", "relu_bwd<T>", T=FLOATING)
+
+BLOCK = 256
+
+
+@operator("cupyops::relu")
+def _relu(x: Tensor) -> Tensor:
+    return torch.relu(x)
+
+
+@_relu.forward
+def _(x):
+    y, x = alike(x)
+    relu_fwd[_grid(y), BLOCK](x, y, y.numel(), T=y.dtype)
+    return y, ()
+
+
+@_relu.backward
+def _(saved, grad_y, y):
+    grad_x = torch.empty_like(y)
+    relu_bwd[_grid(y), BLOCK](grad_y, y, grad_x, y.numel(), T=y.dtype)
+    return grad_x
+
+
+@_relu.reference_backward
+def _(saved, grad_y, y):
+    return torch.where(y <= 0, 0, grad_y)
+
+
+@_relu.interface
+def relu(input: Tensor, inplace: bool = False) -> Tensor:
+    """Rectified linear unit, max(x, 0) elementwise; as `torch.nn.functional.relu`.
+
+    Args:
+        input: any shape, any real dtype; kernels serve fp16, bf16, fp32 and fp64.
+        inplace: write the result into `input` and return it.
+
+    Returns:
+        Tensor of the shape, dtype and strides of `input`. NaN stays NaN; the gradient at 0 is 0.
+
+    Raises:
+        InputError: `input` is neither a tensor nor an array.
+
+    Example:
+        >>> cupyops.relu(torch.tensor([-1.0, 0.0, 2.0]))
+        tensor([0., 0., 2.])
+    """
+    check.tensor("input", input)
+    y = _relu(input)
+    return input.copy_(y) if inplace else y
+
+
+def _grid(y: Tensor) -> int:
+    return ceil_div(y.numel() * y.element_size(), BLOCK * 16)

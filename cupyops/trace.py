@@ -1,0 +1,130 @@
+"""What PyTorch's dispatcher hides: which kernel ran for which operator, by which route, with which launch, how long.
+
+    >>> with cupyops.trace() as trace:
+    ...     y = cupyops.relu(x)
+    >>> print(trace)
+
+While no trace is open, `active` is None and the fast path pays one look at it.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+active: Trace | None = None
+_current = threading.local()  # .operator, .route: what this thread is running
+
+
+@dataclass
+class Record:
+    """One kernel launch, or one operator call that launched none."""
+
+    operator: str
+    route: str  # "kernel", "reference", "torch.library", "simulator"
+    kernel: str = ""
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    dtype: str = ""
+    note: str = ""  # why the reference ran
+    _events: tuple[Any, Any] | None = field(default=None, repr=False)
+
+    @property
+    def microseconds(self) -> float | None:
+        """Device time of the launch, or None where it ran on no GPU. Waits for the launch to end."""
+        if self._events is None:
+            return None
+        start, end = self._events
+        end.synchronize()
+        return 1000.0 * start.elapsed_time(end)
+
+
+class Trace:
+    """The records of one `cupyops.trace()` block; `print` it for a table."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self._previous: Trace | None = None
+
+    def __enter__(self) -> Trace:
+        global active
+        self._previous, active = active, self
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        global active
+        active = self._previous
+
+    def launches(self) -> list[Record]:
+        """Only the records of kernels."""
+        return [record for record in self.records if record.kernel]
+
+    def routes(self) -> set[str]:
+        """The routes taken."""
+        return {record.route for record in self.records}
+
+    def __str__(self) -> str:
+        head = ("operator", "route", "kernel", "grid", "block", "dtype", "time (us)", "note")
+        rows = [head]
+        for r in self.records:
+            time = "" if r.microseconds is None else f"{r.microseconds:.1f}"
+            rows.append((r.operator, r.route, r.kernel, _dims(r.grid), _dims(r.block), r.dtype, time, r.note))
+        used = [column for column in range(len(head)) if any(row[column] for row in rows[1:])] or [0, 1]
+        widths = {column: max(len(row[column]) for row in rows) for column in used}
+        lines = ["  ".join(row[column].ljust(widths[column]) for column in used).rstrip() for row in rows]
+        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def trace() -> Trace:
+    """Record every operator call and kernel launch of the process inside a `with` block.
+
+    Returns:
+        Trace: prints as a table; `.records` holds a `Record` per launch. On a GPU each has its device time, measured
+        with a pair of CUDA events around the launch.
+    """
+    return Trace()
+
+
+def _dims(dims: tuple[int, ...]) -> str:
+    dims = tuple(dims)
+    while len(dims) > 1 and dims[-1] == 1:
+        dims = dims[:-1]
+    return "x".join(str(dim) for dim in dims)
+
+
+@contextmanager
+def operator(name: str, route: str, dtype: str = "", note: str = ""):
+    """Name what this thread runs; a call that launches nothing leaves a record of its own."""
+    opened = active
+    previous = getattr(_current, "frame", None)
+    _current.frame = (name, route)
+    before = len(opened.records) if opened is not None else 0
+    try:
+        yield
+    finally:
+        _current.frame = previous
+        if opened is not None and (route == "reference" or len(opened.records) == before):
+            opened.records.insert(before, Record(name, route, dtype=dtype, note=note))
+
+
+@contextmanager
+def launch(kernel: str, grid: tuple[int, ...], block: tuple[int, ...], dtype: str, device: torch.device):
+    """Record one kernel launch around its body, timed where the device is a GPU and no graph is being captured."""
+    opened = active
+    name, route = getattr(_current, "frame", None) or ("", "kernel")
+    record = Record(name, route, kernel, grid, block, dtype)
+    timed = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    if timed:
+        stream = torch.cuda.current_stream(device)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record(stream)
+    yield
+    if timed:
+        end.record(stream)
+        record._events = (start, end)
+    if opened is not None:
+        opened.records.append(record)

@@ -1,0 +1,25 @@
+"""Fixtures and the gpu marker. A test marked gpu is skipped, with the reason, where there is no GPU."""
+
+import pytest
+import torch
+
+GPU = torch.cuda.is_available()
+
+DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
+
+
+def pytest_collection_modifyitems(items):
+    if not GPU:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA GPU on this machine"))
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
