@@ -152,7 +152,7 @@ _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(?:\s+\.ptr\b[
 
 def parameters(ptx: str, symbol: str) -> tuple[Parameter, ...]:
     """The parameter list of the entry `symbol`: types and sizes, as the compiler laid them out."""
-    match = re.search(rf"\.entry\s+{re.escape(symbol)}\s*(?:\(([^)]*)\))?", ptx)
+    match = re.search(rf"\.entry\s+{re.escape(symbol)}(?![\w$])\s*(?:\(([^)]*)\))?", ptx)
     if match is None:
         raise CompileError(f"the PTX has no entry {symbol}")
     found = []
@@ -194,27 +194,35 @@ def explain(source: Source, name: str, arch: str, log: str) -> str:
 
 
 def cache_folder() -> Path | None:
-    """The user's own kernel cache (0700), one folder per NVRTC version, or None where none can be had."""
+    """The user's own kernel cache (0700), one folder per NVRTC version, or None where none can be had.
+
+    A root that was there before keeps its mode, for it may serve others too; but no one else may write to it.
+    """
     chosen = os.environ.get("CUPYOPS_CACHE_DIR")
     if chosen:
         root = Path(chosen)
     else:
-        import platformdirs
-
+        try:
+            import platformdirs
+        except ImportError:
+            warnings.warn("kernels are compiled anew by each process: pip install platformdirs, or set CUPYOPS_CACHE_DIR", stacklevel=2)
+            return None
         root = Path(platformdirs.user_cache_dir("cupyops", appauthor=False))
     major, minor = backend.nvrtc_version()
     folder = root / f"nvrtc-{major}.{minor}-{backend.runtime_version(backend.cuda_include())}"
-    return folder if _private(root) and _private(folder) else None
+    return folder if _ours(root, 0o022) and _ours(folder, 0o077, close=True) else None
 
 
-def _private(folder: Path) -> bool:
-    """Make `folder` if need be; whether it is a real folder, ours and no one else's to write."""
+def _ours(folder: Path, forbidden: int, close: bool = False) -> bool:
+    """Make `folder` if need be; whether it is a real folder of ours without the `forbidden` bits (or rid of them)."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or (hasattr(os, "getuid") and status.st_uid != os.getuid()):
             return False
-        if status.st_mode & 0o077:
+        if status.st_mode & forbidden:
+            if not close:
+                return False
             folder.chmod(0o700)
         return os.access(folder, os.W_OK | os.X_OK)
     except OSError:
@@ -223,7 +231,7 @@ def _private(folder: Path) -> bool:
 
 def write_entry(folder: Path, stem: str, binary: Binary, cubin: bytes) -> Binary:
     """Write the .cubin, then the .json that vouches for it, each under a temporary name first."""
-    record = asdict(replace(binary, path=None)) | {"sha256": hashlib.sha256(cubin).hexdigest()}
+    record = asdict(replace(binary, path=None)) | {"stem": stem, "sha256": hashlib.sha256(cubin).hexdigest()}
     _replace(folder / f"{stem}.cubin", cubin)
     _replace(folder / f"{stem}.json", json.dumps(record).encode())
     return replace(binary, path=folder / f"{stem}.cubin")
@@ -245,7 +253,7 @@ def read_entry(folder: Path, stem: str) -> Binary | None:
     path = folder / f"{stem}.cubin"
     try:
         record = json.loads((folder / f"{stem}.json").read_bytes())
-        if record.pop("sha256") != hashlib.sha256(path.read_bytes()).hexdigest():
+        if record.pop("stem") != stem or record.pop("sha256") != hashlib.sha256(path.read_bytes()).hexdigest():
             return None
         record["parameters"] = tuple(Parameter(**parameter) for parameter in record["parameters"])
         return Binary(**record | {"path": path})
@@ -257,7 +265,8 @@ def _in_memory(stem: str, cubin: bytes) -> Path:
     """A path from which the driver can load `cubin` though no cache folder can be written."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create(stem[:200])
-        os.write(descriptor, cubin)
+        with os.fdopen(descriptor, "wb", closefd=False) as file:  # open for as long as the process: the path leads to it
+            file.write(cubin)
         return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
     with tempfile.NamedTemporaryFile(suffix=".cubin", delete=False) as file:
         file.write(cubin)

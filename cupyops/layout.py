@@ -15,12 +15,14 @@ def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def alike(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """An empty output for an elementwise kernel, then each input with the output's strides.
+def alike(first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """An empty output for an elementwise kernel, then each input laid out as the output is.
 
     The output has the strides that PyTorch's elementwise operators give: those of the first input where it is dense
     (channels_last stays so), else dense in the same order of dimensions. Every tensor can then be read as a flat array.
     """
-    output = torch.empty_like(tensors[0])
+    output = torch.empty_like(first)
+    if not others and first.is_contiguous():
+        return output, first
     strides = output.stride()
-    return (output, *[restride(tensor, strides) for tensor in tensors])
+    return (output, restride(first, strides), *[restride(tensor, strides) for tensor in others])

@@ -24,13 +24,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+from torch.nn import Parameter
 
 from . import arrays, trace
 from .errors import CupyopsError, InputError
 from .kernel import FLOATING, executors
 from .layout import restride
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN = (Tensor, Parameter)
+_FLOATING = frozenset(FLOATING)
+_functorch_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _registry: dict[str, Operator] = {}
 
 # Autocast policies, named for what PyTorch's lists do: the dtype that floating inputs are cast to, per device type.
@@ -89,7 +94,8 @@ class Operator:
         self._reference_backward: _Backward | None = None
         self._unsupported: Callable[..., str | None] | None = None
         self._plans: tuple[_Plan, _Plan] | None = None
-        self._function = _autograd_function(self)
+        # Function.apply of Python only looks for functorch, as the guard has done already: the C method saves 1 us
+        self._apply = super(torch.autograd.Function, _autograd_function(self)).apply
         self.public: Callable[..., Any] = self
         self._registration = _Registration(self)
         _registry[name] = self
@@ -148,42 +154,66 @@ class Operator:
     # --- the call ---
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._compiling(self._bind(args, kwargs))
         if kwargs or len(args) != self._arity:
             args = self._bind(args, kwargs)
-        if trace.active is not None:
-            return self._traced(args)
-        route, wants_grad = self._route(args)
-        return route(args, wants_grad)
+        wants_grad = self._served_by_kernels(args)
+        if wants_grad is None:
+            return self._traced(args) if trace.active is not None else self._route(args)(args)
+        if wants_grad and torch.is_grad_enabled():
+            return self._apply(*args)
+        return self._forward(*args)[0]  # type: ignore[misc]
 
-    def _route(self, args: tuple[Any, ...]) -> tuple[Callable[..., Any], bool]:
-        """The route of a call that is not being compiled, decided in well under a microsecond."""
-        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-            return self._by_reference, False
-        if torch._C._len_torch_dispatch_stack():
-            return self._by_dispatcher, False
-        kernels, wants_grad, device = self._forward is not None, False, None
+    def _served_by_kernels(self, args: tuple[Any, ...]) -> bool | None:
+        """The guard of the fast path, well under a microsecond: whether a gradient is wanted; None for any other route."""
+        if _functorch_active() or _dispatch_modes() or forward_ad._current_level >= 0 or trace.active is not None:
+            return None
+        wants_grad, first, dtype = False, None, None
         for index in self.tensors:
             tensor = args[index]
-            if type(tensor) in _PLAIN:
-                if device is None:
-                    device = tensor.device
-                    kernels = kernels and device.type in executors
-                elif tensor.device != device:
-                    return self._by_mixed_devices, False
-                wants_grad = wants_grad or tensor.requires_grad
-            elif isinstance(tensor, Tensor):
-                return self._by_dispatcher, False
+            if type(tensor) is Tensor or type(tensor) is Parameter:
+                if first is None:
+                    first, dtype = tensor, tensor.dtype
+                    if not tensor.is_cuda or dtype not in _FLOATING:
+                        return None
+                elif tensor.device != first.device:
+                    return None
+                elif tensor.dtype is not dtype and (tensor.is_floating_point() or tensor.is_complex()):
+                    return None
+                if tensor.requires_grad:
+                    wants_grad = True
+                if tensor.is_neg():
+                    return None
             elif tensor is not None:
-                return self._by_arrays, False
-        if not kernels:
-            return self._by_reference, False
-        if self._autocast and self._autocast_dtype(device) is not None:
-            return self._by_autocast, False
-        if self.why_not(args) is not None:
-            return self._by_reference, False
-        return self._by_kernels, wants_grad and torch.is_grad_enabled()
+                return None
+        if self._forward is None or (self._autocast and torch.is_autocast_enabled("cuda")):
+            return None
+        if self._unsupported is not None and self._unsupported(*args) is not None:
+            return None
+        return wants_grad
+
+    def _route(self, args: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], Any]:
+        """The route of a call that is not being compiled."""
+        if _functorch_active() or forward_ad._current_level >= 0:
+            return self._by_reference
+        if _dispatch_modes():
+            return self._by_dispatcher
+        given = [args[index] for index in self.tensors if args[index] is not None]
+        if any(not isinstance(value, Tensor) for value in given):
+            return self._by_arrays
+        if any(type(tensor) not in (Tensor, Parameter) for tensor in given):
+            return self._by_dispatcher
+        if any(tensor.device != given[0].device for tensor in given):
+            return self._by_mixed_devices
+        if not self._has_kernels(given):
+            return self._by_reference
+        if self._autocast_dtype(given[0].device) is not None:
+            return self._by_autocast
+        return self._by_kernels if self.why_not(args) is None else self._by_reference
+
+    def _has_kernels(self, given: Sequence[Tensor]) -> bool:
+        return self._forward is not None and bool(given) and given[0].device.type in executors
 
     def why_not(self, args: tuple[Any, ...]) -> str | None:
         """Why the kernels have no case for these arguments; None where they have."""
@@ -202,26 +232,26 @@ class Operator:
                     return f"no kernel for {dtype} with {found}"
         return self._unsupported(*args) if self._unsupported is not None else None
 
-    def _by_kernels(self, args: tuple[Any, ...], wants_grad: bool) -> Any:
-        if wants_grad:
-            return self._function.apply(*args)
+    def _by_kernels(self, args: tuple[Any, ...]) -> Any:
+        if torch.is_grad_enabled() and any(args[i] is not None and args[i].requires_grad for i in self.tensors):
+            return self._apply(*args)
         return self._forward(*args)[0]  # type: ignore[misc]
 
-    def _by_reference(self, args: tuple[Any, ...], wants_grad: bool) -> Any:
+    def _by_reference(self, args: tuple[Any, ...]) -> Any:
         return self.reference(*args)
 
-    def _by_dispatcher(self, args: tuple[Any, ...], wants_grad: bool) -> Any:
+    def _by_dispatcher(self, args: tuple[Any, ...]) -> Any:
         args = self._cast(args)
         _share_with_dtensor(self, args)
         outputs = self._registration.op(*args)
         return outputs[0] if self.outputs == 1 else tuple(outputs[: self.outputs])
 
-    def _by_autocast(self, args: tuple[Any, ...], wants_grad: bool) -> Any:
+    def _by_autocast(self, args: tuple[Any, ...]) -> Any:
         device = next(args[i].device.type for i in self.tensors if args[i] is not None)
         with torch.autocast(device, enabled=False):
             return self(*self._cast(args))
 
-    def _by_arrays(self, args: tuple[Any, ...], wants_grad: bool) -> Any:
+    def _by_arrays(self, args: tuple[Any, ...]) -> Any:
         for index in self.tensors:
             value = args[index]
             if not (value is None or isinstance(value, Tensor) or arrays.kind_of(value)):
@@ -229,30 +259,28 @@ class Operator:
                 raise InputError(f"{self.name}: {name} is {type(value).__name__}, expected a tensor or an array")
         return arrays.call(self, args, {})
 
-    def _by_mixed_devices(self, args: tuple[Any, ...], wants_grad: bool) -> Any:
+    def _by_mixed_devices(self, args: tuple[Any, ...]) -> Any:
         found = ", ".join(f"{self.parameters[i].name} on {args[i].device}" for i in self.tensors if args[i] is not None)
         raise InputError(f"{self.name}: tensors on different devices: {found}")
 
     def _compiling(self, args: tuple[Any, ...]) -> Any:
-        if torch._C._are_functorch_transforms_active():
-            return self.reference(*args)
-        return self._by_dispatcher(args, False)
+        return self.reference(*args) if _functorch_active() else self._by_dispatcher(args)
 
     def _traced(self, args: tuple[Any, ...]) -> Any:
-        route, wants_grad = self._route(args)
+        route = self._route(args)
         names = {"_by_kernels": "kernel", "_by_reference": "reference", "_by_dispatcher": "torch.library"}
         shown = names.get(route.__name__)
         if shown is None:
-            return route(args, wants_grad)
+            return route(args)
         tensor = next((args[i] for i in self.tensors if isinstance(args[i], Tensor)), None)
         dtype = "" if tensor is None else str(tensor.dtype).removeprefix("torch.")
         with trace.operator(self.name, shown, dtype, self._note(shown, args, tensor)):
-            return route(args, wants_grad)
+            return route(args)
 
     def _note(self, route: str, args: tuple[Any, ...], tensor: Tensor | None) -> str:
         if route != "reference":
             return ""
-        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        if _functorch_active() or forward_ad._current_level >= 0:
             return "torch.func or forward-mode AD"
         if tensor is not None and tensor.device.type not in executors:
             return f"tensors on {tensor.device.type}"
@@ -302,8 +330,8 @@ class Operator:
 
     def runs_kernels(self, args: tuple[Any, ...]) -> bool:
         """Whether the kernels serve these arguments; true of fake tensors as of the real ones they stand for."""
-        device = next(args[i].device for i in self.tensors if args[i] is not None)
-        return self._forward is not None and device.type in executors and self.why_not(args) is None
+        given = [args[i] for i in self.tensors if args[i] is not None]
+        return self._has_kernels(given) and self.why_not(args) is None
 
     def run_forward(self, args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, saved) by the forward kernels."""

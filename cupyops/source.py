@@ -16,7 +16,8 @@ from .errors import SourceError
 
 _PACKAGE = Path(__file__).resolve().parent
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+# a comment, or a literal: what stands between quotes begins no comment
+_COMMENT_OR_LITERAL = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 
@@ -28,7 +29,11 @@ def cuda_src() -> Path:
 
 def strip_comments(text: str) -> str:
     """`text` with each comment blanked out; line numbers stay as they were."""
-    return _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
+
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match.group()) if match.group().startswith("/") else match.group()
+
+    return _COMMENT_OR_LITERAL.sub(blank, text)
 
 
 @dataclass(frozen=True)

@@ -112,14 +112,14 @@ def operator(name: str, route: str, dtype: str = "", note: str = ""):
 
 
 @contextmanager
-def launch(kernel: str, grid: tuple[int, ...], block: tuple[int, ...], dtype: str, device: torch.device):
-    """Record one kernel launch around its body, timed where the device is a GPU and no graph is being captured."""
+def launch(kernel: str, grid: tuple[int, ...], block: tuple[int, ...], anchor: torch.Tensor):
+    """Record one kernel launch around its body, timed where `anchor` is on a GPU and no graph is being captured."""
     opened = active
     name, route = getattr(_current, "frame", None) or ("", "kernel")
-    record = Record(name, route, kernel, grid, block, dtype)
-    timed = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    record = Record(name, route, kernel, grid, block, str(getattr(anchor, "dtype", "")).removeprefix("torch."))
+    timed = getattr(anchor, "is_cuda", False) and not torch.cuda.is_current_stream_capturing()
     if timed:
-        stream = torch.cuda.current_stream(device)
+        stream = torch.cuda.current_stream(anchor.device)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record(stream)
     yield

@@ -14,6 +14,7 @@ relu_fwd = Kernel("relu.cu", "relu_fwd<T>", T=FLOATING)
 relu_bwd = Kernel("relu.cu", "relu_bwd<T>", T=FLOATING)
 
 BLOCK = 256
+ELEMENTS = {dtype: BLOCK * 16 // dtype.itemsize for dtype in FLOATING}  # of one block: 16 bytes a thread
 
 
 @operator("cupyops::relu")
@@ -24,14 +25,16 @@ def _relu(x: Tensor) -> Tensor:
 @_relu.forward
 def _(x):
     y, x = alike(x)
-    relu_fwd[_grid(y), BLOCK](x, y, y.numel(), T=y.dtype)
+    n, dtype = y.numel(), y.dtype
+    relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, n, T=dtype)
     return y, ()
 
 
 @_relu.backward
 def _(saved, grad_y, y):
     grad_x = torch.empty_like(y)
-    relu_bwd[_grid(y), BLOCK](grad_y, y, grad_x, y.numel(), T=y.dtype)
+    n, dtype = y.numel(), y.dtype
+    relu_bwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](grad_y, y, grad_x, n, T=dtype)
     return grad_x
 
 
@@ -61,7 +64,3 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
     check.tensor("input", input)
     y = _relu(input)
     return input.copy_(y) if inplace else y
-
-
-def _grid(y: Tensor) -> int:
-    return ceil_div(y.numel() * y.element_size(), BLOCK * 16)

@@ -1,0 +1,80 @@
+# Two commands: `make demo` and `make test`. Each sets up .venv first, once.
+#
+# PYTHON=...  an interpreter to use as it stands, with what is installed there; nothing is set up
+# CUDA=...    cuda12x (default) or cuda13x: the CUDA of CuPy, NVRTC and the headers
+# JOBS=...    processes for pytest (default 2)
+
+CUDA ?= cuda12x
+JOBS ?= 2
+
+ifdef PYTHON
+PY := $(PYTHON)
+SETUP :=
+else
+PY := .venv/bin/python
+SETUP := .venv/.installed-$(CUDA)
+endif
+
+CUDA_FILES = $(shell find cuda_src -name '*.cu' -o -name '*.cuh')
+CLANG_FORMAT = $(PY) -c "import clang_format; clang_format.clang_format()"
+# -p finds the plugin in tests; python -m pytest finds the package in this folder
+GPU_PYTEST = PYTHONPATH=tests$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json
+
+.PHONY: help demo test lint types format pytest opdb test-gpu gpu-report bench clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
+	  || grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST)
+
+demo: $(SETUP) ## Train two small models; with no GPU also compile every kernel
+	$(PY) examples/add_model.py
+	$(PY) examples/mnist_cnn.py
+	@if $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
+	  echo "Done: both models were trained on the GPU by the kernels of cuda_src/."; \
+	else \
+	  echo "This machine has no GPU. Compiling the kernels with NVRTC, which needs none:"; \
+	  $(PY) -m cupyops compile --arch sm_90 --out build/cubins && \
+	  echo "Done: both models were trained on the CPU by the operators' references (PyTorch)," && \
+	  echo "and every kernel was compiled for sm_90 into build/cubins." && \
+	  echo "Not run: the kernels themselves. They need a CUDA GPU; 'make demo' runs them where there is one."; \
+	fi
+
+test: lint types pytest opdb ## Everything that needs no GPU: format, lint, types, tests, all kernels compiled, the wheel
+
+lint: $(SETUP) ## Check format and lint, Python and CUDA
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	@$(CLANG_FORMAT) --dry-run --Werror $(CUDA_FILES)
+
+types: $(SETUP) ## Check types
+	$(PY) -m mypy
+
+pytest: $(SETUP) ## Run the tests, JOBS at a time
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal
+
+opdb: $(SETUP) ## Run PyTorch's own op_db over the operators, in a process of its own
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal tests/opdb
+
+format: $(SETUP) ## Format Python and CUDA in place
+	$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
+	@$(CLANG_FORMAT) -i $(CUDA_FILES)
+
+test-gpu: $(SETUP) ## Run the GPU tests and write tests/gpu_report.json
+	$(GPU_PYTEST) tests; status=$$?; $(GPU_PYTEST) tests/opdb && exit $$status
+
+gpu-report: ## Say whether tests/gpu_report.json is of this tree, and passed
+	@$(or $(PYTHON),python3) tools/gpu_report.py
+
+bench: $(SETUP) ## Compare with PyTorch on this machine's GPU
+	$(PY) benchmarks/compare.py
+
+clean: ## Remove what was built; .venv and the user's kernel cache stay
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+.venv/.installed-$(CUDA): pyproject.toml constraints.txt
+	@python3 -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "cupyops needs Python 3.11 or later; python3 is $$(python3 -V)"; exit 1; }
+	test -x .venv/bin/python || python3 -m venv .venv
+	.venv/bin/python -m pip install --quiet -c constraints.txt -e ".[$(CUDA),cli,examples,test,dev]"
+	@touch $@

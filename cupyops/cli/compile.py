@@ -1,0 +1,128 @@
+"""`python -m cupyops compile`: what to compile, a progress bar, a summary, the errors in full."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .. import compiler, kernel
+from ..errors import CupyopsError, InputError
+from . import jobs as ahead
+
+_LIBRARY = ("cupyops", "cupyops.nn", "cupyops.optim")  # importing these makes every built-in kernel
+
+
+def run(modules: list[str], archs: list[str] | None, out: Path | None, processes: int | None) -> int:
+    """The command; returns its exit code: 0, or 1 where a kernel does not compile, or 2 for bad arguments."""
+    console = Console()
+    try:
+        chosen = _archs(archs)
+        _import([*_LIBRARY, *modules])
+        planned = ahead.plan(kernel.kernels(), chosen)
+        folder = _folder(out)
+    except CupyopsError as error:
+        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True, style="red")
+        return 2
+    console.print(f"{len(planned)} cubins for {', '.join(chosen)} into {folder}", highlight=False, soft_wrap=True)
+    outcomes = _with_progress(console, planned, folder, processes)
+    console.print(_summary(outcomes))
+    failures = [outcome for outcome in outcomes if outcome.error]
+    for outcome in failures:
+        console.rule(f"{outcome.job.source.name}: {outcome.job.name} for {outcome.job.arch}", style="red")
+        console.print(outcome.error, markup=False, highlight=False, soft_wrap=True)
+    if failures:
+        console.print(f"{len(failures)} of {len(outcomes)} did not compile", style="red")
+        return 1
+    if out is not None:
+        console.print(f"To use them: CUPYOPS_CUBIN_PATH={folder}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _archs(archs: list[str] | None) -> list[str]:
+    """The architectures asked for, each one known to this NVRTC."""
+    known = compiler.supported_archs()
+    if archs is None:
+        here = {torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())}
+        archs = [f"sm_{major}{minor}" for major, minor in sorted(here)] or [a for a in ahead.ARCHS if a in known]
+    for arch in archs:
+        match = re.fullmatch(r"(sm_\d+)[af]?", arch)
+        if match is None or match.group(1) not in known:
+            raise InputError(f"--arch has {arch!r}; this NVRTC compiles for {', '.join(known)}")
+    return list(dict.fromkeys(archs))
+
+
+def _import(modules: list[str]) -> None:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # the module is there, and what it imports is not
+            raise InputError(f"MODULE {name!r} cannot be found from {os.getcwd()}") from error
+
+
+def _folder(out: Path | None) -> Path:
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        return out.resolve()
+    folder = compiler.cache_folder()
+    if folder is None:
+        raise InputError("no kernel cache can be written here; set CUPYOPS_CACHE_DIR, or give --out")
+    return folder
+
+
+def _with_progress(
+    console: Console, planned: list[ahead.Job], folder: Path, processes: int | None
+) -> list[ahead.Outcome]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    outcomes = []
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("compiling", total=len(planned))
+        for outcome in ahead.run(planned, folder, processes):
+            outcomes.append(outcome)
+            progress.advance(task)
+    return outcomes
+
+
+def _summary(outcomes: list[ahead.Outcome]) -> Table:
+    """One line for each .cu file. Seconds are NVRTC's, summed over processes."""
+    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
+    table.add_column("file", no_wrap=True)
+    for name in ("kernels", "instances", "cubins", "reused", "errors", "seconds", "bytes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    files: defaultdict[str, list[ahead.Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        files[outcome.job.source.name].append(outcome)
+    for name, group in sorted(files.items()):
+        table.add_row(name, *_figures(group))
+    if len(files) > 1:
+        table.add_section()
+        table.add_row("all", *_figures(outcomes), style="bold")
+    return table
+
+
+def _figures(group: list[ahead.Outcome]) -> list[str]:
+    instances = {(outcome.job.source.name, outcome.job.name) for outcome in group}
+    kernels = {(file, name.partition("<")[0]) for file, name in instances}
+    failed = sum(bool(outcome.error) for outcome in group)
+    return [
+        str(len(kernels)),
+        str(len(instances)),
+        str(len(group) - failed),
+        str(sum(outcome.found for outcome in group)),
+        str(failed),
+        f"{sum(outcome.seconds for outcome in group):.1f}",
+        f"{sum(outcome.size for outcome in group):,}",
+    ]

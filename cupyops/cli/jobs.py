@@ -1,0 +1,99 @@
+"""Ahead-of-time compilation: every instance that the kernels declare, for each architecture, in several processes.
+
+A compiled kernel is an entry of the kernel cache (`compiler.write_entry`), wherever it is written: any folder of
+entries can be named in `CUPYOPS_CUBIN_PATH`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import compiler
+from ..errors import CupyopsError
+from ..kernel import Kernel
+from ..source import Source
+
+# One of each major architecture from Turing on, and the minors that add instructions or shared memory.
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One instance of a kernel, for one architecture."""
+
+    source: Source
+    name: str  # "relu_fwd<float>"
+    arch: str
+    options: tuple[str, ...]
+
+    @property
+    def stem(self) -> str:
+        """The entry's file name, without its suffix."""
+        return compiler.entry_name(self.source, self.name, self.arch, self.options)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job: `size` bytes of cubin, or an error."""
+
+    job: Job
+    seconds: float
+    size: int = 0
+    error: str = ""
+    found: bool = False  # an entry was there already
+
+
+def plan(kernels: Iterable[Kernel], archs: Iterable[str]) -> list[Job]:
+    """The jobs of all declared instances, without doubles, in the order of files and names.
+
+    Raises:
+        InputError: a kernel has a template parameter whose values are not declared.
+        SourceError: a kernel's file is not found.
+    """
+    archs = list(archs)
+    jobs = {
+        job.stem: job
+        for kernel in kernels
+        for name in kernel.instances()
+        for job in (Job(kernel.source, name, arch, kernel.options) for arch in archs)
+    }
+    return sorted(jobs.values(), key=lambda job: (job.source.name, job.name, archs.index(job.arch)))
+
+
+def compile_one(job: Job, folder: Path) -> Outcome:
+    """Compile one job into `folder`, unless its entry is there."""
+    start = time.perf_counter()
+    try:
+        present = compiler.read_entry(folder, job.stem)
+        if present is None:
+            binary, cubin = compiler.compile(job.source, job.name, job.arch, job.options)
+            compiler.write_entry(folder, job.stem, binary, cubin)
+            size = len(cubin)
+        else:
+            assert present.path is not None
+            size = present.path.stat().st_size
+    except (CupyopsError, OSError) as error:
+        return Outcome(job, time.perf_counter() - start, error=str(error))
+    return Outcome(job, time.perf_counter() - start, size, found=present is not None)
+
+
+def run(jobs: list[Job], folder: Path, processes: int | None = None) -> Iterator[Outcome]:
+    """Compile `jobs` into `folder`; outcomes in the order in which they come."""
+    processes = max(1, min(processes or os.cpu_count() or 1, len(jobs)))
+    # not fork: PyTorch has threads. A fork server imports PyTorch once, not once per process.
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload([__name__])
+    pool = ProcessPoolExecutor(processes, mp_context=context)
+    try:
+        for future in as_completed([pool.submit(compile_one, job, folder) for job in jobs]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,256 @@
+"""What a kernel takes: its C signature read from the text, its types and sizes from the PTX, its arguments checked.
+
+The C signature says which parameters are pointers and to what; the PTX says of which size each one is.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import source
+from .compiler import Parameter
+from .errors import CompileError, InputError, LaunchError
+
+# The one dtype table: what a torch dtype is called in CUDA C.
+C_NAMES: dict[torch.dtype, str] = {
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.int8: "signed char",
+    torch.uint8: "unsigned char",
+    torch.int16: "short",
+    torch.int32: "int",
+    torch.int64: "long long",
+    torch.bool: "bool",
+}
+_OTHER_NAMES = {
+    "half": torch.float16,
+    "int8_t": torch.int8,
+    "uint8_t": torch.uint8,
+    "int16_t": torch.int16,
+    "int32_t": torch.int32,
+    "int64_t": torch.int64,
+    "long": torch.int64,
+}
+_DTYPES = {name: dtype for dtype, name in C_NAMES.items()} | _OTHER_NAMES
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+_UNSIGNED = re.compile(r"\bunsigned\b|\bu(int|long|short|char)\w*|\bsize_t\b")
+_FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}  # the struct module's letters; upper case is unsigned
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One parameter of a kernel."""
+
+    name: str
+    ctype: str
+    kind: str  # "pointer", "integer", "bool", "float" or "struct"
+    size: int
+    align: int
+    dtype: torch.dtype | None = None  # what a pointer points to; None where any tensor will do
+
+    @property
+    def format(self) -> str:
+        """How the `struct` module packs it."""
+        if self.kind == "struct":
+            return f"{self.size}s"
+        if self.kind == "float":
+            return "f" if self.size == 4 else "d"
+        if self.kind == "bool":
+            return "?"
+        letter = _FORMATS[self.size]
+        return letter.upper() if self.kind == "pointer" or _UNSIGNED.search(self.ctype) else letter
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The least and the greatest integer that fits."""
+        bits = 8 * self.size
+        return (0, 2**bits - 1) if self.format.isupper() else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def join(
+    name: str, declared: Sequence[tuple[str, str]], compiled: Sequence[Parameter], types: dict[str, str]
+) -> tuple[Argument, ...]:
+    """The C signature and the PTX parameters as one; `types` maps template parameters to C types."""
+    if len(declared) != len(compiled):
+        raise CompileError(f"{name}: the text declares {len(declared)} parameters, the PTX has {len(compiled)}")
+    return tuple(_argument(ctype, arg, parameter, types) for (ctype, arg), parameter in zip(declared, compiled))
+
+
+def _argument(ctype: str, name: str, parameter: Parameter, types: dict[str, str]) -> Argument:
+    if ctype.endswith("*"):
+        pointee = re.sub(r"\b(const|volatile)\b", "", ctype[:-1]).strip()
+        dtype = _DTYPES.get(types.get(pointee, pointee))
+        return Argument(name, ctype, "pointer", parameter.size, parameter.align, dtype)
+    if parameter.kind in ("f32", "f64"):
+        kind = "float"
+    elif parameter.kind.startswith("b"):
+        kind = "struct"
+    else:
+        kind = "bool" if types.get(ctype, ctype).replace("const ", "") == "bool" else "integer"
+    return Argument(name, ctype, kind, parameter.size, parameter.align)
+
+
+def layout(arguments: Sequence[Argument]) -> tuple[str, list[int]]:
+    """A `struct` format for all arguments, each at its alignment, and the offset of each."""
+    letters, offsets, end = ["<"], [], 0
+    for argument in arguments:
+        padding = -end % argument.align
+        letters.append(f"{padding}x{argument.format}" if padding else argument.format)
+        offsets.append(end + padding)
+        end += padding + argument.size
+    return "".join(letters), offsets
+
+
+def packer(arguments: Sequence[Argument], device: int) -> Callable[..., None]:
+    """`pack(buffer, *args)`: check the arguments of a launch on `device`, and write them where the kernel reads them.
+
+    It raises anything at all where an argument is wrong; `checked` then says which, and how. It is written out for the
+    signature at hand, once for each kernel, since a loop over descriptors costs a launch half a microsecond.
+    """
+    names = [f"a{index}" for index in range(len(arguments))]
+    checks, values, scope = [], [], {"pack_into": struct.Struct(layout(arguments)[0]).pack_into, "device": device}
+    scope["_address"] = _address
+    for name, argument in zip(names, arguments):
+        if argument.kind == "pointer":
+            scope[f"{name}_dtype"] = argument.dtype
+            wrong_dtype = f"{name}.dtype is not {name}_dtype or " if argument.dtype is not None else ""
+            checks.append(f"    if {name} is None: {name} = 0")
+            checks.append(f"    elif {wrong_dtype}{name}.get_device() != device: raise ValueError")
+            checks.append(f"    else: {name} = {name}.data_ptr() or _address({name})")
+        elif argument.kind == "struct":
+            checks.append(f"    if {name}.nbytes != {argument.size}: raise ValueError")
+        values.append(f"{name}.tobytes()" if argument.kind == "struct" else name)
+    head = f"def pack(buffer, {', '.join(names)}):"
+    exec("\n".join([head, *checks, f"    pack_into(buffer, 0, {', '.join(values)})"]), scope)
+    return scope["pack"]
+
+
+def _address(tensor: Tensor) -> int:
+    """The address of a tensor that says 0: right for one without elements, a sign of one without storage otherwise."""
+    if tensor.numel():
+        raise ValueError
+    return 0
+
+
+def checked(name: str, arguments: Sequence[Argument], args: Sequence[Any], device: int) -> list[Any]:
+    """The values to launch kernel `name` with: tensors as addresses, structs as bytes. Raises `LaunchError`."""
+    if len(args) != len(arguments):
+        expected = ", ".join(f"{argument.ctype} {argument.name}" for argument in arguments)
+        raise LaunchError(f"{name}: {len(args)} arguments given, {len(arguments)} declared ({expected})")
+    return [_checked(name, argument, value, device) for argument, value in zip(arguments, args)]
+
+
+def _checked(name: str, argument: Argument, value: Any, device: int) -> Any:
+    expected = ""
+    if argument.kind == "pointer":
+        if value is None:
+            return 0
+        if not isinstance(value, Tensor):
+            expected = "a tensor or None"
+        elif argument.dtype is not None and value.dtype is not argument.dtype:
+            expected = f"a tensor of {argument.dtype}"
+        elif value.get_device() != device:
+            expected = "a tensor on the device of the first one"
+        elif not value.data_ptr() and value.numel():
+            expected = "a tensor with storage of its own"
+        else:
+            return value.data_ptr()
+    elif argument.kind == "struct":
+        if isinstance(value, np.ndarray) and value.nbytes == argument.size:
+            return value.tobytes()
+        expected = f"a NumPy array of {argument.size} bytes"
+    elif argument.kind == "float":
+        if isinstance(value, (int, float, np.number)):
+            return np.float32(value) if argument.size == 4 else float(value)
+        expected = "a number"
+    elif not isinstance(value, (int, np.integer, np.bool_)):
+        expected = "an integer"
+    elif argument.kind == "bool":
+        return bool(value)
+    elif not argument.range[0] <= value <= argument.range[1]:
+        expected = f"an integer that fits {argument.ctype}"
+    else:
+        return int(value)
+    if isinstance(value, Tensor):
+        found = f"a tensor of {value.dtype} on {value.device}"
+    else:
+        found = f"{value!r} ({type(value).__name__})"
+    raise LaunchError(f"{name}: parameter `{argument.ctype} {argument.name}` got {found}, expected {expected}")
+
+
+# --- names and text ----------------------------------------------------------------------------------------------
+
+
+def c_token(value: Any) -> str:
+    """A template value in C++: only dtypes of the table, bools and ints reach the compiler."""
+    if isinstance(value, torch.dtype) and value in C_NAMES:
+        return C_NAMES[value]
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    raise LaunchError(f"a template value is a dtype ({', '.join(map(str, C_NAMES))}), a bool or an int; got {value!r}")
+
+
+def parse_name(name: str) -> tuple[str, tuple[str, ...]]:
+    """`"norm<T, VEC>"` -> `("norm", ("T", "VEC"))`."""
+    match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*(?:<([\w\s,]*)>)?\s*", name)
+    if match is None:
+        raise InputError(f'kernel name {name!r} is not of the form "name" or "name<T, N>"')
+    return match.group(1), tuple(part.strip() for part in (match.group(2) or "").split(",") if part.strip())
+
+
+def declared(text: source.Source, name: str) -> list[tuple[str, str]]:
+    """(C type, name) of each parameter of `__global__ ... name(...)`, from the file or one of its includes."""
+    pieces = [source.strip_comments(piece) for piece in (text.text, *text.includes.values())]
+    for clean in pieces:
+        match = re.search(rf"__global__[^;{{}}]*?\b{name}\s*\(", clean)
+        if match is not None:
+            inside = clean[match.end() : _closing(clean, match.end())]
+            return [_split_declaration(part) for part in _split_commas(inside) if part.strip() != "void"]
+    found = r"__global__[^;{}]*?\bvoid\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\("
+    names = sorted({n for clean in pieces for n in re.findall(found, clean)})
+    raise InputError(f"{text.name} has no __global__ function {name}; it has {', '.join(names) or 'none'}")
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 1
+    for index in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[index], 0)
+        if depth == 0:
+            return index
+    return len(text)
+
+
+def _split_commas(text: str) -> list[str]:
+    parts, depth, current = [], 0, ""
+    for char in text:
+        depth += {"<": 1, "(": 1, "[": 1, ">": -1, ")": -1, "]": -1}.get(char, 0)
+        if char == "," and depth == 0:
+            parts.append(current)
+            current = ""
+        else:
+            current += char
+    return [part for part in (*parts, current) if part.strip()]
+
+
+def _split_declaration(declaration: str) -> tuple[str, str]:
+    """`const T* __restrict__ x` -> (`const T*`, `x`)."""
+    words = re.sub(r"\b__(restrict|grid_constant)__\b", " ", declaration)
+    match = re.fullmatch(r"\s*(.*?)\s*(\w+)\s*(\[\s*\w*\s*\])?\s*", words, re.DOTALL)
+    if match is None:
+        raise InputError(f"cannot read the kernel parameter {declaration.strip()!r}")
+    ctype = re.sub(r"\s*\*\s*", "*", re.sub(r"\s+", " ", match.group(1)))
+    return ctype + ("*" if match.group(3) else ""), match.group(2)

@@ -1,0 +1,129 @@
+"""The record of a GPU test run, tests/gpu_report.json: who ran what, where, on which code, with what result.
+
+Where there is a GPU, `make test-gpu` runs the tests that need one and writes the record. Anywhere else the record says
+whether this tree is the one that passed: `make gpu-report`. Standard library only, so that it runs anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORT = ROOT / "tests" / "gpu_report.json"
+CODE = {"cuda_src": (".cu", ".cuh"), "cupyops": (".cu", ".cuh", ".py")}
+
+
+def tree_sha256(root: Path = ROOT) -> str:
+    """One digest over the name and the content of every source file of the package, in the order of their names."""
+    sha = hashlib.sha256()
+    files = [
+        p for folder, kinds in CODE.items() for p in (root / folder).rglob("*") if p.suffix in kinds and p.is_file()
+    ]
+    for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
+        content = path.read_bytes().replace(b"\r\n", b"\n")
+        sha.update(f"{name}\0{len(content)}\0".encode() + content)
+    return sha.hexdigest()
+
+
+def suites(root: Path = ROOT) -> list[str]:
+    """The runs that a whole report has: all of tests, and op_db's, which wants a process of its own."""
+    return ["tests", *(["tests/opdb"] if (root / "tests" / "opdb").is_dir() else [])]
+
+
+def environment() -> dict[str, Any]:
+    """The GPU, its driver and the versions that take part."""
+    found: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gpu": None,
+        "driver": _driver(),
+        "python": platform.python_version(),
+    }
+    try:
+        import torch
+    except ImportError:
+        return found
+    if torch.cuda.is_available():
+        found["gpu"] = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    return found | {"torch": torch.__version__, "torch_cuda": torch.version.cuda} | _cupy()
+
+
+def _driver() -> str | None:
+    """The driver's version as the kernel module states it."""
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split()
+    except (OSError, IndexError):
+        return None
+    return next((word for word in words if word[0].isdigit() and "." in word), None)
+
+
+def _cupy() -> dict[str, Any]:
+    installed = {d.name.lower(): d.version for d in importlib.metadata.distributions() if d.name}
+    cupy = next((f"{name} {version}" for name, version in installed.items() if name.startswith("cupy-cuda")), None)
+    try:
+        from cupy.cuda import nvrtc
+
+        major, minor = nvrtc.getVersion()
+    except Exception:  # no CuPy, or no NVRTC that loads: the report says so
+        return {"cupy": cupy, "nvrtc": None}
+    return {"cupy": cupy, "nvrtc": f"{major}.{minor}"}
+
+
+def write(path: Path, run: str, result: dict[str, Any], root: Path = ROOT) -> None:
+    """Put the result of `run` into the report; other runs stay there if they were of the same code."""
+    previous, sha256 = read(path), tree_sha256(root)
+    runs = previous["runs"] if previous is not None and previous["sha256"] == sha256 else {}
+    report = {"sha256": sha256, **environment(), "runs": {**runs, run: result}}
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """The report, or None where there is none that can be read."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        return report if isinstance(report["runs"], dict) and isinstance(report["sha256"], str) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def problems(report: dict[str, Any] | None, root: Path = ROOT) -> list[str]:
+    """Why the report does not vouch for the tree; nothing where it does."""
+    if report is None:
+        return ["there is no report; run `make test-gpu` on a machine with a GPU"]
+    found = []
+    if report["sha256"] != tree_sha256(root):
+        found.append("stale: cuda_src/ or cupyops/ changed since; run `make test-gpu` again")
+    if not report["gpu"]:
+        found.append("no GPU took part")
+    for suite in suites(root):
+        if suite not in report["runs"]:
+            found.append(f"{suite} was not run")
+        elif not report["runs"][suite]["passed"]:
+            found.append(f"no test of {suite} passed")
+    for run, result in report["runs"].items():
+        found += [f"failed in {run}: {name}" for name in result["failures"]]
+    return found
+
+
+def main(path: Path = REPORT) -> int:
+    """Print the report and what is wrong with it; 0 where nothing is."""
+    report = read(path)
+    if report is not None:
+        versions = ("python", "torch", "torch_cuda", "cupy", "nvrtc")
+        print(f"{report['date']}  {report['gpu']}, driver {report['driver']}")
+        print(", ".join(f"{name} {report.get(name)}" for name in versions))
+        for run, result in report["runs"].items():
+            print(f"{run}: {result['passed']} passed, {result['failed']} failed, {result['skipped']} skipped")
+    found = problems(report)
+    print("\n".join(found) if found else "fresh: this is the code that was tested")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(Path, sys.argv[1:2])))
