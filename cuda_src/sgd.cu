@@ -63,6 +63,7 @@ __device__ __forceinline__ void update_chunk(T* params, T* grads, T* buffers, in
   constexpr int W = kVecWidth<T>;
   const bool vectors_fit = is_aligned16(params) && is_aligned16(grads) && (!MOMENTUM || is_aligned16(buffers));
   const int vectors = vectors_fit ? count / W : 0;
+#pragma unroll 1  // what is in flight is unrolled within
   for (int begin = threadIdx.x; begin < vectors; begin += kUnroll * kThreads) {
     Vec<T, W> param[kUnroll], grad[kUnroll], buffer[kUnroll];
 #pragma unroll
@@ -87,6 +88,7 @@ __device__ __forceinline__ void update_chunk(T* params, T* grads, T* buffers, in
       if (MOMENTUM) store_vec<T, W>(buffers + v * W, buffer[u]);
     }
   }
+#pragma unroll 1
   for (int i = vectors * W + threadIdx.x; i < count; i += kThreads) {
     if (rule.scaled) grads[i] = unscaled(grads[i], rule);
     T buffer = MOMENTUM && !rule.first ? buffers[i] : from_acc<T>(0);

@@ -5,6 +5,6 @@ from .errors import CompileError, CupyopsError, InputError, LaunchError, Missing
 from .kernel import Kernel, ceil_div
 from .operator import Operator, operator, operators
 from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
-from .trace import Trace, trace
+from .tracing import Trace, trace
 
 __version__ = "0.1.0"

@@ -20,16 +20,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from . import backend, compiler, signature, source, trace
+from . import backend, compiler, signature, source, tracing
 from .errors import CompileError, InputError, LaunchError
 from .signature import FLOATING as FLOATING  # what kernels of this package declare for T
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _DEFAULT_SHARED = 48 * 1024
+_MAX_CONFIGURED = 4096  # grids remembered per kernel
 _kernels: list[weakref.ref[Kernel]] = []
 
 
@@ -75,6 +77,7 @@ class Kernel:
             raise InputError(f"kernel {name} has no template parameter {', '.join(sorted(unknown))}")
         self.domain = {key: tuple(values) for key, values in domain.items()}
         self._specialised: dict[tuple[Any, ...], Specialised] = {}
+        self._configured: dict[tuple[Any, ...], Callable[..., None]] = {}
         self._lock = threading.Lock()
         _kernels.append(weakref.ref(self))
 
@@ -89,30 +92,51 @@ class Kernel:
         return signature.declared(self.source, self.base)
 
     def __getitem__(self, launch: tuple[Any, ...]) -> Callable[..., None]:
-        return functools.partial(self._launch, launch)
-
-    def _launch(self, launch: tuple[Any, ...], *args: Any, **template: Any) -> None:
         try:
-            specialised = self._specialised[tuple(map(template.get, self.template))]
-            if len(template) > len(self.template):
-                raise KeyError
-        except (KeyError, TypeError):
-            specialised = self._specialise(template)
-        anchor = args[specialised.anchor] if len(args) > specialised.anchor else None
-        plain = type(anchor) in _PLAIN
-        if not plain and _is_fake(anchor):
-            return
-        grid, block, shared = _dimensions(*launch)
-        if not (grid[0] and grid[1] and grid[2]):
-            return
-        if trace.active is None:
-            loaded = specialised.loaded.get(anchor.get_device()) if plain else None
-            if loaded is not None:
+            return self._configured[launch]
+        except KeyError:
+            return self._configure(launch)
+        except TypeError:  # no hash: symbolic sizes, as a dry run has them
+            return lambda *args, **template: self._launch(launch, args, template)
+
+    def _configure(self, launch: tuple[Any, ...]) -> Callable[..., None]:
+        """What `kernel[grid, block, shared]` is: a function of the kernel's arguments."""
+        if not isinstance(launch, tuple) or not 2 <= len(launch) <= 3:
+            raise LaunchError(f"{self}: launch with kernel[grid, block] or kernel[grid, block, shared], got {launch!r}")
+        specialised, names = self._specialised, self.template
+        grid, block, shared = dimensions(*launch)
+        empty = 0 in grid
+
+        def run(*args: Any, **template: Any) -> None:
+            try:
+                chosen = specialised[tuple(map(template.get, names))]
+                anchor = args[chosen.anchor]
+                loaded = chosen.loaded[anchor.get_device()]
+            except (LookupError, TypeError, AttributeError):
+                loaded = None
+            if loaded is None or tracing.active is not None or type(anchor) not in _PLAIN or len(template) != len(names):
+                self._launch(launch, args, template)
+            elif not empty:
                 loaded.launch(grid, block, shared, args)
-            else:
-                specialised.launch(anchor, grid, block, shared, args)
+
+        if len(self._configured) >= _MAX_CONFIGURED:
+            self._configured.clear()
+        self._configured[launch] = run
+        return run
+
+    def _launch(self, launch: tuple[Any, ...], args: tuple[Any, ...], template: dict[str, Any]) -> None:
+        """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
+        specialised = self._specialise(template)
+        anchor = args[specialised.anchor] if len(args) > specialised.anchor else None
+        if type(anchor) not in _PLAIN and _is_fake(anchor):
+            return
+        grid, block, shared = dimensions(*launch)
+        if 0 in grid:
+            return
+        if tracing.active is None:
+            specialised.launch(anchor, grid, block, shared, args)
         else:
-            with trace.launch(specialised.name, grid, block, anchor):
+            with tracing.launch(specialised.name, grid, block, anchor):
                 specialised.launch(anchor, grid, block, shared, args)
 
     def _specialise(self, template: dict[str, Any]) -> Specialised:
@@ -131,6 +155,7 @@ class Kernel:
         if name in self.domain and value not in self.domain[name]:
             allowed = ", ".join(str(choice) for choice in self.domain[name])
             raise LaunchError(f"{self}: {name}={value} is not one of {allowed}")
+        signature.c_token(value)  # refuses what the compiler must never see
         return value
 
     def instances(self) -> list[str]:
@@ -179,13 +204,14 @@ class Specialised:
     def launch(self, anchor: Any, grid: Any, block: Any, shared: int, args: tuple[Any, ...]) -> None:
         """Launch on a device where this kernel is not loaded yet, or by another executor."""
         if not isinstance(anchor, Tensor):
+            signature.check_count(self.name, self.kernel.declared, args)
             name = self.kernel.declared[self.anchor][1]
             raise LaunchError(f"{self.name}: {name} is {anchor!r}; the first pointer of a kernel must be a tensor")
         if anchor.is_cuda:
             self.on(anchor.get_device()).launch(grid, block, shared, args)
         elif (execute := executors.get(anchor.device.type)) is not None:
             execute(self, anchor.get_device(), grid, block, shared, args)
-        else:
+        elif not anchor.is_meta:
             raise LaunchError(f"{self.name}: no way to run a kernel on {anchor.device}; the tensors must be on a CUDA GPU")
 
     def on(self, device: int) -> Loaded:
@@ -218,7 +244,10 @@ class Loaded:
 
     def launch(self, grid: Any, block: Any, shared: int, args: tuple[Any, ...]) -> None:
         """Check and pack the arguments, and launch on the device's current stream."""
-        slot = self._slots.pop() if self._slots else self._new_slot()
+        try:
+            slot = self._slots.pop()
+        except IndexError:  # asked for rather than looked at first: another thread may take the last one in between
+            slot = self._new_slot()
         try:
             self._pack(slot[0], *args)
         except (struct.error, AttributeError, TypeError, ValueError, OverflowError) as error:
@@ -270,8 +299,7 @@ class Loaded:
 executors: dict[str, Callable[..., None] | None] = {"cuda": None}
 
 
-@functools.lru_cache(maxsize=8192)
-def _dimensions(grid: Any, block: Any, shared: int = 0) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
+def dimensions(grid: Any, block: Any, shared: int = 0) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
     """Grid and block as triples, checked against what every CUDA GPU allows."""
     grid3, block3 = _triple("grid", grid), _triple("block", block)
     if any(g < 0 or g > limit for g, limit in zip(grid3, _MAX_GRID)):
@@ -279,12 +307,14 @@ def _dimensions(grid: Any, block: Any, shared: int = 0) -> tuple[tuple[int, int,
     threads = block3[0] * block3[1] * block3[2]
     if min(block3) < 1 or threads > 1024 or block3[2] > 64:
         raise LaunchError(f"block {block3} has {threads} threads; CUDA allows 1 to 1024, at most 64 in z")
+    if not isinstance(shared, (int, np.integer)) or shared < 0:
+        raise LaunchError(f"shared memory is {shared!r}, expected a number of bytes")
     return grid3, block3, int(shared)
 
 
 def _triple(name: str, dims: Any) -> tuple[int, int, int]:
     given = dims if isinstance(dims, tuple) else (dims,)
-    if not 1 <= len(given) <= 3:
+    if not 1 <= len(given) <= 3 or any(not isinstance(dim, (int, np.integer)) for dim in given):
         raise LaunchError(f"{name} is {dims!r}, expected an int or a tuple of 1 to 3 ints")
     x, y, z = (*given, 1, 1)[:3]
     return int(x), int(y), int(z)

@@ -93,12 +93,14 @@ def _argument(ctype: str, name: str, parameter: Parameter, types: dict[str, str]
         pointee = re.sub(r"\b(const|volatile)\b", "", ctype[:-1]).strip()
         dtype = _DTYPES.get(types.get(pointee, pointee))
         return Argument(name, ctype, "pointer", parameter.size, parameter.align, dtype)
+    bare = re.sub(r"\bconst\b", "", ctype).strip()
+    ctype = types.get(bare, ctype)
     if parameter.kind in ("f32", "f64"):
         kind = "float"
     elif parameter.kind.startswith("b"):
         kind = "struct"
     else:
-        kind = "bool" if types.get(ctype, ctype).replace("const ", "") == "bool" else "integer"
+        kind = "bool" if types.get(bare, bare) == "bool" else "integer"
     return Argument(name, ctype, kind, parameter.size, parameter.align)
 
 
@@ -121,7 +123,7 @@ def packer(arguments: Sequence[Argument], device: int) -> Callable[..., None]:
     """
     names = [f"a{index}" for index in range(len(arguments))]
     checks, values, scope = [], [], {"pack_into": struct.Struct(layout(arguments)[0]).pack_into, "device": device}
-    scope["_address"] = _address
+    scope |= {"_address": _address, "_flag": _flag, "Tensor": Tensor}
     for name, argument in zip(names, arguments):
         if argument.kind == "pointer":
             scope[f"{name}_dtype"] = argument.dtype
@@ -131,6 +133,10 @@ def packer(arguments: Sequence[Argument], device: int) -> Callable[..., None]:
             checks.append(f"    else: {name} = {name}.data_ptr() or _address({name})")
         elif argument.kind == "struct":
             checks.append(f"    if {name}.nbytes != {argument.size}: raise ValueError")
+        elif argument.kind == "bool":
+            checks.append(f"    if {name} is not True and {name} is not False: {name} = _flag({name})")
+        else:  # a tensor would be taken for its value, at the cost of waiting for the GPU
+            checks.append(f"    if {name}.__class__ is Tensor: raise ValueError")
         values.append(f"{name}.tobytes()" if argument.kind == "struct" else name)
     head = f"def pack(buffer, {', '.join(names)}):"
     exec("\n".join([head, *checks, f"    pack_into(buffer, 0, {', '.join(values)})"]), scope)
@@ -144,12 +150,24 @@ def _address(tensor: Tensor) -> int:
     return 0
 
 
+def _flag(value: Any) -> bool:
+    """The truth of an integer; anything else has none that C would know."""
+    if not isinstance(value, (int, np.integer, np.bool_)):
+        raise ValueError
+    return bool(value)
+
+
 def checked(name: str, arguments: Sequence[Argument], args: Sequence[Any], device: int) -> list[Any]:
     """The values to launch kernel `name` with: tensors as addresses, structs as bytes. Raises `LaunchError`."""
-    if len(args) != len(arguments):
-        expected = ", ".join(f"{argument.ctype} {argument.name}" for argument in arguments)
-        raise LaunchError(f"{name}: {len(args)} arguments given, {len(arguments)} declared ({expected})")
+    check_count(name, [(argument.ctype, argument.name) for argument in arguments], args)
     return [_checked(name, argument, value, device) for argument, value in zip(arguments, args)]
+
+
+def check_count(name: str, declared: Sequence[tuple[str, str]], args: Sequence[Any]) -> None:
+    """As many arguments are given as declared."""
+    if len(args) != len(declared):
+        expected = ", ".join(f"{ctype} {parameter}" for ctype, parameter in declared)
+        raise LaunchError(f"{name}: {len(args)} arguments given, {len(declared)} declared ({expected})")
 
 
 def _checked(name: str, argument: Argument, value: Any, device: int) -> Any:
@@ -172,14 +190,16 @@ def _checked(name: str, argument: Argument, value: Any, device: int) -> Any:
             return value.tobytes()
         expected = f"a NumPy array of {argument.size} bytes"
     elif argument.kind == "float":
-        if isinstance(value, (int, float, np.number)):
+        if isinstance(value, (int, float, np.number, np.bool_)):
             return np.float32(value) if argument.size == 4 else float(value)
         expected = "a number"
-    elif not isinstance(value, (int, np.integer, np.bool_)):
-        expected = "an integer"
     elif argument.kind == "bool":
-        return bool(value)
-    elif not argument.range[0] <= value <= argument.range[1]:
+        if isinstance(value, (int, np.integer, np.bool_)):
+            return bool(value)
+        expected = "a bool"
+    elif not isinstance(value, (int, np.integer)):
+        expected = "an integer"
+    elif not argument.range[0] <= int(value) <= argument.range[1]:
         expected = f"an integer that fits {argument.ctype}"
     else:
         return int(value)
@@ -216,9 +236,11 @@ def declared(text: source.Source, name: str) -> list[tuple[str, str]]:
     """(C type, name) of each parameter of `__global__ ... name(...)`, from the file or one of its includes."""
     pieces = [source.strip_comments(piece) for piece in (text.text, *text.includes.values())]
     for clean in pieces:
-        match = re.search(rf"__global__[^;{{}}]*?\b{name}\s*\(", clean)
-        if match is not None:
-            inside = clean[match.end() : _closing(clean, match.end())]
+        for match in re.finditer(rf"__global__[^;{{}}]*?\b{name}\s*\(", clean):
+            end = _closing(clean, match.end())
+            if clean[end + 1 :].lstrip().startswith(";"):
+                continue  # a declaration, which need not name its parameters
+            inside = clean[match.end() : end]
             return [_split_declaration(part) for part in _split_commas(inside) if part.strip() != "void"]
     found = r"__global__[^;{}]*?\bvoid\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\("
     names = sorted({n for clean in pieces for n in re.findall(found, clean)})
@@ -249,6 +271,7 @@ def _split_commas(text: str) -> list[str]:
 def _split_declaration(declaration: str) -> tuple[str, str]:
     """`const T* __restrict__ x` -> (`const T*`, `x`)."""
     words = re.sub(r"\b__(restrict|grid_constant)__\b", " ", declaration)
+    words = re.sub(r"\*\s*(const|volatile)\b", "*", words)  # what holds of the pointer itself
     match = re.fullmatch(r"\s*(.*?)\s*(\w+)\s*(\[\s*\w*\s*\])?\s*", words, re.DOTALL)
     if match is None:
         raise InputError(f"cannot read the kernel parameter {declaration.strip()!r}")

@@ -109,6 +109,8 @@ def assert_as_good_as_torch(ours: Tensor, theirs: Tensor, truth: Tensor, what: s
     scale = exact.abs().max().item()
     ulp = torch.finfo(ours.dtype).eps * max(scale, torch.finfo(ours.dtype).tiny)
     error, reference = (a - exact).abs().max().item(), (b - exact).abs().max().item()
+    if ours.dtype == torch.float64:
+        ulp *= 2  # the truth is PyTorch's own float64 result then, which has an error too
     assert error <= 2 * reference + ulp, f"{what}: error {error:.3g}, PyTorch's {reference:.3g}, one ulp {ulp:.3g}"
 
 

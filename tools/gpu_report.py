@@ -76,9 +76,11 @@ def _cupy() -> dict[str, Any]:
 
 
 def write(path: Path, run: str, result: dict[str, Any], root: Path = ROOT) -> None:
-    """Put the result of `run` into the report; other runs stay there if they were of the same code."""
-    previous, sha256 = read(path), tree_sha256(root)
+    """Put the result of `run` into the report. Other runs of the same code stay; a whole run replaces partial ones."""
+    previous, sha256, whole = read(path), tree_sha256(root), suites(root)
     runs = previous["runs"] if previous is not None and previous["sha256"] == sha256 else {}
+    if run in whole:
+        runs = {name: result for name, result in runs.items() if name in whole}
     report = {"sha256": sha256, **environment(), "runs": {**runs, run: result}}
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 

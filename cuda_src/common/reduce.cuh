@@ -36,3 +36,13 @@ template <typename Op, typename A> __device__ __forceinline__ A block_reduce(A v
   value = lane < blockDim.x / kWarp ? shared[lane] : Op::template identity<A>();
   return warp_reduce<Op>(value);
 }
+
+// Every thread of a row gets the result. A row has blockDim.x threads: a power of two up to kWarp, several rows to a warp,
+// all of whose lanes take part; or, one row to a block, as block_reduce asks.
+template <typename Op, typename A> __device__ __forceinline__ A row_reduce(A value, A* shared) {
+  if (blockDim.x > kWarp) return block_reduce<Op>(value, shared);
+  for (int offset = blockDim.x / 2; offset > 0; offset /= 2) {
+    value = Op()(value, __shfl_xor_sync(kFullMask, value, offset));
+  }
+  return value;
+}

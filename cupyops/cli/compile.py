@@ -33,7 +33,7 @@ def run(modules: list[str], archs: list[str] | None, out: Path | None, processes
     except CupyopsError as error:
         Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True, style="red")
         return 2
-    console.print(f"{len(planned)} cubins for {', '.join(chosen)} into {folder}", highlight=False, soft_wrap=True)
+    console.print(f"cubins to make: {len(planned)}, for {', '.join(chosen)}, into {folder}", highlight=False, soft_wrap=True)
     outcomes = _with_progress(console, planned, folder, processes)
     console.print(_summary(outcomes))
     failures = [outcome for outcome in outcomes if outcome.error]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch import Tensor
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.optim.sgd import sgd
 
-from .. import trace
 from ..kernel import FLOATING, Kernel, ceil_div
+from ..tracing import operator as traced
 
 sgd_step = Kernel("sgd.cu", "sgd_step<T, MOMENTUM>", T=FLOATING, MOMENTUM=(False, True))
 
@@ -34,6 +33,7 @@ TABLE = np.dtype(
     ]
 )
 
+_NAME = "cupyops.optim.SGD"
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 Row = tuple[int, int, int, int]  # addresses of parameter, gradient and momentum buffer (or 0); number of elements
@@ -89,22 +89,19 @@ class SGD(torch.optim.SGD):
             self._init_group(group, params, grads, buffers)
             served, rest, reason = _sort(group, list(zip(params, grads, buffers or [None] * len(params))))
             for (device, dtype, first), entries in served.items():
-                self._step_by_kernel(index, group, device, dtype, first, entries)
+                self._step_by_kernel((index, device, dtype, first), group, entries)
             if rest:
                 self._step_by_torch(group, rest, reason)
         return loss
 
-    def _step_by_kernel(
-        self, index: int, group: dict[str, Any], device: torch.device, dtype: torch.dtype, first: bool, entries: list[Entry]
-    ) -> None:
+    def _step_by_kernel(self, key: Any, group: dict[str, Any], entries: list[Entry]) -> None:
+        _, device, dtype, first = key
         found_inf, grad_scale = (_on(device, getattr(self, name, None)) for name in ("found_inf", "grad_scale"))
         momentum = float(group["momentum"])
-        if first and momentum:
+        if first:
             if found_inf is not None and found_inf.item():
                 return  # a step that is skipped makes no buffer; later ones are skipped by the kernel itself
             entries = [(param, grad, torch.empty_like(grad)) for param, grad, _ in entries]
-            for param, _, buffer in entries:
-                self.state[param]["momentum_buffer"] = buffer
         # before the launch, as for any write that autograd cannot see
         torch.autograd.graph.increment_version([p for p, _, _ in entries] + [b for _, _, b in entries if b is not None])
         if grad_scale is not None:
@@ -112,12 +109,15 @@ class SGD(torch.optim.SGD):
         lr, lr_tensor = _learning_rate(group["lr"], device, dtype)
         numbers = (momentum, 1 - group["dampening"], group["weight_decay"])
         flags = (int(first), int(group["nesterov"]), int(group["maximize"]))
-        with _traced("kernel"):
-            for table, start, count, blocks in self._tables_of((index, device, dtype, first), entries):
+        with traced(_NAME, "kernel"):
+            for table, start, count, blocks in self._tables_of(key, entries):
                 sgd_step[blocks, BLOCK](
                     entries[start][0], table, count, lr, lr_tensor, *numbers, *flags, grad_scale, found_inf,
                     T=dtype, MOMENTUM=momentum != 0,
                 )  # fmt: skip
+        if first:
+            for param, _, buffer in entries:
+                self.state[param]["momentum_buffer"] = buffer
 
     def _tables_of(self, key: Any, entries: list[Entry]) -> list[tuple[np.ndarray, int, int, int]]:
         """The launches for `entries`; those of the last step where every tensor is where it was."""
@@ -134,7 +134,7 @@ class SGD(torch.optim.SGD):
     def _step_by_torch(self, group: dict[str, Any], entries: list[Entry], reason: str) -> None:
         params, grads, buffers = map(list, zip(*entries))
         names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize", "foreach", "fused")
-        with _traced("reference", reason):
+        with traced(_NAME, "reference", note=reason):
             sgd(
                 params,
                 grads,
@@ -184,11 +184,19 @@ def _sort(group: dict[str, Any], entries: list[Entry]) -> tuple[dict[Any, list[E
 
 def _why_not_group(group: dict[str, Any]) -> str | None:
     """Why PyTorch must update every parameter of `group`; None where it need not."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+    ):
         return "traced or transformed"
     if group["foreach"] is not None or group["fused"] is False:
         return "foreach or fused=False was asked for"
-    if group["differentiable"] or isinstance(group["weight_decay"], Tensor) or getattr(group["lr"], "requires_grad", False):
+    if (
+        group["differentiable"]
+        or isinstance(group["weight_decay"], Tensor)
+        or getattr(group["lr"], "requires_grad", False)
+    ):
         return "differentiable"
     return None
 
@@ -229,7 +237,3 @@ def _learning_rate(lr: Any, device: torch.device, dtype: torch.dtype) -> tuple[f
 def _on(device: torch.device, scaler: Tensor | None) -> Tensor | None:
     """What a GradScaler gave, as one fp32 number on `device`."""
     return None if scaler is None else scaler.to(device, torch.float32)
-
-
-def _traced(route: str, note: str = "") -> Any:
-    return nullcontext() if trace.active is None else trace.operator("cupyops.optim.SGD", route, note=note)

@@ -1,0 +1,84 @@
+// The GEMM's inner product by fused multiply-adds: fp32, fp64, and what the tensor cores of an older card do not take.
+#pragma once
+
+#include "common/gemm_layout.cuh"
+
+// A block multiplies a TILE x BK panel of A by a BK x TILE panel of B, kept in shared memory as [k][i] in acc_t<T>. Each
+// thread owns TM x TN sums, in groups of W x W that lie a thread grid apart, so that a warp (8 x 4 threads) reads whole
+// 128-byte lines of shared memory.
+template <typename T, int TILE> struct FmaEngine {
+  using Element = acc_t<T>;
+  using A = acc_t<T>;
+  static constexpr int W = kVecWidth<A>;
+  static constexpr int THREADS = TILE == 128 ? 256 : 128;
+  static constexpr int BK = TILE == 64 && sizeof(A) == 4 ? 16 : 8;
+  static constexpr int STAGES = 2;
+  static constexpr bool ASYNC = false;
+  static constexpr int ROW = TILE + W;  // the pad spreads the transposing stores over the banks
+  static constexpr int PANEL = BK * ROW;
+  static constexpr int COLUMNS = 16, ROWS = THREADS / COLUMNS;
+  static constexpr int TM = TILE / ROWS, TN = TILE / COLUMNS;
+
+  A sums[TM][TN] = {};
+  int ty, tx;
+
+  __device__ __forceinline__ FmaEngine() {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    tx = warp % 2 * 8 + lane % 8;
+    ty = warp / 2 * 4 + lane / 8;
+  }
+
+  // W elements of T, along k or along i from (i, k), into a panel.
+  static __device__ __forceinline__ void store(A* panel, bool along_k, int i, int k, Vec<T, W> chunk) {
+    Vec<A, W> wide;
+#pragma unroll
+    for (int e = 0; e < W; ++e) wide.data[e] = to_acc(chunk.data[e]);
+    if (along_k) {
+#pragma unroll
+      for (int e = 0; e < W; ++e) panel[(k + e) * ROW + i] = wide.data[e];
+    } else {
+      store_vec<A, W>(panel + k * ROW + i, wide);
+    }
+  }
+
+  __device__ __forceinline__ void multiply(const A* a_panel, bool, const A* b_panel, bool) {
+#pragma unroll
+    for (int k = 0; k < BK; ++k) {
+      A a[TM], b[TN];
+      read<TM, ROWS>(a, a_panel + k * ROW + ty * W);
+      read<TN, COLUMNS>(b, b_panel + k * ROW + tx * W);
+#pragma unroll
+      for (int m = 0; m < TM; ++m) {
+#pragma unroll
+        for (int n = 0; n < TN; ++n) sums[m][n] += a[m] * b[n];
+      }
+    }
+  }
+
+  template <typename Out> __device__ __forceinline__ void write(const Out& out, int m0, int n0, Element*) const {
+#pragma unroll
+    for (int m = 0; m < TM; m += W) {
+#pragma unroll
+      for (int n = 0; n < TN; n += W) {
+#pragma unroll
+        for (int e = 0; e < W; ++e) {
+          A line[W];
+#pragma unroll
+          for (int f = 0; f < W; ++f) line[f] = out.along_n ? sums[m + e][n + f] : sums[m + f][n + e];
+          const int row = m0 + m * ROWS + ty * W, column = n0 + n * COLUMNS + tx * W;
+          out.template store<W>(row + (out.along_n ? e : 0), column + (out.along_n ? 0 : e), line);
+        }
+      }
+    }
+  }
+
+ private:
+  template <int COUNT, int GRID> static __device__ __forceinline__ void read(A (&values)[COUNT], const A* line) {
+#pragma unroll
+    for (int group = 0; group < COUNT; group += W) {
+      const Vec<A, W> loaded = load_vec<A, W>(line + group * GRID);
+#pragma unroll
+      for (int e = 0; e < W; ++e) values[group + e] = loaded.data[e];
+    }
+  }
+};

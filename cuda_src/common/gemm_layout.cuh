@@ -1,0 +1,147 @@
+// Where the elements of a GEMM's operands and result lie. The structs are launch parameters: the host packs them as
+// 64-bit integers, field by field (cupyops/ops/_gemm.py).
+#pragma once
+
+#include "common/vec.cuh"
+
+// n / divisor for 0 <= n < 2^31, by a multiplication and a shift.
+struct Divisor {
+  long long divisor, magic, shift;
+
+  __device__ __forceinline__ int divide(int n) const {
+    return (__umulhi(n, static_cast<unsigned>(magic)) + static_cast<unsigned>(n)) >> static_cast<int>(shift);
+  }
+};
+
+// Element (i, k) of matrix `batch`: i is the row of A, the column of B or the row of the result; k the other index. Where
+// k counts (image, pixel) or (channel, tap) it is split in runs; a plain matrix is one run of all k.
+struct Layout {
+  long long stride_i, stride_k, stride_run, stride_batch, stride_batch_outer;
+  Divisor run;
+  long long along_k;  // whether vectors run along k (else along i)
+
+  __device__ __forceinline__ long long offset(int i, int k) const {
+    const int whole = run.divide(k);
+    return i * stride_i + whole * stride_run + (k - whole * static_cast<int>(run.divisor)) * stride_k;
+  }
+
+  // Whether W elements from any (i, k) with k (or i) a multiple of W lie side by side, aligned as one access.
+  template <typename T, int W> __device__ __forceinline__ bool vectors(const T* data, int size_k) const {
+    const long long step = along_k ? stride_k : stride_i, other = along_k ? stride_i : stride_k;
+    const bool one_run = run.divisor >= size_k;
+    const bool runs_fit = one_run || (stride_run % W == 0 && (!along_k || run.divisor % W == 0));
+    const bool aligned = reinterpret_cast<unsigned long long>(data) % (W * sizeof(T)) == 0;
+    return aligned && step == 1 && other % W == 0 && runs_fit;
+  }
+};
+
+// out[m, n] = sum over k of A[m, k] B[k, n], for each of a batch of matrices.
+struct Gemm {
+  long long m, n, k, batches;
+  long long ones;               // 1: B has one more column, of ones, and its sums go to Output::column
+  long long splits, k_split;    // k is summed in `splits` pieces of `k_split`, each by blocks of its own
+  Divisor batch_inner;          // batch = (outer, inner): broadcast batches need two strides
+  long long bias_along_m;
+  Layout a, b, out;
+
+  __device__ __forceinline__ long long batch_offset(const Layout& layout, int batch) const {
+    const int outer = batch_inner.divide(batch);
+    return outer * layout.stride_batch_outer + (batch - outer * static_cast<int>(batch_inner.divisor)) * layout.stride_batch;
+  }
+  // The row length of the workspace of partial sums: whole vectors of 8.
+  __device__ __forceinline__ long long partial_row() const { return (n + ones + 7) / 8 * 8; }
+};
+
+// A matrix read where it lies, by any strides. Elements outside are zero, so a tile may hang over the edge; index
+// i == size_i reads as one where `ones` says so.
+template <typename T> struct MatrixOperand {
+  const T* data;
+  const Layout& layout;
+  int size_i, size_k;
+  bool ones, along_k, fits;
+
+  // size_k is where this block's share of k ends.
+  template <int W> static __device__ __forceinline__ MatrixOperand make(
+      const T* data, const Gemm& gemm, const Layout& layout, int batch, int size_i, int size_k, bool ones = false) {
+    data += gemm.batch_offset(layout, batch);
+    return {data, layout, size_i, size_k, ones, layout.along_k != 0, layout.vectors<T, W>(data, gemm.k)};
+  }
+
+  // W elements from (i, k) on, if they can be read as one; null if they must be gathered.
+  template <int W> __device__ __forceinline__ const T* vector(int i, int k) const {
+    const bool inside = along_k ? (i < size_i && k + W <= size_k) : (i + W <= size_i && k < size_k);
+    return fits && inside ? data + layout.offset(i, k) : nullptr;
+  }
+
+  template <int W> __device__ __forceinline__ Vec<T, W> gather(int i, int k) const {
+    Vec<T, W> chunk;
+#pragma unroll
+    for (int e = 0; e < W; ++e) chunk.data[e] = along_k ? element(i, k + e) : element(i + e, k);
+    return chunk;
+  }
+
+  __device__ __forceinline__ T element(int i, int k) const {
+    if (i < size_i && k < size_k) return data[layout.offset(i, k)];
+    return from_acc<T>(ones && i == size_i ? 1 : 0);
+  }
+};
+
+// The result: written as T where its layout says, plus a bias; or, where k is split, as partial sums in a workspace
+// [batch][split][m][partial_row].
+template <typename T> struct Output {
+  using A = acc_t<T>;
+  T* data;
+  A* partial;
+  const T* bias;
+  T* column;
+  const Layout& layout;
+  int size_m, size_n;
+  long long partial_row;
+  bool along_n, bias_along_m, fits;
+
+  template <int W> static __device__ __forceinline__ Output make(
+      T* data, A* partial, const T* bias, T* column, const Gemm& gemm, int batch, int split) {
+    const int m = gemm.m;
+    data += gemm.batch_offset(gemm.out, batch);
+    if (partial) partial += (batch * gemm.splits + split) * m * gemm.partial_row();
+    if (bias && gemm.bias_along_m) bias += static_cast<long long>(batch) * m;
+    if (column) column += static_cast<long long>(batch) * m;
+    return {data, partial, bias, column, gemm.out, m, static_cast<int>(gemm.n), gemm.partial_row(),
+            partial || gemm.out.along_k, gemm.bias_along_m != 0, gemm.out.vectors<T, W>(data, gemm.n)};
+  }
+
+  // W sums from (m, n) on, along n or along m as along_n says.
+  template <int W> __device__ __forceinline__ void store(int m, int n, const A (&sums)[W]) const {
+    if (partial) {
+      store_partial<W>(m, n, sums);
+    } else if (fits && (along_n ? (m < size_m && n + W <= size_n) : (m + W <= size_m && n < size_n))) {
+      Vec<T, W> packed;
+#pragma unroll
+      for (int e = 0; e < W; ++e) packed.data[e] = finish(along_n ? m : m + e, along_n ? n + e : n, sums[e]);
+      store_vec<T, W>(data + layout.offset(m, n), packed);
+    } else {
+#pragma unroll
+      for (int e = 0; e < W; ++e) put(along_n ? m : m + e, along_n ? n + e : n, sums[e]);
+    }
+  }
+
+  __device__ __forceinline__ void put(int m, int n, A sum) const {
+    if (m >= size_m) return;
+    if (n < size_n) data[layout.offset(m, n)] = finish(m, n, sum);
+    if (n == size_n && column) column[m] = from_acc<T>(sum);
+  }
+
+ private:
+  __device__ __forceinline__ T finish(int m, int n, A sum) const {
+    return from_acc<T>(bias ? sum + to_acc(bias[bias_along_m ? m : n]) : sum);
+  }
+
+  // n is a multiple of W and rows are whole vectors: the padding at a row's end is written too, and never read as a sum.
+  template <int W> __device__ __forceinline__ void store_partial(int m, int n, const A (&sums)[W]) const {
+    if (m >= size_m || n >= partial_row) return;
+    Vec<A, W> packed;
+#pragma unroll
+    for (int e = 0; e < W; ++e) packed.data[e] = sums[e];
+    store_vec<A, W>(partial + m * partial_row + n, packed);
+  }
+};

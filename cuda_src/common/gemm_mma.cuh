@@ -1,0 +1,138 @@
+// The GEMM's inner product by tensor cores: mma.sync on fp16 (sm_75 and later) and bf16 (sm_80 and later), sums in fp32.
+#pragma once
+
+#include "common/gemm_layout.cuh"
+
+// Four 8x8 matrices of 16-bit elements from shared memory: each lane names one row of 8 and receives two elements of each
+// matrix. `transpose` (the same in the whole warp) is for matrices stored the other way round.
+__device__ __forceinline__ void load_matrices(unsigned (&fragment)[4], const void* row, bool transpose) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  if (transpose) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(address)
+                 : "memory");
+  }
+}
+
+// sums += a b for 16x16 by 16x8: lane (g, t) = (lane / 4, lane % 4) holds sums (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
+template <typename T>
+__device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+
+#if __CUDA_ARCH__ >= 800
+#define MMA_16X8X16(type)                                                                                            \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "    \
+               "{%8, %9}, {%0, %1, %2, %3};"                                                                         \
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                          \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+template <>
+__device__ __forceinline__ void mma<__half>(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  MMA_16X8X16("f16");
+}
+template <>
+__device__ __forceinline__ void mma<__nv_bfloat16>(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  MMA_16X8X16("bf16");
+}
+#undef MMA_16X8X16
+#elif __CUDA_ARCH__ >= 750
+__device__ __forceinline__ void mma_16x8x8(float (&sums)[4], unsigned a0, unsigned a1, unsigned b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+               : "r"(a0), "r"(a1), "r"(b));
+}
+template <>
+__device__ __forceinline__ void mma<__half>(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  mma_16x8x8(sums, a[0], a[1], b0);
+  mma_16x8x8(sums, a[2], a[3], b1);
+}
+#endif
+
+// A block multiplies panels of TILE x 32. A panel lies in shared memory as its operand does in memory, [i][k] or [k][i], so
+// that 16-byte copies fill it either way; a pad of 16 bytes per row lets ldmatrix read eight rows without a bank conflict.
+// Warps form a grid of 2 x WARPS_N, each with WM x WN sums in m16n8 fragments.
+template <typename T, int TILE> struct MmaEngine {
+  using Element = T;
+  static constexpr int W = 8;
+  static constexpr int THREADS = TILE == 128 ? 256 : 128;
+  static constexpr int BK = 32;
+  static constexpr int STAGES = 3;
+#if __CUDA_ARCH__ >= 800
+  static constexpr bool ASYNC = true;
+#else
+  static constexpr bool ASYNC = false;
+#endif
+  static constexpr int ROW_K = BK + W, ROW_I = TILE + W;  // row lengths of [i][k] and of [k][i]
+  static constexpr int PANEL = TILE * ROW_K;              // the larger of the two
+  static constexpr int WARPS_N = THREADS / 64, WM = TILE / 2, WN = TILE / WARPS_N;
+  static constexpr int FM = WM / 16, FN = WN / 8;
+
+  float sums[FM][FN][4] = {};
+
+  static __device__ __forceinline__ T* place(T* panel, bool along_k, int i, int k) {
+    return panel + (along_k ? i * ROW_K + k : k * ROW_I + i);
+  }
+
+  static __device__ __forceinline__ void store(T* panel, bool along_k, int i, int k, Vec<T, W> chunk) {
+    store_vec<T, W>(place(panel, along_k, i, k), chunk);
+  }
+
+  __device__ __forceinline__ void multiply(const T* a_panel, bool a_along_k, const T* b_panel, bool b_along_k) {
+#pragma unroll
+    for (int k = 0; k < BK; k += 16) {
+      unsigned a[FM][4], b[FN / 2][4];
+#pragma unroll
+      for (int m = 0; m < FM; ++m) fragment(a[m], a_panel, a_along_k, warp_m() + m * 16, k);
+#pragma unroll
+      for (int n = 0; n < FN / 2; ++n) fragment(b[n], b_panel, b_along_k, warp_n() + n * 16, k);
+#pragma unroll
+      for (int m = 0; m < FM; ++m) {
+#pragma unroll
+        for (int n = 0; n < FN; ++n) mma<T>(sums[m][n], a[m], b[n / 2][n % 2], b[n / 2][n % 2 + 2]);
+      }
+    }
+  }
+
+  // Each warp passes its sums through 16 x WN floats of shared memory of its own, so that a lane holds 8 side by side.
+  template <typename Out> __device__ __forceinline__ void write(const Out& out, int m0, int n0, Element* shared) const {
+    constexpr int ROW = WN + 4;
+    const int lane = threadIdx.x % 32;
+    float* stage = reinterpret_cast<float*>(shared) + threadIdx.x / 32 * 16 * ROW;
+#pragma unroll
+    for (int m = 0; m < FM; ++m) {
+#pragma unroll
+      for (int n = 0; n < FN; ++n) {
+        float* corner = stage + lane / 4 * ROW + n * 8 + lane % 4 * 2;
+        store_vec<float, 2>(corner, {sums[m][n][0], sums[m][n][1]});
+        store_vec<float, 2>(corner + 8 * ROW, {sums[m][n][2], sums[m][n][3]});
+      }
+      __syncwarp();
+#pragma unroll
+      for (int line = lane; line < 2 * WN; line += 32) {
+        const int row = out.along_n ? line / (WN / W) : line % 2 * W;
+        const int column = out.along_n ? line % (WN / W) * W : line / 2;
+        float values[W];
+#pragma unroll
+        for (int e = 0; e < W; ++e) values[e] = stage[(row + (out.along_n ? 0 : e)) * ROW + column + (out.along_n ? e : 0)];
+        out.template store<W>(m0 + warp_m() + m * 16 + row, n0 + warp_n() + column, values);
+      }
+      __syncwarp();
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int warp_m() { return threadIdx.x / 32 / WARPS_N * WM; }
+  static __device__ __forceinline__ int warp_n() { return threadIdx.x / 32 % WARPS_N * WN; }
+
+  // 16 x 16 elements at (i, k): register r has those at i + 8 (r % 2), k + 8 (r / 2).
+  static __device__ __forceinline__ void fragment(unsigned (&values)[4], const T* panel, bool along_k, int i, int k) {
+    const int lane = threadIdx.x % 32;
+    const int row_i = along_k ? lane % 16 : lane / 8 % 2 * 8;
+    const int row_k = along_k ? lane / 16 * 8 : lane / 16 * 8 + lane % 8;
+    load_matrices(values, place(const_cast<T*>(panel), along_k, i + row_i, k + row_k), !along_k);
+  }
+};

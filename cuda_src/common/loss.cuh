@@ -1,0 +1,167 @@
+// What the losses over classes share: checked targets, the online log-sum-exp of a row of logits, the sum over the batch.
+#pragma once
+
+#include "common/softmax.cuh"
+
+// How the loss of each position becomes the result; the numbers are those of the Python files.
+enum Reduction { kNone = 0, kMean = 1, kSum = 2 };
+
+// Stops the program, as PyTorch's device assertion does: a target out of range is never a wild read.
+static __device__ __noinline__ void bad_target(long long position, long long target, int classes) {
+  printf("cupyops: target[%lld] is %lld, expected ignore_index or a class in [0, %d)\n", position, target, classes);
+  __trap();
+}
+
+// The class of a position, or -1 where it is to be ignored.
+__device__ __forceinline__ int class_at(const long long* target, long long position, int classes, long long ignore_index) {
+  const long long t = target[position];
+  if (t == ignore_index) return -1;
+  if (t < 0 || t >= classes) bad_target(position, t, classes);
+  return int(t);
+}
+
+// --- rows of logits ---
+
+// Of logits x, with shares q: their maximum and sum of exp(x - max), the sum of q * (x - shift), the sum of q. The shift, a
+// finite number near the logits, keeps sum(q * (max - x)) from being a difference of large numbers.
+template <typename T> struct RowSums {
+  using A = acc_t<T>;
+  Online<T> exps;
+  A dot = A(0), share = A(0);
+
+  __device__ __forceinline__ void add_share(A q, A x, A shift) {
+    dot += q * (x - shift);
+    share += q;
+  }
+
+  __device__ __forceinline__ void merge(const RowSums& other) {
+    const A top = larger(exps.max, other.exps.max);
+    exps.sum = exps.sum_for(top) + other.exps.sum_for(top);
+    exps.max = top;
+    dot += other.dot;
+    share += other.share;
+  }
+
+  // Over the threads of a row; see row_reduce.
+  template <bool SHARES> __device__ __forceinline__ void reduce(A* shared) {
+    const A top = row_reduce<Larger>(exps.max, shared);
+    exps.sum = row_reduce<Sum>(exps.sum_for(top), shared);
+    exps.max = top;
+    if (SHARES) dot = row_reduce<Sum>(dot, shared);
+    if (SHARES) share = row_reduce<Sum>(share, shared);
+  }
+};
+
+// N elements: one access where the address allows it.
+template <typename T, int N> __device__ __forceinline__ Vec<T, N> read_vec(const T* from) {
+  if (is_aligned16(from)) return load_vec<T, N>(from);
+  Vec<T, N> result;
+#pragma unroll
+  for (int k = 0; k < N; ++k) result.data[k] = from[k];
+  return result;
+}
+
+template <typename T, int N> __device__ __forceinline__ void write_vec(T* to, Vec<T, N> value) {
+  if (is_aligned16(to)) return store_vec<T, N>(to, value);
+#pragma unroll
+  for (int k = 0; k < N; ++k) to[k] = value.data[k];
+}
+
+// Calls f(c, x) for the columns [begin, end) of a row, split among `lanes` threads: x is a Vec of 1 element where
+// `guide + c` is off 16 bytes (the ends of the row), else of kVecWidth<T>. Four loads are in flight per thread. `guide` is
+// the row that f stores to, if it stores; else `row` itself.
+template <typename T, typename F>
+__device__ __forceinline__ void read_row(const T* row, const T* guide, int begin, int end, int lane, int lanes, F f) {
+  constexpr int W = kVecWidth<T>, U = 4;
+  const int past = (reinterpret_cast<unsigned long long>(guide + begin) & 15) / sizeof(T);
+  const int head = min(end, begin + (W - past) % W), tail = head + (end - head) / W * W;
+  for (int c = begin + lane; c < head; c += lanes) f(c, Vec<T, 1>{row[c]});
+  for (long long first = head + lane * W; first < tail; first += (long long)U * lanes * W) {
+    Vec<T, W> x[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const long long c = first + u * lanes * W;
+      if (c < tail) x[u] = read_vec<T, W>(row + c);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const long long c = first + u * lanes * W;
+      if (c < tail) f(int(c), x[u]);
+    }
+  }
+  for (int c = tail + lane; c < end; c += lanes) f(c, Vec<T, 1>{row[c]});
+}
+
+// Zeros in the columns [begin, end) of a row, split among `lanes` threads.
+template <typename T> __device__ __forceinline__ void zero_row(T* row, int begin, int end, int lane, int lanes) {
+  constexpr int W = kVecWidth<T>;
+  const int past = (reinterpret_cast<unsigned long long>(row + begin) & 15) / sizeof(T);
+  const int head = min(end, begin + (W - past) % W), tail = head + (end - head) / W * W;
+  Vec<T, W> zeros;
+#pragma unroll
+  for (int k = 0; k < W; ++k) zeros.data[k] = from_acc<T>(0);
+  for (int c = begin + lane; c < head; c += lanes) row[c] = zeros.data[0];
+  for (long long c = head + lane * W; c < tail; c += lanes * W) store_vec<T, W>(row + c, zeros);
+  for (int c = tail + lane; c < end; c += lanes) row[c] = zeros.data[0];
+}
+
+// --- the sum over the batch: each block's part in its own place, then one block adds them in order; no atomics ---
+
+template <typename A> struct LossSum {
+  A loss = A(0), weight = A(0);
+};
+
+// In thread 0 of the block: the sum over its threads, a multiple of 32 of them.
+template <typename A> __device__ __forceinline__ LossSum<A> block_total(LossSum<A> mine) {
+  __shared__ A losses[kWarp], weights[kWarp];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warps = blockDim.x * blockDim.y / kWarp;
+  mine.loss = warp_reduce<Sum>(mine.loss);
+  mine.weight = warp_reduce<Sum>(mine.weight);
+  if (thread % kWarp == 0) {
+    losses[thread / kWarp] = mine.loss;
+    weights[thread / kWarp] = mine.weight;
+  }
+  __syncthreads();
+  for (int warp = 1; thread == 0 && warp < warps; ++warp) {
+    mine.loss += losses[warp];
+    mine.weight += weights[warp];
+  }
+  return mine;
+}
+
+// The result and the divisor that backward needs. No valid target at all: 0 / 0 is NaN, as in PyTorch.
+template <typename T, typename A>
+__device__ __forceinline__ void write_loss(LossSum<A> total, int reduction, T* y, A* total_weight) {
+  *y = from_acc<T>(reduction == kMean ? total.loss / total.weight : total.loss);
+  *total_weight = total.weight;
+}
+
+// Ends a kernel whose threads hold parts of the loss: `parts` gets two numbers per block; a single block writes the result.
+template <typename T, typename A>
+__device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* parts, T* y, A* total_weight) {
+  if (reduction == kNone) return;
+  const LossSum<A> total = block_total(mine);
+  if (threadIdx.x != 0 || threadIdx.y != 0) return;
+  if (gridDim.x == 1) return write_loss(total, reduction, y, total_weight);
+  parts[2 * blockIdx.x] = total.loss;
+  parts[2 * blockIdx.x + 1] = total.weight;
+}
+
+// One block adds the parts of `count` blocks.
+template <typename T, typename A>
+__device__ __forceinline__ void add_parts(const A* parts, int count, int reduction, T* y, A* total_weight) {
+  LossSum<A> mine;
+  for (int block = threadIdx.x; block < count; block += blockDim.x) {
+    mine.loss += parts[2 * block];
+    mine.weight += parts[2 * block + 1];
+  }
+  const LossSum<A> total = block_total(mine);
+  if (threadIdx.x == 0) write_loss(total, reduction, y, total_weight);
+}
+
+// The factor of a position's gradient.
+template <typename T, typename A>
+__device__ __forceinline__ A loss_scale(const T* grad_y, long long position, int reduction, const A* total_weight) {
+  const A grad = to_acc(grad_y[reduction == kNone ? position : 0]);
+  return reduction == kMean ? grad / *total_weight : grad;
+}

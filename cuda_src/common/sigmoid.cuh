@@ -1,0 +1,33 @@
+// sigmoid(a) = 1 / (1 + e^-a), for activations that are bound by arithmetic rather than by memory in 16-bit types.
+#pragma once
+
+#include "common/types.cuh"
+
+// s = sigmoid(a) and its complement c = 1 - s.
+template <typename A> struct Sigmoid {
+  A s, c;
+};
+
+// One ulp, and the whole range: unlike __fdividef it does not flush for divisors above 2^126.
+__device__ __forceinline__ float reciprocal(float value) {
+  float result;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// In float, c comes without the cancellation of 1 - s: with q = e^-|a|, {s, c} is {1, q} / (1 + q), swapped for a < 0.
+// A NaN stays in both.
+__device__ __forceinline__ Sigmoid<float> sigmoid(float a) {
+  const float q = expf(-fabsf(a)), large = reciprocal(1.0f + q), small = q * large;
+  return a >= 0.0f ? Sigmoid<float>{large, small} : Sigmoid<float>{small, large};
+}
+
+// In double, as PyTorch writes it: there is no wider type to compare with, so the roundings should be the same.
+__device__ __forceinline__ Sigmoid<double> sigmoid(double a) {
+  const double s = 1.0 / (1.0 + exp(-a));
+  return {s, 1.0 - s};
+}
+
+// x * sigmoid(a). e^-a overflows to inf for a below -88, and the product is then -0 as in PyTorch.
+__device__ __forceinline__ float times_sigmoid(float x, float a) { return x * reciprocal(1.0f + expf(-a)); }
+__device__ __forceinline__ double times_sigmoid(double x, double a) { return x / (1.0 + exp(-a)); }

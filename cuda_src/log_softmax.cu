@@ -1,0 +1,53 @@
+// y_i = (x_i - max x) - log sum_j exp(x_j - max x)      over one dimension
+// grad_x_i = grad_y_i - exp(y_i) sum_j grad_y_j
+//
+// The maximum is taken off first: max + log(sum) as one number would lose the sum beside a large maximum.
+//
+// Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 5 flops and one exp, each way.
+#include "common/softmax.cuh"
+
+// Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.
+template <typename T, bool WIDEN, int K>
+__global__ void __launch_bounds__(1024)
+    log_softmax_fwd(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, int size) {
+  softmax_rows<LogSoftmax, K>(x, y, rows, size);
+}
+
+// Grid, block, ownership: see softmax_wide().
+template <typename T, bool WIDEN>
+__global__ void __launch_bounds__(1024)
+    log_softmax_fwd_wide(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size) {
+  softmax_wide<LogSoftmax, 4>(x, y, rows, size);
+}
+
+// Grid, block, ownership: see softmax_columns(). VECTORS: a thread owns as many columns as make 16 bytes of x.
+template <typename T, bool WIDEN, bool VECTORS>
+__global__ void __launch_bounds__(kColumnThreads)
+    log_softmax_fwd_columns(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long outer, long long size,
+                    long long inner) {
+  softmax_columns<LogSoftmax, VECTORS ? kVecWidth<T> : 1>(x, y, outer, size, inner);
+}
+
+// Grid, block, ownership: see softmax_rows_bwd().
+template <typename T, bool WIDEN, int K>
+__global__ void __launch_bounds__(1024)
+    log_softmax_bwd(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y, T* __restrict__ grad_x,
+                long long rows, int size) {
+  softmax_rows_bwd<LogSoftmax, K>(grad_y, y, grad_x, rows, size);
+}
+
+// Grid, block, ownership: see softmax_wide_bwd().
+template <typename T, bool WIDEN>
+__global__ void __launch_bounds__(1024)
+    log_softmax_bwd_wide(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
+                     T* __restrict__ grad_x, long long rows, long long size) {
+  softmax_wide_bwd<LogSoftmax, 4>(grad_y, y, grad_x, rows, size);
+}
+
+// Grid, block, ownership: see softmax_columns_bwd().
+template <typename T, bool WIDEN, bool VECTORS>
+__global__ void __launch_bounds__(kColumnThreads)
+    log_softmax_bwd_columns(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
+                        T* __restrict__ grad_x, long long outer, long long size, long long inner) {
+  softmax_columns_bwd<LogSoftmax, VECTORS ? kVecWidth<T> : 1>(grad_y, y, grad_x, outer, size, inner);
+}

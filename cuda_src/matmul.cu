@@ -1,0 +1,24 @@
+// y[b, m, n] = sum over k of a[b, m, k] b[b, k, n]
+// grad_a = grad_y b^T,  grad_b = a^T grad_y: products again, of the same kernel with strides exchanged.
+//
+// Bytes: (m k + k n + m n) x sizeof(T); flops: 2 m n k.
+#include "common/gemm.cuh"
+
+// Grid: tiles x splits x batches, see GemmBlock. Block: kGemmThreads<TILE>. Shared memory: gemm_tile's ring. A block owns
+// one TILE x TILE tile of y, or of one split's partial sums; sums in acc_t<T>.
+template <typename T, int TILE>
+__global__ void __launch_bounds__(kGemmThreads<TILE>, kGemmBlocks<T>)
+    matmul_fwd(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ y, acc_t<T>* __restrict__ partial,
+               const Gemm gemm) {
+  constexpr int W = GemmEngine<T, TILE>::W;
+  const GemmBlock block(gemm, TILE);
+  gemm_tile<T, TILE>(block, MatrixOperand<T>::template make<W>(a, gemm, gemm.a, block.batch, gemm.m, block.k_end),
+                     MatrixOperand<T>::template make<W>(b, gemm, gemm.b, block.batch, gemm.n, block.k_end),
+                     Output<T>::template make<W>(y, partial, nullptr, nullptr, gemm, block.batch, block.split));
+}
+
+// Grid, block, shared memory: see gemm_add_splits().
+template <typename T>
+__global__ void matmul_sum(const acc_t<T>* __restrict__ partial, T* __restrict__ y, const Gemm gemm) {
+  gemm_add_splits<T>(partial, y, nullptr, nullptr, gemm);
+}

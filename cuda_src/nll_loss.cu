@@ -1,0 +1,57 @@
+// loss_i = -w[t_i] * x[i, t_i]          0 where t_i is ignore_index; w is 1 where there is no weight
+// mean: sum(loss_i) / sum(w[t_i])       over the positions that are not ignored
+// grad_x[i, t_i] = -w[t_i] * g_i, 0 elsewhere;  g_i = grad_y_i (none), grad_y (sum), grad_y / sum(w[t_i]) (mean)
+//
+// x is (outer, classes, inner): a position i is an (outer, inner). Forward reads one element of x per position; backward
+// writes outer * classes * inner elements, nearly all of them zeros (a memset) and one per position here. A flop or two each.
+#include "common/loss.cuh"
+
+// Where class t of a position lies in x.
+__device__ __forceinline__ long long element_of(long long position, int t, int classes, long long inner) {
+  if (inner == 1) return position * classes + t;
+  const long long outer = position / inner;
+  return (outer * classes + t) * inner + (position - outer * inner);
+}
+
+// Grid: any, one dimension. Block: one dimension, a multiple of 32. Threads stride over the positions and add their losses
+// in acc_t<T>; the block's sum goes to `parts`, or, of a single block, to y and total_weight. Without a reduction
+// y[position] is written and nothing else.
+template <typename T>
+__global__ void nll_loss_fwd(const T* __restrict__ x, const long long* __restrict__ target, const T* __restrict__ weight,
+                             T* __restrict__ y, acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ total_weight,
+                             long long positions, int classes, long long inner, long long ignore_index, int reduction) {
+  using A = acc_t<T>;
+  LossSum<A> mine;
+  for (long long i = global_thread(); i < positions; i += global_threads()) {
+    const int t = class_at(target, i, classes, ignore_index);
+    const A w = t < 0 ? A(0) : weight ? to_acc(weight[t]) : A(1);
+    const A loss = t < 0 ? A(0) : -w * to_acc(x[element_of(i, t, classes, inner)]);
+    if (reduction == kNone) y[i] = from_acc<T>(loss);
+    mine.loss += loss;
+    mine.weight += w;
+  }
+  end_loss(mine, reduction, parts, y, total_weight);
+}
+
+// Grid: 1. Block: one dimension, a multiple of 32. Adds the `count` pairs of `parts`, in the same order every time.
+template <typename T>
+__global__ void nll_loss_fwd_sum(const acc_t<T>* __restrict__ parts, T* __restrict__ y,
+                                 acc_t<T>* __restrict__ total_weight, int count, int reduction) {
+  add_parts(parts, count, reduction, y, total_weight);
+}
+
+// Grid, block: any, one dimension; threads stride over the positions, each writes the one element of its target. grad_x is
+// all zeros before.
+template <typename T>
+__global__ void nll_loss_bwd(const T* __restrict__ grad_y, const long long* __restrict__ target,
+                             const T* __restrict__ weight, const acc_t<T>* __restrict__ total_weight,
+                             T* __restrict__ grad_x, long long positions, int classes, long long inner,
+                             long long ignore_index, int reduction) {
+  using A = acc_t<T>;
+  for (long long i = global_thread(); i < positions; i += global_threads()) {
+    const int t = class_at(target, i, classes, ignore_index);
+    if (t < 0) continue;
+    const A w = weight ? to_acc(weight[t]) : A(1);
+    grad_x[element_of(i, t, classes, inner)] = from_acc<T>(-w * loss_scale(grad_y, i, reduction, total_weight));
+  }
+}

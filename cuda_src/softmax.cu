@@ -1,0 +1,51 @@
+// y_i = exp(x_i - max x) / sum_j exp(x_j - max x)      over one dimension
+// grad_x_i = y_i (grad_y_i - sum_j grad_y_j y_j)
+//
+// Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 6 flops forward, 4 backward, and one exp.
+#include "common/softmax.cuh"
+
+// Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.
+template <typename T, bool WIDEN, int K>
+__global__ void __launch_bounds__(1024)
+    softmax_fwd(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, int size) {
+  softmax_rows<Softmax, K>(x, y, rows, size);
+}
+
+// Grid, block, ownership: see softmax_wide().
+template <typename T, bool WIDEN>
+__global__ void __launch_bounds__(1024)
+    softmax_fwd_wide(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size) {
+  softmax_wide<Softmax, 4>(x, y, rows, size);
+}
+
+// Grid, block, ownership: see softmax_columns(). VECTORS: a thread owns as many columns as make 16 bytes of x.
+template <typename T, bool WIDEN, bool VECTORS>
+__global__ void __launch_bounds__(kColumnThreads)
+    softmax_fwd_columns(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long outer, long long size,
+                    long long inner) {
+  softmax_columns<Softmax, VECTORS ? kVecWidth<T> : 1>(x, y, outer, size, inner);
+}
+
+// Grid, block, ownership: see softmax_rows_bwd().
+template <typename T, bool WIDEN, int K>
+__global__ void __launch_bounds__(1024)
+    softmax_bwd(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y, T* __restrict__ grad_x,
+                long long rows, int size) {
+  softmax_rows_bwd<Softmax, K>(grad_y, y, grad_x, rows, size);
+}
+
+// Grid, block, ownership: see softmax_wide_bwd().
+template <typename T, bool WIDEN>
+__global__ void __launch_bounds__(1024)
+    softmax_bwd_wide(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
+                     T* __restrict__ grad_x, long long rows, long long size) {
+  softmax_wide_bwd<Softmax, 4>(grad_y, y, grad_x, rows, size);
+}
+
+// Grid, block, ownership: see softmax_columns_bwd().
+template <typename T, bool WIDEN, bool VECTORS>
+__global__ void __launch_bounds__(kColumnThreads)
+    softmax_bwd_columns(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
+                        T* __restrict__ grad_x, long long outer, long long size, long long inner) {
+  softmax_columns_bwd<Softmax, VECTORS ? kVecWidth<T> : 1>(grad_y, y, grad_x, outer, size, inner);
+}

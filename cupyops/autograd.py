@@ -1,0 +1,47 @@
+"""The eager route with a gradient: one autograd.Function around forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import tracing
+from .definition import Definition, like_outputs
+
+
+def differentiable(op: Definition) -> Callable[..., Any]:
+    """The operator as a function with a gradient, for plain tensors that the kernels serve.
+
+    `forward(ctx, ...)` is merged, since a `setup_context` of its own costs 8 us a call.
+    """
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        outputs, saved = op.run_forward(args)
+        kept = op.kept_by_kernels
+        ctx.call = kept.values(args), [y.stride() for y in outputs]
+        ctx.save_for_backward(*kept.pack(args, outputs, saved))
+        if len(outputs) == 1:
+            return outputs[0]
+        ctx.mark_non_differentiable(*[y for y in outputs if not y.dtype.is_floating_point])
+        return outputs
+
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        values, strides = ctx.call
+        args, outputs, saved = op.kept_by_kernels.unpack(values, ctx.saved_tensors)
+        needs = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            return tuple(op.differentiable_backward(grads, outputs, saved, args, needs))
+        if tracing.active is None:
+            return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs))
+        route = "kernel" if op.launch_backward is not None else "reference"
+        with tracing.operator(f"{op.name} (backward)", route):
+            return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs))
+
+    name = "".join(part.capitalize() for part in op.name.partition("::")[2].split("_"))
+    functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type(name, (torch.autograd.Function,), functions)
+    # Function.apply of Python only looks for functorch, as the router has done already: the C method saves 1 us
+    return super(torch.autograd.Function, function).apply

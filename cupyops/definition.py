@@ -1,0 +1,242 @@
+"""What an author writes of an operator, and what follows from it whichever route a call takes.
+
+A `Definition` holds the roles (reference, forward, backward ...) and runs them. `autograd.py` and `registration.py` derive
+the eager and the registered operator from it; `operator.py` chooses between them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import schema
+from .errors import CupyopsError, InputError
+from .kernel import FLOATING, executors
+from .layout import restride
+
+
+class Definition:
+    """The roles of one operator. Tensors are passed about as lists over all parameters or all outputs, None where absent."""
+
+    def __init__(self, name: str, reference: Callable[..., Any]) -> None:
+        self.name = name
+        self.reference = reference
+        self.parameters, self.outputs = schema.typed_signature(name, reference)
+        self.arity = len(self.parameters)
+        self.tensors = tuple(i for i, one in enumerate(self.parameters) if schema.is_tensor(one.annotation))
+        self.launch_forward: Callable[..., Any] | None = None
+        self.launch_backward: Backward | None = None
+        self.gradient: Backward | None = None  # reference_backward
+        self.refusal: Callable[..., str | None] | None = None  # unsupported
+        self._choose_kept()
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Arguments in the order of the signature, defaults filled in."""
+        if not kwargs and len(args) == self.arity:
+            return args
+        values = list(args)
+        if len(values) > self.arity:
+            raise TypeError(f"{self.name} takes {self.arity} arguments, got {len(values)}")
+        left = dict(kwargs)
+        if "axis" in left and any(one.name == "dim" for one in self.parameters):
+            left.setdefault("dim", left.pop("axis"))
+        for one in self.parameters[len(values) :]:
+            if one.name not in left and one.default is inspect.Parameter.empty:
+                raise TypeError(f"{self.name} misses the argument {one.name!r}")
+            values.append(left.pop(one.name) if one.name in left else one.default)
+        if left:
+            raise TypeError(f"{self.name} got an unexpected or repeated argument {next(iter(left))!r}")
+        return tuple(values)
+
+    # --- whether the kernels serve a call ---
+
+    def given(self, args: Sequence[Any]) -> list[Any]:
+        """The values of the Tensor parameters, without the Nones."""
+        return [args[index] for index in self.tensors if args[index] is not None]
+
+    def why_not(self, args: Sequence[Any]) -> str | None:
+        """Why the kernels do not serve these arguments; None where they do. True of fake tensors as of real ones."""
+        tensors = self.given(args)
+        if self.launch_forward is None:
+            return "no kernel"
+        if not tensors or tensors[0].device.type not in executors:
+            return f"tensors on {tensors[0].device.type}" if tensors else "no tensor"
+        dtype = tensors[0].dtype
+        if dtype not in FLOATING:
+            return f"no kernel for {dtype}"
+        for tensor in tensors:
+            if tensor.dtype != dtype and (tensor.is_floating_point() or tensor.is_complex()):
+                return f"no kernel for {dtype} with {tensor.dtype}"
+            if tensor.is_neg():
+                return "negative bit"
+        return self.refusal(*args) if self.refusal is not None else None
+
+    # --- the roles, run ---
+
+    def run_forward(self, args: Sequence[Any]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(outputs, saved) by the forward kernels."""
+        assert self.launch_forward is not None
+        try:
+            outputs, saved = self.launch_forward(*args)
+        except CupyopsError as error:
+            error.add_note(f"in the forward of operator {self.name}")
+            raise
+        return (outputs,) if self.outputs == 1 else outputs, saved
+
+    def run_backward(self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any) -> list[Tensor | None]:
+        """The gradient of each parameter (None for what is no tensor or not needed) by the backward kernels."""
+        if self.launch_backward is None:
+            return self.reference_gradient(grads, args, needs)
+        try:
+            return self.launch_backward(grads, outputs, saved, args, needs)
+        except CupyopsError as error:
+            error.add_note(f"in the backward of operator {self.name}")
+            raise
+
+    def differentiable_backward(self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any) -> list[Tensor | None]:
+        """The same gradients with a graph of their own: by `reference_backward`, else from the reference."""
+        if self.gradient is None:
+            return self.reference_gradient(grads, args, needs)
+        return self.gradient(grads, outputs, saved, args, needs)
+
+    def reference_gradient(self, grads: Any, args: Any, needs: Any) -> list[Tensor | None]:
+        """The gradients as PyTorch finds them through the reference, run once more for that."""
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            # aliases, so that an input passed twice gets two gradients and not twice their sum
+            aliases = [differentiable_alias(a) if isinstance(a, Tensor) else a for a in args]
+            found = self.reference(*aliases)
+        pairs = zip((found,) if self.outputs == 1 else found, grads)
+        used = [(y, grad) for y, grad in pairs if grad is not None and y.requires_grad]
+        wanted = [i for i, need in enumerate(needs) if need]
+        gradients = torch.autograd.grad(
+            [y for y, _ in used],
+            [aliases[i] for i in wanted],
+            [grad for _, grad in used],
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+        result: list[Tensor | None] = [None] * self.arity
+        for index, gradient in zip(wanted, gradients):
+            result[index] = gradient
+        return result
+
+    # --- what is kept for backward ---
+
+    def set_backward(self, launch: Callable[..., Any]) -> None:
+        """Take the backward role."""
+        self.launch_backward = Backward(self, launch)
+        self._choose_kept()
+
+    def set_gradient(self, gradient: Callable[..., Any]) -> None:
+        """Take the reference_backward role."""
+        self.gradient = Backward(self, gradient)
+        self._choose_kept()
+
+    def _choose_kept(self) -> None:
+        """For backward by kernels, what its roles name is kept; all the inputs, where the reference is differentiated."""
+        roles = [role for role in (self.launch_backward, self.gradient) if role is not None]
+        named = {i for role in roles for i in role.inputs}
+        everything = self.gradient is None or self.launch_backward is None
+        inputs = tuple(i for i in self.tensors if everything or i in named)
+        outputs = tuple(i for i in range(self.outputs) if any(i in role.outputs for role in roles))
+        self.kept_by_kernels = Kept(self, inputs, outputs)
+        self.kept_by_reference = Kept(self, self.tensors, ())
+
+
+class Backward:
+    """A backward role, understood once: what its parameters name is what it is given."""
+
+    def __init__(self, of: Definition, launch: Callable[..., Any]) -> None:
+        self.name, self.tensors = of.name, of.tensors
+        self.launch = launch
+        names = list(inspect.signature(launch).parameters)
+        grads = names[1 : 1 + of.outputs]
+        if names[:1] != ["saved"] or len(grads) != of.outputs or not all(n.startswith("grad_") for n in grads):
+            expected = ["saved", *(["grad_y"] if of.outputs == 1 else [f"grad_y{i}" for i in range(of.outputs)])]
+            raise InputError(f"{of.name}: a backward begins with ({', '.join(expected)}); this one has ({', '.join(names)})")
+        outputs = {name.removeprefix("grad_"): index for index, name in enumerate(grads)}
+        position = {one.name: index for index, one in enumerate(of.parameters)}
+        known = {"needs_grad": ("needs", 0)}
+        known |= {name: ("output", index) for name, index in outputs.items()}
+        known |= {name: ("input", index) for name, index in position.items()}
+        self.needs_type: Any = namedtuple("NeedsGrad", position)  # type: ignore[misc]
+        asked = names[1 + of.outputs :]
+        if unknown := [name for name in asked if name not in known]:
+            raise InputError(f"{of.name}: backward asks for {unknown[0]!r}; it can have {', '.join(known)}")
+        self.wants = [known[name] for name in asked]
+        self.inputs = {index for kind, index in self.wants if kind == "input"}
+        self.outputs = {index for kind, index in self.wants if kind == "output"}
+
+    def __call__(self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any) -> list[Tensor | None]:
+        extra = [
+            args[index] if kind == "input" else outputs[index] if kind == "output" else self.needs_type(*needs)
+            for kind, index in self.wants
+        ]
+        found = self.launch(saved, *grads, *extra)
+        found = (found,) if isinstance(found, Tensor) or found is None else found
+        if len(found) > len(self.tensors):
+            raise InputError(f"{self.name}: backward gave {len(found)} gradients for {len(self.tensors)} tensors")
+        result: list[Tensor | None] = [None] * len(args)
+        for index, gradient in zip(self.tensors, found):
+            if needs[index]:
+                result[index] = gradient
+        return result
+
+
+class Kept:
+    """Which inputs and outputs of a call are kept for backward, besides whatever forward saved."""
+
+    def __init__(self, of: Definition, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self._count = of.outputs
+        self._others = tuple(i for i in range(of.arity) if i not in of.tensors)
+        self._blank: list[Any] = [None] * of.arity
+
+    def values(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments that are not tensors, None in the place of those that are. Not to be changed."""
+        if not self._others:
+            return self._blank
+        values = self._blank.copy()
+        for index in self._others:
+            values[index] = args[index]
+        return values
+
+    def pack(self, args: Sequence[Any], outputs: Sequence[Tensor], saved: Sequence[Tensor]) -> list[Tensor | None]:
+        """One list for save_for_backward."""
+        tensors = [args[i] for i in self.inputs]
+        tensors += [outputs[i] for i in self.outputs]
+        tensors += saved
+        return tensors
+
+    def unpack(self, values: list[Any], tensors: Sequence[Any]) -> tuple[list[Any], list[Any], tuple[Any, ...]]:
+        """(arguments, outputs, saved), None in the place of each tensor that was not kept."""
+        args, first, second = list(values), len(self.inputs), len(self.inputs) + len(self.outputs)
+        for index, tensor in zip(self.inputs, tensors):
+            args[index] = tensor
+        return args, self.all_outputs(tensors[first:second]), tuple(tensors[second:])
+
+    def all_outputs(self, kept: Sequence[Any]) -> list[Any]:
+        """The outputs that were kept, in their places."""
+        outputs: list[Any] = [None] * self._count
+        for index, tensor in zip(self.outputs, kept):
+            outputs[index] = tensor
+        return outputs
+
+
+def like_outputs(grads: Sequence[Tensor | None], strides: Sequence[Any]) -> list[Tensor | None]:
+    """Gradients laid out as their outputs were: an expanded or transposed one is copied, once, here."""
+    return [grad if grad is None else restride(grad, stride) for grad, stride in zip(grads, strides)]
+
+
+def differentiable_alias(tensor: Tensor) -> Tensor:
+    """`tensor` under another identity, so that a gradient with respect to it can be asked for."""
+    if tensor.requires_grad:
+        return tensor.view_as(tensor)
+    return tensor.detach().requires_grad_() if tensor.dtype.is_floating_point else tensor

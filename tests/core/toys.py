@@ -1,0 +1,158 @@
+"""Toy operators and a stand-in for the GPU, by which the core's tests see routes and launches where there is no GPU."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cupyops
+from cupyops import kernel, operator, signature
+
+_names = itertools.count()
+
+
+@contextmanager
+def executor(device: str = "cpu", execute: Callable[..., None] | None = None):
+    """Kernels are said to run on `device`: operators take the kernel route, launches go to `execute`."""
+    before = kernel.executors.get(device)
+    had = device in kernel.executors
+    kernel.executors[device] = execute or Recorder()
+    try:
+        yield kernel.executors[device]
+    finally:
+        if had:
+            kernel.executors[device] = before
+        else:
+            del kernel.executors[device]
+
+
+class Recorder:
+    """Checks a launch as on a GPU and records it: (name, grid, block, shared, checked arguments)."""
+
+    arch = "sm_80"
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+
+    def __call__(self, specialised: Any, device: int, grid: Any, block: Any, shared: int, args: Any) -> None:
+        arguments = specialised.arguments(specialised.binary(self.arch))
+        values = signature.checked(specialised.name, arguments, args, device)
+        self.launches.append((specialised.name, grid, block, shared, values))
+
+    @property
+    def last(self) -> tuple[Any, ...]:
+        return self.launches[-1]
+
+
+def fresh(stem: str = "toy") -> str:
+    """A qualified name that no other test has."""
+    return f"cupyops_tests::{stem}_{next(_names)}"
+
+
+def forget(*ops: cupyops.Operator) -> None:
+    """Take operators out of the registry again."""
+    for op in ops:
+        operator._registry.pop(op.name, None)
+
+
+class Calls(list):
+    """Which roles of a toy operator ran, in order."""
+
+    def count_of(self, role: str) -> int:
+        return sum(1 for one in self if one == role)
+
+
+def product(**options: Any) -> tuple[cupyops.Operator, Calls]:
+    """y = x * weight + shift * bias: the reference, and forward and backward in plain PyTorch that say when they run.
+
+    `bias` is optional; `shift` is a number. Without `reference_backward`: the reference is differentiated.
+    """
+    calls = Calls()
+
+    @cupyops.operator(fresh("product"), **options)
+    def op(x: Tensor, weight: Tensor, bias: Tensor | None = None, shift: float = 1.0) -> Tensor:
+        """y = x * weight + shift * bias."""
+        calls.append("reference")
+        y = x * weight
+        return y if bias is None else y + shift * bias
+
+    @op.forward
+    def _(x, weight, bias, shift):
+        calls.append("forward")
+        y = torch.empty_like(x)
+        with torch.no_grad():
+            y.copy_(x * weight if bias is None else x * weight + shift * bias)
+        return y, ()
+
+    @op.backward
+    def _(saved, grad_y, x, weight, bias, shift, needs_grad):
+        calls.append("backward")
+        return (
+            grad_y * weight if needs_grad.x else None,
+            grad_y * x if needs_grad.weight else None,
+            shift * grad_y if needs_grad.bias else None,
+        )
+
+    return op, calls
+
+
+def exponential() -> tuple[cupyops.Operator, Calls]:
+    """y = exp(x), whose backward names the output alone: the input need not be kept."""
+    calls = Calls()
+
+    @cupyops.operator(fresh("exponential"))
+    def op(x: Tensor) -> Tensor:
+        calls.append("reference")
+        return x.exp()
+
+    @op.forward
+    def _(x):
+        calls.append("forward")
+        return torch.exp(x.detach()), ()
+
+    @op.backward
+    def _(saved, grad_y, y):
+        calls.append("backward")
+        return grad_y * y
+
+    @op.reference_backward
+    def _(saved, grad_y, y):
+        calls.append("reference_backward")
+        return grad_y * y
+
+    return op, calls
+
+
+def extremum() -> tuple[cupyops.Operator, Calls]:
+    """(largest, its index, smallest) along the last dimension: an integer output between two others; indices saved."""
+    calls = Calls()
+
+    @cupyops.operator(fresh("extremum"))
+    def op(x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+        calls.append("reference")
+        largest, index = x.max(-1)
+        return scale * largest, index, scale * x.min(-1).values
+
+    @op.forward
+    def _(x, scale):
+        calls.append("forward")
+        largest, index = x.detach().max(-1)
+        smallest, lowest = x.detach().min(-1)
+        return (scale * largest, index, scale * smallest), (lowest,)
+
+    @op.backward
+    def _(saved, grad_largest, grad_index, grad_smallest, x, index, scale):
+        calls.append("backward")
+        (lowest,) = saved
+        grad_x = torch.zeros_like(x)
+        for grad, at in ((grad_largest, index), (grad_smallest, lowest)):
+            if grad is not None:
+                grad_x.scatter_add_(-1, at.unsqueeze(-1), scale * grad.unsqueeze(-1))
+        return grad_x
+
+    return op, calls

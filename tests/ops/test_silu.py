@@ -1,0 +1,58 @@
+import pytest
+import torch
+from contract import Make, OperatorContract, Sample
+
+import cupyops
+
+
+class TestSilu(OperatorContract):
+    function = staticmethod(cupyops.silu)
+    torch_function = staticmethod(torch.nn.functional.silu)
+    kernels = {"silu_fwd", "silu_bwd"}
+
+    def samples(self, make: Make):
+        for shape in [(5,), (3, 7), (2059,), (2, 3, 4, 5), (1,), (), (0, 3)]:
+            yield Sample(make(*shape))
+        yield Sample(make(37, low=-30.0, high=30.0))
+
+    def small_samples(self, make: Make):
+        return (sample for sample in self.samples(make) if sample.args[0].numel() < 100)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_special_values(device, dtype):
+    """NaN and infinities as PyTorch; below -87 its float exponential flushes to zero on some devices, hence the 1e-36."""
+    odd = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-42, -1e-42, -30.0, -87.0, -89.0, -1e20, 1e20]
+    x = torch.tensor(odd, device=device).to(dtype).requires_grad_()
+    y, expected = cupyops.silu(x), torch.nn.functional.silu(x)
+    tolerance = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 1e-36, "equal_nan": True}
+    torch.testing.assert_close(y, expected, **tolerance)
+    assert torch.equal(y[3:5].signbit(), expected[3:5].signbit())
+    ours, theirs = (torch.autograd.grad(value.sum(), x)[0] for value in (y, expected))
+    torch.testing.assert_close(ours, theirs, **tolerance)
+
+
+def test_inplace(device):
+    leaf = torch.randn(5, 7, device=device, requires_grad=True)
+    x = leaf * 2
+    y = cupyops.silu(x, inplace=True)
+    assert y is x
+    expected = torch.nn.functional.silu(leaf * 2)
+    torch.testing.assert_close(y, expected)
+    ours, theirs = (torch.autograd.grad(value.pow(2).sum(), leaf)[0] for value in (y, expected))
+    torch.testing.assert_close(ours, theirs)
+    with torch.no_grad():
+        plain = leaf.clone()
+        assert cupyops.silu(plain, inplace=True) is plain
+    torch.testing.assert_close(plain, torch.nn.functional.silu(leaf.detach()))
+
+
+def test_complex(device):
+    x = torch.randn(5, dtype=torch.complex64, device=device)
+    torch.testing.assert_close(cupyops.silu(x), torch.nn.functional.silu(x))
+
+
+@pytest.mark.parametrize("bad", [torch.arange(3), torch.tensor([True]), 1.5, None, "x"])
+def test_bad_input(bad):
+    with pytest.raises(cupyops.InputError, match="input"):
+        cupyops.silu(bad)

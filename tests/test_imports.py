@@ -1,0 +1,135 @@
+"""Imports go one way, and importing costs nothing."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cupyops
+
+PACKAGE = Path(cupyops.__file__).parent
+
+# Lower to higher; a module imports only from layers below its own. Modules of one layer do not know each other.
+LAYERS = [
+    {"errors"},
+    {"source", "backend", "trace", "check", "layout"},
+    {"compiler", "arrays"},
+    {"signature"},
+    {"kernel"},
+    {"operator"},
+    {"ops"},
+    {"nn", "optim"},
+    {"cli"},
+    {"__main__"},
+]
+FOLDERS = {"ops", "nn", "optim", "cli"}
+
+
+def files():
+    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def layer(part):
+    found = [rank for rank, names in enumerate(LAYERS) if part in names]
+    assert found, f"cupyops.{part} has no place in LAYERS of {__file__}: say what it stands on"
+    return found[0]
+
+
+def imported(path):
+    """The modules of the package that a file imports, lazily too, as parts: `from ..kernel import X` is ("kernel",)."""
+    here = path.relative_to(PACKAGE).with_suffix("").parts
+    package = here[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = package[: len(package) - node.level + 1] + tuple(
+                    (node.module or "").split(".") if node.module else ()
+                )
+            elif (node.module or "").split(".")[0] == "cupyops":
+                base = tuple(node.module.split(".")[1:])
+            else:
+                continue
+            for alias in node.names:
+                inside = PACKAGE.joinpath(*base, alias.name)
+                yield (*base, alias.name) if inside.is_dir() or inside.with_suffix(".py").is_file() else base
+        elif isinstance(node, ast.Import):
+            yield from (
+                tuple(alias.name.split(".")[1:]) for alias in node.names if alias.name.split(".")[0] == "cupyops"
+            )
+
+
+def external(path):
+    """Top-level names of every other package that a file imports, lazily or not."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module.split(".")[0]
+
+
+def name(path):
+    return path.relative_to(PACKAGE).as_posix()
+
+
+@pytest.mark.parametrize("path", files(), ids=name)
+def test_a_module_imports_only_what_is_below_it(path):
+    part = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    for target in imported(path):
+        assert target, f"{name(path)} imports the package itself, which imports everything"
+        if target[0] == part and part in FOLDERS:
+            continue
+        assert layer(target[0]) < layer(part), f"{name(path)} imports cupyops.{'.'.join(target)}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "ops").glob("[!_]*.py")), ids=lambda path: path.stem)
+def test_operators_do_not_import_operators(path):
+    others = [".".join(target) for target in imported(path) if target[:1] == ("ops",)]
+    assert not others
+
+
+def test_one_module_imports_cupy():
+    assert {name(path) for path in files() if {"cupy", "cupyx"} & set(external(path))} == {"backend.py"}
+
+
+def test_the_command_line_s_packages_stay_in_the_command_line():
+    users = {name(path).partition("/")[0] for path in files() if {"rich", "typer"} & set(external(path))}
+    assert users == {"cli"}
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
+
+
+def test_importing_imports_nothing_heavy_and_touches_no_device():
+    """The modules that `import torch` loads itself are not ours to judge."""
+    code = """
+import sys, torch
+before = set(sys.modules)
+import cupyops, cupyops.nn, cupyops.optim
+new = {module.split(".")[0] for module in set(sys.modules) - before}
+assert not torch.cuda.is_initialized()
+assert not [k for k in cupyops.kernel.kernels() if k._specialised], "a kernel was specialised"
+assert not [m for m in sys.modules if m.startswith("cupyops.cli")]
+print(*sorted(new))
+"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+    heavy = {"cupy", "rich", "typer", "matplotlib", "sklearn", "platformdirs", "triton", "pytest", "hypothesis"}
+    assert not heavy & set(done.stdout.split())
+
+
+def test_the_command_line_without_typer_says_what_to_install():
+    code = """
+import sys
+sys.modules["typer"] = None
+sys.argv = ["cupyops", "compile"]
+import cupyops.cli
+try:
+    cupyops.cli.main()
+except cupyops.MissingDependencyError as error:
+    print(error)
+"""
+    done = run(code)
+    assert 'pip install "cupyops[cli]"' in done.stdout, done.stderr

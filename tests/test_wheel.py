@@ -1,0 +1,107 @@
+"""The built wheel, installed where there is no source tree, has all that it needs: kernels, types, metadata."""
+
+import json
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import cupyops
+from cupyops import source
+
+ROOT = Path(__file__).resolve().parent.parent
+
+pytestmark = pytest.mark.skipif(not (ROOT / "pyproject.toml").is_file(), reason="not in a source tree")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel built from the sdist, as a release is; with the build backend that is installed, nothing downloaded."""
+    folder = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(folder.glob("*.tar.gz"))) == 1
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """The interpreter of a new environment: the wheel of its own, PyTorch and CuPy those of this one."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, with_pip=False)
+    interpreter = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    (site,) = folder.glob("[Ll]ib/**/site-packages")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
+    subprocess.run([*pip, str(wheel)], check=True)
+    # a plain path in a .pth is searched last, and its own .pth files, an editable cupyops among them, are not read
+    parents = {
+        Path(find_spec(name).submodule_search_locations[0]).parent for name in ("torch", "numpy", "cupy", "nvidia")
+    }
+    (site / "parents.pth").write_text("\n".join(map(str, parents)) + "\n")
+    return interpreter
+
+
+def run(python, folder, code):
+    """What `code` prints as JSON, run in `folder` with no way to the source tree."""
+    done = subprocess.run([python, "-I", "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_wheel_carries_what_the_tree_has(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    cuda = {
+        f"cupyops/cuda_src/{p.relative_to(ROOT / 'cuda_src').as_posix()}" for p in (ROOT / "cuda_src").rglob("*.cu*")
+    }
+    python = {p.relative_to(ROOT).as_posix() for p in (ROOT / "cupyops").rglob("*.py")}
+    assert len(cuda) > 1 and cuda | python | {"cupyops/py.typed"} <= names
+    outside = {name for name in names if not name.startswith(("cupyops/", f"cupyops-{cupyops.__version__}.dist-info/"))}
+    assert not outside
+
+
+def test_it_is_imported_from_the_wheel_and_knows_every_operator(python, tmp_path):
+    found = run(
+        python,
+        tmp_path,
+        """
+import importlib.metadata, json, cupyops, cupyops.nn, cupyops.optim
+from cupyops import source
+print(json.dumps({"file": cupyops.__file__, "cuda": str(source.cuda_src()), "operators": sorted(cupyops.operators()),
+                  "version": importlib.metadata.version("cupyops")}))
+""",
+    )
+    assert not Path(found["file"]).is_relative_to(ROOT)
+    assert Path(found["cuda"]).parent == Path(found["file"]).parent
+    assert found["operators"] == sorted(name for name in cupyops.operators() if name.startswith("cupyops::"))
+    assert found["version"] == cupyops.__version__
+
+
+def test_it_computes_and_compiles_from_the_packaged_kernels(python, tmp_path):
+    found = run(
+        python,
+        tmp_path,
+        f"""
+import json, os, torch
+os.environ["CUPYOPS_CACHE_DIR"] = {str(tmp_path / "cache")!r}
+import cupyops
+from cupyops import compiler, kernel
+y = cupyops.relu(torch.tensor([-1.0, 2.0]))
+relu = next(k for k in kernel.kernels() if k.base == "relu_fwd")
+binary = compiler.build(relu.source, relu.instances()[0], "sm_90", relu.options)
+print(json.dumps({{"y": y.tolist(), "text": str(relu.source.path), "includes": sorted(relu.source.includes),
+                  "cubin": os.path.getsize(binary.path), "origin": binary.origin}}))
+""",
+    )
+    assert found["y"] == [0.0, 2.0]
+    assert not Path(found["text"]).is_relative_to(ROOT)
+    assert found["includes"] == sorted(source.load("relu.cu").includes)
+    assert found["origin"] == "nvrtc" and found["cubin"] > 0
