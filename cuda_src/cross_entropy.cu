@@ -46,12 +46,12 @@ template <typename T, int MODE> struct Shares {
 template <typename T, int MODE, typename A = acc_t<T>>
 __device__ __forceinline__ A position_loss(const RowSums<T>& sums, A a, A picked, A shift, bool valid, A* stats,
                                            long long position, long long positions) {
-  const A log_sum = log_of(sums.exps.sum);
-  stats[position] = valid ? sums.exps.max : A(0);
+  const A log_sum = log(sums.sum);
+  stats[position] = valid ? sums.max : A(0);
   stats[positions + position] = valid ? log_sum : A(0);
   if (MODE != kClass) stats[2 * positions + position] = valid ? sums.share : A(0);
-  A loss = MODE == kProbabilities ? A(0) : a * ((sums.exps.max - picked) + log_sum);
-  if (MODE != kClass) loss += sums.share * ((sums.exps.max - shift) + log_sum) - sums.dot;
+  A loss = MODE == kProbabilities ? A(0) : a * ((sums.max - picked) + log_sum);
+  if (MODE != kClass) loss += sums.share * ((sums.max - shift) + log_sum) - sums.dot;
   return valid ? loss : A(0);
 }
 
@@ -61,7 +61,7 @@ template <typename T> struct PositionGrad {
   A max, log_sum, scale, a, total;
 
   __device__ __forceinline__ A logit(A x, A q, bool picked) const {
-    return scale * (total * exp_for<T>((x - max) - log_sum) - q - (picked ? a : A(0)));
+    return scale * (total * exp_as<T>((x - max) - log_sum) - q - (picked ? a : A(0)));
   }
   __device__ __forceinline__ A probability(A x, A w_keep) const { return scale * w_keep * ((max - x) + log_sum); }
 };
@@ -84,20 +84,62 @@ template <typename T> __device__ __forceinline__ void merge_slices(RowSums<T>& s
   if (blockDim.y == 1) return;
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   __syncthreads();  // the slices of the tile before have been read
-  slices[0][thread] = sums.exps.max;
-  slices[1][thread] = sums.exps.sum;
+  slices[0][thread] = sums.max;
+  slices[1][thread] = sums.sum;
   slices[2][thread] = sums.dot;
   slices[3][thread] = sums.share;
   __syncthreads();
   for (int other = thread + blockDim.x; threadIdx.y == 0 && other < 256; other += blockDim.x) {
     RowSums<T> slice;
-    slice.exps.max = slices[0][other];
-    slice.exps.sum = slices[1][other];
+    slice.max = slices[0][other];
+    slice.sum = slices[1][other];
     slice.dot = slices[2][other];
     slice.share = slices[3][other];
     sums.merge(slice);
   }
 }
+
+// N consecutive logits of a row go into the sums of their position.
+template <typename T, int MODE> struct AddToSums {
+  RowSums<T>& sums;
+  const Shares<T, MODE>& shares;
+  const T* probabilities;
+  acc_t<T> shift;
+
+  template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
+    acc_t<T> values[N], q[N], unused[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) values[k] = to_acc(x.data[k]);
+    sums.add(values);
+    if (MODE == kClass) return;
+    shares.read(c, probabilities + c, q, unused);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sums.add_share(q[k], values[k], shift);
+  }
+};
+
+// N consecutive gradients of a row, from its logits.
+template <typename T, int MODE> struct WriteGrads {
+  const PositionGrad<T>& grad;
+  const Shares<T, MODE>& shares;
+  const T* probabilities;
+  T *grad_x, *grad_probabilities;
+  int t;
+
+  template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
+    acc_t<T> q[N] = {}, w[N] = {};
+    if (MODE != kClass) shares.read(c, probabilities + c, q, w);
+    Vec<T, N> to_x, to_p;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const acc_t<T> logit = to_acc(x.data[k]);
+      to_x.data[k] = from_acc<T>(grad.logit(logit, q[k], MODE != kProbabilities && c + k == t));
+      if (MODE == kProbabilities) to_p.data[k] = from_acc<T>(grad.probability(logit, w[k] * shares.keep));
+    }
+    if (MODE != kProbabilities || grad_x) write_vec<T, N>(grad_x + c, to_x);
+    if (MODE == kProbabilities && grad_probabilities) write_vec<T, N>(grad_probabilities + c, to_p);
+  }
+};
 
 // inner == 1. Grid: any, one dimension. Block: (32, rows) gives each row a warp, (a multiple of 32, 1) a block; blocks stride
 // over the rows. Each logit is read once, 16 bytes at a time: max and sum are kept up online, in acc_t<T>.
@@ -120,15 +162,8 @@ __global__ void cross_entropy_fwd(const T* __restrict__ x, const long long* __re
       picked = to_acc(logits[t]);
       shift = isfinite(picked) ? picked : A(0);
       w = MODE == kProbabilities ? A(1) : shares.weight_of(t);
-      read_row(logits, logits, 0, classes, threadIdx.x, blockDim.x, [&](int c, auto vec) {
-        constexpr int N = sizeof(vec) / sizeof(T);
-        sums.exps.add(N, [&](int k) { return to_acc(vec.data[k]); });
-        if (MODE == kClass) return;
-        A q[N], unused[N];
-        shares.read(c, probabilities + row * classes + c, q, unused);
-#pragma unroll
-        for (int k = 0; k < N; ++k) sums.add_share(q[k], to_acc(vec.data[k]), shift);
-      });
+      const AddToSums<T, MODE> add{sums, shares, probabilities + row * classes, shift};
+      read_row(logits, logits, 0, classes, threadIdx.x, blockDim.x, add);
     }
     sums.template reduce<MODE != kClass>(shared);
     if (threadIdx.x != 0) continue;
@@ -165,7 +200,7 @@ __global__ void cross_entropy_fwd_inner(const T* __restrict__ x, const long long
       A values[U];
 #pragma unroll
       for (int k = 0; k < U; ++k) values[k] = c + k < classes ? to_acc(x[first + (c + k) * inner]) : -infinity<A>();
-      sums.exps.add(U, [&](int k) { return values[k]; });
+      sums.add(values);
 #pragma unroll
       for (int k = 0; MODE != kClass && k < U; ++k) {
         if (c + k >= classes) break;
@@ -209,19 +244,9 @@ __global__ void cross_entropy_bwd(const T* __restrict__ grad_y, const T* __restr
   const Shares<T, MODE> shares(weight, label_smoothing, classes);
   const PositionGrad<T> grad = read_grad<T, MODE>(shares, grad_y, stats, total_weight, t, row, rows, reduction);
   const T* guide = (grad_x ? grad_x : grad_probabilities) + offset;
-  read_row(x + offset, guide, begin, end, threadIdx.x, blockDim.x, [&](int c, auto vec) {
-    constexpr int N = sizeof(vec) / sizeof(T);
-    A q[N] = {}, w[N];
-    if (MODE != kClass) shares.read(c, probabilities + offset + c, q, w);
-    Vec<T, N> to_x, to_p;
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      to_x.data[k] = from_acc<T>(grad.logit(to_acc(vec.data[k]), q[k], MODE != kProbabilities && c + k == t));
-      if (MODE == kProbabilities) to_p.data[k] = from_acc<T>(grad.probability(to_acc(vec.data[k]), w[k] * shares.keep));
-    }
-    if (MODE != kProbabilities || grad_x) write_vec<T, N>(grad_x + offset + c, to_x);
-    if (MODE == kProbabilities && grad_probabilities) write_vec<T, N>(grad_probabilities + offset + c, to_p);
-  });
+  const WriteGrads<T, MODE> write{grad, shares, probabilities + offset, grad_x ? grad_x + offset : nullptr,
+                                  grad_probabilities ? grad_probabilities + offset : nullptr, t};
+  read_row(x + offset, guide, begin, end, threadIdx.x, blockDim.x, write);
 }
 
 // Any inner. Block: one dimension, a thread per position. Grid: ceil(positions / blockDim.x) * chunks, one dimension: a

@@ -14,7 +14,9 @@ constexpr double kCubic = 0.044715;
 
 template <typename A> __device__ __forceinline__ A two_phi(A x) { return A(1) + erf(x * A(kSqrtHalf)); }
 
-template <typename A> __device__ __forceinline__ A inner(A x) { return A(kSqrtTwoOverPi) * (x + A(kCubic) * (x * x * x)); }
+template <typename A> __device__ __forceinline__ A inner(A x) {
+  return A(kSqrtTwoOverPi) * (x + A(kCubic) * (x * x * x));
+}
 
 template <typename A> __device__ __forceinline__ A inner_slope(A x) {
   return A(kSqrtTwoOverPi) * (A(1) + A(3 * kCubic) * (x * x));

@@ -10,7 +10,7 @@
 // TILE x TILE tile of the result, or of one split's partial sums; sums in acc_t<T>. Forward: a = x, b = weight^T, and
 // bias may be null. Backward: bias null; column takes grad_bias, where gemm.ones asks for it.
 template <typename T, int TILE>
-__global__ void __launch_bounds__(kGemmThreads<TILE>, kGemmBlocks<T>)
+__global__ void __launch_bounds__(kGemmThreads<TILE>, kGemmBlocks<T, TILE>)
     linear_fwd(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ bias, T* __restrict__ y,
                T* __restrict__ column, acc_t<T>* __restrict__ partial, const Gemm gemm) {
   constexpr int W = GemmEngine<T, TILE>::W;

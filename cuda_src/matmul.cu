@@ -7,7 +7,7 @@
 // Grid: tiles x splits x batches, see GemmBlock. Block: kGemmThreads<TILE>. Shared memory: gemm_tile's ring. A block owns
 // one TILE x TILE tile of y, or of one split's partial sums; sums in acc_t<T>.
 template <typename T, int TILE>
-__global__ void __launch_bounds__(kGemmThreads<TILE>, kGemmBlocks<T>)
+__global__ void __launch_bounds__(kGemmThreads<TILE>, kGemmBlocks<T, TILE>)
     matmul_fwd(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ y, acc_t<T>* __restrict__ partial,
                const Gemm gemm) {
   constexpr int W = GemmEngine<T, TILE>::W;

@@ -1,5 +1,6 @@
 """cupyops: a .cu file becomes a differentiable PyTorch operator, with pip alone."""
 
+from . import nn, optim
 from .arrays import vjp
 from .errors import CompileError, CupyopsError, InputError, LaunchError, MissingDependencyError, SourceError
 from .kernel import Kernel, ceil_div

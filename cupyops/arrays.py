@@ -45,9 +45,21 @@ def _cupy_stream() -> AbstractContextManager[Any]:
 
 def _from_numpy(array: Any) -> Tensor:
     array = np.asarray(array)
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        array = array.copy()  # torch has no read-only tensors and no negative strides
-    return torch.from_numpy(array)
+    item = max(array.itemsize, 1)
+    if not (array.flags.writeable and array.dtype.isnative) or any(s < 0 or s % item for s in array.strides):
+        # torch has no read-only tensors, no negative or uneven strides and no foreign byte order
+        array = array.astype(array.dtype.newbyteorder("="), order="C")
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise InputError(f"an array of dtype {array.dtype} cannot be a tensor: {error}") from error
+
+
+def _to_numpy(tensor: Tensor, like: Any) -> Any:
+    try:
+        return tensor.resolve_conj().resolve_neg().numpy()
+    except TypeError as error:
+        raise InputError(f"a result of dtype {tensor.dtype} cannot be a NumPy array: {error}") from error
 
 
 def _dlpack_namespace(tensor: Tensor, like: Any) -> Any:
@@ -60,7 +72,7 @@ def _dlpack_namespace(tensor: Tensor, like: Any) -> Any:
 
 
 _KINDS = (
-    Kind("numpy", lambda v: isinstance(v, (np.ndarray, np.generic)), _from_numpy, lambda t, _: t.numpy()),
+    Kind("numpy", lambda v: isinstance(v, (np.ndarray, np.generic)), _from_numpy, _to_numpy),
     Kind(
         "cupy",
         _is_cupy,
@@ -89,10 +101,19 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
             raise InputError("axis and dim mean the same; give one of them")
         kwargs = {("dim" if name == "axis" else name): value for name, value in kwargs.items()}
     kind, like = _kind_of_call(args, kwargs)
+    if kind is None and args and isinstance(args[0], np.generic):
+        args = (np.asarray(args[0]), *args[1:])  # what NumPy makes of an array without dimensions
+        kind, like = _kind_of_call(args, kwargs)
     if kind is None:
         return function(*args, **kwargs)
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        return kind.to_tensor(value) if kind.owns(value) else value
+
     with kind.stream():
-        args, kwargs = tree_map(lambda value: kind.to_tensor(value) if kind.owns(value) else value, (args, kwargs))
+        args, kwargs = tree_map(convert, (args, kwargs))
         return to_arrays(function(*args, **kwargs), kind, like)
 
 
@@ -127,13 +148,15 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
 
     Returns:
         `(y, pullback)`. `pullback(grad_y)` gives a tuple with the gradient for each primal (None for an integer one), of
-        the primals' kind; it can be called more than once.
+        the primals' kind; it can be called more than once. It takes a gradient for each output, None for one that has
+        none. Arrays are not copied: until the last call leave the primals and `y` as they are.
 
     Example:
         >>> x = np.linspace(-1.0, 1.0, 5)
         >>> y, pullback = cupyops.vjp(cupyops.relu, x)
         >>> (grad_x,) = pullback(np.ones_like(y))
     """
+    primals = tuple(np.asarray(primal) if isinstance(primal, np.generic) else primal for primal in primals)
     kind, like = _kind_of_call(primals, {})
     stream = kind.stream if kind is not None else nullcontext
 
@@ -148,16 +171,30 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
         outputs = function(*inputs)
     wanted = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
 
+    listed = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+
     def pullback(*grads: Any) -> tuple[Any, ...]:
-        many = isinstance(outputs, (tuple, list))
-        if len(grads) != (len(outputs) if many else 1):
-            raise InputError(f"pullback got {len(grads)} gradients for {len(outputs) if many else 1} outputs")
+        if len(grads) != len(listed):
+            raise InputError(f"pullback got {len(grads)} gradients for {len(listed)} outputs")
         with stream():
-            found = torch.autograd.grad(outputs, wanted, [tensor(g) for g in grads], retain_graph=True, allow_unused=True)
+            pairs = [(y, _like(y, tensor(g))) for y, g in zip(listed, grads) if g is not None and y.requires_grad]
+            if pairs:
+                ys, grad_ys = zip(*pairs)
+                found = torch.autograd.grad(ys, wanted, grad_ys, retain_graph=True, materialize_grads=True)
+            else:
+                found = tuple(torch.zeros_like(value) for value in wanted)
             gradients = iter(found)
             return tuple(result(next(gradients)) if any(v is w for w in wanted) else None for v in inputs)
 
     return result(outputs), pullback
+
+
+def _like(y: Tensor, grad: Any) -> Tensor:
+    """A gradient for `y`: a number, or a tensor of its shape."""
+    grad = torch.as_tensor(grad, dtype=y.dtype, device=y.device)
+    if grad.shape != y.shape:
+        raise InputError(f"a gradient of shape {tuple(grad.shape)} for an output of shape {tuple(y.shape)}")
+    return grad
 
 
 def _leaf(value: Any) -> Any:

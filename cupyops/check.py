@@ -46,8 +46,8 @@ def floating(name: str, value: Tensor) -> None:
 def same_device(**tensors: Tensor | None) -> None:
     """All the tensors given are on the device of the first."""
     given = [(name, value) for name, value in tensors.items() if value is not None]
-    first_name, first = given[0]
     for name, value in given[1:]:
+        first_name, first = given[0]
         if value.device != first.device:
             raise InputError(f"{name} is on {value.device}, but {first_name} is on {first.device}")
 
@@ -55,8 +55,8 @@ def same_device(**tensors: Tensor | None) -> None:
 def same_dtype(**tensors: Tensor | None) -> None:
     """All the tensors given have the dtype of the first."""
     given = [(name, value) for name, value in tensors.items() if value is not None]
-    first_name, first = given[0]
     for name, value in given[1:]:
+        first_name, first = given[0]
         if value.dtype != first.dtype:
             raise InputError(f"{name} is {value.dtype}, but {first_name} is {first.dtype}")
 
@@ -73,7 +73,7 @@ def dim(name: str, value: Any, ndim: int) -> int:
 
 def choice(name: str, value: Any, allowed: Sequence[Any]) -> None:
     """`value` is one of `allowed`."""
-    if value not in allowed:
+    if not any(isinstance(value, type(one)) and value == one for one in allowed):
         fail(name, value, "one of " + ", ".join(repr(one) for one in allowed))
 
 

@@ -29,6 +29,7 @@ class Definition:
         self.parameters, self.outputs = schema.typed_signature(name, reference)
         self.arity = len(self.parameters)
         self.tensors = tuple(i for i, one in enumerate(self.parameters) if schema.is_tensor(one.annotation))
+        self.required = frozenset(i for i in self.tensors if self.parameters[i].annotation is Tensor)
         self.launch_forward: Callable[..., Any] | None = None
         self.launch_backward: Backward | None = None
         self.gradient: Backward | None = None  # reference_backward
@@ -43,8 +44,8 @@ class Definition:
         if len(values) > self.arity:
             raise TypeError(f"{self.name} takes {self.arity} arguments, got {len(values)}")
         left = dict(kwargs)
-        if "axis" in left and any(one.name == "dim" for one in self.parameters):
-            left.setdefault("dim", left.pop("axis"))
+        if "axis" in left and "dim" not in left and any(one.name == "dim" for one in self.parameters):
+            left["dim"] = left.pop("axis")
         for one in self.parameters[len(values) :]:
             if one.name not in left and one.default is inspect.Parameter.empty:
                 raise TypeError(f"{self.name} misses the argument {one.name!r}")
@@ -78,13 +79,17 @@ class Definition:
 
     # --- the roles, run ---
 
+    def add_note(self, error: CupyopsError, role: str) -> None:
+        """Say in whose launch an error arose."""
+        error.add_note(f"in the {role} of operator {self.name}")
+
     def run_forward(self, args: Sequence[Any]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, saved) by the forward kernels."""
         assert self.launch_forward is not None
         try:
             outputs, saved = self.launch_forward(*args)
         except CupyopsError as error:
-            error.add_note(f"in the forward of operator {self.name}")
+            self.add_note(error, "forward")
             raise
         return (outputs,) if self.outputs == 1 else outputs, saved
 
@@ -95,7 +100,7 @@ class Definition:
         try:
             return self.launch_backward(grads, outputs, saved, args, needs)
         except CupyopsError as error:
-            error.add_note(f"in the backward of operator {self.name}")
+            self.add_note(error, "backward")
             raise
 
     def differentiable_backward(self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any) -> list[Tensor | None]:

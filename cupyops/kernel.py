@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import backend, compiler, signature, source, tracing
+from . import backend, compiler, fastpath, signature, source, tracing
 from .errors import CompileError, InputError, LaunchError
 from .signature import FLOATING as FLOATING  # what kernels of this package declare for T
 
@@ -78,6 +78,8 @@ class Kernel:
         self.domain = {key: tuple(values) for key, values in domain.items()}
         self._specialised: dict[tuple[Any, ...], Specialised] = {}
         self._configured: dict[tuple[Any, ...], Callable[..., None]] = {}
+        self._fast: fastpath.Configure | None = None  # written at the first load, when the PTX has told the types
+        self._table: dict[Any, tuple[Any, ...]] = {}  # for the fast path, of the device used last
         self._lock = threading.Lock()
         _kernels.append(weakref.ref(self))
 
@@ -103,26 +105,13 @@ class Kernel:
         """What `kernel[grid, block, shared]` is: a function of the kernel's arguments."""
         if not isinstance(launch, tuple) or not 2 <= len(launch) <= 3:
             raise LaunchError(f"{self}: launch with kernel[grid, block] or kernel[grid, block, shared], got {launch!r}")
-        specialised, names = self._specialised, self.template
         grid, block, shared = dimensions(*launch)
-        empty = 0 in grid
-
-        def run(*args: Any, **template: Any) -> None:
-            try:
-                chosen = specialised[tuple(map(template.get, names))]
-                anchor = args[chosen.anchor]
-                loaded = chosen.loaded[anchor.get_device()]
-            except (LookupError, TypeError, AttributeError):
-                loaded = None
-            if loaded is None or tracing.active is not None or type(anchor) not in _PLAIN or len(template) != len(names):
-                self._launch(launch, args, template)
-            elif not empty:
-                loaded.launch(grid, block, shared, args)
-
+        if self._fast is None or 0 in grid:
+            return lambda *args, **template: self._launch(launch, args, template)
         if len(self._configured) >= _MAX_CONFIGURED:
             self._configured.clear()
-        self._configured[launch] = run
-        return run
+        configured = self._configured[launch] = self._fast(grid, block, shared)
+        return configured
 
     def _launch(self, launch: tuple[Any, ...], args: tuple[Any, ...], template: dict[str, Any]) -> None:
         """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
@@ -138,6 +127,14 @@ class Kernel:
         else:
             with tracing.launch(specialised.name, grid, block, anchor):
                 specialised.launch(anchor, grid, block, shared, args)
+
+    def make_fast(self, specialised: Specialised, loaded: Loaded) -> None:
+        """From now on these template values, on this device, take the fast path."""
+        self._table[fastpath.key(specialised.values)] = loaded.entry
+        if self._fast is None:
+            self._fast = fastpath.configure(
+                loaded.arguments, self.template, specialised.anchor, self._table, loaded.cu_launch, self._launch
+            )
 
     def _specialise(self, template: dict[str, Any]) -> Specialised:
         ordered = tuple(self._template_value(name, template) for name in self.template)
@@ -208,7 +205,9 @@ class Specialised:
             name = self.kernel.declared[self.anchor][1]
             raise LaunchError(f"{self.name}: {name} is {anchor!r}; the first pointer of a kernel must be a tensor")
         if anchor.is_cuda:
-            self.on(anchor.get_device()).launch(grid, block, shared, args)
+            loaded = self.on(anchor.get_device())
+            loaded.launch(grid, block, shared, args)
+            self.kernel.make_fast(self, loaded)
         elif (execute := executors.get(anchor.device.type)) is not None:
             execute(self, anchor.get_device(), grid, block, shared, args)
         elif not anchor.is_meta:
@@ -232,41 +231,36 @@ class Loaded:
         major, minor = torch.cuda.get_device_capability(device)
         binary = specialised.binary(f"sm_{major}{minor}")
         self.arguments = specialised.arguments(binary)
-        self._pack = signature.packer(self.arguments, device)
         with cupy.cuda.Device(device):
             self._raw = cupy.RawModule(path=str(binary.path)).get_function(binary.symbol)
             self._function = self._raw.kernel.ptr
-        self._cu_launch = cupy.cuda.driver.launchKernel
-        self._current_device = torch._C._cuda_getDevice
-        self._current_stream = torch._C._cuda_getCurrentRawStream
+        self.cu_launch = cupy.cuda.driver.launchKernel
         self._slots: list[tuple[Any, Any, int]] = []  # spare parameter buffers, one in use per launch under way
         self._shared = _DEFAULT_SHARED
+        self.entry = fastpath.entry(self.arguments, device, self._function, self._slots, self._new_slot)
 
     def launch(self, grid: Any, block: Any, shared: int, args: tuple[Any, ...]) -> None:
-        """Check and pack the arguments, and launch on the device's current stream."""
-        try:
-            slot = self._slots.pop()
-        except IndexError:  # asked for rather than looked at first: another thread may take the last one in between
-            slot = self._new_slot()
-        try:
-            self._pack(slot[0], *args)
-        except (struct.error, AttributeError, TypeError, ValueError, OverflowError) as error:
-            signature.checked(self.name, self.arguments, args, self.device)  # says which argument is wrong, and how
-            raise LaunchError(f"{self.name}: {error}") from error
-        current = self._current_device()
-        if current != self.device:
-            torch.cuda._exchange_device(self.device)
-        try:
-            if shared > self._shared:
-                self._allow_shared(shared)
-            stream = self._current_stream(self.device)
-            self._cu_launch(self._function, *grid, *block, shared, stream, slot[2], 0)
-        except Exception as error:  # CuPy's CUDADriverError, which cannot be named before CuPy is imported
-            self._again_or_explain(grid, block, shared, slot, error)
-        finally:
-            if current != self.device:
-                torch.cuda._exchange_device(current)
-        self._slots.append(slot)
+        """Check everything, make the device current, and launch on its current stream."""
+        values = signature.checked(self.name, self.arguments, args, self.device)
+        buffer, pointers, address = self._new_slot()
+        struct.pack_into(signature.layout(self.arguments)[0], buffer, 0, *values)
+        with torch.cuda.device(self.device):
+            try:
+                if shared > self._shared:
+                    self._raw.max_dynamic_shared_size_bytes = shared  # more than 48 KB is to be asked for
+                    self._shared = shared
+                stream = torch._C._cuda_getCurrentRawStream(self.device)
+                try:
+                    self.cu_launch(self._function, *grid, *block, shared, stream, address, 0)
+                except Exception as error:
+                    if "CONTEXT" not in str(error) and "NOT_INITIALIZED" not in str(error):
+                        raise
+                    # a thread that has made no CUDA call yet has no context; CuPy's runtime gives it one
+                    backend.cupy().cuda.Device(self.device).use()
+                    self.cu_launch(self._function, *grid, *block, shared, stream, address, 0)
+            except Exception as error:  # CuPy's CUDADriverError, which cannot be named before CuPy is imported
+                where = f"{self.name} with grid {grid}, block {block}, {shared} bytes of dynamic shared memory"
+                raise LaunchError(f"{where} on cuda:{self.device}: {error}") from error
 
     def _new_slot(self) -> tuple[Any, Any, int]:
         """A buffer for the parameters, and the array of pointers into it that cuLaunchKernel reads."""
@@ -274,24 +268,6 @@ class Loaded:
         buffer = ctypes.create_string_buffer(struct.calcsize(letters))
         pointers = (ctypes.c_void_p * len(offsets))(*(ctypes.addressof(buffer) + offset for offset in offsets))
         return buffer, pointers, ctypes.addressof(pointers)
-
-    def _allow_shared(self, size: int) -> None:
-        """Opt in to more than 48 KB of dynamic shared memory on this device."""
-        with backend.cupy().cuda.Device(self.device):
-            self._raw.max_dynamic_shared_size_bytes = size
-        self._shared = size
-
-    def _again_or_explain(self, grid: Any, block: Any, shared: int, slot: Any, error: Exception) -> None:
-        if "INVALID_CONTEXT" in str(error) or "NOT_INITIALIZED" in str(error):
-            # a thread that has made no CUDA call yet has no current context; CuPy's runtime gives it one
-            backend.cupy().cuda.Device(self.device).use()
-            stream = self._current_stream(self.device)
-            try:
-                return self._cu_launch(self._function, *grid, *block, shared, stream, slot[2], 0)
-            except Exception as second:
-                error = second
-        where = f"{self.name} with grid {grid}, block {block}, {shared} bytes of dynamic shared memory"
-        raise LaunchError(f"{where} on cuda:{self.device}: {error}") from error
 
 
 # What runs a launch on tensors of a device type; CUDA tensors have `Loaded`. A simulator puts itself here for "cpu", as

@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """`tensor` with the given (dense) strides; itself if it has them, else one copy."""
-    if tensor.stride() == strides:
+    """`tensor` with the given (dense) strides and no negative bit: itself if it is so, else one copy."""
+    if tensor.stride() == strides and not tensor.is_neg():
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 

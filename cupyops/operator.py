@@ -23,10 +23,10 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from . import arrays, tracing
+from . import arrays, distributed, tracing
 from .autograd import differentiable
 from .definition import Definition
-from .errors import InputError
+from .errors import CupyopsError, InputError
 from .kernel import FLOATING, executors
 from .registration import Registration
 
@@ -155,39 +155,41 @@ class Operator:
             return self._compiling(self.definition.bind(args, kwargs))
         if kwargs or len(args) != self._arity:
             args = self.definition.bind(args, kwargs)
-        wants_grad = self._served_by_kernels(args)
-        if wants_grad is None:
-            return self._otherwise(args)
-        if wants_grad and torch.is_grad_enabled():
-            return self._differentiable(*args)
-        return self.definition.launch_forward(*args)[0]  # type: ignore[misc]
-
-    def _served_by_kernels(self, args: tuple[Any, ...]) -> bool | None:
-        """The guard of the fast path, well under a microsecond: whether a gradient is wanted; None for any other route."""
         if _functorch_active() or _dispatch_modes() or forward_ad._current_level >= 0 or tracing.active is not None:
-            return None
-        wants_grad, first, dtype = False, None, None
+            return self._otherwise(args)
+        # From here to the launch every tenth of a microsecond counts: one loop, and plain CUDA tensors go straight on.
+        wants_grad, first = False, None
         for index in self._tensors:
             tensor = args[index]
             if type(tensor) is Tensor or type(tensor) is Parameter:
                 if first is None:
                     first, dtype = tensor, tensor.dtype
                     if not tensor.is_cuda or dtype not in _FLOATING:
-                        return None
-                elif tensor.device != first.device:
-                    return None
-                elif tensor.dtype is not dtype and (tensor.is_floating_point() or tensor.is_complex()):
-                    return None
+                        return self._otherwise(args)
+                elif tensor.device != first.device or (
+                    tensor.dtype is not dtype and (tensor.is_floating_point() or tensor.is_complex())
+                ):
+                    return self._otherwise(args)
                 if tensor.requires_grad:
                     wants_grad = True
                 if tensor.is_neg():
-                    return None
-            elif tensor is not None:
-                return None
-        if self.definition.launch_forward is None or (self._autocast and torch.is_autocast_enabled("cuda")):
-            return None
-        refusal = self.definition.refusal
-        return None if refusal is not None and refusal(*args) is not None else wants_grad
+                    return self._otherwise(args)
+            elif tensor is not None or index in self.definition.required:
+                return self._otherwise(args)
+        definition = self.definition
+        if (
+            definition.launch_forward is None
+            or (self._autocast and torch.is_autocast_enabled("cuda"))
+            or (definition.refusal is not None and definition.refusal(*args) is not None)
+        ):
+            return self._otherwise(args)
+        if wants_grad and torch.is_grad_enabled():
+            return self._differentiable(*args)
+        try:
+            return definition.launch_forward(*args)[0]
+        except CupyopsError as error:
+            definition.add_note(error, "forward")
+            raise
 
     def _otherwise(self, args: tuple[Any, ...]) -> Any:
         """The call by the route that `_route` finds, with a word about it for an open trace."""
@@ -203,10 +205,13 @@ class Operator:
         """(name, function, note) of the route of a call that is not being compiled; no name where it leads to another."""
         if _functorch_active() or forward_ad._current_level >= 0:
             return "reference", self._by_reference, "torch.func or forward-mode AD"
+        given = self.definition.given(args)
+        if any(distributed.is_spread(value) for value in given):
+            return "", self._by_gathering, ""
         if _dispatch_modes():
             return "torch.library", self._by_dispatcher, ""
-        given = self.definition.given(args)
-        if any(not isinstance(value, Tensor) for value in given):
+        absent = any(args[index] is None for index in self.definition.required)
+        if absent or any(not isinstance(value, Tensor) for value in given):
             return "", self._by_arrays, ""
         if any(type(tensor) not in _PLAIN for tensor in given):
             return "torch.library", self._by_dispatcher, ""
@@ -229,7 +234,12 @@ class Operator:
     def _by_dispatcher(self, args: tuple[Any, ...]) -> Any:
         return self._registration.call(self._cast(args))
 
+    def _by_gathering(self, args: tuple[Any, ...]) -> Any:
+        return distributed.call(self, self.name, args)
+
     def _compiling(self, args: tuple[Any, ...]) -> Any:
+        if any(distributed.is_spread(args[index]) for index in self._tensors):
+            return self._by_gathering(args)
         return self._by_reference(args) if _functorch_active() else self._by_dispatcher(args)
 
     def _by_autocast(self, args: tuple[Any, ...]) -> Any:
@@ -241,7 +251,8 @@ class Operator:
     def _by_arrays(self, args: tuple[Any, ...]) -> Any:
         for index in self._tensors:
             value = args[index]
-            if not (value is None or isinstance(value, Tensor) or arrays.kind_of(value)):
+            known = isinstance(value, Tensor) or arrays.kind_of(value)
+            if not known and (value is not None or index in self.definition.required):
                 name = self.definition.parameters[index].name
                 raise InputError(f"{self.name}: {name} is {type(value).__name__}, expected a tensor or an array")
         return arrays.call(self, args, {})

@@ -67,7 +67,7 @@ class Registration:
         missing = [one.name for one, need, grad in zip(self.of.parameters, needs, found) if need and grad is None]
         if missing:
             raise InputError(f"{self.of.name}: backward gave no gradient for {', '.join(missing)}")
-        return _fresh([grad for grad in found if grad is not None], (*grads, *args))
+        return _fresh([grad for grad in found if grad is not None], (*grads, *outputs, *saved, *args))
 
     # --- autograd ---
 
@@ -83,13 +83,16 @@ class Registration:
         return self.of.kept_by_kernels if ctx.by_kernels else self.of.kept_by_reference
 
     def _differentiate(self, ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-        grads, needs = grads[: self.of.outputs], list(ctx.needs_input_grad)
+        # the dispatcher leaves out trailing arguments that equal their defaults, and wants no gradient for them
+        given = len(ctx.needs_input_grad)
+        needs = [*ctx.needs_input_grad, *[False] * (self.of.arity - given)]
+        grads = grads[: self.of.outputs]
         args, outputs, saved = self._kept(ctx).unpack(ctx.values, ctx.saved_tensors)
         if not ctx.by_kernels:
-            return tuple(self.of.reference_gradient(grads, args, needs))
+            return tuple(self.of.reference_gradient(grads, args, needs)[:given])
         kept = [y for y in outputs if y is not None]
         gradients = iter(self.backward_op(like_outputs(grads, ctx.strides), kept, list(saved), *args, needs))
-        return tuple(next(gradients) if need else None for need in needs)
+        return tuple(next(gradients) if need else None for need in needs[:given])
 
     def _setup_twice(self, ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         grads, outputs, saved, *args, needs = inputs
@@ -122,14 +125,15 @@ class Registration:
 
 
 def _fresh(results: list[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
-    """An op of torch.library may return neither an input, nor a view, nor one tensor twice: such a one is copied."""
-    seen = {id(value) for value in inputs}
+    """An op of torch.library may not return an input, nor one tensor twice, nor a view of either: such a one is copied."""
+    seen = {_storage(value) for value in inputs if isinstance(value, Tensor)}
     fresh = []
     for tensor in results:
-        fresh.append(tensor.clone() if id(tensor) in seen or tensor._base is not None else tensor)
-        seen.add(id(tensor))
+        fresh.append(tensor.clone() if _storage(tensor) in seen or tensor._base is not None else tensor)
+        seen.add(_storage(tensor))
     return fresh
 
 
-def _share_with_dtensor(op: Definition, args: tuple[Any, ...]) -> None:
-    """Filled in below: DTensor asks each op how it may be sharded."""
+def _storage(tensor: Tensor) -> int:
+    """What two tensors share that share memory; below autograd a view does not know its base."""
+    return tensor.untyped_storage()._cdata

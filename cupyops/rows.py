@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 PACKS = (1, 4)  # 16-byte packs that a thread holds of a row: the template values of the kernels
 WIDEST = 1024  # threads that share one row
+_ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
 _MAX_GRID = 1 << 16  # blocks; they stride over the rest, and fewer blocks of tiny rows cost less to start
 
 
@@ -72,22 +72,34 @@ class SoftmaxKernels(NamedTuple):
     columns: Any
 
 
-def launch_softmax(kernels: SoftmaxKernels, tensors: Sequence[Tensor], dim: int, width_of: Tensor, **template: Any) -> None:
-    """Launch the form that fits the shape of `tensors`, all contiguous; `width_of` is the one that packs are cut for."""
-    outer, size, inner = split(width_of, dim)
-    if is_symbolic(outer, size, inner) or not width_of.numel():
+def launch_softmax(kernels: SoftmaxKernels, dim: int, *tensors: Tensor, **template: Any) -> None:
+    """Launch the form that fits the shape of `tensors`, which are contiguous; packs are cut for the first."""
+    outer, size, inner = split(tensors[0], dim)
+    if is_symbolic(outer, size, inner) or not tensors[0].numel():
         return
-    itemsize = width_of.element_size()
-    if inner == 1:
-        packs, threads, rows = division = share(size, itemsize)
-        if packs:
-            kernels.rows[grid(outer, rows), division.block](*tensors, outer, size, K=packs, **template)
-        else:
-            kernels.wide[grid(outer), threads](*tensors, outer, size, **template)
+    if inner > 1:
+        block, columns, vectors = _share_columns(outer * inner, size, inner, template["T"].itemsize)
+        launch = kernels.columns[grid(columns, block[0]), block]
+        launch(*tensors, outer, size, inner, VECTORS=vectors, **template)
         return
-    sharing = min(_power_of_two(-(-size // 8)), 16)  # threads to a column
-    groups = outer * inner // width
-    ...
+    division = share(size, tensors[0].element_size())
+    if division.packs:
+        kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
+    else:
+        kernels.wide[grid(outer), division.threads](*tensors, outer, size, **template)
+
+
+@functools.lru_cache(maxsize=4096)
+def _share_columns(columns: int, size: int, inner: int, itemsize: int) -> tuple[tuple[int, int], int, bool]:
+    """The block, (neighbouring columns, threads to a column), the columns in units of a thread's, and whether those are
+    as many as make 16 bytes."""
+    width = 16 // itemsize
+    neighbours = min(_power_of_two(columns), 32)
+    sharing = min(_power_of_two(-(-size // 8)), 512 // neighbours)
+    vectors = inner % width == 0 and columns // width * sharing >= _ENOUGH_THREADS
+    if vectors:
+        columns //= width
+    return (min(_power_of_two(columns), max(neighbours, 128 // sharing)), sharing), columns, vectors
 
 
 def implicit_dim(name: str, ndim: int, stacklevel: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,8 @@ def typed_signature(name: str, reference: Callable[..., Any]) -> tuple[list[insp
     for given in inspect.signature(reference).parameters.values():
         if given.name not in hints or given.kind in (given.VAR_POSITIONAL, given.VAR_KEYWORD):
             raise InputError(f"{name}: parameter {given.name} of the reference needs a type annotation")
+        if _holds_tensors(hints[given.name]):
+            raise InputError(f"{name}: parameter {given.name} is a list of tensors; give each tensor a parameter of its own")
         parameters.append(parameter(given.name, hints[given.name], given.default))
     if not any(is_tensor(one.annotation) for one in parameters):
         raise InputError(f"{name}: the reference has no parameter annotated Tensor")
@@ -30,7 +33,10 @@ def typed_signature(name: str, reference: Callable[..., Any]) -> tuple[list[insp
     returns = typing.get_args(returned) if typing.get_origin(returned) is tuple else (returned,)
     if any(one is not Tensor for one in returns):
         raise InputError(f"{name}: the reference is annotated to return {returned}, expected Tensor or a tuple of them")
-    arguments(parameters)  # refuses what torch.library cannot express, now and not at the first torch.compile
+    try:
+        arguments(parameters)  # refuses what torch.library cannot express, now and not at the first torch.compile
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
     return parameters, len(returns)
 
 
@@ -42,6 +48,11 @@ def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty
 def is_tensor(annotation: Any) -> bool:
     """Whether it says `Tensor` or `Tensor | None`."""
     return annotation is Tensor or (typing.get_origin(annotation) is not list and Tensor in typing.get_args(annotation))
+
+
+def _holds_tensors(annotation: Any) -> bool:
+    """Whether it says a list, tuple or dictionary of tensors: autograd follows none into an operator."""
+    return any(one is Tensor or _holds_tensors(one) for one in typing.get_args(annotation)) and not is_tensor(annotation)
 
 
 def optional(one: inspect.Parameter) -> inspect.Parameter:
@@ -64,7 +75,8 @@ def arguments(parameters: Sequence[inspect.Parameter]) -> str:
     try:
         return torch.library.infer_schema(stub, mutates_args=()).rpartition(" -> ")[0]
     except ValueError as error:
-        raise InputError(f"torch.library has no schema for these parameters: {error}") from error
+        message = re.sub(r"The valid types are: .*", "", str(error), flags=re.DOTALL)
+        raise InputError(f"torch.library has no schema for these parameters: {message.strip()}") from error
 
 
 def _spelled(annotation: Any) -> Any:

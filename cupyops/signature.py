@@ -6,8 +6,7 @@ The C signature says which parameters are pointers and to what; the PTX says of 
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,48 +112,6 @@ def layout(arguments: Sequence[Argument]) -> tuple[str, list[int]]:
         offsets.append(end + padding)
         end += padding + argument.size
     return "".join(letters), offsets
-
-
-def packer(arguments: Sequence[Argument], device: int) -> Callable[..., None]:
-    """`pack(buffer, *args)`: check the arguments of a launch on `device`, and write them where the kernel reads them.
-
-    It raises anything at all where an argument is wrong; `checked` then says which, and how. It is written out for the
-    signature at hand, once for each kernel, since a loop over descriptors costs a launch half a microsecond.
-    """
-    names = [f"a{index}" for index in range(len(arguments))]
-    checks, values, scope = [], [], {"pack_into": struct.Struct(layout(arguments)[0]).pack_into, "device": device}
-    scope |= {"_address": _address, "_flag": _flag, "Tensor": Tensor}
-    for name, argument in zip(names, arguments):
-        if argument.kind == "pointer":
-            scope[f"{name}_dtype"] = argument.dtype
-            wrong_dtype = f"{name}.dtype is not {name}_dtype or " if argument.dtype is not None else ""
-            checks.append(f"    if {name} is None: {name} = 0")
-            checks.append(f"    elif {wrong_dtype}{name}.get_device() != device: raise ValueError")
-            checks.append(f"    else: {name} = {name}.data_ptr() or _address({name})")
-        elif argument.kind == "struct":
-            checks.append(f"    if {name}.nbytes != {argument.size}: raise ValueError")
-        elif argument.kind == "bool":
-            checks.append(f"    if {name} is not True and {name} is not False: {name} = _flag({name})")
-        else:  # a tensor would be taken for its value, at the cost of waiting for the GPU
-            checks.append(f"    if {name}.__class__ is Tensor: raise ValueError")
-        values.append(f"{name}.tobytes()" if argument.kind == "struct" else name)
-    head = f"def pack(buffer, {', '.join(names)}):"
-    exec("\n".join([head, *checks, f"    pack_into(buffer, 0, {', '.join(values)})"]), scope)
-    return scope["pack"]
-
-
-def _address(tensor: Tensor) -> int:
-    """The address of a tensor that says 0: right for one without elements, a sign of one without storage otherwise."""
-    if tensor.numel():
-        raise ValueError
-    return 0
-
-
-def _flag(value: Any) -> bool:
-    """The truth of an integer; anything else has none that C would know."""
-    if not isinstance(value, (int, np.integer, np.bool_)):
-        raise ValueError
-    return bool(value)
 
 
 def checked(name: str, arguments: Sequence[Argument], args: Sequence[Any], device: int) -> list[Any]:

@@ -17,7 +17,16 @@ from typing import Any
 import torch
 
 active: Trace | None = None
-_current = threading.local()  # .operator, .route: what this thread is running
+_current = threading.local()  # .frame: what this thread is running
+
+
+@dataclass
+class Frame:
+    """An operator call under way."""
+
+    operator: str
+    route: str
+    recorded: bool = False  # whether anything inside it has left a record
 
 
 @dataclass
@@ -100,23 +109,25 @@ def _dims(dims: tuple[int, ...]) -> str:
 def operator(name: str, route: str, dtype: str = "", note: str = ""):
     """Name what this thread runs; a call that launches nothing leaves a record of its own."""
     opened = active
-    previous = getattr(_current, "frame", None)
-    _current.frame = (name, route)
+    outer = getattr(_current, "frame", None)
+    frame = _current.frame = Frame(name, route)
     before = len(opened.records) if opened is not None else 0
     try:
         yield
     finally:
-        _current.frame = previous
-        if opened is not None and (route == "reference" or len(opened.records) == before):
+        _current.frame = outer
+        if opened is not None and (route == "reference" or not frame.recorded):
             opened.records.insert(before, Record(name, route, dtype=dtype, note=note))
+        if outer is not None:
+            outer.recorded = True
 
 
 @contextmanager
 def launch(kernel: str, grid: tuple[int, ...], block: tuple[int, ...], anchor: torch.Tensor):
     """Record one kernel launch around its body, timed where `anchor` is on a GPU and no graph is being captured."""
     opened = active
-    name, route = getattr(_current, "frame", None) or ("", "kernel")
-    record = Record(name, route, kernel, grid, block, str(getattr(anchor, "dtype", "")).removeprefix("torch."))
+    frame = getattr(_current, "frame", None) or Frame("", "kernel")
+    record = Record(frame.operator, frame.route, kernel, grid, block, str(getattr(anchor, "dtype", "")).removeprefix("torch."))
     timed = getattr(anchor, "is_cuda", False) and not torch.cuda.is_current_stream_capturing()
     if timed:
         stream = torch.cuda.current_stream(anchor.device)
@@ -128,3 +139,4 @@ def launch(kernel: str, grid: tuple[int, ...], block: tuple[int, ...], anchor: t
         record._events = (start, end)
     if opened is not None:
         opened.records.append(record)
+        frame.recorded = True

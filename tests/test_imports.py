@@ -1,6 +1,7 @@
 """Imports go one way, and importing costs nothing."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,30 +12,18 @@ import cupyops
 
 PACKAGE = Path(cupyops.__file__).parent
 
-# Lower to higher; a module imports only from layers below its own. Modules of one layer do not know each other.
-LAYERS = [
-    {"errors"},
-    {"source", "backend", "trace", "check", "layout"},
-    {"compiler", "arrays"},
-    {"signature"},
-    {"kernel"},
-    {"operator"},
-    {"ops"},
-    {"nn", "optim"},
-    {"cli"},
-    {"__main__"},
-]
-FOLDERS = {"ops", "nn", "optim", "cli"}
+# Lower to higher. What is not named here stands where its imports put it.
+CHAIN = ["errors", "source", "compiler", "kernel", "operator", "ops", "nn optim", "cli"]
 
 
 def files():
     return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
-def layer(part):
-    found = [rank for rank, names in enumerate(LAYERS) if part in names]
-    assert found, f"cupyops.{part} has no place in LAYERS of {__file__}: say what it stands on"
-    return found[0]
+def module(path):
+    """`ops/relu.py` as "ops.relu", `ops/__init__.py` as "ops"."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imported(path):
@@ -73,19 +62,34 @@ def name(path):
     return path.relative_to(PACKAGE).as_posix()
 
 
-@pytest.mark.parametrize("path", files(), ids=name)
-def test_a_module_imports_only_what_is_below_it(path):
-    part = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    for target in imported(path):
-        assert target, f"{name(path)} imports the package itself, which imports everything"
-        if target[0] == part and part in FOLDERS:
-            continue
-        assert layer(target[0]) < layer(part), f"{name(path)} imports cupyops.{'.'.join(target)}"
+GRAPH = {module(path): {".".join(target) for target in imported(path)} for path in files()}
+
+
+def test_there_is_no_circle():
+    graphlib.TopologicalSorter(GRAPH).prepare()  # raises CycleError, which names the modules
+
+
+def test_no_module_imports_the_package_itself():
+    assert not [name for name, targets in GRAPH.items() if "" in targets]
+
+
+@pytest.mark.parametrize("rank", range(1, len(CHAIN)), ids=lambda rank: CHAIN[rank - 1])
+def test_lower_layers_do_not_know_higher_ones(rank):
+    """Not by way of another module either."""
+    higher = {part for names in CHAIN[rank:] for part in names.split()}
+    seen, pending = set(), [name for name in GRAPH if name.partition(".")[0] in CHAIN[rank - 1].split()]
+    assert pending
+    while pending:
+        name = pending.pop()
+        assert name.partition(".")[0] not in higher, f"{CHAIN[rank - 1]} leads to {name}"
+        seen.add(name)
+        pending += GRAPH.get(name, set()) - seen
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "ops").glob("[!_]*.py")), ids=lambda path: path.stem)
 def test_operators_do_not_import_operators(path):
-    others = [".".join(target) for target in imported(path) if target[:1] == ("ops",)]
+    """What several of them share is in a module of its own: below them, or beside them with a leading underscore."""
+    others = [name for name in GRAPH[module(path)] if name.partition(".")[0] == "ops" and not name.startswith("ops._")]
     assert not others
 
 

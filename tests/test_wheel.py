@@ -43,10 +43,12 @@ def python(wheel, tmp_path_factory):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
     subprocess.run([*pip, str(wheel)], check=True)
     # a plain path in a .pth is searched last, and its own .pth files, an editable cupyops among them, are not read
-    parents = {
-        Path(find_spec(name).submodule_search_locations[0]).parent for name in ("torch", "numpy", "cupy", "nvidia")
-    }
+    parents = {Path(spec.origin).parent.parent for name in ("torch", "numpy", "cupy") if (spec := find_spec(name))}
     (site / "parents.pth").write_text("\n".join(map(str, parents)) + "\n")
+    # CuPy looks for NVRTC's wheel in site-packages alone
+    (site / "nvidia").mkdir()
+    for wheel in (child for root in find_spec("nvidia").submodule_search_locations for child in Path(root).iterdir()):
+        (site / "nvidia" / wheel.name).symlink_to(wheel)
     return interpreter
 
 

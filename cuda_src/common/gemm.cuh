@@ -17,9 +17,9 @@ template <typename T, int TILE, bool MMA> struct EngineFor { using type = FmaEng
 template <typename T, int TILE> struct EngineFor<T, TILE, true> { using type = MmaEngine<T, TILE>; };
 template <typename T, int TILE> using GemmEngine = typename EngineFor<T, TILE, kTensorCores<T>>::type;
 
-// For __launch_bounds__: two large blocks fit an SM; 8 x 8 sums in fp64 need more registers than that leaves.
+// For __launch_bounds__: threads, and the blocks whose registers are to fit an SM.
 template <int TILE> constexpr int kGemmThreads = TILE == 128 ? 256 : 128;
-template <typename T> constexpr int kGemmBlocks = sizeof(T) == 8 ? 1 : 2;
+template <typename T, int TILE> constexpr int kGemmBlocks = (TILE == 128 ? 2 : 4) / (sizeof(T) == 8 ? 2 : 1);
 
 // Which tile, batch and share of k a block has. Tiles are taken in groups of 8 rows, so that the blocks that run at one
 // time share rows of A and columns of B in the L2 cache.
@@ -61,18 +61,17 @@ template <int PENDING> __device__ __forceinline__ void wait_async() {
 #endif
 }
 
-// One operand on its way from global to shared memory: fetch() starts the copies of a panel, commit() completes those that
-// wait in registers. Each thread owns COUNT chunks of W elements.
+// One operand on its way from global to shared memory, in chunks of W elements, COUNT of them to a thread. fetch() starts
+// the loads of a panel and commit() stores what waits in registers meanwhile. With ASYNC nothing waits: 16-byte copies go
+// straight to shared memory, and what must be gathered is stored at once, since packing 16-bit elements awaits them anyway.
 template <typename T, typename Engine, int TILE, typename Operand> struct PanelLoader {
   static constexpr int W = Engine::W, BK = Engine::BK, COUNT = TILE * BK / W / Engine::THREADS;
   const Operand& operand;
   Vec<T, W> chunks[COUNT];
-  unsigned held;  // bit j: chunk j waits in registers
 
-  __device__ __forceinline__ explicit PanelLoader(const Operand& operand) : operand(operand), held(0) {}
+  __device__ __forceinline__ explicit PanelLoader(const Operand& operand) : operand(operand) {}
 
   __device__ __forceinline__ void fetch(int i0, int k0, typename Engine::Element* panel) {
-    held = 0;
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
       int i, k;
@@ -81,20 +80,23 @@ template <typename T, typename Engine, int TILE, typename Operand> struct PanelL
       if constexpr (Engine::ASYNC) {
         if (source) {
           copy_async16(Engine::place(panel, operand.along_k, i, k), source);
-          continue;
+        } else {
+          Engine::store(panel, operand.along_k, i, k, operand.template gather<W>(i0 + i, k0 + k));
         }
+      } else {
+        chunks[j] = source ? load_vec<T, W>(source) : operand.template gather<W>(i0 + i, k0 + k);
       }
-      held |= 1u << j;
-      chunks[j] = source ? load_vec<T, W>(source) : operand.template gather<W>(i0 + i, k0 + k);
     }
   }
 
   __device__ __forceinline__ void commit(typename Engine::Element* panel) {
+    if constexpr (!Engine::ASYNC) {
 #pragma unroll
-    for (int j = 0; j < COUNT; ++j) {
-      int i, k;
-      position(j, i, k);
-      if (!Engine::ASYNC || (held >> j & 1)) Engine::store(panel, operand.along_k, i, k, chunks[j]);
+      for (int j = 0; j < COUNT; ++j) {
+        int i, k;
+        position(j, i, k);
+        Engine::store(panel, operand.along_k, i, k, chunks[j]);
+      }
     }
   }
 
@@ -131,21 +133,19 @@ __device__ __forceinline__ void gemm_tile(const GemmBlock& block, const OperandA
     load_b.commit(stage(step) + Engine::PANEL);
   };
 
-  for (int step = 0; step < STAGES - 1; ++step) {
-    if (step < steps) fetch(step), commit(step);
-    commit_async();
-  }
-  for (int step = 0; step < steps; ++step) {
-    wait_async<STAGES - 2>();
-    __syncthreads();  // this stage has arrived, and the one before it has been read by all: it can be filled again
+  for (int step = 1 - STAGES; step < steps; ++step) {  // the first steps only fill the ring
+    if (step >= 0) {
+      wait_async<STAGES - 2>();
+      __syncthreads();  // this stage has arrived, and the one before it has been read by all: it can be filled again
+    }
     const int next = step + STAGES - 1;
     if (next < steps) fetch(next);
-    engine.multiply(stage(step), a.along_k, stage(step) + Engine::PANEL, b.along_k);
+    if (step >= 0) engine.multiply(stage(step), a.along_k, stage(step) + Engine::PANEL, b.along_k);
     if (next < steps) commit(next);
     commit_async();
   }
   __syncthreads();
-  engine.write(out, block.m0, block.n0, ring);
+  engine.write(out, block.m0, block.n0, reinterpret_cast<acc_t<T>*>(gemm_shared));
 }
 
 // out = the sum of the partial sums of all splits, in a fixed order. Grid: ceil(elements / blockDim.x) with elements =

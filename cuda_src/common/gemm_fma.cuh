@@ -55,20 +55,25 @@ template <typename T, int TILE> struct FmaEngine {
     }
   }
 
-  template <typename Out> __device__ __forceinline__ void write(const Out& out, int m0, int n0, Element*) const {
+  // In rounds of one group of W x W sums per thread. The loop is kept rolled, and its body picks the round's registers.
+  template <typename Out> __device__ __forceinline__ void write(const Out& out, int m0, int n0, A* shared) const {
+    constexpr int GROUPS_N = TN / W, GROUPS = TM / W * GROUPS_N;
+    const int lane = threadIdx.x % 32, warp_m = (ty - lane / 8) * W, warp_n = (tx - lane % 8) * W;
+#pragma unroll 1
+    for (int round = 0; round < GROUPS; ++round) {
+      const int m = m0 + warp_m + round / GROUPS_N * ROWS * W, n = n0 + warp_n + round % GROUPS_N * COLUMNS * W;
+      store_by_warp<4 * W, 8 * W, W>(out, m, n, shared, [&](A* corner, int row) {
+        corner += lane / 8 * W * row + lane % 8 * W;
 #pragma unroll
-    for (int m = 0; m < TM; m += W) {
+        for (int group = 0; group < GROUPS; ++group) {
+          if (group != round) continue;
 #pragma unroll
-      for (int n = 0; n < TN; n += W) {
+          for (int e = 0; e < W; ++e) {
 #pragma unroll
-        for (int e = 0; e < W; ++e) {
-          A line[W];
-#pragma unroll
-          for (int f = 0; f < W; ++f) line[f] = out.along_n ? sums[m + e][n + f] : sums[m + f][n + e];
-          const int row = m0 + m * ROWS + ty * W, column = n0 + n * COLUMNS + tx * W;
-          out.template store<W>(row + (out.along_n ? e : 0), column + (out.along_n ? 0 : e), line);
+            for (int f = 0; f < W; ++f) corner[e * row + f] = sums[group / GROUPS_N * W + e][group % GROUPS_N * W + f];
+          }
         }
-      }
+      });
     }
   }
 

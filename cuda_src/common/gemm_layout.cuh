@@ -75,14 +75,22 @@ template <typename T> struct MatrixOperand {
 
   template <int W> __device__ __forceinline__ Vec<T, W> gather(int i, int k) const {
     Vec<T, W> chunk;
+    const int whole = layout.run.divide(k), run = layout.run.divisor;
+    const long long step = along_k ? layout.stride_k : layout.stride_i, wrap = layout.stride_run - run * layout.stride_k;
+    const int inside = along_k ? (i < size_i ? size_k - k : 0) : (k < size_k ? size_i - i : 0);
+    int left = run - (k - whole * run);
+    long long at = layout.offset(i, k);
 #pragma unroll
-    for (int e = 0; e < W; ++e) chunk.data[e] = along_k ? element(i, k + e) : element(i + e, k);
+    for (int e = 0; e < W; ++e) {
+      const bool one = ones && i + (along_k ? 0 : e) == size_i;
+      chunk.data[e] = e < inside ? data[at] : from_acc<T>(one ? 1 : 0);
+      at += step;
+      if (along_k && --left == 0) {
+        at += wrap;
+        left = run;
+      }
+    }
     return chunk;
-  }
-
-  __device__ __forceinline__ T element(int i, int k) const {
-    if (i < size_i && k < size_k) return data[layout.offset(i, k)];
-    return from_acc<T>(ones && i == size_i ? 1 : 0);
   }
 };
 
@@ -145,3 +153,24 @@ template <typename T> struct Output {
     store_vec<A, W>(partial + m * partial_row + n, packed);
   }
 };
+
+// A warp's way to whole vectors: its lanes leave ROWS x COLUMNS sums in shared memory of the warp's own, with
+// stage(corner, row length), and each takes W that lie side by side in the result.
+template <int ROWS, int COLUMNS, int W, typename Out, typename Stage>
+__device__ __forceinline__ void store_by_warp(const Out& out, int m0, int n0, typename Out::A* shared, Stage stage) {
+  using A = typename Out::A;
+  constexpr int ROW = COLUMNS + 4, LINES = ROWS * COLUMNS / W;
+  A* corner = shared + threadIdx.x / 32 * (ROWS * ROW);
+  stage(corner, ROW);
+  __syncwarp();
+#pragma unroll 1
+  for (int line = threadIdx.x % 32; line < LINES; line += 32) {
+    const int row = out.along_n ? line / (COLUMNS / W) : line % (ROWS / W) * W;
+    const int column = out.along_n ? line % (COLUMNS / W) * W : line / (ROWS / W);
+    A sums[W];
+#pragma unroll
+    for (int e = 0; e < W; ++e) sums[e] = corner[(row + (out.along_n ? 0 : e)) * ROW + column + (out.along_n ? e : 0)];
+    out.template store<W>(m0 + row, n0 + column, sums);
+  }
+  __syncwarp();
+}

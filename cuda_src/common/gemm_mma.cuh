@@ -97,30 +97,23 @@ template <typename T, int TILE> struct MmaEngine {
     }
   }
 
-  // Each warp passes its sums through 16 x WN floats of shared memory of its own, so that a lane holds 8 side by side.
-  template <typename Out> __device__ __forceinline__ void write(const Out& out, int m0, int n0, Element* shared) const {
-    constexpr int ROW = WN + 4;
+  // In rounds of 16 rows of the warp. The loop is kept rolled, and its body picks the round's registers.
+  template <typename Out> __device__ __forceinline__ void write(const Out& out, int m0, int n0, float* shared) const {
     const int lane = threadIdx.x % 32;
-    float* stage = reinterpret_cast<float*>(shared) + threadIdx.x / 32 * 16 * ROW;
+#pragma unroll 1
+    for (int round = 0; round < FM; ++round) {
+      store_by_warp<16, WN, W>(out, m0 + warp_m() + round * 16, n0 + warp_n(), shared, [&](float* corner, int row) {
+        corner += lane / 4 * row + lane % 4 * 2;
 #pragma unroll
-    for (int m = 0; m < FM; ++m) {
+        for (int m = 0; m < FM; ++m) {
+          if (m != round) continue;
 #pragma unroll
-      for (int n = 0; n < FN; ++n) {
-        float* corner = stage + lane / 4 * ROW + n * 8 + lane % 4 * 2;
-        store_vec<float, 2>(corner, {sums[m][n][0], sums[m][n][1]});
-        store_vec<float, 2>(corner + 8 * ROW, {sums[m][n][2], sums[m][n][3]});
-      }
-      __syncwarp();
-#pragma unroll
-      for (int line = lane; line < 2 * WN; line += 32) {
-        const int row = out.along_n ? line / (WN / W) : line % 2 * W;
-        const int column = out.along_n ? line % (WN / W) * W : line / 2;
-        float values[W];
-#pragma unroll
-        for (int e = 0; e < W; ++e) values[e] = stage[(row + (out.along_n ? 0 : e)) * ROW + column + (out.along_n ? e : 0)];
-        out.template store<W>(m0 + warp_m() + m * 16 + row, n0 + warp_n() + column, values);
-      }
-      __syncwarp();
+          for (int n = 0; n < FN; ++n) {
+            store_vec<float, 2>(corner + n * 8, {sums[m][n][0], sums[m][n][1]});
+            store_vec<float, 2>(corner + n * 8 + 8 * row, {sums[m][n][2], sums[m][n][3]});
+          }
+        }
+      });
     }
   }
 

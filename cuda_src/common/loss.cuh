@@ -1,13 +1,14 @@
 // What the losses over classes share: checked targets, the online log-sum-exp of a row of logits, the sum over the batch.
 #pragma once
 
-#include "common/softmax.cuh"
+#include "common/reduce.cuh"
+#include "common/vec.cuh"
 
 // How the loss of each position becomes the result; the numbers are those of the Python files.
 enum Reduction { kNone = 0, kMean = 1, kSum = 2 };
 
 // Stops the program, as PyTorch's device assertion does: a target out of range is never a wild read.
-static __device__ __noinline__ void bad_target(long long position, long long target, int classes) {
+__device__ __forceinline__ void bad_target(long long position, long long target, int classes) {
   printf("cupyops: target[%lld] is %lld, expected ignore_index or a class in [0, %d)\n", position, target, classes);
   __trap();
 }
@@ -22,12 +23,37 @@ __device__ __forceinline__ int class_at(const long long* target, long long posit
 
 // --- rows of logits ---
 
-// Of logits x, with shares q: their maximum and sum of exp(x - max), the sum of q * (x - shift), the sum of q. The shift, a
-// finite number near the logits, keeps sum(q * (max - x)) from being a difference of large numbers.
+// exp(x), x <= 0, as exactly as the result's type T can show: ex2.approx is off by 2 ulp of fp32.
+template <typename T> __device__ __forceinline__ acc_t<T> exp_as(acc_t<T> x) {
+  if constexpr (sizeof(T) == 2) return __expf(x);
+  else if constexpr (sizeof(T) == 4) return expf(x);
+  else return exp(x);
+}
+
+__device__ __forceinline__ float greater(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ double greater(double a, double b) { return fmax(a, b); }
+
+// Of logits x, with shares q: max, sum of exp(x - max), sum of q * (x - shift), sum of q. `max` drops NaN, `sum` keeps it.
+// The shift, a finite number near the logits, keeps sum(q * (max - x)) from being a difference of large numbers.
 template <typename T> struct RowSums {
   using A = acc_t<T>;
-  Online<T> exps;
-  A dot = A(0), share = A(0);
+  A max = -infinity<A>(), sum = A(0), dot = A(0), share = A(0);
+
+  // What is subtracted before exp: not -inf, so that exp(-inf - -inf) never arises before a number is seen.
+  static __device__ __forceinline__ A base(A max) { return max == -infinity<A>() ? A(0) : max; }
+
+  // `sum` for a maximum over more logits than these.
+  __device__ __forceinline__ A sum_for(A top) const { return sum * exp_as<T>(max - base(top)); }
+
+  template <int N> __device__ __forceinline__ void add(const A (&x)[N]) {
+    A top = max;
+#pragma unroll
+    for (int k = 0; k < N; ++k) top = greater(top, x[k]);
+    sum = sum_for(top);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sum += exp_as<T>(x[k] - base(top));
+    max = top;
+  }
 
   __device__ __forceinline__ void add_share(A q, A x, A shift) {
     dot += q * (x - shift);
@@ -35,18 +61,18 @@ template <typename T> struct RowSums {
   }
 
   __device__ __forceinline__ void merge(const RowSums& other) {
-    const A top = larger(exps.max, other.exps.max);
-    exps.sum = exps.sum_for(top) + other.exps.sum_for(top);
-    exps.max = top;
+    const A top = greater(max, other.max);
+    sum = sum_for(top) + other.sum_for(top);
+    max = top;
     dot += other.dot;
     share += other.share;
   }
 
   // Over the threads of a row; see row_reduce.
   template <bool SHARES> __device__ __forceinline__ void reduce(A* shared) {
-    const A top = row_reduce<Larger>(exps.max, shared);
-    exps.sum = row_reduce<Sum>(exps.sum_for(top), shared);
-    exps.max = top;
+    const A top = row_reduce<Max>(max, shared);
+    sum = row_reduce<Sum>(sum_for(top), shared);
+    max = top;
     if (SHARES) dot = row_reduce<Sum>(dot, shared);
     if (SHARES) share = row_reduce<Sum>(share, shared);
   }

@@ -6,8 +6,15 @@
 constexpr int kWarp = 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 
+// Two numbers reduced at the cost of one pair of barriers.
+template <typename A> struct Pair { A first, second; };
+
+template <typename A> __device__ __forceinline__ Pair<A> operator+(Pair<A> a, Pair<A> b) {
+  return {a.first + b.first, a.second + b.second};
+}
+
 struct Sum {
-  template <typename A> static __device__ __forceinline__ A identity() { return A(0); }
+  template <typename A> static __device__ __forceinline__ A identity() { return A{}; }
   template <typename A> __device__ __forceinline__ A operator()(A a, A b) const { return a + b; }
 };
 
@@ -17,10 +24,17 @@ struct Max {
   template <typename A> __device__ __forceinline__ A operator()(A a, A b) const { return max_nan(a, b); }
 };
 
+template <typename A> __device__ __forceinline__ A shuffle_xor(A value, int offset) {
+  return __shfl_xor_sync(kFullMask, value, offset);
+}
+template <typename A> __device__ __forceinline__ Pair<A> shuffle_xor(Pair<A> value, int offset) {
+  return {shuffle_xor(value.first, offset), shuffle_xor(value.second, offset)};
+}
+
 // Every lane of the warp gets the result. All 32 lanes must take part.
 template <typename Op, typename A> __device__ __forceinline__ A warp_reduce(A value) {
 #pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) value = Op()(value, __shfl_xor_sync(kFullMask, value, offset));
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) value = Op()(value, shuffle_xor(value, offset));
   return value;
 }
 
@@ -42,7 +56,7 @@ template <typename Op, typename A> __device__ __forceinline__ A block_reduce(A v
 template <typename Op, typename A> __device__ __forceinline__ A row_reduce(A value, A* shared) {
   if (blockDim.x > kWarp) return block_reduce<Op>(value, shared);
   for (int offset = blockDim.x / 2; offset > 0; offset /= 2) {
-    value = Op()(value, __shfl_xor_sync(kFullMask, value, offset));
+    value = Op()(value, shuffle_xor(value, offset));
   }
   return value;
 }

@@ -18,8 +18,8 @@ __device__ __forceinline__ unsigned raw_bits(__nv_bfloat16 value) { return __bfl
 __device__ __forceinline__ __half from_raw_bits(unsigned bits, __half) { return __ushort_as_half(bits); }
 __device__ __forceinline__ __nv_bfloat16 from_raw_bits(unsigned bits, __nv_bfloat16) { return __ushort_as_bfloat16(bits); }
 
-// 16 bytes of T in four registers. Words and not elements, because a pack is filled either by one load or element by
-// element: were the two to meet as elements, each vector would have to arrive, to be taken apart, before the next is asked for.
+// 16 bytes of T in four registers. Words and not elements, because a pack is filled either by one load or element by element:
+// were the two to meet as elements, each vector would have to arrive, to be taken apart, before the next is asked for.
 template <typename T> struct Pack {
   unsigned word[4];
 
@@ -35,6 +35,10 @@ template <typename T> struct Pack {
     else if constexpr (sizeof(T) == 4) word[e] = __float_as_uint(value);
     else word[e / 2] |= raw_bits(value) << (e % 2 * 16);
   }
+
+  // What was unpacked is unpacked anew when it is next needed. Else the compiler keeps it, in twice the registers for half
+  // types, while the block waits for a reduction.
+  __device__ __forceinline__ void fold() { asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])); }
 };
 
 // A part of a row: K packs of W elements in each of the blockDim.x threads that share it.
@@ -87,29 +91,63 @@ template <int K, typename T> __device__ __forceinline__ long long windows_of(con
   return (size + shift_of(row) + capacity - 1) / capacity;
 }
 
+// The same value, known to the compiler at this point only: it would work out the index of every element before the loop over
+// rows, and spill them.
+__device__ __forceinline__ int hidden(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+template <int K, typename T>
+__device__ __forceinline__ Pack<T> load_vector(const Window<K, kVecWidth<T>>& window, const T* at, int k) {
+  const uint4 words = *reinterpret_cast<const uint4*>(at + window.index(k, 0));
+  return Pack<T>{words.x, words.y, words.z, words.w};
+}
+
+template <int K, typename T>
+__device__ __forceinline__ Pack<T> load_elements(const Window<K, kVecWidth<T>>& window, const T* at, int k, T pad) {
+  Pack<T> pack = {};
+  int i = hidden(window.index(k, 0));
+#pragma unroll
+  for (int e = 0; e < kVecWidth<T>; ++e, i += window.step) pack.set(e, window.has(i) ? at[i] : pad);
+  return pack;
+}
+
 // This thread's pack k of `row`, with `pad` in place of what is not the row's.
 template <int K, typename T>
 __device__ __forceinline__ Pack<T> load_pack(const Window<K, kVecWidth<T>>& window, const T* row, int k, T pad) {
   const T* at = row + window.origin;
-  Pack<T> pack = {};
-  if (window.whole(k) && is_aligned16(at)) {
-    const uint4 words = *reinterpret_cast<const uint4*>(at + window.index(k, 0));
-    pack.word[0] = words.x, pack.word[1] = words.y, pack.word[2] = words.z, pack.word[3] = words.w;
-  } else {
-#pragma unroll
-    for (int e = 0; e < kVecWidth<T>; ++e) {
-      const int i = window.index(k, e);
-      pack.set(e, window.has(i) ? at[i] : pad);
-    }
-  }
-  return pack;
+  return window.whole(k) && is_aligned16(at) ? load_vector(window, at, k) : load_elements(window, at, k, pad);
 }
 
-// All of this thread's packs of `row`, each load under way before any is waited for.
+// All of this thread's packs of `row`: the vectors first, each under way before any is waited for, then what is left.
 template <int K, typename T>
 __device__ __forceinline__ void load_row(const Window<K, kVecWidth<T>>& window, const T* row, T pad, Pack<T> (&packs)[K]) {
+  const T* at = row + window.origin;
+  const bool aligned = is_aligned16(at);
+  bool left = false;
 #pragma unroll
-  for (int k = 0; k < K; ++k) packs[k] = load_pack(window, row, k, pad);
+  for (int k = 0; k < K; ++k) {
+    const bool vector = aligned && window.whole(k);
+    left = left || !vector;
+    packs[k] = Pack<T>{};
+    if (vector) packs[k] = load_vector(window, at, k);
+  }
+  if (!left) return;
+#pragma unroll 1
+  for (int k = 0; k < K; ++k) {
+    if (aligned && window.whole(k)) continue;
+    const Pack<T> pack = load_elements(window, at, k, pad);
+#pragma unroll
+    for (int j = 0; j < K; ++j) {
+      if (j == k) packs[j] = pack;  // an index known only at run time would put the packs into local memory
+    }
+  }
+}
+
+template <int K, typename T> __device__ __forceinline__ void fold(Pack<T> (&packs)[K]) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) packs[k].fold();
 }
 
 // row[...] = f(e) for pack k. O may be narrower or wider than what the window was cut for.
@@ -124,9 +162,9 @@ __device__ __forceinline__ void store_pack(const Window<K, W>& window, O* row, i
 #pragma unroll
     for (int p = 0; p < W / P; ++p) store_vec<O, P>(at + window.index(k, p * P), parts[p]);
   } else {
+    int i = hidden(window.index(k, 0));
 #pragma unroll
-    for (int e = 0; e < W; ++e) {
-      const int i = window.index(k, e);
+    for (int e = 0; e < W; ++e, i += window.step) {
       if (window.has(i)) at[i] = parts[e / P].data[e % P];
     }
   }

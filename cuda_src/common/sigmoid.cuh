@@ -4,9 +4,7 @@
 #include "common/types.cuh"
 
 // s = sigmoid(a) and its complement c = 1 - s.
-template <typename A> struct Sigmoid {
-  A s, c;
-};
+template <typename A> struct Sigmoid { A s, c; };
 
 // One ulp, and the whole range: unlike __fdividef it does not flush for divisors above 2^126.
 __device__ __forceinline__ float reciprocal(float value) {

@@ -25,7 +25,16 @@ REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 @operator("cupyops::nll_loss", autocast="fp32_everywhere")
 def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
-    return F.nll_loss(x, target, weight, ignore_index=ignore_index, reduction=reduction)
+    weight = None if weight is None else weight.detach()  # PyTorch's function refuses one that wants a gradient
+    # With positions (N, d1): of (C) and (N, C), PyTorch's rules for fake tensors are wrong. Contiguous: on the CPU it has
+    # no gradient for a transposed (N, C, d1, d2).
+    x, positions = (x[None] if x.dim() == 1 else x).contiguous(), target[None] if x.dim() == 1 else target
+    x, positions = (x[..., None], positions[..., None]) if x.dim() == 2 else (x, positions)
+    try:
+        y = F.nll_loss(x, positions, weight, ignore_index=ignore_index, reduction=reduction)
+    except IndexError as error:
+        raise InputError(f"target: {error}") from error
+    return y.reshape(target.shape) if reduction == "none" else y
 
 
 @_nll_loss.forward
@@ -105,10 +114,7 @@ def nll_loss(
         check.fail("ignore_index", ignore_index, "an int")
     if input.dim() == 1 and target.dim() == 1:
         target = target.squeeze(0)
-    try:
-        return _nll_loss(input, target.long(), weight, ignore_index, reduction)
-    except IndexError as error:
-        raise InputError(f"target: {error}") from error
+    return _nll_loss(input, target.long(), weight, ignore_index, reduction)
 
 
 def _check_target(input: Tensor, target: Tensor) -> None:

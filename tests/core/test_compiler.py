@@ -671,7 +671,7 @@ def build_in_a_process(folder, barrier, results):
 
 def test_eight_processes_into_one_cold_cache(cache, monkeypatch):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cupyops.compiler"])
+    context.set_forkserver_preload(["cupyops.compiler", "torch.distributed.tensor"])
     barrier, results = context.Barrier(8), context.Queue()
     workers = [context.Process(target=build_in_a_process, args=(str(cache), barrier, results)) for _ in range(8)]
     for worker in workers:

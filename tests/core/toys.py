@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops import kernel, operator, signature
+from cupyops import kernel, signature
 
 _names = itertools.count()
 
@@ -57,7 +58,7 @@ def fresh(stem: str = "toy") -> str:
 def forget(*ops: cupyops.Operator) -> None:
     """Take operators out of the registry again."""
     for op in ops:
-        operator._registry.pop(op.name, None)
+        sys.modules["cupyops.operator"]._registry.pop(op.name, None)  # cupyops.operator is the decorator
 
 
 class Calls(list):
@@ -93,9 +94,9 @@ def product(**options: Any) -> tuple[cupyops.Operator, Calls]:
     def _(saved, grad_y, x, weight, bias, shift, needs_grad):
         calls.append("backward")
         return (
-            grad_y * weight if needs_grad.x else None,
-            grad_y * x if needs_grad.weight else None,
-            shift * grad_y if needs_grad.bias else None,
+            (grad_y * weight).sum_to_size(x.shape) if needs_grad.x else None,
+            (grad_y * x).sum_to_size(weight.shape) if needs_grad.weight else None,
+            (shift * grad_y).sum_to_size(bias.shape) if needs_grad.bias else None,
         )
 
     return op, calls

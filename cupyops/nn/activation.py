@@ -1,0 +1,68 @@
+"""Activations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops import gelu, log_softmax, relu, silu, softmax
+
+
+class ReLU(torch.nn.ReLU):
+    """max(x, 0); as `torch.nn.ReLU`, by `cupyops.relu`.
+
+    Example:
+        >>> cupyops.nn.ReLU()(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return relu(input, inplace=self.inplace)
+
+
+class GELU(torch.nn.GELU):
+    """Gaussian error linear unit, exact or by tanh; as `torch.nn.GELU`, by `cupyops.gelu`.
+
+    Example:
+        >>> cupyops.nn.GELU("tanh")(torch.zeros(2))
+        tensor([0., 0.])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return gelu(input, approximate=self.approximate)
+
+
+class SiLU(torch.nn.SiLU):
+    """x * sigmoid(x); as `torch.nn.SiLU`, by `cupyops.silu`.
+
+    Example:
+        >>> cupyops.nn.SiLU()(torch.zeros(2))
+        tensor([0., 0.])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return silu(input, inplace=self.inplace)
+
+
+class Softmax(torch.nn.Softmax):
+    """exp(x) / sum(exp(x)) along a dimension; as `torch.nn.Softmax`, by `cupyops.softmax`.
+
+    Example:
+        >>> cupyops.nn.Softmax(dim=1)(torch.zeros(1, 2))
+        tensor([[0.5000, 0.5000]])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return softmax(input, dim=self.dim)
+
+
+class LogSoftmax(torch.nn.LogSoftmax):
+    """log(softmax(x)) along a dimension; as `torch.nn.LogSoftmax`, by `cupyops.log_softmax`.
+
+    Example:
+        >>> cupyops.nn.LogSoftmax(dim=1)(torch.zeros(1, 2))
+        tensor([[-0.6931, -0.6931]])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return log_softmax(input, dim=self.dim)

@@ -1,0 +1,40 @@
+"""Losses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops import cross_entropy, nll_loss
+
+
+class NLLLoss(torch.nn.NLLLoss):
+    """Negative log-likelihood of class targets; as `torch.nn.NLLLoss`, by `cupyops.nll_loss`.
+
+    Example:
+        >>> cupyops.nn.NLLLoss()(torch.tensor([[-1.0, -2.0]]), torch.tensor([1]))
+        tensor(2.)
+    """
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return nll_loss(input, target, weight=self.weight, ignore_index=self.ignore_index, reduction=self.reduction)
+
+
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """Cross-entropy of logits and targets (classes or probabilities); as `torch.nn.CrossEntropyLoss`, by
+    `cupyops.cross_entropy`.
+
+    Example:
+        >>> cupyops.nn.CrossEntropyLoss()(torch.zeros(1, 2), torch.tensor([1]))
+        tensor(0.6931)
+    """
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(
+            input,
+            target,
+            weight=self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )

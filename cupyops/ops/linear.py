@@ -1,0 +1,105 @@
+"""linear: x @ weight.T + bias."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..errors import InputError
+from ..kernel import FLOATING, Kernel, ceil_div
+from ..operator import operator
+from . import _gemm
+from ._gemm import Layout, Problem
+
+linear_fwd = Kernel("linear.cu", "linear_fwd<T, TILE>", T=FLOATING, TILE=_gemm.TILES)
+linear_sum = Kernel("linear.cu", "linear_sum<T>", T=FLOATING)
+
+
+@operator("cupyops::linear", autocast="lower")
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+@_linear.forward
+def _(x, weight, bias):
+    y = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    rows = _rows(x)
+    (m, k), n = rows.shape, weight.shape[0]
+    problem = Problem(m, n, k, Layout(*rows.stride()), Layout(*weight.stride()), Layout(n, 1))
+    bias = bias if bias is None else bias.contiguous()
+    _gemm.run(linear_fwd, linear_sum, problem, (rows, weight, bias), (y, None))
+    return y, ()
+
+
+@_linear.backward
+def _(saved, grad_y, x, weight, bias, needs_grad):
+    rows, grad_rows = _rows(x), _rows(grad_y)
+    (m, k), n = rows.shape, weight.shape[0]
+    grad_x = grad_weight = grad_bias = None
+    if needs_grad.x:
+        grad_x = x.new_empty(x.shape)
+        problem = Problem(m, k, n, Layout(*grad_rows.stride()), Layout(*weight.stride()[::-1]), Layout(k, 1))
+        _gemm.run(linear_fwd, linear_sum, problem, (grad_rows, weight, None), (grad_x, None))
+    if needs_grad.weight or needs_grad.bias:
+        columns = k if needs_grad.weight else 0
+        grad_weight = weight.new_empty(weight.shape) if needs_grad.weight else None
+        grad_bias = bias.new_empty(bias.shape) if needs_grad.bias else None
+        a, b = Layout(*grad_rows.stride()[::-1]), Layout(*rows.stride()[::-1])
+        problem = Problem(n, columns, m, a, b, Layout(k, 1), ones=needs_grad.bias)
+        _gemm.run(linear_fwd, linear_sum, problem, (grad_rows, rows, None), (grad_weight, grad_bias))
+    return grad_x, grad_weight, grad_bias
+
+
+@_linear.unsupported
+def _(x, weight, bias):
+    n, k = weight.shape
+    m = math.prod(x.shape[:-1])
+    return _gemm.too_large(m, n, k, tiles=ceil_div(m, 64) * ceil_div(max(n, k + 1), 64))
+
+
+@_linear.interface
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Affine map of the last dimension, input @ weight.T + bias; as `torch.nn.functional.linear`.
+
+    Args:
+        input: (..., in_features); fp16, bf16, fp32 and fp64 by kernels (summed in fp32, fp64 in fp64).
+        weight: (out_features, in_features), or (in_features,) without a bias, of the dtype of `input`.
+        bias: (out_features,), of the dtype of `input`.
+
+    Returns:
+        Tensor (..., out_features), contiguous; (...,) for a weight of one dimension.
+
+    Raises:
+        InputError: an argument is no tensor; shapes do not fit; dtypes or devices differ.
+
+    Example:
+        >>> cupyops.linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.tensor([0.0, 1.0]))
+        tensor([[11., 18.]])
+    """
+    check.tensor("input", input)
+    check.tensor("weight", weight)
+    check.optional_tensor("bias", bias)
+    check.same_device(input=input, weight=weight, bias=bias)
+    _gemm.check_dtypes(input=input, weight=weight, bias=bias)
+    if input.dim() < 1:
+        check.fail("input", input, "at least 1 dimension")
+    if weight.dim() not in (1, 2):
+        check.fail("weight", weight, "shape (out_features, in_features) or (in_features,)")
+    if weight.shape[-1] != input.shape[-1]:
+        wanted = f"in_features {input.shape[-1]}, the last dimension of input of shape {tuple(input.shape)}"
+        raise InputError(f"weight has shape {tuple(weight.shape)}, expected {wanted}")
+    if weight.dim() == 1:
+        if bias is not None:
+            check.fail("bias", bias, "None beside a weight of one dimension")
+        return _linear(input, weight.unsqueeze(0), None).squeeze(-1)
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise InputError(f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},), out_features of weight")
+    return _linear(input, weight, bias)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x as a matrix of rows: a view where its strides allow one."""
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

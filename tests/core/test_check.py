@@ -1,0 +1,127 @@
+"""Checks of arguments: each names the argument, what it was and what it should be."""
+
+import numpy as np
+import pytest
+import torch
+
+import cupyops
+from cupyops import check
+from cupyops.errors import CupyopsError, InputError
+
+
+def refused(function, *args, **kwargs):
+    with pytest.raises(InputError) as caught:
+        function(*args, **kwargs)
+    assert isinstance(caught.value, CupyopsError) and isinstance(caught.value, ValueError)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("value", [1, None, "x", [1.0], np.ones(2)])
+def test_tensor(value):
+    check.tensor("x", torch.ones(2))
+    check.tensor("x", torch.nn.Parameter(torch.ones(2)))
+    message = refused(check.tensor, "weight", value)
+    assert message.startswith("weight is ") and type(value).__name__ in message and "expected a tensor" in message
+
+
+def test_optional_tensor():
+    check.optional_tensor("bias", None)
+    check.optional_tensor("bias", torch.ones(2))
+    assert refused(check.optional_tensor, "bias", 3).startswith("bias is 3 (int), expected a tensor")
+
+
+def test_floating():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        check.floating("x", torch.ones(2, dtype=dtype))
+    for dtype in (torch.int64, torch.bool, torch.complex64):
+        message = refused(check.floating, "x", torch.ones(2, 3, dtype=dtype))
+        assert message == f"x is a tensor of shape (2, 3), {dtype} on cpu, expected a tensor of a floating-point dtype"
+    assert "expected a tensor" in refused(check.floating, "x", 1.0)
+
+
+def test_same_device():
+    cpu, meta = torch.ones(2), torch.ones(2, device="meta")
+    check.same_device(x=cpu, weight=None, bias=cpu)
+    assert refused(check.same_device, x=cpu, weight=None, bias=meta) == "bias is on meta, but x is on cpu"
+    assert refused(check.same_device, x=None, weight=meta, bias=cpu) == "bias is on cpu, but weight is on meta"
+
+
+def test_same_dtype():
+    a, b = torch.ones(2), torch.ones(2, dtype=torch.float64)
+    check.same_dtype(x=a, weight=None, bias=a)
+    assert refused(check.same_dtype, x=a, weight=b) == "weight is torch.float64, but x is torch.float32"
+
+
+@pytest.mark.parametrize("function", [check.same_device, check.same_dtype])
+def test_same_with_nothing_given(function):
+    function(x=None, weight=None)
+
+
+@pytest.mark.parametrize(("value", "ndim", "expected"), [(0, 3, 0), (2, 3, 2), (-1, 3, 2), (-3, 3, 0), (0, 0, 0), (-1, 0, 0)])
+def test_dim(value, ndim, expected):
+    assert check.dim("dim", value, ndim) == expected
+    assert torch.ones((1,) * ndim).sum(value).dim() == max(ndim - 1, 0)  # PyTorch takes it too
+
+
+@pytest.mark.parametrize(("value", "ndim"), [(3, 3), (-4, 3), (1, 0), (-2, 0)])
+def test_dim_out_of_range(value, ndim):
+    message = refused(check.dim, "dim", value, ndim)
+    rank = max(ndim, 1)
+    assert message == f"dim is {value} (int), expected a dimension in [{-rank}, {rank - 1}]"
+    with pytest.raises(IndexError):
+        torch.ones((1,) * ndim).sum(value)
+
+
+@pytest.mark.parametrize("value", [1.0, "1", None, True, (1,), torch.tensor(1)])
+def test_dim_of_another_type(value):
+    assert "expected an int" in refused(check.dim, "dim", value, 3)
+
+
+def test_choice():
+    check.choice("reduction", "mean", ("none", "mean"))
+    assert refused(check.choice, "reduction", "avg", ("none", "mean")) == "reduction is 'avg' (str), expected one of 'none', 'mean'"
+    for value in (None, 3, torch.ones(2), np.ones(2), [1], {}):
+        assert "expected one of 'none', 'mean'" in refused(check.choice, "reduction", value, ("none", "mean"))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(3, [3, 3]), ((3,), [3, 3]), ([3], [3, 3]), ((1, 2), [1, 2]), ([1, 2], [1, 2]), (torch.Size([4, 5]), [4, 5]), (0, [0, 0])],
+)
+def test_ints(value, expected):
+    assert check.ints("stride", value, 2, 0) == expected
+
+
+@pytest.mark.parametrize("value", [1.0, "12", None, True, (1, 2, 3), (), (1, 2.0), (True, 1), torch.tensor([1, 2])])
+def test_ints_of_another_type(value):
+    assert "expected an int or 2 ints" in refused(check.ints, "stride", value, 2, 0)
+
+
+@pytest.mark.parametrize("value", [0, (1, 0), (-1, 1)])
+def test_ints_that_are_too_small(value):
+    message = refused(check.ints, "stride", value, 2, 1)
+    assert message.startswith("stride is ") and message.endswith("expected at least 1")
+
+
+def test_symbolic_integers_pass():
+    """A shape under torch.compile is no Python int."""
+
+    def f(x):
+        return x.new_zeros(check.ints("size", x.shape[0], 2, 0)), check.dim("dim", -1, x.dim())
+
+    torch._dynamo.reset()
+    zeros, dim = torch.compile(f, fullgraph=True, dynamic=True, backend="eager")(torch.ones(5))
+    assert zeros.shape == (5, 5) and dim == 0
+
+
+def test_description_is_short():
+    assert check.describe(3) == "3 (int)"
+    assert check.describe(torch.ones(2, 3)) == "a tensor of shape (2, 3), torch.float32 on cpu"
+    assert len(check.describe("x" * 1000)) < 80 and check.describe("x" * 1000).endswith("... (str)")
+
+
+def test_errors_form_one_family():
+    for name in ("InputError", "SourceError", "CompileError", "LaunchError", "MissingDependencyError"):
+        assert issubclass(getattr(cupyops, name), cupyops.CupyopsError)
+    assert issubclass(cupyops.InputError, ValueError) and issubclass(cupyops.LaunchError, RuntimeError)
+    assert issubclass(cupyops.MissingDependencyError, ImportError) and issubclass(cupyops.SourceError, FileNotFoundError)

@@ -1,0 +1,256 @@
+"""Each example is run as a user runs it: few epochs on a CPU; on a GPU with a look at what ran."""
+
+import functools
+import gzip
+import importlib.util
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import cupyops
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NAMES = ["add_model", "mnist_cnn", "custom_layers", "custom_operator"]
+
+
+@functools.cache
+def load(name):
+    """The example as a module; loaded once, since an operator's name can be registered once."""
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name, *arguments, code=0):
+    """What the program prints; lines that the terminal's width broke are joined."""
+    result = CliRunner().invoke(load(name).app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def number(pattern, text):
+    """The number that the group of `pattern` matches."""
+    found = re.search(pattern, text)
+    assert found, f"{pattern!r} is not in:\n{text}"
+    return float(found.group(1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_import_has_no_side_effects(name, capfd):
+    module = load(name)
+    assert callable(module.main)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help(name):
+    for option in ("--device", "--seed", "--trace"):
+        assert option in re.sub(r"\x1b\[[0-9;]*m", "", run(name, "--help"))
+
+
+# --- add_model ---
+
+
+@pytest.mark.parametrize("way", ["inline", "file"])
+def test_add_model(way):
+    output = run("add_model", "--kernel", way, "--device", "cpu", "--epochs", 60, "--size", 50, "--trace")
+    losses = [float(value) for value in re.findall(r"epoch +\d+ +loss (\S+)", output)]
+    assert len(losses) == 3 and losses == sorted(losses, reverse=True), output
+    assert output.count("origin") == 2 and "vector_add_bwd<float>" in output
+    assert f"add_model::add_{way}" in output and "tensors on cpu" in output
+
+
+def test_add_model_converges():
+    output = run("add_model", "--device", "cpu", "--size", 20)
+    assert number(r"loss after 500 epochs: (\S+)", output) < 1e-6
+
+
+def test_add_model_from_cubins(tmp_path):
+    """In a process of its own, where nothing has been compiled or cached."""
+    folder = tmp_path / "cubins"
+    command = [sys.executable, EXAMPLES / "add_model.py", "--kernel", "wheel", "--epochs", 2, "--cubins", folder]
+    environment = os.environ | {"CUPYOPS_CACHE_DIR": str(tmp_path / "cache"), "COLUMNS": "200"}
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("origin precompiled") == 2, done.stdout
+    assert len(list(folder.glob("*.cubin"))) == 4, "two kernels for two dtypes"
+    assert not list((tmp_path / "cache").rglob("*.cubin")), "the cache was not needed"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_add_operator_beyond_its_kernel(device, dtype):
+    """Shapes that the kernel has no case for are added by the reference."""
+    module = load("add_model")
+    add = module.add_operator(module.Way.inline)
+    a, b = torch.randn(3, 4, device=device, dtype=dtype), torch.randn(4, device=device, dtype=dtype)
+    torch.testing.assert_close(add(a, b), a + b)
+    torch.testing.assert_close(add(a.t(), a.t()), 2 * a.t())
+
+
+# --- mnist_cnn ---
+
+
+def test_mnist_on_bundled_digits(tmp_path):
+    picture = tmp_path / "new" / "loss.png"
+    output = run(
+        "mnist_cnn", "--device", "cpu", "--epochs", 1, "--batch-size", 128, "--compare", "--trace", "--plot", picture
+    )
+    assert "1438 to train, 359 to test" in output
+    assert number(r"test accuracy: (\S+)%", output) > 20
+    assert number(r"at any step: (\S+)", " ".join(output.split())) == 0, "on a CPU both are PyTorch"
+    assert all(
+        f"cupyops::{op}" in output for op in ("conv2d", "relu", "max_pool2d", "linear", "log_softmax", "nll_loss")
+    )
+    content = picture.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n" and len(content) > 10_000
+
+
+def write_idx(path, values):
+    header = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
+    content = header + values.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def write_mnist(folder, stems, suffix=""):
+    generator = np.random.default_rng(0)
+    for stem, count in stems.items():
+        write_idx(folder / f"{stem}-images-idx3-ubyte{suffix}", generator.integers(0, 256, (count, 28, 28)))
+        write_idx(folder / f"{stem}-labels-idx1-ubyte{suffix}", np.arange(count) % 10)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_mnist_files(tmp_path, suffix):
+    write_mnist(tmp_path, {"train": 40, "t10k": 20}, suffix)
+    digits = load("mnist_cnn").idx_digits(tmp_path, seed=0)
+    assert digits.train_images.shape == (40, 1, 28, 28) and digits.test_images.shape == (20, 1, 28, 28)
+    assert digits.train_labels.tolist() == [i % 10 for i in range(40)]
+    assert digits.train_images.dtype == torch.float32 and 0.9 < digits.train_images.max() <= 1
+
+
+def test_mnist_test_files_only(tmp_path):
+    write_mnist(tmp_path, {"t10k": 50}, ".gz")
+    output = run("mnist_cnn", "--data", tmp_path, "--device", "cpu", "--epochs", 1, "--plot", tmp_path / "loss.png")
+    assert "45 to train, 5 to test" in " ".join(output.split())
+    first, second = (load("mnist_cnn").idx_digits(tmp_path, seed=seed) for seed in (0, 0))
+    assert torch.equal(first.test_images, second.test_images), "the split depends on the seed alone"
+
+
+def spoil(name, change):
+    def spoiler(folder):
+        path = folder / name
+        content = change(path.read_bytes())
+        path.unlink() if content is None else path.write_bytes(content)
+
+    return spoiler
+
+
+@pytest.mark.parametrize(
+    ("spoiler", "words"),
+    [
+        (lambda folder: [path.unlink() for path in folder.iterdir()], "Looked for"),
+        (spoil("t10k-labels-idx1-ubyte", lambda content: None), "no t10k-labels-idx1-ubyte"),
+        (spoil("t10k-labels-idx1-ubyte", lambda content: b"GIF8" + content[4:]), "begins with 47494638"),
+        (spoil("t10k-images-idx3-ubyte", lambda content: content[:-5]), "header says"),
+        (lambda folder: write_idx(folder / "t10k-labels-idx1-ubyte", np.zeros(3)), "expected as many of both"),
+        (lambda folder: write_idx(folder / "t10k-images-idx3-ubyte", np.zeros((20, 8, 8))), "of 28x28"),
+        (lambda folder: (folder / "t10k-images-idx3-ubyte").write_bytes(b""), "begins with"),
+    ],
+    ids=["none", "no labels", "not IDX", "cut short", "other number", "other size", "empty"],
+)
+def test_mnist_files_that_are_wrong(tmp_path, spoiler, words):
+    write_mnist(tmp_path, {"t10k": 20})
+    spoiler(tmp_path)
+    with pytest.raises(load("mnist_cnn").typer.BadParameter, match=words):
+        load("mnist_cnn").idx_digits(tmp_path, seed=0)
+    run("mnist_cnn", "--data", tmp_path, code=2)
+
+
+def test_mnist_gzip_cut_short(tmp_path):
+    write_mnist(tmp_path, {"t10k": 20}, ".gz")
+    path = tmp_path / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(load("mnist_cnn").typer.BadParameter, match="cannot be read"):
+        load("mnist_cnn").idx_digits(tmp_path, seed=0)
+
+
+def test_mnist_two_sources_are_refused(tmp_path):
+    assert "two sources" in " ".join(run("mnist_cnn", "--data", tmp_path, "--openml", code=2).split())
+
+
+# --- custom layers and operators ---
+
+
+def test_custom_layers():
+    output = run("custom_layers", "--device", "cpu", "--steps", 20, "--width", 16, "--trace")
+    assert "cupyops::linear" in output and "cupyops::scale_shift" in output
+    assert number(r"at any step (\S+)", " ".join(output.split())) < 1e-6
+
+
+def test_custom_operator():
+    output = run("custom_operator", "--device", "cpu", "--steps", 60, "--trace")
+    assert "custom_operator::swish" in output
+    assert number(r"beta learnt: (\S+),", output) == pytest.approx(2, abs=0.05)
+
+
+def test_custom_operator_against_pytorch(device):
+    swish = load("custom_operator").swish
+    beta = torch.tensor(1.0, device=device)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        x = torch.randn(1031, device=device, dtype=dtype)
+        torch.testing.assert_close(swish(x, beta.to(dtype)), torch.nn.functional.silu(x))
+
+
+# --- by the kernels ---
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ["inline", "file", "wheel"])
+def test_add_model_by_kernels(way, monkeypatch):
+    monkeypatch.setenv("CUPYOPS_CUBIN_PATH", "")
+    with cupyops.trace() as trace:
+        output = run("add_model", "--kernel", way, "--device", "cuda", "--size", 100)
+    assert number(r"loss after 500 epochs: (\S+)", output) < 1e-5
+    assert trace.routes() == {"kernel"}, str(trace)[:2000]
+    assert {"vector_add_fwd<float>", "vector_add_bwd<float>"} <= {record.kernel for record in trace.launches()}
+
+
+@pytest.mark.gpu
+def test_mnist_by_kernels(tmp_path):
+    with cupyops.trace() as trace:
+        output = run("mnist_cnn", "--device", "cuda", "--epochs", 1, "--compare", "--plot", tmp_path / "loss.png")
+    assert trace.routes() == {"kernel"}, str(trace)[:2000]
+    assert number(r"at any step: (\S+)", " ".join(output.split())) < 0.05
+
+
+@pytest.mark.gpu
+def test_mnist_learns(tmp_path):
+    """The defaults reach 97% on the digits that come with scikit-learn."""
+    assert number(r"test accuracy: (\S+)%", run("mnist_cnn", "--device", "cuda", "--plot", tmp_path / "loss.png")) >= 97
+
+
+@pytest.mark.gpu
+def test_custom_layers_by_kernels():
+    with cupyops.trace() as trace:
+        output = run("custom_layers", "--device", "cuda", "--steps", 20)
+    assert trace.routes() == {"kernel"}, str(trace)[:2000]
+    assert number(r"at any step (\S+)", " ".join(output.split())) < 1e-3
+
+
+@pytest.mark.gpu
+def test_custom_operator_by_kernels():
+    run("custom_operator", "--device", "cuda", "--steps", 5)  # gradcheck of the kernels among it
+    with cupyops.trace() as trace:
+        beta = load("custom_operator").learn_beta("cuda", 60, trace=False)
+    assert trace.routes() == {"kernel"}, str(trace)[:2000]
+    assert beta == pytest.approx(2, abs=0.05)

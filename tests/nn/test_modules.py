@@ -1,0 +1,266 @@
+"""cupyops.nn against torch.nn: constructors, state_dict, repr, values and gradients of each module."""
+
+import copy
+import inspect
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import cupyops
+
+
+def channels_last(x):
+    return x.to(memory_format=torch.channels_last)
+
+
+@dataclass
+class Case:
+    """A module by name, its arguments, and what it is called with."""
+
+    name: str
+    inputs: Any  # makes the positional inputs on the CPU in float32
+    args: tuple = ()
+    kwargs: dict = field(default_factory=dict)
+
+    def make(self, package, device="cpu"):
+        return getattr(package, self.name)(*self.args, **self.kwargs).to(device)
+
+    def __str__(self):
+        shown = [
+            *map(repr, self.args),
+            *(f"{k}={v!r}" for k, v in self.kwargs.items() if not isinstance(v, torch.Tensor)),
+        ]
+        return f"{self.name}({', '.join(shown)})"
+
+
+def normal(*shape):
+    return lambda: (torch.randn(shape),)
+
+
+def scores(shape, classes, log=False, skip=None):
+    def make():
+        x = torch.randn(shape[0], classes, *shape[1:])
+        target = torch.randint(classes, shape)
+        if skip is not None:
+            target.view(-1)[::3] = skip
+        return (x.log_softmax(1) if log else x), target
+
+    return make
+
+
+IMAGES = normal(2, 4, 7, 9)
+WEIGHT = torch.tensor([0.5, 2.0, 1.0, 0.0, 3.0])
+CASES = [
+    Case("Linear", normal(3, 5), (5, 4)),
+    Case("Linear", normal(2, 3, 5), (5, 4), {"bias": False}),
+    Case("Conv2d", IMAGES, (4, 6, 3)),
+    Case("Conv2d", lambda: (channels_last(torch.randn(2, 4, 7, 9)),), (4, 6, 3), {"padding": 1, "stride": 2}),
+    Case("Conv2d", IMAGES, (4, 6, (3, 5)), {"padding": "same", "bias": False, "groups": 2}),
+    Case("Conv2d", IMAGES, (4, 8, 3), {"padding": "valid", "dilation": (2, 1)}),
+    *[
+        Case(
+            "Conv2d",
+            IMAGES,
+            (4, 6, 3),
+            {"padding": padding, "padding_mode": mode, "stride": 1 if padding == "same" else 2},
+        )
+        for mode in ("reflect", "replicate", "circular")
+        for padding in ((2, 1), "same")
+    ],
+    Case("ReLU", normal(3, 5)),
+    Case("ReLU", normal(3, 5), (), {"inplace": True}),
+    Case("GELU", normal(3, 5)),
+    Case("GELU", normal(3, 5), (), {"approximate": "tanh"}),
+    Case("SiLU", normal(3, 5)),
+    Case("SiLU", normal(3, 5), (), {"inplace": True}),
+    Case("MaxPool2d", IMAGES, (2,)),
+    Case("MaxPool2d", IMAGES, (3,), {"stride": 2, "padding": 1, "ceil_mode": True}),
+    Case("MaxPool2d", IMAGES, ((2, 3),), {"dilation": 2, "return_indices": True}),
+    Case("Softmax", normal(3, 5), (1,)),
+    Case("Softmax", normal(3, 5, 2), (), {"dim": -2}),
+    Case("LogSoftmax", normal(3, 5), (1,)),
+    Case("LogSoftmax", normal(3, 5, 2), (), {"dim": 0}),
+    Case("NLLLoss", scores((6,), 5, log=True)),
+    Case("NLLLoss", scores((6,), 5, log=True, skip=2), (), {"weight": WEIGHT, "ignore_index": 2, "reduction": "sum"}),
+    Case("NLLLoss", scores((2, 3, 4), 5, log=True), (), {"reduction": "none"}),
+    Case("CrossEntropyLoss", scores((6,), 5)),
+    Case("CrossEntropyLoss", scores((6,), 5, skip=-100), (), {"weight": WEIGHT, "label_smoothing": 0.1}),
+    Case("CrossEntropyLoss", scores((2, 3, 4), 5, skip=1), (), {"ignore_index": 1, "reduction": "none"}),
+    Case("CrossEntropyLoss", lambda: (torch.randn(6, 5), torch.rand(6, 5)), (), {"label_smoothing": 0.2}),
+    Case("LayerNorm", normal(3, 5), (5,)),
+    Case("LayerNorm", normal(3, 4, 5), ((4, 5),), {"eps": 1e-3, "bias": False}),
+    Case("LayerNorm", normal(3, 5), (5,), {"elementwise_affine": False}),
+]
+each = pytest.mark.parametrize("case", CASES, ids=str)
+OPERATORS = {
+    "Linear": "linear", "Conv2d": "conv2d", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "MaxPool2d": "max_pool2d",
+    "Softmax": "softmax", "LogSoftmax": "log_softmax", "NLLLoss": "nll_loss", "CrossEntropyLoss": "cross_entropy",
+    "LayerNorm": "layer_norm",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def exact_convolutions(monkeypatch):
+    """cuDNN would round fp32 inputs to tf32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def run(module, inputs):
+    """The output and the gradients of inputs and parameters, all of them named."""
+    leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    arguments = [x.clone() if x.requires_grad else x for x in leaves]  # an in-place module may not write to a leaf
+    output = module(*arguments)
+    first = output[0] if isinstance(output, tuple) else output
+    torch.manual_seed(3)
+    first.backward(torch.randn_like(first))
+    found = {f"output {i}": y.detach() for i, y in enumerate(output if isinstance(output, tuple) else (output,))}
+    found |= {f"grad of input {i}": x.grad for i, x in enumerate(leaves)}
+    return found | {f"grad of {name}": p.grad for name, p in module.named_parameters()}
+
+
+def assert_same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, a in ours.items():
+        b = theirs[name]
+        assert (a is None) == (b is None), name
+        if a is not None:
+            torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
+            assert a.stride() == b.stride(), name
+
+
+def test_every_module_has_a_case():
+    assert {case.name for case in CASES} | {"ScaleShift"} == set(cupyops.nn.__all__)
+
+
+@each
+def test_values_and_gradients(case, device):
+    torch.manual_seed(1)
+    ours, theirs = case.make(cupyops.nn, device), case.make(nn, device)
+    theirs.load_state_dict(ours.state_dict())
+    inputs = [x.to(device) for x in case.inputs()]
+    assert_same(run(ours, inputs), run(theirs, inputs))
+
+
+@each
+def test_state_dict_both_ways(case):
+    ours, theirs = case.make(cupyops.nn), case.make(nn)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values()))
+    theirs.load_state_dict(ours.state_dict())
+
+
+@each
+def test_same_start(case):
+    """The same seed gives the same weights as torch.nn."""
+    states = []
+    for package in (cupyops.nn, nn):
+        torch.manual_seed(5)
+        states.append(case.make(package).state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(states[0].values(), states[1].values()))
+
+
+@each
+def test_repr_and_kind(case):
+    ours, theirs = case.make(cupyops.nn), case.make(nn)
+    assert repr(ours) == repr(theirs)
+    assert isinstance(ours, type(theirs))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_constructor_is_torch_s(name):
+    ours, theirs = (inspect.signature(getattr(package, name).__init__) for package in (cupyops.nn, nn))
+    assert ours == theirs
+
+
+@each
+def test_runs_the_operator(case):
+    with cupyops.trace() as trace:
+        case.make(cupyops.nn)(*case.inputs())
+    assert any(record.operator.startswith(f"cupyops::{OPERATORS[case.name]}") for record in trace.records), str(trace)
+
+
+@each
+@pytest.mark.gpu
+def test_runs_the_kernels(case):
+    inputs = [x.cuda().requires_grad_(x.is_floating_point()) for x in case.inputs()]
+    with cupyops.trace() as trace:
+        output = case.make(cupyops.nn, "cuda")(*[x.clone() if x.requires_grad else x for x in inputs])
+        (output[0] if isinstance(output, tuple) else output).sum().backward()
+    assert "reference" not in trace.routes(), str(trace)
+
+
+@each
+def test_copies(case):
+    module, inputs = case.make(cupyops.nn), case.inputs()
+    expected = module(*[x.clone() for x in inputs])
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert type(other) is type(module)
+        torch.testing.assert_close(other(*[x.clone() for x in inputs]), expected)
+
+
+@each
+def test_compile(case, device):
+    torch._dynamo.reset()
+    module = case.make(cupyops.nn, device)
+    inputs = [x.to(device) for x in case.inputs()]
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*[x.clone() for x in inputs]), module(*[x.clone() for x in inputs]))
+
+
+def test_factory_arguments():
+    layer = cupyops.nn.Conv2d(1, 2, 3, device="meta", dtype=torch.float16)
+    assert layer.weight.is_meta and layer.weight.dtype == torch.float16
+    layer = cupyops.nn.ScaleShift(3, device="meta", dtype=torch.float64)
+    assert layer.bias.is_meta and layer.bias.dtype == torch.float64
+
+
+def test_swap_in_a_model(device):
+    """A trained torch.nn model, its weights loaded into the cupyops twin: the same output."""
+
+    def model(package):
+        layers = package.Conv2d(1, 4, 3, padding=1), package.ReLU(), package.MaxPool2d(2), nn.Flatten()
+        return nn.Sequential(*layers, package.Linear(36, 5), package.LogSoftmax(dim=1)).to(device)
+
+    theirs, ours = model(nn), model(cupyops.nn)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 1, 6, 6, device=device)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+# --- ScaleShift, which torch.nn has not ---
+
+
+@pytest.mark.parametrize(
+    ("features", "shape", "shown"),
+    [
+        (None, (), "scalar"),
+        ((), (), "scalar"),
+        (5, (5,), "5"),
+        ((4, 5), (4, 5), "(4, 5)"),
+        (torch.Size([5]), (5,), "5"),
+    ],
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_scale_shift(device, features, shape, shown, bias):
+    layer = cupyops.nn.ScaleShift(features, bias=bias).to(device)
+    assert layer.weight.shape == shape and torch.all(layer.weight == 1)
+    assert (layer.bias is None) is not bias and (not bias or (layer.bias.shape == shape and torch.all(layer.bias == 0)))
+    assert repr(layer) == f"ScaleShift({shown}, bias={bias})"
+    assert list(layer.state_dict()) == (["weight", "bias"] if bias else ["weight"])
+    x = torch.randn(3, 4, 5, device=device)
+    assert torch.equal(layer(x), x)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.normal_()
+    plain = nn.Module()
+    plain.register_parameter("weight", nn.Parameter(layer.weight.detach().clone()))
+    plain.register_parameter("bias", nn.Parameter(layer.bias.detach().clone()) if bias else None)
+    plain.forward = lambda x: x * plain.weight + (plain.bias if bias else 0)
+    assert_same(run(layer, [x]), run(plain, [x]))
+    layer.reset_parameters()
+    assert torch.equal(layer(x), x)

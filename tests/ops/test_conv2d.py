@@ -1,0 +1,134 @@
+import importlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contract import Make, OperatorContract, Sample, misaligned, sliced, transposed
+
+import cupyops
+
+gemm = importlib.import_module("cupyops.ops._gemm")
+
+# Errors allowed, in units in the last place of the largest result: 16-bit results are rounded once; the sum of some hundred
+# products in fp32 or fp64 has errors of its own.
+UNITS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 8, torch.float64: 8}
+
+
+def channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous(memory_format=torch.channels_last).requires_grad_(tensor.requires_grad)
+
+
+class TestConv2d(OperatorContract):
+    function = staticmethod(cupyops.conv2d)
+    torch_function = staticmethod(F.conv2d)
+    kernels = {"conv2d_fwd", "conv2d_bwd_weight", "conv2d_sum"}
+
+    def samples(self, make: Make):
+        yield from self.small_samples(make)
+        yield Sample(make(2, 3, 7, 9), make(5, 3, 3, 3), make(5), stride=2, padding=1)
+        yield Sample(make(1, 4, 9, 8), make(6, 2, 3, 3), make(6), (2, 1), (2, 1), (1, 2), 2)
+        yield Sample(make(2, 1, 12, 12), make(32, 1, 3, 3), make(32))  # grad_weight splits k
+        yield Sample(channels_last(make(2, 8, 5, 6)), channels_last(make(16, 8, 3, 3)), make(16), padding=1)  # vectors
+        yield Sample(channels_last(make(1, 3, 6, 5)), make(4, 3, 3, 2), padding="same")
+        yield Sample(make(1, 34, 3, 3), make(2, 34, 3, 3), make(2), padding=1)  # forward splits k
+        yield Sample(make(3, 6, 5), make(70, 3, 1, 1), make(70))
+
+    def small_samples(self, make: Make):
+        yield Sample(make(2, 2, 4, 5), make(3, 2, 3, 2), make(3))
+        yield Sample(make(1, 2, 4, 4), make(2, 1, 3, 3), stride=2, padding=(1, 2), groups=2)
+        yield Sample(make(2, 5, 5), make(2, 2, 2, 2), make(2), dilation=2, padding="valid")
+        yield Sample(channels_last(make(1, 2, 3, 4)), make(2, 2, 2, 2), padding="same")
+
+    def layouts(self, make: Make):
+        for sample in self.samples(make):
+            for change in (transposed, sliced, misaligned):
+                yield sample.map(change)
+            yield sample.map(lambda t: channels_last(t) if t.dim() == 4 else t)
+
+    def test_signature_is_torch_s(self):
+        """F.conv2d is built in and shows no signature."""
+        x, w, b = torch.randn(2, 4, 6, 6), torch.randn(4, 2, 3, 3), torch.randn(4)
+        for call in [
+            lambda f: f(x, w, b, 2, 1, 2, 2),
+            lambda f: f(groups=2, dilation=(1,), padding="valid", stride=[1, 2], bias=b, weight=w, input=x),
+        ]:
+            torch.testing.assert_close(call(cupyops.conv2d), call(F.conv2d))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("tile", gemm.TILES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_tile(device, dtype, tile, last, monkeypatch):
+    """130 channels out of 16, 144 pixels: several tiles of 128 in forward, grad_input and grad_weight."""
+    monkeypatch.setattr(gemm, "choose_tile", lambda *problem: tile)
+    gemm._launch.cache_clear()
+    memory = torch.channels_last if last else torch.contiguous_format
+    x, weight = (torch.randn(s, device=device).to(dtype, memory_format=memory) for s in ((1, 16, 12, 12), (130, 16, 3, 3)))
+    inputs = [x.requires_grad_(), weight.requires_grad_(), torch.randn(130, device=device).to(dtype).requires_grad_()]
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    y, truth = (cupyops.conv2d(*inputs, padding=1), F.conv2d(*exact, padding=1))
+    grad = torch.randn_like(y)
+    ours = [y, *torch.autograd.grad(y, inputs, grad)]
+    theirs = [truth, *torch.autograd.grad(truth, exact, grad.double())]
+    for a, b in zip(ours, theirs):
+        assert (a.double() - b).abs().max() <= UNITS[dtype] * torch.finfo(dtype).eps * b.abs().max()
+    gemm._launch.cache_clear()
+
+
+@pytest.mark.parametrize("shapes", [((0, 3, 5, 5), (4, 3, 3, 3)), ((2, 0, 5, 5), (4, 0, 3, 3))])
+def test_empty(device, shapes):
+    x, weight = (torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
+    bias = torch.randn(4, device=device, requires_grad=True)
+    y = cupyops.conv2d(x, weight, bias)
+    assert y.shape == (shapes[0][0], 4, 3, 3)
+    torch.testing.assert_close(y, bias.view(1, 4, 1, 1).expand_as(y))
+    grads = torch.autograd.grad(y.sum(), (x, weight, bias))
+    assert [g.shape for g in grads] == [x.shape, weight.shape, bias.shape]
+    assert not grads[0].any() and not grads[1].any()
+    torch.testing.assert_close(grads[2], torch.full_like(bias, y[:, 0].numel()))
+
+
+def test_frozen_parts(device):
+    """Only the bias wants a gradient, or only weight and bias."""
+    x, weight, bias = (torch.randn(s, device=device) for s in ((2, 3, 5, 5), (4, 3, 3, 3), (4,)))
+    for wanted in ([bias], [weight, bias], [x, bias]):
+        results = []
+        for function in (cupyops.conv2d, F.conv2d):
+            for t in (x, weight, bias):
+                t.requires_grad_(any(t is w for w in wanted))
+            results.append(torch.autograd.grad(function(x, weight, bias, padding=1).pow(2).sum(), wanted))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_special_values(device):
+    x = torch.zeros(1, 1, 4, 4, device=device)
+    x[0, 0, 0, 0], x[0, 0, 3, 3] = float("nan"), float("inf")
+    weight = torch.tensor([[[[1.0, -2.0], [0.5, 3.0]]]], device=device)
+    torch.testing.assert_close(cupyops.conv2d(x, weight), F.conv2d(x, weight), equal_nan=True)
+
+
+def test_bad_input(device):
+    x, weight, bias = (torch.randn(s, device=device) for s in ((2, 4, 6, 6), (6, 4, 3, 3), (6,)))
+    for args, kwargs, words in [
+        ((x[0, 0], weight), {}, "input is .* channels, h, w"),
+        ((x, weight[0]), {}, "weight is .* kernel_h"),
+        ((x, weight[:0]), {}, "weight is"),
+        ((x, weight[:, :3]), {}, r"input has shape \(2, 4, 6, 6\), 4 channels, expected 3"),
+        ((x, weight[:5, :2]), {"groups": 2}, "weight is .* groups=2 divides"),
+        ((x, weight), {"groups": 2}, "input has shape .* expected 8"),
+        ((x, weight), {"groups": 0}, "groups is 0"),
+        ((x, weight), {"groups": 1.5}, "groups is 1.5"),
+        ((x, weight, bias[:4]), {}, r"bias has shape \(4,\), expected \(6,\)"),
+        ((x, weight), {"stride": 0}, "stride is 0"),
+        ((x, weight), {"stride": (1, 2, 3)}, "stride is"),
+        ((x, weight), {"dilation": 0}, "dilation is 0"),
+        ((x, weight), {"padding": -1}, "padding is -1"),
+        ((x, weight), {"padding": "full"}, "padding is 'full'"),
+        ((x, weight), {"padding": "same", "stride": 2}, "stride is"),
+        ((x, weight), {"dilation": 3}, "weight has shape .* no larger than the padded input"),
+        ((x[..., :2], weight), {}, "weight has shape"),
+        ((x, weight.double()), {}, "weight is torch.float64"),
+        ((x, weight, bias.half()), {}, "bias is torch.float16"),
+    ]:
+        with pytest.raises(cupyops.InputError, match=words):
+            cupyops.conv2d(*args, **kwargs)

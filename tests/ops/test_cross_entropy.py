@@ -1,0 +1,242 @@
+import functools
+
+import pytest
+import torch
+from contract import Make, OperatorContract, Sample
+from torch.nn import functional as F
+
+import cupyops
+
+
+@functools.wraps(F.cross_entropy)
+def torch_cross_entropy(input, target, weight=None, **options):
+    """PyTorch's, which refuses a weight that wants a gradient, as the contract's float64 truth gives it."""
+    return F.cross_entropy(input, target, None if weight is None else weight.detach(), **options)
+
+
+KERNELS = {"cross_entropy_fwd", "cross_entropy_fwd_inner", "cross_entropy_fwd_sum", "cross_entropy_bwd", "cross_entropy_bwd_inner"}
+
+
+class TestCrossEntropy(OperatorContract):
+    """Targets that are classes."""
+
+    function = staticmethod(cupyops.cross_entropy)
+    torch_function = staticmethod(torch_cross_entropy)
+    kernels = KERNELS
+
+    def samples(self, make: Make):
+        yield from self.small_samples(make)
+        for reduction in ("none", "mean", "sum"):  # a warp per row, several blocks, ends of rows off 16 bytes
+            yield Sample(make(19, 101), make.integers(19, high=101), weights(make, 101), ignore_index=7, reduction=reduction)
+        yield Sample(make(300, 5), make.integers(300, high=5))  # a thread per row
+        yield Sample(make(3, 1031), make.integers(3, high=1031), weights(make, 1031), label_smoothing=0.2)  # a block
+        yield Sample(make(2, 16411), make.integers(2, high=16411))  # several blocks of the backward per row
+        yield Sample(make(2, 70, 5, 9), make.integers(2, 5, 9, high=70), label_smoothing=0.1)  # slices of classes
+
+    def small_samples(self, make: Make):
+        yield Sample(make(5), make.integers(high=5))
+        yield Sample(make(4, 19), make.integers(4, high=19))
+        for reduction in ("none", "mean", "sum"):
+            yield Sample(make(5, 3), make.integers(5, high=3), weights(make, 3), ignore_index=2, reduction=reduction, label_smoothing=0.3)
+        yield Sample(make(2, 3, 5), make.integers(2, 5, high=3), reduction="none")
+        yield Sample(make(2, 3, 2, 2), make.integers(2, 2, 2, high=3), weights(make, 3), label_smoothing=1.0)
+
+    def layouts(self, make: Make):
+        yield from super().layouts(make)
+        yield Sample(channels_last(make(2, 3, 4, 5)), make.integers(2, 4, 5, high=3), label_smoothing=0.1)
+        yield Sample(channels_last(make(2, 21, 4, 5)), make.integers(2, 5, 4, high=21).transpose(1, 2), reduction="none")
+        yield Sample(make(2, 5, 21).detach().transpose(1, 2).requires_grad_(), make.integers(2, 5, high=21))
+
+
+class TestProbabilities(OperatorContract):
+    """Targets that are probabilities; they get a gradient too."""
+
+    function = staticmethod(cupyops.cross_entropy)
+    torch_function = staticmethod(torch_cross_entropy)
+    kernels = KERNELS
+
+    def samples(self, make: Make):
+        yield from self.small_samples(make)
+        for reduction in ("none", "mean", "sum"):
+            yield Sample(make(19, 101), probabilities(make, 19, 101), weights(make, 101), reduction=reduction)
+        yield Sample(make(300, 5), probabilities(make, 300, 5).detach())
+        yield Sample(make(3, 1031), probabilities(make, 3, 1031), weights(make, 1031), label_smoothing=0.2)
+        yield Sample(make(2, 70, 5, 9), probabilities(make, 2, 70, 5, 9), label_smoothing=0.1)
+
+    def small_samples(self, make: Make):
+        yield Sample(make(5), probabilities(make, 5))
+        yield Sample(make(4, 19), probabilities(make, 4, 19))
+        for reduction in ("none", "mean", "sum"):
+            yield Sample(make(5, 3), probabilities(make, 5, 3), weights(make, 3), reduction=reduction, label_smoothing=0.3)
+        yield Sample(make(4, 19).detach(), probabilities(make, 4, 19))
+        yield Sample(make(2, 3, 2, 2), probabilities(make, 2, 3, 2, 2), weights(make, 3), label_smoothing=1.0)
+
+    def layouts(self, make: Make):
+        yield from super().layouts(make)
+        yield Sample(channels_last(make(2, 3, 4, 5)), probabilities(make, 2, 3, 4, 5), label_smoothing=0.1)
+        yield Sample(channels_last(make(2, 21, 4, 5)), channels_last(probabilities(make, 2, 21, 4, 5)), reduction="none")
+        yield Sample(make(2, 3, 4, 5), channels_last(probabilities(make, 2, 3, 4, 5)), reduction="sum")
+
+
+def weights(make, classes):
+    return make(classes, low=0.1).detach()
+
+
+def probabilities(make, *shape):
+    return make(*shape).detach().softmax(1 if len(shape) > 1 else 0).requires_grad_(make.requires_grad)
+
+
+def channels_last(tensor):
+    return tensor.detach().contiguous(memory_format=torch.channels_last).requires_grad_(tensor.requires_grad)
+
+
+def assert_same(device, x, target, weight=None, tolerances=(None, None), **options):
+    """Loss and gradients are PyTorch's."""
+    results = []
+    for function in (cupyops.cross_entropy, F.cross_entropy):
+        leaf = x.detach().to(device).requires_grad_()
+        y = function(leaf, target.to(device), None if weight is None else weight.to(device), **options)
+        results.append((y.detach(), torch.autograd.grad(y.sum(), leaf)[0]))
+    torch.testing.assert_close(*results, rtol=tolerances[0], atol=tolerances[1], equal_nan=True)
+
+
+REDUCTIONS = ["none", "mean", "sum"]
+SHAPES = [(3, 5), (3, 40), (2, 1040), (2, 5, 3), (2, 70, 3)]  # a thread, a warp, a block to a row; an inner, with slices
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("shape", [(0, 3), (0, 40), (4, 3, 0), (0, 3, 2, 2)])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_empty(device, shape, reduction, label_smoothing):
+    target = torch.zeros((*shape[:1], *shape[2:]), dtype=torch.long)
+    assert_same(device, torch.zeros(shape), target, reduction=reduction, label_smoothing=label_smoothing)
+    assert_same(device, torch.zeros(shape), torch.zeros(shape), reduction=reduction, label_smoothing=label_smoothing)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_no_classes(device, reduction, label_smoothing):
+    assert_same(device, torch.zeros(4, 0), torch.zeros(4, 0), reduction=reduction, label_smoothing=label_smoothing)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_everything_ignored(device, shape, label_smoothing):
+    target = torch.full((*shape[:1], *shape[2:]), -100)
+    for reduction in REDUCTIONS:
+        assert_same(device, torch.randn(shape), target, reduction=reduction, label_smoothing=label_smoothing)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_special_values(device, shape, value):
+    classes = torch.zeros((*shape[:1], *shape[2:]), dtype=torch.long)
+    even = torch.full(shape, 1 / shape[1])
+    for where in (0, 1, slice(None)):  # of the target's class, of another, of all of them
+        x = torch.randn(shape)
+        x[:1, where] = value
+        for target in (classes, even):
+            assert_same(device, x, target, reduction="none")
+            assert_same(device, x, target, reduction="none", label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_large_logits_keep_their_differences(device, shape):
+    """log_softmax(x + c) = log_softmax(x): no digits are lost to a common offset, forward or backward."""
+    offset, x = 2.0**14, torch.randn(shape).mul(64).round().div(64)  # exact in fp32, with the offset and without
+    classes = torch.zeros((*shape[:1], *shape[2:]), dtype=torch.long, device=device)
+    for target in (classes, torch.full(shape, 1 / shape[1], device=device)):
+        for label_smoothing in (0.0, 0.1):
+            results = []
+            for logits in (x, x + offset):
+                leaf = logits.to(device).requires_grad_()
+                y = cupyops.cross_entropy(leaf, target, label_smoothing=label_smoothing)
+                results.append((y.detach(), *torch.autograd.grad(y, leaf)))
+            torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
+
+
+def test_one_hot_probabilities_are_classes(device):
+    x, classes = torch.randn(6, 40, device=device), torch.arange(6, device=device)
+    one_hot = F.one_hot(classes, 40).float()
+    for label_smoothing in (0.0, 0.2):
+        options = dict(label_smoothing=label_smoothing)
+        torch.testing.assert_close(cupyops.cross_entropy(x, one_hot, **options), cupyops.cross_entropy(x, classes, **options))
+
+
+def test_gradient_of_weight_with_probabilities(device):
+    x, p = torch.randn(4, 3, device=device), torch.rand(4, 3, device=device)
+    grads = []
+    for function in (cupyops.cross_entropy, F.cross_entropy):
+        weight = torch.ones(3, device=device, requires_grad=True)
+        grads += torch.autograd.grad(function(x, p, weight), weight)
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_probabilities_of_another_dtype(device, dtype):
+    x, p = torch.randn(4, 3, device=device), torch.rand(4, 3, device=device).to(dtype)
+    torch.testing.assert_close(cupyops.cross_entropy(x, p), F.cross_entropy(x, p))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_integer_targets(device, dtype):
+    x, target = torch.randn(4, 3, device=device), torch.tensor([2, 0, 1, 2], device=device)
+    torch.testing.assert_close(cupyops.cross_entropy(x, target.to(dtype)), F.cross_entropy(x, target))
+
+
+def test_deprecated_arguments(device):
+    x, target = torch.randn(4, 3, device=device), torch.tensor([2, 0, 1, 2], device=device)
+    for options in (dict(size_average=False), dict(reduce=False), dict(size_average=True, reduce=True)):
+        with pytest.warns(UserWarning, match="deprecated"):
+            y = cupyops.cross_entropy(x, target, **options)
+        with pytest.warns(UserWarning, match="deprecated"):
+            torch.testing.assert_close(y, F.cross_entropy(x, target, **options))
+
+
+@pytest.mark.parametrize(
+    "message, change",
+    [
+        ("input", dict(input=torch.ones(4, 3, dtype=torch.long))),
+        ("input", dict(input=torch.tensor(1.0))),
+        ("input", dict(input=[1.0])),
+        ("target", dict(target=None)),
+        ("target has batch size 5, but input has 4", dict(target=torch.zeros(5, dtype=torch.long))),
+        ("target has batch size 5, but input has 4", dict(target=torch.zeros(5, 3))),
+        ("target", dict(target=torch.zeros(4))),
+        ("target", dict(target=torch.zeros(4, 2))),
+        ("target", dict(target=torch.zeros(4, 3, dtype=torch.long))),
+        ("target", dict(target=torch.zeros(4, dtype=torch.bool))),
+        ("target", dict(target=torch.zeros(4, 3, dtype=torch.complex64))),
+        ("target", dict(target=torch.zeros(4, dtype=torch.long, device="meta"))),
+        ("weight", dict(weight=torch.ones(4))),
+        ("weight", dict(weight=torch.ones(3, 1))),
+        ("weight", dict(weight=torch.ones(3, dtype=torch.long))),
+        ("weight", dict(weight=torch.ones(3).double())),
+        ("weight", dict(weight=torch.ones(3, requires_grad=True))),
+        ("weight", dict(weight=torch.ones(3, device="meta"))),
+        ("reduction", dict(reduction="average")),
+        ("ignore_index", dict(ignore_index=None)),
+        ("ignore_index", dict(ignore_index=1, target=torch.zeros(4, 3))),
+        ("label_smoothing", dict(label_smoothing=-0.1)),
+        ("label_smoothing", dict(label_smoothing=1.5)),
+        ("label_smoothing", dict(label_smoothing=float("nan"))),
+        ("label_smoothing", dict(label_smoothing="a lot")),
+    ],
+)
+def test_bad_arguments(device, message, change):
+    call = dict(input=torch.randn(4, 3), target=torch.zeros(4, dtype=torch.long)) | change
+    with pytest.raises(cupyops.InputError, match=message):
+        cupyops.cross_entropy(**{name: placed(value, device) for name, value in call.items()})
+
+
+def placed(value, device):
+    """Tensors on the device, but for those that are meant to be elsewhere."""
+    if not isinstance(value, torch.Tensor) or value.is_meta:
+        return value
+    return value.detach().to(device).requires_grad_(value.requires_grad)
+
+
+@pytest.mark.parametrize("bad", [3, -1])
+def test_target_out_of_range_on_the_cpu(bad):
+    with pytest.raises(cupyops.InputError, match="target.*out of bounds"):
+        cupyops.cross_entropy(torch.randn(2, 3), torch.tensor([0, bad]))

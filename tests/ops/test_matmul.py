@@ -1,0 +1,134 @@
+import importlib
+
+import pytest
+import torch
+from contract import Make, OperatorContract, Sample
+
+import cupyops
+
+gemm = importlib.import_module("cupyops.ops._gemm")
+
+# Errors allowed, in units in the last place of the largest result: 16-bit results are rounded once; the sum of some hundred
+# products in fp32 or fp64 has errors of its own.
+UNITS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 8, torch.float64: 8}
+
+
+class TestMatmul(OperatorContract):
+    function = staticmethod(cupyops.matmul)
+    torch_function = staticmethod(torch.matmul)
+    kernels = {"matmul_fwd", "matmul_sum"}
+
+    def samples(self, make: Make):
+        yield from self.small_samples(make)
+        yield Sample(make(70, 33), make(33, 129))  # several tiles, tails in every direction
+        yield Sample(make(3, 300), make(300, 5))  # k split
+        yield Sample(make(16, 32), make(32, 24))  # whole vectors
+        yield Sample(make(2, 1, 3, 4, 5), make(1, 2, 1, 5, 2))  # batches broadcast in turns
+        yield Sample(make(2, 1, 3, 4), make(5, 4, 2))
+        yield Sample(make(1, 1), make(1, 1))
+
+    def small_samples(self, make: Make):
+        yield Sample(make(3, 4), make(4, 5))
+        yield Sample(make(3), make(3))
+        yield Sample(make(2, 3, 4), make(4))
+        yield Sample(make(4), make(2, 4, 3))
+        yield Sample(make(2, 2, 3), make(3, 2))
+        yield Sample(make(2, 3), make(2, 3, 2))
+        yield Sample(make(2, 2, 3), make(2, 3, 2))
+
+
+@pytest.mark.parametrize("tile", gemm.TILES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_tile_and_every_order(device, dtype, tile, monkeypatch):
+    """Either tile; A and B with rows or columns contiguous, or neither; aligned and not."""
+    monkeypatch.setattr(gemm, "choose_tile", lambda *problem: tile)
+    gemm._launch.cache_clear()
+    orders = [lambda t: t, lambda t: t.mT.contiguous().mT, lambda t: t.repeat_interleave(2, -1)[..., ::2]]
+    for m, k, n in [(136, 40, 72), (5, 37, 131)]:
+        for order_a in orders:
+            for order_b in orders:
+                a = order_a(torch.randn(m, k, dtype=dtype, device=device))
+                b = order_b(torch.randn(k, n, dtype=dtype, device=device))
+                exact = a.double() @ b.double()
+                error = (cupyops.matmul(a, b).double() - exact).abs().max()
+                assert error <= UNITS[dtype] * torch.finfo(dtype).eps * exact.abs().max(), (m, k, n, error)
+    gemm._launch.cache_clear()
+
+
+@pytest.mark.parametrize("shapes", [((3, 0), (0, 2)), ((0, 3), (3, 2)), ((2, 0, 3), (3, 2)), ((0, 2, 3), (0, 3, 2)), ((0,), (0,))])
+def test_empty(device, shapes):
+    a, b = (torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
+    y, expected = cupyops.matmul(a, b), torch.matmul(a, b)
+    assert torch.equal(y, expected)
+    for ours, theirs in zip(torch.autograd.grad(y.sum(), (a, b)), torch.autograd.grad(expected.sum(), (a, b))):
+        assert torch.equal(ours, theirs)
+
+
+def test_special_values(device):
+    a = torch.tensor([[float("nan"), 1.0], [float("inf"), 0.0], [0.0, -1.0], [3.0, 4.0]], device=device)
+    b = torch.tensor([[1.0, 0.0, -1.0], [2.0, -2.0, 0.5]], device=device)
+    torch.testing.assert_close(cupyops.matmul(a, b), torch.matmul(a, b), rtol=0, atol=0, equal_nan=True)
+
+
+def test_one_element_repeated(device):
+    """Operands of stride 0."""
+    a = torch.randn(1, 1, device=device).expand(5, 40)
+    b = torch.randn(1, 7, device=device).expand(40, 7)
+    torch.testing.assert_close(cupyops.matmul(a, b), torch.matmul(a, b))
+
+
+def test_long_batch(device):
+    """More matrices than a grid has blocks in y."""
+    a, b = torch.randn(70000 if device.type == "cuda" else 70, 1, 2, device=device), torch.randn(2, 2, device=device)
+    b = b.expand(a.shape[0], 2, 2)
+    torch.testing.assert_close(cupyops.matmul(a, b), torch.matmul(a, b))
+
+
+def test_other_dtypes_are_pytorch_s():
+    a = torch.arange(6).view(2, 3)
+    assert torch.equal(cupyops.matmul(a, a.T), torch.matmul(a, a.T))
+    c = torch.randn(2, 3, dtype=torch.complex64)
+    assert torch.equal(cupyops.matmul(c, c.mH), torch.matmul(c, c.mH))
+
+
+def test_bad_input(device):
+    a = torch.randn(3, 4, device=device)
+    for wrong, words in [
+        (torch.randn(3, 4), r"other has shape \(3, 4\).*\(3, 4\)"),
+        (torch.randn(5), r"other has shape \(5,\), expected \(4,\)"),
+        (torch.tensor(1.0), "other is .* at least 1 dimension"),
+        (torch.randn(4, 3).double(), "other is torch.float64"),
+    ]:
+        with pytest.raises(cupyops.InputError, match=words):
+            cupyops.matmul(a, wrong.to(device))
+    with pytest.raises(cupyops.InputError, match="batch dimensions"):
+        cupyops.matmul(torch.randn(2, 3, 4, device=device), torch.randn(3, 4, 2, device=device))
+    with pytest.raises(cupyops.InputError, match="other"):
+        cupyops.matmul(a, 2.0)
+    with torch.autocast(device.type, dtype=torch.bfloat16), pytest.raises(cupyops.InputError, match="other is torch.float64"):
+        cupyops.matmul(a, torch.randn(4, 3, device=device).double())
+
+
+def test_mixed_dtypes_under_autocast(device):
+    a, b = torch.randn(3, 4, device=device), torch.randn(4, 2, device=device, dtype=torch.bfloat16)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        assert torch.equal(cupyops.matmul(a, b), torch.matmul(a, b))
+
+
+def test_divisors_are_exact():
+    """umulhi and a shift, as the kernels divide, against Python's own division."""
+    for value in [1, 2, 3, 7, 9, 64, 641, 784, 2**16 + 1, 2**30, 2**31 - 1]:
+        d, magic, shift = gemm.divisor(value)
+        for n in [0, 1, value - 1, value, value + 1, 2 * value - 1, 2**31 - 1, *range(0, 2**31, 2**31 // 97)]:
+            if 0 <= n < 2**31:
+                assert (((n * magic) >> 32) + n) >> shift == n // d, (n, value)
+
+
+def test_small_problems_are_split_and_large_ones_are_not():
+    assert gemm.choose_splits(tiles=1, k=128, sms=132)[0] == 1
+    splits, share = gemm.choose_splits(tiles=1, k=50176, sms=132)
+    assert splits > 100 and splits * share >= 50176 > (splits - 1) * share
+    assert gemm.choose_splits(tiles=1024, k=4096, sms=132)[0] == 1
+    assert gemm.choose_tile(4096, 4096, 1, 132) == 128
+    assert gemm.choose_tile(64, 10, 1, 132) == 64
+    assert gemm.choose_tile(64, 10**6, 1, 132) == 64

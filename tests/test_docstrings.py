@@ -1,0 +1,47 @@
+"""Every public function and class has a docstring, and each example in one does what it shows."""
+
+import doctest
+import inspect
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import cupyops
+import cupyops.nn
+import cupyops.optim
+
+NAMES = {"cupyops": cupyops, "torch": torch, "np": np, "Tensor": torch.Tensor}
+
+
+def public():
+    """(name, object) of what `cupyops`, `cupyops.nn` and `cupyops.optim` offer."""
+    for module in (cupyops, cupyops.nn, cupyops.optim):
+        for name, value in sorted(vars(module).items()):
+            if not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
+                yield f"{module.__name__}.{name}", value
+
+
+PUBLIC = dict(public())
+EXAMPLES = [
+    test
+    for name, value in PUBLIC.items()
+    for test in doctest.DocTestFinder(recurse=False).find(value, name, globs=NAMES)
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_has_a_docstring(name):
+    assert inspect.getdoc(PUBLIC[name])
+
+
+@pytest.mark.parametrize("example", [test for test in EXAMPLES if test.examples], ids=lambda test: test.name)
+def test_example(example):
+    failed, tried = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=sys.stdout.write)
+    assert tried and not failed
+
+
+@pytest.mark.parametrize("name", [name for name in dir(cupyops.ops) if inspect.isfunction(getattr(cupyops.ops, name))])
+def test_operators_have_an_example(name):
+    assert any(test.examples for test in EXAMPLES if test.name == f"cupyops.{name}")
