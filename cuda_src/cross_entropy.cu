@@ -5,10 +5,10 @@
 // mean: sum(loss) / sum(w_t) over the positions not ignored; with probabilities sum(loss) / positions
 // grad_x_c = g * ((a + sum(q)) * exp(logp_c) - q_c - a * [c == t]),  grad_p_c = -g * w_c * (1 - s) * logp_c
 //
-// x is (outer, C, inner); a position is an (outer, inner). Bytes per logit: forward sizeof(T), backward 2 x sizeof(T), and
-// as much again for each of probabilities and their gradient; one exp and about 8 flops each time. Between the two, three
-// numbers per position are kept (max, log of the sum, sum of q), never log-probabilities: max and the log apart, because
-// x - max is exact where their sum would be rounded. An ignored position is not read: its gradient is 0.
+// x is (outer, C, inner); a position is an (outer, inner). Bytes per logit: forward sizeof(T), backward 2 x sizeof(T),
+// and as much again for each of probabilities and their gradient; one exp and about 8 flops each time. Between the two,
+// three numbers per position are kept (max, log of the sum, sum of q), never log-probabilities: max and the log apart,
+// because x - max is exact where their sum would be rounded. An ignored position is not read: its gradient is 0.
 #include "common/loss.cuh"
 
 // What the loss of a position is made of; the kernels are compiled for each.
@@ -141,8 +141,8 @@ template <typename T, int MODE> struct WriteGrads {
   }
 };
 
-// inner == 1. Grid: any, one dimension. Block: (32, rows) gives each row a warp, (a multiple of 32, 1) a block; blocks stride
-// over the rows. Each logit is read once, 16 bytes at a time: max and sum are kept up online, in acc_t<T>.
+// inner == 1. Grid: any, one dimension. Block: (32, rows) gives each row a warp, (a multiple of 32, 1) a block; blocks
+// stride over the rows. Each logit is read once, 16 bytes at a time: max and sum are kept up online, in acc_t<T>.
 template <typename T, int MODE>
 __global__ void cross_entropy_fwd(const T* __restrict__ x, const long long* __restrict__ target,
                                   const T* __restrict__ probabilities, const T* __restrict__ weight, T* __restrict__ y,
@@ -153,7 +153,8 @@ __global__ void cross_entropy_fwd(const T* __restrict__ x, const long long* __re
   __shared__ A shared[kWarp];
   const Shares<T, MODE> shares(weight, label_smoothing, classes);
   LossSum<A> mine;
-  for (long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += (long long)gridDim.x * blockDim.y) {
+  for (long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y; row < rows;
+       row += (long long)gridDim.x * blockDim.y) {
     const int t = MODE == kProbabilities ? 0 : class_at(target, row, classes, ignore_index);
     const T* logits = x + row * classes;
     RowSums<T> sums;
@@ -175,23 +176,25 @@ __global__ void cross_entropy_fwd(const T* __restrict__ x, const long long* __re
   end_loss(mine, reduction, parts, y, total_weight);
 }
 
-// Any inner. Grid: any, one dimension. Block: (positions, slices), 256 threads in all: a position's classes are dealt to its
-// slices, which are merged in shared memory; neighbouring threads read neighbouring positions. Blocks stride over tiles of
-// blockDim.x positions.
+// Any inner. Grid: any, one dimension. Block: (positions, slices), 256 threads in all: a position's classes are dealt
+// to its slices, which are merged in shared memory; neighbouring threads read neighbouring positions. Blocks stride
+// over tiles of blockDim.x positions.
 template <typename T, int MODE>
 __global__ void cross_entropy_fwd_inner(const T* __restrict__ x, const long long* __restrict__ target,
                                         const T* __restrict__ probabilities, const T* __restrict__ weight,
                                         T* __restrict__ y, acc_t<T>* __restrict__ stats, acc_t<T>* __restrict__ parts,
                                         acc_t<T>* __restrict__ total_weight, long long positions, int classes,
-                                        long long inner, long long ignore_index, acc_t<T> label_smoothing, int reduction) {
+                                        long long inner, long long ignore_index, acc_t<T> label_smoothing,
+                                        int reduction) {
   using A = acc_t<T>;
   constexpr int U = 8;
   __shared__ A slices[4][256];
   const Shares<T, MODE> shares(weight, label_smoothing, classes);
   LossSum<A> mine;
-  for (long long tile = (long long)blockIdx.x * blockDim.x; tile < positions; tile += (long long)gridDim.x * blockDim.x) {
+  for (long long tile = (long long)blockIdx.x * blockDim.x; tile < positions;
+       tile += (long long)gridDim.x * blockDim.x) {
     const long long position = tile + threadIdx.x, outer = position / inner;
-    const long long first = (outer * classes - outer) * inner + position;  // of class 0: outer * classes * inner + inner's index
+    const long long first = (outer * classes - outer) * inner + position;  // of class 0
     const bool inside = position < positions;
     const int t = !inside ? -1 : MODE == kProbabilities ? 0 : class_at(target, position, classes, ignore_index);
     const A picked = t < 0 ? A(0) : to_acc(x[first + t * inner]), shift = isfinite(picked) ? picked : A(0);
@@ -229,28 +232,31 @@ __global__ void cross_entropy_fwd_sum(const acc_t<T>* __restrict__ parts, T* __r
 // inner == 1. Block: (threads of a row, rows). Grid: ceil(rows / blockDim.y) * segments, one dimension: a block owns
 // ceil(classes / segments) columns of its rows. grad_x or grad_probabilities may be null. No shared memory.
 template <typename T, int MODE>
-__global__ void cross_entropy_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const long long* __restrict__ target,
-                                  const T* __restrict__ probabilities, const T* __restrict__ weight,
-                                  const acc_t<T>* __restrict__ stats, const acc_t<T>* __restrict__ total_weight,
-                                  T* __restrict__ grad_x, T* __restrict__ grad_probabilities, long long rows, int classes,
-                                  int segments, long long ignore_index, acc_t<T> label_smoothing, int reduction) {
+__global__ void cross_entropy_bwd(const T* __restrict__ grad_y, const T* __restrict__ x,
+                                  const long long* __restrict__ target, const T* __restrict__ probabilities,
+                                  const T* __restrict__ weight, const acc_t<T>* __restrict__ stats,
+                                  const acc_t<T>* __restrict__ total_weight, T* __restrict__ grad_x,
+                                  T* __restrict__ grad_probabilities, long long rows, int classes, int segments,
+                                  long long ignore_index, acc_t<T> label_smoothing, int reduction) {
   using A = acc_t<T>;
   const long long row = (long long)(blockIdx.x / segments) * blockDim.y + threadIdx.y;
   if (row >= rows) return;
   const int width = (classes + segments - 1) / segments, begin = blockIdx.x % segments * width;
-  const int end = min(classes, begin + width), t = MODE == kProbabilities ? 0 : class_at(target, row, classes, ignore_index);
+  const int end = min(classes, begin + width);
+  const int t = MODE == kProbabilities ? 0 : class_at(target, row, classes, ignore_index);
   const long long offset = row * classes;
   if (t < 0) return zero_row(grad_x + offset, begin, end, threadIdx.x, blockDim.x);
   const Shares<T, MODE> shares(weight, label_smoothing, classes);
   const PositionGrad<T> grad = read_grad<T, MODE>(shares, grad_y, stats, total_weight, t, row, rows, reduction);
-  const T* guide = (grad_x ? grad_x : grad_probabilities) + offset;
-  const WriteGrads<T, MODE> write{grad, shares, probabilities + offset, grad_x ? grad_x + offset : nullptr,
-                                  grad_probabilities ? grad_probabilities + offset : nullptr, t};
-  read_row(x + offset, guide, begin, end, threadIdx.x, blockDim.x, write);
+  T* to_x = grad_x ? grad_x + offset : nullptr;
+  T* to_probabilities = grad_probabilities ? grad_probabilities + offset : nullptr;
+  const WriteGrads<T, MODE> write{grad, shares, probabilities + offset, to_x, to_probabilities, t};
+  read_row(x + offset, to_x ? to_x : to_probabilities, begin, end, threadIdx.x, blockDim.x, write);
 }
 
 // Any inner. Block: one dimension, a thread per position. Grid: ceil(positions / blockDim.x) * chunks, one dimension: a
-// thread owns ceil(classes / chunks) classes of its position. grad_x or grad_probabilities may be null. No shared memory.
+// thread owns ceil(classes / chunks) classes of its position. grad_x or grad_probabilities may be null. No shared
+// memory.
 template <typename T, int MODE>
 __global__ void cross_entropy_bwd_inner(const T* __restrict__ grad_y, const T* __restrict__ x,
                                         const long long* __restrict__ target, const T* __restrict__ probabilities,
@@ -262,7 +268,8 @@ __global__ void cross_entropy_bwd_inner(const T* __restrict__ grad_y, const T* _
   using A = acc_t<T>;
   const long long position = (long long)(blockIdx.x / chunks) * blockDim.x + threadIdx.x, outer = position / inner;
   if (position >= positions) return;
-  const int width = (classes + chunks - 1) / chunks, begin = blockIdx.x % chunks * width, end = min(classes, begin + width);
+  const int width = (classes + chunks - 1) / chunks, begin = blockIdx.x % chunks * width;
+  const int end = min(classes, begin + width);
   const long long first = (outer * classes - outer) * inner + position;
   const int t = MODE == kProbabilities ? 0 : class_at(target, position, classes, ignore_index);
   const Shares<T, MODE> shares(weight, label_smoothing, classes);
@@ -278,7 +285,9 @@ __global__ void cross_entropy_bwd_inner(const T* __restrict__ grad_y, const T* _
     const A logit = to_acc(x[at]), w = MODE == kClass ? A(0) : shares.weight_of(c);
     const T p = MODE == kProbabilities ? probabilities[at] : T();
     const A q = MODE == kClass ? A(0) : shares.share(w, p);
-    if (MODE != kProbabilities || grad_x) grad_x[at] = from_acc<T>(grad.logit(logit, q, MODE != kProbabilities && c == t));
-    if (MODE == kProbabilities && grad_probabilities) grad_probabilities[at] = from_acc<T>(grad.probability(logit, w * shares.keep));
+    const A to_x = grad.logit(logit, q, MODE != kProbabilities && c == t);
+    if (MODE != kProbabilities || grad_x) grad_x[at] = from_acc<T>(to_x);
+    if (MODE != kProbabilities || !grad_probabilities) continue;
+    grad_probabilities[at] = from_acc<T>(grad.probability(logit, w * shares.keep));
   }
 }

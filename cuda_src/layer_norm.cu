@@ -4,8 +4,8 @@
 // grad_x = rstd (wg - c2 - xhat c1),   wg = grad_y weight,   c1 = sum(wg xhat) / n,   c2 = sum(wg) / n
 // grad_weight = sum(grad_y xhat),   grad_bias = sum(grad_y)                                          over the rows
 //
-// The variance is summed over centred values: E[x^2] - mean^2 cancels when |mean| >> std. What is left of their sum, which
-// would be 0 were the mean exact, corrects the mean: an error there weighs |mean| / std times as much in xhat.
+// The variance is summed over centred values: E[x^2] - mean^2 cancels when |mean| >> std. What is left of their sum,
+// which would be 0 were the mean exact, corrects the mean: an error there weighs |mean| / std times as much in xhat.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T), the parameters' gradients included; about 8 flops
 // forward, 14 backward.
@@ -13,7 +13,8 @@
 
 // A factor or a summand for each column; without it, 1 or 0.
 template <int K, typename T>
-__device__ __forceinline__ Pack<T> load_parameter(const Window<K, kVecWidth<T>>& window, const T* parameter, int k, float otherwise) {
+__device__ __forceinline__ Pack<T> load_parameter(const Window<K, kVecWidth<T>>& window, const T* parameter, int k,
+                                                  float otherwise) {
   if (parameter) return load_pack(window, parameter, k, T());
   Pack<T> pack = {};
 #pragma unroll
@@ -47,8 +48,8 @@ __device__ __forceinline__ void store_normalised(const Window<K, kVecWidth<T>>& 
   store_pack(window, y, k, [&](int e) { return (x[e] - of.mean) * of.rstd * w[e] + b[e]; });
 }
 
-// Grid: any. Block: see rows.cuh; K packs in each thread hold a row. Threads own whole packs of x and y. weight and bias may
-// be null. mean and rstd are kept for backward, one number per row.
+// Grid: any. Block: see rows.cuh; K packs in each thread hold a row. Threads own whole packs of x and y. weight and
+// bias may be null. mean and rstd are kept for backward, one number per row.
 template <typename T, int K>
 __global__ void __launch_bounds__(1024)
     layer_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
@@ -124,7 +125,8 @@ template <typename T> struct Gradient {
 
 // A window on whole rows that is the same for each: what a thread owns are columns. Vectors need rows of whole vectors.
 template <int K, typename T>
-__device__ __forceinline__ Window<K, kVecWidth<T>> columns_of(const T* x, const T* grad_y, long long size, long long origin) {
+__device__ __forceinline__ Window<K, kVecWidth<T>> columns_of(const T* x, const T* grad_y, long long size,
+                                                              long long origin) {
   using Tile = Window<K, kVecWidth<T>>;
   const long long left = size - origin;
   const bool vectors = size % kVecWidth<T> == 0 && is_aligned16(x) && is_aligned16(grad_y);
@@ -133,8 +135,8 @@ __device__ __forceinline__ Window<K, kVecWidth<T>> columns_of(const T* x, const 
 
 constexpr int kBackwardThreads = 512;
 
-// The block's sum for each column of the window, over threadIdx.y in order, to a row of the parts. `shared` holds W values of
-// each thread of the block: they are laid out as the columns are.
+// The block's sum for each column of the window, over threadIdx.y in order, to a row of the parts. `shared` holds W
+// values of each thread of the block: they are laid out as the columns are.
 template <int K, int W, typename A>
 __device__ __forceinline__ void store_parts(const Window<K, W>& window, const A (&values)[K][W], A* row, A* shared) {
   const int slab = W * blockDim.x, threads = blockDim.x * blockDim.y;
@@ -154,10 +156,10 @@ __device__ __forceinline__ void store_parts(const Window<K, W>& window, const A 
   }
 }
 
-// Grid: any, one wave of blocks that stride over the rows. Block: see rows.cuh, at most kBackwardThreads; K packs in each
-// thread hold a row. With PARAMETERS, each thread adds its columns' part of grad_weight and grad_bias, in acc_t<T>, over all
-// rows of the block, and row blockIdx.x of `weight_parts` and `bias_parts` (gridDim.x, size) gets the block's sum. weight,
-// grad_x, weight_parts and bias_parts may be null.
+// Grid: any, one wave of blocks that stride over the rows. Block: see rows.cuh, at most kBackwardThreads; K packs in
+// each thread hold a row. With PARAMETERS, each thread adds its columns' part of grad_weight and grad_bias, in
+// acc_t<T>, over all rows of the block, and row blockIdx.x of `weight_parts` and `bias_parts` (gridDim.x, size) gets
+// the block's sum. weight, grad_x, weight_parts and bias_parts may be null.
 template <typename T, int K, bool PARAMETERS>
 __global__ void __launch_bounds__(kBackwardThreads)
     layer_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
@@ -240,9 +242,9 @@ __global__ void __launch_bounds__(kBackwardThreads)
   }
 }
 
-// A part of grad_weight and grad_bias for rows too long for registers. Grid: (tiles of columns, parts). Block: (threads, 1);
-// a thread owns one pack of columns, in every gridDim.y-th row. Row blockIdx.y of `weight_parts` and `bias_parts`
-// (gridDim.y, size), which may be null, gets the sum.
+// A part of grad_weight and grad_bias for rows too long for registers. Grid: (tiles of columns, parts). Block:
+// (threads, 1); a thread owns one pack of columns, in every gridDim.y-th row. Row blockIdx.y of `weight_parts` and
+// `bias_parts` (gridDim.y, size), which may be null, gets the sum.
 template <typename T>
 __global__ void __launch_bounds__(kBackwardThreads)
     layer_norm_bwd_columns(const T* __restrict__ grad_y, const T* __restrict__ x, const acc_t<T>* __restrict__ mean,
@@ -266,12 +268,12 @@ __global__ void __launch_bounds__(kBackwardThreads)
 }
 
 // grad_weight and grad_bias from the parts of the blocks, (gridDim.y, count, size), added in order. Grid: (ceil(size /
-// blockDim.x), 1 or 2): weight, then bias, whichever is not null. Block: (kWarp, any), threadIdx.y dealing out the parts; a
-// thread of threadIdx.y 0 owns a column.
+// blockDim.x), 1 or 2): weight, then bias, whichever is not null. Block: (kWarp, any), threadIdx.y dealing out the
+// parts; a thread of threadIdx.y 0 owns a column.
 template <typename T>
 __global__ void __launch_bounds__(1024)
-    layer_norm_bwd_sum(const acc_t<T>* __restrict__ parts, T* __restrict__ grad_weight, T* __restrict__ grad_bias, int count,
-                       long long size) {
+    layer_norm_bwd_sum(const acc_t<T>* __restrict__ parts, T* __restrict__ grad_weight, T* __restrict__ grad_bias,
+                       int count, long long size) {
   using A = acc_t<T>;
   __shared__ A shared[1024];
   T* grad = blockIdx.y == 0 && grad_weight ? grad_weight : grad_bias;

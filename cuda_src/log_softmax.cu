@@ -24,15 +24,15 @@ __global__ void __launch_bounds__(1024)
 template <typename T, bool WIDEN, bool VECTORS>
 __global__ void __launch_bounds__(kColumnThreads)
     log_softmax_fwd_columns(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long outer, long long size,
-                    long long inner) {
+                            long long inner) {
   softmax_columns<LogSoftmax, VECTORS ? kVecWidth<T> : 1>(x, y, outer, size, inner);
 }
 
 // Grid, block, ownership: see softmax_rows_bwd().
 template <typename T, bool WIDEN, int K>
 __global__ void __launch_bounds__(1024)
-    log_softmax_bwd(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y, T* __restrict__ grad_x,
-                long long rows, int size) {
+    log_softmax_bwd(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
+                    T* __restrict__ grad_x, long long rows, int size) {
   softmax_rows_bwd<LogSoftmax, K>(grad_y, y, grad_x, rows, size);
 }
 
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(1024)
 template <typename T, bool WIDEN>
 __global__ void __launch_bounds__(1024)
     log_softmax_bwd_wide(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
-                     T* __restrict__ grad_x, long long rows, long long size) {
+                         T* __restrict__ grad_x, long long rows, long long size) {
   softmax_wide_bwd<LogSoftmax, 4>(grad_y, y, grad_x, rows, size);
 }
 
@@ -48,6 +48,6 @@ __global__ void __launch_bounds__(1024)
 template <typename T, bool WIDEN, bool VECTORS>
 __global__ void __launch_bounds__(kColumnThreads)
     log_softmax_bwd_columns(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
-                        T* __restrict__ grad_x, long long outer, long long size, long long inner) {
+                            T* __restrict__ grad_x, long long outer, long long size, long long inner) {
   softmax_columns_bwd<LogSoftmax, VECTORS ? kVecWidth<T> : 1>(grad_y, y, grad_x, outer, size, inner);
 }

@@ -1,17 +1,15 @@
-// y[oh, ow] = max over i < kh, j < kw of x[oh * sh - ph + i * dh, ow * sw - pw + j * dw], in each plane; what lies outside
-// the plane counts as -inf, NaN wins, of equals the first; a window that is all outside gives -inf.
-// grad_x[h, w] = sum of grad_y[oh, ow] over the windows whose maximum is at (h, w)
+// y[oh, ow] = max over i < kh, j < kw of x[oh * sh - ph + i * dh, ow * sw - pw + j * dw], in each plane; what lies
+// outside the plane counts as -inf, NaN wins, of equals the first; a window that is all outside gives -inf. grad_x[h,
+// w] = sum of grad_y[oh, ow] over the windows whose maximum is at (h, w)
 //
-// Forward keeps the place of each maximum: as a byte, i * kw + j, or as PyTorch's index, h * W + w. Backward gathers: each
-// element of grad_x looks at the windows that cover it, so it is written once, in a fixed order, without atomics.
+// Forward keeps the place of each maximum: as a byte, i * kw + j, or as PyTorch's index, h * W + w. Backward gathers:
+// each element of grad_x looks at the windows that cover it, so it is written once, in a fixed order, without atomics.
 // Bytes per input element, k x k at stride k: forward sizeof(T) + (sizeof(T) + 1) / k^2, backward the same. kh * kw
 // comparisons per output.
 #include "common/vec.cuh"
 
 // The geometry: sizes of input and output planes, and kernel, stride, padding, dilation.
-struct Pool {
-  int H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw;
-};
+struct Pool { int H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw; };
 
 // n = quotient * d + remainder; 64-bit division only where n asks for it.
 __device__ __forceinline__ long long divide(long long n, int d, int& remainder) {
@@ -37,7 +35,8 @@ template <typename I> __device__ __forceinline__ I place(const Pool& p, int h, i
 
 // The maxima of N planes side by side over the window at (oh, ow). load(h, w) gives their elements there.
 template <typename I, int N, typename T, typename F>
-__device__ __forceinline__ void window_max(const Pool& p, int kh, int kw, int oh, int ow, F load, Vec<T, N>& y, I (&argmax)[N]) {
+__device__ __forceinline__ void window_max(const Pool& p, int kh, int kw, int oh, int ow, F load, Vec<T, N>& y,
+                                           I (&argmax)[N]) {
   using A = acc_t<T>;
   const int h0 = oh * p.sh - p.ph, w0 = ow * p.sw - p.pw;
   A best[N];
@@ -95,10 +94,12 @@ template <typename T, int N> __device__ __forceinline__ Vec<T, N> read(const T* 
 
 // --- contiguous planes ---
 
-// Grid: ceil(planes * OH * OW / blockDim.x), one dimension. Each thread owns an output. K is kh = kw where they are 2 or 3.
+// Grid: ceil(planes * OH * OW / blockDim.x), one dimension. Each thread owns an output. K is kh = kw where they are 2
+// or 3.
 template <typename T, typename I, int K>
-__global__ void max_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, long long outputs, int H,
-                               int W, int OH, int OW, int kh, int kw, int sh, int sw, int ph, int pw, int dh, int dw) {
+__global__ void max_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, long long outputs,
+                               int H, int W, int OH, int OW, int kh, int kw, int sh, int sw, int ph, int pw, int dh,
+                               int dw) {
   const Pool p{H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw};
   const long long output = global_thread();
   if (output >= outputs) return;
@@ -106,7 +107,8 @@ __global__ void max_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, I* __
   const T* plane = x + divide(divide(output, OW, ow), OH, oh) * H * W;
   Vec<T, 1> best;
   I which[1];
-  window_max(p, K ? K : kh, K ? K : kw, oh, ow, [&](int h, int w) { return Vec<T, 1>{plane[(long long)h * W + w]}; }, best, which);
+  auto load = [&](int h, int w) { return Vec<T, 1>{plane[(long long)h * W + w]}; };
+  window_max(p, K ? K : kh, K ? K : kw, oh, ow, load, best, which);
   y[output] = best.data[0];
   argmax[output] = which[0];
 }
@@ -133,11 +135,12 @@ __global__ void max_pool2d_bwd(const T* __restrict__ grad_y, const I* __restrict
 // Of V places, how many one access takes.
 template <typename I, int V> constexpr int kPlaces = V * sizeof(I) > 16 ? 16 / sizeof(I) : V;
 
-// Grid: ceil(N * OH * OW * C / V / blockDim.x), one dimension. Each thread owns V channels of an output, side by side: 16
-// bytes of them with VECTORS, when V divides C, else one.
+// Grid: ceil(N * OH * OW * C / V / blockDim.x), one dimension. Each thread owns V channels of an output, side by side:
+// 16 bytes of them with VECTORS, when V divides C, else one.
 template <typename T, typename I, bool VECTORS>
-__global__ void max_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, long long outputs, int C,
-                                    int H, int W, int OH, int OW, int kh, int kw, int sh, int sw, int ph, int pw, int dh, int dw) {
+__global__ void max_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax,
+                                    long long outputs, int C, int H, int W, int OH, int OW, int kh, int kw, int sh,
+                                    int sw, int ph, int pw, int dh, int dw) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1;
   const Pool p{H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw};
   const long long output = global_thread() * V;
@@ -159,11 +162,12 @@ __global__ void max_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, 
   }
 }
 
-// Grid: ceil(N * H * W * C / V / blockDim.x), one dimension. Each thread owns V channels of an element of grad_x, as above.
+// Grid: ceil(N * H * W * C / V / blockDim.x), one dimension. Each thread owns V channels of an element of grad_x, as
+// above.
 template <typename T, typename I, bool VECTORS>
 __global__ void max_pool2d_bwd_last(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x,
-                                    long long inputs, int C, int H, int W, int OH, int OW, int kh, int kw, int sh, int sw,
-                                    int ph, int pw, int dh, int dw) {
+                                    long long inputs, int C, int H, int W, int OH, int OW, int kh, int kw, int sh,
+                                    int sw, int ph, int pw, int dh, int dw) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1;
   constexpr int P = kPlaces<I, V>;
   const Pool p{H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw};
@@ -190,8 +194,8 @@ __global__ void max_pool2d_bwd_last(const T* __restrict__ grad_y, const I* __res
 
 // --- 2 x 2 windows that tile contiguous planes: the most common pooling, with every access a vector ---
 
-// Grid: ceil(rows * groups / blockDim.x), one dimension; rows = planes * OH, groups = W / kVecWidth<T>. Each thread owns 16
-// bytes of two rows of x and the outputs of that.
+// Grid: ceil(rows * groups / blockDim.x), one dimension; rows = planes * OH, groups = W / kVecWidth<T>. Each thread
+// owns 16 bytes of two rows of x and the outputs of that.
 template <typename T>
 __global__ void max_pool2d_fwd_2x2(const T* __restrict__ x, T* __restrict__ y, unsigned char* __restrict__ argmax,
                                    long long rows, int groups) {

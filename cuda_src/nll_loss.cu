@@ -2,8 +2,9 @@
 // mean: sum(loss_i) / sum(w[t_i])       over the positions that are not ignored
 // grad_x[i, t_i] = -w[t_i] * g_i, 0 elsewhere;  g_i = grad_y_i (none), grad_y (sum), grad_y / sum(w[t_i]) (mean)
 //
-// x is (outer, classes, inner): a position i is an (outer, inner). Forward reads one element of x per position; backward
-// writes outer * classes * inner elements, nearly all of them zeros (a memset) and one per position here. A flop or two each.
+// x is (outer, classes, inner): a position i is an (outer, inner). Forward reads one element of x per position;
+// backward writes outer * classes * inner elements, nearly all of them zeros (a memset) and one per position here. A
+// flop or two each.
 #include "common/loss.cuh"
 
 // Where class t of a position lies in x.
@@ -13,13 +14,14 @@ __device__ __forceinline__ long long element_of(long long position, int t, int c
   return (outer * classes + t) * inner + (position - outer * inner);
 }
 
-// Grid: any, one dimension. Block: one dimension, a multiple of 32. Threads stride over the positions and add their losses
-// in acc_t<T>; the block's sum goes to `parts`, or, of a single block, to y and total_weight. Without a reduction
-// y[position] is written and nothing else.
+// Grid: any, one dimension. Block: one dimension, a multiple of 32. Threads stride over the positions and add their
+// losses in acc_t<T>; the block's sum goes to `parts`, or, of a single block, to y and total_weight. Without a
+// reduction y[position] is written and nothing else.
 template <typename T>
-__global__ void nll_loss_fwd(const T* __restrict__ x, const long long* __restrict__ target, const T* __restrict__ weight,
-                             T* __restrict__ y, acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ total_weight,
-                             long long positions, int classes, long long inner, long long ignore_index, int reduction) {
+__global__ void nll_loss_fwd(const T* __restrict__ x, const long long* __restrict__ target,
+                             const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ parts,
+                             acc_t<T>* __restrict__ total_weight, long long positions, int classes, long long inner,
+                             long long ignore_index, int reduction) {
   using A = acc_t<T>;
   LossSum<A> mine;
   for (long long i = global_thread(); i < positions; i += global_threads()) {
@@ -40,8 +42,8 @@ __global__ void nll_loss_fwd_sum(const acc_t<T>* __restrict__ parts, T* __restri
   add_parts(parts, count, reduction, y, total_weight);
 }
 
-// Grid, block: any, one dimension; threads stride over the positions, each writes the one element of its target. grad_x is
-// all zeros before.
+// Grid, block: any, one dimension; threads stride over the positions, each writes the one element of its target. grad_x
+// is all zeros before.
 template <typename T>
 __global__ void nll_loss_bwd(const T* __restrict__ grad_y, const long long* __restrict__ target,
                              const T* __restrict__ weight, const acc_t<T>* __restrict__ total_weight,

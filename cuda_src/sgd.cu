@@ -5,7 +5,7 @@
 // param  = param - lr * g
 //
 // All parameters of a device and dtype in one launch. Bytes per element: 3 x sizeof(T), 5 x sizeof(T) with momentum;
-// at most 9 flops. The roundings in fp32 and fp64 are those of PyTorch's own multi-tensor step.
+// at most 10 flops.
 #include "common/vec.cuh"
 
 constexpr int kTensors = 110;  // as many as 4 KB of kernel parameters can name, beside the numbers

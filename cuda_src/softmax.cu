@@ -22,15 +22,15 @@ __global__ void __launch_bounds__(1024)
 template <typename T, bool WIDEN, bool VECTORS>
 __global__ void __launch_bounds__(kColumnThreads)
     softmax_fwd_columns(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long outer, long long size,
-                    long long inner) {
+                        long long inner) {
   softmax_columns<Softmax, VECTORS ? kVecWidth<T> : 1>(x, y, outer, size, inner);
 }
 
 // Grid, block, ownership: see softmax_rows_bwd().
 template <typename T, bool WIDEN, int K>
 __global__ void __launch_bounds__(1024)
-    softmax_bwd(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y, T* __restrict__ grad_x,
-                long long rows, int size) {
+    softmax_bwd(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
+                T* __restrict__ grad_x, long long rows, int size) {
   softmax_rows_bwd<Softmax, K>(grad_y, y, grad_x, rows, size);
 }
 

@@ -43,6 +43,12 @@ def _cupy_stream() -> AbstractContextManager[Any]:
     return torch.cuda.stream(torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr, device=device))
 
 
+def _from_cupy(array: Any) -> Tensor:
+    if any(stride < 0 for stride in array.strides):
+        array = array.copy()  # torch has no negative strides, and ends the process on them
+    return torch.from_dlpack(array)
+
+
 def _from_numpy(array: Any) -> Tensor:
     array = np.asarray(array)
     item = max(array.itemsize, 1)
@@ -76,7 +82,7 @@ _KINDS = (
     Kind(
         "cupy",
         _is_cupy,
-        torch.from_dlpack,
+        _from_cupy,
         lambda t, _: sys.modules["cupy"].from_dlpack(t),
         _cupy_stream,
     ),

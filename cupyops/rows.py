@@ -1,6 +1,6 @@
 """Row-wise launches: how many threads share a row, the host's half of cuda_src/common/rows.cuh.
 
-Sizes may be symbolic (a dry run for torch.compile or torch.export): nothing here then branches on them, since nothing is
+Sizes may be symbolic (a dry run for torch.compile or torch.export): nothing then branches on them, since nothing is
 launched.
 """
 
@@ -11,6 +11,7 @@ import math
 import warnings
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 PACKS = (1, 4)  # 16-byte packs that a thread holds of a row: the template values of the kernels
@@ -103,11 +104,12 @@ def _share_columns(columns: int, size: int, inner: int, itemsize: int) -> tuple[
 
 
 def implicit_dim(name: str, ndim: int, stacklevel: int) -> int:
-    """PyTorch's choice where `dim` is not given, with PyTorch's warning."""
-    warnings.warn(
-        f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument.",
-        stacklevel=stacklevel + 1,
-    )
+    """PyTorch's choice where `dim` is not given, with PyTorch's warning, which cannot be traced."""
+    if not torch.compiler.is_compiling():
+        warnings.warn(
+            f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument.",
+            stacklevel=stacklevel + 1,
+        )
     return 0 if ndim in (0, 1, 3) else 1
 
 

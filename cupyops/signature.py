@@ -5,6 +5,7 @@ The C signature says which parameters are pointers and to what; the PTX says of 
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ def _checked(name: str, argument: Argument, value: Any, device: int) -> Any:
         expected = f"a NumPy array of {argument.size} bytes"
     elif argument.kind == "float":
         if isinstance(value, (int, float, np.number, np.bool_)):
-            return np.float32(value) if argument.size == 4 else float(value)
+            return ctypes.c_float(value).value if argument.size == 4 else float(value)  # past the range: infinity, as in C
         expected = "a number"
     elif argument.kind == "bool":
         if isinstance(value, (int, np.integer, np.bool_)):

@@ -18,6 +18,9 @@ template <typename T, int TILE> struct FmaEngine {
   static constexpr int PANEL = BK * ROW;
   static constexpr int COLUMNS = 16, ROWS = THREADS / COLUMNS;
   static constexpr int TM = TILE / ROWS, TN = TILE / COLUMNS;
+  // Each panel is summed by itself and then added: one chain of all k has an error some times larger. The registers for
+  // that are there in the small tile.
+  static constexpr bool BLOCKED = TILE == 64 && sizeof(A) == 4;
 
   A sums[TM][TN] = {};
   int ty, tx;
@@ -42,6 +45,8 @@ template <typename T, int TILE> struct FmaEngine {
   }
 
   __device__ __forceinline__ void multiply(const A* a_panel, bool, const A* b_panel, bool) {
+    A fresh[TM][TN] = {};
+    A(&into)[TM][TN] = *(BLOCKED ? &fresh : &sums);
 #pragma unroll
     for (int k = 0; k < BK; ++k) {
       A a[TM], b[TN];
@@ -50,7 +55,14 @@ template <typename T, int TILE> struct FmaEngine {
 #pragma unroll
       for (int m = 0; m < TM; ++m) {
 #pragma unroll
-        for (int n = 0; n < TN; ++n) sums[m][n] += a[m] * b[n];
+        for (int n = 0; n < TN; ++n) into[m][n] += a[m] * b[n];
+      }
+    }
+    if constexpr (BLOCKED) {
+#pragma unroll
+      for (int m = 0; m < TM; ++m) {
+#pragma unroll
+        for (int n = 0; n < TN; ++n) sums[m][n] += fresh[m][n];
       }
     }
   }

@@ -1,4 +1,5 @@
-// What the losses over classes share: checked targets, the online log-sum-exp of a row of logits, the sum over the batch.
+// What the losses over classes share: checked targets, the online log-sum-exp of a row of logits, the sum over the
+// batch.
 #pragma once
 
 #include "common/reduce.cuh"
@@ -14,7 +15,8 @@ __device__ __forceinline__ void bad_target(long long position, long long target,
 }
 
 // The class of a position, or -1 where it is to be ignored.
-__device__ __forceinline__ int class_at(const long long* target, long long position, int classes, long long ignore_index) {
+__device__ __forceinline__ int class_at(const long long* target, long long position, int classes,
+                                        long long ignore_index) {
   const long long t = target[position];
   if (t == ignore_index) return -1;
   if (t < 0 || t >= classes) bad_target(position, t, classes);
@@ -33,8 +35,8 @@ template <typename T> __device__ __forceinline__ acc_t<T> exp_as(acc_t<T> x) {
 __device__ __forceinline__ float greater(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double greater(double a, double b) { return fmax(a, b); }
 
-// Of logits x, with shares q: max, sum of exp(x - max), sum of q * (x - shift), sum of q. `max` drops NaN, `sum` keeps it.
-// The shift, a finite number near the logits, keeps sum(q * (max - x)) from being a difference of large numbers.
+// Of logits x, with shares q: max, sum of exp(x - max), sum of q * (x - shift), sum of q. `max` drops NaN, `sum` keeps
+// it. The shift, a finite number near the logits, keeps sum(q * (max - x)) from being a difference of large numbers.
 template <typename T> struct RowSums {
   using A = acc_t<T>;
   A max = -infinity<A>(), sum = A(0), dot = A(0), share = A(0);
@@ -94,8 +96,8 @@ template <typename T, int N> __device__ __forceinline__ void write_vec(T* to, Ve
 }
 
 // Calls f(c, x) for the columns [begin, end) of a row, split among `lanes` threads: x is a Vec of 1 element where
-// `guide + c` is off 16 bytes (the ends of the row), else of kVecWidth<T>. Four loads are in flight per thread. `guide` is
-// the row that f stores to, if it stores; else `row` itself.
+// `guide + c` is off 16 bytes (the ends of the row), else of kVecWidth<T>. Four loads are in flight per thread. `guide`
+// is the row that f stores to, if it stores; else `row` itself.
 template <typename T, typename F>
 __device__ __forceinline__ void read_row(const T* row, const T* guide, int begin, int end, int lane, int lanes, F f) {
   constexpr int W = kVecWidth<T>, U = 4;
@@ -133,9 +135,7 @@ template <typename T> __device__ __forceinline__ void zero_row(T* row, int begin
 
 // --- the sum over the batch: each block's part in its own place, then one block adds them in order; no atomics ---
 
-template <typename A> struct LossSum {
-  A loss = A(0), weight = A(0);
-};
+template <typename A> struct LossSum { A loss = A(0), weight = A(0); };
 
 // In thread 0 of the block: the sum over its threads, a multiple of 32 of them.
 template <typename A> __device__ __forceinline__ LossSum<A> block_total(LossSum<A> mine) {
@@ -162,7 +162,8 @@ __device__ __forceinline__ void write_loss(LossSum<A> total, int reduction, T* y
   *total_weight = total.weight;
 }
 
-// Ends a kernel whose threads hold parts of the loss: `parts` gets two numbers per block; a single block writes the result.
+// Ends a kernel whose threads hold parts of the loss: `parts` gets two numbers per block; a single block writes the
+// result.
 template <typename T, typename A>
 __device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* parts, T* y, A* total_weight) {
   if (reduction == kNone) return;

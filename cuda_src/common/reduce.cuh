@@ -38,9 +38,8 @@ template <typename Op, typename A> __device__ __forceinline__ A warp_reduce(A va
   return value;
 }
 
-// Every thread of the block gets the result. `shared` holds kWarp values; blockDim.x is a multiple of 32, blockDim.y and
-// blockDim.z are 1. It begins with a barrier, so the same `shared` may serve the
-// next call at once.
+// Every thread of the block gets the result. `shared` holds kWarp values; blockDim.x is a multiple of 32, blockDim.y
+// and blockDim.z are 1. It begins with a barrier, so the same `shared` may serve the next call at once.
 template <typename Op, typename A> __device__ __forceinline__ A block_reduce(A value, A* shared) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   value = warp_reduce<Op>(value);
@@ -51,8 +50,8 @@ template <typename Op, typename A> __device__ __forceinline__ A block_reduce(A v
   return warp_reduce<Op>(value);
 }
 
-// Every thread of a row gets the result. A row has blockDim.x threads: a power of two up to kWarp, several rows to a warp,
-// all of whose lanes take part; or, one row to a block, as block_reduce asks.
+// Every thread of a row gets the result. A row has blockDim.x threads: a power of two up to kWarp, several rows to a
+// warp, all of whose lanes take part; or, one row to a block, as block_reduce asks.
 template <typename Op, typename A> __device__ __forceinline__ A row_reduce(A value, A* shared) {
   if (blockDim.x > kWarp) return block_reduce<Op>(value, shared);
   for (int offset = blockDim.x / 2; offset > 0; offset /= 2) {

@@ -1,10 +1,10 @@
 // Rows in registers: how the threads that share a row of a contiguous array divide it among them.
 //
-//     blockDim.x   threads share a row: a power of two up to 32, several rows to a warp; or a multiple of 32, one row to a block
+//     blockDim.x   threads share a row: a power of two up to 32, several rows to a warp; or 32 n, one row to a block
 //     blockDim.y   rows of a block; 1 where blockDim.x > 32. The block is a whole number of warps.
 //
-// A thread holds K packs of 16 bytes of each tensor. Packs begin at 16-byte boundaries of memory, not of the row: a row of
-// odd size, which begins anywhere, is still read by vectors, and only its two ends by elements.
+// A thread holds K packs of 16 bytes of each tensor. Packs begin at 16-byte boundaries of memory, not of the row: a row
+// of odd size, which begins anywhere, is still read by vectors, and only its two ends by elements.
 //
 //     row        |-------- elements ---------|
 //     window   [ . . a b ][ c d e f ][ g h . . ]        shift 2: begin = 2, end = 10
@@ -16,10 +16,13 @@
 __device__ __forceinline__ unsigned raw_bits(__half value) { return __half_as_ushort(value); }
 __device__ __forceinline__ unsigned raw_bits(__nv_bfloat16 value) { return __bfloat16_as_ushort(value); }
 __device__ __forceinline__ __half from_raw_bits(unsigned bits, __half) { return __ushort_as_half(bits); }
-__device__ __forceinline__ __nv_bfloat16 from_raw_bits(unsigned bits, __nv_bfloat16) { return __ushort_as_bfloat16(bits); }
+__device__ __forceinline__ __nv_bfloat16 from_raw_bits(unsigned bits, __nv_bfloat16) {
+  return __ushort_as_bfloat16(bits);
+}
 
-// 16 bytes of T in four registers. Words and not elements, because a pack is filled either by one load or element by element:
-// were the two to meet as elements, each vector would have to arrive, to be taken apart, before the next is asked for.
+// 16 bytes of T in four registers. Words and not elements, because a pack is filled either by one load or element by
+// element: were the two to meet as elements, each vector would have to arrive, to be taken apart, before the next is
+// asked for.
 template <typename T> struct Pack {
   unsigned word[4];
 
@@ -36,16 +39,18 @@ template <typename T> struct Pack {
     else word[e / 2] |= raw_bits(value) << (e % 2 * 16);
   }
 
-  // What was unpacked is unpacked anew when it is next needed. Else the compiler keeps it, in twice the registers for half
-  // types, while the block waits for a reduction.
-  __device__ __forceinline__ void fold() { asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])); }
+  // What was unpacked is unpacked anew when it is next needed. Else the compiler keeps it, in twice the registers for
+  // half types, while the block waits for a reduction.
+  __device__ __forceinline__ void fold() {
+    asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3]));
+  }
 };
 
 // A part of a row: K packs of W elements in each of the blockDim.x threads that share it.
 template <int K, int W> struct Window {
   long long origin;  // of its first element, counted from the row's; below 0 by the shift
-  int begin, end;    // which of its elements are the row's
-  int step;          // between the elements of a pack: 1, or blockDim.x where no vectors can be had and elements are dealt
+  int begin, end;  // which of its elements are the row's
+  int step;  // between the elements of a pack: 1, or blockDim.x where no vectors can be had and elements are dealt
 
   static __device__ __forceinline__ int capacity() { return K * W * blockDim.x; }
 
@@ -67,9 +72,10 @@ template <typename T> __device__ __forceinline__ int shift_of(const T* row) {
   return int(reinterpret_cast<unsigned long long>(row) / sizeof(T) % kVecWidth<T>);
 }
 
-// The window that holds a whole row of at most capacity() elements, none if the row is not `live`. Where the shift would
-// not fit beside them, elements are dealt.
-template <int K, typename T> __device__ __forceinline__ Window<K, kVecWidth<T>> whole_row(const T* row, int size, bool live) {
+// The window that holds a whole row of at most capacity() elements, none if the row is not `live`. Where the shift
+// would not fit beside them, elements are dealt.
+template <int K, typename T> __device__ __forceinline__ Window<K, kVecWidth<T>> whole_row(const T* row, int size,
+                                                                                          bool live) {
   using Tile = Window<K, kVecWidth<T>>;
   const int shift = shift_of(row);
   if (!live) return Tile{0, 0, 0, 1};
@@ -91,8 +97,8 @@ template <int K, typename T> __device__ __forceinline__ long long windows_of(con
   return (size + shift_of(row) + capacity - 1) / capacity;
 }
 
-// The same value, known to the compiler at this point only: it would work out the index of every element before the loop over
-// rows, and spill them.
+// The same value, known to the compiler at this point only: it would work out the index of every element before the
+// loop over rows, and spill them.
 __device__ __forceinline__ int hidden(int value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -122,7 +128,8 @@ __device__ __forceinline__ Pack<T> load_pack(const Window<K, kVecWidth<T>>& wind
 
 // All of this thread's packs of `row`: the vectors first, each under way before any is waited for, then what is left.
 template <int K, typename T>
-__device__ __forceinline__ void load_row(const Window<K, kVecWidth<T>>& window, const T* row, T pad, Pack<T> (&packs)[K]) {
+__device__ __forceinline__ void load_row(const Window<K, kVecWidth<T>>& window, const T* row, T pad,
+                                         Pack<T> (&packs)[K]) {
   const T* at = row + window.origin;
   const bool aligned = is_aligned16(at);
   bool left = false;

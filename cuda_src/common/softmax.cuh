@@ -1,22 +1,24 @@
-// What softmax and log_softmax share: both see the input as (outer, size, inner) and differ in the formulas of a struct F.
+// What softmax and log_softmax share: both see the input as (outer, size, inner) and differ in the formulas of a struct
+// F.
 //
 //     inner = 1, a row fits the registers of a block     rows        one read
 //     inner = 1, longer rows                             wide rows   max and sum in one online pass, then a second read
-//     inner > 1                                          columns     the same two reads, neighbouring threads on neighbours
+//     inner > 1                                          columns     the same, neighbouring threads on neighbours
 //
-// NaN and +inf in a row, or a row of -inf alone, give NaN throughout: x - max is NaN for one element, and so is the sum.
-// The maximum may therefore drop NaN.
+// NaN and +inf in a row, or a row of -inf alone, give NaN throughout: x - max is NaN for one element, and so is the
+// sum. The maximum may therefore drop NaN.
 #pragma once
 
 #include "common/rows.cuh"
 
-// The output's type: T, or with WIDEN that which T is computed in, as softmax(x, dtype=torch.float32) asks of half types.
+// The output's type: T, or with WIDEN that which T is computed in, as softmax(x, dtype=torch.float32) asks of half
+// types.
 template <typename T, bool WIDEN> struct Widened { using type = T; };
 template <typename T> struct Widened<T, true> { using type = acc_t<T>; };
 template <typename T, bool WIDEN> using out_t = typename Widened<T, WIDEN>::type;
 
-// exp(x), x <= 0, as exactly as an output of type O can show: for half types two instructions, off by 2 ulp of fp32, that
-// flush what a half type rounds to 0.
+// exp(x), x <= 0, as exactly as an output of type O can show: for half types two instructions, off by 2 ulp of fp32,
+// that flush what a half type rounds to 0.
 template <typename O> __device__ __forceinline__ acc_t<O> exp_for(acc_t<O> x) {
   if constexpr (sizeof(O) == 2) {
     float y;
@@ -40,16 +42,20 @@ struct Softmax {
   }
   template <typename A> static __device__ __forceinline__ A term(A grad_y, A y) { return grad_y * y; }
   // total is the sum of the terms
-  template <typename O> static __device__ __forceinline__ acc_t<O> backward(acc_t<O> grad_y, acc_t<O> y, acc_t<O> total) {
+  template <typename O> static __device__ __forceinline__ acc_t<O> backward(acc_t<O> grad_y, acc_t<O> y,
+                                                                            acc_t<O> total) {
     return y * (grad_y - total);
   }
 };
 
 struct LogSoftmax {
   template <typename A> static __device__ __forceinline__ A of_sum(A sum) { return log(sum); }
-  template <typename O> static __device__ __forceinline__ acc_t<O> forward(acc_t<O> x, acc_t<O> of_sum) { return x - of_sum; }
+  template <typename O> static __device__ __forceinline__ acc_t<O> forward(acc_t<O> x, acc_t<O> of_sum) {
+    return x - of_sum;
+  }
   template <typename A> static __device__ __forceinline__ A term(A grad_y, A) { return grad_y; }
-  template <typename O> static __device__ __forceinline__ acc_t<O> backward(acc_t<O> grad_y, acc_t<O> y, acc_t<O> total) {
+  template <typename O> static __device__ __forceinline__ acc_t<O> backward(acc_t<O> grad_y, acc_t<O> y,
+                                                                            acc_t<O> total) {
     return grad_y - exp_for<O>(y) * total;
   }
 };
@@ -118,6 +124,7 @@ __device__ __forceinline__ void softmax_rows_bwd(const O* __restrict__ grad_y, c
     A total = A(0);
     each_element<K, W>([&](int k, int e) { total += F::term(grads[k][e], outputs[k][e]); });
     total = row_reduce<Sum>(total, shared);
+    fold(grads), fold(outputs);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       store_pack(window, grad_x + row * size, k,
@@ -130,7 +137,8 @@ __device__ __forceinline__ void softmax_rows_bwd(const O* __restrict__ grad_y, c
 
 // Grid: any. Block: (a multiple of 32, 1). The second pass goes backwards: what was read last is still in cache.
 template <typename F, int K, typename T, typename O>
-__device__ __forceinline__ void softmax_wide(const T* __restrict__ x, O* __restrict__ y, long long rows, long long size) {
+__device__ __forceinline__ void softmax_wide(const T* __restrict__ x, O* __restrict__ y, long long rows,
+                                             long long size) {
   using A = acc_t<T>;
   constexpr int W = kVecWidth<T>;
   __shared__ A shared[kWarp];
@@ -242,22 +250,24 @@ template <typename T, int V> __device__ __forceinline__ bool aligned_for(const T
   return reinterpret_cast<unsigned long long>(pointer) % sizeof(Vec<T, V>) == 0;
 }
 
-template <typename O, int V> __device__ __forceinline__ void store_columns(O* at, const Vec<O, V>& values, bool vectors) {
+template <typename O, int V> __device__ __forceinline__ void store_columns(O* at, const Vec<O, V>& values,
+                                                                           bool vectors) {
   if (vectors) return store_vec<O, V>(at, values);
 #pragma unroll
   for (int v = 0; v < V; ++v) at[v] = values.data[v];
 }
 
-// Grid: any. Block: (neighbouring columns, a power of two that share the column's elements), at most kColumnThreads. A thread
-// owns V neighbouring columns, every blockDim.y-th element of each.
+// Grid: any. Block: (neighbouring columns, a power of two that share the column's elements), at most kColumnThreads. A
+// thread owns V neighbouring columns, every blockDim.y-th element of each.
 template <typename F, int V, typename T, typename O>
-__device__ __forceinline__ void softmax_columns(const T* __restrict__ x, O* __restrict__ y, long long outer, long long size,
-                                                long long inner) {
+__device__ __forceinline__ void softmax_columns(const T* __restrict__ x, O* __restrict__ y, long long outer,
+                                                long long size, long long inner) {
   using A = acc_t<T>;
   constexpr int U = 4;  // loads under way in each thread
   __shared__ A shared[kColumnThreads * V];
   const bool x_vectors = aligned_for<T, V>(x), y_vectors = aligned_for<O, V>(y);
-  for (long long first = blockIdx.x * (long long)blockDim.x; first * V < outer * inner; first += gridDim.x * (long long)blockDim.x) {
+  for (long long first = blockIdx.x * (long long)blockDim.x; first * V < outer * inner;
+       first += gridDim.x * (long long)blockDim.x) {
     const Columns<V> columns(first + threadIdx.x, outer, size, inner);
     Online<O> mine[V];
     for (long long r = threadIdx.y; r < size; r += U * blockDim.y) {
@@ -269,7 +279,8 @@ __device__ __forceinline__ void softmax_columns(const T* __restrict__ x, O* __re
       }
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        mine[v].template add<U>([&](int u) { return r + u * blockDim.y < size ? to_acc(values[u].data[v]) : -infinity<A>(); });
+        mine[v].template add<U>(
+            [&](int u) { return r + u * blockDim.y < size ? to_acc(values[u].data[v]) : -infinity<A>(); });
       }
     }
     A max[V], of_sum[V];
@@ -298,12 +309,15 @@ __device__ __forceinline__ void softmax_columns(const T* __restrict__ x, O* __re
 // Grid, block: as softmax_columns.
 template <typename F, int V, typename T, typename O>
 __device__ __forceinline__ void softmax_columns_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
-                                                    T* __restrict__ grad_x, long long outer, long long size, long long inner) {
+                                                    T* __restrict__ grad_x, long long outer, long long size,
+                                                    long long inner) {
   using A = acc_t<O>;
   constexpr int U = 4;
   __shared__ A shared[kColumnThreads * V];
-  const bool g_vectors = aligned_for<O, V>(grad_y), y_vectors = aligned_for<O, V>(y), x_vectors = aligned_for<T, V>(grad_x);
-  for (long long first = blockIdx.x * (long long)blockDim.x; first * V < outer * inner; first += gridDim.x * (long long)blockDim.x) {
+  const bool g_vectors = aligned_for<O, V>(grad_y), y_vectors = aligned_for<O, V>(y),
+             x_vectors = aligned_for<T, V>(grad_x);
+  for (long long first = blockIdx.x * (long long)blockDim.x; first * V < outer * inner;
+       first += gridDim.x * (long long)blockDim.x) {
     const Columns<V> columns(first + threadIdx.x, outer, size, inner);
     A total[V] = {};
 #pragma unroll U

@@ -33,7 +33,9 @@ def run(modules: list[str], archs: list[str] | None, out: Path | None, processes
     except CupyopsError as error:
         Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True, style="red")
         return 2
-    console.print(f"cubins to make: {len(planned)}, for {', '.join(chosen)}, into {folder}", highlight=False, soft_wrap=True)
+    console.print(
+        f"cubins to make: {len(planned)}, for {', '.join(chosen)}, into {folder}", highlight=False, soft_wrap=True
+    )
     outcomes = _with_progress(console, planned, folder, processes)
     console.print(_summary(outcomes))
     failures = [outcome for outcome in outcomes if outcome.error]
@@ -98,31 +100,33 @@ def _with_progress(
 
 def _summary(outcomes: list[ahead.Outcome]) -> Table:
     """One line for each .cu file. Seconds are NVRTC's, summed over processes."""
+    failed = any(outcome.error for outcome in outcomes)
+    columns = ("kernels", "instances", "cubins", "reused", *(["errors"] if failed else []), "seconds", "bytes")
     table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     table.add_column("file", no_wrap=True)
-    for name in ("kernels", "instances", "cubins", "reused", "errors", "seconds", "bytes"):
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     files: defaultdict[str, list[ahead.Outcome]] = defaultdict(list)
     for outcome in outcomes:
         files[outcome.job.source.name].append(outcome)
-    for name, group in sorted(files.items()):
-        table.add_row(name, *_figures(group))
+    for file, group in sorted(files.items()):
+        table.add_row(file, *(_figures(group)[name] for name in columns))
     if len(files) > 1:
         table.add_section()
-        table.add_row("all", *_figures(outcomes), style="bold")
+        table.add_row("all", *(_figures(outcomes)[name] for name in columns), style="bold")
     return table
 
 
-def _figures(group: list[ahead.Outcome]) -> list[str]:
+def _figures(group: list[ahead.Outcome]) -> dict[str, str]:
     instances = {(outcome.job.source.name, outcome.job.name) for outcome in group}
     kernels = {(file, name.partition("<")[0]) for file, name in instances}
     failed = sum(bool(outcome.error) for outcome in group)
-    return [
-        str(len(kernels)),
-        str(len(instances)),
-        str(len(group) - failed),
-        str(sum(outcome.found for outcome in group)),
-        str(failed),
-        f"{sum(outcome.seconds for outcome in group):.1f}",
-        f"{sum(outcome.size for outcome in group):,}",
-    ]
+    return {
+        "kernels": str(len(kernels)),
+        "instances": str(len(instances)),
+        "cubins": str(len(group) - failed),
+        "reused": str(sum(outcome.found for outcome in group)),
+        "errors": str(failed),
+        "seconds": f"{sum(outcome.seconds for outcome in group):.1f}",
+        "bytes": f"{sum(outcome.size for outcome in group):,}",
+    }

@@ -43,9 +43,10 @@ def _cross_entropy(
     # With positions (N, d1): of (C) and (N, C), PyTorch's rules for fake tensors are wrong.
     x, positions = (x[None], target[None]) if x.dim() == 1 else (x, target)
     x, positions = (x[..., None], positions[..., None]) if x.dim() == 2 else (x, positions)
-    options = dict(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
     try:
-        y = F.cross_entropy(x, positions, weight, **options)
+        y = F.cross_entropy(
+            x, positions, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        )
     except IndexError as error:
         raise InputError(f"target: {error}") from error
     return y.reshape(target.shape) if reduction == "none" else y
@@ -225,14 +226,14 @@ def _forward(
     numbers = ignore_index, label_smoothing, chosen
     if inner == 1 and classes > FEW_CLASSES:
         block = _row_block(classes)
-        grid = torch.sym_min(positions // block[1] + 1, MAX_BLOCKS)
+        grid = _at_most(positions // block[1] + 1, MAX_BLOCKS)
         cross_entropy_fwd[grid, block](*tensors, positions, classes, *numbers, T=x.dtype, MODE=mode)
     else:
         block = (BLOCK, 1) if classes <= CHUNK else (32, BLOCK // 32)
-        grid = torch.sym_min(positions // block[0] + 1, MAX_BLOCKS)
+        grid = _at_most(positions // block[0] + 1, MAX_BLOCKS)
         cross_entropy_fwd_inner[grid, block](*tensors, positions, classes, inner, *numbers, T=x.dtype, MODE=mode)
     if chosen:
-        several = torch.sym_min(grid - 1, 1)
+        several = ceil_div(grid - 1, MAX_BLOCKS)  # 0 where one block has done it all
         cross_entropy_fwd_sum[several, SUM_BLOCK](parts, y, total_weight, grid, chosen, T=x.dtype)
     return y, (stats, total_weight)
 
@@ -261,12 +262,19 @@ def _backward(
     else:
         chunks = ceil_div(classes, CHUNK)
         grid = ceil_div(positions, BLOCK) * chunks
-        cross_entropy_bwd_inner[grid, BLOCK](*tensors, positions, classes, inner, chunks, *numbers, T=x.dtype, MODE=mode)
+        cross_entropy_bwd_inner[grid, BLOCK](
+            *tensors, positions, classes, inner, chunks, *numbers, T=x.dtype, MODE=mode
+        )
 
 
 def _row_block(classes: int) -> tuple[int, int]:
     """(threads of a row, rows of a block)."""
     return (32, BLOCK // 32) if classes <= WARP_CLASSES else (BLOCK, 1)
+
+
+def _at_most(blocks: int, limit: int) -> int:
+    """The smaller, without asking which it is where `blocks` is symbolic: an exported graph then serves every batch."""
+    return min(blocks, limit) if type(blocks) is int else torch.sym_min(blocks, limit)
 
 
 # --- layout ---

@@ -28,7 +28,9 @@ ROWS_EACH = 4  # that a block takes at least before there are parts for all of t
 
 
 @operator("cupyops::layer_norm", autocast="fp32")
-def _layer_norm(x: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def _layer_norm(
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
     if weight is None and bias is not None:
         weight = torch.ones_like(bias)  # without it, PyTorch's double backward loses what depends on bias
     return torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
@@ -122,7 +124,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Layer normalisation over the trailing dimensions; as `torch.nn.functional.layer_norm` (https://arxiv.org/abs/1607.06450).
+    """Layer normalisation over the trailing dimensions; as `torch.nn.functional.layer_norm` (arXiv:1607.06450).
 
     Args:
         input: shape `(*, *normalized_shape)`; fp16, bf16, fp32 or fp64.
@@ -135,8 +137,8 @@ def layer_norm(
         Contiguous tensor of the shape and dtype of `input`.
 
     Raises:
-        InputError: `input` is not a tensor of a floating-point dtype, its trailing dimensions are not `normalized_shape`, or
-            `weight` or `bias` is not of that shape and of the dtype and device of `input`.
+        InputError: `input` is not a tensor of a floating-point dtype, its trailing dimensions are not `normalized_shape`,
+            or `weight` or `bias` is not of that shape and of the dtype and device of `input`.
 
     Example:
         >>> cupyops.layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), (3,))
@@ -172,11 +174,15 @@ def _check_shape(normalized_shape: Sequence[int], input: Tensor) -> list[int]:
 
 
 def _check_dtypes(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
-    """One dtype for all; besides, as in PyTorch, what autocast will cast, and on a CPU float32 parameters for a half type."""
+    """One dtype for all; or, as in PyTorch, what autocast will cast, and on a CPU float32 parameters for a half type."""
     if input.device.type != "cpu" and torch.is_autocast_enabled(input.device.type):
         return
     given = {name: p for name, p in (("weight", weight), ("bias", bias)) if p is not None}
-    if input.device.type == "cpu" and input.dtype.itemsize == 2 and all(p.dtype == torch.float32 for p in given.values()):
+    if (
+        input.device.type == "cpu"
+        and input.dtype.itemsize == 2
+        and all(p.dtype == torch.float32 for p in given.values())
+    ):
         return
     check.same_dtype(input=input, **given)
 

@@ -14,10 +14,14 @@ BOTH = (False, True)
 
 log_softmax_fwd = Kernel("log_softmax.cu", "log_softmax_fwd<T, WIDEN, K>", T=FLOATING, WIDEN=BOTH, K=PACKS)
 log_softmax_fwd_wide = Kernel("log_softmax.cu", "log_softmax_fwd_wide<T, WIDEN>", T=FLOATING, WIDEN=BOTH)
-log_softmax_fwd_columns = Kernel("log_softmax.cu", "log_softmax_fwd_columns<T, WIDEN, VECTORS>", T=FLOATING, WIDEN=BOTH, VECTORS=BOTH)
+log_softmax_fwd_columns = Kernel(
+    "log_softmax.cu", "log_softmax_fwd_columns<T, WIDEN, VECTORS>", T=FLOATING, WIDEN=BOTH, VECTORS=BOTH
+)
 log_softmax_bwd = Kernel("log_softmax.cu", "log_softmax_bwd<T, WIDEN, K>", T=FLOATING, WIDEN=BOTH, K=PACKS)
 log_softmax_bwd_wide = Kernel("log_softmax.cu", "log_softmax_bwd_wide<T, WIDEN>", T=FLOATING, WIDEN=BOTH)
-log_softmax_bwd_columns = Kernel("log_softmax.cu", "log_softmax_bwd_columns<T, WIDEN, VECTORS>", T=FLOATING, WIDEN=BOTH, VECTORS=BOTH)
+log_softmax_bwd_columns = Kernel(
+    "log_softmax.cu", "log_softmax_bwd_columns<T, WIDEN, VECTORS>", T=FLOATING, WIDEN=BOTH, VECTORS=BOTH
+)
 
 FORWARD = SoftmaxKernels(log_softmax_fwd, log_softmax_fwd_wide, log_softmax_fwd_columns)
 BACKWARD = SoftmaxKernels(log_softmax_bwd, log_softmax_bwd_wide, log_softmax_bwd_columns)
@@ -63,16 +67,16 @@ def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None
 
     Args:
         input: any shape; fp16, bf16, fp32 or fp64, or any real dtype if `dtype` is given.
-        dim: the dimension that is summed over. Left out, it is 0 for 0, 1 and 3 dimensions and else 1, with PyTorch's warning.
-        dtype: what `input` is cast to first, a floating-point dtype. From a half type to fp32, the cast is part of the kernel.
+        dim: the dimension that is summed over. Left out, it is 0 for 0, 1 and 3 dimensions, else 1, with PyTorch's warning.
+        dtype: a floating-point dtype that `input` is cast to first. From a half type to fp32, the kernel casts.
 
     Returns:
-        Contiguous tensor of the shape of `input`, of `dtype` or the dtype of `input`. A row with NaN or +inf in it, or of -inf
-        alone, is NaN.
+        Contiguous tensor of the shape of `input`, of `dtype` or the dtype of `input`. A row with NaN or +inf in it, or of
+        -inf alone, is NaN.
 
     Raises:
-        InputError: `input` is not a tensor of a floating-point dtype, `dim` is not a dimension of it, or `dtype` is not a
-            floating-point dtype.
+        InputError: `input` is not a tensor of a floating-point dtype (nor is `dtype` given), `dim` is not a dimension of
+            it, or `dtype` is not a floating-point dtype.
 
     Example:
         >>> cupyops.log_softmax(torch.tensor([1.0, 2.0, 3.0]), dim=0)

@@ -16,10 +16,14 @@ from ..operator import operator
 
 PLACES = (torch.uint8, torch.int64)  # i * kw + j, h * W + w
 max_pool2d_fwd = Kernel("max_pool2d.cu", "max_pool2d_fwd<T, I, K>", T=FLOATING, I=PLACES, K=(0, 2, 3))
-max_pool2d_fwd_last = Kernel("max_pool2d.cu", "max_pool2d_fwd_last<T, I, VECTORS>", T=FLOATING, I=PLACES, VECTORS=(False, True))
+max_pool2d_fwd_last = Kernel(
+    "max_pool2d.cu", "max_pool2d_fwd_last<T, I, VECTORS>", T=FLOATING, I=PLACES, VECTORS=(False, True)
+)
 max_pool2d_fwd_2x2 = Kernel("max_pool2d.cu", "max_pool2d_fwd_2x2<T>", T=FLOATING)
 max_pool2d_bwd = Kernel("max_pool2d.cu", "max_pool2d_bwd<T, I>", T=FLOATING, I=PLACES)
-max_pool2d_bwd_last = Kernel("max_pool2d.cu", "max_pool2d_bwd_last<T, I, VECTORS>", T=FLOATING, I=PLACES, VECTORS=(False, True))
+max_pool2d_bwd_last = Kernel(
+    "max_pool2d.cu", "max_pool2d_bwd_last<T, I, VECTORS>", T=FLOATING, I=PLACES, VECTORS=(False, True)
+)
 max_pool2d_bwd_2x2 = Kernel("max_pool2d.cu", "max_pool2d_bwd_2x2<T>", T=FLOATING)
 
 BLOCK = 256
@@ -123,7 +127,7 @@ def max_pool2d(
     if input.dtype is torch.bool or input.dtype.is_complex:
         check.fail("input", input, "a tensor of a real dtype")
     kernel = check.ints("kernel_size", kernel_size, 2, minimum=1)
-    default = stride is None or (isinstance(stride, (list, tuple)) and not stride)
+    default = stride is None or (isinstance(stride, (list, tuple)) and len(stride) == 0)
     steps = kernel if default else check.ints("stride", stride, 2, minimum=1)
     pads, dilations = check.ints("padding", padding, 2, minimum=0), check.ints("dilation", dilation, 2, minimum=1)
     if any(2 * pad > k for pad, k in zip(pads, kernel)):
@@ -131,7 +135,9 @@ def max_pool2d(
     check.choice("ceil_mode", ceil_mode, (False, True))
     window = kernel, steps, pads, dilations
     if min(_output_size(input.shape[-2:], window, ceil_mode)) < 1:
-        check.fail("kernel_size", kernel_size, f"a window that fits planes of {tuple(input.shape[-2:])}, padding included")
+        check.fail(
+            "kernel_size", kernel_size, f"a window that fits planes of {tuple(input.shape[-2:])}, padding included"
+        )
     if return_indices:
         return _max_pool2d_with_indices(input, *window, bool(ceil_mode))
     return _max_pool2d(input, *window, bool(ceil_mode), list(input.shape[-2:]))
@@ -148,9 +154,11 @@ def _forward(x: Tensor, window: tuple[list[int], ...], ceil_mode: bool, places: 
     argmax = torch.empty_like(y, dtype=places)
     vector, geometry = 16 // x.element_size(), (*size, *out, *window[0], *window[1], *window[2], *window[3])
     if layout is torch.channels_last:
-        wide = x.shape[1] % vector == 0
+        wide = bool(x.shape[1] % vector == 0)
         grid = ceil_div(y.numel(), BLOCK * (vector if wide else 1))
-        max_pool2d_fwd_last[grid, BLOCK](x, y, argmax, y.numel(), x.shape[1], *geometry, T=x.dtype, I=places, VECTORS=wide)
+        max_pool2d_fwd_last[grid, BLOCK](
+            x, y, argmax, y.numel(), x.shape[1], *geometry, T=x.dtype, I=places, VECTORS=wide
+        )
     elif places is torch.uint8 and _tiles_2x2(size, out, window, vector):
         groups = size[1] // vector
         grid = ceil_div(y.numel() // (vector // 2), BLOCK)
@@ -170,7 +178,7 @@ def _backward(grad_y: Tensor, argmax: Tensor, window: tuple[list[int], ...], siz
     types: dict[str, Any] = dict(T=grad_y.dtype, I=argmax.dtype)
     count = grad_x.numel()
     if layout is torch.channels_last:
-        wide = shape[1] % vector == 0
+        wide = bool(shape[1] % vector == 0)
         grid = ceil_div(count, BLOCK * (vector if wide else 1))
         max_pool2d_bwd_last[grid, BLOCK](grad_y, argmax, grad_x, count, shape[1], *geometry, **types, VECTORS=wide)
     elif argmax.dtype is torch.uint8 and _tiles_2x2(size, out, window, vector):

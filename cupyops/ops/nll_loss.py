@@ -46,11 +46,11 @@ def _(x, target, weight, ignore_index, reduction):
     acc = torch.float64 if x.dtype is torch.float64 else torch.float32
     parts = torch.empty(2 * MAX_BLOCKS if chosen else 0, dtype=acc, device=x.device)
     total_weight = torch.empty((), dtype=acc, device=x.device) if chosen else parts
-    blocks = torch.sym_min(positions // BLOCK + 1, MAX_BLOCKS)
+    blocks = _at_most(positions // BLOCK + 1, MAX_BLOCKS)
     sizes = positions, _classes(x), inner, ignore_index, chosen
     nll_loss_fwd[blocks, BLOCK](x, target, weight, y, parts, total_weight, *sizes, T=x.dtype)
     if chosen:
-        several = torch.sym_min(blocks - 1, 1)
+        several = ceil_div(blocks - 1, MAX_BLOCKS)  # 0 where one block has done it all
         nll_loss_fwd_sum[several, MAX_BLOCKS](parts, y, total_weight, blocks, chosen, T=x.dtype)
     return y, (total_weight,)
 
@@ -157,3 +157,8 @@ def _by_class(x: Tensor) -> tuple[Tensor, int]:
     if x.movedim(1, -1).is_contiguous():
         return x, 1
     return x.contiguous(), math.prod(x.shape[2:])
+
+
+def _at_most(blocks: int, limit: int) -> int:
+    """The smaller, without asking which it is where `blocks` is symbolic: an exported graph then serves every batch."""
+    return min(blocks, limit) if type(blocks) is int else torch.sym_min(blocks, limit)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import check
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import alike
 from ..operator import operator
@@ -18,13 +17,13 @@ ELEMENTS = {dtype: BLOCK * 16 // dtype.itemsize for dtype in FLOATING}  # of one
 
 
 @operator("cupyops::relu")
-def _relu(x: Tensor) -> Tensor:
-    return torch.relu(x)
+def _relu(input: Tensor) -> Tensor:
+    return torch.relu(input)
 
 
 @_relu.forward
-def _(x):
-    y, x = alike(x)
+def _(input):
+    y, x = alike(input)
     n, dtype = y.numel(), y.dtype
     relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, n, T=dtype)
     return y, ()
@@ -61,6 +60,5 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
         >>> cupyops.relu(torch.tensor([-1.0, 0.0, 2.0]))
         tensor([0., 0., 2.])
     """
-    check.tensor("input", input)
     y = _relu(input)
     return input.copy_(y) if inplace else y

@@ -14,10 +14,14 @@ BOTH = (False, True)
 
 softmax_fwd = Kernel("softmax.cu", "softmax_fwd<T, WIDEN, K>", T=FLOATING, WIDEN=BOTH, K=PACKS)
 softmax_fwd_wide = Kernel("softmax.cu", "softmax_fwd_wide<T, WIDEN>", T=FLOATING, WIDEN=BOTH)
-softmax_fwd_columns = Kernel("softmax.cu", "softmax_fwd_columns<T, WIDEN, VECTORS>", T=FLOATING, WIDEN=BOTH, VECTORS=BOTH)
+softmax_fwd_columns = Kernel(
+    "softmax.cu", "softmax_fwd_columns<T, WIDEN, VECTORS>", T=FLOATING, WIDEN=BOTH, VECTORS=BOTH
+)
 softmax_bwd = Kernel("softmax.cu", "softmax_bwd<T, WIDEN, K>", T=FLOATING, WIDEN=BOTH, K=PACKS)
 softmax_bwd_wide = Kernel("softmax.cu", "softmax_bwd_wide<T, WIDEN>", T=FLOATING, WIDEN=BOTH)
-softmax_bwd_columns = Kernel("softmax.cu", "softmax_bwd_columns<T, WIDEN, VECTORS>", T=FLOATING, WIDEN=BOTH, VECTORS=BOTH)
+softmax_bwd_columns = Kernel(
+    "softmax.cu", "softmax_bwd_columns<T, WIDEN, VECTORS>", T=FLOATING, WIDEN=BOTH, VECTORS=BOTH
+)
 
 FORWARD = SoftmaxKernels(softmax_fwd, softmax_fwd_wide, softmax_fwd_columns)
 BACKWARD = SoftmaxKernels(softmax_bwd, softmax_bwd_wide, softmax_bwd_columns)
@@ -63,16 +67,16 @@ def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = N
 
     Args:
         input: any shape; fp16, bf16, fp32 or fp64, or any real dtype if `dtype` is given.
-        dim: the dimension that sums to 1. Left out, it is 0 for 0, 1 and 3 dimensions and else 1, with PyTorch's warning.
-        dtype: what `input` is cast to first, a floating-point dtype. From a half type to fp32, the cast is part of the kernel.
+        dim: the dimension that sums to 1. Left out, it is 0 for 0, 1 and 3 dimensions, else 1, with PyTorch's warning.
+        dtype: a floating-point dtype that `input` is cast to first. From a half type to fp32, the kernel casts.
 
     Returns:
-        Contiguous tensor of the shape of `input`, of `dtype` or the dtype of `input`. A row with NaN or +inf in it, or of -inf
-        alone, is NaN.
+        Contiguous tensor of the shape of `input`, of `dtype` or the dtype of `input`. A row with NaN or +inf in it, or of
+        -inf alone, is NaN.
 
     Raises:
-        InputError: `input` is not a tensor of a floating-point dtype, `dim` is not a dimension of it, or `dtype` is not a
-            floating-point dtype.
+        InputError: `input` is not a tensor of a floating-point dtype (nor is `dtype` given), `dim` is not a dimension of
+            it, or `dtype` is not a floating-point dtype.
 
     Example:
         >>> cupyops.softmax(torch.tensor([1.0, 2.0, 3.0]), dim=0)

@@ -35,6 +35,7 @@ TABLE = np.dtype(
 
 _NAME = "cupyops.optim.SGD"
 _PLAIN = (Tensor, torch.nn.Parameter)
+_SERVED = frozenset(FLOATING)
 
 Row = tuple[int, int, int, int]  # addresses of parameter, gradient and momentum buffer (or 0); number of elements
 Entry = tuple[Tensor, Tensor, "Tensor | None"]  # parameter, gradient, momentum buffer
@@ -205,16 +206,22 @@ def _why_not(param: Tensor, grad: Tensor, buffer: Tensor | None) -> str | None:
     """Why the kernel cannot read these tensors as flat arrays of one dtype; None where it can."""
     if type(param) not in _PLAIN or type(grad) is not Tensor:
         return f"a parameter is a {type(param).__name__} with a gradient that is a {type(grad).__name__}"
+    if not param.is_cuda:
+        return f"tensors on {param.device.type}"
     if param.layout is not torch.strided or grad.layout is not torch.strided:
         return "not a dense layout"
-    if param.device.type != "cuda":
-        return f"tensors on {param.device.type}"
-    tensors = (param, grad) if buffer is None else (param, grad, buffer)
-    if param.dtype not in FLOATING or any(t.dtype is not param.dtype or t.device != param.device for t in tensors):
-        return f"a parameter of {param.dtype}, a gradient of {grad.dtype}"
-    if any(t.is_neg() for t in tensors):
+    dtype, buffer = param.dtype, param if buffer is None else buffer
+    if dtype not in _SERVED or grad.dtype is not dtype or buffer.dtype is not dtype:
+        return f"a parameter of {dtype}, a gradient of {grad.dtype}"
+    if not param.get_device() == grad.get_device() == buffer.get_device():
+        return "parameter, gradient and momentum buffer are on different devices"
+    if param.is_neg() or grad.is_neg() or buffer.is_neg():
         return "negative bit"
-    return None if laid_out_alike(tensors) else "strides of parameter, gradient and momentum buffer differ"
+    if param.is_contiguous() and grad.is_contiguous() and buffer.is_contiguous():
+        return None
+    return (
+        None if laid_out_alike((param, grad, buffer)) else "parameter, gradient and momentum buffer differ in strides"
+    )
 
 
 def laid_out_alike(tensors: Sequence[Tensor]) -> bool:

@@ -52,7 +52,20 @@ class TestNumPy:
         assert isinstance(y, np.ndarray) and y.shape == (2, 3)
 
     @pytest.mark.parametrize(
-        "dtype", ["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool", "complex64", "complex128"]
+        "dtype",
+        [
+            "float16",
+            "float32",
+            "float64",
+            "int8",
+            "uint8",
+            "int16",
+            "int32",
+            "int64",
+            "bool",
+            "complex64",
+            "complex128",
+        ],
     )
     def test_dtypes(self, dtype):
         x = np.ones((2, 2), dtype)
@@ -200,7 +213,9 @@ class TestCall:
     def test_kinds_do_not_mix(self, nested):
         x, t = np.ones(2), torch.ones(2)
         args = ([x, t],) if nested else (x, t)
-        with pytest.raises(InputError, match=r"different array libraries \(numpy, torch\) in one call; convert them to one"):
+        with pytest.raises(
+            InputError, match=r"different array libraries \(numpy, torch\) in one call; convert them to one"
+        ):
             called(*args)
         with pytest.raises(InputError, match=r"\(numpy, dlpack\)"):
             called(x, Foreign(t))
@@ -269,7 +284,9 @@ class TestDLPack:
         assert cupyops.relu(Foreign(torch.tensor([-1.0, 1.0]))).tensor.tolist() == [0.0, 1.0]
 
     def test_without_a_namespace(self):
-        with pytest.raises(InputError, match=r"NoNamespace offers __dlpack__ but no __array_namespace__.*torch\.from_dlpack"):
+        with pytest.raises(
+            InputError, match=r"NoNamespace offers __dlpack__ but no __array_namespace__.*torch\.from_dlpack"
+        ):
             called(NoNamespace())
 
     def test_vjp(self):

@@ -57,7 +57,9 @@ def test_same_with_nothing_given(function):
     function(x=None, weight=None)
 
 
-@pytest.mark.parametrize(("value", "ndim", "expected"), [(0, 3, 0), (2, 3, 2), (-1, 3, 2), (-3, 3, 0), (0, 0, 0), (-1, 0, 0)])
+@pytest.mark.parametrize(
+    ("value", "ndim", "expected"), [(0, 3, 0), (2, 3, 2), (-1, 3, 2), (-3, 3, 0), (0, 0, 0), (-1, 0, 0)]
+)
 def test_dim(value, ndim, expected):
     assert check.dim("dim", value, ndim) == expected
     assert torch.ones((1,) * ndim).sum(value).dim() == max(ndim - 1, 0)  # PyTorch takes it too
@@ -79,14 +81,25 @@ def test_dim_of_another_type(value):
 
 def test_choice():
     check.choice("reduction", "mean", ("none", "mean"))
-    assert refused(check.choice, "reduction", "avg", ("none", "mean")) == "reduction is 'avg' (str), expected one of 'none', 'mean'"
+    assert (
+        refused(check.choice, "reduction", "avg", ("none", "mean"))
+        == "reduction is 'avg' (str), expected one of 'none', 'mean'"
+    )
     for value in (None, 3, torch.ones(2), np.ones(2), [1], {}):
         assert "expected one of 'none', 'mean'" in refused(check.choice, "reduction", value, ("none", "mean"))
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(3, [3, 3]), ((3,), [3, 3]), ([3], [3, 3]), ((1, 2), [1, 2]), ([1, 2], [1, 2]), (torch.Size([4, 5]), [4, 5]), (0, [0, 0])],
+    [
+        (3, [3, 3]),
+        ((3,), [3, 3]),
+        ([3], [3, 3]),
+        ((1, 2), [1, 2]),
+        ([1, 2], [1, 2]),
+        (torch.Size([4, 5]), [4, 5]),
+        (0, [0, 0]),
+    ],
 )
 def test_ints(value, expected):
     assert check.ints("stride", value, 2, 0) == expected
@@ -124,4 +137,6 @@ def test_errors_form_one_family():
     for name in ("InputError", "SourceError", "CompileError", "LaunchError", "MissingDependencyError"):
         assert issubclass(getattr(cupyops, name), cupyops.CupyopsError)
     assert issubclass(cupyops.InputError, ValueError) and issubclass(cupyops.LaunchError, RuntimeError)
-    assert issubclass(cupyops.MissingDependencyError, ImportError) and issubclass(cupyops.SourceError, FileNotFoundError)
+    assert issubclass(cupyops.MissingDependencyError, ImportError) and issubclass(
+        cupyops.SourceError, FileNotFoundError
+    )

@@ -144,14 +144,19 @@ def test_heads_of_kernels(head):
 
 @pytest.mark.parametrize("name", ["f<__half, true, 3>", "f<double, false, -1>", "f<__nv_bfloat16, true, 0>"])
 def test_template_arguments(name):
-    text = TYPES + "template <typename T, bool B, int N> __global__ void f(T* x, T y) { if (B) x[threadIdx.x + N] = y; }\n"
+    text = (
+        TYPES + "template <typename T, bool B, int N> __global__ void f(T* x, T y) { if (B) x[threadIdx.x + N] = y; }\n"
+    )
     binary, cubin = compiler.compile(source.load(text), name, ARCH)
     assert binary.name == name and is_cubin(cubin) and binary.symbol.startswith("_Z1f")
 
 
 def test_parameters_of_the_right_entry():
     """Two kernels in one file, one's name the beginning of the other's."""
-    text = 'extern "C" __global__ void ab(float* x, int n) {}\nextern "C" __global__ void a(double d, float* x, short s) {}\n'
+    text = (
+        'extern "C" __global__ void ab(float* x, int n) {}\n'
+        'extern "C" __global__ void a(double d, float* x, short s) {}\n'
+    )
     loaded = source.load(text)
     assert [p.kind for p in compiler.compile(loaded, "ab", ARCH)[0].parameters] == ["u64", "u32"]
     assert [p.kind for p in compiler.compile(loaded, "a", ARCH)[0].parameters] == ["f64", "u64", "u16"]
@@ -164,7 +169,8 @@ def test_unknown_entry_is_an_error():
 
 def test_pointer_attributes_in_ptx():
     """Newer compilers annotate pointers: `.param .u64 .ptr .global .align 16 p`."""
-    ptx = ".visible .entry f(\n\t.param .u64 .ptr .global .align 16 f_param_0,\n\t.param .u64 .ptr .align 1 f_param_1,\n\t.param .u32 f_param_2\n)"
+    pointers = ".param .u64 .ptr .global .align 16 f_param_0,\n\t.param .u64 .ptr .align 1 f_param_1"
+    ptx = f".visible .entry f(\n\t{pointers},\n\t.param .u32 f_param_2\n)"
     assert [(p.kind, p.size) for p in compiler.parameters(ptx, "f")] == [("u64", 8), ("u64", 8), ("u32", 4)]
 
 

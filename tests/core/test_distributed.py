@@ -34,7 +34,11 @@ def checks(rank, size, store):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     mesh = init_device_mesh("cpu", (size,))
     op, calls = toys.product()
-    placements = [(Shard(0), Replicate(), Shard(1)), (Replicate(), Shard(0), Shard(0)), (Shard(1), Replicate(), Replicate())]
+    placements = [
+        (Shard(0), Replicate(), Shard(1)),
+        (Replicate(), Shard(0), Shard(0)),
+        (Shard(1), Replicate(), Replicate()),
+    ]
     plain = [value.requires_grad_() for value in values()]
     expected = plain[0] * plain[1] + 0.5 * plain[2]
     grads = torch.autograd.grad(expected.sin().sum(), plain)

@@ -24,7 +24,7 @@ template <typename T> __global__ void scale(const T* x, T* y, float factor, int 
   if (i < n) y[i] = T(float(x[i]) * factor);
 }
 """
-PLAIN = '__global__ void plain(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] += 1; }\n'
+PLAIN = "__global__ void plain(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] += 1; }\n"
 HALF = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
 
 
@@ -446,8 +446,9 @@ class TestGPU:
         text = """
         struct Pair { int a; double b; };
         struct Three { char v[3]; };
-        __global__ void f(double* y, bool flag, signed char c, unsigned char uc, short s, unsigned short us, int i, unsigned u,
-                          long long l, unsigned long long ul, float f32, Three three, double f64, Pair pair, float* null) {
+        __global__ void f(double* y, bool flag, signed char c, unsigned char uc, short s, unsigned short us, int i,
+                          unsigned u, long long l, unsigned long long ul, float f32, Three three, double f64, Pair pair,
+                          float* null) {
           double all[] = {(double)flag, (double)c, (double)uc, (double)s, (double)us, (double)i, (double)u, (double)l,
                           (double)ul, f32, (double)three.v[2], f64, (double)pair.a, pair.b, null == nullptr ? 1.0 : 0.0};
           for (int k = 0; k < 15; ++k) y[k] = all[k];

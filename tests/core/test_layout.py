@@ -53,7 +53,9 @@ def test_inputs_come_laid_out_as_the_output(shape):
         for given, laid in ((x, first), (y, second)):
             assert laid.stride() == output.stride() and torch.equal(laid, given)
         if x.numel():
-            flat = torch.empty(output.untyped_storage().nbytes() // 4).set_(first.untyped_storage(), first.storage_offset(), (x.numel(),), (1,))
+            flat = torch.empty(output.untyped_storage().nbytes() // 4).set_(
+                first.untyped_storage(), first.storage_offset(), (x.numel(),), (1,)
+            )
             assert sorted(flat.tolist()) == sorted(x.flatten().tolist()), "every element, once, in one flat run"
 
 

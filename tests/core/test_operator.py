@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from core import toys
+from core.toys import Nothing, Plain, Wrapper
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
@@ -147,7 +148,9 @@ class TestDefinition:
 
     def test_backward_that_asks_for_the_unknown(self):
         op, _ = toys.product()
-        with pytest.raises(InputError, match=r"backward asks for 'z'; it can have .*needs_grad.*y.*x, weight, bias, shift"):
+        with pytest.raises(
+            InputError, match=r"backward asks for 'z'; it can have .*needs_grad.*y.*x, weight, bias, shift"
+        ):
             op.backward(lambda saved, grad_y, z: None)
 
     def test_too_many_gradients(self, kernels):
@@ -160,7 +163,9 @@ class TestDefinition:
         op, _ = toys.product()
         op.backward(lambda saved, grad_y, weight: grad_y * weight)
         x, weight, bias = three()
-        x_grad, weight_grad, bias_grad = torch.autograd.grad(op(x, weight, bias).sum(), (x, weight, bias), allow_unused=True)
+        x_grad, weight_grad, bias_grad = torch.autograd.grad(
+            op(x, weight, bias).sum(), (x, weight, bias), allow_unused=True
+        )
         assert torch.equal(x_grad, weight.expand(3, 4)) and weight_grad is None and bias_grad is None
 
     def test_missing_gradient_through_the_dispatcher(self, kernels):
@@ -278,7 +283,13 @@ class TestArguments:
         op, _ = toys.product()
         x, w, b = three(grad=False)
         expected = x * w + b
-        for y in (op(x, w, b), op(x, w, b, 1.0), op(x, weight=w, bias=b), op(bias=b, x=x, weight=w), op(x, w, shift=1.0, bias=b)):
+        for y in (
+            op(x, w, b),
+            op(x, w, b, 1.0),
+            op(x, weight=w, bias=b),
+            op(bias=b, x=x, weight=w),
+            op(x, w, shift=1.0, bias=b),
+        ):
             assert torch.equal(y, expected)
         assert torch.equal(op(x, w), x * w) and torch.equal(op(x, w, None), x * w)
 
@@ -837,7 +848,10 @@ class TestDerivatives:
         for p in (0.0, 1.0):
             with Nothing():
                 y = op(x, p)
-            assert torch.equal(y, x.t() if p == 0 else x) and y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+            assert (
+                torch.equal(y, x.t() if p == 0 else x)
+                and y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+            )
 
 
 class TestKeptAlive:
@@ -937,7 +951,10 @@ class TestKeptAlive:
 class TestTransforms:
     def pairs(self):
         op, _ = toys.product()
-        return (lambda x, w: op(x, w).sin(), lambda x, w: (x * w).sin()), (doubles(3, 4, grad=False), doubles(4, grad=False))
+        return (lambda x, w: op(x, w).sin(), lambda x, w: (x * w).sin()), (
+            doubles(3, 4, grad=False),
+            doubles(4, grad=False),
+        )
 
     @pytest.mark.parametrize(
         "transform",
@@ -1080,7 +1097,9 @@ class TestCompile:
     def test_keywords_defaults_and_none(self, route):
         op, _ = toys.product()
         x, w, b = three(grad=False)
-        compiled = torch.compile(lambda: (op(x, weight=w), op(x, w, None), op(x, w, bias=b, shift=2.0)), fullgraph=True, backend="eager")
+        compiled = torch.compile(
+            lambda: (op(x, weight=w), op(x, w, None), op(x, w, bias=b, shift=2.0)), fullgraph=True, backend="eager"
+        )
         torch.testing.assert_close(compiled(), (x * w, x * w, x * w + 2 * b))
 
     def test_several_outputs(self, route):
@@ -1096,7 +1115,10 @@ class TestCompile:
         op, _ = toys.product()
         x, w, _ = three(grad=False)
         compiled = torch.compile(
-            lambda x, w: torch.func.grad(lambda x: op(x, w).sin().sum())(x), fullgraph=True, dynamic=dynamic, backend="aot_eager"
+            lambda x, w: torch.func.grad(lambda x: op(x, w).sin().sum())(x),
+            fullgraph=True,
+            dynamic=dynamic,
+            backend="aot_eager",
         )
         torch.testing.assert_close(compiled(x, w), (x * w).cos() * w)
 
@@ -1170,7 +1192,9 @@ class TestCompile:
         x, w, b = three()
         needs = [True, True, True, False]
         torch.library.opcheck(op._registration.backward_op, ([doubles(3, 4)], [], [], x, w, b, 0.5, needs))
-        torch.library.opcheck(op._registration.backward_op, ([doubles(3, 4)], [], [], x, w, None, 0.5, [True, True, False, False]))
+        torch.library.opcheck(
+            op._registration.backward_op, ([doubles(3, 4)], [], [], x, w, None, 0.5, [True, True, False, False])
+        )
 
     @pytest.mark.parametrize("strict", [True, False])
     @pytest.mark.parametrize("dynamic", [True, False])
@@ -1207,48 +1231,6 @@ class TestCompile:
 # --- modes and subclasses ----------------------------------------------------------------------------------------
 
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-
-class Nothing(TorchDispatchMode):
-    """A dispatch mode that lists what passes and changes nothing: it sends calls through the dispatcher."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-class Plain(torch.Tensor):
-    """A subclass by `__torch_function__` alone."""
-
-
-class Wrapper(torch.Tensor):
-    """A subclass with `__torch_dispatch__` that wraps a tensor and counts the ops."""
-
-    seen: list = []
-
-    @staticmethod
-    def __new__(cls, elem):
-        return torch.Tensor._make_wrapper_subclass(
-            cls, elem.shape, strides=elem.stride(), dtype=elem.dtype, device=elem.device, requires_grad=elem.requires_grad
-        )
-
-    def __init__(self, elem):
-        self.elem = elem
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        from torch.utils._pytree import tree_map
-
-        cls.seen.append(func)
-        args, kwargs = tree_map(lambda t: t.elem if isinstance(t, cls) else t, (args, kwargs or {}))
-        return tree_map(lambda t: cls(t) if isinstance(t, Tensor) else t, func(*args, **kwargs))
-
-
 class TestModesAndSubclasses:
     def test_dispatch_mode_sees_one_op(self, route):
         op, _ = toys.product()
@@ -1283,7 +1265,12 @@ class TestModesAndSubclasses:
         with FakeTensorMode() as mode:
             fake = op(mode.from_tensor(x))
         for f, r in zip(fake, real):
-            assert isinstance(f, FakeTensor) and (f.shape, f.stride(), f.dtype, f.device) == (r.shape, r.stride(), r.dtype, r.device)
+            assert isinstance(f, FakeTensor) and (f.shape, f.stride(), f.dtype, f.device) == (
+                r.shape,
+                r.stride(),
+                r.dtype,
+                r.device,
+            )
 
     def test_fake_tensors_outside_their_mode(self, route):
         from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

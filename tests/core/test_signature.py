@@ -103,7 +103,13 @@ def test_declarations(parameter, expected):
 
 @pytest.mark.parametrize(
     "parameter",
-    ["float* const x", "const float* const x", "const float* const __restrict__ x", "float* volatile x", "float*const x"],
+    [
+        "float* const x",
+        "const float* const x",
+        "const float* const __restrict__ x",
+        "float* volatile x",
+        "float*const x",
+    ],
 )
 def test_pointers_that_are_const_themselves(parameter):
     """`float* const x` is a pointer as any other."""
@@ -229,7 +235,9 @@ def test_integers_have_their_c_ranges():
             assert signature.checked("f", [argument], [value], 0) == [int(value)]
             assert struct.unpack(f"<{argument.format}", struct.pack(f"<{argument.format}", value)) == (value,)
         for value in (low - 1, high + 1, 2**100, -(2**100)):
-            with pytest.raises(LaunchError, match=rf"parameter `{ctype} p\d+` got .*expected an integer that fits {ctype}"):
+            with pytest.raises(
+                LaunchError, match=rf"parameter `{ctype} p\d+` got .*expected an integer that fits {ctype}"
+            ):
                 signature.checked("f", [argument], [value], 0)
             with pytest.raises((struct.error, OverflowError)):
                 struct.pack(f"<{argument.format}", value)
@@ -245,7 +253,9 @@ def test_bool(ctype):
         signature.checked("f", [argument], ["yes"], 0)
 
 
-@pytest.mark.parametrize(("ctype", "letter"), [("float", "f"), ("double", "d"), ("acc_t<float>", "f"), ("const float", "f")])
+@pytest.mark.parametrize(
+    ("ctype", "letter"), [("float", "f"), ("double", "d"), ("acc_t<float>", "f"), ("const float", "f")]
+)
 def test_floats(ctype, letter):
     (argument,) = arguments(f"{ctype} scale")
     assert (argument.kind, argument.format) == ("float", letter)
@@ -359,82 +369,6 @@ def test_tensor_without_storage(scale):
 
 def test_empty_tensor_may_be_null(scale):
     assert signature.checked("f", scale, [torch.empty(0), torch.zeros(3), 1.0, 0], -1)[0] == 0
-
-
-# --- the packed launch -------------------------------------------------------------------------------------------
-
-EVERYTHING = "const float* x, bool flag, int n, unsigned char u, float f, double d, Three s, void* any, unsigned long long m"
-
-
-@pytest.fixture(scope="module")
-def everything():
-    return arguments(EVERYTHING)
-
-
-def good():
-    three = np.array([1, 2, 3], np.uint8)
-    return [torch.zeros(3), True, -5, 200, 0.5, 0.1, three, None, 2**64 - 1]
-
-
-def packed(arguments, values):
-    """What `packer` writes, read back by the layout."""
-    letters, _ = signature.layout(arguments)
-    buffer = bytearray(struct.calcsize(letters))
-    signature.packer(arguments, -1)(buffer, *values)
-    return list(struct.unpack(letters, buffer))
-
-
-def test_packer_writes_what_checked_gives(everything):
-    values = good()
-    assert packed(everything, values) == signature.checked("f", everything, values, -1)
-
-
-@pytest.mark.parametrize("index", range(9))
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        True,
-        np.bool_(True),
-        0,
-        -1,
-        255,
-        256,
-        2**31,
-        2**64,
-        1.5,
-        np.float32(1.5),
-        np.int64(3),
-        "x",
-        b"xyz",
-        torch.zeros(3),
-        torch.zeros((), dtype=torch.int64),
-        torch.zeros(1, dtype=torch.float64),
-        torch.empty(0),
-        torch.zeros(3, device="meta"),
-        np.zeros(3, np.uint8),
-        np.zeros(4, np.uint8),
-        [1],
-    ],
-    ids=repr,
-)
-def test_packer_takes_what_checked_takes(everything, index, value):
-    """Both ways agree on every wrong value in every place, and on every right one."""
-    values = good()
-    values[index] = value
-    try:
-        expected = signature.checked("f", everything, values, -1)
-    except LaunchError:
-        with pytest.raises((struct.error, AttributeError, TypeError, ValueError, OverflowError)):
-            packed(everything, values)
-    else:
-        assert packed(everything, values) == expected
-
-
-def test_packer_refuses_a_wrong_count(everything):
-    for values in (good()[:-1], [*good(), 1], []):
-        with pytest.raises(TypeError):
-            packed(everything, values)
 
 
 # --- layout ------------------------------------------------------------------------------------------------------

@@ -59,7 +59,9 @@ def test_records_of_launches(launching):
         launching(x).sum().backward()
     first, second, third = trace.records
     assert first == Record(launching.name, "kernel", "touch<float>", (2, 3, 1), (32, 1, 1), "float32", "")
-    assert second == Record(f"{launching.name} (backward)", "kernel", "touch<float>", (4, 1, 1), (8, 4, 1), "float32", "")
+    assert second == Record(
+        f"{launching.name} (backward)", "kernel", "touch<float>", (4, 1, 1), (8, 4, 1), "float32", ""
+    )
     assert third.grid == (1, 1, 5) and trace.launches() == trace.records and trace.routes() == {"kernel"}
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 import cupyops
 from cupyops import kernel, signature
@@ -157,3 +159,45 @@ def extremum() -> tuple[cupyops.Operator, Calls]:
         return grad_x
 
     return op, calls
+
+
+class Nothing(TorchDispatchMode):
+    """A dispatch mode that lists what passes and changes nothing: it sends calls through the dispatcher."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class Plain(torch.Tensor):
+    """A subclass by `__torch_function__` alone."""
+
+
+class Wrapper(torch.Tensor):
+    """A subclass with `__torch_dispatch__` that wraps a tensor and counts the ops."""
+
+    seen: list = []
+
+    @staticmethod
+    def __new__(cls, elem):
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            elem.shape,
+            strides=elem.stride(),
+            dtype=elem.dtype,
+            device=elem.device,
+            requires_grad=elem.requires_grad,
+        )
+
+    def __init__(self, elem):
+        self.elem = elem
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append(func)
+        args, kwargs = tree_map(lambda t: t.elem if isinstance(t, cls) else t, (args, kwargs or {}))
+        return tree_map(lambda t: cls(t) if isinstance(t, Tensor) else t, func(*args, **kwargs))

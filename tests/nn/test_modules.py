@@ -104,9 +104,11 @@ OPERATORS = {
 
 
 @pytest.fixture(autouse=True)
-def exact_convolutions(monkeypatch):
+def exact_convolutions():
     """cuDNN would round fp32 inputs to tf32."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
 
 
 def run(module, inputs):

@@ -179,7 +179,11 @@ def test_samples(info, dtype, device):
             with pytest.raises(InputError):
                 ours(info, sample)
         elif supported or (raises(theirs, info, sample) is None and raises(ours, info, sample) is None):
-            compare(info, sample)
+            try:
+                compare(info, sample)
+            except Exception as error:
+                error.add_note(f"{named(info)}({sample.summary()})")
+                raise
         else:
             assert raises(ours, info, sample) is not None, f"{named(info)}({sample.summary()}) is no error"
 

@@ -88,7 +88,11 @@ def test_mean_far_from_zero(device, dtype, size):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_one(device, dtype):
-    x, weight, bias = torch.randn(3, 1).to(device, dtype), torch.ones(1).to(device, dtype), torch.full((1,), 2.0).to(device, dtype)
+    x, weight, bias = (
+        torch.randn(3, 1).to(device, dtype),
+        torch.ones(1).to(device, dtype),
+        torch.full((1,), 2.0).to(device, dtype),
+    )
     y, grad_x, grad_weight, grad_bias = gradients(cupyops.layer_norm, torch.ones_like(x), x, weight, bias)
     assert (y == 2).all() and (grad_bias == 3).all()
     noise = 1000 * torch.finfo(dtype).eps  # of the reference: rstd is 316 here

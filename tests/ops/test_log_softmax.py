@@ -169,6 +169,12 @@ def test_implicit_dim(device, shape):
         torch.testing.assert_close(y, torch.nn.functional.log_softmax(x))
 
 
+def test_implicit_dim_compiles(device):
+    compiled = torch.compile(lambda x: cupyops.log_softmax(x), fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 3, device=device)
+    torch.testing.assert_close(compiled(x), torch.nn.functional.log_softmax(x, 1))
+
+
 def test_axis_of_an_array():
     x = np.random.default_rng(0).standard_normal((3, 4))
     y = cupyops.log_softmax(x, axis=0)

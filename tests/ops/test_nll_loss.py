@@ -1,4 +1,6 @@
 import functools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import cupyops
 
 @functools.wraps(F.nll_loss)
 def torch_nll_loss(input, target, weight=None, **options):
-    """PyTorch's, spared what it refuses: a weight that wants a gradient, and on the CPU the gradient of a transposed input."""
+    """PyTorch's, spared what it refuses: a weight that wants a gradient, on the CPU the gradient of a transposed input."""
     return F.nll_loss(input.contiguous(), target, None if weight is None else weight.detach(), **options)
 
 
@@ -23,7 +25,9 @@ class TestNllLoss(OperatorContract):
         make = log_probabilities(make)
         yield from self.small_samples(make)
         for reduction in ("none", "mean", "sum"):
-            yield Sample(make(523, 3), make.integers(523, high=3), weights(make, 3), reduction=reduction, ignore_index=1)
+            yield Sample(
+                make(523, 3), make.integers(523, high=3), weights(make, 3), reduction=reduction, ignore_index=1
+            )
         yield Sample(make(3, 5, 17, 11), make.integers(3, 17, 11, high=5), weights(make, 5))
 
     def small_samples(self, make: Make):
@@ -44,7 +48,7 @@ class TestNllLoss(OperatorContract):
 
 
 def log_probabilities(make):
-    """Makes negative values: a sum of both signs may come to nearly nothing, and then any order of adding is far off."""
+    """Makes negative values: a sum of both signs may nearly vanish, and then any order of adding is far off."""
     return Negative(make.device, make.dtype, make.requires_grad)
 
 
@@ -93,7 +97,9 @@ def test_special_values(device, reduction):
 
 
 def test_weights_that_sum_to_zero(device):
-    assert_same(both(device, torch.randn(2, 2), torch.tensor([0, 0], device=device), torch.tensor([0.0, 1.0], device=device)))
+    assert_same(
+        both(device, torch.randn(2, 2), torch.tensor([0, 0], device=device), torch.tensor([0.0, 1.0], device=device))
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
@@ -161,3 +167,32 @@ def placed(value, device):
 def test_target_out_of_range_on_the_cpu(bad):
     with pytest.raises(cupyops.InputError, match="target.*out of bounds"):
         cupyops.nll_loss(torch.randn(2, 3), torch.tensor([0, bad]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [3, -1])
+def test_target_out_of_range_on_a_gpu(bad):
+    """It says which, and stops the kernel: after that the process has no use of the GPU, so it is one of its own."""
+    program = f"""
+import torch, cupyops
+cupyops.nll_loss(torch.zeros(2, 3, device="cuda"), torch.tensor([0, {bad}], device="cuda"))
+torch.cuda.synchronize()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode != 0 and f"target[1] is {bad}, expected ignore_index or a class in [0, 3)" in done.stdout
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_exported_for_every_batch(device, reduction):
+    class Loss(torch.nn.Module):
+        def forward(self, x, target):
+            return cupyops.nll_loss(x, target, reduction=reduction)
+
+    def call(batch):
+        return torch.randn(batch, 5, device=device), torch.randint(0, 5, (batch,), device=device)
+
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(Loss(), call(3), dynamic_shapes=({0: batch}, {0: batch}))
+    for size in (2, 700):
+        args = call(size)
+        torch.testing.assert_close(program.module()(*args), F.nll_loss(*args, reduction=reduction))
