@@ -43,7 +43,8 @@ template <typename T, bool PIXEL_IS_K> struct Patches {
   int pixels, taps, ones;  // tap index `ones` reads as one
   bool along_k, fits;
 
-  template <int W> static __device__ __forceinline__ Patches make(const T* data, const Image& image, int group, int k_end, bool ones) {
+  template <int W> static __device__ __forceinline__ Patches make(const T* data, const Image& image, int group,
+                                                                  int k_end, bool ones) {
     data += group * image.stride_group;
     const bool last = image.channels_last;
     const bool aligned = reinterpret_cast<unsigned long long>(data) % (W * sizeof(T)) == 0;
@@ -137,8 +138,8 @@ __global__ void __launch_bounds__(kGemmThreads<TILE>, kGemmBlocks<T, TILE>)
 template <typename T, int TILE>
 __global__ void __launch_bounds__(kGemmThreads<TILE>, kGemmBlocks<T, TILE>)
     conv2d_bwd_weight(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ bias,
-                      T* __restrict__ grad_weight, T* __restrict__ column, acc_t<T>* __restrict__ partial, const Gemm gemm,
-                      const Image image) {
+                      T* __restrict__ grad_weight, T* __restrict__ column, acc_t<T>* __restrict__ partial,
+                      const Gemm gemm, const Image image) {
   constexpr int W = GemmEngine<T, TILE>::W;
   const GemmBlock block(gemm, TILE);
   gemm_tile<T, TILE>(block, MatrixOperand<T>::template make<W>(grad_y, gemm, gemm.a, block.batch, gemm.m, block.k_end),

@@ -1,6 +1,7 @@
-// y[oh, ow] = max over i < kh, j < kw of x[oh * sh - ph + i * dh, ow * sw - pw + j * dw], in each plane; what lies
-// outside the plane counts as -inf, NaN wins, of equals the first; a window that is all outside gives -inf. grad_x[h,
-// w] = sum of grad_y[oh, ow] over the windows whose maximum is at (h, w)
+// y[oh, ow]    = max over i < kh, j < kw of x[oh * sh - ph + i * dh, ow * sw - pw + j * dw], in each plane
+// grad_x[h, w] = sum of grad_y[oh, ow] over the windows whose maximum is at (h, w)
+//
+// What lies outside the plane counts as -inf, a window that is all outside gives -inf. NaN wins; of equals, the first.
 //
 // Forward keeps the place of each maximum: as a byte, i * kw + j, or as PyTorch's index, h * W + w. Backward gathers:
 // each element of grad_x looks at the windows that cover it, so it is written once, in a fixed order, without atomics.

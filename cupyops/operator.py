@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from . import arrays, distributed, tracing
@@ -151,7 +151,7 @@ class Operator:
     # --- the call ---
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_dynamo_compiling():
             return self._compiling(self.definition.bind(args, kwargs))
         if kwargs or len(args) != self._arity:
             args = self.definition.bind(args, kwargs)

@@ -112,7 +112,8 @@ template <typename T, typename Engine, int TILE, typename Operand> struct PanelL
 // One TILE x TILE tile of A B, by a whole block of kGemmThreads<TILE>. Shared memory: a ring of STAGES panels of A and of
 // B, sized by the host (_gemm.py). While one stage is multiplied, the next ones are on their way.
 template <typename T, int TILE, typename OperandA, typename OperandB, typename Out>
-__device__ __forceinline__ void gemm_tile(const GemmBlock& block, const OperandA& a, const OperandB& b, const Out& out) {
+__device__ __forceinline__ void gemm_tile(const GemmBlock& block, const OperandA& a, const OperandB& b,
+                                          const Out& out) {
   using Engine = GemmEngine<T, TILE>;
   using Element = typename Engine::Element;
   constexpr int BK = Engine::BK, STAGES = Engine::STAGES;
@@ -152,7 +153,8 @@ __device__ __forceinline__ void gemm_tile(const GemmBlock& block, const OperandA
 // batches * m * partial_row; block: (x, y), y > 1 where there are many splits: row r adds up the splits r, r + y, ...
 // Shared memory: x * y values.
 template <typename T>
-__device__ __forceinline__ void gemm_add_splits(const acc_t<T>* partial, T* data, const T* bias, T* column, const Gemm& gemm) {
+__device__ __forceinline__ void gemm_add_splits(const acc_t<T>* partial, T* data, const T* bias, T* column,
+                                                const Gemm& gemm) {
   using A = acc_t<T>;
   extern __shared__ __align__(16) unsigned char gemm_shared[];
   A* shared = reinterpret_cast<A*>(gemm_shared);

@@ -46,7 +46,8 @@ struct Gemm {
 
   __device__ __forceinline__ long long batch_offset(const Layout& layout, int batch) const {
     const int outer = batch_inner.divide(batch);
-    return outer * layout.stride_batch_outer + (batch - outer * static_cast<int>(batch_inner.divisor)) * layout.stride_batch;
+    return outer * layout.stride_batch_outer +
+           (batch - outer * static_cast<int>(batch_inner.divisor)) * layout.stride_batch;
   }
   // The row length of the workspace of partial sums: whole vectors of 8.
   __device__ __forceinline__ long long partial_row() const { return (n + ones + 7) / 8 * 8; }
@@ -61,8 +62,9 @@ template <typename T> struct MatrixOperand {
   bool ones, along_k, fits;
 
   // size_k is where this block's share of k ends.
-  template <int W> static __device__ __forceinline__ MatrixOperand make(
-      const T* data, const Gemm& gemm, const Layout& layout, int batch, int size_i, int size_k, bool ones = false) {
+  template <int W> static __device__ __forceinline__ MatrixOperand make(const T* data, const Gemm& gemm,
+                                                                        const Layout& layout, int batch, int size_i,
+                                                                        int size_k, bool ones = false) {
     data += gemm.batch_offset(layout, batch);
     return {data, layout, size_i, size_k, ones, layout.along_k != 0, layout.vectors<T, W>(data, gemm.k)};
   }
@@ -76,7 +78,8 @@ template <typename T> struct MatrixOperand {
   template <int W> __device__ __forceinline__ Vec<T, W> gather(int i, int k) const {
     Vec<T, W> chunk;
     const int whole = layout.run.divide(k), run = layout.run.divisor;
-    const long long step = along_k ? layout.stride_k : layout.stride_i, wrap = layout.stride_run - run * layout.stride_k;
+    const long long step = along_k ? layout.stride_k : layout.stride_i,
+                    wrap = layout.stride_run - run * layout.stride_k;
     const int inside = along_k ? (i < size_i ? size_k - k : 0) : (k < size_k ? size_i - i : 0);
     int left = run - (k - whole * run);
     long long at = layout.offset(i, k);
@@ -107,15 +110,24 @@ template <typename T> struct Output {
   long long partial_row;
   bool along_n, bias_along_m, fits;
 
-  template <int W> static __device__ __forceinline__ Output make(
-      T* data, A* partial, const T* bias, T* column, const Gemm& gemm, int batch, int split) {
+  template <int W> static __device__ __forceinline__ Output make(T* data, A* partial, const T* bias, T* column,
+                                                                 const Gemm& gemm, int batch, int split) {
     const int m = gemm.m;
     data += gemm.batch_offset(gemm.out, batch);
     if (partial) partial += (batch * gemm.splits + split) * m * gemm.partial_row();
     if (bias && gemm.bias_along_m) bias += static_cast<long long>(batch) * m;
     if (column) column += static_cast<long long>(batch) * m;
-    return {data, partial, bias, column, gemm.out, m, static_cast<int>(gemm.n), gemm.partial_row(),
-            partial || gemm.out.along_k, gemm.bias_along_m != 0, gemm.out.vectors<T, W>(data, gemm.n)};
+    return {data,
+            partial,
+            bias,
+            column,
+            gemm.out,
+            m,
+            static_cast<int>(gemm.n),
+            gemm.partial_row(),
+            partial || gemm.out.along_k,
+            gemm.bias_along_m != 0,
+            gemm.out.vectors<T, W>(data, gemm.n)};
   }
 
   // W sums from (m, n) on, along n or along m as along_n says.

@@ -25,10 +25,11 @@ template <typename T>
 __device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 
 #if __CUDA_ARCH__ >= 800
-#define MMA_16X8X16(type)                                                                                            \
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "    \
-               "{%8, %9}, {%0, %1, %2, %3};"                                                                         \
-               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                          \
+#define MMA_16X8X16(type)                                                   \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type       \
+               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "                  \
+               "{%8, %9}, {%0, %1, %2, %3};"                                \
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
 template <>
 __device__ __forceinline__ void mma<__half>(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -67,7 +68,7 @@ template <typename T, int TILE> struct MmaEngine {
   static constexpr bool ASYNC = false;
 #endif
   static constexpr int ROW_K = BK + W, ROW_I = TILE + W;  // row lengths of [i][k] and of [k][i]
-  static constexpr int PANEL = TILE * ROW_K;              // the larger of the two
+  static constexpr int PANEL = TILE * ROW_K;  // the larger of the two
   static constexpr int WARPS_N = THREADS / 64, WM = TILE / 2, WN = TILE / WARPS_N;
   static constexpr int FM = WM / 16, FN = WN / 8;
 

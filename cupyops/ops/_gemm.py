@@ -5,8 +5,6 @@ The structs of gemm_layout.cuh travel as 64-bit integers: what is built here is 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,25 +69,20 @@ def divisor(value: int) -> tuple[int, int, int]:
     return value, ((1 << 32) * ((1 << shift) - value)) // value + 1, shift
 
 
-def run(
-    kernel: Kernel, sum_kernel: Kernel, problem: Problem, inputs: Sequence[Any], outputs: Sequence[Any], extra: Sequence[Any] = ()
-) -> None:
+def run(kernel: Kernel, sum_kernel: Kernel, launch: Launch, inputs: Any, outputs: Any, extra: Any = ()) -> None:
     """Launch `kernel(*inputs, *outputs, partial, gemm, *extra)`; where k is split, `sum_kernel` adds up what it left.
 
     `inputs` are a, b and, if the kernel takes one, the bias; `outputs` the result and, if it takes one, the column of
     sums.
     """
-    first = inputs[0]
-    if is_dry(first):
-        return
-    launch = _launch(problem, first.dtype, sm_count(first.device))
+    dtype = inputs[0].dtype
     partial = None
     if launch.partial:
-        dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-        partial = torch.empty(launch.partial, dtype=dtype, device=first.device)
-    kernel[launch.config](*inputs, *outputs, partial, launch.gemm, *extra, T=first.dtype, TILE=launch.tile)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        partial = torch.empty(launch.partial, dtype=wide, device=inputs[0].device)
+    kernel[launch.config](*inputs, *outputs, partial, launch.gemm, *extra, T=dtype, TILE=launch.tile)
     if launch.partial:
-        sum_kernel[launch.sum_config](partial, *inputs[2:], *outputs, launch.gemm, T=first.dtype)
+        sum_kernel[launch.sum_config](partial, *inputs[2:], *outputs, launch.gemm, T=dtype)
 
 
 def is_dry(tensor: Tensor) -> bool:
@@ -97,36 +90,29 @@ def is_dry(tensor: Tensor) -> bool:
     return type(tensor) not in (Tensor, torch.nn.Parameter) and _is_fake(tensor)
 
 
-def sm_count(device: torch.device) -> int:
-    """The number of multiprocessors that tiles are spread over."""
-    return _sm_count(device.index) if device.type == "cuda" else 64
-
-
-@functools.cache
-def _sm_count(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
-@functools.lru_cache(maxsize=4096)
-def _launch(problem: Problem, dtype: torch.dtype, sms: int) -> Launch:
-    p, columns = problem, problem.n + problem.ones
+def plan(problem: Problem, dtype: torch.dtype, device: torch.device) -> Launch:
+    """The launch for a problem; operators keep it per geometry."""
+    p, columns, sms = problem, problem.n + problem.ones, _sm_count(device)
     tile = choose_tile(p.m, columns, p.batches, sms)
     tiles = ceil_div(p.m, tile) * ceil_div(columns, tile) * p.batches
     splits, k_split = choose_splits(tiles, p.k, sms)
     layouts = (*p.a.packed(p.k), *p.b.packed(p.k), *p.out.packed(p.n))
     sizes = (p.m, p.n, p.k, p.batches, int(p.ones), splits, k_split)
     gemm = np.array((*sizes, *divisor(p.batch_inner), int(p.bias_along_m), *layouts), dtype=np.int64)
-    row = ceil_div(columns, 8) * 8
-    elements = p.batches * p.m * row
+    elements = p.batches * p.m * ceil_div(columns, 8) * 8
     block = (32, 8) if splits >= 16 else (256, 1)
-    sum_shared = 256 * (8 if dtype == torch.float64 else 4)
     return Launch(
         tile,
         (tiles * splits, _THREADS[tile], shared_bytes(dtype, tile)),
         gemm,
         elements * splits if splits > 1 else 0,
-        (ceil_div(elements, block[0]), block, sum_shared),
+        (ceil_div(elements, block[0]), block, 256 * (8 if dtype == torch.float64 else 4)),
     )
+
+
+def _sm_count(device: torch.device) -> int:
+    """The number of multiprocessors that tiles are spread over."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 64
 
 
 def choose_tile(m: int, n: int, batches: int, sms: int) -> int:

@@ -23,7 +23,13 @@ conv2d_sum = Kernel("conv2d.cu", "conv2d_sum<T>", T=FLOATING)
 
 @operator("cupyops::conv2d", autocast="lower")
 def _conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int], groups: int
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
 ) -> Tensor:
     return torch.nn.functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
@@ -58,7 +64,9 @@ def _(saved, grad_y, x, weight, bias, stride, padding, dilation, groups, needs_g
 
 @_conv2d.unsupported
 def _(x, weight, bias, stride, padding, dilation, groups):
-    images, _, height, width = x.shape
+    images, channels, height, width = x.shape
+    if channels == 0:
+        return "no channels"  # PyTorch has a shape of its own for that
     pixels = images * (height + 2 * padding[0]) * (width + 2 * padding[1])  # of x, and no fewer than of y
     taps = max(weight.shape[0], weight.shape[1]) * weight.shape[2] * weight.shape[3]
     tiles = groups * ceil_div(weight.shape[0], 64) * ceil_div(max(pixels, taps), 64)
@@ -87,8 +95,8 @@ def conv2d(
         groups: input and output channels are split in so many groups that do not see each other.
 
     Returns:
-        Tensor (n, out_channels, h', w') or (out_channels, h', w') with h' = (h + 2 padding - dilation (kernel_h - 1) - 1)
-        // stride + 1; channels_last where `input` or `weight` is.
+        Tensor (n, out_channels, h', w') or (out_channels, h', w'), with
+        h' = (h + 2 padding - dilation (kernel_h - 1) - 1) // stride + 1; channels_last where `input` or `weight` is.
 
     Raises:
         InputError: an argument is no tensor, or of a wrong shape, dtype, device or range.
@@ -112,8 +120,8 @@ def conv2d(
     for extent, taps, p, d in zip(input.shape[-2:], weight.shape[2:], padding, dilation):
         if d * (taps - 1) + 1 > extent + 2 * p:
             raise InputError(
-                f"weight has shape {tuple(weight.shape)}, expected a kernel (dilation {tuple(dilation)}) no larger than the "
-                f"padded input: input has shape {tuple(input.shape)}, padding is {tuple(padding)}"
+                f"weight has shape {tuple(weight.shape)}, expected a kernel (dilation {tuple(dilation)}) no larger than "
+                f"the padded input: input has shape {tuple(input.shape)}, padding is {tuple(padding)}"
             )
     if input.dim() == 3:
         return _conv2d(input.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
@@ -132,15 +140,17 @@ def _check_shapes(input: Tensor, weight: Tensor, bias: Tensor | None, groups: An
         check.fail("weight", weight, f"a number of output channels that groups={groups} divides")
     if channels != weight.shape[1] * groups:
         raise InputError(
-            f"input has shape {tuple(input.shape)}, {channels} channels, expected {weight.shape[1] * groups} to fit weight of "
-            f"shape {tuple(weight.shape)} and groups={groups}"
+            f"input has shape {tuple(input.shape)}, {channels} channels, expected {weight.shape[1] * groups} to fit "
+            f"weight of shape {tuple(weight.shape)} and groups={groups}"
         )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-        raise InputError(f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},), the output channels of weight")
+        raise InputError(
+            f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},), the output channels of weight"
+        )
 
 
 def _padding_by_name(input: Tensor, weight: Tensor, padding: str, stride: list[int], dilation: list[int]) -> Any:
-    """(input, padding) for "valid" and "same"; the odd zero of "same" goes to the right and the bottom, as PyTorch's."""
+    """(input, padding) for "valid" and "same"; the odd zero of "same" goes right and below, as PyTorch's."""
     check.choice("padding", padding, ("valid", "same"))
     if padding == "valid":
         return input, [0, 0]
@@ -175,28 +185,28 @@ def _like_channels_last(x: Tensor) -> bool:
 
 
 def _correlate(out, image, weight, bias, stride, padding, dilation, groups, memory, transposed=False):
-    """out = image correlated with weight; transposed: the gradient of that image from the gradient `image` of the output."""
+    """out = image correlated with weight; transposed: from the gradient `image` of the output, that of the input."""
     if _gemm.is_dry(out):
         return
+    geometry = (out.shape, image.shape, weight.shape, tuple(stride), tuple(padding), tuple(dilation), groups)
     last = memory is torch.channels_last
-    geometry = (tuple(out.shape), tuple(image.shape), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation))
-    problem, packed = _correlation(*geometry, groups, last, transposed)
-    _gemm.run(conv2d_fwd, conv2d_sum, problem, (weight, image, bias), (out, None), (packed,))
+    launch, packed = _correlation(*geometry, last, transposed, out.dtype, out.device)
+    _gemm.run(conv2d_fwd, conv2d_sum, launch, (weight, image, bias), (out, None), (packed,))
 
 
 def _sum_patches(grad_weight, grad_bias, grad_y, x, weight, stride, padding, dilation, groups, memory):
     """grad_weight and grad_bias; either may be None."""
     if _gemm.is_dry(grad_y):
         return
-    last = memory is torch.channels_last
-    geometry = (tuple(grad_y.shape), tuple(x.shape), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation))
-    problem, packed = _patch_sums(*geometry, groups, last, grad_weight is not None, grad_bias is not None)
-    _gemm.run(conv2d_bwd_weight, conv2d_sum, problem, (grad_y, x, None), (grad_weight, grad_bias), (packed,))
+    geometry = (grad_y.shape, x.shape, weight.shape, tuple(stride), tuple(padding), tuple(dilation), groups)
+    wanted = (grad_weight is not None, grad_bias is not None)
+    launch, packed = _patch_sums(*geometry, memory is torch.channels_last, *wanted, x.dtype, x.device)
+    _gemm.run(conv2d_bwd_weight, conv2d_sum, launch, (grad_y, x, None), (grad_weight, grad_bias), (packed,))
 
 
 @functools.lru_cache(maxsize=1024)
-def _correlation(out, source, weight, stride, padding, dilation, groups, last, transposed):
-    """The `Problem` and the packed `struct Image` of a convolution, or of its gradient with respect to the image."""
+def _correlation(out, source, weight, stride, padding, dilation, groups, last, transposed, dtype, device):
+    """The launch and the packed `struct Image` of a convolution, or of its gradient with respect to the image."""
     filters, channels, area = weight[0] // groups, weight[1], weight[2] * weight[3]
     m, inner = (channels, filters) if transposed else (filters, channels)
     k = inner * area
@@ -213,19 +223,19 @@ def _correlation(out, source, weight, stride, padding, dilation, groups, last, t
         axes = [(s, -p, d, 1) for s, p, d in zip(stride, padding, dilation)]
     n = out[0] * out[2] * out[3]
     problem = Problem(m, n, k, a, Layout(0, 0), _image_layout(out, m, last), groups, groups, bias_along_m=True)
-    return problem, _image(source, out, weight, inner, axes, last)
+    return _gemm.plan(problem, dtype, device), _image(source, out, weight, inner, axes, last)
 
 
 @functools.lru_cache(maxsize=1024)
-def _patch_sums(grad_y, x, weight, stride, padding, dilation, groups, last, wants_weight, wants_bias):
-    """The `Problem` and the packed `struct Image` of grad_weight and grad_bias."""
+def _patch_sums(grad_y, x, weight, stride, padding, dilation, groups, last, wants_weight, wants_bias, dtype, device):
+    """The launch and the packed `struct Image` of grad_weight and grad_bias."""
     filters, taps = weight[0] // groups, weight[1] * weight[2] * weight[3]
     axes = [(s, -p, d, 1) for s, p, d in zip(stride, padding, dilation)]
     n, k = taps if wants_weight else 0, grad_y[0] * grad_y[2] * grad_y[3]
     out = Layout(taps, 1, filters * taps)
     a = _image_layout(grad_y, filters, last)
     problem = Problem(filters, n, k, a, Layout(0, 0), out, groups, groups, ones=wants_bias)
-    return problem, _image(x, grad_y, weight, weight[1], axes, last, n)
+    return _gemm.plan(problem, dtype, device), _image(x, grad_y, weight, weight[1], axes, last, n)
 
 
 def _image_layout(shape, channels, last):

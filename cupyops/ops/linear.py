@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -26,30 +27,22 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @_linear.forward
 def _(x, weight, bias):
     y = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    rows = _rows(x)
-    (m, k), n = rows.shape, weight.shape[0]
-    problem = Problem(m, n, k, Layout(*rows.stride()), Layout(*weight.stride()), Layout(n, 1))
     bias = bias if bias is None else bias.contiguous()
-    _gemm.run(linear_fwd, linear_sum, problem, (rows, weight, bias), (y, None))
+    _multiply(_rows(x), weight.T, bias, y)
     return y, ()
 
 
 @_linear.backward
 def _(saved, grad_y, x, weight, bias, needs_grad):
     rows, grad_rows = _rows(x), _rows(grad_y)
-    (m, k), n = rows.shape, weight.shape[0]
     grad_x = grad_weight = grad_bias = None
     if needs_grad.x:
         grad_x = x.new_empty(x.shape)
-        problem = Problem(m, k, n, Layout(*grad_rows.stride()), Layout(*weight.stride()[::-1]), Layout(k, 1))
-        _gemm.run(linear_fwd, linear_sum, problem, (grad_rows, weight, None), (grad_x, None))
+        _multiply(grad_rows, weight, None, grad_x)
     if needs_grad.weight or needs_grad.bias:
-        columns = k if needs_grad.weight else 0
         grad_weight = weight.new_empty(weight.shape) if needs_grad.weight else None
         grad_bias = bias.new_empty(bias.shape) if needs_grad.bias else None
-        a, b = Layout(*grad_rows.stride()[::-1]), Layout(*rows.stride()[::-1])
-        problem = Problem(n, columns, m, a, b, Layout(k, 1), ones=needs_grad.bias)
-        _gemm.run(linear_fwd, linear_sum, problem, (grad_rows, rows, None), (grad_weight, grad_bias))
+        _multiply(grad_rows.T, rows if needs_grad.weight else rows[:, :0], None, grad_weight, grad_bias)
     return grad_x, grad_weight, grad_bias
 
 
@@ -103,3 +96,19 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _rows(x: Tensor) -> Tensor:
     """x as a matrix of rows: a view where its strides allow one."""
     return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor | None, column: Tensor | None = None) -> None:
+    """y = a b + bias, contiguous; column, if given, the sums of the rows of a."""
+    if _gemm.is_dry(a):
+        return
+    launch = _plan(a.shape, a.stride(), b.shape, b.stride(), column is not None, a.dtype, a.device)
+    _gemm.run(linear_fwd, linear_sum, launch, (a, b, bias), (y, column))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(shape_a, stride_a, shape_b, stride_b, ones, dtype, device):
+    (m, k), n = shape_a, shape_b[1]
+    return _gemm.plan(
+        Problem(m, n, k, Layout(*stride_a), Layout(*stride_b[::-1]), Layout(n, 1), ones=ones), dtype, device
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -54,8 +55,8 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     """Matrix product; as `torch.matmul`.
 
     Args:
-        input: (..., m, k), or (k,); fp16, bf16, fp32 and fp64 by kernels (summed in fp32, fp64 in fp64), any other dtype
-            that PyTorch multiplies by PyTorch.
+        input: (..., m, k), or (k,); fp16, bf16, fp32 and fp64 by kernels (summed in fp32, fp64 in fp64), any other
+            dtype by PyTorch.
         other: (..., k, n), or (k,), of the dtype of `input`. Batch dimensions broadcast, without a copy.
 
     Returns:
@@ -81,7 +82,8 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     k = a.shape[-1]
     if k != b.shape[-2]:
         wanted = f"({k},)" if other.dim() == 1 else f"(..., {k}, n)"
-        raise InputError(f"other has shape {tuple(other.shape)}, expected {wanted} to fit input of shape {tuple(input.shape)}")
+        found = f"other has shape {tuple(other.shape)}"
+        raise InputError(f"{found}, expected {wanted} to fit input of shape {tuple(input.shape)}")
     if b.dim() == 2 and a.dim() > 2:  # one product of many rows
         y = _matmul(a.reshape(math.prod(a.shape[:-1]), k), b).reshape(*a.shape[:-1], b.shape[1])
     else:
@@ -96,8 +98,8 @@ def _broadcast(input: Tensor, other: Tensor) -> torch.Size:
         return torch.broadcast_shapes(input.shape[:-2], other.shape[:-2])
     except RuntimeError:
         raise InputError(
-            f"other has shape {tuple(other.shape)}, expected batch dimensions that broadcast with those of input, of shape "
-            f"{tuple(input.shape)}"
+            f"other has shape {tuple(other.shape)}, expected batch dimensions that broadcast with those of input, of "
+            f"shape {tuple(input.shape)}"
         ) from None
 
 
@@ -105,35 +107,35 @@ def _multiply(a: Tensor, b: Tensor, y: Tensor) -> None:
     """y = a b, with a and b of any strides and y contiguous."""
     if _gemm.is_dry(y):
         return
-    batch, strides = _merged(y.shape[:-2], a.stride()[:-2], b.stride()[:-2])
-    if len(batch) > 2:  # broadcast in turns, such as (2, 1, 3) with (1, 4, 1): such batches are written out
+    launch = _plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, a.device)
+    if launch is None:
         a, b = a.contiguous(), b.contiguous()
-        batch, strides = _merged(y.shape[:-2], a.stride()[:-2], b.stride()[:-2])
-    (outer, inner), (outer_a, inner_a), (outer_b, inner_b) = ((1,) * (2 - len(batch)) + tuple(batch), *strides)
-    (m, k), n = a.shape[-2:], b.shape[-1]
-    problem = Problem(
-        m,
-        n,
-        k,
-        Layout(a.stride(-2), a.stride(-1), inner_a, outer_a),
-        Layout(b.stride(-1), b.stride(-2), inner_b, outer_b),
-        Layout(n, 1, m * n, inner * m * n),
-        outer * inner,
-        inner,
-    )
-    _gemm.run(matmul_fwd, matmul_sum, problem, (a, b), (y,))
+        launch = _plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, a.device)
+    _gemm.run(matmul_fwd, matmul_sum, launch, (a, b), (y,))
 
 
-def _merged(sizes, *strides):
-    """Batch dimensions with neighbours that can be stepped through as one made one: sizes, and each operand's strides
-    (at least two of them, from the left with 0)."""
-    merged: list[list[int]] = []  # [size, stride of a, stride of b]
-    for size, *steps in zip(sizes, *strides):
+@functools.lru_cache(maxsize=4096)
+def _plan(shape_a, stride_a, shape_b, stride_b, dtype, device):
+    """The launch; None for batches that are broadcast in turns, such as (2, 1, 3) with (1, 4, 1)."""
+    batches = _merged(shape_a[:-2], stride_a[:-2], stride_b[:-2])
+    if len(batches) > 2:
+        return None
+    (outer, outer_a, outer_b), (inner, inner_a, inner_b) = [(1, 0, 0)] * (2 - len(batches)) + batches
+    (m, k), n = shape_a[-2:], shape_b[-1]
+    a = Layout(*stride_a[-2:], inner_a, outer_a)
+    b = Layout(*stride_b[:-3:-1], inner_b, outer_b)
+    y = Layout(n, 1, m * n, inner * m * n)
+    return _gemm.plan(Problem(m, n, k, a, b, y, outer * inner, inner), dtype, device)
+
+
+def _merged(sizes, strides_a, strides_b):
+    """(size, stride of a, stride of b) of each batch dimension; neighbours that one stride steps through made one."""
+    merged = []
+    for size, a, b in zip(sizes, strides_a, strides_b):
         if size == 1:
             continue
-        if merged and all(before == size * step for before, step in zip(merged[-1][1:], steps)):
-            merged[-1] = [merged[-1][0] * size, *steps]
+        if merged and merged[-1][1:] == (size * a, size * b):
+            merged[-1] = (merged[-1][0] * size, a, b)
         else:
-            merged.append([size, *steps])
-    padding = [0] * max(0, 2 - len(merged))
-    return [entry[0] for entry in merged], [padding + [entry[i] for entry in merged] for i in (1, 2)]
+            merged.append((size, a, b))
+    return merged

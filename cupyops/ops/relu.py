@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..kernel import FLOATING, Kernel, ceil_div
-from ..layout import alike
+from ..layout import restride
 from ..operator import operator
 
 relu_fwd = Kernel("relu.cu", "relu_fwd<T>", T=FLOATING)
@@ -23,7 +23,8 @@ def _relu(input: Tensor) -> Tensor:
 
 @_relu.forward
 def _(input):
-    y, x = alike(input)
+    y = torch.empty_like(input)
+    x = input if input.is_contiguous() else restride(input, y.stride())
     n, dtype = y.numel(), y.dtype
     relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, n, T=dtype)
     return y, ()
