@@ -5,6 +5,8 @@ import torch
 
 GPU = torch.cuda.is_available()
 
+torch.backends.cudnn.allow_tf32 = False  # PyTorch's float32 convolution is to be float32 where we compare with it
+
 DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
 
 
@@ -22,9 +24,8 @@ def device(request):
 
 @pytest.fixture(autouse=True)
 def same_every_time():
-    """One seed; every `torch.empty` filled with NaN, so that what a kernel leaves out is seen; float32 means float32."""
+    """One seed; and every `torch.empty` filled with NaN, so that what a kernel leaves out is seen."""
     torch.manual_seed(0)
-    torch.backends.cudnn.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
