@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .errors import InputError
 from .kernel import ceil_div
-from .layout import restride
+from .layout import is_dry, restride
 
 BLOCK = 256
 MAX_DIMS = 5  # kMaxDims
@@ -102,11 +101,6 @@ def arrange(output: Tensor, *inputs: Tensor) -> tuple[int, np.ndarray | None, tu
         assert found is not None
     layout, width = found
     return ceil_div(output.numel(), BLOCK * width), layout, inputs
-
-
-def is_dry(tensor: Tensor) -> bool:
-    """Whether a tensor has no storage: the run only asks for shapes, and launches do nothing."""
-    return tensor.is_meta or (type(tensor) is not Tensor and isinstance(tensor, FakeTensor))
 
 
 @functools.lru_cache(maxsize=4096)

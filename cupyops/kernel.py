@@ -26,6 +26,7 @@ from torch import Tensor
 
 from . import backend, compiler, fastpath, signature, source, tracing
 from .errors import CompileError, InputError, LaunchError
+from .layout import is_dry
 from .signature import FLOATING as FLOATING  # what kernels of this package declare for T
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -117,7 +118,7 @@ class Kernel:
         """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
         specialised = self._specialise(template)
         anchor = args[specialised.anchor] if len(args) > specialised.anchor else None
-        if type(anchor) not in _PLAIN and _is_fake(anchor):
+        if type(anchor) not in _PLAIN and is_dry(anchor):
             return
         grid, block, shared = dimensions(*launch)
         if 0 in grid:
@@ -294,13 +295,6 @@ def _triple(name: str, dims: Any) -> tuple[int, int, int]:
         raise LaunchError(f"{name} is {dims!r}, expected an int or a tuple of 1 to 3 ints")
     x, y, z = (*given, 1, 1)[:3]
     return int(x), int(y), int(z)
-
-
-def _is_fake(value: Any) -> bool:
-    """A tensor with a shape and no storage: the dry run that gives shapes to torch.compile and torch.export."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(value, FakeTensor) or (isinstance(value, Tensor) and value.is_meta)
 
 
 def _caller_folder() -> Path | None:

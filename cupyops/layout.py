@@ -1,11 +1,13 @@
-"""Memory layouts: the strides that PyTorch's own operators give, without a copy where none is needed."""
+"""Memory layouts: the strides that PyTorch's own operators give, without a copy where none is needed; and no memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
@@ -26,3 +28,8 @@ def alike(first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         return output, first
     strides = output.stride()
     return (output, restride(first, strides), *[restride(tensor, strides) for tensor in others])
+
+
+def is_dry(value: Any) -> bool:
+    """Whether it is a tensor without storage: a dry run, for the shapes that torch.compile and torch.export ask for."""
+    return isinstance(value, FakeTensor) or (isinstance(value, Tensor) and value.is_meta)

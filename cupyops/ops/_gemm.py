@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..kernel import Kernel, _is_fake, ceil_div
+from ..kernel import Kernel, ceil_div
+from ..layout import is_dry as _is_fake
 
 TILES = (64, 128)
 MAX_INDEX = 2**31 - 2**16  # the kernels index each dimension of a matrix with 32 bits, and tiles hang over the edge

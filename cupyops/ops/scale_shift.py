@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..broadcast import BLOCK, arrange, broadcast_shape, empty_output, is_dry
+from ..broadcast import BLOCK, arrange, broadcast_shape, empty_output
 from ..kernel import FLOATING, Kernel, ceil_div
-from ..layout import restride
+from ..layout import is_dry, restride
 from ..operator import operator
 
 scale_shift_fwd = Kernel("scale_shift.cu", "scale_shift_fwd<T, BIAS>", T=FLOATING, BIAS=(False, True))
