@@ -37,7 +37,7 @@ from torch import Tensor
 
 import cupyops
 
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 150)  # a log is as wide as the table
 BF16, FP32 = torch.bfloat16, torch.float32
 Call = Callable[[], Any]
 

@@ -56,4 +56,4 @@ def differentiable(op: Definition) -> Callable[..., Any]:
     functions = {"forward": staticmethod(chosen), "backward": staticmethod(backward)}
     function = type(name, (torch.autograd.Function,), functions)
     # Function.apply of Python only looks for functorch, as the router has done already: the C method saves 1 us
-    return super(torch.autograd.Function, function).apply
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]

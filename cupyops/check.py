@@ -68,7 +68,7 @@ def dim(name: str, value: Any, ndim: int) -> int:
     rank = max(ndim, 1)
     if not -rank <= value < rank:
         fail(name, value, f"a dimension in [{-rank}, {rank - 1}]")
-    return value % rank
+    return value % rank  # type: ignore[return-value]  # a SymInt stands for an int
 
 
 def choice(name: str, value: Any, allowed: Sequence[Any]) -> None:
@@ -80,7 +80,9 @@ def choice(name: str, value: Any, allowed: Sequence[Any]) -> None:
 def ints(name: str, value: Any, count: int, minimum: int) -> list[int]:
     """`value`, an int or a sequence of 1 or `count` ints of at least `minimum`, as a list of `count` ints."""
     values = list(value) if isinstance(value, (tuple, list, torch.Size)) else [value]
-    if len(values) not in (1, count) or any(isinstance(v, bool) or not isinstance(v, (int, torch.SymInt)) for v in values):
+    if len(values) not in (1, count) or any(
+        isinstance(v, bool) or not isinstance(v, (int, torch.SymInt)) for v in values
+    ):
         fail(name, value, f"an int or {count} ints")
     if any(v < minimum for v in values):
         fail(name, value, f"at least {minimum}")

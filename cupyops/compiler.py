@@ -61,8 +61,10 @@ def build(source: Source, name: str, arch: str, options: tuple[str, ...] = ()) -
     stem = entry_name(source, name, arch, options)
     with _locks[stem]:
         if stem not in _memory:
-            _memory[stem] = _find(source, stem) or _find_compatible(source, name, arch, options) or _fresh(
-                source, name, arch, options, stem
+            _memory[stem] = (
+                _find(source, stem)
+                or _find_compatible(source, name, arch, options)
+                or _fresh(source, name, arch, options, stem)
             )
         return _memory[stem]
 
@@ -78,7 +80,7 @@ def _find(source: Source, stem: str) -> Binary | None:
     for folder in _precompiled_folders(source):
         if (binary := read_entry(folder, stem)) is not None:
             return replace(binary, origin="precompiled")
-    if (folder := cache_folder()) is not None and (binary := read_entry(folder, stem)) is not None:
+    if (cache := cache_folder()) is not None and (binary := read_entry(cache, stem)) is not None:
         return replace(binary, origin="cache")
     return None
 
@@ -147,7 +149,9 @@ def supported_archs() -> list[str]:
 
 # --- what the PTX says -------------------------------------------------------------------------------------------
 
-_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(?:\s+\.ptr\b[^,\[]*?)?\s+\w+(?:\[(\d+)\])?\s*(?:,|$)")
+_PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(?:\s+\.ptr\b[^,\[]*?)?\s+\w+(?:\[(\d+)\])?\s*(?:,|$)"
+)
 
 
 def parameters(ptx: str, symbol: str) -> tuple[Parameter, ...]:
@@ -164,7 +168,18 @@ def parameters(ptx: str, symbol: str) -> tuple[Parameter, ...]:
 
 # --- a compile error, told from the .cu file ---------------------------------------------------------------------
 
-_MESSAGE = re.compile(r"^(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?P<severity>(?:catastrophic )?error|warning).*?: (?P<text>.*)$")
+_MESSAGE = re.compile(
+    r"^(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?P<severity>(?:catastrophic )?error|warning).*?: (?P<text>.*)$"
+)
+
+
+# What a message means that names neither the cause nor the cure.
+_HINTS = {
+    'identifier "__half" is undefined': "hint: a kernel for torch.float16 needs #include <cuda_fp16.h>",
+    'identifier "__nv_bfloat16" is undefined': "hint: a kernel for torch.bfloat16 needs #include <cuda_bf16.h>",
+    'identifier "INFINITY" is undefined': "hint: NVRTC has no INFINITY; write __int_as_float(0x7f800000)",
+    "could not open source file": "hint: NVRTC has the CUDA runtime's headers only, not those of the C++ library",
+}
 
 
 def explain(source: Source, name: str, arch: str, log: str) -> str:
@@ -186,6 +201,7 @@ def explain(source: Source, name: str, arch: str, log: str) -> str:
             if caret is not None:
                 printed = next((t for t in lines[index + 1 : index + 3] if t.strip() == shown), "")
                 parts.append("        | " + " " * max(0, caret - (len(printed) - len(printed.lstrip()))) + "^")
+    parts += [f"\n{hint}" for sign, hint in _HINTS.items() if sign in log]
     parts.append("\nNVRTC's log:\n" + "\n".join("  " + line for line in lines if line.strip()))
     return "\n".join(parts)
 
@@ -205,7 +221,10 @@ def cache_folder() -> Path | None:
         try:
             import platformdirs
         except ImportError:
-            warnings.warn("kernels are compiled anew by each process: pip install platformdirs, or set CUPYOPS_CACHE_DIR", stacklevel=2)
+            warnings.warn(
+                "kernels are compiled anew by each process: pip install platformdirs, or set CUPYOPS_CACHE_DIR",
+                stacklevel=2,
+            )
             return None
         root = Path(platformdirs.user_cache_dir("cupyops", appauthor=False))
     major, minor = backend.nvrtc_version()
@@ -265,9 +284,11 @@ def _in_memory(stem: str, cubin: bytes) -> Path:
     """A path from which the driver can load `cubin` though no cache folder can be written."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create(stem[:200])
-        with os.fdopen(descriptor, "wb", closefd=False) as file:  # open for as long as the process: the path leads to it
+        with os.fdopen(
+            descriptor, "wb", closefd=False
+        ) as file:  # open for as long as the process: the path leads to it
             file.write(cubin)
         return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
-    with tempfile.NamedTemporaryFile(suffix=".cubin", delete=False) as file:
-        file.write(cubin)
-    return Path(file.name)
+    with tempfile.NamedTemporaryFile(suffix=".cubin", delete=False) as temporary:
+        temporary.write(cubin)
+    return Path(temporary.name)

@@ -103,7 +103,9 @@ class Definition:
             self.add_note(error, "backward")
             raise
 
-    def differentiable_backward(self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any) -> list[Tensor | None]:
+    def differentiable_backward(
+        self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any
+    ) -> list[Tensor | None]:
         """The same gradients with a graph of their own: by `reference_backward`, else from the reference."""
         if self.gradient is None:
             return self.reference_gradient(grads, args, needs)
@@ -164,7 +166,9 @@ class Backward:
         grads = names[1 : 1 + of.outputs]
         if names[:1] != ["saved"] or len(grads) != of.outputs or not all(n.startswith("grad_") for n in grads):
             expected = ["saved", *(["grad_y"] if of.outputs == 1 else [f"grad_y{i}" for i in range(of.outputs)])]
-            raise InputError(f"{of.name}: a backward begins with ({', '.join(expected)}); this one has ({', '.join(names)})")
+            raise InputError(
+                f"{of.name}: a backward begins with ({', '.join(expected)}); this one has ({', '.join(names)})"
+            )
         outputs = {name.removeprefix("grad_"): index for index, name in enumerate(grads)}
         position = {one.name: index for index, one in enumerate(of.parameters)}
         known = {"needs_grad": ("needs", 0)}

@@ -117,7 +117,7 @@ class Kernel:
     def _launch(self, launch: tuple[Any, ...], args: tuple[Any, ...], template: dict[str, Any]) -> None:
         """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
         specialised = self._specialise(template)
-        anchor = args[specialised.anchor] if len(args) > specialised.anchor else None
+        anchor: Any = args[specialised.anchor] if len(args) > specialised.anchor else None
         if type(anchor) not in _PLAIN and is_dry(anchor):
             return
         grid, block, shared = dimensions(*launch)
@@ -212,7 +212,9 @@ class Specialised:
         elif (execute := executors.get(anchor.device.type)) is not None:
             execute(self, anchor.get_device(), grid, block, shared, args)
         elif not anchor.is_meta:
-            raise LaunchError(f"{self.name}: no way to run a kernel on {anchor.device}; the tensors must be on a CUDA GPU")
+            raise LaunchError(
+                f"{self.name}: no way to run a kernel on {anchor.device}; the tensors must be on a CUDA GPU"
+            )
 
     def on(self, device: int) -> Loaded:
         """This kernel, loaded on CUDA device `device`."""

@@ -93,7 +93,7 @@ class Operator:
         self._differentiable = differentiable(self.definition)
         if name in _registry:
             _registry[name]._registration.remove()
-        self._registration = Registration(self.definition)
+        self._registration: Registration = Registration(self.definition)
         _registry[name] = self
 
     # --- the roles ---

@@ -25,7 +25,9 @@ def typed_signature(name: str, reference: Callable[..., Any]) -> tuple[list[insp
         if given.name not in hints or given.kind in (given.VAR_POSITIONAL, given.VAR_KEYWORD):
             raise InputError(f"{name}: parameter {given.name} of the reference needs a type annotation")
         if _holds_tensors(hints[given.name]):
-            raise InputError(f"{name}: parameter {given.name} is a list of tensors; give each tensor a parameter of its own")
+            raise InputError(
+                f"{name}: parameter {given.name} is a list of tensors; give each tensor a parameter of its own"
+            )
         parameters.append(parameter(given.name, hints[given.name], given.default))
     if not any(is_tensor(one.annotation) for one in parameters):
         raise InputError(f"{name}: the reference has no parameter annotated Tensor")
@@ -52,7 +54,9 @@ def is_tensor(annotation: Any) -> bool:
 
 def _holds_tensors(annotation: Any) -> bool:
     """Whether it says a list, tuple or dictionary of tensors: autograd follows none into an operator."""
-    return any(one is Tensor or _holds_tensors(one) for one in typing.get_args(annotation)) and not is_tensor(annotation)
+    return any(one is Tensor or _holds_tensors(one) for one in typing.get_args(annotation)) and not is_tensor(
+        annotation
+    )
 
 
 def optional(one: inspect.Parameter) -> inspect.Parameter:
@@ -69,7 +73,8 @@ def arguments(parameters: Sequence[inspect.Parameter]) -> str:
     # torch.library infers no default for a list, nor for what stands before one; our calls always give every argument
     plain = all(not isinstance(one.default, (list, tuple)) for one in parameters)
     listed = [
-        one.replace(annotation=_spelled(one.annotation), default=one.default if plain else one.empty) for one in parameters
+        one.replace(annotation=_spelled(one.annotation), default=one.default if plain else one.empty)
+        for one in parameters
     ]
     stub.__signature__ = inspect.Signature(listed, return_annotation=Tensor)  # type: ignore[attr-defined]
     try:

@@ -149,7 +149,8 @@ def _checked(name: str, argument: Argument, value: Any, device: int) -> Any:
         expected = f"a NumPy array of {argument.size} bytes"
     elif argument.kind == "float":
         if isinstance(value, (int, float, np.number, np.bool_)):
-            return ctypes.c_float(value).value if argument.size == 4 else float(value)  # past the range: infinity, as in C
+            number = float(value)
+            return ctypes.c_float(number).value if argument.size == 4 else number  # past the range: infinity, as in C
         expected = "a number"
     elif argument.kind == "bool":
         if isinstance(value, (int, np.integer, np.bool_)):

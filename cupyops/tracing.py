@@ -10,6 +10,7 @@ While no trace is open, `active` is None and the fast path pays one look at it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,7 +107,7 @@ def _dims(dims: tuple[int, ...]) -> str:
 
 
 @contextmanager
-def operator(name: str, route: str, dtype: str = "", note: str = ""):
+def operator(name: str, route: str, dtype: str = "", note: str = "") -> Iterator[None]:
     """Name what this thread runs; a call that launches nothing leaves a record of its own."""
     opened = active
     outer = getattr(_current, "frame", None)
@@ -123,11 +124,13 @@ def operator(name: str, route: str, dtype: str = "", note: str = ""):
 
 
 @contextmanager
-def launch(kernel: str, grid: tuple[int, ...], block: tuple[int, ...], anchor: torch.Tensor):
+def launch(kernel: str, grid: tuple[int, ...], block: tuple[int, ...], anchor: torch.Tensor) -> Iterator[None]:
     """Record one kernel launch around its body, timed where `anchor` is on a GPU and no graph is being captured."""
     opened = active
     frame = getattr(_current, "frame", None) or Frame("", "kernel")
-    record = Record(frame.operator, frame.route, kernel, grid, block, str(getattr(anchor, "dtype", "")).removeprefix("torch."))
+    record = Record(
+        frame.operator, frame.route, kernel, grid, block, str(getattr(anchor, "dtype", "")).removeprefix("torch.")
+    )
     timed = getattr(anchor, "is_cuda", False) and not torch.cuda.is_current_stream_capturing()
     if timed:
         stream = torch.cuda.current_stream(anchor.device)

@@ -37,7 +37,7 @@ class TestAdd(OperatorContract):
 
     def layouts(self, make: Make):
         yield from super().layouts(make)
-        last = lambda *shape: make(*shape).detach().to(memory_format=torch.channels_last).requires_grad_()  # noqa: E731
+        last = lambda *shape: make(*shape).detach().to(memory_format=torch.channels_last).requires_grad_()
         yield Sample(last(2, 8, 3, 5), last(2, 8, 3, 5))
         yield Sample(last(2, 8, 3, 5), make(2, 8, 3, 5))
         yield Sample(make(2, 8, 3, 5), last(2, 8, 3, 5), alpha=0.5)

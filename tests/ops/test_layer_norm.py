@@ -105,7 +105,7 @@ def test_double_backward_of_a_bias_without_weight(device):
     assert torch.autograd.gradgradcheck(lambda x, bias: cupyops.layer_norm(x, (6,), None, bias), (x, bias))
     grads = torch.autograd.grad(cupyops.layer_norm(x, (6,), None, bias).pow(2).sum(), (x, bias), create_graph=True)
     ours = torch.autograd.grad(sum(g.pow(2).sum() for g in grads), (x, bias))
-    y = lambda x, bias: torch.nn.functional.layer_norm(x, (6,)) + bias  # noqa: E731
+    y = lambda x, bias: torch.nn.functional.layer_norm(x, (6,)) + bias
     grads = torch.autograd.grad(y(x, bias).pow(2).sum(), (x, bias), create_graph=True)
     theirs = torch.autograd.grad(sum(g.pow(2).sum() for g in grads), (x, bias))
     torch.testing.assert_close(ours, theirs)

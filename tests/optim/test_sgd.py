@@ -280,7 +280,7 @@ def test_autograd_notices_the_change(device):
 
 def test_grad_scaler(device):
     """fused=True: the scaler leaves unscaling, and skipping where a gradient is infinite, to the step."""
-    make = lambda: parameters(device, torch.float32, [(5,), (4100,)])  # noqa: E731
+    make = lambda: parameters(device, torch.float32, [(5,), (4100,)])
     ours, theirs = make(), make()
     optimizers = [SGD(ours, lr=0.1, momentum=0.9, fused=True), torch.optim.SGD(theirs, lr=0.1, momentum=0.9)]
     scalers = [torch.amp.GradScaler(device.type, init_scale=1024.0) for _ in optimizers]
@@ -299,7 +299,7 @@ def test_grad_scaler(device):
 
 
 def test_grad_scaler_skips_the_first_step(device):
-    make = lambda: parameters(device, torch.float32, [(5,), (4100,)])  # noqa: E731
+    make = lambda: parameters(device, torch.float32, [(5,), (4100,)])
     ours, theirs = make(), make()
     options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
     optimizers = [SGD(ours, fused=True, **options), torch.optim.SGD(theirs, **options)]
