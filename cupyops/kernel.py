@@ -126,8 +126,8 @@ class Kernel:
         if tracing.active is None:
             specialised.launch(anchor, grid, block, shared, args)
         else:
-            with tracing.launch(specialised.name, grid, block, anchor):
-                specialised.launch(anchor, grid, block, shared, args)
+            with tracing.launch(specialised.name, grid, block, anchor) as record:
+                specialised.launch(anchor, grid, block, shared, args, record)
 
     def make_fast(self, specialised: Specialised, loaded: Loaded) -> None:
         """From now on these template values, on this device, take the fast path."""
@@ -199,7 +199,15 @@ class Specialised:
         types = {name: signature.c_token(value) for name, value in zip(self.kernel.template, self.values)}
         return signature.join(self.name, self.kernel.declared, binary.parameters, types)
 
-    def launch(self, anchor: Any, grid: Any, block: Any, shared: int, args: tuple[Any, ...]) -> None:
+    def launch(
+        self,
+        anchor: Any,
+        grid: Any,
+        block: Any,
+        shared: int,
+        args: tuple[Any, ...],
+        record: tracing.Record | None = None,
+    ) -> None:
         """Launch on a device where this kernel is not loaded yet, or by another executor."""
         if not isinstance(anchor, Tensor):
             signature.check_count(self.name, self.kernel.declared, args)
@@ -207,7 +215,7 @@ class Specialised:
             raise LaunchError(f"{self.name}: {name} is {anchor!r}; the first pointer of a kernel must be a tensor")
         if anchor.is_cuda:
             loaded = self.on(anchor.get_device())
-            loaded.launch(grid, block, shared, args)
+            loaded.launch(grid, block, shared, args, record)
             self.kernel.make_fast(self, loaded)
         elif (execute := executors.get(anchor.device.type)) is not None:
             execute(self, anchor.get_device(), grid, block, shared, args)
@@ -242,24 +250,22 @@ class Loaded:
         self._shared = _DEFAULT_SHARED
         self.entry = fastpath.entry(self.arguments, device, self._function, self._slots, self._new_slot)
 
-    def launch(self, grid: Any, block: Any, shared: int, args: tuple[Any, ...]) -> None:
+    def launch(
+        self, grid: Any, block: Any, shared: int, args: tuple[Any, ...], record: tracing.Record | None = None
+    ) -> None:
         """Check everything, make the device current, and launch on its current stream."""
         values = signature.checked(self.name, self.arguments, args, self.device)
         buffer, pointers, address = self._new_slot()
         struct.pack_into(signature.layout(self.arguments)[0], buffer, 0, *values)
         with torch.cuda.device(self.device):
             try:
+                # a thread that has made no CUDA call yet has no context; CuPy's runtime gives it one
+                backend.cupy().cuda.Device(self.device).use()
                 if shared > self._shared:
                     self._raw.max_dynamic_shared_size_bytes = shared  # more than 48 KB is to be asked for
                     self._shared = shared
                 stream = torch._C._cuda_getCurrentRawStream(self.device)
-                try:
-                    self.cu_launch(self._function, *grid, *block, shared, stream, address, 0)
-                except Exception as error:
-                    if "CONTEXT" not in str(error) and "NOT_INITIALIZED" not in str(error):
-                        raise
-                    # a thread that has made no CUDA call yet has no context; CuPy's runtime gives it one
-                    backend.cupy().cuda.Device(self.device).use()
+                with tracing.timed(record):
                     self.cu_launch(self._function, *grid, *block, shared, stream, address, 0)
             except Exception as error:  # CuPy's CUDADriverError, which cannot be named before CuPy is imported
                 where = f"{self.name} with grid {grid}, block {block}, {shared} bytes of dynamic shared memory"

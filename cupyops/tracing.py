@@ -124,22 +124,26 @@ def operator(name: str, route: str, dtype: str = "", note: str = "") -> Iterator
 
 
 @contextmanager
-def launch(kernel: str, grid: tuple[int, ...], block: tuple[int, ...], anchor: torch.Tensor) -> Iterator[None]:
-    """Record one kernel launch around its body, timed where `anchor` is on a GPU and no graph is being captured."""
+def launch(kernel: str, grid: tuple[int, ...], block: tuple[int, ...], anchor: Any) -> Iterator[Record]:
+    """Record one kernel launch around its body, which may have it `timed`."""
     opened = active
     frame = getattr(_current, "frame", None) or Frame("", "kernel")
-    record = Record(
-        frame.operator, frame.route, kernel, grid, block, str(getattr(anchor, "dtype", "")).removeprefix("torch.")
-    )
-    timed = getattr(anchor, "is_cuda", False) and not torch.cuda.is_current_stream_capturing()
-    if timed:
-        stream = torch.cuda.current_stream(anchor.device)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record(stream)
-    yield
-    if timed:
-        end.record(stream)
-        record._events = (start, end)
+    dtype = str(getattr(anchor, "dtype", "")).removeprefix("torch.")
+    record = Record(frame.operator, frame.route, kernel, grid, block, dtype)
+    yield record
     if opened is not None:
         opened.records.append(record)
         frame.recorded = True
+
+
+@contextmanager
+def timed(record: Record | None) -> Iterator[None]:
+    """CUDA events on the current stream around the body, for the record's time; none while a graph is being captured."""
+    if record is None or torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    yield
+    end.record()
+    record._events = (start, end)
