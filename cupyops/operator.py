@@ -133,11 +133,17 @@ class Operator:
         self.definition.refusal = reason
         return reason
 
-    def interface(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def interface(self, function: Callable[..., Any] | None = None, *, hands_on: bool = False) -> Any:
         """The public face, where it differs from the reference: checks and normalises arguments, calls the operator.
 
-        Takes CuPy, NumPy and DLPack arrays too, and `axis` for `dim`.
+        Takes CuPy, NumPy and DLPack arrays too, and `axis` for `dim`. A function that `hands_on` its arguments to the
+        operator as they are needs no help with arrays, and is spared a fifth of a microsecond.
         """
+        if function is None:
+            return functools.partial(self.interface, hands_on=hands_on)
+        if hands_on:
+            self.public = function
+            return function
 
         @functools.wraps(function)
         def public(*args: Any, **kwargs: Any) -> Any:
@@ -177,16 +183,17 @@ class Operator:
             elif tensor is not None or index in self.definition.required:
                 return self._otherwise(args)
         definition = self.definition
+        launch = definition.launch_forward
         if (
-            definition.launch_forward is None
-            or (self._autocast and torch.is_autocast_enabled("cuda"))
+            launch is None
             or (definition.refusal is not None and definition.refusal(*args) is not None)
+            or (self._autocast and torch.is_autocast_enabled("cuda"))
         ):
             return self._otherwise(args)
         if wants_grad and torch.is_grad_enabled():
             return self._differentiable(*args)
         try:
-            return definition.launch_forward(*args)[0]
+            return launch(*args)[0]
         except CupyopsError as error:
             definition.add_note(error, "forward")
             raise

@@ -43,7 +43,7 @@ def _(saved, grad_y, y):
     return torch.where(y <= 0, 0, grad_y)
 
 
-@_relu.interface
+@_relu.interface(hands_on=True)
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """Rectified linear unit, max(x, 0) elementwise; as `torch.nn.functional.relu`.
 
@@ -62,4 +62,7 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
         tensor([0., 0., 2.])
     """
     y = _relu(input)
-    return input.copy_(y) if inplace else y
+    if not inplace:
+        return y
+    input[...] = y
+    return input

@@ -207,6 +207,8 @@ def test_copies(case):
 
 @each
 def test_compile(case, device):
+    # with deterministic algorithms on, PyTorch's padding imports a module as it runs, which Dynamo cannot follow
+    torch.use_deterministic_algorithms(False)
     torch._dynamo.reset()
     module = case.make(cupyops.nn, device)
     inputs = [x.to(device) for x in case.inputs()]
