@@ -9,6 +9,9 @@
 // and as much again for each of probabilities and their gradient; one exp and about 8 flops each time. Between the two,
 // three numbers per position are kept (max, log of the sum, sum of q), never log-probabilities: max and the log apart,
 // because x - max is exact where their sum would be rounded. An ignored position is not read: its gradient is 0.
+//
+// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4276): 4096x32000 2836 / 3857, 4096x128256
+// 3959 / 4046. Lost: a block reads 32000 classes in four rounds of loads, whose latency shows.
 #include "common/loss.cuh"
 
 // What the loss of a position is made of; the kernels are compiled for each.
@@ -61,7 +64,7 @@ template <typename T> struct PositionGrad {
   A max, log_sum, scale, a, total;
 
   __device__ __forceinline__ A logit(A x, A q, bool picked) const {
-    return scale * (total * exp_as<T>((x - max) - log_sum) - q - (picked ? a : A(0)));
+    return scale * (total * exp_for<T>((x - max) - log_sum) - q - (picked ? a : A(0)));
   }
   __device__ __forceinline__ A probability(A x, A w_keep) const { return scale * w_keep * ((max - x) + log_sum); }
 };
@@ -110,7 +113,7 @@ template <typename T, int MODE> struct AddToSums {
     acc_t<T> values[N], q[N], unused[N];
 #pragma unroll
     for (int k = 0; k < N; ++k) values[k] = to_acc(x.data[k]);
-    sums.add(values);
+    sums.template add<N>([&](int k) { return values[k]; });
     if (MODE == kClass) return;
     shares.read(c, probabilities + c, q, unused);
 #pragma unroll
@@ -203,7 +206,7 @@ __global__ void cross_entropy_fwd_inner(const T* __restrict__ x, const long long
       A values[U];
 #pragma unroll
       for (int k = 0; k < U; ++k) values[k] = c + k < classes ? to_acc(x[first + (c + k) * inner]) : -infinity<A>();
-      sums.add(values);
+      sums.template add<U>([&](int k) { return values[k]; });
 #pragma unroll
       for (int k = 0; MODE != kClass && k < U; ++k) {
         if (c + k >= classes) break;

@@ -4,6 +4,9 @@
 // The maximum is taken off first: max + log(sum) as one number would lose the sum beside a large maximum.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 5 flops and one exp, each way.
+//
+// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4276): 65536x4096 4090 / 4290, 2048x131072
+// 3152 / 3395, 16383x1001 2221 / 2294. Lost: as in softmax.cu.
 #include "common/softmax.cuh"
 
 // Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.
@@ -15,7 +18,7 @@ __global__ void __launch_bounds__(1024)
 
 // Grid, block, ownership: see softmax_wide().
 template <typename T, bool WIDEN>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(kWideThreads)
     log_softmax_fwd_wide(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size) {
   softmax_wide<LogSoftmax, 4>(x, y, rows, size);
 }
@@ -38,10 +41,10 @@ __global__ void __launch_bounds__(1024)
 
 // Grid, block, ownership: see softmax_wide_bwd().
 template <typename T, bool WIDEN>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(kWideThreads)
     log_softmax_bwd_wide(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
                          T* __restrict__ grad_x, long long rows, long long size) {
-  softmax_wide_bwd<LogSoftmax, 4>(grad_y, y, grad_x, rows, size);
+  softmax_wide_bwd<LogSoftmax, 2>(grad_y, y, grad_x, rows, size);
 }
 
 // Grid, block, ownership: see softmax_columns_bwd().

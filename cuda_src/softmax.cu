@@ -2,6 +2,10 @@
 // grad_x_i = y_i (grad_y_i - sum_j grad_y_j y_j)
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 6 flops forward, 4 backward, and one exp.
+//
+// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4276): 65536x4096 4088 / 4294, 2048x131072
+// 3131 / 2839, 16383x1001 2238 / 2342. Lost: rows of 131072 are read twice, and only some of the second read comes from
+// L2; rows of odd size are read two bytes at a time.
 #include "common/softmax.cuh"
 
 // Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.
@@ -13,7 +17,7 @@ __global__ void __launch_bounds__(1024)
 
 // Grid, block, ownership: see softmax_wide().
 template <typename T, bool WIDEN>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(kWideThreads)
     softmax_fwd_wide(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size) {
   softmax_wide<Softmax, 4>(x, y, rows, size);
 }
@@ -36,10 +40,10 @@ __global__ void __launch_bounds__(1024)
 
 // Grid, block, ownership: see softmax_wide_bwd().
 template <typename T, bool WIDEN>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(kWideThreads)
     softmax_bwd_wide(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
                      T* __restrict__ grad_x, long long rows, long long size) {
-  softmax_wide_bwd<Softmax, 4>(grad_y, y, grad_x, rows, size);
+  softmax_wide_bwd<Softmax, 2>(grad_y, y, grad_x, rows, size);
 }
 
 // Grid, block, ownership: see softmax_columns_bwd().

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-PACKS = (1, 4)  # 16-byte packs that a thread holds of a row: the template values of the kernels
+PACKS = (1, 2, 4)  # 16-byte packs that a thread holds of a row: the template values of the kernels
 WIDEST = 1024  # threads that share one row
 _ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
 _MAX_GRID = 1 << 16  # blocks; they stride over the rest, and fewer blocks of tiny rows cost less to start
@@ -41,16 +41,16 @@ def is_symbolic(*sizes: Any) -> bool:
 def share(size: int, itemsize: int, most: int = WIDEST, block: int = 128) -> Share:
     """Threads for rows of `size` elements: at most `most` for a row, about `block` in a block of several rows."""
     width = 16 // itemsize
-    slack = width - 1 if size % width else 0  # rows of odd size begin anywhere between 16-byte boundaries
-    vectors = max(1, -(-(size + slack) // width))
+    vectors = max(1, -(-size // width))
     if vectors <= 32:
         threads = 1 << (vectors - 1).bit_length()
         return Share(1, threads, block // threads)
-    if vectors <= 128:
-        threads = 16 if vectors <= 64 else 32
-        return Share(4, threads, block // threads)
-    threads = -(-vectors // 128) * 32
-    return Share(4, threads, 1) if threads <= most else Share(0, most, 1)
+    packs = 2 if size % width else 4  # elements that are dealt one by one take more registers each
+    if vectors <= 32 * packs:
+        threads = 16 if packs * 16 >= vectors else 32
+        return Share(packs, threads, block // threads)
+    threads = -(-vectors // (32 * packs)) * 32
+    return Share(packs, threads, 1) if threads <= most else Share(0, most, 1)
 
 
 def grid(rows: int, per_block: int = 1) -> int:

@@ -4,6 +4,14 @@
 
 #include "common/vec.cuh"
 
+// TILE names the tile of the result that a block owns: 32 x 32, 64 x 64, 128 x 128, or 128 x 256 for 256.
+template <int TILE> constexpr int kTileM = TILE == 256 ? 128 : TILE;
+template <int TILE> constexpr int kTileN = TILE;
+template <typename T, int TILE>
+constexpr int kGemmThreads = TILE == 32                                      ? 64
+                             : TILE == 64 || (TILE == 128 && sizeof(T) == 2) ? 128
+                                                                             : 256;
+
 // n / divisor for 0 <= n < 2^31, by a multiplication and a shift.
 struct Divisor {
   long long divisor, magic, shift;
@@ -59,16 +67,67 @@ template <typename T> struct MatrixOperand {
   const T* data;
   const Layout& layout;
   int size_i, size_k;
-  bool ones, along_k, fits;
+  static constexpr bool ALONG_K = true, ALONG_I = true;  // the ways in which a plain one can lie
+  bool ones, along_k, fits, plain;  // plain: one run of vectors
 
-  // size_k is where this block's share of k ends.
+  // size_k is where this block's share of k ends; `ones` whether its tile has the column of ones.
   template <int W> static __device__ __forceinline__ MatrixOperand make(const T* data, const Gemm& gemm,
                                                                         const Layout& layout, int batch, int size_i,
                                                                         int size_k, bool ones = false) {
     data += gemm.batch_offset(layout, batch);
-    return {data, layout, size_i, size_k, ones, layout.along_k != 0, layout.vectors<T, W>(data, gemm.k)};
+    const bool fits = layout.vectors<T, W>(data, gemm.k);
+    const bool plain = fits && !ones && layout.run.divisor >= gemm.k;
+    return {data, layout, size_i, size_k, ones, layout.along_k != 0, fits, plain};
   }
 
+  // One thread's COUNT chunks of W elements of a panel: chunk j begins at (i, k + j * distance), or at (i + j * distance,
+  // k) where chunks run along k. visit() hands each over: copy(j, source, count) if it lies side by side, of which `count`
+  // elements are inside; put(j, chunk) if it had to be gathered. visit_plain() is all that a `plain` operand needs.
+  template <int W, int COUNT> struct Cursor {
+    const MatrixOperand& operand;
+    const T* at;  // of use where the operand is plain
+    int i, k;
+
+    __device__ __forceinline__ Cursor(const MatrixOperand& operand, int i, int k, int)
+        : operand(operand), at(operand.data + i * operand.layout.stride_i + k * operand.layout.stride_k), i(i), k(k) {}
+
+    __device__ __forceinline__ void advance(int steps) {
+      k += steps;
+      at += steps * operand.layout.stride_k;
+    }
+
+    template <bool ALONG_K, int DISTANCE, typename Copy> __device__ __forceinline__ void visit_plain(Copy copy) const {
+      const int left_i = operand.size_i - i, left_k = operand.size_k - k;
+      const int count = min(max(ALONG_K ? left_k : left_i, 0), W), room = ALONG_K ? left_i : left_k;
+      const long long step = DISTANCE * (ALONG_K ? operand.layout.stride_i : operand.layout.stride_k);
+      const T* source = at;
+#pragma unroll
+      for (int j = 0; j < COUNT; ++j) {
+        copy(j, source, j * DISTANCE < room ? count : 0);
+        source += step;
+      }
+    }
+
+    template <int DISTANCE_I, int DISTANCE_K, typename Copy, typename Put>
+    __device__ __forceinline__ void visit(Copy copy, Put put) const {
+      if (operand.plain) {
+        operand.along_k ? visit_plain<true, DISTANCE_I>(copy) : visit_plain<false, DISTANCE_K>(copy);
+        return;
+      }
+#pragma unroll
+      for (int j = 0; j < COUNT; ++j) {
+        const int at_i = operand.along_k ? i + j * DISTANCE_I : i, at_k = operand.along_k ? k : k + j * DISTANCE_K;
+        const T* source = operand.template vector<W>(at_i, at_k);
+        if (source) {
+          copy(j, source, W);
+        } else {
+          put(j, operand.template gather<W>(at_i, at_k));
+        }
+      }
+    }
+  };
+
+ private:
   // W elements from (i, k) on, if they can be read as one; null if they must be gathered.
   template <int W> __device__ __forceinline__ const T* vector(int i, int k) const {
     const bool inside = along_k ? (i < size_i && k + W <= size_k) : (i + W <= size_i && k < size_k);

@@ -2,6 +2,7 @@
 // batch.
 #pragma once
 
+#include "common/online.cuh"
 #include "common/reduce.cuh"
 #include "common/vec.cuh"
 
@@ -25,37 +26,11 @@ __device__ __forceinline__ int class_at(const long long* target, long long posit
 
 // --- rows of logits ---
 
-// exp(x), x <= 0, as exactly as the result's type T can show: ex2.approx is off by 2 ulp of fp32.
-template <typename T> __device__ __forceinline__ acc_t<T> exp_as(acc_t<T> x) {
-  if constexpr (sizeof(T) == 2) return __expf(x);
-  else if constexpr (sizeof(T) == 4) return expf(x);
-  else return exp(x);
-}
-
-__device__ __forceinline__ float greater(float a, float b) { return fmaxf(a, b); }
-__device__ __forceinline__ double greater(double a, double b) { return fmax(a, b); }
-
-// Of logits x, with shares q: max, sum of exp(x - max), sum of q * (x - shift), sum of q. `max` drops NaN, `sum` keeps
-// it. The shift, a finite number near the logits, keeps sum(q * (max - x)) from being a difference of large numbers.
-template <typename T> struct RowSums {
+// Of logits x, with shares q: max, sum of exp(x - max), sum of q * (x - shift), sum of q. The shift, a finite number near
+// the logits, keeps sum(q * (max - x)) from being a difference of large numbers.
+template <typename T> struct RowSums : Online<T> {
   using A = acc_t<T>;
-  A max = -infinity<A>(), sum = A(0), dot = A(0), share = A(0);
-
-  // What is subtracted before exp: not -inf, so that exp(-inf - -inf) never arises before a number is seen.
-  static __device__ __forceinline__ A base(A max) { return max == -infinity<A>() ? A(0) : max; }
-
-  // `sum` for a maximum over more logits than these.
-  __device__ __forceinline__ A sum_for(A top) const { return sum * exp_as<T>(max - base(top)); }
-
-  template <int N> __device__ __forceinline__ void add(const A (&x)[N]) {
-    A top = max;
-#pragma unroll
-    for (int k = 0; k < N; ++k) top = greater(top, x[k]);
-    sum = sum_for(top);
-#pragma unroll
-    for (int k = 0; k < N; ++k) sum += exp_as<T>(x[k] - base(top));
-    max = top;
-  }
+  A dot = A(0), share = A(0);
 
   __device__ __forceinline__ void add_share(A q, A x, A shift) {
     dot += q * (x - shift);
@@ -63,18 +38,18 @@ template <typename T> struct RowSums {
   }
 
   __device__ __forceinline__ void merge(const RowSums& other) {
-    const A top = greater(max, other.max);
-    sum = sum_for(top) + other.sum_for(top);
-    max = top;
+    const A top = Larger()(this->max, other.max);
+    this->sum = this->sum_for(top) + other.sum_for(top);
+    this->max = top;
     dot += other.dot;
     share += other.share;
   }
 
   // Over the threads of a row; see row_reduce.
   template <bool SHARES> __device__ __forceinline__ void reduce(A* shared) {
-    const A top = row_reduce<Max>(max, shared);
-    sum = row_reduce<Sum>(sum_for(top), shared);
-    max = top;
+    const A top = row_reduce<Larger>(this->max, shared);
+    this->sum = row_reduce<Sum>(this->sum_for(top), shared);
+    this->max = top;
     if (SHARES) dot = row_reduce<Sum>(dot, shared);
     if (SHARES) share = row_reduce<Sum>(share, shared);
   }
@@ -95,28 +70,25 @@ template <typename T, int N> __device__ __forceinline__ void write_vec(T* to, Ve
   for (int k = 0; k < N; ++k) to[k] = value.data[k];
 }
 
-// Calls f(c, x) for the columns [begin, end) of a row, split among `lanes` threads: x is a Vec of 1 element where
-// `guide + c` is off 16 bytes (the ends of the row), else of kVecWidth<T>. Four loads are in flight per thread. `guide`
-// is the row that f stores to, if it stores; else `row` itself.
+// Calls f(c, x) for the columns [begin, end) of a row, split among `lanes` threads: x is a Vec of kVecWidth<T> where both
+// `row` and `guide` are at a 16-byte boundary, else of 1 element: at the ends, or throughout where the two never are at
+// once. `guide` is the row that f stores to, if it stores; else `row` itself. Four loads are in flight per thread.
 template <typename T, typename F>
 __device__ __forceinline__ void read_row(const T* row, const T* guide, int begin, int end, int lane, int lanes, F f) {
   constexpr int W = kVecWidth<T>, U = 4;
   const int past = (reinterpret_cast<unsigned long long>(guide + begin) & 15) / sizeof(T);
-  const int head = min(end, begin + (W - past) % W), tail = head + (end - head) / W * W;
+  const int whole = begin + (W - past) % W, head = is_aligned16(row + whole) ? min(end, whole) : end;
+  const int tail = head + (end - head) / W * W, step = lanes * W;
   for (int c = begin + lane; c < head; c += lanes) f(c, Vec<T, 1>{row[c]});
-  for (long long first = head + lane * W; first < tail; first += (long long)U * lanes * W) {
+  long long c = head + lane * W;
+  for (; c + (U - 1) * step < tail; c += U * step) {
     Vec<T, W> x[U];
 #pragma unroll
-    for (int u = 0; u < U; ++u) {
-      const long long c = first + u * lanes * W;
-      if (c < tail) x[u] = read_vec<T, W>(row + c);
-    }
+    for (int u = 0; u < U; ++u) x[u] = load_vec<T, W>(row + c + u * step);
 #pragma unroll
-    for (int u = 0; u < U; ++u) {
-      const long long c = first + u * lanes * W;
-      if (c < tail) f(int(c), x[u]);
-    }
+    for (int u = 0; u < U; ++u) f(int(c) + u * step, x[u]);
   }
+  for (; c < tail; c += step) f(int(c), load_vec<T, W>(row + c));
   for (int c = tail + lane; c < end; c += lanes) f(c, Vec<T, 1>{row[c]});
 }
 

@@ -5,10 +5,10 @@
 //     inner = 1, longer rows                             wide rows   max and sum in one online pass, then a second read
 //     inner > 1                                          columns     the same, neighbouring threads on neighbours
 //
-// NaN and +inf in a row, or a row of -inf alone, give NaN throughout: x - max is NaN for one element, and so is the
-// sum. The maximum may therefore drop NaN.
+// Rows come in two versions, by vectors and by elements; see rows.cuh.
 #pragma once
 
+#include "common/online.cuh"
 #include "common/rows.cuh"
 
 // The output's type: T, or with WIDEN that which T is computed in, as softmax(x, dtype=torch.float32) asks of half
@@ -17,94 +17,91 @@ template <typename T, bool WIDEN> struct Widened { using type = T; };
 template <typename T> struct Widened<T, true> { using type = acc_t<T>; };
 template <typename T, bool WIDEN> using out_t = typename Widened<T, WIDEN>::type;
 
-// exp(x), x <= 0, as exactly as an output of type O can show: for half types two instructions, off by 2 ulp of fp32,
-// that flush what a half type rounds to 0.
-template <typename O> __device__ __forceinline__ acc_t<O> exp_for(acc_t<O> x) {
-  if constexpr (sizeof(O) == 2) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
-    return y;
-  } else {
-    return exp(x);
-  }
-}
-
-struct Larger {
-  template <typename A> static __device__ __forceinline__ A identity() { return -infinity<A>(); }
-  template <typename A> __device__ __forceinline__ A operator()(A a, A b) const { return fmax(a, b); }
-};
-
+// Forward takes x - max through value(), the sum of exp_of(value) through of_sum(), and both to y. exp_of costs nothing
+// where the value is the exponential already.
 struct Softmax {
-  template <typename A> static __device__ __forceinline__ A of_sum(A sum) { return A(1) / sum; }
-  // x - max, and of_sum(sum of exp(x - max))
-  template <typename O> static __device__ __forceinline__ acc_t<O> forward(acc_t<O> x, acc_t<O> of_sum) {
-    return exp_for<O>(x) * of_sum;
+  template <typename O> static __device__ __forceinline__ acc_t<O> value(acc_t<O> centred) {
+    return exp_for<O>(centred);
   }
+  template <typename O> static __device__ __forceinline__ acc_t<O> exp_of(acc_t<O> value) { return value; }
+  // Wider types divide: the error of a reciprocal is the same in all of a row, and the row no longer sums to 1.
+  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum) {
+    return sizeof(O) == 2 ? 1 / sum : sum;
+  }
+  template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O> value, acc_t<O> of_sum) {
+    return sizeof(O) == 2 ? value * of_sum : value / of_sum;
+  }
+
   template <typename A> static __device__ __forceinline__ A term(A grad_y, A y) { return grad_y * y; }
   // total is the sum of the terms
-  template <typename O> static __device__ __forceinline__ acc_t<O> backward(acc_t<O> grad_y, acc_t<O> y,
-                                                                            acc_t<O> total) {
+  template <typename O> static __device__ __forceinline__ acc_t<O> grad_x(acc_t<O> grad_y, acc_t<O> y, acc_t<O> total) {
     return y * (grad_y - total);
   }
 };
 
 struct LogSoftmax {
-  template <typename A> static __device__ __forceinline__ A of_sum(A sum) { return log(sum); }
-  template <typename O> static __device__ __forceinline__ acc_t<O> forward(acc_t<O> x, acc_t<O> of_sum) {
-    return x - of_sum;
+  template <typename O> static __device__ __forceinline__ acc_t<O> value(acc_t<O> centred) { return centred; }
+  template <typename O> static __device__ __forceinline__ acc_t<O> exp_of(acc_t<O> value) { return exp_for<O>(value); }
+  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum) { return log(sum); }
+  template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O> value, acc_t<O> of_sum) {
+    return value - of_sum;
   }
+
   template <typename A> static __device__ __forceinline__ A term(A grad_y, A) { return grad_y; }
-  template <typename O> static __device__ __forceinline__ acc_t<O> backward(acc_t<O> grad_y, acc_t<O> y,
-                                                                            acc_t<O> total) {
+  template <typename O> static __device__ __forceinline__ acc_t<O> grad_x(acc_t<O> grad_y, acc_t<O> y, acc_t<O> total) {
     return grad_y - exp_for<O>(y) * total;
   }
 };
 
-// The maximum of numbers seen one group at a time, and the sum of exp(x - max).
-template <typename O> struct Online {
-  using A = acc_t<O>;
-  A max = -infinity<A>(), sum = A(0);
-
-  // -inf - -inf would be NaN before the first number is seen.
-  static __device__ __forceinline__ A base(A max) { return max == -infinity<A>() ? A(0) : max; }
-
-  // The numbers x(0) ... x(N - 1).
-  template <int N, typename F> __device__ __forceinline__ void add(F x) {
-    A top = max;
-#pragma unroll
-    for (int i = 0; i < N; ++i) top = Larger()(top, x(i));
-    sum *= exp_for<O>(max - base(top));
-#pragma unroll
-    for (int i = 0; i < N; ++i) sum += exp_for<O>(x(i) - base(top));
-    max = top;
-  }
-
-  // The sum, for a maximum over more numbers than this thread's.
-  __device__ __forceinline__ A sum_for(A top) const { return sum * exp_for<O>(max - base(top)); }
-};
-
 // --- rows ---
+
+// One row: packs in, y out. All threads of the block take part; the tile of those that have no row is empty.
+template <typename F, typename O, int K, bool VECTORS, typename T, typename A = acc_t<T>>
+__device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, O* y, A* shared) {
+  constexpr int W = kVecWidth<T>;
+  Pack<T> packs[K];
+  load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
+  A values[K][W];
+  each_element<K, W>([&](int k, int e) { values[k][e] = packs[k][e]; });
+  A max = reduce_elements<Larger, K, W>([&](int k, int e) { return values[k][e]; });
+  max = row_reduce<Larger>(max, shared);
+  each_element<K, W>([&](int k, int e) { values[k][e] = F::template value<O>(values[k][e] - max); });
+  const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return F::template exp_of<O>(values[k][e]); });
+  const A of_sum = F::template of_sum<O>(row_reduce<Sum>(sum, shared));
+#pragma unroll
+  for (int k = 0; k < K; ++k) store_pack(tile, y, k, [&](int e) { return F::template y<O>(values[k][e], of_sum); });
+}
 
 // Grid: any. Block: see rows.cuh; K packs in each thread hold a row. Threads own whole packs of x and y.
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows(const T* __restrict__ x, O* __restrict__ y, long long rows, int size) {
-  using A = acc_t<T>;
   constexpr int W = kVecWidth<T>;
-  __shared__ A shared[kWarp];
+  __shared__ acc_t<T> shared[kWarp];
+  const bool vectors = vectors_fit<W>(size, x, y);
   for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
     const long long row = first + threadIdx.y;
-    const auto window = whole_row<K>(x + row * size, size, row < rows);
-    Pack<T> packs[K];
-    load_row(window, x + row * size, from_acc<T>(-infinity<A>()), packs);
-    A max = -infinity<A>(), sum = A(0);
-    each_element<K, W>([&](int k, int e) { max = Larger()(max, packs[k][e]); });
-    max = row_reduce<Larger>(max, shared);
-    each_element<K, W>([&](int k, int e) { sum += exp_for<O>(packs[k][e] - max); });
-    const A of_sum = F::of_sum(row_reduce<Sum>(sum, shared));
+    const int left = row < rows ? size : 0;
+    const T* x_row = x + row * size;
+    O* y_row = y + row * size;
+    if (vectors) softmax_row<F>(Tile<K, W, true>{left}, x_row, y_row, shared);
+    else softmax_row<F>(Tile<K, W, false>{left}, x_row, y_row, shared);
+  }
+}
+
+// As softmax_row.
+template <typename F, typename T, int K, bool VECTORS, typename O, typename A = acc_t<O>>
+__device__ __forceinline__ void softmax_row_bwd(const Tile<K, kVecWidth<O>, VECTORS>& tile, const O* grad_y, const O* y,
+                                                T* grad_x, A* shared) {
+  Pack<O> grads[K], outputs[K];
+  load_row(tile, grad_y, from_acc<O>(A(0)), grads);
+  load_row(tile, y, from_acc<O>(A(0)), outputs);
+  const A part =
+      reduce_elements<Sum, K, kVecWidth<O>>([&](int k, int e) { return F::term(grads[k][e], outputs[k][e]); });
+  const A total = row_reduce<Sum>(part, shared);
+  fold(grads), fold(outputs);
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      store_pack(window, y + row * size, k, [&](int e) { return F::template forward<O>(packs[k][e] - max, of_sum); });
-    }
+  for (int k = 0; k < K; ++k) {
+    store_pack(tile, grad_x, k, [&](int e) { return F::template grad_x<T>(grads[k][e], outputs[k][e], total); });
   }
 }
 
@@ -112,54 +109,85 @@ __device__ __forceinline__ void softmax_rows(const T* __restrict__ x, O* __restr
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
                                                  T* __restrict__ grad_x, long long rows, int size) {
-  using A = acc_t<O>;
   constexpr int W = kVecWidth<O>;
-  __shared__ A shared[kWarp];
+  __shared__ acc_t<O> shared[kWarp];
+  const bool vectors = vectors_fit<W>(size, grad_y, y, grad_x);
   for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
-    const long long row = first + threadIdx.y;
-    const auto window = whole_row<K>(y + row * size, size, row < rows);
-    Pack<O> grads[K], outputs[K];
-    load_row(window, grad_y + row * size, from_acc<O>(A(0)), grads);
-    load_row(window, y + row * size, from_acc<O>(A(0)), outputs);
-    A total = A(0);
-    each_element<K, W>([&](int k, int e) { total += F::term(grads[k][e], outputs[k][e]); });
-    total = row_reduce<Sum>(total, shared);
-    fold(grads), fold(outputs);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      store_pack(window, grad_x + row * size, k,
-                 [&](int e) { return F::template backward<T>(grads[k][e], outputs[k][e], total); });
-    }
+    const long long row = first + threadIdx.y, at = row * size;
+    const int left = row < rows ? size : 0;
+    if (vectors) softmax_row_bwd<F>(Tile<K, W, true>{left}, grad_y + at, y + at, grad_x + at, shared);
+    else softmax_row_bwd<F>(Tile<K, W, false>{left}, grad_y + at, y + at, grad_x + at, shared);
   }
 }
 
 // --- wide rows ---
 
-// Grid: any. Block: (a multiple of 32, 1). The second pass goes backwards: what was read last is still in cache.
+constexpr int kWideThreads = 1024;  // at most, in a block
+
+// A whole row, twice. The second pass goes backwards: what was read last is still in cache.
+template <typename F, int K, bool VECTORS, typename T, typename O, typename A = acc_t<T>>
+__device__ __forceinline__ void softmax_wide_row(const T* x, O* y, long long size, A* shared) {
+  constexpr int W = kVecWidth<T>;
+  using Part = Tile<K, W, VECTORS>;
+  const int parts = Part::count(size);
+  Pack<T> packs[K];
+  Online<O> mine;
+  for (int c = 0; c < parts; ++c) {
+    load_row(Part::at(size, c), x + c * (long long)Part::capacity(), from_acc<T>(-infinity<A>()), packs);
+    mine.template add<K * W>([&](int i) { return packs[i / W][i % W]; });
+  }
+  const A max = block_reduce<Larger>(mine.max, shared);
+  const A of_sum = F::template of_sum<O>(block_reduce<Sum>(mine.sum_for(max), shared));
+  for (int c = parts - 1; c >= 0; --c) {
+    const Part part = Part::at(size, c);
+    const long long at = c * (long long)Part::capacity();
+    load_row(part, x + at, T(), packs);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      store_pack(part, y + at, k,
+                 [&](int e) { return F::template y<O>(F::template value<O>(packs[k][e] - max), of_sum); });
+    }
+  }
+}
+
+// Grid: any. Block: (a multiple of 32, 1), at most kWideThreads.
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_wide(const T* __restrict__ x, O* __restrict__ y, long long rows,
                                              long long size) {
-  using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>;
-  __shared__ A shared[kWarp];
+  __shared__ acc_t<T> shared[kWarp];
+  const bool vectors = vectors_fit<kVecWidth<T>>(size, x, y);
   for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-    const T* x_row = x + row * size;
-    const long long windows = windows_of<K>(x_row, size);
-    Pack<T> packs[K];
-    Online<O> mine;
-    for (long long c = 0; c < windows; ++c) {
-      load_row(window_at<K>(x_row, size, c), x_row, from_acc<T>(-infinity<A>()), packs);
-      mine.template add<K * W>([&](int i) { return packs[i / W][i % W]; });
-    }
-    const A max = block_reduce<Larger>(mine.max, shared);
-    const A of_sum = F::of_sum(block_reduce<Sum>(mine.sum_for(max), shared));
-    for (long long c = windows - 1; c >= 0; --c) {
-      const auto window = window_at<K>(x_row, size, c);
-      load_row(window, x_row, T(), packs);
+    if (vectors) softmax_wide_row<F, K, true>(x + row * size, y + row * size, size, shared);
+    else softmax_wide_row<F, 1, false>(x + row * size, y + row * size, size, shared);
+  }
+}
+
+// As softmax_wide_row.
+template <typename F, int K, bool VECTORS, typename T, typename O, typename A = acc_t<O>>
+__device__ __forceinline__ void softmax_wide_row_bwd(const O* grad_y, const O* y, T* grad_x, long long size,
+                                                     A* shared) {
+  constexpr int W = kVecWidth<O>;
+  using Part = Tile<K, W, VECTORS>;
+  const int parts = Part::count(size);
+  const O zero = from_acc<O>(A(0));
+  Pack<O> grads[K], outputs[K];
+  A total = A(0);
+  for (int c = 0; c < parts; ++c) {
+    const Part part = Part::at(size, c);
+    const long long at = c * (long long)Part::capacity();
+    load_row(part, grad_y + at, zero, grads);
+    load_row(part, y + at, zero, outputs);
+    total += reduce_elements<Sum, K, W>([&](int k, int e) { return F::term(grads[k][e], outputs[k][e]); });
+  }
+  total = block_reduce<Sum>(total, shared);
+  for (int c = parts - 1; c >= 0; --c) {
+    const Part part = Part::at(size, c);
+    const long long at = c * (long long)Part::capacity();
+    load_row(part, grad_y + at, zero, grads);
+    load_row(part, y + at, zero, outputs);
 #pragma unroll
-      for (int k = 0; k < K; ++k) {
-        store_pack(window, y + row * size, k, [&](int e) { return F::template forward<O>(packs[k][e] - max, of_sum); });
-      }
+    for (int k = 0; k < K; ++k) {
+      store_pack(part, grad_x + at, k, [&](int e) { return F::template grad_x<T>(grads[k][e], outputs[k][e], total); });
     }
   }
 }
@@ -168,31 +196,12 @@ __device__ __forceinline__ void softmax_wide(const T* __restrict__ x, O* __restr
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_wide_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
                                                  T* __restrict__ grad_x, long long rows, long long size) {
-  using A = acc_t<O>;
-  constexpr int W = kVecWidth<O>;
-  __shared__ A shared[kWarp];
+  __shared__ acc_t<O> shared[kWarp];
+  const bool vectors = vectors_fit<kVecWidth<O>>(size, grad_y, y, grad_x);
   for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-    const O *g_row = grad_y + row * size, *y_row = y + row * size;
-    const long long windows = windows_of<K>(y_row, size);
-    Pack<O> grads[K], outputs[K];
-    A total = A(0);
-    for (long long c = 0; c < windows; ++c) {
-      const auto window = window_at<K>(y_row, size, c);
-      load_row(window, g_row, from_acc<O>(A(0)), grads);
-      load_row(window, y_row, from_acc<O>(A(0)), outputs);
-      each_element<K, W>([&](int k, int e) { total += F::term(grads[k][e], outputs[k][e]); });
-    }
-    total = block_reduce<Sum>(total, shared);
-    for (long long c = windows - 1; c >= 0; --c) {
-      const auto window = window_at<K>(y_row, size, c);
-      load_row(window, g_row, from_acc<O>(A(0)), grads);
-      load_row(window, y_row, from_acc<O>(A(0)), outputs);
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        store_pack(window, grad_x + row * size, k,
-                   [&](int e) { return F::template backward<T>(grads[k][e], outputs[k][e], total); });
-      }
-    }
+    const long long at = row * size;
+    if (vectors) softmax_wide_row_bwd<F, K, true>(grad_y + at, y + at, grad_x + at, size, shared);
+    else softmax_wide_row_bwd<F, 1, false>(grad_y + at, y + at, grad_x + at, size, shared);
   }
 }
 
@@ -291,7 +300,7 @@ __device__ __forceinline__ void softmax_columns(const T* __restrict__ x, O* __re
     for (int v = 0; v < V; ++v) of_sum[v] = mine[v].sum_for(max[v]);
     reduce_columns<Sum>(of_sum, shared);
 #pragma unroll
-    for (int v = 0; v < V; ++v) of_sum[v] = F::of_sum(of_sum[v]);
+    for (int v = 0; v < V; ++v) of_sum[v] = F::template of_sum<O>(of_sum[v]);
 #pragma unroll U
     for (long long r = threadIdx.y; columns.live && r < size; r += blockDim.y) {
       const long long at = columns.start + r * inner;
@@ -299,7 +308,7 @@ __device__ __forceinline__ void softmax_columns(const T* __restrict__ x, O* __re
       Vec<O, V> result;
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        result.data[v] = from_acc<O>(F::template forward<O>(to_acc(value.data[v]) - max[v], of_sum[v]));
+        result.data[v] = from_acc<O>(F::template y<O>(F::template value<O>(to_acc(value.data[v]) - max[v]), of_sum[v]));
       }
       store_columns(y + at, result, y_vectors);
     }
@@ -335,7 +344,7 @@ __device__ __forceinline__ void softmax_columns_bwd(const O* __restrict__ grad_y
       Vec<T, V> result;
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        result.data[v] = from_acc<T>(F::template backward<T>(to_acc(g.data[v]), to_acc(out.data[v]), total[v]));
+        result.data[v] = from_acc<T>(F::template grad_x<T>(to_acc(g.data[v]), to_acc(out.data[v]), total[v]));
       }
       store_columns(grad_x + at, result, x_vectors);
     }

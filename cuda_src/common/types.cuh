@@ -17,9 +17,16 @@ __device__ __forceinline__ double to_acc(double value) { return value; }
 // The one rounding, at the store.
 template <typename T> __device__ __forceinline__ T from_acc(acc_t<T> value);
 template <> __device__ __forceinline__ __half from_acc<__half>(float value) { return __float2half_rn(value); }
-template <> __device__ __forceinline__ __nv_bfloat16 from_acc<__nv_bfloat16>(float value) { return __float2bfloat16_rn(value); }
+template <> __device__ __forceinline__ __nv_bfloat16 from_acc<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
 template <> __device__ __forceinline__ float from_acc<float>(float value) { return value; }
 template <> __device__ __forceinline__ double from_acc<double>(double value) { return value; }
+
+// A product that is rounded by itself: never one half of a fused multiply-add, which would leave the rounding of the
+// product where two equal products are subtracted.
+__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double mul_rn(double a, double b) { return __dmul_rn(a, b); }
 
 // NVRTC defines no INFINITY.
 template <typename A> __device__ __forceinline__ A infinity();

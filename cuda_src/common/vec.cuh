@@ -4,9 +4,7 @@
 #include "common/types.cuh"
 
 // N elements that are loaded and stored as one.
-template <typename T, int N> struct __align__(sizeof(T) * N) Vec {
-  T data[N];
-};
+template <typename T, int N> struct __align__(sizeof(T) * N) Vec { T data[N]; };
 
 // How many T make 16 bytes.
 template <typename T> constexpr int kVecWidth = 16 / sizeof(T);

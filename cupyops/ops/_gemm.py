@@ -5,21 +5,37 @@ The structs of gemm_layout.cuh travel as 64-bit integers: what is built here is 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..broadcast import is_dry as is_dry
 from ..errors import InputError
 from ..kernel import Kernel, ceil_div
-from ..layout import is_dry as _is_fake
 
-TILES = (64, 128)
+TILES = (32, 64, 128)  # the square tiles of the result that a block can own, for every dtype
+WIDE = 256  # 128 x 256, on tensor cores alone
+HALF = (torch.float16, torch.bfloat16)
 MAX_INDEX = 2**31 - 2**16  # the kernels index each dimension of a matrix with 32 bits, and tiles hang over the edge
 
-_THREADS = {64: 128, 128: 256}
-_MIN_SPLIT = 128  # the least share of k that is worth a block and a second kernel
+_MIN_SPLIT = 64  # the least share of k that is worth a block
+_WIDE_SHARED = 3 * (128 + WIDE) * (64 + 8) * 2  # bytes: more than some cards give a block
+_PAD_FROM = 2**26  # products, from which on a copy in whole vectors is cheap beside reading single elements
+
+
+class Speed(NamedTuple):
+    """What choosing a tile goes by, roughly as an H200 has it."""
+
+    rate: dict[int, float]  # multiply-adds per microsecond of one multiprocessor, by tile
+    step: float  # microseconds that one k costs a block at least, waiting for memory
+
+
+_TENSOR_CORES = Speed({32: 0.3e6, 64: 0.8e6, 128: 1.3e6, WIDE: 1.6e6}, 0.015)
+_FMA = Speed({32: 0.7e5, 64: 1.15e5, 128: 1.5e5}, 0.08)
+_FMA64 = Speed({32: 0.4e5, 64: 0.6e5, 128: 0.75e5}, 0.05)
 
 
 class Layout(NamedTuple):
@@ -36,6 +52,11 @@ class Layout(NamedTuple):
         """The fields of `struct Layout`. Vectors run along the index of stride 1: k, if both are."""
         along_k = self.k == 1 and (size_k > 1 or self.i != 1) or (self.i != 1 and self.k < self.i)
         return (self.i, self.k, self.stride_run, self.batch, self.batch_outer, *divisor(self.run), int(along_k))
+
+    def in_vectors(self, width: int) -> bool:
+        """Whether rows or columns are contiguous and a whole number of vectors apart, in every batch."""
+        rows = (self.k == 1 and self.i % width == 0) or (self.i == 1 and self.k % width == 0)
+        return rows and self.batch % width == 0 and self.batch_outer % width == 0
 
 
 class Problem(NamedTuple):
@@ -61,6 +82,15 @@ class Launch(NamedTuple):
     gemm: np.ndarray[Any, Any]
     partial: int  # elements of the workspace, 0 where k is not split
     sum_config: tuple[Any, ...]
+    pad: tuple[bool, bool]  # whether a and b are worth a copy with padded()
+
+    def prepare(self, *operands: Tensor) -> list[Tensor] | None:
+        """The operands with those copied that are worth it, or that the wide tile cannot read; None if none is."""
+        wide = self.tile == WIDE
+        if not wide and self.pad == (False, False):
+            return None
+        copies = [pad or (wide and t.data_ptr() % 16 != 0) for t, pad in zip(operands, self.pad)]
+        return [padded(t) if copy else t for t, copy in zip(operands, copies)] if any(copies) else None
 
 
 def divisor(value: int) -> tuple[int, int, int]:
@@ -86,59 +116,112 @@ def run(kernel: Kernel, sum_kernel: Kernel, launch: Launch, inputs: Any, outputs
         sum_kernel[launch.sum_config](partial, *inputs[2:], *outputs, launch.gemm, T=dtype)
 
 
-def is_dry(tensor: Tensor) -> bool:
-    """Whether this is the dry run that learns shapes: nothing is launched, and sizes may be symbols."""
-    return type(tensor) not in (Tensor, torch.nn.Parameter) and _is_fake(tensor)
-
-
-def plan(problem: Problem, dtype: torch.dtype, device: torch.device) -> Launch:
-    """The launch for a problem; operators keep it per geometry."""
-    p, columns, sms = problem, problem.n + problem.ones, _sm_count(device)
-    tile = choose_tile(p.m, columns, p.batches, sms)
-    tiles = ceil_div(p.m, tile) * ceil_div(columns, tile) * p.batches
-    splits, k_split = choose_splits(tiles, p.k, sms)
+def plan(problem: Problem, dtype: torch.dtype, device: torch.device, wide: bool = False) -> Launch:
+    """The launch for a problem; operators keep it per geometry. `wide`: they have a kernel for that tile."""
+    p, columns = problem, problem.n + problem.ones
+    sms, shared = _device(device)
+    width = 16 // dtype.itemsize
+    vectors = p.a.in_vectors(width), p.b.in_vectors(width)
+    wide = wide and all(vectors) and not p.ones and shared >= _WIDE_SHARED
+    tile, splits, k_split = choose(p.m, columns, p.k, p.batches, dtype, sms, wide)
+    tiles = _tiles(p.m, columns, p.batches, tile)
     layouts = (*p.a.packed(p.k), *p.b.packed(p.k), *p.out.packed(p.n))
     sizes = (p.m, p.n, p.k, p.batches, int(p.ones), splits, k_split)
     gemm = np.array((*sizes, *divisor(p.batch_inner), int(p.bias_along_m), *layouts), dtype=np.int64)
     elements = p.batches * p.m * ceil_div(columns, 8) * 8
     block = (32, 8) if splits >= 16 else (256, 1)
+    large = p.batches == 1 and p.m * p.n * p.k >= _PAD_FROM and min(p.m, p.n) >= 128 and dtype != torch.float64
     return Launch(
         tile,
-        (tiles * splits, _THREADS[tile], shared_bytes(dtype, tile)),
+        (tiles * splits, threads(dtype, tile), shared_bytes(dtype, tile)),
         gemm,
         elements * splits if splits > 1 else 0,
         (ceil_div(elements, block[0]), block, 256 * (8 if dtype == torch.float64 else 4)),
+        (large and not vectors[0], large and not vectors[1]),
     )
 
 
-def _sm_count(device: torch.device) -> int:
-    """The number of multiprocessors that tiles are spread over."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 64
+@functools.cache
+def _device(device: torch.device) -> tuple[int, int]:
+    """The number of multiprocessors that tiles are spread over, and the bytes of shared memory that a block can have."""
+    if device.type != "cuda":
+        return 64, 0
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, int(getattr(properties, "shared_memory_per_block_optin", 0))
 
 
-def choose_tile(m: int, n: int, batches: int, sms: int) -> int:
-    """128 where that still gives every multiprocessor a tile and little of the tiles hangs over the edge, else 64."""
-    large, small = (ceil_div(m, tile) * ceil_div(n, tile) * batches * tile * tile for tile in (128, 64))
-    return 128 if large >= sms * 128 * 128 and large <= 1.25 * small else 64
+def _tiles(m: int, n: int, batches: int, tile: int) -> int:
+    return ceil_div(m, min(tile, 128)) * ceil_div(n, tile) * batches
 
 
-def choose_splits(tiles: int, k: int, sms: int) -> tuple[int, int]:
-    """(splits, k per split): k is split where the tiles alone would leave half of the multiprocessors idle."""
-    splits = min(2 * sms // tiles, k // _MIN_SPLIT) if 0 < 2 * tiles <= sms else 1
-    k_split = ceil_div(max(k, 1), max(splits, 1) * 32) * 32  # whole k-steps of every engine
-    return max(ceil_div(k, k_split), 1), k_split
+def choose(
+    m: int, n: int, k: int, batches: int, dtype: torch.dtype, sms: int, wide: bool = False
+) -> tuple[int, int, int]:
+    """(tile, splits, k per split): what should take the least time, by a rough model.
+
+    A multiprocessor multiplies its blocks' tiles one after the other, however many it holds; a block alone waits for
+    memory at each step; and split sums are written, read again and added by a second kernel.
+    """
+    speed = _FMA64 if dtype == torch.float64 else _FMA if dtype == torch.float32 else _TENSOR_CORES
+    best: tuple[float, int, int, int] | None = None
+    for tile in tiles_for(dtype, wide):
+        tiles = _tiles(m, n, batches, tile)
+        for splits, k_split in _splittings(tiles, k, sms):
+            blocks = ceil_div(tiles * splits, sms)
+            products = blocks * min(tile, 128) * tile * k_split / speed.rate[tile]
+            time = max(products, k_split * speed.step)
+            if splits > 1:
+                time += 4.5 + m * n * batches * splits * 8 / 3e6
+            if best is None or time < best[0]:
+                best = (time, tile, splits, k_split)
+    assert best is not None
+    return best[1:]
+
+
+def tiles_for(dtype: torch.dtype, wide: bool) -> tuple[int, ...]:
+    """The tiles that there are kernels for."""
+    return (*TILES, WIDE) if wide and dtype in HALF else TILES
+
+
+def _splittings(tiles: int, k: int, sms: int) -> list[tuple[int, int]]:
+    """(splits, k per split) that give each multiprocessor 1, 2 ... blocks, and that of no split."""
+    found = []
+    for splits in (1, *(per_sm * sms // max(tiles, 1) for per_sm in (1, 2, 3, 4))):
+        splits = max(1, min(splits, k // _MIN_SPLIT))
+        k_split = ceil_div(max(k, 1), splits * 32) * 32  # whole k-steps of every engine
+        found.append((max(ceil_div(k, k_split), 1), k_split))
+    return found
+
+
+def threads(dtype: torch.dtype, tile: int) -> int:
+    """kGemmThreads."""
+    if tile == 32:
+        return 64
+    return 128 if tile == 64 or (tile == 128 and dtype in HALF) else 256
 
 
 def shared_bytes(dtype: torch.dtype, tile: int) -> int:
-    """The ring of gemm_tile(), stages x two panels, for whichever engine the card has for this dtype; at its end the
+    """The ring of gemm_tile(), stages of two panels, for whichever engine the card has for this dtype; at its end the
     ring serves store_by_warp()."""
     size = 8 if dtype == torch.float64 else 4
     width = 16 // size
-    depth = 16 if tile == 64 and size == 4 else 8
-    ring = 2 * 2 * depth * (tile + width) * size
-    output = _THREADS[tile] // 32 * 4 * width * (8 * width + 4) * size
-    tensor_cores = 3 * 2 * tile * (32 + 8) * 2
-    return max(ring, output) if size <= dtype.itemsize else tensor_cores
+    depth = 8 if size == 8 else 16
+    both = min(tile, 128) + tile
+    ring = 2 * depth * (both + 2 * width) * size
+    output = threads(dtype, tile) // 32 * 4 * width * (8 * width + 4) * size
+    depth, stages = 64 if tile == WIDE else 32, 4 if tile <= 64 else 3
+    tensor_cores = stages * both * (depth + 8) * 2
+    return max(ring, output) if size <= dtype.itemsize else max(ring, tensor_cores)
+
+
+def padded(matrix: Tensor) -> Tensor:
+    """A copy whose rows (or columns, if those were contiguous) begin at whole vectors."""
+    if matrix.stride(-2) == 1 and matrix.stride(-1) != 1:
+        return padded(matrix.mT).mT
+    width = 16 // matrix.element_size()
+    columns = matrix.shape[-1]
+    copy = matrix.new_empty((*matrix.shape[:-1], ceil_div(columns, width) * width))[..., :columns]
+    return copy.copy_(matrix)
 
 
 def too_large(*sizes: int, tiles: int) -> str | None:

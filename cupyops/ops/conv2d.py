@@ -19,6 +19,7 @@ from ._gemm import Layout, Problem, divisor
 conv2d_fwd = Kernel("conv2d.cu", "conv2d_fwd<T, TILE>", T=FLOATING, TILE=_gemm.TILES)
 conv2d_bwd_weight = Kernel("conv2d.cu", "conv2d_bwd_weight<T, TILE>", T=FLOATING, TILE=_gemm.TILES)
 conv2d_sum = Kernel("conv2d.cu", "conv2d_sum<T>", T=FLOATING)
+conv2d_channels_last = Kernel("conv2d.cu", "conv2d_channels_last<T>", T=_gemm.HALF)
 
 
 @operator("cupyops::conv2d", autocast="lower")
@@ -42,7 +43,8 @@ def _(x, weight, bias, stride, padding, dilation, groups):
     size = [(extent + 2 * p - d * (taps - 1) - 1) // s + 1 for extent, taps, s, p, d in sides]
     y = torch.empty((x.shape[0], weight.shape[0], *size), dtype=x.dtype, device=x.device, memory_format=memory)
     bias = bias if bias is None else bias.contiguous()
-    _correlate(y, x, weight, bias, stride, padding, dilation, groups, memory)
+    if not _gemm.is_dry(y):
+        _correlate(y, x, weight, bias, stride, padding, dilation, groups)
     return y, ()
 
 
@@ -51,14 +53,17 @@ def _(saved, grad_y, x, weight, bias, stride, padding, dilation, groups, needs_g
     memory = _memory_format(x, weight)
     x, weight = x.contiguous(memory_format=memory), weight.contiguous(memory_format=memory)
     grad_y = grad_y.contiguous(memory_format=memory)
-    grad_x = grad_weight = grad_bias = None
-    if needs_grad.x:
-        grad_x = torch.empty_like(x, memory_format=memory)
-        _correlate(grad_x, grad_y, weight, None, stride, padding, dilation, groups, memory, transposed=True)
-    if needs_grad.weight or needs_grad.bias:
-        grad_weight = torch.empty_like(weight, memory_format=memory) if needs_grad.weight else None
-        grad_bias = torch.empty_like(bias, memory_format=torch.contiguous_format) if needs_grad.bias else None
-        _sum_patches(grad_weight, grad_bias, grad_y, x, weight, stride, padding, dilation, groups, memory)
+    grad_x = torch.empty_like(x, memory_format=memory) if needs_grad.x else None
+    grad_weight = torch.empty_like(weight, memory_format=memory) if needs_grad.weight else None
+    grad_bias = torch.empty_like(bias, memory_format=torch.contiguous_format) if needs_grad.bias else None
+    if not _gemm.is_dry(grad_y):
+        if _in_vectors(x, weight, groups):
+            grad_y = _channels_last(grad_y)  # once, for both
+        geometry = (stride, padding, dilation, groups)
+        if grad_x is not None:
+            _correlate(grad_x, grad_y, weight, None, *geometry, transposed=True)
+        if grad_weight is not None or grad_bias is not None:
+            _sum_patches(grad_weight, grad_bias, grad_y, x, weight, *geometry)
     return grad_x, grad_weight, grad_bias
 
 
@@ -69,7 +74,7 @@ def _(x, weight, bias, stride, padding, dilation, groups):
         return "no channels"  # PyTorch has a shape of its own for that
     pixels = images * (height + 2 * padding[0]) * (width + 2 * padding[1])  # of x, and no fewer than of y
     taps = max(weight.shape[0], weight.shape[1]) * weight.shape[2] * weight.shape[3]
-    tiles = groups * ceil_div(weight.shape[0], 64) * ceil_div(max(pixels, taps), 64)
+    tiles = groups * ceil_div(weight.shape[0], 32) * ceil_div(max(pixels, taps), 32)
     return _gemm.too_large(pixels, taps, tiles=tiles)
 
 
@@ -184,55 +189,87 @@ def _like_channels_last(x: Tensor) -> bool:
     return True
 
 
-def _correlate(out, image, weight, bias, stride, padding, dilation, groups, memory, transposed=False):
+def _in_vectors(x: Tensor, weight: Tensor, groups: int) -> bool:
+    """Whether the tensor cores are to read vectors of channels, for which images that lie otherwise are copied."""
+    return x.dtype in _gemm.HALF and weight.shape[1] % 8 == 0 and weight.shape[0] // groups % 8 == 0
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """The same image, or filter, with channels contiguous."""
+    if _is_channels_last(x):
+        return x
+    copy = torch.empty_like(x, memory_format=torch.channels_last)
+    images, channels, pixels = x.shape[0], x.shape[1], x.shape[2] * x.shape[3]
+    grid = images * ceil_div(channels, 64) * ceil_div(pixels, 64)
+    conv2d_channels_last[grid, 256](x, copy, channels, pixels, T=x.dtype)
+    return copy
+
+
+def _correlate(out, image, weight, bias, stride, padding, dilation, groups, transposed=False):
     """out = image correlated with weight; transposed: from the gradient `image` of the output, that of the input."""
-    if _gemm.is_dry(out):
-        return
+    if _in_vectors(image, weight, groups):
+        image = _channels_last(image)
+    last = _is_channels_last(image) and (_is_channels_last(out) or not image.is_contiguous())
+    filters = weight
+    if last and transposed:  # (group, channel, r, s, filter)
+        filters = weight.unflatten(0, (groups, -1)).permute(0, 2, 3, 4, 1).contiguous()
+    elif last:
+        filters = weight.contiguous(memory_format=torch.channels_last)
+    out_last = last and _is_channels_last(out)
     geometry = (out.shape, image.shape, weight.shape, tuple(stride), tuple(padding), tuple(dilation), groups)
-    last = memory is torch.channels_last
-    launch, packed = _correlation(*geometry, last, transposed, out.dtype, out.device)
-    _gemm.run(conv2d_fwd, conv2d_sum, launch, (weight, image, bias), (out, None), (packed,))
+    launch, packed = _correlation(*geometry, last, out_last, transposed, out.dtype, out.device)
+    _gemm.run(conv2d_fwd, conv2d_sum, launch, (filters, image, bias), (out, None), (packed,))
 
 
-def _sum_patches(grad_weight, grad_bias, grad_y, x, weight, stride, padding, dilation, groups, memory):
+def _sum_patches(grad_weight, grad_bias, grad_y, x, weight, stride, padding, dilation, groups):
     """grad_weight and grad_bias; either may be None."""
-    if _gemm.is_dry(grad_y):
-        return
+    if _in_vectors(x, weight, groups):
+        x, grad_y = _channels_last(x), _channels_last(grad_y)
+    last = _is_channels_last(x) and _is_channels_last(grad_y)
+    weight_last = _is_channels_last(weight)
     geometry = (grad_y.shape, x.shape, weight.shape, tuple(stride), tuple(padding), tuple(dilation), groups)
     wanted = (grad_weight is not None, grad_bias is not None)
-    launch, packed = _patch_sums(*geometry, memory is torch.channels_last, *wanted, x.dtype, x.device)
+    launch, packed = _patch_sums(*geometry, last, weight_last, *wanted, x.dtype, x.device)
     _gemm.run(conv2d_bwd_weight, conv2d_sum, launch, (grad_y, x, None), (grad_weight, grad_bias), (packed,))
 
 
 @functools.lru_cache(maxsize=1024)
-def _correlation(out, source, weight, stride, padding, dilation, groups, last, transposed, dtype, device):
+def _correlation(out, source, weight, stride, padding, dilation, groups, last, out_last, transposed, dtype, device):
     """The launch and the packed `struct Image` of a convolution, or of its gradient with respect to the image."""
     filters, channels, area = weight[0] // groups, weight[1], weight[2] * weight[3]
     m, inner = (channels, filters) if transposed else (filters, channels)
     k = inner * area
     group = filters * channels * area
-    if not transposed:
-        a = Layout(k, 1, group)
-    elif last:  # weight is stored (filter, r, s, channel); k = (r, s, filter)
-        a = Layout(1, channels * area, group, run=filters, stride_run=channels)
-    else:  # (filter, channel, r, s); k = (filter, r, s)
+    if transposed and not last:  # (filter, channel, r, s); k = (filter, r, s)
         a = Layout(area, 1, group, run=area, stride_run=channels * area)
+    else:
+        a = Layout(k, 1, group)
     if transposed:
         axes = [(1, p, -d, s) for s, p, d in zip(stride, padding, dilation)]
     else:
         axes = [(s, -p, d, 1) for s, p, d in zip(stride, padding, dilation)]
     n = out[0] * out[2] * out[3]
-    problem = Problem(m, n, k, a, Layout(0, 0), _image_layout(out, m, last), groups, groups, bias_along_m=True)
+    problem = Problem(m, n, k, a, Layout(0, 0), _image_layout(out, m, out_last), groups, groups, bias_along_m=True)
     return _gemm.plan(problem, dtype, device), _image(source, out, weight, inner, axes, last)
 
 
 @functools.lru_cache(maxsize=1024)
-def _patch_sums(grad_y, x, weight, stride, padding, dilation, groups, last, wants_weight, wants_bias, dtype, device):
+def _patch_sums(
+    grad_y, x, weight, stride, padding, dilation, groups, last, weight_last, wants_weight, wants_bias, dtype, device
+):
     """The launch and the packed `struct Image` of grad_weight and grad_bias."""
-    filters, taps = weight[0] // groups, weight[1] * weight[2] * weight[3]
+    filters, area = weight[0] // groups, weight[2] * weight[3]
+    taps = weight[1] * area
     axes = [(s, -p, d, 1) for s, p, d in zip(stride, padding, dilation)]
     n, k = taps if wants_weight else 0, grad_y[0] * grad_y[2] * grad_y[3]
-    out = Layout(taps, 1, filters * taps)
+    if last and not weight_last:  # n = (r, s, channel) in an output of (channel, r, s)
+        out = Layout(taps, area, filters * taps, run=weight[1], stride_run=1)
+    else:
+        out = Layout(taps, 1, filters * taps)
     a = _image_layout(grad_y, filters, last)
     problem = Problem(filters, n, k, a, Layout(0, 0), out, groups, groups, ones=wants_bias)
     return _gemm.plan(problem, dtype, device), _image(x, grad_y, weight, weight[1], axes, last, n)

@@ -23,6 +23,7 @@ layer_norm_bwd_columns = Kernel("layer_norm.cu", "layer_norm_bwd_columns<T>", T=
 layer_norm_bwd_sum = Kernel("layer_norm.cu", "layer_norm_bwd_sum<T>", T=FLOATING)
 
 BACKWARD_THREADS = 512  # of a block, at most
+WIDE_THREADS = 512  # of a block for a long row: two blocks run at once, one reads while the other reduces
 WAVE = 132 * 512  # threads of backward that a large GPU runs at once: more would only make more parts to add
 ROWS_EACH = 4  # that a block takes at least before there are parts for all of the wave
 
@@ -49,7 +50,7 @@ def _(x, normalized_shape, weight, bias, eps):
     if division.packs:
         layer_norm_fwd[grid(rows, division.rows), division.block](*args, T=x.dtype, K=division.packs)
     else:
-        layer_norm_fwd_wide[grid(rows), division.threads](*args, T=x.dtype)
+        layer_norm_fwd_wide[grid(rows), WIDE_THREADS](*args, T=x.dtype)
     return y, (mean, rstd)
 
 

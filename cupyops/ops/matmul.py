@@ -16,6 +16,7 @@ from . import _gemm
 from ._gemm import Layout, Problem
 
 matmul_fwd = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=FLOATING, TILE=_gemm.TILES)
+matmul_wide = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=_gemm.HALF, TILE=(_gemm.WIDE,))
 matmul_sum = Kernel("matmul.cu", "matmul_sum<T>", T=FLOATING)
 
 
@@ -47,7 +48,7 @@ def _(saved, grad_y, a, b, needs_grad):
 @_matmul.unsupported
 def _(a, b):
     (m, k), n, batches = a.shape[-2:], b.shape[-1], math.prod(a.shape[:-2])
-    return _gemm.too_large(m, n, k, batches, tiles=batches * ceil_div(m, 64) * ceil_div(n, 64))
+    return _gemm.too_large(m, n, k, batches, tiles=batches * ceil_div(m, 32) * ceil_div(n, 32))
 
 
 @_matmul.interface
@@ -111,7 +112,10 @@ def _multiply(a: Tensor, b: Tensor, y: Tensor) -> None:
     if launch is None:
         a, b = a.contiguous(), b.contiguous()
         launch = _plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, a.device)
-    _gemm.run(matmul_fwd, matmul_sum, launch, (a, b), (y,))
+    if prepared := launch.prepare(a, b):
+        a, b = prepared
+        launch = _plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, a.device)
+    _gemm.run(matmul_wide if launch.tile == _gemm.WIDE else matmul_fwd, matmul_sum, launch, (a, b), (y,))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -125,7 +129,7 @@ def _plan(shape_a, stride_a, shape_b, stride_b, dtype, device):
     a = Layout(*stride_a[-2:], inner_a, outer_a)
     b = Layout(*stride_b[:-3:-1], inner_b, outer_b)
     y = Layout(n, 1, m * n, inner * m * n)
-    return _gemm.plan(Problem(m, n, k, a, b, y, outer * inner, inner), dtype, device)
+    return _gemm.plan(Problem(m, n, k, a, b, y, outer * inner, inner), dtype, device, wide=True)
 
 
 def _merged(sizes, strides_a, strides_b):

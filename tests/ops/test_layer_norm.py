@@ -8,7 +8,7 @@ import cupyops
 NAN, INF = float("nan"), float("inf")
 
 # one for each form of the kernels: packs of one warp, several packs, a block for a row, wide rows
-SIZES = [7, 300, 1031, 16389]
+SIZES = [7, 300, 1031, 16389, 32776]
 
 
 class TestLayerNorm(OperatorContract):
@@ -33,6 +33,7 @@ class TestLayerNorm(OperatorContract):
         yield Sample(make(9, 2, 1024), (2, 1024), make(2, 1024))
         yield Sample(make(5, 16389), (16389,), make(16389), make(16389))
         yield Sample(make(2, 16389), (16389,), None, make(16389))
+        yield Sample(make(3, 32776), (32776,), make(32776), make(32776))  # by vectors
         yield Sample(make(0, 7), (7,), make(7), make(7))
         yield Sample(make(7, 0), (0,), make(0), make(0))
 
@@ -192,3 +193,11 @@ X = torch.ones(2, 3)
 def test_bad_input(args, kwargs, culprit):
     with pytest.raises(cupyops.InputError, match=f"^{culprit} is "):
         cupyops.layer_norm(*args, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_one_element(device, dtype):
+    """Such a row is its own mean: y is the bias, and no gradient reaches x, not even a rounding's worth."""
+    x, weight, bias, grad_y = (torch.randn(shape).to(device, dtype) for shape in ((50, 1), (1,), (1,), (50, 1)))
+    y, grad_x, *_ = gradients(cupyops.layer_norm, grad_y, x, weight, bias)
+    assert torch.equal(y, bias.expand(50, 1)) and not grad_x.any()

@@ -15,11 +15,18 @@ module = importlib.import_module("cupyops.ops.linear")
 UNITS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 8, torch.float64: 8}
 
 
-@pytest.fixture(params=gemm.TILES)
+@pytest.fixture(params=(*gemm.TILES, gemm.WIDE))
 def tile(request, monkeypatch):
-    """Every problem takes this tile, whatever its size."""
+    """Every problem that can takes this tile, whatever its size, and splits k in three where that is long enough."""
     plans = [module._plan]
-    monkeypatch.setattr(gemm, "choose_tile", lambda *problem: request.param)
+
+    def choose(m, n, k, batches, dtype, sms, wide):
+        splits = min(3, max(1, k // 32))
+        k_split = -(-max(k, 1) // (32 * splits)) * 32
+        return min(request.param, gemm.WIDE if wide else 128), max(1, -(-k // k_split)), k_split
+
+    monkeypatch.setattr(gemm, "choose", choose)
+    monkeypatch.setattr(gemm, "_device", lambda device: (64, gemm._WIDE_SHARED))
     for plan in plans:
         plan.cache_clear()
     yield request.param
@@ -57,6 +64,8 @@ class TestLinear(OperatorContract):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_tile(device, dtype, tile):
     """130 rows and columns: four tiles of 128, with tails."""
+    if tile == gemm.WIDE and dtype not in gemm.HALF:
+        pytest.skip("the tensor cores' tile")
     shapes = ((130, 136), (130, 136), (130,))
     x, weight, bias = (torch.randn(s, dtype=dtype, device=device, requires_grad=True) for s in shapes)
     exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]

@@ -11,7 +11,7 @@ from cupyops import rows
 NAN, INF = float("nan"), float("inf")
 
 # one for each form of the kernels: packs of one warp, several packs, a block for a row, wide rows, columns
-FORMS = [((6, 7), 1), ((6, 300), 1), ((6, 1031), 1), ((6, 16389), 1), ((6, 13, 3), 1)]
+FORMS = [((6, 7), 1), ((6, 300), 1), ((6, 1031), 1), ((6, 16389), 1), ((6, 32776), 1), ((6, 13, 3), 1)]
 
 
 class TestLogSoftmax(OperatorContract):
@@ -32,6 +32,7 @@ class TestLogSoftmax(OperatorContract):
         yield Sample(make(3, 300), -1)
         yield Sample(make(2, 1031), 1)
         yield Sample(make(2, 16389), dim=-1)
+        yield Sample(make(2, 32776), dim=-1)  # by vectors
         yield Sample(make(33, 40, 2), 1)
         yield Sample(make(300, 7), 0)
         yield Sample(make(0, 3), dim=1)

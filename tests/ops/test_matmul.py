@@ -2,7 +2,7 @@ import importlib
 
 import pytest
 import torch
-from contract import Make, OperatorContract, Sample
+from contract import Make, OperatorContract, Sample, misaligned
 
 import cupyops
 
@@ -14,11 +14,18 @@ module = importlib.import_module("cupyops.ops.matmul")
 UNITS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 8, torch.float64: 8}
 
 
-@pytest.fixture(params=gemm.TILES)
+@pytest.fixture(params=(*gemm.TILES, gemm.WIDE))
 def tile(request, monkeypatch):
-    """Every problem takes this tile, whatever its size."""
+    """Every problem that can takes this tile, whatever its size, and splits k in three where that is long enough."""
     plans = [module._plan]
-    monkeypatch.setattr(gemm, "choose_tile", lambda *problem: request.param)
+
+    def choose(m, n, k, batches, dtype, sms, wide):
+        splits = min(3, max(1, k // 32))
+        k_split = -(-max(k, 1) // (32 * splits)) * 32
+        return min(request.param, gemm.WIDE if wide else 128), max(1, -(-k // k_split)), k_split
+
+    monkeypatch.setattr(gemm, "choose", choose)
+    monkeypatch.setattr(gemm, "_device", lambda device: (64, gemm._WIDE_SHARED))
     for plan in plans:
         plan.cache_clear()
     yield request.param
@@ -50,13 +57,18 @@ class TestMatmul(OperatorContract):
         yield Sample(make(2, 2, 3), make(2, 3, 2))
 
 
+# Rows contiguous, columns contiguous, neither.
+ORDERS = [lambda t: t, lambda t: t.mT.contiguous().mT, lambda t: t.repeat_interleave(2, -1)[..., ::2]]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_tile_and_every_order(device, dtype, tile):
     """Either tile; A and B with rows or columns contiguous, or neither; aligned and not."""
-    orders = [lambda t: t, lambda t: t.mT.contiguous().mT, lambda t: t.repeat_interleave(2, -1)[..., ::2]]
+    if tile == gemm.WIDE and dtype not in gemm.HALF:
+        pytest.skip("the tensor cores' tile")
     for m, k, n in [(136, 40, 72), (5, 37, 131)]:
-        for order_a in orders:
-            for order_b in orders:
+        for order_a in ORDERS:
+            for order_b in ORDERS:
                 a = order_a(torch.randn(m, k, dtype=dtype, device=device))
                 b = order_b(torch.randn(k, n, dtype=dtype, device=device))
                 exact = a.double() @ b.double()
@@ -137,10 +149,33 @@ def test_divisors_are_exact():
 
 
 def test_small_problems_are_split_and_large_ones_are_not():
-    assert gemm.choose_splits(tiles=1, k=128, sms=132)[0] == 1
-    splits, share = gemm.choose_splits(tiles=1, k=50176, sms=132)
-    assert splits > 100 and splits * share >= 50176 > (splits - 1) * share
-    assert gemm.choose_splits(tiles=1024, k=4096, sms=132)[0] == 1
-    assert gemm.choose_tile(4096, 4096, 1, 132) == 128
-    assert gemm.choose_tile(64, 10, 1, 132) == 64
-    assert gemm.choose_tile(64, 10**6, 1, 132) == 64
+    fp32, bf16 = torch.float32, torch.bfloat16
+    assert gemm.choose(32, 10, 64, 1, fp32, 132)[1] == 1
+    tile, splits, share = gemm.choose(32, 10, 50176, 1, fp32, 132)
+    assert tile < 128 and splits > 100 and splits * share >= 50176 > (splits - 1) * share
+    assert gemm.choose(4096, 4096, 4096, 1, fp32, 132)[:2] == (128, 1)
+    assert gemm.choose(4096, 4096, 4096, 1, bf16, 132, wide=True)[:2] == (gemm.WIDE, 1)
+    assert gemm.choose(4096, 4096, 4096, 1, bf16, 132)[:2] == (128, 1)
+    assert gemm.choose(64, 10, 256, 1, bf16, 132, wide=True)[1] == 1
+
+
+@pytest.mark.parametrize("tile", [gemm.WIDE], indirect=True)
+def test_wide_tile_of_misaligned_operands(device, tile):
+    """Whole vectors apart, one element past a 16-byte boundary: the wide tile reads vectors alone, so they are copied."""
+    a, b = (misaligned(torch.randn(shape, device=device).half()) for shape in ((130, 72), (72, 264)))
+    exact = a.double() @ b.double()
+    error = (cupyops.matmul(a, b).double() - exact).abs().max()
+    assert error <= 2 * torch.finfo(torch.float16).eps * exact.abs().max()
+
+
+def test_odd_rows_are_copied_where_that_pays(device, monkeypatch):
+    """Rows of an odd length, in either order, and operands of no contiguous dimension."""
+    monkeypatch.setattr(gemm, "_PAD_FROM", 1)
+    module._plan.cache_clear()
+    try:
+        for order_a in ORDERS:
+            for order_b in ORDERS:
+                a, b = order_a(torch.randn(131, 37, device=device)), order_b(torch.randn(37, 129, device=device))
+                torch.testing.assert_close(cupyops.matmul(a, b), torch.matmul(a, b))
+    finally:
+        module._plan.cache_clear()
