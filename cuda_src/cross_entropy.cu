@@ -12,7 +12,7 @@
 //
 // Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4276): 4096x32000 2836 / 3857, 4096x128256
 // 3959 / 4046. Lost: a block reads 32000 classes in four rounds of loads, whose latency shows.
-#include "common/loss.cuh"
+#include "common/losses.cuh"
 
 // What the loss of a position is made of; the kernels are compiled for each.
 enum Mode { kClass = 0, kSmoothed = 1, kProbabilities = 2 };

@@ -5,7 +5,7 @@
 // x is (outer, classes, inner): a position i is an (outer, inner). Forward reads one element of x per position;
 // backward writes outer * classes * inner elements, nearly all of them zeros (a memset) and one per position here. A
 // flop or two each.
-#include "common/loss.cuh"
+#include "common/losses.cuh"
 
 // Where class t of a position lies in x.
 __device__ __forceinline__ long long element_of(long long position, int t, int classes, long long inner) {

@@ -1,5 +1,5 @@
 // Where the elements of a GEMM's operands and result lie. The structs are launch parameters: the host packs them as
-// 64-bit integers, field by field (cupyops/ops/_gemm.py).
+// 64-bit integers, field by field (cupyops/common/gemm.py).
 #pragma once
 
 #include "common/vec.cuh"

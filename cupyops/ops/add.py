@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import check, tracing
-from ..broadcast import BLOCK, arrange, broadcast_shape, empty_output
+from ..common.broadcast import BLOCK, arrange, broadcast_shape, empty_output
 from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import alike

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..common import gemm
+from ..common.gemm import Layout, Problem, divisor
 from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..operator import operator
-from . import _gemm
-from ._gemm import Layout, Problem, divisor
 
-conv2d_fwd = Kernel("conv2d.cu", "conv2d_fwd<T, TILE>", T=FLOATING, TILE=_gemm.TILES)
-conv2d_bwd_weight = Kernel("conv2d.cu", "conv2d_bwd_weight<T, TILE>", T=FLOATING, TILE=_gemm.TILES)
+conv2d_fwd = Kernel("conv2d.cu", "conv2d_fwd<T, TILE>", T=FLOATING, TILE=gemm.TILES)
+conv2d_bwd_weight = Kernel("conv2d.cu", "conv2d_bwd_weight<T, TILE>", T=FLOATING, TILE=gemm.TILES)
 conv2d_sum = Kernel("conv2d.cu", "conv2d_sum<T>", T=FLOATING)
-conv2d_channels_last = Kernel("conv2d.cu", "conv2d_channels_last<T>", T=_gemm.HALF)
+conv2d_channels_last = Kernel("conv2d.cu", "conv2d_channels_last<T>", T=gemm.HALF)
 
 
 @operator("cupyops::conv2d", autocast="lower")
@@ -43,7 +43,7 @@ def _(x, weight, bias, stride, padding, dilation, groups):
     size = [(extent + 2 * p - d * (taps - 1) - 1) // s + 1 for extent, taps, s, p, d in sides]
     y = torch.empty((x.shape[0], weight.shape[0], *size), dtype=x.dtype, device=x.device, memory_format=memory)
     bias = bias if bias is None else bias.contiguous()
-    if not _gemm.is_dry(y):
+    if not gemm.is_dry(y):
         _correlate(y, x, weight, bias, stride, padding, dilation, groups)
     return y, ()
 
@@ -56,7 +56,7 @@ def _(saved, grad_y, x, weight, bias, stride, padding, dilation, groups, needs_g
     grad_x = torch.empty_like(x, memory_format=memory) if needs_grad.x else None
     grad_weight = torch.empty_like(weight, memory_format=memory) if needs_grad.weight else None
     grad_bias = torch.empty_like(bias, memory_format=torch.contiguous_format) if needs_grad.bias else None
-    if not _gemm.is_dry(grad_y):
+    if not gemm.is_dry(grad_y):
         if _in_vectors(x, weight, groups):
             grad_y = _channels_last(grad_y)  # once, for both
         geometry = (stride, padding, dilation, groups)
@@ -75,7 +75,7 @@ def _(x, weight, bias, stride, padding, dilation, groups):
     pixels = images * (height + 2 * padding[0]) * (width + 2 * padding[1])  # of x, and no fewer than of y
     taps = max(weight.shape[0], weight.shape[1]) * weight.shape[2] * weight.shape[3]
     tiles = groups * ceil_div(weight.shape[0], 32) * ceil_div(max(pixels, taps), 32)
-    return _gemm.too_large(pixels, taps, tiles=tiles)
+    return gemm.too_large(pixels, taps, tiles=tiles)
 
 
 @_conv2d.interface
@@ -115,7 +115,7 @@ def conv2d(
     check.tensor("weight", weight)
     check.optional_tensor("bias", bias)
     check.same_device(input=input, weight=weight, bias=bias)
-    _gemm.check_dtypes(input=input, weight=weight, bias=bias)
+    gemm.check_dtypes(input=input, weight=weight, bias=bias)
     _check_shapes(input, weight, bias, groups)
     stride, dilation = check.ints("stride", stride, 2, 1), check.ints("dilation", dilation, 2, 1)
     if isinstance(padding, str):
@@ -191,7 +191,7 @@ def _like_channels_last(x: Tensor) -> bool:
 
 def _in_vectors(x: Tensor, weight: Tensor, groups: int) -> bool:
     """Whether the tensor cores are to read vectors of channels, for which images that lie otherwise are copied."""
-    return x.dtype in _gemm.HALF and weight.shape[1] % 8 == 0 and weight.shape[0] // groups % 8 == 0
+    return x.dtype in gemm.HALF and weight.shape[1] % 8 == 0 and weight.shape[0] // groups % 8 == 0
 
 
 def _is_channels_last(x: Tensor) -> bool:
@@ -222,7 +222,7 @@ def _correlate(out, image, weight, bias, stride, padding, dilation, groups, tran
     out_last = last and _is_channels_last(out)
     geometry = (out.shape, image.shape, weight.shape, tuple(stride), tuple(padding), tuple(dilation), groups)
     launch, packed = _correlation(*geometry, last, out_last, transposed, out.dtype, out.device)
-    _gemm.run(conv2d_fwd, conv2d_sum, launch, (filters, image, bias), (out, None), (packed,))
+    gemm.run(conv2d_fwd, conv2d_sum, launch, (filters, image, bias), (out, None), (packed,))
 
 
 def _sum_patches(grad_weight, grad_bias, grad_y, x, weight, stride, padding, dilation, groups):
@@ -234,7 +234,7 @@ def _sum_patches(grad_weight, grad_bias, grad_y, x, weight, stride, padding, dil
     geometry = (grad_y.shape, x.shape, weight.shape, tuple(stride), tuple(padding), tuple(dilation), groups)
     wanted = (grad_weight is not None, grad_bias is not None)
     launch, packed = _patch_sums(*geometry, last, weight_last, *wanted, x.dtype, x.device)
-    _gemm.run(conv2d_bwd_weight, conv2d_sum, launch, (grad_y, x, None), (grad_weight, grad_bias), (packed,))
+    gemm.run(conv2d_bwd_weight, conv2d_sum, launch, (grad_y, x, None), (grad_weight, grad_bias), (packed,))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -254,7 +254,7 @@ def _correlation(out, source, weight, stride, padding, dilation, groups, last, o
         axes = [(s, -p, d, 1) for s, p, d in zip(stride, padding, dilation)]
     n = out[0] * out[2] * out[3]
     problem = Problem(m, n, k, a, Layout(0, 0), _image_layout(out, m, out_last), groups, groups, bias_along_m=True)
-    return _gemm.plan(problem, dtype, device), _image(source, out, weight, inner, axes, last)
+    return gemm.plan(problem, dtype, device), _image(source, out, weight, inner, axes, last)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -272,7 +272,7 @@ def _patch_sums(
         out = Layout(taps, 1, filters * taps)
     a = _image_layout(grad_y, filters, last)
     problem = Problem(filters, n, k, a, Layout(0, 0), out, groups, groups, ones=wants_bias)
-    return _gemm.plan(problem, dtype, device), _image(x, grad_y, weight, weight[1], axes, last, n)
+    return gemm.plan(problem, dtype, device), _image(x, grad_y, weight, weight[1], axes, last, n)
 
 
 def _image_layout(shape, channels, last):

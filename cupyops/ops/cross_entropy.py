@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import check
+from ..common import losses
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..operator import operator
-from . import _loss
 
 MODES = CLASS, SMOOTHED, PROBABILITIES = 0, 1, 2
 cross_entropy_fwd = Kernel("cross_entropy.cu", "cross_entropy_fwd<T, MODE>", T=FLOATING, MODE=MODES)
@@ -51,7 +51,7 @@ def _cross_entropy(
     x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, label_smoothing: float
 ) -> Tensor:
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    return _loss.reference(F.cross_entropy, x, target, weight, reduction, **options)
+    return losses.reference(F.cross_entropy, x, target, weight, reduction, **options)
 
 
 @_cross_entropy.forward
@@ -69,13 +69,13 @@ def _(saved, grad_y, x, target, weight, ignore_index, reduction, label_smoothing
 
 @_cross_entropy.unsupported
 def _(x, target, weight, ignore_index, reduction, label_smoothing):
-    return _loss.no_classes(x)
+    return losses.no_classes(x)
 
 
 def _of_classes(x, target, weight, ignore_index, reduction, label_smoothing) -> Given:
     mode = SMOOTHED if label_smoothing > 0 else CLASS
-    x, target, weight = _loss.dense(x), target.contiguous(), _loss.contiguous(weight)
-    return Given(mode, x, target, None, weight, ignore_index, _loss.REDUCTIONS[reduction], label_smoothing)
+    x, target, weight = losses.dense(x), target.contiguous(), losses.contiguous(weight)
+    return Given(mode, x, target, None, weight, ignore_index, losses.REDUCTIONS[reduction], label_smoothing)
 
 
 # --- targets are probabilities ---
@@ -103,13 +103,13 @@ def _(saved, grad_y, x, target, weight, reduction, label_smoothing, needs_grad):
 
 @_cross_entropy_probabilities.unsupported
 def _(x, target, weight, reduction, label_smoothing):
-    return _loss.no_classes(x)
+    return losses.no_classes(x)
 
 
 def _of_probabilities(x, target, weight, reduction, label_smoothing) -> Given:
-    x, weight = _loss.dense(x), _loss.contiguous(weight)
-    probabilities = _loss.laid_out_as(x, target)
-    return Given(PROBABILITIES, x, None, probabilities, weight, -100, _loss.REDUCTIONS[reduction], label_smoothing)
+    x, weight = losses.dense(x), losses.contiguous(weight)
+    probabilities = losses.laid_out_as(x, target)
+    return Given(PROBABILITIES, x, None, probabilities, weight, -100, losses.REDUCTIONS[reduction], label_smoothing)
 
 
 # --- the public function ---
@@ -151,19 +151,19 @@ def cross_entropy(
         >>> cupyops.cross_entropy(torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.6931)
     """
-    reduction = _loss.chosen_reduction(size_average, reduce, reduction)
-    _loss.check_input(input, target, ignore_index)
+    reduction = losses.chosen_reduction(size_average, reduce, reduction)
+    losses.check_input(input, target, ignore_index)
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
         check.fail("label_smoothing", label_smoothing, "a number in [0, 1]")
     label_smoothing = float(label_smoothing)
     if target.dtype.is_complex or target.dtype is torch.bool:
         check.fail("target", target, "a tensor of integers (classes) or of a floating-point dtype (probabilities)")
     if not target.dtype.is_floating_point:
-        _loss.check_target(input, target, _loss.positions(input), "classes")
-        _loss.check_class_weight(input, weight)
+        losses.check_target(input, target, losses.positions(input), "classes")
+        losses.check_class_weight(input, weight)
         return _cross_entropy(input, target.long(), weight, ignore_index, reduction, label_smoothing)
-    _loss.check_target(input, target, tuple(input.shape), "probabilities")
-    _loss.check_weight(input, weight)
+    losses.check_target(input, target, tuple(input.shape), "probabilities")
+    losses.check_weight(input, weight)
     if ignore_index >= 0:
         check.fail("ignore_index", ignore_index, "none: a target of probabilities has no class to ignore")
     if weight is not None and weight.requires_grad:  # PyTorch has this gradient; the kernels do not
@@ -176,20 +176,20 @@ def cross_entropy(
 
 def _forward(given: Given) -> tuple[Tensor, tuple[Tensor, ...]]:
     x, chosen = given.x, given.reduction
-    classes, inner, shape = _loss.classes(x), _loss.inner(x), _loss.positions(x)
+    classes, inner, shape = losses.classes(x), losses.inner(x), losses.positions(x)
     positions = math.prod(shape)
     y = torch.empty(shape if chosen == 0 else (), dtype=x.dtype, device=x.device)
-    parts, total_weight = _loss.room_for_sums(x, chosen, MAX_BLOCKS)
+    parts, total_weight = losses.room_for_sums(x, chosen, MAX_BLOCKS)
     stats = torch.empty((2 if given.mode == CLASS else 3, positions), dtype=parts.dtype, device=x.device)
     tensors = *given[1:5], y, stats, parts, total_weight
     options = given.ignore_index, given.label_smoothing, chosen
     if inner == 1 and classes > FEW_CLASSES:
         block = _row_block(classes)
-        grid = _loss.at_most(positions // block[1] + 1, MAX_BLOCKS)
+        grid = losses.at_most(positions // block[1] + 1, MAX_BLOCKS)
         cross_entropy_fwd[grid, block](*tensors, positions, classes, *options, T=x.dtype, MODE=given.mode)
     else:
         block = (BLOCK, 1) if classes <= CHUNK else (32, BLOCK // 32)
-        grid = _loss.at_most(positions // block[0] + 1, MAX_BLOCKS)
+        grid = losses.at_most(positions // block[0] + 1, MAX_BLOCKS)
         launch = cross_entropy_fwd_inner[grid, block]
         launch(*tensors, positions, classes, inner, *options, T=x.dtype, MODE=given.mode)
     if chosen:
@@ -206,7 +206,7 @@ def _backward(
     grad_probabilities: Tensor | None,
 ) -> None:
     x, positions = given.x, saved[0].shape[1]
-    classes, inner = _loss.classes(x), _loss.inner(x)
+    classes, inner = losses.classes(x), losses.inner(x)
     tensors = grad_y, *given[1:5], *saved, grad_x, grad_probabilities
     options = given.ignore_index, given.label_smoothing, given.reduction
     if inner == 1 and classes > FEW_CLASSES:

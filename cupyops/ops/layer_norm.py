@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..common.rows import PACKS, grid, is_symbolic, share
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..operator import operator
-from ..rows import PACKS, grid, is_symbolic, share
 
 layer_norm_fwd = Kernel("layer_norm.cu", "layer_norm_fwd<T, K>", T=FLOATING, K=PACKS)
 layer_norm_fwd_wide = Kernel("layer_norm.cu", "layer_norm_fwd_wide<T>", T=FLOATING)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..common import gemm
+from ..common.gemm import Layout, Problem
 from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..operator import operator
-from . import _gemm
-from ._gemm import Layout, Problem
 
-linear_fwd = Kernel("linear.cu", "linear_fwd<T, TILE>", T=FLOATING, TILE=_gemm.TILES)
-linear_wide = Kernel("linear.cu", "linear_fwd<T, TILE>", T=_gemm.HALF, TILE=(_gemm.WIDE,))
+linear_fwd = Kernel("linear.cu", "linear_fwd<T, TILE>", T=FLOATING, TILE=gemm.TILES)
+linear_wide = Kernel("linear.cu", "linear_fwd<T, TILE>", T=gemm.HALF, TILE=(gemm.WIDE,))
 linear_sum = Kernel("linear.cu", "linear_sum<T>", T=FLOATING)
 
 _LARGE = 2**20  # elements of weight, from which on one more column costs more than reading grad_y once more
@@ -45,7 +45,7 @@ def _(saved, grad_y, x, weight, bias, needs_grad):
     if needs_grad.weight or needs_grad.bias:
         grad_weight = weight.new_empty(weight.shape) if needs_grad.weight else None
         grad_bias = bias.new_empty(bias.shape) if needs_grad.bias else None
-        if needs_grad.weight and needs_grad.bias and not _gemm.is_dry(grad_y) and weight.numel() >= _LARGE:
+        if needs_grad.weight and needs_grad.bias and not gemm.is_dry(grad_y) and weight.numel() >= _LARGE:
             _multiply(grad_rows.T, rows, None, grad_weight)
             _multiply(grad_rows.T, rows[:, :0], None, None, grad_bias)
         else:
@@ -57,7 +57,7 @@ def _(saved, grad_y, x, weight, bias, needs_grad):
 def _(x, weight, bias):
     n, k = weight.shape
     m = math.prod(x.shape[:-1])
-    return _gemm.too_large(m, n, k, tiles=ceil_div(m, 32) * ceil_div(max(n, k + 1), 32))
+    return gemm.too_large(m, n, k, tiles=ceil_div(m, 32) * ceil_div(max(n, k + 1), 32))
 
 
 @_linear.interface
@@ -83,7 +83,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     check.tensor("weight", weight)
     check.optional_tensor("bias", bias)
     check.same_device(input=input, weight=weight, bias=bias)
-    _gemm.check_dtypes(input=input, weight=weight, bias=bias)
+    gemm.check_dtypes(input=input, weight=weight, bias=bias)
     if input.dim() < 1:
         check.fail("input", input, "at least 1 dimension")
     if weight.dim() not in (1, 2):
@@ -107,17 +107,17 @@ def _rows(x: Tensor) -> Tensor:
 
 def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor | None, column: Tensor | None = None) -> None:
     """y = a b + bias, contiguous; column, if given, the sums of the rows of a."""
-    if _gemm.is_dry(a):
+    if gemm.is_dry(a):
         return
     launch = _plan(a.shape, a.stride(), b.shape, b.stride(), column is not None, a.dtype, a.device)
     if prepared := launch.prepare(a, b):
         a, b = prepared
         launch = _plan(a.shape, a.stride(), b.shape, b.stride(), column is not None, a.dtype, a.device)
-    _gemm.run(linear_wide if launch.tile == _gemm.WIDE else linear_fwd, linear_sum, launch, (a, b, bias), (y, column))
+    gemm.run(linear_wide if launch.tile == gemm.WIDE else linear_fwd, linear_sum, launch, (a, b, bias), (y, column))
 
 
 @functools.lru_cache(maxsize=4096)
 def _plan(shape_a, stride_a, shape_b, stride_b, ones, dtype, device):
     (m, k), n = shape_a, shape_b[1]
     problem = Problem(m, n, k, Layout(*stride_a), Layout(*stride_b[::-1]), Layout(n, 1), ones=ones)
-    return _gemm.plan(problem, dtype, device, wide=True)
+    return gemm.plan(problem, dtype, device, wide=True)

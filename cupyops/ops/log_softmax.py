@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..common.rows import PACKS, SoftmaxKernels, implicit_dim, launch_softmax
 from ..kernel import FLOATING, Kernel
 from ..operator import operator
-from ..rows import PACKS, SoftmaxKernels, implicit_dim, launch_softmax
 
 BOTH = (False, True)
 

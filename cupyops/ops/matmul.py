@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..common import gemm
+from ..common.gemm import Layout, Problem
 from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..operator import operator
-from . import _gemm
-from ._gemm import Layout, Problem
 
-matmul_fwd = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=FLOATING, TILE=_gemm.TILES)
-matmul_wide = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=_gemm.HALF, TILE=(_gemm.WIDE,))
+matmul_fwd = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=FLOATING, TILE=gemm.TILES)
+matmul_wide = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=gemm.HALF, TILE=(gemm.WIDE,))
 matmul_sum = Kernel("matmul.cu", "matmul_sum<T>", T=FLOATING)
 
 
@@ -48,7 +48,7 @@ def _(saved, grad_y, a, b, needs_grad):
 @_matmul.unsupported
 def _(a, b):
     (m, k), n, batches = a.shape[-2:], b.shape[-1], math.prod(a.shape[:-2])
-    return _gemm.too_large(m, n, k, batches, tiles=batches * ceil_div(m, 32) * ceil_div(n, 32))
+    return gemm.too_large(m, n, k, batches, tiles=batches * ceil_div(m, 32) * ceil_div(n, 32))
 
 
 @_matmul.interface
@@ -74,7 +74,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     check.tensor("input", input)
     check.tensor("other", other)
     check.same_device(input=input, other=other)
-    _gemm.check_dtypes(input=input, other=other)
+    gemm.check_dtypes(input=input, other=other)
     for name, value in (("input", input), ("other", other)):
         if value.dim() < 1:
             check.fail(name, value, "at least 1 dimension")
@@ -106,7 +106,7 @@ def _broadcast(input: Tensor, other: Tensor) -> torch.Size:
 
 def _multiply(a: Tensor, b: Tensor, y: Tensor) -> None:
     """y = a b, with a and b of any strides and y contiguous."""
-    if _gemm.is_dry(y):
+    if gemm.is_dry(y):
         return
     launch = _plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, a.device)
     if launch is None:
@@ -115,7 +115,7 @@ def _multiply(a: Tensor, b: Tensor, y: Tensor) -> None:
     if prepared := launch.prepare(a, b):
         a, b = prepared
         launch = _plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, a.device)
-    _gemm.run(matmul_wide if launch.tile == _gemm.WIDE else matmul_fwd, matmul_sum, launch, (a, b), (y,))
+    gemm.run(matmul_wide if launch.tile == gemm.WIDE else matmul_fwd, matmul_sum, launch, (a, b), (y,))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -129,7 +129,7 @@ def _plan(shape_a, stride_a, shape_b, stride_b, dtype, device):
     a = Layout(*stride_a[-2:], inner_a, outer_a)
     b = Layout(*stride_b[:-3:-1], inner_b, outer_b)
     y = Layout(n, 1, m * n, inner * m * n)
-    return _gemm.plan(Problem(m, n, k, a, b, y, outer * inner, inner), dtype, device, wide=True)
+    return gemm.plan(Problem(m, n, k, a, b, y, outer * inner, inner), dtype, device, wide=True)
 
 
 def _merged(sizes, strides_a, strides_b):

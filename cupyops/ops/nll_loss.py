@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import check
+from ..common import losses
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..operator import operator
-from . import _loss
 
 nll_loss_fwd = Kernel("nll_loss.cu", "nll_loss_fwd<T>", T=FLOATING)
 nll_loss_fwd_sum = Kernel("nll_loss.cu", "nll_loss_fwd_sum<T>", T=FLOATING)
@@ -22,17 +22,17 @@ MAX_BLOCKS = 1024  # of a sum over the batch; a block then adds their parts
 @operator("cupyops::nll_loss", autocast="fp32_everywhere")
 def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
     # contiguous: on the CPU PyTorch has no gradient for a transposed (N, C, d1, d2)
-    return _loss.reference(F.nll_loss, x.contiguous(), target, weight, reduction, ignore_index=ignore_index)
+    return losses.reference(F.nll_loss, x.contiguous(), target, weight, reduction, ignore_index=ignore_index)
 
 
 @_nll_loss.forward
 def _(x, target, weight, ignore_index, reduction):
-    x, target, weight = _loss.dense(x), target.contiguous(), _loss.contiguous(weight)
-    positions, chosen = target.numel(), _loss.REDUCTIONS[reduction]
+    x, target, weight = losses.dense(x), target.contiguous(), losses.contiguous(weight)
+    positions, chosen = target.numel(), losses.REDUCTIONS[reduction]
     y = torch.empty(target.shape if chosen == 0 else (), dtype=x.dtype, device=x.device)
-    parts, total_weight = _loss.room_for_sums(x, chosen, MAX_BLOCKS)
-    blocks = _loss.at_most(positions // BLOCK + 1, MAX_BLOCKS)
-    sizes = positions, _loss.classes(x), _loss.inner(x), ignore_index, chosen
+    parts, total_weight = losses.room_for_sums(x, chosen, MAX_BLOCKS)
+    blocks = losses.at_most(positions // BLOCK + 1, MAX_BLOCKS)
+    sizes = positions, losses.classes(x), losses.inner(x), ignore_index, chosen
     nll_loss_fwd[blocks, BLOCK](x, target, weight, y, parts, total_weight, *sizes, T=x.dtype)
     if chosen:
         several = ceil_div(blocks - 1, MAX_BLOCKS)  # 0 where one block has done it all
@@ -42,10 +42,10 @@ def _(x, target, weight, ignore_index, reduction):
 
 @_nll_loss.backward
 def _(saved, grad_y, x, target, weight, ignore_index, reduction):
-    x, target, weight = _loss.dense(x), target.contiguous(), _loss.contiguous(weight)
+    x, target, weight = losses.dense(x), target.contiguous(), losses.contiguous(weight)
     grad_x = torch.zeros_like(x)
     positions = target.numel()
-    sizes = positions, _loss.classes(x), _loss.inner(x), ignore_index, _loss.REDUCTIONS[reduction]
+    sizes = positions, losses.classes(x), losses.inner(x), ignore_index, losses.REDUCTIONS[reduction]
     blocks = ceil_div(positions, BLOCK)
     nll_loss_bwd[blocks, BLOCK](grad_y, target, weight, saved[0], grad_x, *sizes, T=x.dtype)
     return grad_x
@@ -53,7 +53,7 @@ def _(saved, grad_y, x, target, weight, ignore_index, reduction):
 
 @_nll_loss.unsupported
 def _(x, target, weight, ignore_index, reduction):
-    return _loss.no_classes(x)
+    return losses.no_classes(x)
 
 
 @_nll_loss.interface
@@ -88,12 +88,12 @@ def nll_loss(
         >>> cupyops.nll_loss(torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([0, 1]))
         tensor(2.5000)
     """
-    reduction = _loss.chosen_reduction(size_average, reduce, reduction)
-    _loss.check_input(input, target, ignore_index)
+    reduction = losses.chosen_reduction(size_average, reduce, reduction)
+    losses.check_input(input, target, ignore_index)
     if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype is torch.bool:
         check.fail("target", target, "a tensor of integers")
     if input.dim() == 1 and tuple(target.shape) == (1,):
         target = target.squeeze(0)
-    _loss.check_target(input, target, _loss.positions(input), "classes")
-    _loss.check_class_weight(input, weight)
+    losses.check_target(input, target, losses.positions(input), "classes")
+    losses.check_class_weight(input, weight)
     return _nll_loss(input, target.long(), weight, ignore_index, reduction)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..broadcast import BLOCK, arrange, broadcast_shape, empty_output
+from ..common.broadcast import BLOCK, arrange, broadcast_shape, empty_output
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry, restride
 from ..operator import operator

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from contract import Make, OperatorContract, Sample
 
 import cupyops
+from cupyops.common import gemm
 
-gemm = importlib.import_module("cupyops.ops._gemm")
 module = importlib.import_module("cupyops.ops.linear")
 
 # Errors allowed, in units in the last place of the largest result: 16-bit results are rounded once; the sum of some

@@ -5,8 +5,8 @@ import torch
 from contract import Make, OperatorContract, Sample, misaligned
 
 import cupyops
+from cupyops.common import gemm
 
-gemm = importlib.import_module("cupyops.ops._gemm")
 module = importlib.import_module("cupyops.ops.matmul")
 
 # Errors allowed, in units in the last place of the largest result: 16-bit results are rounded once; the sum of some

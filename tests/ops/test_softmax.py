@@ -6,7 +6,7 @@ import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
 
 import cupyops
-from cupyops import rows
+from cupyops.common import rows
 
 NAN, INF = float("nan"), float("inf")
 

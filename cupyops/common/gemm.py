@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..broadcast import is_dry as is_dry
 from ..errors import InputError
 from ..kernel import Kernel, ceil_div
+from ..layout import is_dry as is_dry
 
 TILES = (32, 64, 128)  # the square tiles of the result that a block can own, for every dtype
 WIDE = 256  # 128 x 256, on tensor cores alone

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import InputError
-from .kernel import ceil_div
-from .layout import is_dry, restride
+from ..errors import InputError
+from ..kernel import ceil_div
+from ..layout import is_dry, restride
 
 BLOCK = 256
 MAX_DIMS = 5  # kMaxDims
