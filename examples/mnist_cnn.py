@@ -190,7 +190,13 @@ def trainers(device: torch.device, lr: float, momentum: float, compare: bool) ->
     return [ours, Trainer(twin, torch.nn.NLLLoss(), torch.optim.SGD(twin.parameters(), lr=lr, momentum=momentum))]
 
 
-def train(runs: list[Trainer], data: Digits, epochs: int, batch: int, seed: int, trace: bool) -> None:
+def shifted(images: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """A batch moved by up to `most` pixels each way: the few digits there are then teach more."""
+    down, right = torch.randint(-most, most + 1, (2,), generator=generator).tolist()
+    return images.roll((down, right), dims=(-2, -1))
+
+
+def train(runs: list[Trainer], data: Digits, epochs: int, batch: int, seed: int, shift: int, trace: bool) -> None:
     """Every run sees the same batches in the same order."""
     generator = torch.Generator().manual_seed(seed)
     columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -201,7 +207,7 @@ def train(runs: list[Trainer], data: Digits, epochs: int, batch: int, seed: int,
             progress.update(task, description=f"epoch {epoch + 1}/{epochs}")
             order = torch.randperm(len(data.train_images), generator=generator).to(data.train_images.device)
             for index, chosen in enumerate(order.split(batch)):
-                images, labels = data.train_images[chosen], data.train_labels[chosen]
+                images, labels = shifted(data.train_images[chosen], shift, generator), data.train_labels[chosen]
                 with cupyops.trace() if trace and epoch == index == 0 else nullcontext() as seen:
                     runs[0].step(images, labels)
                 for twin in runs[1:]:
@@ -241,7 +247,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command(help=__doc__)
 def main(
-    epochs: Annotated[int, typer.Option(min=1)] = 20,
+    epochs: Annotated[int, typer.Option(min=1)] = 30,
     lr: Annotated[float, typer.Option(min=0, help="Learning rate.")] = 0.01,
     momentum: Annotated[float, typer.Option(min=0)] = 0.9,
     batch: Annotated[int, typer.Option("--batch-size", min=1)] = 64,
@@ -251,6 +257,7 @@ def main(
     picture: Annotated[Path, typer.Option("--plot", help="Where to draw the loss.")] = Path("out/mnist_loss.png"),
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if there is one.")] = None,
     seed: int = 0,
+    shift: Annotated[int, typer.Option(min=0, help="Move each batch by up to so many pixels.")] = 2,
     trace: Annotated[bool, typer.Option(help="Print which kernels the first step ran.")] = False,
 ) -> None:
     """Train, test, draw."""
@@ -262,7 +269,7 @@ def main(
     console.print(f"{digits.name}: {len(digits.train_images)} to train, {len(digits.test_images)} to test, on {where}")
     digits = digits.ready(where)
     runs = trainers(where, lr, momentum, compare)
-    train(runs, digits, epochs, batch, seed, trace)
+    train(runs, digits, epochs, batch, seed, shift, trace)
     accuracies = [run.accuracy(digits.test_images, digits.test_labels) for run in runs]
     console.print(f"test accuracy: [bold]{accuracies[0]:.2%}[/]  last loss: {runs[0].values()[-1]:.4f}")
     if compare:
