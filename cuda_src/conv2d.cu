@@ -3,7 +3,7 @@
 // grad_y x over all pixels; grad_bias is the column of grad_weight for one more tap that always reads 1.
 //
 // All three are GEMMs whose B is an image read as its patches, which are never stored ("implicit GEMM"). The tensor cores
-// read vectors of channels; where rows are contiguous, images are first copied to channels_last (11 us for 6.4 MB).
+// read vectors of channels; where rows are contiguous, images are first copied to channels_last.
 // Bytes: (x + weight + y) x sizeof(T); flops per element of y: 2 c r s.
 //
 // On an H200, against cuDNN without TF32, forward and backward in us: fp32 n64 1->32 28x28 13 and 108 (21 and 73), 32->64
