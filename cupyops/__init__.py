@@ -2,10 +2,21 @@
 
 from . import nn, optim
 from .arrays import vjp
-from .errors import CompileError, CupyopsError, InputError, LaunchError, MissingDependencyError, SourceError
+from .errors import (
+    CompileError,
+    CupyopsError,
+    InputError,
+    LaunchError,
+    MissingDependencyError,
+    SimulatorError,
+    SourceError,
+)
 from .kernel import Kernel, ceil_div
 from .operator import Operator, operator, operators
 from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
+from .simulation import Simulation, simulate, simulate_if_asked
 from .tracing import Trace, trace
 
 __version__ = "0.1.0"
+
+simulate_if_asked()

@@ -21,5 +21,9 @@ class LaunchError(CupyopsError, RuntimeError):
     """A kernel cannot be launched with these arguments, grid or block, or CUDA refused the launch."""
 
 
+class SimulatorError(CupyopsError, RuntimeError):
+    """A kernel that the simulator runs does what it must not; the message names thread, block, address and line."""
+
+
 class MissingDependencyError(CupyopsError, ImportError):
     """An optional package is absent or broken: the message carries the command that installs it."""

@@ -218,10 +218,13 @@ class Specialised:
             loaded.launch(grid, block, shared, args, record)
             self.kernel.make_fast(self, loaded)
         elif (execute := executors.get(anchor.device.type)) is not None:
-            execute(self, anchor.get_device(), grid, block, shared, args)
+            report = execute(self, anchor.get_device(), grid, block, shared, args)
+            if record is not None and report is not None:
+                record.simulated(report.thread_instructions, report.seconds)
         elif not anchor.is_meta:
             raise LaunchError(
-                f"{self.name}: no way to run a kernel on {anchor.device}; the tensors must be on a CUDA GPU"
+                f"{self.name}: no way to run a kernel on {anchor.device}; the tensors must be on a CUDA GPU, or on the CPU "
+                "inside cupyops.simulate()"
             )
 
     def on(self, device: int) -> Loaded:
@@ -280,8 +283,13 @@ class Loaded:
 
 
 # What runs a launch on tensors of a device type; CUDA tensors have `Loaded`. A simulator puts itself here for "cpu", as
-# execute(specialised, device, grid, block, shared, args).
-executors: dict[str, Callable[..., None] | None] = {"cuda": None}
+# execute(specialised, device, grid, block, shared, args); what it returns tells the launch's cost, or is None.
+executors: dict[str, Callable[..., Any] | None] = {"cuda": None}
+
+
+def addressing(device: torch.device) -> Callable[[Tensor], int]:
+    """How a kernel on `device` knows a tensor whose pointer lies inside a struct that is passed by value."""
+    return getattr(executors.get(device.type), "address", Tensor.data_ptr)
 
 
 def dimensions(grid: Any, block: Any, shared: int = 0) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:

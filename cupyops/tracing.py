@@ -41,16 +41,24 @@ class Record:
     block: tuple[int, ...] = ()
     dtype: str = ""
     note: str = ""  # why the reference ran
+    instructions: int | None = None  # that all threads together have run, in the simulator
     _events: tuple[Any, Any] | None = field(default=None, repr=False)
+    _wall: float | None = field(default=None, repr=False)  # seconds that the simulator took
 
     @property
     def microseconds(self) -> float | None:
-        """Device time of the launch, or None where it ran on no GPU. Waits for the launch to end."""
+        """Device time of the launch, for which this waits; in the simulator its wall time; None where no kernel ran."""
+        if self._wall is not None:
+            return 1e6 * self._wall
         if self._events is None:
             return None
         start, end = self._events
         end.synchronize()
         return 1000.0 * start.elapsed_time(end)
+
+    def simulated(self, instructions: int, seconds: float) -> None:
+        """The launch was run by the simulator."""
+        self.route, self.instructions, self._wall = "simulator", instructions, seconds
 
 
 class Trace:
@@ -78,11 +86,12 @@ class Trace:
         return {record.route for record in self.records}
 
     def __str__(self) -> str:
-        head = ("operator", "route", "kernel", "grid", "block", "dtype", "time (us)", "note")
+        head = ("operator", "route", "kernel", "grid", "block", "dtype", "instructions", "time (us)", "note")
         rows = [head]
         for r in self.records:
             time = "" if r.microseconds is None else f"{r.microseconds:.1f}"
-            rows.append((r.operator, r.route, r.kernel, _dims(r.grid), _dims(r.block), r.dtype, time, r.note))
+            count = "" if r.instructions is None else f"{r.instructions:,}"
+            rows.append((r.operator, r.route, r.kernel, _dims(r.grid), _dims(r.block), r.dtype, count, time, r.note))
         used = [column for column in range(len(head)) if any(row[column] for row in rows[1:])] or [0, 1]
         widths = {column: max(len(row[column]) for row in rows) for column in used}
         lines = ["  ".join(row[column].ljust(widths[column]) for column in used).rstrip() for row in rows]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.optim.sgd import sgd
 
-from ..kernel import FLOATING, Kernel, ceil_div
+from ..kernel import FLOATING, Kernel, addressing, ceil_div, executors
 from ..tracing import operator as traced
 
 sgd_step = Kernel("sgd.cu", "sgd_step<T, MOMENTUM>", T=FLOATING, MOMENTUM=(False, True))
@@ -122,8 +122,9 @@ class SGD(torch.optim.SGD):
 
     def _tables_of(self, key: Any, entries: list[Entry]) -> list[tuple[np.ndarray, int, int, int]]:
         """The launches for `entries`; those of the last step where every tensor is where it was."""
+        address = addressing(entries[0][0].device)
         rows = [
-            (param.data_ptr(), grad.data_ptr(), 0 if buffer is None else buffer.data_ptr(), param.numel())
+            (address(param), address(grad), 0 if buffer is None else address(buffer), param.numel())
             for param, grad, buffer in entries
         ]
         cache = self.__dict__.setdefault("_tables", {})
@@ -206,7 +207,7 @@ def _why_not(param: Tensor, grad: Tensor, buffer: Tensor | None) -> str | None:
     """Why the kernel cannot read these tensors as flat arrays of one dtype; None where it can."""
     if type(param) not in _PLAIN or type(grad) is not Tensor:
         return f"a parameter is a {type(param).__name__} with a gradient that is a {type(grad).__name__}"
-    if not param.is_cuda:
+    if param.device.type not in executors:
         return f"tensors on {param.device.type}"
     if param.layout is not torch.strided or grad.layout is not torch.strided:
         return "not a dense layout"

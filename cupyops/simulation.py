@@ -1,0 +1,279 @@
+"""`cupyops.simulate()`: kernels launched on CPU tensors run in the simulator.
+
+This is the side of the simulator that knows PyTorch: which storage is which allocation, and which memory holds nothing yet.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from . import signature
+from .errors import InputError
+from .kernel import Specialised, executors
+
+# Where the simulator itself is imported at first use: programs that never simulate should not pay for it.
+_ABSENT = object()
+_PROGRESS_AFTER = 2.0  # seconds
+
+
+class Simulation:
+    """What `simulate()` gives: a context manager, and the executor of launches on CPU tensors while it is open."""
+
+    def __init__(self, arch: str, check: bool, seed: int | None, max_steps: int | None) -> None:
+        if not isinstance(arch, str) or not arch.removeprefix("sm_").rstrip("af").isdigit():
+            raise InputError(f'arch is {arch!r}, expected one such as "sm_80"')
+        self.arch, self.check, self.seed, self.max_steps = arch, check, seed, max_steps
+        self._previous: list[Any] = []
+
+    def __enter__(self) -> Simulation:
+        mode = _Blanks()
+        mode.__enter__()
+        self._previous.append((executors.get("cpu", _ABSENT), mode))
+        executors["cpu"] = self
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        previous, mode = self._previous.pop()
+        mode.__exit__(*exception)
+        if previous is _ABSENT:
+            del executors["cpu"]
+        else:
+            executors["cpu"] = previous
+
+    def __call__(
+        self, specialised: Specialised, device: int, grid: Any, block: Any, shared: int, args: Sequence[Any]
+    ) -> Any:
+        """Run one launch; returns the simulator's `Report`."""
+        from .simulator import MAX_STEPS
+
+        program, symbol, arguments = _program(specialised, self.arch)
+        signature.checked(specialised.name, arguments, args, device)
+        values = [_value(argument, value) for argument, value in zip(arguments, args)]
+        touched = _restrict([value for value in args if isinstance(value, Tensor)])
+        with _Progress(specialised.name) as progress:
+            try:
+                return program.launch(
+                    symbol,
+                    grid,
+                    block,
+                    values,
+                    shared=shared,
+                    check=self.check,
+                    seed=self.seed,
+                    max_steps=self.max_steps or MAX_STEPS,
+                    label=specialised.name,
+                    progress=progress,
+                )
+            finally:
+                for allocation in touched:
+                    allocation.restrict(0, len(allocation.buffer))
+
+    def address(self, tensor: Tensor) -> int:
+        """What a struct passed by value holds as a pointer to `tensor`."""
+        return _pointer(tensor, "memory").address
+
+
+def simulate(
+    arch: str = "sm_80", *, check: bool = True, seed: int | None = None, max_steps: int | None = None
+) -> Simulation:
+    """Run kernels on CPU tensors in the simulator: operators and `Kernel` launches inside the `with` block.
+
+    Needs NVRTC, no GPU and no driver. `CUPYOPS_SIMULATE=1` (or `=sm_90`) does the same for a whole program.
+
+    Args:
+        arch: whose PTX is run: paths under `__CUDA_ARCH__` differ.
+        check: look for races and for reads of memory that nothing has written. Bounds, alignment, barriers and
+            warp-wide instructions are always checked.
+        seed: run blocks and diverged threads in an order drawn with this seed; None: the same order always.
+        max_steps: after how many steps a launch that does not end is given up; None: the simulator's default.
+
+    Raises:
+        SimulatorError: when a kernel does what it must not. A subclass for each kind of fault; the message names thread,
+            block, address and the .cu line.
+
+    Example:
+        >>> with cupyops.simulate(), cupyops.trace() as trace:
+        ...     y = cupyops.relu(torch.randn(1000))
+        >>> trace.routes()
+        {'simulator'}
+    """
+    return Simulation(arch, check, seed, max_steps)
+
+
+def simulate_if_asked() -> None:
+    """Start simulating for good where the environment says so."""
+    asked = os.environ.get("CUPYOPS_SIMULATE", "").strip()
+    if asked not in ("", "0"):
+        simulate("sm_80" if asked == "1" else asked).__enter__()
+
+
+# --- programs ------------------------------------------------------------------------------------------------------
+
+_programs: weakref.WeakKeyDictionary[Specialised, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def _program(specialised: Specialised, arch: str) -> tuple[Any, str, tuple[signature.Argument, ...]]:
+    """(program, the kernel's name in it, its arguments), read and translated at the first launch."""
+    from .simulator import Program
+
+    by_arch = _programs.setdefault(specialised, {})
+    if arch not in by_arch:
+        binary = specialised.binary(arch)
+        source = specialised.kernel.source
+        program = Program(binary.ptx, memory=_memory(), sources={source.name: source.text, **source.includes})
+        by_arch[arch] = program, binary.symbol, specialised.arguments(binary)
+    return by_arch[arch]
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+_the_memory: Any = None
+_allocations: weakref.WeakKeyDictionary[torch.UntypedStorage, Any] = weakref.WeakKeyDictionary()
+_blank: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = (
+    weakref.WeakKeyDictionary()
+)  # storage -> version when made
+
+
+def _memory() -> Any:
+    """The one memory, in which every storage that a kernel was given is an allocation."""
+    global _the_memory
+    if _the_memory is None:
+        from .simulator import Memory
+
+        _the_memory = Memory()
+    return _the_memory
+
+
+def _bytes(storage: torch.UntypedStorage) -> np.ndarray:
+    """The storage itself as bytes, not a copy."""
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # type: ignore[call-overload]
+
+
+def _pointer(tensor: Tensor, name: str) -> Any:
+    from .simulator import Pointer
+
+    storage = tensor.untyped_storage()
+    allocation = _allocations.get(storage)
+    if allocation is None:
+        memory = _memory()
+        allocation = memory.allocate(_bytes(storage), name, initialized=storage not in _blank, fill=False)
+        _allocations[storage] = allocation
+        weakref.finalize(storage, memory.free, allocation)
+    if storage in _blank and _version(tensor) != _blank[storage]:
+        del _blank[storage]  # PyTorch has written there
+        allocation.written = None
+    allocation.name = name
+    return Pointer(allocation, int(tensor.storage_offset()) * tensor.element_size())
+
+
+def _restrict(tensors: list[Tensor]) -> list[Any]:
+    """Of each storage, only the bytes between the first and the last that the given tensors hold may be touched."""
+    hulls: dict[Any, tuple[int, int]] = {}
+    for tensor in tensors:
+        allocation = _pointer(tensor, _allocations[tensor.untyped_storage()].name).allocation
+        low, high = _extent(tensor)
+        before = hulls.get(allocation.number, (low, high))
+        hulls[allocation.number] = min(low, before[0]), max(high, before[1])
+        allocation.restrict(*hulls[allocation.number])
+    return [_memory().allocations[number] for number in hulls]
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The bytes of its storage from the tensor's first element to its last."""
+    size = tensor.element_size()
+    first = int(tensor.storage_offset()) * size
+    if tensor.numel() == 0:
+        return first, first
+    span = sum((int(extent) - 1) * int(stride) for extent, stride in zip(tensor.shape, tensor.stride()))
+    return first, first + (span + 1) * size
+
+
+def _value(argument: signature.Argument, value: Any) -> Any:
+    """A checked argument as the simulator takes it."""
+    if argument.kind == "pointer":
+        return 0 if value is None else _pointer(value, argument.name)
+    if argument.kind == "struct":
+        return np.ascontiguousarray(value).tobytes()
+    if argument.kind == "float":
+        return np.float32(value) if argument.size == 4 else np.float64(value)
+    return int(value)
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+_EMPTY = frozenset(
+    (
+        torch.empty,
+        torch.empty_like,
+        torch.empty_strided,
+        torch.empty_permuted,
+        Tensor.new_empty,
+        Tensor.new_empty_strided,
+    )
+)
+
+
+class _Blanks(TorchFunctionMode):
+    """Remembers which tensors came from `torch.empty`, and fills them so that what is left unwritten shows."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _EMPTY and type(result) is Tensor and result.device.type == "cpu":
+            _note_blank(result)
+        return result
+
+
+def _note_blank(tensor: Tensor) -> None:
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return
+    from .simulator.memory import POISON
+
+    storage = tensor.untyped_storage()
+    _bytes(storage)[...] = POISON
+    _blank[storage] = _version(tensor)
+
+
+# --- patience --------------------------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """A progress bar for a launch that takes long, where there is a terminal and rich is installed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._start = time.perf_counter()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Callable[[int, int], None] | None:
+        return self._update if sys.stderr.isatty() else None
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _update(self, done: int, total: int) -> None:
+        if self._bar is None:
+            if time.perf_counter() - self._start < _PROGRESS_AFTER:
+                return
+            try:
+                from rich.console import Console
+                from rich.progress import Progress
+            except ImportError:
+                return
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(f"simulating {self._name}", total=total)
+        self._bar.update(self._task, completed=done)

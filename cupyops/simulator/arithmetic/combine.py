@@ -1,0 +1,54 @@
+"""What an atomic makes of the value in memory and its operand: the same arithmetic as that of the registers."""
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import UnsupportedInstruction
+from .lanes import choose, spread
+from .operation import Function, lookup
+
+_INTEGERS = ("u32", "s32", "u64", "s64")
+_FLOATS = ("f32", "f64", "f16", "bf16", "f16x2", "bf16x2")
+_WORDS = ("b32", "b64")
+_TYPES = {
+    "add": _INTEGERS + _FLOATS,
+    "min": _INTEGERS + _FLOATS,
+    "max": _INTEGERS + _FLOATS,
+    "and": _WORDS,
+    "or": _WORDS,
+    "xor": _WORDS,
+    "inc": ("u32",),
+    "dec": ("u32",),
+    "exch": (*_WORDS, *_INTEGERS, *_FLOATS),
+}
+
+
+def combine(op: str, type: str) -> Function:
+    """The function of the old value and the operand that gives the new value, for an atomic such as ("add", "f16x2").
+
+    Values are viewed as the operands of `resolve`'s operations are; integers may come signed or unsigned for "add".
+    """
+    if type not in _TYPES.get(op, ()):
+        raise UnsupportedInstruction(f"the simulator does not know the atomic `{op}.{type}`")
+    own = {"exch": _exchange, "inc": _increment, "dec": _decrement}
+    if op in own:
+        return own[op]
+    rounding = ("rn",) if op == "add" and type in _FLOATS else ()
+    operation = lookup(op, (*rounding, type), 3)
+    assert operation is not None
+    return operation.function
+
+
+def _exchange(old: Any, value: Any) -> Any:
+    return spread(value, old)
+
+
+def _increment(old: Any, limit: Any) -> Any:
+    """One more, or 0 from the limit on."""
+    return choose(old >= limit, np.uint32(0), old + np.uint32(1))
+
+
+def _decrement(old: Any, limit: Any) -> Any:
+    """One less, or the limit from 0 and from beyond the limit."""
+    return choose((old == 0) | (old > limit), limit, old - np.uint32(1))

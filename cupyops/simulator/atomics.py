@@ -1,0 +1,139 @@
+"""Atomic updates of global and shared memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .arithmetic import combine
+from .group import Group, Selection
+from .memory import Allocation, Region
+from .spaces import Spaces
+from .state import State
+
+# those whose order does not matter, or only to the old values that nobody asked for
+_UFUNCS = {
+    "add": np.add, "min": np.minimum, "max": np.maximum,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+
+
+class Atomics:
+    """atom and red."""
+
+    def __init__(self, state: State, spaces: Spaces) -> None:
+        self._state = state
+        self._spaces = spaces
+
+    def update(
+        self,
+        group: Group,
+        space: str,
+        operation: str,
+        type_: str,
+        address: Any,
+        values: tuple[Any, ...],
+        dtype: Any,
+        wanted: bool,
+        pc: int,
+    ) -> Any:
+        """Update the element at each address; the old ones, if `wanted`. Threads take their turns in order."""
+        self._state.progressed = True
+        if space == "":
+            return self._generic(group, operation, type_, address, values, dtype, wanted, pc)
+        size = np.dtype(dtype).itemsize
+        target = self._spaces.shared if space == "shared" else self._spaces.global_
+        old = np.empty(group.size, dtype)
+        for mask, region, position in target.parts(group, address, size, "atomic update", pc):
+            part = group if mask is None else group.subset(mask)
+            own = [
+                part.spread(value)
+                for value in (values if mask is None else Selection(group, mask, group).pick_all(values))
+            ]
+            self._check(part, region, position, size, pc)
+            found = _apply(region.view(dtype), position // size, operation, type_, own, wanted)
+            if found is not None:
+                old[slice(None) if mask is None else mask] = found
+        return old
+
+    def _check(self, group: Group, region: Region, position: np.ndarray, size: int, pc: int) -> None:
+        in_global, in_shared = self._spaces.global_.shadow, self._spaces.shared.shadow
+        if isinstance(region, Allocation):
+            if in_global is not None:
+                in_global.atomic(group, region, position, size, pc)
+        elif in_shared is not None:
+            in_shared.atomic(group, position, size, pc)
+
+    def _generic(
+        self,
+        group: Group,
+        operation: str,
+        type_: str,
+        address: Any,
+        values: tuple[Any, ...],
+        dtype: Any,
+        wanted: bool,
+        pc: int,
+    ) -> np.ndarray:
+        old = np.empty(group.size, dtype)
+        for space, mask, own in self._spaces.generic.split(group, group.spread(address, np.uint64), pc):
+            part = group if mask is None else group.subset(mask)
+            picked = values if mask is None else Selection(group, mask, group).pick_all(values)
+            found = self.update(part, space.name, operation, type_, own, picked, dtype, wanted, pc)
+            old[slice(None) if mask is None else mask] = found
+        return old
+
+
+def _apply(
+    view: np.ndarray, index: np.ndarray, operation: str, type_: str, values: list[np.ndarray], wanted: bool
+) -> np.ndarray | None:
+    # floats are added one after the other all the same, as ufunc.at does; min and max of floats have rules of their own
+    plain = operation in _UFUNCS and (
+        view.dtype.kind in "iu" and type_[0] in "usb" or type_ in ("f32", "f64") and operation == "add"
+    )
+    if plain and not wanted:
+        _UFUNCS[operation].at(view, index, values[0])
+        return None
+    if plain and operation == "add" and view.dtype.kind in "iu":
+        return _fetch_add(view, index, values[0])
+    return _in_turn(view, index, operation, type_, values)
+
+
+def _in_turn(view: np.ndarray, index: np.ndarray, operation: str, type_: str, values: list[np.ndarray]) -> np.ndarray:
+    """The threads of one element one after the other; those of different elements at once."""
+    order = np.argsort(index, kind="stable")
+    ordered = index[order]
+    first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+    starts = np.flatnonzero(first)
+    turn = np.arange(len(index)) - starts[np.cumsum(first) - 1]
+    old = np.empty(len(index), view.dtype)
+    for one in range(int(turn.max()) + 1):
+        lanes = order[turn == one]
+        where = index[lanes]
+        old[lanes] = view[where]
+        view[where] = _combined(operation, type_, old[lanes], [value[lanes] for value in values])
+    return old
+
+
+def _combined(operation: str, type_: str, old: np.ndarray, values: list[np.ndarray]) -> np.ndarray:
+    if operation == "cas":
+        return np.where(old == values[0], values[1], old)
+    if operation == "exch":
+        return values[0]
+    result = combine(operation, type_)(old, values[0])
+    return np.asarray(result).view(old.dtype)
+
+
+def _fetch_add(view: np.ndarray, index: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Old values of an integer addition, by running sums over the threads of each element."""
+    order = np.argsort(index, kind="stable")
+    ordered, added = index[order], value[order]
+    before = np.cumsum(added, dtype=view.dtype) - added
+    first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+    starts = np.flatnonzero(first)
+    segment = np.cumsum(first) - 1
+    old = np.empty(len(index), view.dtype)
+    old[order] = view[ordered] + (before - before[starts][segment])
+    np.add.at(view, index, value)
+    return old

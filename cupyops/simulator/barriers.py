@@ -1,0 +1,189 @@
+"""bar.sync and its kin: who waits, who has arrived, and when they may go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .errors import BarrierFault
+from .function import CompiledBlock
+from .group import Batch, Group, Index
+from .state import State
+
+CLUSTER = -1  # the number by which barrier.cluster is known here
+
+
+@dataclass
+class _Waiter:
+    threads: np.ndarray
+    block: CompiledBlock
+    predicate: np.ndarray | None  # of bar.red
+
+
+@dataclass
+class _Barrier:
+    arrived: np.ndarray  # threads, for each block of the batch
+    count: int | None  # of threads expected; None for all of the block
+    waiters: list[_Waiter] = field(default_factory=list)
+
+
+class Barriers:
+    """The barriers of all blocks of a batch."""
+
+    def __init__(self, state: State, batch: Batch) -> None:
+        self._state = state
+        self._batch = batch
+        self._barriers: dict[int, _Barrier] = {}
+        self._alive = np.full(batch.blocks, batch.threads_per_block)
+        self._check_arrivals = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any thread waits."""
+        return any(barrier.waiters for barrier in self._barriers.values())
+
+    def wait(self, block: CompiledBlock, group: Group, request: tuple[Any, Any, Any]) -> list[tuple[int, Index]]:
+        """`group` comes to a barrier: (number, count or None, predicate or None). Returns who goes on, and where to."""
+        number, count, predicate = request
+        everyone = group.index is None and not self._barriers and predicate is None and count is None
+        if (
+            everyone
+            and not isinstance(number, np.ndarray)
+            and bool((self._alive == self._batch.threads_per_block).all())
+        ):
+            self._state.epoch += 1  # the common case: all at once
+            return [(block.targets[0], group.index)]
+        numbers = group.spread(number)
+        for one in np.unique(numbers):
+            mask = numbers == one
+            self._arrive(group, mask, int(one), count)
+            own = None if predicate is None else group.spread(predicate)[mask]
+            self._barriers[int(one)].waiters.append(_Waiter(group.threads[mask], block, own))
+        return self._release_all()
+
+    def arrive(self, group: Group, number: Any, count: Any) -> None:
+        """bar.arrive: counted, without waiting."""
+        numbers = group.spread(number)
+        for one in np.unique(numbers):
+            self._arrive(group, numbers == one, int(one), count)
+        self._check_arrivals = True
+
+    def released(self) -> list[tuple[int, Index]]:
+        """Who may go on because of what the last step did without waiting."""
+        if not self._check_arrivals:
+            return []
+        self._check_arrivals = False
+        return self._release_all()
+
+    def leave(self, group: Group) -> list[tuple[int, Index]]:
+        """`group` has exited."""
+        self._alive -= np.bincount(group.get("block"), minlength=self._batch.blocks)
+        return self._release_all()
+
+    def _arrive(self, group: Group, mask: np.ndarray, number: int, count: Any) -> None:
+        expected = None if count is None else int(np.asarray(count).reshape(-1)[0])
+        barrier = self._barriers.get(number)
+        if barrier is None:
+            barrier = self._barriers[number] = _Barrier(np.zeros(self._batch.blocks, np.int64), expected)
+        barrier.arrived += np.bincount(group.get("block")[mask], minlength=self._batch.blocks)
+
+    # --- going on ---
+
+    def _release_all(self) -> list[tuple[int, Index]]:
+        return [pair for number in list(self._barriers) for pair in self._release(number)]
+
+    def _release(self, number: int) -> list[tuple[int, Index]]:
+        barrier = self._barriers[number]
+        done = self._complete(number, barrier)
+        if not done.any():
+            return []
+        block_of = self._batch.per_thread["block"]
+        going, staying = [], []
+        for waiter in barrier.waiters:
+            mask = done[block_of[waiter.threads]]
+            going.append(_part(waiter, mask))
+            if not mask.all():
+                staying.append(_part(waiter, ~mask))
+        going = [waiter for waiter in going if len(waiter.threads)]
+        if barrier.count is None:
+            self._check_agreement(going, done)
+        self._reduce(going)
+        self._state.epoch[done] += 1
+        barrier.arrived[done] = 0
+        barrier.waiters = staying
+        if not staying and not barrier.arrived.any():
+            del self._barriers[number]
+        targets: dict[int, list[np.ndarray]] = {}
+        for waiter in going:
+            targets.setdefault(waiter.block.targets[0], []).append(waiter.threads)
+        return [(target, np.sort(np.concatenate(threads))) for target, threads in targets.items()]
+
+    def _complete(self, number: int, barrier: _Barrier) -> np.ndarray:
+        """The blocks in which all that are expected have come."""
+        if number == CLUSTER:
+            size = self._state.cluster_size
+            arrived = barrier.arrived.reshape(-1, size).sum(1)
+            together = (arrived >= self._alive.reshape(-1, size).sum(1)) & (arrived > 0)
+            return np.repeat(together, size)
+        expected = self._alive if barrier.count is None else barrier.count
+        return (barrier.arrived >= expected) & (barrier.arrived > 0)
+
+    def _check_agreement(self, going: list[_Waiter], done: np.ndarray) -> None:
+        """All threads of a block have come, and to the same barrier of the text."""
+        block_of = self._batch.per_thread["block"]
+        place: dict[int, _Waiter] = {}
+        for waiter in going:
+            for one in np.unique(block_of[waiter.threads]):
+                other = place.setdefault(int(one), waiter)
+                if other.block.index != waiter.block.index:
+                    raise self._fault("threads of one block wait at different barriers", int(one), [other, waiter])
+        missing = done & (self._alive < self._batch.threads_per_block)
+        if missing.any():
+            block = int(np.argmax(missing))
+            gone = self._batch.threads_per_block - int(self._alive[block])
+            raise self._fault(f"{gone} threads of the block have exited before its barrier", block, [place[block]])
+
+    def _fault(self, what: str, block: int, waiters: list[_Waiter]) -> BarrierFault:
+        return BarrierFault("\n".join([f"{self._state.listing.kernel}: {what}", *self._places(block, waiters)]))
+
+    def _places(self, block: int, waiters: list[_Waiter]) -> list[str]:
+        lines = [f"  block {self._batch.block_name(block)}"]
+        block_of = self._batch.per_thread["block"]
+        for waiter in waiters:
+            own = waiter.threads[block_of[waiter.threads] == block]
+            if len(own):
+                lines.append(f"{len(own)} threads, first {self._batch.thread_name(int(own[0]))}, wait at")
+                lines += self._state.listing.describe(waiter.block.first + waiter.block.size - 1)
+        return lines
+
+    def _reduce(self, going: list[_Waiter]) -> None:
+        """bar.red: a value over all threads of each block, into each one's register."""
+        reduction = going[0].block.reduction if going else None
+        if reduction is None:
+            return
+        threads = np.concatenate([waiter.threads for waiter in going])
+        predicate = np.concatenate([waiter.predicate for waiter in going if waiter.predicate is not None])
+        block = self._batch.per_thread["block"][threads]
+        true = np.bincount(block, weights=predicate, minlength=self._batch.blocks).astype(np.int64)
+        count = np.bincount(block, minlength=self._batch.blocks)
+        value = {"popc": true, "or": true > 0, "and": true == count}[reduction.operation]
+        register = self._state.registers[reduction.register]
+        register[threads] = value[block].astype(register.dtype)
+
+    def describe(self) -> str:
+        """Who waits for whom, once nothing can go on."""
+        lines = [f"{self._state.listing.kernel}: deadlock: every thread that is left waits at a barrier"]
+        for barrier in self._barriers.values():
+            block_of = self._batch.per_thread["block"]
+            if barrier.waiters:
+                block = int(block_of[barrier.waiters[0].threads[0]])
+                expected = int(self._alive[block]) if barrier.count is None else barrier.count
+                lines += self._places(block, barrier.waiters)
+                lines.append(f"  {int(barrier.arrived[block])} of {expected} threads have arrived")
+        return "\n".join(lines)
+
+
+def _part(waiter: _Waiter, mask: np.ndarray) -> _Waiter:
+    return _Waiter(waiter.threads[mask], waiter.block, None if waiter.predicate is None else waiter.predicate[mask])

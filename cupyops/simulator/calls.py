@@ -1,0 +1,158 @@
+"""A kernel as one flat function: calls are replaced by the bodies they call.
+
+Arguments and results of a call travel through `.param` variables; here they become local memory of the thread, so that
+structures passed by value, and addresses taken of them, need no rules of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .errors import UnsupportedInstruction
+from .ptx import (
+    Address,
+    Function,
+    Guard,
+    Instruction,
+    Label,
+    Module,
+    Negated,
+    Operand,
+    Pair,
+    Register,
+    Symbol,
+    Variable,
+    Vector,
+)
+
+_MAX_DEPTH = 50
+
+
+def flatten(module: Module, kernel: Function) -> Function:
+    """A copy of `kernel` without calls, but for those of functions that the PTX declares and does not define."""
+    flat = replace(kernel, registers={}, variables={}, body=[], branch_targets={})
+    _Inliner(module, flat).append(kernel, {}, "", None, 0)
+    return flat
+
+
+class _Inliner:
+    def __init__(self, module: Module, flat: Function) -> None:
+        self._module = module
+        self._flat = flat
+        self._calls = 0
+
+    def append(self, function: Function, names: dict[str, str], suffix: str, end: str | None, depth: int) -> None:
+        """The body of `function`, its names made unique by `suffix`; `ret` goes to the label `end`."""
+        if depth > _MAX_DEPTH:
+            raise UnsupportedInstruction(f"{self._flat.name}: recursive calls ({function.name}) are not covered")
+        names = {name: name + suffix for name in _own_names(function)} | names
+        self._declare(function, names)
+        for item in function.body:
+            if isinstance(item, Label):
+                self._flat.body.append(Label(names[item.name]))
+            elif item.opcode == "call":
+                self._call(_renamed(item, names), depth)
+            elif item.opcode == "ret" and end is not None:
+                self._flat.body.append(
+                    replace(_renamed(item, names), opcode="bra", modifiers=(), operands=(Symbol(end),))
+                )
+            else:
+                self._flat.body.append(self._parameters_in_memory(_renamed(item, names)))
+
+    def _declare(self, function: Function, names: dict[str, str]) -> None:
+        for name, kind in function.registers.items():
+            self._flat.registers[names[name]] = kind
+        for name, variable in function.variables.items():
+            space = "local" if variable.space == "param" else variable.space
+            self._flat.variables[names[name]] = replace(variable, name=names[name], space=space)
+        for table, targets in function.branch_targets.items():
+            self._flat.branch_targets[names[table]] = tuple(names[target] for target in targets)
+
+    def _call(self, call: Instruction, depth: int) -> None:
+        results, name, arguments = _call_parts(call)
+        called = self._module.functions.get(name)
+        if called is None:
+            raise UnsupportedInstruction(f"PTX line {call.line}: {call.text}: calls through a pointer are not covered")
+        if not called.defined:
+            operands = (*results, *arguments)
+            self._flat.body.append(replace(call, modifiers=(name,), operands=operands))
+            return
+        self._calls += 1
+        suffix = f"$call{self._calls}"
+        bound = zip((*called.parameters, *called.results), (*arguments, *results))
+        names = {variable.name: symbol.name for variable, symbol in bound}
+        end = f"$L_return{self._calls}"
+        skip = self._skip_unless(call)
+        self.append(called, names, suffix, end, depth + 1)
+        self._flat.body.append(Label(end))
+        if skip:
+            self._flat.body.append(Label(skip))
+
+    def _skip_unless(self, call: Instruction) -> str:
+        """Branch around a guarded call."""
+        if call.guard is None:
+            return ""
+        skip = f"$L_skip{self._calls}"
+        guard = Guard(call.guard.register, not call.guard.negated)
+        self._flat.body.append(replace(call, opcode="bra", modifiers=(), operands=(Symbol(skip),), guard=guard))
+        return skip
+
+    def _parameters_in_memory(self, instruction: Instruction) -> Instruction:
+        """ld.param and st.param of a call's variables as ld.local and st.local."""
+        for operand in instruction.operands:
+            base = operand.base if isinstance(operand, Address) else operand
+            if isinstance(base, Symbol) and base.name in self._flat.variables:
+                variable: Variable = self._flat.variables[base.name]
+                if variable.space == "local":
+                    swapped = tuple("local" if m.split("::")[0] == "param" else m for m in instruction.modifiers)
+                    return replace(instruction, modifiers=swapped)
+        return instruction
+
+
+def _call_parts(call: Instruction) -> tuple[tuple[Symbol, ...], str, tuple[Symbol, ...]]:
+    """(results, name, arguments) of `call (r), f, (a, b)`."""
+    operands = list(call.operands)
+    results = _symbols(operands.pop(0)) if isinstance(operands[0], Vector) else []
+    name = operands.pop(0)
+    arguments = _symbols(operands.pop(0)) if operands and isinstance(operands[0], Vector) else []
+    if not isinstance(name, Symbol) or results is None or arguments is None:
+        raise UnsupportedInstruction(f"PTX line {call.line}: {call.text}: calls through a pointer are not covered")
+    return tuple(results), name.name, tuple(arguments)
+
+
+def _symbols(operand: Operand) -> list[Symbol] | None:
+    """The elements of a vector; None if one is no symbol."""
+    found = operand.elements if isinstance(operand, Vector) else ()
+    symbols = [element for element in found if isinstance(element, Symbol)]
+    return symbols if len(symbols) == len(found) else None
+
+
+def _own_names(function: Function) -> list[str]:
+    labels = [item.name for item in function.body if isinstance(item, Label)]
+    return [*function.registers, *function.variables, *labels, *function.branch_targets]
+
+
+def _renamed(instruction: Instruction, names: dict[str, str]) -> Instruction:
+    guard = instruction.guard
+    return replace(
+        instruction,
+        operands=tuple(_rename(operand, names) for operand in instruction.operands),
+        guard=guard and Guard(names.get(guard.register, guard.register), guard.negated),
+    )
+
+
+def _rename(operand: Operand, names: dict[str, str]) -> Operand:
+    if isinstance(operand, Register):
+        return Register(names.get(operand.name, operand.name))
+    if isinstance(operand, Symbol):
+        return Symbol(names.get(operand.name, operand.name))
+    if isinstance(operand, Address):
+        more = tuple(_rename(inner, names) for inner in operand.more)
+        return Address(_rename(operand.base, names), operand.offset, more)
+    if isinstance(operand, Vector):
+        return Vector(tuple(_rename(inner, names) for inner in operand.elements))
+    if isinstance(operand, Pair):
+        return Pair(_rename(operand.first, names), _rename(operand.second, names))
+    if isinstance(operand, Negated):
+        return Negated(_rename(operand.operand, names))
+    return operand

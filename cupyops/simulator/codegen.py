@@ -1,0 +1,509 @@
+"""A kernel as Python: one generated function for each basic block.
+
+A function takes the machine and a group of threads. Registers are arrays with one element a thread, or scalars where all
+threads agree; those that live across blocks are kept in `machine.registers`. What an instruction becomes is written in
+`emit_data.py`, `emit_warp.py` and `emit_async.py`; arithmetic is a call of what `arithmetic.resolve` gives.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import arithmetic
+from .calls import flatten
+from .errors import InvalidPtx, UnsupportedInstruction
+from .flow import Block, Flow, analyse
+from .function import Compiled, CompiledBlock, Reduction
+from .group import Group
+from .layout import Layout, lay_out
+from .ptx import (
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Module,
+    Negated,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
+)
+
+STORAGE = {
+    "pred": "b1", "b8": "u8", "u8": "u8", "s8": "u8",
+    "b16": "u16", "u16": "u16", "s16": "u16", "f16": "u16", "bf16": "u16",
+    "b32": "u32", "u32": "u32", "s32": "u32", "f16x2": "u32", "bf16x2": "u32", "f32": "f32",
+    "b64": "u64", "u64": "u64", "s64": "u64", "f64": "f64",
+}  # fmt: skip
+DTYPES: dict[str, Any] = {
+    "b1": np.bool_, "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
+    "s8": np.int8, "s16": np.int16, "s32": np.int32, "s64": np.int64,
+    "f16": np.float16, "f32": np.float32, "f64": np.float64,
+}  # fmt: skip
+_PURE = frozenset(("mov", "cvta", "isspacep"))
+
+
+def size_of(kind: str) -> int:
+    """Bytes of a kind of value: 4 for "u32"."""
+    return 1 if kind == "b1" else int(kind[1:]) // 8
+
+
+def compile_kernel(module: Module, kernel: Function, globals_at: dict[str, int]) -> Compiled:
+    """Translate a kernel. Raises `UnsupportedInstruction`."""
+    flat = flatten(module, kernel)
+    layout = lay_out(module, flat, globals_at)
+    flow = analyse(flat, is_pure)
+    writer = _KernelWriter(flat, layout, flow)
+    text = "\n".join(writer.block(block) for block in flow.blocks)
+    exec(compile(text, f"<{kernel.name}>", "exec"), writer.namespace)
+    blocks = [
+        CompiledBlock(
+            block.index,
+            writer.namespace[f"block_{block.index}"],
+            block.ends,
+            block.targets,
+            block.first,
+            len(block.instructions),
+            block.gathers,
+            writer.reductions.get(block.index),
+        )
+        for block in flow.blocks
+    ]
+    # read before anything is written, on some path; or written from outside the generated functions
+    early = (flow.live_in[0] | writer.reduced) & writer.crossing
+    registers = [DTYPES[STORAGE[kind]] if name in early else None for name, kind in flat.registers.items()]
+    instructions = [instruction for block in flow.blocks for instruction in block.instructions]
+    return Compiled(flat, layout, blocks, instructions, registers, layout.written_parameters(instructions), text)
+
+
+def is_pure(instruction: Instruction) -> bool:
+    """Whether the result depends on the operands alone."""
+    if instruction.opcode == "ld":
+        return "param" in instruction.modifiers
+    if any(m == "cc" for m in instruction.modifiers) or instruction.opcode in ("addc", "subc", "madc"):
+        return False
+    return instruction.opcode in _PURE or _operation(instruction) is not None
+
+
+def put(registers: list[Any], number: int, index: Any, value: np.ndarray, group: Group) -> None:
+    """Write a register for some of the batch's threads."""
+    if registers[number] is None:
+        registers[number] = np.zeros(group.batch.threads, value.dtype)
+    registers[number][index] = value
+
+
+def _operation(instruction: Instruction) -> arithmetic.Operation | None:
+    try:
+        return arithmetic.resolve(instruction.opcode, instruction.modifiers, len(instruction.operands))
+    except UnsupportedInstruction as error:
+        raise UnsupportedInstruction(f"{error} [PTX line {instruction.line}: {instruction.text}]") from None
+
+
+class _KernelWriter:
+    """What the blocks of one kernel share while they are written."""
+
+    def __init__(self, function: Function, layout: Layout, flow: Flow) -> None:
+        self.function = function
+        self.layout = layout
+        self.flow = flow
+        self.number = {name: number for number, name in enumerate(function.registers)}
+        self.crossing: set[str] = set()  # registers that live across blocks and differ between threads
+        self.reductions: dict[int, Reduction] = {}
+        self.reduced: set[str] = set()  # the registers that they go to
+        self.namespace: dict[str, Any] = {"np": np, "put": put, **DTYPES}
+        self._names: dict[Any, str] = {}
+
+    def bind(self, thing: Any, prefix: str, key: Any = None) -> str:
+        """A name for `thing` in the generated text."""
+        key = (prefix, id(thing)) if key is None else key
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = f"{prefix}{len(self._names)}"
+            self.namespace[name] = thing
+        return name
+
+    def block(self, block: Block) -> str:
+        """The text of one block's function."""
+        return BlockWriter(self, block).text()
+
+
+class BlockWriter:
+    """Writes the function of one block."""
+
+    def __init__(self, kernel: _KernelWriter, block: Block) -> None:
+        self._kernel = kernel
+        self.block = block
+        self.layout = kernel.layout
+        self._lines: list[str] = []
+        self._hoisted: dict[str, str] = {}  # special registers, fetched once
+        self._read: set[str] = set()  # registers whose value at the start is used
+        self._written: dict[str, None] = {}
+        self._scalar: dict[str, bool] = {}
+        self._alias: set[str] = set()  # registers whose array may be another's too
+        self._temporaries = 0
+        self._indent = ""
+        self._result = ""
+        self.instruction: Instruction = Instruction("", (), ())
+        self.pc = block.first
+        self.has_carry = False
+
+    # --- the function as a whole ---
+
+    def text(self) -> str:
+        for position, instruction in enumerate(self.block.instructions):
+            self.instruction, self.pc = instruction, self.block.first + position
+            if instruction is self.block.last and self._ends(instruction):
+                continue
+            self._one(instruction)
+        epilogue = self._epilogue()
+        lines = [*self._prologue(), *self._lines, *epilogue]
+        if self._result:
+            lines.append(f"return {self._result}")
+        return "\n".join([f"def block_{self.block.index}(m, g):", *(f" {line}" for line in lines or ["pass"])])
+
+    def _ends(self, instruction: Instruction) -> bool:
+        """Whether the instruction is the block's way out; then what the function returns is noted."""
+        if instruction.opcode in ("bra", "ret", "exit"):
+            if self.block.ends == "branch":
+                self._result = self.guard()
+            return True
+        if self.block.ends == "switch":
+            self._result = self.read(instruction.operands[0], "u32")
+            return True
+        if self.block.ends == "barrier":
+            self._barrier(instruction)
+            return True
+        return False
+
+    def _barrier(self, instruction: Instruction) -> None:
+        operands = list(instruction.operands)
+        if "cluster" in instruction.modifiers:
+            self._result = "-1, None, None"
+            return
+        predicate = "None"
+        if "red" in instruction.modifiers:
+            destination, predicate = operands.pop(0), self.read(operands.pop(), "b1")
+            assert isinstance(destination, Register)
+            operation = next(m for m in instruction.modifiers if m in ("popc", "and", "or"))
+            self._kernel.reductions[self.block.index] = Reduction(operation, self._kernel.number[destination.name])
+            self._kernel.crossing.add(destination.name)
+            self._kernel.reduced.add(destination.name)
+        number = self.read(operands[0], "u32") if operands else "0"
+        count = self.read(operands[1], "u32") if len(operands) > 1 else "None"
+        self._result = f"{number}, {count}, {predicate}"
+
+    def _one(self, instruction: Instruction) -> None:
+        handler = HANDLERS.get(instruction.opcode)
+        try:
+            if handler is not None:
+                handler(self, instruction)
+            else:
+                self._arithmetic(instruction)
+        except UnsupportedInstruction as error:
+            if "PTX line" in str(error):
+                raise
+            raise UnsupportedInstruction(f"{error} [PTX line {instruction.line}: {instruction.text}]") from None
+
+    def _prologue(self) -> list[str]:
+        lines = ["R = m.registers; n = g.size; i = g.index"] if self._read or self._written else []
+        live = [name for name in self._read if name in self._kernel.flow.live_in[self.block.index]]
+        own = [name for name in live if name not in self._kernel.flow.uniform]
+        self._kernel.crossing.update(own)
+        lines += [f"{self._local(name)} = R[{self._kernel.number[name]}]" for name in sorted(set(live) - set(own))]
+        if own:
+            pairs = [(self._local(name), self._kernel.number[name]) for name in sorted(own)]
+            lines.append("if i is None: " + "; ".join(f"{local} = R[{number}]" for local, number in pairs))
+            lines.append("else: " + "; ".join(f"{local} = R[{number}][i]" for local, number in pairs))
+        return [*lines, *(f"{local} = {value}" for value, local in self._hoisted.items())]
+
+    def _epilogue(self) -> list[str]:
+        """What lives on goes back into the registers; arrays that two registers would share are copied first."""
+        lines, whole, part = [], [], []
+        for name in self._written:
+            if name not in self._kernel.flow.live_out[self.block.index]:
+                continue
+            local, number = self._local(name), self._kernel.number[name]
+            if name in self._kernel.flow.uniform:
+                lines.append(f"R[{number}] = {local}")
+                continue
+            self._kernel.crossing.add(name)
+            if self._scalar[name]:
+                lines.append(f"{local} = np.full(n, {local})")
+            elif name in self._alias:
+                lines.append(f"{local} = {local}.copy()")
+            whole.append(f"R[{number}] = {local}")
+            part.append(f"put(R, {number}, i, {local}, g)")
+        if whole:
+            lines += ["if i is None: " + "; ".join(whole), "else: " + "; ".join(part)]
+        return lines
+
+    # --- for the emitters ---
+
+    def emit(self, line: str) -> None:
+        """Add a line."""
+        self._lines.append(self._indent + line)
+
+    def temporary(self) -> str:
+        """A fresh name."""
+        self._temporaries += 1
+        return f"t{self._temporaries}"
+
+    def bind(self, thing: Any, prefix: str = "fn_") -> str:
+        """A name for an object in the generated text."""
+        return self._kernel.bind(thing, prefix)
+
+    def guard(self) -> str:
+        """The guard of the current instruction as an expression, or ""."""
+        guard = self.instruction.guard
+        if guard is None:
+            return ""
+        return f"~{self._register(guard.register)}" if guard.negated else self._register(guard.register)
+
+    def wanted(self, operand: Operand) -> bool:
+        """Whether anything reads this destination later."""
+        if not isinstance(operand, Register):
+            return False
+        return operand.name in self._kernel.flow.live_after(self.block, self.pc - self.block.first)
+
+    def read(self, operand: Operand, kind: str) -> str:
+        """An expression for a source operand, viewed as `kind`."""
+        return self.read_scalar(operand, kind)[0]
+
+    def read_scalar(self, operand: Operand, kind: str) -> tuple[str, bool]:
+        """(expression, whether it is a scalar)."""
+        if isinstance(operand, Negated):
+            expression, scalar = self.read_scalar(operand.operand, kind)
+            return f"~{expression}", scalar
+        if isinstance(operand, Register):
+            return self._read_register(operand.name, kind)
+        if isinstance(operand, Immediate):
+            return self.constant(_immediate(operand, kind), kind), True
+        if isinstance(operand, Special):
+            return self._special(operand.name, kind)
+        if isinstance(operand, Symbol):
+            return self.constant(self.layout.address(operand.name), kind), True
+        if isinstance(operand, Sink):
+            return "None", True
+        raise UnsupportedInstruction(f"operand {operand}")
+
+    def read_all(self, operand: Operand, kind: str) -> list[str]:
+        """The elements of a vector operand, or the one operand."""
+        return [self.read(element, kind) for element in elements(operand)]
+
+    def address(self, operand: Operand) -> str:
+        """The address of a memory operand: 64 bits, or 32 where its register has so many."""
+        return self.address_scalar(operand)[0]
+
+    def address_scalar(self, operand: Operand) -> tuple[str, bool]:
+        """(the address, whether it is a scalar)."""
+        assert isinstance(operand, Address)
+        base = operand.base
+        if isinstance(base, Register):
+            kind = "u32" if size_of(self._storage(base.name)) == 4 else "u64"
+            expression, scalar = self.read_scalar(base, kind)
+            return f"({expression} + {self.constant(operand.offset, kind)})" if operand.offset else expression, scalar
+        start = base.value if isinstance(base, Immediate) else self.layout.address(base.name)  # type: ignore[union-attr]
+        return self.constant(start + operand.offset, "u64"), True
+
+    def write(self, operand: Operand, expression: str, kind: str, *, scalar: bool = False, alias: bool = False) -> None:
+        """Give a destination its value; under a guard only the threads for which it holds."""
+        if isinstance(operand, Sink):
+            return
+        assert isinstance(operand, Register), operand
+        name, local = operand.name, self._local(operand.name)
+        expression = _convert(expression, kind, self._storage(name))
+        guard = self.instruction.guard
+        if guard is not None:
+            old = self._register(name)
+            order = (old, expression) if guard.negated else (expression, old)
+            expression = f"np.where({self._register(guard.register)}, {order[0]}, {order[1]})"
+            scalar = alias = False
+        self.emit(f"{local} = {expression}")
+        self._set(name, scalar, alias)
+
+    def masked(self, destinations: list[Operand], kind: str, call: Callable[[str, Callable[[str], str]], str]) -> None:
+        """A memory instruction, for the threads for which the guard holds.
+
+        `call(group, pick)` writes it, with `pick` around each per-thread operand. Its value goes to the destinations.
+        """
+        guard = self.guard()
+        if not guard:
+            value = call("g", lambda expression: expression)
+            self._assign(destinations, kind, value, None)
+            return
+        chosen = self.temporary()
+        for operand in destinations:
+            if isinstance(operand, Register):  # what the other threads keep
+                name, old = operand.name, self._register(operand.name)
+                if self._scalar.get(name, name in self._kernel.flow.uniform):
+                    self.emit(f"{self._local(name)} = g.spread({old})")
+                self._set(name, False, True)
+        self.emit(f"{chosen} = g.where({guard})")
+        self.emit(f"if {chosen} is not None:")
+        self._indent += "    "
+        self._assign(destinations, kind, call(f"{chosen}.group", lambda e: f"{chosen}.pick({e})"), chosen)
+        self._indent = self._indent[:-4]
+
+    def _assign(self, destinations: list[Operand], kind: str, value: str, chosen: str | None) -> None:
+        if not destinations:
+            self.emit(value)
+            return
+        names = [self.temporary() for _ in destinations]
+        self.emit(f"{', '.join(names)} = {value}")
+        for operand, name in zip(destinations, names):
+            if not isinstance(operand, Register):
+                continue
+            expression = _convert(name, kind, self._storage(operand.name))
+            if chosen is not None:
+                expression = f"{chosen}.merge({self._local(operand.name)}, {expression})"
+            self.emit(f"{self._local(operand.name)} = {expression}")
+            if chosen is None:
+                self._set(operand.name, False, False)
+
+    def constant(self, value: Any, kind: str) -> str:
+        """A name for a constant, as a NumPy scalar."""
+        dtype = DTYPES[kind]
+        if kind[0] in "us":
+            bits = 8 * size_of(kind)
+            value = np.array([int(value) & ((1 << bits) - 1)], f"u{bits // 8}").view(dtype)[0]
+        else:
+            value = dtype(value)
+        key = ("constant", kind, value.tobytes())
+        return self._kernel.bind(value, "K", key)
+
+    # --- registers ---
+
+    def _local(self, name: str) -> str:
+        return f"r{self._kernel.number[name]}"
+
+    def _storage(self, name: str) -> str:
+        kind = self._kernel.function.registers[name]
+        if kind not in STORAGE:
+            raise UnsupportedInstruction(f"registers of type .{kind}")
+        return STORAGE[kind]
+
+    def _register(self, name: str) -> str:
+        if name not in self._written:
+            self._read.add(name)
+        return self._local(name)
+
+    def _read_register(self, name: str, kind: str) -> tuple[str, bool]:
+        scalar = self._scalar.get(name, name in self._kernel.flow.uniform)
+        return _convert(self._register(name), self._storage(name), kind), scalar
+
+    def _set(self, name: str, scalar: bool, alias: bool) -> None:
+        self._written[name] = None
+        self._scalar[name] = scalar
+        (self._alias.add if alias else self._alias.discard)(name)
+
+    def _special(self, name: str, kind: str) -> tuple[str, bool]:
+        plain = name.lstrip("%").replace(".", "_")
+        if plain.startswith("lanemask_"):
+            return _convert(f"m.lane_mask({plain[9:]!r}, {self._hoist('laneid')})", "u32", kind), False
+        if plain in PER_THREAD:
+            return _convert(self._hoist(plain), "u32", kind), False
+        if plain.startswith(("clock", "globaltimer")):
+            return f"{kind}(m.clock)", True
+        return f"{kind}(m.special[{plain!r}])", True
+
+    def _hoist(self, name: str) -> str:
+        return self._hoisted.setdefault(f"g.get({name!r})", f"sp_{name}")
+
+    # --- arithmetic ---
+
+    def _arithmetic(self, instruction: Instruction) -> None:
+        operation = _operation(instruction)
+        if operation is None:
+            raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+        destinations = _destinations(instruction.operands[0])
+        sources = instruction.operands[1:]
+        taken = [self.read_scalar(operand, kind) for operand, kind in zip(sources, operation.takes)]
+        scalar = all(is_scalar for _, is_scalar in taken) and not operation.carry_in
+        arguments = [expression for expression, _ in taken]
+        if operation.carry_in:
+            if not self.has_carry:
+                raise UnsupportedInstruction("a carry that an earlier block has left")
+            arguments.append("carry")
+        call = f"{self.bind(operation.function)}({', '.join(arguments)})"
+        # a ufunc makes a new array; other functions may give back what they were given
+        alias = not isinstance(operation.function, np.ufunc)
+        if len(operation.gives) == 1 and not operation.carry_out:
+            self.write(destinations[0], call, operation.gives[0], scalar=scalar, alias=alias)
+            return
+        names = [self.temporary() for _ in operation.gives]
+        self.emit(f"{', '.join([*names, 'carry'] if operation.carry_out else names)} = {call}")
+        self.has_carry = self.has_carry or operation.carry_out
+        for destination, name, kind in zip(destinations, names, operation.gives):
+            self.write(destination, name, kind, scalar=scalar, alias=True)
+
+
+PER_THREAD = frozenset(
+    [f"{name}_{axis}" for name in ("tid", "ctaid", "clusterid", "cluster_ctaid") for axis in "xyz"]
+    + ["laneid", "warpid", "cluster_ctarank"]
+)
+
+# opcode -> what writes it; filled by the emit_*.py modules
+HANDLERS: dict[str, Callable[[BlockWriter, Instruction], None]] = {}
+
+
+def emits(
+    *opcodes: str,
+) -> Callable[[Callable[[BlockWriter, Instruction], None]], Callable[[BlockWriter, Instruction], None]]:
+    """Register the writer of these opcodes."""
+
+    def register(function: Callable[[BlockWriter, Instruction], None]) -> Callable[[BlockWriter, Instruction], None]:
+        HANDLERS.update(dict.fromkeys(opcodes, function))
+        return function
+
+    return register
+
+
+def elements(operand: Operand) -> tuple[Operand, ...]:
+    """The elements of {a, b}, or the operand alone."""
+    return operand.elements if isinstance(operand, Vector) else (operand,)
+
+
+def _destinations(operand: Operand) -> tuple[Operand, ...]:
+    return (operand.first, operand.second) if isinstance(operand, Pair) else (operand,)
+
+
+def _convert(expression: str, source: str, target: str) -> str:
+    """View or cut or extend a value of kind `source` as `target`."""
+    if source == target:
+        return expression
+    if "b1" in (source, target):
+        raise UnsupportedInstruction("a predicate used as a number, or a number as a predicate")
+    have, want = size_of(source), size_of(target)
+    if have == want:
+        return f"{expression}.view({target})"
+    bits = f"u{8 * have}"
+    if have < want and source[0] == "s":
+        extended = f"{expression}.astype(s{8 * want})"
+        return extended if target[0] == "s" else f"{extended}.view({target})"
+    whole = expression if source == bits else f"{expression}.view({bits})"
+    cut = f"{whole}.astype(u{8 * want})"
+    return cut if target == f"u{8 * want}" else f"{cut}.view({target})"
+
+
+def _immediate(operand: Immediate, kind: str) -> Any:
+    """The value of an immediate where `kind` is taken."""
+    if kind == "b1":
+        return bool(operand.value)
+    if operand.kind == "int":
+        if kind == "f16":
+            return np.array([operand.value & 0xFFFF], np.uint16).view(np.float16)[0]
+        if kind[0] == "f":
+            raise InvalidPtx(f"the integer {operand.value} where a float is taken")
+        return operand.value
+    if kind[0] in "us":
+        return operand.value  # its bits
+    if operand.kind == "f32":
+        return struct.unpack(">f", operand.value.to_bytes(4, "big"))[0]
+    return struct.unpack(">d", operand.value.to_bytes(8, "big"))[0]

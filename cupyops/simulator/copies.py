@@ -1,0 +1,277 @@
+"""Asynchronous copies: cp.async, bulk copies, TMA tiles.
+
+A copy reads its source when it is issued. Its bytes land when the thread waits for its group, or when somebody asks the
+mbarrier that it reports to; until then reading them is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import Misaligned, OutOfBounds
+from .faults import fault
+from .group import Group
+from .mbarriers import MBarriers
+from .spaces import Spaces
+from .state import State
+from .tensormap import TensorMap
+
+
+@dataclass
+class _Copy:
+    """A cp.async of some threads, under way."""
+
+    threads: np.ndarray
+    position: np.ndarray  # in shared memory
+    data: np.ndarray  # (threads, bytes)
+    number: np.ndarray  # of each thread's group of copies
+
+
+@dataclass
+class _Bulk:
+    """A bulk copy into shared memory, under way."""
+
+    position: np.ndarray  # of each byte
+    start: int
+    size: int
+    data: np.ndarray
+    barrier: int  # the mbarrier's position
+
+
+class Copies:
+    """All copies of a batch, and the mbarriers."""
+
+    def __init__(self, state: State, spaces: Spaces) -> None:
+        self._state = state
+        self._spaces = spaces
+        self._pending: list[_Copy] = []
+        self._bulk: list[_Bulk] = []
+        self._group_number = np.zeros(state.batch.threads, np.int64)
+        self.barriers = MBarriers(state, spaces.shared, self.deliver)
+
+    # --- cp.async ---
+
+    def start(self, group: Group, destination: Any, source: Any, size: int, source_size: Any, pc: int) -> None:
+        """cp.async: `size` bytes for each thread; what `source_size` leaves out is zero."""
+        position = self._spaces.shared.positions(group, destination, size, "asynchronous copy", pc)
+        source = group.spread(source, np.uint64)
+        wanted = np.minimum(group.spread(size if source_size is None else source_size).astype(np.int64), size)
+        data = np.zeros((group.size, size), np.uint8)
+        for one in np.unique(wanted):
+            lanes = wanted == one
+            if one == 0:
+                continue
+            part = group if lanes.all() else group.subset(lanes)
+            data[lanes] = self._fetch(part, source[lanes], int(one), size, pc)
+        if self._spaces.shared.shadow is not None:
+            self._spaces.shared.shadow.write(group, position, size, pc, in_flight=True)
+        self._pending.append(_Copy(group.threads, position, data, self._group_number[group.threads].copy()))
+
+    def _fetch(self, group: Group, source: np.ndarray, count: int, size: int, pc: int) -> np.ndarray:
+        """The first `count` bytes at each address, which is a multiple of `size`."""
+        self._spaces.global_.check_alignment(group, source, size, "asynchronous copy", pc)
+        element = count & -count  # the largest power of two that divides it
+        element = min(element, 4)
+        dtype = {1: np.uint8, 2: np.uint16, 4: np.uint32}[element]
+        words = self._spaces.global_.load(group, source, dtype, element, 1, pc) if count == element else None
+        if words is not None:
+            return words.reshape(-1, 1).view(np.uint8)
+        columns = [
+            self._spaces.global_.load(group, source + np.uint64(start), dtype, element, 1, pc)
+            for start in range(0, count, element)
+        ]
+        return (
+            np.ascontiguousarray(np.stack(columns, axis=-1)).view(np.uint8) if count == size else _padded(columns, size)
+        )
+
+    def commit(self, group: Group) -> None:
+        """cp.async.commit_group."""
+        self._group_number[group.threads] += 1
+
+    def wait(self, group: Group, allowed: int | None, pc: int) -> None:
+        """cp.async.wait_group: of these threads' groups at most the last `allowed` are still under way; None: wait_all."""
+        here = np.zeros(group.batch.threads, np.bool_)
+        here[group.threads] = True
+        left = []
+        for copy in self._pending:
+            done = here[copy.threads]
+            if allowed is not None:
+                done &= copy.number < self._group_number[copy.threads] - allowed
+            self._land(copy, done, pc)
+            if not done.all():
+                stay = ~done
+                left.append(_Copy(copy.threads[stay], copy.position[stay], copy.data[stay], copy.number[stay]))
+        self._pending = left
+
+    def _land(self, copy: _Copy, done: np.ndarray, pc: int) -> None:
+        if not done.any():
+            return
+        state = self._state
+        threads, position, data = copy.threads[done], copy.position[done], copy.data[done]
+        size = data.shape[1]
+        words = np.ascontiguousarray(data).view(np.uint32)
+        view = state.shared_memory.view(np.uint32)
+        for word in range(size // 4):
+            view[(position >> 2) + word] = words[:, word]
+        if self._spaces.shared.shadow is not None:
+            self._spaces.shared.shadow.landed(Group(state.batch, threads, len(threads)), position, size)
+
+    def arrive_when_done(self, group: Group, address: Any, in_count: bool, pc: int) -> None:
+        """cp.async.mbarrier.arrive: the copies land now, and each thread arrives (`in_count`: as one of those expected)."""
+        self.wait(group, None, pc)
+        if in_count:
+            self.barriers.arrive(group, address, np.uint32(1), np.uint32(0), False, pc)
+
+    # --- bulk copies ---
+
+    def bulk_load(self, group: Group, destination: Any, source: Any, size: Any, barrier: Any, pc: int) -> None:
+        """cp.async.bulk from global to shared memory."""
+        destination, source, size, barrier = self._spread(group, destination, source, size, barrier)
+        for one, dst, src, count, bar in self._each(group, destination, source, size, barrier):
+            self._check_bulk(one, int(count[0]), (int(dst[0]), int(src[0])), pc)
+            addresses = src[0] + np.arange(int(count[0]), dtype=np.uint64)
+            data = self._gather_global(one, addresses, pc)
+            self._start_bulk(one, dst, data, None, bar, pc)
+
+    def bulk_from_shared(self, group: Group, destination: Any, source: Any, size: Any, barrier: Any, pc: int) -> None:
+        """cp.async.bulk from the block's shared memory to another's of the cluster."""
+        destination, source, size, barrier = self._spread(group, destination, source, size, barrier)
+        for one, dst, src, count, bar in self._each(group, destination, source, size, barrier):
+            self._check_bulk(one, int(count[0]), (int(dst[0]), int(src[0])), pc)
+            data = self._gather_shared(one, src, int(count[0]), np.arange(int(count[0])), pc)
+            self._start_bulk(one, dst, data, None, bar, pc)
+
+    def bulk_store(self, group: Group, destination: Any, source: Any, size: Any, pc: int) -> None:
+        """cp.async.bulk from shared to global memory; done at once."""
+        destination, source, size, _ = self._spread(group, destination, source, size, 0)
+        for one, dst, src, count, _ in self._each(group, destination, source, size, size):
+            self._check_bulk(one, int(count[0]), (int(dst[0]), int(src[0])), pc)
+            data = self._gather_shared(one, src, int(count[0]), np.arange(int(count[0])), pc)
+            self._scatter_global(one, dst[0] + np.arange(int(count[0]), dtype=np.uint64), data, pc)
+
+    def tile_load(
+        self, group: Group, destination: Any, tensor: Any, coordinates: tuple[Any, ...], barrier: Any, pc: int
+    ) -> None:
+        """cp.async.bulk.tensor from global to shared memory: what lies outside the tensor is filled."""
+        destination, tensor, barrier, _ = self._spread(group, destination, tensor, barrier, 0)
+        for number, one in enumerate(group.one_by_one()):
+            at = slice(number, number + 1)
+            map_ = self._tensor_map(one, tensor[at], pc)
+            base = int(destination[at][0]) & (self._state.rank_unit - 1)
+            place = [int(group.spread(coordinate)[at][0]) for coordinate in coordinates]
+            addresses, inside, offsets = (part.reshape(-1) for part in map_.tile(place, base))
+            size = map_.element_size
+            data = np.zeros((len(offsets), size), np.uint8)
+            data[:] = np.frombuffer(int(map_.fill_bits).to_bytes(size, "little"), np.uint8)
+            if inside.any():
+                spread = (addresses[inside].astype(np.uint64)[:, None] + np.arange(size, dtype=np.uint64)).reshape(-1)
+                data[inside] = self._gather_global(one, spread, pc).reshape(-1, size)
+            order = (offsets[:, None] + np.arange(size)).reshape(-1)
+            self._start_bulk(one, destination[at], data.reshape(-1), order, barrier[at], pc)
+
+    def tile_store(self, group: Group, tensor: Any, coordinates: tuple[Any, ...], source: Any, pc: int) -> None:
+        """cp.async.bulk.tensor from shared to global memory; what lies outside the tensor is left out."""
+        source, tensor, *_ = self._spread(group, source, tensor, 0, 0)
+        for number, one in enumerate(group.one_by_one()):
+            at = slice(number, number + 1)
+            map_ = self._tensor_map(one, tensor[at], pc)
+            place = [int(group.spread(coordinate)[at][0]) for coordinate in coordinates]
+            base = int(source[at][0]) & (self._state.rank_unit - 1)
+            addresses, inside, offsets = (part.reshape(-1) for part in map_.tile(place, base))
+            size = map_.element_size
+            order = (offsets[inside][:, None] + np.arange(size)).reshape(-1)
+            data = self._gather_shared(one, source[at], map_.tile_bytes, order, pc)
+            spread = (addresses[inside].astype(np.uint64)[:, None] + np.arange(size, dtype=np.uint64)).reshape(-1)
+            self._scatter_global(one, spread, data, pc)
+
+    def commit_bulk(self, group: Group) -> None:
+        """cp.async.bulk.commit_group: stores are done at once."""
+
+    def wait_bulk(self, group: Group, allowed: int) -> None:
+        """cp.async.bulk.wait_group: stores are done at once."""
+
+    def deliver(self, barrier: int) -> None:
+        """Land the bulk copies that report to this mbarrier."""
+        due = [bulk for bulk in self._bulk if bulk.barrier == barrier]
+        self._bulk = [bulk for bulk in self._bulk if bulk.barrier != barrier]
+        for bulk in due:
+            self._state.shared_memory.buffer[bulk.position] = bulk.data
+            if self._spaces.shared.shadow is not None:
+                self._spaces.shared.shadow.arrived(bulk.start, bulk.size)
+            self.barriers.transferred(bulk.barrier, len(bulk.data))
+
+    def finish(self) -> None:
+        """Land what nobody has waited for."""
+        self._pending, self._bulk = [], []
+
+    # --- what bulk copies have in common ---
+
+    def _spread(self, group: Group, *values: Any) -> tuple[np.ndarray, ...]:
+        return tuple(group.spread(value) for value in values)
+
+    def _each(self, group: Group, *values: np.ndarray) -> list[tuple[Any, ...]]:
+        return [
+            (one, *(value[number : number + 1] for value in values)) for number, one in enumerate(group.one_by_one())
+        ]
+
+    def _check_bulk(self, group: Group, size: int, addresses: tuple[int, ...], pc: int) -> None:
+        if size % 16 or any(address % 16 for address in addresses):
+            what = "a bulk copy whose size or addresses are no multiples of 16"
+            detail = f"{size} bytes, addresses {', '.join(map(hex, addresses))}"
+            raise fault(Misaligned, self._state.listing, group, np.True_, what, pc, detail=detail)
+
+    def _gather_global(self, group: Group, addresses: np.ndarray, pc: int) -> np.ndarray:
+        many = Group(group.batch, np.repeat(group.threads, len(addresses)), len(addresses))
+        return self._spaces.global_.load(many, addresses, np.uint8, 1, 1, pc)
+
+    def _scatter_global(self, group: Group, addresses: np.ndarray, data: np.ndarray, pc: int) -> None:
+        if len(addresses):
+            many = Group(group.batch, np.repeat(group.threads, len(addresses)), len(addresses))
+            self._spaces.global_.store(many, addresses, (data,), np.uint8, 1, pc)
+
+    def _gather_shared(self, group: Group, address: np.ndarray, size: int, order: np.ndarray, pc: int) -> np.ndarray:
+        """Bytes `order` of the `size` at one shared address."""
+        self._spaces.shared.positions(group, address + address.dtype.type(max(size - 1, 0)), 1, "read", pc)
+        start = int(self._spaces.shared.positions(group, address, 1, "read", pc)[0])
+        if self._spaces.shared.shadow is not None:
+            self._spaces.shared.shadow.read_by_unit(group, start + order, pc)
+        return self._state.shared_memory.buffer[start + order]
+
+    def _start_bulk(
+        self,
+        group: Group,
+        destination: np.ndarray,
+        data: np.ndarray,
+        order: np.ndarray | None,
+        barrier: np.ndarray,
+        pc: int,
+    ) -> None:
+        size = len(data) if order is None else int(order.max()) + 1
+        last = destination + destination.dtype.type(size - 1)
+        self._spaces.shared.positions(group, last, 1, "asynchronous copy", pc)
+        start = int(self._spaces.shared.positions(group, destination, 1, "asynchronous copy", pc)[0])
+        if self._spaces.shared.shadow is not None:
+            self._spaces.shared.shadow.start_copy(group, start, size, pc)
+        position = start + (np.arange(size) if order is None else order)
+        key = self.barriers.position(group, barrier, pc)
+        self._bulk.append(_Bulk(position, start, size, data, int(key[0])))
+
+    def _tensor_map(self, group: Group, address: np.ndarray, pc: int) -> TensorMap:
+        words = [
+            self._spaces.generic.load(group, address.astype(np.uint64) + np.uint64(8 * k), np.uint64, 8, 1, pc)[0]
+            for k in range(16)
+        ]
+        encoded = np.array(words, np.uint64).tobytes()
+        try:
+            return TensorMap.decode(encoded)
+        except ValueError as error:
+            raise fault(OutOfBounds, self._state.listing, group, np.True_, f"no tensor map: {error}", pc) from None
+
+
+def _padded(columns: list[np.ndarray], size: int) -> np.ndarray:
+    """Columns of words as rows of `size` bytes, zeros behind."""
+    data = np.ascontiguousarray(np.stack(columns, axis=-1)).view(np.uint8)
+    return np.concatenate([data, np.zeros((len(data), size - data.shape[1]), np.uint8)], axis=1)

@@ -1,0 +1,233 @@
+"""Writing of moves, loads, stores, atomics, calls of the device runtime, and what has no effect here."""
+
+from __future__ import annotations
+
+from .codegen import DTYPES, STORAGE, BlockWriter, elements, emits, size_of
+from .errors import UnsupportedInstruction
+from .memory import LOCAL_BASE, PARAMETER_BASE, SHARED_BASE
+from .ptx import SIZES, Instruction, Register, Sink, Symbol, Vector
+
+_SPACES = {
+    "global": "global_space",
+    "const": "global_space",
+    "shared": "shared_space",
+    "local": "local_space",
+    "param": "parameter_space",
+    "": "generic_space",
+}
+_BASES = {"global": 0, "const": 0, "shared": SHARED_BASE, "local": LOCAL_BASE, "param": PARAMETER_BASE}
+_STRONG = frozenset(("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"))
+_RELEASES = frozenset(("release", "acq_rel"))
+
+
+def space_of(instruction: Instruction) -> str:
+    """The state space that the modifiers name; "" for generic addresses."""
+    for modifier in instruction.modifiers:
+        name = modifier.split("::")[0]
+        if name in _BASES:
+            return name
+    return ""
+
+
+def kind_of(type_: str) -> str:
+    """How a value of a PTX type is loaded and stored: its signedness matters where it is widened."""
+    if type_[0] == "s" and type_ in SIZES:
+        return type_
+    if type_ not in STORAGE:
+        raise UnsupportedInstruction(f"the type .{type_}")
+    return STORAGE[type_]
+
+
+@emits("mov")
+def _mov(w: BlockWriter, instruction: Instruction) -> None:
+    destination, source = instruction.operands
+    type_ = instruction.modifiers[-1]
+    kind = STORAGE.get(type_, "")
+    if not kind:
+        raise UnsupportedInstruction(f"the type .{type_}")
+    if isinstance(destination, Vector):
+        _unpack(w, destination, source, size_of(kind))
+    elif isinstance(source, Vector):
+        _pack(w, destination, source, size_of(kind))
+    else:
+        expression, scalar = w.read_scalar(source, kind)
+        w.write(destination, expression, kind, scalar=scalar, alias=True)
+
+
+def _unpack(w: BlockWriter, destination: Vector, source: object, size: int) -> None:
+    """mov.b32 {lo, hi}, r."""
+    whole, part = f"u{8 * size}", f"u{8 * (size // len(destination.elements))}"
+    expression, scalar = w.read_scalar(source, whole)  # type: ignore[arg-type]
+    name = w.temporary()
+    w.emit(f"{name} = {expression}")
+    for number, element in enumerate(destination.elements):
+        shift = number * 8 * size_of(part)
+        piece = f"({name} >> {w.constant(shift, whole)})" if shift else name
+        w.write(element, f"{piece}.astype({part})", part, scalar=scalar)
+
+
+def _pack(w: BlockWriter, destination: object, source: Vector, size: int) -> None:
+    """mov.b32 r, {lo, hi}."""
+    whole, part = f"u{8 * size}", f"u{8 * (size // len(source.elements))}"
+    pieces = [w.read_scalar(element, part) for element in source.elements]
+    shifted = [
+        f"({expression}.astype({whole}) << {w.constant(number * 8 * size_of(part), whole)})"
+        if number
+        else f"{expression}.astype({whole})"
+        for number, (expression, _) in enumerate(pieces)
+    ]
+    scalar = all(is_scalar for _, is_scalar in pieces)
+    w.write(destination, f"({' | '.join(shifted)})", whole, scalar=scalar)  # type: ignore[arg-type]
+
+
+@emits("cvta")
+def _cvta(w: BlockWriter, instruction: Instruction) -> None:
+    """Between a space's own addresses and generic ones."""
+    kind = STORAGE[instruction.modifiers[-1]]
+    expression, scalar = w.read_scalar(instruction.operands[1], kind)
+    base = _BASES[space_of(instruction)]
+    if base:
+        sign = "-" if "to" in instruction.modifiers else "+"
+        expression = f"({expression} {sign} {w.constant(base, kind)})"
+    w.write(instruction.operands[0], expression, kind, scalar=scalar, alias=not base)
+
+
+@emits("isspacep")
+def _isspacep(w: BlockWriter, instruction: Instruction) -> None:
+    expression, scalar = w.read_scalar(instruction.operands[1], "u64")
+    number = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3}[instruction.modifiers[0].split("::")[0]]
+    result = f"(({expression} >> {w.constant(60, 'u64')}) == {w.constant(number, 'u64')})"
+    w.write(instruction.operands[0], result, "b1", scalar=scalar)
+
+
+@emits("ld", "ldu")
+def _ld(w: BlockWriter, instruction: Instruction) -> None:
+    kind = kind_of(instruction.modifiers[-1])
+    destinations = list(elements(instruction.operands[0]))
+    source = instruction.operands[1]
+    space = space_of(instruction)
+    address, same_for_all = w.address_scalar(source)
+    if space == "param" and same_for_all:
+        for number, destination in enumerate(destinations):
+            value = f"m.parameter(int({address}) + {number * size_of(kind)}, {kind}, {size_of(kind)})"
+            w.write(destination, value, kind, scalar=True)
+        return
+    strong = bool(_STRONG & set(instruction.modifiers))
+    shape = f"{kind}, {size_of(kind)}, {len(destinations)}, {w.pc}, {strong}"
+    w.masked(destinations, kind, lambda g, pick: f"m.{_SPACES[space]}.load({g}, {pick(address)}, {shape})")
+
+
+@emits("st")
+def _st(w: BlockWriter, instruction: Instruction) -> None:
+    kind = (
+        STORAGE[instruction.modifiers[-1]]
+        if instruction.modifiers[-1] in STORAGE
+        else kind_of(instruction.modifiers[-1])
+    )
+    if instruction.modifiers[0] == "async" or "bulk" in instruction.modifiers:
+        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+    address = w.address(instruction.operands[0])
+    values = w.read_all(instruction.operands[1], kind)
+    space = space_of(instruction)
+    if space == "const" or space == "param":
+        raise UnsupportedInstruction(f"a store to .{space} memory")
+    strong = bool(_STRONG & set(instruction.modifiers))
+    if _RELEASES & set(instruction.modifiers):
+        w.emit("m.fence(g)")
+
+    def call(g: str, pick: object) -> str:
+        picked = "".join(f"{pick(value)}, " for value in values)  # type: ignore[operator]
+        return f"m.{_SPACES[space]}.store({g}, {pick(address)}, ({picked}), {kind}, {size_of(kind)}, {w.pc}, {strong})"  # type: ignore[operator]
+
+    w.masked([], kind, call)
+
+
+_ATOMIC = frozenset(("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"))
+
+
+@emits("atom", "red")
+def _atom(w: BlockWriter, instruction: Instruction) -> None:
+    modifiers = instruction.modifiers
+    operation = next((m for m in modifiers if m in _ATOMIC), None)
+    space = space_of(instruction)
+    if operation is None or space == "local" or "async" in modifiers or any(m in ("v2", "v4", "v8") for m in modifiers):
+        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+    operands = instruction.operands if instruction.opcode == "atom" else (Sink(), *instruction.operands)
+    type_ = modifiers[-1]
+    kind = kind_of(type_)
+    values = [w.read(operand, kind) for operand in operands[2:]]
+    address = w.address(operands[1])
+    wanted = w.wanted(operands[0])
+    if _RELEASES & set(modifiers):
+        w.emit("m.fence(g)")
+
+    def call(g: str, pick: object) -> str:
+        picked = "".join(f"{pick(value)}, " for value in values)  # type: ignore[operator]
+        arguments = f"{space!r}, {operation!r}, {type_!r}, {pick(address)}, ({picked}), {kind}, {wanted}, {w.pc}"  # type: ignore[operator]
+        return f"m.atomics.update({g}, {arguments})"
+
+    w.masked([operands[0]] if wanted else [], kind, call)
+
+
+@emits("membar", "fence")
+def _fence(w: BlockWriter, instruction: Instruction) -> None:
+    wide = {"gl", "sys", "gpu", "cluster"} & set(instruction.modifiers)
+    if wide:
+        w.emit("m.fence(g)")
+
+
+@emits("trap", "brkpt")
+def _trap(w: BlockWriter, instruction: Instruction) -> None:
+    w.emit(f"m.runtime.trap(g, {w.pc})")
+
+
+@emits("call")
+def _call(w: BlockWriter, instruction: Instruction) -> None:
+    """A function of the device runtime; arguments and result lie in local memory."""
+    name = instruction.modifiers[0]
+    known = {"vprintf": 3, "__assertfail": 5, "malloc": 2, "free": 1}
+    if name not in known or len(instruction.operands) != known[name]:
+        raise UnsupportedInstruction(f"a call of {name}, which the PTX does not define")
+    places = []
+    for operand in instruction.operands:
+        assert isinstance(operand, Symbol)
+        places.append(str(w.layout.address(operand.name)))
+    w.emit(f"m.runtime.{name.strip('_')}(g, {', '.join(places)}, {w.pc})")
+
+
+@emits("prefetch", "prefetchu", "discard", "applypriority", "nanosleep", "griddepcontrol", "pmevent", "setmaxnreg")
+def _nothing(w: BlockWriter, instruction: Instruction) -> None:
+    """Changes when things happen, not what."""
+
+
+@emits("createpolicy")
+def _createpolicy(w: BlockWriter, instruction: Instruction) -> None:
+    w.write(instruction.operands[0], w.constant(0, "u64"), "u64", scalar=True)
+
+
+@emits("alloca", "stacksave", "stackrestore")
+def _stack(w: BlockWriter, instruction: Instruction) -> None:
+    raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+
+
+@emits("mapa")
+def _mapa(w: BlockWriter, instruction: Instruction) -> None:
+    """The address of the same variable in another block of the cluster."""
+    destination, source, rank = instruction.operands
+    kind = STORAGE[instruction.modifiers[-1]]
+    result = f"m.map_to_rank({w.read(source, kind)}, {w.read(rank, 'u32')}, {kind})"
+    w.write(destination, result, kind)
+
+
+@emits("getctarank")
+def _getctarank(w: BlockWriter, instruction: Instruction) -> None:
+    destination, source = instruction.operands
+    w.write(destination, f"m.rank_of(g, {w.read(source, STORAGE[instruction.modifiers[-1]])})", "u32")
+
+
+def destination_registers(operand: object) -> list[Register]:
+    """The registers of a destination operand."""
+    return [element for element in elements(operand) if isinstance(element, Register)]  # type: ignore[arg-type]
+
+
+__all__ = ["DTYPES", "destination_registers", "kind_of", "space_of"]

@@ -1,0 +1,45 @@
+"""What becomes of a kernel: functions to call, one for each basic block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .layout import Layout
+from .ptx import Function, Instruction
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What bar.red computes, and the register that gets it."""
+
+    operation: str
+    register: int
+
+
+@dataclass(frozen=True)
+class CompiledBlock:
+    """A basic block, ready to run."""
+
+    index: int
+    function: Callable[..., Any]  # of the machine and a group
+    ends: str
+    targets: tuple[int, ...]
+    first: int  # number of its first instruction
+    size: int  # instructions
+    gathers: bool
+    reduction: Reduction | None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel, ready to be launched."""
+
+    function: Function
+    layout: Layout
+    blocks: list[CompiledBlock]
+    instructions: list[Instruction]
+    registers: list[Any]  # the dtype of each register that must exist before it is written; None for the others
+    written_parameters: set[int] | None  # through which the kernel writes global memory; None: any memory at all
+    text: str  # of the generated functions

@@ -1,0 +1,169 @@
+"""Where the variables and parameters of a kernel lie, and through which parameters it writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .errors import UnsupportedInstruction
+from .flow import destination_operands
+from .ptx import SIZES, Address, Function, Instruction, Module, Symbol, Variable, registers_in
+
+
+@dataclass
+class Layout:
+    """Addresses, sizes and offsets."""
+
+    symbols: dict[str, int]  # addresses within their spaces
+    parameters: dict[str, int]  # offsets within the parameter memory
+    parameter_bytes: int
+    parameter_names: list[str]
+    shared_bytes: int = 0  # static; dynamic shared memory follows
+    local_bytes: int = 0
+    granule: int = 16  # bytes: the smallest access to shared memory
+    global_granule: int = 16
+    carries: dict[str, int] = field(default_factory=dict)
+
+    def address(self, name: str) -> int:
+        """The address of a variable, or the offset of a parameter."""
+        if name in self.symbols:
+            return self.symbols[name]
+        if name in self.parameters:
+            return self.parameters[name]
+        raise UnsupportedInstruction(f"the address of {name}")
+
+    def written_parameters(self, instructions: list[Instruction]) -> set[int] | None:
+        """The numbers of the parameters that a store or atomic to global memory may be addressed by; None: anything.
+
+        Which parameters a register may come from is followed through every instruction, without regard to order.
+        """
+        sources = self._origins(instructions)
+        written: set[int] = set()
+        for instruction in instructions:
+            if not _writes_global(instruction):
+                continue
+            for operand in instruction.operands:
+                if isinstance(operand, Address):
+                    for name in registers_in(operand):
+                        found = sources.get(name, set())
+                        if -1 in found or not found:
+                            return None
+                        written |= found
+        return written
+
+    def _origins(self, instructions: list[Instruction]) -> dict[str, set[int]]:
+        """For each register the parameters it may come from; -1 for memory."""
+        sources: dict[str, set[int]] = {}
+        changed = True
+        while changed:
+            changed = False
+            for instruction in instructions:
+                written, read = destination_operands(instruction)
+                found: set[int] = set()
+                if instruction.opcode == "ld":
+                    found = self._loaded(instruction)
+                else:
+                    for operand in read:
+                        for name in registers_in(operand):
+                            found |= sources.get(name, set())
+                for operand in written:
+                    for name in registers_in(operand):
+                        old = sources.setdefault(name, set())
+                        if not found <= old:
+                            old |= found
+                            changed = True
+        return sources
+
+    def _loaded(self, instruction: Instruction) -> set[int]:
+        if "param" not in instruction.modifiers:
+            # floats are no addresses; 32-bit and smaller values are offsets
+            return {-1} if instruction.modifiers[-1] in ("u64", "b64", "s64") else set()
+        address = instruction.operands[1]
+        assert isinstance(address, Address)
+        if isinstance(address.base, Symbol) and address.base.name in self.parameters:
+            number = self.parameter_names.index(address.base.name)
+            return {number}
+        return {-1}
+
+
+def lay_out(module: Module, function: Function, globals_at: dict[str, int]) -> Layout:
+    """Give every variable that the function may name its place."""
+    symbols = dict(globals_at)
+    used = _named(function)
+    shared, dynamic, local = 0, [], 0
+    alignment = 16
+    for variable in [*module.variables.values(), *function.variables.values()]:
+        if variable.name not in used:
+            continue
+        if variable.space == "shared" and variable.size == 0:
+            dynamic.append(variable)
+            alignment = max(alignment, variable.align)
+        elif variable.space == "shared":
+            symbols[variable.name] = shared = _aligned(shared, variable.align)
+            shared += variable.size
+        elif variable.space == "local":
+            symbols[variable.name] = local = _aligned(local, variable.align)
+            local += variable.size
+    if dynamic:
+        shared = _aligned(shared, alignment)
+        symbols |= {variable.name: shared for variable in dynamic}
+    offsets, size = _parameters(function.parameters)
+    granule, global_granule = _granules(function)
+    names = [parameter.name for parameter in function.parameters]
+    return Layout(symbols, offsets, size, names, shared, _aligned(local, 16), granule, global_granule)
+
+
+def _parameters(parameters: list[Variable]) -> tuple[dict[str, int], int]:
+    offsets, end = {}, 0
+    for parameter in parameters:
+        offsets[parameter.name] = end = _aligned(end, parameter.align)
+        end += parameter.size
+    return offsets, end
+
+
+def _aligned(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
+
+
+def _named(function: Function) -> set[str]:
+    """Every symbol that an instruction names."""
+    names = set()
+    for item in function.body:
+        if isinstance(item, Instruction):
+            for operand in item.operands:
+                base = operand.base if isinstance(operand, Address) else operand
+                if isinstance(base, Symbol):
+                    names.add(base.name)
+    return names
+
+
+def _granules(function: Function) -> tuple[int, int]:
+    """The smallest element that shared, and that global memory is accessed by."""
+    shared, global_ = 16, 16
+    for item in function.body:
+        if not isinstance(item, Instruction) or item.opcode not in (
+            "ld",
+            "st",
+            "atom",
+            "red",
+            "cp",
+            "mbarrier",
+            "stmatrix",
+            "ldmatrix",
+        ):
+            continue
+        size = SIZES.get(item.modifiers[-1], 4) if item.opcode in ("ld", "st", "atom", "red") else 4
+        spaces = {modifier.split("::")[0] for modifier in item.modifiers}
+        if "shared" in spaces or not spaces & {"global", "local", "param", "const"}:
+            shared = min(shared, size)
+        if not spaces & {"shared", "local", "param", "const"}:
+            global_ = min(global_, size)
+    return shared, global_
+
+
+def _writes_global(instruction: Instruction) -> bool:
+    if instruction.opcode not in ("st", "atom", "red", "cp"):
+        return False
+    spaces = {modifier.split("::")[0] for modifier in instruction.modifiers}
+    if instruction.opcode == "cp":
+        return "bulk" in spaces and instruction.modifiers[-1] != "commit_group" and "global" in spaces
+    return not spaces & {"shared", "local", "param"}

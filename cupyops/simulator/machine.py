@@ -1,0 +1,138 @@
+"""One launch, from its first block to its last: the units that generated code calls, and the batches of blocks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .atomics import Atomics
+from .copies import Copies
+from .function import CompiledBlock
+from .global_shadow import GlobalShadow
+from .group import Batch, Group
+from .matrices import Matrices
+from .runtime import Runtime
+from .scheduler import Scheduler
+from .shared_shadow import SharedShadow
+from .spaces import Spaces
+from .state import State
+from .warps import Warps
+
+_THREADS_PER_BATCH = 16384  # beyond this the arrays leave the cache
+
+
+class Machine:
+    """What the generated functions get as `m`."""
+
+    scheduler: Scheduler  # of the batch under way
+    copies: Copies
+    registers: list[Any]
+
+    def __init__(self, state: State, *, seed: int | None, max_steps: int, output: Callable[[str], Any]) -> None:
+        self._state = state
+        self._chooser = random.Random(seed) if seed is not None else None
+        self._max_steps = max_steps
+        layout = state.code.layout
+        blocks = state.grid[0] * state.grid[1] * state.grid[2]
+        self._global_shadow = GlobalShadow(state, layout.global_granule, blocks) if state.check else None
+        self._spaces = Spaces.of(state, self._global_shadow)
+        self.global_space, self.shared_space = self._spaces.global_, self._spaces.shared
+        self.local_space, self.parameter_space = self._spaces.local, self._spaces.parameters
+        self.generic_space = self._spaces.generic
+        self.warps = Warps(state)
+        self.atomics = Atomics(state, self._spaces)
+        self.matrices = Matrices(state, self._spaces, self.warps)
+        self.runtime = Runtime(state, self._spaces, output)
+        self.map_to_rank, self.rank_of = state.map_to_rank, state.rank_of
+        self.special = _special(state)
+        self.steps = 0
+
+    # --- running ---
+
+    def run(self, progress: Callable[[int, int], Any] | None = None) -> None:
+        """All blocks of the grid, batch after batch. `progress` is told (blocks done, blocks in all)."""
+        state = self._state
+        order = self._block_order()
+        threads = state.block[0] * state.block[1] * state.block[2]
+        size = max(1, _THREADS_PER_BATCH // (threads * state.cluster_size)) * state.cluster_size
+        with np.errstate(all="ignore"):
+            for start in range(0, len(order), size):
+                self._run_batch(order[start : start + size])
+                if progress is not None:
+                    progress(min(start + size, len(order)), len(order))
+
+    def _block_order(self) -> np.ndarray:
+        """The numbers of all blocks: those of a cluster together, by rank; shuffled where a seed says so."""
+        state = self._state
+        x, y, z = state.grid
+        number = np.arange(x * y * z)
+        if state.cluster_size > 1:
+            at = (number % x, number // x % y, number // (x * y))
+            cluster, rank = np.zeros_like(number), np.zeros_like(number)
+            for position, extent, size in reversed(list(zip(at, state.grid, state.cluster))):
+                cluster = cluster * (extent // size) + position // size
+                rank = rank * size + position % size
+            number = number[np.lexsort((rank, cluster))]
+        if self._chooser is None:
+            return number
+        clusters = number.reshape(-1, state.cluster_size)
+        return clusters[np.random.default_rng(self._chooser.randrange(2**32)).permutation(len(clusters))].reshape(-1)
+
+    def _run_batch(self, blocks: np.ndarray) -> None:
+        state = self._state
+        batch = Batch(state.grid, state.block, state.cluster, blocks)
+        state.begin(batch)
+        self.registers = state.registers
+        has_shadow = state.check and state.shared_bytes > 0
+        self.shared_space.shadow = SharedShadow(state, state.code.layout.granule) if has_shadow else None
+        self.copies = Copies(state, self._spaces)
+        self.scheduler = Scheduler(state, batch, self._run_block, self._max_steps, self._chooser)
+        self.scheduler.run()
+        self.steps += self.scheduler.steps
+
+    def _run_block(self, block: CompiledBlock, group: Group) -> Any:
+        state = self._state
+        state.clock += block.size
+        state.thread_instructions += block.size * group.size
+        if state.profile is not None:
+            state.profile.block(block, group)
+        return block.function(self, group)
+
+    # --- what generated code asks for directly ---
+
+    @property
+    def clock(self) -> int:
+        """Instructions issued so far."""
+        return self._state.clock
+
+    def parameter(self, offset: int, dtype: Any, size: int) -> Any:
+        """One value from the kernel's parameters."""
+        return self._state.parameters.buffer[offset : offset + size].view(dtype)[0]
+
+    def fence(self, group: Group) -> None:
+        """Earlier writes of these threads' blocks are out for the other blocks."""
+        if self._global_shadow is not None:
+            self._global_shadow.fence(group)
+
+    def lane_mask(self, relation: str, lane: np.ndarray) -> np.ndarray:
+        """%lanemask_eq and the like."""
+        equal = np.uint32(1) << lane
+        below = equal - np.uint32(1)
+        return {"eq": equal, "lt": below, "le": below | equal, "gt": ~(below | equal), "ge": ~below}[relation]
+
+
+def _special(state: State) -> dict[str, int]:
+    """Special registers with one value in all threads."""
+    special = {"WARP_SZ": 32, "smid": 0, "nsmid": 1, "gridid": 0, "cluster_nctarank": state.cluster_size}
+    special["nwarpid"] = -(-state.block[0] * state.block[1] * state.block[2] // 32)
+    special["dynamic_smem_size"] = state.dynamic_shared
+    special["total_smem_size"] = special["aggr_smem_size"] = state.shared_bytes
+    special["is_explicit_cluster"] = int(state.cluster_size > 1)
+    clusters = [extent // size for extent, size in zip(state.grid, state.cluster)]
+    families = {"ntid": state.block, "nctaid": state.grid, "cluster_nctaid": state.cluster, "nclusterid": clusters}
+    for name, extents in families.items():
+        special |= {f"{name}_{axis}": extent for axis, extent in zip("xyz", extents)}
+    return special

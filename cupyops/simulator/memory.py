@@ -1,0 +1,108 @@
+"""Global memory: allocations, and the addresses by which kernels reach them.
+
+Each allocation has a window of 2^40 addresses of its own, so a stray pointer never lands in a neighbour. The windows of
+shared, local and parameter memory lie above all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+_WINDOW_BITS = 40
+SHARED_BASE = 1 << 60
+LOCAL_BASE = 2 << 60
+PARAMETER_BASE = 3 << 60
+POISON = 0xCB  # what memory holds that nothing has written
+
+
+class Region:
+    """Bytes, and typed views of them."""
+
+    def __init__(self, buffer: np.ndarray) -> None:
+        self.buffer = buffer
+        self._views: dict[Any, np.ndarray] = {}
+
+    def view(self, dtype: Any) -> np.ndarray:
+        """The bytes as elements of `dtype`, from the first byte."""
+        found = self._views.get(dtype)
+        if found is None:
+            size = np.dtype(dtype).itemsize
+            found = self._views[dtype] = self.buffer[: len(self.buffer) // size * size].view(dtype)
+        return found
+
+
+class Allocation(Region):
+    """A piece of global memory.
+
+    Attributes:
+        base: the address of its first byte.
+        low, high: the bytes, counted from `base`, that the kernel of the current launch may touch.
+        written: which bytes hold a value, one bool each; None where all do.
+    """
+
+    def __init__(self, number: int, buffer: np.ndarray, name: str, written: np.ndarray | None) -> None:
+        super().__init__(buffer)
+        self.number = number
+        self.base = number << _WINDOW_BITS
+        self.name = name
+        self.low, self.high = 0, len(buffer)
+        self.written = Region(written) if written is not None else None
+
+    def restrict(self, low: int, high: int) -> None:
+        """For the launch to come, only bytes `low` to `high` may be touched."""
+        self.low, self.high = low, high
+
+
+@dataclass
+class Memory:
+    """Every allocation that a kernel can reach. Buffers are the caller's own: what a kernel writes is seen there."""
+
+    allocations: dict[int, Allocation] = field(default_factory=dict)
+    _next: int = 1
+
+    def allocate(
+        self, array: np.ndarray, name: str = "memory", *, initialized: bool = True, fill: bool = True
+    ) -> Allocation:
+        """Make the bytes of a C-contiguous `array` addressable, with no copy.
+
+        With `initialized=False` the bytes are overwritten with a pattern (unless `fill` is false: they hold it already),
+        and reading one that still has it before a kernel has written it is an error.
+        """
+        if not array.flags.c_contiguous:
+            raise ValueError(f"{name}: the array must be C-contiguous")
+        buffer = array.reshape(-1).view(np.uint8) if array.size else np.zeros(0, np.uint8)
+        written = None
+        if not initialized:
+            if fill:
+                buffer[:] = POISON
+            # whole 16-byte words, so that it can be viewed as any element type
+            written = np.zeros(-(-len(buffer) // 16) * 16, np.uint8)
+        allocation = Allocation(self._next, buffer, name, written)
+        self.allocations[self._next] = allocation
+        self._next += 1
+        return allocation
+
+    def free(self, allocation: Allocation) -> None:
+        """From now on its addresses are nobody's."""
+        self.allocations.pop(allocation.number, None)
+
+    def at(self, address: int) -> Allocation | None:
+        """The allocation whose window holds `address`."""
+        return self.allocations.get(address >> _WINDOW_BITS)
+
+    def nearest(self, address: int) -> Allocation | None:
+        """The allocation that a stray address was probably meant for."""
+        return self.at(address) or self.at(address + (1 << (_WINDOW_BITS - 1)))
+
+
+def number_of(address: np.ndarray) -> np.ndarray:
+    """Which allocation's window each address lies in."""
+    return (address >> np.uint64(_WINDOW_BITS)).astype(np.int64)
+
+
+def space_of(address: np.ndarray) -> np.ndarray:
+    """0 for global memory, 1 for shared, 2 for local, 3 for parameters."""
+    return (address >> np.uint64(60)).astype(np.int64)

@@ -1,0 +1,118 @@
+"""Counting, by instruction: how often it ran, the sectors and banks its memory accesses touched, and divergence."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .faults import Listing
+from .function import CompiledBlock
+from .group import Group
+from .ptx import Place
+
+_SECTOR = 32  # bytes
+_BANKS = 32  # of 4 bytes
+
+
+@dataclass
+class Counts:
+    """What one instruction, or one line, did in the whole launch."""
+
+    warps: int = 0  # times that a warp ran it
+    threads: int = 0
+    requests: int = 0  # global: times that a warp accessed memory
+    sectors: int = 0  # 32-byte sectors that those requests touched
+    least_sectors: int = 0  # had the bytes lain side by side
+    shared_requests: int = 0
+    wavefronts: int = 0  # passes over the banks
+    least_wavefronts: int = 0  # had no two words of a pass been in one bank
+
+    def add(self, other: Counts) -> None:
+        """Add another's counts to these."""
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass
+class Line:
+    """What one line of the .cu file did."""
+
+    own: Counts = field(default_factory=Counts)
+    total: int = 0  # warp instructions, with those of the functions that were called, and inlined, on this line
+    instructions: list[int] = field(default_factory=list)  # the numbers of its own
+
+
+@dataclass
+class Profile:
+    """The counts of one launch."""
+
+    listing: Listing
+    instructions: defaultdict[int, Counts] = field(default_factory=lambda: defaultdict(Counts))
+
+    def block(self, block: CompiledBlock, group: Group) -> None:
+        """A group runs a basic block."""
+        warps = group.batch.warps if group.index is None else len(np.unique(group.get("warp")))
+        for pc in range(block.first, block.first + block.size):
+            counts = self.instructions[pc]
+            counts.warps += warps
+            counts.threads += group.size
+
+    def global_access(self, group: Group, address: np.ndarray, width: int, pc: int) -> None:
+        """Coalescing: the distinct sectors among each warp's addresses."""
+        warp = group.get("warp").astype(np.int64)
+        first, last = address >> np.uint64(5), (address + np.uint64(width - 1)) >> np.uint64(5)
+        sectors = np.concatenate([first, last]).astype(np.int64)
+        touched = np.unique(np.concatenate([warp, warp]) << 46 | (sectors & ((1 << 46) - 1)))
+        warps, lanes = np.unique(warp, return_counts=True)
+        counts = self.instructions[pc]
+        counts.requests += len(warps)
+        counts.sectors += len(touched)
+        counts.least_sectors += int((-(-lanes * width // _SECTOR)).sum())
+
+    def shared_access(self, group: Group, offset: np.ndarray, width: int, pc: int) -> None:
+        """Bank conflicts: words in one bank that a pass of 128 bytes asks for."""
+        words = max(1, width // 4)
+        lanes_per_pass = _BANKS // words
+        word = ((offset >> 2)[:, None] + np.arange(words)).reshape(-1)
+        passes = np.repeat(group.get("warp") * 8 + group.get("laneid").astype(np.int64) // lanes_per_pass, words)
+        distinct = np.unique(passes << 32 | word)  # lanes that want the same word get it together
+        bank = (distinct >> 32) * _BANKS + (distinct & (_BANKS - 1))
+        banks, load = np.unique(bank, return_counts=True)
+        first = np.flatnonzero(np.diff(banks // _BANKS, prepend=-1))  # of each pass
+        counts = self.instructions[pc]
+        counts.shared_requests += len(np.unique(group.get("warp")))
+        counts.wavefronts += int(np.maximum.reduceat(load, first).sum())
+        counts.least_wavefronts += len(first)
+
+    @property
+    def issued(self) -> int:
+        """Warp instructions of the whole launch."""
+        return sum(counts.warps for counts in self.instructions.values())
+
+    def by_line(self) -> dict[tuple[str, int], Line]:
+        """(file, line) -> what it did.
+
+        An instruction is counted where it was written: on the innermost line whose text is known, so that what the CUDA
+        headers inline is found on the line that called it.
+        """
+        lines: defaultdict[tuple[str, int], Line] = defaultdict(Line)
+        for pc, counts in sorted(self.instructions.items()):
+            places = list(self._places(self.listing.instructions[pc].place))
+            if not places:
+                continue
+            known = [place for place in places if place[0] in self.listing.sources]
+            line = lines[(known or places)[0]]
+            line.own.add(counts)
+            line.instructions.append(pc)
+            for place in set(known or places):
+                lines[place].total += counts.warps
+        return dict(lines)
+
+    def _places(self, place: Place | None) -> Iterator[tuple[str, int]]:
+        """The line, then those it was inlined at, outwards."""
+        while place is not None:
+            yield self.listing.file(place), place.line
+            place = place.inlined_at

@@ -1,0 +1,229 @@
+"""A PTX text ready to be launched, and launching it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import emit_async, emit_data, emit_warp  # noqa: F401 - they register what they write
+from .codegen import compile_kernel
+from .errors import InvalidPtx, LaunchRefused
+from .faults import Listing
+from .function import Compiled
+from .machine import Machine
+from .memory import Allocation, Memory
+from .profile import Profile
+from .ptx import SIZES, Function, Variable, parse
+from .state import State
+
+MAX_STEPS = 200_000  # of the scheduler, for each batch of blocks
+_MAX_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An argument that points into an allocation."""
+
+    allocation: Allocation
+    offset: int = 0  # in bytes
+
+    @property
+    def address(self) -> int:
+        """As the kernel sees it."""
+        return self.allocation.base + self.offset
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a launch did."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    thread_instructions: int
+    issued: int  # instructions, each counted once for all threads that ran it together
+    steps: int  # of the scheduler
+    seconds: float
+    profile: Profile | None = None
+
+
+class Program:
+    """The kernels of one PTX text.
+
+    Args:
+        ptx: what NVRTC wrote.
+        memory: where the module's variables live, and the arguments of launches; a new one if left out.
+        sources: file name -> text of the .cu files, for excerpts in messages and reports.
+
+    Raises:
+        InvalidPtx: the text cannot be read.
+
+    Example:
+        >>> program = Program(ptx)
+        >>> x = program.memory.allocate(np.zeros(8, np.float32), "x")
+        >>> program.launch("fill", (1,), (8,), [Pointer(x), np.float32(2)])
+    """
+
+    def __init__(self, ptx: str, *, memory: Memory | None = None, sources: Mapping[str, str] | None = None) -> None:
+        self.module = parse(ptx)
+        self.memory = memory if memory is not None else Memory()
+        self.sources = dict(sources or {})
+        self.variables = self._variables()
+        self._compiled: dict[str, Compiled] = {}
+
+    def kernels(self) -> list[str]:
+        """The names of the kernels."""
+        return [name for name, function in self.module.functions.items() if function.entry and function.defined]
+
+    def kernel(self, name: str) -> Compiled:
+        """A kernel, translated at first use. Raises `UnsupportedInstruction`."""
+        if name not in self._compiled:
+            function = self.module.functions.get(name)
+            if function is None or not function.entry:
+                raise LaunchRefused(f"the PTX has no kernel {name}; it has {', '.join(self.kernels()) or 'none'}")
+            at = {variable: allocation.base for variable, allocation in self.variables.items()}
+            self._compiled[name] = compile_kernel(self.module, function, at)
+        return self._compiled[name]
+
+    def launch(
+        self,
+        name: str,
+        grid: Sequence[int],
+        block: Sequence[int],
+        arguments: Sequence[Any],
+        *,
+        shared: int = 0,
+        check: bool = True,
+        seed: int | None = None,
+        max_steps: int = MAX_STEPS,
+        profile: bool = False,
+        label: str = "",
+        progress: Callable[[int, int], Any] | None = None,
+        output: Callable[[str], Any] = sys.stdout.write,
+    ) -> Report:
+        """Run a kernel to its end.
+
+        Args:
+            name: of the kernel, as the PTX has it.
+            grid, block: one to three extents.
+            arguments: a `Pointer`, a NumPy scalar, a Python number or bytes (a struct by value) for each parameter.
+            shared: bytes of dynamic shared memory.
+            check: look for races and for reads of what was never written. Bounds, alignment, barriers and warps are
+                always checked.
+            seed: run blocks, and diverged threads, in an order drawn with this seed.
+            max_steps: of the scheduler for each batch of blocks, a step being one basic block run by one group.
+            profile: count memory traffic, bank conflicts and divergence by instruction.
+            label: what messages call the kernel, by default its name.
+            progress: called with (blocks done, blocks in all) after each batch.
+            output: takes what the kernel prints.
+
+        Raises:
+            SimulatorError: one of its subclasses for each kind of fault.
+        """
+        code = self.kernel(name)
+        extents = _triple(grid), _triple(block)
+        listing = Listing(label or name, code.instructions, self.module.files, self.sources)
+        _check_launch(code.function, *extents, listing.kernel)
+        collected = Profile(listing) if profile else None
+        state = State(
+            code,
+            self.memory,
+            listing,
+            *extents,
+            shared,
+            _packed(code, arguments, listing.kernel),
+            self._watched(code, arguments) if check else set(),
+            check,
+            collected,
+        )
+        machine = Machine(state, seed=seed, max_steps=max_steps, output=output)
+        start = time.perf_counter()
+        machine.run(progress)
+        seconds = time.perf_counter() - start
+        counts = (state.thread_instructions, state.clock, machine.steps)
+        return Report(listing.kernel, *extents, *counts, seconds, collected)
+
+    def _watched(self, code: Compiled, arguments: Sequence[Any]) -> set[int]:
+        """The allocations that the kernel may write."""
+        if code.written_parameters is None:
+            return set(self.memory.allocations)
+        written = [arguments[number] for number in code.written_parameters]
+        return {argument.allocation.number for argument in written if isinstance(argument, Pointer)}
+
+    def _variables(self) -> dict[str, Allocation]:
+        """The module's global and constant variables, each an allocation with its initial value."""
+        declared = [v for v in self.module.variables.values() if v.space in ("global", "const") and v.size]
+        made = {v.name: self.memory.allocate(np.zeros(v.size, np.uint8), v.name) for v in declared}
+        for variable in declared:
+            size = SIZES[variable.type]
+            for number, text in enumerate(variable.initial):
+                value = _initial(text, variable, made)
+                made[variable.name].buffer[number * size : (number + 1) * size] = np.frombuffer(value, np.uint8)
+        return made
+
+
+def _initial(text: str, variable: Variable, made: dict[str, Allocation]) -> bytes:
+    """One element of an initialiser: a number, the bits of a float, or the address of another variable."""
+    size = SIZES[variable.type]
+    if bits := re.fullmatch(r"0[fFdD]([0-9a-fA-F]+)", text):
+        return int(bits.group(1), 16).to_bytes(size, "little")
+    if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", text):
+        number = text.rstrip("U")
+        value = int(number, 16 if "x" in number.lower() else 10)
+        return (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+    symbol = re.fullmatch(r"(?:generic\(\s*)?([A-Za-z_$][\w$]*)\s*\)?(?:\s*\+\s*(\d+))?", text)
+    if symbol is not None and symbol.group(1) in made:
+        return (made[symbol.group(1)].base + int(symbol.group(2) or 0)).to_bytes(size, "little")
+    raise InvalidPtx(f"the initial value {text!r} of {variable.name} is not covered")
+
+
+def _triple(extents: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = (*map(int, extents), 1, 1)[:3]
+    return x, y, z
+
+
+def _check_launch(function: Function, grid: tuple[int, int, int], block: tuple[int, int, int], kernel: str) -> None:
+    threads = block[0] * block[1] * block[2]
+    if min(grid) < 1 or min(block) < 1 or threads > _MAX_THREADS:
+        raise LaunchRefused(
+            f"{kernel}: grid {grid} and block {block}: extents from 1, at most {_MAX_THREADS} threads a block"
+        )
+    if function.max_threads is not None and threads > function.max_threads:
+        limit = function.max_threads
+        raise LaunchRefused(f"{kernel}: a block of {threads} threads; its __launch_bounds__ allow {limit}")
+    if any(extent % size for extent, size in zip(grid, function.cluster)):
+        raise LaunchRefused(f"{kernel}: grid {grid} is no multiple of the cluster {function.cluster}")
+
+
+def _packed(code: Compiled, arguments: Sequence[Any], kernel: str) -> np.ndarray:
+    """The arguments as the bytes of the parameter memory."""
+    parameters = code.function.parameters
+    if len(arguments) != len(parameters):
+        raise LaunchRefused(f"{kernel}: {len(arguments)} arguments given, {len(parameters)} declared")
+    packed = np.zeros(max(code.layout.parameter_bytes, 1), np.uint8)
+    for number, (parameter, argument) in enumerate(zip(parameters, arguments)):
+        value = _bytes_of(argument, parameter)
+        if len(value) != parameter.size:
+            found = f"{len(value)} bytes ({argument!r})"
+            raise LaunchRefused(f"{kernel}: argument {number} is {found}, expected {parameter.size} bytes")
+        offset = code.layout.parameters[parameter.name]
+        packed[offset : offset + parameter.size] = np.frombuffer(value, np.uint8)
+    return packed
+
+
+def _bytes_of(argument: Any, parameter: Variable) -> bytes:
+    if isinstance(argument, Pointer):
+        return argument.address.to_bytes(8, "little")
+    if isinstance(argument, (bytes, bytearray)):
+        return bytes(argument)
+    if isinstance(argument, np.generic):
+        return argument.tobytes()
+    if isinstance(argument, float):
+        return np.array(argument, f"f{parameter.size}").tobytes()
+    return (int(argument) & ((1 << 8 * parameter.size) - 1)).to_bytes(parameter.size, "little")

@@ -1,0 +1,121 @@
+"""What the device runtime offers a kernel: printf, assert, malloc, trap."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .errors import DeviceAssert, OutOfBounds, Trap
+from .faults import fault
+from .group import Group
+from .spaces import Spaces
+from .state import State
+
+_CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|z|j|t)?([%a-zA-Z])")
+
+
+class Runtime:
+    """Functions that the PTX calls and does not define. Their arguments lie in the threads' local memory."""
+
+    def __init__(self, state: State, spaces: Spaces, output: Callable[[str], Any]) -> None:
+        self._state = state
+        self._spaces = spaces
+        self._output = output
+
+    def vprintf(self, group: Group, result: int, format_: int, arguments: int, pc: int) -> None:
+        """printf: each thread's line, in the order of threads."""
+        texts = self._argument(group, format_, np.uint64, pc)
+        buffers = self._argument(group, arguments, np.uint64, pc)
+        for number, one in enumerate(group.one_by_one()):
+            text = self._string(one, int(texts[number]), pc)
+            self._output(self._formatted(one, text, int(buffers[number]), pc))
+        self._spaces.local.store(group, np.uint64(result), (np.uint32(1),), np.uint32, 4, pc)
+
+    def assertfail(self, group: Group, message: int, file: int, line: int, function: int, size: int, pc: int) -> None:
+        """A failed assert."""
+        one = group.one_by_one()[0]
+        texts = [
+            self._string(one, int(self._argument(group, place, np.uint64, pc)[0]), pc)
+            for place in (message, file, function)
+        ]
+        number = int(self._argument(group, line, np.uint32, pc)[0])
+        what = f"assertion `{texts[0]}` failed"
+        detail = f"{texts[1]}:{number}, {texts[2]}"
+        raise fault(DeviceAssert, self._state.listing, group, np.True_, what, pc, detail=detail)
+
+    def trap(self, group: Group, pc: int) -> None:
+        """The kernel gives up."""
+        raise fault(Trap, self._state.listing, group, np.True_, "the kernel executed trap", pc)
+
+    def malloc(self, group: Group, result: int, size: int, pc: int) -> None:
+        """Memory from the device's heap."""
+        sizes = self._argument(group, size, np.uint64, pc)
+        memory = self._state.memory
+        made = [memory.allocate(np.zeros(int(one), np.uint8), "malloc", initialized=False) for one in sizes]
+        addresses = np.array([allocation.base for allocation in made], np.uint64)
+        self._spaces.local.store(group, np.uint64(result), (addresses,), np.uint64, 8, pc)
+
+    def free(self, group: Group, pointer: int, pc: int) -> None:
+        """Give it back."""
+        for address in self._argument(group, pointer, np.uint64, pc):
+            allocation = self._state.memory.at(int(address))
+            if allocation is not None:
+                self._state.memory.free(allocation)
+
+    # --- reading what the thread means ---
+
+    def _argument(self, group: Group, place: int, dtype: Any, pc: int) -> np.ndarray:
+        return self._spaces.local.load(group, np.uint64(place), dtype, np.dtype(dtype).itemsize, 1, pc)
+
+    def _value(self, one: Group, address: int, dtype: Any, pc: int) -> Any:
+        where = np.array([address], np.uint64)
+        return self._spaces.generic.load(one, where, dtype, np.dtype(dtype).itemsize, 1, pc)[0]
+
+    def _string(self, one: Group, address: int, pc: int) -> str:
+        allocation = self._state.memory.at(address)
+        if allocation is None:
+            raise fault(OutOfBounds, self._state.listing, one, np.True_, "a string through a wild pointer", pc)
+        content = allocation.buffer[address - allocation.base :].tobytes()
+        return content.split(b"\0", 1)[0].decode("utf-8", "replace")
+
+    def _formatted(self, one: Group, text: str, buffer: int, pc: int) -> str:
+        """The format's conversions, each with the next of the arguments, which lie at their natural alignment."""
+        offset = 0
+
+        def take(dtype: Any) -> Any:
+            nonlocal offset
+            size = np.dtype(dtype).itemsize
+            offset = -(-offset // size) * size + size
+            return self._value(one, buffer + offset - size, dtype, pc)
+
+        def convert(match: re.Match[str]) -> str:
+            flags, width, precision, length, kind = match.groups()
+            if kind == "%":
+                return "%"
+            width = str(int(take(np.int32))) if width == "*" else width or ""
+            if precision == "*":
+                precision = str(int(take(np.int32)))
+            spec = f"%{flags}{width}" + (f".{precision}" if precision is not None else "")
+            return _converted(
+                spec, kind, length in ("l", "ll", "z", "j", "t"), take, lambda at: self._string(one, at, pc)
+            )
+
+        return _CONVERSION.sub(convert, text)
+
+
+def _converted(spec: str, kind: str, wide: bool, take: Callable[[Any], Any], string: Callable[[int], str]) -> str:
+    if kind in "feEgGaAF":
+        value = float(take(np.float64))
+        return value.hex() if kind in "aA" else (spec + kind) % value
+    if kind == "s":
+        return (spec + "s") % string(int(take(np.uint64)))
+    if kind == "p":
+        return hex(int(take(np.uint64)))
+    if kind == "c":
+        return (spec + "c") % chr(int(take(np.int32)) & 0xFF)
+    signed = kind in "di"
+    dtype = (np.int64 if signed else np.uint64) if wide else (np.int32 if signed else np.uint32)
+    return (spec + ("d" if kind == "u" else kind)) % int(take(dtype))

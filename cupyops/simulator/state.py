@@ -1,0 +1,96 @@
+"""The state of a launch: sizes, memory, and what the blocks of the batch under way have come to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .faults import Listing
+from .function import Compiled
+from .group import Batch, Group, lane_bits
+from .memory import POISON, SHARED_BASE, Memory, Region
+from .profile import Profile
+
+_RANK_SHIFT = 24  # shared addresses of a cluster: offset below, rank + 1 above, 0 for the block's own
+_RANK_MASK = 0xFF
+
+
+class State:
+    """Plain data that the units of the machine share."""
+
+    batch: Batch
+    shared_memory: Region  # of all blocks of the batch, one after the other
+    local_memory: Region  # of all its threads
+    registers: list[Any]  # an array over all threads, or a scalar where they agree; by number
+    epoch: np.ndarray  # barriers passed, by block
+    warp_epoch: np.ndarray  # by warp
+    exited: np.ndarray  # by thread
+
+    def __init__(
+        self,
+        code: Compiled,
+        memory: Memory,
+        listing: Listing,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        dynamic_shared: int,
+        parameters: np.ndarray,
+        watched: set[int],
+        check: bool,
+        profile: Profile | None,
+    ) -> None:
+        self.code, self.memory, self.listing = code, memory, listing
+        self.grid, self.block, self.cluster = grid, block, code.function.cluster
+        self.cluster_size = self.cluster[0] * self.cluster[1] * self.cluster[2]
+        self.rank_unit = 1 << _RANK_SHIFT
+        self.dynamic_shared = dynamic_shared
+        self.shared_bytes = code.layout.shared_bytes + dynamic_shared
+        self.shared_stride = max(16, -(-self.shared_bytes // 16) * 16)
+        self.local_bytes = code.layout.local_bytes
+        self.parameters = Region(parameters)
+        self.watched = watched  # numbers of the allocations that the kernel may write
+        self.check = check
+        self.profile = profile
+        self.clock = 0  # instructions issued so far
+        self.thread_instructions = 0
+        self.progressed = False  # something has happened that others may wait for
+        self.spinning = False  # the last step found out that it has to wait
+
+    def begin(self, batch: Batch) -> None:
+        """Fresh memory and registers for the threads of a batch."""
+        self.batch = batch
+        self.shared_memory = Region(np.full(batch.blocks * self.shared_stride, POISON, np.uint8))
+        self.local_memory = Region(np.full(batch.threads * self.local_bytes, POISON, np.uint8))
+        self.epoch = np.zeros(batch.blocks, np.int64)
+        self.warp_epoch = np.zeros(batch.warps, np.int64)
+        self.exited = np.zeros(batch.threads, np.bool_)
+        dtypes = self.code.registers
+        self.registers = [None if dtype is None else np.zeros(batch.threads, dtype) for dtype in dtypes]
+
+    def live_lanes(self) -> np.ndarray:
+        """For each warp, a bit for each lane that has not left."""
+        return lane_bits(self.batch, self.batch.per_thread["slot"][~self.exited])
+
+    # --- shared addresses in a cluster ---
+
+    def shared_start(self, group: Group, address: np.ndarray) -> np.ndarray:
+        """Where the shared memory that each address means begins, within that of the batch."""
+        own = group.get("block")
+        if self.cluster_size > 1:
+            field = (address >> _RANK_SHIFT) & _RANK_MASK
+            first = own // self.cluster_size * self.cluster_size
+            own = np.where(field == 0, own, first + np.minimum(field - 1, self.cluster_size - 1))
+        return own * self.shared_stride
+
+    def map_to_rank(self, address: Any, rank: Any, dtype: Any) -> Any:
+        """The shared address of the same variable in the block of that rank."""
+        offset = address & dtype(self.rank_unit - 1)
+        base = dtype(SHARED_BASE) if dtype is np.uint64 else dtype(0)
+        return base + offset + ((rank + np.uint32(1)).astype(dtype) << dtype(_RANK_SHIFT))
+
+    def rank_of(self, group: Group, address: Any) -> np.ndarray:
+        """The rank of the block that a shared address belongs to."""
+        field = (group.spread(address).astype(np.uint64) >> np.uint64(_RANK_SHIFT)).astype(np.uint32)
+        field &= np.uint32(_RANK_MASK)
+        return np.where(field == 0, group.get("cluster_ctarank"), field - np.uint32(1))

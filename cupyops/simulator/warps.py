@@ -1,0 +1,166 @@
+"""Instructions of a warp: shuffles, votes, matches, reductions, __syncwarp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .errors import WarpFault
+from .faults import fault
+from .group import Group
+from .state import State
+
+_FULL = 0xFFFFFFFF
+_NEUTRAL: dict[str, Any] = {"add": 0, "or": 0, "xor": 0}
+
+
+class Warps:
+    """Exchange between the lanes of each warp."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    # --- who takes part ---
+
+    def check_members(self, group: Group, mask: Any, pc: int) -> None:
+        """Every lane named in the mask is here, and names itself."""
+        batch = group.batch
+        if group.index is None and batch.whole_warps and not isinstance(mask, np.ndarray) and int(mask) == _FULL:
+            return
+        mask = group.spread(mask, np.uint32)
+        warp = group.get("warp")
+        absent = mask & ~group.lanes_present()[warp]
+        if absent.any():
+            self._absent(group, mask, absent, pc)
+        outside = ((mask >> group.get("laneid")) & np.uint32(1)) == 0
+        if outside.any():
+            what = "a warp-wide instruction is executed by a lane that its mask does not name"
+            first = int(mask[int(np.argmax(outside))])
+            raise fault(WarpFault, self._state.listing, group, outside, what, pc, detail=f"mask {first:#010x}")
+
+    def _absent(self, group: Group, mask: np.ndarray, absent: np.ndarray, pc: int) -> None:
+        gone = ~self._state.live_lanes()[group.get("warp")]
+        elsewhere = absent & ~gone
+        bad, why = (elsewhere, "are elsewhere") if elsewhere.any() else (absent & gone, "have exited or do not exist")
+        first = int(np.argmax(bad != 0))
+        lanes = [lane for lane in range(32) if int(bad[first]) >> lane & 1]
+        named = ", ".join(map(str, lanes[:6])) + (f" and {len(lanes) - 6} more" if len(lanes) > 6 else "")
+        what = f"a warp-wide instruction names lanes that {why}"
+        detail = f"mask {int(mask[first]):#010x}; lanes {named} {why}"
+        raise fault(WarpFault, self._state.listing, group, bad != 0, what, pc, detail=detail)
+
+    def check_whole(self, group: Group, lanes: int, pc: int) -> None:
+        """An .aligned instruction is executed by whole warps, or warpgroups of 128."""
+        if group.index is None and group.batch.threads_per_block % lanes == 0:
+            return
+        local = group.threads % group.batch.threads_per_block
+        starts = local[::lanes]
+        whole = group.size % lanes == 0 and bool((starts % lanes == 0).all())
+        if not whole or not bool((local[lanes - 1 :: lanes] == starts + lanes - 1).all()):
+            what = f"an instruction of all {lanes} lanes is executed by some of them only"
+            raise fault(WarpFault, self._state.listing, group, np.True_, what, pc)
+
+    # --- the instructions ---
+
+    def shuffle(
+        self, group: Group, mode: str, value: Any, lane: Any, clamp: Any, mask: Any, pc: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """shfl.sync: (the value of another lane, whether that lane is within the segment)."""
+        self.check_members(group, mask, pc)
+        own = group.get("laneid").astype(np.int64)
+        other, clamp = np.asarray(lane).astype(np.int64) & 31, np.asarray(clamp).astype(np.int64)
+        bound, segment = clamp & 31, (clamp >> 8) & 31
+        highest = (own & segment) | (bound & ~segment)
+        if mode == "up":
+            source = own - other
+            inside = source >= highest
+        else:
+            source = {
+                "down": own + other,
+                "bfly": own ^ other,
+                "idx": (own & segment) | (other & ~segment),
+            }[mode]
+            inside = source <= highest
+        source = np.where(inside, source, own)
+        value = group.spread(value)
+        if group.index is None and group.batch.whole_warps:
+            return value[group.threads - own + source], inside
+        slot = group.get("slot")
+        lanes = np.zeros(group.batch.warps * 32, np.uint32)
+        lanes[slot] = value
+        return lanes[slot - own + source], inside
+
+    def vote(self, group: Group, mode: str, predicate: Any, mask: Any, pc: int) -> np.ndarray:
+        """vote.sync."""
+        self.check_members(group, mask, pc)
+        flags = np.zeros(group.batch.warps * 32, np.bool_)
+        flags[group.get("slot")] = predicate
+        ballot = np.packbits(flags, bitorder="little").view(np.uint32)[group.get("warp")] & mask
+        if mode == "ballot":
+            return ballot
+        if mode == "any":
+            return ballot != 0
+        return ballot == mask if mode == "all" else (ballot == 0) | (ballot == mask)
+
+    def active(self, group: Group) -> np.ndarray:
+        """activemask."""
+        return group.lanes_present()[group.get("warp")]
+
+    def elect(self, group: Group, mask: Any, pc: int) -> tuple[np.ndarray, np.ndarray]:
+        """elect.sync: the lowest lane of the mask leads."""
+        self.check_members(group, mask, pc)
+        mask = group.spread(mask, np.uint32)
+        lowest = np.log2((mask & (~mask + np.uint32(1))).astype(np.float64)).astype(np.uint32)
+        return lowest, group.get("laneid") == lowest
+
+    def match(self, group: Group, mode: str, value: Any, mask: Any, pc: int) -> tuple[np.ndarray, np.ndarray]:
+        """match.sync: (the lanes that hold the same value, whether all do)."""
+        self.check_members(group, mask, pc)
+        value, mask = group.spread(value), group.spread(mask, np.uint32)
+        slot, warps = group.get("slot"), group.batch.warps
+        values = np.zeros(warps * 32, value.dtype)
+        present = np.zeros(warps * 32, np.bool_)
+        values[slot], present[slot] = value, True
+        rows, here = values.reshape(warps, 32), present.reshape(warps, 32)
+        same = (rows[:, :, None] == rows[:, None, :]) & here[:, None, :]
+        lanes = np.packbits(same, axis=2, bitorder="little").view(np.uint32).reshape(-1)[slot] & mask
+        if mode == "any":
+            return lanes, lanes == mask
+        agree = lanes == mask
+        return np.where(agree, lanes, np.uint32(0)), agree
+
+    def reduce(
+        self, group: Group, operation: str, value: Any, mask: Any, ignores_nan: bool, absolute: bool, pc: int
+    ) -> np.ndarray:
+        """redux.sync, over the lanes that name the same mask."""
+        self.check_members(group, mask, pc)
+        value, mask = group.spread(value), group.spread(mask, np.uint32)
+        if absolute:
+            value = np.abs(value)
+        # lanes with one mask belong together; a warp may hold several such sets
+        key = group.get("warp").astype(np.uint64) << np.uint64(32) | mask
+        _, number = np.unique(key, return_inverse=True)
+        if value.dtype.kind == "f":
+            combine: Any = {"min": np.fmin, "max": np.fmax} if ignores_nan else {"min": np.minimum, "max": np.maximum}
+            result = np.full(
+                int(number.max()) + 1,
+                np.nan if ignores_nan else {"min": np.inf, "max": -np.inf}[operation],
+                value.dtype,
+            )
+            combine[operation].at(result, number, value)
+            return result[number]
+        ufunc: Any = {
+            "add": np.add, "min": np.minimum, "max": np.maximum,
+            "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+        }[operation]  # fmt: skip
+        info = np.iinfo(value.dtype)
+        neutral = {"min": info.max, "max": info.min, "and": -1 if info.min else info.max}.get(operation, 0)
+        result = np.full(int(number.max()) + 1, neutral, value.dtype)
+        ufunc.at(result, number, value)
+        return result[number]
+
+    def sync(self, group: Group, mask: Any, pc: int) -> None:
+        """bar.warp.sync: orders the memory accesses of the lanes."""
+        self.check_members(group, mask, pc)
+        self._state.warp_epoch[np.unique(group.get("warp"))] += 1
