@@ -14,7 +14,7 @@ from .errors import (
 from .kernel import Kernel, ceil_div
 from .operator import Operator, operator, operators
 from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
-from .simulation import Simulation, simulate, simulate_if_asked
+from .simulation import Simulation, simulate, simulate_if_asked, simulating
 from .tracing import Trace, trace
 
 __version__ = "0.1.0"

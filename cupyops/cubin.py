@@ -38,8 +38,7 @@ def resources(cubin: bytes, symbol: str) -> Resources:
         InputError: not a cubin, or no such kernel in it.
         MissingDependencyError: pyelftools is not installed.
     """
-    elf = _read(cubin)
-    sections = {section.name: section for section in elf.iter_sections()}
+    sections = _sections(cubin)
     if f".text.{symbol}" not in sections:
         kernels = [name.removeprefix(".text.") for name in sections if name.startswith(".text.")]
         raise InputError(f"the cubin has no kernel {symbol}; it has {', '.join(kernels) or 'none'}")
@@ -54,22 +53,25 @@ def resources(cubin: bytes, symbol: str) -> Resources:
     )
 
 
-def _read(cubin: bytes) -> Any:
+def _sections(cubin: bytes) -> dict[str, Any]:
+    """The sections by name."""
     try:
         from elftools.common.exceptions import ELFError  # type: ignore[import-not-found, import-untyped, unused-ignore]
         from elftools.elf.elffile import ELFFile  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise MissingDependencyError(f"reading a cubin needs pyelftools: {error}\n  pip install pyelftools") from error
     try:
-        return ELFFile(BytesIO(cubin))
+        return {section.name: section for section in ELFFile(BytesIO(cubin)).iter_sections()}
     except ELFError as error:
         raise InputError(f"not a cubin: {error}") from error
 
 
 def _attributes(sections: dict[str, Any], symbol: str) -> dict[int, int]:
     """attribute -> value, of those records in `.nv.info` that are about one function: its symbol number and a value."""
+    found: dict[int, int] = {}
+    if not {".symtab", ".nv.info"} <= set(sections):
+        return found
     names = [entry.name for entry in sections[".symtab"].iter_symbols()]
-    found = {}
     for attribute, payload in _records(sections[".nv.info"].data()):
         if len(payload) == 8:
             number, value = struct.unpack("<II", payload)

@@ -110,6 +110,11 @@ def simulate(
     return Simulation(arch, check, seed, max_steps)
 
 
+def simulating() -> bool:
+    """Whether kernels on CPU tensors run in the simulator now."""
+    return isinstance(executors.get("cpu"), Simulation)
+
+
 def simulate_if_asked() -> None:
     """Start simulating for good where the environment says so."""
     asked = os.environ.get("CUPYOPS_SIMULATE", "").strip()

@@ -6,7 +6,8 @@ A kernel reaches a program in three ways:
     python examples/add_model.py --kernel file      it stands in a .cu file beside the program
     python examples/add_model.py --kernel wheel     it was compiled ahead of time, and only the cubin is loaded
 
-Without a GPU the vectors train through the operator's PyTorch reference; the kernels are compiled all the same.
+Without a GPU the vectors train through the operator's PyTorch reference; the kernels are compiled all the same. With
+CUPYOPS_SIMULATE=1 the simulator runs them.
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ def main(
     if where.type == "cuda":
         arch = "sm_{}{}".format(*torch.cuda.get_device_capability(where))
     else:
-        console.print(f"no GPU in use: training on {where} through the PyTorch reference")
+        runs = "the kernels, in the simulator" if cupyops.simulating() else "the PyTorch reference"
+        console.print(f"no GPU in use: training on {where} through {runs}")
     with tempfile.TemporaryDirectory() as temporary:
         if kernel is Way.wheel:
             folder = cubins or Path(temporary)

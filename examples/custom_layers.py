@@ -151,7 +151,8 @@ def main(
     torch.manual_seed(seed)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if where.type == "cpu":
-        console.print("no GPU in use: the functions of cupyops run their PyTorch reference")
+        runs = "the kernels in the simulator" if cupyops.simulating() else "their PyTorch reference"
+        console.print(f"no GPU in use: the functions of cupyops run {runs}")
     table = Table(
         "layer", "output", "gradients", "ours (ms)", "built in (ms)", title="largest differences, forward + backward"
     )

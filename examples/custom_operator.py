@@ -107,7 +107,10 @@ def main(
     beta = torch.tensor(1.5, device=device, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(swish, (x, beta))
     torch.autograd.gradgradcheck(swish, (x[:20].detach().requires_grad_(), beta))
-    by = "the kernels" if device.startswith("cuda") else "the reference (no GPU in use)"
+    if device.startswith("cuda"):
+        by = "the kernels"
+    else:
+        by = "the kernels, in the simulator" if cupyops.simulating() else "the reference (no GPU in use)"
     typer.echo(f"gradients of {by} agree with finite differences in float64, and so do theirs")
     typer.echo(f"beta learnt: {learn_beta(device, steps, trace):.4f}, made with: 2")
 

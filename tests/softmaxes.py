@@ -12,8 +12,8 @@ from cupyops.common import rows
 
 NAN, INF = float("nan"), float("inf")
 
-# one for each form of the kernels: packs of one warp, several packs, a block for a row, wide rows, columns
-FORMS = [((6, 7), 1), ((6, 300), 1), ((6, 1031), 1), ((6, 16389), 1), ((6, 32776), 1), ((6, 13, 3), 1)]
+# one for each form of the kernels: packs of one warp, several packs, and by vectors, a block for a row, wide rows, columns
+FORMS = [((6, 7), 1), ((6, 300), 1), ((6, 1024), 1), ((6, 1031), 1), ((6, 16389), 1), ((6, 32776), 1), ((6, 13, 3), 1)]
 
 
 def gradient(function, x, dim, grad_y, **options):
@@ -29,6 +29,7 @@ class SoftmaxContract(OperatorContract):
         yield from self.small_samples(make)
         yield Sample(make(37, 33), dim=1)  # several blocks, rows off 16 bytes
         yield Sample(make(3, 300), -1)
+        yield Sample(make(3, 1024), -1)
         yield Sample(make(2, 1031), 1)
         yield Sample(make(2, 16389), dim=-1)
         yield Sample(make(2, 32776), dim=-1)  # by vectors

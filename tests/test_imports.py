@@ -98,8 +98,18 @@ def test_one_module_imports_cupy():
 
 
 def test_the_command_line_s_packages_stay_in_the_command_line():
+    """But for the progress bar of a long launch in the simulator, which is there where rich is."""
     users = {name(path).partition("/")[0] for path in files() if {"rich", "typer"} & set(external(path))}
-    assert users == {"cli"}
+    assert users == {"cli", "simulation.py"}
+
+
+def test_the_simulator_could_be_a_package_of_its_own():
+    """It needs NumPy and the standard library; of this package nothing but the base of its errors."""
+    inside = [path for path in files() if name(path).startswith("simulator/")] + [PACKAGE / "simulator" / "__init__.py"]
+    outside = {package for path in inside for package in external(path)} - sys.stdlib_module_names
+    assert outside == {"numpy"}
+    others = {target for path in inside for target in imported(path) if target[0] != "simulator"}
+    assert others == {("errors",)}
 
 
 def run(code):
@@ -115,7 +125,7 @@ import cupyops, cupyops.nn, cupyops.optim
 new = {module.split(".")[0] for module in set(sys.modules) - before}
 assert not torch.cuda.is_initialized()
 assert not [k for k in cupyops.kernel.kernels() if k._specialised], "a kernel was specialised"
-assert not [m for m in sys.modules if m.startswith("cupyops.cli")]
+assert not [m for m in sys.modules if m.startswith(("cupyops.cli", "cupyops.simulator"))]
 print(*sorted(new))
 """
     done = run(code)

@@ -34,3 +34,53 @@ def compile(
     from .compile import run
 
     raise typer.Exit(run(modules or [], arch.split(",") if arch else None, out, jobs))
+
+
+@app.command()
+def simulate(
+    file: Annotated[str, typer.Argument(metavar="FILE.cu", help="Looked for here, then among the built-in kernels.")],
+    kernel: Annotated[str, typer.Argument(help='The __global__ function: relu_fwd, or "relu_fwd<float>".')],
+    grid: Annotated[str, typer.Option(help="Blocks: 4 or 4,2.")],
+    block: Annotated[str, typer.Option(help="Threads of a block: 256 or 32,8.")],
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="For each parameter, in order: 3, 0.5, true, randn(1000), rand(n), randint(low,high,n), zeros(32,32), "
+            "ones(n), arange(n), full(n,value), empty(n) (uninitialised), @file.npy, null; with :float32 behind an array "
+            "where the C type does not say what it holds. Random numbers are the same in every run."
+        ),
+    ] = None,
+    template: Annotated[
+        list[str] | None, typer.Option(help="A template argument: T=float32 or N=4. Once for each.")
+    ] = None,
+    arch: Annotated[str, typer.Option(help="The architecture to compile for.")] = "sm_80",
+    shared: Annotated[int, typer.Option(min=0, help="Bytes of dynamic shared memory.")] = 0,
+    option: Annotated[list[str] | None, typer.Option(help="A further NVRTC option, as --option=-DN=4.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Run threads and blocks in an order drawn with this seed.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Look for races and for reads of unwritten memory.")
+    ] = True,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="After how many steps to give up.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an annotated report of the source to this file.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the same data to this file.")] = None,
+) -> None:
+    """Run a kernel on the CPU: check it, and see where its instructions and memory accesses are. Needs no GPU."""
+    from .simulate import Request, run
+
+    request = Request(
+        file=file,
+        kernel=kernel,
+        grid=grid,
+        block=block,
+        args=arg or (),
+        template=template or (),
+        arch=arch,
+        shared=shared,
+        options=option or (),
+        seed=seed,
+        check=check,
+        max_steps=max_steps,
+        html=html,
+        json=json,
+    )
+    raise typer.Exit(run(request))

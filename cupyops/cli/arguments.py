@@ -87,10 +87,10 @@ def values(
     return [value if argument.kind == "pointer" else plain for argument, value, plain in zip(arguments, made, checked)]
 
 
-def usage(file: str, kernel: str, template: str, arguments: Sequence[signature.Argument], types: dict[str, str]) -> str:
+def usage(file: str, kernel: str, arguments: Sequence[signature.Argument], types: dict[str, str]) -> str:
     """The kernel's C signature, and a command line that would run it."""
     declared = ", ".join(f"{argument.ctype} {argument.name}" for argument in arguments)
-    words = ["python", "-m", "cupyops", "simulate", file, kernel, *template.split(), "--grid", "4", "--block", "256"]
+    words = ["python", "-m", "cupyops", "simulate", file, kernel, "--grid", "4", "--block", "256"]
     for argument in arguments:
         words += ["--arg", _example(argument, types)]
     return f"signature: __global__ void {kernel}({declared})\nexample:   {shlex.join(words)}\n--arg:     {FORMS}"
@@ -177,12 +177,18 @@ def _array(number: int, name: str, text: str, element: str | None) -> tuple[np.n
     chosen = _element(suffix) or element
     if chosen is None:
         raise InputError(f"the C type does not say what it points to; write it behind: {text}:float32")
+    generator = np.random.default_rng([number, *name.encode()])
+    made = _MAKERS[maker](generator, chosen, _numbers(maker, inside))
+    return stored(made, chosen), chosen
+
+
+def _numbers(maker: str, inside: str) -> list[Any]:
+    """What stands between the parentheses; those of a shape in it change nothing."""
+    parts = [part.strip() for part in inside.replace("(", "").replace(")", "").split(",") if part.strip()]
     try:
-        numbers = [ast.literal_eval(part.strip()) for part in inside.replace("(", "").replace(")", "").split(",")]
+        return [ast.literal_eval(part) for part in parts]
     except (SyntaxError, ValueError) as error:
         raise InputError(f"{maker}() takes numbers, not {inside!r}") from error
-    made = _MAKERS[maker](np.random.default_rng([number, *name.encode()]), chosen, numbers)
-    return stored(made, chosen), chosen
 
 
 def _file(text: str, element: str | None) -> tuple[np.ndarray, str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import InputError
-from ..signature import C_NAMES
+from ..signature import C_NAMES, declared
 from ..source import Source, strip_comments
 
 _TOKENS = {str(dtype).removeprefix("torch."): name for dtype, name in C_NAMES.items()} | {
@@ -28,12 +28,13 @@ class Instance:
 def choose(source: Source, kernel: str, given: Sequence[str]) -> Instance:
     """`kernel` with the template arguments between its angle brackets, or with those of `--template NAME=VALUE`.
 
-    Raises `InputError` where arguments are missing or unknown.
+    Raises `InputError` where there is no such kernel, or arguments are missing or unknown.
     """
     match = re.fullmatch(r"\s*((?:\w+::)*(\w+))\s*(?:<(.*)>)?\s*", kernel, re.DOTALL)
     if match is None:
         raise InputError(f'KERNEL is {kernel!r}, expected "name" or "name<float, 4>"')
     qualified, base, inside = match.groups()
+    takes = declared(source, base)
     parameters = template_parameters(source, base)
     if inside is not None:
         if given:
@@ -44,8 +45,14 @@ def choose(source: Source, kernel: str, given: Sequence[str]) -> Instance:
     missing = [name for name, has_default in parameters if name not in types and not has_default]
     if missing:
         names = ", ".join(name for name, _ in parameters)
-        example = " ".join(f"--template {name}=..." for name in missing)
-        raise InputError(f"{base}<{names}> is a template; give {example} (a dtype such as float32, a number, C++ text)")
+        signature = ", ".join(f"{ctype} {name}" for ctype, name in takes)
+        values = " ".join(f"--template {name}=..." for name in missing)
+        raise InputError(
+            f"{base} is a template: {', '.join(missing)} not given\n\n"
+            f"signature: template <{names}> __global__ void {base}({signature})\n"
+            f"example:   python -m cupyops simulate {source.name} {base} {values} ...\n"
+            "--template: a dtype such as float32, a number, true or false, or C++ text"
+        )
     listed = [types[name] for name, _ in parameters if name in types]
     return Instance(base, f"{qualified}<{', '.join(listed)}>" if listed else qualified, types)
 
@@ -57,7 +64,9 @@ def _named(base: str, names: Sequence[str], given: Sequence[str]) -> dict[str, s
         if not equals or not value:
             raise InputError(f"--template {text!r} is not of the form NAME=VALUE, such as T=float32")
         if name not in names:
-            raise InputError(f"--template {text!r}: {base} has no template parameter {name}; it has {list(names)}")
+            raise InputError(
+                f"--template {text!r}: {base} has no template parameter {name}; it has {', '.join(names) or 'none'}"
+            )
         types[name] = _TOKENS.get(value.removeprefix("torch."), value)
     return types
 

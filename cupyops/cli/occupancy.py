@@ -55,7 +55,7 @@ def occupancy(arch: str, threads: int, registers: int, shared: int) -> Occupancy
     if match is None or limits is None:
         return None
     warps = -(-threads // 32)
-    per_warp = _up(registers * 32, _REGISTER_UNIT)
+    per_warp = _up(max(registers, 1) * 32, _REGISTER_UNIT)
     turing = match.group(1) == "75"
     bytes_ = _up(shared, 256) if turing else _up(shared + 1024, 128)
     allowed = {

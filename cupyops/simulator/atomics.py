@@ -39,7 +39,6 @@ class Atomics:
         pc: int,
     ) -> Any:
         """Update the element at each address; the old ones, if `wanted`. Threads take their turns in order."""
-        self._state.progressed = True
         if space == "":
             return self._generic(group, operation, type_, address, values, dtype, wanted, pc)
         size = np.dtype(dtype).itemsize
@@ -52,7 +51,12 @@ class Atomics:
                 for value in (values if mask is None else Selection(group, mask, group).pick_all(values))
             ]
             self._check(part, region, position, size, pc)
-            found = _apply(region.view(dtype), position // size, operation, type_, own, wanted)
+            view, index = region.view(dtype), position // size
+            found = _apply(view, index, operation, type_, own, wanted)
+            if found is None or bool((view[index] != found).any()):
+                self._state.progressed = True
+            else:
+                self._state.spinning = True  # nothing changed: perhaps a lock that another holds
             if found is not None:
                 old[slice(None) if mask is None else mask] = found
         return old
@@ -89,9 +93,8 @@ def _apply(
     view: np.ndarray, index: np.ndarray, operation: str, type_: str, values: list[np.ndarray], wanted: bool
 ) -> np.ndarray | None:
     # floats are added one after the other all the same, as ufunc.at does; min and max of floats have rules of their own
-    plain = operation in _UFUNCS and (
-        view.dtype.kind in "iu" and type_[0] in "usb" or type_ in ("f32", "f64") and operation == "add"
-    )
+    is_integer = view.dtype.kind in "iu" and "f" not in type_
+    plain = operation in _UFUNCS and (is_integer or type_ in ("f32", "f64") and operation == "add")
     if plain and not wanted:
         _UFUNCS[operation].at(view, index, values[0])
         return None

@@ -53,7 +53,7 @@ class Barriers:
             and not isinstance(number, np.ndarray)
             and bool((self._alive == self._batch.threads_per_block).all())
         ):
-            self._state.epoch += 1  # the common case: all at once
+            self._pass(number, np.ones(self._batch.blocks, np.bool_))  # the common case: all at once
             return [(block.targets[0], group.index)]
         numbers = group.spread(number)
         for one in np.unique(numbers):
@@ -110,7 +110,7 @@ class Barriers:
         if barrier.count is None:
             self._check_agreement(going, done)
         self._reduce(going)
-        self._state.epoch[done] += 1
+        self._pass(number, done)
         barrier.arrived[done] = 0
         barrier.waiters = staying
         if not staying and not barrier.arrived.any():
@@ -119,6 +119,15 @@ class Barriers:
         for waiter in going:
             targets.setdefault(waiter.block.targets[0], []).append(waiter.threads)
         return [(target, np.sort(np.concatenate(threads))) for target, threads in targets.items()]
+
+    def _pass(self, number: int, done: np.ndarray) -> None:
+        """These blocks have come through a barrier: what they did before it is over."""
+        state = self._state
+        state.epoch[done] += 1
+        if number == CLUSTER:
+            state.cluster_epoch[done] = state.epoch[done]
+            if state.global_shadow is not None:
+                state.global_shadow.cluster_barrier(self._batch.block_numbers[done])
 
     def _complete(self, number: int, barrier: _Barrier) -> np.ndarray:
         """The blocks in which all that are expected have come."""

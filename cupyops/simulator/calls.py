@@ -45,11 +45,12 @@ class _Inliner:
         """The body of `function`, its names made unique by `suffix`; `ret` goes to the label `end`."""
         if depth > _MAX_DEPTH:
             raise UnsupportedInstruction(f"{self._flat.name}: recursive calls ({function.name}) are not covered")
-        names = {name: name + suffix for name in _own_names(function)} | names
+        if suffix:
+            names = {name: name + suffix for name in _own_names(function)} | names
         self._declare(function, names)
         for item in function.body:
             if isinstance(item, Label):
-                self._flat.body.append(Label(names[item.name]))
+                self._flat.body.append(Label(names.get(item.name, item.name)))
             elif item.opcode == "call":
                 self._call(_renamed(item, names), depth)
             elif item.opcode == "ret" and end is not None:
@@ -61,12 +62,14 @@ class _Inliner:
 
     def _declare(self, function: Function, names: dict[str, str]) -> None:
         for name, kind in function.registers.items():
-            self._flat.registers[names[name]] = kind
+            self._flat.registers[names.get(name, name)] = kind
         for name, variable in function.variables.items():
             space = "local" if variable.space == "param" else variable.space
-            self._flat.variables[names[name]] = replace(variable, name=names[name], space=space)
+            unique = names.get(name, name)
+            self._flat.variables[unique] = replace(variable, name=unique, space=space)
         for table, targets in function.branch_targets.items():
-            self._flat.branch_targets[names[table]] = tuple(names[target] for target in targets)
+            own = tuple(names.get(target, target) for target in targets)
+            self._flat.branch_targets[names.get(table, table)] = own
 
     def _call(self, call: Instruction, depth: int) -> None:
         results, name, arguments = _call_parts(call)
@@ -133,6 +136,8 @@ def _own_names(function: Function) -> list[str]:
 
 
 def _renamed(instruction: Instruction, names: dict[str, str]) -> Instruction:
+    if not names:
+        return instruction
     guard = instruction.guard
     return replace(
         instruction,

@@ -7,6 +7,7 @@ threads agree; those that live across blocks are kept in `machine.registers`. Wh
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +17,8 @@ import numpy as np
 from . import arithmetic
 from .calls import flatten
 from .errors import InvalidPtx, UnsupportedInstruction
-from .flow import Block, Flow, analyse
-from .function import Compiled, CompiledBlock, Reduction
+from .flow import Block, Flow, analyse, member_mask
+from .function import Compiled, CompiledBlock, Members, Reduction
 from .group import Group
 from .layout import Layout, lay_out
 from .ptx import (
@@ -71,7 +72,7 @@ def compile_kernel(module: Module, kernel: Function, globals_at: dict[str, int])
             block.targets,
             block.first,
             len(block.instructions),
-            block.gathers,
+            writer.members(block),
             writer.reductions.get(block.index),
         )
         for block in flow.blocks
@@ -99,9 +100,12 @@ def put(registers: list[Any], number: int, index: Any, value: np.ndarray, group:
     registers[number][index] = value
 
 
+_resolve = functools.cache(arithmetic.resolve)
+
+
 def _operation(instruction: Instruction) -> arithmetic.Operation | None:
     try:
-        return arithmetic.resolve(instruction.opcode, instruction.modifiers, len(instruction.operands))
+        return _resolve(instruction.opcode, instruction.modifiers, len(instruction.operands))
     except UnsupportedInstruction as error:
         raise UnsupportedInstruction(f"{error} [PTX line {instruction.line}: {instruction.text}]") from None
 
@@ -128,6 +132,18 @@ class _KernelWriter:
             name = self._names[key] = f"{prefix}{len(self._names)}"
             self.namespace[name] = thing
         return name
+
+    def members(self, block: Block) -> Members | None:
+        """The lanes that must be together before the block runs."""
+        if not block.gathers:
+            return None
+        first = block.instructions[0]
+        mask = member_mask(first)
+        if isinstance(mask, Immediate):
+            return Members(mask=mask.value & 0xFFFFFFFF)
+        if isinstance(mask, Register):
+            return Members(register=self.number[mask.name])
+        return Members(128 if first.opcode == "wgmma" else 32)
 
     def block(self, block: Block) -> str:
         """The text of one block's function."""

@@ -76,16 +76,11 @@ class Copies:
         element = count & -count  # the largest power of two that divides it
         element = min(element, 4)
         dtype = {1: np.uint8, 2: np.uint16, 4: np.uint32}[element]
-        words = self._spaces.global_.load(group, source, dtype, element, 1, pc) if count == element else None
-        if words is not None:
-            return words.reshape(-1, 1).view(np.uint8)
         columns = [
             self._spaces.global_.load(group, source + np.uint64(start), dtype, element, 1, pc)
             for start in range(0, count, element)
         ]
-        return (
-            np.ascontiguousarray(np.stack(columns, axis=-1)).view(np.uint8) if count == size else _padded(columns, size)
-        )
+        return _padded(columns, size)
 
     def commit(self, group: Group) -> None:
         """cp.async.commit_group."""

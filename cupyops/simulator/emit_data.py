@@ -133,7 +133,7 @@ def _st(w: BlockWriter, instruction: Instruction) -> None:
         raise UnsupportedInstruction(f"a store to .{space} memory")
     strong = bool(_STRONG & set(instruction.modifiers))
     if _RELEASES & set(instruction.modifiers):
-        w.emit("m.fence(g)")
+        w.emit(f"m.fence(g, {w.pc})")
 
     def call(g: str, pick: object) -> str:
         picked = "".join(f"{pick(value)}, " for value in values)  # type: ignore[operator]
@@ -159,7 +159,7 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
     address = w.address(operands[1])
     wanted = w.wanted(operands[0])
     if _RELEASES & set(modifiers):
-        w.emit("m.fence(g)")
+        w.emit(f"m.fence(g, {w.pc})")
 
     def call(g: str, pick: object) -> str:
         picked = "".join(f"{pick(value)}, " for value in values)  # type: ignore[operator]
@@ -173,7 +173,7 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
 def _fence(w: BlockWriter, instruction: Instruction) -> None:
     wide = {"gl", "sys", "gpu", "cluster"} & set(instruction.modifiers)
     if wide:
-        w.emit("m.fence(g)")
+        w.emit(f"m.fence(g, {w.pc})")
 
 
 @emits("trap", "brkpt")

@@ -29,6 +29,7 @@ from .ptx import (
 _WARP_WIDE = frozenset(
     ("shfl", "vote", "match", "redux", "ldmatrix", "stmatrix", "mma", "wmma", "wgmma", "elect", "activemask")
 )
+_NAMES_MEMBERS = frozenset("shfl vote match redux elect".split())
 _LEAVES = frozenset(("ret", "exit"))
 _WITHOUT_EFFECT = (
     "prefetch",
@@ -92,6 +93,14 @@ def is_warp_wide(instruction: Instruction) -> bool:
     if instruction.opcode in ("bar", "barrier"):
         return "warp" in instruction.modifiers
     return instruction.opcode in _WARP_WIDE
+
+
+def member_mask(instruction: Instruction) -> Operand | None:
+    """The operand that names the lanes of a warp-wide instruction, if it has one."""
+    if instruction.opcode in ("bar", "barrier"):
+        return instruction.operands[0]
+    is_named = instruction.opcode in _NAMES_MEMBERS and "sync" in instruction.modifiers
+    return instruction.operands[-1] if is_named else None
 
 
 def is_barrier(instruction: Instruction) -> bool:
@@ -175,7 +184,7 @@ def _blocks(body: list[Instruction | Label], function: Function) -> list[Block]:
                 current = _next(blocks)
             starts[item.name] = current.index
             continue
-        if is_warp_wide(item) and current.instructions and not is_warp_wide(current.instructions[-1]):
+        if is_warp_wide(item) and current.instructions and not _same_members(current.instructions[-1], item):
             current = _next(blocks)
         current.instructions.append(item)
         if item.opcode in ("bra", "brx") or item.opcode in _LEAVES or is_barrier(item):
@@ -191,6 +200,12 @@ def _blocks(body: list[Instruction | Label], function: Function) -> list[Block]:
         if block is not leave:
             _connect(block, starts, leave.index, function)
     return blocks
+
+
+def _same_members(previous: Instruction, instruction: Instruction) -> bool:
+    """Whether lanes that have come together for the one need not wait again for the other."""
+    is_same = (previous.opcode == "wgmma") == (instruction.opcode == "wgmma")
+    return is_same and is_warp_wide(previous) and member_mask(previous) == member_mask(instruction)
 
 
 def _next(blocks: list[Block]) -> Block:

@@ -19,6 +19,15 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Members:
+    """The lanes that come together before a block runs: those that a mask names, or all of a warp or warpgroup."""
+
+    lanes: int = 32
+    mask: int | None = None
+    register: int | None = None  # that holds the mask
+
+
+@dataclass(frozen=True)
 class CompiledBlock:
     """A basic block, ready to run."""
 
@@ -28,7 +37,7 @@ class CompiledBlock:
     targets: tuple[int, ...]
     first: int  # number of its first instruction
     size: int  # instructions
-    gathers: bool
+    members: Members | None
     reduction: Reduction | None
 
 

@@ -1,12 +1,15 @@
 """What is remembered of global memory: races between blocks, and reads of what no kernel has written.
 
-Blocks run one after the other or side by side, in no order that a kernel may count on. Each granule keeps which block
+Blocks run one after the other or side by side, in no order that a kernel may count on. Each granule keeps which blocks
 touched it last in each way.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,8 @@ from .group import Group
 from .memory import POISON, Allocation
 from .state import State
 
-_NOBODY, _SEVERAL = -1, -2
+_NOBODY, _NEVER = -1, -1
+_PC_BITS, _PC_MASK = 20, (1 << 20) - 1  # times count instructions issued, then the instruction within the stretch that was issued at once
 
 
 class GlobalShadow:
@@ -27,12 +31,12 @@ class GlobalShadow:
     access by the reader order the two.
     """
 
-    def __init__(self, state: State, granule: int, blocks: int) -> None:
+    def __init__(self, state: State, granule: int) -> None:
         self._state = state
         self._granule = granule
         self._records: dict[int, tuple[_BlockRecord, _BlockRecord, _BlockRecord]] = {}
-        self.released = np.full(blocks, -1, np.int64)  # by block: when it last ran a fence
-        self.acquired = np.full(blocks, -1, np.int64)  # when it last met others through an atomic or a strong load
+        self._fences: defaultdict[int, list[int]] = defaultdict(list)  # by block: when it ran them
+        self._acquired: defaultdict[int, int] = defaultdict(lambda: _NEVER)  # when it last met what others had released
 
     def read(
         self, group: Group, allocation: Allocation, position: np.ndarray, width: int, pc: int, strong: bool
@@ -40,17 +44,17 @@ class GlobalShadow:
         """A load of `width` bytes at each position."""
         if allocation.written is not None:
             self._written(group, allocation, position, width, pc)
+        if strong:
+            self.acquire(group, pc)
+            return
         if allocation.number not in self._state.watched:
             return
-        block = self._blocks(group)
-        if strong:
-            self.acquired[block] = self._state.clock
+        access = _Access("read", group, allocation, self._blocks(group), pc)
         writes, reads, atomics = self._of(allocation)
         for granule in self._granules(position, width):
-            self._against(writes, "written", "read", group, allocation, block, granule, pc, strong)
-            if not strong:
-                self._against(atomics, "updated atomically", "read", group, allocation, block, granule, pc)
-                reads.note(block, granule, self._state.clock, pc)
+            self._against(writes, "written", access, granule)
+            self._against(atomics, "updated atomically", access, granule)
+            reads.note(access.block, granule, self._now(pc))
 
     def write(
         self,
@@ -65,34 +69,54 @@ class GlobalShadow:
         """A store."""
         if allocation.written is not None:
             _mark_written(allocation, position, width)
-        block = self._blocks(group)
+        access = _Access("write", group, allocation, self._blocks(group), pc)
         writes, reads, atomics = self._of(allocation)
+        element = width // len(values)
         for number, granule in enumerate(self._granules(position, width)):
-            changed = self._changes(allocation, position, values, width, number)
-            self._against(writes, "written", "write", group, allocation, block, granule, pc, strong, changed)
-            if not strong:
-                self._against(reads, "read", "write", group, allocation, block, granule, pc)
-                self._against(atomics, "updated atomically", "write", group, allocation, block, granule, pc)
-            (atomics if strong else writes).note(block, granule, self._state.clock, pc)
+            if strong:
+                atomics.note(access.block, granule, self._now(pc))
+                continue
+            place = number * self._granule // element
+            value, index = np.asarray(values[place]), position // element + place
+            self._against(writes, "written", access, granule, _differ(allocation.view(value.dtype)[index], value))
+            self._against(reads, "read", access, granule)
+            self._against(atomics, "updated atomically", access, granule)
+            writes.note(access.block, granule, self._now(pc))
+            self._one_writer(writes, access, granule, value)
 
     def atomic(self, group: Group, allocation: Allocation, position: np.ndarray, width: int, pc: int) -> None:
         """An atomic update."""
         if allocation.written is not None:
             self._written(group, allocation, position, width, pc)
             _mark_written(allocation, position, width)
-        block = self._blocks(group)
-        self.acquired[block] = self._state.clock
+        self.acquire(group, pc)
+        access = _Access("update atomically", group, allocation, self._blocks(group), pc)
         writes, reads, atomics = self._of(allocation)
         for granule in self._granules(position, width):
-            self._against(writes, "written", "update atomically", group, allocation, block, granule, pc)
-            self._against(reads, "read", "update atomically", group, allocation, block, granule, pc)
-            atomics.note(block, granule, self._state.clock, pc)
+            self._against(writes, "written", access, granule)
+            self._against(reads, "read", access, granule)
+            atomics.note(access.block, granule, self._now(pc))
 
-    def fence(self, group: Group) -> None:
-        """A membar or fence of device scope or wider: earlier writes of these blocks are out."""
-        self.released[np.unique(self._blocks(group))] = self._state.clock
+    def fence(self, group: Group, pc: int) -> None:
+        """A membar or fence of device scope or wider: earlier accesses of these blocks are before what follows."""
+        for block in np.unique(self._blocks(group)).tolist():
+            self._fences[block].append(self._now(pc))
+
+    def acquire(self, group: Group, pc: int) -> None:
+        """What other blocks have released so far is before what these blocks do from here on."""
+        for block in np.unique(self._blocks(group)).tolist():
+            self._acquired[block] = self._now(pc)
+
+    def cluster_barrier(self, blocks: np.ndarray) -> None:
+        """These blocks have come through a barrier together: all that they did is before all that they will do."""
+        for block in blocks.tolist():
+            self._fences[block].append(self._now(_PC_MASK))
+            self._acquired[block] = self._now(_PC_MASK)
 
     # --- the rules ---
+
+    def _now(self, pc: int) -> int:
+        return self._state.clock << _PC_BITS | pc
 
     def _blocks(self, group: Group) -> np.ndarray:
         return group.batch.block_numbers[group.get("block")]
@@ -108,49 +132,51 @@ class GlobalShadow:
         first = position // self._granule
         return [first + k if k else first for k in range(max(1, width // self._granule))]
 
-    def _changes(
-        self, allocation: Allocation, position: np.ndarray, values: Sequence[Any], width: int, number: int
-    ) -> np.ndarray | None:
-        """Whether the store puts another value there: blocks that all write one value do no harm. None: cannot tell."""
-        if self._granule * len(values) != width:
-            return None
-        value = np.asarray(values[number])
-        return allocation.view(value.dtype)[position // value.itemsize + number].view(
-            f"u{value.itemsize}"
-        ) != value.view(f"u{value.itemsize}")
-
     def _against(
-        self,
-        record: _BlockRecord,
-        done: str,
-        verb: str,
-        group: Group,
-        allocation: Allocation,
-        block: np.ndarray,
-        granule: np.ndarray,
-        pc: int,
-        strong: bool = False,
-        changed: np.ndarray | None = None,
+        self, record: _BlockRecord, done: str, access: _Access, granule: np.ndarray, harmful: np.ndarray | None = None
     ) -> None:
+        """Another block has made an access of this kind, and nothing orders the two."""
         if not record.used:
             return
-        other = record.block[granule]
-        bad = (other != _NOBODY) & (other != block)
-        if not bad.any():
+        for other, time in record.last_two(granule):
+            bad = (other != _NOBODY) & (other != access.block)
+            if harmful is not None:
+                bad &= harmful
+            if bad.any():
+                bad[bad] = ~self._ordered(other[bad], time[bad], access.block[bad])
+            if bad.any():
+                first = int(np.argmax(bad))
+                party = f"block {_block_name(access.group, int(other[first]))} has"
+                self._report(access, bad, granule, done, party, int(time[first]) & _PC_MASK)
+
+    def _ordered(self, other: np.ndarray, time: np.ndarray, block: np.ndarray) -> np.ndarray:
+        """Whether `other` has fenced since `time`, and `block` has met it after that."""
+        cases, number = np.unique(np.stack([other, time, block]), axis=1, return_inverse=True)
+        found = np.empty(cases.shape[1], np.bool_)
+        for case, (writer, when, reader) in enumerate(cases.T.tolist()):
+            fences = self._fences[writer]
+            after = bisect_right(fences, when)
+            found[case] = after < len(fences) and self._acquired[reader] >= fences[after]
+        return found[number.reshape(-1)]
+
+    def _one_writer(self, record: _BlockRecord, access: _Access, granule: np.ndarray, value: np.ndarray) -> None:
+        """Blocks that write one place with one instruction write one value."""
+        lost = record.block[granule] != access.block
+        if not lost.any() or value.ndim == 0:
             return
-        # published: the other block has fenced since, and this one has met it after that
-        released = np.where(other >= 0, self.released[np.maximum(other, 0)], -1)
-        bad &= ~((released > record.time[granule]) & (self.acquired[block] >= released))
-        if changed is not None:
-            bad &= changed
-        if bad.any() and not strong:
-            first = int(np.argmax(bad))
-            party = f"block {_block_name(group, int(other[first]))} has" if other[first] >= 0 else "several blocks have"
-            what = f"race between blocks: {verb} `{allocation.name}` where another block has {done}"
-            offset = int(granule[first]) * self._granule - allocation.low
-            detail = f"offset {offset} of `{allocation.name}`, which {party} {done}"
-            also = int(record.pc[granule[first]])
-            raise fault(Race, self._state.listing, group, bad, what, pc, detail=detail, also=also)
+        order = np.argsort(granule, kind="stable")
+        last = order[np.searchsorted(granule[order], granule, "right") - 1]  # whose value stays
+        lost &= _differ(value[last], value)
+        if lost.any():
+            party = f"block {_block_name(access.group, int(access.block[last[int(np.argmax(lost))]]))} has"
+            self._report(access, lost, granule, "written", party, access.pc)
+
+    def _report(self, access: _Access, bad: np.ndarray, granule: np.ndarray, done: str, party: str, also: int) -> None:
+        name, first = access.allocation.name, int(np.argmax(bad))
+        what = f"race between blocks: {access.verb} `{name}` where another block has {done}"
+        offset = int(granule[first]) * self._granule - access.allocation.low
+        detail = f"offset {offset} of `{name}`, which {party} {done}"
+        raise fault(Race, self._state.listing, access.group, bad, what, access.pc, detail=detail, also=also)
 
     def _written(self, group: Group, allocation: Allocation, position: np.ndarray, width: int, pc: int) -> None:
         """Nothing that was read is as `torch.empty` left it."""
@@ -173,29 +199,55 @@ class GlobalShadow:
                 raise fault(Uninitialized, self._state.listing, group, bad, what, pc, detail=detail)
 
 
+@dataclass(frozen=True)
+class _Access:
+    """What is going on: the threads' blocks, and what they do to which memory."""
+
+    verb: str
+    group: Group
+    allocation: Allocation
+    block: np.ndarray
+    pc: int
+
+
 class _BlockRecord:
-    """For each granule, the last block that touched it in one way, when, and by which instruction."""
+    """For each granule, the last block that touched it in one way and when, and the last one before that was another.
+
+    Blocks run the same text: where one fences, so do the others. Two of them are enough to find whether one is missing.
+    """
 
     def __init__(self, granules: int) -> None:
         self._granules = granules
         self.used = False
-        self.block = self.time = self.pc = np.empty(0)
+        self.block = self._time = self._previous = self._previous_time = np.empty(0)
 
-    def note(self, block: np.ndarray, granule: np.ndarray, clock: int, pc: int) -> None:
-        """This access is the last one now. Accesses by several blocks are nobody's in particular."""
+    def last_two(self, granule: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(block, time) of each."""
+        pairs = (self.block, self._time), (self._previous, self._previous_time)
+        return [(block[granule], time[granule]) for block, time in pairs]
+
+    def note(self, block: np.ndarray, granule: np.ndarray, now: int) -> None:
+        """This access is the last one now."""
         if not self.used:
             self.used = True
-            self.block = np.full(self._granules, _NOBODY, np.int64)
-            self.time = np.full(self._granules, -1, np.int64)
-            self.pc = np.zeros(self._granules, np.int32)
+            self.block, self._previous = (np.full(self._granules, _NOBODY, np.int64) for _ in range(2))
+            self._time, self._previous_time = (np.full(self._granules, _NEVER, np.int64) for _ in range(2))
         before = self.block[granule]
-        several = (before != _NOBODY) & (before != block)
-        self.block[granule] = np.where(several, _SEVERAL, block) if several.any() else block
-        lost = self.block[granule] != block
+        moved = (before != _NOBODY) & (before != block)
+        if moved.any():
+            where = granule[moved]
+            self._previous[where], self._previous_time[where] = before[moved], self._time[where]
+        self.block[granule], self._time[granule] = block, now
+        lost = self.block[granule] != block  # to another block that runs the same instruction
         if lost.any():
-            self.block[granule[lost]] = _SEVERAL
-        self.time[granule] = clock
-        self.pc[granule] = pc
+            where = granule[lost]
+            self._previous[where], self._previous_time[where] = block[lost], now
+
+
+def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Whether the bits do."""
+    bits = f"u{other.dtype.itemsize}"
+    return one.view(bits) != other.view(bits)
 
 
 def _mark_written(allocation: Allocation, position: np.ndarray, width: int) -> None:

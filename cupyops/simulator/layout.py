@@ -136,22 +136,21 @@ def _named(function: Function) -> set[str]:
     return names
 
 
+_TOUCH_MEMORY = frozenset("ld st atom red cp mbarrier stmatrix ldmatrix wmma".split())
+_FRAGMENT_BYTES = {"f16": 2, "bf16": 2, "s8": 1, "u8": 1, "f64": 8}  # in which wmma loads and stores
+
+
 def _granules(function: Function) -> tuple[int, int]:
     """The smallest element that shared, and that global memory is accessed by."""
     shared, global_ = 16, 16
     for item in function.body:
-        if not isinstance(item, Instruction) or item.opcode not in (
-            "ld",
-            "st",
-            "atom",
-            "red",
-            "cp",
-            "mbarrier",
-            "stmatrix",
-            "ldmatrix",
-        ):
+        if not isinstance(item, Instruction) or item.opcode not in _TOUCH_MEMORY:
             continue
-        size = SIZES.get(item.modifiers[-1], 4) if item.opcode in ("ld", "st", "atom", "red") else 4
+        size = 4
+        if item.opcode == "wmma":
+            size = min(_FRAGMENT_BYTES.get(modifier, 4) for modifier in item.modifiers)
+        elif item.opcode in ("ld", "st", "atom", "red"):
+            size = SIZES.get(item.modifiers[-1], 4)
         spaces = {modifier.split("::")[0] for modifier in item.modifiers}
         if "shared" in spaces or not spaces & {"global", "local", "param", "const"}:
             shared = min(shared, size)
@@ -161,9 +160,11 @@ def _granules(function: Function) -> tuple[int, int]:
 
 
 def _writes_global(instruction: Instruction) -> bool:
-    if instruction.opcode not in ("st", "atom", "red", "cp"):
+    if instruction.opcode not in ("st", "atom", "red", "cp", "wmma") or "load" in instruction.modifiers:
         return False
     spaces = {modifier.split("::")[0] for modifier in instruction.modifiers}
     if instruction.opcode == "cp":
         return "bulk" in spaces and instruction.modifiers[-1] != "commit_group" and "global" in spaces
+    if instruction.opcode == "wmma" and "store" not in instruction.modifiers:
+        return False
     return not spaces & {"shared", "local", "param"}

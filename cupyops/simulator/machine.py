@@ -36,9 +36,8 @@ class Machine:
         self._chooser = random.Random(seed) if seed is not None else None
         self._max_steps = max_steps
         layout = state.code.layout
-        blocks = state.grid[0] * state.grid[1] * state.grid[2]
-        self._global_shadow = GlobalShadow(state, layout.global_granule, blocks) if state.check else None
-        self._spaces = Spaces.of(state, self._global_shadow)
+        state.global_shadow = GlobalShadow(state, layout.global_granule) if state.check else None
+        self._spaces = Spaces.of(state, state.global_shadow)
         self.global_space, self.shared_space = self._spaces.global_, self._spaces.shared
         self.local_space, self.parameter_space = self._spaces.local, self._spaces.parameters
         self.generic_space = self._spaces.generic
@@ -112,10 +111,10 @@ class Machine:
         """One value from the kernel's parameters."""
         return self._state.parameters.buffer[offset : offset + size].view(dtype)[0]
 
-    def fence(self, group: Group) -> None:
-        """Earlier writes of these threads' blocks are out for the other blocks."""
-        if self._global_shadow is not None:
-            self._global_shadow.fence(group)
+    def fence(self, group: Group, pc: int) -> None:
+        """Earlier accesses of these threads' blocks are before what they do next, for the other blocks too."""
+        if self._state.global_shadow is not None:
+            self._state.global_shadow.fence(group, pc)
 
     def lane_mask(self, relation: str, lane: np.ndarray) -> np.ndarray:
         """%lanemask_eq and the like."""

@@ -95,11 +95,13 @@ class MBarriers:
         if phase is None:
             what = "an mbarrier is used before mbarrier.init"
             raise fault(BarrierFault, self._state.listing, group, lanes, what, pc)
+        if self._shared.shadow is not None:
+            self._shared.shadow.atomic(group.subset(lanes), np.full(np.count_nonzero(lanes), position), 8, pc)
         return phase
 
     def _advance(self, position: int, phase: _Phase) -> None:
         if phase.pending == 0 and phase.bytes == 0:
             phase.number += 1
             phase.pending = phase.expected
-            self._state.epoch[position // self._state.shared_stride] += 1
+            self._state.passed_cluster(position // self._state.shared_stride)
         self._state.progressed = True

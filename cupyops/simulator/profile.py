@@ -25,7 +25,7 @@ class Counts:
     threads: int = 0
     requests: int = 0  # global: times that a warp accessed memory
     sectors: int = 0  # 32-byte sectors that those requests touched
-    least_sectors: int = 0  # had the bytes lain side by side
+    least_sectors: int = 0  # had the bytes that a request asks for lain side by side
     shared_requests: int = 0
     wavefronts: int = 0  # passes over the banks
     least_wavefronts: int = 0  # had no two words of a pass been in one bank
@@ -45,32 +45,71 @@ class Line:
     instructions: list[int] = field(default_factory=list)  # the numbers of its own
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """Accesses of one width, each by a thread of a warp."""
+
+    warp: np.ndarray
+    address: np.ndarray
+    width: int
+
+    def sectors(self) -> np.ndarray:
+        """Warp and sector as one number: an access may begin in one sector and end in the next."""
+        first, last = self.address >> np.uint64(5), (self.address + np.uint64(self.width - 1)) >> np.uint64(5)
+        sectors = np.concatenate([first, last]).astype(np.int64)
+        return np.concatenate([self.warp, self.warp]) << 46 | (sectors & ((1 << 46) - 1))
+
+
+def _asked(pieces: list[_Piece]) -> tuple[np.ndarray, np.ndarray]:
+    """(warps, the bytes that each asks for). Lanes at one address ask for it once."""
+    total: defaultdict[int, int] = defaultdict(int)
+    for width in {piece.width for piece in pieces}:
+        same = [piece for piece in pieces if piece.width == width]
+        warp = np.concatenate([piece.warp for piece in same])
+        different, which = np.unique(np.concatenate([piece.address for piece in same]), return_inverse=True)
+        warps, elements = np.unique(np.unique(warp * len(different) + which) // len(different), return_counts=True)
+        for one, number in zip(warps.tolist(), elements.tolist()):
+            total[one] += number * width
+    return np.array(list(total), np.int64), np.array(list(total.values()), np.int64)
+
+
 @dataclass
 class Profile:
     """The counts of one launch."""
 
     listing: Listing
-    instructions: defaultdict[int, Counts] = field(default_factory=lambda: defaultdict(Counts))
+    _counts: defaultdict[int, Counts] = field(default_factory=lambda: defaultdict(Counts))
+    _pieces: defaultdict[int, list[_Piece]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def instructions(self) -> defaultdict[int, Counts]:
+        """Number of the instruction -> its counts."""
+        self._settle()
+        return self._counts
 
     def block(self, block: CompiledBlock, group: Group) -> None:
         """A group runs a basic block."""
+        self._settle()
         warps = group.batch.warps if group.index is None else len(np.unique(group.get("warp")))
         for pc in range(block.first, block.first + block.size):
-            counts = self.instructions[pc]
+            counts = self._counts[pc]
             counts.warps += warps
             counts.threads += group.size
 
     def global_access(self, group: Group, address: np.ndarray, width: int, pc: int) -> None:
-        """Coalescing: the distinct sectors among each warp's addresses."""
-        warp = group.get("warp").astype(np.int64)
-        first, last = address >> np.uint64(5), (address + np.uint64(width - 1)) >> np.uint64(5)
-        sectors = np.concatenate([first, last]).astype(np.int64)
-        touched = np.unique(np.concatenate([warp, warp]) << 46 | (sectors & ((1 << 46) - 1)))
-        warps, lanes = np.unique(warp, return_counts=True)
-        counts = self.instructions[pc]
-        counts.requests += len(warps)
-        counts.sectors += len(touched)
-        counts.least_sectors += int((-(-lanes * width // _SECTOR)).sum())
+        """An access to global memory, or a piece of one: the simulator may make several of what is one for the GPU."""
+        self._pieces[pc].append(_Piece(group.get("warp").astype(np.int64), address, width))
+
+    def _settle(self) -> None:
+        """Count the accesses of the block that ran last, in which each instruction ran once."""
+        for pc, pieces in self._pieces.items():
+            counts = self._counts[pc]
+            touched = np.unique(np.concatenate([piece.sectors() for piece in pieces]))
+            counts.sectors += len(touched)
+            warps, bytes_ = _asked(pieces)
+            counts.requests += len(warps)
+            counts.least_sectors += int((-(-bytes_ // _SECTOR)).sum())
+        self._pieces.clear()
 
     def shared_access(self, group: Group, offset: np.ndarray, width: int, pc: int) -> None:
         """Bank conflicts: words in one bank that a pass of 128 bytes asks for."""
@@ -82,7 +121,7 @@ class Profile:
         bank = (distinct >> 32) * _BANKS + (distinct & (_BANKS - 1))
         banks, load = np.unique(bank, return_counts=True)
         first = np.flatnonzero(np.diff(banks // _BANKS, prepend=-1))  # of each pass
-        counts = self.instructions[pc]
+        counts = self._counts[pc]
         counts.shared_requests += len(np.unique(group.get("warp")))
         counts.wavefronts += int(np.maximum.reduceat(load, first).sum())
         counts.least_wavefronts += len(first)
@@ -112,7 +151,8 @@ class Profile:
         return dict(lines)
 
     def _places(self, place: Place | None) -> Iterator[tuple[str, int]]:
-        """The line, then those it was inlined at, outwards."""
+        """The line, then those it was inlined at, outwards. Line 0 is the compiler's way to name none."""
         while place is not None:
-            yield self.listing.file(place), place.line
+            if place.line:
+                yield self.listing.file(place), place.line
             place = place.inlined_at

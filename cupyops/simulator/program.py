@@ -153,8 +153,15 @@ class Program:
         """The allocations that the kernel may write."""
         if code.written_parameters is None:
             return set(self.memory.allocations)
-        written = [arguments[number] for number in code.written_parameters]
-        return {argument.allocation.number for argument in written if isinstance(argument, Pointer)}
+        watched = set()
+        for argument in (arguments[number] for number in code.written_parameters):
+            if isinstance(argument, (bytes, bytearray)):  # a struct, which may hold any pointer
+                return set(self.memory.allocations)
+            if isinstance(argument, Pointer):
+                watched.add(argument.allocation.number)
+            elif (allocation := self.memory.at(int(argument))) is not None:
+                watched.add(allocation.number)
+        return watched
 
     def _variables(self) -> dict[str, Allocation]:
         """The module's global and constant variables, each an allocation with its initial value."""

@@ -219,6 +219,7 @@ class _Scope:
 
     start: int  # of its instructions in the function's body
     names: dict[str, str] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)  # of targets
 
 
 class _Parser:
@@ -232,6 +233,7 @@ class _Parser:
         self._scopes: list[_Scope] = []  # the innermost last; the function's own body is none of them
         self._depth = 0
         self._place: Place | None = None
+        self._places: dict[tuple[str, ...], Place] = {}  # by file, line and column
         self._unique = 0
         self._known: dict[str, Operand] = {}
 
@@ -313,10 +315,15 @@ class _Parser:
         for item in part:
             if isinstance(item, Label):
                 item.name = self._unique_label(item.name, inner)
-            elif item.opcode == "bra":
-                target = item.operands[0]
-                assert isinstance(target, Symbol)
-                item.operands = (Symbol(self._unique_label(target.name, inner)),)
+            elif item.opcode in ("bra", "brx"):
+                item.operands = tuple(self._unique_target(operand, inner | set(scope.tables)) for operand in item.operands)
+        for name in scope.tables:
+            targets = self._function.branch_targets.pop(name)
+            unique = self._unique_label(name, set(scope.tables))
+            self._function.branch_targets[unique] = tuple(self._unique_label(target, inner) for target in targets)
+
+    def _unique_target(self, operand: Operand, inner: set[str]) -> Operand:
+        return Symbol(self._unique_label(operand.name, inner)) if isinstance(operand, Symbol) else operand
 
     def _unique_label(self, name: str, inner: set[str]) -> str:
         return f"$L_scope{self._unique}_{name}" if name in inner else name
@@ -324,7 +331,7 @@ class _Parser:
     def _line_directive(self, kind: str, rest: str) -> None:
         words = rest.replace(",", " ").split()
         if kind == "loc":
-            self._place = _place(words)
+            self._place = self._place_of(words)
         elif kind == "file":
             match = re.search(r'"(.*?)"', rest)
             if match is None:
@@ -332,6 +339,15 @@ class _Parser:
             self._module.files[int(words[0])] = match.group(1)
         elif kind == "target":
             self._module.target = words[0]
+
+    def _place_of(self, words: list[str]) -> Place:
+        """`1 42 5 function_name $L inlined_at 2 7 3`; an earlier directive said where 2 7 3 itself was inlined."""
+        outer = None
+        if "inlined_at" in words:
+            at = words[words.index("inlined_at") + 1 :][:3]
+            outer = self._places.get(tuple(at)) or Place(int(at[0]), int(at[1]))
+        here = self._places[tuple(words[:3])] = Place(int(words[0]), int(words[1]), outer)
+        return here
 
     # --- functions ---
 
@@ -377,6 +393,8 @@ class _Parser:
         assert self._function is not None
         table = self._function.body.pop()
         assert isinstance(table, Label)
+        if self._scopes:
+            self._scopes[-1].tables.append(table.name)
         self._function.branch_targets[table.name] = tuple(_split(text.removeprefix(".branchtargets")))
 
     def _declare(self, variable: Variable) -> None:
@@ -479,15 +497,6 @@ class _Parser:
         if isinstance(inner, Immediate):
             return Address(Immediate("int", 0), inner.value)
         return Address(inner, int(offset, 0) if plus else 0, tuple(self._operand(part, line) for part in more))
-
-
-def _place(words: list[str]) -> Place:
-    """`1 42 5 function_name $L inlined_at 2 7 3`."""
-    here = Place(int(words[0]), int(words[1]))
-    if "inlined_at" in words:
-        at = words.index("inlined_at")
-        return replace(here, inlined_at=Place(int(words[at + 1]), int(words[at + 2])))
-    return here
 
 
 def _limits(function: Function, directives: str) -> None:

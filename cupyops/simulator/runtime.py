@@ -14,6 +14,7 @@ from .group import Group
 from .spaces import Spaces
 from .state import State
 
+_HEAP = "malloc"  # the name of what it gives
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|z|j|t)?([%a-zA-Z])")
 
 
@@ -29,10 +30,12 @@ class Runtime:
         """printf: each thread's line, in the order of threads."""
         texts = self._argument(group, format_, np.uint64, pc)
         buffers = self._argument(group, arguments, np.uint64, pc)
+        taken = np.empty(group.size, np.uint32)
         for number, one in enumerate(group.one_by_one()):
             text = self._string(one, int(texts[number]), pc)
-            self._output(self._formatted(one, text, int(buffers[number]), pc))
-        self._spaces.local.store(group, np.uint64(result), (np.uint32(1),), np.uint32, 4, pc)
+            line, taken[number] = self._formatted(one, text, int(buffers[number]), pc)
+            self._output(line)
+        self._spaces.local.store(group, np.uint64(result), (taken,), np.uint32, 4, pc)
 
     def assertfail(self, group: Group, message: int, file: int, line: int, function: int, size: int, pc: int) -> None:
         """A failed assert."""
@@ -54,14 +57,19 @@ class Runtime:
         """Memory from the device's heap."""
         sizes = self._argument(group, size, np.uint64, pc)
         memory = self._state.memory
-        made = [memory.allocate(np.zeros(int(one), np.uint8), "malloc", initialized=False) for one in sizes]
+        made = [memory.allocate(np.zeros(int(one), np.uint8), _HEAP, initialized=False) for one in sizes]
         addresses = np.array([allocation.base for allocation in made], np.uint64)
         self._spaces.local.store(group, np.uint64(result), (addresses,), np.uint64, 8, pc)
 
     def free(self, group: Group, pointer: int, pc: int) -> None:
         """Give it back."""
-        for address in self._argument(group, pointer, np.uint64, pc):
-            allocation = self._state.memory.at(int(address))
+        addresses = self._argument(group, pointer, np.uint64, pc)
+        for number, address in enumerate(addresses.tolist()):
+            allocation = self._state.memory.at(address)
+            if address and (allocation is None or allocation.name != _HEAP or allocation.base != address):
+                what = "free of a pointer that malloc did not give, or that was freed before"
+                bad = np.arange(group.size) == number
+                raise fault(OutOfBounds, self._state.listing, group, bad, what, pc, detail=f"address {address:#x}")
             if allocation is not None:
                 self._state.memory.free(allocation)
 
@@ -76,17 +84,22 @@ class Runtime:
 
     def _string(self, one: Group, address: int, pc: int) -> str:
         allocation = self._state.memory.at(address)
-        if allocation is None:
-            raise fault(OutOfBounds, self._state.listing, one, np.True_, "a string through a wild pointer", pc)
-        content = allocation.buffer[address - allocation.base :].tobytes()
-        return content.split(b"\0", 1)[0].decode("utf-8", "replace")
+        if allocation is not None:
+            content = allocation.buffer[address - allocation.base :].tobytes().split(b"\0", 1)[0]
+        else:  # in another space, or nowhere
+            content = b""
+            while byte := int(self._value(one, address + len(content), np.uint8, pc)):
+                content += bytes([byte])
+        return content.decode("utf-8", "replace")
 
-    def _formatted(self, one: Group, text: str, buffer: int, pc: int) -> str:
-        """The format's conversions, each with the next of the arguments, which lie at their natural alignment."""
-        offset = 0
+    def _formatted(self, one: Group, text: str, buffer: int, pc: int) -> tuple[str, int]:
+        """The format's conversions, each with the next of the arguments, which lie at their natural alignment; and how
+        many arguments there were."""
+        offset = count = 0
 
         def take(dtype: Any) -> Any:
-            nonlocal offset
+            nonlocal offset, count
+            count += 1
             size = np.dtype(dtype).itemsize
             offset = -(-offset // size) * size + size
             return self._value(one, buffer + offset - size, dtype, pc)
@@ -97,19 +110,21 @@ class Runtime:
                 return "%"
             width = str(int(take(np.int32))) if width == "*" else width or ""
             if precision == "*":
-                precision = str(int(take(np.int32)))
+                given = int(take(np.int32))
+                precision = str(given) if given >= 0 else None
             spec = f"%{flags}{width}" + (f".{precision}" if precision is not None else "")
             return _converted(
                 spec, kind, length in ("l", "ll", "z", "j", "t"), take, lambda at: self._string(one, at, pc)
             )
 
-        return _CONVERSION.sub(convert, text)
+        line = _CONVERSION.sub(convert, text)
+        return line, count
 
 
 def _converted(spec: str, kind: str, wide: bool, take: Callable[[Any], Any], string: Callable[[int], str]) -> str:
     if kind in "feEgGaAF":
         value = float(take(np.float64))
-        return value.hex() if kind in "aA" else (spec + kind) % value
+        return _hexadecimal(value, kind) if kind in "aA" else (spec + kind) % value
     if kind == "s":
         return (spec + "s") % string(int(take(np.uint64)))
     if kind == "p":
@@ -119,3 +134,9 @@ def _converted(spec: str, kind: str, wide: bool, take: Callable[[Any], Any], str
     signed = kind in "di"
     dtype = (np.int64 if signed else np.uint64) if wide else (np.int32 if signed else np.uint32)
     return (spec + ("d" if kind == "u" else kind)) % int(take(dtype))
+
+
+def _hexadecimal(value: float, kind: str) -> str:
+    """`%a`: as Python writes it, without the zeros at the end."""
+    text = re.sub(r"\.?0*p", "p", value.hex())
+    return text.upper() if kind == "A" else text

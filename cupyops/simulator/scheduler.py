@@ -1,25 +1,34 @@
 """Which threads run next. Groups of threads wait at the start of a basic block; those at the same block run together.
 
-The lowest block goes first, which brings diverged threads together again at loop ends and after branches. Before an
-instruction of whole warps, a group waits while other live lanes of its warps are elsewhere. A group that has waited long
-is served all the same, so that spin locks end. With a seed the order is drawn instead: results must not depend on it.
+The lowest block goes first, which brings diverged threads together again at loop ends and after branches. Before a
+warp-wide instruction a group waits while lanes that it names are elsewhere. Threads that have just found a lock taken, or
+read a flag, let others go first. With a seed the order is drawn instead: results must not depend on it.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
 
 from .barriers import Barriers
 from .errors import Deadlock, StepLimit
-from .function import CompiledBlock
+from .function import CompiledBlock, Members
 from .group import Batch, Group, Index
 from .state import State
 
 _PATIENCE = 3000  # steps that a group may be passed over
+
+
+class _Urgency(Enum):
+    """How a group is treated whose warps lack lanes."""
+
+    NONE = auto()  # it waits
+    PART = auto()  # the complete ones of its warps go on
+    STUCK = auto()  # nothing else can run: it goes on, and finds out who is missing
 
 
 class Scheduler:
@@ -41,7 +50,8 @@ class Scheduler:
         self._everyone = Group(batch, None, batch.threads)
         self._ready: dict[int, list[Index]] = {0: [None]}
         self._since: dict[int, int] = {0: 0}  # when the oldest group came to the block
-        self._passed_over: set[int] = set()  # blocks whose groups wait for lanes, or for other threads' progress
+        self._lacking: set[int] = set()  # blocks whose groups wait for lanes of their warps
+        self._spinning: set[int] = set()  # blocks whose groups wait for what other threads do
         self.barriers = Barriers(state, batch)
         self.steps = 0
 
@@ -53,15 +63,16 @@ class Scheduler:
             self._step()
 
     def _step(self) -> None:
-        number, forced = self._choose()
-        group = self._gather(self._ready.pop(number))
+        number, urgency = self._choose()
+        group: Group | None = self._gather(self._ready.pop(number))
         block = self._state.code.blocks[number]
         self.steps += 1
-        if block.gathers and not forced and self._is_partial(group):
-            self._ready[number] = [group.index]
-            self._passed_over.add(number)
-            return
-        self._passed_over.discard(number)
+        if block.members is not None and urgency is not _Urgency.STUCK:
+            group = self._together(block, group, urgency)
+            if group is None:
+                return
+        self._lacking.discard(number)
+        self._spinning.discard(number)
         if self.steps > self._limit:
             where = self._state.listing.short(block.first) if block.size else "the end"
             raise StepLimit(
@@ -69,27 +80,40 @@ class Scheduler:
                 "An endless loop, or a limit too low for this launch"
             )
         state = self._state
+        state.spinning = state.progressed = False
         result = self._run_block(block, group)
+        after = self._after(block, group, result)
         if state.progressed:  # something that others may wait for
-            self._passed_over.clear()
-            state.progressed = False
-        for target, index in self._after(block, group, result):
+            self._spinning.clear()
+        for target, index in after:
             self._arrive(target, index)
-        state.spinning = False
 
-    def _choose(self) -> tuple[int, bool]:
-        """(block, whether it runs even if lanes are missing)."""
-        if len(self._ready) == 1:
-            return next(iter(self._ready)), True
-        candidates = [number for number in self._ready if number not in self._passed_over]
-        forced = not candidates
-        candidates = candidates or list(self._ready)
-        chosen = self._chooser.choice(sorted(candidates)) if self._chooser is not None else min(candidates)
+    def _choose(self) -> tuple[int, _Urgency]:
+        """The next block: of those whose groups wait for nothing, if there are any."""
+        held = self._lacking | self._spinning
+        candidates = [number for number in self._ready if number not in held] if held else list(self._ready)
+        if not candidates:
+            return self._last_resort()
         oldest = min(self._ready, key=self._since.__getitem__)
         if self.steps - self._since[oldest] > _PATIENCE:
             self._since[oldest] = self.steps
-            return oldest, True
-        return chosen, forced
+            return oldest, _Urgency.PART
+        if self._chooser is not None:
+            return self._chooser.choice(sorted(candidates)), _Urgency.NONE
+        return min(candidates), _Urgency.NONE
+
+    def _last_resort(self) -> tuple[int, _Urgency]:
+        """Every group waits. Warps that are complete go on without the others; then spinning groups take their turns."""
+        for number in sorted(self._lacking & self._ready.keys()):
+            complete = self._complete(self._state.code.blocks[number], self._gather(self._ready[number]))
+            if complete is None or complete.any():
+                return number, _Urgency.PART
+        spinning = self._spinning & self._ready.keys()
+        if spinning:
+            return min(spinning, key=lambda number: (self._since[number], number)), _Urgency.PART
+        return min(self._ready), _Urgency.STUCK
+
+    # --- groups ---
 
     def _gather(self, waiting: list[Index]) -> Group:
         """All groups that wait at one block, as one."""
@@ -108,13 +132,40 @@ class Scheduler:
             return Group(self._batch, slice(int(index[0]), int(index[-1]) + 1), size)
         return Group(self._batch, index, size)
 
-    def _is_partial(self, group: Group) -> bool:
-        """Whether a live lane of the group's warps is elsewhere."""
-        if group is self._everyone:
-            return False
-        live = self._state.live_lanes()
-        warp = group.get("warp")
-        return bool(np.any(live[warp] & ~group.lanes_present()[warp]))
+    def _together(self, block: CompiledBlock, group: Group, urgency: _Urgency) -> Group | None:
+        """Those of the group that run now; the others stay. While other groups can run, it waits to be whole."""
+        complete = self._complete(block, group)
+        if complete is None:
+            return group
+        number = block.index
+        self._lacking.add(number)
+        if urgency is _Urgency.NONE or not complete.any():
+            self._ready[number] = [group.index]
+            return None
+        self._ready[number] = [group.threads[~complete]]
+        return group.subset(complete)
+
+    def _complete(self, block: CompiledBlock, group: Group) -> np.ndarray | None:
+        """Which threads of the group have all the lanes around them that the block's first instruction needs; None: all."""
+        members = block.members
+        if members is None or group is self._everyone:
+            return None
+        live, present = self._state.live_lanes(), group.lanes_present()
+        if members.lanes == 128:
+            warps, per_block = np.arange(self._batch.warps), self._batch.warps_per_block
+            warpgroup = warps // per_block * per_block + warps % per_block // 4
+            missing = np.isin(warpgroup, warpgroup[(live & ~present) != 0])[group.get("warp")]
+        else:
+            mask = self._mask(members, group)
+            missing = (live & ~present)[group.get("warp")] & mask != 0
+        return ~missing if missing.any() else None
+
+    def _mask(self, members: Members, group: Group) -> Any:
+        """The lanes that each thread's instruction names."""
+        if members.register is None:
+            return np.uint32(0xFFFFFFFF if members.mask is None else members.mask)
+        mask = self._state.registers[members.register]
+        return mask[group.threads] if isinstance(mask, np.ndarray) and mask.ndim else mask
 
     # --- where they go ---
 
@@ -128,14 +179,13 @@ class Scheduler:
         if block.ends == "barrier":
             return self.barriers.wait(block, group, result)
         self._state.exited[slice(None) if group.index is None else group.index] = True
-        self._passed_over.clear()
+        self._lacking.clear()
+        self._spinning.clear()
         return self.barriers.leave(group)
 
     def _arrive(self, target: int, index: Index) -> None:
-        if self._state.spinning:
-            self._passed_over.add(target)
-        else:
-            self._passed_over.discard(target)
+        self._lacking.discard(target)
+        (self._spinning.add if self._state.spinning else self._spinning.discard)(target)
         if target in self._ready:
             self._ready[target].append(index)
         else:

@@ -41,6 +41,7 @@ class _Lanes:
         self.warp = group.get("warp")[:, None]
         self.who = (self.warp << _WARP_SHIFT) | (self.thread << _THREAD_SHIFT) | pc
         self.epoch = (state.epoch[owner] << _EPOCH_SHIFT)[:, None]
+        self.cluster_epoch = (state.cluster_epoch[owner] << _EPOCH_SHIFT)[:, None]
         self.when = self.epoch | state.warp_epoch[self.warp]
 
 
@@ -172,7 +173,7 @@ class SharedShadow:
     ) -> None:
         """A recorded access by another thread in the same epoch conflicts, unless their warp has synchronised since."""
         when = record.when[granule]
-        bad = when >= lanes.epoch
+        bad = when >= (lanes.epoch if self._state.cluster_size == 1 else self._since(group, lanes, record.who[granule]))
         if not bad.any():
             return
         who = record.who[granule]
@@ -188,6 +189,12 @@ class SharedShadow:
         detail = f"{self._place(int(granule[row, column]))}, which {party} {done}"
         guilty = bad.any(axis=1)
         raise fault(Race, self._state.listing, group, guilty, what, pc, detail=detail, also=other & _PC_MASK)
+
+    def _since(self, group: Group, lanes: _Lanes, who: np.ndarray) -> np.ndarray:
+        """When these threads and others last passed a barrier together: one of the cluster, if their blocks differ."""
+        warp, per_block = who >> _WARP_SHIFT, group.batch.warps_per_block
+        is_elsewhere = (warp != _SEVERAL_WARPS) & (warp // per_block != lanes.warp // per_block)
+        return np.where(is_elsewhere, lanes.cluster_epoch, lanes.epoch)
 
     def _one_value(self, group: Group, lanes: _Lanes, granule: np.ndarray, values: Sequence[Any], pc: int) -> None:
         """Threads of one instruction may write one place only if they write one value."""

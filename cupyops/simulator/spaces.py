@@ -55,6 +55,8 @@ class Space:
 
     def load(self, group: Group, address: Any, dtype: Any, size: int, count: int, pc: int, strong: bool = False) -> Any:
         """`count` elements from each thread's address: an array, or a tuple. `strong`: volatile, relaxed, acquire."""
+        if strong:
+            self.state.spinning = True  # perhaps a flag that another thread is to set
         parts = self.parts(group, address, size * count, "read", pc)
         shift = size.bit_length() - 1
         if len(parts) == 1 and parts[0][0] is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from .function import Compiled
 from .group import Batch, Group, lane_bits
 from .memory import POISON, SHARED_BASE, Memory, Region
 from .profile import Profile
+
+if TYPE_CHECKING:
+    from .global_shadow import GlobalShadow
 
 _RANK_SHIFT = 24  # shared addresses of a cluster: offset below, rank + 1 above, 0 for the block's own
 _RANK_MASK = 0xFF
@@ -24,8 +27,10 @@ class State:
     local_memory: Region  # of all its threads
     registers: list[Any]  # an array over all threads, or a scalar where they agree; by number
     epoch: np.ndarray  # barriers passed, by block
+    cluster_epoch: np.ndarray  # the epoch in which the block's cluster last met, by block
     warp_epoch: np.ndarray  # by warp
     exited: np.ndarray  # by thread
+    global_shadow: GlobalShadow | None  # where races are looked for
 
     def __init__(
         self,
@@ -63,6 +68,7 @@ class State:
         self.shared_memory = Region(np.full(batch.blocks * self.shared_stride, POISON, np.uint8))
         self.local_memory = Region(np.full(batch.threads * self.local_bytes, POISON, np.uint8))
         self.epoch = np.zeros(batch.blocks, np.int64)
+        self.cluster_epoch = np.zeros(batch.blocks, np.int64)
         self.warp_epoch = np.zeros(batch.warps, np.int64)
         self.exited = np.zeros(batch.threads, np.bool_)
         dtypes = self.code.registers
@@ -71,6 +77,13 @@ class State:
     def live_lanes(self) -> np.ndarray:
         """For each warp, a bit for each lane that has not left."""
         return lane_bits(self.batch, self.batch.per_thread["slot"][~self.exited])
+
+    def passed_cluster(self, block: int) -> None:
+        """The blocks of this one's cluster have met."""
+        first = block // self.cluster_size * self.cluster_size
+        cluster = slice(first, first + self.cluster_size)
+        self.epoch[cluster] += 1
+        self.cluster_epoch[cluster] = self.epoch[cluster]
 
     # --- shared addresses in a cluster ---
 

@@ -40,7 +40,7 @@ def tile(request, monkeypatch):
 class TestConv2d(OperatorContract):
     function = staticmethod(cupyops.conv2d)
     torch_function = staticmethod(F.conv2d)
-    kernels = {"conv2d_fwd", "conv2d_bwd_weight", "conv2d_sum"}
+    kernels = {"conv2d_fwd", "conv2d_bwd_weight", "conv2d_sum", "conv2d_channels_last"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
@@ -48,6 +48,7 @@ class TestConv2d(OperatorContract):
         yield Sample(make(1, 4, 9, 8), make(6, 2, 3, 3), make(6), (2, 1), (2, 1), (1, 2), 2)
         yield Sample(make(4, 1, 12, 12), make(32, 1, 3, 3), make(32))  # grad_weight splits k
         yield Sample(channels_last(make(2, 8, 5, 6)), channels_last(make(16, 8, 3, 3)), make(16), padding=1)  # vectors
+        yield Sample(make(2, 16, 5, 7), make(24, 16, 3, 3), make(24), padding=1)  # of a half type: copied to channels_last
         yield Sample(channels_last(make(1, 3, 6, 5)), make(4, 3, 3, 2), padding="same")
         yield Sample(make(1, 34, 3, 3), make(2, 34, 3, 3), make(2), padding=1)  # forward splits k
         yield Sample(make(3, 6, 5), make(70, 3, 1, 1), make(70))

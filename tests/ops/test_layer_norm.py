@@ -29,6 +29,8 @@ class TestLayerNorm(OperatorContract):
         yield Sample(make(9, 4, 64), [64], make(64), make(64))
         yield Sample(make(5, 300), (300,), bias=make(300))
         yield Sample(make(3, 6), (6,), None, make(6))
+        yield Sample(make(5, 301), (301,))  # no gradient but grad_x
+        yield Sample(make(5, 1024), (1024,), make(1024).detach())
         yield Sample(make(9, 1031), (1031,), make(1031), make(1031))
         yield Sample(make(9, 2, 1024), (2, 1024), make(2, 1024))
         yield Sample(make(5, 16389), (16389,), make(16389), make(16389))

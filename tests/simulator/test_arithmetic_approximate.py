@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulator.test_arithmetic_reference import SETTINGS, lists_of, run
 from simulator.test_arithmetic_reference import F32 as F32_FORMAT
+from simulator.test_arithmetic_reference import SETTINGS, lists_of, run
 
 from cupyops.simulator.arithmetic import resolve
 

@@ -99,7 +99,7 @@ def near_integers(form: Binary) -> st.SearchStrategy[int]:
 @given(st.data())
 def test_floats_to_integers(rounding: str, source: str, data: st.DataObject):
     form = FORMATS[source]
-    codes = data.draw(st.lists(near_integers(form), min_size=80, max_size=80))
+    codes = data.draw(st.lists(near_integers(form), min_size=50, max_size=50))
     for target in INTEGERS:
         least, most = limits(target)
 
@@ -186,7 +186,7 @@ def narrows(target: str, source: str) -> bool:
 @given(st.data())
 def test_floats_to_floats(target: str, source: str, rounding: str, data: st.DataObject):
     form, given_form = FORMATS[target], FORMATS[source]
-    codes = data.draw(st.lists(near_the_codes_of(form, given_form), min_size=80, max_size=80))
+    codes = data.draw(st.lists(near_the_codes_of(form, given_form), min_size=50, max_size=50))
     prefix, rounding = (f"{rounding}.", rounding) if rounding else ("", "rn")
     check_codes(f"{prefix}{target}.{source}", given_form, form, lambda n: round_to(n, form, rounding), codes)
 
@@ -220,7 +220,7 @@ def test_floats_made_whole(rounding: str, name: str, data: st.DataObject):
             return round_to(number, form)
         return round_to((sign, Fraction(abs(WHOLE[rounding](signed(number))))), form)
 
-    codes = data.draw(st.lists(near_integers(form), min_size=100, max_size=100))
+    codes = data.draw(st.lists(near_integers(form), min_size=60, max_size=60))
     check_codes(f"{rounding}.{name}.{name}", form, form, whole, codes)
 
 
@@ -268,7 +268,7 @@ def test_float32_to_one_and_two_halves(target: str, rounding: str, flags: str, d
 @given(st.data())
 def test_tf32(modifiers: str, data: st.DataObject):
     flags = modifiers.split(".")
-    codes = data.draw(st.lists(near_the_codes_of(TF32, F32), min_size=120, max_size=120))
+    codes = data.draw(st.lists(near_the_codes_of(TF32, F32), min_size=60, max_size=60))
 
     def exact(number: Number) -> int:
         if is_nan(number[1]):
@@ -287,11 +287,11 @@ def test_eight_bits(name: str, form: Binary, relu: str, data: st.DataObject):
     def exact(number: Number) -> int:
         return round_to(reference.clamp0(number) if relu else number, form, "rn", True)
 
-    singles = [data.draw(st.lists(near_the_codes_of(form, F32), min_size=80, max_size=80)) for _ in range(2)]
+    singles = [data.draw(st.lists(near_the_codes_of(form, F32), min_size=50, max_size=50)) for _ in range(2)]
     result = convert(f"rn.satfinite{relu}.{name}.f32", *[floats_as_taken(codes, F32) for codes in singles])
     rows = list(zip(*singles))
     assert_codes(result, [exact(decode(a, F32)) << 8 | exact(decode(b, F32)) for a, b in rows], rows)
-    halves = data.draw(st.lists(near_the_codes_of(form, F16), min_size=80, max_size=80))
+    halves = data.draw(st.lists(near_the_codes_of(form, F16), min_size=50, max_size=50))
     result = convert(f"rn.satfinite{relu}.{name}.f16x2", np.array(halves, np.uint16).view(np.uint32))
     assert_codes(result.view(np.uint8), [exact(decode(code, F16)) for code in halves], [(code,) for code in halves])
 

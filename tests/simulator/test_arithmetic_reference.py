@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 Number = tuple[int, Fraction | float]
-SETTINGS = settings(derandomize=True, deadline=None, max_examples=5)
+SETTINGS = settings(derandomize=True, deadline=None, max_examples=4)
 ROUNDINGS = ["rn", "rz", "rm", "rp"]
 
 

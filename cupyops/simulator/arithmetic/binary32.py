@@ -46,7 +46,9 @@ def fma32(a: Any, b: Any, c: Any) -> Any:
     total = np.add(product, c, dtype=_F64)
     result = total.astype(np.float32)
     doubtful = (total.view(np.uint64) & _LOW29) == _HALF29
-    doubtful |= np.abs(total) < _SUBNORMAL32
+    small = np.abs(total) < _SUBNORMAL32
+    if small.any():
+        doubtful |= small & (total != 0)  # a sum of zero is exact
     return repair(result, doubtful, lambda p, addend: odd_sum(p, addend).astype(np.float32), product, c)
 
 

@@ -101,8 +101,6 @@ def extract(instruction: Instruction) -> Operation:
         last = np.minimum(position + length, _U32(width))
         up = (_U32(width) - last).astype(kind)
         down = up + np.minimum(position, last).astype(kind)
-        beyond = position >= width
-        down = choose(beyond, kind(width - 1), down)
         return choose(length == 0, kind(0), (a << up) >> down)
 
     return Operation(field, (name, "u32", "u32"), (name,))

@@ -108,7 +108,7 @@ def set_predicate_pair(instruction: Instruction) -> Operation:
     return Operation(pair, ("u32", "u32") + ("b1",) * (combine is not None), ("b1", "b1"))
 
 
-_TRUE = {
+_TRUE: dict[str, Any] = {
     "u16": np.uint16(0xFFFF),
     "u32": np.uint32(0xFFFFFFFF),
     "f32": np.float32(1),

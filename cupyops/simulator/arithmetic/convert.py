@@ -56,7 +56,7 @@ def _float_to_integer(instruction: Instruction, target: str, source: str) -> Ope
     to_whole = next(_TO_INTEGER[name] for name in instruction.qualifiers if name in _TO_INTEGER)
     dtype = DTYPES[target]
     keeps_nan = source == "f64" or dtype.itemsize == 8
-    of_nan = np.ones((), _U64)[()] << _U64(dtype.itemsize * 8 - 1) if keeps_nan else _U64(0)
+    of_nan = _U64(1 << dtype.itemsize * 8 - 1 if keeps_nan else 0)
     clamp = clamp_to(dtype, of_nan)
     read = _chain_of(instruction, source)
     return Operation(lambda a: clamp(to_whole(read(a))), (VIEWS[source],), (target,))

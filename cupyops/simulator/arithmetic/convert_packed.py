@@ -1,5 +1,6 @@
 """cvt to and from the formats of machine learning, one or two numbers at a time, and cvt.pack of integers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ def alternative(instruction: Instruction) -> Operation:
     """A conversion that is not of one plain number into another."""
     if instruction.qualifiers[:1] == ("pack",):
         return _pack(instruction)
-    forms = {
+    forms: dict[tuple[str, ...], Callable[[Instruction], Operation]] = {
         ("f16", "f32"): _to_sixteen,
         ("bf16", "f32"): _to_sixteen,
         ("f16x2", "f32"): _to_sixteen,

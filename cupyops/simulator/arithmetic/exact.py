@@ -51,7 +51,7 @@ def odd_sum(a: Any, b: Any) -> Any:
 def toward(nearest: Any, error: Any, rounding: str) -> Any:
     """The neighbour in the direction of rounding, of a value that was rounded to nearest.
 
-    `error` has the sign of what the exact value has beyond the nearest one, and is 0 where that one is exact.
+    `error` has the sign of what the exact value has beyond the nearest one, and is 0 or NaN where that one is exact.
     """
     kind = nearest.dtype.type
     if rounding == "rn":
@@ -74,8 +74,7 @@ def narrow(value: Any, rounding: str) -> Any:
     if rounding == "rn":
         return nearest
     # An infinity that was finite has an error too: its neighbour is the largest finite number.
-    error = choose(nearest == value, np.float64(0), value - nearest.astype(np.float64))
-    return toward(nearest, error, rounding)
+    return toward(nearest, value - nearest.astype(np.float64), rounding)
 
 
 def zero_sum(rounding: str, total: Any, error: Any, a: Any, b: Any) -> Any:

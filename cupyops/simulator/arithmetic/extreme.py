@@ -6,7 +6,7 @@ import numpy as np
 
 from .finish import canonical, flush32
 from .half import finish, for_type, half_of
-from .lanes import packed, repair
+from .lanes import choose, packed, repair
 from .operation import VIEWS, Function, Instruction, Operation, after, before, builds, uniform
 
 _BITS = {np.dtype(np.float32): np.uint32, np.dtype(np.float64): np.uint64}
@@ -38,17 +38,20 @@ def _relu_integer(value: Any) -> Any:
 
 
 def extreme_of(opcode: str, nan: bool) -> Function:
-    """The minimum or maximum of two floats; `nan`: NaN if either is, else the other one."""
-    if opcode == "min":
-        pick, zero = (np.minimum if nan else np.fmin), -0.0
-    else:
-        pick, zero = (np.maximum if nan else np.fmax), 0.0
+    """The minimum or maximum of two floats; `nan`: NaN if either is, else the other one.
+
+    (NumPy's fmin and fmax treat a signalling NaN in one way in the middle of an array and in another at its end.)
+    """
+    pick, zero = (np.minimum, -0.0) if opcode == "min" else (np.maximum, 0.0)
 
     def extreme(a: Any, b: Any) -> Any:
         result = pick(a, b)
         bits = _BITS[result.dtype]
         zeros_of_two_signs = (a == b) & (a.view(bits) != b.view(bits))
-        return repair(result, zeros_of_two_signs, lambda *_: result.dtype.type(zero))
+        result = repair(result, zeros_of_two_signs, lambda *_: result.dtype.type(zero))
+        if nan:
+            return result
+        return repair(result, np.isnan(result), lambda x, y: choose(np.isnan(x), y, x), a, b)
 
     return extreme
 

@@ -18,7 +18,10 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 def flush32(value: Any) -> Any:
     """Subnormal float32 numbers become zeros of their sign."""
-    return np.multiply(value, np.abs(value) >= TINY32, dtype=np.float32)
+    tiny = np.abs(value) < TINY32
+    if not tiny.any():
+        return value
+    return np.multiply(value, ~tiny, dtype=np.float32)
 
 
 def saturate(value: Any) -> Any:

@@ -83,7 +83,9 @@ def widen_f16(code: Any) -> Any:
     magnitude = ((code & _U16(0x7FFF)).astype(_U32) << _U32(13)).view(np.float32) * np.float32(2.0**112)
     special = magnitude >= np.float32(65536)
     bits = magnitude.view(_U32) | ((code & _U16(0x8000)).astype(_U32) << _U32(16))
-    return (bits | (special * _U32(0x7F800000))).view(np.float32)
+    if special.any():
+        bits = bits | special * _U32(0x7F800000)
+    return bits.view(np.float32)
 
 
 def widen_bf16(code: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Sums and products are computed in float32, which has more than twice their precision and two bits: rounding there and
 then once more is rounding once. (Where a product of bfloat16 numbers is too small for float32 it is too small by far
-for bfloat16.) The fused multiply-add needs float64, rounded to odd where the sum may be taken for a tie.
+for bfloat16.) The fused multiply-add needs float64, and rounds to odd where the sum may be taken for a tie.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Half:
     widen: Callable[[Any], Any]
     narrow: Callable[[Any], Any]
     infinity: np.uint16
-    doubt: np.uint64  # a float64 that is zero in these bits may be half way between two numbers of the format
+    doubt: np.uint32  # a float32 half way between two numbers of the format is zero in these bits
 
     def flush(self, code: Any) -> Any:
         """Subnormal numbers become zeros of their sign."""
@@ -44,16 +44,18 @@ class Half:
         """a * b + c, rounded once."""
         product = np.multiply(self.widen(a), self.widen(b), dtype=np.float64)
         addend = self.widen(c)
-        total = np.add(product, addend, dtype=np.float64)
-        # A sum of few bits is exact or a tie; the others are rounded as the exact sum would be.
-        doubtful = (total.view(np.uint64) & self.doubt) == 0
-        total = repair(total, doubtful, odd_sum, product, addend)
-        return encode(total, self.form).astype(_U16)
+        total = np.add(product, addend, dtype=np.float64).astype(np.float32)
+        # Rounding three times goes wrong only by way of a tie, which has few bits.
+        doubtful = ((total.view(np.uint32) & self.doubt) == 0) & (total != 0)
+        return repair(self.narrow(total), doubtful, self._exact_sum, product, addend)
+
+    def _exact_sum(self, product: Any, addend: Any) -> Any:
+        return encode(odd_sum(product, addend), self.form).astype(_U16)
 
 
 HALVES = {
-    "f16": Half(F16, widen_f16, narrow_f16, _U16(0x7C00), np.uint64((1 << 41) - 1)),
-    "bf16": Half(BF16, widen_bf16, narrow_bf16, _U16(0x7F80), np.uint64((1 << 44) - 1)),
+    "f16": Half(F16, widen_f16, narrow_f16, _U16(0x7C00), np.uint32((1 << 12) - 1)),
+    "bf16": Half(BF16, widen_bf16, narrow_bf16, _U16(0x7F80), np.uint32((1 << 15) - 1)),
 }
 
 

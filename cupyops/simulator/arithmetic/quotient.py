@@ -39,7 +39,7 @@ def _divide_approximately(a: Any, b: Any) -> Any:
     return choose(vanishing, a * np.copysign(_F32(0), b), quotient)
 
 
-_APPROXIMATE = {
+_APPROXIMATE: dict[str, Function] = {
     "rcp": lambda a: np.divide(_F32(1), a),
     "sqrt": np.sqrt,
     "rsqrt": _via64(_inverse_root),

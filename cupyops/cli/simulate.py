@@ -1,0 +1,200 @@
+"""`python -m cupyops simulate`: run one kernel in the simulator, say what is wrong with it and where its work is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .. import compiler, cubin, signature, source
+from ..errors import CompileError, CupyopsError, InputError, MissingDependencyError
+from ..kernel import dimensions
+from ..simulator import MAX_STEPS, Allocation, Pointer, Program, SimulatorError
+from . import arguments, instance, page, terminal
+from .arguments import Array
+from .occupancy import occupancy
+from .report import Launch, array_facts, fault_of, line_facts
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line."""
+
+    file: str
+    kernel: str
+    grid: str
+    block: str
+    args: Sequence[str] = ()
+    template: Sequence[str] = ()
+    arch: str = "sm_80"
+    shared: int = 0
+    options: Sequence[str] = ()
+    seed: int | None = None
+    check: bool = True
+    max_steps: int | None = None
+    html: Path | None = None
+    json: Path | None = None
+
+
+@dataclass
+class Prepared:
+    """A launch about to be made."""
+
+    launch: Launch
+    program: Program
+    symbol: str
+    values: list[Any]
+
+
+def run(request: Request) -> int:
+    """The command; returns its exit code: 0, 1 where the kernel does wrong or does not compile, 2 for bad arguments."""
+    errors = Console(stderr=True)
+    try:
+        prepared = _prepare(request)
+    except (CupyopsError, OSError, UnicodeDecodeError) as error:
+        errors.print(str(error), markup=False, highlight=False, soft_wrap=True, style="red")
+        return 1 if isinstance(error, (CompileError, SimulatorError)) else 2
+    console = Console()
+    _execute(console, request, prepared)
+    launch = prepared.launch
+    if launch.output:
+        console.out(launch.output, end="" if launch.output.endswith("\n") else "\n", highlight=False)
+    if launch.fault is not None:
+        console.rule(launch.fault.kind, style="red")
+        console.print(launch.fault.message, markup=False, highlight=False, soft_wrap=True, style="red")
+    else:
+        terminal.show(console, launch)
+    try:
+        _write(console, request, launch)
+    except OSError as error:
+        errors.print(f"cannot write: {error}", markup=False, highlight=False, soft_wrap=True, style="red")
+        return 2
+    return 0 if launch.fault is None else 1
+
+
+# --- from the command line to a launch -----------------------------------------------------------------------------
+
+
+def _prepare(request: Request) -> Prepared:
+    """Compile the kernel and make its arguments. Raises `CupyopsError`."""
+    grid, block = _extents("--grid", request.grid), _extents("--block", request.block)
+    dimensions(grid, block, request.shared)
+    _check_arch(request.arch)
+    text = source.load(Path(request.file))
+    chosen = instance.choose(text, request.kernel, request.template)
+    declared = signature.declared(text, chosen.base)
+    binary = compiler.build(text, chosen.expression, request.arch, tuple(request.options))
+    takes = signature.join(chosen.expression, declared, binary.parameters, chosen.types)
+    try:
+        values = arguments.values(chosen.expression, takes, request.args, chosen.types)
+    except InputError as error:
+        usage = arguments.usage(request.file, chosen.expression, takes, chosen.types)
+        raise InputError(f"{error}\n\n{usage}") from error
+    sources = {text.name: text.text, **text.includes}
+    used = _resources(binary)
+    threads = block[0] * block[1] * block[2]
+    fits = occupancy(binary.arch, threads, used.registers, used.shared + request.shared) if used is not None else None
+    launch = Launch(
+        file=text.name,
+        kernel=chosen.expression,
+        arch=binary.arch,
+        grid=grid,
+        block=block,
+        shared=request.shared,
+        check=request.check,
+        seed=request.seed,
+        arguments=[(one.ctype, one.name, given) for one, given in zip(takes, request.args)],
+        sources=sources,
+        resources=used,
+        occupancy=fits,
+    )
+    return Prepared(launch, Program(binary.ptx, sources=sources), binary.symbol, values)
+
+
+def _extents(option: str, text: str) -> tuple[int, int, int]:
+    """`4`, `4,2` or `4x2x1`."""
+    parts = re.split(r"[,x]", text)
+    if not 1 <= len(parts) <= 3 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"{option} is {text!r}, expected one to three extents from 1, such as 4 or 4,2")
+    x, y, z = (*map(int, parts), 1, 1)[:3]
+    return x, y, z
+
+
+def _check_arch(arch: str) -> None:
+    known = compiler.supported_archs()
+    match = re.fullmatch(r"(sm_\d+)[af]?", arch)
+    if match is None or match.group(1) not in known:
+        raise InputError(f"--arch is {arch!r}; this NVRTC compiles for {', '.join(known)}")
+
+
+def _resources(binary: compiler.Binary) -> cubin.Resources | None:
+    """What the kernel uses on the GPU; None, and a word, where pyelftools is not installed."""
+    assert binary.path is not None
+    try:
+        return cubin.resources(binary.path.read_bytes(), binary.symbol)
+    except MissingDependencyError as error:
+        Console(stderr=True).print(f"no registers and no occupancy: {error}", markup=False, style="yellow")
+        return None
+
+
+# --- the launch, and what is written about it ---------------------------------------------------------------------
+
+
+def _execute(console: Console, request: Request, prepared: Prepared) -> None:
+    """Run the kernel; what it printed, found and left behind goes into `prepared.launch`."""
+    launch, program = prepared.launch, prepared.program
+    allocations: list[tuple[Array, Allocation, np.ndarray]] = []
+    values = [_placed(program, value, allocations) for value in prepared.values]
+    printed: list[str] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("blocks", total=None)
+        try:
+            launch.report = program.launch(
+                prepared.symbol,
+                launch.grid,
+                launch.block,
+                values,
+                shared=launch.shared,
+                check=launch.check,
+                seed=launch.seed,
+                max_steps=request.max_steps or MAX_STEPS,
+                profile=True,
+                label=launch.kernel,
+                progress=lambda done, total: progress.update(task, completed=done, total=total),
+                output=printed.append,
+            )
+        except SimulatorError as error:
+            launch.fault = fault_of(error, launch.sources)
+    launch.output = "".join(printed)
+    if launch.report is not None:
+        launch.lines, launch.issued = line_facts(launch.report, launch.sources)
+        launch.arrays = [array_facts(array, before, allocation) for array, allocation, before in allocations]
+
+
+def _placed(program: Program, value: Any, allocations: list[tuple[Array, Allocation, np.ndarray]]) -> Any:
+    """A value as the simulator takes it: an array becomes a pointer to an allocation."""
+    if value is None:
+        return 0
+    if not isinstance(value, Array):
+        return value
+    allocation = program.memory.allocate(value.storage, value.name, initialized=value.initialized)
+    allocations.append((value, allocation, allocation.buffer.copy()))
+    return Pointer(allocation)
+
+
+def _write(console: Console, request: Request, launch: Launch) -> None:
+    if request.html is not None:
+        request.html.write_text(page.render(launch), encoding="utf-8")
+        console.print(f"report: {request.html}", highlight=False, soft_wrap=True, markup=False)
+    if request.json is not None:
+        text = json.dumps(launch.as_json(), indent=1, allow_nan=False)
+        request.json.write_text(text + "\n", encoding="utf-8")
+        console.print(f"data: {request.json}", highlight=False, soft_wrap=True, markup=False)

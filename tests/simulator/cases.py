@@ -1,0 +1,166 @@
+"""Calls that between them reach every instance of every kernel of cuda_src: the contracts' samples, and what those leave out.
+
+All compare with PyTorch, by the bound of the contract; run them inside `cupyops.simulate()`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gemms
+import pytest
+import torch
+from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
+from softmaxes import FORMS, SoftmaxContract
+
+import cupyops.nn
+import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
+from cupyops import compiler, kernel, source
+from cupyops.cli import jobs
+from cupyops.common import gemm, rows
+from cupyops.signature import c_token
+
+TESTS = Path(__file__).resolve().parents[1]
+CUBINS = TESTS.parent / "build" / "cubins"  # where the tests of compilation keep theirs
+CPU = torch.device("cpu")
+HALF = (torch.float16, torch.bfloat16)
+
+KERNELS = [k for k in kernel.kernels() if getattr(k.source.path, "parent", None) == source.cuda_src()]
+FILES = sorted({k.source.name for k in KERNELS})
+
+Case = Callable[[torch.dtype], None]
+
+
+# --- instances -------------------------------------------------------------------------------------------------------
+
+
+def instances(file: str, dtype: torch.dtype) -> list[jobs.Job]:
+    """What the kernels of a file declare for T = dtype, for sm_80."""
+    first = re.compile(rf"\w+<{c_token(dtype)}[,>]")
+    planned = jobs.plan([k for k in KERNELS if k.source.name == file], ["sm_80"])
+    return [job for job in planned if first.match(job.name)]
+
+
+def ptx(job: jobs.Job, arch: str) -> str:
+    """The text of an instance, from the folder of compiled kernels, without the line that names the architecture."""
+    job = jobs.Job(job.source, job.name, arch, job.options)
+    CUBINS.mkdir(parents=True, exist_ok=True)
+    outcome = jobs.compile_one(job, CUBINS)
+    assert not outcome.error, outcome.error
+    binary = compiler.read_entry(CUBINS, job.stem)
+    assert binary is not None
+    return re.sub(r"^\.target.*$", "", binary.ptx, flags=re.MULTILINE)
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def contracts() -> dict[str, list[type[OperatorContract]]]:
+    """For each file of kernels the contracts of its operators."""
+    found: dict[str, list[type[OperatorContract]]] = {}
+    for path in sorted((TESTS / "ops").glob("test_*.py")):
+        module = importlib.import_module(f"ops.{path.stem}")
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, OperatorContract) and value.__module__ == module.__name__:
+                (file,) = {k.source.name for k in KERNELS if k.base in value.kernels}
+                found.setdefault(file, []).append(value)
+    return found
+
+
+def calls(file: str) -> Iterator[Case]:
+    """What to run for a file, each with a dtype."""
+    for contract in contracts().get(file, []):
+        yield partial(samples, contract())
+        if isinstance(contract(), SoftmaxContract):
+            yield partial(softmax_in_vectors, contract())
+            yield partial(softmax_widened, contract())
+    yield from FURTHER.get(file, [])
+
+
+def samples(contract: OperatorContract, dtype: torch.dtype) -> None:
+    """Forward and gradients of each sample against float64."""
+    for sample in contract.samples(Make(CPU, dtype)):
+        contract.compare(sample, repr(sample))
+
+
+def tiles(name: str, plans: list[str], calls: Callable[[Make], Iterator[Sample]], dtype: torch.dtype) -> None:
+    """Every tile of a GEMM, several tiles in each direction, with tails; k in one piece and in three."""
+    module = importlib.import_module(f"cupyops.ops.{name}")
+    (contract,) = contracts()[f"{name}.cu"]
+    for tile in gemm.TILES if name == "conv2d" or dtype not in HALF else (*gemm.TILES, gemm.WIDE):
+        with gemms.forced(tile, *(getattr(module, plan) for plan in plans)):
+            for sample in calls(Make(CPU, dtype)):
+                contract().compare(sample, f"tile {tile}, {sample!r}")
+
+
+def products(make: Make) -> Iterator[Sample]:
+    yield Sample(make(131, 40), make(40, 136))
+
+
+def affine(make: Make) -> Iterator[Sample]:
+    yield Sample(make(131, 40), make(136, 40), make(136))
+
+
+def convolutions(make: Make) -> Iterator[Sample]:
+    yield Sample(make(1, 16, 9, 9), make(136, 16, 2, 2), make(136), padding=1)
+    yield Sample(make(1, 3, 6, 12), make(131, 3, 2, 2))
+
+
+def softmax_in_vectors(contract: SoftmaxContract, dtype: torch.dtype) -> None:
+    for to in (None, torch.float32) if dtype in HALF else (None,):
+        with pytest.MonkeyPatch.context() as patch:
+            contract.test_columns_by_vectors(CPU, patch, dtype, to)
+
+
+def softmax_widened(contract: SoftmaxContract, dtype: torch.dtype) -> None:
+    """From a half type by the operator; for the others, which it never asks for, the kernels by themselves."""
+    for shape, dim in FORMS:
+        if dtype in HALF:
+            contract.test_half_in_float_out(CPU, dtype, shape, dim)
+        else:
+            launched_widened(contract, dtype, shape, dim)
+    if dtype not in HALF:
+        with mock.patch.object(rows, "_ENOUGH_THREADS", 1):
+            rows._share_columns.cache_clear()
+            launched_widened(contract, dtype, (2, 5, 16), 1)
+        rows._share_columns.cache_clear()
+
+
+def launched_widened(contract: SoftmaxContract, dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
+    module = importlib.import_module(f"cupyops.ops.{contract.function.__name__}")
+    x, grad_y = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+    y, grad_x = torch.empty_like(x), torch.empty_like(x)
+    rows.launch_softmax(module.FORWARD, dim, x, y, T=dtype, WIDEN=True)
+    rows.launch_softmax(module.BACKWARD, dim, grad_y, y, grad_x, T=dtype, WIDEN=True)
+    results = []
+    for given in (x, x.double()):
+        leaf = given.clone().requires_grad_()
+        expected = contract.torch_function(leaf, dim)
+        results.append((expected, *torch.autograd.grad(expected, leaf, grad_y.to(given.dtype))))
+    for ours, theirs, truth, what in zip((y, grad_x), *results, ("y", "grad_x")):
+        assert_as_good_as_torch(ours, theirs, truth, f"{what} of {shape}")
+
+
+def optimizer_steps(dtype: torch.dtype) -> None:
+    """Four steps with and without momentum, of every shape that the optimizer's tests have."""
+    sgd = importlib.import_module("optim.test_sgd")
+    for options in ({}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}):
+        lists = sgd.twins(lambda: sgd.parameters(CPU, dtype))
+        optimizers = sgd.optimizers_of(lists, lr=0.1, **options)
+        sgd.train(lists, optimizers)
+        sgd.assert_alike(*lists, optimizers)
+
+
+FURTHER: dict[str, list[Case]] = {
+    "matmul.cu": [partial(tiles, "matmul", ["_plan"], products)],
+    "linear.cu": [partial(tiles, "linear", ["_plan"], affine)],
+    "conv2d.cu": [partial(tiles, "conv2d", ["_correlation", "_patch_sums"], convolutions)],
+    "sgd.cu": [optimizer_steps],
+}

@@ -1,0 +1,127 @@
+"""Our own operators, forward and backward: the same inputs in the simulator and on CUDA tensors, by the same machine code.
+
+The cubins that NVRTC made of the PTX that the simulator ran travel along, so that no other compiler takes part.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from operator_samples import Make, run, samples
+from torch import Tensor
+
+import cupyops
+from cupyops import compiler, kernel
+from cupyops.errors import SimulatorError
+
+from .compared import compare, new_row
+from .store import Reader, Writer
+
+ARCH = "sm_90"
+NAME = "operator"
+_FORMATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
+_BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def record(writer: Writer, advance: Callable[[str], Any]) -> None:
+    """Every sample in every dtype into the store: inputs, results, and the cubins that make them."""
+    entries = []
+    for name, dtype, call in _cases():
+        advance(f"{NAME}: {name}")
+        entries.append({"name": name} | _recorded(writer, dtype, call))
+    writer.contents["sections"][NAME] = {"cases": entries, "cubins": _cubins(writer)}
+
+
+def _recorded(writer: Writer, dtype: torch.dtype, call: Any) -> dict[str, Any]:
+    """Inputs, results and launches of a sample in the simulator, or the error."""
+    make = Make(dtype)
+    try:
+        with cupyops.simulate(ARCH), cupyops.trace() as trace:
+            results = run(call, make)
+    except SimulatorError as error:
+        return {"error": f"{type(error).__name__}: {error}", "given": [], "found": [], "kernels": []}
+    if "reference" in trace.routes():
+        raise RuntimeError("a sample took the reference")
+    given, found = ([_put(writer, t) for t in tensors] for tensors in (make.made, results))
+    launches = [record.kernel for record in trace.launches()]
+    return {"error": "", "given": given, "found": found, "kernels": launches}
+
+
+def _cases() -> Iterator[tuple[str, torch.dtype, Any]]:
+    for dtype in _FORMATS:
+        numbers: dict[str, int] = {}
+        for operator, call in samples():
+            numbers[operator] = numbers.get(operator, 0) + 1
+            yield f"{operator} {numbers[operator]} {str(dtype).removeprefix('torch.')}", dtype, call
+
+
+def _put(writer: Writer, tensor: Tensor) -> dict[str, Any]:
+    """A tensor as bits, with its dtype."""
+    bits = tensor.detach().cpu().contiguous()
+    bits = bits.view(_BITS[bits.dtype]) if bits.dtype in _BITS else bits
+    return {"data": writer.put(bits.numpy()), "dtype": str(tensor.dtype).removeprefix("torch.")}
+
+
+def _cubins(writer: Writer) -> list[dict[str, str]]:
+    """Each kernel that was launched: the two files of its cache entry."""
+    entries = []
+    for one in kernel.kernels():
+        for specialised in one._specialised.values():
+            binary = specialised.binary(ARCH)
+            stem = compiler.entry_name(one.source, specialised.name, ARCH, one.options)
+            assert binary.path is not None
+            with tempfile.TemporaryDirectory() as folder:
+                compiler.write_entry(Path(folder), stem, binary, binary.path.read_bytes())
+                files = {kind: (Path(folder) / f"{stem}.{kind}").read_bytes() for kind in ("cubin", "json")}
+            entries.append({"stem": stem} | {kind: writer.put(content) for kind, content in files.items()})
+    return entries
+
+
+def rows(reader: Reader, device: str, skip: set[str]) -> Iterator[dict[str, Any]]:
+    """The lines of the report, one for each sample that is not to be skipped; before each, its name."""
+    section = reader.contents["sections"][NAME]
+    stored = {entry["name"]: entry for entry in section["cases"]}
+    with tempfile.TemporaryDirectory() as folder:
+        for entry in section["cubins"]:
+            for kind in ("cubin", "json"):
+                (Path(folder) / f"{entry['stem']}.{kind}").write_bytes(reader.get(entry[kind]).tobytes())
+        os.environ["CUPYOPS_CUBIN_PATH"] = folder
+        for name, dtype, call in _cases():
+            if name in stored and name not in skip:
+                yield {"begins": name}
+                if error := stored[name]["error"]:
+                    yield new_row(name, "bits") | {"error": f"simulator: {error}"}
+                else:
+                    yield _row(stored[name], dtype, call, reader, device)
+
+
+def _row(entry: dict[str, Any], dtype: torch.dtype, call: Any, reader: Reader, device: str) -> dict[str, Any]:
+    line = new_row(entry["name"], "bits")
+    make = Make(dtype, device, replay=[_get(reader, given) for given in entry["given"]])
+    with cupyops.trace() as trace:
+        results = run(call, make)
+    launches = [record.kernel for record in trace.launches()]
+    if launches != entry["kernels"]:
+        line["error"] = f"launches {launches}, in the simulator {entry['kernels']}"
+    for expected, result in zip(entry["found"], results, strict=True):
+        bits = result.cpu().contiguous()
+        bits = bits.view(_BITS[bits.dtype]) if bits.dtype in _BITS else bits
+        format_ = _FORMATS.get(result.dtype, "")
+        compare(line, _unsigned(reader.get(expected["data"])), _unsigned(bits.numpy()), format_)
+    return line
+
+
+def _get(reader: Reader, given: dict[str, Any]) -> Tensor:
+    dtype = getattr(torch, given["dtype"])
+    tensor = torch.from_numpy(np.array(reader.get(given["data"])))
+    return tensor.view(dtype) if dtype in _BITS else tensor
+
+
+def _unsigned(data: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(data).reshape(-1).view(f"u{data.dtype.itemsize}")

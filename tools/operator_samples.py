@@ -1,0 +1,243 @@
+"""Small calls of every operator: each kernel of cuda_src, several blocks, tails, vectors and single elements."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import cupyops
+from cupyops.common import gemm
+
+_A_CARD = (132, 232448)  # multiprocessors and shared memory that every plan of a GEMM is made for, whatever runs it
+
+Call = Callable[["Make"], tuple[Any, ...]]
+
+
+class Make:
+    """Gives the tensors of a sample, the same for the same seed; or, on replay, those that another gave."""
+
+    def __init__(self, dtype: torch.dtype, device: str = "cpu", replay: list[Tensor] | None = None, seed: int = 0) -> None:
+        self.dtype, self.device, self.made = dtype, device, []  # type: tuple[torch.dtype, str, list[Tensor]]
+        self._replay = replay
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, *shape: int) -> Tensor:
+        """Normal values that want a gradient."""
+        return self._given(lambda: torch.from_numpy(np.array(self._rng.standard_normal(shape))).to(self.dtype)).requires_grad_()
+
+    def integers(self, *shape: int, high: int) -> Tensor:
+        """int64 values in [0, high)."""
+        return self._given(lambda: torch.from_numpy(np.array(self._rng.integers(0, high, shape))))
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """A gradient for `tensor`."""
+        return self._given(lambda: torch.from_numpy(np.array(self._rng.standard_normal(tuple(tensor.shape)))).to(tensor.dtype))
+
+    def _given(self, fresh: Callable[[], Tensor]) -> Tensor:
+        value = fresh() if self._replay is None else self._replay[len(self.made)]
+        self.made.append(value)
+        return value.detach().clone().to(self.device)
+
+
+def run(call: Call, make: Make) -> list[Tensor]:
+    """The outputs, then the gradient of each input that wants one."""
+    function, *arguments = call(make)
+    keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
+    with _planned(*keywords.pop("tile", (0, 0))):
+        return _run(function, arguments, keywords, make)
+
+
+def _run(function: Any, arguments: list[Any], keywords: dict[str, Any], make: Make) -> list[Tensor]:
+    if isinstance(function, type):
+        return _steps(function, arguments, keywords, make)
+    result = function(*arguments, **keywords)
+    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+    leaves = [x for x in (*arguments, *keywords.values()) if isinstance(x, Tensor) and x.requires_grad]
+    gradients = torch.autograd.grad(outputs[0], leaves, make.like(outputs[0])) if leaves else ()
+    return [x.detach() for x in (*outputs, *gradients)]
+
+
+def _steps(optimizer: Any, parameters: list[Any], keywords: dict[str, Any], make: Make) -> list[Tensor]:
+    """Two steps of an optimizer; the parameters, then the momentum."""
+    made = optimizer(parameters, **keywords)
+    for _ in range(2):
+        for parameter in parameters:
+            parameter.grad = make.like(parameter)
+        made.step()
+    kept = [state["momentum_buffer"] for state in made.state.values() if state.get("momentum_buffer") is not None]
+    return [x.detach() for x in (*parameters, *kept)]
+
+
+@contextlib.contextmanager
+def _planned(tile: int, splits: int) -> Iterator[None]:
+    """GEMMs as planned for one card; with a tile, by blocks of that tile and with k in so many parts."""
+    before = gemm._device, gemm.choose
+
+    def choose(
+        m: int, n: int, k: int, batches: int, dtype: torch.dtype, sms: int, wide: bool = False
+    ) -> tuple[int, int, int]:
+        k_split = -(-max(k, 1) // (splits * 32)) * 32
+        chosen = tile if tile in gemm.tiles_for(dtype, wide) else gemm.TILES[-1]
+        return chosen, max(-(-k // k_split), 1), k_split
+
+    gemm._device = lambda device: _A_CARD  # type: ignore[assignment]
+    if tile:
+        gemm.choose = choose
+    try:
+        _forget_plans()
+        yield
+    finally:
+        gemm._device, gemm.choose = before  # type: ignore[assignment]
+        _forget_plans()
+
+
+def _forget_plans() -> None:
+    for name in ("matmul", "linear", "conv2d"):
+        for value in vars(sys.modules[f"cupyops.ops.{name}"]).values():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
+
+def samples() -> Iterator[tuple[str, Call]]:
+    """(the name of the .cu file without its ending, the call)."""
+    for operator, calls in _SAMPLES.items():
+        for call in calls:
+            yield operator, call
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(memory_format=torch.channels_last).requires_grad_(tensor.requires_grad)
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    return tensor.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_(tensor.requires_grad)
+
+
+def _off(tensor: Tensor) -> Tensor:
+    """The same values, one element past a 16-byte boundary."""
+    flat = tensor.detach().flatten()
+    return torch.cat([flat[:1], flat])[1:].view(tensor.shape).requires_grad_(tensor.requires_grad)
+
+
+def _rows(function: Any) -> list[Call]:
+    """Softmaxes: rows held by few threads, by many, by a block, too long for one; columns."""
+    return [
+        lambda m: (function, m(37, 33), 1),
+        lambda m: (function, m(40, 5), 1),
+        lambda m: (function, m(3, 300), 1),
+        lambda m: (function, m(5, 64), 1),
+        lambda m: (function, m(2, 1031), 1),
+        lambda m: (function, m(1, 16389), 1),
+        lambda m: (function, m(1, 32776), 1),
+        lambda m: (function, m(3, 40, 2), 1),
+        lambda m: (function, m(300, 7), 0),
+        lambda m: (function, m(70, 16), 0),
+    ]
+
+
+def _unary(function: Any) -> list[Call]:
+    """Elementwise: one element too many for a block, vectors alone, off a boundary."""
+    return [
+        lambda m: (function, m(3, 1027)),
+        lambda m: (function, m(5)),
+        lambda m: (function, m(4, 1024)),
+        lambda m: (function, _off(m(2100))),
+    ]
+
+
+_SAMPLES: dict[str, list[Call]] = {
+    "relu": _unary(cupyops.relu),
+    "silu": _unary(cupyops.silu),
+    "gelu": [*_unary(cupyops.gelu), lambda m: (cupyops.gelu, m(7, 301), {"approximate": "tanh"})],
+    "add": [
+        *[lambda m, shapes=shapes: (cupyops.add, *(m(*shape) for shape in shapes)) for shapes in (((3, 1027), (3, 1027)), ((37, 24), (24,)), ((9, 1), (1, 13)))],
+        lambda m: (cupyops.add, _transposed(m(33, 17)), m(33, 17), {"alpha": 0.5}),
+        lambda m: (cupyops.add, m(2, 3, 4, 5), m(3, 1, 1)),
+    ],
+    "scale_shift": [
+        lambda m: (cupyops.scale_shift, m(37, 24), m(24), m(24)),
+        lambda m: (cupyops.scale_shift, m(530, 7), m(7), m(7)),
+        lambda m: (cupyops.scale_shift, m(2, 3, 2, 5), m(3, 1, 1), m(3, 1, 1)),
+        lambda m: (cupyops.scale_shift, m(2, 3, 20, 30), m(3, 1, 1), m(3, 1, 1)),
+        lambda m: (cupyops.scale_shift, m(900), m(), m()),
+        lambda m: (cupyops.scale_shift, m(3, 4, 5), m(3, 1, 5), m(4, 5)),
+    ],
+    "layer_norm": [
+        lambda m: (cupyops.layer_norm, m(130, 33), (33,), m(33), m(33)),
+        lambda m: (cupyops.layer_norm, m(9, 4, 64), (64,), m(64), m(64)),
+        lambda m: (cupyops.layer_norm, m(5, 300), (300,), {"bias": m(300)}),
+        lambda m: (cupyops.layer_norm, m(9, 1031), (1031,), m(1031), m(1031)),
+        lambda m: (cupyops.layer_norm, m(3, 1024), (1024,), m(1024)),
+        lambda m: (cupyops.layer_norm, m(2, 16389), (16389,), m(16389), m(16389)),
+        lambda m: (cupyops.layer_norm, m(1, 32776), (32776,), m(32776), m(32776)),
+        lambda m: (cupyops.layer_norm, m(40, 5), (5,)),
+    ],
+    "softmax": _rows(cupyops.softmax),
+    "log_softmax": _rows(cupyops.log_softmax),
+    "matmul": [
+        lambda m: (cupyops.matmul, m(70, 33), m(33, 129)),
+        lambda m: (cupyops.matmul, m(3, 300), m(300, 5)),
+        lambda m: (cupyops.matmul, m(16, 32), m(32, 24)),
+        lambda m: (cupyops.matmul, m(2, 1, 3, 4, 5), m(1, 2, 1, 5, 2)),
+        lambda m: (cupyops.matmul, _transposed(m(40, 72)), m(72, 40)),
+        lambda m: (cupyops.matmul, m(136, 64), _transposed(m(64, 72))),
+        lambda m: (cupyops.matmul, m(70, 40), m(40, 72), {"tile": (64, 1)}),
+        lambda m: (cupyops.matmul, m(67, 75), m(75, 66), {"tile": (64, 2)}),
+        lambda m: (cupyops.matmul, m(136, 104), m(104, 152), {"tile": (128, 2)}),
+        lambda m: (cupyops.matmul, m(136, 136), m(136, 264), {"tile": (gemm.WIDE, 2)}),
+    ],
+    "linear": [
+        lambda m: (cupyops.linear, m(70, 33), m(40, 33), m(40)),
+        lambda m: (cupyops.linear, m(2, 3, 300), m(5, 300), m(5)),
+        lambda m: (cupyops.linear, m(16, 32), m(24, 32)),
+        lambda m: (cupyops.linear, m(72, 64), m(136, 64), m(136)),
+        lambda m: (cupyops.linear, m(67, 75), m(66, 75), m(66), {"tile": (64, 2)}),
+        lambda m: (cupyops.linear, m(136, 72), m(136, 72), m(136), {"tile": (128, 1)}),
+        lambda m: (cupyops.linear, m(136, 136), m(264, 136), m(264), {"tile": (gemm.WIDE, 1)}),
+    ],
+    "conv2d": [
+        lambda m: (cupyops.conv2d, m(2, 3, 7, 9), m(5, 3, 3, 3), m(5), {"stride": 2, "padding": 1}),
+        lambda m: (cupyops.conv2d, m(1, 4, 9, 8), m(6, 2, 3, 3), m(6), (2, 1), (2, 1), (1, 2), 2),
+        lambda m: (cupyops.conv2d, m(4, 1, 12, 12), m(32, 1, 3, 3), m(32)),
+        lambda m: (cupyops.conv2d, _channels_last(m(2, 8, 5, 6)), _channels_last(m(16, 8, 3, 3)), m(16), {"padding": 1}),
+        lambda m: (cupyops.conv2d, m(1, 34, 3, 3), m(2, 34, 3, 3), m(2), {"padding": 1}),
+        lambda m: (cupyops.conv2d, m(3, 6, 5), m(70, 3, 1, 1), m(70)),
+        lambda m: (cupyops.conv2d, m(2, 9, 7, 9), m(66, 9, 3, 3), m(66), {"padding": 1, "tile": (64, 2)}),
+        lambda m: (cupyops.conv2d, m(1, 16, 12, 12), m(136, 16, 2, 2), m(136), {"tile": (128, 1)}),
+    ],
+    "max_pool2d": [
+        lambda m: (cupyops.max_pool2d, m(2, 3, 12, 16), 2),
+        lambda m: (cupyops.max_pool2d, m(2, 3, 11, 18), 2),
+        lambda m: (cupyops.max_pool2d, _channels_last(m(2, 8, 9, 7)), 3, 2, 1),
+        lambda m: (cupyops.max_pool2d, m(2, 5, 31, 13), (5, 3), (2, 3), (2, 1), {"ceil_mode": True}),
+        lambda m: (cupyops.max_pool2d, m(2, 5, 4), (2, 3), {"stride": (2, 1), "padding": (0, 1), "dilation": (3, 1)}),
+        lambda m: (cupyops.max_pool2d, m(1, 2, 9, 8), 3, 1, 1, {"return_indices": True}),
+    ],
+    "nll_loss": [
+        lambda m: (cupyops.nll_loss, m(300, 5), m.integers(300, high=5)),
+        lambda m: (cupyops.nll_loss, m(19, 101), m.integers(19, high=101), m(101).detach().abs(), {"ignore_index": 7}),
+        lambda m: (cupyops.nll_loss, m(2, 7, 5, 9), m.integers(2, 5, 9, high=7), {"reduction": "sum"}),
+        lambda m: (cupyops.nll_loss, m(1500, 3), m.integers(1500, high=3), {"reduction": "none"}),
+    ],
+    "cross_entropy": [
+        lambda m: (cupyops.cross_entropy, m(300, 5), m.integers(300, high=5)),
+        lambda m: (cupyops.cross_entropy, m(19, 101), m.integers(19, high=101), m(101).detach().abs(), {"ignore_index": 7}),
+        lambda m: (cupyops.cross_entropy, m(3, 1031), m.integers(3, high=1031), {"label_smoothing": 0.2}),
+        lambda m: (cupyops.cross_entropy, m(1, 16411), m.integers(1, high=16411), {"reduction": "none"}),
+        lambda m: (cupyops.cross_entropy, m(2, 70, 5, 9), m.integers(2, 5, 9, high=70), {"label_smoothing": 0.1}),
+        lambda m: (cupyops.cross_entropy, m(19, 101), m(19, 101).detach().softmax(1).requires_grad_(), m(101).detach().abs()),
+        lambda m: (cupyops.cross_entropy, m(2, 1031), m(2, 1031).detach().softmax(1).requires_grad_()),
+        lambda m: (cupyops.cross_entropy, m(2, 70, 5, 9), m(2, 70, 5, 9).detach().softmax(1), {"label_smoothing": 0.1}),
+    ],
+    "sgd": [
+        lambda m: (cupyops.optim.SGD, m(5000), m(7, 3), m(1), {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+        lambda m: (cupyops.optim.SGD, m(4100), _off(m(33)), {"lr": 0.1}),
+        lambda m: (cupyops.optim.SGD, m(70), m(8, 16), {"lr": 0.1, "momentum": 0.5, "nesterov": True}),
+    ],
+}
