@@ -6,6 +6,7 @@ This is the side of the simulator that knows PyTorch: which storage is which all
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import weakref
@@ -30,7 +31,7 @@ class Simulation:
     """What `simulate()` gives: a context manager, and the executor of launches on CPU tensors while it is open."""
 
     def __init__(self, arch: str, check: bool, seed: int | None, max_steps: int | None) -> None:
-        if not isinstance(arch, str) or not arch.removeprefix("sm_").rstrip("af").isdigit():
+        if not isinstance(arch, str) or not re.fullmatch(r"sm_\d+[af]?", arch):
             raise InputError(f'arch is {arch!r}, expected one such as "sm_80"')
         self.arch, self.check, self.seed, self.max_steps = arch, check, seed, max_steps
         self._previous: list[Any] = []
@@ -159,9 +160,23 @@ def _memory() -> Any:
     return _the_memory
 
 
+class _Bytes:
+    """The bytes of a storage, for `np.asarray`: with no copy, no hold on the storage, and no loss of its `resize_`."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        shape, data = (storage.nbytes(),), (storage.data_ptr(), False)
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": shape, "data": data}
+
+
 def _bytes(storage: torch.UntypedStorage) -> np.ndarray:
-    """The storage itself as bytes, not a copy."""
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # type: ignore[call-overload]
+    """The storage itself, which must outlive the array; not a copy."""
+    return np.asarray(_Bytes(storage)) if storage.nbytes() else np.zeros(0, np.uint8)
+
+
+def _is_at(allocation: Any, storage: torch.UntypedStorage) -> bool:
+    """Whether the storage is where it was, and of the size that it had."""
+    size, data = storage.nbytes(), allocation.buffer.__array_interface__["data"][0]
+    return len(allocation.buffer) == size and (not size or data == storage.data_ptr())
 
 
 def _pointer(tensor: Tensor, name: str) -> Any:
@@ -169,6 +184,9 @@ def _pointer(tensor: Tensor, name: str) -> Any:
 
     storage = tensor.untyped_storage()
     allocation = _allocations.get(storage)
+    if allocation is not None and not _is_at(allocation, storage):
+        _memory().free(allocation)
+        allocation = None
     if allocation is None:
         memory = _memory()
         allocation = memory.allocate(_bytes(storage), name, initialized=storage not in _blank, fill=False)

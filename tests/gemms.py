@@ -24,7 +24,7 @@ def forced(tile: int, *plans: Any) -> Iterator[None]:
     try:
         with (
             mock.patch.object(gemm, "choose", choose),
-            mock.patch.object(gemm, "_device", lambda device: (64, gemm._WIDE_SHARED)),
+            mock.patch.object(gemm, "_device", return_value=(64, gemm._WIDE_SHARED)),
         ):
             yield
     finally:

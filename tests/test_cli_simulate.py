@@ -70,6 +70,10 @@ extern "C" __global__ void prints(float* y) {
   if (threadIdx.x < 2) printf("[bold]thread %d has <%g>\n", threadIdx.x, y[threadIdx.x]);
 }
 
+extern "C" __global__ void order(float* y) {
+  if (threadIdx.x == 0) printf("%d ", blockIdx.x);
+}
+
 extern "C" __global__ void dynamic(float* y) {
   extern __shared__ float s[];
   s[threadIdx.x] = y[threadIdx.x];
@@ -360,6 +364,17 @@ def test_checks_can_be_left_out(folder):
     assert facts["check"] is False
 
 
+def test_a_seed_changes_the_order_and_is_repeatable(folder):
+    def order(*more):
+        return data("order", "ones(1)", grid=50, block=32, more=more)["output"].split()
+
+    in_order = [str(block) for block in range(50)]
+    drawn = order("--seed", 1)
+    assert order() == in_order
+    assert drawn != in_order and sorted(drawn, key=int) == in_order
+    assert order("--seed", 1) == drawn != order("--seed", 2)
+
+
 def test_an_endless_loop_ends(folder):
     result = command("endless", "zeros(1)", block=1, more=["--max-steps", "200"])
     assert result.exit_code == 1
@@ -445,6 +460,7 @@ def test_nan_and_infinity_are_valid_json(folder):
         ("sm_80", 1000, 72, 0, 0),
         ("sm_80", 128, 40, 49152, 3),
         ("sm_86", 1024, 32, 0, 1),
+        ("sm_86", 32, 16, 10000, 9),
         ("sm_89", 32, 16, 0, 24),
         ("sm_90a", 384, 168, 90000, 1),
         ("sm_120", 640, 32, 33000, 2),

@@ -94,13 +94,18 @@ def compare(
         json_.write_text(json.dumps(report), encoding="utf-8")
         wrong = sum(bool(line["mismatches"] and line["how"] == "bits") for line in rows)
         errors = [line for line in rows if line["error"]]
-        print(f"{name}: {len(rows)} cases, {wrong} differ, {len(errors)} errors, {time.perf_counter() - start:.1f} s", flush=True)
+        print(
+            f"{name}: {len(rows)} cases, {wrong} differ, {len(errors)} errors, {time.perf_counter() - start:.1f} s",
+            flush=True,
+        )
         for line in errors[:3]:
             print(f"  {line['name']}: {line['error'][:300]}", flush=True)
     print(tables.markdown(report))
 
 
-def _in_processes(path: Path, section: str, names: list[str], device: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _in_processes(
+    path: Path, section: str, names: list[str], device: str
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """(the section's lines, the GPU), by as many processes as it takes: each goes on where the last one died."""
     rows: list[dict[str, Any]] = []
     described: dict[str, str] = {}
@@ -121,7 +126,9 @@ def _in_processes(path: Path, section: str, names: list[str], device: str) -> tu
         if begun or not lines:
             rows.append(new_row(begun or next(name for name in names if name not in skip), "bits") | {"error": said})
     done = {line["name"] for line in rows}
-    rows += [new_row(name, "bits") | {"error": "not run: too many processes died"} for name in names if name not in done]
+    rows += [
+        new_row(name, "bits") | {"error": "not run: too many processes died"} for name in names if name not in done
+    ]
     return rows, described
 
 

@@ -20,27 +20,34 @@ Call = Callable[["Make"], tuple[Any, ...]]
 
 
 class Make:
-    """Gives the tensors of a sample, the same for the same seed; or, on replay, those that another gave."""
+    """Gives the tensors of a sample, the same for the same seed, and remembers them."""
 
-    def __init__(self, dtype: torch.dtype, device: str = "cpu", replay: list[Tensor] | None = None, seed: int = 0) -> None:
-        self.dtype, self.device, self.made = dtype, device, []  # type: tuple[torch.dtype, str, list[Tensor]]
-        self._replay = replay
+    def __init__(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> None:
+        self.dtype, self.device = dtype, device
+        self.made: list[Tensor] = []
         self._rng = np.random.default_rng(seed)
+
+    @property
+    def width(self) -> int:
+        """Elements in 16 bytes."""
+        return 16 // self.dtype.itemsize
 
     def __call__(self, *shape: int) -> Tensor:
         """Normal values that want a gradient."""
-        return self._given(lambda: torch.from_numpy(np.array(self._rng.standard_normal(shape))).to(self.dtype)).requires_grad_()
+        return self._given(self._normal(shape, self.dtype)).requires_grad_()
 
     def integers(self, *shape: int, high: int) -> Tensor:
         """int64 values in [0, high)."""
-        return self._given(lambda: torch.from_numpy(np.array(self._rng.integers(0, high, shape))))
+        return self._given(torch.from_numpy(np.array(self._rng.integers(0, high, shape))))
 
     def like(self, tensor: Tensor) -> Tensor:
         """A gradient for `tensor`."""
-        return self._given(lambda: torch.from_numpy(np.array(self._rng.standard_normal(tuple(tensor.shape)))).to(tensor.dtype))
+        return self._given(self._normal(tuple(tensor.shape), tensor.dtype))
 
-    def _given(self, fresh: Callable[[], Tensor]) -> Tensor:
-        value = fresh() if self._replay is None else self._replay[len(self.made)]
+    def _normal(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.array(self._rng.standard_normal(shape))).to(dtype)
+
+    def _given(self, value: Tensor) -> Tensor:
         self.made.append(value)
         return value.detach().clone().to(self.device)
 
@@ -133,12 +140,16 @@ def _rows(function: Any) -> list[Call]:
         lambda m: (function, m(3, 300), 1),
         lambda m: (function, m(5, 64), 1),
         lambda m: (function, m(2, 1031), 1),
-        lambda m: (function, m(1, 16389), 1),
-        lambda m: (function, m(1, 32776), 1),
+        lambda m: (function, m(1, 2048 * m.width + 5), 1),
+        lambda m: (function, m(1, 4096 * m.width + 8), 1),
         lambda m: (function, m(3, 40, 2), 1),
         lambda m: (function, m(300, 7), 0),
         lambda m: (function, m(70, 16), 0),
     ]
+
+
+def _layer_norm(m: Make, rows: int, size: int) -> tuple[Any, ...]:
+    return cupyops.layer_norm, m(rows, size), (size,), m(size), m(size)
 
 
 def _unary(function: Any) -> list[Call]:
@@ -156,7 +167,10 @@ _SAMPLES: dict[str, list[Call]] = {
     "silu": _unary(cupyops.silu),
     "gelu": [*_unary(cupyops.gelu), lambda m: (cupyops.gelu, m(7, 301), {"approximate": "tanh"})],
     "add": [
-        *[lambda m, shapes=shapes: (cupyops.add, *(m(*shape) for shape in shapes)) for shapes in (((3, 1027), (3, 1027)), ((37, 24), (24,)), ((9, 1), (1, 13)))],
+        *[
+            lambda m, shapes=shapes: (cupyops.add, *(m(*shape) for shape in shapes))
+            for shapes in (((3, 1027), (3, 1027)), ((37, 24), (24,)), ((9, 1), (1, 13)))
+        ],
         lambda m: (cupyops.add, _transposed(m(33, 17)), m(33, 17), {"alpha": 0.5}),
         lambda m: (cupyops.add, m(2, 3, 4, 5), m(3, 1, 1)),
     ],
@@ -174,8 +188,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.layer_norm, m(5, 300), (300,), {"bias": m(300)}),
         lambda m: (cupyops.layer_norm, m(9, 1031), (1031,), m(1031), m(1031)),
         lambda m: (cupyops.layer_norm, m(3, 1024), (1024,), m(1024)),
-        lambda m: (cupyops.layer_norm, m(2, 16389), (16389,), m(16389), m(16389)),
-        lambda m: (cupyops.layer_norm, m(1, 32776), (32776,), m(32776), m(32776)),
+        lambda m: _layer_norm(m, 2, 2048 * m.width + 5),
+        lambda m: _layer_norm(m, 1, 4096 * m.width + 8),
         lambda m: (cupyops.layer_norm, m(40, 5), (5,)),
     ],
     "softmax": _rows(cupyops.softmax),
@@ -205,7 +219,13 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.conv2d, m(2, 3, 7, 9), m(5, 3, 3, 3), m(5), {"stride": 2, "padding": 1}),
         lambda m: (cupyops.conv2d, m(1, 4, 9, 8), m(6, 2, 3, 3), m(6), (2, 1), (2, 1), (1, 2), 2),
         lambda m: (cupyops.conv2d, m(4, 1, 12, 12), m(32, 1, 3, 3), m(32)),
-        lambda m: (cupyops.conv2d, _channels_last(m(2, 8, 5, 6)), _channels_last(m(16, 8, 3, 3)), m(16), {"padding": 1}),
+        lambda m: (
+            cupyops.conv2d,
+            _channels_last(m(2, 8, 5, 6)),
+            _channels_last(m(16, 8, 3, 3)),
+            m(16),
+            {"padding": 1},
+        ),
         lambda m: (cupyops.conv2d, m(1, 34, 3, 3), m(2, 34, 3, 3), m(2), {"padding": 1}),
         lambda m: (cupyops.conv2d, m(3, 6, 5), m(70, 3, 1, 1), m(70)),
         lambda m: (cupyops.conv2d, m(2, 9, 7, 9), m(66, 9, 3, 3), m(66), {"padding": 1, "tile": (64, 2)}),
@@ -227,11 +247,22 @@ _SAMPLES: dict[str, list[Call]] = {
     ],
     "cross_entropy": [
         lambda m: (cupyops.cross_entropy, m(300, 5), m.integers(300, high=5)),
-        lambda m: (cupyops.cross_entropy, m(19, 101), m.integers(19, high=101), m(101).detach().abs(), {"ignore_index": 7}),
+        lambda m: (
+            cupyops.cross_entropy,
+            m(19, 101),
+            m.integers(19, high=101),
+            m(101).detach().abs(),
+            {"ignore_index": 7},
+        ),
         lambda m: (cupyops.cross_entropy, m(3, 1031), m.integers(3, high=1031), {"label_smoothing": 0.2}),
         lambda m: (cupyops.cross_entropy, m(1, 16411), m.integers(1, high=16411), {"reduction": "none"}),
         lambda m: (cupyops.cross_entropy, m(2, 70, 5, 9), m.integers(2, 5, 9, high=70), {"label_smoothing": 0.1}),
-        lambda m: (cupyops.cross_entropy, m(19, 101), m(19, 101).detach().softmax(1).requires_grad_(), m(101).detach().abs()),
+        lambda m: (
+            cupyops.cross_entropy,
+            m(19, 101),
+            m(19, 101).detach().softmax(1).requires_grad_(),
+            m(101).detach().abs(),
+        ),
         lambda m: (cupyops.cross_entropy, m(2, 1031), m(2, 1031).detach().softmax(1).requires_grad_()),
         lambda m: (cupyops.cross_entropy, m(2, 70, 5, 9), m(2, 70, 5, 9).detach().softmax(1), {"label_smoothing": 0.1}),
     ],

@@ -112,7 +112,7 @@ def _hottest(launch: Launch, anchors: dict[str, str]) -> Iterator[str]:
         yield (
             f'<li><a href="#{anchors[line.file]}-{line.number}"><span class="where mono">{_place(line)}</span>'
             f'<span class="track"><span class="bar" style="--heat:{heat:.3f};display:block"></span></span>'
-            f'<span class="percent">{line.share:.1%}</span><code>{line.text.strip()}</code></a></li>'
+            f'<span class="percent">{line.share:.1%}</span><code>{escape(line.text.strip())}</code></a></li>'
         )
     yield "</ol>"
 

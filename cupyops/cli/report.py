@@ -180,11 +180,11 @@ def array_facts(array: Array, before: np.ndarray, allocation: Allocation) -> Arr
     size = array.storage.itemsize
     now = array.storage.reshape(-1).view(np.uint8).reshape(-1, size) if array.storage.size else np.zeros((0, size))
     changed = int((now != before.reshape(-1, size)).any(axis=1).sum())
-    written: np.ndarray = np.ones(len(now), np.bool_)
+    written = np.ones(len(now), np.bool_)
     if allocation.written is not None:
-        written = allocation.written.buffer[: now.size].reshape(-1, size).all(axis=1)
+        written = np.asarray(allocation.written.buffer[: now.size].reshape(-1, size).all(axis=1))
     values = array.values().reshape(-1)
-    nan: np.ndarray = np.not_equal(values, values) & written  # nothing but NaN differs from itself
+    nan = np.asarray(np.not_equal(values, values) & written)  # nothing but NaN differs from itself
     known = values[written & ~nan]
     return ArrayFacts(
         array.name,

@@ -226,6 +226,8 @@ class BlockWriter:
             if "PTX line" in str(error):
                 raise
             raise UnsupportedInstruction(f"{error} [PTX line {instruction.line}: {instruction.text}]") from None
+        except (AssertionError, AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+            raise InvalidPtx(f"PTX line {instruction.line}: cannot read {instruction.text!r} ({error!r})") from error
 
     def _prologue(self) -> list[str]:
         lines = ["R = m.registers; n = g.size; i = g.index"] if self._read or self._written else []

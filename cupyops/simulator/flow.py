@@ -29,7 +29,7 @@ from .ptx import (
 _WARP_WIDE = frozenset(
     ("shfl", "vote", "match", "redux", "ldmatrix", "stmatrix", "mma", "wmma", "wgmma", "elect", "activemask")
 )
-_NAMES_MEMBERS = frozenset("shfl vote match redux elect".split())
+_NAMES_MEMBERS = frozenset(["shfl", "vote", "match", "redux", "elect"])
 _LEAVES = frozenset(("ret", "exit"))
 _WITHOUT_EFFECT = (
     "prefetch",
@@ -224,9 +224,11 @@ def _connect(block: Block, starts: dict[str, int], leave: int, function: Functio
             block.ends, block.targets = "branch", (target, following)
     elif last.opcode == "brx":
         table = last.operands[1]
-        assert isinstance(table, Symbol)
+        if not isinstance(table, Symbol) or table.name not in function.branch_targets:
+            raise InvalidPtx(f"PTX line {last.line}: {last.text}: no such table of targets")
         block.ends = "switch"
-        block.targets = tuple(starts[name] for name in function.branch_targets[table.name])
+        names = function.branch_targets[table.name]
+        block.targets = tuple(_target(Symbol(name), starts, last) for name in names)
     elif last.opcode in _LEAVES:
         block.ends, block.targets = ("exit", ()) if last.guard is None else ("branch", (leave, following))
     elif is_barrier(last):

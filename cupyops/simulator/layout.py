@@ -136,7 +136,7 @@ def _named(function: Function) -> set[str]:
     return names
 
 
-_TOUCH_MEMORY = frozenset("ld st atom red cp mbarrier stmatrix ldmatrix wmma".split())
+_TOUCH_MEMORY = frozenset(["ld", "st", "atom", "red", "cp", "mbarrier", "stmatrix", "ldmatrix", "wmma"])
 _FRAGMENT_BYTES = {"f16": 2, "bf16": 2, "s8": 1, "u8": 1, "f64": 8}  # in which wmma loads and stores
 
 

@@ -54,10 +54,9 @@ class _Piece:
     width: int
 
     def sectors(self) -> np.ndarray:
-        """Warp and sector as one number: an access may begin in one sector and end in the next."""
-        first, last = self.address >> np.uint64(5), (self.address + np.uint64(self.width - 1)) >> np.uint64(5)
-        sectors = np.concatenate([first, last]).astype(np.int64)
-        return np.concatenate([self.warp, self.warp]) << 46 | (sectors & ((1 << 46) - 1))
+        """Warp and sector as one number. An access is aligned, and no wider than a sector: it lies in one."""
+        sector = (self.address >> np.uint64(5)).astype(np.int64)
+        return self.warp << 46 | (sector & ((1 << 46) - 1))
 
 
 def _asked(pieces: list[_Piece]) -> tuple[np.ndarray, np.ndarray]:

@@ -88,7 +88,10 @@ class Program:
             if function is None or not function.entry:
                 raise LaunchRefused(f"the PTX has no kernel {name}; it has {', '.join(self.kernels()) or 'none'}")
             at = {variable: allocation.base for variable, allocation in self.variables.items()}
-            self._compiled[name] = compile_kernel(self.module, function, at)
+            try:
+                self._compiled[name] = compile_kernel(self.module, function, at)
+            except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
+                raise InvalidPtx(f"{name}: the PTX cannot be read ({error!r})") from error
         return self._compiled[name]
 
     def launch(
@@ -105,7 +108,7 @@ class Program:
         profile: bool = False,
         label: str = "",
         progress: Callable[[int, int], Any] | None = None,
-        output: Callable[[str], Any] = sys.stdout.write,
+        output: Callable[[str], Any] | None = None,
     ) -> Report:
         """Run a kernel to its end.
 
@@ -121,7 +124,7 @@ class Program:
             profile: count memory traffic, bank conflicts and divergence by instruction.
             label: what messages call the kernel, by default its name.
             progress: called with (blocks done, blocks in all) after each batch.
-            output: takes what the kernel prints.
+            output: takes what the kernel prints; by default it goes to standard output.
 
         Raises:
             SimulatorError: one of its subclasses for each kind of fault.
@@ -142,7 +145,7 @@ class Program:
             check,
             collected,
         )
-        machine = Machine(state, seed=seed, max_steps=max_steps, output=output)
+        machine = Machine(state, seed=seed, max_steps=max_steps, output=output or sys.stdout.write)
         start = time.perf_counter()
         machine.run(progress)
         seconds = time.perf_counter() - start

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from .errors import InvalidPtx
 
@@ -178,7 +178,11 @@ class Module:
 
 def parse(text: str) -> Module:
     """Read a PTX text. Raises `InvalidPtx`."""
-    return _Parser(text).module()
+    parser = _Parser(text)
+    try:
+        return parser.module()
+    except (AssertionError, IndexError, KeyError, ValueError) as error:
+        raise InvalidPtx(f"PTX line {parser.line}: cannot be read ({error!r})") from error
 
 
 # --- the parser --------------------------------------------------------------------------------------------------
@@ -244,6 +248,11 @@ class _Parser:
             raise InvalidPtx("PTX ends inside a function")
         return self._module
 
+    @property
+    def line(self) -> int:
+        """Where it has come to."""
+        return self._line
+
     # --- moving on ---
 
     def _skip_space(self) -> bool:
@@ -279,7 +288,8 @@ class _Parser:
             self._line_directive(match.group(1), match.group(2))
             self._advance(match.end())
         elif self._text.startswith(".section", self._position):
-            self._advance(self._text.index("}", self._position) + 1)
+            self._until("}")
+            self._advance(self._position + 1)
         elif _FUNCTION.match(self._text, self._position):
             self._function_head()
         elif self._function is not None and (match := _LABEL.match(self._text, self._position)):
@@ -290,13 +300,16 @@ class _Parser:
             self._declaration_or_instruction(self._until(";").strip(), line)
 
     def _open(self) -> None:
+        if self._function is None:
+            raise InvalidPtx(f"PTX line {self._line}: a brace outside a function")
         self._advance(self._position + 1)
         self._depth += 1
         if self._depth > 1:
-            assert self._function is not None
             self._scopes.append(_Scope(len(self._function.body)))
 
     def _close(self) -> None:
+        if not self._depth:
+            raise InvalidPtx(f"PTX line {self._line}: a closing brace too many")
         self._advance(self._position + 1)
         self._depth -= 1
         if self._depth == 0:
@@ -316,7 +329,9 @@ class _Parser:
             if isinstance(item, Label):
                 item.name = self._unique_label(item.name, inner)
             elif item.opcode in ("bra", "brx"):
-                item.operands = tuple(self._unique_target(operand, inner | set(scope.tables)) for operand in item.operands)
+                item.operands = tuple(
+                    self._unique_target(operand, inner | set(scope.tables)) for operand in item.operands
+                )
         for name in scope.tables:
             targets = self._function.branch_targets.pop(name)
             unique = self._unique_label(name, set(scope.tables))
@@ -390,9 +405,9 @@ class _Parser:
 
     def _branch_targets(self, text: str) -> None:
         """`table: .branchtargets a, b;` names the targets of a brx.idx."""
-        assert self._function is not None
-        table = self._function.body.pop()
-        assert isinstance(table, Label)
+        table = self._function.body.pop() if self._function is not None and self._function.body else None
+        if self._function is None or not isinstance(table, Label):
+            raise InvalidPtx(f"PTX line {self._line}: a .branchtargets without a label")
         if self._scopes:
             self._scopes[-1].tables.append(table.name)
         self._function.branch_targets[table.name] = tuple(_split(text.removeprefix(".branchtargets")))
@@ -409,7 +424,8 @@ class _Parser:
         self._function.variables[variable.name] = variable
 
     def _registers(self, text: str) -> None:
-        assert self._function is not None
+        if self._function is None:
+            raise InvalidPtx(f"PTX line {self._line}: {text[:80]!r} outside a function")
         match = re.match(r"\.reg\s*(?:\.v\d\s+)?\.(\w+)\s+(.*)", text, re.DOTALL)
         if match is None:
             raise InvalidPtx(f"PTX line {self._line}: cannot read {text[:80]!r}")
@@ -468,6 +484,8 @@ class _Parser:
         return known
 
     def _parse_operand(self, text: str, line: int) -> Operand:
+        if not text:
+            raise InvalidPtx(f"PTX line {line}: cannot read an operand: there is none")
         if text[0] in "{(":
             return Vector(tuple(self._operand(part, line) for part in _split(text[1:-1])))
         if text[0] == "[":
@@ -491,11 +509,13 @@ class _Parser:
         return Register(name) if name in self._function.registers else Symbol(name)
 
     def _address(self, text: str, line: int) -> Address:
-        first, *more = _split(text)
+        first, *more = _split(text) or [""]
         base, plus, offset = first.partition("+")
         inner = self._operand(base, line)
         if isinstance(inner, Immediate):
             return Address(Immediate("int", 0), inner.value)
+        if plus and not _INTEGER.match(offset.strip()):
+            raise InvalidPtx(f"PTX line {line}: cannot read the operand '[{text}]'")
         return Address(inner, int(offset, 0) if plus else 0, tuple(self._operand(part, line) for part in more))
 
 

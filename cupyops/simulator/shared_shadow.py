@@ -22,6 +22,7 @@ _NEVER, _IN_FLIGHT = -1, -4
 # Who: warp, thread and instruction, in one number. All ones stand for several of them.
 _WARP_SHIFT, _THREAD_SHIFT = 44, 20
 _SEVERAL_THREADS, _SEVERAL_WARPS = (1 << 24) - 1, (1 << 19) - 1
+_SEVERAL_BLOCKS = _SEVERAL_WARPS - 1  # of a cluster
 _PC_MASK = (1 << _THREAD_SHIFT) - 1
 
 
@@ -39,6 +40,7 @@ class _Lanes:
     def __init__(self, state: State, group: Group, owner: np.ndarray, pc: int) -> None:
         self.thread = group.threads[:, None]
         self.warp = group.get("warp")[:, None]
+        self.warps_per_block = group.batch.warps_per_block
         self.who = (self.warp << _WARP_SHIFT) | (self.thread << _THREAD_SHIFT) | pc
         self.epoch = (state.epoch[owner] << _EPOCH_SHIFT)[:, None]
         self.cluster_epoch = (state.cluster_epoch[owner] << _EPOCH_SHIFT)[:, None]
@@ -224,19 +226,22 @@ def _note_shared(record: _Record, lanes: _Lanes, granule: np.ndarray) -> None:
     before, when = record.who[granule], record.when[granule]
     mine = np.broadcast_to(lanes.who, granule.shape)
     others = (when >= lanes.epoch) & (((before ^ mine) >> _THREAD_SHIFT) != 0)
-    record.who[granule] = np.where(others, _merged(before, mine), mine) if others.any() else mine
+    record.who[granule] = np.where(others, _merged(before, mine, lanes.warps_per_block), mine) if others.any() else mine
     record.when[granule] = lanes.when
     winner = record.who[granule]
     lost = ((winner ^ mine) >> _THREAD_SHIFT) != 0
     if lost.any():  # threads of this very instruction
-        where, both = granule[lost], _merged(winner[lost], mine[lost])
+        where, both = granule[lost], _merged(winner[lost], mine[lost], lanes.warps_per_block)
         record.who[where] = both
-        several = (both >> _WARP_SHIFT) == _SEVERAL_WARPS
+        several = (both >> _WARP_SHIFT) >= _SEVERAL_BLOCKS
         record.who[where[several]] = both[several]
 
 
-def _merged(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Several threads, of one warp or of several."""
-    pc = other & _PC_MASK
-    warp = np.where((one >> _WARP_SHIFT) == (other >> _WARP_SHIFT), other >> _WARP_SHIFT, _SEVERAL_WARPS)
+def _merged(one: np.ndarray, other: np.ndarray, per_block: int) -> np.ndarray:
+    """Several threads, of one warp, of several, or of several blocks with `per_block` warps each."""
+    first, second, pc = one >> _WARP_SHIFT, other >> _WARP_SHIFT, other & _PC_MASK
+    is_known = np.maximum(first, second) < _SEVERAL_BLOCKS
+    is_far = np.where(is_known, first // per_block != second // per_block, np.minimum(first, second) == _SEVERAL_BLOCKS)
+    is_far |= np.maximum(first, second) == _SEVERAL_BLOCKS
+    warp = np.where(first == second, first, np.where(is_far, _SEVERAL_BLOCKS, _SEVERAL_WARPS))
     return (warp << _WARP_SHIFT) | (_SEVERAL_THREADS << _THREAD_SHIFT) | pc

@@ -1,5 +1,6 @@
 import importlib
 
+import gemms
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,21 +21,10 @@ def channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(params=gemm.TILES)
-def tile(request, monkeypatch):
+def tile(request):
     """Every problem takes this tile, whatever its size, and splits k in three where that is long enough."""
-    plans = [module._correlation, module._patch_sums]
-
-    def choose(m, n, k, batches, dtype, *device):
-        splits = min(3, max(1, k // 32))
-        k_split = -(-max(k, 1) // (32 * splits)) * 32
-        return request.param, max(1, -(-k // k_split)), k_split
-
-    monkeypatch.setattr(gemm, "choose", choose)
-    for plan in plans:
-        plan.cache_clear()
-    yield request.param
-    for plan in plans:
-        plan.cache_clear()
+    with gemms.forced(request.param, module._correlation, module._patch_sums):
+        yield request.param
 
 
 class TestConv2d(OperatorContract):
@@ -48,7 +38,7 @@ class TestConv2d(OperatorContract):
         yield Sample(make(1, 4, 9, 8), make(6, 2, 3, 3), make(6), (2, 1), (2, 1), (1, 2), 2)
         yield Sample(make(4, 1, 12, 12), make(32, 1, 3, 3), make(32))  # grad_weight splits k
         yield Sample(channels_last(make(2, 8, 5, 6)), channels_last(make(16, 8, 3, 3)), make(16), padding=1)  # vectors
-        yield Sample(make(2, 16, 5, 7), make(24, 16, 3, 3), make(24), padding=1)  # of a half type: copied to channels_last
+        yield Sample(make(2, 16, 5, 7), make(24, 16, 3, 3), make(24), padding=1)  # halves are copied to channels_last
         yield Sample(channels_last(make(1, 3, 6, 5)), make(4, 3, 3, 2), padding="same")
         yield Sample(make(1, 34, 3, 3), make(2, 34, 3, 3), make(2), padding=1)  # forward splits k
         yield Sample(make(3, 6, 5), make(70, 3, 1, 1), make(70))

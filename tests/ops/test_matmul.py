@@ -1,5 +1,6 @@
 import importlib
 
+import gemms
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample, misaligned
@@ -15,22 +16,10 @@ UNITS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 8, torch.float64: 8
 
 
 @pytest.fixture(params=(*gemm.TILES, gemm.WIDE))
-def tile(request, monkeypatch):
+def tile(request):
     """Every problem that can takes this tile, whatever its size, and splits k in three where that is long enough."""
-    plans = [module._plan]
-
-    def choose(m, n, k, batches, dtype, sms, wide):
-        splits = min(3, max(1, k // 32))
-        k_split = -(-max(k, 1) // (32 * splits)) * 32
-        return min(request.param, gemm.WIDE if wide else 128), max(1, -(-k // k_split)), k_split
-
-    monkeypatch.setattr(gemm, "choose", choose)
-    monkeypatch.setattr(gemm, "_device", lambda device: (64, gemm._WIDE_SHARED))
-    for plan in plans:
-        plan.cache_clear()
-    yield request.param
-    for plan in plans:
-        plan.cache_clear()
+    with gemms.forced(request.param, module._plan):
+        yield request.param
 
 
 class TestMatmul(OperatorContract):

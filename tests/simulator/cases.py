@@ -1,4 +1,4 @@
-"""Calls that between them reach every instance of every kernel of cuda_src: the contracts' samples, and what those leave out.
+"""Calls that reach every instance of every kernel of cuda_src: the samples of the contracts, and what those leave out.
 
 All compare with PyTorch, by the bound of the contract; run them inside `cupyops.simulate()`.
 """
@@ -10,13 +10,12 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import gemms
 import pytest
 import torch
-from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
+from contract import Make, OperatorContract, Sample, assert_as_good_as_torch
 from softmaxes import FORMS, SoftmaxContract
 
 import cupyops.nn

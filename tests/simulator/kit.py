@@ -26,6 +26,11 @@ def program(code: str, name: str, arch: str = "sm_80", options: tuple[str, ...] 
     return Program(binary.ptx, sources={FILE: inspect.cleandoc(code)}), binary.symbol
 
 
+def ptx(code: str, name: str, arch: str = "sm_80") -> str:
+    """What NVRTC makes of it."""
+    return _compiled(inspect.cleandoc(code), name, arch, ()).ptx
+
+
 def parameter_names(code: str, name: str) -> list[str]:
     """As the C text has them."""
     return [parameter for _, parameter in declared(source.load(code), name.split("<")[0])]

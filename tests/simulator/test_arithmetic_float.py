@@ -157,6 +157,15 @@ def test_fused_sums_near_zero(type_: str, mode: str, data: st.DataObject):
     check("mul", (mode, type_), form, rounded(EXACT["mul"][1], form, mode), [row[:2] for row in rows])
 
 
+@pytest.mark.parametrize("mode", ROUNDINGS)
+@pytest.mark.parametrize("type_", ["f32", "f64"])
+def test_a_product_that_vanishes_is_not_zero(type_: str, mode: str):
+    form = FORMATS[type_]
+    top = 1 << form.width - 1
+    rows = [(1 | sign, 1, c) for sign in (0, top) for c in (0, top, 1, top | 1)]
+    check("fma", (mode, type_), form, rounded(reference.fma, form, mode), rows)
+
+
 @pytest.mark.parametrize("modifiers", [("ftz",), ("sat",), ("ftz", "sat"), ("rz", "ftz"), ("rp", "sat")])
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
 @SETTINGS

@@ -159,7 +159,9 @@ def test_half_precision_sums(kind, wanted):
     assert result.tolist() == [values[0::2].sum(0).tolist(), values[1::2].sum(0).tolist()]
     if wanted:
         old = torch.from_numpy(z.view(np.int16)).view(dtype)
-        before = torch.cat([torch.zeros(2, lanes), values.float().reshape(-1, 2, lanes).cumsum(0).reshape(-1, lanes)])[:-2]
+        before = torch.cat([torch.zeros(2, lanes), values.float().reshape(-1, 2, lanes).cumsum(0).reshape(-1, lanes)])[
+            :-2
+        ]
         assert old.tolist() == before.tolist()
 
 

@@ -55,7 +55,11 @@ def test_a_barrier_in_one_branch_of_threads_that_leave_otherwise():
             }
         }
     """
-    says = ["16 threads of the block have exited before its barrier", "block (0,0,0)", "16 threads, first thread (0,0,0)"]
+    says = [
+        "16 threads of the block have exited before its barrier",
+        "block (0,0,0)",
+        "16 threads, first thread (0,0,0)",
+    ]
     fails(BarrierFault, code, "one_branch", 1, 32, ints(32), says=says)
 
 
@@ -89,7 +93,11 @@ def test_threads_that_exited_before_the_barrier():
         }
     """
     run(code, "early", 2, 32, ints(64), 64)
-    says = ["4 threads of the block have exited before its barrier", "block (1,0,0)", "28 threads, first thread (0,0,0)"]
+    says = [
+        "4 threads of the block have exited before its barrier",
+        "block (1,0,0)",
+        "28 threads, first thread (0,0,0)",
+    ]
     fails(BarrierFault, code, "early", 2, 32, ints(64), 60, says=says)
 
 
@@ -130,7 +138,11 @@ def test_deadlock_of_barriers_that_wait_for_too_many():
         }
     """
     run(code, "stuck", 1, 96, ints(96))
-    says = ["deadlock: every thread that is left waits at a barrier", "64 of 96 threads have arrived", "first thread (0,0,0)"]
+    says = [
+        "deadlock: every thread that is left waits at a barrier",
+        "64 of 96 threads have arrived",
+        "first thread (0,0,0)",
+    ]
     fails(Deadlock, code, "stuck", 1, 64, ints(64), says=says)
 
 

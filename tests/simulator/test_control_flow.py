@@ -289,7 +289,10 @@ def test_a_shuffle_that_names_lanes_in_the_other_branch():
             y[threadIdx.x] = v;
         }
     """
-    says = ["a warp-wide instruction names lanes that are elsewhere", "mask 0xffffffff; lanes 0, 2, 4, 6, 8, 10 and 10 more"]
+    says = [
+        "a warp-wide instruction names lanes that are elsewhere",
+        "mask 0xffffffff; lanes 0, 2, 4, 6, 8, 10 and 10 more",
+    ]
     fails(WarpFault, code, "wrong", 1, 32, np.zeros(32, np.int32), says=["thread (1,0,0)", *says])
 
 
@@ -311,7 +314,12 @@ class Writer:
         draw = self.random.random
         if depth and draw() < 0.45:
             if draw() < 0.5:
-                return ("if", self.condition(), self.body(depth - 1, False, in_loop), self.body(depth - 1, False, in_loop))
+                return (
+                    "if",
+                    self.condition(),
+                    self.body(depth - 1, False, in_loop),
+                    self.body(depth - 1, False, in_loop),
+                )
             uniform = whole and draw() < 0.5
             self.loops += 1
             count = ("constant", self.random.randint(1, 3)) if uniform else ("lane", self.random.randint(2, 5))

@@ -55,14 +55,21 @@ def test_a_write_outside_names_the_block_and_leaves_the_array():
         }
     """
     y = np.zeros(10, np.float32)
-    says = ["write of 4 bytes outside `y`", "thread (2,0,0) of block (0,2,0)\n", "offset 40: 0 bytes past the end of `y`"]
+    says = [
+        "write of 4 bytes outside `y`",
+        "thread (2,0,0) of block (0,2,0)\n",
+        "offset 40: 0 bytes past the end of `y`",
+    ]
     fails(OutOfBounds, code, "fill", (1, 3), 4, y, 10, says=says)
 
 
 @pytest.mark.parametrize(("type_", "width"), [("float2", 8), ("float4", 16)])
 def test_an_access_across_the_end(type_, width):
     x = np.zeros(2 * width - 4, np.int8)
-    says = [f"write of {width} bytes outside `x`", f"offset {width}: across the end, {width - 4} bytes before it, of `x`"]
+    says = [
+        f"write of {width} bytes outside `x`",
+        f"offset {width}: across the end, {width - 4} bytes before it, of `x`",
+    ]
     says = says if width == 8 else ["write of", "across the end"]
     fails(OutOfBounds, BYTES_AT, f"bytes_at<{type_}>", 1, 1, x, width, says=says)
 
@@ -256,7 +263,9 @@ def test_atomics_outside(call):
             {call};  // here
         }}
     """
-    fails(OutOfBounds, code, "update", 1, 1, ints(4), 4, says=["atomic update of 4 bytes outside `y`", "offset 16: 0 by"])
+    fails(
+        OutOfBounds, code, "update", 1, 1, ints(4), 4, says=["atomic update of 4 bytes outside `y`", "offset 16: 0 by"]
+    )
     fails(OutOfBounds, code, "update", 1, 1, None, 1, says=["atomic update of 4 bytes through a null pointer"])
 
 
@@ -296,7 +305,11 @@ def test_shared_memory_that_nobody_has_written():
             y[threadIdx.x] = s[threadIdx.x];  // here
         }
     """
-    says = ["read of shared memory that was never written", "thread (16,0,0) of block (0,0,0), and 31 more", "offset 64"]
+    says = [
+        "read of shared memory that was never written",
+        "thread (16,0,0) of block (0,0,0), and 31 more",
+        "offset 64",
+    ]
     fails(Uninitialized, code, "half", 2, 32, ints(32), says=says)
     run(code, "half", 2, 32, ints(32), check=False)
 
@@ -354,7 +367,9 @@ def test_atomics_on_global_memory_that_nothing_has_written():
             atomicAdd(y + threadIdx.x, 1.f);  // here
         }
     """
-    fails(Uninitialized, code, "add", 1, 4, Empty(np.zeros(4, np.float32)), says=["read of `y` where nothing was written"])
+    fails(
+        Uninitialized, code, "add", 1, 4, Empty(np.zeros(4, np.float32)), says=["read of `y` where nothing was written"]
+    )
 
 
 TWO_KERNELS = """

@@ -3,9 +3,8 @@
 The calls are in cases.py: each operator's own samples, forward and backward, and what they leave out.
 """
 
-import functools
+import copy
 import importlib.util
-import itertools
 import os
 import re
 import subprocess
@@ -15,10 +14,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from contract import DTYPES, Make, first, misaligned
+from contract import DTYPES, Make, first
+from ops.test_scale_shift import TestScaleShift as ScaleShift
 from simulator import cases
 from simulator.cases import CPU, FILES, KERNELS
-from torch import nn
 
 import cupyops
 
@@ -125,3 +124,180 @@ def test_the_order_changes_nothing(contract):
             results.append((y, *grads))
         for result in results[1:]:
             assert all(torch.equal(a, b) for a, b in zip(results[0], result)), repr(sample)
+
+
+def test_layouts_are_no_more_than_views():
+    """What lies before, between and behind a view's elements is left alone."""
+    storage = torch.full((64,), 7.0)
+    x, y = storage[1:62:2], torch.empty(0)
+    with simulated():
+        y = cupyops.add(x, x, alpha=2)
+        plain = cupyops.relu(storage[3:40])
+        cupyops.relu(storage[1:30], inplace=True)
+    assert torch.equal(y, torch.full((31,), 21.0)) and torch.equal(plain, torch.full((37,), 7.0))
+    assert torch.equal(storage, torch.full((64,), 7.0))
+
+
+def test_empty_tensors():
+    """Nothing is launched for nothing."""
+    x = torch.randn(0, 3, requires_grad=True)
+    weight = torch.randn(4, 3, requires_grad=True)
+    with cupyops.simulate(), cupyops.trace() as trace:
+        cupyops.softmax(cupyops.relu(x), 1).sum().backward()
+        cupyops.scale_shift(x, weight[0], weight[1])
+        assert cupyops.linear(x, weight).shape == (0, 4)
+    assert not trace.launches() and x.grad.shape == (0, 3)
+
+
+# --- training ---
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(f"simulated_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_one_step_of_a_network():
+    """The example's network on two images, and torch.nn's twin in float32 and float64: loss, gradients, weights after."""
+    SimpleCNN = example("mnist_cnn").SimpleCNN
+    ours, theirs = SimpleCNN(), SimpleCNN(torch.nn)
+    theirs.load_state_dict(ours.state_dict())
+    exact = copy.deepcopy(theirs).double()
+    images, labels = torch.randn(2, 1, 28, 28), torch.tensor([3, 8])
+    losses = []
+    with simulated() as trace:
+        for model, nll, sgd in [
+            (ours, cupyops.nn.NLLLoss(), cupyops.optim.SGD),
+            (theirs, torch.nn.NLLLoss(), torch.optim.SGD),
+            (exact, torch.nn.NLLLoss(), torch.optim.SGD),
+        ]:
+            loss = nll(model(images.to(next(model.parameters()).dtype)), labels)
+            loss.backward()
+            sgd(model.parameters(), lr=0.1, momentum=0.9).step()
+            losses.append(loss.detach())
+    torch.testing.assert_close(losses[0], losses[1])
+    for name, triple in zip(
+        ours.state_dict(), zip(ours.parameters(), theirs.parameters(), exact.parameters()), strict=True
+    ):
+        for a, b, c in (triple, [p.grad for p in triple]):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(a.double(), c, rtol=1e-4, atol=1e-6)
+    launched = {record.kernel.partition("<")[0] for record in trace.launches()}
+    assert launched >= {
+        "conv2d_fwd", "conv2d_bwd_weight", "relu_fwd", "relu_bwd", "max_pool2d_fwd_2x2", "max_pool2d_bwd_2x2",
+        "linear_fwd", "log_softmax_fwd", "log_softmax_bwd", "nll_loss_fwd", "nll_loss_bwd", "sgd_step",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", ["1", "sm_90"])
+def test_a_program_that_simulates_throughout(asked):
+    """CUPYOPS_SIMULATE, for a program that knows nothing of it, and trains by its own kernels."""
+    command = [
+        sys.executable,
+        str(EXAMPLES / "add_model.py"),
+        "--epochs",
+        "50",
+        "--size",
+        "20",
+        "--lr",
+        "0.1",
+        "--trace",
+    ]
+    environment = os.environ | {"CUPYOPS_SIMULATE": asked, "COLUMNS": "200"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first_step = [line for line in done.stdout.splitlines() if "vector_add_fwd<float>" in line and "simulator" in line]
+    assert first_step, done.stdout
+    losses = [float(loss) for loss in re.findall(r"loss after 50 epochs: (\S+)", done.stdout)]
+    assert len(losses) == 1 and losses[0] < 1e-6, done.stdout
+
+
+def test_backward_in_another_thread():
+    x = torch.randn(300, 7, requires_grad=True)
+    results = []
+
+    def work():
+        y = cupyops.softmax(x, 1)
+        results.append((y, *torch.autograd.grad(y.pow(2).sum(), x)))
+
+    with simulated() as trace:
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    expected = torch.softmax(x, 1)
+    expected = (expected, *torch.autograd.grad(expected.pow(2).sum(), x))
+    assert len(results) == 2 and len(trace.launches()) == 4
+    for result in results:
+        torch.testing.assert_close(result, expected)
+
+
+# --- PyTorch's own machinery ---
+
+
+@pytest.mark.parametrize(
+    ("name", "launches"),
+    [
+        ("gradcheck", True),
+        ("gradgradcheck", True),
+        ("gradient_penalty", True),
+        ("functorch", False),
+        ("forward_mode", False),
+        ("opcheck", True),
+        ("export", True),
+        ("autocast", True),
+        ("no_grad_and_inference_mode", True),
+        ("fake_tensors", True),
+        ("retained_graph_and_accumulation", True),
+    ],
+)
+def test_of_the_contract(name, launches):
+    """What every operator is held to beside its values, for one operator that runs in the simulator."""
+    test = compiled(ScaleShift)
+    with cupyops.simulate(), cupyops.trace() as trace:
+        getattr(test, f"test_{name}")(CPU)
+    assert bool(trace.launches()) == launches
+    assert {record.route for record in trace.launches()} <= {"simulator"}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compile(dynamic):
+    test = compiled(ScaleShift)
+    with cupyops.simulate():
+        test.test_compile(CPU, dynamic)
+
+
+def test_the_compiled_graph_launches():
+    torch._dynamo.reset()
+    function = torch.compile(lambda x: cupyops.silu(x) + 1, fullgraph=True, backend="aot_eager")
+    x = torch.randn(5, 3, requires_grad=True)
+    with simulated() as trace:
+        y = function(x)
+        y.sum().backward()
+    assert [record.kernel for record in trace.launches()] == ["silu_fwd<float>", "silu_bwd<float>"]
+    torch.testing.assert_close(y, torch.nn.functional.silu(x) + 1)
+
+
+# --- errors ---
+
+
+def test_bad_arguments_are_told_as_ever():
+    with cupyops.simulate(), cupyops.trace() as trace:
+        with pytest.raises(cupyops.InputError, match="weight has shape"):
+            cupyops.linear(torch.ones(2, 3), torch.ones(4, 5))
+        with pytest.raises(cupyops.InputError, match="input is on cpu|weight is on meta"):
+            cupyops.linear(torch.ones(2, 3), torch.ones(4, 3, device="meta"))
+    assert not trace.launches()
+
+
+@pytest.mark.parametrize("function", [cupyops.nll_loss, cupyops.cross_entropy])
+def test_a_target_out_of_range_stops_the_kernel(function, capsys):
+    """On the CPU too then: the kernel prints it and traps."""
+    with cupyops.simulate(), pytest.raises(cupyops.SimulatorError, match=r"trap|Trap") as caught:
+        function(torch.zeros(2, 3), torch.tensor([0, 5]))
+    assert "target[1] is 5, expected ignore_index or a class in [0, 3)" in capsys.readouterr().out
+    assert any("cupyops::" in note for note in caught.value.__notes__)

@@ -7,6 +7,9 @@ import pytest
 
 from cupyops import compiler, source
 from cupyops.simulator import Pointer, Program
+from cupyops.simulator.faults import Listing
+from cupyops.simulator.profile import Profile
+from cupyops.simulator.ptx import Instruction, Place
 
 TEXT = r"""
 #include "helper.cuh"
@@ -38,6 +41,13 @@ extern "C" __global__ void copied(const float* x, float* y) {
 extern "C" __global__ void guarded(const float* x, float* y) {
   if (threadIdx.x % 4 == 0)
     y[threadIdx.x] = x[threadIdx.x];
+}
+extern "C" __global__ void looped(const float* x, float* y) {
+  float sum = 0;
+#pragma unroll 1
+  for (int k = 0; k < 3; ++k)
+    sum += x[threadIdx.x * (k + 1)];
+  y[threadIdx.x] = sum;
 }
 extern "C" __global__ void calls(const float* x, float* y) {
   y[threadIdx.x] = slow(x[threadIdx.x]);
@@ -123,6 +133,21 @@ def test_an_asynchronous_copy_is_one_access():
     own = of(profile("copied", 128, 32), "cp.async.cg").own
     assert (own.requests, own.sectors, own.least_sectors) == (1, 16, 16)
     assert (own.shared_requests, own.wavefronts, own.least_wavefronts) == (1, 4, 4)
+
+
+def test_each_turn_of_a_loop_counts():
+    own = of(profile("looped", 96, 32), "sum += x[").own
+    assert (own.requests, own.sectors, own.least_sectors) == (3, 4 + 8 + 12, 3 * 4)
+
+
+def test_line_zero_is_no_line():
+    """The compiler's way to say that an instruction belongs to none: it counts for the line around it, if there is one."""
+    places = [Place(1, 0, Place(1, 5)), Place(1, 0), None, Place(1, 5)]
+    instructions = [Instruction("mov", ("u32",), (), place=place) for place in places]
+    found = Profile(Listing("k", instructions, {1: "k.cu"}, {"k.cu": TEXT}))
+    for pc in range(4):
+        found.instructions[pc].warps += 10
+    assert {key: line.own.warps for key, line in found.by_line().items()} == {("k.cu", 5): 20}
 
 
 def test_divergence():

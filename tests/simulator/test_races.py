@@ -399,7 +399,10 @@ def test_a_write_of_what_another_block_has_read():
             y[blockIdx.x] = 1;  // here
         }
     """
-    says = ["race between blocks: write `y` where another block has read", "offset 0 of `y`, which block (3,0,0) has read"]
+    says = [
+        "race between blocks: write `y` where another block has read",
+        "offset 0 of `y`, which block (3,0,0) has read",
+    ]
     fails(Race, code, "update", 4, 1, ints(), ints(), says=says)
 
 
@@ -427,7 +430,10 @@ def test_two_blocks_write_one_place_at_different_times():
         }
     """
     run(code, "clash", 2, 1, ints(), 1)
-    says = ["race between blocks: write `y` where another block has written", "offset 12 of `y`, which block (0,0,0) has"]
+    says = [
+        "race between blocks: write `y` where another block has written",
+        "offset 12 of `y`, which block (0,0,0) has",
+    ]
     fails(Race, code, "clash", 2, 1, ints(), 2, says=says)
 
 

@@ -91,7 +91,9 @@ def test_the_assert_macro():
         }
     """
     run(code, "even", 1, 1, 4)
-    fails(DeviceAssert, code, "even", 1, 32, 3, says=["assertion `n % 2 == 0` failed", "thread (0,0,0) of block (0,0,0)"])
+    fails(
+        DeviceAssert, code, "even", 1, 32, 3, says=["assertion `n % 2 == 0` failed", "thread (0,0,0) of block (0,0,0)"]
+    )
 
 
 @pytest.mark.parametrize("statement", ["__trap()", 'asm volatile("trap;")'])
@@ -143,7 +145,15 @@ def test_beyond_what_malloc_gave():
         }
     """
     run(code, "beyond", 1, 1, 3)
-    fails(OutOfBounds, code, "beyond", 1, 1, 4, says=["write of 4 bytes outside `malloc`", "offset 16: 0 bytes past the end"])
+    fails(
+        OutOfBounds,
+        code,
+        "beyond",
+        1,
+        1,
+        4,
+        says=["write of 4 bytes outside `malloc`", "offset 16: 0 bytes past the end"],
+    )
 
 
 def test_after_free():

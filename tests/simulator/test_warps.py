@@ -224,7 +224,11 @@ def test_a_lane_that_does_not_name_itself():
             y[threadIdx.x] = __shfl_sync(threadIdx.x < 16 ? 0xffffu : 0xffffu, threadIdx.x, 0);  // here
         }
     """
-    says = ["executed by a lane that its mask does not name", "thread (16,0,0) of block (0,0,0), and 15 more", "0x0000ffff"]
+    says = [
+        "executed by a lane that its mask does not name",
+        "thread (16,0,0) of block (0,0,0), and 15 more",
+        "0x0000ffff",
+    ]
     fails(WarpFault, code, "wrong", 1, 32, np.zeros(32, np.int32), says=says)
 
 

@@ -53,7 +53,10 @@ def _alone(
     place, before, after = "memory + i", "", ""
     if space == "shared":
         before = f"  __shared__ {c} mine[128];\n  mine[threadIdx.x] = memory[i];\n"
-        after, place = "  memory[i] = mine[threadIdx.x];\n", "(unsigned long long)__cvta_generic_to_shared(mine + threadIdx.x)"
+        after, place = (
+            "  memory[i] = mine[threadIdx.x];\n",
+            "(unsigned long long)__cvta_generic_to_shared(mine + threadIdx.x)",
+        )
     body = (
         f"  unsigned i = blockIdx.x * blockDim.x + threadIdx.x;\n  {c} before;\n{before}"
         f'  asm volatile("{name} %0, [%1], {values};" : "={letter}"(before) : "l"({place}){inputs} : "memory");\n'

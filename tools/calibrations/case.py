@@ -64,7 +64,10 @@ class Section:
     @property
     def text(self) -> str:
         """The CUDA C of every kernel."""
-        made = [f'extern "C" {head} void {name}({parameters}) {{\n{body}\n}}' for (parameters, body, head), name in self._kernels.items()]
+        made = [
+            f'extern "C" {head} void {name}({parameters}) {{\n{body}\n}}'
+            for (parameters, body, head), name in self._kernels.items()
+        ]
         return "\n\n".join([self.prelude, *made]) + "\n"
 
     def kernel(self, parameters: str, body: str, head: str = "__global__") -> str:
@@ -92,8 +95,10 @@ class Section:
         """
         takes = "".join(next(letter for letter, dtype in DTYPES.items() if dtype == x.dtype) for x in inputs)
         size = len(inputs[0])
-        outputs = [Array(np.zeros(size, DTYPES[letter.replace("p", "r")]), True, format_) for letter, format_ in
-                   zip(gives, [*formats, *[""] * (len(gives) - len(formats))])]
+        outputs = [
+            Array(np.zeros(size, DTYPES[letter.replace("p", "r")]), True, format_)
+            for letter, format_ in zip(gives, [*formats, *[""] * (len(gives) - len(formats))])
+        ]
         kernel = self.kernel(*_elementwise(asm or _plain(name, gives, takes), gives.replace("p", "r"), takes))
         self.add(name, kernel, [*map(Array, inputs), *outputs], grid=size // BLOCK, how=how)
 

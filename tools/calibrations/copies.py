@@ -93,7 +93,9 @@ _CLUSTER = "__global__ __cluster_dims__(4, 1, 1)"
 
 def _cluster(section: Section, source: np.ndarray) -> None:
     """Each block reads its neighbours' shared memory and adds into it; ranks and special registers."""
-    body = _SHARED + """  unsigned rank, blocks, cluster, other, found, of_other;
+    body = (
+        _SHARED
+        + """  unsigned rank, blocks, cluster, other, found, of_other;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
   asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
@@ -112,10 +114,13 @@ def _cluster(section: Section, source: np.ndarray) -> None:
   out[4 * i + 1] = words[128 + t];
   out[4 * i + 2] = of_other;
   out[4 * i + 3] = rank + 16 * blocks + 256 * cluster;"""
+    )
     kernel = section.kernel("const unsigned* source, unsigned* out", body.replace("BYTES", "2048"), _CLUSTER)
     words = np.random.default_rng(4).integers(0, 1 << 32, 8 * 128, np.uint64).astype(np.uint32)
     result = Array(np.zeros(8 * 128 * 4, np.uint32), True)
-    section.add("mapa ld.shared::cluster red barrier.cluster", kernel, [Array(words), result], grid=8, shared=2048 + 1024)
+    section.add(
+        "mapa ld.shared::cluster red barrier.cluster", kernel, [Array(words), result], grid=8, shared=2048 + 1024
+    )
 
 
 def _bulk_to_neighbour(section: Section, source: np.ndarray) -> None:
@@ -197,13 +202,19 @@ def _tile(
     name += f" steps {steps}" if set(steps) != {1} else ""
     moved = int(np.prod(counts)) * size
     coordinates = Array(np.array(place, np.int32).view(np.uint32))
-    load = section.kernel("const __grid_constant__ TensorMap map, const int* at, const void* tensor, unsigned char* out, int offset, int bytes", _load(rank))
+    load = section.kernel(
+        "const __grid_constant__ TensorMap map, const int* at, const void* tensor, unsigned char* out, int offset, int bytes",
+        _load(rank),
+    )
     # fills with NaN are compared as floats: CUDA does not say which NaN it is
     result = Array(np.zeros(16384 // size, tensor.dtype), True, element if fill == "nan" else "")
     arguments = [map_, coordinates, Array(tensor), result, offset, moved]
     section.add(f"cp.async.bulk.tensor load {name}", load, arguments, shared=16384 + 1024)
     if fill == "zero":
-        store = section.kernel("const __grid_constant__ TensorMap map, const int* at, void* tensor, const unsigned char* in, int offset", _store(rank))
+        store = section.kernel(
+            "const __grid_constant__ TensorMap map, const int* at, void* tensor, const unsigned char* in, int offset",
+            _store(rank),
+        )
         other = Array(rng.integers(0, 256, 16384, np.uint8))
         arguments = [map_, coordinates, Array(tensor, True), other, offset]
         section.add(f"cp.async.bulk.tensor store {name}", store, arguments, shared=16384 + 1024)

@@ -64,7 +64,9 @@ def _order(section: Section) -> None:
         _add(section, instruction, 2)
     for instruction in ("abs.f32", "abs.ftz.f32", "neg.f32", "neg.ftz.f32", "abs.f64", "neg.f64"):
         _add(section, instruction, 1)
-    for test, type_ in itertools.product(("finite", "infinite", "number", "notanumber", "normal", "subnormal"), ("f32", "f64")):
+    for test, type_ in itertools.product(
+        ("finite", "infinite", "number", "notanumber", "normal", "subnormal"), ("f32", "f64")
+    ):
         section.elementwise(f"testp.{test}.{type_}", "p", [floats(type_)[0]])
 
 
@@ -143,7 +145,10 @@ def _small_integers(section: Section) -> None:
 
 def _overflows(target: str, source: str) -> bool:
     """Whether the source has values that the target has not."""
-    wide, given = np.iinfo(f"{target[0].replace('s', 'i')}{int(target[1:]) // 8}"), np.iinfo(f"{source[0].replace('s', 'i')}{int(source[1:]) // 8}")
+    wide, given = (
+        np.iinfo(f"{target[0].replace('s', 'i')}{int(target[1:]) // 8}"),
+        np.iinfo(f"{source[0].replace('s', 'i')}{int(source[1:]) // 8}"),
+    )
     return bool(given.min < wide.min or given.max > wide.max)
 
 
@@ -177,7 +182,9 @@ def _packed(section: Section) -> None:
     for target, relu in itertools.product(("e4m3x2", "e5m2x2"), ("", ".relu")):
         section.elementwise(f"cvt.rn.satfinite{relu}.{target}.f32", "h", [a, b])
         halves = rounding("f16").astype(np.uint32)
-        section.elementwise(f"cvt.rn.satfinite{relu}.{target}.f16x2", "h", [halves | np.roll(halves, 5) << np.uint32(16)])
+        section.elementwise(
+            f"cvt.rn.satfinite{relu}.{target}.f16x2", "h", [halves | np.roll(halves, 5) << np.uint32(16)]
+        )
         every = np.arange(1 << 16, dtype=np.uint16)
         section.elementwise(f"cvt.rn{relu}.f16x2.{target}", "r", [every], formats=["f16"])
     x, y, z = integers(32)
@@ -194,7 +201,13 @@ def approximations() -> Section:
         for flush in ("", ".ftz"):
             _approximation(section, f"{name}.approx{flush}.f32", [dense("f32")])
     _approximation(section, "tanh.approx.f32", [dense("f32")])
-    for name, low, high in (("ex2", -20, 20), ("sin", -math.pi, math.pi), ("cos", -math.pi, math.pi), ("tanh", -6, 6), ("lg2", 0.25, 4)):
+    for name, low, high in (
+        ("ex2", -20, 20),
+        ("sin", -math.pi, math.pi),
+        ("cos", -math.pi, math.pi),
+        ("tanh", -6, 6),
+        ("lg2", 0.25, 4),
+    ):
         _approximation(section, f"{name}.approx.f32", [dense("f32", low, high)], f" from {low:.3g} to {high:.3g}")
     a, b, _ = floats("f32")
     for instruction in ("div.approx.f32", "div.approx.ftz.f32", "div.full.f32", "div.full.ftz.f32"):

@@ -106,7 +106,10 @@ def _immediates(section: Section) -> None:
     test = "{.reg .pred p, q; setp.ne.u32 p, %3, 0; "
     section.elementwise("selp.b32", "r", [a, b, c & np.uint32(1)], asm=test + "selp.b32 %0, %1, %2, p;}")
     for combine in ("and", "or", "xor"):
-        asm = test.replace("%3", "%4") + f"setp.lt.{combine}.s32 p|q, %2, %3, p; selp.u32 %0, 1, 0, p; selp.u32 %1, 1, 0, q;}}"
+        asm = (
+            test.replace("%3", "%4")
+            + f"setp.lt.{combine}.s32 p|q, %2, %3, p; selp.u32 %0, 1, 0, p; selp.u32 %1, 1, 0, q;}}"
+        )
         section.elementwise(f"setp.lt.{combine}.s32 p|q", "rr", [a, b, c & np.uint32(1)], asm=asm)
 
 
@@ -117,10 +120,16 @@ def _carries(section: Section) -> None:
         for first, second in (("add", "addc"), ("sub", "subc")):
             asm = f"{first}.cc.u{width} %0, %2, %3; {second}.cc.u{width} %1, %4, %3; {second}.u{width} %0, %0, %4;"
             asm = asm.replace("%0, %2", "t, %2", 1).replace("%0, %0, %4", "%0, t, %4")
-            section.elementwise(f"{first}.cc {second} u{width}", letter * 2, operands, asm=f"{{.reg .u{width} t; {asm}}}")
+            section.elementwise(
+                f"{first}.cc {second} u{width}", letter * 2, operands, asm=f"{{.reg .u{width} t; {asm}}}"
+            )
         for half in ("lo", "hi"):
-            asm = f"mad.{half}.cc.u{width} t, %2, %3, %4; madc.{half}.cc.u{width} %1, %3, %4, %2; addc.u{width} %0, t, 0;"
-            section.elementwise(f"mad.{half}.cc madc u{width}", letter * 2, operands, asm=f"{{.reg .u{width} t; {asm}}}")
+            asm = (
+                f"mad.{half}.cc.u{width} t, %2, %3, %4; madc.{half}.cc.u{width} %1, %3, %4, %2; addc.u{width} %0, t, 0;"
+            )
+            section.elementwise(
+                f"mad.{half}.cc madc u{width}", letter * 2, operands, asm=f"{{.reg .u{width} t; {asm}}}"
+            )
 
 
 def warps() -> Section:

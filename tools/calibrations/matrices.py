@@ -71,9 +71,7 @@ def _case(section: Section, name: str, types: tuple[str, ...], fill: Fill, what:
     rng = np.random.default_rng(len(section.cases))
     counts = unit.a_registers, unit.b_registers, unit.c_registers
     views = unit.a_type, unit.b_type, unit.c_type, unit.d_type
-    operands = [
-        Array(_registers(fill, type_, count, rng)) for type_, count in zip((a, b, c), counts)
-    ]
+    operands = [Array(_registers(fill, type_, count, rng)) for type_, count in zip((a, b, c), counts)]
     dtype = np.uint64 if d == "f64" else np.uint32
     result = Array(np.zeros((unit.d_registers, 32 * _WARPS), dtype), True, d if d[0] == "f" else "")
     kernel = section.kernel(*_text(name, counts, unit.d_registers, views))
@@ -87,9 +85,7 @@ def _registers(fill: Fill, type_: str, count: int, rng: np.random.Generator) -> 
     return np.ascontiguousarray(elements).view(f"u{width // 8}")[:, :, 0]
 
 
-def _text(
-    name: str, counts: tuple[int, ...], results: int, views: tuple[str, ...]
-) -> tuple[str, str]:
+def _text(name: str, counts: tuple[int, ...], results: int, views: tuple[str, ...]) -> tuple[str, str]:
     """(parameters, body): registers from global memory, one mma, registers to global memory."""
     lines, inputs, groups, parameters = ["  unsigned t = threadIdx.x;"], [], [], []
     number = results
@@ -120,10 +116,16 @@ def movement() -> Section:
     apart = (rng.permutation(512)[: 32 * _WARPS] * 16).astype(np.uint32)
     for count, transposed in itertools.product((1, 2, 4), ("", ".trans")):
         list_ = "{" + ", ".join(f"%{i}" for i in range(count)) + "}"
-        body = _SHARED + "  unsigned d[4];\n" + (
-            f'  asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16 {list_}, [%{count}];" : '
-            + ", ".join(f'"=r"(d[{i}])' for i in range(count)) + ' : "r"(base + rows[t]) : "memory");\n'
-        ) + "\n".join(f"  out[{i} * 128 + t] = d[{i}];" for i in range(count))
+        body = (
+            _SHARED
+            + "  unsigned d[4];\n"
+            + (
+                f'  asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16 {list_}, [%{count}];" : '
+                + ", ".join(f'"=r"(d[{i}])' for i in range(count))
+                + ' : "r"(base + rows[t]) : "memory");\n'
+            )
+            + "\n".join(f"  out[{i} * 128 + t] = d[{i}];" for i in range(count))
+        )
         kernel = section.kernel("const uint4* memory, const unsigned* rows, unsigned* out", body)
         result = Array(np.zeros((count, 32 * _WARPS), np.uint32), True)
         name = f"matrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16"
@@ -132,7 +134,8 @@ def movement() -> Section:
         list_ = "{" + ", ".join(f"%{i + 1}" for i in range(count)) + "}"
         body = _SHARED + (
             f'  asm volatile("stmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16 [%0], {list_};" :: "r"(base + rows[t]), '
-            + ", ".join(f'"r"(d[{i} * 128 + t])' for i in range(count)) + ' : "memory");\n  __syncthreads();\n'
+            + ", ".join(f'"r"(d[{i} * 128 + t])' for i in range(count))
+            + ' : "memory");\n  __syncthreads();\n'
             "  for (unsigned i = t; i < 512; i += 128) out[i] = shared[i];"
         )
         kernel = section.kernel("const uint4* memory, const unsigned* rows, const unsigned* d, uint4* out", body)

@@ -33,8 +33,14 @@ def grouped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def markdown(report: dict[str, Any]) -> str:
     """The whole report for a page: a summary, then what does not agree to the bit, instruction by instruction."""
     where = report.get("device", {})
-    text = [f"On {where.get('gpu', 'no GPU')}, driver for CUDA {where.get('cuda', '?')}; PTX of NVRTC {report['nvrtc']}.", ""]
-    text += ["| section | cases | values | agree to the bit | NaN of other bits | differ | errors |", "|---|--:|--:|--:|--:|--:|--:|"]
+    text = [
+        f"On {where.get('gpu', 'no GPU')}, driver for CUDA {where.get('cuda', '?')}; PTX of NVRTC {report['nvrtc']}.",
+        "",
+    ]
+    text += [
+        "| section | cases | values | agree to the bit | NaN of other bits | differ | errors |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
     for name, rows in report["sections"].items():
         count, wrong, nan = (sum(row[field] for row in rows) for field in ("count", "mismatches", "nan_payloads"))
         errors = sum(bool(row["error"]) for row in rows)
@@ -54,13 +60,21 @@ def _exact(report: dict[str, Any]) -> list[str]:
     ]
     if not lines:
         return ["Everything that should agree to the bit does, the bits of NaN aside."]
-    return [*text, "| instruction | values | differ | NaN of other bits | max ulp | errors |", "|---|--:|--:|--:|--:|--:|", *lines]
+    return [
+        *text,
+        "| instruction | values | differ | NaN of other bits | max ulp | errors |",
+        "|---|--:|--:|--:|--:|--:|",
+        *lines,
+    ]
 
 
 def _approximate(report: dict[str, Any]) -> list[str]:
     """Approximations, and sums in another order."""
     text = ["Approximations (the simulator rounds correctly) and sums (the simulator rounds once):", ""]
-    text += ["| instruction | values | differ | max ulp | mean ulp | max, in ulp of the largest result |", "|---|--:|--:|--:|--:|--:|"]
+    text += [
+        "| instruction | values | differ | max ulp | mean ulp | max, in ulp of the largest result |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     for rows in report["sections"].values():
         for line in grouped(rows):
             if line["how"] != "bits":

@@ -85,7 +85,9 @@ def rounding(name: str) -> np.ndarray:
     exponent, fraction = FORMATS[name]
     rng = np.random.default_rng(7)
     bias, dtype = (1 << exponent - 1) - 1, a.dtype
-    ladder = np.clip(bias + rng.integers(-26, 68, SIZE), 0, (1 << exponent) - 1).astype(np.uint64) << np.uint64(fraction)
+    ladder = np.clip(bias + rng.integers(-26, 68, SIZE), 0, (1 << exponent) - 1).astype(np.uint64) << np.uint64(
+        fraction
+    )
     few = min(fraction, 12)  # bits of the fraction: many land halfway
     tail = _bits64(rng, SIZE)
     bits = tail[0] >> np.uint64(64 - few) << np.uint64(fraction - few)
@@ -95,7 +97,7 @@ def rounding(name: str) -> np.ndarray:
 
 
 @cache
-def dense(name: str, lowest: float | None = None, highest: float | None = None, size: int = 1 << 15) -> np.ndarray:
+def dense(name: str, lowest: float | None = None, highest: float | None = None, size: int = 1 << 14) -> np.ndarray:
     """Numbers of every magnitude, of both signs; or evenly spaced from `lowest` to `highest`."""
     exponent, fraction = FORMATS[name]
     width = 1 + exponent + fraction

@@ -64,7 +64,9 @@ def _offsets(span: int, transposed: bool, rows: int, variant: int) -> tuple[int,
     """(leading, stride) in bytes: packed, or with gaps."""
     group = 8 * max(span, 16)  # eight lines
     if not transposed:
-        packed, gaps = ((group * (rows // 8), group), (group, 2 * group)) if not span else ((16, group), (16, 2 * group))
+        packed, gaps = (
+            ((group * (rows // 8), group), (group, 2 * group)) if not span else ((16, group), (16, 2 * group))
+        )
         return (packed, gaps)[variant]
     across = max(rows * 2 // max(span, 16), 1)
     if not span:
@@ -107,7 +109,11 @@ def _case(
     tile = np.concatenate([_bytes(fill(type_, (_TILE,), rng)) for type_ in (left, right)])
     tile = np.concatenate([tile[:_B_AT], tile[-(_TILE - _B_AT) :]])
     held = fill(left, (4, 128, 32 // BITS[left]), rng).view(np.uint32)[:, :, 0]
-    start = encoded(rng.integers(-9, 10, (unit.d_registers, 128, 2 if sums == "f16" else 1)).astype(float), sums) if sums[0] == "f" else whole("s32", (unit.d_registers, 128, 1), rng)
+    start = (
+        encoded(rng.integers(-9, 10, (unit.d_registers, 128, 2 if sums == "f16" else 1)).astype(float), sums)
+        if sums[0] == "f"
+        else whole("s32", (unit.d_registers, 128, 1), rng)
+    )
     before = Array(np.ascontiguousarray(start).view(np.uint32)[:, :, 0], True, sums if sums[0] == "f" else "")
     half = left in ("f16", "bf16")
     flags = [] if sums == "s32" else [*signs, *(transposed[1:] if registers else transposed)] if half else [*signs]
@@ -147,5 +153,7 @@ def _text(instruction: str, count: int, view: str, registers: bool, flags: list[
   asm volatile("{asm}" : {sums} : {", ".join(lefts)}, "l"(y), "r"(scale_d) : "memory");
 #pragma unroll
   for (int i = 0; i < {count}; i++) sums[i * 128 + t] = d[i];"""
-    parameters = f"const uint4* tile, const unsigned long long* descriptors, const unsigned* held, {kind}* sums, int scale_d"
+    parameters = (
+        f"const uint4* tile, const unsigned long long* descriptors, const unsigned* held, {kind}* sums, int scale_d"
+    )
     return parameters, body, "__global__ __launch_bounds__(128)"
