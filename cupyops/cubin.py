@@ -56,10 +56,10 @@ def resources(cubin: bytes, symbol: str) -> Resources:
 def _sections(cubin: bytes) -> dict[str, Any]:
     """The sections by name."""
     try:
-        from elftools.common.exceptions import ELFError  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        from elftools.elf.elffile import ELFFile  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        from elftools.common.exceptions import ELFError
+        from elftools.elf.elffile import ELFFile
     except ImportError as error:
-        raise MissingDependencyError(f"reading a cubin needs pyelftools: {error}\n  pip install pyelftools") from error
+        raise MissingDependencyError(f"reading a cubin needs pyelftools: {error}\n  pip install \"cupyops[cli]\"") from error
     try:
         return {section.name: section for section in ELFFile(BytesIO(cubin)).iter_sections()}
     except ELFError as error:

@@ -26,8 +26,8 @@ from calibrations.compared import new_row, on_device, row
 from calibrations.device import Device, DeviceError
 from calibrations.store import Reader, Writer
 
-_PATIENCE = 60.0  # seconds without a result, after which a section's process is ended
-_RESTARTS = 6  # of a section's process
+_PATIENCE = 40.0  # seconds without a result, after which a section's process is ended
+_RESTARTS = 8  # of a section's process
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Stored = Annotated[Path, typer.Argument(help="what `make` wrote")]
@@ -151,7 +151,7 @@ def _one_process(path: Path, section: str, skip: set[str], device: str) -> tuple
         process.wait()
         watch.end()
     why = f"no result for {_PATIENCE:.0f} s" if watch.expired else f"exit status {process.returncode}"
-    return lines, f"{why}: {''.join(other)[-2000:]}"
+    return lines, f"{why}: {other[-1].strip() if other else ''}"
 
 
 class _Watch:

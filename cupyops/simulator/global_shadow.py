@@ -222,7 +222,7 @@ class _BlockRecord:
     def __init__(self, granules: int) -> None:
         self._granules = granules
         self.used = False
-        self.block = self._time = self._previous = self._previous_time = np.empty(0)
+        self.block = self._time = self._previous = self._previous_time = np.empty(0, np.int64)
 
     def last_two(self, granule: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """(block, time) of each."""

@@ -64,13 +64,14 @@ class Scheduler:
 
     def _step(self) -> None:
         number, urgency = self._choose()
-        group: Group | None = self._gather(self._ready.pop(number))
+        group = self._gather(self._ready.pop(number))
         block = self._state.code.blocks[number]
         self.steps += 1
         if block.members is not None and urgency is not _Urgency.STUCK:
-            group = self._together(block, group, urgency)
-            if group is None:
+            together = self._together(block, group, urgency)
+            if together is None:
                 return
+            group = together
         self._lacking.discard(number)
         self._spinning.discard(number)
         if self.steps > self._limit:

@@ -434,11 +434,11 @@ def drawn(seed: int) -> tuple[str, list]:
 
 
 def without_shuffles(body: list) -> list:
-    plain = []
-    for statement in body:
-        if statement[0] != "shuffle":
-            plain.append(tuple(without_shuffles(part) if isinstance(part, list) else part for part in statement))
-    return plain
+    return [
+        tuple(without_shuffles(part) if isinstance(part, list) else part for part in statement)
+        for statement in body
+        if statement[0] != "shuffle"
+    ]
 
 
 @pytest.mark.parametrize("seed", range(24))

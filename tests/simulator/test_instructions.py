@@ -53,7 +53,8 @@ def test_wmma_through_global_memory():
     """One warp for each of two products, with float sums."""
     inputs = "{%0, %1, %2, %3, %4, %5, %6, %7}"
     eight = ", ".join(f'"=r"({{0}}[{i}])' for i in range(8))
-    load = f'asm volatile("wmma.load.{{0}}.sync.aligned.{{1}}.m16n16k16.global.f16 {inputs}, [%8], 16;" : {eight} : "l"({{0}}g + 256 * w));'
+    load = f'asm volatile("wmma.load.{{0}}.sync.aligned.{{1}}.m16n16k16.global.f16 {inputs}, [%8], 16;"'
+    load += f' : {eight} : "l"({{0}}g + 256 * w));'
     load = load.replace(inputs, "{" + inputs + "}")
     sums = ", ".join(f'"=f"(d[{i}])' for i in range(8))
     registers = [", ".join(f"%{i}" for i in range(first, first + 8)) for first in (0, 8, 16)]
@@ -67,7 +68,8 @@ def test_wmma_through_global_memory():
             int w = threadIdx.x / 32;
             {load.format("a", "row")}
             {load.format("b", "col")}
-            asm volatile("wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {{{registers[0]}}}, {{{registers[1]}}}, {{{registers[2]}}}, {{{zeros}}};"
+            asm volatile("wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {{{registers[0]}}}, "
+                "{{{registers[1]}}}, {{{registers[2]}}}, {{{zeros}}};"
                 : {sums} : {sources}, "f"(0.5f));
             asm volatile("wmma.store.d.sync.aligned.row.m16n16k16.global.f32 [%8], {inputs}, 16;"
                 :: {stored}, "l"(y + 256 * w) : "memory");
@@ -281,7 +283,9 @@ def test_kernels_of_c_and_templates():
     code = """
         template <typename T, int N> __device__ T power(T x) { T r = 1; for (int i = 0; i < N; i++) r *= x; return r; }
         extern "C" __global__ void plain(const float* x, float* y) { y[threadIdx.x] = power<float, 3>(x[threadIdx.x]); }
-        template <typename T, int N> __global__ void templated(const T* x, T* y) { y[threadIdx.x] = power<T, N>(x[threadIdx.x]); }
+        template <typename T, int N> __global__ void templated(const T* x, T* y) {
+            y[threadIdx.x] = power<T, N>(x[threadIdx.x]);
+        }
     """
     x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
     run(code, "plain", 1, 8, x, y)

@@ -6,7 +6,9 @@ The cubins that NVRTC made of the PTX that the simulator ran travel along, so th
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -83,19 +85,19 @@ def _digest(tensors: list[Tensor]) -> str:
     return sha.hexdigest()
 
 
-def _cubins(writer: Writer) -> list[dict[str, str]]:
-    """Each kernel that was launched: the two files of its cache entry."""
-    entries = []
-    for one in kernel.kernels():
-        for specialised in one._specialised.values():
-            binary = specialised.binary(ARCH)
-            stem = compiler.entry_name(one.source, specialised.name, ARCH, one.options)
-            assert binary.path is not None
-            with tempfile.TemporaryDirectory() as folder:
+def _cubins(writer: Writer) -> str:
+    """Each kernel that was launched: the two files of its cache entry. Packed together, since they are much alike."""
+    with tempfile.TemporaryDirectory() as folder:
+        for one in kernel.kernels():
+            for specialised in one._specialised.values():
+                binary = specialised.binary(ARCH)
+                stem = compiler.entry_name(one.source, specialised.name, ARCH, one.options)
+                assert binary.path is not None
                 compiler.write_entry(Path(folder), stem, replace(binary, ptx=""), binary.path.read_bytes())
-                files = {kind: (Path(folder) / f"{stem}.{kind}").read_bytes() for kind in ("cubin", "json")}
-            entries.append({"stem": stem} | {kind: writer.put(content) for kind, content in files.items()})
-    return entries
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:xz") as archive:
+            archive.add(folder, arcname="")
+    return writer.put(packed.getvalue())
 
 
 def rows(reader: Reader, device: str, skip: set[str]) -> Iterator[dict[str, Any]]:
@@ -103,12 +105,13 @@ def rows(reader: Reader, device: str, skip: set[str]) -> Iterator[dict[str, Any]
     section = reader.contents["sections"][NAME]
     stored = {entry["name"]: entry for entry in section["cases"]}
     with tempfile.TemporaryDirectory() as folder:
-        for entry in section["cubins"]:
-            for kind in ("cubin", "json"):
-                (Path(folder) / f"{entry['stem']}.{kind}").write_bytes(reader.get(entry[kind]).tobytes())
+        with tarfile.open(fileobj=io.BytesIO(reader.get(section["cubins"]).tobytes())) as archive:
+            archive.extractall(folder, filter="data")
         os.environ["CUPYOPS_CUBIN_PATH"] = folder
+        if device == "cpu":
+            cupyops.simulate(ARCH).__enter__()  # only to try this tool out
         for name, dtype, call in _cases():
-            if name in stored and name not in skip:
+            if name not in skip:
                 yield {"begins": name}
                 if error := stored[name]["error"]:
                     yield new_row(name, "bits") | {"error": f"simulator: {error}"}

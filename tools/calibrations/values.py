@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-SIZE = 8192
+SIZE = 6144  # a multiple of a block
 _EDGES = {
     16: (0, 1, 2, 15, 16, 31, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF),
     32: (0, 1, 2, 7, 31, 32, 33, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF),
