@@ -506,7 +506,7 @@ def test_without_pyelftools_it_runs_and_says_what_is_missing(folder, monkeypatch
     monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
     result = command("add", "ones(4)", "null", "zeros(4)", 4, more=["--html", "r.html"])
     assert result.exit_code == 0
-    assert "pip install "cupyops[cli]"" in result.output
+    assert 'pip install "cupyops[cli]"' in result.output
     assert "occupancy, in theory" not in (folder / "r.html").read_text()
 
 

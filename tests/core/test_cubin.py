@@ -131,5 +131,5 @@ def test_a_cubin_cut_short_is_refused():
 
 def test_without_pyelftools_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
-    with pytest.raises(MissingDependencyError, match="pip install "cupyops[cli]""):
+    with pytest.raises(MissingDependencyError, match=r'pip install "cupyops\[cli\]"'):
         cubin.resources(b"", "plain")
