@@ -59,7 +59,9 @@ def _sections(cubin: bytes) -> dict[str, Any]:
         from elftools.common.exceptions import ELFError
         from elftools.elf.elffile import ELFFile
     except ImportError as error:
-        raise MissingDependencyError(f"reading a cubin needs pyelftools: {error}\n  pip install \"cupyops[cli]\"") from error
+        raise MissingDependencyError(
+            f'reading a cubin needs pyelftools: {error}\n  pip install "cupyops[cli]"'
+        ) from error
     try:
         return {section.name: section for section in ELFFile(BytesIO(cubin)).iter_sections()}
     except ELFError as error:

@@ -9,6 +9,7 @@ import numpy as np
 
 from .errors import BarrierFault
 from .function import CompiledBlock
+from .global_shadow import GlobalShadow
 from .group import Batch, Group, Index
 from .state import State
 
@@ -32,9 +33,10 @@ class _Barrier:
 class Barriers:
     """The barriers of all blocks of a batch."""
 
-    def __init__(self, state: State, batch: Batch) -> None:
+    def __init__(self, state: State, batch: Batch, shadow: GlobalShadow | None) -> None:
         self._state = state
         self._batch = batch
+        self._shadow = shadow
         self._barriers: dict[int, _Barrier] = {}
         self._alive = np.full(batch.blocks, batch.threads_per_block)
         self._check_arrivals = False
@@ -126,8 +128,8 @@ class Barriers:
         state.epoch[done] += 1
         if number == CLUSTER:
             state.cluster_epoch[done] = state.epoch[done]
-            if state.global_shadow is not None:
-                state.global_shadow.cluster_barrier(self._batch.block_numbers[done])
+            if self._shadow is not None:
+                self._shadow.cluster_barrier(self._batch.block_numbers[done])
 
     def _complete(self, number: int, barrier: _Barrier) -> np.ndarray:
         """The blocks in which all that are expected have come."""

@@ -198,10 +198,6 @@ class Copies:
                 self._spaces.shared.shadow.arrived(bulk.start, bulk.size)
             self.barriers.transferred(bulk.barrier, len(bulk.data))
 
-    def finish(self) -> None:
-        """Land what nobody has waited for."""
-        self._pending, self._bulk = [], []
-
     # --- what bulk copies have in common ---
 
     def _spread(self, group: Group, *values: Any) -> tuple[np.ndarray, ...]:

@@ -36,8 +36,8 @@ class Machine:
         self._chooser = random.Random(seed) if seed is not None else None
         self._max_steps = max_steps
         layout = state.code.layout
-        state.global_shadow = GlobalShadow(state, layout.global_granule) if state.check else None
-        self._spaces = Spaces.of(state, state.global_shadow)
+        self._shadow = GlobalShadow(state, layout.global_granule) if state.check else None
+        self._spaces = Spaces.of(state, self._shadow)
         self.global_space, self.shared_space = self._spaces.global_, self._spaces.shared
         self.local_space, self.parameter_space = self._spaces.local, self._spaces.parameters
         self.generic_space = self._spaces.generic
@@ -88,7 +88,7 @@ class Machine:
         has_shadow = state.check and state.shared_bytes > 0
         self.shared_space.shadow = SharedShadow(state, state.code.layout.granule) if has_shadow else None
         self.copies = Copies(state, self._spaces)
-        self.scheduler = Scheduler(state, batch, self._run_block, self._max_steps, self._chooser)
+        self.scheduler = Scheduler(state, batch, self._shadow, self._run_block, self._max_steps, self._chooser)
         self.scheduler.run()
         self.steps += self.scheduler.steps
 
@@ -113,8 +113,8 @@ class Machine:
 
     def fence(self, group: Group, pc: int) -> None:
         """Earlier accesses of these threads' blocks are before what they do next, for the other blocks too."""
-        if self._state.global_shadow is not None:
-            self._state.global_shadow.fence(group, pc)
+        if self._shadow is not None:
+            self._shadow.fence(group, pc)
 
     def lane_mask(self, relation: str, lane: np.ndarray) -> np.ndarray:
         """%lanemask_eq and the like."""

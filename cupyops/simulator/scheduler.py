@@ -17,6 +17,7 @@ import numpy as np
 from .barriers import Barriers
 from .errors import Deadlock, StepLimit
 from .function import CompiledBlock, Members
+from .global_shadow import GlobalShadow
 from .group import Batch, Group, Index
 from .state import State
 
@@ -38,6 +39,7 @@ class Scheduler:
         self,
         state: State,
         batch: Batch,
+        shadow: GlobalShadow | None,
         run_block: Callable[[CompiledBlock, Group], Any],
         limit: int,
         chooser: random.Random | None,
@@ -52,7 +54,7 @@ class Scheduler:
         self._since: dict[int, int] = {0: 0}  # when the oldest group came to the block
         self._lacking: set[int] = set()  # blocks whose groups wait for lanes of their warps
         self._spinning: set[int] = set()  # blocks whose groups wait for what other threads do
-        self.barriers = Barriers(state, batch)
+        self.barriers = Barriers(state, batch, shadow)
         self.steps = 0
 
     def run(self) -> None:

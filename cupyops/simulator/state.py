@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from .function import Compiled
 from .group import Batch, Group, lane_bits
 from .memory import POISON, SHARED_BASE, Memory, Region
 from .profile import Profile
-
-if TYPE_CHECKING:
-    from .global_shadow import GlobalShadow
 
 _RANK_SHIFT = 24  # shared addresses of a cluster: offset below, rank + 1 above, 0 for the block's own
 _RANK_MASK = 0xFF
@@ -30,7 +27,6 @@ class State:
     cluster_epoch: np.ndarray  # the epoch in which the block's cluster last met, by block
     warp_epoch: np.ndarray  # by warp
     exited: np.ndarray  # by thread
-    global_shadow: GlobalShadow | None  # where races are looked for
 
     def __init__(
         self,

@@ -70,6 +70,12 @@ def _cases() -> Iterator[tuple[str, torch.dtype, Any]]:
             yield f"{operator} {numbers[operator]} {str(dtype).removeprefix('torch.')}", dtype, call
 
 
+def _compiled_here() -> list[str]:
+    """Kernels that were not found among those of the file."""
+    loaded = [one for made in kernel.kernels() for one in made._specialised.values() if one.loaded]
+    return [one.name for one in loaded if one.binary(ARCH).origin != "precompiled"]
+
+
 def _bits(tensor: Tensor) -> np.ndarray:
     """A tensor as the unsigned integers that hold it."""
     dense = tensor.detach().cpu().contiguous()
@@ -107,9 +113,10 @@ def rows(reader: Reader, device: str, skip: set[str]) -> Iterator[dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(fileobj=io.BytesIO(reader.get(section["cubins"]).tobytes())) as archive:
             archive.extractall(folder, filter="data")
-        os.environ["CUPYOPS_CUBIN_PATH"] = folder
         if device == "cpu":
             cupyops.simulate(ARCH).__enter__()  # only to try this tool out
+        else:
+            os.environ["CUPYOPS_CUBIN_PATH"] = folder
         for name, dtype, call in _cases():
             if name not in skip:
                 yield {"begins": name}
@@ -127,6 +134,8 @@ def _row(entry: dict[str, Any], dtype: torch.dtype, call: Any, reader: Reader, d
     launches = [record.kernel for record in trace.launches()]
     if launches != entry["kernels"]:
         line["error"] = f"launches {launches}, in the simulator {entry['kernels']}"
+    if device != "cpu" and (others := _compiled_here()):
+        line["error"] = f"not the machine code that travelled: {others}"
     if _digest(make.made) != entry["given"]:
         line["error"] = "the inputs are not those of the simulator"
     for key, result in zip(entry["found"], results, strict=True):
