@@ -277,7 +277,12 @@ _SAMPLES: dict[str, list[Call]] = {
             m(101).detach().abs(),
         ),
         lambda m: (cupyops.cross_entropy, m(2, 1031), m.probabilities(2, 1031)),
-        lambda m: (cupyops.cross_entropy, m(2, 70, 5, 9), m.probabilities(2, 70, 5, 9).detach(), {"label_smoothing": 0.1}),
+        lambda m: (
+            cupyops.cross_entropy,
+            m(2, 70, 5, 9),
+            m.probabilities(2, 70, 5, 9).detach(),
+            {"label_smoothing": 0.1},
+        ),
     ],
     "sgd": [
         lambda m: (cupyops.optim.SGD, m(5000), m(7, 3), m(1), {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),

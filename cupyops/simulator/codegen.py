@@ -17,7 +17,7 @@ import numpy as np
 from . import arithmetic
 from .calls import flatten
 from .errors import InvalidPtx, UnsupportedInstruction
-from .flow import Block, Flow, analyse, member_mask
+from .flow import Block, Flow, analyse, uses_and_definitions
 from .function import Compiled, CompiledBlock, Members, Reduction
 from .group import Group
 from .layout import Layout, lay_out
@@ -186,6 +186,11 @@ class BlockWriter:
 
     def _ends(self, instruction: Instruction) -> bool:
         """Whether the instruction is the block's way out; then what the function returns is noted."""
+        for name in uses_and_definitions(instruction)[0]:
+            if name in self._alias and not self._scalar[name]:
+                # it may be a view of another register, which the epilogue writes before this one is returned
+                self.emit(f"{self._local(name)} = {self._local(name)}.copy()")
+                self._alias.discard(name)
         if instruction.opcode in ("bra", "ret", "exit"):
             if self.block.ends == "branch":
                 self._result = self.guard()

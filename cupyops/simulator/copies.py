@@ -177,6 +177,8 @@ class Copies:
             base = int(source[at][0]) & (self._state.rank_unit - 1)
             addresses, inside, offsets = (part.reshape(-1) for part in map_.tile(place, base))
             size = map_.element_size
+            if not inside.any():
+                continue
             order = (offsets[inside][:, None] + np.arange(size)).reshape(-1)
             data = self._gather_shared(one, source[at], map_.tile_bytes, order, pc)
             spread = (addresses[inside].astype(np.uint64)[:, None] + np.arange(size, dtype=np.uint64)).reshape(-1)

@@ -25,6 +25,7 @@ class Batch:
         self.warps = self.blocks * self.warps_per_block
         self.whole_warps = self.threads_per_block % 32 == 0
         self.per_thread = self._registers(cluster)
+        self.shuffles: dict[tuple[str, int, int] | None, tuple[np.ndarray, np.ndarray]] = {}  # found out once
 
     def _registers(self, cluster: tuple[int, ...]) -> dict[str, np.ndarray]:
         """The special registers, one array each, and the numbers by which the machine finds a thread's things."""

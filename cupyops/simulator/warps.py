@@ -68,28 +68,28 @@ class Warps:
     ) -> tuple[np.ndarray, np.ndarray]:
         """shfl.sync: (the value of another lane, whether that lane is within the segment)."""
         self.check_members(group, mask, pc)
-        own = group.get("laneid").astype(np.int64)
-        other, clamp = np.asarray(lane).astype(np.int64) & 31, np.asarray(clamp).astype(np.int64)
-        bound, segment = clamp & 31, (clamp >> 8) & 31
-        highest = (own & segment) | (bound & ~segment)
-        if mode == "up":
-            source = own - other
-            inside = source >= highest
-        else:
-            source = {
-                "down": own + other,
-                "bfly": own ^ other,
-                "idx": (own & segment) | (other & ~segment),
-            }[mode]
-            inside = source <= highest
-        source = np.where(inside, source, own)
         value = group.spread(value)
         if group.index is None and group.batch.whole_warps:
-            return value[group.threads - own + source], inside
+            source, inside = self._sources(group, mode, lane, clamp)
+            return value[source], inside
+        own = group.get("laneid").astype(np.int64)
+        other, inside = _source_lane(mode, own, lane, clamp)
         slot = group.get("slot")
         lanes = np.zeros(group.batch.warps * 32, np.uint32)
         lanes[slot] = value
-        return lanes[slot - own + source], inside
+        return lanes[slot - own + other], inside
+
+    def _sources(self, group: Group, mode: str, lane: Any, clamp: Any) -> tuple[np.ndarray, np.ndarray]:
+        """For a whole batch: (the thread that each one's value comes from, whether it is within the segment)."""
+        key = None if isinstance(lane, np.ndarray) or isinstance(clamp, np.ndarray) else (mode, int(lane), int(clamp))
+        if key in group.batch.shuffles:
+            return group.batch.shuffles[key]
+        own = group.get("laneid").astype(np.int64)
+        other, inside = _source_lane(mode, own, lane, clamp)
+        found = group.threads - own + other, inside
+        if key is not None:
+            group.batch.shuffles[key] = found
+        return found
 
     def vote(self, group: Group, mode: str, predicate: Any, mask: Any, pc: int) -> np.ndarray:
         """vote.sync."""
@@ -164,3 +164,21 @@ class Warps:
         """bar.warp.sync: orders the memory accesses of the lanes."""
         self.check_members(group, mask, pc)
         self._state.warp_epoch[np.unique(group.get("warp"))] += 1
+
+
+def _source_lane(mode: str, own: np.ndarray, lane: Any, clamp: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(the lane that a shuffle reads, its own where that is outside the segment; whether it is inside)."""
+    other, clamp = np.asarray(lane).astype(np.int64) & 31, np.asarray(clamp).astype(np.int64)
+    bound, segment = clamp & 31, (clamp >> 8) & 31
+    highest = (own & segment) | (bound & ~segment)
+    if mode == "up":
+        source = own - other
+        inside = source >= highest
+    else:
+        source = {
+            "down": own + other,
+            "bfly": own ^ other,
+            "idx": (own & segment) | (other & ~segment),
+        }[mode]
+        inside = source <= highest
+    return np.where(inside, source, own), inside

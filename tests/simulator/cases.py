@@ -1,6 +1,7 @@
 """Calls that reach every instance of every kernel of cuda_src: the samples of the contracts, and what those leave out.
 
-All compare with PyTorch, by the bound of the contract; run them inside `cupyops.simulate()`.
+All compare with PyTorch, by the bound of the contract or of the test that they are taken from; run them inside
+`cupyops.simulate()`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import gemms
@@ -33,7 +35,7 @@ HALF = (torch.float16, torch.bfloat16)
 KERNELS = [k for k in kernel.kernels() if getattr(k.source.path, "parent", None) == source.cuda_src()]
 FILES = sorted({k.source.name for k in KERNELS})
 
-Case = Callable[[torch.dtype], None]
+Call = Callable[[], None]
 
 
 # --- instances -------------------------------------------------------------------------------------------------------
@@ -73,30 +75,32 @@ def contracts() -> dict[str, list[type[OperatorContract]]]:
     return found
 
 
-def calls(file: str) -> Iterator[Case]:
-    """What to run for a file, each with a dtype."""
+def calls(file: str, dtype: torch.dtype) -> Iterator[Call]:
+    """What to run for a file, piece by piece."""
     for contract in contracts().get(file, []):
-        yield partial(samples, contract())
-        if isinstance(contract(), SoftmaxContract):
-            yield partial(softmax_in_vectors, contract())
-            yield partial(softmax_widened, contract())
-    yield from FURTHER.get(file, [])
+        test = contract()
+        for sample in test.samples(Make(CPU, dtype)):
+            yield partial(test.compare, sample, repr(sample))
+        if isinstance(test, SoftmaxContract):
+            yield from softmax_in_vectors(test, dtype)
+            yield from softmax_widened(test, dtype)
+    yield from FURTHER.get(file, lambda dtype: [])(dtype)
 
 
-def samples(contract: OperatorContract, dtype: torch.dtype) -> None:
-    """Forward and gradients of each sample against float64."""
-    for sample in contract.samples(Make(CPU, dtype)):
-        contract.compare(sample, repr(sample))
-
-
-def tiles(name: str, plans: list[str], calls: Callable[[Make], Iterator[Sample]], dtype: torch.dtype) -> None:
+def tiles(
+    name: str, plans: list[str], samples: Callable[[Make], Iterator[Sample]], dtype: torch.dtype
+) -> Iterator[Call]:
     """Every tile of a GEMM, several tiles in each direction, with tails; k in one piece and in three."""
+    for tile in gemm.TILES if name == "conv2d" or dtype not in HALF else (*gemm.TILES, gemm.WIDE):
+        for sample in samples(Make(CPU, dtype)):
+            yield partial(tiled, name, plans, tile, sample)
+
+
+def tiled(name: str, plans: list[str], tile: int, sample: Sample) -> None:
     module = importlib.import_module(f"cupyops.ops.{name}")
     (contract,) = contracts()[f"{name}.cu"]
-    for tile in gemm.TILES if name == "conv2d" or dtype not in HALF else (*gemm.TILES, gemm.WIDE):
-        with gemms.forced(tile, *(getattr(module, plan) for plan in plans)):
-            for sample in calls(Make(CPU, dtype)):
-                contract().compare(sample, f"tile {tile}, {sample!r}")
+    with gemms.forced(tile, *(getattr(module, plan) for plan in plans)):
+        contract().compare(sample, f"tile {tile}, {sample!r}")
 
 
 def products(make: Make) -> Iterator[Sample]:
@@ -108,32 +112,39 @@ def affine(make: Make) -> Iterator[Sample]:
 
 
 def convolutions(make: Make) -> Iterator[Sample]:
-    yield Sample(make(1, 16, 9, 9), make(136, 16, 2, 2), make(136), padding=1)
+    yield Sample(make(1, 8, 9, 9), make(136, 8, 2, 2), make(136), padding=1)
     yield Sample(make(1, 3, 6, 12), make(131, 3, 2, 2))
 
 
-def softmax_in_vectors(contract: SoftmaxContract, dtype: torch.dtype) -> None:
-    for to in (None, torch.float32) if dtype in HALF else (None,):
+def softmax_in_vectors(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
+    def run(to: torch.dtype | None) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            contract.test_columns_by_vectors(CPU, patch, dtype, to)
+            test.test_columns_by_vectors(CPU, patch, dtype, to)
+
+    for to in (None, torch.float32) if dtype in HALF else (None,):
+        yield partial(run, to)
 
 
-def softmax_widened(contract: SoftmaxContract, dtype: torch.dtype) -> None:
+def softmax_widened(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
     """From a half type by the operator; for the others, which it never asks for, the kernels by themselves."""
     for shape, dim in FORMS:
         if dtype in HALF:
-            contract.test_half_in_float_out(CPU, dtype, shape, dim)
+            yield partial(test.test_half_in_float_out, CPU, dtype, shape, dim)
         else:
-            launched_widened(contract, dtype, shape, dim)
+            yield partial(launched_widened, test, dtype, shape, dim)
     if dtype not in HALF:
-        with mock.patch.object(rows, "_ENOUGH_THREADS", 1):
-            rows._share_columns.cache_clear()
-            launched_widened(contract, dtype, (2, 5, 16), 1)
+        yield partial(widened_in_vectors, test, dtype)
+
+
+def widened_in_vectors(test: SoftmaxContract, dtype: torch.dtype) -> None:
+    with mock.patch.object(rows, "_ENOUGH_THREADS", 1):
         rows._share_columns.cache_clear()
+        launched_widened(test, dtype, (2, 5, 16), 1)
+    rows._share_columns.cache_clear()
 
 
-def launched_widened(contract: SoftmaxContract, dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
-    module = importlib.import_module(f"cupyops.ops.{contract.function.__name__}")
+def launched_widened(test: SoftmaxContract, dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
+    module = importlib.import_module(f"cupyops.ops.{test.function.__name__}")
     x, grad_y = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
     y, grad_x = torch.empty_like(x), torch.empty_like(x)
     rows.launch_softmax(module.FORWARD, dim, x, y, T=dtype, WIDEN=True)
@@ -141,25 +152,29 @@ def launched_widened(contract: SoftmaxContract, dtype: torch.dtype, shape: tuple
     results = []
     for given in (x, x.double()):
         leaf = given.clone().requires_grad_()
-        expected = contract.torch_function(leaf, dim)
+        expected = test.torch_function(leaf, dim)
         results.append((expected, *torch.autograd.grad(expected, leaf, grad_y.to(given.dtype))))
     for ours, theirs, truth, what in zip((y, grad_x), *results, ("y", "grad_x")):
         assert_as_good_as_torch(ours, theirs, truth, f"{what} of {shape}")
 
 
-def optimizer_steps(dtype: torch.dtype) -> None:
+def optimizer_steps(dtype: torch.dtype) -> Iterator[Call]:
     """Four steps with and without momentum, of every shape that the optimizer's tests have."""
-    sgd = importlib.import_module("optim.test_sgd")
     for options in ({}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}):
-        lists = sgd.twins(lambda: sgd.parameters(CPU, dtype))
-        optimizers = sgd.optimizers_of(lists, lr=0.1, **options)
-        sgd.train(lists, optimizers)
-        sgd.assert_alike(*lists, optimizers)
+        yield partial(optimized, dtype, options)
 
 
-FURTHER: dict[str, list[Case]] = {
-    "matmul.cu": [partial(tiles, "matmul", ["_plan"], products)],
-    "linear.cu": [partial(tiles, "linear", ["_plan"], affine)],
-    "conv2d.cu": [partial(tiles, "conv2d", ["_correlation", "_patch_sums"], convolutions)],
-    "sgd.cu": [optimizer_steps],
+def optimized(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    sgd = importlib.import_module("optim.test_sgd")
+    lists = sgd.twins(lambda: sgd.parameters(CPU, dtype))
+    optimizers = sgd.optimizers_of(lists, lr=0.1, **options)
+    sgd.train(lists, optimizers)
+    sgd.assert_alike(*lists, optimizers)
+
+
+FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
+    "matmul.cu": partial(tiles, "matmul", ["_plan"], products),
+    "linear.cu": partial(tiles, "linear", ["_plan"], affine),
+    "conv2d.cu": partial(tiles, "conv2d", ["_correlation", "_patch_sums"], convolutions),
+    "sgd.cu": optimizer_steps,
 }

@@ -46,7 +46,7 @@ def row(case: dict[str, Any], reader: Reader, found: list[np.ndarray]) -> dict[s
 
 def new_row(name: str, how: str) -> dict[str, Any]:
     """A line on which nothing has been counted."""
-    zeros = {key: 0 for key in ("count", "mismatches", "nan_payloads", "max_ulp", "mean_ulp", "scaled_ulp", "max_abs")}
+    zeros = dict.fromkeys(("count", "mismatches", "nan_payloads", "max_ulp", "mean_ulp", "scaled_ulp", "max_abs"), 0)
     return {"name": name, "how": how, **zeros, "error": "", "examples": []}
 
 

@@ -79,7 +79,8 @@ def _bulk_store(section: Section, source: np.ndarray) -> None:
   asm volatile("fence.proxy.async;" ::: "memory");
   __syncthreads();
   if (t == 0) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 4112;" :: "l"(out + 64), "r"(base + 16) : "memory");
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 4112;"
+                 :: "l"(out + 64), "r"(base + 16) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }"""  # fmt: skip
@@ -146,6 +147,7 @@ def _bulk_to_neighbour(section: Section, source: np.ndarray) -> None:
 
 # --- tiles ---------------------------------------------------------------------------------------------------------
 
+_MAP = "const __grid_constant__ TensorMap map"
 _SHAPES = {1: (100,), 2: (20, 96), 3: (5, 12, 64), 4: (3, 4, 10, 32), 5: (3, 2, 4, 8, 32)}  # outermost first
 _BOXES = {1: (32,), 2: (32, 9), 3: (32, 5, 3), 4: (16, 4, 3, 2), 5: (16, 4, 2, 2, 2)}  # innermost first
 
@@ -197,26 +199,19 @@ def _tile(
     map_ = Map(2, element, shape[::-1], strides, box, steps, swizzle, fill)
     counts = [-(-extent // step) for extent, step in zip(box, (1, *steps[1:]))]
     name = f"{rank}d {element} box {box} at {place}"
-    name += f" swizzle {swizzle} offset {offset}" if swizzle else ""
-    name += f" fill {fill}" if fill != "zero" else ""
-    name += f" steps {steps}" if set(steps) != {1} else ""
-    moved = int(np.prod(counts)) * size
-    coordinates = Array(np.array(place, np.int32).view(np.uint32))
-    load = section.kernel(
-        "const __grid_constant__ TensorMap map, const int* at, const void* tensor, unsigned char* out, int offset, int bytes",
-        _load(rank),
-    )
+    name += f" swizzle {swizzle} offset {offset}" * bool(swizzle) + f" fill {fill}" * (fill != "zero")
+    name += f" steps {steps}" * (set(steps) != {1})
+    common = f"{_MAP}, const int* at"
+    load = section.kernel(f"{common}, const void* tensor, unsigned char* out, int offset, int bytes", _load(rank))
+    place_argument = Array(np.array(place, np.int32).view(np.uint32))
     # fills with NaN are compared as floats: CUDA does not say which NaN it is
     result = Array(np.zeros(16384 // size, tensor.dtype), True, element if fill == "nan" else "")
-    arguments = [map_, coordinates, Array(tensor), result, offset, moved]
+    arguments = [map_, place_argument, Array(tensor), result, offset, int(np.prod(counts)) * size]
     section.add(f"cp.async.bulk.tensor load {name}", load, arguments, shared=16384 + 1024)
     if fill == "zero":
-        store = section.kernel(
-            "const __grid_constant__ TensorMap map, const int* at, void* tensor, const unsigned char* in, int offset",
-            _store(rank),
-        )
+        store = section.kernel(f"{common}, void* tensor, const unsigned char* in, int offset", _store(rank))
         other = Array(rng.integers(0, 256, 16384, np.uint8))
-        arguments = [map_, coordinates, Array(tensor, True), other, offset]
+        arguments = [map_, place_argument, Array(tensor, True), other, offset]
         section.add(f"cp.async.bulk.tensor store {name}", store, arguments, shared=16384 + 1024)
 
 

@@ -12,7 +12,7 @@ from .values import dense, floats, integers, packed, rounding
 
 _ROUNDINGS = ("rn", "rz", "rm", "rp")
 _LETTER = {"f32": "r", "f64": "l", "f16": "h", "bf16": "h", "f16x2": "r", "bf16x2": "r"}
-_COMPARISONS = "eq ne lt le gt ge equ neu ltu leu gtu geu num nan".split()
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 
 
 def _operands(type_: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -145,10 +145,7 @@ def _small_integers(section: Section) -> None:
 
 def _overflows(target: str, source: str) -> bool:
     """Whether the source has values that the target has not."""
-    wide, given = (
-        np.iinfo(f"{target[0].replace('s', 'i')}{int(target[1:]) // 8}"),
-        np.iinfo(f"{source[0].replace('s', 'i')}{int(source[1:]) // 8}"),
-    )
+    wide, given = (np.iinfo(f"{type_[0].replace('s', 'i')}{int(type_[1:]) // 8}") for type_ in (target, source))
     return bool(given.min < wide.min or given.max > wide.max)
 
 

@@ -114,54 +114,68 @@ def _immediates(section: Section) -> None:
 
 
 def _carries(section: Section) -> None:
-    """Chains of two words each; the third operand is the upper word of the first."""
+    """Chains of carries and borrows through two and three instructions."""
     for width, letter in ((32, "r"), (64, "l")):
-        operands = list(integers(width))
         for first, second in (("add", "addc"), ("sub", "subc")):
-            asm = f"{first}.cc.u{width} %0, %2, %3; {second}.cc.u{width} %1, %4, %3; {second}.u{width} %0, %0, %4;"
-            asm = asm.replace("%0, %2", "t, %2", 1).replace("%0, %0, %4", "%0, t, %4")
-            section.elementwise(
-                f"{first}.cc {second} u{width}", letter * 2, operands, asm=f"{{.reg .u{width} t; {asm}}}"
-            )
+            asm = f"{first}.cc.u{width} t, %2, %3; {second}.cc.u{width} %1, %4, %3; {second}.u{width} %0, t, %4;"
+            _chain(section, f"{first}.cc {second} u{width}", width, letter, asm)
         for half in ("lo", "hi"):
-            asm = (
-                f"mad.{half}.cc.u{width} t, %2, %3, %4; madc.{half}.cc.u{width} %1, %3, %4, %2; addc.u{width} %0, t, 0;"
-            )
-            section.elementwise(
-                f"mad.{half}.cc madc u{width}", letter * 2, operands, asm=f"{{.reg .u{width} t; {asm}}}"
-            )
+            asm = f"mad.{half}.cc.u{width} t, %2, %3, %4; madc.{half}.cc.u{width} %1, %3, %4, %2; "
+            _chain(section, f"mad.{half}.cc madc u{width}", width, letter, asm + f"addc.u{width} %0, t, 0;")
+
+
+def _chain(section: Section, name: str, width: int, letter: str, asm: str) -> None:
+    section.elementwise(name, letter * 2, integers(width), asm=f"{{.reg .u{width} t; {asm}}}")
+
+
+_MASKS = ("0xffffffff", "0x0ff0a5c3")  # all lanes, and some
+_IN_MASK = (
+    "{.reg .pred in, p, q; .reg .u32 lane, bit; mov.u32 lane, %%laneid; shl.b32 bit, 1, lane; "
+    "and.b32 bit, bit, MASK; setp.ne.u32 in, bit, 0; "
+)
+_REDUCTIONS = ("add.u32", "add.s32", "min.u32", "min.s32", "max.u32", "max.s32", "and.b32", "or.b32", "xor.b32")
 
 
 def warps() -> Section:
     """shfl, vote, match and redux, by whole warps and by some of their lanes."""
     section = Section("warp")
-    a, b, c = integers(32)
+    a, b, _ = integers(32)
     lanes = b.copy()
     lanes[: len(b) // 2] %= 40
     for mode, clamp in itertools.product(("up", "down", "bfly", "idx"), (0x1F, 0x0, 0x181F, 0x1C03, 0x1807)):
         asm = f"{{.reg .pred p; shfl.sync.{mode}.b32 %0|p, %2, %3, {clamp}, 0xffffffff; selp.u32 %1, 1, 0, p;}}"
         section.elementwise(f"shfl.sync.{mode}.b32 clamp {clamp:#x}", "rr", [a, lanes], asm=asm)
-    # warps that agree, that all but agree, and that differ
-    votes = np.where(np.arange(len(a)) // 32 % 3 == 0, 1, np.where(np.arange(len(a)) // 32 % 3 == 1, 0, a & 1))
-    chosen = "{.reg .pred in, p, q; .reg .u32 lane, bit; mov.u32 lane, %%laneid; shl.b32 bit, 1, lane; and.b32 bit, bit, MASK; setp.ne.u32 in, bit, 0; "
-    for mask in ("0xffffffff", "0x0ff0a5c3"):
-        begin = "mov.u32 %0, 0; " + chosen.replace("MASK", mask)
-        for mode in ("all", "any", "uni"):
-            asm = begin + f"setp.ne.u32 p, %1, 0; @in vote.sync.{mode}.pred q, p, {mask}; @in selp.u32 %0, 1, 0, q;}}"
-            section.elementwise(f"vote.sync.{mode}.pred {mask}", "r", [votes.astype(np.uint32)], asm=asm)
-        asm = begin + f"setp.ne.u32 p, %1, 0; @in vote.sync.ballot.b32 %0, p, {mask};}}"
-        section.elementwise(f"vote.sync.ballot.b32 {mask}", "r", [a & np.uint32(1)], asm=asm)
+    for mask in _MASKS:
+        begin = "mov.u32 %0, 0; " + _IN_MASK.replace("MASK", mask)
+        _votes(section, mask, begin)
         for width in (32, 64):
-            few = (votes * 7 + integers(width)[1] % 3).astype(integers(width)[0].dtype)
-            asm = begin + f"@in match.any.sync.b{width} %0, %1, {mask};}}"
-            section.elementwise(f"match.any.sync.b{width} {mask}", "r", [few], asm=asm)
-            asm = begin.replace("%0, 0", "%0, 0; mov.u32 %1, 9") + (
-                f"@in match.all.sync.b{width} %0|p, %2, {mask}; @in selp.u32 %1, 1, 0, p;}}"
-            )
-            alike = np.where(np.arange(len(a)) // 32 % 3 < 2, votes, few).astype(few.dtype)
-            section.elementwise(f"match.all.sync.b{width} {mask}", "rr", [alike], asm=asm)
-        for operation, type_ in [("add", "u32"), ("add", "s32"), ("min", "u32"), ("min", "s32"), ("max", "u32"),
-                                 ("max", "s32"), ("and", "b32"), ("or", "b32"), ("xor", "b32")]:  # fmt: skip
-            asm = begin + f"@in redux.sync.{operation}.{type_} %0, %1, {mask};}}"
-            section.elementwise(f"redux.sync.{operation}.{type_} {mask}", "r", [c], asm=asm)
+            _matches(section, mask, begin, width)
+        for reduction in _REDUCTIONS:
+            asm = begin + f"@in redux.sync.{reduction} %0, %1, {mask};}}"
+            section.elementwise(f"redux.sync.{reduction} {mask}", "r", [integers(32)[2]], asm=asm)
     return section
+
+
+def _opinions() -> np.ndarray:
+    """One number for each thread: warps all of ones, all of zeros, and of both, in turn."""
+    turn = np.arange(len(integers(32)[0])) // 32 % 3
+    return np.where(turn == 0, 1, np.where(turn == 1, 0, integers(32)[0] & 1)).astype(np.uint32)
+
+
+def _votes(section: Section, mask: str, begin: str) -> None:
+    for mode in ("all", "any", "uni"):
+        asm = begin + f"setp.ne.u32 p, %1, 0; @in vote.sync.{mode}.pred q, p, {mask}; @in selp.u32 %0, 1, 0, q;}}"
+        section.elementwise(f"vote.sync.{mode}.pred {mask}", "r", [_opinions()], asm=asm)
+    asm = begin + f"setp.ne.u32 p, %1, 0; @in vote.sync.ballot.b32 %0, p, {mask};}}"
+    section.elementwise(f"vote.sync.ballot.b32 {mask}", "r", [integers(32)[0] & np.uint32(1)], asm=asm)
+
+
+def _matches(section: Section, mask: str, begin: str, width: int) -> None:
+    dtype = integers(width)[0].dtype
+    few = (_opinions() * 7 + integers(width)[1] % 3).astype(dtype)
+    asm = begin + f"@in match.any.sync.b{width} %0, %1, {mask};}}"
+    section.elementwise(f"match.any.sync.b{width} {mask}", "r", [few], asm=asm)
+    asm = begin.replace("%0, 0", "%0, 0; mov.u32 %1, 9")
+    asm += f"@in match.all.sync.b{width} %0|p, %2, {mask}; @in selp.u32 %1, 1, 0, p;}}"
+    alike = np.where(np.arange(len(few)) // 32 % 3 < 2, _opinions(), few).astype(dtype)
+    section.elementwise(f"match.all.sync.b{width} {mask}", "rr", [alike], asm=asm)

@@ -11,7 +11,7 @@ import numpy as np
 from cupyops.simulator import matrix
 
 from .case import Array, Section
-from .elements import BITS, encoded, random, whole
+from .elements import BITS, random, whole
 
 _WARPS = 4
 Fill = Callable[[str, tuple[int, ...], np.random.Generator], np.ndarray]
@@ -106,49 +106,49 @@ def _text(name: str, counts: tuple[int, ...], results: int, views: tuple[str, ..
     return ", ".join([*parameters, f"{kind}* d_"]), "\n".join(lines)
 
 
-def movement() -> Section:
-    """ldmatrix and stmatrix of one, two and four matrices, transposed or not; rows anywhere in shared memory."""
-    section = Section("ldmatrix")
-    rng = np.random.default_rng(3)
-    memory = rng.integers(0, 1 << 16, 4096, np.uint16)
-    rows = np.concatenate([rng.permutation(512)[:32] * 16 for _ in range(_WARPS)]).astype(np.uint32)
-    registers = rng.integers(0, 1 << 32, (4, 32 * _WARPS), np.uint64).astype(np.uint32)
-    apart = (rng.permutation(512)[: 32 * _WARPS] * 16).astype(np.uint32)
-    for count, transposed in itertools.product((1, 2, 4), ("", ".trans")):
-        list_ = "{" + ", ".join(f"%{i}" for i in range(count)) + "}"
-        body = (
-            _SHARED
-            + "  unsigned d[4];\n"
-            + (
-                f'  asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16 {list_}, [%{count}];" : '
-                + ", ".join(f'"=r"(d[{i}])' for i in range(count))
-                + ' : "r"(base + rows[t]) : "memory");\n'
-            )
-            + "\n".join(f"  out[{i} * 128 + t] = d[{i}];" for i in range(count))
-        )
-        kernel = section.kernel("const uint4* memory, const unsigned* rows, unsigned* out", body)
-        result = Array(np.zeros((count, 32 * _WARPS), np.uint32), True)
-        name = f"matrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16"
-        section.add("ld" + name, kernel, [Array(memory), Array(rows), result])
-
-        list_ = "{" + ", ".join(f"%{i + 1}" for i in range(count)) + "}"
-        body = _SHARED + (
-            f'  asm volatile("stmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16 [%0], {list_};" :: "r"(base + rows[t]), '
-            + ", ".join(f'"r"(d[{i} * 128 + t])' for i in range(count))
-            + ' : "memory");\n  __syncthreads();\n'
-            "  for (unsigned i = t; i < 512; i += 128) out[i] = shared[i];"
-        )
-        kernel = section.kernel("const uint4* memory, const unsigned* rows, const unsigned* d, uint4* out", body)
-        result = Array(np.zeros(4096, np.uint16), True)
-        section.add("st" + name, kernel, [Array(memory), Array(apart), Array(registers), result])
-    return section
-
-
 _SHARED = """  __shared__ __align__(1024) uint4 shared[512];
   unsigned t = threadIdx.x, base = (unsigned)__cvta_generic_to_shared(shared);
   for (unsigned i = t; i < 512; i += 128) shared[i] = memory[i];
   __syncthreads();
 """
+
+
+def movement() -> Section:
+    """ldmatrix and stmatrix of one, two and four matrices, transposed or not; rows anywhere in shared memory."""
+    section = Section("ldmatrix")
+    rng = np.random.default_rng(3)
+    memory = Array(rng.integers(0, 1 << 16, 4096, np.uint16))
+    rows = np.concatenate([rng.permutation(512)[:32] * 16 for _ in range(_WARPS)]).astype(np.uint32)
+    registers = Array(rng.integers(0, 1 << 32, (4, 32 * _WARPS), np.uint64).astype(np.uint32))
+    apart = (rng.permutation(512)[: 32 * _WARPS] * 16).astype(np.uint32)
+    for count, transposed in itertools.product((1, 2, 4), ("", ".trans")):
+        form = f"matrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16"
+        kernel = section.kernel("const uint4* memory, const unsigned* rows, unsigned* out", _load(form, count))
+        result = Array(np.zeros((count, 32 * _WARPS), np.uint32), True)
+        section.add("ld" + form, kernel, [memory, Array(rows), result])
+        parameters = "const uint4* memory, const unsigned* rows, const unsigned* d, uint4* out"
+        kernel = section.kernel(parameters, _store(form, count))
+        result = Array(np.zeros(4096, np.uint16), True)
+        section.add("st" + form, kernel, [memory, Array(apart), registers, result])
+    return section
+
+
+def _load(form: str, count: int) -> str:
+    list_ = "{" + ", ".join(f"%{i}" for i in range(count)) + "}"
+    outputs = ", ".join(f'"=r"(d[{i}])' for i in range(count))
+    asm = f'  asm volatile("ld{form} {list_}, [%{count}];" : {outputs} : "r"(base + rows[t]) : "memory");\n'
+    stores = "\n".join(f"  out[{i} * 128 + t] = d[{i}];" for i in range(count))
+    return f"{_SHARED}  unsigned d[4];\n{asm}{stores}"
+
+
+def _store(form: str, count: int) -> str:
+    list_ = "{" + ", ".join(f"%{i + 1}" for i in range(count)) + "}"
+    inputs = ", ".join(f'"r"(d[{i} * 128 + t])' for i in range(count))
+    asm = (
+        f'  asm volatile("st{form} [%0], {list_};" :: "r"(base + rows[t]), {inputs} : "memory");\n  __syncthreads();\n'
+    )
+    return f"{_SHARED}{asm}  for (unsigned i = t; i < 512; i += 128) out[i] = shared[i];"
+
 
 _WMMA = [
     *[(shape, d, "f16", c) for shape in ("m16n16k16", "m32n8k16", "m8n32k16") for d, c in

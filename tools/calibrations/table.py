@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_COUNTED = ("cases", "count", "mismatches", "nan_payloads", "max_ulp", "mean_ulp", "scaled_ulp", "errors")
+
 
 def instruction(name: str) -> str:
     """What a line of the table is about: cases that differ in values, lanes or places are one."""
@@ -16,8 +18,7 @@ def grouped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     lines: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         key = instruction(row["name"]), row["how"]
-        line = lines.setdefault(key, {"name": key[0], "how": row["how"], "cases": 0, "count": 0, "mismatches": 0,
-                                      "nan_payloads": 0, "max_ulp": 0.0, "mean_ulp": 0.0, "scaled_ulp": 0.0, "errors": 0})  # fmt: skip
+        line = lines.setdefault(key, dict.fromkeys(_COUNTED, 0) | {"name": key[0], "how": row["how"]})
         whole = line["count"] + row["count"]
         if whole:
             line["mean_ulp"] = (line["mean_ulp"] * line["count"] + row["mean_ulp"] * row["count"]) / whole
@@ -53,7 +54,8 @@ def _exact(report: dict[str, Any]) -> list[str]:
     """What should agree to the bit, and does not."""
     text = ["Should agree to the bit and does not:", ""]
     lines = [
-        f"| `{line['name']}` | {line['count']} | {line['mismatches']} | {line['nan_payloads']} | {line['max_ulp']:g} | {line['errors']} |"
+        f"| `{line['name']}` | {line['count']} | {line['mismatches']} | {line['nan_payloads']} | {line['max_ulp']:g} "
+        f"| {line['errors']} |"
         for rows in report["sections"].values()
         for line in grouped(rows)
         if line["how"] == "bits" and (line["mismatches"] or line["errors"])

@@ -10,7 +10,7 @@ import numpy as np
 from cupyops.simulator import matrix
 
 from .case import Array, Section
-from .elements import BITS, encoded, random, whole
+from .elements import BITS, random, whole
 
 _TYPES = ["f32.f16.f16", "f16.f16.f16", "f32.bf16.bf16", "f32.tf32.tf32", "f32.e4m3.e4m3", "f32.e5m2.e4m3", "f16.e4m3.e5m2",
           "s32.s8.s8", "s32.u8.s8"]  # fmt: skip
@@ -106,20 +106,17 @@ def _case(
     instruction = f"wgmma.mma_async.sync.aligned.m64n{n}k{256 // BITS[left]}.{types}"
     unit = matrix.wgmma(tuple(instruction.split(".")[1:]))
     rng = np.random.default_rng(BITS[left])
-    tile = np.concatenate([_bytes(fill(type_, (_TILE,), rng)) for type_ in (left, right)])
-    tile = np.concatenate([tile[:_B_AT], tile[-(_TILE - _B_AT) :]])
+    tile = np.concatenate([_bytes(fill(left, (_TILE,), rng))[:_B_AT], _bytes(fill(right, (_TILE,), rng))[_B_AT:_TILE]])
     held = fill(left, (4, 128, 32 // BITS[left]), rng).view(np.uint32)[:, :, 0]
-    start = (
-        encoded(rng.integers(-9, 10, (unit.d_registers, 128, 2 if sums == "f16" else 1)).astype(float), sums)
-        if sums[0] == "f"
-        else whole("s32", (unit.d_registers, 128, 1), rng)
-    )
-    before = Array(np.ascontiguousarray(start).view(np.uint32)[:, :, 0], True, sums if sums[0] == "f" else "")
-    half = left in ("f16", "bf16")
-    flags = [] if sums == "s32" else [*signs, *(transposed[1:] if registers else transposed)] if half else [*signs]
+    before = whole(sums, (unit.d_registers, 128, 32 // BITS[sums]), rng).view(np.uint32)[:, :, 0]
+    if sums == "s32":
+        flags: list[int] = []  # integers have neither signs nor transposes
+    else:
+        flags = [*signs, *(transposed[1:] if registers else transposed)] if BITS[left] == 16 else [*signs]
     kernel = section.kernel(*_text(instruction, unit.d_registers, unit.d_type, registers, flags))
-    name = " ".join([instruction, "A in registers" if registers else "", what]).replace("  ", " ").strip()
-    arguments = [Array(tile), Array(np.array([a, b], np.uint64)), Array(held), before, scale_d]
+    name = " ".join(filter(None, [instruction, "A in registers" if registers else "", what]))
+    result = Array(before, True, sums if sums[0] == "f" else "")
+    arguments = [Array(tile), Array(np.array([a, b], np.uint64)), Array(held), result, scale_d]
     section.add(name, kernel, arguments, shared=_TILE + 1024, how=how)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from .exact import narrow, odd_sum, zero_sum
-from .lanes import repair
+from .lanes import choose, repair
 from .operation import Function
 
 _F64 = np.float64
@@ -69,6 +69,16 @@ def divide32(rounding: str) -> Function:
     if rounding == "rn":
         return np.divide
     return lambda a, b: narrow(np.divide(a, b, dtype=_F64), rounding)
+
+
+def without_subnormal_quotients(divide: Function) -> Function:
+    """With .ftz a GPU flushes a quotient below the normal numbers before a directed rounding could lift it to the first."""
+
+    def apply(a: Any, b: Any) -> Any:
+        exact = np.divide(a, b, dtype=_F64)
+        return choose(np.abs(exact) < _SUBNORMAL32, np.copysign(np.float32(0), exact.astype(np.float32)), divide(a, b))
+
+    return apply
 
 
 def root32(rounding: str) -> Function:

@@ -88,17 +88,20 @@ def _low_ones(count: Any, word: Any) -> Any:
 
 @builds("bfe", "u32 u64 s32 s64")
 def extract(instruction: Instruction) -> Operation:
-    """The field of bits from a position, of a length, extended by its sign where the type is signed."""
+    """The field of bits from a position, of a length, extended by its sign where the type is signed.
+
+    Of position and length, 32-bit instructions take the low byte. PTX says so of 64-bit ones too; a GPU takes all of them.
+    """
     instruction.check(4)
     name = instruction.type
     kind, word, width = DTYPES[name].type, DTYPES["u" + name[1:]].type, _width(name)
 
     def field(a: Any, position: Any, length: Any) -> Any:
-        position, length = position & _U32(0xFF), length & _U32(0xFF)
+        position, length = _ends(position, width), _ends(length, width)
         if name[0] == "u":
             return (a >> np.minimum(position, _U32(width)).astype(kind)) & _low_ones(length, word)
         # The field goes up against the top, from where an arithmetic shift brings it down with its sign.
-        last = np.minimum(position + length, _U32(width))
+        last = position + np.minimum(length, _U32(width) - position)
         up = (_U32(width) - last).astype(kind)
         down = up + np.minimum(position, last).astype(kind)
         return choose(length == 0, kind(0), (a << up) >> down)
@@ -106,16 +109,21 @@ def extract(instruction: Instruction) -> Operation:
     return Operation(field, (name, "u32", "u32"), (name,))
 
 
+def _ends(count: Any, width: int) -> Any:
+    """A position or a length, no longer than the width."""
+    return np.minimum(count & _U32(0xFF) if width == 32 else count, _U32(width))
+
+
 @builds("bfi", "b32 b64")
 def insert(instruction: Instruction) -> Operation:
     """The lowest bits of a, as many as the length, into b from a position on."""
     instruction.check(5)
     view = VIEWS[instruction.type]
-    word = DTYPES[view].type
+    word, width = DTYPES[view].type, _width(view)
 
     def inserted(a: Any, b: Any, position: Any, length: Any) -> Any:
-        shift = (position & _U32(0xFF)).astype(word)
-        mask = _low_ones(length & _U32(0xFF), word) << shift
+        shift = _ends(position, width).astype(word)
+        mask = _low_ones(_ends(length, width), word) << shift
         return b ^ ((b ^ (a << shift)) & mask)
 
     return Operation(inserted, (view, view, "u32", "u32"), (view,))

@@ -24,9 +24,10 @@ _TYPES = {
 }
 
 
-def combine(op: str, type: str) -> Function:
+def combine(op: str, type: str, flush: bool = False) -> Function:
     """The function of the old value and the operand that gives the new value, for an atomic such as ("add", "f16x2").
 
+    `flush`: an addition of float32 in global memory, where subnormal operands and results become zeros.
     Values are viewed as the operands of `resolve`'s operations are; integers may come signed or unsigned for "add".
     """
     if type not in _TYPES.get(op, ()):
@@ -35,6 +36,8 @@ def combine(op: str, type: str) -> Function:
     if op in own:
         return own[op]
     rounding = ("rn",) if op == "add" and type in _FLOATS else ()
+    if flush and op == "add" and type == "f32":
+        rounding = ("rn", "ftz")
     operation = lookup(op, (*rounding, type), 3)
     assert operation is not None
     return operation.function

@@ -182,14 +182,14 @@ def select_by_sign(instruction: Instruction) -> Operation:
 
 @builds("testp", "f32 f64")
 def test(instruction: Instruction) -> Operation:
-    """Whether a float is finite, infinite, a number, no number, normal or subnormal (a zero is neither)."""
+    """Whether a float is finite, infinite, a number, no number, normal (a zero too, says PTX) or subnormal."""
     tiny = TINY32 if instruction.type == "f32" else np.float64(2.0**-1022)
     tests: dict[str, Function] = {
         "finite": np.isfinite,
         "infinite": np.isinf,
         "number": lambda a: ~np.isnan(a),
         "notanumber": np.isnan,
-        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= tiny),
+        "normal": lambda a: np.isfinite(a) & ((np.abs(a) >= tiny) | (a == 0)),
         "subnormal": lambda a: (a != 0) & (np.abs(a) < tiny),
     }
     instruction.check(2, (), tests)

@@ -59,7 +59,10 @@ def single(instruction: Instruction) -> Operation:
 def rounded32(instruction: Instruction) -> Operation:
     """div, rcp or sqrt of float32 in a rounding."""
     sources = _check(instruction, ("ftz",))
-    return finished32(instruction, _EXACT32[instruction.opcode](instruction.rounding), sources)
+    function = _EXACT32[instruction.opcode](instruction.rounding)
+    if instruction.opcode == "div" and instruction.has("ftz") and instruction.rounding in ("rm", "rp"):
+        function = binary32.without_subnormal_quotients(function)
+    return finished32(instruction, function, sources)
 
 
 def finished32(instruction: Instruction, function: Function, sources: int) -> Operation:
