@@ -130,7 +130,19 @@ print(*sorted(new))
 """
     done = run(code)
     assert done.returncode == 0, done.stderr
-    heavy = {"cupy", "rich", "typer", "matplotlib", "sklearn", "platformdirs", "triton", "pytest", "hypothesis", "elftools", "pygments"}
+    heavy = {
+        "cupy",
+        "rich",
+        "typer",
+        "matplotlib",
+        "sklearn",
+        "platformdirs",
+        "triton",
+        "pytest",
+        "hypothesis",
+        "elftools",
+        "pygments",
+    }
     assert not heavy & set(done.stdout.split())
 
 

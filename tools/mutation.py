@@ -18,7 +18,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -156,12 +156,12 @@ class Examiner:
         self._known: dict[tuple[int, torch.dtype], tuple[list[Tensor], set[str]]] = {}
         self._samples = list(samples())
 
-    def examine(self, mutant: Mutant) -> Verdict:
-        """Run the samples of the operators that have the text, until one catches the mutant."""
+    def examine(self, mutant: Mutant, only: str = "", dtypes: Sequence[torch.dtype] = DTYPES) -> Verdict:
+        """Run the samples of the operators that have the text, or of one of them, until one catches the mutant."""
         start = time.perf_counter()
         mutated, outcome = Mutated(mutant), "equivalent"
         for number, (operator, _) in enumerate(self._samples):
-            for dtype in DTYPES if operator in mutated.operators else ():
+            for dtype in dtypes if operator in mutated.operators and only in ("", operator) else ():
                 verdict = self._sample(mutant, mutated, number, dtype)
                 if verdict.outcome == "survived":
                     outcome = "survived"

@@ -17,7 +17,7 @@ import numpy as np
 from . import arithmetic
 from .calls import flatten
 from .errors import InvalidPtx, UnsupportedInstruction
-from .flow import Block, Flow, analyse, uses_and_definitions
+from .flow import Block, Flow, analyse, member_mask, uses_and_definitions
 from .function import Compiled, CompiledBlock, Members, Reduction
 from .group import Group
 from .layout import Layout, lay_out

@@ -165,6 +165,11 @@ def test_find_highest(type_: str, data: st.DataObject):
     check(f"bfind.shiftamt.{type_}", (type_,), "u32", lambda a: -1 if highest(a) < 0 else top - highest(a), rows)
 
 
+def field_end(count: int, width: int) -> int:
+    """What a GPU takes of a position or length: the low byte for 32 bits, as PTX says; for 64 bits all of it."""
+    return count & 255 if width == 32 else min(count, 64)
+
+
 @pytest.mark.parametrize("type_", ["u32", "s32", "u64", "s64"])
 @SETTINGS
 @given(st.data())
@@ -172,7 +177,7 @@ def test_extracted_fields(type_: str, data: st.DataObject):
     top = int(type_[1:]) - 1
 
     def exact(a: int, position: int, length: int) -> int:
-        position, length = position & 255, length & 255
+        position, length = field_end(position, top + 1), field_end(length, top + 1)
         sign = 0 if type_[0] == "u" or length == 0 else a >> min(position + length - 1, top) & 1
         bits = [a >> position + i & 1 if i < length and position + i <= top else sign for i in range(top + 1)]
         return sum(bit << i for i, bit in enumerate(bits))
@@ -185,7 +190,7 @@ def test_extracted_fields(type_: str, data: st.DataObject):
 @given(st.data())
 def test_inserted_fields(width: int, data: st.DataObject):
     def exact(a: int, b: int, position: int, length: int) -> int:
-        position, length = position & 255, length & 255
+        position, length = field_end(position, width), field_end(length, width)
         for i in range(length):
             if position + i < width:
                 b = b & ~(1 << position + i) | (a >> i & 1) << position + i

@@ -358,3 +358,14 @@ def test_copysign_takes_the_sign_of_the_first(type_: str, data: st.DataObject):
     assert operation is not None
     floats = [column(rows, i, form.dtype).view(f"f{form.width // 8}") for i in range(2)]
     assert_codes(run(operation.function, *floats).view(form.dtype), [a & top | b & ~top for a, b in rows], rows)
+
+
+@pytest.mark.parametrize(("rounding", "sign"), [("rm", -1), ("rp", 1)])
+def test_a_quotient_is_flushed_before_it_is_rounded(rounding: str, sign: int):
+    """As on a GPU: just below the normal numbers it is zero with .ftz, though rounding would lift it to the first."""
+    least, divisor = np.float32(sign * 2.0**-126), np.nextafter(np.float32(1), np.float32(2))
+    plain, flushed = (resolve("div", (rounding, *ftz, "f32"), 3) for ftz in ((), ("ftz",)))
+    assert plain is not None and flushed is not None
+    assert plain.function(least, divisor) == least
+    zero = flushed.function(np.full(3, least), divisor)
+    assert (zero == 0).all() and (np.signbit(zero) == (sign < 0)).all()

@@ -175,3 +175,21 @@ def test_sums_over_many_blocks_and_batches():
         run(code, "count", 200, 256, y, seen, seed=seed)
         assert y[0] == 51200
         assert sorted(seen.tolist()) == list(range(51200))
+
+
+def test_float_sums_in_global_memory_flush_subnormals():
+    """As on a GPU; those in shared memory keep them."""
+    code = """
+    __global__ void sums(float* y, const float* x) {
+      __shared__ float s;
+      if (threadIdx.x == 0) s = 0;
+      __syncthreads();
+      atomicAdd(y, x[threadIdx.x]);
+      atomicAdd(&s, x[threadIdx.x]);
+      __syncthreads();
+      if (threadIdx.x == 0) y[1] = s;
+    }
+    """
+    x, y = np.full(4, 2.0**-140, np.float32), np.zeros(2, np.float32)
+    run(code, "sums", 1, 4, y, x)
+    assert y.tolist() == [0.0, 2.0**-138]

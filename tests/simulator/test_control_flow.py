@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulator.kit import fails, launch, program, run
 
-from cupyops.simulator import WarpFault, machine
+from cupyops.simulator import Pointer, Program, WarpFault, machine
 
 MASK = 0xFFFFFFFF
 THREADS = [(2, 96), (3, 40)]  # (blocks, threads of each); 40: the second warp has eight lanes
@@ -473,3 +473,38 @@ def test_the_programs_drawn_have_everything_in_them():
     for seed in range(24):
         collect(drawn(seed)[1], 0)
     assert {(kind, True) for kind in ("set", "if", "for", "break", "leave", "shuffle")} <= kinds
+
+
+def test_a_guard_keeps_its_value_though_its_source_is_written():
+    """`p2 = p1; p1 = false; @p2 bra`, by a part of the threads: the branch goes by the old value."""
+    ptx = """
+    .version 8.0
+    .target sm_80
+    .address_size 64
+    .entry twice(.param .u64 y) {
+      .reg .pred %p<4>;
+      .reg .b32 %r<4>;
+      .reg .b64 %rd<4>;
+      ld.param.u64 %rd1, [y];
+      mov.u32 %r1, %tid.x;
+      mov.u32 %r2, 0;
+      setp.ge.u32 %p3, %r1, 16;
+      @%p3 bra DONE;
+      setp.lt.u32 %p1, %r1, 99;
+      bra.uni AGAIN;
+    AGAIN:
+      mov.pred %p2, %p1;
+      mov.pred %p1, 0;
+      add.u32 %r2, %r2, 1;
+      @%p2 bra AGAIN;
+    DONE:
+      mul.wide.u32 %rd2, %r1, 4;
+      add.s64 %rd3, %rd1, %rd2;
+      st.global.u32 [%rd3], %r2;
+      ret;
+    }
+    """
+    text = Program(ptx)
+    y = np.zeros(32, np.int32)
+    text.launch("twice", (1,), (32,), [Pointer(text.memory.allocate(y, "y"))])
+    assert y.tolist() == [2] * 16 + [0] * 16

@@ -4,33 +4,41 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from cupyops import compiler
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-import mutation  # noqa: E402
+import mutation
 
-# file, a piece of the line, kind, which of those that fit, how it is to be caught
-CASES = [
-    ("common/reduce.cuh", "__syncthreads", "syncthreads", 0, "Race"),
-    ("common/reduce.cuh", "__syncthreads", "syncthreads", 1, "Race"),
-    ("common/softmax.cuh", "__syncthreads", "syncthreads", 0, "Race"),
-    ("common/softmax.cuh", "__syncthreads", "syncthreads", 1, "Race"),
-    ("common/softmax.cuh", "__syncthreads", "syncthreads", 2, "Race"),
-    ("common/losses.cuh", "__syncthreads", "syncthreads", 0, "Race"),
-    ("layer_norm.cu", "__syncthreads", "syncthreads", 1, "Race"),
-    ("layer_norm.cu", "__syncthreads", "syncthreads", 2, "Race"),
-    ("scale_shift.cu", "__syncthreads", "syncthreads", 1, "Race"),
-    ("cross_entropy.cu", "__syncthreads", "syncthreads", 1, "Race"),
-    ("common/gemm.cuh", "__syncthreads", "syncthreads", 0, "Race"),
-    ("common/gemm.cuh", "__syncthreads", "syncthreads", 4, "Race"),
-    ("common/gemm_layout.cuh", "__syncwarp", "syncwarp", 0, "Race"),
-    ("common/gemm.cuh", "wait_async<Engine::STAGES - 2>", "wait", 0, "Race"),
-    ("common/elementwise.cuh", "i < n", "bound", 0, "OutOfBounds"),
-    ("common/rows.cuh", "i < tile.left", "bound", 0, "OutOfBounds"),
-    ("layer_norm.cu", "p < count", "bound", 1, ""),
-    ("max_pool2d.cu", "if (h < 0 ||", "bound", 0, ""),
+F32, F16 = torch.float32, torch.float16
+
+# the operator that is run, its dtype; the file, a piece of the line, and which of those that have it; what notices
+BARRIERS = [
+    ("cross_entropy", F32, "common/reduce.cuh", "__syncthreads", 0, "Race"),
+    ("cross_entropy", F32, "common/reduce.cuh", "__syncthreads", 1, "Race"),
+    ("softmax", F32, "common/softmax.cuh", "__syncthreads", 0, "Race"),
+    ("log_softmax", F32, "common/softmax.cuh", "__syncthreads", 1, "Race"),
+    ("softmax", F32, "common/softmax.cuh", "__syncthreads", 2, "Race"),
+    ("nll_loss", F32, "common/losses.cuh", "__syncthreads", 0, "Race"),
+    ("layer_norm", F32, "layer_norm.cu", "__syncthreads", 1, "Race"),
+    ("layer_norm", F32, "layer_norm.cu", "__syncthreads", 2, "Race"),
+    ("scale_shift", F32, "scale_shift.cu", "__syncthreads", 1, "Race"),
+    ("cross_entropy", F32, "cross_entropy.cu", "__syncthreads", 1, "Race"),
+    ("matmul", F32, "common/gemm.cuh", "__syncthreads", 0, "Race"),
+    ("matmul", F16, "common/gemm.cuh", "__syncthreads", 2, "Race"),
+    ("matmul", F32, "common/gemm_layout.cuh", "__syncwarp", 0, "Race"),
+    ("matmul", F16, "common/gemm.cuh", "wait_async<Engine::STAGES - 2>", 0, "Race"),
+    ("matmul", F16, "common/gemm.cuh", "wait_async<STAGES - 2>", 1, "Race"),
+]
+BOUNDS = [
+    ("relu", F32, "common/elementwise.cuh", "i < n", 0, "OutOfBounds"),
+    ("softmax", F16, "common/rows.cuh", "i < tile.left", 0, "OutOfBounds"),
+    ("layer_norm", F32, "layer_norm.cu", "p < count", 1, "OutOfBounds"),
+    ("nll_loss", F32, "nll_loss.cu", "i < positions", 0, "OutOfBounds"),
+    ("max_pool2d", F32, "max_pool2d.cu", "if (h < 0 ||", 0, ""),
+    ("sgd", F16, "sgd.cu", "while (low < high)", 0, ""),
 ]
 
 
@@ -44,10 +52,37 @@ def examiner(tmp_path_factory):
         yield mutation.Examiner()
 
 
-@pytest.mark.parametrize("file, piece, kind, index, by", CASES)
-def test_a_fault_is_noticed(examiner, file, piece, kind, index, by):
-    every = mutation.all_mutants(Path(file).stem)
-    mutant = [m for m in every if m.file == file and m.kind == kind and piece in m.source][index]
-    verdict = examiner.examine(mutant)
-    assert verdict.outcome in ("check", "number"), verdict
+@pytest.mark.parametrize("operator, dtype, file, piece, index, by", BARRIERS + BOUNDS)
+def test_a_fault_is_noticed(examiner, operator, dtype, file, piece, index, by):
+    fitting = [m for m in mutation.all_mutants(Path(file).stem) if m.file == file and piece in m.source]
+    verdict = examiner.examine(fitting[index], only=operator, dtypes=[dtype])
+    assert verdict.outcome == ("check" if by else "number"), verdict
     assert verdict.by == by, verdict
+
+
+def test_what_the_compiler_makes_no_difference_of_is_equivalent(examiner):
+    """A loop over an array in registers: beyond its end nothing is defined, and the compiler leaves that out."""
+    (mutant,) = [m for m in mutation.all_mutants("elementwise") if "k < W" in m.source]
+    assert examiner.examine(mutant, only="relu").outcome == "equivalent"
+
+
+def test_an_unmutated_kernel_is_not_noticed(examiner):
+    """A change of no effect: the tool does not call everything caught."""
+    (mutant,) = [m for m in mutation.all_mutants("nll_loss") if "if (t < 0)" in m.source]
+    same = mutation.replace(mutant, text="< (0) +")
+    assert examiner.examine(same, only="nll_loss", dtypes=[F32]).outcome in ("equivalent", "survived")
+
+
+def test_mutants_of_a_text():
+    text = (
+        "template <typename T, bool B = (1 < 2)>\n"
+        "// a < b\n"
+        "for (int i = 0; i < n; ++i) x << 1;\n"
+        "#if A < B\n"
+        '__syncthreads(); asm volatile("cp.async.wait_all;" ::: "memory");\n'
+    )
+    found = list(mutation.mutants("x.cu", text))
+    assert [(m.line, m.kind) for m in found] == [(1, "bound"), (3, "bound"), (5, "syncthreads"), (5, "wait")]
+    assert found[1].apply(text).splitlines()[2] == "for (int i = 0; i <= n; ++i) x << 1;"
+    assert found[2].apply(text).splitlines()[4] == ' asm volatile("cp.async.wait_all;" ::: "memory");'
+    assert found[3].apply(text).splitlines()[4] == "__syncthreads(); "
