@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .faults import Listing
-from .function import CompiledBlock
-from .group import Group
-from .ptx import Place
+from .machine.faults import Listing
+from .machine.group import Group
+from .translate.function import CompiledBlock
+from .translate.ptx import Place
 
 _SECTOR = 32  # bytes
 _BANKS = 32  # of 4 bytes

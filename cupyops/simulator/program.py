@@ -11,16 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from . import emit_async, emit_data, emit_warp  # noqa: F401 - they register what they write
-from .codegen import compile_kernel
 from .errors import InvalidPtx, LaunchRefused
-from .faults import Listing
-from .function import Compiled
-from .machine import Machine
+from .machine.faults import Listing
+from .machine.machine import Machine
+from .machine.state import State
 from .memory import Allocation, Memory
 from .profile import Profile
-from .ptx import SIZES, Function, Variable, parse
-from .state import State
+from .translate import Compiled, compile_kernel
+from .translate.ptx import SIZES, Function, Variable, parse
 
 MAX_STEPS = 200_000  # of the scheduler, for each batch of blocks
 _MAX_THREADS = 1024

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from simulator.kit import fails, launch, program, run
 
-from cupyops.simulator import Pointer, Program, WarpFault, machine
+from cupyops.simulator import Pointer, Program, WarpFault
+from cupyops.simulator.machine import machine
 
 MASK = 0xFFFFFFFF
 THREADS = [(2, 96), (3, 40)]  # (blocks, threads of each); 40: the second warp has eight lanes

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from simulator.kit import fails, program, run
 
-from cupyops.simulator import LaunchRefused, Memory, Pointer, UnsupportedInstruction, machine
+from cupyops.simulator import LaunchRefused, Memory, Pointer, UnsupportedInstruction
+from cupyops.simulator.machine import machine
 
 BOUNDED = """
     __global__ void __launch_bounds__(64) bounded(float* y) { y[threadIdx.x] = 1.f; }

@@ -7,9 +7,9 @@ import pytest
 
 from cupyops import compiler, source
 from cupyops.simulator import Pointer, Program
-from cupyops.simulator.faults import Listing
+from cupyops.simulator.machine.faults import Listing
 from cupyops.simulator.profile import Profile
-from cupyops.simulator.ptx import Instruction, Place
+from cupyops.simulator.translate.ptx import Instruction, Place
 
 TEXT = r"""
 #include "helper.cuh"

@@ -7,7 +7,7 @@ import pytest
 from simulator.kit import FILE, program, ptx
 
 from cupyops.simulator import InvalidPtx, Pointer, Program, SimulatorError
-from cupyops.simulator.ptx import (
+from cupyops.simulator.translate.ptx import (
     Address,
     Guard,
     Immediate,

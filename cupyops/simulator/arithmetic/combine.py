@@ -35,7 +35,7 @@ def combine(op: str, type: str, flush: bool = False) -> Function:
     own = {"exch": _exchange, "inc": _increment, "dec": _decrement}
     if op in own:
         return own[op]
-    rounding = ("rn",) if op == "add" and type in _FLOATS else ()
+    rounding: tuple[str, ...] = ("rn",) if op == "add" and type in _FLOATS else ()
     if flush and op == "add" and type == "f32":
         rounding = ("rn", "ftz")
     operation = lookup(op, (*rounding, type), 3)

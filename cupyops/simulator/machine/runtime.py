@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import DeviceAssert, OutOfBounds, Trap
+from ..errors import DeviceAssert, OutOfBounds, Trap
 from .faults import fault
 from .group import Group
 from .spaces import Spaces

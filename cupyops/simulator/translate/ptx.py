@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .errors import InvalidPtx
+from ..errors import InvalidPtx
 
 SIZES = {
     "pred": 1, "b8": 1, "u8": 1, "s8": 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .errors import UnsupportedInstruction
+from ..errors import UnsupportedInstruction
 from .flow import destination_operands
 from .ptx import SIZES, Address, Function, Instruction, Module, Symbol, Variable, registers_in
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from . import memory
-from .errors import Misaligned, OutOfBounds
+from .. import memory
+from ..errors import Misaligned, OutOfBounds
+from ..memory import Allocation, Region
 from .faults import fault
 from .global_shadow import GlobalShadow
 from .group import Group, Selection
-from .memory import Allocation, Region
 from .shared_shadow import SharedShadow
 from .state import State
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..errors import UnsupportedInstruction
+from ..memory import LOCAL_BASE, PARAMETER_BASE, SHARED_BASE
 from .codegen import DTYPES, STORAGE, BlockWriter, elements, emits, size_of
-from .errors import UnsupportedInstruction
-from .memory import LOCAL_BASE, PARAMETER_BASE, SHARED_BASE
 from .ptx import SIZES, Instruction, Register, Sink, Symbol, Vector
 
 _SPACES = {

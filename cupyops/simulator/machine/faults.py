@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .errors import SimulatorError
+from ..errors import SimulatorError
+from ..translate.ptx import Instruction, Place
 from .group import Group
-from .ptx import Instruction, Place
 
 Kind = TypeVar("Kind", bound=SimulatorError)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..errors import UnsupportedInstruction
 from .codegen import BlockWriter, elements, emits
-from .errors import UnsupportedInstruction
 from .ptx import Address, Instruction, Sink
 
 

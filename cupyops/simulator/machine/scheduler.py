@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import Deadlock, StepLimit
+from ..translate.function import CompiledBlock, Members
 from .barriers import Barriers
-from .errors import Deadlock, StepLimit
-from .function import CompiledBlock, Members
 from .global_shadow import GlobalShadow
 from .group import Batch, Group, Index
 from .state import State

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from . import matrix
-from .errors import OutOfBounds
+from .. import matrix
+from ..errors import OutOfBounds
 from .faults import fault
 from .group import Group
 from .spaces import Spaces

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from . import arithmetic
+from .. import arithmetic
+from ..errors import InvalidPtx, UnsupportedInstruction
 from .calls import flatten
-from .errors import InvalidPtx, UnsupportedInstruction
 from .flow import Block, Flow, analyse, member_mask, uses_and_definitions
 from .function import Compiled, CompiledBlock, Members, Reduction
-from .group import Group
 from .layout import Layout, lay_out
 from .ptx import (
     Address,
@@ -93,7 +92,7 @@ def is_pure(instruction: Instruction) -> bool:
     return instruction.opcode in _PURE or _operation(instruction) is not None
 
 
-def put(registers: list[Any], number: int, index: Any, value: np.ndarray, group: Group) -> None:
+def put(registers: list[Any], number: int, index: Any, value: np.ndarray, group: Any) -> None:
     """Write a register for some of the batch's threads."""
     if registers[number] is None:
         registers[number] = np.zeros(group.batch.threads, value.dtype)

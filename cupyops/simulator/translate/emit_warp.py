@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from . import matrix
+from .. import matrix
+from ..errors import UnsupportedInstruction
 from .codegen import STORAGE, BlockWriter, elements, emits
-from .errors import UnsupportedInstruction
 from .ptx import Instruction, Pair, Sink, Vector
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import WarpFault
+from ..errors import WarpFault
 from .faults import fault
 from .group import Group
 from .state import State

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .errors import UnsupportedInstruction
+from ..errors import UnsupportedInstruction
 from .ptx import (
     Address,
     Function,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import BarrierFault
+from ..errors import BarrierFault
 from .faults import fault
 from .group import Group
 from .spaces import Shared

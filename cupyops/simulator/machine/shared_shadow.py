@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import Race, Uninitialized
+from ..errors import Race, Uninitialized
 from .faults import fault
 from .group import Group
 from .state import State

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from .errors import InvalidPtx
+from ..errors import InvalidPtx
 from .ptx import (
     Address,
     Function,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import BarrierFault
-from .function import CompiledBlock
+from ..errors import BarrierFault
+from ..translate.function import CompiledBlock
 from .global_shadow import GlobalShadow
 from .group import Batch, Group, Index
 from .state import State

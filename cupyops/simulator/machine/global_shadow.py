@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from .errors import Race, Uninitialized
+from ..errors import Race, Uninitialized
+from ..memory import POISON, Allocation
 from .faults import fault
 from .group import Group
-from .memory import POISON, Allocation
 from .state import State
 
 _NOBODY, _NEVER = -1, -1

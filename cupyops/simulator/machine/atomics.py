@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import combine
+from ..arithmetic import combine
+from ..memory import Allocation, Region
 from .group import Group, Selection
-from .memory import Allocation, Region
 from .spaces import Spaces
 from .state import State
 

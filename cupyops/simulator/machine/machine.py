@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..translate.function import CompiledBlock
 from .atomics import Atomics
 from .copies import Copies
-from .function import CompiledBlock
 from .global_shadow import GlobalShadow
 from .group import Batch, Group
 from .matrices import Matrices

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from ..memory import POISON, SHARED_BASE, Memory, Region
+from ..profile import Profile
+from ..translate.function import Compiled
 from .faults import Listing
-from .function import Compiled
 from .group import Batch, Group, lane_bits
-from .memory import POISON, SHARED_BASE, Memory, Region
-from .profile import Profile
 
 _RANK_SHIFT = 24  # shared addresses of a cluster: offset below, rank + 1 above, 0 for the block's own
 _RANK_MASK = 0xFF

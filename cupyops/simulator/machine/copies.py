@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .errors import Misaligned, OutOfBounds
+from ..errors import Misaligned, OutOfBounds
+from ..tensormap import TensorMap
 from .faults import fault
 from .group import Group
 from .mbarriers import MBarriers
 from .spaces import Spaces
 from .state import State
-from .tensormap import TensorMap
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Running a translated kernel: threads, memory, barriers, and the checks on all of them."""
