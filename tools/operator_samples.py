@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops.common import gemm
+from cupyops.common import gemm, rows
 
 _A_CARD = (132, 232448)  # multiprocessors and shared memory that every plan of a GEMM is made for, whatever runs it
 
@@ -69,7 +69,7 @@ def run(call: Call, make: Make) -> list[Tensor]:
         return []
     function, *arguments = sample
     keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
-    with _planned(*keywords.pop("tile", (0, 0))):
+    with _planned(*keywords.pop("tile", (0, 0))), _at_most(keywords.pop("blocks", 0)):
         return _run(function, arguments, keywords, make)
 
 
@@ -117,6 +117,19 @@ def _planned(tile: int, splits: int) -> Iterator[None]:
         _forget_plans()
 
 
+@contextlib.contextmanager
+def _at_most(blocks: int) -> Iterator[None]:
+    """Grids of so few blocks that each strides over several rows or tiles, where a grid has a limit; 0: as always."""
+    cross_entropy = sys.modules["cupyops.ops.cross_entropy"]
+    before = rows._MAX_GRID, cross_entropy.MAX_BLOCKS
+    if blocks:
+        rows._MAX_GRID = cross_entropy.MAX_BLOCKS = blocks
+    try:
+        yield
+    finally:
+        rows._MAX_GRID, cross_entropy.MAX_BLOCKS = before
+
+
 def _forget_plans() -> None:
     for name in ("matmul", "linear", "conv2d"):
         for value in vars(sys.modules[f"cupyops.ops.{name}"]).values():
@@ -158,6 +171,10 @@ def _rows(function: Any) -> list[Call]:
         lambda m: (function, m(3, 40, 2), 1),
         lambda m: (function, m(300, 7), 0),
         lambda m: (function, m(70, 16), 0),
+        lambda m: (function, m(37, 33), 1, {"blocks": 2}),
+        lambda m: (function, m(5, 1031), 1, {"blocks": 2}),
+        lambda m: (function, m(2, 2048 * m.width + 5), 1, {"blocks": 1}),
+        lambda m: (function, m(60, 90), 0, {"blocks": 1}),
     ]
 
 
@@ -204,6 +221,9 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: _layer_norm(m, 2, 2048 * m.width + 5),
         lambda m: _layer_norm(m, 1, 4096 * m.width + 8),
         lambda m: (cupyops.layer_norm, m(40, 5), (5,)),
+        lambda m: (cupyops.layer_norm, m(37, 33), (33,), m(33), m(33), {"blocks": 2}),
+        lambda m: (cupyops.layer_norm, m(5, 1031), (1031,), m(1031), m(1031), {"blocks": 2}),
+        lambda m: (*_layer_norm(m, 2, 2048 * m.width + 5), {"blocks": 1}),
     ],
     "softmax": _rows(cupyops.softmax),
     "log_softmax": _rows(cupyops.log_softmax),
@@ -277,6 +297,9 @@ _SAMPLES: dict[str, list[Call]] = {
             m(101).detach().abs(),
         ),
         lambda m: (cupyops.cross_entropy, m(2, 1031), m.probabilities(2, 1031)),
+        lambda m: (cupyops.cross_entropy, m(700, 5), m.integers(700, high=5), {"blocks": 1}),
+        lambda m: (cupyops.cross_entropy, m(2, 70, 5, 9), m.integers(2, 5, 9, high=70), {"blocks": 1}),
+        lambda m: (cupyops.cross_entropy, m(60, 101), m.integers(60, high=101), {"blocks": 2}),
         lambda m: (
             cupyops.cross_entropy,
             m(2, 70, 5, 9),

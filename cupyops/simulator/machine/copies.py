@@ -19,6 +19,8 @@ from .mbarriers import MBarriers
 from .spaces import Spaces
 from .state import State
 
+_OF_SIZE: dict[int, Any] = {4: np.uint32, 8: np.uint64, 16: np.complex128}  # any type of so many bytes
+
 
 @dataclass
 class _Copy:
@@ -28,6 +30,10 @@ class _Copy:
     position: np.ndarray  # in shared memory
     data: np.ndarray  # (threads, bytes)
     number: np.ndarray  # of each thread's group of copies
+
+    def part(self, mask: np.ndarray) -> _Copy:
+        """Some of the threads."""
+        return _Copy(self.threads[mask], self.position[mask], self.data[mask], self.number[mask])
 
 
 @dataclass
@@ -58,23 +64,25 @@ class Copies:
         """cp.async: `size` bytes for each thread; what `source_size` leaves out is zero."""
         position = self._spaces.shared.positions(group, destination, size, "asynchronous copy", pc)
         source = group.spread(source, np.uint64)
-        wanted = np.minimum(group.spread(size if source_size is None else source_size).astype(np.int64), size)
         data = np.zeros((group.size, size), np.uint8)
-        for one in np.unique(wanted):
-            lanes = wanted == one
-            if one == 0:
-                continue
-            part = group if lanes.all() else group.subset(lanes)
-            data[lanes] = self._fetch(part, source[lanes], int(one), size, pc)
+        wanted = None if source_size is None else np.minimum(group.spread(source_size).astype(np.int64), size)
+        if wanted is None or bool((wanted == size).all()):
+            data = self._fetch(group, source, size, size, pc)
+        else:
+            for one in np.unique(wanted[wanted > 0]):
+                lanes = wanted == one
+                data[lanes] = self._fetch(group.subset(lanes), source[lanes], int(one), size, pc)
         if self._spaces.shared.shadow is not None:
             self._spaces.shared.shadow.write(group, position, size, pc, in_flight=True)
         self._pending.append(_Copy(group.threads, position, data, self._group_number[group.threads].copy()))
 
     def _fetch(self, group: Group, source: np.ndarray, count: int, size: int, pc: int) -> np.ndarray:
-        """The first `count` bytes at each address, which is a multiple of `size`."""
+        """The first `count` bytes at each address, which is a multiple of `size`; zeros behind them."""
         self._spaces.global_.check_alignment(group, source, size, "asynchronous copy", pc)
-        element = count & -count  # the largest power of two that divides it
-        element = min(element, 4)
+        if count == size:
+            words = self._spaces.global_.load(group, source, np.uint32, 4, size // 4, pc)
+            return np.stack(words if size > 4 else (words,), axis=-1).view(np.uint8)
+        element = min(count & -count, 4)  # the largest power of two that divides it
         dtype = {1: np.uint8, 2: np.uint16, 4: np.uint32}[element]
         columns = [
             self._spaces.global_.load(group, source + np.uint64(start), dtype, element, 1, pc)
@@ -90,29 +98,31 @@ class Copies:
         """cp.async.wait_group: of these threads' groups at most the last `allowed` are still under way; None: wait_all."""
         here = np.zeros(group.batch.threads, np.bool_)
         here[group.threads] = True
-        left = []
+        left, landing = [], []
         for copy in self._pending:
             done = here[copy.threads]
             if allowed is not None:
                 done &= copy.number < self._group_number[copy.threads] - allowed
-            self._land(copy, done, pc)
-            if not done.all():
-                stay = ~done
-                left.append(_Copy(copy.threads[stay], copy.position[stay], copy.data[stay], copy.number[stay]))
+            if done.all():
+                landing.append(copy)
+            elif not done.any():
+                left.append(copy)
+            else:
+                landing.append(copy.part(done))
+                left.append(copy.part(~done))
         self._pending = left
+        for size in {copy.data.shape[1] for copy in landing}:
+            self._land([copy for copy in landing if copy.data.shape[1] == size], size)
 
-    def _land(self, copy: _Copy, done: np.ndarray, pc: int) -> None:
-        if not done.any():
-            return
-        state = self._state
-        threads, position, data = copy.threads[done], copy.position[done], copy.data[done]
-        size = data.shape[1]
-        words = np.ascontiguousarray(data).view(np.uint32)
-        view = state.shared_memory.view(np.uint32)
-        for word in range(size // 4):
-            view[(position >> 2) + word] = words[:, word]
+    def _land(self, copies: list[_Copy], size: int) -> None:
+        """Their bytes, `size` of each thread's, arrive in shared memory, in the order in which they were asked for."""
+        threads = np.concatenate([copy.threads for copy in copies])
+        position = np.concatenate([copy.position for copy in copies])
+        data = np.concatenate([copy.data for copy in copies])
+        whole = _OF_SIZE[size]
+        self._state.shared_memory.view(whole)[position // size] = data.view(whole)[:, 0]
         if self._spaces.shared.shadow is not None:
-            self._spaces.shared.shadow.landed(Group(state.batch, threads, len(threads)), position, size)
+            self._spaces.shared.shadow.landed(Group(self._state.batch, threads, len(threads)), position, size)
 
     def arrive_when_done(self, group: Group, address: Any, in_count: bool, pc: int) -> None:
         """cp.async.mbarrier.arrive: the copies land now, and each thread arrives (`in_count`: as one of those expected)."""
