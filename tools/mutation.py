@@ -262,8 +262,8 @@ def _examine(mutant: Mutant) -> Verdict:
     return _examiner.examine(mutant)
 
 
-def examine_all(chosen: list[Mutant], processes: int, advance: Callable[[Verdict], Any]) -> list[Verdict]:
-    """The verdict on each, in their order."""
+def examine_all(chosen: list[Mutant], processes: int, advance: Callable[[Verdict], Any]) -> None:
+    """Hand each verdict to `advance` as it comes."""
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -272,7 +272,6 @@ def examine_all(chosen: list[Mutant], processes: int, advance: Callable[[Verdict
         futures = [pool.submit(_examine, mutant) for mutant in chosen]
         for future in concurrent.futures.as_completed(futures):
             advance(future.result())
-        return [future.result() for future in futures]
 
 
 def main(
@@ -280,6 +279,7 @@ def main(
     kind: Annotated[str, typer.Option(help=f"one of {', '.join(_PATTERNS)}")] = "",
     json_: Annotated[Path, typer.Option("--json", help="where the verdicts go")] = Path("build/mutation.json"),
     processes: Annotated[int, typer.Option(min=1)] = 2,
+    again: Annotated[bool, typer.Option("--again", help="only those that survived when the JSON was written")] = False,
 ) -> None:
     """Examine every mutant and print the score."""
     from rich.console import Console
@@ -287,19 +287,26 @@ def main(
 
     console = Console()
     chosen = [mutant for mutant in all_mutants(only) if kind in ("", mutant.kind)]
+    before = _read(json_) if again else []
+    survivors = {verdict.mutant for verdict in before if verdict.outcome == "survived"}
+    chosen = [mutant for mutant in chosen if not again or mutant in survivors]
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=len(chosen))
-        so_far: list[Verdict] = []
+        so_far = [verdict for verdict in before if verdict.mutant not in chosen]
 
         def advance(verdict: Verdict) -> None:
             so_far.append(verdict)
             _write(json_, so_far)  # a whole run takes long
             progress.update(task, advance=1, description=f"{verdict.mutant.name}: {verdict.outcome}")
 
-        verdicts = examine_all(chosen, processes, advance)
-    _write(json_, verdicts)
-    print_table(console, verdicts)
+        examine_all(chosen, processes, advance)
+    print_table(console, so_far)
+
+
+def _read(path: Path) -> list[Verdict]:
+    records = json.loads(path.read_text(encoding="utf-8"))
+    return [Verdict(**record | {"mutant": Mutant(**record["mutant"])}) for record in records]
 
 
 def _write(path: Path, verdicts: list[Verdict]) -> None:

@@ -45,6 +45,12 @@ class Make:
         """int64 values in [0, high)."""
         return self._given(torch.from_numpy(np.array(self._rng.integers(0, high, shape))))
 
+    def targets(self, rows: int, classes: int) -> Tensor:
+        """Classes of rows, every third of which, and the last, is to be ignored."""
+        value = self._rng.integers(0, classes, rows)
+        value[::3] = value[-1] = -100
+        return self._given(torch.from_numpy(value))
+
     def probabilities(self, *shape: int) -> Tensor:
         """Positive numbers that sum to about one along dimension 1."""
         value = self._rng.integers(0, 1 << 11, shape) / (1 << 10) / shape[1]
@@ -69,7 +75,7 @@ def run(call: Call, make: Make) -> list[Tensor]:
         return []
     function, *arguments = sample
     keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
-    with _planned(*keywords.pop("tile", (0, 0))), _at_most(keywords.pop("blocks", 0)):
+    with _planned(*keywords.pop("tile", (0, 0))), _at_most(keywords.pop("blocks", 0), keywords.pop("threads", 0)):
         return _run(function, arguments, keywords, make)
 
 
@@ -118,16 +124,21 @@ def _planned(tile: int, splits: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _at_most(blocks: int) -> Iterator[None]:
-    """Grids of so few blocks that each strides over several rows or tiles, where a grid has a limit; 0: as always."""
-    cross_entropy = sys.modules["cupyops.ops.cross_entropy"]
-    before = rows._MAX_GRID, cross_entropy.MAX_BLOCKS
+def _at_most(blocks: int, threads: int) -> Iterator[None]:
+    """Grids of so few blocks that each strides over several rows or tiles, where a grid has a limit; and what counts as
+    enough threads for them to take several columns each. 0: as always."""
+    cross_entropy: Any = sys.modules["cupyops.ops.cross_entropy"]  # whose name in the package is the function's
+    before = rows._MAX_GRID, cross_entropy.MAX_BLOCKS, rows._ENOUGH_THREADS
     if blocks:
         rows._MAX_GRID = cross_entropy.MAX_BLOCKS = blocks
+    if threads:
+        rows._ENOUGH_THREADS = threads
+    rows._share_columns.cache_clear()
     try:
         yield
     finally:
-        rows._MAX_GRID, cross_entropy.MAX_BLOCKS = before
+        rows._share_columns.cache_clear()
+        rows._MAX_GRID, cross_entropy.MAX_BLOCKS, rows._ENOUGH_THREADS = before
 
 
 def _forget_plans() -> None:
@@ -175,6 +186,9 @@ def _rows(function: Any) -> list[Call]:
         lambda m: (function, m(5, 1031), 1, {"blocks": 2}),
         lambda m: (function, m(2, 2048 * m.width + 5), 1, {"blocks": 1}),
         lambda m: (function, m(60, 90), 0, {"blocks": 1}),
+        lambda m: (function, m(37, 48), 0, {"threads": 1}),
+        lambda m: (function, m(3, 21, 16), 1, {"threads": 1, "blocks": 1}),
+        lambda m: (function, _off(m(21, 48)), 0, {"threads": 1}),
     ]
 
 
@@ -234,6 +248,7 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.matmul, m(2, 1, 3, 4, 5), m(1, 2, 1, 5, 2)),
         lambda m: (cupyops.matmul, _transposed(m(40, 72)), m(72, 40)),
         lambda m: (cupyops.matmul, m(136, 64), _transposed(m(64, 72))),
+        lambda m: (cupyops.matmul, m(5, 520), m(520, 37), {"tile": (32, 17)}),
         lambda m: (cupyops.matmul, m(70, 40), m(40, 72), {"tile": (64, 1)}),
         lambda m: (cupyops.matmul, m(67, 75), m(75, 66), {"tile": (64, 2)}),
         lambda m: (cupyops.matmul, m(136, 72), m(72, 136), {"tile": (128, 2)}),
@@ -276,6 +291,7 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.nll_loss, m(300, 5), m.integers(300, high=5)),
         lambda m: (cupyops.nll_loss, m(19, 101), m.integers(19, high=101), m(101).detach().abs(), {"ignore_index": 7}),
         lambda m: (cupyops.nll_loss, m(2, 7, 5, 9), m.integers(2, 5, 9, high=7), {"reduction": "sum"}),
+        lambda m: (cupyops.nll_loss, m(300, 5), m.targets(300, 5)),
         lambda m: (cupyops.nll_loss, m(1500, 3), m.integers(1500, high=3), {"reduction": "none"}),
     ],
     "cross_entropy": [
@@ -300,6 +316,10 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.cross_entropy, m(700, 5), m.integers(700, high=5), {"blocks": 1}),
         lambda m: (cupyops.cross_entropy, m(2, 70, 5, 9), m.integers(2, 5, 9, high=70), {"blocks": 1}),
         lambda m: (cupyops.cross_entropy, m(60, 101), m.integers(60, high=101), {"blocks": 2}),
+        lambda m: (cupyops.cross_entropy, m(9, 112 * m.width + 3), m.targets(9, 112 * m.width)),
+        lambda m: (cupyops.cross_entropy, m(11, 33), m.targets(11, 33)),
+        lambda m: (cupyops.cross_entropy, m(3, 1031), m.targets(3, 1031), {"label_smoothing": 0.1}),
+        lambda m: (cupyops.cross_entropy, m(300, 5), m.targets(300, 5)),
         lambda m: (
             cupyops.cross_entropy,
             m(2, 70, 5, 9),

@@ -39,13 +39,16 @@ class Map:
     fill: str = "zero"
 
 
+Argument = Array | Map | int
+
+
 @dataclass(frozen=True)
 class Case:
     """One launch. `how`: "bits" must agree to the bit, "ulp" is an approximation, "sum" a sum in another order."""
 
     name: str
     kernel: str
-    arguments: tuple[Array | Map | int, ...]
+    arguments: tuple[Argument, ...]
     grid: int = 1
     block: int = BLOCK
     shared: int = 0
@@ -74,7 +77,7 @@ class Section:
         """The name of a kernel of this text."""
         return self._kernels.setdefault((parameters, body, head), f"kernel_{len(self._kernels)}")
 
-    def add(self, name: str, kernel: str, arguments: Sequence[Array | Map | int], **options: object) -> None:
+    def add(self, name: str, kernel: str, arguments: Sequence[Argument], **options: object) -> None:
         """One more case."""
         self.cases.append(Case(name, kernel, tuple(arguments), **options))  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from .case import Array, Map, Section
+from .case import Argument, Array, Map, Section
 
 _SHARED = """  extern __shared__ uint4 raw[];
   unsigned t = threadIdx.x, base = ((unsigned)__cvta_generic_to_shared(raw) + 1023) & ~1023u;
@@ -161,20 +161,24 @@ def tiles() -> Section:
                 _tile(section, rank, element, _BOXES[rank], place)
     for span, offset in itertools.product((32, 64, 128), (0, 128, 384)):
         width = span // 2
-        _tile(section, 2, "bf16", (width, 16), (3, 5), span, offset=offset)
+        _tile(section, 2, "bf16", (width, 16), (8, 5), span, offset=offset)
         _tile(section, 3, "f16", (width, 4, 3), (8, 10, 3), span, offset=offset)
     for element in ("f16", "bf16", "f32"):
         _tile(section, 2, element, (32, 9), (80, -3), fill="nan")
     for steps in ((1, 2), (1, 3)):
         _tile(section, 2, "f32", (32, 9), (16, 1), steps=steps)
     _tile(section, 3, "f16", (16, 6, 4), (0, 1, 0), steps=(1, 2, 2))
+    for element, at in itertools.product(("f16", "f32"), (3, -3, 98)):  # bytes that are no multiple of 16
+        _tile(section, 1, element, _BOXES[1], (at,))
+        _tile(section, 2, element, _BOXES[2], (at, 0))
     return section
 
 
 def _places(rank: int) -> list[tuple[int, ...]]:
     """Coordinates, innermost first: within, before the first, over the last, beyond everything."""
-    sizes = _SHAPES[rank][::-1]
-    return [(0,) * rank, (-3,) + (-1,) * (rank - 1), tuple(size - 2 for size in sizes), (200,) + (0,) * (rank - 1)]
+    inner, *outer = _SHAPES[rank][::-1]
+    over = (inner // 8 * 8 - 8, *(size - 2 for size in outer))
+    return [(0,) * rank, (-8,) + (-1,) * (rank - 1), over, (200,) + (0,) * (rank - 1)]
 
 
 def _tile(
@@ -206,7 +210,7 @@ def _tile(
     place_argument = Array(np.array(place, np.int32).view(np.uint32))
     # fills with NaN are compared as floats: CUDA does not say which NaN it is
     result = Array(np.zeros(16384 // size, tensor.dtype), True, element if fill == "nan" else "")
-    arguments = [map_, place_argument, Array(tensor), result, offset, int(np.prod(counts)) * size]
+    arguments: list[Argument] = [map_, place_argument, Array(tensor), result, offset, int(np.prod(counts)) * size]
     section.add(f"cp.async.bulk.tensor load {name}", load, arguments, shared=16384 + 1024)
     if fill == "zero":
         store = section.kernel(f"{common}, void* tensor, const unsigned char* in, int offset", _store(rank))

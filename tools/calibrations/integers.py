@@ -90,7 +90,7 @@ def arithmetic() -> Section:
 def _add(section: Section, instruction: str, type_: str, operands: str) -> None:
     width = 32 if "x2" in type_ else int((re.findall(r"16|32|64", type_) or ["32"])[0])
     widths = {"t": width, "w": 2 * width, "h": 16, "r": 32, "l": 64, "p": 0}
-    gives, *takes = operands
+    gives, takes = operands[0], operands[1:]
     given = gives if gives == "p" else _LETTER[widths[gives]]
     inputs = [integers(widths[letter])[number % 3] for number, letter in enumerate(takes)]
     section.elementwise(instruction, given, inputs)

@@ -11,7 +11,7 @@ import numpy as np
 from cupyops import backend
 from cupyops.simulator import Pointer, Program, TensorMap
 
-from .case import ARCH, Array, Case, Map, Section
+from .case import ARCH, Argument, Array, Case, Map, Section
 from .store import Writer
 
 
@@ -44,7 +44,7 @@ def _recorded(case: Case, program: Program, writer: Writer) -> dict[str, Any]:
     held = [argument.data.copy() if isinstance(argument, Array) else None for argument in case.arguments]
     before = [writer.put(data) if data is not None else "" for data in held]
     error = _simulate(case, program, held)
-    arguments = []
+    arguments: list[dict[str, Any]] = []
     for argument, data, key in zip(case.arguments, held, before):
         if isinstance(argument, Array):
             after = writer.put(data) if argument.output and not error and data is not None else None
@@ -61,7 +61,7 @@ def _simulate(case: Case, program: Program, held: list[np.ndarray | None]) -> st
     """Run it on these arrays; the error's text, or nothing."""
     made = [program.memory.allocate(data, f"argument {i}") if data is not None else None for i, data in enumerate(held)]
 
-    def value(argument: Array | Map | int, index: int) -> Any:
+    def value(argument: Argument, index: int) -> Any:
         allocation = made[argument.array if isinstance(argument, Map) else index]
         if isinstance(argument, int):
             return argument

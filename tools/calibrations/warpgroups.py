@@ -9,7 +9,7 @@ import numpy as np
 
 from cupyops.simulator import matrix
 
-from .case import Array, Section
+from .case import Argument, Array, Section
 from .elements import BITS, random, whole
 
 _TYPES = ["f32.f16.f16", "f16.f16.f16", "f32.bf16.bf16", "f32.tf32.tf32", "f32.e4m3.e4m3", "f32.e5m2.e4m3", "f16.e4m3.e5m2",
@@ -116,7 +116,7 @@ def _case(
     kernel = section.kernel(*_text(instruction, unit.d_registers, unit.d_type, registers, flags))
     name = " ".join(filter(None, [instruction, "A in registers" if registers else "", what]))
     result = Array(before, True, sums if sums[0] == "f" else "")
-    arguments = [Array(tile), Array(np.array([a, b], np.uint64)), Array(held), result, scale_d]
+    arguments: list[Argument] = [Array(tile), Array(np.array([a, b], np.uint64)), Array(held), result, scale_d]
     section.add(name, kernel, arguments, shared=_TILE + 1024, how=how)
 
 

@@ -166,7 +166,7 @@ class Copies:
             at = slice(number, number + 1)
             map_ = self._tensor_map(one, tensor[at], pc)
             base = int(destination[at][0]) & (self._state.rank_unit - 1)
-            place = [int(group.spread(coordinate)[at][0]) for coordinate in coordinates]
+            place = self._place(one, map_, [group.spread(coordinate)[at] for coordinate in coordinates], pc)
             addresses, inside, offsets = (part.reshape(-1) for part in map_.tile(place, base))
             size = map_.element_size
             data = np.zeros((len(offsets), size), np.uint8)
@@ -183,7 +183,7 @@ class Copies:
         for number, one in enumerate(group.one_by_one()):
             at = slice(number, number + 1)
             map_ = self._tensor_map(one, tensor[at], pc)
-            place = [int(group.spread(coordinate)[at][0]) for coordinate in coordinates]
+            place = self._place(one, map_, [group.spread(coordinate)[at] for coordinate in coordinates], pc)
             base = int(source[at][0]) & (self._state.rank_unit - 1)
             addresses, inside, offsets = (part.reshape(-1) for part in map_.tile(place, base))
             size = map_.element_size
@@ -261,6 +261,16 @@ class Copies:
         position = start + (np.arange(size) if order is None else order)
         key = self.barriers.position(group, barrier, pc)
         self._bulk.append(_Bulk(position, start, size, data, int(key[0])))
+
+    def _place(self, group: Group, map_: TensorMap, coordinates: list[np.ndarray], pc: int) -> list[int]:
+        """The tile's coordinates. A GPU stops (illegal instruction) unless the innermost is at a multiple of 16 bytes."""
+        place = [int(coordinate[0]) for coordinate in coordinates]
+        offset = place[0] * map_.element_size
+        if offset % 16:
+            what = "a tile whose innermost coordinate is at no multiple of 16 bytes"
+            detail = f"coordinate {place[0]}, elements of {map_.element_size} bytes: byte {offset}"
+            raise fault(Misaligned, self._state.listing, group, np.True_, what, pc, detail=detail)
+        return place
 
     def _tensor_map(self, group: Group, address: np.ndarray, pc: int) -> TensorMap:
         words = [
