@@ -90,14 +90,17 @@ def _run(function: Any, arguments: list[Any], keywords: dict[str, Any], make: Ma
 
 
 def _steps(optimizer: Any, parameters: list[Any], keywords: dict[str, Any], make: Make) -> list[Tensor]:
-    """Two steps of an optimizer; the parameters, then the momentum."""
+    """Two steps of an optimizer; the parameters, then the momentum, then the gradients as it left them."""
+    scale = keywords.pop("grad_scale", None)
     made = optimizer(parameters, **keywords)
+    if scale is not None:  # as torch.amp.GradScaler sets it
+        made.grad_scale = torch.full((), scale, device=make.device)
     for _ in range(2):
         for parameter in parameters:
             parameter.grad = make.like(parameter)
         made.step()
     kept = [state["momentum_buffer"] for state in made.state.values() if state.get("momentum_buffer") is not None]
-    return [x.detach() for x in (*parameters, *kept)]
+    return [x.detach() for x in (*parameters, *kept, *(parameter.grad for parameter in parameters))]
 
 
 @contextlib.contextmanager
@@ -331,5 +334,6 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.optim.SGD, m(5000), m(7, 3), m(1), {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
         lambda m: (cupyops.optim.SGD, m(4100), _off(m(33)), {"lr": 0.1}),
         lambda m: (cupyops.optim.SGD, m(70), m(8, 16), {"lr": 0.1, "momentum": 0.5, "nesterov": True}),
+        lambda m: (cupyops.optim.SGD, m(1030), m(3), {"lr": 0.1, "momentum": 0.5, "grad_scale": 4.0}),
     ],
 }

@@ -19,7 +19,7 @@ BARRIERS = [
     ("cross_entropy", F32, "common/reduce.cuh", "__syncthreads", 0, "Race"),
     ("cross_entropy", F32, "common/reduce.cuh", "__syncthreads", 1, "Race"),
     ("softmax", F32, "common/softmax.cuh", "__syncthreads", 0, "Race"),
-    ("log_softmax", F32, "common/softmax.cuh", "__syncthreads", 1, "Race"),
+    ("softmax", F32, "common/softmax.cuh", "__syncthreads", 1, "Race"),
     ("softmax", F32, "common/softmax.cuh", "__syncthreads", 2, "Race"),
     ("nll_loss", F32, "common/losses.cuh", "__syncthreads", 0, "Race"),
     ("layer_norm", F32, "layer_norm.cu", "__syncthreads", 1, "Race"),
@@ -38,7 +38,7 @@ BOUNDS = [
     ("layer_norm", F32, "layer_norm.cu", "p < count", 1, "OutOfBounds"),
     ("nll_loss", F32, "nll_loss.cu", "i < positions", 0, "OutOfBounds"),
     ("max_pool2d", F32, "max_pool2d.cu", "if (h < 0 ||", 0, ""),
-    ("sgd", F16, "sgd.cu", "while (low < high)", 0, ""),
+    ("sgd", F16, "sgd.cu", "i < count", 0, "OutOfBounds"),
 ]
 
 
