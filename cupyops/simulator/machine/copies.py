@@ -183,7 +183,9 @@ class Copies:
         for number, one in enumerate(group.one_by_one()):
             at = slice(number, number + 1)
             map_ = self._tensor_map(one, tensor[at], pc)
-            place = self._place(one, map_, [group.spread(coordinate)[at] for coordinate in coordinates], pc)
+            place = self._place(
+                one, map_, [group.spread(coordinate)[at] for coordinate in coordinates], pc, stored=True
+            )
             base = int(source[at][0]) & (self._state.rank_unit - 1)
             addresses, inside, offsets = (part.reshape(-1) for part in map_.tile(place, base))
             size = map_.element_size
@@ -262,9 +264,19 @@ class Copies:
         key = self.barriers.position(group, barrier, pc)
         self._bulk.append(_Bulk(position, start, size, data, int(key[0])))
 
-    def _place(self, group: Group, map_: TensorMap, coordinates: list[np.ndarray], pc: int) -> list[int]:
-        """The tile's coordinates. A GPU stops (illegal instruction) unless the innermost is at a multiple of 16 bytes."""
+    def _place(
+        self, group: Group, map_: TensorMap, coordinates: list[np.ndarray], pc: int, *, stored: bool = False
+    ) -> list[int]:
+        """The tile's coordinates.
+
+        A GPU stops (illegal instruction) unless the innermost is at a multiple of 16 bytes, and at a store where one is
+        negative; a tile may be read from there, and be stored beyond the tensor's other end.
+        """
         place = [int(coordinate[0]) for coordinate in coordinates]
+        if stored and min(place) < 0:
+            what = "a tile is stored at a negative coordinate"
+            detail = f"coordinates {tuple(place)}, innermost first"
+            raise fault(OutOfBounds, self._state.listing, group, np.True_, what, pc, detail=detail)
         offset = place[0] * map_.element_size
         if offset % 16:
             what = "a tile whose innermost coordinate is at no multiple of 16 bytes"
