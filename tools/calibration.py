@@ -27,7 +27,7 @@ from calibrations.device import Device, DeviceError
 from calibrations.store import Reader, Writer
 
 _PATIENCE = 40.0  # seconds without a result, after which a section's process is ended
-_RESTARTS = 24  # of a section's process
+_RESTARTS = 60  # of a section's process
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Stored = Annotated[Path, typer.Argument(help="what `make` wrote")]
