@@ -145,9 +145,8 @@ def _program(specialised: Specialised, arch: str) -> tuple[Any, str, tuple[signa
 
 _the_memory: Any = None
 _allocations: weakref.WeakKeyDictionary[torch.UntypedStorage, Any] = weakref.WeakKeyDictionary()
-_blank: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = (
-    weakref.WeakKeyDictionary()
-)  # storage -> version when made
+# of storages that came from torch.empty, the version that their tensor had then
+_blank: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
 
 
 def _memory() -> Any:

@@ -202,6 +202,8 @@ def _check_launch(function: Function, grid: tuple[int, int, int], block: tuple[i
         raise LaunchRefused(
             f"{kernel}: grid {grid} and block {block}: extents from 1, at most {_MAX_THREADS} threads a block"
         )
+    if function.required_block not in (None, block):
+        raise LaunchRefused(f"{kernel}: block {block}; the kernel requires {function.required_block}")
     if function.max_threads is not None and threads > function.max_threads:
         limit = function.max_threads
         raise LaunchRefused(f"{kernel}: a block of {threads} threads; its __launch_bounds__ allow {limit}")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulator.kit import fails, launch, program, run
 
-from cupyops.simulator import Pointer, Program, WarpFault
+from cupyops.simulator import OutOfBounds, Pointer, Program, WarpFault
 from cupyops.simulator.machine import machine
 
 MASK = 0xFFFFFFFF
@@ -509,3 +509,26 @@ def test_a_guard_keeps_its_value_though_its_source_is_written():
     y = np.zeros(32, np.int32)
     text.launch("twice", (1,), (32,), [Pointer(text.memory.allocate(y, "y"))])
     assert y.tolist() == [2] * 16 + [0] * 16
+
+
+def test_a_branch_beyond_its_table():
+    """brx.idx goes by a table; what lies behind it is no target."""
+    ptx = """
+    .version 8.0
+    .target sm_80
+    .address_size 64
+    .entry beyond(.param .u32 limit) {
+      .reg .b32 %r<4>;
+      mov.u32 %r1, %tid.x;
+    table: .branchtargets ZERO, ONE;
+      brx.idx %r1, table;
+    ZERO:
+      ret;
+    ONE:
+      ret;
+    }
+    """
+    text = Program(ptx)
+    text.launch("beyond", (1,), (2,), [0])
+    with pytest.raises(OutOfBounds, match=r"(?s)a branch to target 2 of a table of 2\n  thread \(2,0,0\)"):
+        text.launch("beyond", (1,), (3,), [0])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from simulator.kit import fails, program, run
 
-from cupyops.simulator import LaunchRefused, Memory, Pointer, UnsupportedInstruction
+from cupyops.simulator import LaunchRefused, Memory, Pointer, Program, UnsupportedInstruction
 from cupyops.simulator.machine import machine
 
 BOUNDED = """
@@ -256,3 +256,12 @@ def test_divergence():
     assert [(counts.warps, counts.threads) for counts in found] == [(3, 24)]
     first = report.profile.instructions[0]
     assert (first.warps, first.threads) == (4, 128)
+
+
+def test_a_required_block_is_required():
+    """`.reqntid`, as `__block_size__` writes it: any other block is refused, be it as large."""
+    text = Program(".version 8.0\n.target sm_80\n.address_size 64\n.entry fixed() .reqntid 8, 4 { ret; }")
+    text.launch("fixed", (1,), (8, 4), [])
+    for block in ((32,), (4, 8), (8, 4, 2)):
+        with pytest.raises(LaunchRefused, match=r"the kernel requires \(8, 4, 1\)"):
+            text.launch("fixed", (1,), block, [])

@@ -64,7 +64,7 @@ def test_a_module():
         64,
         None,
     )
-    assert functions["two"].required_block == (64,) and functions["two"].cluster == (2, 1, 1)
+    assert functions["two"].required_block == (64, 1, 1) and functions["two"].cluster == (2, 1, 1)
     assert module.variables["table"].initial == ("0f3F800000", "0fC0000000")
 
 

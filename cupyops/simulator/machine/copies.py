@@ -196,12 +196,6 @@ class Copies:
             spread = (addresses[inside].astype(np.uint64)[:, None] + np.arange(size, dtype=np.uint64)).reshape(-1)
             self._scatter_global(one, spread, data, pc)
 
-    def commit_bulk(self, group: Group) -> None:
-        """cp.async.bulk.commit_group: stores are done at once."""
-
-    def wait_bulk(self, group: Group, allowed: int) -> None:
-        """cp.async.bulk.wait_group: stores are done at once."""
-
     def deliver(self, barrier: int) -> None:
         """Land the bulk copies that report to this mbarrier."""
         due = [bulk for bulk in self._bulk if bulk.barrier == barrier]

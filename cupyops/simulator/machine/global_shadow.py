@@ -21,10 +21,8 @@ from .group import Group
 from .state import State
 
 _NOBODY, _NEVER = -1, -1
-_PC_BITS, _PC_MASK = (
-    20,
-    (1 << 20) - 1,
-)  # times count instructions issued, then the instruction within the stretch that was issued at once
+# times count instructions issued, then the instruction within the stretch that was issued at once
+_PC_BITS, _PC_MASK = 20, (1 << 20) - 1
 
 
 class GlobalShadow:

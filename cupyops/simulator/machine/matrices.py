@@ -118,12 +118,3 @@ class Matrices:
         if self._spaces.shared.shadow is not None:
             self._spaces.shared.shadow.read_by_unit(group, position.reshape(-1), pc)
         return state.shared_memory.view(_UNSIGNED[size])[position // size]
-
-    def fence(self, group: Group, pc: int) -> None:
-        """wgmma.fence: nothing is pending here."""
-
-    def commit_group(self, group: Group, pc: int) -> None:
-        """wgmma.commit_group: nothing is pending here."""
-
-    def wait_group(self, group: Group, pc: int) -> None:
-        """wgmma.wait_group: nothing is pending here."""

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import Deadlock, StepLimit
+from ..errors import Deadlock, OutOfBounds, StepLimit
 from ..translate.function import CompiledBlock, Members
 from .barriers import Barriers
+from .faults import fault
 from .global_shadow import GlobalShadow
 from .group import Batch, Group, Index
 from .state import State
@@ -178,13 +179,23 @@ class Scheduler:
         if block.ends == "branch":
             return [*_branch(block, group, result), *self.barriers.released()]
         if block.ends == "switch":
-            return _switch(block, group, result)
+            return self._switch(block, group, result)
         if block.ends == "barrier":
             return self.barriers.wait(block, group, result)
         self._state.exited[slice(None) if group.index is None else group.index] = True
         self._lacking.clear()
         self._spinning.clear()
         return self.barriers.leave(group)
+
+    def _switch(self, block: CompiledBlock, group: Group, chosen: Any) -> list[tuple[int, Index]]:
+        """brx.idx: each thread to the target that it names."""
+        chosen = group.spread(chosen)
+        beyond = chosen >= len(block.targets)
+        if beyond.any():
+            what = f"a branch to target {int(chosen[beyond][0])} of a table of {len(block.targets)}"
+            raise fault(OutOfBounds, self._state.listing, group, beyond, what, block.first + block.size - 1)
+        threads = group.threads
+        return [(block.targets[int(one)], threads[chosen == one]) for one in np.unique(chosen)]
 
     def _arrive(self, target: int, index: Index) -> None:
         self._lacking.discard(target)
@@ -207,9 +218,3 @@ def _branch(block: CompiledBlock, group: Group, condition: Any) -> list[tuple[in
         return [(otherwise, group.index)]
     threads = group.threads
     return [(taken, threads[condition]), (otherwise, threads[~condition])]
-
-
-def _switch(block: CompiledBlock, group: Group, chosen: Any) -> list[tuple[int, Index]]:
-    chosen = np.minimum(group.spread(chosen), len(block.targets) - 1)
-    threads = group.threads
-    return [(block.targets[int(one)], threads[chosen == one]) for one in np.unique(chosen)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,16 @@ from .state import State
 Part = tuple[np.ndarray | None, Region, np.ndarray]
 
 
+class Access(NamedTuple):
+    """A load or a store that is about to be made."""
+
+    region: Region
+    position: np.ndarray  # in bytes
+    width: int
+    pc: int
+    strong: bool  # volatile, relaxed, acquire or release: made to meet what others do
+
+
 class Space:
     """What the spaces have in common."""
 
@@ -36,21 +46,10 @@ class Space:
         """Where the addresses lead. Raises `OutOfBounds` or `Misaligned`."""
         raise NotImplementedError
 
-    def before_read(
-        self, group: Group, region: Region, position: np.ndarray, width: int, pc: int, strong: bool
-    ) -> None:
-        """Checks on a read. `strong`: volatile, relaxed or acquire, so made to meet the writes of others."""
+    def before_read(self, group: Group, access: Access) -> None:
+        """Checks on a read."""
 
-    def before_write(
-        self,
-        group: Group,
-        region: Region,
-        position: np.ndarray,
-        values: Sequence[Any],
-        width: int,
-        pc: int,
-        strong: bool,
-    ) -> None:
+    def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
         """Checks on a write."""
 
     def load(self, group: Group, address: Any, dtype: Any, size: int, count: int, pc: int, strong: bool = False) -> Any:
@@ -61,7 +60,7 @@ class Space:
         shift = size.bit_length() - 1
         if len(parts) == 1 and parts[0][0] is None:
             _, region, position = parts[0]
-            self.before_read(group, region, position, size * count, pc, strong)
+            self.before_read(group, Access(region, position, size * count, pc, strong))
             view, index = region.view(dtype), position >> shift
             if count == 1:
                 return view.take(index)
@@ -69,7 +68,7 @@ class Space:
         result = [np.empty(group.size, dtype) for _ in range(count)]
         for mask, region, position in parts:
             assert mask is not None
-            self.before_read(group.subset(mask), region, position, size * count, pc, strong)
+            self.before_read(group.subset(mask), Access(region, position, size * count, pc, strong))
             for k, values in enumerate(result):
                 values[mask] = region.view(dtype)[(position >> shift) + k]
         return tuple(result) if count > 1 else result[0]
@@ -82,23 +81,30 @@ class Space:
         for mask, region, position in self.parts(group, address, width, "write", pc):
             narrowed = values if mask is None else Selection(group, mask, group).pick_all(values)
             part = group if mask is None else group.subset(mask)
-            self.before_write(part, region, position, narrowed, width, pc, strong)
+            self.before_write(part, Access(region, position, width, pc, strong), narrowed)
             view, index = region.view(dtype), position >> shift
             for k, value in enumerate(narrowed):
                 view[index + k if k else index] = value
 
     # --- checks that every space has ---
 
-    def check_alignment(
-        self, group: Group, position: np.ndarray, width: int, verb: str, pc: int, base: int = 0
-    ) -> None:
+    def check_alignment(self, group: Group, position: np.ndarray, width: int, verb: str, pc: int) -> None:
         """Every address is a multiple of the width."""
         if width > 1 and int(np.bitwise_or.reduce(position)) & (width - 1):
             bad = (position & position.dtype.type(width - 1)) != 0
-            address = int(position[int(np.argmax(bad))]) + base
             what = f"misaligned {verb} of {width} bytes in {self.name} memory"
-            detail = f"address {address:#x} is no multiple of {width}"
+            detail = f"address {int(position[int(np.argmax(bad))]):#x} is no multiple of {width}"
             raise fault(Misaligned, self.state.listing, group, bad, what, pc, detail=detail)
+
+    def check_offsets(
+        self, group: Group, offset: np.ndarray, width: int, size: int, where: str, verb: str, pc: int
+    ) -> None:
+        """Every access lies within the `size` bytes of `where`, and is aligned."""
+        if int(offset.min()) < 0 or int(offset.max()) + width > size:
+            bad = (offset < 0) | (offset + width > size)
+            first = int(offset[int(np.argmax(bad))])
+            raise self.out_of_bounds(group, bad, first, width, (0, size), verb, where, pc)
+        self.check_alignment(group, offset, width, verb, pc)
 
     def out_of_bounds(
         self,
@@ -180,26 +186,15 @@ class Global(Space):
         what = f"{verb} of {width} bytes through " + ("a null pointer" if first < 4096 else "a wild pointer")
         return fault(OutOfBounds, self.state.listing, group, mask, what, pc, detail=f"address {first:#x}")
 
-    def before_read(
-        self, group: Group, region: Region, position: np.ndarray, width: int, pc: int, strong: bool
-    ) -> None:
-        assert isinstance(region, Allocation)
+    def before_read(self, group: Group, access: Access) -> None:
         if self.shadow is not None:
-            self.shadow.read(group, region, position, width, pc, strong)
+            assert isinstance(access.region, Allocation)
+            self.shadow.read(group, access.region, access.position, access.width, access.pc, access.strong)
 
-    def before_write(
-        self,
-        group: Group,
-        region: Region,
-        position: np.ndarray,
-        values: Sequence[Any],
-        width: int,
-        pc: int,
-        strong: bool,
-    ) -> None:
-        assert isinstance(region, Allocation)
+    def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
         if self.shadow is not None:
-            self.shadow.write(group, region, position, values, width, pc, strong)
+            assert isinstance(access.region, Allocation)
+            self.shadow.write(group, access.region, access.position, values, access.width, access.pc, access.strong)
 
 
 class Shared(Space):
@@ -220,33 +215,18 @@ class Shared(Space):
         offset = address
         if state.cluster_size > 1:
             offset = address & (state.rank_unit - 1)
-        if int(offset.min()) < 0 or int(offset.max()) + width > state.shared_bytes:
-            bad = (offset < 0) | (offset + width > state.shared_bytes)
-            first, bounds = int(offset[int(np.argmax(bad))]), (0, state.shared_bytes)
-            raise self.out_of_bounds(group, bad, first, width, bounds, verb, "the block's shared memory", pc)
-        self.check_alignment(group, offset, width, verb, pc)
+        self.check_offsets(group, offset, width, state.shared_bytes, "the block's shared memory", verb, pc)
         if state.profile is not None:
             state.profile.shared_access(group, offset, width, pc)
         return offset + state.shared_start(group, address)
 
-    def before_read(
-        self, group: Group, region: Region, position: np.ndarray, width: int, pc: int, strong: bool
-    ) -> None:
+    def before_read(self, group: Group, access: Access) -> None:
         if self.shadow is not None:
-            self.shadow.read(group, position, width, pc)
+            self.shadow.read(group, access.position, access.width, access.pc)
 
-    def before_write(
-        self,
-        group: Group,
-        region: Region,
-        position: np.ndarray,
-        values: Sequence[Any],
-        width: int,
-        pc: int,
-        strong: bool,
-    ) -> None:
+    def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
         if self.shadow is not None:
-            self.shadow.write(group, position, width, pc, values)
+            self.shadow.write(group, access.position, access.width, access.pc, values)
 
 
 class Local(Space):
@@ -257,11 +237,7 @@ class Local(Space):
     def parts(self, group: Group, address: Any, width: int, verb: str, pc: int) -> list[Part]:
         state = self.state
         offset = group.spread(address, np.uint64).astype(np.int64)
-        bad = (offset < 0) | (offset + width > state.local_bytes)
-        if bad.any():
-            first, bounds = int(offset[int(np.argmax(bad))]), (0, state.local_bytes)
-            raise self.out_of_bounds(group, bad, first, width, bounds, verb, "the thread's local memory", pc)
-        self.check_alignment(group, offset, width, verb, pc)
+        self.check_offsets(group, offset, width, state.local_bytes, "the thread's local memory", verb, pc)
         return [(None, state.local_memory, offset + group.threads * state.local_bytes)]
 
 
@@ -273,11 +249,7 @@ class Parameters(Space):
     def parts(self, group: Group, address: Any, width: int, verb: str, pc: int) -> list[Part]:
         offset = group.spread(address, np.uint64).astype(np.int64)
         size = len(self.state.parameters.buffer)
-        bad = (offset < 0) | (offset + width > size)
-        if bad.any():
-            first = int(offset[int(np.argmax(bad))])
-            raise self.out_of_bounds(group, bad, first, width, (0, size), verb, "the kernel's parameters", pc)
-        self.check_alignment(group, offset, width, verb, pc)
+        self.check_offsets(group, offset, width, size, "the kernel's parameters", verb, pc)
         return [(None, self.state.parameters, offset)]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import arithmetic
+from ..arithmetic.operation import DTYPES as NUMPY_DTYPES
 from ..errors import InvalidPtx, UnsupportedInstruction
 from .calls import flatten
 from .flow import Block, Flow, analyse, member_mask, uses_and_definitions
@@ -42,11 +43,7 @@ STORAGE = {
     "b32": "u32", "u32": "u32", "s32": "u32", "f16x2": "u32", "bf16x2": "u32", "f32": "f32",
     "b64": "u64", "u64": "u64", "s64": "u64", "f64": "f64",
 }  # fmt: skip
-DTYPES: dict[str, Any] = {
-    "b1": np.bool_, "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
-    "s8": np.int8, "s16": np.int16, "s32": np.int32, "s64": np.int64,
-    "f16": np.float16, "f32": np.float32, "f64": np.float64,
-}  # fmt: skip
+DTYPES: dict[str, Any] = {kind: dtype.type for kind, dtype in NUMPY_DTYPES.items()}  # what the generated text names
 _PURE = frozenset(("mov", "cvta", "isspacep"))
 
 

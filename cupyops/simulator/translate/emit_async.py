@@ -39,13 +39,9 @@ def _cp_async(w: BlockWriter, instruction: Instruction) -> None:
 def _bulk(w: BlockWriter, instruction: Instruction) -> None:
     modifiers, operands = instruction.modifiers, instruction.operands
     spaces = [m for m in modifiers if m.split("::")[0] in ("shared", "global")]
-    if "commit_group" in modifiers:
-        w.emit("m.copies.commit_bulk(g)")
-    elif "wait_group" in modifiers:
-        w.emit(f"m.copies.wait_bulk(g, int({w.read(operands[0], 'u32')}))")
-    elif "prefetch" in modifiers:
-        return
-    elif any(m.startswith(("multicast", "im2col")) for m in modifiers) or "reduce" in modifiers:
+    if {"commit_group", "wait_group", "prefetch"} & set(modifiers):
+        return  # stores are done when they are issued; loads report to their mbarrier
+    if any(m.startswith(("multicast", "im2col")) for m in modifiers) or "reduce" in modifiers:
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     elif "tensor" in modifiers:
         _tensor(w, instruction, spaces)

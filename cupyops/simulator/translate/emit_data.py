@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..errors import UnsupportedInstruction
 from ..memory import LOCAL_BASE, PARAMETER_BASE, SHARED_BASE
-from .codegen import DTYPES, STORAGE, BlockWriter, elements, emits, size_of
-from .ptx import SIZES, Instruction, Register, Sink, Symbol, Vector
+from .codegen import STORAGE, BlockWriter, elements, emits, size_of
+from .ptx import Instruction, Operand, Sink, Symbol, Vector
 
 _SPACES = {
     "global": "global_space",
@@ -31,8 +33,11 @@ def space_of(instruction: Instruction) -> str:
 
 def kind_of(type_: str) -> str:
     """How a value of a PTX type is loaded and stored: its signedness matters where it is widened."""
-    if type_[0] == "s" and type_ in SIZES:
-        return type_
+    return type_ if type_ in ("s8", "s16", "s32", "s64") else storage_of(type_)
+
+
+def storage_of(type_: str) -> str:
+    """How the bits of a value of a PTX type are held."""
     if type_ not in STORAGE:
         raise UnsupportedInstruction(f"the type .{type_}")
     return STORAGE[type_]
@@ -41,10 +46,7 @@ def kind_of(type_: str) -> str:
 @emits("mov")
 def _mov(w: BlockWriter, instruction: Instruction) -> None:
     destination, source = instruction.operands
-    type_ = instruction.modifiers[-1]
-    kind = STORAGE.get(type_, "")
-    if not kind:
-        raise UnsupportedInstruction(f"the type .{type_}")
+    kind = storage_of(instruction.modifiers[-1])
     if isinstance(destination, Vector):
         _unpack(w, destination, source, size_of(kind))
     elif isinstance(source, Vector):
@@ -54,10 +56,10 @@ def _mov(w: BlockWriter, instruction: Instruction) -> None:
         w.write(destination, expression, kind, scalar=scalar, alias=True)
 
 
-def _unpack(w: BlockWriter, destination: Vector, source: object, size: int) -> None:
+def _unpack(w: BlockWriter, destination: Vector, source: Operand, size: int) -> None:
     """mov.b32 {lo, hi}, r."""
     whole, part = f"u{8 * size}", f"u{8 * (size // len(destination.elements))}"
-    expression, scalar = w.read_scalar(source, whole)  # type: ignore[arg-type]
+    expression, scalar = w.read_scalar(source, whole)
     name = w.temporary()
     w.emit(f"{name} = {expression}")
     for number, element in enumerate(destination.elements):
@@ -66,7 +68,7 @@ def _unpack(w: BlockWriter, destination: Vector, source: object, size: int) -> N
         w.write(element, f"{piece}.astype({part})", part, scalar=scalar)
 
 
-def _pack(w: BlockWriter, destination: object, source: Vector, size: int) -> None:
+def _pack(w: BlockWriter, destination: Operand, source: Vector, size: int) -> None:
     """mov.b32 r, {lo, hi}."""
     whole, part = f"u{8 * size}", f"u{8 * (size // len(source.elements))}"
     pieces = [w.read_scalar(element, part) for element in source.elements]
@@ -77,7 +79,7 @@ def _pack(w: BlockWriter, destination: object, source: Vector, size: int) -> Non
         for number, (expression, _) in enumerate(pieces)
     ]
     scalar = all(is_scalar for _, is_scalar in pieces)
-    w.write(destination, f"({' | '.join(shifted)})", whole, scalar=scalar)  # type: ignore[arg-type]
+    w.write(destination, f"({' | '.join(shifted)})", whole, scalar=scalar)
 
 
 @emits("cvta")
@@ -119,11 +121,7 @@ def _ld(w: BlockWriter, instruction: Instruction) -> None:
 
 @emits("st")
 def _st(w: BlockWriter, instruction: Instruction) -> None:
-    kind = (
-        STORAGE[instruction.modifiers[-1]]
-        if instruction.modifiers[-1] in STORAGE
-        else kind_of(instruction.modifiers[-1])
-    )
+    kind = storage_of(instruction.modifiers[-1])
     if instruction.modifiers[0] == "async" or "bulk" in instruction.modifiers:
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     address = w.address(instruction.operands[0])
@@ -135,9 +133,9 @@ def _st(w: BlockWriter, instruction: Instruction) -> None:
     if _RELEASES & set(instruction.modifiers):
         w.emit(f"m.fence(g, {w.pc})")
 
-    def call(g: str, pick: object) -> str:
-        picked = "".join(f"{pick(value)}, " for value in values)  # type: ignore[operator]
-        return f"m.{_SPACES[space]}.store({g}, {pick(address)}, ({picked}), {kind}, {size_of(kind)}, {w.pc}, {strong})"  # type: ignore[operator]
+    def call(g: str, pick: Callable[[str], str]) -> str:
+        picked = "".join(f"{pick(value)}, " for value in values)
+        return f"m.{_SPACES[space]}.store({g}, {pick(address)}, ({picked}), {kind}, {size_of(kind)}, {w.pc}, {strong})"
 
     w.masked([], kind, call)
 
@@ -161,9 +159,9 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
     if _RELEASES & set(modifiers):
         w.emit(f"m.fence(g, {w.pc})")
 
-    def call(g: str, pick: object) -> str:
-        picked = "".join(f"{pick(value)}, " for value in values)  # type: ignore[operator]
-        arguments = f"{space!r}, {operation!r}, {type_!r}, {pick(address)}, ({picked}), {kind}, {wanted}, {w.pc}"  # type: ignore[operator]
+    def call(g: str, pick: Callable[[str], str]) -> str:
+        picked = "".join(f"{pick(value)}, " for value in values)
+        arguments = f"{space!r}, {operation!r}, {type_!r}, {pick(address)}, ({picked}), {kind}, {wanted}, {w.pc}"
         return f"m.atomics.update({g}, {arguments})"
 
     w.masked([operands[0]] if wanted else [], kind, call)
@@ -223,11 +221,3 @@ def _mapa(w: BlockWriter, instruction: Instruction) -> None:
 def _getctarank(w: BlockWriter, instruction: Instruction) -> None:
     destination, source = instruction.operands
     w.write(destination, f"m.rank_of(g, {w.read(source, STORAGE[instruction.modifiers[-1]])})", "u32")
-
-
-def destination_registers(operand: object) -> list[Register]:
-    """The registers of a destination operand."""
-    return [element for element in elements(operand) if isinstance(element, Register)]  # type: ignore[arg-type]
-
-
-__all__ = ["DTYPES", "destination_registers", "kind_of", "space_of"]

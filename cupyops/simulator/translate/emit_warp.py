@@ -128,8 +128,7 @@ def _multiply(w: BlockWriter, instruction: Instruction, unit: matrix.Mma) -> Non
 def _wgmma(w: BlockWriter, instruction: Instruction) -> None:
     if instruction.modifiers[0] != "mma_async":
         if instruction.modifiers[0] in ("commit_group", "wait_group", "fence"):
-            w.emit(f"m.matrices.{instruction.modifiers[0]}(g, {w.pc})")
-            return
+            return  # the product is done when it is issued
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     unit = matrix.wgmma(instruction.modifiers)
     destination, a, b, scale_d, *immediates = instruction.operands

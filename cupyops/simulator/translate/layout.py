@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..errors import UnsupportedInstruction
 from .flow import destination_operands
@@ -21,7 +21,6 @@ class Layout:
     local_bytes: int = 0
     granule: int = 16  # bytes: the smallest access to shared memory
     global_granule: int = 16
-    carries: dict[str, int] = field(default_factory=dict)
 
     def address(self, name: str) -> int:
         """The address of a variable, or the offset of a parameter."""

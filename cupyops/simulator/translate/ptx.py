@@ -7,6 +7,7 @@ of instructions for each function.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -161,7 +162,7 @@ class Function:
     body: list[Instruction | Label] = field(default_factory=list)
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of brx.idx
     max_threads: int | None = None
-    required_block: tuple[int, ...] | None = None
+    required_block: tuple[int, int, int] | None = None
     cluster: tuple[int, int, int] = (1, 1, 1)
     defined: bool = False
 
@@ -532,7 +533,8 @@ def _limits(function: Function, directives: str) -> None:
         else:
             function.max_threads = product
             if name == "reqntid":
-                function.required_block = extents
+                x, y, z = (*extents, 1, 1)[:3]
+                function.required_block = (x, y, z)
 
 
 def _split(text: str) -> list[str]:
@@ -560,8 +562,6 @@ def _immediate(text: str) -> Immediate | None:
             "int", int(match.group(1) + match.group(2), 0 if match.group(2)[:2].lower() in ("0x", "0b") else 10)
         )
     if re.fullmatch(r"-?\d+\.\d*(?:[eE][-+]?\d+)?", text):
-        import struct
-
         return Immediate("f64", int.from_bytes(struct.pack(">d", float(text)), "big"))
     return None
 
