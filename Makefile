@@ -20,7 +20,7 @@ CLANG_FORMAT = $(PY) -c "import clang_format; clang_format.clang_format()"
 # -p finds the plugin in tests; python -m pytest finds the package in this folder
 GPU_PYTEST = PYTHONPATH=tests$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json
 
-.PHONY: help demo test lint types format pytest opdb test-gpu gpu-report bench clean
+.PHONY: help demo test lint types format pytest opdb conformance test-gpu gpu-report bench soak sanitize clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -55,19 +55,30 @@ pytest: $(SETUP) ## Run the tests, JOBS at a time
 opdb: $(SETUP) ## Run PyTorch's own op_db over the operators, in a process of its own
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal tests/opdb
 
+conformance: $(SETUP) ## The same, and write what passed into docs/conformance.md
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal tests/opdb --conformance=tests/conformance.json
+	$(PY) tools/conformance.py
+
 format: $(SETUP) ## Format Python and CUDA in place
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 	@$(CLANG_FORMAT) -i $(CUDA_FILES)
 
-test-gpu: $(SETUP) ## Run the GPU tests and write tests/gpu_report.json
-	$(GPU_PYTEST) tests; status=$$?; $(GPU_PYTEST) tests/opdb && exit $$status
+test-gpu: $(SETUP) ## Run the GPU tests; write tests/gpu_report.json and tests/conformance_gpu.json
+	$(GPU_PYTEST) tests; status=$$?; $(GPU_PYTEST) tests/opdb --conformance=tests/conformance_gpu.json || status=1; \
+	  $(PY) tools/conformance.py && exit $$status
 
 gpu-report: ## Say whether tests/gpu_report.json is of this tree, and passed
 	@$(or $(PYTHON),python3) tools/gpu_report.py
 
 bench: $(SETUP) ## Compare with PyTorch on this machine's GPU
 	$(PY) benchmarks/compare.py
+
+soak: $(SETUP) ## Random calls on this machine's GPU for ten minutes, in threads and on streams: no wrong bit, no leak
+	$(PY) tools/soak.py --minutes 10
+
+sanitize: $(SETUP) ## compute-sanitizer over every kernel, on this machine's GPU
+	$(PY) tools/sanitize.py --json build/sanitize.json
 
 clean: ## Remove what was built; .venv and the user's kernel cache stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -118,7 +118,9 @@ __device__ __forceinline__ Moments<A> normalise_wide_row(const T* x, const T* we
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(size, c);
     load_row(part, x + start(c), T(), packs);
-    part.each([&](int k, int e) { add_centred(packs[k][e], mu, centred); });
+    Pair<A> own = {};  // added up apart: in a very long row the sum so far is large
+    part.each([&](int k, int e) { add_centred(packs[k][e], mu, own); });
+    centred.first += own.first, centred.second += own.second;
   }
   const Moments<A> of(mu, block_reduce<Sum>(centred, shared.moments), size, eps);
   for (int c = 0; c < parts; ++c) {
@@ -272,7 +274,9 @@ __device__ __forceinline__ void backward_wide_row(const T* grad_y, const T* x, c
   Pair<A> c = {};
   for (int i = 0; i < parts; ++i) {
     load(Part::at(size, i), i * (long long)Part::capacity());
-    each_element<K, W>([&](int k, int e) { c.first += g[k].wg(e) * g[k].xhat(e), c.second += g[k].wg(e); });
+    Pair<A> own = {};  // added up apart: in a very long row the sum so far is large
+    each_element<K, W>([&](int k, int e) { own.first += g[k].wg(e) * g[k].xhat(e), own.second += g[k].wg(e); });
+    c.first += own.first, c.second += own.second;
   }
   c = block_reduce<Sum>(c, sums);
   const A c1 = c.first / size, c2 = c.second / size;

@@ -1,6 +1,6 @@
 """cupyops: a .cu file becomes a differentiable PyTorch operator, with pip alone."""
 
-from . import nn, optim
+from . import nn, optim, testing
 from .arrays import vjp
 from .errors import (
     CompileError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 from . import tracing
 from .definition import Definition, like_outputs
 from .errors import CupyopsError
+
+_functorch_active = torch._C._are_functorch_transforms_active
+_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def differentiable(op: Definition) -> Callable[..., Any]:
@@ -43,7 +46,7 @@ def differentiable(op: Definition) -> Callable[..., Any]:
         values, strides = ctx.call
         args, outputs, saved = op.kept_by_kernels.unpack(values, ctx.saved_tensors)
         needs = ctx.needs_input_grad
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or _batched(grads):
             return tuple(op.differentiable_backward(grads, outputs, saved, args, needs))
         if tracing.active is None:
             return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs))
@@ -57,3 +60,8 @@ def differentiable(op: Definition) -> Callable[..., Any]:
     function = type(name, (torch.autograd.Function,), functions)
     # Function.apply of Python only looks for functorch, as the router has done already: the C method saves 1 us
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+def _batched(grads: Sequence[Tensor | None]) -> bool:
+    """Whether a vmap over backward alone is under way, for which no kernel is made: is_grads_batched=True, or torch.vmap."""
+    return _functorch_active() or any(grad is not None and _is_legacy_batched(grad) for grad in grads)

@@ -6,6 +6,9 @@ import functools
 import importlib.util
 import os
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -41,6 +44,44 @@ def nvrtc() -> ModuleType:
     return nvrtc
 
 
+_at_work: set[int] = set()  # the threads that are inside NVRTC
+_begin = threading.Lock()
+_changed = threading.Condition(threading.Lock())
+
+
+@contextmanager
+def nvrtc_at_work() -> Iterator[None]:
+    """Around each compilation. A process is not forked meanwhile: it would inherit locks of NVRTC that nobody releases."""
+    with _begin, _changed:
+        _at_work.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        with _changed:
+            _at_work.discard(threading.get_ident())
+            _changed.notify_all()
+
+
+def _before_fork() -> None:
+    _begin.acquire()  # nobody begins, and nobody ends, until it has been forked
+    _changed.acquire()
+    _changed.wait_for(lambda: _at_work <= {threading.get_ident()}, timeout=60)
+
+
+def _after_fork() -> None:
+    _changed.release()
+    _begin.release()
+
+
+def _after_fork_in_child() -> None:
+    _at_work.clear()
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+
+
 def nvrtc_version() -> tuple[int, int]:
     """(major, minor) of the NVRTC in use."""
     major, minor = nvrtc().getVersion()
@@ -68,9 +109,12 @@ def cuda_include() -> Path:
 def runtime_version(include: Path) -> int | None:
     """CUDART_VERSION (12090 for 12.9) as the headers in `include` state it, or None where there are none."""
     header = include / "cuda_runtime_api.h"
-    if not (header.is_file() and (include / "cuda_fp16.h").is_file()):
+    if not (os.path.isfile(header) and os.path.isfile(include / "cuda_fp16.h")):
         return None
-    match = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", header.read_text(encoding="utf-8", errors="replace"))
+    try:
+        match = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", header.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
     return int(match.group(1)) if match else None
 
 

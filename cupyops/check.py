@@ -87,3 +87,8 @@ def ints(name: str, value: Any, count: int, minimum: int) -> list[int]:
     if any(v < minimum for v in values):
         fail(name, value, f"at least {minimum}")
     return values * count if len(values) == 1 else values
+
+
+def autocast(device: torch.device) -> bool:
+    """Whether autocast is on for tensors there: PyTorch raises for devices that have none, such as "meta"."""
+    return device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
+import itertools
+import os
 import struct
 import sys
 import threading
@@ -46,6 +48,17 @@ def kernels() -> list[Kernel]:
     return [kernel for reference in _kernels if (kernel := reference()) is not None]
 
 
+def _after_fork() -> None:
+    """In the child: nobody will release a lock that another thread held, and nothing is loaded on a device."""
+    for kernel in kernels():
+        kernel._lock = threading.Lock()
+        kernel._table.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class Kernel:
     """A `__global__` function of a .cu file or of a piece of CUDA C.
 
@@ -53,9 +66,11 @@ class Kernel:
         code: name of a .cu file, looked for beside the calling module, in the working folder and among the built-in
             kernels; or CUDA C itself.
         name: the function, with its template parameters if it has any: `"layer_norm_fwd<T, VEC>"`.
-        options: further NVRTC options, such as `("--use_fast_math",)`.
+        options: further NVRTC options, such as `("--use_fast_math",)`. With one that names files, such as `"-I..."`, the
+            kernel is kept in memory only: no cache knows what those files say.
         **domain: for each template parameter the values that it takes, as a tuple: what ahead-of-time compilation
             builds, and what a launch may ask for. A parameter not named here takes any dtype, bool or int.
+        where: a function of the template parameters, by name, that says whether a combination of their values exists.
 
     `kernel[grid, block](*args, T=torch.float32)` launches on PyTorch's current stream of the tensors' device. `grid` and
     `block` are ints or tuples; `kernel[grid, block, shared]` adds bytes of dynamic shared memory. A grid with a zero in
@@ -68,15 +83,24 @@ class Kernel:
         SourceError: the file is not found.
     """
 
-    def __init__(self, code: str | Path, name: str, *, options: Iterable[str] = (), **domain: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        code: str | Path,
+        name: str,
+        *,
+        options: Iterable[str] = (),
+        where: Callable[..., bool] | None = None,
+        **domain: tuple[Any, ...],
+    ) -> None:
         self._code = code
         self._beside = _caller_folder()
         self.base, self.template = signature.parse_name(name)
-        self.options = tuple(options)
+        self.options = compiler.checked_options(options)
         unknown = set(domain) - set(self.template)
         if unknown:
             raise InputError(f"kernel {name} has no template parameter {', '.join(sorted(unknown))}")
         self.domain = {key: tuple(values) for key, values in domain.items()}
+        self._where = where
         self._specialised: dict[tuple[Any, ...], Specialised] = {}
         self._configured: dict[tuple[Any, ...], Callable[..., None]] = {}
         self._fast: fastpath.Configure | None = None  # written at the first load, when the PTX has told the types
@@ -141,6 +165,8 @@ class Kernel:
         ordered = tuple(self._template_value(name, template) for name in self.template)
         if extra := set(template) - set(self.template):
             raise LaunchError(f"{self}: no template parameter {', '.join(sorted(extra))}")
+        if not self._exists(ordered):
+            raise LaunchError(f"{self}: there is no {self.expression(ordered)}")
         with self._lock:
             if ordered not in self._specialised:
                 self._specialised[ordered] = Specialised(self, ordered)
@@ -150,21 +176,26 @@ class Kernel:
         if name not in template:
             raise LaunchError(f"{self}: template parameter {name} is not given; launch with {name}=...")
         value = template[name]
+        signature.c_token(value)  # refuses what the compiler must never see
         if name in self.domain and value not in self.domain[name]:
             allowed = ", ".join(str(choice) for choice in self.domain[name])
             raise LaunchError(f"{self}: {name}={value} is not one of {allowed}")
-        signature.c_token(value)  # refuses what the compiler must never see
         return value
 
-    def instances(self) -> list[str]:
-        """Every name expression that the declared domain spans, for ahead-of-time compilation."""
+    def _exists(self, values: tuple[Any, ...]) -> bool:
+        return self._where is None or self._where(**dict(zip(self.template, values)))
+
+    def combinations(self) -> list[tuple[Any, ...]]:
+        """The template values of every instance that is declared, for ahead-of-time compilation."""
         missing = [name for name in self.template if name not in self.domain]
         if missing:
             raise InputError(f"{self}: no values declared for {', '.join(missing)}; give {missing[0]}=(...) to Kernel")
-        choices: list[tuple[Any, ...]] = [()]
-        for name in self.template:
-            choices = [(*chosen, value) for chosen in choices for value in self.domain[name]]
-        return [self.expression(values) for values in choices]
+        every = itertools.product(*(self.domain[name] for name in self.template))
+        return [values for values in every if self._exists(values)]
+
+    def instances(self) -> list[str]:
+        """The name expressions of the combinations."""
+        return [self.expression(values) for values in self.combinations()]
 
     def expression(self, values: tuple[Any, ...]) -> str:
         """The C++ name of one instance, such as `relu_fwd<float>`."""
@@ -214,6 +245,11 @@ class Specialised:
             name = self.kernel.declared[self.anchor][1]
             raise LaunchError(f"{self.name}: {name} is {anchor!r}; the first pointer of a kernel must be a tensor")
         if anchor.is_cuda:
+            if torch.cuda._is_in_bad_fork():
+                raise LaunchError(
+                    f"{self.name}: this process was forked from one that had used CUDA, which does not survive that; start "
+                    'it with the method "spawn" or "forkserver" of multiprocessing'
+                )
             loaded = self.on(anchor.get_device())
             loaded.launch(grid, block, shared, args, record)
             self.kernel.make_fast(self, loaded)
@@ -317,4 +353,4 @@ def _caller_folder() -> Path | None:
     """The folder of the module that calls `Kernel(...)`; None in a notebook or at a prompt."""
     frame = sys._getframe(2)
     file = inspect.getfile(frame)
-    return Path(file).resolve().parent if Path(file).is_file() else None
+    return Path(file).resolve().parent if os.path.isfile(file) else None

@@ -6,6 +6,7 @@ The C signature says which parameters are pointers and to what; the PTX says of 
 from __future__ import annotations
 
 import ctypes
+import keyword
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,10 +149,13 @@ def _checked(name: str, argument: Argument, value: Any, device: int) -> Any:
             return value.tobytes()
         expected = f"a NumPy array of {argument.size} bytes"
     elif argument.kind == "float":
-        if isinstance(value, (int, float, np.number, np.bool_)):
+        if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
+            expected = "a number"
+        elif isinstance(value, int) and value.bit_length() > 1024:
+            expected = "a number that fits double"
+        else:
             number = float(value)
             return ctypes.c_float(number).value if argument.size == 4 else number  # past the range: infinity, as in C
-        expected = "a number"
     elif argument.kind == "bool":
         if isinstance(value, (int, np.integer, np.bool_)):
             return bool(value)
@@ -162,11 +166,15 @@ def _checked(name: str, argument: Argument, value: Any, device: int) -> Any:
         expected = f"an integer that fits {argument.ctype}"
     else:
         return int(value)
+    raise LaunchError(f"{name}: parameter `{argument.ctype} {argument.name}` got {_shown(value)}, expected {expected}")
+
+
+def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
-        found = f"a tensor of {value.dtype} on {value.device}"
-    else:
-        found = f"{value!r} ({type(value).__name__})"
-    raise LaunchError(f"{name}: parameter `{argument.ctype} {argument.name}` got {found}, expected {expected}")
+        return f"a tensor of {value.dtype} on {value.device}"
+    if isinstance(value, int) and value.bit_length() > 1024:  # Python itself refuses to write out very long ones
+        return f"an int of {value.bit_length()} bits"
+    return f"{value!r} ({type(value).__name__})"
 
 
 # --- names and text ----------------------------------------------------------------------------------------------
@@ -179,29 +187,41 @@ def c_token(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        return str(value)
+        number = int.__index__(value)  # an int that writes itself in another way, as an enum may, is still that int
+        if not -(2**63) <= number < 2**64:
+            raise LaunchError(f"a template value of {number.bit_length()} bits fits no integer type")
+        # 9223372036854775808 is no signed literal, with a minus before it or without
+        return str(number) if number > -(2**63) else f"({number + 1} - 1)"
     raise LaunchError(f"a template value is a dtype ({', '.join(map(str, C_NAMES))}), a bool or an int; got {value!r}")
 
 
 def parse_name(name: str) -> tuple[str, tuple[str, ...]]:
     """`"norm<T, VEC>"` -> `("norm", ("T", "VEC"))`."""
-    match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*(?:<([\w\s,]*)>)?\s*", name)
+    match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*(?:<([\w\s,]*)>)?\s*", name) if isinstance(name, str) else None
     if match is None:
         raise InputError(f'kernel name {name!r} is not of the form "name" or "name<T, N>"')
-    return match.group(1), tuple(part.strip() for part in (match.group(2) or "").split(",") if part.strip())
+    template = tuple(part.strip() for part in (match.group(2) or "").split(",") if part.strip())
+    for part in template:  # each is given as T=..., and a leading underscore is the fast path's
+        if not part.isidentifier() or keyword.iskeyword(part) or part.startswith("_") or template.count(part) > 1:
+            raise InputError(f"kernel name {name!r}: template parameter {part!r} cannot be the name of an argument")
+    return match.group(1), template
+
+
+# From __global__ to a kernel's name, past no other kernel. Each text is gone through once, whatever is in it.
+_HEAD = r"__global__(?:(?!__global__)[^;{}])*?"
 
 
 def declared(text: source.Source, name: str) -> list[tuple[str, str]]:
     """(C type, name) of each parameter of `__global__ ... name(...)`, from the file or one of its includes."""
     pieces = [source.strip_comments(piece) for piece in (text.text, *text.includes.values())]
     for clean in pieces:
-        for match in re.finditer(rf"__global__[^;{{}}]*?\b{name}\s*\(", clean):
+        for match in re.finditer(rf"{_HEAD}\b{name}\s*\(", clean):
             end = _closing(clean, match.end())
             if clean[end + 1 :].lstrip().startswith(";"):
                 continue  # a declaration, which need not name its parameters
             inside = clean[match.end() : end]
             return [_split_declaration(part) for part in _split_commas(inside) if part.strip() != "void"]
-    found = r"__global__[^;{}]*?\bvoid\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\("
+    found = _HEAD + r"\bvoid\s+(?:__launch_bounds__\s*\((?:(?!__global__)[^)])*\)\s*)?(\w+)\s*\("
     names = sorted({n for clean in pieces for n in re.findall(found, clean)})
     raise InputError(f"{text.name} has no __global__ function {name}; it has {', '.join(names) or 'none'}")
 
@@ -229,10 +249,10 @@ def _split_commas(text: str) -> list[str]:
 
 def _split_declaration(declaration: str) -> tuple[str, str]:
     """`const T* __restrict__ x` -> (`const T*`, `x`)."""
-    words = re.sub(r"\b__(restrict|grid_constant)__\b", " ", declaration)
-    words = re.sub(r"\*\s*(const|volatile)\b", "*", words)  # what holds of the pointer itself
-    match = re.fullmatch(r"\s*(.*?)\s*(\w+)\s*(\[\s*\w*\s*\])?\s*", words, re.DOTALL)
+    words = " ".join(re.sub(r"\b__(restrict|grid_constant)__\b", " ", declaration).split())
+    words = re.sub(r"\* ?(const|volatile)\b", "*", words)  # what holds of the pointer itself
+    match = re.search(r"\b(\w+) ?(\[ ?\w* ?\])?$", words)
     if match is None:
-        raise InputError(f"cannot read the kernel parameter {declaration.strip()!r}")
-    ctype = re.sub(r"\s*\*\s*", "*", re.sub(r"\s+", " ", match.group(1)))
-    return ctype + ("*" if match.group(3) else ""), match.group(2)
+        raise InputError(f"cannot read the kernel parameter {words[:200]!r}")
+    ctype = re.sub(r" ?\* ?", "*", words[: match.start()].strip())
+    return ctype + ("*" if match.group(2) else ""), match.group(1)

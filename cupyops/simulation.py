@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-import time
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from . import signature
+from .allocations import EMPTY, Allocations
 from .errors import InputError
 from .kernel import Specialised, executors
+from .progress import Bar
 
 # Where the simulator itself is imported at first use: programs that never simulate should not pay for it.
 _ABSENT = object()
-_PROGRESS_AFTER = 2.0  # seconds
+_one_at_a_time = threading.RLock()  # launches of several threads: they share the memory, and what each may touch of it
 
 
 class Simulation:
@@ -55,13 +55,19 @@ class Simulation:
         self, specialised: Specialised, device: int, grid: Any, block: Any, shared: int, args: Sequence[Any]
     ) -> Any:
         """Run one launch; returns the simulator's `Report`."""
+        with _one_at_a_time:
+            return self._launch(specialised, device, grid, block, shared, args)
+
+    def _launch(
+        self, specialised: Specialised, device: int, grid: Any, block: Any, shared: int, args: Sequence[Any]
+    ) -> Any:
         from .simulator import MAX_STEPS
 
         program, symbol, arguments = _program(specialised, self.arch)
         signature.checked(specialised.name, arguments, args, device)
         values = [_value(argument, value) for argument, value in zip(arguments, args)]
         touched = _restrict([value for value in args if isinstance(value, Tensor)])
-        with _Progress(specialised.name) as progress:
+        with Bar(f"simulating {specialised.name}") as bar:
             try:
                 return program.launch(
                     symbol,
@@ -73,7 +79,7 @@ class Simulation:
                     seed=self.seed,
                     max_steps=self.max_steps or MAX_STEPS,
                     label=specialised.name,
-                    progress=progress,
+                    progress=bar.update if bar.wanted else None,
                 )
             finally:
                 for allocation in touched:
@@ -81,7 +87,8 @@ class Simulation:
 
     def address(self, tensor: Tensor) -> int:
         """What a struct passed by value holds as a pointer to `tensor`."""
-        return _pointer(tensor, "memory").address
+        with _one_at_a_time:
+            return _pointer(tensor, "memory").address
 
 
 def simulate(
@@ -235,67 +242,21 @@ def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-_EMPTY = frozenset(
-    (
-        torch.empty,
-        torch.empty_like,
-        torch.empty_strided,
-        torch.empty_permuted,
-        Tensor.new_empty,
-        Tensor.new_empty_strided,
-    )
-)
-
-
-class _Blanks(TorchFunctionMode):
+class _Blanks(Allocations):
     """Remembers which tensors came from `torch.empty`, and fills them so that what is left unwritten shows."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in _EMPTY and type(result) is Tensor and result.device.type == "cpu":
-            _note_blank(result)
-        return result
+    wanted = EMPTY
+
+    def changed(self, fresh: Tensor, by: Any) -> Tensor:
+        """The same tensor."""
+        if fresh.device.type == "cpu":
+            _note_blank(fresh)
+        return fresh
 
 
 def _note_blank(tensor: Tensor) -> None:
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return
     from .simulator.memory import POISON
 
     storage = tensor.untyped_storage()
     _bytes(storage)[...] = POISON
     _blank[storage] = _version(tensor)
-
-
-# --- patience --------------------------------------------------------------------------------------------------------
-
-
-class _Progress:
-    """A progress bar for a launch that takes long, where there is a terminal and rich is installed."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._start = time.perf_counter()
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> Callable[[int, int], None] | None:
-        return self._update if sys.stderr.isatty() else None
-
-    def __exit__(self, *exception: Any) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def _update(self, done: int, total: int) -> None:
-        if self._bar is None:
-            if time.perf_counter() - self._start < _PROGRESS_AFTER:
-                return
-            try:
-                from rich.console import Console
-                from rich.progress import Progress
-            except ImportError:
-                return
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task(f"simulating {self._name}", total=total)
-        self._bar.update(self._task, completed=done)

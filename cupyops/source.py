@@ -7,18 +7,26 @@ compiled. Angle-bracket includes (`<cuda_fp16.h>`) belong to the CUDA runtime he
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from .errors import SourceError
+from .errors import InputError, SourceError
 
 _PACKAGE = Path(__file__).resolve().parent
 
-# a comment, or a literal: what stands between quotes begins no comment
-_COMMENT_OR_LITERAL = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
+# A comment, or a literal: what stands between quotes begins no comment. One that does not end is taken to the end of the
+# text or of the line, and a character is short: so no text is gone through twice, however long and strange it is.
+_COMMENT_OR_LITERAL = re.compile(
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*+"?|'(?:\\.|[^'\\\n]){1,10}'""", re.DOTALL
+)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+# an include whose text would be missing from the digest: its name is a macro's, or leads past the compiler's own folders
+_HIDDEN = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:[^"<\s]|<[ \t]*/)[^\n]*', re.MULTILINE)
+# no UTF-8 has a surrogate, and for the compiler a text ends at the first NUL
+UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def cuda_src() -> Path:
@@ -68,23 +76,57 @@ def is_text(source: str) -> bool:
 
 def load(source: str | Path, beside: Path | None = None) -> Source:
     """The `Source` for a piece of CUDA C, or for a file found beside `beside` or among the built-in kernels."""
+    if not isinstance(source, (str, os.PathLike)):
+        raise InputError(f"{source!r} is neither CUDA C nor the name of a .cu file")
     if isinstance(source, str) and is_text(source):
-        folder = beside or Path.cwd()
-        return Source("<text>.cu", source, None, _gather(source, "<text>.cu", folder))
+        text = _checked(source.removeprefix("\ufeff"), "<text>.cu")
+        return Source("<text>.cu", text, None, _gather(text, "<text>.cu", beside or _working_folder()))
     path = find(source, beside)
-    text = path.read_text(encoding="utf-8")
-    return Source(path.name, text, path, _gather(text, path.name, path.parent))
+    text = _read(path)
+    return Source(_plain(path.name), text, path, _gather(text, path.name, path.parent))
 
 
 def find(source: str | Path, beside: Path | None = None) -> Path:
-    """The path of a .cu file: absolute, else beside the caller, else in the working folder, else built in."""
-    folders = [folder for folder in (beside, Path.cwd(), cuda_src()) if folder is not None]
+    """The path of a .cu file: absolute, else beside the caller, else in the working folder, else built in.
+
+    For a caller inside this package the working folder does not count: the file of that name there is another one.
+    """
+    inside = beside is not None and beside.is_relative_to(_PACKAGE)
+    folders = [folder for folder in (beside, None if inside else _working_folder(), cuda_src()) if folder is not None]
     candidates = [Path(source)] if Path(source).is_absolute() else [folder / source for folder in folders]
     for candidate in candidates:
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # unlike Path.is_file it raises nothing, whatever the name
             return candidate.resolve()
     looked = "\n".join(f"  {candidate}" for candidate in candidates)
     raise SourceError(f"no CUDA source named {str(source)!r}. Looked for:\n{looked}")
+
+
+def _working_folder() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:  # it has been removed
+        return Path()
+
+
+def _plain(name: str) -> str:
+    """A file's name as the compiler can be given it: it reads a leading dash as an option, and writes quotes as they are."""
+    return re.sub(r'^-|["\r\n\ud800-\udfff]', "_", name)
+
+
+def _read(path: Path) -> str:
+    try:
+        return _checked(path.read_text(encoding="utf-8-sig"), str(path))
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _checked(text: str, name: str) -> str:
+    """`text`, all of which the compiler will see."""
+    if (bad := UNREADABLE.search(text)) is not None:
+        raise InputError(f"{name}:{text.count(chr(10), 0, bad.start()) + 1}: {bad.group()!r} has no place in CUDA C")
+    return text
 
 
 def _gather(text: str, name: str, folder: Path) -> dict[str, str]:
@@ -94,16 +136,20 @@ def _gather(text: str, name: str, folder: Path) -> dict[str, str]:
     pending = [(text, name, folder)]
     while pending:
         text, name, folder = pending.pop()
-        for match in _INCLUDE.finditer(strip_comments(text)):
+        clean = strip_comments(text)
+        if (hidden := _HIDDEN.search(clean)) is not None:
+            number, line = clean.count("\n", 0, hidden.start()) + 1, hidden.group().strip()
+            raise SourceError(f'{name}:{number}: {line}: name the file, as #include "file" or #include <file>')
+        for match in _INCLUDE.finditer(clean):
             spelled = match.group(1)
-            path = next((p for p in (folder / spelled, cuda_src() / spelled) if p.is_file()), None)
+            path = next((p for p in (folder / spelled, cuda_src() / spelled) if os.path.isfile(p)), None)
             if path is None:
-                number = text.count("\n", 0, match.start()) + 1
+                number = clean.count("\n", 0, match.start()) + 1
                 raise SourceError(f'{name}:{number}: #include "{spelled}" not found in {folder} or {cuda_src()}')
             path = path.resolve()
             if origin.setdefault(spelled, path) != path:
                 raise SourceError(f'#include "{spelled}" means both {origin[spelled]} and {path}; rename one of them')
             if spelled not in found:
-                found[spelled] = path.read_text(encoding="utf-8")
+                found[spelled] = _read(path)
                 pending.append((found[spelled], spelled, path.parent))
     return found

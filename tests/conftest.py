@@ -23,6 +23,21 @@ def device(request):
 
 
 @pytest.fixture(autouse=True)
+def room_on_the_gpu(request, tmp_path_factory):
+    """Tests of more than 2^31 elements run one at a time, whatever the number of processes: each takes tens of GiB."""
+    if not GPU or "more_than_2" not in request.node.name:
+        yield
+        return
+    import fcntl
+
+    with open(tmp_path_factory.getbasetemp().parent / "large_tensors.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        torch.cuda.empty_cache()
+        yield
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True)
 def same_every_time():
     """One seed; and every `torch.empty` filled with NaN, so that what a kernel leaves out is seen."""
     torch.manual_seed(0)

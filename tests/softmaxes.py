@@ -8,7 +8,7 @@ import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
 
 import cupyops
-from cupyops.common import rows
+from cupyops.common import softmaxes
 
 NAN, INF = float("nan"), float("inf")
 
@@ -108,19 +108,19 @@ class SoftmaxContract(OperatorContract):
     @pytest.mark.parametrize("to", [None, torch.float32], ids=str)
     def test_columns_by_vectors(self, device, monkeypatch, dtype, to):
         """Large tensors have threads that own 16 bytes of neighbouring columns; here small ones do."""
-        monkeypatch.setattr(rows, "_ENOUGH_THREADS", 1)
-        rows._share_columns.cache_clear()
+        monkeypatch.setattr(softmaxes, "_ENOUGH_THREADS", 1)
+        softmaxes._share_columns.cache_clear()
         for shape, dim in [((2, 5, 16), 1), ((3, 40, 8), 1), ((11, 256), 0)]:
             x, grad_y = torch.randn(shape).to(device, dtype), torch.randn(shape).to(device, to or dtype)
             misaligned = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(shape)
-            assert rows._share_columns(x.numel() // shape[dim], shape[dim], shape[-1], x.element_size())[2]
+            assert softmaxes._share_columns(x.numel() // shape[dim], shape[dim], shape[-1], x.element_size())[2]
             for given in (x, misaligned):
                 y, grad_x = gradient(self.function, given, dim, grad_y, dtype=to)
                 theirs, expected = gradient(self.torch_function, x.to(to or dtype), dim, grad_y)
                 truth, best = gradient(self.torch_function, x.double(), dim, grad_y)
                 assert_as_good_as_torch(y, theirs, truth, "y") if to is None else torch.testing.assert_close(y, theirs)
                 assert_as_good_as_torch(grad_x, expected.to(dtype), best, "grad_x")
-        rows._share_columns.cache_clear()
+        softmaxes._share_columns.cache_clear()
 
     @pytest.mark.parametrize(("shape", "dim"), [((70001, 3), 1), ((70001, 3, 1), 1), ((70001, 2, 3), 1)])
     def test_many_rows(self, device, shape, dim):

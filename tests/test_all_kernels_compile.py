@@ -1,13 +1,14 @@
 """Every built-in kernel compiles for every dtype and architecture, from Turing to Blackwell. NVRTC needs no GPU.
 
-For sm_80 all instances compile: the simulator runs their PTX. For the others one instance for each kernel and dtype does,
-its further template values changing from one architecture to the next; for sm_90 all of bfloat16, whose PTX is another.
+For sm_80 all instances compile: the simulator runs their PTX. For sm_75, where the sources have code of its own, one
+instance for each kernel and dtype; for sm_90 all of bfloat16, whose PTX is another. Where nothing but the compiler's last
+stage differs, one for each kernel, its dtype changing from one architecture to the next.
+`python -m cupyops compile` compiles all for all.
 
 One test for each kernel and architecture, so that pytest-xdist spreads them over processes. What is compiled is kept in
 build/cubins, which `make demo` uses too: as long as a kernel's text is the same, the next run has it already.
 """
 
-import itertools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -45,12 +46,14 @@ def test_every_cuda_function_has_a_kernel():
 def values_for(tested, arch):
     """The template values whose instances are compiled for `arch`."""
     by_dtype = defaultdict(list)
-    for values in itertools.product(*(tested.domain[name] for name in tested.template)):
+    for values in tested.combinations():
         by_dtype[tuple(value for value in values if isinstance(value, torch.dtype))].append(values)
     turn = jobs.ARCHS.index(arch)
     for number, (dtypes, alike) in enumerate(by_dtype.items()):
-        everything = arch == "sm_80" or (arch == "sm_90" and torch.bfloat16 in dtypes)
-        yield from alike if everything else [alike[(turn + number) % len(alike)]]
+        if arch == "sm_80" or (arch == "sm_90" and torch.bfloat16 in dtypes):
+            yield from alike
+        elif arch == "sm_75" or number == turn % len(by_dtype):
+            yield alike[(turn + number) % len(alike)]
 
 
 def test_every_instance_compiles_for_some_architecture():

@@ -98,9 +98,9 @@ def test_one_module_imports_cupy():
 
 
 def test_the_command_line_s_packages_stay_in_the_command_line():
-    """But for the progress bar of a long launch in the simulator, which is there where rich is."""
+    """But for the progress bar of long work, which is there where rich is."""
     users = {name(path).partition("/")[0] for path in files() if {"rich", "typer"} & set(external(path))}
-    assert users == {"cli", "simulation.py"}
+    assert users == {"cli", "progress.py"}
 
 
 def test_the_simulator_could_be_a_package_of_its_own():

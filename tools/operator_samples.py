@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops.common import gemm, rows
+from cupyops.common import gemm, rows, softmaxes
 
 _A_CARD = (132, 232448)  # multiprocessors and shared memory that every plan of a GEMM is made for, whatever runs it
 
@@ -131,17 +131,17 @@ def _at_most(blocks: int, threads: int) -> Iterator[None]:
     """Grids of so few blocks that each strides over several rows or tiles, where a grid has a limit; and what counts as
     enough threads for them to take several columns each. 0: as always."""
     cross_entropy: Any = sys.modules["cupyops.ops.cross_entropy"]  # whose name in the package is the function's
-    before = rows._MAX_GRID, cross_entropy.MAX_BLOCKS, rows._ENOUGH_THREADS
+    before = rows._MAX_GRID, cross_entropy.MAX_BLOCKS, softmaxes._ENOUGH_THREADS
     if blocks:
         rows._MAX_GRID = cross_entropy.MAX_BLOCKS = blocks
     if threads:
-        rows._ENOUGH_THREADS = threads
-    rows._share_columns.cache_clear()
+        softmaxes._ENOUGH_THREADS = threads
+    softmaxes._share_columns.cache_clear()
     try:
         yield
     finally:
-        rows._share_columns.cache_clear()
-        rows._MAX_GRID, cross_entropy.MAX_BLOCKS, rows._ENOUGH_THREADS = before
+        softmaxes._share_columns.cache_clear()
+        rows._MAX_GRID, cross_entropy.MAX_BLOCKS, softmaxes._ENOUGH_THREADS = before
 
 
 def _forget_plans() -> None:

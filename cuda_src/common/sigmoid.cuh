@@ -13,10 +13,10 @@ __device__ __forceinline__ float reciprocal(float value) {
   return result;
 }
 
-// In float, c comes without the cancellation of 1 - s: with q = e^-|a|, {s, c} is {1, q} / (1 + q), swapped for a < 0.
-// A NaN stays in both.
+// In float, the smaller of the two comes without the cancellation of 1 - s, as q / (1 + q) with q = e^-|a|, and the larger
+// as 1 less that, which is nearer than a second division. A NaN stays in both.
 __device__ __forceinline__ Sigmoid<float> sigmoid(float a) {
-  const float q = expf(-fabsf(a)), large = reciprocal(1.0f + q), small = q * large;
+  const float q = expf(-fabsf(a)), small = q * reciprocal(1.0f + q), large = 1.0f - small;
   return a >= 0.0f ? Sigmoid<float>{large, small} : Sigmoid<float>{small, large};
 }
 

@@ -84,3 +84,46 @@ def simulate(
         json=json,
     )
     raise typer.Exit(run(request))
+
+
+@app.command()
+def check(
+    operator: Annotated[
+        str, typer.Argument(metavar="MODULE:NAME", help="The operator: cupyops:relu, mylib.ops:my_op.")
+    ],
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The sample call, in order: randn(3,5), randn(3,5):float16, randint(0,10,3), 1, true, none, (2,3), "
+            "dim=1. Floating-point tensors want a gradient. By default something that the reference takes."
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(metavar="MODULE:NAME", help="The same function in plain PyTorch.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A hazard to try. Once for each; by default all.")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="A hazard to leave out. Once for each.")] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option(help="reference, simulator or gpu. Once for each; by default all that are here.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    shrink: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Look for the smallest call that fails.")] = True,
+    json: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write the report to this file, as CI systems read it.")] = None,
+) -> None:
+    """Hold an operator to the contract: try on it what has broken other kernel libraries."""
+    from .check import Request, run
+
+    request = Request(
+        operator=operator,
+        args=arg or (),
+        reference=reference,
+        only=only or (),
+        skip=skip or (),
+        backends=backend or (),
+        seed=seed,
+        shrink=shrink,
+        json=json,
+        junit=junit,
+    )
+    raise typer.Exit(run(request))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import check
 from ..errors import InputError
 from ..kernel import Kernel, ceil_div
 from ..layout import is_dry as is_dry
@@ -235,7 +236,7 @@ def check_dtypes(**tensors: Tensor | None) -> None:
     """All the tensors have one dtype; autocast, where it is on, makes them so, but leaves float64 alone."""
     given = [(name, value) for name, value in tensors.items() if value is not None]
     name, first = given[0]
-    autocast = torch.is_autocast_enabled(first.device.type)
+    autocast = check.autocast(first.device)
 
     def key(dtype: torch.dtype) -> Any:
         return "cast by autocast" if autocast and dtype.is_floating_point and dtype != torch.float64 else dtype

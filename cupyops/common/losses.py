@@ -71,9 +71,14 @@ def room_for_sums(x: Tensor, chosen: int, most: int) -> tuple[Tensor, Tensor]:
     return parts, torch.empty((), dtype=acc, device=x.device) if chosen else parts
 
 
-def at_most(blocks: int, limit: int) -> int:
-    """The smaller, without asking which it is where `blocks` is symbolic: an exported graph then serves every batch."""
-    return min(blocks, limit) if type(blocks) is int else torch.sym_min(blocks, limit)
+def blocks(positions: int, each: int, most: int, reduction: int) -> int:
+    """Blocks for so many positions, `each` to a block; one even for none where there is a reduction: its mean is NaN.
+
+    Nothing is asked of symbolic `positions`: an exported graph then serves every batch.
+    """
+    if type(positions) is not int:
+        return torch.sym_min(positions // each + 1, most)
+    return min(positions // each + 1, most) if positions or reduction else 0
 
 
 # --- the reference ---
@@ -142,5 +147,5 @@ def check_class_weight(input: Tensor, weight: Tensor | None) -> None:
         return
     if weight.requires_grad:
         check.fail("weight", weight, "one that requires no gradient: the loss has none with respect to it")
-    if weight.dtype != input.dtype and not torch.is_autocast_enabled(input.device.type):
+    if weight.dtype != input.dtype and not check.autocast(input.device):
         raise InputError(f"weight is {weight.dtype}, but input is {input.dtype}")

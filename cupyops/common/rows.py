@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 PACKS = (1, 2, 4)  # 16-byte packs that a thread holds of a row: the template values of the kernels
 WIDEST = 1024  # threads that share one row
-_ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
 _MAX_GRID = 1 << 16  # blocks; they stride over the rest, and fewer blocks of tiny rows cost less to start
 
 
@@ -63,56 +60,3 @@ def split(x: Tensor, dim: int) -> tuple[int, int, int]:
     if x.dim() == 0:
         return 1, 1, 1
     return math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
-
-
-class SoftmaxKernels(NamedTuple):
-    """The three forms of a softmax kernel, forward or backward."""
-
-    rows: Any
-    wide: Any
-    columns: Any
-
-
-def launch_softmax(kernels: SoftmaxKernels, dim: int, *tensors: Tensor, **template: Any) -> None:
-    """Launch the form that fits the shape of `tensors`, which are contiguous; packs are cut for the first."""
-    outer, size, inner = split(tensors[0], dim)
-    if is_symbolic(outer, size, inner) or not tensors[0].numel():
-        return
-    if inner > 1:
-        block, columns, vectors = _share_columns(outer * inner, size, inner, template["T"].itemsize)
-        launch = kernels.columns[grid(columns, block[0]), block]
-        launch(*tensors, outer, size, inner, VECTORS=vectors, **template)
-        return
-    division = share(size, tensors[0].element_size())
-    if division.packs:
-        kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
-    else:
-        kernels.wide[grid(outer), division.threads](*tensors, outer, size, **template)
-
-
-@functools.lru_cache(maxsize=4096)
-def _share_columns(columns: int, size: int, inner: int, itemsize: int) -> tuple[tuple[int, int], int, bool]:
-    """The block, (neighbouring columns, threads to a column), the columns in units of a thread's, and whether those are
-    as many as make 16 bytes."""
-    width = 16 // itemsize
-    neighbours = min(_power_of_two(columns), 32)
-    sharing = min(_power_of_two(-(-size // 8)), 512 // neighbours)
-    vectors = inner % width == 0 and columns // width * sharing >= _ENOUGH_THREADS
-    if vectors:
-        columns //= width
-    return (min(_power_of_two(columns), max(neighbours, 128 // sharing)), sharing), columns, vectors
-
-
-def implicit_dim(name: str, ndim: int, stacklevel: int) -> int:
-    """PyTorch's choice where `dim` is not given, with PyTorch's warning, which cannot be traced."""
-    if not torch.compiler.is_compiling():
-        warnings.warn(
-            f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument.",
-            stacklevel=stacklevel + 1,
-        )
-    return 0 if ndim in (0, 1, 3) else 1
-
-
-def _power_of_two(n: int) -> int:
-    """The least power of two that is at least `n`."""
-    return 1 << max(n - 1, 0).bit_length()

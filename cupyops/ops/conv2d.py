@@ -70,7 +70,7 @@ def _(saved, grad_y, x, weight, bias, stride, padding, dilation, groups, needs_g
 @_conv2d.unsupported
 def _(x, weight, bias, stride, padding, dilation, groups):
     images, channels, height, width = x.shape
-    if channels == 0:
+    if channels == 0 or 0 in weight.shape:
         return "no channels"  # PyTorch has a shape of its own for that
     pixels = images * (height + 2 * padding[0]) * (width + 2 * padding[1])  # of x, and no fewer than of y
     taps = max(weight.shape[0], weight.shape[1]) * weight.shape[2] * weight.shape[3]
@@ -138,7 +138,8 @@ def _check_shapes(input: Tensor, weight: Tensor, bias: Tensor | None, groups: An
         check.fail("groups", groups, "an int of at least 1")
     if input.dim() not in (3, 4):
         check.fail("input", input, "shape (n, channels, h, w) or (channels, h, w)")
-    if weight.dim() != 4 or min(weight.shape[0], weight.shape[2], weight.shape[3]) < 1:
+    sizes = weight.shape[:1] if weight.dim() == 4 and weight.shape[1] == 0 else weight.shape
+    if weight.dim() != 4 or min(sizes) < 1:
         check.fail("weight", weight, "shape (out_channels, channels / groups, kernel_h, kernel_w), none of them 0")
     channels = input.shape[-3]
     if weight.shape[0] % groups:

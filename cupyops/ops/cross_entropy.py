@@ -185,11 +185,11 @@ def _forward(given: Given) -> tuple[Tensor, tuple[Tensor, ...]]:
     options = given.ignore_index, given.label_smoothing, chosen
     if inner == 1 and classes > FEW_CLASSES:
         block = _row_block(classes)
-        grid = losses.at_most(positions // block[1] + 1, MAX_BLOCKS)
+        grid = losses.blocks(positions, block[1], MAX_BLOCKS, chosen)
         cross_entropy_fwd[grid, block](*tensors, positions, classes, *options, T=x.dtype, MODE=given.mode)
     else:
         block = (BLOCK, 1) if classes <= CHUNK else (32, BLOCK // 32)
-        grid = losses.at_most(positions // block[0] + 1, MAX_BLOCKS)
+        grid = losses.blocks(positions, block[0], MAX_BLOCKS, chosen)
         launch = cross_entropy_fwd_inner[grid, block]
         launch(*tensors, positions, classes, inner, *options, T=x.dtype, MODE=given.mode)
     if chosen:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import check
 from ..common.rows import PACKS, grid, is_symbolic, share
@@ -34,7 +35,19 @@ def _layer_norm(
 ) -> Tensor:
     if weight is None and bias is not None:
         weight = torch.ones_like(bias)  # without it, PyTorch's double backward loses what depends on bias
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return _in_steps(x, normalized_shape, weight, bias, eps)
     return torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
+
+
+def _in_steps(x, normalized_shape, weight, bias, eps):
+    """The same of elementary operations: PyTorch's forward mode over its backward of layer_norm is wrong in `weight`."""
+    wide = x.double() if x.dtype is torch.float64 else x.float()
+    dims = tuple(range(-len(normalized_shape), 0))
+    centred = wide - wide.mean(dims, keepdim=True)
+    y = centred * torch.rsqrt(centred.square().mean(dims, keepdim=True) + eps)
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias).to(x.dtype)
 
 
 @_layer_norm.forward
@@ -176,7 +189,7 @@ def _check_shape(normalized_shape: Sequence[int], input: Tensor) -> list[int]:
 
 def _check_dtypes(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
     """One dtype for all; or, as in PyTorch, what autocast will cast, and on a CPU float32 parameters for a half type."""
-    if input.device.type != "cpu" and torch.is_autocast_enabled(input.device.type):
+    if input.device.type != "cpu" and check.autocast(input.device):
         return
     given = {name: p for name, p in (("weight", weight), ("bias", bias)) if p is not None}
     if (

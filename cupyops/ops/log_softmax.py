@@ -5,26 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import check
-from ..common.rows import PACKS, SoftmaxKernels, implicit_dim, launch_softmax
-from ..kernel import FLOATING, Kernel
+from ..common import softmaxes
 from ..operator import operator
 
-BOTH = (False, True)
-
-log_softmax_fwd = Kernel("log_softmax.cu", "log_softmax_fwd<T, WIDEN, K>", T=FLOATING, WIDEN=BOTH, K=PACKS)
-log_softmax_fwd_wide = Kernel("log_softmax.cu", "log_softmax_fwd_wide<T, WIDEN>", T=FLOATING, WIDEN=BOTH)
-log_softmax_fwd_columns = Kernel(
-    "log_softmax.cu", "log_softmax_fwd_columns<T, WIDEN, VECTORS>", T=FLOATING, WIDEN=BOTH, VECTORS=BOTH
-)
-log_softmax_bwd = Kernel("log_softmax.cu", "log_softmax_bwd<T, WIDEN, K>", T=FLOATING, WIDEN=BOTH, K=PACKS)
-log_softmax_bwd_wide = Kernel("log_softmax.cu", "log_softmax_bwd_wide<T, WIDEN>", T=FLOATING, WIDEN=BOTH)
-log_softmax_bwd_columns = Kernel(
-    "log_softmax.cu", "log_softmax_bwd_columns<T, WIDEN, VECTORS>", T=FLOATING, WIDEN=BOTH, VECTORS=BOTH
-)
-
-FORWARD = SoftmaxKernels(log_softmax_fwd, log_softmax_fwd_wide, log_softmax_fwd_columns)
-BACKWARD = SoftmaxKernels(log_softmax_bwd, log_softmax_bwd_wide, log_softmax_bwd_columns)
+FORWARD = softmaxes.forms("log_softmax.cu", "log_softmax_fwd")
+BACKWARD = softmaxes.forms("log_softmax.cu", "log_softmax_bwd")
 
 
 @operator("cupyops::log_softmax", autocast="fp32")
@@ -34,24 +19,22 @@ def _log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
 
 @_log_softmax.unsupported
 def _(x, dim, dtype):
-    if dtype in (None, x.dtype) or _widens(x.dtype, dtype):
-        return None
-    return f"no kernel from {x.dtype} to {dtype}"
+    return softmaxes.why_not(x.dtype, dtype)
 
 
 @_log_softmax.forward
 def _(x, dim, dtype):
     x = x.contiguous()
     y = torch.empty_like(x, dtype=dtype)
-    widen = _widens(x.dtype, y.dtype)
-    launch_softmax(FORWARD, dim, x, y, T=x.dtype, WIDEN=widen)
+    widen = softmaxes.widens(x.dtype, y.dtype)
+    softmaxes.launch(FORWARD, dim, x, y, T=x.dtype, WIDEN=widen)
     return y, (x.new_empty(0),) if widen else ()  # the dtype of the gradient, since x itself is not kept
 
 
 @_log_softmax.backward
 def _(saved, grad_y, y, dim):
     grad_x = torch.empty_like(y, dtype=saved[0].dtype if saved else None)
-    launch_softmax(BACKWARD, dim, grad_y, y, grad_x, T=grad_x.dtype, WIDEN=bool(saved))
+    softmaxes.launch(BACKWARD, dim, grad_y, y, grad_x, T=grad_x.dtype, WIDEN=bool(saved))
     return grad_x
 
 
@@ -82,18 +65,4 @@ def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None
         >>> cupyops.log_softmax(torch.tensor([1.0, 2.0, 3.0]), dim=0)
         tensor([-2.4076, -1.4076, -0.4076])
     """
-    check.tensor("input", input)
-    check.choice("dtype", dtype, (None, *FLOATING))
-    if dtype is None and input.dtype not in FLOATING:
-        check.fail("input", input, "a tensor of dtype float16, bfloat16, float32 or float64, or a dtype to cast it to")
-    if dtype is not None and input.is_complex():
-        check.fail("input", input, "a tensor of a real dtype")
-    dim = check.dim("dim", implicit_dim("log_softmax", input.dim(), stacklevel=3) if dim is None else dim, input.dim())
-    if dtype is not None and not _widens(input.dtype, dtype):
-        input = input.to(dtype)
-    return _log_softmax(input, dim, dtype)
-
-
-def _widens(dtype: torch.dtype, to: torch.dtype | None) -> bool:
-    """Whether the kernels cast: from a half type to float32."""
-    return to is torch.float32 and dtype in (torch.float16, torch.bfloat16)
+    return _log_softmax(*softmaxes.arguments("log_softmax", input, dim, dtype))

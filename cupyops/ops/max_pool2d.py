@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from .. import check
 from ..kernel import FLOATING, Kernel, ceil_div
+from ..layout import is_dry
 from ..operator import operator
 
 PLACES = (torch.uint8, torch.int64)  # i * kw + j, h * W + w
@@ -60,9 +61,12 @@ def _(saved, grad_y, kernel_size, stride, padding, dilation, size):
     h = _starts(place, -2, stride, padding)[:, None] + place // kernel_size[1] * dilation[0]
     w = _starts(place, -1, stride, padding) + place % kernel_size[1] * dilation[1]
     inside = (h >= 0) & (h < size[0]) & (w >= 0) & (w < size[1])
-    index = torch.where(inside, h * size[1] + w, 0).flatten(-2)
-    grad = torch.where(inside, grad_y, 0).flatten(-2)
-    return grad.new_zeros(*grad.shape[:-1], size[0] * size[1]).scatter_add(-1, index, grad).unflatten(-1, size)
+    # reshape and not flatten, which has no rule for the batched gradients of torch.autograd.grad(is_grads_batched=True)
+    planes, window = grad_y.shape[:-2], grad_y.shape[-2] * grad_y.shape[-1]
+    index = torch.where(inside, h * size[1] + w, 0).reshape(*planes, window)
+    grad = torch.where(inside, grad_y, 0).reshape(*planes, window)
+    grad_x = grad.new_zeros(*planes, size[0] * size[1]).scatter_add(-1, index, grad)
+    return grad_x.reshape(*planes, *size)
 
 
 @_max_pool2d.unsupported
@@ -152,6 +156,8 @@ def _forward(x: Tensor, window: tuple[list[int], ...], ceil_mode: bool, places: 
     out = _output_size(size, window, ceil_mode)
     y = torch.empty((*x.shape[:-2], *out), dtype=x.dtype, device=x.device, memory_format=layout)
     argmax = torch.empty_like(y, dtype=places)
+    if is_dry(y):
+        return y, argmax  # what would be launched depends on sizes that may be symbols
     vector, geometry = 16 // x.element_size(), (*size, *out, *window[0], *window[1], *window[2], *window[3])
     if layout is torch.channels_last:
         wide = bool(x.shape[1] % vector == 0)
@@ -174,6 +180,8 @@ def _backward(grad_y: Tensor, argmax: Tensor, window: tuple[list[int], ...], siz
     layout = torch.channels_last if _is_channels_last(argmax) else torch.contiguous_format
     shape, out = (*grad_y.shape[:-2], *size), grad_y.shape[-2:]
     grad_x = torch.empty(shape, dtype=grad_y.dtype, device=grad_y.device, memory_format=layout)
+    if is_dry(grad_x):
+        return grad_x
     vector, geometry = 16 // grad_y.element_size(), (*size, *out, *window[0], *window[1], *window[2], *window[3])
     types: dict[str, Any] = dict(T=grad_y.dtype, I=argmax.dtype)
     count = grad_x.numel()

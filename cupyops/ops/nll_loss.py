@@ -31,7 +31,7 @@ def _(x, target, weight, ignore_index, reduction):
     positions, chosen = target.numel(), losses.REDUCTIONS[reduction]
     y = torch.empty(target.shape if chosen == 0 else (), dtype=x.dtype, device=x.device)
     parts, total_weight = losses.room_for_sums(x, chosen, MAX_BLOCKS)
-    blocks = losses.at_most(positions // BLOCK + 1, MAX_BLOCKS)
+    blocks = losses.blocks(positions, BLOCK, MAX_BLOCKS, chosen)
     sizes = positions, losses.classes(x), losses.inner(x), ignore_index, chosen
     nll_loss_fwd[blocks, BLOCK](x, target, weight, y, parts, total_weight, *sizes, T=x.dtype)
     if chosen:

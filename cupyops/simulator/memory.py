@@ -6,6 +6,8 @@ shared, local and parameter memory lie above all of them.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,7 @@ SHARED_BASE = 1 << 60
 LOCAL_BASE = 2 << 60
 PARAMETER_BASE = 3 << 60
 POISON = 0xCB  # what memory holds that nothing has written
+WORDS = {size: np.dtype(f"V{size}") for size in (1, 2, 4, 8, 16, 32)}  # to move several elements as one
 
 
 class Region:
@@ -32,6 +35,24 @@ class Region:
             size = np.dtype(dtype).itemsize
             found = self._views[dtype] = self.buffer[: len(self.buffer) // size * size].view(dtype)
         return found
+
+    def take(self, position: np.ndarray, dtype: Any, size: int, count: int) -> Any:
+        """`count` elements of `size` bytes from each position, a multiple of all their bytes: an array, or several."""
+        width = size * count
+        words = self.view(dtype if count == 1 else WORDS[width]).take(position >> (width.bit_length() - 1))
+        return words if count == 1 else tuple(np.ascontiguousarray(words.view(dtype).reshape(-1, count).T))
+
+    def put(self, position: np.ndarray, values: Sequence[Any], dtype: Any, size: int) -> None:
+        """The inverse: elements, one after the other, to each position. Where two meet, the last one stays."""
+        width = size * len(values)
+        index = position >> (width.bit_length() - 1)
+        if len(values) == 1:
+            self.view(dtype)[index] = values[0]
+            return
+        elements = np.empty((len(position), len(values)), dtype)
+        for number, value in enumerate(values):
+            elements[:, number] = value
+        self.view(WORDS[width])[index] = elements.view(WORDS[width])[:, 0]
 
 
 class Allocation(Region):
@@ -61,7 +82,7 @@ class Memory:
     """Every allocation that a kernel can reach. Buffers are the caller's own: what a kernel writes is seen there."""
 
     allocations: dict[int, Allocation] = field(default_factory=dict)
-    _next: int = 1
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def allocate(
         self, array: np.ndarray, name: str = "memory", *, initialized: bool = True, fill: bool = True
@@ -80,9 +101,8 @@ class Memory:
                 buffer[:] = POISON
             # whole 16-byte words, so that it can be viewed as any element type
             written = np.zeros(-(-len(buffer) // 16) * 16, np.uint8)
-        allocation = Allocation(self._next, buffer, name, written)
-        self.allocations[self._next] = allocation
-        self._next += 1
+        allocation = Allocation(next(self._numbers), buffer, name, written)
+        self.allocations[allocation.number] = allocation
         return allocation
 
     def free(self, allocation: Allocation) -> None:

@@ -115,6 +115,21 @@ def test_instances_span_the_domain():
     assert len(f.instances()) == len(set(f.instances())) == 8
 
 
+def test_some_combinations_do_not_exist(cpu):
+    half = lambda T, WIDEN: not WIDEN or T.itemsize == 2
+    f = Kernel(
+        "template <typename T, bool WIDEN> __global__ void f(T* x) {}",
+        "f<T, WIDEN>",
+        T=(torch.float16, torch.float32),
+        WIDEN=(False, True),
+        where=half,
+    )
+    assert f.instances() == ["f<__half, false>", "f<__half, true>", "f<float, false>"]
+    with pytest.raises(LaunchError, match=r"there is no f<float, true>"):
+        f[1, 32](torch.ones(3), T=torch.float32, WIDEN=True)
+    assert not cpu.launches
+
+
 def test_instances_need_a_domain():
     with pytest.raises(InputError, match=r"no values declared for N; give N=\(\.\.\.\) to Kernel"):
         Kernel("f.cu", "f<T, N>", T=kernel.FLOATING).instances()

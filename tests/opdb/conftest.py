@@ -1,7 +1,7 @@
 """PyTorch's own database of operator samples, in a process of its own: `python -m pytest tests/opdb`.
 
 Importing it (and `torch.testing._internal` beneath it) freezes PyTorch's backend flags for the whole process, so these tests
-run beside no others.
+run beside no others. `--conformance=PATH` keeps what they count, for tools/conformance.py.
 """
 
 from pathlib import Path
@@ -13,8 +13,44 @@ torch.backends.cudnn.allow_tf32 = False  # before the flags are frozen: fp32 is 
 torch.backends.cuda.matmul.allow_tf32 = False
 torch.set_num_threads(1)
 
+from opdb.backends import BACKENDS  # noqa: E402
+from opdb.known import named  # noqa: E402
+from opdb.recording import PROPERTY, Recorder  # noqa: E402
+from opdb.score import Score  # noqa: E402
+
+HERE = Path(__file__).parent
+CUBINS = HERE.parents[1] / "build" / "cubins"  # where the tests of compilation keep theirs
+
+
+def pytest_addoption(parser):
+    parser.addoption("--conformance", type=Path, metavar="PATH", help="write what was counted into PATH (JSON)")
+
+
+def pytest_configure(config):
+    options = config.option
+    if options.conformance is None or hasattr(config, "workerinput"):  # under xdist the workers have nothing to write
+        return
+    if options.keyword or options.deselect or options.markexpr not in ("", "gpu"):
+        raise pytest.UsageError("--conformance is of a whole run: no -k, no --deselect")
+    config.pluginmanager.register(Recorder(options.conformance), "conformance-recorder")
+
 
 def pytest_collection_modifyitems(items):
-    here = Path(__file__).parent
-    if any(here not in item.path.parents for item in items):
+    if any(HERE not in item.path.parents for item in items):
         raise pytest.UsageError("tests/opdb needs a process of its own: python -m pytest tests/opdb")
+
+
+@pytest.fixture(params=[pytest.param(b, id=b.name, marks=[pytest.mark.gpu] * (b.name == "gpu")) for b in BACKENDS])
+def backend(request, monkeypatch):
+    """Where the operators run; the simulator's kernels are those that are compiled already."""
+    if request.param.name == "simulator":
+        monkeypatch.setenv("CUPYOPS_CUBIN_PATH", str(CUBINS))
+    return request.param
+
+
+@pytest.fixture
+def score(request, info, backend):
+    """What the test counts; it ends with `score.raise_if_failed()`."""
+    counted = Score(backend, named(info))
+    request.node.user_properties.append((PROPERTY, counted.counts))
+    return counted

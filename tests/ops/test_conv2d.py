@@ -32,6 +32,11 @@ class TestConv2d(OperatorContract):
     torch_function = staticmethod(F.conv2d)
     kernels = {"conv2d_fwd", "conv2d_bwd_weight", "conv2d_sum", "conv2d_channels_last"}
 
+    differs = {
+        ("special_values", backend): "a NaN in weight: grad_x is NaN at the border too, where the tap meets padding"
+        for backend in ("simulator", "gpu")
+    }
+
     def samples(self, make: Make):
         yield from self.small_samples(make)
         yield Sample(make(2, 3, 7, 9), make(5, 3, 3, 3), make(5), stride=2, padding=1)
@@ -44,6 +49,7 @@ class TestConv2d(OperatorContract):
         yield Sample(make(3, 6, 5), make(70, 3, 1, 1), make(70))
 
     def small_samples(self, make: Make):
+        yield Sample(make(1, 2, 6, 7), make(5, 2, 3, 4), make(5), padding=1)
         yield Sample(make(2, 2, 4, 5), make(3, 2, 3, 2), make(3))
         yield Sample(make(1, 2, 4, 4), make(2, 1, 3, 3), stride=2, padding=(1, 2), groups=2)
         yield Sample(make(2, 5, 5), make(2, 2, 2, 2), make(2), dilation=2, padding="valid")

@@ -32,6 +32,8 @@ class TestCrossEntropy(OperatorContract):
     torch_function = staticmethod(torch_cross_entropy)
     kernels = KERNELS
 
+    differs = {("indices", "gpu"): "one sample that is ignored: the mean is NaN, and 0 in PyTorch on a GPU alone"}
+
     def samples(self, make: Make):
         yield from self.small_samples(make)
         for reduction in ("none", "mean", "sum"):  # a warp per row, several blocks, ends of rows off 16 bytes
@@ -44,6 +46,7 @@ class TestCrossEntropy(OperatorContract):
         yield Sample(make(2, 70, 5, 9), make.integers(2, 5, 9, high=70), label_smoothing=0.1)  # slices of classes
 
     def small_samples(self, make: Make):
+        yield Sample(make(4, 7), make.integers(4, high=7), weights(make, 7))
         yield Sample(make(5), make.integers(high=5))
         yield Sample(make(2, 18), make.integers(2, high=18))
         for reduction in ("none", "mean", "sum"):
@@ -74,6 +77,11 @@ class TestProbabilities(OperatorContract):
     torch_function = staticmethod(torch_cross_entropy)
     kernels = KERNELS
 
+    differs = {
+        ("special_values", backend): "a probability of -inf: the kernel adds up p * x and p apart, and inf - inf is NaN"
+        for backend in ("simulator", "gpu")
+    }
+
     def samples(self, make: Make):
         yield from self.small_samples(make)
         for reduction in ("none", "mean", "sum"):
@@ -83,8 +91,8 @@ class TestProbabilities(OperatorContract):
         yield Sample(make(2, 70, 5, 9), probabilities(make, 2, 70, 5, 9), label_smoothing=0.1)
 
     def small_samples(self, make: Make):
-        yield Sample(make(5), probabilities(make, 5))
         yield Sample(make(2, 18), probabilities(make, 2, 18))
+        yield Sample(make(5), probabilities(make, 5))
         for reduction in ("none", "mean", "sum"):
             yield Sample(
                 make(5, 3), probabilities(make, 5, 3), weights(make, 3), reduction=reduction, label_smoothing=0.3

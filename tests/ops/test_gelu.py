@@ -11,7 +11,7 @@ class TestGelu(OperatorContract):
     kernels = {"gelu_fwd", "gelu_bwd"}
 
     def samples(self, make: Make):
-        for shape in [(5,), (3, 7), (2059,), (2, 3, 4, 5), (), (0, 3)]:
+        for shape in [(3, 7), (5,), (2059,), (2, 3, 4, 5), (), (0, 3)]:
             yield Sample(make(*shape))
             yield Sample(make(*shape), approximate="tanh")
         yield Sample(make(37, low=-9.0, high=9.0), approximate="none")

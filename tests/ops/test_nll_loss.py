@@ -21,6 +21,11 @@ class TestNllLoss(OperatorContract):
     torch_function = staticmethod(torch_nll_loss)
     kernels = {"nll_loss_fwd", "nll_loss_fwd_sum", "nll_loss_bwd"}
 
+    differs = {
+        ("indices", "gpu"): "one sample that is ignored: the mean is NaN, and 0 in PyTorch on a GPU alone",
+        ("special_values", "gpu"): "one sample: a sum that begins with 0 is 0, where PyTorch has -0 on a GPU alone",
+    }
+
     def samples(self, make: Make):
         make = log_probabilities(make)
         yield from self.small_samples(make)
@@ -32,8 +37,8 @@ class TestNllLoss(OperatorContract):
 
     def small_samples(self, make: Make):
         make = log_probabilities(make)
-        yield Sample(make(5), make.integers(high=5))
         yield Sample(make(4, 7), make.integers(4, high=7))
+        yield Sample(make(5), make.integers(high=5))
         for reduction in ("none", "mean", "sum"):
             yield Sample(make(6, 3), make.integers(6, high=3), weights(make, 3), ignore_index=2, reduction=reduction)
         yield Sample(make(2, 3, 5), make.integers(2, 5, high=3), reduction="none")

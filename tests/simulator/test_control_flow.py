@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from simulator.kit import fails, launch, program, run
+from simulator.kit import fails, launch, program, ptx, run
 
 from cupyops.simulator import OutOfBounds, Pointer, Program, WarpFault
 from cupyops.simulator.machine import machine
@@ -213,14 +213,15 @@ def test_half_warps_with_masks_of_their_own(seed):
     assert y.tolist() == [sign * sums[half] for half, sign in enumerate([1, -10, 1, -10]) for _ in range(16)]
 
 
+@pytest.mark.parametrize("unroll", [1, 4])
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
-def test_masks_that_are_computed_in_a_loop_of_varying_length(seed):
-    """Each round is among the lanes that are left."""
+def test_masks_that_are_computed_in_a_loop_of_varying_length(seed, unroll):
+    """Each round is among the lanes that are left; unrolled, they meet at different copies of it."""
     code = """
         __global__ void rounds(const int* x, int* y) {
             int lane = threadIdx.x % 32, left = x[threadIdx.x], sum = 0;
             unsigned mask = __ballot_sync(0xffffffff, left > 0);
-            #pragma unroll 1
+            #pragma unroll UNROLL
             while (left > 0) {
                 int leader = __ffs(mask) - 1;
                 sum += __shfl_sync(mask, left, leader) * (lane == leader ? 100 : 1);
@@ -229,7 +230,8 @@ def test_masks_that_are_computed_in_a_loop_of_varying_length(seed):
             }
             y[threadIdx.x] = sum;
         }
-    """
+    """.replace("UNROLL", str(unroll))
+    assert ptx(code, "rounds").count("shfl.sync") == (1 if unroll == 1 else 5)
     x = np.random.default_rng(2).integers(0, 12, 96).astype(np.int32)
     y = np.zeros(96, np.int32)
     run(code, "rounds", 1, 96, x, y, seed=seed)
@@ -305,6 +307,7 @@ class Writer:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.may_leave = seed % 3 == 0
         self.loops = 0
 
     def body(self, depth: int, whole: bool, in_loop: bool) -> list:
@@ -325,13 +328,21 @@ class Writer:
             self.loops += 1
             count = ("constant", self.random.randint(1, 3)) if uniform else ("lane", self.random.randint(2, 5))
             return ("for", self.loops, count, self.body(depth - 1, uniform, not uniform))
+        if whole and draw() < 0.3:
+            mode, sides = self.random.choice(["xor", "up", "down"]), (self.side(depth), self.side(depth))
+            return ("apart", self.condition(), mode, *sides)
         if whole and draw() < 0.6:
             return ("shuffle", self.random.choice(["xor", "up", "down"]), self.random.choice([1, 2, 4, 8, 16]))
         if in_loop and draw() < 0.2:
             return ("break", self.condition())
-        if not whole and draw() < 0.04:
+        if self.may_leave and not whole and draw() < 0.08:
             return ("leave", self.condition())
         return ("set", self.random.choice("abc"), self.random.choice("abc"), self.random.randint(1, 9))
+
+    def side(self, depth: int) -> tuple:
+        """One branch of two that both have a shuffle: what is before it, what is given, how far away the other lane is."""
+        before = self.body(max(0, depth - 2), False, False)
+        return before, self.random.choice("abc"), self.random.choice([1, 2, 4, 8, 16]), self.random.choice("abc")
 
     def condition(self) -> tuple:
         return (self.random.choice("abc"), self.random.randint(2, 6), self.random.randint(0, 3))
@@ -347,6 +358,12 @@ def in_c(body: list) -> str:
         elif kind == "shuffle":
             value = f"__shfl_{rest[0]}_sync(0xffffffff, b, {rest[1]})"
             lines.append(f"a += {value};")
+        elif kind == "apart":
+            branches = [
+                f"{{ {in_c(before)} {to} += __shfl_{rest[1]}_sync(0xffffffff, {given}, {by}); }}"
+                for before, given, by, to in rest[2:]
+            ]
+            lines.append(f"if ({condition_in_c(rest[0])}) {' else '.join(branches)}")
         elif kind == "if":
             lines.append(f"if ({condition_in_c(rest[0])}) {{ {in_c(rest[1])} }} else {{ {in_c(rest[2])} }}")
         else:
@@ -383,7 +400,12 @@ class Warp:
             elif kind == "leave":
                 self.left |= self.holds(rest[0], active)
             elif kind == "shuffle":
-                self.shuffle(*rest)
+                self.shuffle(rest[0], [("b", rest[1], "a")] * 32)
+            elif kind == "apart":
+                then = self.holds(rest[0], active)
+                for (before, *_), lanes in zip(rest[2:], (then, active - then)):
+                    self.run(before, lanes)
+                self.shuffle(rest[1], [rest[2 if lane in then else 3][1:] for lane in range(32)])
             elif kind == "if":
                 then = self.holds(rest[0], active)
                 broken |= self.run(rest[1], then) | self.run(rest[2], active - then)
@@ -406,15 +428,22 @@ class Warp:
         name, modulus, rest = condition
         return {lane for lane in active if ((self.lanes[lane][name] + lane) & MASK) % modulus == rest % modulus}
 
-    def shuffle(self, mode: str, by: int) -> None:
-        before = [values["b"] for values in self.lanes]
-        for lane, values in enumerate(self.lanes):
+    def shuffle(self, mode: str, sides: list[tuple]) -> None:
+        """For each lane: the variable that it gives, how far away it reads, the variable to which that is added."""
+        given = [values[name] for values, (name, _, _) in zip(self.lanes, sides)]
+        for lane, (values, (_, by, to)) in enumerate(zip(self.lanes, sides)):
             other = {"xor": lane ^ by, "up": lane - by, "down": lane + by}[mode]
-            values["a"] = (values["a"] + before[other if 0 <= other < 32 else lane]) & MASK
+            values[to] = (values[to] + given[other if 0 <= other < 32 else lane]) & MASK
 
 
 def has_leave(body: list) -> bool:
-    return any(s[0] == "leave" or any(isinstance(part, list) and has_leave(part) for part in s) for s in body)
+    return any(s[0] == "leave" or any(has_leave(part) for part in bodies(s)) for s in body)
+
+
+def bodies(statement: tuple) -> list[list]:
+    """The bodies within a statement."""
+    parts = [part[0] if isinstance(part, tuple) and isinstance(part[0], list) else part for part in statement]
+    return [part for part in parts if isinstance(part, list)]
 
 
 def drawn(seed: int) -> tuple[str, list]:
@@ -435,11 +464,13 @@ def drawn(seed: int) -> tuple[str, list]:
 
 
 def without_shuffles(body: list) -> list:
-    return [
-        tuple(without_shuffles(part) if isinstance(part, list) else part for part in statement)
-        for statement in body
-        if statement[0] != "shuffle"
-    ]
+    result: list = []
+    for kind, *rest in body:
+        if kind == "apart":
+            result.append(("if", rest[0], *(without_shuffles(side[0]) for side in rest[2:])))
+        elif kind != "shuffle":
+            result.append((kind, *(without_shuffles(part) if isinstance(part, list) else part for part in rest)))
+    return result
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -467,13 +498,12 @@ def test_the_programs_drawn_have_everything_in_them():
     def collect(body, depth):
         for statement in body:
             kinds.add((statement[0], depth > 1))
-            for part in statement:
-                if isinstance(part, list):
-                    collect(part, depth + 1)
+            for part in bodies(statement):
+                collect(part, depth + 1)
 
     for seed in range(24):
         collect(drawn(seed)[1], 0)
-    assert {(kind, True) for kind in ("set", "if", "for", "break", "leave", "shuffle")} <= kinds
+    assert {(kind, True) for kind in ("set", "if", "for", "break", "leave", "shuffle", "apart")} <= kinds
 
 
 def test_a_guard_keeps_its_value_though_its_source_is_written():

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 import pytest
 import torch
 from contract import DTYPES, Make, first
-from ops.test_scale_shift import TestScaleShift as ScaleShift
 from simulator import cases
 from simulator.cases import CPU, FILES, KERNELS
 
@@ -129,7 +128,7 @@ def test_the_order_changes_nothing(contract):
             torch.manual_seed(0)
             call = sample.leaves()
             with simulated(seed=seed, check=seed == 1):
-                y = first(call.call(test.function))
+                y = first(call.of(test.function))
                 grads = torch.autograd.grad(y, call.tensors(), torch.randn_like(y)) if call.tensors() else ()
             results.append((y, *grads))
         for result in results[1:]:
@@ -247,38 +246,6 @@ def test_backward_in_another_thread():
 
 
 # --- PyTorch's own machinery ---
-
-
-@pytest.mark.parametrize(
-    ("name", "launches"),
-    [
-        ("gradcheck", True),
-        ("gradgradcheck", True),
-        ("gradient_penalty", True),
-        ("functorch", False),
-        ("forward_mode", False),
-        ("opcheck", True),
-        ("export", True),
-        ("autocast", True),
-        ("no_grad_and_inference_mode", True),
-        ("fake_tensors", True),
-        ("retained_graph_and_accumulation", True),
-    ],
-)
-def test_of_the_contract(name, launches):
-    """What every operator is held to beside its values, for one operator that runs in the simulator."""
-    test = compiled(ScaleShift)
-    with cupyops.simulate(), cupyops.trace() as trace:
-        getattr(test, f"test_{name}")(CPU)
-    assert bool(trace.launches()) == launches
-    assert {record.route for record in trace.launches()} <= {"simulator"}
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_compile(dynamic):
-    test = compiled(ScaleShift)
-    with cupyops.simulate():
-        test.test_compile(CPU, dynamic)
 
 
 def test_the_compiled_graph_launches():

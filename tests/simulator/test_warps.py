@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from simulator.kit import fails, run
+from simulator.kit import fails, place, ptx, run
 
-from cupyops.simulator import WarpFault
+from cupyops.simulator import Race, StepLimit, Uninitialized, WarpFault
+from cupyops.simulator.machine import machine, scheduler
 
 RNG = np.random.default_rng(3)
 
@@ -259,3 +260,458 @@ def test_a_matrix_instruction_of_half_a_warp():
     """
     says = ["an instruction of all 32 lanes is executed by some of them only", "thread (0,0,0)"]
     fails(WarpFault, code, "half", 1, 32, np.zeros(32, np.uint32), says=says)
+
+
+# --- lanes at different copies of one instruction ---
+
+ORDERS = [None, 0, 1, 2]
+
+
+def copies(code, name, instruction, arch="sm_80"):
+    """How often the PTX has it."""
+    return ptx(code, name, arch).count(instruction)
+
+
+BOTH = """
+    __global__ void both(int* y) {
+        __shared__ int s[96];
+        int i = threadIdx.x;
+        if (i % 3 == 0) {
+            s[i] = 2 * i;
+            __syncwarp();  // one
+            y[i] = s[i ^ 1];
+        } else {
+            s[i] = 7 * i;
+            __syncwarp();  // two
+            y[i] = -s[i ^ 1];
+        }
+    }
+"""
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+def test_syncwarp_in_both_branches(seed):
+    """It orders what the lanes do in shared memory; without it, that is a race."""
+    assert copies(BOTH, "both", "bar.warp.sync") == 2
+    y = np.zeros(96, np.int32)
+    run(BOTH, "both", 1, 96, y, seed=seed)
+    assert y.tolist() == [(1 if i % 3 == 0 else -1) * (i ^ 1) * (7 if (i ^ 1) % 3 else 2) for i in range(96)]
+    without = BOTH.replace("__syncwarp();  // one", "").replace("__syncwarp();  // two", "")
+    with pytest.raises((Race, Uninitialized)):
+        run(without, "both", 1, 96, y, seed=seed)
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+@pytest.mark.parametrize("threads_per_batch", [1, 16384])
+def test_shuffles_in_both_branches(seed, threads_per_batch, monkeypatch):
+    """Each lane gives its own value, reads by its own distance, and the result goes where its branch wants it. Some warps
+    are of one mind."""
+    monkeypatch.setattr(machine, "_THREADS_PER_BATCH", threads_per_batch)
+    code = """
+        __global__ void both(const int* x, int* y) {
+            int i = blockIdx.x * blockDim.x + threadIdx.x, a = x[i], b = 10 * x[i];
+            if (a % 2) a -= __shfl_xor_sync(0xffffffff, b, 3);
+            else b = 2 * __shfl_xor_sync(0xffffffff, a + 1, 5);
+            y[2 * i] = a, y[2 * i + 1] = b;
+        }
+    """
+    assert copies(code, "both", "shfl.sync") == 2
+    x = RNG.integers(0, 1000, (6, 32)).astype(np.int32)
+    x[1] |= 1
+    x[4] &= ~1
+    y = np.zeros((6, 32, 2), np.int32)
+    run(code, "both", 3, 64, x, y, seed=seed)
+    given = np.where(x % 2, 10 * x, x + 1)
+    for warp in range(6):
+        for lane in range(32):
+            own = int(x[warp, lane])
+            odd, even = (own - given[warp, lane ^ 3], 10 * own), (own, 2 * given[warp, lane ^ 5])
+            assert y[warp, lane].tolist() == list(odd if own % 2 else even)
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+def test_votes_in_a_switch(seed):
+    code = """
+        __global__ void cases(const int* x, unsigned* y) {
+            int i = threadIdx.x;
+            unsigned votes;
+            switch (x[i]) {
+                case 0: votes = __ballot_sync(0xffffffff, i % 2); break;
+                case 1: votes = __ballot_sync(0xffffffff, i % 3 == 0) + 1; break;
+                case 2: votes = __ballot_sync(0xffffffff, i > 40) * 3; break;
+                default: votes = ~__ballot_sync(0xffffffff, true);
+            }
+            y[i] = votes;
+        }
+    """
+    assert copies(code, "cases", "vote.sync") == 4
+    x, y = RNG.integers(0, 4, 64).astype(np.int32), np.zeros(64, np.uint32)
+    run(code, "cases", 1, 64, x, y, seed=seed)
+    for warp in range(2):
+        lanes = range(32 * warp, 32 * warp + 32)
+        true = {i: [i % 2 == 1, i % 3 == 0, i > 40, True][x[i]] for i in lanes}
+        ballot = sum(1 << i % 32 for i in lanes if true[i])
+        expected = {0: ballot, 1: ballot + 1, 2: ballot * 3, 3: ~ballot}
+        assert [int(y[i]) for i in lanes] == [expected[x[i]] & 0xFFFFFFFF for i in lanes]
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+def test_matches_reductions_and_elections_in_both_branches(seed):
+    code = """
+        __device__ unsigned leader(unsigned mask) {
+            unsigned first;
+            asm volatile("{.reg .pred p; elect.sync %0|p, %1;}" : "=r"(first) : "r"(mask));
+            return first;
+        }
+        __global__ void both(const int* x, unsigned* y) {
+            int i = threadIdx.x;
+            unsigned half = i % 32 < 16 ? 0x0000ffff : 0xffff0000, same, sum, largest, first;
+            if (x[i] % 2) {
+                same = __match_any_sync(0xffffffff, x[i] / 2);
+                sum = __reduce_add_sync(half, (unsigned)x[i]);
+                largest = __reduce_max_sync(0xffffffff, x[i]);
+                first = leader(half);
+            } else {
+                same = 1 + __match_any_sync(0xffffffff, x[i] / 2);
+                sum = 10 + __reduce_add_sync(half, 100u);
+                largest = 1 + __reduce_max_sync(0xffffffff, i);
+                first = 1 + leader(half);
+            }
+            y[4 * i] = same, y[4 * i + 1] = sum, y[4 * i + 2] = largest, y[4 * i + 3] = first;
+        }
+    """
+    for instruction in ("match.any.sync", "redux.sync.add", "redux.sync.max", "elect.sync"):
+        assert copies(code, "both", instruction, "sm_90") == 2
+    x, y = RNG.integers(0, 12, (2, 32)).astype(np.int32), np.zeros((2, 32, 4), np.uint32)
+    run(code, "both", 1, 64, x, y, seed=seed, arch="sm_90")
+    for warp in range(2):
+        value = x[warp]
+        odd = value % 2 == 1
+        for lane in range(32):
+            half = slice(lane // 16 * 16, lane // 16 * 16 + 16)
+            expected = [
+                sum(1 << other for other in range(32) if value[other] // 2 == value[lane] // 2),
+                int(np.where(odd, value, 100)[half].sum()) + (0 if odd[lane] else 10),
+                int(np.where(odd, value, np.arange(32) + 32 * warp).max()),
+                lane // 16 * 16,
+            ]
+            more = [0, 0, 0, 0] if odd[lane] else [1, 0, 1, 1]
+            assert y[warp, lane].tolist() == [one + by for one, by in zip(expected, more)]
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+def test_several_exchanges_in_a_row_against_some_that_are_apart(seed):
+    """A double is two shuffles, one after the other; in the other branch something lies between them."""
+    code = """
+        __global__ void both(const double* x, double* y) {
+            int i = threadIdx.x;
+            double v = x[i];
+            if (i % 5 < 2) v = 2 * __shfl_down_sync(0xffffffff, v, 4);
+            else {
+                int low = __double2loint(v), high = __double2hiint(v);
+                asm volatile("shfl.sync.down.b32 %0, %0, 4, 0x1f, 0xffffffff;" : "+r"(high));
+                asm volatile("xor.b32 %0, %0, 0;" : "+r"(low));
+                if (i % 5 < 4) asm volatile("shfl.sync.down.b32 %0, %0, 4, 0x1f, 0xffffffff;" : "+r"(low));
+                else {
+                    asm volatile("xor.b32 %0, %0, 0;" : "+r"(low));
+                    low = __shfl_down_sync(0xffffffff, low, 4);
+                }
+                v = -__hiloint2double(high, low);
+            }
+            y[i] = v;
+        }
+    """
+    assert copies(code, "both", "shfl.sync") == 5
+    x, y = RNG.standard_normal((3, 32)), np.zeros((3, 32))
+    run(code, "both", 1, 96, x, y, seed=seed)
+    lane = np.arange(32)
+    moved = x[:, np.where(lane < 28, lane + 4, lane)]
+    assert y.tolist() == np.where(np.arange(96).reshape(3, 32) % 5 < 2, 2 * moved, -moved).tolist()
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+def test_a_row_of_exchanges_that_one_warp_ends_before_another(seed):
+    """Odd lanes shuffle and vote in a row. Even lanes do so apart, those of warp 1 after warp 0 is through."""
+    code = """
+        __global__ void both(int* y) {
+            __shared__ int flag;
+            int i = threadIdx.x, v = 3 * i, votes;
+            if (i == 0) flag = 0;
+            __syncthreads();
+            if (i % 2)
+                asm volatile("{.reg .pred p; setp.gt.s32 p, %2, 20;"
+                             "shfl.sync.bfly.b32 %0, %0, 1, 0x1f, 0xffffffff; vote.sync.ballot.b32 %1, p, 0xffffffff;}"
+                             : "+r"(v), "=r"(votes) : "r"(i));
+            else {
+                v = 1 - __shfl_xor_sync(0xffffffff, v, 3);
+                if (i >= 32) while (atomicAdd(&flag, 0) == 0) {}
+                votes = -__ballot_sync(0xffffffff, i % 4);
+                if (i == 0) atomicExch(&flag, 1);
+            }
+            y[2 * i] = v, y[2 * i + 1] = votes;
+        }
+    """
+    y = np.zeros((64, 2), np.int32)
+    run(code, "both", 1, 64, y, seed=seed)
+    for i in range(64):
+        warp = range(i // 32 * 32, i // 32 * 32 + 32)
+        votes = sum(1 << lane % 32 for lane in warp if (lane > 20 if lane % 2 else lane % 4))
+        expected = (3 * (i ^ 1), votes) if i % 2 else (1 - 3 * (i ^ 3), -votes)
+        assert y[i].tolist() == np.array(expected).astype(np.int32).tolist()
+
+
+def test_what_lanes_execute_as_one_is_counted_once():
+    code = """
+        __global__ void both(double* y) {
+            double v = threadIdx.x;
+            if (threadIdx.x % 4 == 0) v += __shfl_xor_sync(0xffffffff, v, 1);
+            else v -= __shfl_xor_sync(0xffffffff, v, 1);
+            y[threadIdx.x] = v;
+        }
+    """
+    profile = run(code, "both", 1, 64, np.zeros(64), profile=True).profile
+    counts = [
+        (profile.instructions[pc].warps, profile.instructions[pc].threads)
+        for pc, instruction in enumerate(profile.listing.instructions)
+        if instruction.opcode == "shfl"
+    ]
+    assert sorted(counts) == [(2, 16), (2, 16), (2, 48), (2, 48)]
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+def test_unrolled_loops_of_lengths_that_differ_between_lanes(seed):
+    """Every lane takes part in twelve shuffles, x[i] of them in the first loop."""
+    code = """
+        __global__ void loops(const int* x, int* y) {
+            int i = threadIdx.x, first = x[i], v = i;
+            #pragma unroll 4
+            for (int k = 0; k < first; k++) v += __shfl_xor_sync(0xffffffff, v, 1);
+            v = v * 3 + 1;
+            #pragma unroll 4
+            for (int k = first; k < 12; k++) v = (v ^ __shfl_xor_sync(0xffffffff, v, 1 + k % 8)) + k;
+            y[i] = v;
+        }
+    """
+    assert copies(code, "loops", "shfl.sync") >= 8
+    x, y = RNG.integers(0, 13, 96).astype(np.int32), np.zeros(96, np.int32)
+    run(code, "loops", 1, 96, x, y, seed=seed)
+    values = list(range(96))
+    for k in range(12):
+        for lane in range(96):
+            values[lane] = values[lane] * 3 + 1 if x[lane] == k else values[lane]
+        before = list(values)
+        for lane in range(96):
+            in_first = k < x[lane]
+            other = before[lane ^ (1 if in_first else 1 + k % 8)]
+            values[lane] = before[lane] + other if in_first else (before[lane] ^ other) + k
+    values = [value * 3 + 1 if count == 12 else value for value, count in zip(values, x)]
+    assert y.tolist() == np.array(values).astype(np.int32).tolist()
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+def test_masks_of_their_own_at_several_copies(seed):
+    """Four lanes at a time, in three branches; each quarter meets by itself, and lane 0 of the warp waits for none."""
+    code = """
+        __global__ void quarters(const int* x, int* y) {
+            int i = threadIdx.x, v = x[i];
+            unsigned four = 0xfu << (i % 32 / 4 * 4);
+            if (v % 3 == 0) v += 10 * __shfl_xor_sync(four, v, 1);
+            else if (v % 3 == 1) {
+                for (int k = 0; k < i; k++) asm volatile("add.s32 %0, %0, 3;" : "+r"(v));
+                v += 100 * __shfl_xor_sync(four, v, 2);
+            } else v += 1000 * __shfl_xor_sync(four, v, 3);
+            y[i] = v;
+        }
+    """
+    assert copies(code, "quarters", "shfl.sync") == 3
+    x, y = RNG.integers(0, 100, 64).astype(np.int32), np.zeros(64, np.int32)
+    run(code, "quarters", 1, 64, x, y, seed=seed)
+    given = [int(v) + 3 * i * (v % 3 == 1) for i, v in enumerate(x)]
+    factor, by = [10, 100, 1000], [1, 2, 3]
+    assert y.tolist() == [given[i] + factor[v % 3] * given[i ^ by[v % 3]] for i, v in enumerate(x)]
+
+
+def test_a_mask_that_the_exchange_before_gives():
+    code = """
+        __global__ void masks(int* y) {
+            unsigned mask = threadIdx.x < 16 ? 0x0000ffff : 0xffff0000, v = threadIdx.x;
+            for (int k = 0; k < (v < 16 ? 1 : 20); k++) asm volatile("add.s32 %0, %0, 0;" : "+r"(v));
+            asm volatile("shfl.sync.bfly.b32 %0, 0xffffffff, 0, 0x1f, %0; shfl.sync.bfly.b32 %1, %1, 16, 0x1f, %0;"
+                         : "+r"(mask), "+r"(v));
+            y[threadIdx.x] = v;
+        }
+    """
+    for seed in ORDERS:
+        y = np.zeros(32, np.int32)
+        run(code, "masks", 1, 32, y, seed=seed)
+        assert y.tolist() == [lane ^ 16 for lane in range(32)]
+
+
+def test_lanes_meet_while_another_polls(monkeypatch):
+    """Thread 32 goes on only when the lanes of warp 0 have met; it changes memory with each look, or does not."""
+    monkeypatch.setattr(scheduler, "_PATIENCE", 20)
+    code = """
+        __global__ void poll(int* y) {
+            __shared__ int flag;
+            int i = threadIdx.x;
+            if (i == 0) flag = 0;
+            __syncthreads();
+            if (i == 32) while ((POLL & 1) == 0) {}
+            else if (i < 32) {
+                int sum;
+                if (i % 2) sum = __reduce_add_sync(0xffffffff, i); else sum = -__reduce_add_sync(0xffffffff, -i);
+                if (i == 0) atomicOr(&flag, 1);
+                y[i] = sum;
+            }
+        }
+    """
+    sums = sum(i if i % 2 else -i for i in range(32))
+    for poll in ("atomicAdd(&flag, 2)", "atomicAdd(&flag, 0)"):
+        y = np.zeros(32, np.int32)
+        run(code.replace("POLL", poll), "poll", 1, 64, y, max_steps=2000)
+        assert y.tolist() == [sums if i % 2 else -sums for i in range(32)]
+
+
+def test_activemask_waits_for_nobody():
+    """Lanes at a shuffle wait for others that ask which lanes are with them."""
+    code = """
+        __global__ void ask(unsigned* y) {
+            unsigned i = threadIdx.x, with = 0;
+            if (i < 8) { y[i] = __shfl_sync(0xffffffff, i, 9); return; }
+            with = __activemask();
+            y[i] = __shfl_sync(0xffffffff, i, 9) + with;
+        }
+    """
+    assert copies(code, "ask", "shfl.sync") == 2
+    y = np.zeros(32, np.uint32)
+    run(code, "ask", 1, 32, y)
+    assert y.tolist() == [9] * 8 + [9 + 0xFFFFFF00] * 24
+
+
+def names_both(message, code):
+    """One party's place is told, and where the other waits."""
+    here, _, there = message.partition(" wait at\n")
+    one, two = place(code, "// one"), place(code, "// two")
+    assert (one in here and two in there) or (two in here and one in there), message
+    assert "PTX line" in here and "PTX line" in there
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+@pytest.mark.parametrize(
+    "other",
+    [
+        "__shfl_down_sync(0xffffffff, v, 1)",  # another mode
+        "(int)__ballot_sync(0xffffffff, v)",  # another operation
+        "__shfl_xor_sync(0xfffffffe, v, 1)",  # another mask
+    ],
+)
+def test_lanes_at_instructions_that_do_not_go_together(seed, other):
+    code = """
+        __global__ void apart(int* y) {
+            int v = threadIdx.x;
+            if (v % 4 != 1) v += __shfl_xor_sync(0xffffffff, v, 1);  // one
+            else v -= OTHER;  // two
+            y[threadIdx.x] = v;
+        }
+    """.replace("OTHER", other)
+    says = ["a warp-wide instruction names lanes that are elsewhere"]
+    message = fails(WarpFault, code, "apart", 1, 32, np.zeros(32, np.int32), seed=seed, says=says)
+    names_both(message, code)
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+def test_lanes_that_come_once_and_not_again(seed):
+    """They meet at the first shuffle; the second is awaited in vain."""
+    code = """
+        __global__ void twice(double* y) {
+            double v = threadIdx.x;
+            if (threadIdx.x % 2) v = __shfl_xor_sync(0xffffffff, v, 1);  // one
+            else {
+                v = __shfl_xor_sync(0xffffffff, (int)v, 1);
+                __syncthreads();  // two
+            }
+            y[threadIdx.x] = v;
+        }
+    """
+    says = ["lanes 0, 2, 4, 6, 8, 10 and 10 more are elsewhere", "thread (1,0,0) of block (0,0,0), and 15 more threads"]
+    message = fails(WarpFault, code, "twice", 1, 32, np.zeros(32), seed=seed, says=says)
+    names_both(message, code)
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+def test_lanes_that_come_once_and_exit(seed):
+    code = """
+        __global__ void twice(double* y) {
+            double v = threadIdx.x;
+            if (threadIdx.x % 2) v = __shfl_xor_sync(0xffffffff, v, 1);  // here
+            else {
+                __shfl_xor_sync(0xffffffff, (int)v, 1);
+                return;
+            }
+            y[threadIdx.x] = v;
+        }
+    """
+    says = ["lanes 0, 2, 4, 6, 8, 10 and 10 more have exited", "thread (1,0,0) of block (0,0,0), and 15 more threads"]
+    fails(WarpFault, code, "twice", 1, 32, np.zeros(32), seed=seed, says=says)
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_lanes_of_one_copy_that_have_exited(odd):
+    """The others meet and find them missing."""
+    code = """
+        __global__ void early(int* y) {
+            int v = threadIdx.x;
+            if (v == 7) return;
+            if (v % 2 == ODD) v += __shfl_xor_sync(0xffffffff, v, 1);
+            else v -= __shfl_xor_sync(0xffffffff, v, 1);
+            y[threadIdx.x] = v;
+        }
+    """
+    code = code.replace("ODD", str(odd))
+    says = ["names lanes that have exited or do not exist", "mask 0xffffffff; lanes 7 have exited"]
+    says += ["thread (0,0,0) of block (0,0,0), and 30 more threads"]
+    for seed in ORDERS:
+        fails(WarpFault, code, "early", 1, 32, np.zeros(32, np.int32), seed=seed, says=says)
+    run(code.replace("0xffffffff", "0xffffff7f"), "early", 1, 32, np.zeros(32, np.int32))
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+def test_a_lane_that_waits_for_the_whole_block(seed):
+    """Two copies have come, and wait for a lane that waits for them."""
+    code = """
+        __global__ void apart(int* y) {
+            int v = threadIdx.x;
+            if (v == 5) __syncthreads();  // two
+            else if (v % 2) v += __shfl_xor_sync(0xffffffff, v, 1);  // one
+            else v -= __shfl_xor_sync(0xffffffff, v, 1);  // three
+            y[threadIdx.x] = v;
+        }
+    """
+    message = fails(WarpFault, code, "apart", 1, 64, np.zeros(64, np.int32), seed=seed, says=["are elsewhere"])
+    assert "lanes 5 wait at\n  " + place(code, "// two") in message, message
+    assert place(code, "// one") in message and place(code, "// three") in message
+
+
+def test_a_lane_that_never_comes():
+    code = """
+        __global__ void apart(volatile int* y) {
+            int v = threadIdx.x;
+            if (v == 5) while (y[0] == 0) {}
+            if (v % 2) v += __shfl_xor_sync(0xffffffff, v, 1);
+            else v -= __shfl_xor_sync(0xffffffff, v, 1);
+            y[threadIdx.x] = v;
+        }
+    """
+    fails(StepLimit, code, "apart", 1, 32, np.zeros(32, np.int32), max_steps=500, says=["no end after 500 steps"])
+    fails(StepLimit, LOOPS_FOR_EVER, "rounds", 1, 32, np.zeros(32, np.int32), max_steps=500, says=["after 500 steps"])
+
+
+LOOPS_FOR_EVER = """
+    __global__ void rounds(int* y) {
+        int v = threadIdx.x;
+        while (v != -1) {
+            if (v % 2) v = 3 * __shfl_xor_sync(0xffffffff, v, 1) & 0xffff; else v = __shfl_xor_sync(0xffffffff, v, 1);
+        }
+        y[threadIdx.x] = v;
+    }
+"""

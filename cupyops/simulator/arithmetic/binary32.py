@@ -47,7 +47,7 @@ def fma32(a: Any, b: Any, c: Any) -> Any:
     result = total.astype(np.float32)
     doubtful = (total.view(np.uint64) & _LOW29) == _HALF29
     small = np.abs(total) < _SUBNORMAL32
-    if small.any():
+    if np.count_nonzero(small):
         doubtful |= small & (total != 0)  # a sum of zero is exact
     return repair(result, doubtful, lambda p, addend: odd_sum(p, addend).astype(np.float32), product, c)
 

@@ -29,7 +29,7 @@ def spread(result: Any, *arguments: Any) -> Any:
 
 def repair(result: Any, doubtful: Any, exact: Function, *arguments: Any) -> Any:
     """Put `exact(*arguments)` where the result is doubtful. Writes to `result`, which must be the caller's own."""
-    if not doubtful.any():
+    if not np.count_nonzero(doubtful):
         return result
     if not np.ndim(result):
         return exact(*arguments)

@@ -183,6 +183,11 @@ class Barriers:
         register = self._state.registers[reduction.register]
         register[threads] = value[block].astype(register.dtype)
 
+    def places(self) -> list[tuple[int, np.ndarray]]:
+        """Where threads wait: (number of the instruction, the threads)."""
+        waiters = [waiter for barrier in self._barriers.values() for waiter in barrier.waiters]
+        return [(waiter.block.first + waiter.block.size - 1, waiter.threads) for waiter in waiters]
+
     def describe(self) -> str:
         """Who waits for whom, once nothing can go on."""
         lines = [f"{self._state.listing.kernel}: deadlock: every thread that is left waits at a barrier"]

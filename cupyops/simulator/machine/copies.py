@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import Misaligned, OutOfBounds
+from ..memory import WORDS
 from ..tensormap import TensorMap
 from .faults import fault
 from .group import Group
 from .mbarriers import MBarriers
 from .spaces import Spaces
 from .state import State
-
-_OF_SIZE: dict[int, Any] = {4: np.uint32, 8: np.uint64, 16: np.complex128}  # any type of so many bytes
 
 
 @dataclass
@@ -64,24 +63,23 @@ class Copies:
         """cp.async: `size` bytes for each thread; what `source_size` leaves out is zero."""
         position = self._spaces.shared.positions(group, destination, size, "asynchronous copy", pc)
         source = group.spread(source, np.uint64)
-        data = np.zeros((group.size, size), np.uint8)
         wanted = None if source_size is None else np.minimum(group.spread(source_size).astype(np.int64), size)
         if wanted is None or bool((wanted == size).all()):
             data = self._fetch(group, source, size, size, pc)
         else:
+            data = np.zeros((group.size, size), np.uint8)
             for one in np.unique(wanted[wanted > 0]):
                 lanes = wanted == one
                 data[lanes] = self._fetch(group.subset(lanes), source[lanes], int(one), size, pc)
         if self._spaces.shared.shadow is not None:
             self._spaces.shared.shadow.write(group, position, size, pc, in_flight=True)
-        self._pending.append(_Copy(group.threads, position, data, self._group_number[group.threads].copy()))
+        self._pending.append(_Copy(group.threads, position, data, self._group_number.take(group.threads)))
 
     def _fetch(self, group: Group, source: np.ndarray, count: int, size: int, pc: int) -> np.ndarray:
         """The first `count` bytes at each address, which is a multiple of `size`; zeros behind them."""
         self._spaces.global_.check_alignment(group, source, size, "asynchronous copy", pc)
         if count == size:
-            words = self._spaces.global_.load(group, source, np.uint32, 4, size // 4, pc)
-            return np.stack(words if size > 4 else (words,), axis=-1).view(np.uint8)
+            return self._spaces.global_.load(group, source, WORDS[size], size, 1, pc).view(np.uint8).reshape(-1, size)
         element = min(count & -count, 4)  # the largest power of two that divides it
         dtype = {1: np.uint8, 2: np.uint16, 4: np.uint32}[element]
         columns = [
@@ -96,16 +94,16 @@ class Copies:
 
     def wait(self, group: Group, allowed: int | None, pc: int) -> None:
         """cp.async.wait_group: of these threads' groups at most the last `allowed` are still under way; None: wait_all."""
-        here = np.zeros(group.batch.threads, np.bool_)
-        here[group.threads] = True
+        numbers = self._group_number[group.threads]
+        end = np.zeros(group.batch.threads, np.int64)  # for each thread, the first group that may be under way still
+        end[group.threads] = numbers + 1 if allowed is None else numbers - allowed
         left, landing = [], []
         for copy in self._pending:
-            done = here[copy.threads]
-            if allowed is not None:
-                done &= copy.number < self._group_number[copy.threads] - allowed
-            if done.all():
+            done = copy.number < end.take(copy.threads)
+            count = np.count_nonzero(done)
+            if count == len(done):
                 landing.append(copy)
-            elif not done.any():
+            elif count == 0:
                 left.append(copy)
             else:
                 landing.append(copy.part(done))
@@ -119,7 +117,7 @@ class Copies:
         threads = np.concatenate([copy.threads for copy in copies])
         position = np.concatenate([copy.position for copy in copies])
         data = np.concatenate([copy.data for copy in copies])
-        whole = _OF_SIZE[size]
+        whole = WORDS[size]
         self._state.shared_memory.view(whole)[position // size] = data.view(whole)[:, 0]
         if self._spaces.shared.shadow is not None:
             self._spaces.shared.shadow.landed(Group(self._state.batch, threads, len(threads)), position, size)

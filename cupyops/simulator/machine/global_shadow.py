@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import Race, Uninitialized
-from ..memory import POISON, Allocation
+from ..memory import POISON, WORDS, Allocation
 from .faults import fault
+from .global_records import NEVER, NOBODY, BlockRecord, Owners, Way
 from .group import Group
 from .state import State
 
-_NOBODY, _NEVER = -1, -1
 # times count instructions issued, then the instruction within the stretch that was issued at once
 _PC_BITS, _PC_MASK = 20, (1 << 20) - 1
 
@@ -35,9 +35,10 @@ class GlobalShadow:
     def __init__(self, state: State, granule: int) -> None:
         self._state = state
         self._granule = granule
-        self._records: dict[int, tuple[_BlockRecord, _BlockRecord, _BlockRecord]] = {}
+        self._owners: dict[int, Owners] = {}  # by allocation, where no two blocks have met
+        self._records: dict[int, dict[Way, BlockRecord]] = {}  # where they have
         self._fences: defaultdict[int, list[int]] = defaultdict(list)  # by block: when it ran them
-        self._acquired: defaultdict[int, int] = defaultdict(lambda: _NEVER)  # when it last met what others had released
+        self._acquired: defaultdict[int, int] = defaultdict(lambda: NEVER)  # when it last met what others had released
 
     def read(
         self, group: Group, allocation: Allocation, position: np.ndarray, width: int, pc: int, strong: bool
@@ -51,11 +52,13 @@ class GlobalShadow:
         if allocation.number not in self._state.watched:
             return
         access = _Access("read", group, allocation, self._blocks(group), pc)
-        writes, reads, atomics = self._of(allocation)
+        records = self._records_if_met(Way.READ, access, position, width)
+        if records is None:
+            return
         for granule in self._granules(position, width):
-            self._against(writes, "written", access, granule)
-            self._against(atomics, "updated atomically", access, granule)
-            reads.note(access.block, granule, self._now(pc))
+            self._against(records[Way.WRITE], "written", access, granule)
+            self._against(records[Way.ATOMIC], "updated atomically", access, granule)
+            records[Way.READ].note(access.block, granule, self._now(pc))
 
     def write(
         self,
@@ -71,17 +74,20 @@ class GlobalShadow:
         if allocation.written is not None:
             _mark_written(allocation, position, width)
         access = _Access("write", group, allocation, self._blocks(group), pc)
-        writes, reads, atomics = self._of(allocation)
+        records = self._records_if_met(Way.ATOMIC if strong else Way.WRITE, access, position, width)
+        if records is None:
+            return
+        writes = records[Way.WRITE]
         element = width // len(values)
         for number, granule in enumerate(self._granules(position, width)):
             if strong:
-                atomics.note(access.block, granule, self._now(pc))
+                records[Way.ATOMIC].note(access.block, granule, self._now(pc))
                 continue
             place = number * self._granule // element
             value, index = np.asarray(values[place]), position // element + place
             self._against(writes, "written", access, granule, _differ(allocation.view(value.dtype)[index], value))
-            self._against(reads, "read", access, granule)
-            self._against(atomics, "updated atomically", access, granule)
+            self._against(records[Way.READ], "read", access, granule)
+            self._against(records[Way.ATOMIC], "updated atomically", access, granule)
             writes.note(access.block, granule, self._now(pc))
             self._one_writer(writes, access, granule, value)
 
@@ -92,11 +98,13 @@ class GlobalShadow:
             _mark_written(allocation, position, width)
         self.acquire(group, pc)
         access = _Access("update atomically", group, allocation, self._blocks(group), pc)
-        writes, reads, atomics = self._of(allocation)
+        records = self._records_if_met(Way.ATOMIC, access, position, width)
+        if records is None:
+            return
         for granule in self._granules(position, width):
-            self._against(writes, "written", access, granule)
-            self._against(reads, "read", access, granule)
-            atomics.note(access.block, granule, self._now(pc))
+            self._against(records[Way.WRITE], "written", access, granule)
+            self._against(records[Way.READ], "read", access, granule)
+            records[Way.ATOMIC].note(access.block, granule, self._now(pc))
 
     def fence(self, group: Group, pc: int) -> None:
         """A membar or fence of device scope or wider: earlier accesses of these blocks are before what follows."""
@@ -120,27 +128,34 @@ class GlobalShadow:
         return self._state.clock << _PC_BITS | pc
 
     def _blocks(self, group: Group) -> np.ndarray:
-        return group.batch.block_numbers[group.get("block")]
+        return group.once("block number", lambda: group.batch.block_numbers.take(group.get("block")))
 
-    def _of(self, allocation: Allocation) -> tuple[_BlockRecord, _BlockRecord, _BlockRecord]:
-        found = self._records.get(allocation.number)
-        if found is None:
-            count = -(-len(allocation.buffer) // self._granule)
-            found = self._records[allocation.number] = (_BlockRecord(count), _BlockRecord(count), _BlockRecord(count))
-        return found
+    def _records_if_met(
+        self, way: Way, access: _Access, position: np.ndarray, width: int
+    ) -> dict[Way, BlockRecord] | None:
+        """The records of the allocation, once two blocks have met there; before, the access is noted right here."""
+        number = access.allocation.number
+        if number in self._records:
+            return self._records[number]
+        if number not in self._owners:
+            self._owners[number] = Owners(len(access.allocation.buffer), self._granule)
+        if self._owners[number].takes(way, access.block, position, width, self._now(access.pc)):
+            return None
+        self._records[number] = self._owners.pop(number).records()
+        return self._records[number]
 
     def _granules(self, position: np.ndarray, width: int) -> list[np.ndarray]:
         first = position // self._granule
         return [first + k if k else first for k in range(max(1, width // self._granule))]
 
     def _against(
-        self, record: _BlockRecord, done: str, access: _Access, granule: np.ndarray, harmful: np.ndarray | None = None
+        self, record: BlockRecord, done: str, access: _Access, granule: np.ndarray, harmful: np.ndarray | None = None
     ) -> None:
         """Another block has made an access of this kind, and nothing orders the two."""
         if not record.used:
             return
         for other, time in record.last_two(granule):
-            bad = (other != _NOBODY) & (other != access.block)
+            bad = (other != NOBODY) & (other != access.block)
             if harmful is not None:
                 bad &= harmful
             if bad.any():
@@ -160,7 +175,7 @@ class GlobalShadow:
             found[case] = after < len(fences) and self._acquired[reader] >= fences[after]
         return found[number.reshape(-1)]
 
-    def _one_writer(self, record: _BlockRecord, access: _Access, granule: np.ndarray, value: np.ndarray) -> None:
+    def _one_writer(self, record: BlockRecord, access: _Access, granule: np.ndarray, value: np.ndarray) -> None:
         """Blocks that write one place with one instruction write one value."""
         lost = record.block[granule] != access.block
         if not lost.any() or value.ndim == 0:
@@ -211,40 +226,6 @@ class _Access:
     pc: int
 
 
-class _BlockRecord:
-    """For each granule, the last block that touched it in one way and when, and the last one before that was another.
-
-    Blocks run the same text: where one fences, so do the others. Two of them are enough to find whether one is missing.
-    """
-
-    def __init__(self, granules: int) -> None:
-        self._granules = granules
-        self.used = False
-        self.block = self._time = self._previous = self._previous_time = np.empty(0, np.int64)
-
-    def last_two(self, granule: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(block, time) of each."""
-        pairs = (self.block, self._time), (self._previous, self._previous_time)
-        return [(block[granule], time[granule]) for block, time in pairs]
-
-    def note(self, block: np.ndarray, granule: np.ndarray, now: int) -> None:
-        """This access is the last one now."""
-        if not self.used:
-            self.used = True
-            self.block, self._previous = (np.full(self._granules, _NOBODY, np.int64) for _ in range(2))
-            self._time, self._previous_time = (np.full(self._granules, _NEVER, np.int64) for _ in range(2))
-        before = self.block[granule]
-        moved = (before != _NOBODY) & (before != block)
-        if moved.any():
-            where = granule[moved]
-            self._previous[where], self._previous_time[where] = before[moved], self._time[where]
-        self.block[granule], self._time[granule] = block, now
-        lost = self.block[granule] != block  # to another block that runs the same instruction
-        if lost.any():
-            where = granule[lost]
-            self._previous[where], self._previous_time[where] = block[lost], now
-
-
 def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Whether the bits do."""
     bits = f"u{other.dtype.itemsize}"
@@ -253,11 +234,8 @@ def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def _mark_written(allocation: Allocation, position: np.ndarray, width: int) -> None:
     assert allocation.written is not None
-    size = min(width, 8)
-    kind = np.dtype(f"u{size}").type
-    every = int.from_bytes(b"\1" * size, "little")
-    for step in range(0, width, size):
-        allocation.written.view(kind)[(position + step) // size] = every
+    all_written = np.ones(width, np.uint8).view(WORDS[width])
+    allocation.written.view(WORDS[width])[position >> (width.bit_length() - 1)] = all_written
 
 
 def _block_name(group: Group, number: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,13 @@ class Group:
         found = self._cache.get(name)
         if found is None:
             found = self._cache[name] = self.batch.per_thread[name][self.index]
+        return found
+
+    def once(self, name: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
+        """What `compute` gives for these threads, worked out at first use. `name` is no name that `get` knows."""
+        found = self._cache.get(name)
+        if found is None:
+            found = self._cache[name] = compute()
         return found
 
     @property

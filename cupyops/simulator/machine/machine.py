@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from .copies import Copies
 from .global_shadow import GlobalShadow
 from .group import Batch, Group
 from .matrices import Matrices
+from .meetings import Meetings, Prompter
 from .runtime import Runtime
 from .scheduler import Scheduler
 from .shared_shadow import SharedShadow
@@ -28,6 +30,7 @@ class Machine:
     """What the generated functions get as `m`."""
 
     scheduler: Scheduler  # of the batch under way
+    warps: Warps | Prompter
     copies: Copies
     registers: list[Any]
 
@@ -41,9 +44,10 @@ class Machine:
         self.global_space, self.shared_space = self._spaces.global_, self._spaces.shared
         self.local_space, self.parameter_space = self._spaces.local, self._spaces.parameters
         self.generic_space = self._spaces.generic
-        self.warps = Warps(state)
+        self.warps = warps = Warps(state)
+        self._meetings = Meetings(state, warps, self._run_prompted)
         self.atomics = Atomics(state, self._spaces)
-        self.matrices = Matrices(state, self._spaces, self.warps)
+        self.matrices = Matrices(state, self._spaces, warps)
         self.runtime = Runtime(state, self._spaces, output)
         self.map_to_rank, self.rank_of = state.map_to_rank, state.rank_of
         self.special = _special(state)
@@ -88,17 +92,30 @@ class Machine:
         has_shadow = state.check and state.shared_bytes > 0
         self.shared_space.shadow = SharedShadow(state, state.code.layout.granule) if has_shadow else None
         self.copies = Copies(state, self._spaces)
-        self.scheduler = Scheduler(state, batch, self._shadow, self._run_block, self._max_steps, self._chooser)
+        self.scheduler = Scheduler(
+            state, batch, self._shadow, self._run_block, self._meetings, self._max_steps, self._chooser
+        )
         self.scheduler.run()
         self.steps += self.scheduler.steps
 
     def _run_block(self, block: CompiledBlock, group: Group) -> Any:
+        self._count(block, group)
+        return block.function(self, group)
+
+    def _run_prompted(self, block: CompiledBlock, group: Group, prompter: Prompter) -> Any:
+        """The same, with the answers of exchanges that have taken place already; counted if they are all."""
+        prompted = copy.copy(self)
+        prompted.warps = prompter
+        result = block.function(prompted, group)
+        self._count(block, group)
+        return result
+
+    def _count(self, block: CompiledBlock, group: Group) -> None:
         state = self._state
         state.clock += block.size
         state.thread_instructions += block.size * group.size
         if state.profile is not None:
             state.profile.block(block, group)
-        return block.function(self, group)
 
     # --- what generated code asks for directly ---
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import matrix
 from ..errors import OutOfBounds
+from ..memory import WORDS
 from .faults import fault
 from .group import Group
 from .spaces import Spaces
@@ -32,8 +33,8 @@ class Matrices:
         rows, position = self._rows(group, address, count, "read", pc)
         if self._spaces.shared.shadow is not None:
             self._spaces.shared.shadow.read(rows, position, 16, pc)
-        elements = self._state.shared_memory.view(np.uint16)[(position >> 1)[:, None] + np.arange(8)]
-        return matrix.ldmatrix(elements.reshape(-1, count, 8, 8), transposed)
+        words = self._state.shared_memory.view(WORDS[16]).take(position >> 4)
+        return matrix.ldmatrix(words.view(np.uint16).reshape(-1, count, 8, 8), transposed)
 
     def store(self, group: Group, address: Any, values: tuple[Any, ...], count: int, transposed: bool, pc: int) -> None:
         """stmatrix."""
@@ -41,7 +42,7 @@ class Matrices:
         if self._spaces.shared.shadow is not None:
             self._spaces.shared.shadow.write(rows, position, 16, pc)
         elements = matrix.stmatrix([group.spread(value) for value in values], transposed).reshape(-1, 8)
-        self._state.shared_memory.view(np.uint16)[(position >> 1)[:, None] + np.arange(8)] = elements
+        self._state.shared_memory.view(WORDS[16])[position >> 4] = np.ascontiguousarray(elements).view(WORDS[16])[:, 0]
 
     def _rows(self, group: Group, address: Any, count: int, verb: str, pc: int) -> tuple[Group, np.ndarray]:
         """The lanes that name rows, and the positions of those rows."""

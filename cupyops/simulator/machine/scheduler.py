@@ -1,8 +1,9 @@
 """Which threads run next. Groups of threads wait at the start of a basic block; those at the same block run together.
 
 The lowest block goes first, which brings diverged threads together again at loop ends and after branches. Before a
-warp-wide instruction a group waits while lanes that it names are elsewhere. Threads that have just found a lock taken, or
-read a flag, let others go first. With a seed the order is drawn instead: results must not depend on it.
+warp-wide instruction a group waits while lanes that it names are elsewhere; lanes that wait at different copies of one
+instruction meet when nothing else can run. Threads that have just found a lock taken, or read a flag, let others go first.
+With a seed the order is drawn instead: results must not depend on it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import Deadlock, OutOfBounds, StepLimit
-from ..translate.function import CompiledBlock, Members
+from ..errors import Deadlock, OutOfBounds, StepLimit, WarpFault
+from ..translate.function import CompiledBlock
 from .barriers import Barriers
 from .faults import fault
 from .global_shadow import GlobalShadow
 from .group import Batch, Group, Index
+from .meetings import Asked, Meetings, Stand, lanes_named, names_lanes
 from .state import State
+from .warps import absent_lanes
 
 _PATIENCE = 3000  # steps that a group may be passed over
 
@@ -30,7 +33,7 @@ class _Urgency(Enum):
 
     NONE = auto()  # it waits
     PART = auto()  # the complete ones of its warps go on
-    STUCK = auto()  # nothing else can run: it goes on, and finds out who is missing
+    STUCK = auto()  # nothing else can run: it goes on without them
 
 
 class Scheduler:
@@ -42,12 +45,14 @@ class Scheduler:
         batch: Batch,
         shadow: GlobalShadow | None,
         run_block: Callable[[CompiledBlock, Group], Any],
+        meetings: Meetings,
         limit: int,
         chooser: random.Random | None,
     ) -> None:
         self._state = state
         self._batch = batch
         self._run_block = run_block
+        self._meetings = meetings
         self._limit = limit
         self._chooser = chooser
         self._everyone = Group(batch, None, batch.threads)
@@ -55,45 +60,56 @@ class Scheduler:
         self._since: dict[int, int] = {0: 0}  # when the oldest group came to the block
         self._lacking: set[int] = set()  # blocks whose groups wait for lanes of their warps
         self._spinning: set[int] = set()  # blocks whose groups wait for what other threads do
+        self._halfway: list[Stand] = []  # have met others at a block's first instruction, and wait at its next
         self.barriers = Barriers(state, batch, shadow)
         self.steps = 0
 
     def run(self) -> None:
         """Until every thread has left. Raises `Deadlock` or `StepLimit`."""
-        while self._ready or self.barriers.waiting:
-            if not self._ready:
+        while self._ready or self.barriers.waiting or self._halfway:
+            if not self._ready and not self._halfway:
                 raise Deadlock(self.barriers.describe())
             self._step()
 
     def _step(self) -> None:
-        number, urgency = self._choose()
+        chosen = self._choose()
+        if chosen is None:
+            return
+        number, urgency = chosen
         group = self._gather(self._ready.pop(number))
         block = self._state.code.blocks[number]
         self.steps += 1
         if block.members is not None and urgency is not _Urgency.STUCK:
             together = self._together(block, group, urgency)
             if together is None:
+                if urgency is _Urgency.PART:
+                    self._meet()
                 return
             group = together
         self._lacking.discard(number)
         self._spinning.discard(number)
         if self.steps > self._limit:
-            where = self._state.listing.short(block.first) if block.size else "the end"
-            raise StepLimit(
-                f"{self._state.listing.kernel}: no end after {self.steps - 1} steps; threads are at {where}. "
-                "An endless loop, or a limit too low for this launch"
-            )
-        state = self._state
-        state.spinning = state.progressed = False
-        result = self._run_block(block, group)
+            raise self._too_long(block)
+        self._state.spinning = self._state.progressed = False
+        self._go_on(block, group, self._run_block(block, group))
+
+    def _go_on(self, block: CompiledBlock, group: Group, result: Any) -> None:
+        """The group has run the block: on to the next ones."""
         after = self._after(block, group, result)
-        if state.progressed:  # something that others may wait for
+        if self._state.progressed:  # something that others may wait for
             self._spinning.clear()
         for target, index in after:
             self._arrive(target, index)
 
-    def _choose(self) -> tuple[int, _Urgency]:
-        """The next block: of those whose groups wait for nothing, if there are any."""
+    def _too_long(self, block: CompiledBlock) -> StepLimit:
+        where = self._state.listing.short(block.first) if block.size else "the end"
+        return StepLimit(
+            f"{self._state.listing.kernel}: no end after {self.steps - 1} steps; threads are at {where}. "
+            "An endless loop, or a limit too low for this launch"
+        )
+
+    def _choose(self) -> tuple[int, _Urgency] | None:
+        """The next block: of those whose groups wait for nothing, if there are any. None: lanes have met instead."""
         held = self._lacking | self._spinning
         candidates = [number for number in self._ready if number not in held] if held else list(self._ready)
         if not candidates:
@@ -106,16 +122,85 @@ class Scheduler:
             return self._chooser.choice(sorted(candidates)), _Urgency.NONE
         return min(candidates), _Urgency.NONE
 
-    def _last_resort(self) -> tuple[int, _Urgency]:
-        """Every group waits. Warps that are complete go on without the others; then spinning groups take their turns."""
+    def _last_resort(self) -> tuple[int, _Urgency] | None:
+        """Every group waits. Warps that are complete go on without the others, then lanes that stand at different copies
+        of one instruction; then spinning groups take their turns.
+        """
         for number in sorted(self._lacking & self._ready.keys()):
             complete = self._complete(self._state.code.blocks[number], self._gather(self._ready[number]))
             if complete is None or complete.any():
                 return number, _Urgency.PART
+        if self._meet():
+            return None
         spinning = self._spinning & self._ready.keys()
         if spinning:
             return min(spinning, key=lambda number: (self._since[number], number)), _Urgency.PART
-        return min(self._ready), _Urgency.STUCK
+        return self._stuck(), _Urgency.STUCK
+
+    def _stuck(self) -> int:
+        """The block that goes on as it is. Raises `WarpFault` where lanes are named that will not come."""
+        stands = sorted(self._stands(), key=lambda stand: stand.pc)
+        instructions = self._state.code.instructions
+        asking = [stand for stand in stands if instructions[stand.pc].opcode == "activemask"]  # it takes who is there
+        first = (asking or stands)[0]
+        if names_lanes(first.block.members):
+            raise self._missing(first)
+        return first.block.index
+
+    def _missing(self, stand: Stand) -> WarpFault:
+        """Who is not there, and where instead."""
+        group = stand.group
+        mask = group.spread(lanes_named(self._state, stand.block, group), np.uint32)
+        places = [(other.pc, other.group.threads) for other in self._stands()] + self.barriers.places()
+        absent = mask & ~group.lanes_present()[group.get("warp")]
+        return absent_lanes(self._state, group, mask, absent, stand.pc, places)
+
+    # --- lanes that meet ---
+
+    def _meet(self) -> bool:
+        """Runs instructions whose lanes wait at different copies of them. Whether there were any."""
+        count = self.steps
+        while found := self._meetings.find(self._stands()):
+            self.steps += 1
+            if self.steps > self._limit:
+                raise self._too_long(found[0][0].block)
+            for stand, mask in found:
+                self._depart(stand, mask)
+            for stand in self._meetings.hold([stand.part(mask) for stand, mask in found]):
+                self._resume(stand)
+        return self.steps > count
+
+    def _stands(self) -> list[Stand]:
+        """All threads that are at warp-wide instructions."""
+        blocks = self._state.code.blocks
+        gathering = [number for number in self._ready if blocks[number].members is not None]
+        return [*(Stand(blocks[number], self._gather(self._ready[number])) for number in gathering), *self._halfway]
+
+    def _depart(self, stand: Stand, mask: np.ndarray) -> None:
+        """These threads of a stand wait no more."""
+        stays = not mask.all()
+        if stand.answers:
+            self._halfway.remove(stand)
+            if stays:
+                self._halfway.append(stand.part(~mask))
+            return
+        number = stand.block.index
+        if stays:
+            self._ready[number] = [stand.group.threads[~mask]]
+            return
+        del self._ready[number]
+        self._lacking.discard(number)
+        self._spinning.discard(number)
+
+    def _resume(self, stand: Stand) -> None:
+        """Threads that have met others: to the end of their block, or to its next exchange."""
+        self._state.spinning = self._state.progressed = False
+        try:
+            result = self._meetings.run_on(stand)
+        except Asked:
+            self._halfway.append(stand)
+        else:
+            self._go_on(stand.block, stand.group, result)
 
     # --- groups ---
 
@@ -160,16 +245,9 @@ class Scheduler:
             warpgroup = warps // per_block * per_block + warps % per_block // 4
             missing = np.isin(warpgroup, warpgroup[(live & ~present) != 0])[group.get("warp")]
         else:
-            mask = self._mask(members, group)
+            mask = lanes_named(self._state, block, group)
             missing = (live & ~present)[group.get("warp")] & mask != 0
         return ~missing if missing.any() else None
-
-    def _mask(self, members: Members, group: Group) -> Any:
-        """The lanes that each thread's instruction names."""
-        if members.register is None:
-            return np.uint32(0xFFFFFFFF if members.mask is None else members.mask)
-        mask = self._state.registers[members.register]
-        return mask[group.threads] if isinstance(mask, np.ndarray) and mask.ndim else mask
 
     # --- where they go ---
 

@@ -57,34 +57,29 @@ class Space:
         if strong:
             self.state.spinning = True  # perhaps a flag that another thread is to set
         parts = self.parts(group, address, size * count, "read", pc)
-        shift = size.bit_length() - 1
         if len(parts) == 1 and parts[0][0] is None:
             _, region, position = parts[0]
             self.before_read(group, Access(region, position, size * count, pc, strong))
-            view, index = region.view(dtype), position >> shift
-            if count == 1:
-                return view.take(index)
-            return tuple(view.take(index + k) for k in range(count))
+            return region.take(position, dtype, size, count)
         result = [np.empty(group.size, dtype) for _ in range(count)]
         for mask, region, position in parts:
             assert mask is not None
             self.before_read(group.subset(mask), Access(region, position, size * count, pc, strong))
-            for k, values in enumerate(result):
-                values[mask] = region.view(dtype)[(position >> shift) + k]
+            taken = region.take(position, dtype, size, count)
+            for values, part in zip(result, taken if count > 1 else (taken,)):
+                values[mask] = part
         return tuple(result) if count > 1 else result[0]
 
     def store(
         self, group: Group, address: Any, values: Sequence[Any], dtype: Any, size: int, pc: int, strong: bool = False
     ) -> None:
         """Store the values one after the other at each thread's address."""
-        shift, width = size.bit_length() - 1, size * len(values)
+        width = size * len(values)
         for mask, region, position in self.parts(group, address, width, "write", pc):
             narrowed = values if mask is None else Selection(group, mask, group).pick_all(values)
             part = group if mask is None else group.subset(mask)
             self.before_write(part, Access(region, position, width, pc, strong), narrowed)
-            view, index = region.view(dtype), position >> shift
-            for k, value in enumerate(narrowed):
-                view[index + k if k else index] = value
+            region.put(position, narrowed, dtype, size)
 
     # --- checks that every space has ---
 

@@ -86,11 +86,11 @@ class State:
     def shared_start(self, group: Group, address: np.ndarray) -> np.ndarray:
         """Where the shared memory that each address means begins, within that of the batch."""
         own = group.get("block")
-        if self.cluster_size > 1:
-            field = (address >> _RANK_SHIFT) & _RANK_MASK
-            first = own // self.cluster_size * self.cluster_size
-            own = np.where(field == 0, own, first + np.minimum(field - 1, self.cluster_size - 1))
-        return own * self.shared_stride
+        if self.cluster_size == 1:
+            return group.once("shared start", lambda: own * self.shared_stride)
+        field = (address >> _RANK_SHIFT) & _RANK_MASK
+        first = own // self.cluster_size * self.cluster_size
+        return np.where(field == 0, own, first + np.minimum(field - 1, self.cluster_size - 1)) * self.shared_stride
 
     def map_to_rank(self, address: Any, rank: Any, dtype: Any) -> Any:
         """The shared address of the same variable in the block of that rank."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,23 +33,12 @@ class Warps:
         warp = group.get("warp")
         absent = mask & ~group.lanes_present()[warp]
         if absent.any():
-            self._absent(group, mask, absent, pc)
+            raise absent_lanes(self._state, group, mask, absent, pc)
         outside = ((mask >> group.get("laneid")) & np.uint32(1)) == 0
         if outside.any():
             what = "a warp-wide instruction is executed by a lane that its mask does not name"
             first = int(mask[int(np.argmax(outside))])
             raise fault(WarpFault, self._state.listing, group, outside, what, pc, detail=f"mask {first:#010x}")
-
-    def _absent(self, group: Group, mask: np.ndarray, absent: np.ndarray, pc: int) -> None:
-        gone = ~self._state.live_lanes()[group.get("warp")]
-        elsewhere = absent & ~gone
-        bad, why = (elsewhere, "are elsewhere") if elsewhere.any() else (absent & gone, "have exited or do not exist")
-        first = int(np.argmax(bad != 0))
-        lanes = [lane for lane in range(32) if int(bad[first]) >> lane & 1]
-        named = ", ".join(map(str, lanes[:6])) + (f" and {len(lanes) - 6} more" if len(lanes) > 6 else "")
-        what = f"a warp-wide instruction names lanes that {why}"
-        detail = f"mask {int(mask[first]):#010x}; lanes {named} {why}"
-        raise fault(WarpFault, self._state.listing, group, bad != 0, what, pc, detail=detail)
 
     def check_whole(self, group: Group, lanes: int, pc: int) -> None:
         """An .aligned instruction is executed by whole warps, or warpgroups of 128."""
@@ -164,6 +154,36 @@ class Warps:
         """bar.warp.sync: orders the memory accesses of the lanes."""
         self.check_members(group, mask, pc)
         self._state.warp_epoch[np.unique(group.get("warp"))] += 1
+
+
+def absent_lanes(
+    state: State,
+    group: Group,
+    mask: np.ndarray,
+    absent: np.ndarray,
+    pc: int,
+    places: Sequence[tuple[int, np.ndarray]] = (),
+) -> WarpFault:
+    """The error where masks name lanes that are not in the group: bits of `absent`. `places`: which threads are where."""
+    gone = ~state.live_lanes()[group.get("warp")]
+    elsewhere = absent & ~gone
+    bad, why = (elsewhere, "are elsewhere") if elsewhere.any() else (absent & gone, "have exited or do not exist")
+    first = int(np.argmax(bad != 0))
+    lanes = [lane for lane in range(32) if int(bad[first]) >> lane & 1]
+    what = f"a warp-wide instruction names lanes that {why}"
+    detail = f"mask {int(mask[first]):#010x}; lanes {_listed(lanes)} {why}"
+    lines = [str(fault(WarpFault, state.listing, group, bad != 0, what, pc, detail=detail))]
+    slots = group.get("warp")[first] * 32 + np.array(lanes)
+    slot_of = group.batch.per_thread["slot"]
+    for place, threads in sorted(places, key=lambda pair: pair[0]):
+        there = slot_of[threads][np.isin(slot_of[threads], slots)] % 32
+        if len(there):
+            lines += [f"lanes {_listed(there.tolist())} wait at", *state.listing.describe(place)]
+    return WarpFault("\n".join(lines))
+
+
+def _listed(lanes: list[int]) -> str:
+    return ", ".join(map(str, lanes[:6])) + (f" and {len(lanes) - 6} more" if len(lanes) > 6 else "")
 
 
 def _source_lane(mode: str, own: np.ndarray, lane: Any, clamp: Any) -> tuple[np.ndarray, np.ndarray]:

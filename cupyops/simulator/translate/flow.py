@@ -204,8 +204,11 @@ def _blocks(body: list[Instruction | Label], function: Function) -> list[Block]:
 
 def _same_members(previous: Instruction, instruction: Instruction) -> bool:
     """Whether lanes that have come together for the one need not wait again for the other."""
-    is_same = (previous.opcode == "wgmma") == (instruction.opcode == "wgmma")
-    return is_same and is_warp_wide(previous) and member_mask(previous) == member_mask(instruction)
+    if (previous.opcode == "wgmma") != (instruction.opcode == "wgmma") or not is_warp_wide(previous):
+        return False
+    mask = member_mask(instruction)
+    is_overwritten = isinstance(mask, Register) and mask.name in uses_and_definitions(previous)[1]
+    return member_mask(previous) == mask and not is_overwritten
 
 
 def _next(blocks: list[Block]) -> Block:

@@ -1,0 +1,110 @@
+"""What softmax and log_softmax have in common: the forms of their kernels, their launches and their arguments."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..kernel import FLOATING, Kernel
+from .rows import PACKS, grid, is_symbolic, share, split
+
+_BOTH = (False, True)
+_ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
+
+
+def widens(dtype: torch.dtype, to: torch.dtype | None) -> bool:
+    """Whether the kernels cast: from a half type to float32."""
+    return to is torch.float32 and dtype in (torch.float16, torch.bfloat16)
+
+
+def why_not(dtype: torch.dtype, to: torch.dtype | None) -> str | None:
+    """Why the kernels do not cast from `dtype` to `to`; None where they do, or need not."""
+    return None if to in (None, dtype) or widens(dtype, to) else f"no kernel from {dtype} to {to}"
+
+
+class Forms(NamedTuple):
+    """The three forms of a kernel, forward or backward."""
+
+    rows: Kernel
+    wide: Kernel
+    columns: Kernel
+
+
+def forms(file: str, name: str) -> Forms:
+    """The kernels `name`, `name`_wide and `name`_columns of a file."""
+    domain: dict[str, Any] = {
+        "T": FLOATING,
+        "WIDEN": _BOTH,
+        "where": lambda T, WIDEN, **_: not WIDEN or T.itemsize == 2,
+    }
+    return Forms(
+        Kernel(file, f"{name}<T, WIDEN, K>", K=PACKS, **domain),
+        Kernel(file, f"{name}_wide<T, WIDEN>", **domain),
+        Kernel(file, f"{name}_columns<T, WIDEN, VECTORS>", VECTORS=_BOTH, **domain),
+    )
+
+
+def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
+    """Launch the form that fits the shape of `tensors`, which are contiguous; packs are cut for the first."""
+    outer, size, inner = split(tensors[0], dim)
+    if is_symbolic(outer, size, inner) or not tensors[0].numel():
+        return
+    if inner > 1:
+        block, columns, vectors = _share_columns(outer * inner, size, inner, template["T"].itemsize)
+        launch = kernels.columns[grid(columns, block[0]), block]
+        launch(*tensors, outer, size, inner, VECTORS=vectors, **template)
+        return
+    division = share(size, tensors[0].element_size())
+    if division.packs:
+        kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
+    else:
+        kernels.wide[grid(outer), division.threads](*tensors, outer, size, **template)
+
+
+@functools.lru_cache(maxsize=4096)
+def _share_columns(columns: int, size: int, inner: int, itemsize: int) -> tuple[tuple[int, int], int, bool]:
+    """The block, (neighbouring columns, threads to a column), the columns in units of a thread's, and whether those are
+    as many as make 16 bytes."""
+    width = 16 // itemsize
+    neighbours = min(_power_of_two(columns), 32)
+    sharing = min(_power_of_two(-(-size // 8)), 512 // neighbours)
+    vectors = inner % width == 0 and columns // width * sharing >= _ENOUGH_THREADS
+    if vectors:
+        columns //= width
+    return (min(_power_of_two(columns), max(neighbours, 128 // sharing)), sharing), columns, vectors
+
+
+def arguments(
+    name: str, input: Tensor, dim: int | None, dtype: torch.dtype | None
+) -> tuple[Tensor, int, torch.dtype | None]:
+    """The arguments of the function `name`, checked: `dim` from 0 on, `input` cast where the kernels do not."""
+    check.tensor("input", input)
+    check.choice("dtype", dtype, (None, *FLOATING))
+    if dtype is None and input.dtype not in FLOATING:
+        check.fail("input", input, "a tensor of dtype float16, bfloat16, float32 or float64, or a dtype to cast it to")
+    if dtype is not None and input.is_complex():
+        check.fail("input", input, "a tensor of a real dtype")
+    dim = check.dim("dim", _implicit_dim(name, input.dim(), stacklevel=4) if dim is None else dim, input.dim())
+    if dtype is not None and not widens(input.dtype, dtype):
+        input = input.to(dtype)
+    return input, dim, dtype
+
+
+def _implicit_dim(name: str, ndim: int, stacklevel: int) -> int:
+    """PyTorch's choice where `dim` is not given, with PyTorch's warning, which cannot be traced."""
+    if not torch.compiler.is_compiling():
+        warnings.warn(
+            f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument.",
+            stacklevel=stacklevel + 1,
+        )
+    return 0 if ndim in (0, 1, 3) else 1
+
+
+def _power_of_two(n: int) -> int:
+    """The least power of two that is at least `n`."""
+    return 1 << max(n - 1, 0).bit_length()

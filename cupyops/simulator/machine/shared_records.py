@@ -1,0 +1,180 @@
+"""Who touched each granule of shared memory last, and when: the numbers in which that is kept.
+
+Reads are kept as they come, and sorted out only if a write follows in the same epoch: behind a barrier nobody asks.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from .granules import split
+from .group import Group
+from .state import State
+
+# When: the block's epoch and the warp's, in one number that only grows; below zero where there is no time.
+_EPOCH_SHIFT = 32
+NEVER, IN_FLIGHT = -1, -4
+# Who: warp, thread and instruction, in one number. All ones stand for several of them.
+_WARP_SHIFT, _THREAD_SHIFT = 44, 20
+_SEVERAL_WARPS = (1 << 19) - 1
+_SEVERAL_BLOCKS = _SEVERAL_WARPS - 1  # of a cluster
+_PC_MASK = (1 << _THREAD_SHIFT) - 1
+SEVERAL_THREADS = (1 << 24) - 1
+
+_LOG_GRANULES = 1 << 21  # in all reads that wait to be sorted out: 16 MiB
+
+
+def warp_of(who: np.ndarray) -> np.ndarray:
+    """The warp's number within the batch."""
+    return who >> _WARP_SHIFT
+
+
+def thread_of(who: np.ndarray) -> np.ndarray:
+    """The thread's number within the batch, or `SEVERAL_THREADS`."""
+    return (who >> _THREAD_SHIFT) & SEVERAL_THREADS
+
+
+def pc_of(who: np.ndarray) -> int:
+    """The number of the instruction."""
+    return int(who) & _PC_MASK
+
+
+class Access:
+    """An access by the threads of a group: who they are, when it is, and the granules that each touches.
+
+    Attributes:
+        granule: a column for each thread, so that NumPy's inner loops run over the threads.
+        epoch: of the block whose memory it is, a row with an element for each thread, like all that follows.
+        horizon: what happened before this epoch conflicts with nothing any more.
+    """
+
+    def __init__(self, state: State, verb: str, group: Group, owner: np.ndarray, granule: np.ndarray, pc: int) -> None:
+        self.verb, self.group, self.granule, self.pc = verb, group, granule, pc
+        self.warps_per_block = group.batch.warps_per_block
+        self._state, self._owner = state, owner
+        self._warp_epoch = state.warp_epoch.copy()
+        self.epoch = (state.epoch << _EPOCH_SHIFT).take(owner)[None]
+        self.horizon = self.epoch if state.cluster_size == 1 else self._horizon()
+
+    def _horizon(self) -> np.ndarray:
+        """As of now, which may be later than the access."""
+        epoch = self._state.epoch if self._state.cluster_size == 1 else self._state.cluster_epoch
+        return (epoch << _EPOCH_SHIFT).take(self._owner)[None]
+
+    @property
+    def is_past(self) -> bool:
+        """Whether every thread's block has come through a barrier since."""
+        return not np.count_nonzero(self.epoch >= self._horizon())
+
+    @property
+    def warp(self) -> np.ndarray:
+        """Number of the warp within the batch."""
+        return self.group.get("warp")[None]
+
+    @cached_property
+    def when(self) -> np.ndarray:
+        """The block's epoch and the warp's."""
+        return self.epoch | self._warp_epoch.take(self.warp)
+
+    @cached_property
+    def who(self) -> np.ndarray:
+        """Warp, thread and instruction."""
+        threads = self.group.threads[None]
+        return self.group.once("who", lambda: (self.warp << _WARP_SHIFT) | (threads << _THREAD_SHIFT)) | self.pc
+
+    def since(self, who: np.ndarray) -> np.ndarray:
+        """When these threads and others last passed a barrier together: one of the cluster, if their blocks differ."""
+        if self._state.cluster_size == 1:
+            return self.epoch
+        warp = warp_of(who)
+        is_elsewhere = (warp != _SEVERAL_WARPS) & (warp // self.warps_per_block != self.warp // self.warps_per_block)
+        return np.where(is_elsewhere, self.horizon, self.epoch)
+
+
+class Record:
+    """For each granule, who made the last access of one kind, and when."""
+
+    def __init__(self, granules: int) -> None:
+        self.who = np.zeros(granules, np.int64)
+        self.when = np.full(granules, NEVER, np.int64)
+
+    def split(self, pieces: int) -> None:
+        """Each granule has become so many, with the same past."""
+        self.who, self.when = split(self.who, pieces), split(self.when, pieces)
+
+    def note(self, access: Access) -> None:
+        """Remember an access that several threads may make in one epoch: of one warp, or of several."""
+        granule = access.granule
+        before, when = self.who.take(granule), self.when.take(granule)
+        mine = np.broadcast_to(access.who, granule.shape)
+        others = (when >= access.epoch) & (((before ^ mine) >> _THREAD_SHIFT) != 0)
+        merged = np.where(others, _merged(before, mine, access.warps_per_block), mine) if others.any() else mine
+        self.who[granule], self.when[granule] = merged, access.when
+        winner = self.who.take(granule)
+        lost = ((winner ^ mine) >> _THREAD_SHIFT) != 0
+        if lost.any():  # threads of this very instruction
+            where, both = granule[lost], _merged(winner[lost], mine[lost], access.warps_per_block)
+            self.who[where] = both
+            several = warp_of(both) >= _SEVERAL_BLOCKS
+            self.who[where[several]] = both[several]
+
+
+class Reads:
+    """The reads: at once only the epoch in which each granule was last read, and who and when on demand."""
+
+    def __init__(self, granules: int) -> None:
+        self._record: Record | None = None
+        self._epoch = np.full(granules, NEVER, np.int64)
+        self._log: list[Access] = []  # in order, those that the record does not have yet
+        self._logged = 0  # granules in the log
+
+    def note(self, access: Access) -> None:
+        """Remember a read."""
+        self._epoch[access.granule] = access.epoch
+        self._log.append(access)
+        self._logged += access.granule.size
+        if self._logged > _LOG_GRANULES:
+            self._settle()
+
+    def recent(self, access: Access) -> Record | None:
+        """Who has read, if anybody has read these granules in this epoch."""
+        if not np.count_nonzero(self._epoch.take(access.granule) >= access.horizon):
+            return None
+        self._settle()
+        return self._record
+
+    def forget(self, granule: np.ndarray) -> None:
+        """Something has come after these reads, and was compared with them."""
+        self._epoch[granule] = NEVER
+        if self._record is not None:
+            self._record.when[granule] = NEVER
+
+    def split(self, pieces: int) -> None:
+        """Each granule has become so many, with the same past."""
+        self._settle()
+        if self._record is not None:
+            self._record.split(pieces)
+        self._epoch = split(self._epoch, pieces)
+
+    def _settle(self) -> None:
+        """Put what may still matter into the record."""
+        for access in self._log:
+            if access.is_past:
+                continue
+            if self._record is None:
+                self._record = Record(len(self._epoch))
+            self._record.note(access)
+        self._log.clear()
+        self._logged = 0
+
+
+def _merged(one: np.ndarray, other: np.ndarray, per_block: int) -> np.ndarray:
+    """Several threads, of one warp, of several, or of several blocks with `per_block` warps each."""
+    first, second, pc = one >> _WARP_SHIFT, other >> _WARP_SHIFT, other & _PC_MASK
+    is_known = np.maximum(first, second) < _SEVERAL_BLOCKS
+    is_far = np.where(is_known, first // per_block != second // per_block, np.minimum(first, second) == _SEVERAL_BLOCKS)
+    is_far |= np.maximum(first, second) == _SEVERAL_BLOCKS
+    warp = np.where(first == second, first, np.where(is_far, _SEVERAL_BLOCKS, _SEVERAL_WARPS))
+    return (warp << _WARP_SHIFT) | (SEVERAL_THREADS << _THREAD_SHIFT) | pc

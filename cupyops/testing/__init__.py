@@ -1,0 +1,30 @@
+"""The contract that every operator is held to, for anyone's operator: `cupyops.testing.check(op, args)`.
+
+    >>> report = cupyops.testing.check(my_op, [torch.randn(4, 300, requires_grad=True)])
+    >>> print(report)
+    >>> report.raise_if_failed()
+
+`OperatorTester` is the same in the habits of a framework's test class.
+"""
+
+from .call import Call
+from .check import check
+from .hazard import Failure, Hazard, NotApplicable, hazards
+from .report import Report, Row
+from .reproduce import tensor
+from .tester import OperatorTester
+from .tolerance import Tolerance
+
+__all__ = [
+    "Call",
+    "Failure",
+    "Hazard",
+    "NotApplicable",
+    "OperatorTester",
+    "Report",
+    "Row",
+    "Tolerance",
+    "check",
+    "hazards",
+    "tensor",
+]

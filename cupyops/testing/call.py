@@ -1,0 +1,152 @@
+"""One call of a function: its arguments, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+Function = Callable[..., Any]
+
+
+class Call:
+    """Arguments of a function; tensors may stand in lists, tuples and dicts among them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+
+    def of(self, function: Function) -> Any:
+        """The call made."""
+        return function(*self.args, **self.kwargs)
+
+    def map(self, change: Callable[[Tensor], Any]) -> Call:
+        """The same call with each tensor changed."""
+        args, kwargs = tree_map_only(Tensor, change, (self.args, self.kwargs))
+        return type(self)(*args, **kwargs)
+
+    def map_floating(self, change: Callable[[Tensor], Any]) -> Call:
+        """The same call with each floating-point tensor changed."""
+        return self.map(lambda tensor: change(tensor) if tensor.is_floating_point() else tensor)
+
+    def replaced(self, old: Tensor, new: Any) -> Call:
+        """The same call with `new` wherever `old` is."""
+        return self.map(lambda tensor: new if tensor is old else tensor)
+
+    def with_tensors(self, old: Sequence[Tensor], new: Sequence[Any]) -> Call:
+        """The same call with others in the place of some tensors."""
+        replace = {id(before): after for before, after in zip(old, new, strict=True)}
+        return self.map(lambda tensor: replace.get(id(tensor), tensor))
+
+    def resized(self, size: int, new: int, numbers: bool = True) -> Call:
+        """The same call with every extent of `size` made `new`, and with `numbers` every int argument of that value.
+
+        Longer tensors repeat their values; indices into what has become shorter stay inside it.
+        """
+
+        def change(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return _resized(value, size, new)
+            return new if numbers and type(value) is int and value == size else value
+
+        args, kwargs = tree_map(change, (self.args, self.kwargs))
+        return type(self)(*args, **kwargs)
+
+    def all_tensors(self) -> list[Tensor]:
+        """Every tensor, in order."""
+        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that want a gradient, in order."""
+        return [tensor for tensor in self.all_tensors() if tensor.requires_grad]
+
+    def leaves(self) -> Call:
+        """The same call on fresh leaves: values and dense strides the same; what wanted a gradient does so again."""
+        return self.map(lambda t: t.detach().clone(memory_format=torch.preserve_format).requires_grad_(t.requires_grad))
+
+    def relaid(self) -> Call:
+        """Fresh leaves with the very strides, offset and surroundings of these tensors."""
+        return self.map(_relaid)
+
+    def closure(self, function: Function) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
+        """(f, inputs), with f a function of the tensors that want a gradient alone, and its first output."""
+        inputs = tuple(self.tensors())
+
+        def f(*values: Tensor) -> Any:
+            replace = {id(old): new for old, new in zip(inputs, values)}
+            return first(self.map(lambda t: replace.get(id(t), t)).of(function))
+
+        return f, inputs
+
+    def __repr__(self) -> str:
+        show = lambda v: f"{tuple(v.shape)}:{v.stride()}" if isinstance(v, Tensor) else repr(v)  # noqa: E731
+        return ", ".join([*map(show, self.args), *(f"{name}={show(value)}" for name, value in self.kwargs.items())])
+
+
+@dataclass
+class Outcome:
+    """What a call gave: its outputs that are tensors, and the gradient of each input that wants one."""
+
+    outputs: list[Tensor]
+    gradients: list[Tensor | None]
+
+    def named(self) -> list[tuple[str, Tensor | None]]:
+        """Everything, each with a name for messages."""
+        outputs = [("output" if len(self.outputs) == 1 else f"output {i}", y) for i, y in enumerate(self.outputs)]
+        return [*outputs, *((f"gradient {i}", gradient) for i, gradient in enumerate(self.gradients))]
+
+
+def run(function: Function, call: Call, grads: Sequence[Tensor] | None = None) -> Outcome:
+    """Make the call, and its backward with `grads`, one for each output that can take one; None: no backward."""
+    outputs = tensors_of(call.of(function))
+    return Outcome(outputs, [] if grads is None else gradients(outputs, call, grads))
+
+
+def gradients(outputs: Sequence[Tensor], call: Call, grads: Sequence[Tensor], **options: Any) -> list[Tensor | None]:
+    """The gradients of `call.tensors()`; `grads` are cast to the outputs' dtypes."""
+    wanted, takes = call.tensors(), differentiable(outputs)
+    if not wanted or not takes:
+        return [None] * len(wanted)
+    grads = [grad.to(y.dtype) for grad, y in zip(grads, takes, strict=True)]
+    return list(torch.autograd.grad(takes, wanted, grads, allow_unused=True, **options))
+
+
+def differentiable(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Those that can take a gradient."""
+    return [y for y in outputs if y.requires_grad]
+
+
+def tensors_of(result: Any) -> list[Tensor]:
+    """The tensors of a result, in order."""
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def first(result: Any) -> Any:
+    """The output that has a gradient."""
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
+def _resized(tensor: Tensor, size: int, new: int) -> Tensor:
+    result = tensor.detach()
+    for dim, extent in enumerate(tensor.shape):
+        if extent == size:
+            source = torch.arange(new, device=tensor.device) % max(size, 1)
+            result = result.index_select(dim, source)
+    whole = not result.is_floating_point() and not result.is_complex() and result.dtype != torch.bool
+    if whole and 0 < new < size and result.numel() and 0 <= int(result.max()) < size:
+        result = torch.where(result >= new, result % new, result).to(result.dtype)
+    return result.clone(memory_format=torch.preserve_format).requires_grad_(tensor.requires_grad)
+
+
+def _relaid(tensor: Tensor) -> Tensor:
+    fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    with torch.no_grad():
+        storage = tensor.detach().untyped_storage().clone()
+        fresh.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    fresh = fresh.conj() if tensor.is_conj() else fresh
+    fresh = torch._neg_view(fresh) if tensor.is_neg() else fresh
+    return fresh.requires_grad_(tensor.requires_grad)

@@ -1,0 +1,348 @@
+"""What a hazard is tried on: one call of one function on one backend, and the means to judge what comes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .call import Call, Function, Outcome, differentiable, gradients, run, tensors_of
+from .hazard import Failure, NotApplicable
+from .subject import Subject, running
+from .tolerance import Tolerance, largest
+
+_NUDGE, _DRAWS = 0.05, 8  # of a value, by which a call differs that is much like another; such calls
+ROUNDINGS = 8.0  # units in the last place that a variant may be off by: another order of a sum
+_LENIENCE = 8.0  # where the plain call is too far off, how much further off a variant may be
+
+
+class Case:
+    """A call under test.
+
+    Attributes:
+        subject: the function, its reference, its operator.
+        call: the arguments, as the caller gave them.
+        backend: "reference", "simulator" or "gpu": where the calls run while a hazard is tried.
+        tolerance: how exact the results must be.
+        seed: of everything random.
+    """
+
+    def __init__(self, subject: Subject, call: Call, backend: str, tolerance: Tolerance, seed: int = 0) -> None:
+        self.subject, self.call, self.backend = subject, call, backend
+        self.tolerance, self.seed = tolerance, seed
+        self._sound: dict[Callable[[Case], None], bool] = {}
+
+    def with_call(self, call: Call) -> Case:
+        """The same case of another call."""
+        return Case(self.subject, call, self.backend, self.tolerance, self.seed)
+
+    def with_units(self, units: Mapping[torch.dtype, float]) -> Case:
+        """The same case with other units in the last place allowed."""
+        tolerance = replace(self.tolerance, ulps={**self.tolerance.ulps, **units})
+        return Case(self.subject, self.call, self.backend, tolerance, self.seed)
+
+    def wrapped(self, change: Callable[[Function], Function]) -> Case:
+        """The same case of a changed function and reference; judged with the slack of the plain call."""
+        of = replace(self.subject, function=change(self.subject.function), reference=change(self.subject.reference))
+        case = Case(of, self.call, self.backend, self.tolerance, self.seed)
+        case.__dict__["slack"] = self.slack
+        return case
+
+    @property
+    def device(self) -> torch.device:
+        """Where the call's tensors are."""
+        return next((tensor.device for tensor in self.call.all_tensors()), torch.device("cpu"))
+
+    def generator(self, number: int = 0) -> torch.Generator:
+        """A fresh source of random numbers on the CPU; the same for the same number."""
+        return torch.Generator().manual_seed(self.seed * 1000 + number)
+
+    # --- calls ---
+
+    def ours(self, call: Call, grads: Sequence[Tensor] | None = None) -> Outcome:
+        """The function under test; its gradients too, if `grads` is given."""
+        return run(self.subject.function, call, grads)
+
+    def theirs(self, call: Call, grads: Sequence[Tensor] | None = None) -> Outcome:
+        """The reference. Raises `NotApplicable` where it refuses."""
+        try:
+            if self.backend == "gpu" and not all(t.is_floating_point() for t in call.all_tensors()):
+                run(self.subject.reference, on_cpu(call))  # an index out of range would end the process there
+            return run(self.subject.reference, call.leaves(), grads)
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, ArithmeticError) as error:
+            raise NotApplicable(f"the reference refuses: {_brief(error)}") from error
+
+    def truth(self, call: Call, grads: Sequence[Tensor] | None = None) -> Outcome:
+        """The reference in float64."""
+        wide = grads if grads is None else [widened(grad) for grad in grads]
+        return run(self.subject.reference, exact(call), wide)
+
+    def grads(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """A gradient for each output that takes one: normal values, laid out as the output is, the same in every call."""
+        source = self.generator(1)
+        made = []
+        for y in differentiable(outputs):
+            values = torch.randn(y.shape, generator=source, dtype=torch.float64)
+            made.append(torch.empty_like(y, requires_grad=False).copy_(values))
+        return made
+
+    def both_ways(self, call: Call) -> Outcome:
+        """Forward and backward of the function under test, on fresh leaves."""
+        return self.through(call.relaid())
+
+    def through(self, call: Call) -> Outcome:
+        """The same on these very tensors."""
+        outputs = tensors_of(call.of(self.subject.function))
+        return Outcome(outputs, gradients(outputs, call, self.grads(outputs)))
+
+    def varied(self) -> Call:
+        """The call with the values of each floating-point tensor in another order; halved where that changes nothing."""
+        return self.call.map_floating(_other_values)
+
+    def nudged(self, call: Call, number: int = 0) -> Call:
+        """A call much like it, every value a few hundredths away; the same for the same number."""
+        source = self.generator(2 + number)
+        return call.map_floating(lambda tensor: _nudged(tensor, source))
+
+    # --- the plain call, which every hazard varies ---
+
+    @cached_property
+    def failing(self) -> str:
+        """What the plain call ends in, "" where it ends well: nothing can be varied then."""
+        try:
+            with running(self.backend):
+                self.both_ways(self.call)
+        except Exception as error:  # whatever an operator raises
+            return _brief(error)
+        return ""
+
+    @cached_property
+    def plain(self) -> Outcome:
+        """Forward and backward of the call as it was given."""
+        return self.both_ways(self.call)
+
+    @cached_property
+    def slack(self) -> dict[str, float]:
+        """By how much the plain call itself is worse than allowed, 1 where it is not.
+
+        `accuracy` reports that. The other hazards judge what they vary by this measure, so that one fault shows in one row.
+        """
+        named = zip(self.plain.named(), *(outcome.named() for outcome in self._expected_of_plain))
+        return {what: self._slack(mine, theirs, truth) for (what, mine), (_, theirs), (_, truth) in named}
+
+    def excused(self, what: str) -> float:
+        """The error that a variant may have where the plain call's is too large, however small the variant's values are."""
+        slack = self.slack.get(what, 1.0)
+        theirs, truth = (dict(outcome.named()).get(what) for outcome in self._expected_of_plain)
+        if slack == 1 or theirs is None or truth is None:
+            return 0.0
+        return slack * self.tolerance.allowed(theirs, truth)
+
+    @cached_property
+    def _expected_of_plain(self) -> tuple[Outcome, Outcome]:
+        return self.expected(self.call)
+
+    def _scale(self, what: str, result: Tensor, truth: Outcome) -> float:
+        """What is rounded on the way to a result: as large as in the plain call; as anything, where all of it cancels."""
+        plain = dict(self._expected_of_plain[1].named()).get(what)
+        scales = [0.0 if plain is None else largest(plain)]
+        if not largest(result):
+            scales += [largest(other) for _, other in truth.named() if other is not None]
+        return max(scales)
+
+    def _slack(self, mine: Tensor | None, theirs: Tensor | None, truth: Tensor | None) -> float:
+        if mine is None or theirs is None or truth is None:
+            return 1.0 if mine is theirs else math.inf
+        try:
+            self.tolerance.judge(mine, theirs, truth, "")
+        except Failure:
+            comparable = mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.is_floating_point()
+            excess = self.tolerance.excess(mine, theirs, truth) if comparable else math.inf
+            return _LENIENCE * excess if excess > 1 else math.inf
+        return 1.0
+
+    # --- judging ---
+
+    def expected(self, call: Call, grads: Sequence[Tensor] | None = None) -> tuple[Outcome, Outcome]:
+        """(the reference's outcome, the truth), forward and backward."""
+        theirs = self.theirs(call)
+        if grads is None:
+            grads = self.grads(theirs.outputs)
+        return self.theirs(call, grads), self.truth(call, grads)
+
+    def judge(self, ours: Outcome, call: Call, grads: Sequence[Tensor] | None = None, lenient: bool = True) -> None:
+        """Raise `Failure` unless `ours` is as good as the reference on `call`, or with `lenient` as the plain call is."""
+        theirs, truth = self.expected(call, grads)
+        try:
+            self.compare(ours, theirs, truth, lenient)
+        except Failure:
+            given = self.grads(theirs.outputs) if grads is None else grads
+            self.compare(ours, theirs, truth, lenient, errors=self._usual_errors(call, given))
+
+    def _usual_errors(self, call: Call, grads: Sequence[Tensor]) -> dict[str, float]:
+        """The largest errors of the reference among calls much like this one, in which it may have been lucky.
+
+        And how far the truth moves when the incoming gradients are rounded otherwise: where terms cancel, their rounding
+        is all that is left.
+        """
+        found: dict[str, float] = {}
+        for number in range(_DRAWS):
+            near = self.nudged(call, number)
+            theirs, truth = self.expected(near, grads)
+            moved = self.truth(near, [_rounded_otherwise(grad, self.generator(10 + number)) for grad in grads])
+            for (what, result), (_, exactly), (_, other) in zip(theirs.named(), truth.named(), moved.named()):
+                if result is None or exactly is None or other is None or not result.is_floating_point():
+                    continue
+                found[what] = max(found.get(what, 0.0), distance(result, exactly), distance(other, exactly))
+        return found
+
+    def judge_outputs(self, outputs: Sequence[Tensor], call: Call) -> None:
+        """The same, leniently, for the outputs alone."""
+        self.compare(Outcome(list(outputs), []), self.theirs(call), self.truth(call))
+
+    def compare(
+        self,
+        ours: Outcome,
+        theirs: Outcome,
+        truth: Outcome,
+        lenient: bool = True,
+        moved: Outcome | None = None,
+        errors: Mapping[str, float] | None = None,
+    ) -> None:
+        """Raise `Failure` unless `ours` is as good as `theirs`.
+
+        `moved` is a truth that would do as well as `truth`; `errors` are what the reference may be expected to be off by.
+        """
+        if len(ours.outputs) != len(theirs.outputs):
+            raise Failure(f"{len(ours.outputs)} outputs, the reference has {len(theirs.outputs)}")
+        for (what, a), b, c in triples(ours, theirs, truth):
+            slack = self.slack.get(what, 1.0) if lenient else 1.0
+            if slack == math.inf:
+                continue  # of another form, or not finite, in the plain call already
+            if (a is None) != (b is None):
+                raise Failure(f"{what} is {_presence(a)}, the reference's is {_presence(b)}")
+            if a is not None:
+                other = None if moved is None else dict(moved.named())[what]
+                extra = (
+                    self.tolerance.units(a.dtype, self._scale(what, c, truth)) + self.excused(what) if lenient else 0.0
+                )
+                extra += 0.0 if other is None else distance(other, c)
+                if errors is not None and what in errors:
+                    extra = max(extra, self._usual(a.dtype, errors[what], largest(c), slack, lenient))
+                self.tolerance.judge(a, b, c, what, slack, extra)
+
+    def _usual(self, dtype: torch.dtype, error: float, scale: float, slack: float, lenient: bool) -> float:
+        units = self.tolerance.units(dtype, scale) * (ROUNDINGS if lenient else 1)
+        return slack * (self.tolerance.factor * error + units)
+
+    def same_as_plain(self, ours: Outcome) -> None:
+        """Raise `Failure` unless `ours`, of a call with the plain call's values, is as good as the plain call."""
+        self.judge(ours, self.call)
+
+    # --- what a hazard needs ---
+
+    def note(self, hazard: Callable[[Case], None], sound: bool) -> None:
+        """Remember what came of a hazard, for others that need it."""
+        self._sound[hazard] = sound
+
+    def needs(self, other: Callable[[Case], None]) -> None:
+        """Raise `NotApplicable` where another hazard fails on this case, which this one would only show again."""
+        if other not in self._sound:
+            try:
+                other(self)
+            except NotApplicable:
+                pass
+            except Exception:  # whatever an operator raises is a failure
+                self._sound[other] = False
+            self._sound.setdefault(other, True)
+        if not self._sound[other]:
+            raise NotApplicable(f"see {other.__name__}")
+
+    def needs_gradient(self) -> None:
+        """Raise `NotApplicable` where no input wants a gradient or no output can take one."""
+        if not self.call.tensors():
+            raise NotApplicable("no input wants a gradient")
+        if not differentiable(self.plain.outputs):
+            raise NotApplicable("no output has a gradient")
+
+    def needs_floating(self) -> list[Tensor]:
+        """The floating-point tensors of the call. Raises `NotApplicable` where there is none."""
+        found = [tensor for tensor in self.call.all_tensors() if tensor.is_floating_point()]
+        if not found:
+            raise NotApplicable("no floating-point tensor")
+        return found
+
+    def needs_operator(self) -> Any:
+        """The `Operator`. Raises `NotApplicable` for a plain function."""
+        if self.subject.operator is None:
+            raise NotApplicable("a plain function, not a cupyops operator")
+        return self.subject.operator
+
+
+def triples(*outcomes: Outcome) -> Iterator[tuple[tuple[str, Any], Any, Any]]:
+    """((name, ours), theirs, truth) of each output and gradient."""
+    ours, theirs, truth = (outcome.named() for outcome in outcomes)
+    for named, (_, b), (_, c) in zip(ours, theirs, truth, strict=True):
+        yield named, b, c
+
+
+def exact(call: Call) -> Call:
+    """The call in double precision; a `dtype` among its arguments widened too."""
+    wide = call.map(lambda t: widened(t.detach()).clone().requires_grad_(t.requires_grad))
+    kwargs = {
+        k: torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in wide.kwargs.items()
+    }
+    args = [torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for v in wide.args]
+    return type(call)(*args, **kwargs)
+
+
+def on_cpu(call: Call) -> Call:
+    """The call with its tensors on the CPU."""
+    return call.map(lambda t: t.detach().cpu().requires_grad_(t.requires_grad))
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """In float64 or complex128; integers as they are."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+def _other_values(tensor: Tensor) -> Tensor:
+    given = tensor.detach()
+    other = given.flip(tuple(range(given.dim()))) if given.dim() else given
+    other = given * 0.5 if torch.equal(other, given) else other
+    return other.requires_grad_(tensor.requires_grad)
+
+
+def _nudged(tensor: Tensor, source: torch.Generator) -> Tensor:
+    given = tensor.detach()
+    step = torch.randn(tensor.shape, generator=source, dtype=torch.float64).to(tensor.device)
+    moved = (given.double() * (1 + _NUDGE * step)).to(tensor.dtype)
+    return torch.where(given.isfinite() & moved.isfinite(), moved, given).requires_grad_(tensor.requires_grad)
+
+
+def _rounded_otherwise(grad: Tensor, source: torch.Generator) -> Tensor:
+    """In float64, a unit in the last place up or down."""
+    step = torch.randn(grad.shape, generator=source, dtype=torch.float64).sign().to(grad.device)
+    return widened(grad) * (1 + step * torch.finfo(grad.dtype).eps)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference, among finite values."""
+    off = (a.detach() - b.detach()).abs().double()
+    off = off[off.isfinite()]
+    return off.max().item() if off.numel() else 0.0
+
+
+def _presence(tensor: Tensor | None) -> str:
+    return "None" if tensor is None else "a tensor"
+
+
+def _brief(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200]

@@ -1,0 +1,1 @@
+"""The hazards, by family; each is a small function that tries one thing on a `Case`."""

@@ -1,0 +1,165 @@
+"""Devices: other threads, another GPU, and tensors that are elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import tracing
+from ...errors import CupyopsError
+from ..call import Call, Outcome, gradients, tensors_of
+from ..case import Case
+from ..hazard import GPU, Failure, NotApplicable, hazard
+from ..tolerance import same_form
+
+_ROUNDS = 5  # of calls in each of two threads
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+@hazard("two threads that call at once, with different values, each get their own results")
+def second_thread(case: Case) -> None:
+    """Forward and backward, several times; Python changes threads as often as it can."""
+    calls = case.call, case.varied()
+    expected = [case.expected(call) for call in calls]
+    _ = case.slack
+    rounds = 1 if case.backend == "simulator" else _ROUNDS
+    start = threading.Barrier(len(calls))
+
+    def work(call: Call) -> list[Outcome]:
+        start.wait()
+        outcomes = [case.both_ways(call) for _ in range(rounds)]
+        _wait(case)
+        return outcomes
+
+    with _busy_switching(), ThreadPoolExecutor(len(calls)) as pool:
+        found = [pool.submit(work, call) for call in calls]
+    for outcomes, (theirs, truth) in zip(found, expected):
+        for outcome in outcomes.result():
+            case.compare(outcome, theirs, truth)
+
+
+@hazard("backward can be called in another thread than the forward")
+def backward_thread(case: Case) -> None:
+    """As data-parallel training does, and PyTorch itself for every CUDA tensor."""
+    case.needs_gradient()
+    call = case.call.relaid()
+    outputs = tensors_of(call.of(case.subject.function))
+    grads = case.grads(outputs)
+    _wait(case)
+
+    def work() -> list[Tensor | None]:
+        found = gradients(outputs, call, grads)
+        _wait(case)
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(work).result()
+    case.same_as_plain(Outcome(outputs, found))
+
+
+def _wait(case: Case) -> None:
+    """Until the GPU is done, where the case is on one."""
+    if case.device.type == "cuda":
+        torch.cuda.synchronize(case.device)
+
+
+@contextmanager
+def _busy_switching() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+# --- elsewhere --------------------------------------------------------------------------------------------------------
+
+
+@hazard("tensors on one GPU while another is current give the same result, and the current one stays current", GPU)
+def second_device(case: Case) -> None:
+    """Forward and backward."""
+    if torch.cuda.device_count() < 2:
+        raise NotApplicable("needs two GPUs")
+    here = case.device
+    there = torch.device("cuda", (here.index + 1) % torch.cuda.device_count())
+    call = case.call.map(lambda t: t.detach().to(there).requires_grad_(t.requires_grad))
+    with torch.cuda.device(here):
+        outcome = case.both_ways(call)
+        current = torch.cuda.current_device()
+        torch.cuda.synchronize(there)
+    if current != here.index:
+        raise Failure(f"afterwards cuda:{current} is current; cuda:{here.index} was before")
+    case.judge(outcome, call)
+
+
+@hazard("on meta tensors, the form of the reference's results or an error")
+def meta_tensors(case: Case) -> None:
+    """Tensors without memory: their data pointer is 0, without an error."""
+    call = case.call.map(lambda t: torch.empty_like(t, device="meta", requires_grad=t.requires_grad))
+    if not call.all_tensors():
+        raise NotApplicable("no tensor")
+    theirs = case.theirs(call)
+    theirs = case.theirs(call, case.grads(theirs.outputs))
+    try:
+        ours = case.through(call)
+    except (RuntimeError, ValueError, TypeError) as error:
+        if case.subject.operator is None or isinstance(error, CupyopsError):
+            return
+        raise
+    if len(ours.outputs) != len(theirs.outputs):
+        raise Failure(f"{len(ours.outputs)} outputs, the reference has {len(theirs.outputs)}")
+    for (what, a), (_, b) in zip(ours.named(), theirs.named(), strict=True):
+        if a is not None and b is not None:
+            same_form(a, b, what)
+
+
+@hazard("with a tensor on another device, an error and no launch, unless the reference takes it")
+def mixed_devices(case: Case) -> None:
+    """Each tensor in turn, but not one number alone, which PyTorch takes from anywhere."""
+    tensors = case.call.all_tensors()
+    moved = [index for index, tensor in enumerate(tensors) if tensor.dim() and tensor.numel()]
+    if len(tensors) < 2 or not moved:
+        raise NotApplicable("there are not two tensors, one of which could be elsewhere")
+    other = "cpu" if case.device.type == "cuda" else "meta"
+    for index in moved:
+        _mix(case, _with_one_on(case.call, index, other), f"with input {index} on {other}, others on {case.device}")
+
+
+def _mix(case: Case, call: Call, situation: str) -> None:
+    accepted = _accepted(case.subject.function, call)
+    _wait(case)  # a kernel that read a pointer of the other device fails here
+    with tracing.trace() as trace:
+        _accepted(case.subject.function, call)
+    if launched := trace.launches():
+        raise Failure(f"{situation}: {launched[0].kernel} was launched")
+    if accepted is None:
+        return
+    theirs = _accepted(case.subject.reference, call)
+    if theirs is None:
+        raise Failure(f"{situation}: a result and no error; the reference refuses")
+    for number, (ours, expected) in enumerate(zip(accepted, theirs, strict=True)):
+        same_form(ours, expected, f"{situation}: output {number}")
+
+
+def _accepted(function: Callable[..., Any], call: Call) -> list[Tensor] | None:
+    """The outputs; None if the call was refused."""
+    try:
+        return tensors_of(call.leaves().of(function))
+    except Exception:  # any is an answer
+        return None
+
+
+def _with_one_on(call: Call, index: int, device: str) -> Call:
+    numbers = iter(range(len(call.all_tensors())))
+    move = lambda t: t.detach().to(device).requires_grad_(t.requires_grad)  # noqa: E731
+    return call.map(lambda t: move(t) if next(numbers) == index else t)

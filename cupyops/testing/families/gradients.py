@@ -1,0 +1,258 @@
+"""Gradients: whatever the gradient looks like that arrives, and whoever wants one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...definition import Backward, Definition
+from ...operator import operators
+from ..call import Call, Outcome, differentiable, gradients, tensors_of
+from ..case import Case
+from ..hazard import Failure, NotApplicable, hazard, told
+
+
+@hazard("a gradient expanded from one number, as `.sum().backward()` gives, gives the right gradients")
+def grad_expanded(case: Case) -> None:
+    """Stride 0 in every dimension."""
+    case.needs_gradient()
+    outputs, leaves = _forward(case)
+    grads = [torch.full((), 0.75, dtype=y.dtype, device=y.device).expand(y.shape) for y in differentiable(outputs)]
+    ours = Outcome(outputs, gradients(outputs, leaves, grads))
+    # a constant gradient makes terms cancel outright: what is left is the rounding of each, a unit up or down
+    signs = [torch.randn(g.shape, generator=case.generator(2), dtype=torch.float64).sign().to(g.device) for g in grads]
+    shifted = [g.double() * (1 + torch.finfo(g.dtype).eps * sign) for g, sign in zip(grads, signs)]
+    case.compare(ours, *case.expected(case.call, grads), moved=case.truth(case.call, shifted))
+
+
+@hazard("a gradient laid out unlike its output gives the right gradients")
+def grad_strided(case: Case) -> None:
+    """Transposed, and every other element of a larger tensor."""
+    case.needs_gradient()
+    _with_grads(case, {"transposed": _transposed, "every other element": _every_other})
+
+
+@hazard("a gradient one element past a 16-byte boundary gives the right gradients")
+def grad_misaligned(case: Case) -> None:
+    """Contiguous all the same: wide loads must look at the address."""
+    case.needs_gradient()
+    _with_grads(case, {"misaligned": _one_element_on})
+
+
+@hazard("each input alone can want a gradient, and no other gradient is computed then")
+def partial_gradients(case: Case) -> None:
+    """As where some weights are frozen."""
+    case.needs_gradient()
+    count = len(case.call.tensors())
+    if count < 2:
+        raise NotApplicable("one input wants a gradient")
+    for index in range(count):
+        leaves = case.call.relaid()
+        for position, tensor in enumerate(leaves.tensors()):
+            tensor.requires_grad_(position == index)
+        outputs = tensors_of(leaves.of(case.subject.function))
+        with told(f"where only input {index} of {count} wants a gradient"):
+            with _only_what_is_needed():
+                found = _backward(outputs, leaves.tensors(), _grad_of_each(case), range(len(outputs)))
+            _same_gradients(case, {index: found[0]})
+
+
+@hazard("a gradient that arrives for some outputs only counts as zero for the others")
+def missing_grads(case: Case) -> None:
+    """Each output alone has a gradient."""
+    case.needs_gradient()
+    takes = [i for i, y in enumerate(case.plain.outputs) if y.requires_grad]
+    if len(takes) < 2:
+        raise NotApplicable("one output has a gradient")
+    given = _grad_of_each(case)
+    for index in takes:
+        outputs, leaves = _forward(case)
+        found = _backward(outputs, leaves.tensors(), given, [index])
+        ours = [None if plain is None else mine for mine, plain in zip(found, case.plain.gradients)]
+        grads = [given[i] if i == index else torch.zeros_like(given[i]) for i in takes]
+        with told(f"where a gradient arrives for output {index} alone"):
+            case.judge(Outcome(outputs, ours), case.call, grads)
+
+
+@hazard("a second backward through a retained graph gives the same gradients")
+def retained_graph(case: Case) -> None:
+    """What was saved must survive the first."""
+    case.needs_gradient()
+    outputs, leaves = _forward(case)
+    grads = case.grads(outputs)
+    gradients(outputs, leaves, grads, retain_graph=True)
+    with told("the second time"):
+        case.same_as_plain(Outcome(outputs, gradients(outputs, leaves, grads)))
+
+
+@hazard("after an input was changed in place backward gives the gradients of the old values, or PyTorch's error")
+def changed_input(case: Case) -> None:
+    """Each tensor in turn, between forward and backward: never a silently wrong gradient."""
+    case.needs_gradient()
+    for index in range(len(case.call.all_tensors())):
+        leaves = case.call.map(_writable)
+        outputs = tensors_of(leaves.of(case.subject.function))
+        _change(leaves.all_tensors()[index])
+        try:
+            found = gradients(outputs, leaves, case.grads(outputs))
+        except RuntimeError as error:
+            if "inplace" not in str(error):
+                raise
+            continue
+        with told(f"tensor {index} changed before backward"):
+            _same_gradients(case, dict(enumerate(found)))
+
+
+@hazard("gradients add up in `.grad`")
+def accumulated_grads(case: Case) -> None:
+    """Forward and `backward()` twice on the same leaves."""
+    case.needs_gradient()
+    leaves = case.call.relaid()
+    for times in (1, 2):
+        outputs = tensors_of(leaves.of(case.subject.function))
+        torch.autograd.backward(differentiable(outputs), case.grads(outputs))
+        found = [None if leaf.grad is None else leaf.grad.clone() / times for leaf in leaves.tensors()]
+        with told(f".grad after {times} calls of backward(), divided by {times}"):
+            _same_gradients(case, dict(enumerate(found)))
+
+
+@hazard("under no_grad and in inference_mode the values are the same and nothing requires a gradient")
+def no_gradient_wanted(case: Case) -> None:
+    """Though inputs ask for one."""
+    case.needs_gradient()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with told(f"under {mode.__name__}"):
+            with mode():
+                outputs = tensors_of(case.call.of(case.subject.function))
+            if any(y.requires_grad for y in outputs):
+                raise Failure("an output requires a gradient")
+            case.judge_outputs([y.clone() for y in outputs], case.call)
+
+
+# --- calls ---
+
+
+def _forward(case: Case) -> tuple[list[Tensor], Call]:
+    leaves = case.call.relaid()
+    return tensors_of(leaves.of(case.subject.function)), leaves
+
+
+def _grad_of_each(case: Case) -> dict[int, Tensor]:
+    """The gradient of the plain call for each output that takes one, by the output's number."""
+    takes = [i for i, y in enumerate(case.plain.outputs) if y.requires_grad]
+    return dict(zip(takes, case.grads(case.plain.outputs), strict=True))
+
+
+def _backward(
+    outputs: Sequence[Tensor], wanted: Sequence[Tensor], grads: dict[int, Tensor], chosen: Sequence[int]
+) -> list[Tensor]:
+    """The gradients where only the chosen outputs have one; zeros where nothing arrives."""
+    used = [i for i in chosen if i in grads and outputs[i].requires_grad]
+    if not used:
+        return [torch.zeros_like(leaf) for leaf in wanted]
+    found = torch.autograd.grad(
+        [outputs[i] for i in used], wanted, [grads[i].to(outputs[i].dtype) for i in used], materialize_grads=True
+    )
+    return list(found)
+
+
+def _with_grads(case: Case, layouts: dict[str, Callable[[Tensor], Tensor]]) -> None:
+    """Backward with gradients of the same values laid out otherwise."""
+    tried = False
+    for name, change in layouts.items():
+        outputs, leaves = _forward(case)
+        plain = case.grads(outputs)
+        grads = [change(grad) for grad in plain]
+        if all(a is b for a, b in zip(plain, grads)):
+            continue
+        tried = True
+        with told(f"gradient {name}"):
+            case.same_as_plain(Outcome(outputs, gradients(outputs, leaves, grads)))
+    if not tried:
+        raise NotApplicable("the outputs have no dimensions")
+
+
+def _same_gradients(case: Case, found: dict[int, Tensor | None]) -> None:
+    """Judge the gradients that there are, by their numbers; for the rest the plain call stands."""
+    rest = dict(enumerate(case.plain.gradients))
+    case.same_as_plain(Outcome(case.plain.outputs, [(rest | found)[i] for i in rest]))
+
+
+@contextmanager
+def _only_what_is_needed() -> Iterator[None]:
+    """Raise `Failure` where a backward of cupyops computes a gradient that nobody wants."""
+    held = {of: of.launch_backward for of in (op.definition for op in operators().values())}
+    unneeded: list[str] = []
+    for of, role in held.items():
+        if role is not None:
+            of.launch_backward = _watched(of, role, unneeded)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for of, role in held.items():
+            of.launch_backward = role
+    if unneeded:
+        raise Failure(f"backward of {unneeded[0]}, which nobody wants")
+
+
+def _watched(of: Definition, role: Backward, unneeded: list[str]) -> Callable[..., Any]:
+    """The role, which also notes the gradients that it gives though they are not needed."""
+
+    def backward(grads: Any, outputs: Any, saved: Any, args: Any, needs: Any) -> Any:
+        def launch(*given: Any) -> Any:
+            found = role.launch(*given)
+            at_hand = {_memory(tensor) for tensor in tensors_of(given)}
+            listed = (found,) if isinstance(found, Tensor) or found is None else found
+            for index, gradient in zip(role.tensors, listed):
+                if gradient is not None and not needs[index] and _memory(gradient) not in at_hand:
+                    unneeded.append(f"{of.name} computes the gradient of {of.parameters[index].name}")
+            return found
+
+        spy = copy.copy(role)
+        spy.launch = launch
+        return spy(grads, outputs, saved, args, needs)
+
+    return backward
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+# --- layouts and changes ---
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    """The first and the last dimension stored the other way round."""
+    if tensor.dim() < 2:
+        return tensor
+    order = [tensor.dim() - 1, *range(1, tensor.dim() - 1), 0]
+    return tensor.permute(order).contiguous().permute(order)
+
+
+def _every_other(tensor: Tensor) -> Tensor:
+    return tensor.repeat_interleave(2, dim=-1)[..., ::2] if tensor.dim() else tensor
+
+
+def _one_element_on(tensor: Tensor) -> Tensor:
+    flat = tensor.flatten()
+    return torch.cat([flat[:1], flat])[1:].view(tensor.shape)
+
+
+def _writable(tensor: Tensor) -> Tensor:
+    """A fresh leaf in which each element has a place of its own."""
+    return tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_(tensor.requires_grad)
+
+
+def _change(tensor: Tensor) -> None:
+    """To other values that are as legal."""
+    with torch.no_grad():
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.mul_(-2)
+        else:
+            tensor.zero_()

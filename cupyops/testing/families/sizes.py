@@ -1,0 +1,151 @@
+"""Sizes: none, one, odd ones, more than a grid or an int can count."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ... import tracing
+from ..beyond import beyond
+from ..call import Call, Outcome
+from ..case import Case
+from ..hazard import GPU, Failure, NotApplicable, hazard, told
+
+_SIZES = 3  # of a call, the largest, that are varied one at a time
+_TAILS = (31, 33, 127, 257)  # around a warp, and past a block of 128 and of 256
+_ROWS = 65_539  # more than a grid's y and z can count
+_FEW = 2  # to which other sizes are cut where there are so many rows
+_MOST = 2_000_000  # elements of a call
+_UNITS = 1024.0  # of float64, in a sum over that many: the truth is no more exact
+_INSTRUCTIONS = 150_000_000  # that the simulator runs in a few seconds
+
+
+@hazard("a size of zero gives PyTorch's answer; where nothing comes out, nothing is launched")
+def empty(case: Case) -> None:
+    """Each size in turn, everywhere that it occurs."""
+    tried = False
+    for size in _sizes(case.call, 1):
+        call = _taken(case, size, 0)
+        if call is None:
+            continue
+        with told(f"0 for {size}"):
+            with tracing.trace() as trace:
+                ours = case.both_ways(call)
+            case.judge(ours, call)
+            if launches := trace.launches() if _is_empty(ours) else []:
+                raise Failure(f"{launches[0].kernel} is launched on {launches[0].grid} for no elements")
+        tried = True
+    if not tried:
+        raise NotApplicable("the reference takes no size of zero")
+
+
+@hazard("a size of one gives PyTorch's answer")
+def size_one(case: Case) -> None:
+    """Each size in turn, everywhere that it occurs."""
+    if not sum(_tried(case, size, 1) for size in _sizes(case.call, 2)):
+        raise NotApplicable("the reference takes no size of one in place of another")
+
+
+@hazard("tensors without dimensions give PyTorch's answer")
+def zero_dim(case: Case) -> None:
+    """Every floating-point tensor a single number."""
+    if not any(tensor.dim() and tensor.numel() for tensor in case.needs_floating()):
+        raise NotApplicable("no tensor has a dimension")
+    call = case.call.map_floating(_one_number)
+    case.expected(call)
+    case.judge(case.both_ways(call), call)
+
+
+@hazard("sizes next to those of the call, and odd ones, give PyTorch's answer")
+def tails(case: Case) -> None:
+    """One less and one more of each, then sizes that no block or vector divides."""
+    sizes = _sizes(case.call, 2)[:_SIZES]
+    wanted = [(size, new) for size in sizes for new in (size - 1, size + 1)]
+    wanted += [(size, new) for size in sizes[:1] for new in _TAILS if new != size]
+    if not sum(_tried(case, size, new) for size, new in wanted):
+        raise NotApplicable("the reference takes no other size")
+
+
+@hazard("more than 65,535 rows give PyTorch's answer")
+def many_rows(case: Case) -> None:
+    """The leading size of the largest tensor made larger than a grid's y and z, the others small."""
+    largest = max(case.call.all_tensors(), key=Tensor.numel, default=None)
+    if largest is None or not largest.numel() or not largest.dim():
+        raise NotApplicable("no tensor has rows")
+    if case.backend == "reference" and case.subject.operator is not None:
+        raise NotApplicable("no kernel runs here")
+    rows, few = largest.shape[0], case.with_units({torch.float64: _UNITS})
+    for size in _sizes(case.call, _FEW + 1):
+        if size != rows and (smaller := _taken(few, size, _FEW if rows != _FEW else _FEW + 1)):
+            few = few.with_call(smaller)
+    shapes = [tensor.shape for tensor in few.call.all_tensors()]
+    elements = sum(shape.numel() * (_ROWS // rows) ** shape.count(rows) for shape in shapes)
+    if elements > _MOST:
+        raise NotApplicable(f"{elements:,} elements are too many to try")
+    if case.backend == "simulator":
+        _needs_simulation(few, rows)
+    grown = _taken(few, rows, _ROWS)
+    if grown is None:
+        raise NotApplicable("the reference takes no more rows")
+    few.judge(few.both_ways(grown), grown)
+
+
+@hazard("more than 2^31 elements give PyTorch's answer", backends=GPU)
+def more_than_2_31(case: Case) -> None:
+    """The call repeated along a dimension along which its result repeats; the last of it must be as the first."""
+    beyond(case, 2**31)
+
+
+# --- variants ---------------------------------------------------------------------------------------------------------
+
+
+def _sizes(call: Call, least: int) -> list[int]:
+    """The sizes in a call, the largest first."""
+    return sorted({size for tensor in call.all_tensors() for size in tensor.shape if size >= least}, reverse=True)
+
+
+def _taken(case: Case, size: int, new: int) -> Call | None:
+    """The call with another size, if the reference takes it: with the numbers of that value changed too, or without."""
+    for numbers in (True, False):
+        call = case.call.resized(size, new, numbers)
+        try:
+            case.expected(call)
+        except NotApplicable:
+            continue
+        return call
+    return None
+
+
+def _tried(case: Case, size: int, new: int) -> bool:
+    call = _taken(case, size, new)
+    if call is None or _elements(call) > _MOST:
+        return False
+    with told(f"{new} for {size}"):
+        case.judge(case.both_ways(call), call)
+    return True
+
+
+def _needs_simulation(case: Case, rows: int) -> None:
+    """Raise `NotApplicable` where a smaller number of rows foretells that so many take the simulator too long."""
+    probe = _ROWS // 128
+    call = _taken(case, rows, probe)
+    if call is None:
+        raise NotApplicable("the reference takes no more rows")
+    with tracing.trace() as trace:
+        case.both_ways(call)
+    instructions = sum(record.instructions or 0 for record in trace.launches()) * 128
+    if instructions > _INSTRUCTIONS:
+        raise NotApplicable(f"the simulator would run {instructions:,} instructions")
+
+
+def _elements(call: Call) -> int:
+    return sum(tensor.numel() for tensor in call.all_tensors())
+
+
+def _one_number(tensor: Tensor) -> Tensor:
+    number = tensor.detach().flatten()[:1].clone()
+    return number.reshape(() if number.numel() else tensor.shape).requires_grad_(tensor.requires_grad)
+
+
+def _is_empty(outcome: Outcome) -> bool:
+    return all(result is None or not result.numel() for _, result in outcome.named())

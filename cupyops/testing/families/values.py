@@ -1,0 +1,237 @@
+"""Values: how exact, in which dtypes, and what becomes of those that are special or out of range."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stdout
+from io import StringIO
+
+import torch
+from torch import Tensor
+
+from ...errors import SimulatorError
+from ..call import Call, Outcome
+from ..case import Case
+from ..hazard import Failure, NotApplicable, hazard
+from ..special import PLANTS, judge_signs_of_zero, judge_trusted, nearly_zero, planted, zeros
+from ..tolerance import name
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_BROKEN = 128.0  # of slack: an operator that is so far off says nothing in another dtype
+_FAR = 1_000_003  # past any sample's sizes
+
+# what an input that is not wanted may raise; what the simulator finds is never meant, but for a kernel's own assert
+_REFUSALS = (ValueError, TypeError, IndexError, RuntimeError, AssertionError)
+
+
+@hazard("forward and every gradient are as near to float64 as PyTorch's own in the same dtype")
+def accuracy(case: Case) -> None:
+    """The call as it was given."""
+    case.judge(case.plain, case.call, lenient=False)
+
+
+@hazard("the same is true in every floating dtype that PyTorch takes; what is refused, is refused by an error")
+def dtypes(case: Case) -> None:
+    """Half types must add up in float32, and float64 in float64."""
+    given = {tensor.dtype for tensor in case.needs_floating()}
+    _needs_accuracy(case)
+    others = [dtype for dtype in FLOATING if given != {dtype}]
+    calls = [(name(dtype), case.call.map_floating(lambda t: _cast(t, dtype))) for dtype in others]  # noqa: B023
+    if not sum(_judged(case, call, what) for what, call in calls):
+        raise NotApplicable("no other dtype is taken")
+
+
+@hazard("inputs of two floating dtypes give PyTorch's answer in PyTorch's dtype, or an error")
+def mixed_dtypes(case: Case) -> None:
+    """Each floating input in turn in another dtype than it was given in."""
+    tensors = case.needs_floating()
+    if len(tensors) < 2:
+        raise NotApplicable("one floating-point tensor alone")
+    _needs_accuracy(case)
+    for index, tensor in enumerate(tensors):
+        for dtype in _others(tensor.dtype):
+            what = f"floating tensor {index} in {name(dtype)}"
+            _answered_or_refused(case, case.call.replaced(tensor, _cast(tensor, dtype)), what)
+
+
+@hazard("integers where floating-point numbers are expected give PyTorch's answer, or an error")
+def integer_inputs(case: Case) -> None:
+    """All floating inputs as int64, then each in turn."""
+    tensors = case.needs_floating()
+    _needs_accuracy(case)
+    _answered_or_refused(case, case.call.map_floating(_as_integers), "integers")
+    for index, tensor in enumerate(tensors if len(tensors) > 1 else ()):
+        _answered_or_refused(
+            case, case.call.replaced(tensor, _as_integers(tensor)), f"floating tensor {index} as int64"
+        )
+
+
+@hazard("NaN, infinities, zeros of both signs, denormals and huge values come out as they do from PyTorch")
+def special_values(case: Case) -> None:
+    """Each kind in each floating input in turn; judged where PyTorch agrees with itself in float64."""
+    tried = False
+    for index, tensor in enumerate(case.needs_floating()):
+        if not tensor.numel():
+            continue
+        for plant in PLANTS:
+            call = case.call.replaced(tensor, planted(tensor, plant))
+            try:
+                _refused_on_cpu(case, call)
+                judge_trusted(case, case.both_ways(call), call)
+                if plant is zeros:
+                    limit = case.theirs(case.call.replaced(tensor, planted(tensor, nearly_zero)))
+                    judge_signs_of_zero(case.ours(call), _votes(case, call), limit)
+            except NotApplicable:
+                continue  # PyTorch refuses such values here
+            except Failure as failure:
+                raise Failure(f"{plant.__name__} in floating tensor {index}: {failure}") from None
+            tried = True
+    if not tried:
+        raise NotApplicable("PyTorch refuses every special value")
+
+
+@hazard("an index out of range gives an error or PyTorch's answer, never a wild read or a wrong number")
+def indices(case: Case) -> None:
+    """Negative, one past each size, and far out, one at a time in each integer tensor."""
+    tensors = [t for t in case.call.all_tensors() if _is_integer(t) and t.numel()]
+    if not tensors:
+        raise NotApplicable("no tensor of integers")
+    tried = False
+    for index, tensor in enumerate(tensors):
+        for value in _candidates(case.call, tensor):
+            call = case.call.replaced(tensor, _with_value(tensor, value))
+            if case.backend != "gpu" or _tolerated(case, call):
+                _answered_or_refused(case, call, f"{value} in integer tensor {index}", near_truth=False)
+                tried = True
+    if not tried:
+        raise NotApplicable("PyTorch itself refuses such an index, and on a GPU that ends the process")
+
+
+# --- calls that may be refused ----------------------------------------------------------------------------------------
+
+
+def _judged(case: Case, call: Call, what: str) -> bool:
+    """Judge a call, unless PyTorch or the function refuses it; whether it was judged."""
+    try:
+        case.theirs(call)
+        ours = case.both_ways(call)
+        case.judge(ours, call, lenient=False)
+    except NotApplicable:
+        return False
+    except Failure as failure:
+        raise Failure(f"{what}: {failure}") from None
+    except _REFUSALS as error:
+        if not _is_clear(error):
+            raise
+        return False
+    return True
+
+
+def _answered_or_refused(case: Case, call: Call, what: str, near_truth: bool = True) -> None:
+    """Raise `Failure` unless the function refuses, or gives PyTorch's answer, or where PyTorch refuses the truth."""
+    try:
+        with redirect_stdout(StringIO()):  # a kernel's last words, in the simulator
+            ours = case.both_ways(call)
+    except _REFUSALS as error:
+        if not _is_clear(error):
+            raise
+        return
+    try:
+        _coarser(case, call).judge(ours, call)
+    except NotApplicable as refusal:
+        if not near_truth:
+            raise Failure(f"{what}: a result, where {refusal}") from None
+        _near_truth(case, ours.outputs, call, what)
+    except Failure as failure:
+        raise Failure(f"{what}: {failure}") from None
+
+
+def _coarser(case: Case, call: Call) -> Case:
+    """The case with the units in the last place of the coarsest dtype of a call, where there are several."""
+    eps = {t.dtype: torch.finfo(t.dtype).eps for t in call.all_tensors() if t.is_floating_point()}
+    if len(eps) < 2:
+        return case
+    return case.with_units({dtype: max(1.0, max(eps.values()) / torch.finfo(dtype).eps) for dtype in FLOATING})
+
+
+def _near_truth(case: Case, outputs: list[Tensor], call: Call, what: str) -> None:
+    """Where PyTorch refuses a mix of dtypes, a result must still be right to the coarsest of them."""
+    pairs = zip(call.all_tensors(), case.call.all_tensors())
+    numbers = {id(tensor) for tensor, given in pairs if given.is_floating_point()}
+    wide = call.map(lambda t: t.detach().double() if id(t) in numbers else t)
+    try:
+        truth = case.theirs(wide).outputs
+    except NotApplicable:
+        return  # PyTorch has no answer in float64 either: nothing says what would be right
+    dtypes = {t.dtype for t in [*call.all_tensors(), *outputs] if t.is_floating_point()}
+    coarsest = max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float32).eps)
+    for index, (a, b) in enumerate(zip(outputs, truth, strict=True)):
+        scale = b.abs().max().item() if b.numel() else 0.0
+        if a.shape != b.shape or not torch.allclose(a.double(), b.double(), rtol=0, atol=16 * coarsest * scale):
+            raise Failure(
+                f"{what}: PyTorch refuses this, and output {index}, in {name(a.dtype)}, is far from the truth"
+            )
+
+
+def _is_clear(error: BaseException) -> bool:
+    """Whether an error is a refusal: not what the simulator finds in a kernel, nor what a GPU reports of one."""
+    if isinstance(error, SimulatorError):
+        return type(error).__name__ in ("Trap", "DeviceAssert")
+    return not isinstance(error, (torch.cuda.OutOfMemoryError, getattr(torch, "AcceleratorError", ())))
+
+
+def _needs_accuracy(case: Case) -> None:
+    if any(slack > _BROKEN for slack in case.slack.values()):
+        raise NotApplicable("the call itself is wrong, see accuracy")
+
+
+def _refused_on_cpu(case: Case, call: Call) -> None:
+    """Raise `NotApplicable` where PyTorch refuses these values: on a GPU the refusal would end the process."""
+    if case.backend == "gpu":
+        case.theirs(call.map(lambda t: t.detach().cpu()))
+
+
+def _tolerated(case: Case, call: Call) -> bool:
+    try:
+        _refused_on_cpu(case, call)
+    except NotApplicable:
+        return False
+    return True
+
+
+# --- variants ---------------------------------------------------------------------------------------------------------
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
+
+
+def _others(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """What a tensor of this dtype is likely to meet."""
+    return (torch.float16, torch.float64) if dtype == torch.float32 else (torch.float32,)
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    return (tensor.detach() * 3).round().long()
+
+
+def _votes(case: Case, call: Call) -> list[Outcome]:
+    """PyTorch's outcome in this dtype, in float64, and of tensors with gaps, which take another path through it."""
+    gaps = call.map_floating(lambda t: t.detach().unsqueeze(-1).repeat_interleave(2, dim=-1)[..., 0])
+    return [case.theirs(call), case.truth(call), case.theirs(gaps)]
+
+
+def _candidates(call: Call, tensor: Tensor) -> list[int]:
+    sizes = sorted({size for t in call.all_tensors() if t is not tensor for size in t.shape})[:3]
+    info = torch.iinfo(tensor.dtype)
+    return [value for value in (-1, -100, *sizes, _FAR) if info.min <= value <= info.max]
+
+
+def _with_value(tensor: Tensor, value: int) -> Tensor:
+    def plant(values: Tensor) -> None:
+        values.view(-1)[values.numel() // 2] = value
+
+    return planted(tensor, plant)
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)

@@ -1,0 +1,143 @@
+"""What `check` found: a row for each hazard on each backend."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import textwrap
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "n/a"
+
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_LEAST = 24  # columns that a reason gets, however narrow the terminal
+
+
+@dataclass(frozen=True)
+class Row:
+    """One hazard on one backend.
+
+    Attributes:
+        hazard, backend: which, and where.
+        verdict: "pass", "fail" or "n/a".
+        reason: what was found, or why the hazard cannot be tried.
+        expectation: what must happen.
+        smallest: the smallest call that was found to fail.
+        reproduction: one line of Python that fails the same way.
+        seconds: that it took, without the search for the smallest.
+    """
+
+    hazard: str
+    backend: str
+    verdict: str
+    reason: str = ""
+    expectation: str = ""
+    smallest: str = ""
+    reproduction: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class Report:
+    """The rows of one `check`; `print` it for a table."""
+
+    name: str
+    call: str
+    seed: int
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no row failed, and some passed."""
+        return not self.failures and any(row.verdict == PASS for row in self.rows)
+
+    @property
+    def failures(self) -> list[Row]:
+        """The rows that failed."""
+        return [row for row in self.rows if row.verdict == FAIL]
+
+    def raise_if_failed(self) -> None:
+        """Raise an `AssertionError` with the failed rows, if there are any, or if nothing could be tried."""
+        if not self.passed:
+            raise AssertionError(str(self))
+
+    def summary(self) -> str:
+        """`18 passed, 1 failed, 4 not applicable`."""
+        counts = Counter(row.verdict for row in self.rows)
+        return f"{counts[PASS]} passed, {counts[FAIL]} failed, {counts[NOT_APPLICABLE]} not applicable"
+
+    def __str__(self) -> str:
+        width = max(60, min(shutil.get_terminal_size((120, 40)).columns, 160))
+        cells = [(row.hazard, row.backend, row.verdict) for row in self.rows]
+        sizes = [max(map(len, column)) for column in zip(*cells)]
+        left = sum(sizes) + 6
+        lines = [f"{self.name}({self.call})  seed {self.seed}"]
+        for row, texts in zip(self.rows, cells):
+            start = "  ".join(text.ljust(size) for text, size in zip(texts, sizes))
+            reason = row.reason.partition("\n")[0] if row.verdict != FAIL else row.reason
+            lines += _hanging(start, reason, left, width)
+            if row.verdict == FAIL:
+                lines += [" " * left + "smallest:  " + row.smallest] if row.smallest else []
+                lines += [" " * left + "reproduce: " + row.reproduction] if row.reproduction else []
+        return "\n".join([*lines, self.summary()])
+
+    def as_json(self) -> dict[str, object]:
+        """Plain data."""
+        rows = [asdict(row) for row in self.rows]
+        return {"name": self.name, "call": self.call, "seed": self.seed, "passed": self.passed, "rows": rows}
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The report as JSON text, written to `path` if one is given."""
+        return _written(json.dumps(self.as_json(), indent=1) + "\n", path)
+
+    def to_junit(self, path: str | Path | None = None) -> str:
+        """The report as JUnit's XML, which CI systems read: a test case for each row; written to `path` if one is given."""
+        suite = ElementTree.Element(
+            "testsuite",
+            name=_legal(self.name),
+            tests=str(len(self.rows)),
+            failures=str(len(self.failures)),
+            skipped=str(sum(row.verdict == NOT_APPLICABLE for row in self.rows)),
+            time=f"{sum(row.seconds for row in self.rows):.3f}",
+        )
+        for row in self.rows:
+            case = ElementTree.SubElement(
+                suite,
+                "testcase",
+                classname=_legal(f"{self.name}.{row.backend}"),
+                name=row.hazard,
+                time=f"{row.seconds:.3f}",
+            )
+            if row.verdict == FAIL:
+                failure = ElementTree.SubElement(case, "failure", message=_legal(row.reason.partition("\n")[0]))
+                failure.text = _legal("\n".join(filter(None, (row.reason, row.smallest, row.reproduction))))
+            elif row.verdict == NOT_APPLICABLE:
+                ElementTree.SubElement(case, "skipped", message=_legal(row.reason))
+        ElementTree.indent(suite)
+        return _written(ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n", path)
+
+
+def _hanging(start: str, text: str, left: int, width: int) -> list[str]:
+    """`start`, and `text` beside it, folded under itself."""
+    folder = textwrap.TextWrapper(max(_LEAST, width - left), break_on_hyphens=False)
+    folded = []
+    for line in text.splitlines():
+        folder.subsequent_indent = line[: len(line) - len(line.lstrip())]
+        folded += folder.wrap(line) or [""]
+    first, *rest = folded or [""]
+    return [f"{start}  {first}".rstrip(), *(" " * left + line for line in rest)]
+
+
+def _legal(text: str) -> str:
+    """The text with what XML cannot hold, such as the escape character of a coloured message, shown by its number."""
+    return _NO_XML.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def _written(text: str, path: str | Path | None) -> str:
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+    return text

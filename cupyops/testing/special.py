@@ -1,0 +1,131 @@
+"""Values that are special: planting them in a tensor, and judging results where PyTorch itself can be trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .call import Call, Outcome
+from .case import ROUNDINGS, Case
+from .hazard import Failure
+from .tolerance import largest, same_form
+
+_HUGE = 1e30  # its square overflows in float32; half types take a part of their largest value
+
+Plant = Callable[[Tensor], None]
+
+
+def planted(tensor: Tensor, plant: Plant) -> Tensor:
+    """A copy laid out alike, in which `plant` has changed values."""
+    values = tensor.detach().clone(memory_format=torch.contiguous_format)
+    plant(values)
+    return torch.empty_like(tensor, requires_grad=False).copy_(values).requires_grad_(tensor.requires_grad)
+
+
+def one_nan(values: Tensor) -> None:
+    """In the middle."""
+    values.view(-1)[values.numel() // 2] = math.nan
+
+
+def infinities(values: Tensor) -> None:
+    """+inf in an early row, -inf in the last."""
+    values.view(-1)[values.numel() // 4] = math.inf
+    values.view(-1)[-1] = -math.inf
+
+
+def minus_infinity(values: Tensor) -> None:
+    """A line of -inf along every dimension, as a row is that is masked in full."""
+    for dim in range(values.dim()):
+        values[tuple(slice(None) if d == dim else 0 for d in range(values.dim()))] = -math.inf
+
+
+def all_nan(values: Tensor) -> None:
+    """Nothing else."""
+    values.fill_(math.nan)
+
+
+def zeros(values: Tensor) -> None:
+    """+0 and -0 in turn."""
+    values.zero_()
+    values.view(-1)[1::2] = -0.0
+
+
+def nearly_zero(values: Tensor) -> None:
+    """What `zeros` are the limit of."""
+    values.fill_(torch.finfo(values.dtype).tiny)
+    values.view(-1)[1::2] *= -1
+
+
+def denormals(values: Tensor) -> None:
+    """Too small for a normal number, with the smallest of these between."""
+    tiny = torch.finfo(values.dtype).tiny
+    values.copy_(values.double().clamp(-1, 1) * (0.99 * tiny))
+    values.view(-1)[::3] = tiny
+
+
+def huge(values: Tensor) -> None:
+    """Each a large part of what the dtype can hold."""
+    values.copy_(values.double().clamp(-4, 4) * min(_HUGE, torch.finfo(values.dtype).max / 16))
+
+
+PLANTS: tuple[Plant, ...] = (one_nan, infinities, minus_infinity, all_nan, zeros, denormals, huge)
+
+
+def judge_trusted(case: Case, ours: Outcome, call: Call) -> None:
+    """Raise `Failure` where `ours` differs from PyTorch's answer, as far as that is an answer: where float64 agrees.
+
+    What overflows on the way is PyTorch's own affair. In gradients inf and NaN are one, since inf - inf hangs on the order
+    of a product, and the gradient of an input element that is NaN may be anything.
+    """
+    theirs, truth = case.expected(call)
+    if len(ours.outputs) != len(theirs.outputs):
+        raise Failure(f"{len(ours.outputs)} outputs, the reference has {len(theirs.outputs)}")
+    inputs = [None] * len(ours.outputs) + call.tensors()
+    for (what, a), (_, b), (_, c), given in zip(ours.named(), theirs.named(), truth.named(), inputs, strict=True):
+        slack = case.slack.get(what, 1.0)
+        if a is None or b is None or c is None or slack == math.inf:
+            continue  # whether there is a gradient at all does not hang on values
+        same_form(a, b, what)
+        mine, expected, exact = (result.detach() for result in (a, b, c))
+        if given is not None:
+            free = given.detach().isnan()
+            mine, expected, exact = (_one_kind(result, free) for result in (mine, expected, exact))
+        if not b.is_floating_point() or _agree(expected, exact):
+            rounding = ROUNDINGS * case.tolerance.units(a.dtype, largest(exact))
+            case.tolerance.judge(mine, expected, exact, what, slack, max(rounding, case.excused(what)))
+
+
+def judge_signs_of_zero(ours: Outcome, votes: Sequence[Outcome], limit: Outcome) -> None:
+    """Raise `Failure` where an output is a zero of the wrong sign: where all votes are zeros of one sign, and so is `limit`.
+
+    `limit` is PyTorch's outcome near zero: relu(-0.0) is -0 on a CPU and +0 on a GPU, and either will do.
+    """
+    for index in range(len(ours.outputs)):
+        a, near, *theirs = (each.outputs[index].detach() for each in (ours, limit, *votes))
+        if not a.is_floating_point() or a.shape != near.shape:
+            continue
+        sign = near.signbit()
+        agreed = (a == 0) & torch.stack([(b == 0) & (b.signbit() == sign) for b in theirs]).all(0)
+        wrong = agreed & (a.signbit() != sign)
+        if wrong.any():
+            place = wrong.nonzero()[0].tolist()
+            expected = "-0" if sign[tuple(place)] else "+0"
+            raise Failure(f"output {index}: at {place} not {expected}, as PyTorch has it; {int(wrong.sum())} differ")
+
+
+def _one_kind(gradient: Tensor, undefined: Tensor) -> Tensor:
+    """NaN for all that is not finite, 0 where nothing is defined."""
+    return gradient.where(gradient.isfinite(), math.nan).where(~undefined, 0)
+
+
+def _agree(theirs: Tensor, truth: Tensor) -> bool:
+    """Whether PyTorch's result is right throughout: near the truth, and not finite where the truth in this dtype is not."""
+    truth = truth.to(theirs.dtype)
+    finite = truth.isfinite()
+    scale = truth[finite].abs().max().item() if finite.any() else 0.0
+    near = (theirs.double() - truth.double()).abs() <= math.sqrt(torch.finfo(theirs.dtype).eps) * scale
+    same = (theirs == truth) | (theirs.isnan() & truth.isnan())
+    return bool(torch.where(finite, near, same).all())

@@ -1,0 +1,67 @@
+"""What is known of our operators and op_db, said without importing it: names, and what differs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+FUNCTIONS = {
+    "nn.functional.relu": "relu",
+    "nn.functional.gelu": "gelu",
+    "nn.functional.silu": "silu",
+    "add": "add",
+    "matmul": "matmul",
+    "nn.functional.linear": "linear",
+    "nn.functional.conv2d": "conv2d",
+    "nn.functional.max_pool2d": "max_pool2d",
+    "softmax": "softmax",
+    "log_softmax": "log_softmax",
+    "nn.functional.nll_loss": "nll_loss",
+    "nn.functional.cross_entropy": "cross_entropy",
+    "nn.functional.layer_norm": "layer_norm",
+}
+WITHOUT_ENTRY = {"scale_shift": "PyTorch has no function of this kind"}
+
+# (operator, dtype) that PyTorch takes and the function here refuses with an InputError
+REFUSED = {
+    (
+        "softmax.with_dtype",
+        torch.complex64,
+    ): "refused: `softmax(dtype=real)` of a complex input drops the imaginary part",
+    (
+        "log_softmax.with_dtype",
+        torch.complex64,
+    ): "refused: `log_softmax(dtype=real)` of a complex input, as for `softmax`",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Errors of ours where PyTorch has none: in which suite, where, how they read, and why."""
+
+    suite: str
+    backends: tuple[str, ...]
+    error: str
+    reason: str
+
+    def explains(self, error: Exception) -> bool:
+        """Whether this is the error."""
+        return re.search(self.error, str(error)) is not None
+
+
+DIFFERENCES: tuple[Difference, ...] = ()
+
+
+def known_difference(suite: str, backend: str) -> Difference | None:
+    """What is known to differ, of every operator."""
+    return next((d for d in DIFFERENCES if d.suite == suite and backend in d.backends), None)
+
+
+def named(value: Any) -> str:
+    """A dtype or an entry of the database, for tests and tables."""
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return ".".join(filter(None, (FUNCTIONS[value.name], value.variant_test_name)))

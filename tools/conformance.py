@@ -1,0 +1,154 @@
+"""docs/conformance.md: how many of PyTorch's own samples of our operators pass, by operator, suite and backend.
+
+    make conformance                on any machine: writes tests/conformance.json and, from it, the page
+    make test-gpu                   on a machine with a GPU: writes tests/conformance_gpu.json
+    python tools/conformance.py     the page again, from what is written
+
+The figures are of a run of tests/opdb. The page is made of the two files alone, so it changes only when they do.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES = ROOT / "tests" / "conformance.json"
+GPU_FIGURES = ROOT / "tests" / "conformance_gpu.json"
+PAGE = ROOT / "docs" / "conformance.md"
+
+BACKENDS = ("reference", "simulator", "gpu")
+SUITES = {
+    "sample inputs": "the samples that PyTorch runs its own tests on: results and strides",
+    "reference inputs": "further ones, for elementwise functions: many shapes and layouts, up to a million elements",
+    "gradients": "of both, the gradient of every input",
+    "non-contiguous": "of both, with every tensor non-contiguous: results, strides and gradients",
+    "other dtypes": "both in a dtype that PyTorch does not claim to support: an error, or what PyTorch gives",
+    "error inputs": "what PyTorch refuses is refused",
+    "gradcheck": "gradients against finite differences",
+    "gradgradcheck": "gradients of gradients against finite differences",
+    "forward AD": "forward mode, and forward mode over backward, against finite differences",
+    "batched gradients": "`is_grads_batched=True`: a vmap over backward and over backward of backward",
+    "vmap": "`torch.vmap` over all tensors of a sample, against PyTorch on each slice",
+}
+
+_HEAD = """\
+# Conformance
+
+PyTorch tests its functions on a database of its own, `op_db`: for each, calls that must work and calls that must fail.
+`tests/opdb` runs our operators on it, and compares with PyTorch's functions in the same dtype, within the tolerances of
+`torch.testing.assert_close`, or, where sums cancel, with at most twice the error against float64 that PyTorch's have.
+
+This page is written by `make conformance`. A cell says how many samples passed, of how many there are; in brackets, how many
+did not count, with a letter for the reason."""
+
+_BACKENDS = {
+    "reference": "The operators on CPU tensors: PyTorch's own functions behind our checks and our autograd. No kernel runs.",
+    "simulator": "The kernels on CPU tensors, with all checks on: bounds, races, uninitialised memory, barriers.",
+    "gpu": "The kernels on a GPU.",
+}
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """The figures of a run, None where there are none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def page(figures: dict[str, Any], gpu: dict[str, Any] | None) -> str:
+    """The page."""
+    parts = [_HEAD, *_suites()]
+    for name in BACKENDS:
+        run = gpu if name == "gpu" else figures
+        parts += [f"## {'GPU' if name == 'gpu' else name.capitalize()}", _BACKENDS[name]]
+        if run is None or name not in run["backends"]:
+            parts.append("No figures yet: `make test-gpu` on a machine with a GPU writes them.")
+            continue
+        backend = run["backends"][name]
+        parts += [f"{backend['about']} {_of(run, figures)}", *_table(backend["rows"])]
+    parts += ["## What differs", "\n".join(f"- {line}" for line in _differences(figures, gpu))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _suites() -> list[str]:
+    return ["\n".join(["| suite | what is tried |", "|---|---|", *(f"| {k} | {v} |" for k, v in SUITES.items())])]
+
+
+def _of(run: dict[str, Any], figures: dict[str, Any]) -> str:
+    """When, where and of what code."""
+    where = f", {run['gpu']}" if run["gpu"] else ""
+    said = f"Run on {run['date'][:10]}: PyTorch {run['torch']}, NVRTC {run['nvrtc']}{where}."
+    if run["sha256"] != figures["sha256"]:
+        said += " The code was another then than that of the tables above."
+    if run["failures"]:
+        said += f" **Failed tests: {len(run['failures'])}.**"
+    return said
+
+
+def _table(rows: dict[str, Any]) -> list[str]:
+    suites = [name for name in SUITES if any(name in row["suites"] for row in rows.values())]
+    launching = any(row["launching"] for row in rows.values())
+    letters = {reason: chr(ord("a") + i) for i, reason in enumerate(sorted({r for r, _ in _reasons(rows)}))}
+    head = ["operator", *suites, *(["by kernels"] if launching else [])]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, row in rows.items():
+        cells = [_cell(row["suites"].get(suite), letters) for suite in suites]
+        cells += [f"{row['launching']} / {row['calls']}"] if launching else []
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    notes = [f"- {letter}: {reason}" for reason, letter in letters.items()]
+    if launching:
+        notes.append(
+            "- by kernels: how many of the samples compared launched one; the others have no elements or are of mixed dtypes"
+        )
+    return ["\n".join(lines), *(["\n".join(notes)] if notes else [])]
+
+
+def _cell(suite: dict[str, Any] | None, letters: dict[str, str]) -> str:
+    """`passed / of`, what did not count with the letters of the reasons, and what failed."""
+    if suite is None:
+        return ""
+    others = suite["differs"] | suite["left_out"]
+    text = f"{suite['passed']} / {suite['passed'] + suite['failed'] + sum(others.values())}"
+    if others:
+        text += f" ({', '.join(f'{others[r]} {letters[r]}' for r in sorted(others, key=letters.__getitem__))})"
+    return f"{text} **{suite['failed']} failed**" if suite["failed"] else text
+
+
+def _reasons(rows: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(reason, "differs" or "left_out") of all that did not count."""
+    for row in rows.values():
+        for suite in row["suites"].values():
+            for kind in ("differs", "left_out"):
+                yield from ((reason, kind) for reason in suite[kind])
+
+
+def _differences(figures: dict[str, Any], gpu: dict[str, Any] | None) -> list[str]:
+    """What PyTorch does and we do not, and what the database does not know."""
+    found: dict[str, set[str]] = {}
+    for run in (figures, gpu):
+        for backend, of in (run["backends"] if run else {}).items():
+            for name, row in of["rows"].items():
+                for reason, kind in _reasons({name: row}):
+                    if kind == "differs":
+                        found.setdefault(reason, set()).add(f"`{name}` ({backend})")
+    lines = [f"{reason}: {', '.join(sorted(names))}." for reason, names in sorted(found.items())]
+    lines.append("`out=`: no function here has it. The database's samples do not use it.")
+    lines += [f"`{name}` has no entry in the database: {why}." for name, why in figures["without_entry"].items()]
+    return lines
+
+
+def main() -> int:
+    """Write the page."""
+    figures = read(FIGURES)
+    if figures is None:
+        print(f"there is no {FIGURES.relative_to(ROOT)}; run `make conformance`")
+        return 1
+    PAGE.write_text(page(figures, read(GPU_FIGURES)), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
