@@ -1,4 +1,4 @@
-"""Draw calls of the operators at random, for as long as asked, and stop at the first that is wrong.
+"""Draw calls of the operators at random, for as long as asked; tell of the smallest that are wrong.
 
 python tools/fuzz.py --minutes 10
 python tools/fuzz.py softmax conv2d --backend simulator --seed 3
@@ -28,6 +28,8 @@ from cupyops.testing.fuzz import agree
 
 BATCH = 50  # calls between two looks at the clock
 
+_KINDS = ("agreed", "refused", "unsupported", "wrong")  # "refused": by both; "wrong": seeds with such calls
+
 console = Console()
 
 
@@ -52,6 +54,8 @@ def main(
             _batch(name, backend, number, outcomes[name])
             number += 1
     _show(outcomes, f"{backend}, seeds {start} to {number - 1}")
+    if any(found["wrong"] for found in outcomes.values()):
+        raise typer.Exit(1)
 
 
 def _batch(name: str, backend: str, number: int, outcomes: Counter[str]) -> None:
@@ -73,15 +77,18 @@ def _batch(name: str, backend: str, number: int, outcomes: Counter[str]) -> None
     random.seed(number)
     try:
         agrees()
-    except BaseException:
-        console.print(f"[red]{name}, seed {number}: python tools/fuzz.py {name} --backend {backend} --seed {number}[/]")
-        raise
+    except Exception as error:  # whatever an operator raises
+        outcomes["wrong"] += 1
+        console.print(f"[red]{name}:[/] python tools/fuzz.py {name} --backend {backend} --seed {number} --minutes 0.01")
+        for each in error.exceptions if isinstance(error, ExceptionGroup) else (error,):
+            told = "\n".join([f"{type(each).__name__}: {each}", *getattr(each, "__notes__", ())])
+            console.print(told, markup=False, highlight=False)
 
 
 def _show(outcomes: dict[str, Counter[str]], title: str) -> None:
-    table = Table("operator", "agreed", "both refuse", "unsupported", title=title)
+    table = Table("operator", *_KINDS, title=title)
     for name, found in outcomes.items():
-        table.add_row(name, *(str(found[kind]) for kind in ("agreed", "refused", "unsupported")))
+        table.add_row(name, *(str(found[kind]) for kind in _KINDS))
     console.print(table)
 
 

@@ -190,6 +190,21 @@ def _rows(function: Any) -> list[Call]:
         lambda m: (function, m(37, 48), 0, {"threads": 1}),
         lambda m: (function, m(3, 21, 16), 1, {"threads": 1, "blocks": 1}),
         lambda m: (function, _off(m(21, 48)), 0, {"threads": 1}),
+        lambda m: (function, m(3, 40 * m.width), 1),
+        *[lambda m, call=call: m.half and call(m) for call in _widened(function)],
+    ]
+
+
+def _widened(function: Any) -> list[Call]:
+    """Softmaxes of half types that give float32, in each of those forms."""
+    to = {"dtype": torch.float32}
+    return [
+        lambda m: (function, m(37, 33), 1, {**to}),
+        lambda m: (function, m(3, 40 * m.width), 1, {**to}),
+        lambda m: (function, m(3, 40 * m.width + 1), 1, {**to}),
+        lambda m: (function, m(1, 4096 * m.width + 8), 1, {**to}),
+        lambda m: (function, m(300, 7), 0, {**to}),
+        lambda m: (function, m(37, 48), 0, {**to, "threads": 1}),
     ]
 
 
@@ -218,12 +233,14 @@ _SAMPLES: dict[str, list[Call]] = {
         ],
         lambda m: (cupyops.add, _transposed(m(33, 17)), m(33, 17), {"alpha": 0.5}),
         lambda m: (cupyops.add, m(2, 3, 4, 5), m(3, 1, 1)),
+        lambda m: (cupyops.add, m(3, 1027), 1.5),
     ],
     "scale_shift": [
         lambda m: (cupyops.scale_shift, m(37, 24), m(24), m(24)),
         lambda m: (cupyops.scale_shift, m(530, 7), m(7), m(7)),
         lambda m: (cupyops.scale_shift, m(2, 3, 2, 5), m(3, 1, 1), m(3, 1, 1)),
         lambda m: (cupyops.scale_shift, m(2, 3, 20, 30), m(3, 1, 1), m(3, 1, 1)),
+        lambda m: (cupyops.scale_shift, m(2, 3, 5, 7), m(3, 1, 1), m(3, 1, 1)),
         lambda m: (cupyops.scale_shift, m(900), m(), m()),
         lambda m: (cupyops.scale_shift, m(3, 4, 5), m(3, 1, 5), m(4, 5)),
     ],
@@ -234,6 +251,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.layer_norm, m(3, 1024), (1024,), m(1024)),
         lambda m: _layer_norm(m, 1, 4096 * m.width + 8),
         lambda m: (cupyops.layer_norm, m(40, 5), (5,)),
+        lambda m: (cupyops.layer_norm, m(3, 40 * m.width), (40 * m.width,)),
+        lambda m: (cupyops.layer_norm, m(3, 40 * m.width + 1), (40 * m.width + 1,)),
         lambda m: (cupyops.layer_norm, m(37, 33), (33,), m(33), m(33), {"blocks": 2}),
         lambda m: (cupyops.layer_norm, m(5, 1031), (1031,), m(1031), m(1031), {"blocks": 2}),
         lambda m: (*_layer_norm(m, 3, 2048 * m.width + 5), {"blocks": 2}),
@@ -284,7 +303,20 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.max_pool2d, _channels_last(m(2, 8, 9, 7)), 3, 2, 1),
         lambda m: (cupyops.max_pool2d, m(2, 5, 31, 13), (5, 3), (2, 3), (2, 1), {"ceil_mode": True}),
         lambda m: (cupyops.max_pool2d, m(2, 5, 4), (2, 3), {"stride": (2, 1), "padding": (0, 1), "dilation": (3, 1)}),
-        lambda m: (cupyops.max_pool2d, m(1, 2, 9, 8), 3, 1, 1, {"return_indices": True}),
+        lambda m: (cupyops.max_pool2d, m(1, 2, 9, 8), 3, 1, 1),
+        *[
+            lambda m, window=window: (cupyops.max_pool2d, m(1, 2, 9, 8), window, 1, 1, {"return_indices": True})
+            for window in (2, 3, (2, 3))
+        ],
+        *[
+            lambda m, channels=channels, indices=indices: (
+                cupyops.max_pool2d,
+                _channels_last(m(2, channels, 9, 7)),
+                3,
+                {"return_indices": indices},
+            )
+            for channels, indices in ((3, False), (3, True), (8, True))
+        ],
     ],
     "nll_loss": [
         lambda m: (cupyops.nll_loss, m(300, 5), m.integers(300, high=5)),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from .call import Call, Function, Outcome, gradients, tensors_of
-from .case import Case
+from .case import Case, other_values
 from .hazard import Failure, NotApplicable
 from .subject import kernels_only
 
@@ -26,6 +26,8 @@ class Repetition:
 
     Attributes:
         call: where only what repeats wants a gradient.
+        last: the same with other values in what repeats, for the last of the repetitions: an index that wraps around to an
+            earlier one finds other values there.
         size: that repeats, wherever it occurs.
         grads: of the outputs that take one.
         along: for each output and gradient the dimension along which it repeats.
@@ -33,6 +35,7 @@ class Repetition:
     """
 
     call: Call
+    last: Call
     size: int
     grads: list[Tensor]
     along: list[int]
@@ -40,7 +43,7 @@ class Repetition:
 
     def run(self, function: Function, count: int) -> Outcome:
         """The call `count` times as large, forward and backward."""
-        call = _larger(self.call, self.size, count)
+        call = _larger(self.call, self.size, count, self.last)
         grads = [_repeated(grad, dim, count) for grad, dim in zip(self.grads, self.grads_along, strict=True)]
         outputs = tensors_of(call.of(function))
         return Outcome(outputs, gradients(outputs, call, grads))
@@ -55,13 +58,20 @@ class Repetition:
         return Outcome([part for part in parts[:outputs] if part is not None], parts[outputs:])
 
 
-def beyond(case: Case, elements: int) -> None:
-    """Raise `Failure` unless a call with more than `elements` elements gives, in places, what a small one gives."""
+def beyond(case: Case, *elements: int) -> None:
+    """Raise `Failure` unless a call with more elements than that gives, in places, what a small one gives.
+
+    Of several numbers of elements the first is taken for which the memory suffices.
+    """
     case.needs_floating()
     repetition = _repetition(case)
     largest = max(tensor.numel() for tensor in repetition.call.all_tensors() if repetition.size in tensor.shape)
-    count = elements // largest + 2
-    _needs_memory(case, repetition, max(1, _PROBE // largest), count)
+    each = _memory_for_each(case, repetition, max(1, _PROBE // largest))
+    counts = [number // largest + 2 for number in elements]
+    count = next((count for count in counts if each * count <= _free(case)), None)
+    if count is None:
+        least = each * min(counts)
+        raise NotApplicable(f"needs {least / 2**30:.0f} GiB of memory, {_free(case) / 2**30:.0f} are free")
     try:
         with kernels_only() if case.backend == "gpu" else nullcontext():
             found = repetition.run(case.subject.function, count)
@@ -74,11 +84,12 @@ def beyond(case: Case, elements: int) -> None:
 
 
 def _judge_part(case: Case, repetition: Repetition, found: Outcome, number: int, count: int) -> None:
+    small = repetition.call if number < count - 1 else repetition.last
     try:
-        case.judge(repetition.part(found, number, count), repetition.call, repetition.grads)
+        case.judge(repetition.part(found, number, count), small, repetition.grads)
     except Failure as failure:
         where = f"repetition {number} of {count} along the size {repetition.size}"
-        raise Failure(f"{repetition.call!r}, {where}: {failure}") from None
+        raise Failure(f"{small!r}, {where}: {failure}") from None
 
 
 # --- how the results repeat -------------------------------------------------------------------------------------------
@@ -105,30 +116,33 @@ def _along(case: Case, call: Call, size: int) -> Repetition | None:
     if any(tensor.shape.count(size) > 1 for tensor in call.all_tensors()):
         return None
     call = call.map(lambda t: t.detach().requires_grad_(t.requires_grad and size in t.shape))
+    last = call.map_floating(lambda t: other_values(t) if size in t.shape else t)
     try:
         outputs = case.theirs(call).outputs
-        dims = [_longer(a, b) for a, b in zip(outputs, case.theirs(_larger(call, size, 3)).outputs, strict=True)]
+        dims = [_longer(a, b) for a, b in zip(outputs, case.theirs(_larger(call, size, 3, last)).outputs, strict=True)]
     except NotApplicable:
         return None
     if None in dims:
         return None
     grads_along = [dim for dim, y in zip(dims, outputs) if dim is not None and y.requires_grad]
     grads = case.grads(outputs)
-    one = case.truth(call, grads).named()
+    one, other = (case.truth(small, grads).named() for small in (call, last))
     more = [_repeated(grad, dim, 3) for grad, dim in zip(grads, grads_along, strict=True)]
-    three = case.truth(_larger(call, size, 3), more).named()
-    along = [_repeats(a, b) for (_, a), (_, b) in zip(one, three, strict=True)]
+    three = case.truth(_larger(call, size, 3, last), more).named()
+    along = [_repeats(a, b, c) for (_, a), (_, b), (_, c) in zip(one, other, three, strict=True)]
     if None in along:
         return None
-    return Repetition(call, size, grads, [dim for dim in along if dim is not None], grads_along)
+    return Repetition(call, last, size, grads, [dim for dim in along if dim is not None], grads_along)
 
 
-def _repeats(one: Tensor | None, three: Tensor | None) -> int | None:
-    """The dimension along which the one, repeated, is the other."""
-    if one is None or three is None:
+def _repeats(one: Tensor | None, last: Tensor | None, three: Tensor | None) -> int | None:
+    """The dimension along which the one twice, then the last, are the three."""
+    if one is None or last is None or three is None:
         return None if one is not three else 0
     dim = _longer(one, three)
-    if dim is None or not torch.allclose(_repeated(one, dim, 3), three, rtol=1e-9, atol=1e-12, equal_nan=True):
+    if dim is None or not torch.allclose(
+        torch.cat([one, one, last], dim), three, rtol=1e-9, atol=1e-12, equal_nan=True
+    ):
         return None
     return dim
 
@@ -141,17 +155,19 @@ def _longer(one: Tensor, three: Tensor) -> int | None:
     return differ[0] if len(differ) == 1 and three.shape[differ[0]] == 3 * one.shape[differ[0]] else None
 
 
-def _larger(call: Call, size: int, count: int) -> Call:
-    """Every extent of `size`, and every int of that value, `count` times as large."""
+def _larger(call: Call, size: int, count: int, last: Call) -> Call:
+    """Every extent of `size`, and every int of that value, `count` times as large; the last of each from `last`."""
 
-    def change(value: Any) -> Any:
+    def change(value: Any, at_last: Any) -> Any:
         if isinstance(value, Tensor):
             dim = list(value.shape).index(size) if size in value.shape else None
             larger = value.detach() if dim is None else _repeated(value.detach(), dim, count)
+            if dim is not None:
+                larger.narrow(dim, size * (count - 1), size).copy_(at_last.detach())
             return larger.requires_grad_(value.requires_grad)
         return size * count if type(value) is int and value == size else value
 
-    args, kwargs = tree_map(change, (call.args, call.kwargs))
+    args, kwargs = tree_map(change, (call.args, call.kwargs), (last.args, last.kwargs))
     return Call(*args, **kwargs)
 
 
@@ -167,19 +183,23 @@ def _part(result: Tensor, dim: int, number: int, count: int) -> Tensor:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def _needs_memory(case: Case, repetition: Repetition, probe: int, count: int) -> None:
-    """Raise `NotApplicable` where a smaller call foretells that the large one will not fit."""
-    if case.device.type != "cuda" or probe >= count:
-        return
+def _memory_for_each(case: Case, repetition: Repetition, probe: int) -> float:
+    """What a repetition takes, by the use of a smaller call; 0 on a CPU, where nothing tells."""
+    if case.device.type != "cuda":
+        return 0.0
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(case.device)
     torch.cuda.reset_peak_memory_stats(case.device)
     repetition.run(case.subject.function, probe)
-    needed = _SPARE * (torch.cuda.max_memory_allocated(case.device) - before) / probe * count
+    return _SPARE * (torch.cuda.max_memory_allocated(case.device) - before) / probe
+
+
+def _free(case: Case) -> int:
+    if case.device.type != "cuda":
+        return 0
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(case.device)
-    if needed > free:
-        raise NotApplicable(f"needs {needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} are free")
+    return free
 
 
 def _release(case: Case) -> None:

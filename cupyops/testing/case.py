@@ -53,6 +53,12 @@ class Case:
         case.__dict__["slack"] = self.slack
         return case
 
+    def alone(self) -> Case:
+        """The same case, where the plain call is itself what is judged: nothing it gets wrong is allowed for."""
+        case = self.with_call(self.call)
+        case.__dict__["slack"] = {}
+        return case
+
     @property
     def device(self) -> torch.device:
         """Where the call's tensors are."""
@@ -102,7 +108,7 @@ class Case:
 
     def varied(self) -> Call:
         """The call with the values of each floating-point tensor in another order; halved where that changes nothing."""
-        return self.call.map_floating(_other_values)
+        return self.call.map_floating(other_values)
 
     def nudged(self, call: Call, number: int = 0) -> Call:
         """A call much like it, every value a few hundredths away; the same for the same number."""
@@ -187,14 +193,16 @@ class Case:
     def _usual_errors(self, call: Call, grads: Sequence[Tensor]) -> dict[str, float]:
         """The largest errors of the reference among calls much like this one, in which it may have been lucky.
 
-        And how far the truth moves when the incoming gradients are rounded otherwise: where terms cancel, their rounding
-        is all that is left.
+        And how far the truth moves when the incoming gradients, or inputs in float64, are rounded otherwise: where terms
+        cancel, their rounding is all that is left.
         """
         found: dict[str, float] = {}
         for number in range(_DRAWS):
             near = self.nudged(call, number)
             theirs, truth = self.expected(near, grads)
-            moved = self.truth(near, [_rounded_otherwise(grad, self.generator(10 + number)) for grad in grads])
+            source = self.generator(10 + number)
+            other_grads = [_rounded_otherwise(grad, source) for grad in grads]
+            moved = self.truth(near.map_floating(lambda t: _other_truth(t, source)), other_grads)  # noqa: B023
             for (what, result), (_, exactly), (_, other) in zip(theirs.named(), truth.named(), moved.named()):
                 if result is None or exactly is None or other is None or not result.is_floating_point():
                     continue
@@ -313,7 +321,8 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
 
 
-def _other_values(tensor: Tensor) -> Tensor:
+def other_values(tensor: Tensor) -> Tensor:
+    """The values in another order; halved where that changes nothing."""
     given = tensor.detach()
     other = given.flip(tuple(range(given.dim()))) if given.dim() else given
     other = given * 0.5 if torch.equal(other, given) else other
@@ -331,6 +340,13 @@ def _rounded_otherwise(grad: Tensor, source: torch.Generator) -> Tensor:
     """In float64, a unit in the last place up or down."""
     step = torch.randn(grad.shape, generator=source, dtype=torch.float64).sign().to(grad.device)
     return widened(grad) * (1 + step * torch.finfo(grad.dtype).eps)
+
+
+def _other_truth(tensor: Tensor, source: torch.Generator) -> Tensor:
+    """In float64, where the truth has an error of its own, values that are rounded otherwise."""
+    if tensor.dtype is not torch.float64:
+        return tensor
+    return _rounded_otherwise(tensor.detach(), source).requires_grad_(tensor.requires_grad)
 
 
 def distance(a: Tensor, b: Tensor) -> float:

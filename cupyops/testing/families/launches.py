@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ... import backend, tracing
+from ...configuration import Configuration
 from ...kernel import Specialised, kernels
 from ..call import Outcome, differentiable, gradients, tensors_of
 from ..case import Case
@@ -198,9 +200,9 @@ def _failing(operator: str, work: Callable[[], Any], role: str) -> Any:
     tried: list[tuple[str, Any]] = []
     launch = Specialised.launch
 
-    def too_large(self: Specialised, anchor: Any, grid: Any, block: Any, *others: Any) -> None:
-        tried.append((self.kernel.base, grid))
-        launch(self, anchor, grid, _BLOCK, *others)
+    def too_large(self: Specialised, anchor: Any, configuration: Configuration, *others: Any) -> Any:
+        tried.append((self.name.partition("<")[0], configuration.grid))
+        return launch(self, anchor, replace(configuration, block=_BLOCK), *others)
 
     message = ""
     with (

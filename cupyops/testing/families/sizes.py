@@ -92,8 +92,8 @@ def many_rows(case: Case) -> None:
 
 @hazard("more than 2^31 elements give PyTorch's answer", backends=GPU)
 def more_than_2_31(case: Case) -> None:
-    """The call repeated along a dimension along which its result repeats; the last of it must be as the first."""
-    beyond(case, 2**31)
+    """The call repeated along a dimension along which its result repeats, to more than 2^32 where the memory suffices."""
+    beyond(case, 2**32, 2**31)
 
 
 # --- variants ---------------------------------------------------------------------------------------------------------
