@@ -2,6 +2,8 @@
 
 from . import nn, optim, testing
 from .arrays import vjp
+from .autotune import autotune
+from .elementwise import elementwise
 from .errors import (
     CompileError,
     CupyopsError,
@@ -12,10 +14,14 @@ from .errors import (
     SourceError,
 )
 from .kernel import Kernel, ceil_div
+from .magic import load_ipython_extension, unload_ipython_extension
+from .nn.swap import swap
 from .operator import Operator, operator, operators
 from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
+from .reduction import reduction
 from .simulation import Simulation, simulate, simulate_if_asked, simulating
 from .tracing import Trace, trace
+from .warmup import Warmup, warmup
 
 __version__ = "0.1.0"
 

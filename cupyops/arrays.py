@@ -1,15 +1,14 @@
 """CuPy, NumPy and any other DLPack arrays in, the same kind out, with no copy.
 
-A call is converted by the kind of its first array. On a GPU the operator then runs on that library's current stream: a
-CuPy user's stream, if the arrays are CuPy's.
+A call has arrays of one kind. On a GPU it runs on the arrays' device and on that library's current stream there: a CuPy
+user's stream, if the arrays are CuPy's.
 """
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,86 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from .errors import InputError
-
-
-@dataclass(frozen=True)
-class Kind:
-    """An array library: how its arrays become tensors and tensors become its arrays."""
-
-    name: str
-    owns: Callable[[Any], bool]
-    to_tensor: Callable[[Any], Tensor]
-    from_tensor: Callable[[Tensor, Any], Any]  # the second argument is an array of the caller, for its namespace
-    stream: Callable[[], AbstractContextManager[Any]] = nullcontext
-
-
-def _is_cupy(value: Any) -> bool:
-    module = sys.modules.get("cupy")
-    return module is not None and isinstance(value, module.ndarray)
-
-
-def _cupy_stream() -> AbstractContextManager[Any]:
-    """PyTorch's current stream set to CuPy's."""
-    cupy = sys.modules["cupy"]
-    device = torch.device("cuda", cupy.cuda.runtime.getDevice())
-    return torch.cuda.stream(torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr, device=device))
-
-
-def _from_cupy(array: Any) -> Tensor:
-    if any(stride < 0 for stride in array.strides):
-        array = array.copy()  # torch has no negative strides, and ends the process on them
-    return torch.from_dlpack(array)
-
-
-def _from_numpy(array: Any) -> Tensor:
-    array = np.asarray(array)
-    item = max(array.itemsize, 1)
-    if not (array.flags.writeable and array.dtype.isnative) or any(s < 0 or s % item for s in array.strides):
-        # torch has no read-only tensors, no negative or uneven strides and no foreign byte order
-        array = array.astype(array.dtype.newbyteorder("="), order="C")
-    try:
-        return torch.from_numpy(array)
-    except TypeError as error:
-        raise InputError(f"an array of dtype {array.dtype} cannot be a tensor: {error}") from error
-
-
-def _to_numpy(tensor: Tensor, like: Any) -> Any:
-    try:
-        return tensor.resolve_conj().resolve_neg().numpy()
-    except TypeError as error:
-        raise InputError(f"a result of dtype {tensor.dtype} cannot be a NumPy array: {error}") from error
-
-
-def _dlpack_namespace(tensor: Tensor, like: Any) -> Any:
-    if not hasattr(like, "__array_namespace__"):
-        raise InputError(
-            f"{type(like).__name__} offers __dlpack__ but no __array_namespace__, so a result cannot be handed back as "
-            "one; convert with torch.from_dlpack first"
-        )
-    return like.__array_namespace__().from_dlpack(tensor)
-
-
-_KINDS = (
-    Kind("numpy", lambda v: isinstance(v, (np.ndarray, np.generic)), _from_numpy, _to_numpy),
-    Kind(
-        "cupy",
-        _is_cupy,
-        _from_cupy,
-        lambda t, _: sys.modules["cupy"].from_dlpack(t),
-        _cupy_stream,
-    ),
-    Kind(
-        "dlpack",
-        lambda v: hasattr(v, "__dlpack__") and not isinstance(v, Tensor),
-        torch.from_dlpack,
-        _dlpack_namespace,
-    ),
-)
-
-
-def kind_of(value: Any) -> Kind | None:
-    """The library of an array, or None for tensors and everything else."""
-    return next((kind for kind in _KINDS if kind.owns(value)), None)
+from .libraries import Kind, kind_of
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,19 +33,43 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if kind is None:
         return function(*args, **kwargs)
 
+    if kwargs.get("inplace") or any(value is True for value in args):
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        if bound.arguments.get("inplace"):
+            # not in a tensor, which may be a copy, or memory that its library takes to be immutable
+            bound.arguments["inplace"] = False
+            return overwrite(next(iter(bound.arguments.values())), call(function, bound.args, bound.kwargs))
+
     def convert(value: Any) -> Any:
         if isinstance(value, np.generic):
             return value.item()
         return kind.to_tensor(value) if kind.owns(value) else value
 
-    with kind.stream():
+    with kind.place(like):
         args, kwargs = tree_map(convert, (args, kwargs))
         return to_arrays(function(*args, **kwargs), kind, like)
 
 
 def to_arrays(result: Any, kind: Kind, like: Any) -> Any:
     """Each tensor of `result` as an array of `kind`."""
-    return tree_map(lambda v: kind.from_tensor(v.detach(), like) if isinstance(v, Tensor) else v, result)
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        plain = value.detach().resolve_conj().resolve_neg()  # of these bits other libraries know nothing
+        return kind.from_tensor(plain, like)
+
+    return tree_map(convert, result)
+
+
+def overwrite(target: Any, result: Any) -> Any:
+    """`target` with `result` written into it: what `inplace=True` means. Raises `InputError` where it is immutable."""
+    try:
+        target[...] = result
+    except (TypeError, ValueError) as error:
+        name = type(target).__name__
+        raise InputError(f"inplace=True, but this {name} cannot be written to: {error}") from error
+    return target
 
 
 def _kind_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind | None, Any]:
@@ -146,7 +90,7 @@ def _kind_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind |
 
 
 def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
-    """The value of `function` and its pullback, for CuPy and NumPy arrays (and for tensors).
+    """The value of `function` and its pullback, for arrays of CuPy, NumPy, JAX and others with DLPack (and for tensors).
 
     Args:
         function: of arrays to one array or a tuple of arrays; the operators of cupyops are such functions.
@@ -164,7 +108,9 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
     """
     primals = tuple(np.asarray(primal) if isinstance(primal, np.generic) else primal for primal in primals)
     kind, like = _kind_of_call(primals, {})
-    stream = kind.stream if kind is not None else nullcontext
+
+    def place() -> AbstractContextManager[Any]:
+        return kind.place(like) if kind is not None else nullcontext()
 
     def tensor(value: Any) -> Any:
         return kind.to_tensor(value) if kind is not None and kind.owns(value) else value
@@ -172,9 +118,11 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
     def result(value: Any) -> Any:
         return to_arrays(value, kind, like) if kind is not None else value
 
-    with stream(), torch.enable_grad():
+    with place():
         inputs = [_leaf(tensor(primal)) for primal in primals]
-        outputs = function(*inputs)
+        with torch.enable_grad():
+            outputs = function(*inputs)
+        values = result(outputs)
     wanted = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
 
     listed = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
@@ -182,7 +130,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
     def pullback(*grads: Any) -> tuple[Any, ...]:
         if len(grads) != len(listed):
             raise InputError(f"pullback got {len(grads)} gradients for {len(listed)} outputs")
-        with stream():
+        with place():
             pairs = [(y, _like(y, tensor(g))) for y, g in zip(listed, grads) if g is not None and y.requires_grad]
             if pairs:
                 ys, grad_ys = zip(*pairs)
@@ -192,7 +140,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
             gradients = iter(found)
             return tuple(result(next(gradients)) if any(v is w for w in wanted) else None for v in inputs)
 
-    return result(outputs), pullback
+    return values, pullback
 
 
 def _like(y: Tensor, grad: Any) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import tracing
 from .definition import Definition, like_outputs
-from .errors import CupyopsError
+from .errors import CupyopsError, InputError
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
@@ -42,6 +42,10 @@ def differentiable(op: Definition) -> Callable[..., Any]:
         ctx.save_for_backward(*kept.pack(args, (y,), saved))
         return y
 
+    def forward_in_place(ctx: Any, *args: Any) -> Any:
+        ctx.mark_dirty(*op.changed(args))
+        return forward(ctx, *args)
+
     def backward(ctx: Any, *grads: Tensor) -> Any:
         values, strides = ctx.call
         args, outputs, saved = op.kept_by_kernels.unpack(values, ctx.saved_tensors)
@@ -55,11 +59,40 @@ def differentiable(op: Definition) -> Callable[..., Any]:
             return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs))
 
     name = "".join(part.capitalize() for part in op.name.partition("::")[2].split("_"))
-    chosen = forward_of_one if op.outputs == 1 else forward
+    chosen = forward_in_place if op.mutated else forward_of_one if op.outputs == 1 else forward
     functions = {"forward": staticmethod(chosen), "backward": staticmethod(backward)}
     function = type(name, (torch.autograd.Function,), functions)
     # Function.apply of Python only looks for functorch, as the router has done already: the C method saves 1 us
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return _in_place(op, apply) if op.mutated else apply
+
+
+def _in_place(op: Definition, apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`apply` for what works in place, refused where PyTorch refuses it, and before anything is changed.
+
+    The history of a view is that of its base: it is changed by PyTorch's own copy, from a copy that the kernels change.
+    """
+
+    def call(*args: Any) -> Any:
+        if op.launch_backward is None:
+            return op.call_reference(args)
+        values = list(args)
+        for name, index in zip(op.mutates, op.mutated):
+            tensor = args[index]
+            if tensor.requires_grad and tensor.is_leaf:
+                raise InputError(
+                    f"{op.name}: {name} is a leaf that requires a gradient, whose value cannot be changed in place; "
+                    "give a copy of it, or call inside torch.no_grad()"
+                )
+            if tensor._is_view():
+                values[index] = tensor.clone()
+        apply(*values)
+        for tensor, value in zip(op.changed(args), op.changed(values)):
+            if value is not tensor:
+                tensor.copy_(value)
+        return op.returned(op.changed(args))
+
+    return call
 
 
 def _batched(grads: Sequence[Tensor | None]) -> bool:

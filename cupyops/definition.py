@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import schema
 from .errors import CupyopsError, InputError
+from .kept import Kept
 from .kernel import FLOATING, executors
 from .layout import restride
 
@@ -23,10 +24,13 @@ from .layout import restride
 class Definition:
     """The roles of one operator. Tensors are passed about as lists over all parameters or all outputs, None where absent."""
 
-    def __init__(self, name: str, reference: Callable[..., Any]) -> None:
+    def __init__(self, name: str, reference: Callable[..., Any], mutates: tuple[str, ...] = ()) -> None:
         self.name = name
         self.reference = reference
-        self.parameters, self.outputs = schema.typed_signature(name, reference)
+        self.parameters, self.outputs = schema.typed_signature(name, reference, mutates)
+        self.mutates = mutates
+        self.mutated = tuple(i for name in mutates for i, one in enumerate(self.parameters) if one.name == name)
+        self.silent = schema.returns_nothing(reference)
         self.arity = len(self.parameters)
         self.tensors = tuple(i for i, one in enumerate(self.parameters) if schema.is_tensor(one.annotation))
         self.required = frozenset(i for i in self.tensors if self.parameters[i].annotation is Tensor)
@@ -70,6 +74,8 @@ class Definition:
         dtype = tensors[0].dtype
         if dtype not in FLOATING:
             return f"no kernel for {dtype}"
+        if self.mutated and self.launch_backward is None and wants_gradient(tensors):
+            return "no backward, and the inputs are overwritten"
         for tensor in tensors:
             if tensor.dtype != dtype and (tensor.is_floating_point() or tensor.is_complex()):
                 return f"no kernel for {dtype} with {tensor.dtype}"
@@ -91,7 +97,26 @@ class Definition:
         except CupyopsError as error:
             self.add_note(error, "forward")
             raise
+        if self.mutated:
+            return self.changed(args), saved
         return (outputs,) if self.outputs == 1 else outputs, saved
+
+    def call_kernels(self, args: Sequence[Any]) -> Any:
+        """What a call returns, by the forward kernels."""
+        return self.returned(self.run_forward(args)[0])
+
+    def call_reference(self, args: Sequence[Any]) -> Any:
+        """What a call returns, by the reference."""
+        found = self.reference(*args)
+        return self.returned(self.changed(args)) if self.mutated else found
+
+    def changed(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
+        """The arguments that are changed in place."""
+        return tuple(args[index] for index in self.mutated)
+
+    def returned(self, outputs: Sequence[Tensor]) -> Any:
+        """Outputs as a call returns them."""
+        return None if self.silent else outputs[0] if self.outputs == 1 else tuple(outputs)
 
     def run_backward(self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any) -> list[Tensor | None]:
         """The gradient of each parameter (None for what is no tensor or not needed) by the backward kernels."""
@@ -108,6 +133,9 @@ class Definition:
     ) -> list[Tensor | None]:
         """The same gradients with a graph of their own: by `reference_backward`, else from the reference."""
         if self.gradient is None:
+            if self.mutated:
+                missing = "a second derivative needs a reference_backward, since forward overwrites"
+                raise InputError(f"{self.name}: {missing} {', '.join(self.mutates)}")
             return self.reference_gradient(grads, args, needs)
         return self.gradient(grads, outputs, saved, args, needs)
 
@@ -117,8 +145,10 @@ class Definition:
         with torch.enable_grad():
             # aliases, so that an input passed twice gets two gradients and not twice their sum
             aliases = [differentiable_alias(a) if isinstance(a, Tensor) else a for a in args]
-            found = self.reference(*aliases)
-        pairs = zip((found,) if self.outputs == 1 else found, grads)
+            values = [alias.clone() if i in self.mutated else alias for i, alias in enumerate(aliases)]
+            found = self.reference(*values)
+            found = self.changed(values) if self.mutated else (found,) if self.outputs == 1 else found
+        pairs = zip(found, grads)
         used = [(y, grad) for y, grad in pairs if grad is not None and y.requires_grad]
         wanted = [i for i, need in enumerate(needs) if need]
         gradients = torch.autograd.grad(
@@ -133,7 +163,24 @@ class Definition:
             result[index] = gradient
         return result
 
-    # --- what is kept for backward ---
+    # --- the roles, given ---
+
+    def set_forward(self, launch: Callable[..., Any]) -> None:
+        """Take the forward role; one that works in place is checked before, and returns what a call does."""
+        if not self.mutated:
+            self.launch_forward = launch
+            return
+
+        def in_place(*args: Any) -> tuple[Any, Any]:
+            tensors = self.changed(args)
+            for name, tensor in zip(self.mutates, tensors):
+                refuse_in_place(f"{self.name}: {name}", tensor)
+            found = launch(*args)
+            _, saved = (None, ()) if found is None else found
+            increment_versions(tensors)
+            return self.returned(tensors), saved
+
+        self.launch_forward = in_place
 
     def set_backward(self, launch: Callable[..., Any]) -> None:
         """Take the backward role."""
@@ -150,10 +197,10 @@ class Definition:
         roles = [role for role in (self.launch_backward, self.gradient) if role is not None]
         named = {i for role in roles for i in role.inputs}
         everything = self.gradient is None or self.launch_backward is None
-        inputs = tuple(i for i in self.tensors if everything or i in named)
+        inputs = tuple(i for i in self.tensors if i not in self.mutated and (everything or i in named))
         outputs = tuple(i for i in range(self.outputs) if any(i in role.outputs for role in roles))
-        self.kept_by_kernels = Kept(self, inputs, outputs)
-        self.kept_by_reference = Kept(self, self.tensors, ())
+        self.kept_by_kernels = Kept(self.arity, self.tensors, self.outputs, inputs, outputs)
+        self.kept_by_reference = Kept(self.arity, self.tensors, self.outputs, self.tensors, ())
 
 
 class Backward:
@@ -173,9 +220,13 @@ class Backward:
         position = {one.name: index for index, one in enumerate(of.parameters)}
         known = {"needs_grad": ("needs", 0)}
         known |= {name: ("output", index) for name, index in outputs.items()}
-        known |= {name: ("input", index) for name, index in position.items()}
+        known |= {name: ("input", index) for name, index in position.items() if index not in of.mutated}
         self.needs_type: Any = namedtuple("NeedsGrad", position)  # type: ignore[misc]
         asked = names[1 + of.outputs :]
+        if lost := [name for name in asked if name in of.mutates and name not in known]:
+            raise InputError(
+                f"{of.name}: backward asks for {lost[0]!r}, which forward overwrites; it can name the outputs"
+            )
         if unknown := [name for name in asked if name not in known]:
             raise InputError(f"{of.name}: backward asks for {unknown[0]!r}; it can have {', '.join(known)}")
         self.wants = [known[name] for name in asked]
@@ -198,47 +249,6 @@ class Backward:
         return result
 
 
-class Kept:
-    """Which inputs and outputs of a call are kept for backward, besides whatever forward saved."""
-
-    def __init__(self, of: Definition, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
-        self._count = of.outputs
-        self._others = tuple(i for i in range(of.arity) if i not in of.tensors)
-        self._blank: list[Any] = [None] * of.arity
-
-    def values(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments that are not tensors, None in the place of those that are. Not to be changed."""
-        if not self._others:
-            return self._blank
-        values = self._blank.copy()
-        for index in self._others:
-            values[index] = args[index]
-        return values
-
-    def pack(self, args: Sequence[Any], outputs: Sequence[Tensor], saved: Sequence[Tensor]) -> list[Tensor | None]:
-        """One list for save_for_backward."""
-        tensors = [args[i] for i in self.inputs]
-        tensors += [outputs[i] for i in self.outputs]
-        tensors += saved
-        return tensors
-
-    def unpack(self, values: list[Any], tensors: Sequence[Any]) -> tuple[list[Any], list[Any], tuple[Any, ...]]:
-        """(arguments, outputs, saved), None in the place of each tensor that was not kept."""
-        args, first, second = list(values), len(self.inputs), len(self.inputs) + len(self.outputs)
-        for index, tensor in zip(self.inputs, tensors):
-            args[index] = tensor
-        return args, self.all_outputs(tensors[first:second]), tuple(tensors[second:])
-
-    def all_outputs(self, kept: Sequence[Any]) -> list[Any]:
-        """The outputs that were kept, in their places."""
-        outputs: list[Any] = [None] * self._count
-        for index, tensor in zip(self.outputs, kept):
-            outputs[index] = tensor
-        return outputs
-
-
 def like_outputs(grads: Sequence[Tensor | None], strides: Sequence[Any]) -> list[Tensor | None]:
     """Gradients laid out as their outputs were: an expanded or transposed one is copied, once, here."""
     return [grad if grad is None else restride(grad, stride) for grad, stride in zip(grads, strides)]
@@ -249,3 +259,23 @@ def differentiable_alias(tensor: Tensor) -> Tensor:
     if tensor.requires_grad:
         return tensor.view_as(tensor)
     return tensor.detach().requires_grad_() if tensor.dtype.is_floating_point else tensor
+
+
+def wants_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd is to record what is done with them."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def refuse_in_place(name: str, tensor: Tensor) -> None:
+    """Raise `InputError` for what PyTorch does not change in place either."""
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise InputError(f"{name} is an inference tensor, which cannot be changed in place outside inference mode")
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
+        raise InputError(f"{name} is expanded: several of its elements are one place in memory; give a copy of it")
+
+
+def increment_versions(tensors: Sequence[Tensor]) -> None:
+    """Say that they have been changed, so that autograd does not take what was saved of them for what it was."""
+    for tensor in tensors:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)

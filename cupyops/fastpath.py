@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from . import tracing
+from .configuration import Configuration
 from .signature import Argument, layout
 
-Configure = Callable[[tuple[int, int, int], tuple[int, int, int], int], Callable[..., None]]
+Configure = Callable[[Configuration, Callable[..., None]], Callable[..., None]]
 
 
 class Refused(Exception):
@@ -38,10 +39,12 @@ def configure(
     template: Sequence[str],
     anchor: int,
     table: dict[Any, tuple[Any, ...]],
-    cu_launch: Callable[..., None],
     full: Callable[..., None],
 ) -> Configure:
-    """`configure(grid, block, shared)` gives the launch function for these dimensions; `table` is keyed by `key`."""
+    """`configure(configuration, cu_launch)` gives the launch function for these dimensions; `table` is keyed by `key`.
+
+    It serves each instance whose `boundaries` are those of `arguments`; others are not to be put into the table.
+    """
     names = [f"_a{index}" for index in range(len(arguments))]
     checks, packed, known = [], [], []
     for name, argument in zip(names, arguments):
@@ -52,6 +55,8 @@ def configure(
                 f"elif ({name}.dtype is not {name}d and {name}d is not None) or {name}.get_device() != _device: raise _Refused",
                 f"else: {name}v = {name}.data_ptr() or _address({name})",
             ]
+            if (boundary := _checked_boundary(argument)) > 1:
+                checks.append(f"if {name}v & {boundary - 1}: raise _Refused")
         elif argument.kind == "integer":
             checks.append(f"if {name}.__class__ is not int and not isinstance({name}, _integer): raise _Refused")
         elif argument.kind == "bool":
@@ -62,16 +67,17 @@ def configure(
     for name, argument in zip(names, arguments):
         if argument.kind == "struct":
             known.append(f"{name}s")
-            checks.append(f"if {name}.nbytes != {name}s: raise _Refused")
+            checks.append(f"if {name}.nbytes != {name}s or {name}.__class__ not in _structs: raise _Refused")
             packed[names.index(name)] = f"{name}.tobytes()"
     if torch.cuda.device_count() > 1:
         checks.append("if _current_device() != _device: raise _Refused")
     expression = template[0] if len(template) == 1 else f"({''.join(one + ', ' for one in template)})"
     parameters = [f"{name}=_missing" for name in names] + ["*_extra"] + [f"{one}=_missing" for one in template]
     source = f"""
-def configure(_grid, _block, _shared):
-    _gx, _gy, _gz = _grid
-    _bx, _by, _bz = _block
+def configure(_configuration, _launch):
+    _gx, _gy, _gz = _configuration.grid
+    _bx, _by, _bz = _configuration.block
+    _shared = _configuration.shared
     def launch({", ".join(parameters)}, **_others):
         try:
             _device, _function, _pack_into, _slots, _new_slot, {"".join(name + ", " for name in known)} = _table[{expression}]
@@ -88,19 +94,19 @@ def configure(_grid, _block, _shared):
             pass
         _args = tuple(one for one in ({", ".join(names)}, *_extra) if one is not _missing)
         _template = {{name: value for name, value in zip({tuple(template)!r}, ({"".join(one + ", " for one in template)})) if value is not _missing}}
-        _full((_grid, _block, _shared), _args, _template | _others)
+        _full(_configuration, _args, _template | _others)
     return launch
 """
     scope: dict[str, Any] = {
         "_missing": object(),
         "_table": table,
         "_full": full,
-        "_launch": cu_launch,
         "_stream": torch._C._cuda_getCurrentRawStream,
         "_current_device": torch._C._cuda_getDevice,
         "_tracing": tracing,
         "_address": _address,
         "_integer": np.integer,
+        "_structs": (np.ndarray, np.void),
         "_Tensor": Tensor,
         "_Parameter": torch.nn.Parameter,
         "_Refused": Refused,
@@ -112,6 +118,16 @@ def configure(_grid, _block, _shared):
 def key(values: Sequence[Any]) -> Any:
     """The key of the table for template values."""
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def boundaries(arguments: Sequence[Argument]) -> tuple[int, ...]:
+    """What the generated checks assume of addresses."""
+    return tuple(_checked_boundary(argument) for argument in arguments)
+
+
+def _checked_boundary(argument: Argument) -> int:
+    """1 where any address will do; that a tensor begins at a whole element of its dtype is taken for granted here."""
+    return argument.boundary if argument.dtype is None else 1
 
 
 def _address(tensor: Tensor) -> int:

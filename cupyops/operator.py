@@ -14,7 +14,7 @@ else is derived, and each call takes one route:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,8 +24,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from . import arrays, distributed, tracing
+from .autocast import POLICIES, cast, dtype_for
 from .autograd import differentiable
-from .definition import Definition
+from .definition import Definition, wants_gradient
 from .errors import CupyopsError, InputError
 from .kernel import FLOATING, executors
 from .registration import Registration
@@ -35,24 +36,21 @@ _PLAIN = frozenset((Tensor, Parameter))
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 
-# What PyTorch's autocast lists do with an operator, per device type: "lower" casts to the autocast dtype.
-AUTOCAST: dict[str | None, dict[str, str]] = {
-    None: {},
-    "lower": {"cuda": "lower", "cpu": "lower"},  # matmul, linear, convolutions
-    "fp32": {"cuda": "fp32"},  # softmax, norms, losses
-    "fp32_everywhere": {"cuda": "fp32", "cpu": "fp32"},  # nll_loss, which the CPU's list has too
-}
-
 _registry: dict[str, Operator] = {}
 
 
-def operator(name: str, *, autocast: str | None = None) -> Callable[[Callable[..., Any]], Operator]:
+def operator(
+    name: str, *, autocast: str | None = None, mutates: Iterable[str] = ()
+) -> Callable[[Callable[..., Any]], Operator]:
     """Make an operator of its reference: the first of the three functions.
 
     Args:
         name: qualified, `"namespace::name"`; it is also the name of the op in `torch.ops`.
         autocast: None, `"lower"` (cast to the autocast dtype), `"fp32"` or `"fp32_everywhere"`: what PyTorch's autocast
             does for an operator of this kind.
+        mutates: the parameters that the operator changes in place. They are its outputs: the reference returns them, in
+            this order, or nothing, and so does every call. Its backward can name the outputs and not what they were before;
+            without one the reference is differentiated, and a second derivative needs a `reference_backward`.
 
     The reference is annotated: `Tensor`, `Tensor | None`, `int`, `float`, `bool`, `str`, `list[int]`, `torch.dtype` and
     their optional forms in; `Tensor` or a tuple of them out.
@@ -64,13 +62,19 @@ def operator(name: str, *, autocast: str | None = None) -> Callable[[Callable[..
         >>> @cupyops.operator("mylib::double")
         ... def double(x: Tensor) -> Tensor:
         ...     return 2 * x
+        >>> @cupyops.operator("mylib::double_", mutates=("x",))
+        ... def double_(x: Tensor) -> Tensor:
+        ...     return x.mul_(2)
     """
     namespace, _, short = name.partition("::")
     if not (namespace.isidentifier() and short.isidentifier()):
         raise InputError(f'operator name {name!r} is not of the form "namespace::name"')
-    if autocast not in AUTOCAST:
-        raise InputError(f"autocast is {autocast!r}, expected one of {', '.join(map(repr, AUTOCAST))}")
-    return lambda reference: Operator(name, reference, AUTOCAST[autocast])
+    if autocast not in POLICIES:
+        raise InputError(f"autocast is {autocast!r}, expected one of {', '.join(map(repr, POLICIES))}")
+    changed = (mutates,) if isinstance(mutates, str) else tuple(mutates)
+    if changed and autocast is not None:
+        raise InputError(f"{name}: autocast casts copies, which an operator that works in place would change in vain")
+    return lambda reference: Operator(name, reference, POLICIES[autocast], changed)
 
 
 def operators() -> dict[str, Operator]:
@@ -81,12 +85,14 @@ def operators() -> dict[str, Operator]:
 class Operator:
     """An operator: call it as a function; complete it with `.forward`, `.backward` and, where useful, the other roles."""
 
-    def __init__(self, name: str, reference: Callable[..., Any], autocast: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, reference: Callable[..., Any], autocast: dict[str, str], mutates: tuple[str, ...] = ()
+    ) -> None:
         functools.update_wrapper(self, reference)
         self.name = name
         self.reference = reference
         self.public: Callable[..., Any] = self  # what users call: the interface, where there is one
-        self.definition = Definition(name, reference)
+        self.definition = Definition(name, reference, mutates)
         self._autocast = autocast
         self._tensors = self.definition.tensors
         self._arity = self.definition.arity
@@ -103,9 +109,9 @@ class Operator:
 
         `y` is the output (a tuple of them, if there are several); `saved` a tuple of the tensors that backward needs
         besides inputs and outputs. It allocates and launches, nothing else: it is also run dry, on tensors without
-        storage, to learn the shapes.
+        storage, to learn the shapes. Where the operator works in place, `y` is what it mutates, or None.
         """
-        self.definition.launch_forward = launch
+        self.definition.set_forward(launch)
         return launch
 
     def backward(self, launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +147,7 @@ class Operator:
         """
         if function is None:
             return functools.partial(self.interface, hands_on=hands_on)
-        if hands_on:
+        if hands_on or self.definition.mutated:  # what works in place takes tensors alone
             self.public = function
             return function
 
@@ -224,24 +230,24 @@ class Operator:
             return "torch.library", self._by_dispatcher, ""
         if any(tensor.device != given[0].device for tensor in given):
             return "", self._by_mixed_devices, ""
-        if given and given[0].device.type in executors and self._autocast_dtype(given[0].device) is not None:
+        if given and given[0].device.type in executors and dtype_for(self._autocast, given[0].device) is not None:
             return "", self._by_autocast, ""  # without kernels the reference meets autocast inside PyTorch
         reason = self.definition.why_not(args)
         return ("kernel", self._by_kernels, "") if reason is None else ("reference", self._by_reference, reason)
 
     def _by_kernels(self, args: tuple[Any, ...]) -> Any:
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.definition.given(args)):
+        if wants_gradient(self.definition.given(args)):
             return self._differentiable(*args)
-        outputs, _ = self.definition.run_forward(args)
-        return outputs[0] if len(outputs) == 1 else outputs
+        return self.definition.call_kernels(args)
 
     def _by_reference(self, args: tuple[Any, ...]) -> Any:
-        return self.reference(*args)
+        return self.definition.call_reference(args)
 
     def _by_dispatcher(self, args: tuple[Any, ...]) -> Any:
         return self._registration.call(self._cast(args))
 
     def _by_gathering(self, args: tuple[Any, ...]) -> Any:
+        self._refuse_copies("a DTensor")
         return distributed.call(self, self.name, args)
 
     def _compiling(self, args: tuple[Any, ...]) -> Any:
@@ -262,34 +268,24 @@ class Operator:
             if not known and (value is not None or index in self.definition.required):
                 name = self.definition.parameters[index].name
                 raise InputError(f"{self.name}: {name} is {type(value).__name__}, expected a tensor or an array")
+        self._refuse_copies("an array")
         return arrays.call(self, args, {})
+
+    def _refuse_copies(self, kind: str) -> None:
+        if self.definition.mutated:
+            raise InputError(f"{self.name} works in place and would change a copy of {kind}; give it plain tensors")
 
     def _by_mixed_devices(self, args: tuple[Any, ...]) -> Any:
         names = [self.definition.parameters[i].name for i in self._tensors if args[i] is not None]
         found = ", ".join(f"{name} on {t.device}" for name, t in zip(names, self.definition.given(args)))
         raise InputError(f"{self.name}: tensors on different devices: {found}")
 
-    # --- autocast ---
-
-    def _autocast_dtype(self, device: torch.device) -> torch.dtype | None:
-        policy = self._autocast.get(device.type)
-        if policy is None or not torch.is_autocast_enabled(device.type):
-            return None
-        return torch.float32 if policy == "fp32" else torch.get_autocast_dtype(device.type)
-
     def _cast(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Floating inputs cast as autocast asks; float64 is left alone, as PyTorch leaves it."""
+        """The arguments as autocast asks for them."""
         if not self._autocast:
             return args
-        dtype = self._autocast_dtype(self.definition.given(args)[0].device)
-        if dtype is None:
-            return args
-
-        def cast(value: Any) -> Any:
-            castable = isinstance(value, Tensor) and value.dtype.is_floating_point and value.dtype != torch.float64
-            return value.to(dtype) if castable else value
-
-        return tuple(cast(value) for value in args)
+        dtype = dtype_for(self._autocast, self.definition.given(args)[0].device)
+        return args if dtype is None else cast(args, dtype)
 
     def __repr__(self) -> str:
         return f"Operator({self.name})"

@@ -1,6 +1,7 @@
 """The registered route: an operator as `ns::name` and `ns::name_backward` in torch.library.
 
-Both return `Tensor[]`: the outputs and what is saved; the gradients that are needed. CPU, CUDA, fake tensors and autograd
+Both return `Tensor[]`: the outputs and what is saved; the gradients that are needed. One that works in place has an op that
+mutates its arguments, and beside it `ns::name_functional`, which leaves them alone. CPU, CUDA, fake tensors and autograd
 are served, from the same roles as the eager route. The one user of torch.library.
 """
 
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from . import schema
-from .definition import Definition, Kept, differentiable_alias, like_outputs
+from .definition import Definition, differentiable_alias, increment_versions, like_outputs, wants_gradient
 from .errors import InputError
+from .kept import Kept
 
 
 class Registration:
@@ -24,6 +26,9 @@ class Registration:
         self.of = of
         namespace, _, name = of.name.partition("::")
         self.library = torch.library.Library(namespace, "FRAGMENT")
+        if of.mutated:
+            self.in_place = self._define_in_place(namespace, name)
+            name = f"{name}_functional"
         self.library.define(f"{name}{schema.arguments(of.parameters)} -> Tensor[]")
         lists = [schema.parameter(one, Sequence[Tensor]) for one in ("grad_outputs_", "outputs_", "saved_")]
         needs = schema.parameter("needs_grad_", Sequence[bool])
@@ -32,17 +37,21 @@ class Registration:
         for key in ("CPU", "CUDA"):
             self.library.impl(name, self._forward, key)
             self.library.impl(f"{name}_backward", self._backward, key)
-        torch.library.register_fake(of.name, self._forward, lib=self.library)
-        torch.library.register_fake(f"{of.name}_backward", self._backward, lib=self.library)
-        torch.library.register_autograd(of.name, self._differentiate, setup_context=self._setup, lib=self.library)
+        qualified = f"{namespace}::{name}"
+        torch.library.register_fake(qualified, self._forward, lib=self.library)
+        torch.library.register_fake(f"{qualified}_backward", self._backward, lib=self.library)
+        torch.library.register_autograd(qualified, self._differentiate, setup_context=self._setup, lib=self.library)
         torch.library.register_autograd(
-            f"{of.name}_backward", self._differentiate_twice, setup_context=self._setup_twice, lib=self.library
+            f"{qualified}_backward", self._differentiate_twice, setup_context=self._setup_twice, lib=self.library
         )
         self.op = getattr(getattr(torch.ops, namespace), name).default
         self.backward_op = getattr(getattr(torch.ops, namespace), f"{name}_backward").default
 
     def call(self, args: tuple[Any, ...]) -> Any:
         """The operator through PyTorch's dispatcher."""
+        if self.of.mutated:
+            self.in_place(*args)
+            return self.of.returned(self.of.changed(args))
         outputs = self.op(*args)
         return outputs[0] if self.of.outputs == 1 else tuple(outputs[: self.of.outputs])
 
@@ -50,15 +59,56 @@ class Registration:
         """Take the ops back, for another definition of the same name (a notebook cell run again)."""
         self.library._destroy()
 
+    # --- in place: an op that mutates; where a gradient is wanted the op on copies, and PyTorch's own copy ---
+
+    def _define_in_place(self, namespace: str, name: str) -> Any:
+        self.library.define(f"{name}{schema.arguments(self.of.parameters, self.of.mutates)} -> ()")
+        for key in ("CPU", "CUDA"):
+            self.library.impl(name, self._mutate, key)
+        self.library.impl(name, self._mutate_differentiably, "Autograd")
+        torch.library.register_fake(self.of.name, self._mutate, lib=self.library)
+        return getattr(getattr(torch.ops, namespace), name).default
+
+    def _mutate(self, *args: Any, **kwargs: Any) -> None:
+        args = self.of.bind(args, kwargs)
+        if self.of.why_not(args) is None:
+            self.of.run_forward(args)
+        else:
+            self.of.reference(*args)
+            increment_versions(self.of.changed(args))
+
+    def _mutate_differentiably(self, *args: Any, **kwargs: Any) -> None:
+        args = self.of.bind(args, kwargs)
+        if wants_gradient(self.of.given(args)):
+            for tensor, value in zip(self.of.changed(args), self.op(*self._with_copies(args))):
+                tensor.copy_(value)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                self.in_place(*args)
+
+    def _with_copies(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments, with a copy of each tensor that is changed."""
+        return [value.clone() if index in self.of.mutated else value for index, value in enumerate(args)]
+
     # --- below autograd: real tensors, and fake ones for shapes ---
 
     def _forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
         args = self.of.bind(args, kwargs)
+        if self.of.mutated:
+            return self._forward_of_copies(args)
         if self.of.why_not(args) is None:
             outputs, saved = self.of.run_forward(args)
             return _fresh([*outputs, *saved], args)
         found = self.of.reference(*args)
         return _fresh([found] if self.of.outputs == 1 else list(found), args)
+
+    def _forward_of_copies(self, args: tuple[Any, ...]) -> list[Tensor]:
+        copies = self._with_copies(args)
+        if self.of.why_not(args) is None:
+            outputs, saved = self.of.run_forward(copies)
+            return _fresh([*outputs, *saved], args)
+        self.of.reference(*copies)
+        return _fresh(list(self.of.changed(copies)), args)
 
     def _backward(self, grads: Any, outputs: Any, saved: Any, *rest: Any) -> list[Tensor]:
         *args, needs = rest

@@ -14,7 +14,9 @@ from torch import Tensor
 from .errors import InputError
 
 
-def typed_signature(name: str, reference: Callable[..., Any]) -> tuple[list[inspect.Parameter], int]:
+def typed_signature(
+    name: str, reference: Callable[..., Any], mutates: Sequence[str] = ()
+) -> tuple[list[inspect.Parameter], int]:
     """The parameters with their annotations resolved, and the number of outputs."""
     try:
         hints = typing.get_type_hints(reference)
@@ -31,15 +33,41 @@ def typed_signature(name: str, reference: Callable[..., Any]) -> tuple[list[insp
         parameters.append(parameter(given.name, hints[given.name], given.default))
     if not any(is_tensor(one.annotation) for one in parameters):
         raise InputError(f"{name}: the reference has no parameter annotated Tensor")
-    returned = hints.get("return")
-    returns = typing.get_args(returned) if typing.get_origin(returned) is tuple else (returned,)
-    if any(one is not Tensor for one in returns):
-        raise InputError(f"{name}: the reference is annotated to return {returned}, expected Tensor or a tuple of them")
+    count = _outputs(name, hints.get("return", inspect.Parameter.empty), parameters, mutates)
     try:
-        arguments(parameters)  # refuses what torch.library cannot express, now and not at the first torch.compile
+        arguments(
+            parameters, mutates
+        )  # refuses what torch.library cannot express, now and not at the first torch.compile
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
-    return parameters, len(returns)
+    return parameters, count
+
+
+def _outputs(name: str, returned: Any, parameters: Sequence[inspect.Parameter], mutates: Sequence[str]) -> int:
+    """The number of outputs, as the return annotation has it."""
+    tensors = [one.name for one in parameters if one.annotation is Tensor]
+    if wrong := [one for one in mutates if one not in tensors or list(mutates).count(one) > 1]:
+        raise InputError(f"{name}: mutates names {wrong[0]!r}, expected each of some of: {', '.join(tensors)}")
+    returns = typing.get_args(returned) if typing.get_origin(returned) is tuple else (returned,)
+    if mutates and returned is type(None):
+        return len(mutates)
+    if any(one is not Tensor for one in returns):
+        shown = "nothing" if returned is inspect.Parameter.empty else returned
+        hint = "; a number is returned as a tensor without dimensions" if {int, float, bool} & set(returns) else ""
+        raise InputError(
+            f"{name}: the reference is annotated to return {shown}, expected Tensor or a tuple of them{hint}"
+        )
+    if mutates and len(returns) != len(mutates):
+        raise InputError(
+            f"{name}: the reference returns {len(returns)} tensors, but an operator that works in place returns what it "
+            f"mutates, or None: {', '.join(mutates)}"
+        )
+    return len(returns)
+
+
+def returns_nothing(reference: Callable[..., Any]) -> bool:
+    """Whether it is annotated `-> None`."""
+    return typing.get_type_hints(reference).get("return") is type(None)
 
 
 def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
@@ -65,8 +93,8 @@ def optional(one: inspect.Parameter) -> inspect.Parameter:
     return one.replace(default=one.empty, annotation=annotation)
 
 
-def arguments(parameters: Sequence[inspect.Parameter]) -> str:
-    """The arguments of a torch.library schema: `(Tensor x, SymInt[] stride)`."""
+def arguments(parameters: Sequence[inspect.Parameter], mutates: Sequence[str] = ()) -> str:
+    """The arguments of a torch.library schema: `(Tensor x, SymInt[] stride)`; `Tensor(a0!) x` for one that is mutated."""
 
     def stub() -> None: ...
 
@@ -78,7 +106,7 @@ def arguments(parameters: Sequence[inspect.Parameter]) -> str:
     ]
     stub.__signature__ = inspect.Signature(listed, return_annotation=Tensor)  # type: ignore[attr-defined]
     try:
-        return torch.library.infer_schema(stub, mutates_args=()).rpartition(" -> ")[0]
+        return torch.library.infer_schema(stub, mutates_args=tuple(mutates)).rpartition(" -> ")[0]
     except ValueError as error:
         message = re.sub(r"The valid types are: .*", "", str(error), flags=re.DOTALL)
         raise InputError(f"torch.library has no schema for these parameters: {message.strip()}") from error

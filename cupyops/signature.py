@@ -17,34 +17,10 @@ import torch
 from torch import Tensor
 
 from . import source
-from .compiler import Parameter
+from .binary import Parameter
+from .ctype import C_NAMES as C_NAMES
+from .ctype import DTYPES, vector_alignment
 from .errors import CompileError, InputError, LaunchError
-
-# The one dtype table: what a torch dtype is called in CUDA C.
-C_NAMES: dict[torch.dtype, str] = {
-    torch.float16: "__half",
-    torch.bfloat16: "__nv_bfloat16",
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.int8: "signed char",
-    torch.uint8: "unsigned char",
-    torch.int16: "short",
-    torch.int32: "int",
-    torch.int64: "long long",
-    torch.bool: "bool",
-}
-_OTHER_NAMES = {
-    "half": torch.float16,
-    "int8_t": torch.int8,
-    "uint8_t": torch.uint8,
-    "int16_t": torch.int16,
-    "int32_t": torch.int32,
-    "int64_t": torch.int64,
-    "long": torch.int64,
-}
-_DTYPES = {name: dtype for dtype, name in C_NAMES.items()} | _OTHER_NAMES
-
-FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _UNSIGNED = re.compile(r"\bunsigned\b|\bu(int|long|short|char)\w*|\bsize_t\b")
 _FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}  # the struct module's letters; upper case is unsigned
@@ -60,6 +36,7 @@ class Argument:
     size: int
     align: int
     dtype: torch.dtype | None = None  # what a pointer points to; None where any tensor will do
+    boundary: int = 1  # a pointer's address is to be a multiple of this
 
     @property
     def format(self) -> str:
@@ -92,8 +69,10 @@ def join(
 def _argument(ctype: str, name: str, parameter: Parameter, types: dict[str, str]) -> Argument:
     if ctype.endswith("*"):
         pointee = re.sub(r"\b(const|volatile)\b", "", ctype[:-1]).strip()
-        dtype = _DTYPES.get(types.get(pointee, pointee))
-        return Argument(name, ctype, "pointer", parameter.size, parameter.align, dtype)
+        pointee = types.get(pointee, pointee)
+        dtype = DTYPES.get(pointee)
+        boundary = dtype.itemsize if dtype is not None else vector_alignment(pointee)
+        return Argument(name, ctype, "pointer", parameter.size, parameter.align, dtype, boundary)
     bare = re.sub(r"\bconst\b", "", ctype).strip()
     ctype = types.get(bare, ctype)
     if parameter.kind in ("f32", "f64"):
@@ -134,20 +113,13 @@ def _checked(name: str, argument: Argument, value: Any, device: int) -> Any:
     if argument.kind == "pointer":
         if value is None:
             return 0
-        if not isinstance(value, Tensor):
-            expected = "a tensor or None"
-        elif argument.dtype is not None and value.dtype is not argument.dtype:
-            expected = f"a tensor of {argument.dtype}"
-        elif value.get_device() != device:
-            expected = "a tensor on the device of the first one"
-        elif not value.data_ptr() and value.numel():
-            expected = "a tensor with storage of its own"
-        else:
+        expected = _no_pointer(argument, value, device)
+        if not expected:
             return value.data_ptr()
     elif argument.kind == "struct":
-        if isinstance(value, np.ndarray) and value.nbytes == argument.size:
+        if isinstance(value, (np.ndarray, np.void)) and value.nbytes == argument.size:
             return value.tobytes()
-        expected = f"a NumPy array of {argument.size} bytes"
+        expected = _no_struct(argument, value)
     elif argument.kind == "float":
         if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
             expected = "a number"
@@ -169,30 +141,57 @@ def _checked(name: str, argument: Argument, value: Any, device: int) -> Any:
     raise LaunchError(f"{name}: parameter `{argument.ctype} {argument.name}` got {_shown(value)}, expected {expected}")
 
 
+def _no_pointer(argument: Argument, value: Any, device: int) -> str:
+    """What was expected instead of `value`; nothing where it will do."""
+    if not isinstance(value, Tensor):
+        return "a tensor or None"
+    if argument.dtype is not None and value.dtype is not argument.dtype:
+        return f"a tensor of {argument.dtype}"
+    if value.get_device() != device:
+        return f"a tensor on the device of the first one, {'cpu' if device < 0 else f'cuda:{device}'}"
+    if value.layout is not torch.strided or (not value.data_ptr() and value.numel()):
+        return "a tensor with storage of its own"
+    if value.data_ptr() % argument.boundary:
+        return (
+            f"one whose address is a multiple of {argument.boundary}; this one begins at element {value.storage_offset()} "
+            "of its storage: give its .clone(), or have the kernel read single elements"
+        )
+    return ""
+
+
+def _no_struct(argument: Argument, value: Any) -> str:
+    """What was expected instead of `value`, with what a dtype of fields must be told to be as C lays it out."""
+    expected = f"a NumPy array of {argument.size} bytes"
+    dtype = getattr(value, "dtype", None)
+    if not isinstance(dtype, np.dtype) or dtype.names is None:
+        return expected
+    told = f"{expected}, which is what `{argument.ctype}` takes in C; the dtype of this one has {value.nbytes}"
+    aligned = _aligned(dtype)
+    if value.size == 1 and aligned.itemsize == argument.size:
+        return f"{told}: make the dtype with np.dtype([...], align=True), as C lays fields out"
+    return f"{told} ({aligned.itemsize} with align=True): its fields are not those of the struct"
+
+
+def _aligned(dtype: np.dtype) -> np.dtype:
+    """The dtype with its fields laid out as C does."""
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return np.dtype((_aligned(base), shape))
+    if dtype.names is None or dtype.fields is None:
+        return dtype
+    return np.dtype([(name, _aligned(dtype.fields[name][0])) for name in dtype.names], align=True)
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of {value.dtype} on {value.device}"
     if isinstance(value, int) and value.bit_length() > 1024:  # Python itself refuses to write out very long ones
         return f"an int of {value.bit_length()} bits"
-    return f"{value!r} ({type(value).__name__})"
+    shown = " ".join(repr(value).split()) if isinstance(value, np.ndarray) else repr(value)
+    return f"{shown if len(shown) <= 200 else shown[:200] + '...'} ({type(value).__name__})"
 
 
 # --- names and text ----------------------------------------------------------------------------------------------
-
-
-def c_token(value: Any) -> str:
-    """A template value in C++: only dtypes of the table, bools and ints reach the compiler."""
-    if isinstance(value, torch.dtype) and value in C_NAMES:
-        return C_NAMES[value]
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        number = int.__index__(value)  # an int that writes itself in another way, as an enum may, is still that int
-        if not -(2**63) <= number < 2**64:
-            raise LaunchError(f"a template value of {number.bit_length()} bits fits no integer type")
-        # 9223372036854775808 is no signed literal, with a minus before it or without
-        return str(number) if number > -(2**63) else f"({number + 1} - 1)"
-    raise LaunchError(f"a template value is a dtype ({', '.join(map(str, C_NAMES))}), a bool or an int; got {value!r}")
 
 
 def parse_name(name: str) -> tuple[str, tuple[str, ...]]:

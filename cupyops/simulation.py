@@ -18,12 +18,16 @@ from torch import Tensor
 
 from . import signature
 from .allocations import EMPTY, Allocations
-from .errors import InputError
-from .kernel import Specialised, executors
+from .binary import Binary
+from .configuration import Configuration
+from .errors import InputError, LaunchError
 from .progress import Bar
+from .specialised import Specialised, executors
 
 # Where the simulator itself is imported at first use: programs that never simulate should not pay for it.
 _ABSENT = object()
+# KB of shared memory that a block can have (CUDA Programming Guide, technical specifications per compute capability)
+_SHARED = {"75": 64, "80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99, "121": 99}
 _one_at_a_time = threading.RLock()  # launches of several threads: they share the memory, and what each may touch of it
 
 
@@ -51,30 +55,28 @@ class Simulation:
         else:
             executors["cpu"] = previous
 
-    def __call__(
-        self, specialised: Specialised, device: int, grid: Any, block: Any, shared: int, args: Sequence[Any]
-    ) -> Any:
+    def __call__(self, specialised: Specialised, device: int, configuration: Configuration, args: Sequence[Any]) -> Any:
         """Run one launch; returns the simulator's `Report`."""
         with _one_at_a_time:
-            return self._launch(specialised, device, grid, block, shared, args)
+            return self._launch(specialised, device, configuration, args)
 
-    def _launch(
-        self, specialised: Specialised, device: int, grid: Any, block: Any, shared: int, args: Sequence[Any]
-    ) -> Any:
+    def _launch(self, specialised: Specialised, device: int, configuration: Configuration, args: Sequence[Any]) -> Any:
         from .simulator import MAX_STEPS
 
-        program, symbol, arguments = _program(specialised, self.arch)
-        signature.checked(specialised.name, arguments, args, device)
-        values = [_value(argument, value) for argument, value in zip(arguments, args)]
+        program, binary, arguments = _program(specialised, self.arch)
+        checked = signature.checked(specialised.name, arguments, args, device)
+        self._check(specialised.name, configuration)
+        values = [_value(*each) for each in zip(arguments, args, checked)]
         touched = _restrict([value for value in args if isinstance(value, Tensor)])
         with Bar(f"simulating {specialised.name}") as bar:
             try:
                 return program.launch(
-                    symbol,
-                    grid,
-                    block,
+                    binary.symbol,
+                    configuration.grid,
+                    configuration.block,
                     values,
-                    shared=shared,
+                    shared=configuration.shared,
+                    cluster=configuration.cluster,
                     check=self.check,
                     seed=self.seed,
                     max_steps=self.max_steps or MAX_STEPS,
@@ -84,6 +86,25 @@ class Simulation:
             finally:
                 for allocation in touched:
                     allocation.restrict(0, len(allocation.buffer))
+
+    def _check(self, name: str, configuration: Configuration) -> None:
+        """What a device of this architecture has no room for."""
+        limit = _SHARED.get(re.sub(r"\D", "", self.arch))
+        if limit is not None and configuration.shared > limit * 1024:
+            raise LaunchError(
+                f"{name} with {configuration}: {self.arch} has {limit * 1024} bytes of shared memory a block"
+            )
+        if configuration.cluster is not None and int(re.sub(r"\D", "", self.arch)) < 90:
+            raise LaunchError(
+                f"{name} with {configuration}: clusters need compute capability 9.0, here is {self.arch}; simulate with "
+                'simulate("sm_90")'
+            )
+
+    def variables(self, specialised: Specialised) -> tuple[Binary, _Variables]:
+        """The variables of an instance, for `kernel.globals()`."""
+        with _one_at_a_time:
+            program, binary, _ = _program(specialised, self.arch)
+        return binary, _Variables(program)
 
     def address(self, tensor: Tensor) -> int:
         """What a struct passed by value holds as a pointer to `tensor`."""
@@ -135,17 +156,34 @@ def simulate_if_asked() -> None:
 _programs: weakref.WeakKeyDictionary[Specialised, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
-def _program(specialised: Specialised, arch: str) -> tuple[Any, str, tuple[signature.Argument, ...]]:
-    """(program, the kernel's name in it, its arguments), read and translated at the first launch."""
+def _program(specialised: Specialised, arch: str) -> tuple[Any, Binary, tuple[signature.Argument, ...]]:
+    """(program, what it was read from, the kernel's arguments), read and translated at the first launch."""
     from .simulator import Program
 
     by_arch = _programs.setdefault(specialised, {})
     if arch not in by_arch:
         binary = specialised.binary(arch)
-        source = specialised.kernel.source
+        source = specialised.source
         program = Program(binary.ptx, memory=_memory(), sources={source.name: source.text, **source.includes})
-        by_arch[arch] = program, binary.symbol, specialised.arguments(binary)
+        by_arch[arch] = program, binary, specialised.arguments(binary)
     return by_arch[arch]
+
+
+class _Variables:
+    """The `__device__` and `__constant__` variables of a program, as bytes."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+
+    def read(self, symbol: str, size: int) -> Tensor:
+        """A copy."""
+        with _one_at_a_time:
+            return torch.from_numpy(self._program.variables[symbol].buffer[:size].copy())
+
+    def write(self, symbol: str, content: Tensor) -> None:
+        """Set all bytes."""
+        with _one_at_a_time:
+            self._program.variables[symbol].buffer[: content.numel()] = content.cpu().numpy()
 
 
 # --- memory --------------------------------------------------------------------------------------------------------
@@ -227,15 +265,13 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     return first, first + (span + 1) * size
 
 
-def _value(argument: signature.Argument, value: Any) -> Any:
-    """A checked argument as the simulator takes it."""
+def _value(argument: signature.Argument, given: Any, checked: Any) -> Any:
+    """An argument as the simulator takes it."""
     if argument.kind == "pointer":
-        return 0 if value is None else _pointer(value, argument.name)
-    if argument.kind == "struct":
-        return np.ascontiguousarray(value).tobytes()
+        return 0 if given is None else _pointer(given, argument.name)
     if argument.kind == "float":
-        return np.float32(value) if argument.size == 4 else np.float64(value)
-    return int(value)
+        return np.float32(checked) if argument.size == 4 else np.float64(checked)
+    return checked if argument.kind == "struct" else int(checked)
 
 
 def _version(tensor: Tensor) -> int:

@@ -44,6 +44,18 @@ def strip_comments(text: str) -> str:
     return _COMMENT_OR_LITERAL.sub(blank, text)
 
 
+Stamp = tuple[int, int, int]
+
+
+def stamp(path: Path) -> Stamp | None:
+    """What changes when a file is written or replaced; None where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 @dataclass(frozen=True)
 class Source:
     """One translation unit: its text and the text of each quoted include, keyed as the `#include` line spells it."""
@@ -52,6 +64,9 @@ class Source:
     text: str
     path: Path | None = None
     includes: dict[str, str] = field(default_factory=dict)
+    stamps: dict[Path, Stamp | None] = field(
+        default_factory=dict, compare=False
+    )  # of each file, taken before it was read
 
     @cached_property
     def digest(self) -> str:
@@ -80,10 +95,13 @@ def load(source: str | Path, beside: Path | None = None) -> Source:
         raise InputError(f"{source!r} is neither CUDA C nor the name of a .cu file")
     if isinstance(source, str) and is_text(source):
         text = _checked(source.removeprefix("\ufeff"), "<text>.cu")
-        return Source("<text>.cu", text, None, _gather(text, "<text>.cu", beside or _working_folder()))
+        includes, stamps = _gather(text, "<text>.cu", beside or _working_folder())
+        return Source("<text>.cu", text, None, includes, stamps)
     path = find(source, beside)
+    before = stamp(path)
     text = _read(path)
-    return Source(_plain(path.name), text, path, _gather(text, path.name, path.parent))
+    includes, stamps = _gather(text, path.name, path.parent)
+    return Source(_plain(path.name), text, path, includes, {path: before} | stamps)
 
 
 def find(source: str | Path, beside: Path | None = None) -> Path:
@@ -129,9 +147,10 @@ def _checked(text: str, name: str) -> str:
     return text
 
 
-def _gather(text: str, name: str, folder: Path) -> dict[str, str]:
-    """Every quoted include reachable from `text`, each looked for beside its includer and then in cuda_src."""
+def _gather(text: str, name: str, folder: Path) -> tuple[dict[str, str], dict[Path, Stamp | None]]:
+    """Every quoted include reachable from `text`, each looked for beside its includer and then in cuda_src; their stamps."""
     found: dict[str, str] = {}
+    stamps: dict[Path, Stamp | None] = {}
     origin: dict[str, Path] = {}
     pending = [(text, name, folder)]
     while pending:
@@ -150,6 +169,7 @@ def _gather(text: str, name: str, folder: Path) -> dict[str, str]:
             if origin.setdefault(spelled, path) != path:
                 raise SourceError(f'#include "{spelled}" means both {origin[spelled]} and {path}; rename one of them')
             if spelled not in found:
+                stamps[path] = stamp(path)
                 found[spelled] = _read(path)
                 pending.append((found[spelled], spelled, path.parent))
-    return found
+    return found, stamps

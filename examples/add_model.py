@@ -28,7 +28,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 import cupyops
-from cupyops import compiler
+from cupyops import cache, compiler
 
 console = Console()
 
@@ -114,7 +114,7 @@ def compile_ahead(way: Way, arch: str, folder: Path) -> None:
     for kernel in kernels(way):
         for name in kernel.instances():
             binary, cubin = compiler.compile(kernel.source, name, arch, kernel.options)
-            compiler.write_entry(folder, compiler.entry_name(kernel.source, name, arch, kernel.options), binary, cubin)
+            cache.write_entry(folder, compiler.entry_name(kernel.source, name, arch, kernel.options), binary, cubin)
     console.print(f"compiled ahead of time into {folder}:", *sorted(p.name for p in folder.glob("*.cubin")), sep="\n  ")
 
 

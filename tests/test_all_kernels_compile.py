@@ -18,7 +18,7 @@ import torch
 
 import cupyops.nn
 import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
-from cupyops import compiler, kernel, source
+from cupyops import cache, kernel, source
 from cupyops.cli import jobs
 
 CUBINS = Path(__file__).resolve().parent.parent / "build" / "cubins"
@@ -26,7 +26,7 @@ CUBINS = Path(__file__).resolve().parent.parent / "build" / "cubins"
 BUILT_IN = {path.name: source.load(path) for path in sorted(source.cuda_src().glob("*.cu"))}
 
 # other tests make kernels too, of files and texts of their own
-KERNELS = [k for k in kernel.kernels() if getattr(k.source.path, "parent", None) == source.cuda_src()]
+KERNELS = kernel.kernels(source.cuda_src())
 KERNELS.sort(key=lambda k: (k.source.name, k.base, k.options))
 
 
@@ -70,7 +70,7 @@ def test_compiles(tested, arch):
         job = jobs.Job(tested.source, tested.expression(values), arch, tested.options)
         outcome = jobs.compile_one(job, CUBINS)
         assert not outcome.error, outcome.error
-        binary = compiler.read_entry(CUBINS, job.stem)
+        binary = cache.read_entry(CUBINS, job.stem)
         assert len(binary.parameters) == len(tested.declared), f"{job.name}: the text and the PTX disagree"
 
 

@@ -1,6 +1,8 @@
 """`python -m cupyops compile`, on kernels of a user's module; that the built-in ones compile is tested elsewhere."""
 
+import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -108,10 +110,60 @@ def test_kernels_of_a_module_are_compiled_too(tmp_path, monkeypatch, cubins):
     assert [json.loads(path.read_text())["name"] for path in cubins.glob("*.json")] == ["shift<int, 3>"]
 
 
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a package of one module, one .cu file and one kernel, and a module without kernels."""
+    package = tmp_path / "their_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "shift.cu").write_text(TEXT)
+    (package / "inside.py").write_text(
+        "import cupyops, torch\nk = cupyops.Kernel('shift.cu', 'shift<T, N>', T=(torch.int32,), N=(3,))\n"
+    )
+    (tmp_path / "without_kernels.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in ("their_package.inside", "their_package", "without_kernels"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["their_package.inside", "their_package/inside.py"])
+def test_a_module_by_name_or_by_path(name, project, cubins):
+    """Its kernels alone, not the built-in ones; a file in a package is imported as its part."""
+    beside = project / "their_package" / "cubins"
+    result = command(name, "--arch", "sm_80, sm_90a", "--out", beside, "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    made = {(record["name"], record["arch"]) for record in map(json.loads, map(read, beside.glob("*.json")))}
+    assert made == {("shift<int, 3>", "sm_80"), ("shift<int, 3>", "sm_90a")}
+    assert "Launches look here unasked" in result.output
+    (k,) = (k for k in kernel.kernels() if k is sys.modules["their_package.inside"].k)
+    assert compiler.build(k.source, "shift<int, 3>", "sm_80").path.parent == beside
+    assert compiler.build(k.source, "shift<int, 3>", "sm_75").origin == "nvrtc", "what is not there is compiled"
+
+
+def read(path):
+    return path.read_text()
+
+
+def test_a_path_that_is_another_module_already(project, cubins):
+    (project / "json.py").touch()
+    result = command("json.py")
+    assert result.exit_code == 2 and "'json' is another module already" in result.output
+
+
+def test_a_module_without_kernels(project, cubins):
+    result = command("without_kernels", "--arch", "sm_80")
+    assert result.exit_code == 2 and "importing makes no cupyops.Kernel" in result.output
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["--arch", "sm_1"], "--arch has 'sm_1'"),
+        (["--arch", "sm_80a"], "--arch has 'sm_80a'"),
+        (["--arch", "sm_90f"], "--arch has 'sm_90f'"),
+        (["absent/kernels.py"], "MODULE 'absent/kernels.py': there is no such file"),
         (["--arch", "ninety"], "--arch has 'ninety'"),
         (["no.such.module"], "MODULE 'no.such.module' cannot be found"),
     ],
@@ -145,6 +197,22 @@ def test_a_plan_has_every_instance_once():
     planned = jobs.plan([one, same, other], ["sm_80", "sm_90"])
     assert len(planned) == 2 * (2 + 1)
     assert len({job.stem for job in planned}) == len(planned)
+
+
+class Deadly:
+    """Ends the process that receives it, as the system does where memory runs out."""
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
+def test_a_compiling_process_that_is_killed(shift, cubins, monkeypatch):
+    planned = jobs.plan([shift], ["sm_80"])
+    planned[0] = dataclasses.replace(planned[0], options=(Deadly(),))
+    monkeypatch.setattr(jobs, "plan", lambda *_: planned)
+    result = command("--arch", "sm_80", "--out", cubins, "--jobs", 2)
+    assert result.exit_code == 1
+    assert "one of 2 compiling processes was killed" in result.output and "--jobs 1" in result.output
 
 
 def test_as_a_program():

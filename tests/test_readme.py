@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import cupyops
-from cupyops import kernel
+from cupyops import kernel, source
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -68,7 +68,9 @@ def operator_rows():
         if name.startswith("_") or isinstance(function, types.ModuleType):
             continue
         alike = re.search(r"as `(torch\.[\w.]+)`", function.__doc__)
-        found = {d for k in kernel.kernels() if k.source.name == f"{name}.cu" for d in k.domain.get("T", ())}
+        found = {
+            d for k in kernel.kernels(source.cuda_src()) if k.source.name == f"{name}.cu" for d in k.domain.get("T", ())
+        }
         dtypes = [d for d in ("float16", "bfloat16", "float32", "float64") if getattr(torch, d) in found]
         shown = ", ".join("bf16" if d == "bfloat16" else f"fp{d[-2:]}" for d in dtypes)
         yield f"| `{name}` | {f'`{alike.group(1)}`' if alike else ''} | {shown} |".replace("|  |", "| |")

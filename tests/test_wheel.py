@@ -65,7 +65,8 @@ def test_the_wheel_carries_what_the_tree_has(wheel):
         f"cupyops/cuda_src/{p.relative_to(ROOT / 'cuda_src').as_posix()}" for p in (ROOT / "cuda_src").rglob("*.cu*")
     }
     python = {p.relative_to(ROOT).as_posix() for p in (ROOT / "cupyops").rglob("*.py")}
-    assert len(cuda) > 1 and cuda | python | {"cupyops/py.typed"} <= names
+    templates = {p.relative_to(ROOT).as_posix() for p in (ROOT / "cupyops").rglob("*.tmpl")}
+    assert len(cuda) > 1 and templates and cuda | python | templates | {"cupyops/py.typed"} <= names
     outside = {name for name in names if not name.startswith(("cupyops/", f"cupyops-{cupyops.__version__}.dist-info/"))}
     assert not outside
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from cupyops import compiler
+from cupyops import cache
 from cupyops.cli import jobs
 from cupyops.kernel import Kernel, kernels
 from cupyops.source import cuda_src
@@ -17,9 +17,8 @@ from cupyops.source import cuda_src
 
 def built_in(operators: Collection[str] | None = None) -> list[Kernel]:
     """The kernels of cuda_src, or of the files of these operators."""
-    paths = [(kernel, kernel.source.path) for kernel in kernels()]
-    own = [(kernel, path) for kernel, path in paths if path is not None and cuda_src() in path.parents]
-    return [kernel for kernel, path in own if operators is None or path.stem in operators]
+    own = kernels(cuda_src())
+    return [kernel for kernel in own if operators is None or kernel.source.name.removesuffix(".cu") in operators]
 
 
 def compile_ahead(console: Console, operators: Collection[str]) -> None:
@@ -27,7 +26,7 @@ def compile_ahead(console: Console, operators: Collection[str]) -> None:
 
     Exits where there is no such cache, or where a kernel does not compile.
     """
-    folder = compiler.cache_folder()
+    folder = cache.folder()
     if folder is None:
         raise SystemExit("no kernel cache: set CUPYOPS_CACHE_DIR to a folder of your own that can be written")
     major, minor = torch.cuda.get_device_capability()

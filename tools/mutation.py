@@ -30,6 +30,7 @@ from torch import Tensor
 
 import cupyops
 from cupyops import backend, compiler, simulation
+from cupyops.binary import Binary, parameters
 from cupyops.errors import CompileError, SimulatorError
 from cupyops.kernel import Kernel, Specialised, kernels
 from cupyops.source import Source, cuda_src, strip_comments
@@ -96,18 +97,11 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
 def all_mutants(only: str = "") -> list[Mutant]:
     """Those of every file that a kernel of the package uses; of one file where `only` is its name without the ending."""
     texts: dict[str, str] = {}
-    for kernel in built_in():
+    for kernel in kernels(cuda_src()):
         texts |= {kernel.source.name: kernel.source.text, **kernel.source.includes}
     chosen = {file: text for file, text in texts.items() if only in ("", Path(file).stem)}
     found = [mutant for file in sorted(chosen) for mutant in mutants(file, chosen[file])]
     return sorted(found, key=lambda mutant: (mutant.kind == "bound", "gemm" in mutant.file or "conv" in mutant.file))
-
-
-def built_in() -> list[Kernel]:
-    """The kernels of cuda_src."""
-    return [
-        kernel for kernel in kernels() if kernel.source.path is not None and cuda_src() in kernel.source.path.parents
-    ]
 
 
 # --- one mutant ----------------------------------------------------------------------------------------------------
@@ -117,7 +111,7 @@ class Mutated:
     """The kernels that have a mutant's text. While `applied()` is open, they are compiled from the mutated one."""
 
     def __init__(self, mutant: Mutant) -> None:
-        self.kernels = [kernel for kernel in built_in() if _has(kernel.source, mutant.file)]
+        self.kernels = [kernel for kernel in kernels(cuda_src()) if _has(kernel.source, mutant.file)]
         self._sources = [_mutated(kernel.source, mutant) for kernel in self.kernels]
         self._specialised: list[dict[tuple[Any, ...], Specialised]] = [{} for _ in self.kernels]
 
@@ -236,7 +230,7 @@ def _begin(folder: str) -> None:
     _examiner = Examiner()
 
 
-def ptx_alone(source: Source, name: str, arch: str, options: tuple[str, ...] = ()) -> tuple[compiler.Binary, bytes]:
+def ptx_alone(source: Source, name: str, arch: str, options: tuple[str, ...] = ()) -> tuple[Binary, bytes]:
     """`compiler.compile` without the machine code, which takes longest and which nobody runs here."""
     nvrtc = backend.nvrtc()
     flags = (*compiler.BASE_OPTIONS, f"-arch={arch.replace('sm', 'compute')}", f"-I{backend.cuda_include()}", *options)
@@ -253,7 +247,7 @@ def ptx_alone(source: Source, name: str, arch: str, options: tuple[str, ...] = (
         raise CompileError(nvrtc.getProgramLog(program)) from None
     finally:
         nvrtc.destroyProgram(program)
-    return compiler.Binary(name, symbol, arch, ptx.rstrip("\0"), compiler.parameters(ptx, symbol)), b""
+    return Binary(name, symbol, arch, ptx.rstrip("\0"), parameters(ptx, symbol)), b""
 
 
 def _examine(mutant: Mutant) -> Verdict:

@@ -18,22 +18,26 @@ def cupyops() -> None:
 @app.command()
 def compile(
     modules: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODULE]...", help="Python modules whose kernels to compile as well.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODULE]...",
+            help="mylib.kernels or src/mylib/kernels.py: modules whose kernels to compile. By default the built-in ones.",
+        ),
     ] = None,
     arch: Annotated[
         str | None,
-        typer.Option(help="Architectures: sm_75,sm_90. By default this machine's GPUs'; with none, all."),
+        typer.Option(help="Architectures: sm_75,sm_90a. By default this machine's GPUs'; with none, all."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for CUPYOPS_CUBIN_PATH. By default the kernel cache."),
+        typer.Option(help="Folder for CUPYOPS_CUBIN_PATH, or cubins beside the .cu. By default the kernel cache."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. By default one per core.")] = None,
 ) -> None:
     """Compile every instance of every kernel ahead of time. Needs no GPU."""
     from .compile import run
 
-    raise typer.Exit(run(modules or [], arch.split(",") if arch else None, out, jobs))
+    raise typer.Exit(run(modules or [], arch.replace(" ", "").split(",") if arch else None, out, jobs))
 
 
 @app.command()
@@ -127,3 +131,28 @@ def check(
         junit=junit,
     )
     raise typer.Exit(run(request))
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Examine this machine: Python, PyTorch, CuPy, NVRTC, the driver, each GPU; and say what mends a fault."""
+    from .doctor import run
+
+    raise typer.Exit(run(json))
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="The operator's name, in Python and in CUDA C.")],
+    kind: Annotated[
+        str, typer.Option(help="elementwise, reduction (over the last dimension) or raw: what the kernels begin as.")
+    ] = "raw",
+    package: Annotated[bool, typer.Option("--package", help="A project that pip installs, not files alone.")] = False,
+    dir: Annotated[Path, typer.Option(help="The folder to write to.")] = Path(),
+) -> None:
+    """Write a new operator: its .cu file, its Python, its test and its benchmark, which pass as they are."""
+    from .new import run
+
+    raise typer.Exit(run(name, kind, package, dir))

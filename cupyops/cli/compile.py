@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,11 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .. import compiler, kernel
+from .. import cache, compiler, kernel
 from ..errors import CupyopsError, InputError
 from . import jobs as ahead
+from .modules import load
 
 _LIBRARY = ("cupyops", "cupyops.nn", "cupyops.optim")  # importing these makes every built-in kernel
+# The first architecture that has a variant with that suffix: instructions for it alone, or for its family.
+_SUFFIXES = {"": 0, "a": 90, "f": 100}
 
 
 def run(modules: list[str], archs: list[str] | None, out: Path | None, processes: int | None) -> int:
@@ -27,16 +27,19 @@ def run(modules: list[str], archs: list[str] | None, out: Path | None, processes
     console = Console()
     try:
         chosen = _archs(archs)
-        _import([*_LIBRARY, *modules])
-        planned = ahead.plan(kernel.kernels(), chosen)
+        planned = ahead.plan(_kernels(modules), chosen)
         folder = _folder(out)
     except CupyopsError as error:
-        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True, style="red")
+        _complain(error)
         return 2
     console.print(
         f"cubins to make: {len(planned)}, for {', '.join(chosen)}, into {folder}", highlight=False, soft_wrap=True
     )
-    outcomes = _with_progress(console, planned, folder, processes)
+    try:
+        outcomes = _with_progress(console, planned, folder, processes)
+    except CupyopsError as error:
+        _complain(error)
+        return 1
     console.print(_summary(outcomes))
     failures = [outcome for outcome in outcomes if outcome.error]
     for outcome in failures:
@@ -46,8 +49,16 @@ def run(modules: list[str], archs: list[str] | None, out: Path | None, processes
         console.print(f"{len(failures)} of {len(outcomes)} did not compile", style="red")
         return 1
     if out is not None:
-        console.print(f"To use them: CUPYOPS_CUBIN_PATH={folder}", highlight=False, soft_wrap=True)
+        beside = all(job.source.path is not None and job.source.path.parent / "cubins" == folder for job in planned)
+        use = (
+            "Launches look here unasked, beside the .cu file" if beside else f"To use them: CUPYOPS_CUBIN_PATH={folder}"
+        )
+        console.print(use, highlight=False, soft_wrap=True)
     return 0
+
+
+def _complain(error: CupyopsError) -> None:
+    Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True, style="red")
 
 
 def _archs(archs: list[str] | None) -> list[str]:
@@ -57,29 +68,36 @@ def _archs(archs: list[str] | None) -> list[str]:
         here = {torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())}
         archs = [f"sm_{major}{minor}" for major, minor in sorted(here)] or [a for a in ahead.ARCHS if a in known]
     for arch in archs:
-        match = re.fullmatch(r"(sm_\d+)[af]?", arch)
-        if match is None or match.group(1) not in known:
-            raise InputError(f"--arch has {arch!r}; this NVRTC compiles for {', '.join(known)}")
+        match = re.fullmatch(r"sm_(\d+)([af]?)", arch)
+        if match is None or f"sm_{match.group(1)}" not in known or int(match.group(1)) < _SUFFIXES[match.group(2)]:
+            raise InputError(
+                f"--arch has {arch!r}; this NVRTC compiles for {', '.join(known)}, from sm_90 on also with a behind it, "
+                "from sm_100 on also with f"
+            )
     return list(dict.fromkeys(archs))
 
 
-def _import(modules: list[str]) -> None:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+def _kernels(modules: list[str]) -> list[kernel.Kernel]:
+    """Those that importing the modules makes; the built-in ones where no module is named, or one of this package."""
+    for name in _LIBRARY:
+        load(name)
+    built_in = kernel.kernels()
     for name in modules:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise  # the module is there, and what it imports is not
-            raise InputError(f"MODULE {name!r} cannot be found from {os.getcwd()}") from error
+        load(name)
+    if not modules or any(name.partition(".")[0] == _LIBRARY[0] for name in modules):
+        return kernel.kernels()
+    known = {id(one) for one in built_in}
+    made = [one for one in kernel.kernels() if id(one) not in known]
+    if not made:
+        raise InputError(f"MODULE {', '.join(map(repr, modules))}: importing makes no cupyops.Kernel")
+    return made
 
 
 def _folder(out: Path | None) -> Path:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         return out.resolve()
-    folder = compiler.cache_folder()
+    folder = cache.folder()
     if folder is None:
         raise InputError("no kernel cache can be written here; set CUPYOPS_CACHE_DIR, or give --out")
     return folder

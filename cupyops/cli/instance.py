@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..ctype import C_NAMES
 from ..errors import InputError
-from ..signature import C_NAMES, declared
+from ..signature import declared
 from ..source import Source, strip_comments
 
 _TOKENS = {str(dtype).removeprefix("torch."): name for dtype, name in C_NAMES.items()} | {

@@ -1,6 +1,6 @@
 """Ahead-of-time compilation: every instance that the kernels declare, for each architecture, in several processes.
 
-A compiled kernel is an entry of the kernel cache (`compiler.write_entry`), wherever it is written: any folder of
+A compiled kernel is an entry of the kernel cache (`cache.write_entry`), wherever it is written: any folder of
 entries can be named in `CUPYOPS_CUBIN_PATH`.
 """
 
@@ -11,11 +11,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import compiler
-from ..errors import CupyopsError
+from .. import cache, compiler
+from ..errors import CompileError, CupyopsError
 from ..kernel import Kernel
 from ..source import Source
 
@@ -70,10 +71,10 @@ def compile_one(job: Job, folder: Path) -> Outcome:
     """Compile one job into `folder`, unless its entry is there."""
     start = time.perf_counter()
     try:
-        present = compiler.read_entry(folder, job.stem)
+        present = cache.read_entry(folder, job.stem)
         if present is None:
             binary, cubin = compiler.compile(job.source, job.name, job.arch, job.options)
-            compiler.write_entry(folder, job.stem, binary, cubin)
+            cache.write_entry(folder, job.stem, binary, cubin)
             size = len(cubin)
         else:
             assert present.path is not None
@@ -84,7 +85,11 @@ def compile_one(job: Job, folder: Path) -> Outcome:
 
 
 def run(jobs: list[Job], folder: Path, processes: int | None = None) -> Iterator[Outcome]:
-    """Compile `jobs` into `folder`; outcomes in the order in which they come."""
+    """Compile `jobs` into `folder`; outcomes in the order in which they come.
+
+    Raises:
+        CompileError: one of the processes was killed; what was compiled before is there.
+    """
     processes = max(1, min(processes or os.cpu_count() or 1, len(jobs)))
     # not fork: PyTorch has threads. A fork server imports PyTorch once, not once per process.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -95,5 +100,9 @@ def run(jobs: list[Job], folder: Path, processes: int | None = None) -> Iterator
     try:
         for future in as_completed([pool.submit(compile_one, job, folder) for job in jobs]):
             yield future.result()
+    except BrokenProcessPool as error:
+        raise CompileError(
+            f"one of {processes} compiling processes was killed, for want of memory perhaps: --jobs {processes // 2 or 1}"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import compiler, cubin, signature, source
+from ..binary import Binary
+from ..configuration import Configuration
 from ..errors import CompileError, CupyopsError, InputError, MissingDependencyError
-from ..kernel import dimensions
 from ..simulator import MAX_STEPS, Allocation, Pointer, Program, SimulatorError
 from . import arguments, instance, page, terminal
 from .arguments import Array
@@ -85,7 +86,7 @@ def run(request: Request) -> int:
 def _prepare(request: Request) -> Prepared:
     """Compile the kernel and make its arguments. Raises `CupyopsError`."""
     grid, block = _extents("--grid", request.grid), _extents("--block", request.block)
-    dimensions(grid, block, request.shared)
+    Configuration.of(grid, block, request.shared)
     _check_arch(request.arch)
     text = source.load(Path(request.file))
     chosen = instance.choose(text, request.kernel, request.template)
@@ -134,7 +135,7 @@ def _check_arch(arch: str) -> None:
         raise InputError(f"--arch is {arch!r}; this NVRTC compiles for {', '.join(known)}")
 
 
-def _resources(binary: compiler.Binary) -> cubin.Resources | None:
+def _resources(binary: Binary) -> cubin.Resources | None:
     """What the kernel uses on the GPU; None, and a word, where pyelftools is not installed."""
     assert binary.path is not None
     try:

@@ -36,6 +36,16 @@ def broadcast_shape(**tensors: Tensor | None) -> tuple[int, ...]:
     return tuple(reversed(result))
 
 
+def expanded(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors, each over the shape that all of them broadcast to."""
+    first = tensors[0]
+    # dim() first: tuples compare their sizes before their lengths, which would tie a symbolic size to another
+    if all(tensor.dim() == first.dim() and tensor.shape == first.shape for tensor in tensors[1:]):
+        return tensors
+    shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+    return tuple(tensor.expand(shape) for tensor in tensors)
+
+
 def empty_output(first: Tensor, *others: Tensor) -> Tensor:
     """An empty output with the strides that PyTorch's elementwise operators give for these inputs of one shape.
 
@@ -52,13 +62,13 @@ def empty_output(first: Tensor, *others: Tensor) -> Tensor:
         if output.stride() == first.stride():
             return output
     strides, step = [0] * first.dim(), 1
-    for dim in _innermost_first(first.shape, [tensor.stride() for tensor in inputs]):
+    for dim in innermost_first(first.shape, [tensor.stride() for tensor in inputs]):
         strides[dim] = step
         step = step * first.shape[dim]
     return torch.empty_strided(first.shape, strides, dtype=first.dtype, device=first.device)
 
 
-def _innermost_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
+def innermost_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
     """The dimensions in the order of TensorIterator: an insertion sort, since not every two can be compared."""
 
     def outer(a: int, b: int) -> int:
@@ -85,26 +95,27 @@ def _innermost_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> 
     return order
 
 
-def arrange(output: Tensor, *inputs: Tensor) -> tuple[int, np.ndarray | None, tuple[Tensor, ...]]:
+def arrange(output: Tensor, *inputs: Tensor, width: int = 0) -> tuple[int, np.ndarray | None, tuple[Tensor, ...]]:
     """(grid for blocks of `BLOCK`, the kernel's `Layout`, the inputs) for a launch that fills the dense `output`.
 
     Inputs have the output's shape. Those that need more than `MAX_DIMS` dimensions to walk are copied. A dry run, whose
-    sizes may be symbols, gets no layout, and neither does an empty output.
+    sizes may be symbols, gets no layout, and neither does an empty output. A vector is `width` elements, unless given 16
+    bytes' worth of the output.
     """
     if is_dry(output) or output.numel() == 0:
         return 0, None, inputs
-    width = 16 // output.element_size()
-    found = _layout(output.shape, output.stride(), width, *[tensor.stride() for tensor in inputs])
+    width = width or 16 // output.element_size()
+    found = packed_layout(output.shape, output.stride(), width, *[tensor.stride() for tensor in inputs])
     if found is None:
         inputs = tuple(restride(tensor, output.stride()) for tensor in inputs)
-        found = _layout(output.shape, output.stride(), width, *[output.stride()] * len(inputs))
+        found = packed_layout(output.shape, output.stride(), width, *[output.stride()] * len(inputs))
         assert found is not None
     layout, width = found
     return ceil_div(output.numel(), BLOCK * width), layout, inputs
 
 
 @functools.lru_cache(maxsize=4096)
-def _layout(
+def packed_layout(
     shape: tuple[int, ...], strides: tuple[int, ...], vector: int, *input_strides: tuple[int, ...]
 ) -> tuple[np.ndarray, int] | None:
     """(`Layout` as bytes, its width); None if it has more than `MAX_DIMS` dimensions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..arrays import overwrite
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import restride
 from ..operator import operator
@@ -62,7 +63,4 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
         tensor([0., 0., 2.])
     """
     y = _relu(input)
-    if not inplace:
-        return y
-    input[...] = y
-    return input
+    return overwrite(input, y) if inplace else y

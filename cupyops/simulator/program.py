@@ -100,6 +100,7 @@ class Program:
         arguments: Sequence[Any],
         *,
         shared: int = 0,
+        cluster: Sequence[int] | None = None,
         check: bool = True,
         seed: int | None = None,
         max_steps: int = MAX_STEPS,
@@ -115,6 +116,7 @@ class Program:
             grid, block: one to three extents.
             arguments: a `Pointer`, a NumPy scalar, a Python number or bytes (a struct by value) for each parameter.
             shared: bytes of dynamic shared memory.
+            cluster: extents of a cluster of blocks; by default what the kernel declares.
             check: look for races and for reads of what was never written. Bounds, alignment, barriers and warps are
                 always checked.
             seed: run blocks, and diverged threads, in an order drawn with this seed.
@@ -129,14 +131,16 @@ class Program:
         """
         code = self.kernel(name)
         extents = _triple(grid), _triple(block)
+        clusters = code.function.cluster if cluster is None else _triple(cluster)
         listing = Listing(label or name, code.instructions, self.module.files, self.sources)
-        _check_launch(code.function, *extents, listing.kernel)
+        _check_launch(code.function, *extents, clusters, listing.kernel)
         collected = Profile(listing) if profile else None
         state = State(
             code,
             self.memory,
             listing,
             *extents,
+            clusters,
             shared,
             _packed(code, arguments, listing.kernel),
             self._watched(code, arguments) if check else set(),
@@ -196,7 +200,13 @@ def _triple(extents: Sequence[int]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _check_launch(function: Function, grid: tuple[int, int, int], block: tuple[int, int, int], kernel: str) -> None:
+def _check_launch(
+    function: Function,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    cluster: tuple[int, int, int],
+    kernel: str,
+) -> None:
     threads = block[0] * block[1] * block[2]
     if min(grid) < 1 or min(block) < 1 or threads > _MAX_THREADS:
         raise LaunchRefused(
@@ -207,8 +217,10 @@ def _check_launch(function: Function, grid: tuple[int, int, int], block: tuple[i
     if function.max_threads is not None and threads > function.max_threads:
         limit = function.max_threads
         raise LaunchRefused(f"{kernel}: a block of {threads} threads; its __launch_bounds__ allow {limit}")
-    if any(extent % size for extent, size in zip(grid, function.cluster)):
-        raise LaunchRefused(f"{kernel}: grid {grid} is no multiple of the cluster {function.cluster}")
+    if function.cluster not in ((1, 1, 1), cluster):
+        raise LaunchRefused(f"{kernel}: cluster {cluster}; the kernel requires {function.cluster}")
+    if any(extent % size for extent, size in zip(grid, cluster)):
+        raise LaunchRefused(f"{kernel}: grid {grid} is no multiple of the cluster {cluster}")
 
 
 def _packed(code: Compiled, arguments: Sequence[Any], kernel: str) -> np.ndarray:

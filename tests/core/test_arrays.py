@@ -1,6 +1,9 @@
 """CuPy, NumPy and any DLPack arrays in, the same kind out, with no copy."""
 
+import itertools
 import re
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -8,8 +11,8 @@ import torch
 from core import toys
 
 import cupyops
-from cupyops import arrays
-from cupyops.errors import InputError
+from cupyops import arrays, libraries
+from cupyops.errors import InputError, MissingDependencyError
 
 
 @pytest.fixture(autouse=True)
@@ -163,9 +166,10 @@ class TestNumPy:
         y = arrays.call(lambda x: x * weight, (np.ones(2),), {})
         assert y.tolist() == [1.0, 1.0]
 
-    def test_a_result_that_numpy_cannot_show(self):
-        """bfloat16 has no dtype in NumPy: told, not left to a TypeError from inside."""
-        with pytest.raises(InputError, match="bfloat16"):
+    def test_a_result_that_numpy_cannot_show(self, monkeypatch):
+        """bfloat16 has no dtype in NumPy itself: told, not left to a TypeError from inside."""
+        monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+        with pytest.raises(MissingDependencyError, match=r"(?s)bfloat16 needs ml_dtypes .*pip install"):
             arrays.call(lambda x: x.bfloat16(), (np.ones(2, np.float32),), {})
 
     def test_conjugate_and_negative_views_are_resolved(self):
@@ -188,6 +192,101 @@ class TestNumPy:
     def test_equals_torch(self):
         x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
         assert np.array_equal(cupyops.relu(x), torch.relu(torch.from_numpy(x)).numpy())
+
+
+# --- dtypes of ml_dtypes -----------------------------------------------------------------------------------------
+
+
+class TestExtendedDtypes:
+    @pytest.fixture(autouse=True)
+    def ml_dtypes(self):
+        self.ml_dtypes = pytest.importorskip("ml_dtypes")
+
+    @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+    def test_no_copy_in_and_out(self, name):
+        x = np.array([[1.0, -2.0, 0.5], [4.0, 0.0, -8.0]]).astype(getattr(self.ml_dtypes, name))
+        ((given,), _), y = called(x)
+        assert given.dtype == getattr(torch, name) and given.double().tolist() == x.astype(np.float64).tolist()
+        assert y.dtype == x.dtype and given.data_ptr() == pointer_of(x) == pointer_of(y)
+
+    @pytest.mark.parametrize(
+        "view",
+        [
+            lambda x: x.T,
+            lambda x: x[::-1],
+            lambda x: x[:, ::2],
+            lambda x: x[:0],
+            lambda x: x[1, 2, None],
+            lambda x: np.array(x[1, 2]),
+            lambda x: np.broadcast_to(x[0], (4, 3)),
+        ],
+    )
+    def test_views(self, view):
+        x = view(np.arange(-6, 6).reshape(4, 3).astype(self.ml_dtypes.bfloat16))
+        y = cupyops.relu(x)
+        assert isinstance(y, np.ndarray) and y.dtype == x.dtype and np.array_equal(y, np.maximum(x, 0))
+
+    def test_scalars(self):
+        ((_, number), _), _ = called(np.ones(2), self.ml_dtypes.bfloat16(1.5))
+        assert type(number) is float and number == 1.5
+        y = cupyops.relu(self.ml_dtypes.bfloat16(-2))
+        assert y.dtype == self.ml_dtypes.bfloat16 and y == 0
+
+    def test_a_result_of_another_dtype_than_the_arguments(self):
+        y = cupyops.softmax(np.zeros(4, np.float32), axis=0, dtype=torch.bfloat16)
+        assert y.dtype == self.ml_dtypes.bfloat16 and y.tolist() == [0.25] * 4
+
+    def test_vjp(self):
+        x = np.array([-1.0, 2.0]).astype(self.ml_dtypes.bfloat16)
+        y, pullback = cupyops.vjp(cupyops.relu, x)
+        (grad,) = pullback(np.full(2, 3.0).astype(x.dtype))
+        assert y.dtype == grad.dtype == x.dtype and grad.tolist() == [0.0, 3.0]
+
+    def test_by_the_kernel(self):
+        x = np.array([-1.0, 2.0]).astype(self.ml_dtypes.bfloat16)
+        with cupyops.simulate(), cupyops.trace() as trace:
+            assert cupyops.relu(x).tolist() == [0.0, 2.0]
+        assert trace.routes() == {"simulator"}
+
+    def test_dtypes_that_torch_has_not(self):
+        with pytest.raises(InputError, match="dtype int4"):
+            called(np.ones(2, self.ml_dtypes.int4))
+
+
+# --- inplace=True ------------------------------------------------------------------------------------------------
+
+
+def double(x, inplace=False):
+    """A function that writes where it is told to."""
+    return x.mul_(2) if inplace else x * 2
+
+
+@pytest.mark.parametrize("inplace", [((True,), {}), ((), {"inplace": True})], ids=["positional", "keyword"])
+class TestInPlace:
+    def test_views_that_torch_has_not(self, inplace):
+        """The caller's memory is written, though the function was given a copy of it."""
+        args, kwargs = inplace
+        for view in (slice(None), slice(None, None, -1)):
+            x = np.array([-1.0, 2.0])
+            y = x[view]
+            assert arrays.call(double, (y, *args), kwargs) is y and x.tolist() == [-2.0, 4.0]
+
+    def test_operators(self, inplace):
+        args, kwargs = inplace
+        for op in (cupyops.relu, cupyops.silu):
+            x = np.array([-1.0, 2.0])
+            expected = op(x)
+            assert op(x, *args, **kwargs) is x and x.tolist() == expected.tolist()
+
+    def test_what_is_immutable_is_left_alone(self, inplace):
+        args, kwargs = inplace
+        locked = np.array([-1.0, 2.0])
+        locked.flags.writeable = False
+        for x in (locked, Immutable(torch.tensor([-1.0, 2.0]))):
+            for op in (cupyops.relu, cupyops.silu, lambda *args, **kwargs: arrays.call(double, args, kwargs)):
+                with pytest.raises(InputError, match="inplace=True, but this .* cannot be written to"):
+                    op(x, *args, **kwargs)
+            assert (x if x is locked else x.tensor).tolist() == [-1.0, 2.0]
 
 
 # --- the call ----------------------------------------------------------------------------------------------------
@@ -262,6 +361,22 @@ class Foreign:
         return Foreign(torch.from_dlpack(value))
 
 
+class Immutable(Foreign):
+    """As JAX's arrays are: not to be written to, and with no strides."""
+
+    @staticmethod
+    def from_dlpack(value):
+        if not value.is_contiguous():
+            raise RuntimeError("no strides")
+        return Immutable(torch.from_dlpack(value))
+
+    def __array_namespace__(self, api_version=None):
+        return Immutable
+
+    def __setitem__(self, index, value):
+        raise TypeError("arrays are immutable")
+
+
 class NoNamespace:
     def __dlpack__(self, **kwargs):
         return torch.ones(2).__dlpack__(**kwargs)
@@ -288,6 +403,37 @@ class TestDLPack:
             InputError, match=r"NoNamespace offers __dlpack__ but no __array_namespace__.*torch\.from_dlpack"
         ):
             called(NoNamespace())
+
+    def test_bfloat16(self):
+        y = cupyops.relu(Foreign(torch.tensor([-1.0, 1.0], dtype=torch.bfloat16)))
+        assert y.tensor.dtype == torch.bfloat16 and y.tensor.tolist() == [0.0, 1.0]
+
+    def test_a_result_with_strides_that_the_library_has_not(self):
+        y = arrays.call(lambda x: x[::2].expand(2, 2), (Immutable(torch.arange(4.0)),), {})
+        assert isinstance(y, Immutable) and y.tensor.tolist() == [[0.0, 2.0]] * 2
+
+    def test_a_result_that_the_library_has_not(self, monkeypatch):
+        def refuse(value):
+            raise BufferError("no such dtype")
+
+        monkeypatch.setattr(Foreign, "from_dlpack", staticmethod(refuse))
+        with pytest.raises(InputError, match="a result of torch.float32 cannot be of .*: no such dtype"):
+            called(Foreign(torch.ones(2)))
+
+    def test_conjugate_and_negative_views_are_resolved(self):
+        x = torch.randn(3, dtype=torch.complex64)
+        for tensor in (x.conj(), x.conj().imag):
+            y = arrays.call(lambda _, tensor=tensor: tensor, (Foreign(torch.ones(1)),), {})
+            assert torch.equal(y.tensor, tensor.resolve_conj().resolve_neg())
+
+    @pytest.mark.parametrize("method", ["__dlpack__", "__dlpack_device__"])
+    def test_an_array_that_is_no_tensor(self, monkeypatch, method):
+        def refuse(*_, **__):
+            raise AttributeError("nothing there yet")
+
+        monkeypatch.setattr(Foreign, method, refuse)
+        with pytest.raises(InputError, match="Foreign cannot be a tensor: nothing there yet$"):
+            called(Foreign(torch.ones(2)))
 
     def test_vjp(self):
         y, pullback = cupyops.vjp(cupyops.relu, Foreign(torch.tensor([-1.0, 2.0])))
@@ -404,6 +550,156 @@ class TestVJP:
             cupyops.vjp(cupyops.relu, np.ones(2), torch.ones(2))
 
 
+# --- a model in a library of one's own ---------------------------------------------------------------------------
+
+
+def fit(xp, make):
+    """Softmax regression by `cupyops.vjp` alone: the first gradients, and the losses of a few steps."""
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(12, 5)), rng.integers(0, 3, 12)
+    weight, bias = rng.normal(size=(3, 5)), np.zeros(3)
+    x, labels, weight, bias = make(x), make(labels), make(weight), make(bias)
+
+    def loss(x, weight, bias, labels):
+        return cupyops.cross_entropy(cupyops.linear(x, weight, bias), labels.long())
+
+    losses, first = [], None
+    for _ in range(5):
+        value, pullback = cupyops.vjp(loss, x, weight, bias, labels)
+        _, grad_weight, grad_bias, nothing = pullback(xp.ones_like(value))
+        assert nothing is None
+        first = first or (grad_weight, grad_bias)
+        weight, bias = weight - 0.5 * grad_weight, bias - 0.5 * grad_bias
+        losses.append(float(value))
+    return first, losses
+
+
+def by_hand():
+    """The same gradients, in NumPy."""
+    rng = np.random.default_rng(0)
+    x, labels, weight = rng.normal(size=(12, 5)), rng.integers(0, 3, 12), rng.normal(size=(3, 5))
+    scores = np.exp(x @ weight.T)
+    difference = (scores / scores.sum(1, keepdims=True) - np.eye(3)[labels]) / 12
+    return difference.T @ x, difference.sum(0)
+
+
+def assert_fits(xp, make, kind, tolerance):
+    grads, losses = fit(xp, make)
+    assert all(isinstance(grad, kind) for grad in grads)
+    for grad, expected in zip(grads, by_hand()):
+        np.testing.assert_allclose(grad.get() if hasattr(grad, "get") else grad, expected, atol=tolerance)
+    assert all(after < before for before, after in itertools.pairwise(losses))
+
+
+def test_a_model_in_numpy():
+    assert_fits(np, np.asarray, np.ndarray, 1e-12)
+
+
+@pytest.mark.gpu
+def test_a_model_in_cupy():
+    cp = pytest.importorskip("cupy")
+    with cp.cuda.Stream(non_blocking=True):
+        assert_fits(cp, cp.asarray, cp.ndarray, 1e-12)
+
+
+# --- JAX ---------------------------------------------------------------------------------------------------------
+
+
+class TestJAX:
+    @pytest.fixture(autouse=True)
+    def jax(self):
+        self.jax = pytest.importorskip("jax")
+        self.jnp = self.jax.numpy
+
+    def test_a_model(self):
+        assert_fits(self.jnp, self.jnp.asarray, self.jax.Array, 1e-5)
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int32", "bool", "complex64", "float8_e5m2"])
+    def test_dtypes(self, dtype):
+        ((given,), _), y = called(self.jnp.ones((2, 2), dtype))
+        assert given.dtype == getattr(torch, dtype) and isinstance(y, self.jax.Array) and y.dtype == dtype
+
+    @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (3, 4)])
+    def test_shapes(self, shape):
+        x = -self.jnp.ones(shape)
+        y = cupyops.relu(x)
+        assert isinstance(y, self.jax.Array) and y.shape == shape and bool((y == 0).all())
+
+    def test_bfloat16_gradients(self):
+        x = self.jnp.array([-1.0, 2.0], "bfloat16")
+        y, pullback = cupyops.vjp(cupyops.relu, x)
+        (grad,) = pullback(self.jnp.ones_like(y))
+        assert y.dtype == grad.dtype == x.dtype and grad.tolist() == [0.0, 1.0]
+
+    def test_inputs_are_never_written_to(self):
+        x = self.jnp.array([-1.0, 2.0])
+        for op in (cupyops.relu, cupyops.silu):
+            with pytest.raises(InputError, match="cannot be written to: JAX arrays are immutable"):
+                op(x, inplace=True)
+        assert x.tolist() == [-1.0, 2.0]
+
+    def test_a_result_with_strides(self):
+        y = arrays.call(lambda x: x[::2].expand(2, 2), (self.jnp.arange(4.0),), {})
+        assert isinstance(y, self.jax.Array) and y.tolist() == [[0.0, 2.0]] * 2
+
+    def test_in_the_simulator(self):
+        with cupyops.simulate(), cupyops.trace() as trace:
+            assert cupyops.relu(self.jnp.array([-1.0, 2.0])).tolist() == [0.0, 2.0]
+        assert trace.routes() == {"simulator"}
+
+    def test_transformations(self):
+        """What is being traced has no values; a callback has."""
+        x = self.jnp.array([-1.0, 2.0])
+        with pytest.raises(InputError, match="Tracer cannot be a tensor: .*; inside jax.jit.* by jax.pure_callback"):
+            self.jax.jit(cupyops.relu)(x)
+        shape = self.jax.ShapeDtypeStruct(x.shape, x.dtype)
+        assert self.jax.jit(lambda x: self.jax.pure_callback(cupyops.relu, shape, x))(x).tolist() == [0.0, 2.0]
+
+
+# --- CuPy without a GPU ------------------------------------------------------------------------------------------
+
+
+class StandIn:
+    """What the border asks of a CuPy array, on a NumPy array."""
+
+    def __init__(self, array):
+        self.array = array
+        self.strides, self.dtype, self.itemsize = array.strides, array.dtype, array.itemsize
+
+    def view(self, dtype):
+        return StandIn(self.array.view(dtype))
+
+    def copy(self):
+        return StandIn(self.array.copy())
+
+    def __dlpack__(self, **kwargs):
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class TestCuPyStandIn:
+    @pytest.fixture(autouse=True)
+    def cupy(self, monkeypatch):
+        module = types.SimpleNamespace(ndarray=StandIn, from_dlpack=lambda t: StandIn(np.from_dlpack(t)))
+        monkeypatch.setitem(sys.modules, "cupy", module)
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+    @pytest.mark.parametrize(
+        "view", [lambda x: x, lambda x: x[::-1], lambda x: x.T, lambda x: x[:0], lambda x: x[0, 1:2]]
+    )
+    def test_there_and_back(self, dtype, view):
+        if dtype != "float32":
+            dtype = getattr(pytest.importorskip("ml_dtypes"), dtype)
+        x = view(np.arange(6).reshape(2, 3).astype(dtype))
+        tensor = libraries._from_cupy(StandIn(x))
+        assert tensor.shape == x.shape and tensor.double().tolist() == x.astype(np.float64).tolist()
+        assert all(stride >= 0 for stride in x.strides) == (tensor.data_ptr() == pointer_of(x)) or not x.size
+        back = libraries._to_cupy(tensor, None)
+        assert isinstance(back, StandIn) and back.dtype == x.dtype and np.array_equal(back.array, x)
+
+
 # --- CuPy --------------------------------------------------------------------------------------------------------
 
 
@@ -496,3 +792,55 @@ class TestCuPy:
             x = self.cp.array([-1.0, 2.0], self.cp.float32)
             y = cupyops.relu(x)
             assert y.device.id == 1 and y.tolist() == [0.0, 2.0]
+
+    def test_a_device_that_is_not_current(self):
+        """Neither CuPy's nor PyTorch's current device is that of the arrays."""
+        if torch.cuda.device_count() < 2:
+            pytest.skip("one CUDA device only")
+        with self.cp.cuda.Device(1):
+            x = self.cp.array([-1.0, 2.0], self.cp.float32)
+        y, pullback = cupyops.vjp(cupyops.relu, x)
+        (grad,) = pullback(y)
+        assert y.device.id == grad.device.id == 1 and y.tolist() == grad.tolist() == [0.0, 2.0]
+
+    @pytest.mark.parametrize("shape", [(), (0, 3), (1,)])
+    def test_small_shapes(self, shape):
+        x = -self.cp.ones(shape, self.cp.float32)
+        y = cupyops.relu(x)
+        assert isinstance(y, self.cp.ndarray) and y.shape == shape and (y == 0).all()
+
+    def test_extended_dtypes(self):
+        dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+        x = self.cp.asarray(np.array([[-1.0, 2.0], [3.0, -4.0]]).astype(dtype))
+        with cupyops.trace() as trace:
+            y, pullback = cupyops.vjp(cupyops.relu, x.T)
+            (grad,) = pullback(y)
+        assert y.dtype == grad.dtype == dtype and trace.routes() == {"kernel"}
+        expected = [[0.0, 3.0], [2.0, 0.0]]
+        assert y.get().tolist() == grad.get().tolist() == expected
+
+    def test_in_place(self):
+        for op in (cupyops.relu, cupyops.silu):
+            x = self.cp.array([-1.0, 2.0, 3.0])
+            expected = op(x).get()
+            op(x[::-1], inplace=True)
+            assert (x.get() == expected).all()
+
+    def test_a_gradient_used_on_another_stream_than_its_own(self):
+        """Freed while that stream still reads it, its memory is not handed out to the stream of the forward."""
+        first, second = (self.cp.cuda.Stream(non_blocking=True) for _ in range(2))
+        with first:
+            x = self.cp.full(1 << 24, 2.0, self.cp.float32)
+            _, pullback = cupyops.vjp(cupyops.relu, x)
+        first.synchronize()
+        with second:
+            grad = pullback(self.cp.full(1 << 24, 3.0, self.cp.float32))[0]
+            total = self.cp.zeros_like(grad)
+            for _ in range(200):
+                total += grad
+            del grad
+        with first:
+            for _ in range(50):
+                cupyops.relu(self.cp.full(1 << 24, 100.0, self.cp.float32))
+        self.cp.cuda.Device().synchronize()
+        assert (total == 600).all()

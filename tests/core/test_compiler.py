@@ -1,4 +1,4 @@
-"""NVRTC, typed parameters, compile errors and the disk cache; no GPU is needed for any of it."""
+"""NVRTC, typed parameters and the disk cache; no GPU is needed for any of it."""
 
 import errno
 import json
@@ -15,7 +15,8 @@ from dataclasses import replace
 import pytest
 
 from cupyops import backend, compiler, source
-from cupyops.compiler import Parameter
+from cupyops import cache as disk
+from cupyops.binary import Parameter, parameters
 from cupyops.errors import CompileError
 
 ARCH = "sm_80"
@@ -164,14 +165,14 @@ def test_parameters_of_the_right_entry():
 
 def test_unknown_entry_is_an_error():
     with pytest.raises(CompileError, match="no entry nothing"):
-        compiler.parameters(".visible .entry something()\n", "nothing")
+        parameters(".visible .entry something()\n", "nothing")
 
 
 def test_pointer_attributes_in_ptx():
     """Newer compilers annotate pointers: `.param .u64 .ptr .global .align 16 p`."""
     pointers = ".param .u64 .ptr .global .align 16 f_param_0,\n\t.param .u64 .ptr .align 1 f_param_1"
     ptx = f".visible .entry f(\n\t{pointers},\n\t.param .u32 f_param_2\n)"
-    assert [(p.kind, p.size) for p in compiler.parameters(ptx, "f")] == [("u64", 8), ("u64", 8), ("u32", 4)]
+    assert [(p.kind, p.size) for p in parameters(ptx, "f")] == [("u64", 8), ("u64", 8), ("u32", 4)]
 
 
 def test_options_reach_the_compiler():
@@ -242,86 +243,6 @@ def test_headers_of_another_major_are_refused(tmp_path, monkeypatch):
     assert "pip install nvidia-cuda-runtime" in message
 
 
-# --- compile errors ----------------------------------------------------------------------------------------------
-
-
-def error_of(text, name="bad<float>", folder=None):
-    with pytest.raises(CompileError) as caught:
-        compiler.compile(source.load(text, folder), name, ARCH)
-    return str(caught.value)
-
-
-def assert_caret_under(message, excerpt, token):
-    """In the excerpt shown, the caret stands under the first letter of `token`."""
-    lines = message.splitlines()
-    index = next(i for i, line in enumerate(lines) if re.match(r"\s+\d+ \| ", line) and line.endswith(excerpt))
-    assert lines[index + 1].index("^") == lines[index].index(token), "\n".join(lines[index : index + 2])
-
-
-@pytest.mark.parametrize("indent", ["", "    ", "\t\t", "  \t "])
-def test_error_shows_file_line_excerpt_and_caret(tmp_path, indent):
-    path = tmp_path / "bad.cu"
-    path.write_text(
-        f"// a comment\ntemplate <typename T>\n__global__ void bad(T* x) {{\n{indent}x[0] = undefined_thing + 1;\n}}\n"
-    )
-    message = error_of(path)
-    assert message.startswith(f"bad.cu: kernel bad<float> does not compile for {ARCH}")
-    assert 'bad.cu:4: error: identifier "undefined_thing" is undefined' in message
-    assert_caret_under(message, "x[0] = undefined_thing + 1;", "undefined_thing")
-    assert "NVRTC's log:" in message and 'bad.cu(4): error: identifier "undefined_thing" is undefined' in message
-
-
-def test_error_in_a_template_names_its_arguments():
-    text = (
-        'template <typename T, int N> __device__ T g(T x) { static_assert(N < 4, "N is too big"); return x; }\n'
-        "template <typename T> __global__ void bad(T* x) {\n  x[0] = g<T, 5>(x[0]);\n}\n"
-    )
-    message = error_of(text)
-    assert "kernel bad<float>" in message and 'static assertion failed with "N is too big"' in message
-    assert "[with T=float, N=5]" in message
-
-
-def test_each_error_has_its_place():
-    message = error_of("__global__ void bad(float* x) {\n  x[0] = one;\n  x[1] = 2;\n  x[2] = three;\n}\n", "bad")
-    assert "<text>.cu:2: error" in message and "<text>.cu:4: error" in message and "<text>.cu:3:" not in message
-    assert_caret_under(message, "x[0] = one;", "one")
-    assert_caret_under(message, "x[2] = three;", "three")
-
-
-def test_error_in_an_included_header_names_the_header(tmp_path):
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "h.cuh").write_text("#pragma once\n\n__device__ float h(float x) { return x + missing; }\n")
-    message = error_of('#include "inner/h.cuh"\n__global__ void bad(float* x) { x[0] = h(x[0]); }\n', "bad", tmp_path)
-    assert 'inner/h.cuh:3: error: identifier "missing" is undefined' in message
-    assert_caret_under(message, "__device__ float h(float x) { return x + missing; }", "missing")
-
-
-def test_syntax_error():
-    message = error_of("__global__ void bad(float* x) {\n  x[0] = 1\n}\n", "bad")
-    assert '<text>.cu:3: error: expected a ";"' in message
-
-
-def test_catastrophic_error():
-    message = error_of('#error "stop here"\n__global__ void bad(float* x) {}\n', "bad")
-    assert "<text>.cu:1: catastrophic error" in message and "stop here" in message
-
-
-def test_warnings_are_not_errors():
-    message = error_of("__global__ void bad(float* x) {\n  int unused;\n  x[0] = one;\n}\n", "bad")
-    assert "<text>.cu:2:" not in message and "<text>.cu:3: error" in message
-
-
-def test_name_expression_that_fits_no_kernel():
-    message = error_of("template <typename T> __global__ void bad(T* x) {}\n", "worse<float>")
-    assert "kernel worse<float> does not compile" in message and "worse" in message
-
-
-def test_explain_survives_any_log():
-    text = source.load(SCALE)
-    for log in ("", "nonsense", "file.cu(999): error: x", "(1): error: y", "a(b)(3): error: z\n ^", "\0\n^^^"):
-        assert compiler.explain(text, "scale<float>", ARCH, log).startswith("<text>.cu: kernel scale<float>")
-
-
 # --- the cache ---------------------------------------------------------------------------------------------------
 
 
@@ -350,37 +271,37 @@ def test_folder_and_files_are_the_users_alone(cache):
 
 
 def test_an_open_folder_of_ours_is_closed(cache):
-    compiler.cache_folder().chmod(0o755)
-    assert stat.S_IMODE(compiler.cache_folder().stat().st_mode) == 0o700
+    disk.folder().chmod(0o755)
+    assert stat.S_IMODE(disk.folder().stat().st_mode) == 0o700
 
 
 def test_a_folder_that_was_there_keeps_its_mode(cache):
     """CUPYOPS_CACHE_DIR may name a folder that serves others too: only what we make in it is closed."""
     cache.mkdir(mode=0o755)
     cache.chmod(0o755)
-    folder = compiler.cache_folder()
+    folder = disk.folder()
     assert folder.parent == cache and stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(cache.stat().st_mode) == 0o755
 
 
 def test_one_folder_for_each_nvrtc(cache, monkeypatch):
-    before = compiler.cache_folder()
+    before = disk.folder()
     major, minor = backend.nvrtc_version()
     monkeypatch.setattr(backend, "nvrtc_version", lambda: (major, minor + 1))
-    assert compiler.cache_folder() != before
+    assert disk.folder() != before
     assert f"{major}.{minor}" in before.name
 
 
 def test_one_folder_for_each_version_of_the_headers(cache, monkeypatch):
-    before = compiler.cache_folder()
+    before = disk.folder()
     monkeypatch.setattr(backend, "runtime_version", lambda _: 99990)
-    assert compiler.cache_folder() != before
+    assert disk.folder() != before
 
 
 def test_default_folder_is_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("CUPYOPS_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert compiler.cache_folder().parent == tmp_path / "cupyops"
+    assert disk.folder().parent == tmp_path / "cupyops"
 
 
 class TestKey:
@@ -510,7 +431,7 @@ def test_an_entry_under_another_name_is_a_miss(cache, monkeypatch):
 
 def test_leftovers_of_a_killed_writer_are_ignored(cache, monkeypatch, count_compiles):
     text = source.load(SCALE)
-    folder = compiler.cache_folder()
+    folder = disk.folder()
     stem = compiler.entry_name(text, "scale<float>", ARCH, ())
     (folder / ".writing-abc").write_bytes(b"half a cubin")
     (folder / f"{stem}.cubin").write_bytes(b"half a cubin, whose record was never written")
@@ -529,7 +450,7 @@ def test_a_file_appears_only_when_whole(cache, monkeypatch):
         seen.append((os.path.basename(temporary), os.path.basename(final), content, os.path.exists(final)))
         genuine(temporary, final)
 
-    monkeypatch.setattr(compiler.os, "replace", observed)
+    monkeypatch.setattr(disk.os, "replace", observed)
     binary = compiler.build(source.load(SCALE), "scale<float>", ARCH)
     (cubin, record) = seen
     assert cubin[1].endswith(".cubin") and record[1].endswith(".json"), "the record that vouches is written last"
@@ -548,7 +469,7 @@ def test_a_full_disk_leaves_nothing_and_falls_back_to_memory(cache, monkeypatch,
             raise OSError(errno.ENOSPC, "No space left on device")
         genuine(temporary, final)
 
-    monkeypatch.setattr(compiler.os, "replace", full)
+    monkeypatch.setattr(disk.os, "replace", full)
     with pytest.warns(UserWarning, match="cannot be written .*No space left.*kept in memory"):
         binary = compiler.build(source.load(SCALE), "scale<float>", ARCH)
     assert is_cubin(binary.path.read_bytes()) and cache not in binary.path.parents
@@ -558,7 +479,7 @@ def test_a_full_disk_leaves_nothing_and_falls_back_to_memory(cache, monkeypatch,
 def assert_memory_serves(cache):
     """With no folder to be had: a cubin that loads by its path, once more from memory."""
     text = source.load(SCALE)
-    assert compiler.cache_folder() is None
+    assert disk.folder() is None
     binary = compiler.build(text, "scale<float>", ARCH)
     content = binary.path.read_bytes()
     assert is_cubin(content) and content == compiler.compile(text, "scale<float>", ARCH)[1]
@@ -586,7 +507,7 @@ def test_symbolic_link_in_the_folders_place(cache, tmp_path):
 
 
 def test_symbolic_link_in_the_place_of_the_folder_of_this_nvrtc(cache, tmp_path):
-    folder = compiler.cache_folder()
+    folder = disk.folder()
     folder.rmdir()
     (tmp_path / "elsewhere").mkdir()
     folder.symlink_to(tmp_path / "elsewhere")
@@ -597,7 +518,7 @@ def test_symbolic_link_in_the_place_of_the_folder_of_this_nvrtc(cache, tmp_path)
 def test_folder_of_someone_else(cache, monkeypatch):
     cache.mkdir(mode=0o700)
     real = os.getuid()
-    monkeypatch.setattr(compiler.os, "getuid", lambda: real + 1)
+    monkeypatch.setattr(disk.os, "getuid", lambda: real + 1)
     assert_memory_serves(cache)
     assert not list(cache.iterdir())
 
@@ -613,7 +534,7 @@ def test_folder_that_others_may_write(cache, mode):
 
 def test_read_only_folder(cache, monkeypatch):
     cache.mkdir(mode=0o500)
-    monkeypatch.setattr(compiler.os, "access", lambda path, mode: False)  # root may write anywhere
+    monkeypatch.setattr(disk.os, "access", lambda path, mode: False)  # root may write anywhere
     assert_memory_serves(cache)
 
 
@@ -628,9 +549,9 @@ def test_folder_that_cannot_be_made(cache, monkeypatch):
 @pytest.mark.parametrize("memfd", [True, False], ids=["memfd", "temporary file"])
 def test_in_memory_is_whole_and_a_file(monkeypatch, memfd):
     if not memfd:
-        monkeypatch.delattr(compiler.os, "memfd_create", raising=False)
+        monkeypatch.delattr(disk.os, "memfd_create", raising=False)
     content = bytes(range(256)) * 20_000
-    path = compiler._in_memory("x" * 400, content)
+    path = disk.in_memory("x" * 400, content)
     assert path.read_bytes() == content
     if not memfd:
         path.unlink()
@@ -702,7 +623,7 @@ def precompiled(cache, tmp_path):
     folder.mkdir()
     text = source.load(path)
     binary, cubin = compiler.compile(text, "scale<float>", "sm_80")
-    compiler.write_entry(folder, compiler.entry_name(text, "scale<float>", "sm_80", ()), binary, cubin)
+    disk.write_entry(folder, compiler.entry_name(text, "scale<float>", "sm_80", ()), binary, cubin)
     return text, folder
 
 
@@ -734,14 +655,14 @@ def test_a_lower_minor_serves(precompiled, count_compiles, arch, serves):
 def test_a_higher_minor_does_not_serve(precompiled, count_compiles):
     text, folder = precompiled
     binary, cubin = compiler.compile(text, "scale<double>", "sm_86")
-    compiler.write_entry(folder, compiler.entry_name(text, "scale<double>", "sm_86", ()), binary, cubin)
+    disk.write_entry(folder, compiler.entry_name(text, "scale<double>", "sm_86", ()), binary, cubin)
     assert compiler.build(text, "scale<double>", "sm_80").origin == "nvrtc"
 
 
 def test_the_exact_architecture_goes_first(precompiled):
     text, folder = precompiled
     binary, cubin = compiler.compile(text, "scale<float>", "sm_86")
-    compiler.write_entry(folder, compiler.entry_name(text, "scale<float>", "sm_86", ()), binary, cubin)
+    disk.write_entry(folder, compiler.entry_name(text, "scale<float>", "sm_86", ()), binary, cubin)
     assert compiler.build(text, "scale<float>", "sm_86").arch == "sm_86"
     assert compiler.build(text, "scale<float>", "sm_89").arch == "sm_86"
 
@@ -749,7 +670,7 @@ def test_the_exact_architecture_goes_first(precompiled):
 def test_three_digit_architectures(precompiled):
     text, folder = precompiled
     binary, cubin = compiler.compile(text, "scale<double>", "sm_120")
-    compiler.write_entry(folder, compiler.entry_name(text, "scale<double>", "sm_120", ()), binary, cubin)
+    disk.write_entry(folder, compiler.entry_name(text, "scale<double>", "sm_120", ()), binary, cubin)
     assert compiler.build(text, "scale<double>", "sm_121").arch == "sm_120"
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from cupyops import compiler, fastpath, signature, source, tracing
+from cupyops import compiler, ctype, fastpath, signature, source, tracing
+from cupyops.binary import Parameter
+from cupyops.configuration import Configuration
 from cupyops.errors import LaunchError
 
 TEXT = """struct Three { char v[3]; };
@@ -17,6 +19,7 @@ template <typename T, int N> __global__ void f(const T* x, bool flag, int n, uns
                                                void* any, unsigned long long m, T value) {}
 """
 GRID, BLOCK, SHARED = (2, 3, 1), (32, 1, 1), 64
+CONFIGURATION = Configuration(GRID, BLOCK, SHARED)
 
 
 class Machine:
@@ -29,7 +32,7 @@ class Machine:
     def load(self, *values):
         """Compile the instance of these template values and put it on the fast path."""
         text = source.load(TEXT)
-        types = dict(zip("TN", map(signature.c_token, values)))
+        types = dict(zip("TN", map(ctype.c_token, values)))
         binary, _ = compiler.compile(text, f"f<{', '.join(types.values())}>", "sm_80")
         arguments = signature.join("f", signature.declared(text, "f"), binary.parameters, types)
         letters, offsets = signature.layout(arguments)
@@ -44,7 +47,7 @@ class Machine:
             arguments, self.device, 1000 + len(self.table), slots, new_slot
         )
         if self.configure is None:
-            self.configure = fastpath.configure(arguments, ("T", "N"), 0, self.table, self.cu_launch, self.full_path)
+            self.configure = fastpath.configure(arguments, ("T", "N"), 0, self.table, self.full_path)
         return arguments
 
     def cu_launch(self, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
@@ -92,7 +95,7 @@ def good():
 
 
 def launch(machine, *args, **template):
-    machine.configure(GRID, BLOCK, SHARED)(*args, **(template or {"T": torch.float32, "N": 4}))
+    machine.configure(CONFIGURATION, machine.cu_launch)(*args, **(template or {"T": torch.float32, "N": 4}))
 
 
 def test_a_good_launch(machine, loaded):
@@ -148,8 +151,44 @@ def test_it_launches_nothing_that_the_full_checks_refuse(machine, loaded, index,
         if machine.launched:
             assert machine.content(loaded[1]) == expected
     for dimensions, args, template in machine.full:
-        assert dimensions == (GRID, BLOCK, SHARED) and template == {"T": torch.float32, "N": 4}
+        assert dimensions == CONFIGURATION and template == {"T": torch.float32, "N": 4}
         assert len(args) == 10 and all(a is b for a, b in zip(args, values))
+
+
+def test_addresses_of_vector_types():
+    """Looked at where the kernel takes a vector type, and nowhere else."""
+    arguments = tuple(
+        signature.join("f", [(ctype, "x")], [Parameter("u64", 8, 8)], {})[0] for ctype in ("float4*", "float*", "void*")
+    )
+    assert fastpath.boundaries(arguments) == (16, 1, 1)
+    machine = Machine()
+    machine.configure = fastpath.configure(arguments, (), 0, machine.table, machine.full_path)
+    slot = (ctypes.create_string_buffer(24), None, 0)
+    machine.table[()] = fastpath.entry(arguments, -1, 7, [], lambda: slot)
+    launched = []
+    launch = machine.configure(CONFIGURATION, lambda function, *rest: launched.append(function))
+    base = torch.zeros(16)
+    start = -base.data_ptr() // 4 % 4
+    launch(base[start:], base[1:], base[1:])
+    launch(None, None, None)
+    assert launched == [7] and len(machine.full) == 1  # the first pointer must be a tensor
+    launch(base[start + 1 :], base, base)
+    assert launched == [7] and len(machine.full) == 2
+
+
+def test_structs_are_arrays_or_structured_scalars(machine, loaded):
+    """What has as many bytes but is neither, such as a NumPy number, goes the full way."""
+    void = np.zeros((), [("v", np.uint8, 3)])
+    for value in (np.arange(3, dtype=np.uint8), void, void[()]):
+        launch(machine, *[value if index == 6 else one for index, one in enumerate(good())])
+        assert machine.content(loaded[1])[6] == value.tobytes()
+    assert len(machine.launched) == 3 and not machine.full
+
+    class Other(np.ndarray):
+        pass
+
+    launch(machine, *[void.view(Other) if index == 6 else one for index, one in enumerate(good())])
+    assert len(machine.launched) == 3 and len(machine.full) == 1
 
 
 def test_counts_and_names_go_the_full_way_as_they_are(machine):
@@ -266,7 +305,7 @@ def test_threads_do_not_share_a_buffer(monkeypatch):
         if found[2] != local.n:
             wrong.append((found[2], local.n))
 
-    machine.configure = fastpath.configure(arguments, ("T", "N"), 0, machine.table, cu_launch, machine.full_path)
+    machine.cu_launch = cu_launch
 
     def work(n):
         local.n = n

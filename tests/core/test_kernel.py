@@ -346,6 +346,77 @@ def test_struct_by_value(cpu):
     assert cpu.last[4][1] == pair.tobytes()
     with pytest.raises(LaunchError, match="`Pair p` got .*expected a NumPy array of 16 bytes"):
         f[1, 1](x32(), np.zeros(12, np.uint8))
+    f[1, 1](x32(), pair[()])  # a structured scalar
+    assert cpu.last[4][1] == pair.tobytes()
+
+
+def test_struct_with_the_fields_of_another_layout(cpu):
+    """NumPy puts fields one after the other unless told to align them; the sizes of both are told."""
+    f = Kernel("struct Pair { int a; double b[2]; };\n__global__ void f(float* x, Pair p) { x[0] = p.b[0]; }\n", "f")
+    fields = [("a", np.int32), ("b", np.float64, (2,))]
+    for packed in (np.zeros((), fields), np.zeros(1, fields), np.zeros((), fields)[()]):
+        message = r"`Pair p` got .*24 bytes, which is what `Pair` takes in C; the dtype of this one has 20.*align=True"
+        with pytest.raises(LaunchError, match=message):
+            f[1, 1](x32(), packed)
+    with pytest.raises(LaunchError, match=r"has 4 \(4 with align=True\): its fields are not those of the struct"):
+        f[1, 1](x32(), np.zeros((), fields[:1]))
+    assert not cpu.launches
+    with cupyops.simulate():
+        x = x32()
+        f[1, 1](x, np.array((1, (2.5, 0)), np.dtype(fields, align=True))[()])
+        assert x[0] == 2.5
+
+
+def test_address_of_a_vector_type(cpu):
+    """A kernel that reads a float4 at once cannot read it from anywhere."""
+    f = Kernel("__global__ void f(const float4* x, float3* y) { y[0].x = x[0].w; }\n", "f")
+    base = torch.zeros(16)
+    start = -base.data_ptr() // 4 % 4  # where a multiple of 16 is
+    f[1, 1](base[start:], base[start + 1 :])
+    with pytest.raises(
+        LaunchError,
+        match="`const float4\\* x` got a tensor of torch.float32 on cpu, expected one whose address is "
+        f"a multiple of 16; this one begins at element {start + 1} of its storage",
+    ):
+        f[1, 1](base[start + 1 :], base)
+    assert len(cpu.launches) == 1
+
+
+FUNCTORS = """
+struct Add { static __device__ float of(float a, float b) { return a + b; } };
+namespace ns {
+struct Mul { static __device__ float of(float a, float b) { return a * b; } };
+}
+template <typename Op, int N> __global__ void f(float* x) { x[threadIdx.x] = Op::of(x[threadIdx.x], N); }
+"""
+
+
+def test_types_of_the_source_as_template_values():
+    f, x = Kernel(FUNCTORS, "f<Op, N>", Op=("Add", "ns::Mul"), N=(3,)), torch.tensor([1.0, 2.0])
+    assert f.instances() == ["f<Add, 3>", "f<ns::Mul, 3>"]
+    with cupyops.simulate():
+        f[1, 2](x, Op="Add", N=3)
+        f[1, 2](x, Op="ns::Mul", N=np.int64(3))
+        assert x.tolist() == [12, 15]
+        with pytest.raises(LaunchError, match="Op=Sub is not one of Add, ns::Mul"):
+            f[1, 2](x, Op="Sub", N=3)
+        with pytest.raises(CompileError, match='identifier "Sub" is undefined'):
+            Kernel(FUNCTORS, "f<Op, N>")[1, 2](x, Op="Sub", N=3)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "Add>", "Add, 3", "ns::", "::", "a b", "Add\n", "1", "Ádd", "Add<int>", "double", "x;y"]
+)
+def test_only_plain_names_reach_the_compiler(cpu, value):
+    with pytest.raises(LaunchError, match=r"Kernel\(<text>: f<Op, N>\): Op: a template value is a dtype"):
+        Kernel(FUNCTORS, "f<Op, N>")[1, 2](x32(), Op=value, N=3)
+
+
+def test_dtypes_of_numpy_as_template_values(cpu):
+    scale = Kernel(SCALE, "scale<T>", T=(np.dtype("float32"), torch.float64))
+    assert scale.domain == {"T": (torch.float32, torch.float64)}
+    scale[1, 8](x32(), x32(), 2.0, 8, T=np.dtype("float32"))
+    assert cpu.last[0] == "scale<float>"
 
 
 def test_null_pointer(cpu):
@@ -477,6 +548,21 @@ class TestGPU:
         Kernel(text, "f")[1, 1](y, *numbers, three, 0.1, pair, None)
         expected = [1.0, *map(float, numbers[1:9]), float(np.float32(0.1)), 3.0, 0.1, -7.0, 0.25, 1.0]
         assert y.tolist() == expected
+
+    def test_functors_structured_scalars_and_vectors(self):
+        """The same launch twice, in full and by the fast path."""
+        text = f"""
+        struct Pair {{ int a; double b; }};
+        {FUNCTORS}
+        template <typename Op> __global__ void g(float4* x, Pair p) {{ x[0].w = Op::of(p.a, p.b); }}
+        """
+        g, x = Kernel(text, "g<Op>"), torch.zeros(8, device="cuda")
+        pair = np.array((3, 0.5), np.dtype([("a", np.int32), ("b", np.float64)], align=True))[()]
+        for op, expected in [("Add", 3.5), ("Add", 3.5), ("ns::Mul", 1.5)]:
+            g[1, 1](x.zero_(), pair, Op=op)
+            assert x[3].item() == expected
+        with pytest.raises(LaunchError, match="a multiple of 16"):
+            g[1, 1](x[1:], pair, Op="Add")
 
     @pytest.mark.parametrize(
         ("position", "value", "message"),

@@ -26,6 +26,8 @@ from hypothesis import strategies as st
 
 import cupyops
 from cupyops import Kernel, backend, compiler, source
+from cupyops import cache as disk
+from cupyops.binary import Binary
 from cupyops.errors import CompileError, LaunchError
 
 ARCH = "sm_80"
@@ -159,7 +161,7 @@ def test_sixteen_processes_into_one_cold_cache(cache, compiled):
         return all(is_right(build(name), compiled, name) for name in names)
 
     assert at_once(16, work) == [True] * 16
-    folder = compiler.cache_folder()
+    folder = disk.folder()
     stems = [compiler.entry_name(SOURCE, name, ARCH, ()) for name in NAMES]
     assert files(folder) == sorted(f"{stem}.{suffix}" for stem in stems for suffix in ("cubin", "json"))
     for name in NAMES:
@@ -181,19 +183,19 @@ def test_sixteen_threads(cache, compiled):
 
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(work, range(16))) == [[True] * 3] * 16
-    assert len(files(compiler.cache_folder())) == 6
+    assert len(files(disk.folder())) == 6
 
 
 def test_readers_while_others_write(tmp_path):
     """Writers whose cubins differ, as those of two compilers would, over one entry: a reader sees one of them or a miss."""
-    versions = [(compiler.Binary(NAME, "f", ARCH, letter * 20_000, ()), letter.encode() * 100_000) for letter in "abcd"]
+    versions = [(Binary(NAME, "f", ARCH, letter * 20_000, ()), letter.encode() * 100_000) for letter in "abcd"]
 
     def work(index):
         if index < 4:
             for _ in range(60):
-                compiler.write_entry(tmp_path, STEM, *versions[index])
+                disk.write_entry(tmp_path, STEM, *versions[index])
             return None
-        found = [compiler.read_entry(tmp_path, STEM) for _ in range(250)]
+        found = [disk.read_entry(tmp_path, STEM) for _ in range(250)]
         return {binary.ptx for binary in found if binary is not None}
 
     seen = at_once(8, work)[4:]
@@ -223,7 +225,7 @@ def killed_in_the_write(number):
                 os.kill(os.getpid(), signal.SIGKILL)
             self.file.write(content)
 
-    compiler.os.fdopen = lambda descriptor, mode: Half(genuine(descriptor, mode))
+    disk.os.fdopen = lambda descriptor, mode: Half(genuine(descriptor, mode))
 
 
 def killed_at_the_rename(number):
@@ -236,7 +238,7 @@ def killed_at_the_rename(number):
             os.kill(os.getpid(), signal.SIGKILL)
         genuine(temporary, final)
 
-    compiler.os.replace = replace
+    disk.os.replace = replace
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["cubin", "record"])
@@ -249,10 +251,10 @@ def test_a_writer_is_killed(cache, compiled, runs, kill, number):
     pid, reading = fork(work)
     os.close(reading)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    folder = compiler.cache_folder()
+    folder = disk.folder()
     (leftover,) = [name for name in files(folder) if name.startswith(".")]
     assert len(files(folder)) == number
-    assert compiler.read_entry(folder, STEM) is None
+    assert disk.read_entry(folder, STEM) is None
 
     assert build().origin == "nvrtc" and runs == [NAME]
     binary = rebuild()
@@ -265,7 +267,7 @@ def test_a_writer_is_killed(cache, compiled, runs, kill, number):
 
 
 def test_what_cannot_be_swept_hinders_no_writer(cache, compiled, runs):
-    folder = compiler.cache_folder()
+    folder = disk.folder()
     (folder / ".writing-folder").mkdir()
     os.utime(folder / ".writing-folder", (0, 0))
     (folder / ".writing-dangling").symlink_to("nowhere")
@@ -279,7 +281,7 @@ def test_what_cannot_be_swept_hinders_no_writer(cache, compiled, runs):
 def entry(compiled, tmp_path_factory):
     """(binary, content of the .cubin, content of the .json, a folder for damaged ones)."""
     folder = tmp_path_factory.mktemp("entry")
-    binary = compiler.write_entry(folder, STEM, *compiled[NAME])
+    binary = disk.write_entry(folder, STEM, *compiled[NAME])
     return binary, *(path.read_bytes() for path in pair(folder)), folder
 
 
@@ -288,7 +290,7 @@ def is_a_miss(entry, cubin, record):
     binary, *_, folder = entry
     for path, content in zip(pair(folder), (cubin, record)):
         path.write_bytes(content)
-    found = compiler.read_entry(folder, STEM)
+    found = disk.read_entry(folder, STEM)
     return found is None or (found == replace(binary, origin=found.origin) and cubin == entry[1])
 
 
@@ -345,7 +347,7 @@ def test_each_field_of_the_record_is_vouched_for(entry, field):
     assert set(record) == set(CHANGES) and record[field] != CHANGES[field]
     for path, damaged in zip(pair(folder), (cubin, json.dumps(record | {field: CHANGES[field]}).encode())):
         path.write_bytes(damaged)
-    assert compiler.read_entry(folder, STEM) is None
+    assert disk.read_entry(folder, STEM) is None
 
 
 RECORDS = {
@@ -367,7 +369,7 @@ RECORDS = {
 def test_records_of_another_kind(entry, record):
     for path, content in zip(pair(entry[3]), (entry[1], record)):
         path.write_bytes(content)
-    assert compiler.read_entry(entry[3], STEM) is None
+    assert disk.read_entry(entry[3], STEM) is None
 
 
 def test_a_cubin_of_another_kernel(cache, compiled, runs):
@@ -434,8 +436,8 @@ def test_no_file_in_an_entrys_place(cache, compiled, runs, tmp_path, monkeypatch
         folder.mkdir()
         monkeypatch.setenv("CUPYOPS_CUBIN_PATH", str(folder))
     else:
-        folder = compiler.cache_folder()
-    compiler.write_entry(folder, STEM, *compiled[NAME])
+        folder = disk.folder()
+    disk.write_entry(folder, STEM, *compiled[NAME])
     for path in pair(folder):
         if which in ("both", path.suffix[1:]):
             path.unlink()
@@ -450,7 +452,7 @@ def test_links_for_entries(cache, compiled, runs, tmp_path, monkeypatch, which):
     """In the cache a link is a miss, for what it leads to may change hands; in a folder that the user names it is not."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    folder = compiler.cache_folder()
+    folder = disk.folder()
     build()
     for path in pair(folder):
         if which in ("both", path.suffix[1:]):
@@ -480,7 +482,7 @@ def give_away(paths, monkeypatch):
         status = genuine(descriptor)
         return os.stat_result((*status[:4], os.getuid() + 1, *status[5:])) if status.st_ino in inodes else status
 
-    monkeypatch.setattr(compiler.os, "fstat", fstat)
+    monkeypatch.setattr(disk.os, "fstat", fstat)
 
 
 def open_to_all(paths, monkeypatch):
@@ -498,7 +500,7 @@ def open_to_the_group(paths, monkeypatch):
 def test_a_file_that_another_user_can_have_written(cache, compiled, runs, monkeypatch, act, which):
     """A cubin is code: a valid one of another user is none of ours."""
     build()
-    act([pair(compiler.cache_folder())[which]], monkeypatch)
+    act([pair(disk.folder())[which]], monkeypatch)
     again = rebuild()
     assert again.origin == "nvrtc" and is_right(again, compiled)
     assert rebuild().origin == "cache", "ours took its place"
@@ -506,16 +508,16 @@ def test_a_file_that_another_user_can_have_written(cache, compiled, runs, monkey
 
 def test_a_folder_that_was_open_once(cache, compiled, runs, monkeypatch):
     """It is closed, and what another user put there before is not used."""
-    folder = compiler.cache_folder()
+    folder = disk.folder()
     folder.chmod(0o777)
-    compiler.write_entry(folder, STEM, *compiled[NAME])
+    disk.write_entry(folder, STEM, *compiled[NAME])
     give_away(pair(folder), monkeypatch)
     assert build().origin == "nvrtc" and stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_the_precompiled_folder_is_trusted(cache, compiled, runs, tmp_path, monkeypatch):
     """An administrator's folder, named by the user: whose files they are does not matter."""
-    compiler.write_entry(tmp_path, STEM, *compiled[NAME])
+    disk.write_entry(tmp_path, STEM, *compiled[NAME])
     give_away(pair(tmp_path), monkeypatch)
     monkeypatch.setenv("CUPYOPS_CUBIN_PATH", str(tmp_path))
     binary = build()
@@ -523,7 +525,7 @@ def test_the_precompiled_folder_is_trusted(cache, compiled, runs, tmp_path, monk
 
 
 def test_a_damaged_precompiled_entry_is_still_a_miss(cache, compiled, runs, tmp_path, monkeypatch):
-    compiler.write_entry(tmp_path, STEM, *compiled[NAME])
+    disk.write_entry(tmp_path, STEM, *compiled[NAME])
     record = pair(tmp_path)[1]
     record.write_text(record.read_text().replace('"align": 8', '"align": 4'))
     monkeypatch.setenv("CUPYOPS_CUBIN_PATH", str(tmp_path))
@@ -562,14 +564,14 @@ def test_names_that_no_folder_can_have(cache, compiled, runs, tmp_path, monkeypa
     """Too long, under a file, or of bytes that CuPy cannot hand to the driver: memory serves."""
     monkeypatch.setenv("CUPYOPS_CACHE_DIR", str(tmp_path / name))
     binary = build()
-    assert is_right(binary, compiled) and compiler.cache_folder() is None
+    assert is_right(binary, compiled) and disk.folder() is None
     assert tmp_path not in binary.path.parents and not files(tmp_path)
 
 
 def test_a_precompiled_folder_whose_name_cupy_cannot_write(cache, compiled, runs, tmp_path, monkeypatch):
     folder = tmp_path / os.fsdecode(b"\xff\xfe")
     folder.mkdir()
-    compiler.write_entry(folder, STEM, *compiled[NAME])
+    disk.write_entry(folder, STEM, *compiled[NAME])
     monkeypatch.setenv("CUPYOPS_CUBIN_PATH", str(folder))
     binary = build()
     assert binary.origin == "nvrtc" and is_right(binary, compiled)
@@ -580,7 +582,7 @@ def test_a_relative_folder_stays_where_it_is(cache, compiled, runs, tmp_path, mo
     """The program may go elsewhere before a second device loads the kernel."""
     monkeypatch.chdir(tmp_path)
     Path("here").mkdir()
-    compiler.write_entry(Path("here"), STEM, *compiled[NAME])
+    disk.write_entry(Path("here"), STEM, *compiled[NAME])
     monkeypatch.setenv(variable, "here")
     binary = build()
     monkeypatch.chdir("/")
@@ -609,7 +611,7 @@ def test_no_home(cache, compiled, runs, tmp_path, monkeypatch, home):
     if home is not None:
         monkeypatch.setenv("HOME", home)
     monkeypatch.chdir(tmp_path)
-    assert is_right(build(), compiled) and compiler.cache_folder() is None and not files(tmp_path)
+    assert is_right(build(), compiled) and disk.folder() is None and not files(tmp_path)
 
 
 def test_cupy_without_a_home():
@@ -638,7 +640,7 @@ def test_a_folder_that_is_read_only(cache, compiled, runs):
             folder = place / "cache"
             folder.mkdir(mode=0o500)
             os.environ["CUPYOPS_CACHE_DIR"] = str(folder)
-            return is_right(build(), compiled), compiler.cache_folder(), files(folder)
+            return is_right(build(), compiled), disk.folder(), files(folder)
 
         assert answer(fork(work)) == (True, None, [])
     finally:
@@ -649,20 +651,20 @@ def test_the_folder_of_another_user(cache, compiled, runs):
     """Ours, with a valid entry in it, as an ordinary user sees it who names it in CUPYOPS_CACHE_DIR."""
     if os.getuid() != 0:
         os.environ["CUPYOPS_CACHE_DIR"] = "/"  # root's, which any other user meets as well
-        assert is_right(build(), compiled) and compiler.cache_folder() is None
+        assert is_right(build(), compiled) and disk.folder() is None
         return
     place = Path(tempfile.mkdtemp())
     place.chmod(0o755)
     try:
         os.environ["CUPYOPS_CACHE_DIR"] = str(place)
-        folder = compiler.cache_folder()
-        compiler.write_entry(folder, STEM, *compiled[NAME])
+        folder = disk.folder()
+        disk.write_entry(folder, STEM, *compiled[NAME])
         for path in (folder, *folder.iterdir()):
             path.chmod(0o777)
 
         def work():
             as_an_ordinary_user()
-            return build().origin, is_right(build(), compiled), compiler.cache_folder()
+            return build().origin, is_right(build(), compiled), disk.folder()
 
         assert answer(fork(work)) == ("nvrtc", True, None)
     finally:
@@ -678,7 +680,7 @@ def full_device(monkeypatch):
         os.close(descriptor)
         return os.open("/dev/full", os.O_WRONLY), name
 
-    monkeypatch.setattr(compiler.tempfile, "mkstemp", mkstemp)
+    monkeypatch.setattr(disk.tempfile, "mkstemp", mkstemp)
 
 
 def no_file_left(number):
@@ -686,7 +688,7 @@ def no_file_left(number):
         def mkstemp(**kwargs):
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(compiler.tempfile, "mkstemp", mkstemp)
+        monkeypatch.setattr(disk.tempfile, "mkstemp", mkstemp)
 
     return act
 
@@ -703,7 +705,7 @@ def test_a_disk_that_takes_no_more(cache, compiled, runs, monkeypatch, act):
     with pytest.warns(UserWarning, match="cannot be written .*kept in memory"):
         assert is_right(build(), compiled)
     assert rebuild(NAMES[1]).origin == "cache"
-    assert len(files(compiler.cache_folder())) == 2
+    assert len(files(disk.folder())) == 2
 
 
 # --- fork ----------------------------------------------------------------------------------------------------------
@@ -863,15 +865,16 @@ def test_fork_after_cuda():
 
 
 def interrupted_at(line, work):
-    """Run `work` with a KeyboardInterrupt at the `line`-th line of the compiler module; whether there were so many.
+    """Run `work` with a KeyboardInterrupt at the `line`-th line of compiler or cache; whether there were so many.
 
     Not at the lines of `with`: tracing passes them once more before the exit, where no signal is ever delivered.
     """
-    passed, text = 0, Path(compiler.__file__).read_text().splitlines()
+    passed, texts = 0, {one.__file__: Path(one.__file__).read_text().splitlines() for one in (compiler, disk)}
 
     def trace(frame, event, argument):
         nonlocal passed
-        if frame.f_code.co_filename != compiler.__file__:
+        text = texts.get(frame.f_code.co_filename)
+        if text is None:
             return None
         if event == "line" and not text[frame.f_lineno - 1].lstrip().startswith("with "):
             passed += 1
@@ -891,7 +894,7 @@ def interrupted_at(line, work):
 
 def test_an_interrupt_at_every_line(cache, compiled, runs):
     """Control-C wherever it falls: no lock stays held, and what is on the disk is right or not there."""
-    line, folder = 1, compiler.cache_folder()
+    line, folder = 1, disk.folder()
     while True:
         shutil.rmtree(folder, ignore_errors=True)
         compiler._memory.clear()
@@ -901,7 +904,7 @@ def test_an_interrupt_at_every_line(cache, compiled, runs):
         left = set(files(folder)) if folder.exists() else set()
         unfinished = {name for name in left if name.startswith(".writing-")}
         assert left - unfinished <= {f"{STEM}.cubin", f"{STEM}.json"} and len(unfinished) <= 1
-        found = compiler.read_entry(folder, STEM)
+        found = disk.read_entry(folder, STEM)
         assert found is None or is_right(found, compiled)
         assert is_right(build(), compiled) and is_right(rebuild(), compiled)
         line += 1
@@ -947,4 +950,4 @@ def test_an_interrupt_while_nvrtc_is_at_work(cache, compiled):
         return is_right(build(), compiled), compiler.build(source.load(SLOW), "slow", ARCH).name
 
     assert answer(fork(work)) == (True, "slow")
-    assert not [name for name in files(compiler.cache_folder()) if name.startswith(".")]
+    assert not [name for name in files(disk.folder()) if name.startswith(".")]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from cupyops import compiler, signature, source
-from cupyops.compiler import Parameter
+from cupyops.binary import Parameter
+from cupyops.ctype import C_NAMES, c_token, vector_alignment
 from cupyops.errors import CompileError, InputError, LaunchError
 from cupyops.signature import Argument
 
@@ -52,24 +53,35 @@ def test_names_of_another_form(name):
         (False, "false"),
         (7, "7"),
         (-1, "-1"),
+        ("Add", "Add"),
+        ("::ns::Add_2", "::ns::Add_2"),
     ],
 )
 def test_tokens(value, token):
-    assert signature.c_token(value) == token
+    assert c_token(value) == token
 
 
 @pytest.mark.parametrize("value", ["float", "4>(); evil<1", 1.5, None, torch.complex64, float, np.float32, b"3", (1,)])
 def test_nothing_else_reaches_the_compiler(value):
     with pytest.raises(LaunchError, match="a template value is a dtype"):
-        signature.c_token(value)
+        c_token(value)
 
 
 def test_the_dtype_table_is_what_the_compiler_says():
     """Each C type has the size of its dtype."""
-    pairs = list(signature.C_NAMES.items())
+    pairs = list(C_NAMES.items())
     checks = "".join(f"static_assert(sizeof({name}) == {dtype.itemsize});\n" for dtype, name in pairs)
     text = f"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n{checks}__global__ void f(int* x) {{}}\n"
     compiler.compile(source.load(text), "f", "sm_80")
+
+
+def test_vector_types_are_aligned_as_the_compiler_says():
+    elements = ("char", "uchar", "short", "ushort", "int", "uint", "longlong", "ulonglong", "float", "double")
+    names = [f"{element}{count}" for element in elements for count in range(1, 5)] + ["__half2", "__nv_bfloat162"]
+    checks = "".join(f"static_assert(alignof({n}) == {vector_alignment(n)});\n" for n in names)
+    text = f"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n{checks}__global__ void f(int* x) {{}}\n"
+    compiler.compile(source.load(text), "f", "sm_80")
+    assert [vector_alignment(name) for name in ("float", "Pair", "float5", "float4x", "T")] == [1] * 5
 
 
 # --- the text ----------------------------------------------------------------------------------------------------

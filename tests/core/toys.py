@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 import cupyops
 from cupyops import kernel, signature
+from cupyops.configuration import Configuration
 
 _names = itertools.count()
 
@@ -42,10 +43,10 @@ class Recorder:
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
 
-    def __call__(self, specialised: Any, device: int, grid: Any, block: Any, shared: int, args: Any) -> None:
+    def __call__(self, specialised: Any, device: int, configuration: Configuration, args: Any) -> None:
         arguments = specialised.arguments(specialised.binary(self.arch))
         values = signature.checked(specialised.name, arguments, args, device)
-        self.launches.append((specialised.name, grid, block, shared, values))
+        self.launches.append((specialised.name, configuration.grid, configuration.block, configuration.shared, values))
 
     @property
     def last(self) -> tuple[Any, ...]:

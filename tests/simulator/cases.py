@@ -21,17 +21,18 @@ from softmaxes import FORMS, SoftmaxContract
 
 import cupyops.nn
 import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
-from cupyops import compiler, kernel, source
+from cupyops import cache as disk
+from cupyops import kernel, source
 from cupyops.cli import jobs
 from cupyops.common import gemm
-from cupyops.signature import c_token
+from cupyops.ctype import c_token
 
 TESTS = Path(__file__).resolve().parents[1]
 CUBINS = TESTS.parent / "build" / "cubins"  # where the tests of compilation keep theirs
 CPU = torch.device("cpu")
 HALF = (torch.float16, torch.bfloat16)
 
-KERNELS = [k for k in kernel.kernels() if getattr(k.source.path, "parent", None) == source.cuda_src()]
+KERNELS = kernel.kernels(source.cuda_src())
 FILES = sorted({k.source.name for k in KERNELS})
 
 Call = Callable[[], None]
@@ -53,7 +54,7 @@ def ptx(job: jobs.Job, arch: str) -> str:
     CUBINS.mkdir(parents=True, exist_ok=True)
     outcome = jobs.compile_one(job, CUBINS)
     assert not outcome.error, outcome.error
-    binary = compiler.read_entry(CUBINS, job.stem)
+    binary = disk.read_entry(CUBINS, job.stem)
     assert binary is not None
     return re.sub(r"^\.target.*$", "", binary.ptx, flags=re.MULTILINE)
 

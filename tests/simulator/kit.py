@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cupyops import compiler, source
+from cupyops.binary import Binary
 from cupyops.signature import declared
 from cupyops.simulator import Pointer, Program, Report, SimulatorError
 
@@ -92,5 +93,5 @@ def place(code: str, marker: str) -> str:
 
 
 @cache
-def _compiled(code: str, name: str, arch: str, options: tuple[str, ...]) -> compiler.Binary:
+def _compiled(code: str, name: str, arch: str, options: tuple[str, ...]) -> Binary:
     return compiler.compile(source.load(code + "\n"), name, arch, options)[0]

@@ -21,7 +21,7 @@ from operator_samples import Make, run, samples
 from torch import Tensor
 
 import cupyops
-from cupyops import compiler, kernel
+from cupyops import cache, compiler, kernel
 from cupyops.errors import SimulatorError
 
 from .compared import compare, new_row
@@ -99,7 +99,7 @@ def _cubins(writer: Writer) -> str:
                 binary = specialised.binary(ARCH)
                 stem = compiler.entry_name(one.source, specialised.name, ARCH, one.options)
                 assert binary.path is not None
-                compiler.write_entry(Path(folder), stem, replace(binary, ptx=""), binary.path.read_bytes())
+                cache.write_entry(Path(folder), stem, replace(binary, ptx=""), binary.path.read_bytes())
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:xz") as archive:
             archive.add(folder, arcname="")

@@ -35,6 +35,7 @@ class State:
         listing: Listing,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
+        cluster: tuple[int, int, int],
         dynamic_shared: int,
         parameters: np.ndarray,
         watched: set[int],
@@ -42,7 +43,7 @@ class State:
         profile: Profile | None,
     ) -> None:
         self.code, self.memory, self.listing = code, memory, listing
-        self.grid, self.block, self.cluster = grid, block, code.function.cluster
+        self.grid, self.block, self.cluster = grid, block, cluster
         self.cluster_size = self.cluster[0] * self.cluster[1] * self.cluster[2]
         self.rank_unit = 1 << _RANK_SHIFT
         self.dynamic_shared = dynamic_shared

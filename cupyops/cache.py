@@ -1,0 +1,176 @@
+"""The disk: what is kept in the user's own folder. A compiled kernel is a .cubin and a .json that vouches for it.
+
+A cubin is code. In the user's own folder only that counts which no other user can have written. A damaged entry is a miss;
+a file appears under its name only when it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from . import backend
+from .binary import Binary, Parameter
+
+
+def folder() -> Path | None:
+    """The user's compiled kernels, one folder per NVRTC version and CUDA headers, or None where none can be had."""
+    major, minor = backend.nvrtc_version()
+    return own_folder(f"nvrtc-{major}.{minor}-{backend.runtime_version(backend.cuda_include())}")
+
+
+def own_folder(name: str) -> Path | None:
+    """`name` in the user's own cache (0700), made if need be, or None where none can be had.
+
+    A root that was there before keeps its mode, for it may serve others too; but no one else may write to it.
+    """
+    root = location()
+    if root is None:
+        return None
+    folder = root / name
+    return folder if _ours(root, 0o022) and _ours(folder, 0o077, close=True) else None
+
+
+def location() -> Path | None:
+    """What CUPYOPS_CACHE_DIR says, else the place for caches in the user's home, if there is one."""
+    chosen = os.environ.get("CUPYOPS_CACHE_DIR")
+    if chosen:
+        return Path(os.path.expanduser(chosen)).absolute()
+    try:
+        import platformdirs
+    except ImportError:
+        warnings.warn(
+            "kernels are compiled anew by each process: pip install platformdirs, or set CUPYOPS_CACHE_DIR",
+            stacklevel=2,
+        )
+        return None
+    try:
+        root = Path(platformdirs.user_cache_dir("cupyops", appauthor=False))
+    except RuntimeError:  # a user without a home
+        return None
+    return root if root.is_absolute() else None  # older versions of platformdirs give "~" as it stands
+
+
+def _ours(folder: Path, forbidden: int, close: bool = False) -> bool:
+    """Make `folder` if need be; whether it is a real folder of ours without the `forbidden` bits (or rid of them)."""
+    try:
+        str(folder).encode()  # as in `read_entry`
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or _foreign(status):
+            return False
+        if status.st_mode & forbidden:
+            if not close:
+                return False
+            folder.chmod(0o700)
+        return os.access(folder, os.W_OK | os.X_OK)
+    except (OSError, UnicodeEncodeError):
+        return False
+
+
+def _foreign(status: os.stat_result) -> bool:
+    return hasattr(os, "getuid") and status.st_uid != os.getuid()
+
+
+_TEMPORARY = ".writing-"  # how the names of unfinished files begin
+_ABANDONED = 3600  # seconds; no writer is at work for so long
+
+
+def write_entry(folder: Path, stem: str, binary: Binary, cubin: bytes) -> Binary:
+    """Write the .cubin, then the .json that vouches for it, each under a temporary name first."""
+    _sweep(folder)
+    _replace(folder / f"{stem}.cubin", cubin)
+    write_record(folder, stem, asdict(replace(binary, path=None)), cubin)
+    return replace(binary, path=folder / f"{stem}.cubin")
+
+
+def write_record(folder: Path, stem: str, record: dict[str, Any], content: bytes = b"") -> None:
+    """Write a .json that says `record`, of `content` where it vouches for that."""
+    record = record | {"stem": stem}
+    _replace(folder / f"{stem}.json", json.dumps(record | {"sha256": _seal(record, content)}).encode())
+
+
+def _seal(record: dict[str, Any], cubin: bytes) -> str:
+    """SHA-256 over all that an entry says, and the cubin of which it says it."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode() + cubin).hexdigest()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what writers left behind that were killed."""
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _ABANDONED:
+                path.unlink()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=_TEMPORARY)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_entry(folder: Path, stem: str, private: bool = False) -> Binary | None:
+    """The entry, if both its files are there, whole, and belong together; anything else is a miss.
+
+    In a `private` folder a file that another user can have written is not there.
+    """
+    path = folder / f"{stem}.cubin"
+    try:
+        str(path).encode()  # as CuPy does, before it hands the path to the driver
+        record = read_record(folder, stem, private, path)
+        if record is None:
+            return None
+        record["parameters"] = tuple(Parameter(**parameter) for parameter in record["parameters"])
+        return Binary(**record | {"path": path})
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def read_record(folder: Path, stem: str, private: bool = False, of: Path | None = None) -> dict[str, Any] | None:
+    """What the .json says (of the file `of`), if it is whole and was written under this name; anything else is a miss."""
+    try:
+        record = json.loads(_read(folder / f"{stem}.json", private))
+        seal = record.pop("sha256")
+        if seal != _seal(record, b"" if of is None else _read(of, private)) or record.pop("stem") != stem:
+            return None
+        return dict(record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _read(path: Path, private: bool) -> bytes:
+    """The content of a regular file; a FIFO is not waited for. `private`: of a file of ours alone, and through no link."""
+    extra = getattr(os, "O_NONBLOCK", 0) | (getattr(os, "O_NOFOLLOW", 0) if private else 0)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | extra)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or (private and (_foreign(status) or status.st_mode & 0o022)):
+            raise PermissionError(f"{path} is not to be trusted")
+        return file.read()
+
+
+def in_memory(stem: str, cubin: bytes) -> Path:
+    """A path from which the driver can load `cubin` though no cache folder can be written."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create(stem[:200])
+        with os.fdopen(
+            descriptor, "wb", closefd=False
+        ) as file:  # open for as long as the process: the path leads to it
+            file.write(cubin)
+        return Path(f"/proc/self/fd/{descriptor}")  # the same file in a process that is forked from this one
+    with tempfile.NamedTemporaryFile(suffix=".cubin", delete=False) as temporary:
+        temporary.write(cubin)
+    return Path(temporary.name)

@@ -1,0 +1,129 @@
+"""The examinations of what is installed: Python, PyTorch, CuPy, NVIDIA's wheels, the extras."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from .finding import INSTALL, Finding, absent, fault, ok, warning
+from .machine import Machine
+
+_PYTHON = (3, 11)
+_CUPY = re.compile(r"cupy(-cuda(\d+)x|-cuda\d+|-rocm-.+)?")
+_NVIDIA = re.compile(r"nvidia-(.+?)(?:-cu(\d+))?")
+_DEVELOPERS = ("test", "dev")  # extras for work on this package
+
+
+def python(machine: Machine) -> Iterator[Finding]:
+    """Its version."""
+    version = ".".join(map(str, machine.python))
+    if machine.python < _PYTHON:
+        yield fault("Python", f"{version}; 3.11 or later is needed", "install Python 3.11 or later, and cupyops in it")
+    else:
+        yield ok("Python", version)
+
+
+def pytorch(machine: Machine) -> Iterator[Finding]:
+    """Its version, and whether it was built for the CUDA of the driver."""
+    version, cuda = machine.torch
+    found = f"{version}, " + (f"for CUDA {cuda}" if cuda else "for the CPU only")
+    driver = machine.driver_major
+    own = map(Requirement, machine.requirements.get("", ()))
+    least = next((requirement for requirement in own if requirement.name == "torch"), None)
+    if least is not None and not least.specifier.contains(Version(version).base_version, prereleases=True):
+        yield fault("PyTorch", f"{found}; expected {least.specifier}", f'pip install -U "{least}"')
+    elif not cuda and machine.seen.get("driver", {}).get("devices"):
+        wish = "a GPU is here, which this build cannot use"
+        yield fault("PyTorch", f"{found}; {wish}", "pip install --force-reinstall torch")
+    elif driver and _torch_major(machine) > driver:
+        wish = f"the driver serves CUDA {driver} at most"
+        yield fault("PyTorch", f"{found}; {wish}", f"update the GPU's driver to one for CUDA {cuda}")
+    else:
+        yield ok("PyTorch", found)
+
+
+def cupy(machine: Machine) -> Iterator[Finding]:
+    """One CuPy, of a CUDA that is served, and new enough."""
+    wheels = sorted(name for name in machine.packages if _CUPY.fullmatch(name))
+    install = install_for(machine)
+    if not wheels:
+        missing = "not installed: kernels can be neither compiled nor run"
+        yield (fault if machine.gpus else warning)("CuPy", missing, install)
+        return
+    listed = ", ".join(f"{name} {machine.packages[name]}" for name in wheels)
+    served = {r.name: r for texts in machine.requirements.values() for r in map(Requirement, texts)}
+    if len(wheels) > 1:
+        remedy = f"pip uninstall -y {' '.join(wheels)} && {install}"
+        yield fault("CuPy", f"{listed}: they overwrite each other's files", remedy)
+    elif wheels == ["cupy"]:
+        yield ok("CuPy", f"{listed}, built here from source")
+    elif served and wheels[0] not in served:
+        known = " or ".join(sorted(name for name in served if name.startswith("cupy")))
+        yield fault("CuPy", f"{listed}; expected {known}", f"pip uninstall -y {wheels[0]} && {install}")
+    elif served and not served[wheels[0]].specifier.contains(machine.packages[wheels[0]], prereleases=True):
+        wanted = served[wheels[0]]
+        yield fault("CuPy", f"{listed}; expected {wanted.specifier}", f'pip install -U "{wanted}"')
+    else:
+        yield ok("CuPy", listed)
+
+
+def install_for(machine: Machine) -> str:
+    """The command for the extra of the CUDA that the driver, else PyTorch, else CuPy is of."""
+    known = [machine.driver_major or 0, _torch_major(machine), *sorted(_cupy_majors(machine))]
+    major = next((number for number in known if number), 12)
+    return INSTALL.format(major=min(max(major, 12), 13))
+
+
+def _cupy_majors(machine: Machine) -> set[int]:
+    matches = (_CUPY.fullmatch(name) for name in machine.packages)
+    return {int(match.group(2)) for match in matches if match is not None and match.group(2)}
+
+
+def nvidia(machine: Machine) -> Iterator[Finding]:
+    """NVIDIA's wheels: NVRTC and the headers of CuPy's CUDA; others are there for PyTorch, or for nobody."""
+    by_major: dict[int, dict[str, str]] = {}
+    for name, version in sorted(machine.packages.items()):
+        match = _NVIDIA.fullmatch(name)
+        if match is not None and match.group(1) in ("cuda-nvrtc", "cuda-runtime"):
+            by_major.setdefault(int(match.group(2) or version.partition(".")[0]), {})[name] = version
+    if not by_major:
+        yield absent("NVIDIA wheels", "neither cuda-nvrtc nor cuda-runtime; a CUDA toolkit may have both")
+        return
+    listed = "; ".join(
+        f"CUDA {major}: " + ", ".join(f"{name} {version}" for name, version in wheels.items())
+        for major, wheels in sorted(by_major.items())
+    )
+    cupys = _cupy_majors(machine)
+    left = sorted(name for major in set(by_major) - cupys - {_torch_major(machine)} for name in by_major[major])
+    lacking = [major for major in sorted(cupys) if len(by_major.get(major, {})) < 2]
+    if lacking:  # a CUDA toolkit may have what the wheels do not
+        works = machine.nvrtc_major == lacking[0] and "error" not in machine.seen.get("headers", {})
+        reason = f"CuPy, for CUDA {lacking[0]}, asks for cuda-nvrtc and cuda-runtime of that version"
+        judge = warning if works else fault
+        yield judge("NVIDIA wheels", f"{listed}; {reason}", INSTALL.format(major=lacking[0]))
+    elif left and cupys:
+        reason = "neither CuPy nor PyTorch uses " + ", ".join(left)
+        yield warning("NVIDIA wheels", f"{listed}; {reason}", f"pip uninstall -y {' '.join(left)}")
+    else:
+        yield ok("NVIDIA wheels", listed)
+
+
+def _torch_major(machine: Machine) -> int:
+    """The CUDA major version that PyTorch was built for; 0 for none."""
+    return int((machine.torch[1] or "0").partition(".")[0])
+
+
+def extras(machine: Machine) -> Iterator[Finding]:
+    """What is optional and not installed. The extras of CUDA are CuPy's matter."""
+    for extra, texts in sorted(machine.requirements.items()):
+        if not extra or extra in _DEVELOPERS or extra.startswith("cuda"):
+            continue
+        names = sorted({Requirement(text).name for text in texts})
+        missing = [name for name in names if re.sub(r"[-_.]+", "-", name).lower() not in machine.packages]
+        if missing:
+            yield absent(f"extra: {extra}", f"missing: {', '.join(missing)}", f'pip install "cupyops[{extra}]"')
+        else:
+            yield ok(f"extra: {extra}", ", ".join(names))

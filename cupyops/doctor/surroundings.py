@@ -1,0 +1,83 @@
+"""The examinations of folders and settings."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+from collections.abc import Iterator
+
+from .finding import Finding, absent, fault, ok, warning
+from .machine import Facts, Machine
+
+# Every setting of the environment that this package reads.
+SETTINGS = {
+    "CUPYOPS_CACHE_DIR": "where compiled kernels are kept",
+    "CUPYOPS_CUBIN_PATH": "folders of kernels compiled ahead of time",
+    "CUPYOPS_DEBUG": "each launch is waited for, and an asynchronous fault told where it is made",
+    "CUPYOPS_RELOAD": "an edited .cu file is compiled again in the running process, or is not",
+    "CUPYOPS_SIMULATE": "kernels run on the CPU, in the simulator",
+}
+_ANOTHER = 'export CUPYOPS_CACHE_DIR="$HOME/cupyops-cache"'
+_FREE = 1 << 28  # bytes: about what all built-in kernels take
+
+
+def cache(machine: Machine) -> Iterator[Finding]:
+    """Where compiled kernels are kept, and whether they can be."""
+    name, facts = "kernel cache", machine.seen.get("cache")
+    if facts is None or machine.nvrtc_major is None or "error" in machine.seen.get("headers", {}):
+        yield absent(name, "not examined: NVRTC or the headers are missing")
+    elif "error" in facts:
+        yield fault(name, facts["error"], _ANOTHER)
+    elif facts["root"] is None:
+        found = "there is none, each process compiles anew: platformdirs is missing, or the user has no home"
+        yield warning(name, found, "pip install platformdirs")
+    elif facts["folder"] is None:
+        yield _refused(name, facts)
+    else:
+        room = f"{facts['free'] / 2**30:.1f} GiB free"
+        found = f"{facts['folder']}: {facts['entries']:,} kernels, {facts['bytes'] / 2**20:.1f} MiB; {room}"
+        if facts["free"] < _FREE:
+            yield warning(name, found, f"rm -r {shlex.quote(facts['folder'])}")
+        else:
+            yield ok(name, found)
+
+
+def _refused(name: str, facts: Facts) -> Finding:
+    """Why the folder is not used: another user could have put a kernel there, or nothing can be written."""
+    folder = shlex.quote(facts["nearest"])
+    if not facts["is_folder"] or facts["is_link"] and facts["nearest"] == facts["root"]:
+        return fault(name, f"{folder} is no folder", _ANOTHER)
+    if facts["nearest"] == facts["root"] and facts["owner"] != facts["user"]:
+        found = f"{folder} belongs to user {facts['owner']}, not to you"
+        return fault(name, found, _ANOTHER)
+    if not facts["writable"]:
+        return fault(name, f"{folder} cannot be written", f"chmod u+wx {folder}")
+    if facts["mode"] & 0o022:
+        return fault(name, f"{folder} can be written by others ({facts['mode']:o})", f"chmod go-w {folder}")
+    return fault(name, f"{facts['root']} cannot be used", _ANOTHER)
+
+
+def settings(machine: Machine) -> Iterator[Finding]:
+    """The CUPYOPS_ settings that are set, and those that there are not."""
+    given = {name: value for name, value in sorted(machine.environ.items()) if name.startswith("CUPYOPS_")}
+    if not given:
+        yield ok("settings", "no CUPYOPS_ setting is set")
+    for name, value in given.items():
+        if name in SETTINGS:
+            yield from _setting(name, value)
+            continue
+        near = difflib.get_close_matches(name, SETTINGS, 1)
+        meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(SETTINGS)}"
+        yield warning(name, f"{value!r}: there is no such setting{meant}", f"unset {name}")
+
+
+def _setting(name: str, value: str) -> Iterator[Finding]:
+    missing = []
+    if name == "CUPYOPS_CUBIN_PATH":
+        missing = [folder for folder in value.split(os.pathsep) if folder and not os.path.isdir(folder)]
+    if missing:
+        build = f"python -m cupyops compile --out {shlex.quote(missing[0])}"
+        yield warning(name, f"{value!r}: there is no folder {missing[0]}", build)
+    else:
+        yield ok(name, f"{value!r}: {SETTINGS[name]}")

@@ -1,0 +1,188 @@
+"""The child process of the doctor: `python -m cupyops.doctor.survey`.
+
+What may crash or hang, broken libraries and drivers above all, is done here, a stage at a time. Each stage prints one line
+of JSON as soon as it is done: {"stage": name, ...facts} or {"stage": name, "error": text}. Where the process dies, the last
+line, {"stage": name, "begun": true}, says in which stage.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import backend, cache, compiler
+from ..errors import LaunchError
+from ..kernel import Kernel
+from ..simulation import simulate
+
+Facts = dict[str, Any]
+
+_TRIAL = Kernel(
+    """
+#include <cuda_fp16.h>
+__global__ void doctor_trial(const __half* x, float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = 2 * __half2float(x[i]) + 1;
+}
+""",
+    "doctor_trial",
+)
+_SIZE = 1000
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+
+
+def imports() -> Facts:
+    """CuPy, in a process that has PyTorch."""
+    return {"version": backend.cupy().__version__}
+
+
+def nvrtc() -> Facts:
+    """NVRTC's version, and the architectures that it compiles for."""
+    return {"version": backend.nvrtc_version(), "archs": compiler.supported_archs()}
+
+
+def headers() -> Facts:
+    """Where the CUDA headers are, and of which CUDA version."""
+    folder = backend.cuda_include()
+    return {"folder": str(folder), "version": backend.runtime_version(folder)}
+
+
+def compile_trial() -> Facts:
+    """Compile a kernel, past every cache: this loads NVRTC's builtins too."""
+    arch = "sm_80" if "sm_80" in compiler.supported_archs() else compiler.supported_archs()[0]
+    _, cubin = compiler.compile(_TRIAL.source, _TRIAL.base, arch)
+    return {"arch": arch, "bytes": len(cubin)}
+
+
+def cache_folder() -> Facts:
+    """The kernel cache: where it is, what it holds, and what room there is."""
+    root, folder = cache.location(), cache.folder()
+    facts: Facts = {"root": None if root is None else str(root), "folder": None if folder is None else str(folder)}
+    if root is not None:
+        facts |= _state(root)
+    if folder is not None:
+        sizes = {path.name: _size(path) for path in folder.iterdir()}
+        entries = sum(name.endswith(".cubin") for name in sizes)
+        facts |= {"entries": entries, "bytes": sum(sizes.values()), "free": shutil.disk_usage(folder).free}
+    return facts
+
+
+def _size(path: Path) -> int:
+    """0 for what has been removed just now."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+def _state(root: Path) -> Facts:
+    """Who may do what to a folder, or to the nearest one above it that is there."""
+    nearest = next((path for path in (root, *root.parents) if os.path.lexists(path)), root)
+    status = nearest.lstat()
+    return {
+        "nearest": str(nearest),
+        "is_folder": nearest.is_dir(),
+        "is_link": nearest.is_symlink(),
+        "owner": status.st_uid,
+        "user": os.getuid() if hasattr(os, "getuid") else status.st_uid,
+        "mode": status.st_mode & 0o777,
+        "writable": os.access(nearest, os.W_OK | os.X_OK),
+    }
+
+
+def simulator() -> Facts:
+    """Run the kernel on the CPU."""
+    with simulate():
+        return _run(torch.device("cpu"))
+
+
+def driver() -> Facts:
+    """What the driver says of itself, asked without PyTorch or CuPy in between."""
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return {"here": False, "kernel_module": os.path.exists("/proc/driver/nvidia/version")}
+    number = ctypes.c_int(0)
+    library.cuDriverGetVersion(ctypes.byref(number))
+    facts = {"here": True, "cuda": number.value, "status": library.cuInit(0), "devices": 0}
+    if facts["status"] == 0:
+        library.cuDeviceGetCount(ctypes.byref(number))
+        facts["devices"] = number.value
+    elif facts["status"] == _NO_DEVICE:
+        facts["status"] = 0
+    return facts
+
+
+def gpus() -> Facts:
+    """The GPUs that PyTorch sees."""
+    return {"gpus": [_gpu(device) for device in range(torch.cuda.device_count())]}
+
+
+def _gpu(device: int) -> Facts:
+    properties = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "name": properties.name,
+        "capability": [properties.major, properties.minor],
+        "free": free,
+        "total": total,
+    }
+
+
+def _run(device: torch.device) -> Facts:
+    """The kernel launched on `device`, its results compared."""
+    x = torch.arange(_SIZE, device=device, dtype=torch.float16)
+    y = torch.empty(_SIZE, device=device)
+    _TRIAL[4, 256](x, y, _SIZE)
+    error = (y.double() - (2 * x.double() + 1)).abs().max().item()
+    if error:
+        raise LaunchError(f"the kernel ran, but its results are wrong by up to {error:g}")
+    return {"elements": _SIZE}
+
+
+_STAGES: dict[str, Callable[[], Facts]] = {
+    "torch, cupy": imports,
+    "nvrtc": nvrtc,
+    "headers": headers,
+    "compile": compile_trial,
+    "cache": cache_folder,
+    "simulator": simulator,
+    "driver": driver,
+    "gpus": gpus,
+}
+
+
+def main() -> None:
+    """All stages, then the kernel on each GPU."""
+    seen = {name: _stage(name, work) for name, work in _STAGES.items()}
+    for index in range(len(seen["gpus"].get("gpus", []))):
+        device = torch.device("cuda", index)
+        _stage(f"run on GPU {index}", functools.partial(_run, device))
+
+
+def _stage(name: str, work: Callable[[], Facts]) -> Facts:
+    """One stage, told when it begins and when it ends."""
+    _tell({"stage": name, "begun": True})
+    try:
+        facts = work()
+    except Exception as error:  # whatever a broken library raises is what was found
+        facts = {"error": f"{type(error).__name__}: {error}"}
+    _tell({"stage": name} | facts)
+    return facts
+
+
+def _tell(facts: Facts) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,442 @@
+"""`python -m cupyops doctor`: each fault is found and its remedy told; nothing that breaks breaks the doctor."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import cupyops
+from cupyops import doctor
+from cupyops.cli.app import app
+from cupyops.doctor import machine as gathering
+from cupyops.doctor import surroundings
+from cupyops.doctor.finding import ABSENT, FAULT, OK, WARNING
+
+GPU = {"name": "NVIDIA H200", "capability": [9, 0], "free": 100 << 30, "total": 139 << 30}
+CACHE = {
+    "root": "/home/me/.cache/cupyops",
+    "folder": "/home/me/.cache/cupyops/nvrtc-12.9-12090",
+    "nearest": "/home/me/.cache/cupyops",
+    "is_folder": True,
+    "is_link": False,
+    "owner": 1000,
+    "user": 1000,
+    "mode": 0o700,
+    "writable": True,
+    "entries": 12,
+    "bytes": 1 << 20,
+    "free": 100 << 30,
+}
+PACKAGES = {
+    "torch": "2.11.0",
+    "cupy-cuda12x": "14.2.0",
+    "nvidia-cuda-nvrtc-cu12": "12.9.86",
+    "nvidia-cuda-runtime-cu12": "12.9.79",
+    "nvidia-cuda-nvrtc": "13.0.88",
+    "nvidia-cuda-runtime": "13.0.96",
+    "nvidia-cublas": "13.1.0",
+    "rich": "15.0",
+}
+WELL = doctor.Machine(
+    python=(3, 12, 1),
+    torch=("2.11.0+cu130", "13.0"),
+    packages=PACKAGES,
+    requirements={
+        "": ("numpy>=1.26", "torch>=2.11"),
+        "cuda12x": ("cupy-cuda12x>=13.4", "nvidia-cuda-nvrtc-cu12>=12.8"),
+        "cuda13x": ("cupy-cuda13x>=13.6", "nvidia-cuda-nvrtc<14,>=13"),
+        "cli": ("rich>=13.7",),
+        "dev": ("ruff",),
+    },
+    environ={"HOME": "/home/me"},
+    seen={
+        "cupy, torch": {},
+        "torch, cupy": {"version": "14.2.0"},
+        "nvrtc": {"version": [12, 9], "archs": ["sm_75", "sm_80", "sm_90"]},
+        "headers": {"folder": "/site/nvidia/cuda_runtime/include", "version": 12090},
+        "compile": {"arch": "sm_80", "bytes": 5000},
+        "cache": CACHE,
+        "simulator": {"elements": 1000},
+        "driver": {"here": True, "cuda": 13000, "status": 0, "devices": 1},
+        "gpus": {"gpus": [GPU]},
+        "run on GPU 0": {"elements": 1000},
+    },
+)
+NO_GPU = {"driver": {"here": False, "kernel_module": False}, "gpus": {"gpus": []}, "run on GPU 0": None}
+
+
+def seen(**changes):
+    """The healthy machine with other facts, or with a stage (None) that was not come to; `_` in a name for a space."""
+    stages = dict(WELL.seen)
+    for name, facts in changes.items():
+        stages[name.replace("_", " ")] = facts
+    return replace(WELL, seen={name: facts for name, facts in stages.items() if facts is not None})
+
+
+def packages(**changes):
+    """The healthy machine with other packages; None removes one, and `_` stands for a dash."""
+    found = PACKAGES | {name.replace("_", "-"): version for name, version in changes.items()}
+    return replace(WELL, packages={name: version for name, version in found.items() if version is not None})
+
+
+def error(text):
+    return {"error": text}
+
+
+def rows(machine):
+    return {finding.name: finding for finding in doctor.examine(machine)}
+
+
+def command(monkeypatch, machine, *words):
+    monkeypatch.setattr(doctor, "look", lambda: machine)
+    return CliRunner().invoke(app, ["doctor", *words], env={"COLUMNS": "100"})
+
+
+def test_a_machine_that_is_well(monkeypatch):
+    assert {finding.verdict for finding in doctor.examine(WELL)} == {OK}
+    result = command(monkeypatch, WELL)
+    assert result.exit_code == 0
+    assert "GPU 0" in result.output and "NVIDIA H200, compute capability 9.0" in result.output
+
+
+def test_no_gpu_is_no_fault(monkeypatch):
+    machine = replace(seen(**NO_GPU), torch=("2.11.0+cpu", None))
+    assert not [finding for finding in doctor.examine(machine) if finding.verdict == FAULT]
+    assert rows(machine)["GPU"].verdict == ABSENT
+    result = command(monkeypatch, machine)
+    assert result.exit_code == 0
+    assert "no GPU: the references and the simulator are used" in " ".join(result.output.split())
+
+
+BROKEN = {
+    "old Python": (replace(WELL, python=(3, 10, 2)), "Python", "install Python 3.11 or later, and cupyops in it"),
+    "old torch": (replace(WELL, torch=("2.4.1", "12.4")), "PyTorch", 'pip install -U "torch>=2.11"'),
+    "torch for the CPU": (replace(WELL, torch=("2.11.0+cpu", None)), "PyTorch", "pip install --force-reinstall torch"),
+    "torch too new for the driver": (
+        seen(driver={"here": True, "cuda": 12080, "status": 0, "devices": 1}),
+        "PyTorch",
+        "update the GPU's driver to one for CUDA 13.0",
+    ),
+    "two CuPys": (
+        packages(cupy_cuda11x="13.6.0"),
+        "CuPy",
+        'pip uninstall -y cupy-cuda11x cupy-cuda12x && pip install "cupyops[cuda13x]"',
+    ),
+    "CuPy beside its source build": (
+        packages(cupy="14.2.0"),
+        "CuPy",
+        'pip uninstall -y cupy cupy-cuda12x && pip install "cupyops[cuda13x]"',
+    ),
+    "no CuPy on a GPU": (packages(cupy_cuda12x=None), "CuPy", 'pip install "cupyops[cuda13x]"'),
+    "a CuPy that is not served": (
+        packages(cupy_cuda12x=None, cupy_cuda11x="13.6.0"),
+        "CuPy",
+        'pip uninstall -y cupy-cuda11x && pip install "cupyops[cuda13x]"',
+    ),
+    "old CuPy": (packages(cupy_cuda12x="13.0.0"), "CuPy", 'pip install -U "cupy-cuda12x>=13.4"'),
+    "NVRTC without headers": (
+        replace(packages(nvidia_cuda_runtime_cu12=None), seen={**WELL.seen, "headers": error("no headers of CUDA 12")}),
+        "NVIDIA wheels",
+        'pip install "cupyops[cuda12x]"',
+    ),
+    "an order of imports that crashes": (
+        seen(**{"cupy, torch": error("it crashed: killed by signal 11")}),
+        "import cupy, torch",
+        'pip uninstall -y cupy-cuda12x && pip install "cupyops[cuda13x]"',
+    ),
+    "CuPy without a cache": (
+        seen(**{"torch, cupy": error("MissingDependencyError: ... set CUPY_CACHE_DIR to a folder")}),
+        "import torch, cupy",
+        'export CUPY_CACHE_DIR="$HOME/cupy-cache"',
+    ),
+    "NVRTC does not load": (
+        seen(nvrtc=error("MissingDependencyError: NVRTC does not load")),
+        "NVRTC",
+        'pip install "cupyops[cuda13x]" --force-reinstall',
+    ),
+    "headers of another major": (
+        seen(headers=error("no headers of CUDA 12 were found")),
+        "CUDA headers",
+        "pip install nvidia-cuda-runtime-cu12",
+    ),
+    "no builtins": (
+        seen(compile=error("CompileError: failed to open libnvrtc-builtins.so.12.9")),
+        "compile a kernel",
+        'pip install "cupyops[cuda12x]" --force-reinstall',
+    ),
+    "driver too old for NVRTC": (
+        replace(
+            seen(
+                driver={"here": True, "cuda": 12080, "status": 0, "devices": 1},
+                nvrtc={"version": [13, 0], "archs": ["sm_75", "sm_90"]},
+            ),
+            torch=("2.11.0+cu128", "12.8"),
+        ),
+        "driver",
+        'pip uninstall -y cupy-cuda12x && pip install "cupyops[cuda12x]"',
+    ),
+    "driver in two versions": (
+        seen(driver={"here": True, "cuda": 13000, "status": 803, "devices": 0}),
+        "driver",
+        "reboot the machine",
+    ),
+    "driver with an error of its own": (
+        seen(driver={"here": True, "cuda": 13000, "status": 46, "devices": 0}),
+        "driver",
+        "reinstall the GPU's driver",
+    ),
+    "a container without its GPU": (
+        seen(driver={"here": False, "kernel_module": True}),
+        "driver",
+        "docker run --gpus all ...   (or reinstall the GPU's driver)",
+    ),
+    "driver that hangs": (
+        seen(driver=error("it hung: stopped after 120 seconds"), gpus=None),
+        "driver",
+        "reinstall the GPU's driver",
+    ),
+    "PyTorch fails on the GPUs": (
+        seen(gpus=error("RuntimeError: no")),
+        "GPU",
+        "reboot the machine, or reinstall the GPU's driver",
+    ),
+    "a GPU that is too old": (
+        seen(gpus={"gpus": [GPU | {"capability": [7, 0]}, GPU]}),
+        "GPU 0",
+        "export CUDA_VISIBLE_DEVICES=1",
+    ),
+    "a GPU that NVRTC does not know": (
+        seen(gpus={"gpus": [GPU | {"capability": [12, 0]}]}),
+        "GPU 0",
+        'pip install "cupyops[cuda12x]" --upgrade',
+    ),
+    "a GPU that is not there": (
+        replace(WELL, environ={"CUDA_VISIBLE_DEVICES": "0,7"}),
+        "CUDA_VISIBLE_DEVICES",
+        "unset CUDA_VISIBLE_DEVICES",
+    ),
+    "a kernel that fails": (
+        seen(run_on_GPU_0=None, **{"run on GPU 0": error("LaunchError: illegal address")}),
+        "run on GPU 0",
+        "CUDA_VISIBLE_DEVICES=0 compute-sanitizer python -m cupyops.doctor.survey",
+    ),
+    "the simulator fails": (
+        seen(simulator=error("SimulatorError: no")),
+        "run in the simulator",
+        "pip install --force-reinstall --no-deps cupyops",
+    ),
+    "a cache of another user": (
+        seen(cache=CACHE | {"folder": None, "owner": 0}),
+        "kernel cache",
+        'export CUPYOPS_CACHE_DIR="$HOME/cupyops-cache"',
+    ),
+    "a cache open to others": (
+        seen(cache=CACHE | {"folder": None, "mode": 0o777}),
+        "kernel cache",
+        "chmod go-w /home/me/.cache/cupyops",
+    ),
+    "a cache that is a file": (
+        seen(cache=CACHE | {"folder": None, "is_folder": False}),
+        "kernel cache",
+        'export CUPYOPS_CACHE_DIR="$HOME/cupyops-cache"',
+    ),
+    "a home that cannot be written": (
+        seen(cache=CACHE | {"folder": None, "nearest": "/home/me", "writable": False}),
+        "kernel cache",
+        "chmod u+wx /home/me",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_fault_and_its_remedy(case, monkeypatch):
+    machine, name, remedy = BROKEN[case]
+    found = rows(machine)[name]
+    assert (found.verdict, found.remedy) == (FAULT, remedy)
+    result = command(monkeypatch, machine)
+    assert result.exit_code == 1
+    assert f"  {remedy}\n" in result.output
+
+
+LAME = {
+    "no CuPy, no GPU": (
+        replace(packages(cupy_cuda12x=None), seen=seen(**NO_GPU).seen, torch=("2.11.0+cpu", None)),
+        "CuPy",
+        'pip install "cupyops[cuda12x]"',
+    ),
+    "wheels that nobody uses": (
+        replace(WELL, torch=("2.11.0+cpu", None), seen=seen(**NO_GPU).seen),
+        "NVIDIA wheels",
+        "pip uninstall -y nvidia-cuda-nvrtc nvidia-cuda-runtime",
+    ),
+    "NVRTC from a toolkit": (
+        packages(nvidia_cuda_nvrtc_cu12=None, nvidia_cuda_runtime_cu12=None),
+        "NVIDIA wheels",
+        'pip install "cupyops[cuda12x]"',
+    ),
+    "headers newer than NVRTC": (
+        seen(nvrtc={"version": [12, 4], "archs": ["sm_75", "sm_90"]}),
+        "CUDA headers",
+        'pip install "cupyops[cuda12x]" --upgrade',
+    ),
+    "a full GPU": (
+        seen(gpus={"gpus": [GPU | {"free": 1 << 20}]}),
+        "GPU 0",
+        "end other programs on this GPU; nvidia-smi lists them",
+    ),
+    "every GPU hidden": (
+        replace(
+            seen(driver={"here": True, "cuda": 13000, "status": 0, "devices": 0}, gpus={"gpus": []}),
+            environ={"CUDA_VISIBLE_DEVICES": ""},
+        ),
+        "CUDA_VISIBLE_DEVICES",
+        "unset CUDA_VISIBLE_DEVICES",
+    ),
+    "no cache at all": (seen(cache={"root": None, "folder": None}), "kernel cache", "pip install platformdirs"),
+    "a full disk": (
+        seen(cache=CACHE | {"free": 1 << 20}),
+        "kernel cache",
+        "rm -r /home/me/.cache/cupyops/nvrtc-12.9-12090",
+    ),
+    "a setting misspelt": (
+        replace(WELL, environ={"CUPYOPS_CACHEDIR": "/tmp"}),
+        "CUPYOPS_CACHEDIR",
+        "unset CUPYOPS_CACHEDIR",
+    ),
+    "a folder of cubins that is not there": (
+        replace(WELL, environ={"CUPYOPS_CUBIN_PATH": "/absent"}),
+        "CUPYOPS_CUBIN_PATH",
+        "python -m cupyops compile --out /absent",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LAME)
+def test_a_warning_and_its_remedy(case, monkeypatch):
+    machine, name, remedy = LAME[case]
+    found = rows(machine)[name]
+    assert (found.verdict, found.remedy) == (WARNING, remedy)
+    result = command(monkeypatch, machine)
+    assert result.exit_code == 0
+    assert f"  {remedy}\n" in result.output
+
+
+def test_one_cause_is_one_fault():
+    """What cannot be examined because of a fault is no fault of its own."""
+    headers = seen(headers=error("none"), compile=error("none"), cache=error("none"), simulator=error("none"))
+    assert {name for name, row in rows(headers).items() if row.verdict == FAULT} == {"CUDA headers"}
+    nvrtc = seen(**{stage: error("none") for stage in ("nvrtc", "headers", "compile", "cache", "simulator")})
+    assert {name for name, row in rows(nvrtc).items() if row.verdict == FAULT} == {"NVRTC"}
+
+
+def test_what_is_optional_and_missing(monkeypatch):
+    machine = packages(rich=None)
+    assert rows(machine)["extra: cli"].verdict == ABSENT
+    assert "extra: dev" not in rows(machine)
+    assert '  pip install "cupyops[cli]"\n' in command(monkeypatch, machine).output
+
+
+def test_a_misspelt_setting_is_guessed():
+    found = rows(replace(WELL, environ={"CUPYOPS_CACHEDIR": "/tmp", "CUPYOPS_SIMULATE": "1"}))
+    assert "did you mean CUPYOPS_CACHE_DIR?" in found["CUPYOPS_CACHEDIR"].found
+    assert found["CUPYOPS_SIMULATE"].verdict == OK
+
+
+def test_every_setting_that_is_read_is_known():
+    sources = Path(cupyops.__file__).parent.rglob("*.py")
+    read = {name for path in sources for name in re.findall(r"environ\b[^\n]*?\"(CUPYOPS_\w+)\"", path.read_text())}
+    assert read == set(surroundings.SETTINGS)
+
+
+def test_mig_is_told():
+    found = rows(seen(gpus={"gpus": [GPU | {"name": "NVIDIA H200 MIG 1g.18gb"}]}))["GPU 0"]
+    assert found.verdict == OK and "a MIG slice" in found.found
+
+
+@pytest.mark.parametrize("last", list(WELL.seen))
+def test_wherever_the_survey_ends_there_is_a_report(last):
+    """Its process died in that stage: the stage is at fault or said to be so, those after it are not examined."""
+    names = [name for name in WELL.seen if name != "cupy, torch"]
+    lines = []
+    for name in names:
+        if name == last:
+            lines.append(json.dumps({"stage": name, "begun": True}))
+            break
+        lines.append(json.dumps({"stage": name, **WELL.seen[name]}))
+    facts = gathering.read_survey(["noise", *lines], "it crashed: killed by signal 11")
+    found = doctor.examine(replace(WELL, seen={"cupy, torch": {}, **facts}))
+    assert not [finding for finding in found if "examination itself" in finding.found]
+    assert all(finding.remedy for finding in found if finding.verdict in (FAULT, WARNING))
+    if last != "cupy, torch":
+        assert [finding for finding in found if finding.verdict == FAULT and "signal 11" in finding.found]
+
+
+def test_a_survey_that_does_not_even_begin():
+    assert gathering.read_survey([], "boom") == {"torch, cupy": {"error": "boom"}}
+
+
+def test_an_examination_that_fails_is_a_fault_and_the_others_go_on():
+    found = rows(seen(gpus={"gpus": [{}]}))
+    assert found["gpus"].verdict == FAULT and "KeyError" in found["gpus"].found
+    assert found["kernel cache"].verdict == OK
+
+
+@pytest.mark.parametrize(
+    ("code", "trouble"),
+    [
+        ("import time; print('begun', flush=True); time.sleep(60)", "it hung: stopped after 0.5 seconds"),
+        ("import os; print('begun', flush=True); os.abort()", "it crashed: killed by signal 6"),
+        ("print('begun', flush=True); 1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+def test_a_child_that_hangs_or_crashes(code, trouble):
+    output, found = gathering._child(("-S", "-c", code), 0.5 if "sleep" in code else 30)
+    assert output == "begun\n" and found.endswith(trouble)
+
+
+def test_packages_are_those_on_the_path(tmp_path):
+    for name, version in (
+        ("cupy_cuda12x", "14.2.0"),
+        ("CuPy-CUDA11x", "13.6.0"),
+        ("nvidia_cuda_nvrtc_cu12", "12.9.86"),
+    ):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (tmp_path / "left_over.dist-info").mkdir()
+    found = gathering.installed([str(tmp_path)])
+    assert found == {"cupy-cuda12x": "14.2.0", "cupy-cuda11x": "13.6.0", "nvidia-cuda-nvrtc-cu12": "12.9.86"}
+    assert rows(replace(WELL, packages=found))["CuPy"].verdict == FAULT
+
+
+def test_the_requirements_are_those_of_the_package():
+    stated = gathering.requirements()
+    assert any(text.startswith("torch") for text in stated[""])
+    assert any(text.startswith("cupy-cuda12x") for text in stated["cuda12x"])
+
+
+def test_this_machine(tmp_path, monkeypatch):
+    """The whole of it, with its child processes."""
+    monkeypatch.setenv("CUPYOPS_CACHE_DIR", str(tmp_path / "cache"))
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    report = json.loads(result.stdout)
+    found = {finding["name"]: finding for finding in report["findings"]}
+    assert result.exit_code == (0 if report["passed"] else 1)
+    for name in ("import torch, cupy", "import cupy, torch", "compile a kernel", "run in the simulator"):
+        assert found[name]["verdict"] == OK, found[name]
+    assert str(tmp_path / "cache") in found["kernel cache"]["found"]
+
+
+@pytest.mark.gpu
+def test_this_machine_s_gpus():
+    found = rows(doctor.look())
+    assert found["driver"].verdict == OK, found["driver"]
+    assert found["GPU 0"].verdict == OK, found["GPU 0"]
+    assert found["run on GPU 0"].verdict == OK, found["run on GPU 0"]
