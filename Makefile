@@ -20,7 +20,7 @@ CLANG_FORMAT = $(PY) -c "import clang_format; clang_format.clang_format()"
 # -p finds the plugin in tests; python -m pytest finds the package in this folder
 GPU_PYTEST = PYTHONPATH=tests$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json
 
-.PHONY: help demo test lint types format pytest opdb conformance test-gpu gpu-report bench soak sanitize clean
+.PHONY: help demo test lint types format pytest opdb docs conformance test-gpu gpu-report bench soak sanitize clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -55,6 +55,9 @@ pytest: $(SETUP) ## Run the tests, JOBS at a time
 opdb: $(SETUP) ## Run PyTorch's own op_db over the operators, in a process of its own
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal tests/opdb
 
+docs: $(SETUP) ## Build the site of documentation into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
 conformance: $(SETUP) ## The same, and write what passed into docs/conformance.md
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal tests/opdb --conformance=tests/conformance.json
 	$(PY) tools/conformance.py
@@ -87,5 +90,5 @@ clean: ## Remove what was built; .venv and the user's kernel cache stay
 .venv/.installed-$(CUDA): pyproject.toml constraints.txt
 	@python3 -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "cupyops needs Python 3.11 or later; python3 is $$(python3 -V)"; exit 1; }
 	test -x .venv/bin/python || python3 -m venv .venv
-	.venv/bin/python -m pip install --quiet -c constraints.txt -e ".[$(CUDA),cli,examples,test,dev]"
+	.venv/bin/python -m pip install --quiet -c constraints.txt -e ".[$(CUDA),cli,docs,examples,test,dev]"
 	@touch $@

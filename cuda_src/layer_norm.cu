@@ -28,7 +28,8 @@ template <typename A> struct Moments {
   A mean, rstd;
 
   __device__ __forceinline__ Moments(A mu, Pair<A> centred, long long size, A eps) {
-    const A left = centred.first / size, variance = centred.second / size - left * left;
+    const A left = centred.first / size, about_mu = centred.second / size;
+    const A variance = isfinite(about_mu) ? about_mu - left * left : about_mu;  // inf - inf would be NaN
     mean = mu + left;
     rstd = inverse_sqrt((variance < A(0) ? A(0) : variance) + eps);
   }

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import backend, cache
+from .compilation import backend, cache
 from .errors import CompileError, InputError, LaunchError
 from .layout import is_dry
 from .reach import kernels_of

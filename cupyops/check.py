@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from . import libraries
 from .errors import InputError
 
 
@@ -17,9 +18,11 @@ def fail(name: str, found: Any, expected: str) -> NoReturn:
 
 
 def describe(value: Any) -> str:
-    """A value as error messages show it: tensors by shape, dtype and device."""
+    """A value as error messages show it: tensors by shape, dtype and device, arrays by shape and dtype."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}, {value.dtype} on {value.device}"
+    if libraries.is_array(value):
+        return libraries.describe(value)
     text = repr(value)
     return f"{text if len(text) < 60 else text[:57] + '...'} ({type(value).__name__})"
 
@@ -27,6 +30,8 @@ def describe(value: Any) -> str:
 def tensor(name: str, value: Any) -> None:
     """`value` is a tensor."""
     if not isinstance(value, Tensor):
+        if libraries.is_array(value):  # beside a tensor: of the arguments of a call all are arrays, or none
+            fail(name, value, "a tensor; inside cupyops.vjp arrays are tensors: pass it to vjp as an argument")
         fail(name, value, "a tensor, or an array that offers DLPack")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .common.broadcast import BLOCK, arrange, empty_output, expanded
+from .common.broadcast import BLOCK, arrange, empty_output, expanded, is_flat
 from .expression import kernels, references
 from .expression.arguments import checker
 from .expression.declaration import Declaration, dtypes_of, parse
@@ -110,7 +110,8 @@ def _forward(declaration: Declaration, kernel: Kernel) -> Callable[..., Any]:
             for index, one in enumerate(outputs)
         ]
         grid, layout, inputs = arrange(like, *inputs)
-        kernel[grid, BLOCK](*inputs, *found, *args[count:], layout, like.numel(), T=dtype)
+        flat = is_flat(like, *inputs)
+        kernel[grid, BLOCK](*inputs, *found, *args[count:], layout, like.numel(), T=dtype, FLAT=flat)
         return found[0] if len(found) == 1 else tuple(found), ()
 
     return launch

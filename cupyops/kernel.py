@@ -17,23 +17,26 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from . import compiler, driver, fastpath, faults, reload, signature, source, tracing
-from .configuration import Configuration
-from .configuration import ceil_div as ceil_div
-from .ctype import FLOATING as FLOATING  # what kernels of this package declare for T
+from . import tracing
+from .compilation import architecture, compiler, source
+from .compilation.declarations import function
 from .errors import LaunchError
+from .launching import driver, fastpath, faults, reload
+from .launching.configuration import Configuration
+from .launching.configuration import ceil_div as ceil_div
+from .launching.ctype import FLOATING as FLOATING  # what kernels of this package declare for T
+from .launching.executors import addressing as addressing
+from .launching.executors import executors as executors
+from .launching.loaded import Loaded
+from .launching.specialised import Specialised
+from .launching.template import Template
+from .launching.variables import Globals
 from .layout import is_dry
-from .loaded import Loaded
-from .specialised import Specialised as Specialised
-from .specialised import addressing as addressing
-from .specialised import executors as executors
-from .template import Template
-from .variables import Globals
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _MAX_CONFIGURED = 4096  # grids remembered per kernel
@@ -68,6 +71,9 @@ class Kernel(Template):
             at the next `kernel[...]`.
         name: the function, with its template parameters if it has any: `"layer_norm_fwd<T, VEC>"`.
         options: further NVRTC options, such as `("--use_fast_math",)` or `("-Iheaders",)`.
+        arch: a specific target, for what one architecture alone has, such as wgmma: compiled for `"sm_90a"` the kernel runs
+            on compute capability 9.0 alone, for `"sm_100f"` on 10.0 and later minors. By default it is compiled for the
+            device that it is launched on.
         **domain: for each template parameter the values that it takes, as a tuple: what ahead-of-time compilation
             builds, and what a launch may ask for. A parameter not named here takes any dtype, bool, int, or name of a
             type of the source, such as `Op="Add"`.
@@ -80,7 +86,8 @@ class Kernel(Template):
     by value.
 
     Raises:
-        LaunchError: wrong count, dtype, device, alignment or range of an argument, or a launch that CUDA refuses.
+        LaunchError: wrong count, dtype, device, alignment or range of an argument, a launch that CUDA refuses, or a device
+            that cannot run `arch`.
         CompileError: the kernel does not compile.
         SourceError: the file is not found.
 
@@ -99,6 +106,7 @@ class Kernel(Template):
         name: str,
         *,
         options: Iterable[str] = (),
+        arch: str | None = None,
         where: Callable[..., bool] | None = None,
         **domain: tuple[Any, ...],
     ) -> None:
@@ -106,6 +114,7 @@ class Kernel(Template):
         self._beside = _caller_folder()
         super().__init__(name, domain, where)
         self.options = compiler.checked_options(options)
+        self.arch = architecture.checked_specific(arch)
         self._specialised: dict[tuple[Any, ...], Specialised] = {}
         self._configured: dict[tuple[Any, ...], Callable[..., None]] = {}
         self._fast: fastpath.Configure | None = None  # written at the first load, when the PTX has told the types
@@ -123,7 +132,7 @@ class Kernel(Template):
     @property
     def declared(self) -> list[tuple[str, str]]:
         """(C type, name) of each parameter, from the text."""
-        return signature.declared(self.source, self.base)
+        return function(self.source, self.base).parameters
 
     @property
     def is_text(self) -> bool:
@@ -141,6 +150,12 @@ class Kernel(Template):
             return self._configure(launch, launch)
         except TypeError:  # no hash: symbolic sizes, as a dry run has them
             return self._unhurried(launch)
+
+    def __call__(self, *args: Any, **template: Any) -> NoReturn:
+        """Refused: a launch needs a grid and a block."""
+        raise LaunchError(
+            f"{self}: launch with kernel[grid, block](...); grid and block are how many blocks and threads"
+        )
 
     def configure(
         self,
@@ -210,7 +225,7 @@ class Kernel(Template):
 
     def _launch(self, launch: Configuration | tuple[Any, ...], args: tuple[Any, ...], template: dict[str, Any]) -> None:
         """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
-        specialised = self._specialise(template)
+        specialised = self.instance(**template)
         anchor: Any = args[specialised.anchor] if len(args) > specialised.anchor else None
         if type(anchor) not in _PLAIN and is_dry(anchor):
             return
@@ -285,15 +300,37 @@ class Kernel(Template):
         """
         if reload.wanted():
             self._reload()
-        return Globals(self._specialise(template), None if device is None else torch.device(device))
+        return Globals(self.instance(**template), None if device is None else torch.device(device))
 
-    def _specialise(self, template: dict[str, Any]) -> Specialised:
+    def instance(self, /, **template: Any) -> Specialised:
+        """The kernel with its template values chosen: what a launch compiles, loads and runs.
+
+        Args:
+            **template: the template values.
+
+        Returns:
+            Specialised: one and the same for the same values, until the file is edited. `binary("sm_90")` compiles it, or
+            finds it compiled; `on(device)` loads it on a GPU.
+
+        Raises:
+            LaunchError: a template value is missing, or is none that the kernel takes.
+            SourceError: the file is not found.
+            InputError: it has no such function.
+
+        Example:
+            >>> code = "template <typename T> __global__ void twice(T* x) { x[threadIdx.x] *= 2; }"
+            >>> instance = cupyops.Kernel(code, "twice<T>").instance(T=torch.float32)
+            >>> instance.name, instance.binary("sm_80").arch
+            ('twice<float>', 'sm_80')
+        """
         values = self.values(template)
         with self._lock:
             if values not in self._specialised:
                 text, types = self.source, dict(zip(self.template, values))
-                declared = signature.declared(text, self.base)
-                self._specialised[values] = Specialised(text, self.expression(values), declared, types, self.options)
+                declared = function(text, self.base).parameters
+                self._specialised[values] = Specialised(
+                    text, self.expression(values), declared, types, self.options, self.arch
+                )
             return self._specialised[values]
 
     def __repr__(self) -> str:

@@ -181,3 +181,15 @@ _KINDS = (
 def kind_of(value: Any) -> Kind | None:
     """The library of an array, or None for tensors and everything else."""
     return next((kind for kind in _KINDS if kind.owns(value)), None)
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array of one of the libraries; a NumPy scalar is a number."""
+    return not isinstance(value, np.generic) and kind_of(value) is not None
+
+
+def describe(array: Any) -> str:
+    """An array as messages show it, without what is in it."""
+    known = [f"of shape {tuple(array.shape)}"] if hasattr(array, "shape") else []
+    known += [str(array.dtype)] if hasattr(array, "dtype") else []
+    return " ".join(["an array", ", ".join(known), f"({type(array).__name__})"])

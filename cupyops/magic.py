@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
+from types import TracebackType
 from typing import Any
 
 import torch
 
-from .ctype import DTYPES
+from .compilation.declarations import Function, function, functions
+from .compilation.source import Source
 from .errors import CompileError, CupyopsError, InputError
 from .kernel import Kernel, executors
-from .source import Source, strip_comments
+from .launching.ctype import DTYPES
 
 _HINT = "write the kernel below the line %%cuda, as __global__ void name(...) { ... }"
-# the name of a __global__ function that is defined, and not only declared, in the text
-_DEFINED = re.compile(
-    r"__global__(?:(?!__global__)[^;{}])*?\b(\w+)\s*\((?:[^(){};]|\([^(){};]*\))*\)\s*\{",
-)
+_OTHERS = frozenset(("cupyops", "torch", "IPython"))
 _INSTANCE = re.compile(r"(\w+)(?:<(.+)>)?")
 
 
@@ -41,6 +40,8 @@ def load_ipython_extension(shell: Any) -> None:
     template that takes numbers and is not named is compiled when it is launched. `%%cuda --option=--use_fast_math` passes
     an option to NVRTC, and may be repeated. Files of `#include "..."` are looked for in the working folder. The
     architecture is that of the current GPU, else that of `cupyops.simulate()`.
+
+    From then on the traceback of a `CupyopsError` shows the author's own frames alone, and the message.
     """
 
     def cuda(line: str, cell: str) -> None:
@@ -51,6 +52,12 @@ def load_ipython_extension(shell: Any) -> None:
             error._render_traceback_ = lambda: text  # type: ignore[attr-defined]  # what IPython shows in its place
             raise
 
+    def rendered(error: CupyopsError) -> list[str]:
+        frames = _of_the_author(error.__traceback__)
+        text: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, frames, tb_offset=0)
+        return text
+
+    CupyopsError._render_traceback_ = rendered  # type: ignore[attr-defined]  # which IPython asks before its own
     cuda.__doc__ = load_ipython_extension.__doc__
     shell.register_magic_function(cuda, "cell", "cuda")
 
@@ -58,13 +65,24 @@ def load_ipython_extension(shell: Any) -> None:
 def unload_ipython_extension(shell: Any) -> None:
     """What `%unload_ext cupyops` runs: `%%cuda` is gone, the kernels stay."""
     shell.magics_manager.magics["cell"].pop("cuda", None)
+    if hasattr(CupyopsError, "_render_traceback_"):
+        del CupyopsError._render_traceback_
+
+
+def _of_the_author(traceback: TracebackType | None) -> TracebackType | None:
+    """The frames that are neither ours nor of what calls us: IPython, PyTorch."""
+    if traceback is None:
+        return None
+    rest = _of_the_author(traceback.tb_next)
+    # what the simulator makes of a kernel is of no module
+    if traceback.tb_frame.f_globals.get("__name__", "cupyops").partition(".")[0] in _OTHERS:
+        return rest
+    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
 
 
 def _kernels(line: str, cell: str) -> dict[str, Kernel]:
     """The kernels of a cell, by name, compiled."""
     from IPython.core.magic_arguments import MagicArgumentParser
-
-    from .cli.instance import template_parameters
 
     parser = MagicArgumentParser(prog="%%cuda")
     parser.add_argument("instance", nargs="*", help="an instance of a template to compile now: name<float32,4>")
@@ -73,20 +91,20 @@ def _kernels(line: str, cell: str) -> dict[str, Kernel]:
 
     text = f"\n{cell}"  # line 1 is that of %%cuda, as the notebook counts
     source = Source("", text)
-    clean = strip_comments(text)
+    declared = {one.name: function(source, one.name) for one in functions(source) if one.is_defined}
     found = {}
-    for name in dict.fromkeys(_DEFINED.findall(clean)):
-        parameters = [parameter for parameter, _ in template_parameters(source, name)]
-        found[name] = Kernel(text, f"{name}<{', '.join(parameters)}>", options=asked.option)
+    for name, one in declared.items():
+        parameters = ", ".join(parameter.name for parameter in one.template)
+        found[name] = Kernel(text, f"{name}<{parameters}>", options=asked.option)
         found[name]._beside = None  # like a Kernel made in the notebook: includes are looked for in the working folder
     if not found:
         raise InputError(f"the cell has no __global__ function; {_HINT}")
     instances = _asked(asked.instance, found)
     for kernel, values in instances:
-        kernel._specialise(values).binary(_arch())
-    for kernel in found.values():
+        kernel.instance(**values).binary(_arch())
+    for name, kernel in found.items():
         if all(kernel is not named for named, _ in instances):
-            _check(kernel, clean)
+            _check(kernel, declared[name])
     return found
 
 
@@ -105,16 +123,27 @@ def _asked(names: list[str], found: dict[str, Kernel]) -> list[tuple[Kernel, dic
     return chosen
 
 
-def _check(kernel: Kernel, text: str) -> None:
+def _check(kernel: Kernel, declared: Function) -> None:
     """Compile a kernel that the line does not name, unless it is a template that takes more than types."""
-    if not all(re.search(rf"\b(typename|class)\s+{name}\b", text) for name in kernel.template):
+    if not all(parameter.is_type for parameter in declared.template):
         return
     try:
-        kernel._specialise(dict.fromkeys(kernel.template, torch.float32)).binary(_arch())
+        kernel.instance(**dict.fromkeys(kernel.template, torch.float32)).binary(_arch())
     except CompileError as error:
-        if kernel.template:
+        if kernel.template and _hangs_on_the_type(kernel, error):
             error.add_note(f"If it is not for float32, name what it is for: %%cuda {kernel.base}<float16>")
         raise
+
+
+def _hangs_on_the_type(kernel: Kernel, error: CompileError) -> bool:
+    """Whether a template that does not compile for float32 may do so for another type."""
+    if "static assertion failed" in str(error):
+        return True
+    try:
+        kernel.instance(**dict.fromkeys(kernel.template, torch.float16)).binary(_arch())
+    except CompileError:
+        return False
+    return True
 
 
 def _arch() -> str:

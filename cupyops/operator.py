@@ -23,13 +23,14 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from . import arrays, distributed, tracing
-from .autocast import POLICIES, cast, dtype_for
-from .autograd import differentiable
-from .definition import Definition, wants_gradient
+from . import arrays, tracing
+from .derivation import distributed
+from .derivation.autocast import POLICIES, cast, dtype_for
+from .derivation.autograd import differentiable
+from .derivation.definition import Definition, wants_gradient
+from .derivation.registration import Registration
 from .errors import CupyopsError, InputError
 from .kernel import FLOATING, executors
-from .registration import Registration
 
 _FLOATING = frozenset(FLOATING)
 _PLAIN = frozenset((Tensor, Parameter))
@@ -68,7 +69,7 @@ def operator(
     """
     namespace, _, short = name.partition("::")
     if not (namespace.isidentifier() and short.isidentifier()):
-        raise InputError(f'operator name {name!r} is not of the form "namespace::name"')
+        raise InputError(f'operator name {name!r} is not of the form "namespace::name", such as "mylib::my_op"')
     if autocast not in POLICIES:
         raise InputError(f"autocast is {autocast!r}, expected one of {', '.join(map(repr, POLICIES))}")
     changed = (mutates,) if isinstance(mutates, str) else tuple(mutates)
@@ -123,6 +124,7 @@ class Operator:
         for one that has none); trailing ones may be left out.
         """
         self.definition.set_backward(launch)
+        self._differentiable = differentiable(self.definition)  # anew: it looks at the first gradients
         return launch
 
     def reference_backward(self, gradient: Callable[..., Any]) -> Callable[..., Any]:

@@ -47,7 +47,7 @@ def _mentioned(value: Any) -> Iterable[Any]:
     """What a value leads to, one step on."""
     if isinstance(value, Operator):
         backward = value.definition.launch_backward
-        return value.definition.launch_forward, None if backward is None else backward.launch
+        return value.definition.forward, None if backward is None else backward.launch
     if isinstance(value, functools.partial):
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, types.MethodType):

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from .ctype import FLOATING, c_token, canonical
 from .errors import InputError, LaunchError
 from .kernel import Kernel
+from .launching.ctype import FLOATING, c_token, canonical
 
 Instance = tuple[Kernel, dict[str, Any]]
 

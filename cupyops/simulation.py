@@ -6,7 +6,6 @@ This is the side of the simulator that knows PyTorch: which storage is which all
 from __future__ import annotations
 
 import os
-import re
 import threading
 import weakref
 from collections.abc import Sequence
@@ -16,16 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import signature
 from .allocations import EMPTY, Allocations
-from .binary import Binary
-from .configuration import Configuration
+from .compilation import architecture
+from .compilation.binary import Binary
 from .errors import InputError, LaunchError
+from .launching import signature
+from .launching.configuration import Configuration
+from .launching.executors import Turn, executors
+from .launching.specialised import Specialised
 from .progress import Bar
-from .specialised import Specialised, executors
 
-# Where the simulator itself is imported at first use: programs that never simulate should not pay for it.
-_ABSENT = object()
+# Below, the simulator itself is imported at first use: programs that never simulate should not pay for it.
 # KB of shared memory that a block can have (CUDA Programming Guide, technical specifications per compute capability)
 _SHARED = {"75": 64, "80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99, "121": 99}
 _one_at_a_time = threading.RLock()  # launches of several threads: they share the memory, and what each may touch of it
@@ -35,25 +35,28 @@ class Simulation:
     """What `simulate()` gives: a context manager, and the executor of launches on CPU tensors while it is open."""
 
     def __init__(self, arch: str, check: bool, seed: int | None, max_steps: int | None) -> None:
-        if not isinstance(arch, str) or not re.fullmatch(r"sm_\d+[af]?", arch):
+        device = architecture.read(arch)
+        if device is None:
             raise InputError(f'arch is {arch!r}, expected one such as "sm_80"')
         self.arch, self.check, self.seed, self.max_steps = arch, check, seed, max_steps
-        self._previous: list[Any] = []
+        self._device = device
+        self._threads = threading.local()
 
     def __enter__(self) -> Simulation:
         mode = _Blanks()
         mode.__enter__()
-        self._previous.append((executors.get("cpu", _ABSENT), mode))
-        executors["cpu"] = self
+        self._entered().append((mode, Turn("cpu", self)))
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        previous, mode = self._previous.pop()
+        mode, turn = self._entered().pop()
+        turn.end()
         mode.__exit__(*exception)
-        if previous is _ABSENT:
-            del executors["cpu"]
-        else:
-            executors["cpu"] = previous
+
+    def _entered(self) -> list[tuple[_Blanks, Turn]]:
+        """What this thread has entered and not left."""
+        found: list[tuple[_Blanks, Turn]] = self._threads.__dict__.setdefault("entered", [])
+        return found
 
     def __call__(self, specialised: Specialised, device: int, configuration: Configuration, args: Sequence[Any]) -> Any:
         """Run one launch; returns the simulator's `Report`."""
@@ -89,12 +92,12 @@ class Simulation:
 
     def _check(self, name: str, configuration: Configuration) -> None:
         """What a device of this architecture has no room for."""
-        limit = _SHARED.get(re.sub(r"\D", "", self.arch))
+        limit = _SHARED.get(self._device.plain.removeprefix("sm_"))
         if limit is not None and configuration.shared > limit * 1024:
             raise LaunchError(
                 f"{name} with {configuration}: {self.arch} has {limit * 1024} bytes of shared memory a block"
             )
-        if configuration.cluster is not None and int(re.sub(r"\D", "", self.arch)) < 90:
+        if configuration.cluster is not None and self._device.major < 9:
             raise LaunchError(
                 f"{name} with {configuration}: clusters need compute capability 9.0, here is {self.arch}; simulate with "
                 'simulate("sm_90")'
@@ -147,8 +150,11 @@ def simulating() -> bool:
 def simulate_if_asked() -> None:
     """Start simulating for good where the environment says so."""
     asked = os.environ.get("CUPYOPS_SIMULATE", "").strip()
-    if asked not in ("", "0"):
-        simulate("sm_80" if asked == "1" else asked).__enter__()
+    if asked in ("", "0"):
+        return
+    if asked != "1" and architecture.read(asked) is None:
+        raise InputError(f"CUPYOPS_SIMULATE is {asked!r}, expected 1, 0 or an architecture such as sm_90")
+    simulate("sm_80" if asked == "1" else asked).__enter__()
 
 
 # --- programs ------------------------------------------------------------------------------------------------------

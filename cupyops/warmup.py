@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from .errors import InputError, LaunchError
-from .kernel import Kernel, Specialised, executors
+from .kernel import Kernel, executors
+from .launching.specialised import Specialised
 from .progress import Bar
 from .reach import kernels_of
 from .restriction import Instance, Restriction
@@ -67,7 +68,7 @@ def warmup(
 
     Raises:
         InputError: what is given has no kernels, none has such a template parameter or value, or there is no such device.
-        LaunchError: a graph is being captured.
+        LaunchError: a graph is being captured, or a kernel is for another architecture than the device's.
         CompileError: a kernel does not compile.
 
     Example:
@@ -124,7 +125,7 @@ def _load(load: Callable[[Specialised], object], wanted: Sequence[Instance], pro
     names = []
     with Bar("loading kernels", len(wanted), progress) as bar:
         for kernel, values in wanted:
-            instance = kernel._specialise(values)
+            instance = kernel.instance(**values)
             load(instance)
             names.append(instance.name)
             bar.update(len(names))

@@ -28,7 +28,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 import cupyops
-from cupyops import cache, compiler
+from cupyops.compilation import cache, compiler
 
 console = Console()
 

@@ -181,11 +181,14 @@ class OperatorContract:
 
     @pytest.mark.gpu
     def test_more_than_2_31(self):
-        """The call repeated until it has so many elements, where its results repeat along a dimension."""
-        sample = next(iter(self.small_samples(Make("cuda", torch.float32))))
+        """The first small call whose results repeat along a dimension, repeated until it has so many elements."""
         options = dict(reference=self.torch_function, backends="gpu", only="more_than_2_31", shrink=False)
-        (row,) = check(self.function, sample.args, sample.kwargs, **options).rows
-        assert row.verdict != "fail", row.reason
+        for sample in self.small_samples(Make("cuda", torch.float32)):
+            (row,) = check(self.function, sample.args, sample.kwargs, **options).rows
+            assert row.verdict != "fail", row.reason
+            if row.verdict == "pass":
+                return
+        pytest.skip(row.reason)
 
     def test_signature_is_torch_s(self):
         """Same argument names, order and defaults as PyTorch's function, where that has a Python signature."""

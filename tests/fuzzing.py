@@ -20,6 +20,9 @@ _dtypes = st.sampled_from(FLOATING)
 
 
 def _scale_shift(input: Any, weight: Any, bias: Any = None) -> Any:
+    given = [t for t in (input, weight, bias) if t is not None]
+    if len({t.dtype for t in given}) == 1:  # in full before it is multiplied: no gradient of elements there are none of
+        input = input.expand(torch.broadcast_shapes(*(t.shape for t in given)))
     return input * weight if bias is None else input * weight + bias
 
 

@@ -18,8 +18,9 @@ import torch
 
 import cupyops.nn
 import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
-from cupyops import cache, kernel, source
+from cupyops import kernel
 from cupyops.cli import jobs
+from cupyops.compilation import cache, source
 
 CUBINS = Path(__file__).resolve().parent.parent / "build" / "cubins"
 

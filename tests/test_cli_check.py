@@ -108,16 +108,23 @@ def test_where_nothing_could_be_tried(folder):
         (["mine"], "'mine' is not of the form package.module:name, such as cupyops:relu"),
         (["mine:"], "'mine:' is not of the form"),
         ([":good"], "':good' is not of the form"),
-        (["absent.module:f"], "cannot import absent.module: ModuleNotFoundError: No module named 'absent'"),
-        (["mine:absent"], "module 'mine' has no attribute 'absent'"),
-        (["mine:Ops.absent"], "has no attribute 'absent'"),
+        (["absent.module:f"], "MODULE 'absent.module' cannot be found, neither in "),
+        (["mine:god"], "'mine:god': there is no 'god' in mine; did you mean good?"),
+        (["mine:Ops.absent"], "'mine:Ops.absent': there is no 'absent' in mine"),
+        (["mine.cu:good"], "MODULE is 'mine.cu', which is CUDA; give the Python module"),
+        (["mime.py:good"], "did you mean mine.py?"),
         (["broken:f"], "cannot import broken: ZeroDivisionError: division by zero"),
         (["unread:f"], "cannot import unread: SyntaxError"),
-        (["mine:number"], "op is int, expected an operator or a function"),
-        (["mine:good"], "good is no cupyops operator: give reference="),
-        (["cupyops:relu", "--reference", "mine:number", "--arg", "ones(3)"], "the reference refuses: TypeError"),
-        (["cupyops:relu", "--only", "accurate"], "only is 'accurate', expected some of accuracy, dtypes"),
-        (["cupyops:relu", "--skip", "accurate"], "skip is 'accurate', expected some of accuracy, dtypes"),
+        (["mine:number"], "'mine:number' is int, expected an operator or a function"),
+        (["mine:good"], "'mine:good' is no operator of cupyops: give --reference MODULE:NAME"),
+        (["torch:relu"], "'torch:relu' is no operator of cupyops: give --reference MODULE:NAME"),
+        (["cupyops:relu", "--reference", "mine:number"], "'mine:number' is int, expected an operator or a function"),
+        (
+            ["cupyops:relu", "--reference", "mine:picky", "--arg", "ones(3)"],
+            "the reference refuses: TypeError",
+        ),
+        (["cupyops:relu", "--only", "accurate"], "only is 'accurate', expected some of accuracy\n"),
+        (["cupyops:relu", "--skip", "nothing"], "skip is 'nothing', expected some of cupyops.testing.hazards(), which"),
         (["cupyops:relu", "--backend", "cuda"], "backends is 'cuda', expected some of reference, simulator, gpu"),
         (
             ["mine:picky", "--reference", "mine:picky"],
@@ -310,6 +317,12 @@ def test_reference(folder):
     assert command(*twice, "--reference", "mine:Ops.twice").exit_code == 0
 
 
+def test_a_built_in_function_has_its_plain_name(folder):
+    """Python's qualified name of torch.relu is that of a class inside PyTorch."""
+    result = command("torch:relu", "--reference", "torch:relu", "--only", "accuracy")
+    assert result.exit_code == 0 and result.output.startswith("relu((4, 33):(33, 1))  seed 0")
+
+
 def test_json_and_junit(folder):
     result = against("bad", "--json", "r.json", "--junit", "r.xml")
     assert result.exit_code == 1
@@ -318,6 +331,18 @@ def test_json_and_junit(folder):
     suite = ElementTree.parse(folder / "r.xml").getroot()
     assert (suite.attrib["tests"], suite.attrib["failures"]) == ("1", "1")
     assert found["rows"][0]["reproduction"] in suite[0][0].text
+
+
+def test_a_module_by_its_path(folder):
+    (folder / "deep").mkdir()
+    (folder / "deep" / "theirs.py").write_text("def twice(x):\n    return 2 * x\n")
+    path = "deep/theirs.py:twice"
+    before = list(sys.path)
+    try:
+        assert command(path, "--reference", path, "--only", "accuracy").exit_code == 0
+    finally:
+        sys.path[:] = before
+        sys.modules.pop("theirs", None)
 
 
 # --- the terminal ------------------------------------------------------------------------------------------------------
@@ -341,6 +366,45 @@ def test_eighty_columns(folder, monkeypatch):
     reason = " ".join(" ".join(line[column:] for line in table[1:]).split())
     assert "output: error 0.5 where" in reason and "there is no torch.autograd.Function of Python" in reason
     assert max(map(len, lines)) > 80  # what is to be copied is left whole
+
+
+FEW = ["accuracy", "strided", "transposed", "negative_bit", "conjugate_bit", "cuda_graph"]
+
+
+def few(name, *more):
+    """The lines of a check in 80 columns that leaves out all but a few hazards."""
+    left_out = [word for hazard in hazards() if hazard not in FEW for word in ("--skip", hazard)]
+    return command(f"mine:{name}", "--reference", "mine:good", *left_out, *more).output.splitlines()
+
+
+def test_hazards_are_counted_by_family(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = few("bad")
+    assert [line.rstrip() for line in lines[1:5]] == [
+        "hazards   reference",
+        "values    1 fail",
+        "layouts   3 pass, 1 n/a",
+        "launches  1 n/a",
+    ]
+    assert lines[6].startswith("accuracy (reference) ") and lines[8].startswith("found:     output: error 0.5 where")
+    assert lines[-1] == "3 passed, 1 failed, 2 not applicable"
+
+
+def test_verbose_lists_each(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = few("bad", "--verbose")
+    named = [line.split()[0] for line in lines[2:] if line.startswith(" ") and line[1] != " "]
+    assert named == FEW
+
+
+def test_what_the_calls_own_error_leaves_untried_is_one_row(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    lines = few("shouts", "--verbose")
+    rows = [" ".join(line.split()) for line in lines[2:6]]
+    assert rows[0].startswith("accuracy reference fail")
+    assert rows[1].startswith("strided and 2 more reference n/a") and "the call itself fails: RuntimeError" in rows[1]
+    assert rows[2].startswith("conjugate_bit reference n/a") and "the call itself" not in rows[2]
+    assert lines[-1] == "0 passed, 1 failed, 5 not applicable"
 
 
 def test_what_a_function_says_is_no_markup(folder):

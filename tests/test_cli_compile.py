@@ -11,9 +11,10 @@ import torch
 from typer.testing import CliRunner
 
 import cupyops
-from cupyops import compiler, kernel
+from cupyops import kernel
 from cupyops.cli import jobs
 from cupyops.cli.app import app
+from cupyops.compilation import compiler
 
 TEXT = """
 template <typename T, int N> __global__ void shift(const T* x, T* y, int n) {
@@ -42,6 +43,17 @@ def cubins(tmp_path, monkeypatch):
 
 def command(*args):
     return CliRunner().invoke(app, ["compile", *map(str, args)], terminal_width=200)
+
+
+def test_a_kernel_with_a_target_of_its_own(monkeypatch, cubins):
+    """It is compiled for that, whichever name of the architecture is given; for others it is left out, and named."""
+    own = cupyops.Kernel(TEXT, "shift<T, N>", T=(torch.float32,), N=(1,), arch="sm_90a")
+    monkeypatch.setattr(kernel, "kernels", lambda: [own])
+    assert "left out: shift, which is for sm_90a alone" in command("--arch", "sm_80", "--out", cubins).output
+    assert list(cubins.iterdir()) == []
+    result = command("--arch", "sm_80,sm_90", "--out", cubins)
+    assert result.exit_code == 0 and "left out" not in result.output
+    assert own.instance(T=torch.float32, N=1).binary("sm_90").origin == "precompiled"
 
 
 def test_what_it_writes_is_what_a_launch_finds(shift, cubins):
@@ -150,6 +162,34 @@ def test_a_path_that_is_another_module_already(project, cubins):
     (project / "json.py").touch()
     result = command("json.py")
     assert result.exit_code == 2 and "'json' is another module already" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("shift.cu", 'which is CUDA; give the Python module that declares Kernel("shift.cu", ...), such as shift.py'),
+        ("without_kernel", "nor among the installed ones; did you mean without_kernels?"),
+        ("without_kernel.py", "did you mean without_kernels.py?"),
+        ("fails", "cannot import fails: ZeroDivisionError: division by zero\n  "),
+        ("fails.py", "fails.py:2"),
+        ("wants", "cannot import wants: ModuleNotFoundError: No module named 'absent_one'"),
+    ],
+)
+def test_a_module_that_cannot_be_had(name, said, project, cubins):
+    (project / "fails.py").write_text("\n1 / 0")
+    (project / "wants.py").write_text("import absent_one")
+    result = command(name)
+    assert result.exit_code == 2 and said in result.output, result.output
+    assert "Traceback" not in result.output
+
+
+def test_an_out_that_is_a_file(project, shift, cubins):
+    before = (project / "their_package" / "shift.cu").read_text()
+    for out in ("their_package/shift.cu", "their_package/shift.cu/cubins"):
+        result = command("--arch", "sm_80", "--out", out)
+        assert result.exit_code == 2
+        assert result.output == f"--out is {out!r}: 'their_package/shift.cu' is a file, expected a folder\n"
+    assert (project / "their_package" / "shift.cu").read_text() == before
 
 
 def test_a_module_without_kernels(project, cubins):

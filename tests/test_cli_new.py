@@ -15,9 +15,10 @@ from core.toys import forget
 from typer.testing import CliRunner
 
 import cupyops
-from cupyops import compiler, kernel, source
+from cupyops import kernel
 from cupyops.cli import jobs, new
 from cupyops.cli.app import app
+from cupyops.compilation import compiler, source
 
 # Of the contract, what asks most of a kernel's indexing; the files' own test tries all of it.
 HAZARDS = ["accuracy", "strided", "misaligned", "tails", "empty"]
@@ -57,6 +58,15 @@ def test_their_own_tests_pass(folder):
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{4 * len(KINDS)} passed" in done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernels_are_as_clang_format_would_have_them(kind):
+    """Whatever the length of the name, on which it hangs where a line ends."""
+    text = "\n".join(new._render(f"{kind}.cu", "n" * length, kind) for length in range(1, new._LONGEST + 1))
+    words = [Path(sys.executable).with_name("clang-format"), f"--assume-filename={ROOT / 'cuda_src' / 'mine.cu'}"]
+    done = subprocess.run(words, input=text, capture_output=True, text=True, check=True)
+    assert done.stdout == text
 
 
 @pytest.fixture(scope="module")
@@ -191,9 +201,26 @@ def test_nothing_is_written_over(tmp_path):
     (tmp_path / "bench_mine.py").symlink_to(tmp_path / "absent")
     result = command("mine", "--dir", tmp_path)
     assert result.exit_code == 2
+    assert "take another name, or another folder with --dir" in result.output
     assert result.output.splitlines()[1:] == [f"  {tmp_path / name}" for name in ("mine.cu", "bench_mine.py")]
     assert (tmp_path / "mine.cu").read_text() == "my work"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench_mine.py", "mine.cu"]
+
+
+@pytest.mark.parametrize(("more", "named"), [(["--dir", "mine.cu"], "mine.cu"), (["--package"], "mine")])
+def test_a_folder_that_is_a_file(more, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(named).write_text("my work")
+    result = command("mine", *more)
+    assert result.exit_code == 2
+    assert result.output == f"--dir is {named!r}: {named!r} is a file, expected a folder\n"
+    assert written(tmp_path) == [named]
+
+
+def test_a_folder_below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    result = command("mine", "--dir", tmp_path / "file" / "deep")
+    assert result.exit_code == 2 and f"'{tmp_path / 'file'}' is a file, expected a folder" in result.output
 
 
 def test_nothing_is_half_written(tmp_path, monkeypatch):
@@ -223,7 +250,8 @@ def test_what_to_type_next(tmp_path, monkeypatch):
     ]
     lines = command("mine2", "--package", "--dir", "a b").output.split("next:\n")[1].splitlines()
     assert lines == [
-        "  cd 'a b/mine2' && pip install -e \".[test]\"",
+        "  cd 'a b/mine2'",
+        '  pip install -e ".[test]"',
         "  python -m pytest",
         "  python -m cupyops compile src/mine2/mine2.py --arch sm_80,sm_90 --out src/mine2/cubins",
     ]

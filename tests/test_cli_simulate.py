@@ -261,9 +261,33 @@ def test_wrong_arguments_are_told_with_the_signature_and_an_example(kernel, args
 
 
 def test_the_example_runs(folder):
-    said = command("times<float>").output
+    said = command("times<float32>").output
     words = re.search(r"example: +python -m cupyops (.*)", said).group(1)
     assert CliRunner().invoke(app, [word.strip("'") for word in re.findall(r"'[^']*'|\S+", words)]).exit_code == 0
+
+
+def test_what_is_not_given_is_told_step_by_step(folder):
+    """The file, the kernel, its template arguments, the launch."""
+    steps = [
+        (["absent.cu"], "no CUDA source named 'absent.cu'"),
+        (["k.cu"], "KERNEL not given; k.cu has\n  template <T, N> __global__ void times(const T* x, T* y, int n)\n"),
+        (["helper.cuh"], "KERNEL not given; helper.cuh has\n  no __global__ function\n"),
+        (["k.cu", "times"], "example:   python -m cupyops simulate k.cu times --template T=float32 --grid 4 --block"),
+        (["k.cu", "add"], "--grid and --block not given\n\nsignature: __global__ void add(const float* x"),
+        (["k.cu", "add", "--grid", "4"], "--block not given\n"),
+        (["k.cu", "add"], "--arg 'randn(1024)' --arg 'randn(1024)' --arg 'empty(1024)' --arg 1024\n"),
+    ]
+    for words, said in steps:
+        result = CliRunner().invoke(app, ["simulate", *words])
+        assert result.exit_code == 2 and said in result.output, result.output
+
+
+@pytest.mark.parametrize("more", [("times<flaot>", []), ("times", ["--template", "T=flaot"])])
+def test_a_type_that_there_is_not(more, folder):
+    kernel, template = more
+    result = command(kernel, "ones(4)", "ones(4)", 4, more=template)
+    assert result.exit_code == 1
+    assert "T is 'flaot'; did you mean float?\n  types: float16, bfloat16, float32," in result.output
 
 
 @pytest.mark.parametrize(
@@ -297,6 +321,7 @@ def test_what_cannot_be_launched(kernel, launch, more, said, folder):
     [
         ("times<float>", [], "times<float>", 2),
         ("times<float, 5>", [], "times<float, 5>", 5),
+        ("times<torch.float64,5>", [], "times<double, 5>", 5),
         ("times", ["--template", "T=float32"], "times<float>", 2),
         ("times", ["--template", "N=7", "--template", "T=torch.float64"], "times<double, 7>", 7),
         ("times", ["--template", "T=unsigned int"], "times<unsigned int>", 2),
@@ -313,6 +338,7 @@ def test_a_kernel_that_does_not_compile(folder):
     result = command("f", "ones(1)", file="broken.cu")
     assert result.exit_code == 1
     assert "broken.cu:2: error:" in result.output and "y[0] = absent;" in result.output
+    assert "types:" not in result.output
 
 
 def test_further_options_reach_the_compiler(folder):

@@ -11,24 +11,21 @@ import torch
 import cupyops
 import cupyops.nn
 import cupyops.optim
+import cupyops.testing
 
 NAMES = {"cupyops": cupyops, "torch": torch, "np": np, "Tensor": torch.Tensor}
 
 
 def public():
-    """(name, object) of what `cupyops`, `cupyops.nn` and `cupyops.optim` offer."""
-    for module in (cupyops, cupyops.nn, cupyops.optim):
+    """(name, object) of what `cupyops`, `cupyops.nn`, `cupyops.optim` and `cupyops.testing` offer."""
+    for module in (cupyops, cupyops.nn, cupyops.optim, cupyops.testing):
         for name, value in sorted(vars(module).items()):
             if not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
                 yield f"{module.__name__}.{name}", value
 
 
 PUBLIC = dict(public())
-EXAMPLES = [
-    test
-    for name, value in PUBLIC.items()
-    for test in doctest.DocTestFinder(recurse=False).find(value, name, globs=NAMES)
-]
+EXAMPLES = [test for name, value in PUBLIC.items() for test in doctest.DocTestFinder().find(value, name, globs=NAMES)]
 
 
 @pytest.mark.parametrize("name", PUBLIC)

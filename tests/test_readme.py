@@ -1,17 +1,19 @@
-"""The README says what is so: its Python runs, its output is the real one, its table is the registry's."""
+"""The README says what is so: its kernels run, its table is the registry's. tests/docs runs its Python and its commands."""
 
-import contextlib
-import io
 import re
+import sys
 import tomllib
-import types
 from pathlib import Path
 
 import pytest
 import torch
 
 import cupyops
-from cupyops import kernel, source
+from cupyops import kernel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+import docs_site
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,27 +22,6 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def blocks(language):
     return [match.group(2) for match in BLOCK.finditer(TEXT) if match.group(1) == language]
-
-
-@pytest.fixture
-def on_the_cpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def test_the_python_runs_and_prints_what_the_readme_shows(on_the_cpu):
-    """All blocks as one program, from top to bottom; a text block right after one is what it prints."""
-    namespace, printed = {"__name__": "readme"}, None
-    torch._dynamo.reset()
-    for match in BLOCK.finditer(TEXT):
-        language, body = match.groups()
-        if language == "text":
-            assert printed == body
-        elif language == "python":
-            output = io.StringIO()
-            with contextlib.redirect_stdout(output):
-                exec(compile(body, f"README.md, line {TEXT.count(chr(10), 0, match.start()) + 1}", "exec"), namespace)
-            printed = output.getvalue()
-    assert namespace["squareplus"].name == "mylib::squareplus"
 
 
 def test_the_kernels_of_the_readme_run():
@@ -63,17 +44,9 @@ def test_the_kernels_of_the_readme_run():
 
 
 def operator_rows():
-    """(function, as in PyTorch, dtypes of its kernels) for each operator of the library."""
-    for name, function in sorted(vars(cupyops.ops).items()):
-        if name.startswith("_") or isinstance(function, types.ModuleType):
-            continue
-        alike = re.search(r"as `(torch\.[\w.]+)`", function.__doc__)
-        found = {
-            d for k in kernel.kernels(source.cuda_src()) if k.source.name == f"{name}.cu" for d in k.domain.get("T", ())
-        }
-        dtypes = [d for d in ("float16", "bfloat16", "float32", "float64") if getattr(torch, d) in found]
-        shown = ", ".join("bf16" if d == "bfloat16" else f"fp{d[-2:]}" for d in dtypes)
-        yield f"| `{name}` | {f'`{alike.group(1)}`' if alike else ''} | {shown} |".replace("|  |", "| |")
+    """(function, as in PyTorch, dtypes of its kernels) for each operator of the library, as the site has them."""
+    for row in docs_site.rows():
+        yield f"| {row.function} | {row.twin} | {row.dtypes} |".replace("|  |", "| |")
 
 
 @pytest.mark.parametrize("row", list(operator_rows()))
@@ -88,12 +61,9 @@ def test_the_table_has_no_other_operator():
 
 
 def test_the_modules_named_are_those_there_are():
-    import cupyops.nn
-
     (named,) = re.findall(r"^`cupyops\.nn` has these modules: (.*?)\.$", TEXT, re.MULTILINE | re.DOTALL)
     named = re.findall(r"`(\w+)`", named)
-    there = {n for n, v in vars(cupyops.nn).items() if isinstance(v, type) and issubclass(v, torch.nn.Module)}
-    assert sorted(named) == sorted(there)
+    assert sorted(named) == sorted(docs_site.modules())
 
 
 def test_commands_and_files_that_it_names_are_there():

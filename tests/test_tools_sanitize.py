@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cupyops import compiler
+from cupyops.compilation import compiler
 from cupyops.errors import SimulatorError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))

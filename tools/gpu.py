@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from cupyops import cache
 from cupyops.cli import jobs
+from cupyops.compilation import cache
+from cupyops.compilation.source import cuda_src
 from cupyops.kernel import Kernel, kernels
-from cupyops.source import cuda_src
 
 
 def built_in(operators: Collection[str] | None = None) -> list[Kernel]:

@@ -29,11 +29,12 @@ from operator_samples import Call, Make, run, samples
 from torch import Tensor
 
 import cupyops
-from cupyops import backend, compiler, simulation
-from cupyops.binary import Binary, parameters
+from cupyops import simulation
+from cupyops.compilation import backend, compiler
+from cupyops.compilation.binary import Binary, parameters
+from cupyops.compilation.source import Source, cuda_src, strip_comments
 from cupyops.errors import CompileError, SimulatorError
 from cupyops.kernel import Kernel, Specialised, kernels
-from cupyops.source import Source, cuda_src, strip_comments
 
 ARCH = "sm_80"
 DTYPES = (torch.float32, torch.float16)

@@ -132,17 +132,29 @@ template <int W, typename X> __device__ __forceinline__ Vec<X, W> load_unit(cons
   return broadcast ? splat<X, W>(*pointer) : load_vec<X, W>(pointer);
 }
 
+template <int N> __device__ __forceinline__ Offsets<N> everywhere(long long offset) {
+  Offsets<N> offsets;
+#pragma unroll
+  for (int j = 0; j < N; ++j) offsets.at[j] = offset;
+  return offsets;
+}
+
 // Grid: any, one dimension; ceil(n / (blockDim.x * layout.width)) blocks give each thread one unit. Each thread owns the
 // vectors, then the single elements, of its grid-stride. unit.apply_<K>(from, to) works on K elements: those at `from` in
 // the inputs, and from `to` on in the outputs, which are dense. Unless `vectors_fit`, which the caller knows from the
-// addresses, every element is on its own.
-template <int W, int N, typename Unit>
+// addresses, every element is on its own. FLAT: the inputs are laid out as the outputs are, and `layout` is not read.
+template <bool FLAT, int W, int N, typename Unit>
 __device__ __forceinline__ void pointwise(const Layout<N>& layout, long long n, bool vectors_fit, const Unit& unit) {
-  const long long vectors = layout.width == W && vectors_fit ? n / W : 0;
+  const long long vectors = (FLAT || layout.width == W) && vectors_fit ? n / W : 0;
   for (long long v = global_thread(); v < vectors; v += global_threads()) {
-    unit.template apply_<W>(locate(layout, v), v * W);
+    if constexpr (FLAT) unit.template apply_<W>(everywhere<N>(v * W), v * W);
+    else unit.template apply_<W>(locate(layout, v), v * W);
   }
   for (long long i = vectors * W + global_thread(); i < n; i += global_threads()) {
+    if constexpr (FLAT) {
+      unit.template apply_<1>(everywhere<N>(i), i);
+      continue;
+    }
     const bool single = layout.width == 1;
     Offsets<N> from = locate(layout, single ? i : i / layout.width);
     const int lane = single ? 0 : static_cast<int>(i % layout.width);

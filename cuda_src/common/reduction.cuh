@@ -3,6 +3,8 @@
 //
 //     ROWS      the innermost dimension in memory is reduced: threadIdx.x runs along it, threadIdx.y over results
 //     not ROWS  it is kept: threadIdx.x runs over results, threadIdx.y along what is reduced
+//     LINE      what is reduced is one dimension, and no input is broadcast over a vector: loads hang on no branch, and
+//               several are under way at once
 //
 // What is reduced is cut into slabs of `slab_units` units. Where there are several, their results are partial ones, which
 // fold_slabs() combines.
@@ -46,11 +48,19 @@ struct Division {
   long long tiles, slab_units;
 };
 
+// locate() where there is one dimension.
+template <int N> __device__ __forceinline__ Offsets<N> step_to(const Layout<N>& layout, long long unit) {
+  Offsets<N> offsets;
+#pragma unroll
+  for (int j = 0; j < N; ++j) offsets.at[j] = unit * layout.stride[j][0];
+  return offsets;
+}
+
 // Grid: tiles x slabs, one dimension, tiles fastest. Block: kFoldThreads, both dimensions powers of two. A thread takes
 // every blockDim.x-th (.y-th) unit of its slab. unit.map_<K>(from, at, vector, mapped) reads K elements, contiguous or
 // broadcast along the innermost dimension of `vector`; unit.store_(value, slab, offset) takes a result. The last of the
 // offsets in `kept` is the output's.
-template <bool ROWS, int K, typename A, int N, typename Unit>
+template <bool ROWS, bool LINE, int K, typename A, int N, typename Unit>
 __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept, const Layout<N>& reduced,
                                      const Division& division) {
   constexpr int C = ROWS ? 1 : K;
@@ -67,8 +77,9 @@ __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept
   if (inside) {
 #pragma unroll 4
     for (long long u = slab * division.slab_units + index; u < last; u += count) {
-      if constexpr (ROWS) unit.template map_<K>(from, locate(reduced, u), reduced, mapped);
-      else unit.template map_<K>(from, locate(reduced, u), kept, mapped);
+      const Offsets<N> at = LINE ? step_to(reduced, u) : locate(reduced, u);
+      if constexpr (ROWS) unit.template map_<K>(from, at, reduced, mapped);
+      else unit.template map_<K>(from, at, kept, mapped);
 #pragma unroll
       for (int k = 0; k < K; ++k) folded[k] = unit.rule_.combine_(folded[k], mapped[k]);
     }

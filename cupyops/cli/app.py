@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,19 @@ import typer
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        package = importlib.import_module("cupyops")  # which imports none of this: no module depends on the whole
+        typer.echo(f"cupyops {package.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def cupyops() -> None:
+def cupyops(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """cupyops: a .cu file becomes a differentiable PyTorch operator, with pip alone."""
 
 
@@ -43,9 +55,18 @@ def compile(
 @app.command()
 def simulate(
     file: Annotated[str, typer.Argument(metavar="FILE.cu", help="Looked for here, then among the built-in kernels.")],
-    kernel: Annotated[str, typer.Argument(help='The __global__ function: relu_fwd, or "relu_fwd<float>".')],
-    grid: Annotated[str, typer.Option(help="Blocks: 4 or 4,2.")],
-    block: Annotated[str, typer.Option(help="Threads of a block: 256 or 32,8.")],
+    kernel: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="KERNEL",
+            help='The __global__ function: relu_fwd, or "relu_fwd<float>". Without it the file\'s kernels are listed.',
+            show_default=False,
+        ),
+    ] = None,
+    grid: Annotated[
+        str | None, typer.Option(help="Blocks: 4 or 4,2. Without it the kernel's signature and an example are shown.")
+    ] = None,
+    block: Annotated[str | None, typer.Option(help="Threads of a block: 256 or 32,8.")] = None,
     arg: Annotated[
         list[str] | None,
         typer.Option(
@@ -93,7 +114,7 @@ def simulate(
 @app.command()
 def check(
     operator: Annotated[
-        str, typer.Argument(metavar="MODULE:NAME", help="The operator: cupyops:relu, mylib.ops:my_op.")
+        str, typer.Argument(metavar="MODULE:NAME", help="The operator: cupyops:relu, mylib.ops:my_op, my_op.py:my_op.")
     ],
     arg: Annotated[
         list[str] | None,
@@ -112,6 +133,9 @@ def check(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     shrink: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Look for the smallest call that fails.")] = True,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="List every hazard, as with --only, instead of counting them by family.")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the report to this file, as CI systems read it.")] = None,
 ) -> None:
@@ -127,6 +151,7 @@ def check(
         backends=backend or (),
         seed=seed,
         shrink=shrink,
+        verbose=verbose,
         json=json,
         junit=junit,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import CupyopsError
-from ..testing import Report, check
+from ..errors import CupyopsError, InputError
+from ..testing import Report, check, hazards
+from ..testing.hazard import family_of
 from ..testing.report import FAIL, NOT_APPLICABLE, PASS
-from ..testing.subject import subject
-from . import sample
+from ..testing.subject import operator_of, subject
+from . import sample, words
 
 _LEAST = 24  # columns that a reason gets, however narrow the terminal
-_STYLES = {PASS: "green", FAIL: "bold red", NOT_APPLICABLE: "dim"}
+_STYLES = {FAIL: "bold red", PASS: "green", NOT_APPLICABLE: "dim"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Request:
     backends: Sequence[str] = ()
     seed: int = 0
     shrink: bool = True
+    verbose: bool = False
     json: Path | None = None
     junit: Path | None = None
 
@@ -40,13 +43,13 @@ def run(request: Request) -> int:
     """The command; returns its exit code: 0, 1 where a hazard fails or none could be tried, 2 for bad arguments."""
     try:
         report = _report(request)
-        show(Console(), report)
+        show(Console(), report, every=request.verbose or bool(request.only))
         if request.json is not None:
             report.to_json(request.json)
         if request.junit is not None:
             report.to_junit(request.junit)
     except (CupyopsError, OSError) as error:
-        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True, style="red")
+        words.complain(error)
         return 2
     return 0 if report.passed else 1
 
@@ -54,6 +57,10 @@ def run(request: Request) -> int:
 def _report(request: Request) -> Report:
     function = sample.load(request.operator)
     reference = None if request.reference is None else sample.load(request.reference)
+    if reference is None and operator_of(function) is None:
+        raise InputError(
+            f"{request.operator!r} is no operator of cupyops: give --reference MODULE:NAME, the same in plain PyTorch"
+        )
     call = sample.call(subject(function, reference), request.args, request.seed)
     return check(
         function,
@@ -68,18 +75,14 @@ def _report(request: Request) -> Report:
     )
 
 
-def show(console: Console, report: Report) -> None:
-    """The report as a table, and below it whatever failed."""
+def show(console: Console, report: Report, every: bool) -> None:
+    """The report as a table, of every row or counted by family, and below it whatever failed."""
     console.print(Text(f"{report.name}({report.call})  seed {report.seed}", "bold"), soft_wrap=True)
-    table = Table(box=None)
-    for head in ("hazard", "backend", "verdict", "s"):
-        table.add_column(head, justify="right" if head == "s" else "left", no_wrap=True)
-    table.add_column("reason", min_width=_LEAST)
-    for row in report.rows:
-        style = _STYLES[row.verdict]
-        reason = row.reason if row.verdict == NOT_APPLICABLE else row.reason.partition("\n")[0]
-        table.add_row(row.hazard, row.backend, Text(row.verdict, style), f"{row.seconds:.2f}", Text(reason, style))
-    console.print(table)
+    if every:
+        console.print(_rows(report))
+    else:
+        console.print(_families(report))
+        console.print("--verbose lists each hazard, and why it is n/a", style="dim")
     for row in report.failures:
         console.rule(f"{row.hazard} ({row.backend})", style="red", align="left")
         found = {
@@ -92,3 +95,35 @@ def show(console: Console, report: Report) -> None:
             if text:
                 console.print(Text(f"{head + ':':<11}{text}"), soft_wrap=True)
     console.print(report.summary(), style="green" if report.passed else "red")
+
+
+def _rows(report: Report) -> Table:
+    table = Table(box=None)
+    for head in ("hazard", "backend", "verdict", "s"):
+        table.add_column(head, justify="right" if head == "s" else "left", no_wrap=True)
+    table.add_column("reason", min_width=_LEAST)
+    for row in report.folded():
+        style = _STYLES[row.verdict]
+        reason = Text(row.reason.partition("\n")[0], style)
+        table.add_row(row.hazard, row.backend, Text(row.verdict, style), f"{row.seconds:.2f}", reason)
+    return table
+
+
+def _families(report: Report) -> Table:
+    """How many hazards of each family had which verdict, on each backend."""
+    known = hazards()
+    counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for row in report.rows:
+        counts[family_of(known[row.hazard]), row.backend][row.verdict] += 1
+    table = Table(box=None, pad_edge=False)
+    backends = dict.fromkeys(row.backend for row in report.rows)
+    for head in ("hazards", *backends):
+        table.add_column(head, no_wrap=True)
+    for family in dict.fromkeys(family for family, _ in counts):
+        table.add_row(family, *(_counted(counts[family, backend]) for backend in backends))
+    return table
+
+
+def _counted(verdicts: Counter[str]) -> Text:
+    parts = [Text(f"{verdicts[verdict]} {verdict}", style) for verdict, style in _STYLES.items() if verdicts[verdict]]
+    return Text(", ").join(parts)

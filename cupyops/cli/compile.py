@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,33 +11,39 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .. import cache, compiler, kernel
+from .. import kernel
+from ..compilation import architecture, cache, compiler
 from ..errors import CupyopsError, InputError
 from . import jobs as ahead
+from . import words
 from .modules import load
 
 _LIBRARY = ("cupyops", "cupyops.nn", "cupyops.optim")  # importing these makes every built-in kernel
-# The first architecture that has a variant with that suffix: instructions for it alone, or for its family.
-_SUFFIXES = {"": 0, "a": 90, "f": 100}
 
 
 def run(modules: list[str], archs: list[str] | None, out: Path | None, processes: int | None) -> int:
     """The command; returns its exit code: 0, or 1 where a kernel does not compile, or 2 for bad arguments."""
     console = Console()
     try:
+        if out is not None:
+            words.folder("--out", out)
         chosen = _archs(archs)
-        planned = ahead.plan(_kernels(modules), chosen)
+        kernels = _kernels(modules)
+        planned = ahead.plan(kernels, chosen)
         folder = _folder(out)
-    except CupyopsError as error:
-        _complain(error)
+    except (CupyopsError, OSError) as error:
+        words.complain(error)
         return 2
     console.print(
         f"cubins to make: {len(planned)}, for {', '.join(chosen)}, into {folder}", highlight=False, soft_wrap=True
     )
+    for one in kernels:
+        if not any(architecture.target(one.arch, arch) for arch in chosen):
+            console.print(f"left out: {one.base}, which is for {one.arch} alone", highlight=False, soft_wrap=True)
     try:
         outcomes = _with_progress(console, planned, folder, processes)
     except CupyopsError as error:
-        _complain(error)
+        words.complain(error)
         return 1
     console.print(_summary(outcomes))
     failures = [outcome for outcome in outcomes if outcome.error]
@@ -57,10 +62,6 @@ def run(modules: list[str], archs: list[str] | None, out: Path | None, processes
     return 0
 
 
-def _complain(error: CupyopsError) -> None:
-    Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True, style="red")
-
-
 def _archs(archs: list[str] | None) -> list[str]:
     """The architectures asked for, each one known to this NVRTC."""
     known = compiler.supported_archs()
@@ -68,8 +69,8 @@ def _archs(archs: list[str] | None) -> list[str]:
         here = {torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())}
         archs = [f"sm_{major}{minor}" for major, minor in sorted(here)] or [a for a in ahead.ARCHS if a in known]
     for arch in archs:
-        match = re.fullmatch(r"sm_(\d+)([af]?)", arch)
-        if match is None or f"sm_{match.group(1)}" not in known or int(match.group(1)) < _SUFFIXES[match.group(2)]:
+        found = architecture.read(arch)
+        if found is None or found.plain not in known:
             raise InputError(
                 f"--arch has {arch!r}; this NVRTC compiles for {', '.join(known)}, from sm_90 on also with a behind it, "
                 "from sm_100 on also with f"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ctype import C_NAMES
+from ..compilation.declarations import Function, function, functions, split
+from ..compilation.source import Source
 from ..errors import InputError
-from ..signature import declared
-from ..source import Source, strip_comments
+from ..launching.ctype import C_NAMES
+from .words import near
 
-_TOKENS = {str(dtype).removeprefix("torch."): name for dtype, name in C_NAMES.items()} | {
-    "True": "true",
-    "False": "false",
-}
+_DTYPES = {str(dtype).removeprefix("torch."): name for dtype, name in C_NAMES.items()}
+_TOKENS = _DTYPES | {"True": "true", "False": "false"}
 
 
 @dataclass(frozen=True)
@@ -24,38 +24,63 @@ class Instance:
     base: str  # "relu_fwd"
     expression: str  # "relu_fwd<float>", as the compiler gets it
     types: dict[str, str]  # template parameter -> C++ text
+    declared: list[tuple[str, str]]  # (C type, name) of what it takes
 
 
-def choose(source: Source, kernel: str, given: Sequence[str]) -> Instance:
+def choose(source: Source, file: str, kernel: str | None, given: Sequence[str]) -> Instance:
     """`kernel` with the template arguments between its angle brackets, or with those of `--template NAME=VALUE`.
 
-    Raises `InputError` where there is no such kernel, or arguments are missing or unknown.
+    `file` is the source as the command line has it. Raises `InputError` where no kernel is named or there is none of that
+    name, or where arguments are missing or unknown.
     """
+    if kernel is None:
+        listed = [f"  {_signature(one)}" for one in functions(source) if one.is_defined]
+        raise InputError("\n".join([f"KERNEL not given; {source.name} has", *(listed or ["  no __global__ function"])]))
     match = re.fullmatch(r"\s*((?:\w+::)*(\w+))\s*(?:<(.*)>)?\s*", kernel, re.DOTALL)
     if match is None:
         raise InputError(f'KERNEL is {kernel!r}, expected "name" or "name<float, 4>"')
     qualified, base, inside = match.groups()
-    takes = declared(source, base)
-    parameters = template_parameters(source, base)
+    found = function(source, base)
+    takes, names = found.parameters, [one.name for one in found.template]
     if inside is not None:
         if given:
             raise InputError(f"KERNEL {kernel!r} names its template arguments; --template names them again")
-        tokens = [token.strip() for token in split(inside)]
-        return Instance(base, kernel.strip(), dict(zip((name for name, _ in parameters), tokens)))
-    types = _named(base, [name for name, _ in parameters], given)
-    missing = [name for name, has_default in parameters if name not in types and not has_default]
+        tokens = [_token(part.strip()) for part in split(inside)]
+        return Instance(base, f"{qualified}<{', '.join(tokens)}>", dict(zip(names, tokens)), takes)
+    types = _named(base, names, given)
+    missing = [one.name for one in found.template if one.name not in types and not one.has_default]
     if missing:
-        names = ", ".join(name for name, _ in parameters)
-        signature = ", ".join(f"{ctype} {name}" for ctype, name in takes)
-        values = " ".join(f"--template {name}=..." for name in missing)
+        examples = {one.name: "float32" if one.is_type else "4" for one in found.template}
+        values = " ".join(f"--template {name}={examples[name]}" for name in missing)
         raise InputError(
             f"{base} is a template: {', '.join(missing)} not given\n\n"
-            f"signature: template <{names}> __global__ void {base}({signature})\n"
-            f"example:   python -m cupyops simulate {source.name} {base} {values} ...\n"
+            f"signature: {_signature(found)}\n"
+            f"example:   python -m cupyops simulate {shlex.quote(file)} {base} {values} --grid 4 --block 256 --arg ...\n"
             "--template: a dtype such as float32, a number, true or false, or C++ text"
         )
-    listed = [types[name] for name, _ in parameters if name in types]
-    return Instance(base, f"{qualified}<{', '.join(listed)}>" if listed else qualified, types)
+    listed = [types[name] for name in names if name in types]
+    return Instance(base, f"{qualified}<{', '.join(listed)}>" if listed else qualified, types, takes)
+
+
+def types_known(chosen: Instance, message: str) -> str:
+    """What could be meant where the compiler's message says that it does not know a template argument; else nothing."""
+    for name, text in chosen.types.items():
+        if f'identifier "{text}" is undefined' in message:
+            known = list(dict.fromkeys([*_DTYPES, *C_NAMES.values()]))
+            return (
+                f"\n\n{name} is {text!r}{near(text, known)}\n  types: {', '.join(known)}, or one that the text defines"
+            )
+    return ""
+
+
+def _signature(one: Function) -> str:
+    template = f"template <{', '.join(parameter.name for parameter in one.template)}> " if one.template else ""
+    return f"{template}__global__ void {one.name}({', '.join(f'{ctype} {name}' for ctype, name in one.parameters)})"
+
+
+def _token(text: str) -> str:
+    """A template argument as C++ has it."""
+    return _TOKENS.get(text.removeprefix("torch."), text)
 
 
 def _named(base: str, names: Sequence[str], given: Sequence[str]) -> dict[str, str]:
@@ -68,34 +93,5 @@ def _named(base: str, names: Sequence[str], given: Sequence[str]) -> dict[str, s
             raise InputError(
                 f"--template {text!r}: {base} has no template parameter {name}; it has {', '.join(names) or 'none'}"
             )
-        types[name] = _TOKENS.get(value.removeprefix("torch."), value)
+        types[name] = _token(value)
     return types
-
-
-def template_parameters(source: Source, base: str) -> list[tuple[str, bool]]:
-    """(name, whether it has a default) of each template parameter of `__global__ ... base(...)`."""
-    for text in (source.text, *source.includes.values()):
-        clean = strip_comments(text)
-        for kernel in re.finditer(rf"__global__[^;{{}}]*?\b{base}\s*\(", clean):
-            head = re.search(r"\btemplate\s*<([^;{}]*)>[^;{}<>]*$", clean[: kernel.start()])
-            if head is not None:
-                return [_parameter(part) for part in split(head.group(1))]
-    return []
-
-
-def _parameter(text: str) -> tuple[str, bool]:
-    declaration, equals, _ = text.partition("=")
-    words = re.findall(r"\w+", declaration)
-    return (words[-1] if words else "", bool(equals))
-
-
-def split(text: str) -> list[str]:
-    """The parts between the commas that stand outside all brackets."""
-    parts, depth = [""], 0
-    for char in text:
-        depth += {"<": 1, "(": 1, "[": 1, "{": 1, ">": -1, ")": -1, "]": -1, "}": -1}.get(char, 0)
-        if char == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return [part for part in parts if part.strip()]

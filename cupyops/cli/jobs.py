@@ -15,10 +15,10 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import cache, compiler
+from ..compilation import architecture, cache, compiler
+from ..compilation.source import Source
 from ..errors import CompileError, CupyopsError
 from ..kernel import Kernel
-from ..source import Source
 
 # One of each major architecture from Turing on, and the minors that add instructions or shared memory.
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -53,6 +53,8 @@ class Outcome:
 def plan(kernels: Iterable[Kernel], archs: Iterable[str]) -> list[Job]:
     """The jobs of all declared instances, without doubles, in the order of files and names.
 
+    A kernel that has a specific target is compiled for that alone, where one of `archs` can run it.
+
     Raises:
         InputError: a kernel has a template parameter whose values are not declared.
         SourceError: a kernel's file is not found.
@@ -62,9 +64,11 @@ def plan(kernels: Iterable[Kernel], archs: Iterable[str]) -> list[Job]:
         job.stem: job
         for kernel in kernels
         for name in kernel.instances()
-        for job in (Job(kernel.source, name, arch, kernel.options) for arch in archs)
+        for arch in archs
+        if (target := architecture.target(kernel.arch, arch)) is not None
+        for job in (Job(kernel.source, name, target, kernel.options),)
     }
-    return sorted(jobs.values(), key=lambda job: (job.source.name, job.name, archs.index(job.arch)))
+    return sorted(jobs.values(), key=lambda job: (job.source.name, job.name))
 
 
 def compile_one(job: Job, folder: Path) -> Outcome:

@@ -8,6 +8,7 @@ import io
 import keyword
 import re
 import shlex
+import textwrap
 import tokenize
 from importlib import resources
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from rich.console import Console
 
 from ..errors import InputError
+from . import words
 
 # For each kind, the function once more, in other words than the reference's: what the test compares with.
 KINDS = {
@@ -25,17 +27,19 @@ KINDS = {
     "reduction": "torch.linalg.vector_norm(x, dim=-1).square() / x.shape[-1]",
 }
 _LONGEST = 40  # characters: longer names would overrun the templates' lines
+_COLUMNS = 120  # of a line of CUDA
+_HEAD = re.compile(r"^(__global__ void \w+\()(.*?\) \{)$", re.MULTILINE | re.DOTALL)
 
 
 def run(name: str, kind: str, package: bool, folder: Path) -> int:
     """The command; returns its exit code: 0, or 2 for bad arguments."""
     try:
         _check(name, kind)
-        root = folder / name if package else folder
+        root = words.folder("--dir", folder / name if package else folder)
         files = {root / path: text for path, text in _files(name, kind, package).items()}
         _write(files)
     except (InputError, OSError) as error:
-        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True, style="red")
+        words.complain(error)
         return 2
     console = Console()
     for path in files:
@@ -75,9 +79,16 @@ def _taken(kind: str) -> set[str]:
 
 
 def _render(template: str, name: str, kind: str) -> str:
-
     text = resources.files(__package__).joinpath("templates", f"{template}.tmpl").read_text(encoding="utf-8")
-    return Template(text).substitute(name=name, expected=KINDS[kind])
+    filled = Template(text).substitute(name=name, expected=KINDS[kind])
+    return _HEAD.sub(_wrapped, filled) if template.endswith(".cu") else filled
+
+
+def _wrapped(head: re.Match[str]) -> str:
+    """A kernel's head with its lines broken between parameters, as clang-format breaks them: where, hangs on the name."""
+    parameters = [re.sub(r"\s+", "\xa0", one) for one in re.split(r",\s+", head[2])]  # a space that no line ends at
+    lines = textwrap.wrap(", ".join(parameters), _COLUMNS - len(head[1]), break_on_hyphens=False)
+    return head[1] + ("\n" + " " * len(head[1])).join(lines).replace("\xa0", " ")
 
 
 def _files(name: str, kind: str, package: bool) -> dict[Path, str]:
@@ -105,7 +116,10 @@ def _files(name: str, kind: str, package: bool) -> dict[Path, str]:
 def _write(files: dict[Path, str]) -> None:
     """All of the files or none: what is there already is never written over."""
     if clashes := [str(path) for path in files if path.exists() or path.is_symlink()]:
-        raise InputError("there already, and left as they are:\n" + "\n".join(f"  {path}" for path in clashes))
+        listed = "".join(f"\n  {path}" for path in clashes)
+        raise InputError(
+            f"there already, and left as they are; take another name, or another folder with --dir:{listed}"
+        )
     made: list[Path] = []
     try:
         for path, text in files.items():
@@ -127,16 +141,18 @@ def _make_folders(folder: Path, made: list[Path]) -> None:
 
 
 def _next(name: str, package: bool, root: Path) -> list[str]:
-    """Three commands to type."""
-    away = "" if root.resolve() == Path.cwd() else f"cd {shlex.quote(str(root))} && "
+    """The commands to type."""
+    away = [] if root.resolve() == Path.cwd() else [f"cd {shlex.quote(str(root))}"]
     if package:
         return [
-            f'{away}pip install -e ".[test]"',
+            *away,
+            'pip install -e ".[test]"',
             "python -m pytest",
             f"python -m cupyops compile src/{name}/{name}.py --arch sm_80,sm_90 --out src/{name}/cubins",
         ]
     return [
-        f"{away}python -m pytest test_{name}.py",
+        *away,
+        f"python -m pytest test_{name}.py",
         f"python -m cupyops check {name}:{name}",
         f"python bench_{name}.py",
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,8 @@ from ..errors import InputError
 from ..operator import Operator
 from ..testing import Call
 from ..testing.subject import Subject
+from . import modules
+from .words import near
 
 _MAKER = re.compile(r"(\w+)\((.*)\)(?::(\w+))?")
 FORMS = (
@@ -39,24 +40,19 @@ _MAKERS: dict[str, _Make] = {
 
 
 def load(path: str) -> Any:
-    """What `package.module:name` names. Raises `InputError`."""
-    module, _, attribute = path.partition(":")
+    """The function that `package.module:name` or `file.py:name` names. Raises `InputError`."""
+    module, _, attribute = path.rpartition(":")
     if not module or not attribute:
-        raise InputError(f"{path!r} is not of the form package.module:name, such as cupyops:relu")
-    found = _imported(module)
-    try:
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except AttributeError as error:
-        raise InputError(str(error)) from error
+        raise InputError(f"{path!r} is not of the form package.module:name, such as cupyops:relu, or file.py:name")
+    found: Any = modules.load(module)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [name for name in dir(found) if not name.startswith("_")]
+            raise InputError(f"{path!r}: there is no {part!r} in {module}{near(part, public)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise InputError(f"{path!r} is {type(found).__name__}, expected an operator or a function")
     return found
-
-
-def _imported(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except Exception as error:  # whatever the module does when it is imported
-        raise InputError(f"cannot import {module}: {type(error).__name__}: {error}") from error
 
 
 def call(of: Subject, args: Sequence[str], seed: int) -> Call:

@@ -13,12 +13,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .. import compiler, cubin, signature, source
-from ..binary import Binary
-from ..configuration import Configuration
+from ..compilation import compiler, cubin, source
+from ..compilation.binary import Binary
 from ..errors import CompileError, CupyopsError, InputError, MissingDependencyError
+from ..launching import signature
+from ..launching.configuration import Configuration
 from ..simulator import MAX_STEPS, Allocation, Pointer, Program, SimulatorError
-from . import arguments, instance, page, terminal
+from . import arguments, instance, page, terminal, words
 from .arguments import Array
 from .occupancy import occupancy
 from .report import Launch, array_facts, fault_of, line_facts
@@ -29,9 +30,9 @@ class Request:
     """The command line."""
 
     file: str
-    kernel: str
-    grid: str
-    block: str
+    kernel: str | None
+    grid: str | None
+    block: str | None
     args: Sequence[str] = ()
     template: Sequence[str] = ()
     arch: str = "sm_80"
@@ -56,11 +57,10 @@ class Prepared:
 
 def run(request: Request) -> int:
     """The command; returns its exit code: 0, 1 where the kernel does wrong or does not compile, 2 for bad arguments."""
-    errors = Console(stderr=True)
     try:
         prepared = _prepare(request)
     except (CupyopsError, OSError, UnicodeDecodeError) as error:
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True, style="red")
+        words.complain(error)
         return 1 if isinstance(error, (CompileError, SimulatorError)) else 2
     console = Console()
     _execute(console, request, prepared)
@@ -75,7 +75,7 @@ def run(request: Request) -> int:
     try:
         _write(console, request, launch)
     except OSError as error:
-        errors.print(f"cannot write: {error}", markup=False, highlight=False, soft_wrap=True, style="red")
+        words.complain(f"cannot write: {error}")
         return 2
     return 0 if launch.fault is None else 1
 
@@ -85,19 +85,16 @@ def run(request: Request) -> int:
 
 def _prepare(request: Request) -> Prepared:
     """Compile the kernel and make its arguments. Raises `CupyopsError`."""
-    grid, block = _extents("--grid", request.grid), _extents("--block", request.block)
-    Configuration.of(grid, block, request.shared)
-    _check_arch(request.arch)
     text = source.load(Path(request.file))
-    chosen = instance.choose(text, request.kernel, request.template)
-    declared = signature.declared(text, chosen.base)
-    binary = compiler.build(text, chosen.expression, request.arch, tuple(request.options))
-    takes = signature.join(chosen.expression, declared, binary.parameters, chosen.types)
-    try:
-        values = arguments.values(chosen.expression, takes, request.args, chosen.types)
-    except InputError as error:
-        usage = arguments.usage(request.file, chosen.expression, takes, chosen.types)
-        raise InputError(f"{error}\n\n{usage}") from error
+    chosen = instance.choose(text, request.file, request.kernel, request.template)
+    grid, block = _extents("--grid", request.grid), _extents("--block", request.block)
+    if grid is not None and block is not None:
+        Configuration.of(grid, block, request.shared)
+    _check_arch(request.arch)
+    binary = _built(text, chosen, request)
+    takes = signature.join(chosen.expression, chosen.declared, binary.parameters, chosen.types)
+    values = _values(request, chosen, takes)
+    assert grid is not None and block is not None
     sources = {text.name: text.text, **text.includes}
     used = _resources(binary)
     threads = block[0] * block[1] * block[2]
@@ -119,8 +116,30 @@ def _prepare(request: Request) -> Prepared:
     return Prepared(launch, Program(binary.ptx, sources=sources), binary.symbol, values)
 
 
-def _extents(option: str, text: str) -> tuple[int, int, int]:
+def _built(text: source.Source, chosen: instance.Instance, request: Request) -> Binary:
+    """The kernel compiled. Raises `CompileError`, which names the types that there are where the one asked for is none."""
+    try:
+        return compiler.build(text, chosen.expression, request.arch, tuple(request.options))
+    except CompileError as error:
+        raise CompileError(f"{error}{instance.types_known(chosen, str(error))}") from error
+
+
+def _values(request: Request, chosen: instance.Instance, takes: Sequence[signature.Argument]) -> list[Any]:
+    """The kernel's arguments. Where they, the grid or the block are wanting, an `InputError` shows what would do."""
+    try:
+        given = {"--grid": request.grid, "--block": request.block}
+        if absent := [option for option, extents in given.items() if extents is None]:
+            raise InputError(f"{' and '.join(absent)} not given")
+        return arguments.values(chosen.expression, takes, request.args, chosen.types)
+    except InputError as error:
+        usage = arguments.usage(request.file, chosen.expression, takes, chosen.types)
+        raise InputError(f"{error}\n\n{usage}") from error
+
+
+def _extents(option: str, text: str | None) -> tuple[int, int, int] | None:
     """`4`, `4,2` or `4x2x1`."""
+    if text is None:
+        return None
     parts = re.split(r"[,x]", text)
     if not 1 <= len(parts) <= 3 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise InputError(f"{option} is {text!r}, expected one to three extents from 1, such as 4 or 4,2")

@@ -110,15 +110,20 @@ def arrange(output: Tensor, *inputs: Tensor, width: int = 0) -> tuple[int, np.nd
         inputs = tuple(restride(tensor, output.stride()) for tensor in inputs)
         found = packed_layout(output.shape, output.stride(), width, *[output.stride()] * len(inputs))
         assert found is not None
-    layout, width = found
+    layout, width, _ = found
     return ceil_div(output.numel(), BLOCK * width), layout, inputs
+
+
+def is_flat(output: Tensor, *inputs: Tensor) -> bool:
+    """Whether inputs of the output's shape are laid out as it is. Not known on a dry run."""
+    return not is_dry(output) and all(tensor.stride() == output.stride() for tensor in inputs)
 
 
 @functools.lru_cache(maxsize=4096)
 def packed_layout(
     shape: tuple[int, ...], strides: tuple[int, ...], vector: int, *input_strides: tuple[int, ...]
-) -> tuple[np.ndarray, int] | None:
-    """(`Layout` as bytes, its width); None if it has more than `MAX_DIMS` dimensions."""
+) -> tuple[np.ndarray, int, int] | None:
+    """(`Layout` as bytes, its width, its dimensions); None if those are more than `MAX_DIMS`."""
     dims = _merged(shape, strides, input_strides)
     if len(dims) > MAX_DIMS:
         return None
@@ -137,7 +142,7 @@ def packed_layout(
     longs = [*sizes, *pad, *[step for column in columns for step in (*column, *pad)]]
     unsigned = [*[m for m, _ in magic], *pad, *[s for _, s in magic], *pad]
     packed = struct.pack(f"={len(longs)}q{len(unsigned)}I4i", *longs, *unsigned, len(dims), width, wide, 0)
-    return np.frombuffer(packed, np.uint8), width
+    return np.frombuffer(packed, np.uint8), width, len(dims)
 
 
 def _merged(

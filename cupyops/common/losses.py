@@ -15,6 +15,7 @@ from torch.nn import _reduction
 
 from .. import check
 from ..errors import InputError
+from ..layout import is_dry
 
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
@@ -89,9 +90,10 @@ def reference(
 ) -> Tensor:
     """PyTorch's `function` for targets that are classes."""
     weight = None if weight is None else weight.detach()  # PyTorch's functions refuse one that wants a gradient
-    # With positions (N, d1): of (C) and (N, C), PyTorch's rules for fake tensors are wrong.
-    logits, indices = (x[None], target[None]) if x.dim() == 1 else (x, target)
-    logits, indices = (logits[..., None], indices[..., None]) if logits.dim() == 2 else (logits, indices)
+    logits, indices = x, target
+    if is_dry(x):  # with positions, (N, C, d1): of (C) and (N, C), PyTorch's rules for fake tensors are wrong
+        logits, indices = (x[None], target[None]) if x.dim() == 1 else (x, target)
+        logits, indices = (logits[..., None], indices[..., None]) if logits.dim() == 2 else (logits, indices)
     try:
         y = function(logits, indices, weight, reduction=reduction, **options)
     except IndexError as error:

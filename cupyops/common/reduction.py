@@ -27,6 +27,7 @@ class Plan:
 
     rows: bool
     vec: bool
+    line: bool
     block: tuple[int, int]
     tiles: int
     slabs: int
@@ -64,7 +65,7 @@ def plan(
     kept_dims = tuple(d for d in range(len(shape)) if d not in dims)
     rows = order[0] not in kept_dims
 
-    def layout(of: tuple[int, ...], width: int, *more: Strides) -> tuple[np.ndarray, int] | None:
+    def layout(of: tuple[int, ...], width: int, *more: Strides) -> tuple[np.ndarray, int, int] | None:
         steps = [tuple(one[d] for d in of) for one in strides]
         return packed_layout(tuple(shape[d] for d in of), tuple(rank.get(d, 0) for d in of), width, *steps, *more)
 
@@ -77,6 +78,8 @@ def plan(
     if along is None or across_it is None:
         return None
     reduced, kept, width = along[0], across_it[0], (along if rows else across_it)[1]
+    # one step from each unit to the next, and no number to be spread over a vector
+    line = along[2] == 1 and (width == 1 or all(one and one[order[0]] for one in strides))
     units = count // width if rows else count
     tail = count - units * width if rows else 0
     results = results if rows else results // width
@@ -84,7 +87,7 @@ def plan(
     slab_units = max(ceil_div(units, slabs), 1)
     division = struct.pack("=5q", results, units, tail, tiles, slab_units)
     slabs = max(ceil_div(units, slab_units), 1)
-    return Plan(rows, width > 1, block, tiles, slabs, kept, reduced, np.frombuffer(division, np.uint8))
+    return Plan(rows, width > 1, line, block, tiles, slabs, kept, reduced, np.frombuffer(division, np.uint8))
 
 
 def _division(rows: bool, results: int, units: int) -> tuple[tuple[int, int], int, int]:

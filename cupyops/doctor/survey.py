@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .. import backend, cache, compiler
+from ..compilation import backend, cache, compiler
 from ..errors import LaunchError
 from ..kernel import Kernel
 from ..simulation import simulate

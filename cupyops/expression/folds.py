@@ -82,7 +82,7 @@ template <typename A> struct {name}_rule {{
 """
 
 _KERNEL = """
-template <typename T> struct {name}_unit {{
+template <typename T, bool LINE> struct {name}_unit {{
   using A = acc_t<T>;
   {name}_rule<A> rule_;
   {members}
@@ -103,13 +103,13 @@ template <typename T> struct {name}_unit {{
 }};
 
 // Grid, block: see fold(). Inputs of any strides; y is contiguous.
-template <typename T, bool ROWS, bool VEC>
+template <typename T, bool ROWS, bool VEC, bool LINE>
 __global__ void {name}({parameters}, acc_t<T>* __restrict__ partial_{scalars}, long long n,
                        const __grid_constant__ Layout<{kept}> kept_, const __grid_constant__ Layout<{count}> reduced_,
                        const __grid_constant__ Division division_, long long results_) {{
   using A = acc_t<T>;
-  fold<ROWS, VEC ? kVecWidth<T> : 1, A>({name}_unit<T>{{{{{given_comma}n}}, {names}, partial_, results_}}, kept_, reduced_,
-                                        division_);
+  const {name}_unit<T, LINE> unit_{{{{{given_comma}n}}, {names}, partial_, results_}};
+  fold<ROWS, LINE, VEC ? kVecWidth<T> : 1, A>(unit_, kept_, reduced_, division_);
 }}
 """
 
@@ -168,7 +168,7 @@ def kernels(unit: Unit, declaration: Declaration, fold: Fold) -> tuple[Generated
     first, second = f"{unit.name}_fwd", f"{unit.name}_finish"
     loads = [
         f"const auto {one.name}_unit_ = load_unit<K>({one.name} + from_.at[{index}] + at_.at[{index}], "
-        f"vector_.stride[{index}][0] == 0);"
+        f"!LINE && vector_.stride[{index}][0] == 0);"
         for index, one in enumerate(tensors)
     ]
     whole = _KERNEL.format(
@@ -182,7 +182,7 @@ def kernels(unit: Unit, declaration: Declaration, fold: Fold) -> tuple[Generated
     )
     header, both = "common/reduction.cuh", (False, True)
     return (
-        unit.kernel(first, header, rule(first) + whole, fold.bodies, ROWS=both, VEC=both),
+        unit.kernel(first, header, rule(first) + whole, fold.bodies, ROWS=both, VEC=both, LINE=both),
         unit.kernel(second, header, rule(second) + _FINISH.format(name=second, **shared), fold.bodies),
     )
 

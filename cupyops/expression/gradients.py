@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..common.broadcast import BLOCK, arrange
+from ..common.broadcast import BLOCK, arrange, is_flat
 from ..kernel import Kernel
 from . import python
 from .declaration import Declaration, Parameter
@@ -87,7 +87,7 @@ class Gradient:
         expanded = [values[one.name].expand(shape) for one in self.inputs]
         grid, layout, inputs = arrange(like, *expanded, width=16 // dtype.itemsize)
         scalars = [values[one.name] for one in self.scalars]
-        kernel[grid, BLOCK](*inputs, *found, *scalars, wide, layout, like.numel(), T=dtype)
+        kernel[grid, BLOCK](*inputs, *found, *scalars, wide, layout, like.numel(), T=dtype, FLAT=is_flat(like, *inputs))
         summed = {
             one.name: _summed(gradient, values.get(one.name), dtype)
             for one, gradient in zip(self.declaration.differentiable, found)

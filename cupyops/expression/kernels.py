@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from .. import source
-from ..ctype import C_NAMES
+from ..compilation import source
 from ..errors import InputError
 from ..kernel import Kernel
+from ..launching.ctype import C_NAMES
 from .declaration import Parameter
 from .syntax import Body
 
@@ -33,7 +33,7 @@ class Generated(Kernel):
         options: Iterable[str],
         **domain: tuple[Any, ...],
     ) -> None:
-        super().__init__(text, name, options=options, where=None, **domain)
+        super().__init__(text, name, options=options, arch=None, where=None, **domain)
         self._beside = beside
         self._file, self._pieces = file, pieces
 
@@ -139,7 +139,7 @@ def translated_type(one: Parameter) -> str:
 
 _POINTWISE = """
 // What {name} does to K elements: those at `from_` of the inputs, and from `to_` on of the outputs.
-template <typename T> struct {name}_unit {{
+template <typename T, bool FLAT> struct {name}_unit {{
   using A = acc_t<T>;
   {members}
   const Layout<{count}>& layout_;
@@ -156,13 +156,13 @@ template <typename T> struct {name}_unit {{
   }}
 }};
 
-// Grid, block: see pointwise(). Inputs of any strides, dense outputs; each thread owns whole vectors.
-template <typename T>
+// Grid, block: see pointwise(). Inputs of any strides, or FLAT, dense outputs; each thread owns whole vectors.
+template <typename T, bool FLAT>
 __global__ void {name}({parameters}, const __grid_constant__ Layout<{count}> layout_, long long size_) {{
   using A = acc_t<T>;
   constexpr int W = kVecWidth<T>;
   const bool vectors_fit = {fits};
-  pointwise<W>(layout_, size_, vectors_fit, {name}_unit<T>{{{names}, layout_}});
+  pointwise<FLAT, W>(layout_, size_, vectors_fit, {name}_unit<T, FLAT>{{{names}, layout_}});
 }}
 """
 
@@ -239,8 +239,8 @@ def _pointwise(
     name, count = f"{unit.name}_{role}", len(inputs)
     parameters = [f"const {pointee(one)}* __restrict__ {one.name}" for one in inputs]
     parameters += [one.parameter for one in stored] + by_value([*scalars, *more])
-    broadcast = [f"layout_.stride[{index}][0] == 0" for index in range(count)]
-    fits = [f"({flat} || fits_vec<{pointee(one)}, W>({one.name}))" for one, flat in zip(inputs, broadcast)]
+    broadcast = [f"!FLAT && layout_.stride[{index}][0] == 0" for index in range(count)]
+    fits = [f"(({flat}) || fits_vec<{pointee(one)}, W>({one.name}))" for one, flat in zip(inputs, broadcast)]
     loads = [
         f"const auto {one.name}_unit_ = load_unit<K>({one.name} + from_.at[{index}], {broadcast[index]});"
         for index, one in enumerate(inputs)
@@ -260,4 +260,4 @@ def _pointwise(
         stores="\n    ".join(one.store for one in stored),
     )
     device = element(f"{name}_element", body, [*inputs, *scalars], outputs)
-    return unit.kernel(name, "common/pointwise.cuh", device + text, [body])
+    return unit.kernel(name, "common/pointwise.cuh", device + text, [body], FLAT=(False, True))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..compilation.source import UNREADABLE, strip_comments
 from ..errors import InputError, MissingDependencyError
-from ..source import UNREADABLE, strip_comments
 
 CONSTANTS = {"INFINITY": float("inf"), "NAN": float("nan"), "M_PI": 3.14159265358979323846, "M_E": 2.718281828459045}
 _WITH_F = re.compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,11 +14,13 @@ from ..progress import Bar
 from .call import Call, Function
 from .case import Case
 from .hazard import Failure, Hazard, NotApplicable, hazards
-from .report import FAIL, NOT_APPLICABLE, PASS, Report, Row
+from .report import CALL_FAILS, FAIL, NOT_APPLICABLE, PASS, Report, Row
 from .reproduce import reproduction
 from .shrink import smallest
 from .subject import BACKENDS, Subject, available, placed, running, subject
 from .tolerance import Tolerance
+
+_FEW = 6  # names that a message lists
 
 
 def check(
@@ -113,7 +116,7 @@ def attempt(one: Hazard, case: Case) -> tuple[str, str, type[BaseException] | No
     # after a Failure, which may be of what the call does to memory, no plain call is made to find that out
     failing = vars(case).get("failing") if kind in (None, Failure) else case.failing
     if verdict == FAIL and failing and one.name != "accuracy":
-        return NOT_APPLICABLE, f"the call itself fails: {failing}", None
+        return NOT_APPLICABLE, f"{CALL_FAILS}: {failing}", None
     case.note(one.attempt, verdict != FAIL)
     return verdict, reason, kind
 
@@ -152,6 +155,9 @@ def _backends(asked: str | Iterable[str] | None, of: Subject, call: Call) -> Seq
 
 def _names(what: str, given: str | Iterable[str] | None, known: Iterable[str]) -> list[str]:
     names = [] if given is None else [given] if isinstance(given, str) else list(given)
-    if unknown := [name for name in names if name not in set(known)]:
-        raise InputError(f"{what} is {unknown[0]!r}, expected some of {', '.join(known)}")
+    every = list(known)
+    if unknown := [name for name in names if name not in every]:
+        near = every if len(every) <= _FEW else difflib.get_close_matches(unknown[0], every, 3)
+        expected = ", ".join(near) or "cupyops.testing.hazards(), which docs/testing.md lists"
+        raise InputError(f"{what} is {unknown[0]!r}, expected some of {expected}")
     return names

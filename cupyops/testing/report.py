@@ -7,11 +7,12 @@ import re
 import shutil
 import textwrap
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "n/a"
+CALL_FAILS = "the call itself fails"  # how the reason begins for which nothing else can be tried
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LEAST = 24  # columns that a reason gets, however narrow the terminal
@@ -60,6 +61,14 @@ class Report:
         """The rows that failed."""
         return [row for row in self.rows if row.verdict == FAIL]
 
+    def folded(self) -> list[Row]:
+        """The rows; of those that cannot be tried since the call itself fails, one for all of a backend."""
+        together: dict[object, list[Row]] = {}
+        for number, row in enumerate(self.rows):
+            is_one_of_many = row.verdict == NOT_APPLICABLE and row.reason.startswith(CALL_FAILS)
+            together.setdefault((row.backend, row.reason) if is_one_of_many else number, []).append(row)
+        return [_one_for_all(rows) for rows in together.values()]
+
     def raise_if_failed(self) -> None:
         """Raise an `AssertionError` with the failed rows, if there are any, or if nothing could be tried."""
         if not self.passed:
@@ -72,11 +81,12 @@ class Report:
 
     def __str__(self) -> str:
         width = max(60, min(shutil.get_terminal_size((120, 40)).columns, 160))
-        cells = [(row.hazard, row.backend, row.verdict) for row in self.rows]
+        rows = self.folded()
+        cells = [(row.hazard, row.backend, row.verdict) for row in rows]
         sizes = [max(map(len, column)) for column in zip(*cells)]
         left = sum(sizes) + 6
         lines = [f"{self.name}({self.call})  seed {self.seed}"]
-        for row, texts in zip(self.rows, cells):
+        for row, texts in zip(rows, cells):
             start = "  ".join(text.ljust(size) for text, size in zip(texts, sizes))
             reason = row.reason.partition("\n")[0] if row.verdict != FAIL else row.reason
             lines += _hanging(start, reason, left, width)
@@ -119,6 +129,13 @@ class Report:
                 ElementTree.SubElement(case, "skipped", message=_legal(row.reason))
         ElementTree.indent(suite)
         return _written(ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n", path)
+
+
+def _one_for_all(rows: list[Row]) -> Row:
+    first, *others = rows
+    if not others:
+        return first
+    return replace(first, hazard=f"{first.hazard} and {len(others)} more", seconds=sum(row.seconds for row in rows))
 
 
 def _hanging(start: str, text: str, left: int, width: int) -> list[str]:

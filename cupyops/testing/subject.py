@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import BuiltinFunctionType
 from typing import Any
 from unittest import mock
 
@@ -50,7 +51,7 @@ def subject(function: Any, reference: Function | None = None) -> Subject:
     """Find out about a function. Raises `InputError` where there is nothing to compare it with."""
     if not callable(function):
         raise InputError(f"op is {type(function).__name__}, expected an operator or a function")
-    owner, given = _operator_of(function), reference is not None
+    owner, given = operator_of(function), reference is not None
     if reference is None:
         if owner is None:
             raise InputError(
@@ -119,11 +120,14 @@ def placed(call: Call, backend: str) -> Call:
     return call.map(move)
 
 
-def _operator_of(function: Any) -> Operator | None:
+def operator_of(function: Any) -> Operator | None:
+    """The operator that a function is, or is the public face of; None where it is neither."""
     if isinstance(function, Operator):
         return function
     return next((op for op in operators().values() if op.public is function), None)
 
 
 def _name(function: Any) -> str:
+    if isinstance(function, BuiltinFunctionType):
+        return function.__name__  # torch.relu's qualified name is that of a class inside PyTorch
     return getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or repr(function)

@@ -13,7 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cupyops
-from cupyops import CompileError, InputError, backend
+from cupyops import CompileError, InputError
+from cupyops.compilation import backend
 
 tuning = sys.modules["cupyops.autotune"]  # cupyops.autotune is the decorator
 

@@ -24,6 +24,19 @@ def test_tensor(value):
     assert message.startswith("weight is ") and type(value).__name__ in message and "expected a tensor" in message
 
 
+def test_an_array_beside_tensors():
+    """Shown without what is in it; and where it comes from, as a rule."""
+    message = refused(check.tensor, "weight", np.ones((100, 2)))
+    assert message == (
+        "weight is an array of shape (100, 2), float64 (ndarray), expected a tensor; inside cupyops.vjp arrays are tensors: "
+        "pass it to vjp as an argument"
+    )
+    weight = np.ones((2, 2))
+    with pytest.raises(InputError, match="pass it to vjp as an argument"):
+        cupyops.vjp(lambda x: cupyops.linear(x, weight), np.ones((2, 2)))
+    assert refused(check.tensor, "x", np.float64(1.0)).endswith("expected a tensor, or an array that offers DLPack")
+
+
 def test_optional_tensor():
     check.optional_tensor("bias", None)
     check.optional_tensor("bias", torch.ones(2))

@@ -9,7 +9,9 @@ import pytest
 import torch
 from core.toys import Recorder, executor
 
-from cupyops import Kernel, backend, compiler, signature, source
+from cupyops import Kernel
+from cupyops.compilation import backend, compiler, source
+from cupyops.compilation.declarations import function
 from cupyops.errors import CompileError, CupyopsError, InputError, LaunchError, SourceError
 
 ARCH = "sm_80"
@@ -422,7 +424,7 @@ def test_ways_to_write_a_text(tmp_path, content):
     path.write_bytes(content)
     (tmp_path / "h.cuh").write_bytes(content)
     assert build(path).parameters == build('#include "h.cuh"\n', folder=tmp_path).parameters == build(PLAIN).parameters
-    assert signature.declared(source.load(path), "f") == [("float*", "x")]
+    assert function(source.load(path), "f").parameters == [("float*", "x")]
 
 
 def test_a_text_with_a_byte_order_mark():
@@ -650,7 +652,7 @@ HEADS = {
 def test_signatures_that_cannot_be_read(text):
     """Refused, and soon."""
     with within(5), pytest.raises(InputError) as caught:
-        signature.declared(source.Source("f.cu", text), "f")
+        function(source.Source("f.cu", text), "f").parameters  # noqa: B018
     assert len(str(caught.value)) < 1000
 
 
@@ -658,10 +660,10 @@ def test_signatures_that_are_long_and_right():
     comment = "/* " + "word " * 20_000 + "*/"
     text = f"__global__ void f({comment} const float* __restrict__ {comment} x, {comment}\n int n {comment}) {{}}\n"
     with within(5):
-        assert signature.declared(source.load(text), "f") == [("const float*", "x"), ("int", "n")]
+        assert function(source.load(text), "f").parameters == [("const float*", "x"), ("int", "n")]
     many = ", ".join(f"int n{number}" for number in range(5000))
     with within(5):
-        assert len(signature.declared(source.load(f"__global__ void f({many}) {{}}\n"), "f")) == 5000
+        assert len(function(source.load(f"__global__ void f({many}) {{}}\n"), "f").parameters) == 5000
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------

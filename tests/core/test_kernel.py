@@ -197,7 +197,7 @@ def test_specialisation_is_shared_by_threads(cpu):
 
     def work(_):
         barrier.wait()
-        found.append(scale._specialise({"T": torch.float32}))
+        found.append(scale.instance(T=torch.float32))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
@@ -307,24 +307,32 @@ class TestMismatches:
             assert f"scale<float>: {len(args)} arguments given, 4 declared" in message
             assert "const T* x, T* y, float factor, int n" in message
 
+    def test_a_launch_without_a_grid(self, cpu):
+        with pytest.raises(LaunchError, match=r"scale<T>.*: launch with kernel\[grid, block\]\(\.\.\.\)"):
+            self.scale(x32(), x32(), 1.0, 8, T=torch.float32)
+
     def test_no_arguments(self, cpu):
         assert "0 arguments given" in self.refused(cpu)
 
     def test_dtype(self, cpu):
         message = self.refused(cpu, x32(), x32().double(), 1.0, 8)
-        assert "`T* y` got a tensor of torch.float64 on cpu, expected a tensor of torch.float32" in message
+        assert "argument 2 of 4, parameter `T* y` got a tensor of torch.float64 on cpu, expected a tensor of" in message
+        assert message.endswith("launch with T=torch.float64 for this tensor, or convert it with .to(torch.float32)")
 
     def test_dtype_of_the_first(self, cpu):
         assert "`const T* x` got a tensor of torch.int32" in self.refused(cpu, x32().int(), x32(), 1.0, 8)
 
     def test_not_a_tensor(self, cpu):
         message = self.refused(cpu, x32(), np.zeros(8, np.float32), 1.0, 8)
-        assert "`T* y` got array(" in message and "expected a tensor or None" in message
+        assert "`T* y` got an array of shape (8,), float32 (ndarray), expected a tensor or None: torch." in message
 
     def test_first_pointer(self, cpu):
         for value in (np.zeros(8, np.float32), None, 17):
             message = self.refused(cpu, value, x32(), 1.0, 8)
             assert "scale<float>: x is " in message and "first pointer of a kernel must be a tensor" in message
+            assert (
+                message.endswith(": torch.from_numpy(x) is one") == isinstance(value, np.ndarray) and "[" not in message
+            )
 
     def test_integer_range(self, cpu):
         message = self.refused(cpu, x32(), x32(), 1.0, 2**31)
@@ -508,7 +516,7 @@ def test_broken_cupy_is_told():
         "import sys; sys.modules['cupy'] = None\n"
         "import cupyops, torch\n"
         "print(cupyops.relu(torch.tensor([-1.0, 2.0])).tolist())\n"
-        "from cupyops import compiler, source\n"
+        "from cupyops.compilation import compiler, source\n"
         "try: compiler.compile(source.load('relu.cu'), 'relu_fwd<float>', 'sm_80')\n"
         "except cupyops.MissingDependencyError as error: print(error)\n"
     )

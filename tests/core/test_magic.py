@@ -1,5 +1,7 @@
 """%%cuda in IPython: a cell becomes kernels."""
 
+import re
+
 import pytest
 import torch
 
@@ -97,6 +99,42 @@ def test_a_template_that_is_not_for_float32(shell, capsys):
     assert "halves" in (out := capsys.readouterr().out) and "name what it is for: %%cuda twice<float16>" in out
     run(shell, f"%%cuda twice<float16>\n{code}")
     assert launched(shell.user_ns["twice"], torch.ones(2).half(), T=torch.float16) == [2.0, 2.0]
+
+
+def test_float16_is_named_only_where_it_may_help(shell, capsys):
+    """Not for a slip that no type mends; for what only halves have."""
+    assert shell.run_cell("%%cuda" + TWICE.replace("x[i];", "x[i]")).error_in_exec is not None
+    assert 'expected a ";"' in (out := capsys.readouterr().out) and "float16" not in out
+    halves = "#include <cuda_fp16.h>" + TWICE.replace("for (", "const __half* only = x;\n  for (")
+    assert shell.run_cell(f"%%cuda\n{halves}").error_in_exec is not None
+    assert "name what it is for: %%cuda twice<float16>" in capsys.readouterr().out
+
+
+def test_a_traceback_is_of_the_author_s_own_frames(shell, capsys):
+    """Of a fault in the simulator, through autograd; other errors are IPython's to show."""
+    run(shell, "%%cuda" + ADD)
+    run(
+        shell,
+        """
+import torch
+import cupyops
+
+class Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        add_one[1, 32](grad.contiguous(), torch.empty(2), 3)
+""",
+    )
+    assert shell.run_cell("Function.apply(torch.ones(2, requires_grad=True)).sum().backward()").error_in_exec
+    out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)  # colours
+    assert out.count("File ") == 2 and "backward(ctx, grad)" in out and "just past the end of `x`" in out
+    assert "/cupyops/" not in out and "/torch/" not in out
+    assert isinstance(shell.run_cell("1 / 0").error_in_exec, ZeroDivisionError)
+    assert "ZeroDivisionError" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("instance", ["scale<float32,4>", "scale<torch.float32,4>", "scale<float,4>"])

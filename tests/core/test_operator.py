@@ -67,7 +67,7 @@ def routes(function):
 class TestDefinition:
     @pytest.mark.parametrize("name", ["relu", "a::", "::b", "a:b", "a::b::c", "a b::c", "a::b-c", "1a::b", ""])
     def test_bad_name(self, name):
-        with pytest.raises(InputError, match='is not of the form "namespace::name"'):
+        with pytest.raises(InputError, match='is not of the form "namespace::name", such as "mylib::my_op"$'):
             cupyops.operator(name)
 
     def test_bad_autocast(self):

@@ -25,9 +25,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cupyops
-from cupyops import Kernel, backend, compiler, source
-from cupyops import cache as disk
-from cupyops.binary import Binary
+from cupyops import Kernel
+from cupyops.compilation import backend, compiler, source
+from cupyops.compilation import cache as disk
+from cupyops.compilation.binary import Binary
 from cupyops.errors import CompileError, LaunchError
 
 ARCH = "sm_80"
@@ -617,7 +618,8 @@ def test_no_home(cache, compiled, runs, tmp_path, monkeypatch, home):
 def test_cupy_without_a_home():
     """CuPy makes a folder of its own when it is imported; if it cannot, the error says how to name another."""
     code = (
-        "from cupyops import compiler, source, errors\n"
+        "from cupyops import errors\n"
+        "from cupyops.compilation import compiler, source\n"
         "try:\n"
         f"    print(len(compiler.build(source.load({TEXT!r}), {NAME!r}, {ARCH!r}).parameters))\n"
         "except errors.MissingDependencyError as error:\n"
@@ -736,7 +738,7 @@ def test_fork_while_another_thread_compiles(cache, compiled, monkeypatch):
 def test_fork_while_another_thread_specialises(cache):
     scale = Kernel(TEXT, "scale<T>")
     with scale._lock, ThreadPoolExecutor(1) as pool:  # held by this thread, and not by that of the child
-        child = pool.submit(fork, lambda: scale._specialise({"T": torch.float32}).name, 20).result()
+        child = pool.submit(fork, lambda: scale.instance(T=torch.float32).name, 20).result()
         assert answer(child) == "scale<float>"
 
 

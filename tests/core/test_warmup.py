@@ -10,7 +10,8 @@ from core import toys
 from torch import Tensor
 
 import cupyops
-from cupyops import CompileError, InputError, LaunchError, compiler
+from cupyops import CompileError, InputError, LaunchError
+from cupyops.compilation import compiler
 from cupyops.reach import kernels_of
 
 CODE = """

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 import cupyops
-from cupyops import kernel, signature
-from cupyops.configuration import Configuration
+from cupyops import kernel
+from cupyops.launching import signature
+from cupyops.launching.configuration import Configuration
 
 _names = itertools.count()
 
@@ -67,6 +68,11 @@ def forget(*ops: cupyops.Operator) -> None:
 class Calls(list):
     """Which roles of a toy operator ran, in order."""
 
+    def reference(self, x: Tensor) -> None:
+        """The reference runs; where it is only asked for shapes, there is no run to speak of."""
+        if not x.is_meta:
+            self.append("reference")
+
     def count_of(self, role: str) -> int:
         return sum(1 for one in self if one == role)
 
@@ -81,7 +87,7 @@ def product(**options: Any) -> tuple[cupyops.Operator, Calls]:
     @cupyops.operator(fresh("product"), **options)
     def op(x: Tensor, weight: Tensor, bias: Tensor | None = None, shift: float = 1.0) -> Tensor:
         """y = x * weight + shift * bias."""
-        calls.append("reference")
+        calls.reference(x)
         y = x * weight
         return y if bias is None else y + shift * bias
 
@@ -111,7 +117,7 @@ def exponential() -> tuple[cupyops.Operator, Calls]:
 
     @cupyops.operator(fresh("exponential"))
     def op(x: Tensor) -> Tensor:
-        calls.append("reference")
+        calls.reference(x)
         return x.exp()
 
     @op.forward
@@ -138,7 +144,7 @@ def extremum() -> tuple[cupyops.Operator, Calls]:
 
     @cupyops.operator(fresh("extremum"))
     def op(x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-        calls.append("reference")
+        calls.reference(x)
         largest, index = x.max(-1)
         return scale * largest, index, scale * x.min(-1).values
 

@@ -207,3 +207,16 @@ def test_rows_of_one_element(dtype):
     x, weight, bias, grad_y = (torch.randn(shape).to("cuda", dtype) for shape in ((50, 1), (1,), (1,), (50, 1)))
     y, grad_x, *_ = gradients(cupyops.layer_norm, grad_y, x, weight, bias)
     assert torch.equal(y, bias.expand(50, 1)) and not grad_x.any()
+
+
+@pytest.mark.parametrize("size", [33, 300])  # of short rows PyTorch makes NaN
+def test_a_variance_that_overflows(size):
+    """As in PyTorch such a row is 0, and so is its gradient: not NaN, of inf - inf."""
+    x = Make("cpu", torch.float32)(2, size)
+    with torch.no_grad():
+        x[1, 3] = 1e30
+    with cupyops.simulate():
+        y = cupyops.layer_norm(x, (size,))
+        (grad,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(y[1], torch.zeros(size)) and torch.equal(grad[1], torch.zeros(size))
+    assert torch.equal(torch.nn.functional.layer_norm(x, (size,))[1], torch.zeros(size))

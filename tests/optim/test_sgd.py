@@ -12,7 +12,7 @@ from contract import DTYPES
 from torch import nn
 
 import cupyops
-from cupyops import compiler
+from cupyops.compilation import compiler
 from cupyops.optim import SGD
 from cupyops.optim import sgd as module
 

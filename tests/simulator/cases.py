@@ -21,11 +21,12 @@ from softmaxes import FORMS, SoftmaxContract
 
 import cupyops.nn
 import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
-from cupyops import cache as disk
-from cupyops import kernel, source
+from cupyops import kernel
 from cupyops.cli import jobs
 from cupyops.common import gemm
-from cupyops.ctype import c_token
+from cupyops.compilation import cache as disk
+from cupyops.compilation import source
+from cupyops.launching.ctype import c_token
 
 TESTS = Path(__file__).resolve().parents[1]
 CUBINS = TESTS.parent / "build" / "cubins"  # where the tests of compilation keep theirs

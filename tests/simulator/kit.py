@@ -6,9 +6,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from cupyops import compiler, source
-from cupyops.binary import Binary
-from cupyops.signature import declared
+from cupyops.compilation import compiler, source
+from cupyops.compilation.binary import Binary
+from cupyops.compilation.declarations import function
 from cupyops.simulator import Pointer, Program, Report, SimulatorError
 
 FILE = "<text>.cu"  # what messages call the piece of CUDA C
@@ -34,7 +34,7 @@ def ptx(code: str, name: str, arch: str = "sm_80") -> str:
 
 def parameter_names(code: str, name: str) -> list[str]:
     """As the C text has them."""
-    return [parameter for _, parameter in declared(source.load(code), name.split("<")[0])]
+    return [parameter for _, parameter in function(source.load(code), name.split("<")[0]).parameters]
 
 
 def launch(loaded: tuple[Program, str], names: list[str], grid, block, *args, label: str = "", **options) -> Report:

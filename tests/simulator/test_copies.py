@@ -106,7 +106,7 @@ def test_a_pipeline_of_copies():
     x, y = np.arange(7 * 64, dtype=np.float32), np.zeros(64, np.float32)
     run(PIPELINE.replace("LEFT", "1"), "pipeline", 1, 64, x, y, 7)
     assert y.tolist() == x.reshape(7, 64)[:, ::-1].sum(0).tolist()
-    says = ["race: read of shared memory while an asynchronous copy to it is in flight"]
+    says = ["read of shared memory while an asynchronous copy to it is in flight"]
     fails(Race, PIPELINE.replace("LEFT", "2"), "pipeline", 1, 64, x, y, 7, says=says)
 
 
@@ -122,7 +122,7 @@ def test_a_copy_outside_and_one_that_is_misaligned():
     """
     x = np.zeros(64, np.int8)
     run(code, "copy", 1, 1, x, 48, 48)
-    fails(OutOfBounds, code, "copy", 1, 1, x, 64, 0, says=["outside `x`", "offset 64: 0 bytes past the end"])
+    fails(OutOfBounds, code, "copy", 1, 1, x, 64, 0, says=["outside `x`", "offset 64: just past the end"])
     fails(OutOfBounds, code, "copy", 1, 1, x, 0, 64, says=["asynchronous copy of 16 bytes outside the block's shared"])
     fails(Misaligned, code, "copy", 1, 1, x, 8, 0, says=["misaligned asynchronous copy of 16 bytes in global memory"])
     fails(Misaligned, code, "copy", 1, 1, x, 0, 8, says=["misaligned asynchronous copy of 16 bytes in shared memory"])
@@ -176,7 +176,7 @@ def test_an_mbarrier_before_its_init():
 def test_an_mbarrier_that_others_do_not_know_of_yet():
     """Without the barrier after mbarrier.init another thread may come too early."""
     code = MBARRIER.replace("COUNT", "64").replace("__syncthreads();  // sync", "")
-    says = ["race: update atomically shared memory that another thread has written", "thread (1,0,0)"]
+    says = ["update atomically shared memory that another thread has written", "thread (1,0,0)"]
     fails(Race, code, "rounds", 1, 64, np.zeros(64, np.int32), says=says, **HOPPER)
 
 
@@ -217,7 +217,7 @@ def test_a_bulk_copy_that_is_not_waited_for():
         .replace("  // here", "")
         .replace("s[threadIdx.x] * 2.f;", "s[threadIdx.x];  // here")
     )
-    says = ["race: read of shared memory while an asynchronous copy to it is in flight"]
+    says = ["read of shared memory while an asynchronous copy to it is in flight"]
     fails(Race, code, "bulk", 1, 64, np.zeros(64, np.float32), np.zeros(64, np.float32), 256, 0, says=says, **HOPPER)
 
 

@@ -36,8 +36,8 @@ def test_an_access_within_bounds_is_done():
 @pytest.mark.parametrize(
     ("at", "says"),
     [
-        (9, ["thread (3,0,0) of block (0,0,0)", "offset 48: 0 bytes past the end of `x` (48 bytes)"]),
-        (12, ["thread (0,0,0) of block (0,0,0), and 3 more threads", "offset 48: 0 bytes past"]),
+        (9, ["thread (3,0,0) of block (0,0,0)", "offset 48: just past the end of `x` (48 bytes)"]),
+        (12, ["thread (0,0,0) of block (0,0,0), and 3 more threads", "offset 48: just past"]),
         (1000, ["offset 4000: 3952 bytes past the end of `x`"]),
         (-1, ["thread (0,0,0) of block (0,0,0)\n", "offset -4: 4 bytes before the start of `x` (48 bytes)"]),
         (-100, ["offset -400: 400 bytes before the start of `x`"]),
@@ -58,7 +58,7 @@ def test_a_write_outside_names_the_block_and_leaves_the_array():
     says = [
         "write of 4 bytes outside `y`",
         "thread (2,0,0) of block (0,2,0)\n",
-        "offset 40: 0 bytes past the end of `y`",
+        "offset 40: just past the end of `y`",
     ]
     fails(OutOfBounds, code, "fill", (1, 3), 4, y, 10, says=says)
 
@@ -115,7 +115,7 @@ def test_neighbours_in_one_storage():
     read(0)
     assert y.buffer.view(np.int32).tolist() == [4, 5, 6, 7]
     read(4)
-    with pytest.raises(OutOfBounds, match=r"offset 32: 0 bytes past the end of `x` \(32 bytes\)"):
+    with pytest.raises(OutOfBounds, match=r"offset 32: just past the end of `x` \(32 bytes\)"):
         read(5)
     with pytest.raises(OutOfBounds, match=r"offset -4: 4 bytes before the start of `x` \(32 bytes\)"):
         read(-1)
@@ -153,7 +153,7 @@ SHARED_AT = """
 @pytest.mark.parametrize(
     ("at", "says"),
     [
-        (1, ["thread (7,0,0)", "offset 32: 0 bytes past the end of the block's shared memory (32 bytes)"]),
+        (1, ["thread (7,0,0)", "offset 32: just past the end of the block's shared memory (32 bytes)"]),
         (-2, ["thread (0,0,0) of block (1,0,0), and 1 more threads", "offset -8: 8 bytes before the start"]),
     ],
 )
@@ -237,7 +237,7 @@ def test_local_arrays_with_a_dynamic_index():
 def test_local_outside():
     code = LOCAL.replace("a[n + threadIdx.x % 2]", "a[n * (threadIdx.x == 5)]")
     says = ["read of 4 bytes outside the thread's local memory", "thread (5,0,0) of block (0,0,0)", "(64 bytes)"]
-    fails(OutOfBounds, code, "local", 1, 8, ints(8), 16, says=["offset 64: 0 bytes past", *says])
+    fails(OutOfBounds, code, "local", 1, 8, ints(8), 16, says=["offset 64: just past", *says])
     fails(OutOfBounds, code, "local", 1, 8, ints(8), -1, says=["offset -4: 4 bytes before", *says])
 
 
@@ -264,7 +264,7 @@ def test_atomics_outside(call):
         }}
     """
     fails(
-        OutOfBounds, code, "update", 1, 1, ints(4), 4, says=["atomic update of 4 bytes outside `y`", "offset 16: 0 by"]
+        OutOfBounds, code, "update", 1, 1, ints(4), 4, says=["atomic update of 4 bytes outside `y`", "offset 16: just"]
     )
     fails(OutOfBounds, code, "update", 1, 1, None, 1, says=["atomic update of 4 bytes through a null pointer"])
 
@@ -289,7 +289,7 @@ def test_atomics_outside_shared():
             y[threadIdx.x] = s[threadIdx.x];
         }
     """
-    says = ["atomic update of 4 bytes outside the block's shared memory", "offset 16: 0 bytes past"]
+    says = ["atomic update of 4 bytes outside the block's shared memory", "offset 16: just past"]
     fails(OutOfBounds, code, "update", 1, 4, ints(4), 4, says=says)
 
 

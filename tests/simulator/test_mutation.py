@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cupyops import compiler
+from cupyops.compilation import compiler
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 

@@ -59,7 +59,7 @@ def test_read_after_write():
     y = ints()
     run(READ_AFTER_WRITE, "reverse", 2, N, y)
     assert y.tolist() == list(range(63, -1, -1))
-    says = ["race: read shared memory that another thread has written, with no barrier in between"]
+    says = ["read shared memory that another thread has written, with no barrier in between"]
     says += ["thread (0,0,0) of block (0,0,0), and 127 more threads"]
     says += ["offset 252, which thread (63,0,0) of block (0,0,0) has written"]
     fails(Race, without_last_barrier(READ_AFTER_WRITE), "reverse", 2, N, y, says=says)
@@ -70,7 +70,7 @@ def test_write_after_read():
     y = ints()
     run(WRITE_AFTER_READ, "shift", 1, N, y)
     assert y.tolist() == [(i + 1) % 64 + 1 for i in range(64)]
-    says = ["race: write shared memory that another thread has read, with no barrier in between", "thread (0,0,0)"]
+    says = ["write shared memory that another thread has read, with no barrier in between", "thread (0,0,0)"]
     says += ["offset 0, which thread (63,0,0) of block (0,0,0) has read"]
     fails(Race, without_last_barrier(WRITE_AFTER_READ), "shift", 1, N, y, says=says)
 
@@ -79,7 +79,7 @@ def test_write_after_write():
     y = ints()
     run(WRITE_AFTER_WRITE, "twice", 1, N, y)
     assert y.tolist() == [2] * 64
-    says = ["race: write shared memory that another thread has written", "offset 252, which thread (63,0,0)"]
+    says = ["write shared memory that another thread has written", "offset 252, which thread (63,0,0)"]
     fails(Race, without_last_barrier(WRITE_AFTER_WRITE), "twice", 1, N, y, says=says)
 
 
@@ -111,7 +111,7 @@ def test_accesses_of_different_sizes_meet(first):
         }}
     """
     run(code, "sizes", 1, N, ints())
-    says = ["race: read shared memory that another thread has written", f"thread ({1 if first == 'float4' else 0},0,0)"]
+    says = ["read shared memory that another thread has written", f"thread ({1 if first == 'float4' else 0},0,0)"]
     fails(Race, without_last_barrier(code), "sizes", 1, N, ints(), says=says)
 
 
@@ -129,7 +129,7 @@ def test_within_a_warp_too():
     y = ints()
     run(WARP, "exchange", 1, N, y)
     assert y.tolist() == [i ^ 1 for i in range(64)]
-    says = ["race: read shared memory that another thread has written", "offset 4, which thread (1,0,0)"]
+    says = ["read shared memory that another thread has written", "offset 4, which thread (1,0,0)"]
     fails(Race, without_last_barrier(WARP, "__syncwarp();"), "exchange", 1, N, y, says=says)
 
 
@@ -190,7 +190,7 @@ def test_several_writers_of_one_instruction():
     y = ints()
     run(code, "all_write", 1, N, y, 32)
     assert y.tolist() == [0] * 32 + [1] * 32
-    says = ["race: threads of one instruction write different values to one place", "offset 0"]
+    says = ["threads of one instruction write different values to one place", "offset 0"]
     fails(Race, code, "all_write", 1, N, y, 16, says=says)
 
 
@@ -242,7 +242,7 @@ def test_an_atomic_after_a_plain_write():
     """
     run(code, "count", 1, N, ints())
     missing = code.replace("__syncthreads();", "", 1)
-    says = ["race: update atomically shared memory that another thread has written"]
+    says = ["update atomically shared memory that another thread has written"]
     fails(Race, missing, "count", 1, N, ints(), says=says)
 
 

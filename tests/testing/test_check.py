@@ -43,11 +43,13 @@ def put_in_place_of_all(monkeypatch, one):
 
 
 @pytest.mark.parametrize("option", ["only", "skip"])
-def test_an_unknown_hazard_is_told_with_all_there_are(option):
+def test_an_unknown_hazard_is_told_with_those_of_like_names(option):
     with pytest.raises(
-        InputError, match=f"^{option} is 'accurate', expected some of accuracy, dtypes, .*mixed_devices$"
+        InputError, match=f"^{option} is 'stride', expected some of strided, grad_strided, output_strides$"
     ):
-        tried(torch.relu, [normal(3)], **{option: ["accuracy", "accurate"]})
+        tried(torch.relu, [normal(3)], **{option: ["accuracy", "stride"]})
+    with pytest.raises(InputError, match=f"^{option} is 'nothing', expected some of cupyops.testing.hazards\\(\\), "):
+        tried(torch.relu, [normal(3)], **{option: "nothing"})
 
 
 def test_an_unknown_backend_is_told_with_all_there_are():

@@ -51,9 +51,9 @@ def writes_past_scratch(x):
 
 
 def adds_to_what_was_there(x):
-    # so large that the system maps fresh pages for it, which hold 0
-    total = torch.empty((1 << 25) // x.element_size() + 1, dtype=x.dtype, device=x.device)
-    return 2 * x - total[0]
+    # so large that the system maps fresh pages for it; what they hold counts only where it is what the checker put there
+    was_there = torch.empty((1 << 25) // x.element_size() + 1, dtype=x.dtype, device=x.device)[0]
+    return 2 * x - torch.where(was_there.isnan(), was_there, 0)
 
 
 def clamps_its_input(x):

@@ -72,6 +72,22 @@ def test_the_text(monkeypatch):
     ]
 
 
+def test_what_the_calls_own_error_leaves_untried_is_one_row_of_each_backend():
+    reason = "the call itself fails: CompileError: k.cu: kernel f\nat line 3"
+    untried = [Row(f"h{n}", where, "n/a", reason, seconds=0.25) for where in ("simulator", "gpu") for n in range(3)]
+    one = report(*untried, ABSENT, ABSENT, Row("alone", "simulator", "n/a", reason + "!"))
+    shown = [(row.hazard, row.backend, row.seconds) for row in one.folded()]
+    assert shown == [
+        ("h0 and 2 more", "simulator", 0.75),
+        ("h0 and 2 more", "gpu", 0.75),
+        ("cuda_graph", "reference", 0.125),
+        ("cuda_graph", "reference", 0.125),
+        ("alone", "simulator", 0.0),
+    ]
+    assert str(one).count("the call itself fails: CompileError") == 3
+    assert one.summary() == "0 passed, 0 failed, 9 not applicable" and len(one.as_json()["rows"]) == 9
+
+
 def test_the_text_of_nothing():
     assert str(report()) == "f((4, 5):(5, 1))  seed 7\n0 passed, 0 failed, 0 not applicable"
 

@@ -51,7 +51,8 @@ class Runtime:
 
     def trap(self, group: Group, pc: int) -> None:
         """The kernel gives up."""
-        raise fault(Trap, self._state.listing, group, np.True_, "the kernel executed trap", pc)
+        what = "the kernel executed trap: __trap(), or what the compiler made of undefined behaviour, such as a null pointer"
+        raise fault(Trap, self._state.listing, group, np.True_, what, pc)
 
     def malloc(self, group: Group, result: int, size: int, pc: int) -> None:
         """Memory from the device's heap."""

@@ -134,7 +134,7 @@ class SharedShadow:
         guilty = bad.any(axis=0) if bad.shape[1] == group.size else np.True_
         detail = self._place(place)
         if written[count, column] == IN_FLIGHT:
-            what = "race: read of shared memory while an asynchronous copy to it is in flight, with no wait in between"
+            what = "read of shared memory while an asynchronous copy to it is in flight, with no wait in between"
             also = pc_of(self._writes.who[place])
             raise fault(Race, self._state.listing, group, guilty, what, access.pc, detail=detail, also=also)
         what = "read of shared memory that was never written"
@@ -160,7 +160,7 @@ class SharedShadow:
             return
         bad = written == IN_FLIGHT
         place = int(access.granule[_first(bad)])
-        what = "race: write of shared memory while an asynchronous copy to it is in flight, with no wait in between"
+        what = "write of shared memory while an asynchronous copy to it is in flight, with no wait in between"
         also, detail = pc_of(self._writes.who[place]), self._place(place)
         guilty = bad.any(axis=0)
         raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
@@ -186,7 +186,7 @@ class SharedShadow:
         other = who[first]
         thread = int(thread_of(other))
         party = "several threads have" if thread == SEVERAL_THREADS else f"{access.group.batch.thread_name(thread)} has"
-        what = f"race: {access.verb} shared memory that another thread has {done}, with no barrier in between"
+        what = f"{access.verb} shared memory that another thread has {done}, with no barrier in between"
         detail = f"{self._place(int(access.granule[first]))}, which {party} {done}"
         guilty, also = bad.any(axis=0), pc_of(other)
         raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
@@ -208,7 +208,7 @@ class SharedShadow:
             bits = value.view(f"u{value.itemsize}")
             bad = lost[number] & (bits[winner[number]] != bits)
             if bad.any():
-                what = "race: threads of one instruction write different values to one place"
+                what = "threads of one instruction write different values to one place"
                 detail = self._place(int(granule[number, int(np.argmax(bad))]))
                 raise fault(Race, self._state.listing, group, bad, what, access.pc, detail=detail)
 

@@ -117,7 +117,10 @@ class Space:
         what = f"{verb} of {width} bytes outside {where}"
         if offset + width > high:
             start = offset - high
-            at = f"{start} bytes past the end of" if start >= 0 else f"across the end, {-start} bytes before it, of"
+            if start >= 0:
+                at = f"{start} bytes past the end of" if start else "just past the end of"
+            else:
+                at = f"across the end, {-start} bytes before it, of"
         else:
             at = f"{low - offset} bytes before the start of"
         detail = f"offset {offset - low}: {at} {where} ({high - low} bytes)"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...definition import Backward, Definition
+from ...derivation.definition import Backward, Definition
 from ...operator import operators
 from ..call import Call, Outcome, differentiable, gradients, tensors_of
 from ..case import Case

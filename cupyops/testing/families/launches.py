@@ -11,9 +11,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ... import backend, tracing
-from ...configuration import Configuration
+from ... import tracing
+from ...compilation import backend
 from ...kernel import Specialised, kernels
+from ...launching.configuration import Configuration
 from ..call import Outcome, differentiable, gradients, tensors_of
 from ..case import Case
 from ..hazard import GPU, KERNELS, Failure, NotApplicable, hazard

@@ -1,0 +1,125 @@
+"""Launches through the CUDA driver: CuPy's binding where it has one, libcuda itself for clusters and cooperative grids."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ..compilation import backend
+from ..errors import LaunchError
+from .configuration import Configuration, Dim3
+
+Launch = Callable[..., None]  # takes what cuLaunchKernel takes
+
+_COOPERATIVE, _CLUSTER_DIMENSION = 2, 4  # of CUlaunchAttributeID
+
+
+class _Dim3(ctypes.Structure):
+    _fields_ = [(axis, ctypes.c_uint) for axis in "xyz"]
+
+
+class _Value(ctypes.Union):
+    _fields_ = [("pad", ctypes.c_char * 64), ("cooperative", ctypes.c_int), ("cluster", _Dim3)]
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", _Value)]
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", _Dim3),
+        ("block", _Dim3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    ]
+
+
+def launcher(configuration: Configuration) -> Launch:
+    """The function by which the driver launches what is so configured, as cuLaunchKernel."""
+    return _launcher(configuration.cooperative, configuration.cluster)
+
+
+@functools.cache
+def _launcher(cooperative: bool, cluster: Dim3 | None) -> Launch:
+    if not cooperative and cluster is None:
+        launch: Launch = backend.cupy().cuda.driver.launchKernel
+        return launch
+    attributes = _attributes(cooperative, cluster)
+    library = _library()
+
+    def launch_with_attributes(
+        function: int,
+        gx: int,
+        gy: int,
+        gz: int,
+        bx: int,
+        by: int,
+        bz: int,
+        shared: int,
+        stream: int,
+        parameters: int,
+        _: int,
+    ) -> None:
+        config = _Config(_Dim3(gx, gy, gz), _Dim3(bx, by, bz), shared, stream, attributes, len(attributes))
+        _check(library.cuLaunchKernelEx(ctypes.byref(config), function, parameters, None))
+
+    return launch_with_attributes
+
+
+def most_clusters(function: int, configuration: Configuration) -> int:
+    """How many of the configuration's clusters the current device can run at once."""
+    attributes = _attributes(False, configuration.cluster)
+    dims = _Dim3(*configuration.grid), _Dim3(*configuration.block)
+    config = _Config(*dims, configuration.shared, None, attributes, len(attributes))
+    number = ctypes.c_int()
+    _check(_library().cuOccupancyMaxActiveClusters(ctypes.byref(number), function, ctypes.byref(config)))
+    return number.value
+
+
+def _attributes(cooperative: bool, cluster: Dim3 | None) -> ctypes.Array[_Attribute]:
+    found = []
+    if cooperative:
+        found.append(_Attribute(_COOPERATIVE, b"", _Value(cooperative=1)))
+    if cluster is not None:
+        found.append(_Attribute(_CLUSTER_DIMENSION, b"", _Value(cluster=_Dim3(*cluster))))
+    return (_Attribute * len(found))(*found)
+
+
+@functools.cache
+def _library() -> Any:
+    """The driver's library, which is loaded already where there is a GPU to launch on."""
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        library = ctypes.CDLL(name)
+        launch, clusters = library.cuLaunchKernelEx, library.cuOccupancyMaxActiveClusters
+    except (OSError, AttributeError) as error:
+        raise LaunchError(f"launches with clusters or cooperative grids need a driver of CUDA 12: {error}") from error
+    launch.argtypes = [ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    clusters.argtypes = [ctypes.POINTER(ctypes.c_int), ctypes.c_void_p, ctypes.POINTER(_Config)]
+    return library
+
+
+class DriverError(RuntimeError):
+    """What the driver said; `status` is its CUresult."""
+
+    def __init__(self, status: int) -> None:
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        _library().cuGetErrorName(ctypes.c_int(status), ctypes.byref(name))
+        _library().cuGetErrorString(ctypes.c_int(status), ctypes.byref(text))
+        super().__init__(": ".join((part.value or b"?").decode() for part in (name, text)))
+        self.status = status
+
+
+def _check(status: int) -> None:
+    if status:
+        raise DriverError(status)

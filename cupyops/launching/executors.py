@@ -1,0 +1,49 @@
+"""What runs the launches on tensors of a type of device. CUDA tensors have the driver; a simulator takes turns at "cpu"."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# By type of device, as execute(specialised, device, configuration, args); what it returns tells a launch's cost, or is None.
+executors: dict[str, Callable[..., Any] | None] = {"cuda": None}
+
+
+def addressing(device: torch.device) -> Callable[[Tensor], int]:
+    """How a kernel on `device` knows a tensor whose pointer lies inside a struct that is passed by value."""
+    return getattr(executors.get(device.type), "address", Tensor.data_ptr)
+
+
+_ABSENT: Any = object()
+_turns: list[Turn] = []  # in the order of their beginnings, which in several threads need not be that of their ends
+_changing = threading.Lock()
+
+
+class Turn:
+    """An executor's turn at the launches on a type of device, from now until it is ended.
+
+    The turn that began last has the launches; what was there before the first has them again after the last.
+    """
+
+    def __init__(self, kind: str, executor: Callable[..., Any]) -> None:
+        self.kind = kind
+        with _changing:
+            self.before = executors.get(kind, _ABSENT)
+            executors[kind] = executor
+            _turns.append(self)
+
+    def end(self) -> None:
+        """Give the launches back; or leave them to the turn that has begun since, which is then to give them back."""
+        with _changing:
+            later = [turn for turn in _turns[_turns.index(self) + 1 :] if turn.kind == self.kind]
+            _turns.remove(self)
+            if later:
+                later[0].before = self.before
+            elif self.before is _ABSENT:
+                del executors[self.kind]
+            else:
+                executors[self.kind] = self.before

@@ -1,0 +1,141 @@
+"""What pages of the site say of the package itself, written while `make docs` builds them: hooks of mkdocs.
+
+A page has a comment such as `<!-- operators -->` where a table or a list stands that this module makes, from the registry,
+the commands, the settings and the public names. So none of them can be out of date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+import cupyops
+import cupyops.nn
+from cupyops.doctor.surroundings import SETTINGS
+from cupyops.kernel import kernels
+
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+_C = re.compile(r'"?\b(?:__\w+__|\w+<\w+>)"?')  # words of C in a text for a terminal
+_MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
+
+
+class Row(NamedTuple):
+    """One function of the library, as a table tells it."""
+
+    function: str
+    twin: str
+    dtypes: str
+    second: str
+    module: str
+    summary: str
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """The operators of the library by name: what `cupyops.ops` exports."""
+    found = vars(cupyops.ops).items()
+    return {
+        name: function
+        for name, function in sorted(found)
+        if not (name.startswith("_") or isinstance(function, ModuleType))
+    }
+
+
+def modules() -> dict[str, type[torch.nn.Module]]:
+    """The modules of `cupyops.nn` by name."""
+    found = sorted(vars(cupyops.nn).items())
+    return {name: one for name, one in found if isinstance(one, type) and issubclass(one, torch.nn.Module)}
+
+
+def rows() -> Iterator[Row]:
+    """A row for each function."""
+    for name, function in functions().items():
+        text = inspect.getdoc(function) or ""
+        twin = re.search(r"as `(torch\.[\w.]+)`", text)
+        domains = [kernel.domain.get("T", ()) for kernel in kernels() if _is_of(kernel, name)]
+        own = [op for op in cupyops.operators().values() if op.reference.__module__ == f"cupyops.ops.{name}"]
+        formulas = {op.definition.gradient is not None for op in own}
+        yield Row(
+            function=f"`{name}`",
+            twin=f"`{twin[1]}`" if twin else "",
+            dtypes=", ".join(shown for dtype, shown in DTYPES.items() if any(dtype in domain for domain in domains)),
+            second="formula" if formulas == {True} else "reference" if formulas == {False} else "both",
+            module=", ".join(f"`{one}`" for one in modules() if _stem(one) == _stem(name)),
+            summary=_summary(text),
+        )
+
+
+def _is_of(kernel: cupyops.Kernel, name: str) -> bool:
+    """Whether it is a kernel of the built-in file of that name."""
+    path = None if kernel.is_text else kernel.source.path
+    return path is not None and (path.parent.name, path.name) == ("cuda_src", f"{name}.cu")
+
+
+def _stem(name: str) -> str:
+    """What the names of a function and of its module have in common."""
+    return name.replace("_", "").lower().removesuffix("loss")
+
+
+def _summary(text: str) -> str:
+    """The first sentence of a docstring, without what it says of the twin."""
+    first = " ".join(text.partition("\n\n")[0].split())
+    return first.partition("; as `")[0].rstrip(".").replace("|", "\\|")
+
+
+def operators() -> str:
+    """The table of the library."""
+    head = ["function", "what it computes", "as in PyTorch", "kernels for", "second derivative", "module"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in rows():
+        cells = (row.function, row.summary, row.twin, row.dtypes, row.second, row.module)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    import typer
+    from typer.cli import get_docs_for_click
+
+    from cupyops.cli.app import app
+
+    command: Any = typer.main.get_command(app)
+    context: Any = command.context_class(command, info_name="python -m cupyops")
+    parts = []
+    for name in command.list_commands(context):
+        text = get_docs_for_click(obj=command.get_command(context, name), ctx=context, name=name)
+        text = re.sub(r"^(#+) .*$", f"## {name}", text, count=1, flags=re.MULTILINE)
+        text = re.sub(r"^```console\n\$ ", "```text\npython -m cupyops ", text, flags=re.MULTILINE)
+        parts.append(_C.sub(r"`\g<0>`", text).strip())
+    return "\n\n".join(parts)
+
+
+def settings() -> str:
+    """The variables of the environment."""
+    return "\n".join(
+        ["| variable | what it does |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in SETTINGS.items())]
+    )
+
+
+def directives(names: list[str]) -> str:
+    """What mkdocstrings replaces by the docstrings of `names`."""
+    return "\n\n".join(f"::: {name}" for name in names)
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "operators": operators,
+    "commands": commands,
+    "settings": settings,
+    "functions": lambda: directives([f"cupyops.{name}" for name in functions()]),
+    "modules": lambda: directives([f"cupyops.nn.{name}" for name in modules()]),
+    "errors": lambda: directives([f"cupyops.{name}" for name in vars(cupyops) if name.endswith("Error")]),
+}
+
+
+def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    """A page with what its comments stand for. Raises KeyError for one that stands for nothing."""
+    return _MARK.sub(lambda match: GENERATED[match[1]](), markdown)
