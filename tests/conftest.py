@@ -1,5 +1,7 @@
 """Fixtures and the gpu marker. A test marked gpu is skipped, with the reason, where there is no GPU."""
 
+import gc
+
 import pytest
 import torch
 
@@ -15,6 +17,12 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA GPU on this machine"))
+
+
+def pytest_collection_finish():
+    """What is there by now stays: no later garbage collection is to look through modules and thousands of tests again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=DEVICES)
