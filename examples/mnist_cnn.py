@@ -133,18 +133,15 @@ def read_idx(path: Path, dims: int) -> Tensor:
 class SimpleCNN(torch.nn.Module):
     """Two convolutions and two linear layers; the log-probabilities of the ten digits.
 
-    `nn` is the module that the layers come from: cupyops.nn, or torch.nn for the twin.
+    `nn` is the module that the layers come from: cupyops.nn, or torch.nn for the twin. cupyops has convolution, ReLU and
+    pooling as one layer; it stands where the convolution does, so that both have the same state_dict.
     """
 
     def __init__(self, nn: ModuleType = cupyops.nn) -> None:
         super().__init__()
         self.layers = torch.nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
+            *pooled_convolution(nn, 1, 32),
+            *pooled_convolution(nn, 32, 64),
             torch.nn.Flatten(),
             nn.Linear(3136, 128),
             nn.ReLU(),
@@ -154,6 +151,14 @@ class SimpleCNN(torch.nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.layers(images)
+
+
+def pooled_convolution(nn: ModuleType, channels: int, filters: int) -> list[torch.nn.Module]:
+    """A convolution, ReLU and max-pooling, as three modules of which ours do all in the first."""
+    if nn is cupyops.nn:
+        fused = cupyops.nn.ConvReluPool2d(channels, filters, 3, padding=1)
+        return [fused, torch.nn.Identity(), torch.nn.Identity()]
+    return [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
 
 
 class Trainer:

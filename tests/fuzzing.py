@@ -81,6 +81,23 @@ def convolutions(draw: st.DrawFn) -> Call:
     )
 
 
+def _conv2d_relu_max_pool2d(input: Any, weight: Any, bias: Any, stride: Any, padding: Any) -> Any:
+    return F.max_pool2d(F.relu(F.conv2d(input, weight, bias, stride, padding)), 2)
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Call:
+    dtype, channels, filters = draw(_dtypes), draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    image, taps = (draw(_small), draw(_small)), draw(st.sampled_from([3, 3, 5, 2]))
+    return Call(
+        draw(tensors((draw(st.integers(0, 3)), channels, *image), dtype, special=False)),
+        draw(tensors((filters, channels, taps, taps), dtype, special=False)),
+        draw(st.one_of(st.none(), tensors((filters,), dtype, special=False))),
+        draw(st.sampled_from([1, 1, 1, 2])),
+        draw(st.one_of(st.integers(0, 2), st.tuples(st.integers(0, 3), st.integers(0, 3)))),
+    )
+
+
 @st.composite
 def pools(draw: st.DrawFn) -> Call:
     dtype, pair = draw(_dtypes), lambda values: st.one_of(values, st.tuples(values, values))
@@ -138,6 +155,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "matmul": (cupyops.matmul, torch.matmul, products()),
     "linear": (cupyops.linear, F.linear, affine()),
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),
+    "conv2d_relu_max_pool2d": (cupyops.conv2d_relu_max_pool2d, _conv2d_relu_max_pool2d, layers()),
     "max_pool2d": (cupyops.max_pool2d, F.max_pool2d, sound_pools()),
     "nll_loss": (cupyops.nll_loss, F.nll_loss, losses(smoothing=False)),
     "cross_entropy": (cupyops.cross_entropy, F.cross_entropy, losses(smoothing=True)),

@@ -235,6 +235,10 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.add, m(2, 3, 4, 5), m(3, 1, 1)),
         lambda m: (cupyops.add, m(3, 1027), 1.5),
     ],
+    "conv2d_relu_max_pool2d": [
+        lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 3, 9, 12), m(6, 3, 3, 3), m(6), {"padding": 1}),
+        lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 1, 8, 40), m(5, 1, 5, 5), {"padding": 2}),
+    ],
     "scale_shift": [
         lambda m: (cupyops.scale_shift, m(37, 24), m(24), m(24)),
         lambda m: (cupyops.scale_shift, m(530, 7), m(7), m(7)),

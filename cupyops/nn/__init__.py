@@ -1,7 +1,7 @@
 """Modules: torch.nn's, by the operators of cupyops. Each is a subclass of its twin: same constructor, same state_dict."""
 
 from .activation import GELU, LogSoftmax, ReLU, SiLU, Softmax
-from .conv import Conv2d
+from .conv import Conv2d, ConvReluPool2d
 from .linear import Linear
 from .loss import CrossEntropyLoss, NLLLoss
 from .normalization import LayerNorm
@@ -11,6 +11,7 @@ from .scale_shift import ScaleShift
 __all__ = [
     "GELU",
     "Conv2d",
+    "ConvReluPool2d",
     "CrossEntropyLoss",
     "LayerNorm",
     "Linear",

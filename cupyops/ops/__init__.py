@@ -2,6 +2,7 @@
 
 from .add import add as add
 from .conv2d import conv2d as conv2d
+from .conv2d_relu_max_pool2d import conv2d_relu_max_pool2d as conv2d_relu_max_pool2d
 from .cross_entropy import cross_entropy as cross_entropy
 from .gelu import gelu as gelu
 from .layer_norm import layer_norm as layer_norm

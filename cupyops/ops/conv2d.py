@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import check
-from ..common import gemm
+from ..common import convolution, gemm
 from ..common.gemm import Layout, Problem, divisor
-from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..operator import operator
 
@@ -37,10 +34,9 @@ def _conv2d(
 
 @_conv2d.forward
 def _(x, weight, bias, stride, padding, dilation, groups):
-    memory = _memory_format(x, weight)
+    memory = convolution.memory_format(x, weight)
     x, weight = x.contiguous(memory_format=memory), weight.contiguous(memory_format=memory)
-    sides = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation)
-    size = [(extent + 2 * p - d * (taps - 1) - 1) // s + 1 for extent, taps, s, p, d in sides]
+    size = convolution.output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
     y = torch.empty((x.shape[0], weight.shape[0], *size), dtype=x.dtype, device=x.device, memory_format=memory)
     bias = bias if bias is None else bias.contiguous()
     if not gemm.is_dry(y):
@@ -50,7 +46,7 @@ def _(x, weight, bias, stride, padding, dilation, groups):
 
 @_conv2d.backward
 def _(saved, grad_y, x, weight, bias, stride, padding, dilation, groups, needs_grad):
-    memory = _memory_format(x, weight)
+    memory = convolution.memory_format(x, weight)
     x, weight = x.contiguous(memory_format=memory), weight.contiguous(memory_format=memory)
     grad_y = grad_y.contiguous(memory_format=memory)
     grad_x = torch.empty_like(x, memory_format=memory) if needs_grad.x else None
@@ -111,83 +107,14 @@ def conv2d(
         tensor([[[[4., 4.],
                   [4., 4.]]]])
     """
-    check.tensor("input", input)
-    check.tensor("weight", weight)
-    check.optional_tensor("bias", bias)
-    check.same_device(input=input, weight=weight, bias=bias)
-    gemm.check_dtypes(input=input, weight=weight, bias=bias)
-    _check_shapes(input, weight, bias, groups)
-    stride, dilation = check.ints("stride", stride, 2, 1), check.ints("dilation", dilation, 2, 1)
-    if isinstance(padding, str):
-        input, padding = _padding_by_name(input, weight, padding, stride, dilation)
-    else:
-        padding = check.ints("padding", padding, 2, 0)
-    for extent, taps, p, d in zip(input.shape[-2:], weight.shape[2:], padding, dilation):
-        if d * (taps - 1) + 1 > extent + 2 * p:
-            raise InputError(
-                f"weight has shape {tuple(weight.shape)}, expected a kernel (dilation {tuple(dilation)}) no larger than "
-                f"the padded input: input has shape {tuple(input.shape)}, padding is {tuple(padding)}"
-            )
+    convolution.check_tensors(input, weight, bias, groups)
+    input, stride, padding, dilation = convolution.window(input, weight, stride, padding, dilation)
     if input.dim() == 3:
         return _conv2d(input.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
     return _conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
-def _check_shapes(input: Tensor, weight: Tensor, bias: Tensor | None, groups: Any) -> None:
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        check.fail("groups", groups, "an int of at least 1")
-    if input.dim() not in (3, 4):
-        check.fail("input", input, "shape (n, channels, h, w) or (channels, h, w)")
-    sizes = weight.shape[:1] if weight.dim() == 4 and weight.shape[1] == 0 else weight.shape
-    if weight.dim() != 4 or min(sizes) < 1:
-        check.fail("weight", weight, "shape (out_channels, channels / groups, kernel_h, kernel_w), none of them 0")
-    channels = input.shape[-3]
-    if weight.shape[0] % groups:
-        check.fail("weight", weight, f"a number of output channels that groups={groups} divides")
-    if channels != weight.shape[1] * groups:
-        raise InputError(
-            f"input has shape {tuple(input.shape)}, {channels} channels, expected {weight.shape[1] * groups} to fit "
-            f"weight of shape {tuple(weight.shape)} and groups={groups}"
-        )
-    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-        raise InputError(
-            f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},), the output channels of weight"
-        )
-
-
-def _padding_by_name(input: Tensor, weight: Tensor, padding: str, stride: list[int], dilation: list[int]) -> Any:
-    """(input, padding) for "valid" and "same"; the odd zero of "same" goes right and below, as PyTorch's."""
-    check.choice("padding", padding, ("valid", "same"))
-    if padding == "valid":
-        return input, [0, 0]
-    if max(stride) > 1:
-        check.fail("stride", tuple(stride), 'stride 1, since padding is "same"')
-    total = [d * (taps - 1) for taps, d in zip(weight.shape[2:], dilation)]
-    if any(t % 2 for t in total):
-        input = torch.nn.functional.pad(input, (0, total[1] % 2, 0, total[0] % 2))
-    return input, [t // 2 for t in total]
-
-
 # --- geometry ----------------------------------------------------------------------------------------------------
-
-
-def _memory_format(x: Tensor, weight: Tensor) -> torch.memory_format:
-    """Of the output, and of everything inside: cuDNN's rule, which has no channels_last for float64."""
-    if x.dtype == torch.float64 and x.device.type == "cuda":
-        return torch.contiguous_format
-    last = _like_channels_last(x) or _like_channels_last(weight)
-    return torch.channels_last if last else torch.contiguous_format
-
-
-def _like_channels_last(x: Tensor) -> bool:
-    """Whether PyTorch takes strides as channels_last; where both formats fit, it takes them as contiguous."""
-    least = 0
-    for dim in (1, 3, 2, 0):
-        size, step = x.shape[dim], x.stride(dim)
-        if size == 0 or step < least or (dim == 1 and step == 0) or (dim == 0 and least == x.stride(1)):
-            return False
-        least = step * max(size, 1)
-    return True
 
 
 def _in_vectors(x: Tensor, weight: Tensor, groups: int) -> bool:

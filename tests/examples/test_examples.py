@@ -110,7 +110,7 @@ def test_mnist_on_bundled_digits(tmp_path):
     assert number(r"test accuracy: (\S+)%", output) > 20
     assert number(r"at any step: (\S+)", " ".join(output.split())) == 0, "on a CPU both are PyTorch"
     assert all(
-        f"cupyops::{op}" in output for op in ("conv2d", "relu", "max_pool2d", "linear", "log_softmax", "nll_loss")
+        f"cupyops::{op}" in output for op in ("conv2d_relu_max_pool2d", "relu", "linear", "log_softmax", "nll_loss")
     )
     content = picture.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n" and len(content) > 10_000

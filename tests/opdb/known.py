@@ -23,7 +23,10 @@ FUNCTIONS = {
     "nn.functional.cross_entropy": "cross_entropy",
     "nn.functional.layer_norm": "layer_norm",
 }
-WITHOUT_ENTRY = {"scale_shift": "PyTorch has no function of this kind"}
+WITHOUT_ENTRY = {
+    "conv2d_relu_max_pool2d": "PyTorch has no function of this kind",
+    "scale_shift": "PyTorch has no function of this kind",
+}
 
 # (operator, dtype) that PyTorch takes and the function here refuses with an InputError
 REFUSED = {

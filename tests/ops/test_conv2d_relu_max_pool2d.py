@@ -1,0 +1,97 @@
+import pytest
+import torch
+from contract import Make, OperatorContract, Sample
+from torch.nn import functional as F
+
+import cupyops
+
+
+def in_three(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, pool_kernel_size=2, pool_stride=None):
+    """The same, layer by layer."""
+    u = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    return F.max_pool2d(F.relu(u), pool_kernel_size, pool_stride)
+
+
+class TestConv2dReluMaxPool2d(OperatorContract):
+    function = staticmethod(cupyops.conv2d_relu_max_pool2d)
+    torch_function = staticmethod(in_three)
+    kernels = {f"conv2d_relu_max_pool2d_{form}" for form in ("fwd", "bwd", "bwd_weight", "bwd_sum")}
+
+    differs = {
+        ("special_values", backend): "0 times NaN is left out of the gradients: what is no maximum has no part in them"
+        for backend in ("simulator", "gpu")
+    }
+
+    def samples(self, make: Make):
+        yield from self.small_samples(make)
+        yield Sample(make(1, 33, 4, 5), make(6, 33, 3, 3), make(6), padding=1)  # channels in several chunks
+        yield Sample(make(1, 1, 5, 38), make(2, 1, 5, 5), None, padding=(2, 4))  # several tiles
+
+    def small_samples(self, make: Make):
+        yield Sample(make(2, 1, 6, 7), make(5, 1, 3, 3), make(5), padding=1)
+        yield Sample(make(1, 3, 8, 6), make(2, 3, 5, 5), padding=(1, 2))
+        yield Sample(make(2, 5, 4), make(3, 2, 3, 3), make(3))
+
+
+def result(function, *tensors, **kwargs):
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    y = function(*leaves, **kwargs)
+    return y.detach(), *torch.autograd.grad(y.sum(), leaves)
+
+
+@pytest.mark.parametrize("where", [pytest.param("cuda", marks=pytest.mark.gpu), "simulator"])
+def test_special_values(where):
+    """Equal maxima, none above zero, NaN, infinity: values, and where the gradient goes (that of weight without NaN)."""
+    device = "cpu" if where == "simulator" else where
+    x = torch.tensor([-1.0, 0.0, 1.0], device=device)[torch.randint(0, 3, (4, 1, 8, 6), device=device)]
+    x[1, 0, 3, 3], x[2, 0, 0, 1], x[3] = float("nan"), float("inf"), -1.0
+    weight, bias = torch.zeros(2, 1, 3, 3, device=device), torch.tensor([0.0, -0.5], device=device)
+    weight[:, :, 1, 1] = 1.0
+    finite, other = (x[[0, 3]], weight, bias), (x[1:3], weight, bias)
+    with cupyops.simulate() if where == "simulator" else torch.enable_grad():
+        ours = [result(cupyops.conv2d_relu_max_pool2d, *args, padding=1) for args in (finite, other)]
+    theirs = [result(in_three, *args, padding=1) for args in (finite, other)]
+    torch.testing.assert_close(ours[0], theirs[0])
+    torch.testing.assert_close(ours[1][:2], theirs[1][:2], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"stride": 2}, "stride 1"),
+        ({"dilation": 2}, "stride 1"),
+        ({"groups": 2}, "one group"),
+        ({"pool_kernel_size": 3}, "pooling by 2"),
+        ({"pool_stride": 1}, "pooling by 2"),
+    ],
+)
+def test_what_pytorch_computes(change, reason):
+    x, weight = torch.randn(1, 2, 9, 9), torch.randn(2, 1 if "groups" in change else 2, 3, 3)
+    with cupyops.simulate(), cupyops.trace() as trace:
+        y = cupyops.conv2d_relu_max_pool2d(x, weight, **change)
+    assert "reference" in trace.routes() and reason in str(trace)
+    torch.testing.assert_close(y, in_three(x, weight, **change))
+
+
+X, W = torch.ones(1, 2, 6, 6), torch.ones(3, 2, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "culprit"),
+    [
+        ((1.0, W), {}, "input"),
+        ((X[0, 0], W), {}, "input"),
+        ((X, torch.ones(3, 5, 3, 3)), {}, "input"),
+        ((X, W[0]), {}, "weight"),
+        ((X, W, torch.ones(2)), {}, "bias"),
+        ((X, W), {"stride": 0}, "stride"),
+        ((X, W), {"padding": -1}, "padding"),
+        ((X, torch.ones(3, 2, 9, 9)), {}, "weight"),
+        ((X, W), {"pool_kernel_size": 0}, "pool_kernel_size"),
+        ((X, W), {"pool_kernel_size": 5}, "pool_kernel_size"),
+        ((X, W), {"pool_stride": "2"}, "pool_stride"),
+    ],
+)
+def test_bad_input(args, kwargs, culprit):
+    with pytest.raises(cupyops.InputError, match=f"^{culprit} (is|has) "):
+        cupyops.conv2d_relu_max_pool2d(*args, **kwargs)
