@@ -10,139 +10,12 @@
 // three numbers per position are kept (max, log of the sum, sum of q), never log-probabilities: max and the log apart,
 // because x - max is exact where their sum would be rounded. An ignored position is not read: its gradient is 0.
 //
+// For classes with neither smoothing nor an inner, of logits that want a gradient, forward writes it too, as for a grad_y
+// of 1: 2 x sizeof(T) in all. Backward leaves it as it is where grad_y is 1, and else writes it anew.
+//
 // Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4276): 4096x32000 2836 / 3857, 4096x128256
-// 3959 / 4046. Lost: a block reads 32000 classes in four rounds of loads, whose latency shows.
-#include "common/losses.cuh"
-
-// What the loss of a position is made of; the kernels are compiled for each.
-enum Mode { kClass = 0, kSmoothed = 1, kProbabilities = 2 };
-
-// The shares q_c.
-template <typename T, int MODE> struct Shares {
-  using A = acc_t<T>;
-  const T* weight;
-  A keep, spread;
-
-  __device__ __forceinline__ Shares(const T* weight, A label_smoothing, int classes)
-      : weight(weight), keep(A(1) - label_smoothing), spread(label_smoothing / A(classes)) {}
-
-  __device__ __forceinline__ A weight_of(int c) const { return weight ? to_acc(weight[c]) : A(1); }
-
-  __device__ __forceinline__ A share(A w, T probability) const {
-    return MODE == kProbabilities ? w * (keep * to_acc(probability) + spread) : w * spread;
-  }
-
-  // q_c ... q_(c+N-1), and the weights that go with them; `probabilities` points to the first.
-  template <int N> __device__ __forceinline__ void read(int c, const T* probabilities, A (&q)[N], A (&w)[N]) const {
-    Vec<T, N> weights, p;
-    if (weight) weights = read_vec<T, N>(weight + c);
-    if (MODE == kProbabilities) p = read_vec<T, N>(probabilities);
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      w[k] = weight ? to_acc(weights.data[k]) : A(1);
-      q[k] = share(w[k], p.data[k]);
-    }
-  }
-};
-
-// The loss of a position, of which `sums` is complete; stats gets max, log of the sum and sum of q in three planes.
-template <typename T, int MODE, typename A = acc_t<T>>
-__device__ __forceinline__ A position_loss(const RowSums<T>& sums, A a, A picked, A shift, bool valid, A* stats,
-                                           long long position, long long positions) {
-  const A log_sum = log(sums.sum);
-  stats[position] = valid ? sums.max : A(0);
-  stats[positions + position] = valid ? log_sum : A(0);
-  if (MODE != kClass) stats[2 * positions + position] = valid ? sums.share : A(0);
-  A loss = MODE == kProbabilities ? A(0) : a * ((sums.max - picked) + log_sum);
-  if (MODE != kClass) loss += sums.share * ((sums.max - shift) + log_sum) - sums.dot;
-  return valid ? loss : A(0);
-}
-
-// The gradients at a position.
-template <typename T> struct PositionGrad {
-  using A = acc_t<T>;
-  A max, log_sum, scale, a, total;
-
-  __device__ __forceinline__ A logit(A x, A q, bool picked) const {
-    return scale * (total * exp_for<T>((x - max) - log_sum) - q - (picked ? a : A(0)));
-  }
-  __device__ __forceinline__ A probability(A x, A w_keep) const { return scale * w_keep * ((max - x) + log_sum); }
-};
-
-template <typename T, int MODE, typename A = acc_t<T>>
-__device__ __forceinline__ PositionGrad<T> read_grad(const Shares<T, MODE>& shares, const T* grad_y, const A* stats,
-                                                     const A* total_weight, int t, long long position,
-                                                     long long positions, int reduction) {
-  PositionGrad<T> grad;
-  grad.max = stats[position];
-  grad.log_sum = stats[positions + position];
-  grad.scale = loss_scale(grad_y, position, reduction, total_weight);
-  grad.a = MODE == kProbabilities ? A(0) : shares.keep * shares.weight_of(t);
-  grad.total = MODE == kClass ? grad.a : grad.a + stats[2 * positions + position];
-  return grad;
-}
-
-// Into the threads of threadIdx.y 0: the sums of their position over all slices, in order.
-template <typename T> __device__ __forceinline__ void merge_slices(RowSums<T>& sums, acc_t<T> (&slices)[4][256]) {
-  if (blockDim.y == 1) return;
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  __syncthreads();  // the slices of the tile before have been read
-  slices[0][thread] = sums.max;
-  slices[1][thread] = sums.sum;
-  slices[2][thread] = sums.dot;
-  slices[3][thread] = sums.share;
-  __syncthreads();
-  for (int other = thread + blockDim.x; threadIdx.y == 0 && other < 256; other += blockDim.x) {
-    RowSums<T> slice;
-    slice.max = slices[0][other];
-    slice.sum = slices[1][other];
-    slice.dot = slices[2][other];
-    slice.share = slices[3][other];
-    sums.merge(slice);
-  }
-}
-
-// N consecutive logits of a row go into the sums of their position.
-template <typename T, int MODE> struct AddToSums {
-  RowSums<T>& sums;
-  const Shares<T, MODE>& shares;
-  const T* probabilities;
-  acc_t<T> shift;
-
-  template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
-    acc_t<T> values[N], q[N], unused[N];
-#pragma unroll
-    for (int k = 0; k < N; ++k) values[k] = to_acc(x.data[k]);
-    sums.template add<N>([&](int k) { return values[k]; });
-    if (MODE == kClass) return;
-    shares.read(c, probabilities + c, q, unused);
-#pragma unroll
-    for (int k = 0; k < N; ++k) sums.add_share(q[k], values[k], shift);
-  }
-};
-
-// N consecutive gradients of a row, from its logits.
-template <typename T, int MODE> struct WriteGrads {
-  const PositionGrad<T>& grad;
-  const Shares<T, MODE>& shares;
-  const T* probabilities;
-  T *grad_x, *grad_probabilities;
-  int t;
-
-  template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
-    acc_t<T> q[N] = {}, w[N] = {};
-    if (MODE != kClass) shares.read(c, probabilities + c, q, w);
-    Vec<T, N> to_x, to_p;
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      const acc_t<T> logit = to_acc(x.data[k]);
-      to_x.data[k] = from_acc<T>(grad.logit(logit, q[k], MODE != kProbabilities && c + k == t));
-      if (MODE == kProbabilities) to_p.data[k] = from_acc<T>(grad.probability(logit, w[k] * shares.keep));
-    }
-    if (MODE != kProbabilities || grad_x) write_vec<T, N>(grad_x + c, to_x);
-    if (MODE == kProbabilities && grad_probabilities) write_vec<T, N>(grad_probabilities + c, to_p);
-  }
-};
+// 3959 / 4046, without the gradient in forward; with it: not measured yet.
+#include "common/cross_entropy.cuh"
 
 // inner == 1. Grid: any, one dimension. Block: (32, rows) gives each row a warp, (a multiple of 32, 1) a block; blocks
 // stride over the rows. Each logit is read once, 16 bytes at a time: max and sum are kept up online, in acc_t<T>.
@@ -232,29 +105,90 @@ __global__ void cross_entropy_fwd_sum(const acc_t<T>* __restrict__ parts, T* __r
   add_parts(parts, count, reduction, y, total_weight);
 }
 
-// inner == 1. Block: (threads of a row, rows). Grid: ceil(rows / blockDim.y) * segments, one dimension: a block owns
-// ceil(classes / segments) columns of its rows. grad_x or grad_probabilities may be null. No shared memory.
+// Grid: at most kWarp blocks. Block: one dimension, a multiple of 32. counts[block] = the sum of the weights of its targets.
+template <typename T>
+__global__ void cross_entropy_fwd_weight(const long long* __restrict__ target, const T* __restrict__ weight,
+                                         acc_t<T>* __restrict__ counts, long long rows, int classes,
+                                         long long ignore_index) {
+  LossSum<acc_t<T>> mine;
+  for (long long row = global_thread(); row < rows; row += global_threads()) {
+    const int t = class_at(target, row, classes, ignore_index);
+    mine.weight += t < 0 ? acc_t<T>(0) : weight ? to_acc(weight[t]) : acc_t<T>(1);
+  }
+  mine = block_total(mine);
+  if (threadIdx.x == 0) counts[blockIdx.x] = mine.weight;
+}
+
+// inner == 1, mode kClass: the loss, and the gradient for a grad_y of 1. Grid: any; a multiple of the cluster. Block:
+// (threads of a row, rows), see RowThreads; K packs in each thread of the block, or of the cluster's blocks, hold a row.
+// Each logit is read once. `counts` are the `counted` sums of cross_entropy_fwd_weight, for the mean alone.
+template <typename T, int K>
+__global__ void __launch_bounds__(1024)
+    cross_entropy_fwd_grad(const T* __restrict__ x, const long long* __restrict__ target, const T* __restrict__ weight,
+                           T* __restrict__ y, acc_t<T>* __restrict__ stats, acc_t<T>* __restrict__ parts,
+                           acc_t<T>* __restrict__ total_weight, const acc_t<T>* __restrict__ counts,
+                           T* __restrict__ grad_x, long long rows, int classes, int counted, long long ignore_index,
+                           int reduction) {
+  using A = acc_t<T>;
+  using Threads = RowThreads<Pair<A>, true>;
+  constexpr int W = kVecWidth<T>;
+  __shared__ typename Threads::Room room;
+  Threads threads(room);
+  const int column = threads.first_column(Tile<K, W, true>::capacity());
+  const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp;
+  const bool leads = column == 0 && threadIdx.x == 0;
+  const A total = warp_reduce<Sum>(lane < counted ? counts[lane] : A(0));
+  const A scale = reduction == kMean ? A(1) / total : A(1);
+  LossSum<A> mine;
+  if (leads && threads.group() == 0 && threadIdx.y == 0) mine.weight = total;
+  for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
+    const long long row = first + threadIdx.y, at = row * classes;
+    const bool inside = row < rows;
+    const int t = inside ? class_at(target, row, classes, ignore_index) : -1, left = inside ? classes - column : 0;
+    const A picked = leads && t >= 0 ? to_acc(x[at + t]) : A(0);
+    const A a = t < 0 ? A(0) : weight ? to_acc(weight[t]) : A(1);
+    const Pair<A> found =
+        write_row_grads<T, K>(left, column, x + at + column, grad_x + at + column, t, a, scale, threads);
+    if (!leads || !inside) continue;
+    RowSums<T> sums;
+    sums.max = found.first;
+    sums.sum = found.second;
+    const A loss = position_loss<T, kClass>(sums, a, picked, A(0), t >= 0, stats, row, rows);
+    if (reduction == kNone) y[row] = from_acc<T>(loss);
+    mine.loss += loss;
+  }
+  if (column == 0) end_loss(mine, reduction, parts, y, total_weight, threads.group(), threads.groups());
+}
+
+// inner == 1. Block: (threads of a row, rows). Grid: any, one dimension; blocks stride over ceil(rows / blockDim.y) *
+// segments shares of work: ceil(classes / segments) columns of so many rows. grad_x or grad_probabilities may be null.
+// `written`: grad_x holds the gradient for a grad_y of 1 already. No shared memory.
 template <typename T, int MODE>
 __global__ void cross_entropy_bwd(const T* __restrict__ grad_y, const T* __restrict__ x,
                                   const long long* __restrict__ target, const T* __restrict__ probabilities,
                                   const T* __restrict__ weight, const acc_t<T>* __restrict__ stats,
                                   const acc_t<T>* __restrict__ total_weight, T* __restrict__ grad_x,
                                   T* __restrict__ grad_probabilities, long long rows, int classes, int segments,
-                                  long long ignore_index, acc_t<T> label_smoothing, int reduction) {
-  using A = acc_t<T>;
-  const long long row = (long long)(blockIdx.x / segments) * blockDim.y + threadIdx.y;
-  if (row >= rows) return;
-  const int width = (classes + segments - 1) / segments, begin = blockIdx.x % segments * width;
-  const int end = min(classes, begin + width);
-  const int t = MODE == kProbabilities ? 0 : class_at(target, row, classes, ignore_index);
-  const long long offset = row * classes;
-  if (t < 0) return zero_row(grad_x + offset, begin, end, threadIdx.x, blockDim.x);
+                                  long long ignore_index, acc_t<T> label_smoothing, int reduction, bool written) {
+  const int width = (classes + segments - 1) / segments;
+  const long long shares_of_work = (rows + blockDim.y - 1) / blockDim.y * segments;
   const Shares<T, MODE> shares(weight, label_smoothing, classes);
-  const PositionGrad<T> grad = read_grad<T, MODE>(shares, grad_y, stats, total_weight, t, row, rows, reduction);
-  T* to_x = grad_x ? grad_x + offset : nullptr;
-  T* to_probabilities = grad_probabilities ? grad_probabilities + offset : nullptr;
-  const WriteGrads<T, MODE> write{grad, shares, probabilities + offset, to_x, to_probabilities, t};
-  read_row(x + offset, to_x ? to_x : to_probabilities, begin, end, threadIdx.x, blockDim.x, write);
+  if (written && reduction != kNone && to_acc(*grad_y) == 1) return;
+  for (long long share = blockIdx.x; share < shares_of_work; share += gridDim.x) {
+    const long long row = share / segments * blockDim.y + threadIdx.y, offset = row * classes;
+    const int begin = int(share % segments) * width, end = min(classes, begin + width);
+    if (row >= rows || (written && reduction == kNone && to_acc(grad_y[row]) == 1)) continue;
+    const int t = MODE == kProbabilities ? 0 : class_at(target, row, classes, ignore_index);
+    if (t < 0) {
+      zero_row(grad_x + offset, begin, end, threadIdx.x, blockDim.x);
+      continue;
+    }
+    const PositionGrad<T> grad = read_grad<T, MODE>(shares, grad_y, stats, total_weight, t, row, rows, reduction);
+    T* to_x = grad_x ? grad_x + offset : nullptr;
+    T* to_probabilities = grad_probabilities ? grad_probabilities + offset : nullptr;
+    const WriteGrads<T, MODE> write{grad, shares, probabilities + offset, to_x, to_probabilities, t};
+    read_row(x + offset, to_x ? to_x : to_probabilities, begin, end, threadIdx.x, blockDim.x, write);
+  }
 }
 
 // Any inner. Block: one dimension, a thread per position. Grid: ceil(positions / blockDim.x) * chunks, one dimension: a

@@ -31,6 +31,7 @@ from .launching.configuration import Configuration
 from .launching.configuration import ceil_div as ceil_div
 from .launching.ctype import FLOATING as FLOATING  # what kernels of this package declare for T
 from .launching.executors import addressing as addressing
+from .launching.executors import capability as capability
 from .launching.executors import executors as executors
 from .launching.loaded import Loaded
 from .launching.specialised import Specialised

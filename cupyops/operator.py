@@ -111,6 +111,9 @@ class Operator:
         `y` is the output (a tuple of them, if there are several); `saved` a tuple of the tensors that backward needs
         besides inputs and outputs. It allocates and launches, nothing else: it is also run dry, on tensors without
         storage, to learn the shapes. Where the operator works in place, `y` is what it mutates, or None.
+
+        It may have one parameter more, `needs_grad=None`: a named tuple of bools, which gradients a backward will be asked
+        for, so that it may do some of that work at once. None where there is no backward, or where torch.compile has it.
         """
         self.definition.set_forward(launch)
         return launch
@@ -119,7 +122,8 @@ class Operator:
         """The launch of the backward kernel: takes `saved`, a `grad_*` per output, and by name what else it needs.
 
         What it can name: any parameter of the operator; an output, as `y` where its gradient is `grad_y`; `needs_grad`, a
-        named tuple of bools, one for each parameter. Only tensors that are named are kept alive until then. Each gradient
+        named tuple of bools, one for each parameter; `last`, whether the graph is freed after this, so that `saved` may be
+        overwritten and returned. Only tensors that are named are kept alive until then. Each gradient
         arrives with its output's shape, dtype and strides. Returns the gradient of each Tensor parameter, in order (None
         for one that has none); trailing ones may be left out.
         """

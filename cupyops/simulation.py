@@ -42,6 +42,11 @@ class Simulation:
         self._device = device
         self._threads = threading.local()
 
+    @property
+    def capability(self) -> int:
+        """The major compute capability of the device that is simulated."""
+        return self._device.major
+
     def __enter__(self) -> Simulation:
         mode = _Blanks()
         mode.__enter__()

@@ -8,7 +8,7 @@ import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
 
 import cupyops
-from cupyops.common import softmaxes
+from cupyops.common import clusters, softmaxes
 
 NAN, INF = float("nan"), float("inf")
 
@@ -33,6 +33,7 @@ class SoftmaxContract(OperatorContract):
         yield Sample(make(2, 1031), 1)
         yield Sample(make(2, 16389), dim=-1)
         yield Sample(make(2, 32776), dim=-1)  # by vectors
+        yield Sample(make(1, 65537), dim=-1)  # in fp64 more than a cluster holds
         yield Sample(make(33, 40, 2), 1)
         yield Sample(make(300, 7), 0)
         yield Sample(make(0, 3), dim=1)
@@ -91,6 +92,30 @@ class SoftmaxContract(OperatorContract):
             leaf = x.detach().requires_grad_()
             (again,) = torch.autograd.grad(self.function(leaf, dim, torch.float32), leaf, grad_y, create_graph=True)
         torch.testing.assert_close(again.detach(), grad_x)
+
+    @pytest.mark.parametrize(
+        ("dtype", "to"), [(torch.bfloat16, None), (torch.float32, None), (torch.half, torch.float32)]
+    )
+    def test_clusters(self, dtype, to):
+        """Rows that several blocks share, by vectors and by elements, where the last block has nothing of the row."""
+        for rows, size in [
+            (3, 32768 // dtype.itemsize),
+            (1, 33 * 32 * 64 // dtype.itemsize),
+            (2, 8 * 32 * 64 // 4 + 3),
+        ]:
+            with pytest.MonkeyPatch.context() as patch, cupyops.simulate("sm_90"), cupyops.trace() as trace:
+                patch.setattr(softmaxes, "_CLUSTER_BYTES", 1 << 13)
+                patch.setattr(clusters, "THREADS", 64)
+                clusters.share.cache_clear()
+                x, grad_y = torch.randn(rows, size).to(dtype), torch.randn(rows, size).to(to or dtype)
+                y, grad_x = gradient(self.function, x, -1, grad_y, dtype=to)
+            clusters.share.cache_clear()
+            forward, backward = trace.launches()
+            assert forward.grid[0] % rows == 0 and forward.grid[0] > rows and backward.grid[0] > rows
+            theirs, expected = gradient(self.torch_function, x.to(to or dtype), -1, grad_y)
+            truth, best = gradient(self.torch_function, x.double(), -1, grad_y)
+            assert_as_good_as_torch(y, theirs, truth, "y")
+            assert_as_good_as_torch(grad_x, expected.to(dtype), best, "grad_x")
 
     @pytest.mark.parametrize("dtype", [*DTYPES, torch.int64, torch.bool], ids=str)
     @pytest.mark.parametrize("to", DTYPES, ids=str)

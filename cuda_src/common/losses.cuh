@@ -134,16 +134,23 @@ __device__ __forceinline__ void write_loss(LossSum<A> total, int reduction, T* y
   *total_weight = total.weight;
 }
 
-// Ends a kernel whose threads hold parts of the loss: `parts` gets two numbers per block; a single block writes the
-// result.
+// Ends a kernel whose threads hold parts of the loss: `parts` gets two numbers from each of `count` blocks, this one being
+// `block`; a single one writes the result.
 template <typename T, typename A>
-__device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* parts, T* y, A* total_weight) {
+__device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* parts, T* y, A* total_weight,
+                                         long long block, long long count) {
   if (reduction == kNone) return;
   const LossSum<A> total = block_total(mine);
   if (threadIdx.x != 0 || threadIdx.y != 0) return;
-  if (gridDim.x == 1) return write_loss(total, reduction, y, total_weight);
-  parts[2 * blockIdx.x] = total.loss;
-  parts[2 * blockIdx.x + 1] = total.weight;
+  if (count == 1) return write_loss(total, reduction, y, total_weight);
+  parts[2 * block] = total.loss;
+  parts[2 * block + 1] = total.weight;
+}
+
+// The same of a kernel all of whose blocks hold parts.
+template <typename T, typename A>
+__device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* parts, T* y, A* total_weight) {
+  end_loss(mine, reduction, parts, y, total_weight, blockIdx.x, gridDim.x);
 }
 
 // One block adds the parts of `count` blocks.

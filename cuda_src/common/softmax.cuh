@@ -1,13 +1,15 @@
 // What softmax and log_softmax share: both see the input as (outer, size, inner) and differ in the formulas of a struct
 // F.
 //
-//     inner = 1, a row fits the registers of a block     rows        one read
+//     inner = 1, a row fits the registers of a block,    rows        one read
+//     or of the blocks of a cluster
 //     inner = 1, longer rows                             wide rows   max and sum in one online pass, then a second read
 //     inner > 1                                          columns     the same, neighbouring threads on neighbours
 //
 // Rows come in two versions, by vectors and by elements; see rows.cuh.
 #pragma once
 
+#include "common/cluster.cuh"
 #include "common/online.cuh"
 #include "common/rows.cuh"
 
@@ -55,49 +57,57 @@ struct LogSoftmax {
 
 // --- rows ---
 
-// One row: packs in, y out. All threads of the block take part; the tile of those that have no row is empty.
-template <typename F, typename O, int K, bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, O* y, A* shared) {
+constexpr int kClusterPacks = 4;  // the form with so many packs in a thread may be launched in clusters
+
+// One row, or a block's part of it: packs in, y out. All threads of the row take part; the tile of those that have no row
+// is empty.
+template <typename F, typename O, int K, bool VECTORS, typename T, typename Threads>
+__device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, O* y,
+                                            Threads& threads) {
+  using A = acc_t<T>;
   constexpr int W = kVecWidth<T>;
   Pack<T> packs[K];
   load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
   A values[K][W];
   each_element<K, W>([&](int k, int e) { values[k][e] = packs[k][e]; });
   A max = reduce_elements<Larger, K, W>([&](int k, int e) { return values[k][e]; });
-  max = row_reduce<Larger>(max, shared);
+  max = threads.template reduce<Larger>(max);
   each_element<K, W>([&](int k, int e) { values[k][e] = F::template value<O>(values[k][e] - max); });
   const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return F::template exp_of<O>(values[k][e]); });
-  const A of_sum = F::template of_sum<O>(row_reduce<Sum>(sum, shared));
+  const A of_sum = F::template of_sum<O>(threads.template reduce<Sum>(sum));
 #pragma unroll
   for (int k = 0; k < K; ++k) store_pack(tile, y, k, [&](int e) { return F::template y<O>(values[k][e], of_sum); });
 }
 
-// Grid: any. Block: see rows.cuh; K packs in each thread hold a row. Threads own whole packs of x and y.
+// Grid: any; a multiple of the cluster. Block: see rows.cuh; K packs in each thread of the block, or with kClusterPacks of
+// the cluster's blocks, hold a row. Threads own whole packs of x and y.
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows(const T* __restrict__ x, O* __restrict__ y, long long rows, int size) {
+  using Threads = RowThreads<acc_t<T>, K == kClusterPacks>;
   constexpr int W = kVecWidth<T>;
-  __shared__ acc_t<T> shared[kWarp];
+  __shared__ typename Threads::Room room;
+  Threads threads(room);
+  const int column = threads.first_column(Tile<K, W, true>::capacity());
   const bool vectors = vectors_fit<W>(size, x, y);
-  for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
-    const long long row = first + threadIdx.y;
-    const int left = row < rows ? size : 0;
-    const T* x_row = x + row * size;
-    O* y_row = y + row * size;
-    if (vectors) softmax_row<F>(Tile<K, W, true>{left}, x_row, y_row, shared);
-    else softmax_row<F>(Tile<K, W, false>{left}, x_row, y_row, shared);
+  for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
+    const long long row = first + threadIdx.y, at = row * size + column;
+    const int left = row < rows ? size - column : 0;
+    if (vectors) softmax_row<F>(Tile<K, W, true>{left}, x + at, y + at, threads);
+    else softmax_row<F>(Tile<K, W, false>{left}, x + at, y + at, threads);
   }
 }
 
 // As softmax_row.
-template <typename F, typename T, int K, bool VECTORS, typename O, typename A = acc_t<O>>
+template <typename F, typename T, int K, bool VECTORS, typename O, typename Threads>
 __device__ __forceinline__ void softmax_row_bwd(const Tile<K, kVecWidth<O>, VECTORS>& tile, const O* grad_y, const O* y,
-                                                T* grad_x, A* shared) {
+                                                T* grad_x, Threads& threads) {
+  using A = acc_t<O>;
   Pack<O> grads[K], outputs[K];
   load_row(tile, grad_y, from_acc<O>(A(0)), grads);
   load_row(tile, y, from_acc<O>(A(0)), outputs);
   const A part =
       reduce_elements<Sum, K, kVecWidth<O>>([&](int k, int e) { return F::term(grads[k][e], outputs[k][e]); });
-  const A total = row_reduce<Sum>(part, shared);
+  const A total = threads.template reduce<Sum>(part);
   fold(grads), fold(outputs);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -109,14 +119,17 @@ __device__ __forceinline__ void softmax_row_bwd(const Tile<K, kVecWidth<O>, VECT
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
                                                  T* __restrict__ grad_x, long long rows, int size) {
+  using Threads = RowThreads<acc_t<O>, K == kClusterPacks>;
   constexpr int W = kVecWidth<O>;
-  __shared__ acc_t<O> shared[kWarp];
+  __shared__ typename Threads::Room room;
+  Threads threads(room);
+  const int column = threads.first_column(Tile<K, W, true>::capacity());
   const bool vectors = vectors_fit<W>(size, grad_y, y, grad_x);
-  for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
-    const long long row = first + threadIdx.y, at = row * size;
-    const int left = row < rows ? size : 0;
-    if (vectors) softmax_row_bwd<F>(Tile<K, W, true>{left}, grad_y + at, y + at, grad_x + at, shared);
-    else softmax_row_bwd<F>(Tile<K, W, false>{left}, grad_y + at, y + at, grad_x + at, shared);
+  for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
+    const long long row = first + threadIdx.y, at = row * size + column;
+    const int left = row < rows ? size - column : 0;
+    if (vectors) softmax_row_bwd<F>(Tile<K, W, true>{left}, grad_y + at, y + at, grad_x + at, threads);
+    else softmax_row_bwd<F>(Tile<K, W, false>{left}, grad_y + at, y + at, grad_x + at, threads);
   }
 }
 

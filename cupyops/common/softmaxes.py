@@ -11,9 +11,11 @@ from torch import Tensor
 
 from .. import check
 from ..kernel import FLOATING, Kernel
+from . import clusters
 from .rows import PACKS, grid, is_symbolic, share, split
 
 _BOTH = (False, True)
+_CLUSTER_BYTES = 1 << 15  # of a row, from which on it is worth a cluster
 _ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
 
 
@@ -59,7 +61,13 @@ def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
         launch = kernels.columns[grid(columns, block[0]), block]
         launch(*tensors, outer, size, inner, VECTORS=vectors, **template)
         return
-    division = share(size, tensors[0].element_size())
+    itemsize = tensors[0].element_size()
+    if size * itemsize >= _CLUSTER_BYTES and clusters.exist(tensors[0].device):
+        among = clusters.share(size, itemsize)
+        if among is not None:
+            among.launch(kernels.rows, grid(outer))(*tensors, outer, size, K=clusters.PACKS, **template)
+            return
+    division = share(size, itemsize)
     if division.packs:
         kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
     else:

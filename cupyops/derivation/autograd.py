@@ -14,6 +14,8 @@ from . import results
 from .definition import Definition, like_outputs
 
 _functorch_active = torch._C._are_functorch_transforms_active
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of retain_graph; True outside of a backward
+_NOTHING: dict[str, Any] = {}
 _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
@@ -24,7 +26,7 @@ def differentiable(op: Definition) -> Callable[..., Any]:
     """
 
     def forward(ctx: Any, *args: Any) -> Any:
-        outputs, saved = op.run_forward(args)
+        outputs, saved = op.run_forward(args, ctx.needs_input_grad)
         kept = op.kept_by_kernels
         ctx.call = kept.values(args), [y.stride() for y in outputs]
         ctx.save_for_backward(*kept.pack(args, outputs, saved))
@@ -34,7 +36,8 @@ def differentiable(op: Definition) -> Callable[..., Any]:
     def forward_of_one(ctx: Any, *args: Any) -> Any:
         # the same, for the usual case of one output and in a microsecond less
         try:
-            y, saved = op.launch_forward(*args)  # type: ignore[misc]
+            asked = op.asked(ctx.needs_input_grad) if op.forward_asks else _NOTHING
+            y, saved = op.launch_forward(*args, **asked)  # type: ignore[misc]
         except CupyopsError as error:
             op.add_note(error, "forward")
             raise
@@ -53,11 +56,12 @@ def differentiable(op: Definition) -> Callable[..., Any]:
         needs = ctx.needs_input_grad
         if torch.is_grad_enabled() or _batched(grads):
             return tuple(op.differentiable_backward(grads, outputs, saved, args, needs))
+        last = op.backward_asks and not _keeps_graph()
         if tracing.active is None:
-            return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs))
+            return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs, last))
         route = "kernel" if op.launch_backward is not None else "reference"
         with tracing.operator(f"{op.name} (backward)", route):
-            return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs))
+            return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs, last))
 
     def backward_looked_at(ctx: Any, *grads: Tensor) -> Any:
         # until the kernels have given gradients as they should be: from then on it is `backward` alone

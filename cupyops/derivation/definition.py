@@ -35,6 +35,8 @@ class Definition:
         self.tensors = tuple(i for i, one in enumerate(self.parameters) if schema.is_tensor(one.annotation))
         self.required = frozenset(i for i in self.tensors if self.parameters[i].annotation is Tensor)
         self.forward: Callable[..., Any] | None = None  # as the author wrote it
+        self.forward_asks = False  # for needs_grad
+        self.backward_asks = False  # for last
         self.launch_forward: Callable[..., Any] | None = None  # as calls run it
         self.launch_backward: Backward | None = None
         self.gradient: Backward | None = None  # reference_backward
@@ -91,17 +93,25 @@ class Definition:
         if not str(error).startswith(self.name):
             error.add_note(f"in the {role} of operator {self.name}")
 
-    def run_forward(self, args: Sequence[Any]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """(outputs, saved) by the forward kernels."""
+    def run_forward(
+        self, args: Sequence[Any], needs: Sequence[bool] | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(outputs, saved) by the forward kernels; `needs`, where a backward by kernels follows."""
         assert self.launch_forward is not None
         try:
-            outputs, saved = self.launch_forward(*args)
+            outputs, saved = self.launch_forward(*args, **self.asked(needs))
         except CupyopsError as error:
             self.add_note(error, "forward")
             raise
         if self.mutated:
             return self.changed(args), saved
         return (outputs,) if self.outputs == 1 else outputs, saved
+
+    def asked(self, needs: Sequence[bool] | None) -> dict[str, Any]:
+        """What the forward kernels are told besides their arguments, where they ask."""
+        if needs is None or not self.forward_asks or self.launch_backward is None:
+            return {}
+        return {"needs_grad": self.needs_type(*needs)}
 
     def call_kernels(self, args: Sequence[Any]) -> Any:
         """What a call returns, by the forward kernels."""
@@ -120,12 +130,18 @@ class Definition:
         """Outputs as a call returns them."""
         return None if self.silent else outputs[0] if self.outputs == 1 else tuple(outputs)
 
-    def run_backward(self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any) -> list[Tensor | None]:
-        """The gradient of each parameter (None for what is no tensor or not needed) by the backward kernels."""
+    def run_backward(
+        self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any, last: bool = False
+    ) -> list[Tensor | None]:
+        """The gradient of each parameter (None for what is no tensor or not needed) by the backward kernels.
+
+        `last`: nobody will look at `saved` after them.
+        """
         if self.launch_backward is None:
             return self.reference_gradient(grads, args, needs)
         try:
-            return self.launch_backward(grads, outputs, saved, args, needs)
+            last_too = (last,) if self.backward_asks else ()
+            return self.launch_backward(grads, outputs, saved, args, needs, *last_too)
         except CupyopsError as error:
             self.add_note(error, "backward")
             raise
@@ -174,8 +190,8 @@ class Definition:
         to a second.
         """
 
-        def looked_at(*args: Any) -> Any:
-            found = launch(*args)
+        def looked_at(*args: Any, **asked: Any) -> Any:
+            found = launch(*args, **asked)
             results.check_form(self.name, self.outputs, bool(self.mutated), found)
             if not any(is_dry(tensor) for tensor in self.given(args)):
                 if not self.mutated:
@@ -186,6 +202,7 @@ class Definition:
 
         own = str(getattr(launch, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
         self.forward, self.launch_forward = launch, self._runnable(launch if own else looked_at)
+        self.forward_asks = not self.mutated and "needs_grad" in inspect.signature(launch).parameters
 
     def _runnable(self, launch: Callable[..., Any]) -> Callable[..., Any]:
         """A forward as calls run it: in place it is checked before, and returns what a call does."""
@@ -205,7 +222,8 @@ class Definition:
 
     def set_backward(self, launch: Callable[..., Any]) -> None:
         """Take the backward role."""
-        self.launch_backward = Backward(self, launch, "backward")
+        self.launch_backward = role = Backward(self, launch, "backward")
+        self.needs_type, self.backward_asks = role.needs_type, ("last", 0) in role.wants
         self._choose_kept()
 
     def set_gradient(self, gradient: Callable[..., Any]) -> None:
@@ -239,7 +257,7 @@ class Backward:
             )
         outputs = {name.removeprefix("grad_"): index for index, name in enumerate(grads)}
         position = {one.name: index for index, one in enumerate(of.parameters)}
-        known = {"needs_grad": ("needs", 0)}
+        known = {"needs_grad": ("needs", 0), "last": ("last", 0)}
         known |= {name: ("output", index) for name, index in outputs.items()}
         known |= {name: ("input", index) for name, index in position.items() if index not in of.mutated}
         self.needs_type: Any = namedtuple("NeedsGrad", position)  # type: ignore[misc]
@@ -254,9 +272,17 @@ class Backward:
         self.inputs = {index for kind, index in self.wants if kind == "input"}
         self.outputs = {index for kind, index in self.wants if kind == "output"}
 
-    def __call__(self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any) -> list[Tensor | None]:
+    def __call__(
+        self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any, last: bool = False
+    ) -> list[Tensor | None]:
         extra = [
-            args[index] if kind == "input" else outputs[index] if kind == "output" else self.needs_type(*needs)
+            args[index]
+            if kind == "input"
+            else outputs[index]
+            if kind == "output"
+            else self.needs_type(*needs)
+            if kind == "needs"
+            else last
             for kind, index in self.wants
         ]
         found = self.launch(saved, *grads, *extra)

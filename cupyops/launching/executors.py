@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,19 @@ executors: dict[str, Callable[..., Any] | None] = {"cuda": None}
 def addressing(device: torch.device) -> Callable[[Tensor], int]:
     """How a kernel on `device` knows a tensor whose pointer lies inside a struct that is passed by value."""
     return getattr(executors.get(device.type), "address", Tensor.data_ptr)
+
+
+def capability(device: torch.device) -> int:
+    """The major compute capability of what runs the launches on `device`; 0 where nothing does."""
+    if device.type == "cuda":
+        return _capability_of_gpu(device)
+    return int(getattr(executors.get(device.type), "capability", 0))
+
+
+@functools.cache
+def _capability_of_gpu(device: torch.device) -> int:
+    """Of a dry run where there is no GPU: 0."""
+    return torch.cuda.get_device_properties(device).major if torch.cuda.is_available() else 0
 
 
 _ABSENT: Any = object()

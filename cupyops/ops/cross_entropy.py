@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -10,13 +11,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import check
-from ..common import losses
+from ..common import clusters, losses
+from ..common.rows import is_symbolic
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..operator import operator
 
 MODES = CLASS, SMOOTHED, PROBABILITIES = 0, 1, 2
 cross_entropy_fwd = Kernel("cross_entropy.cu", "cross_entropy_fwd<T, MODE>", T=FLOATING, MODE=MODES)
 cross_entropy_fwd_inner = Kernel("cross_entropy.cu", "cross_entropy_fwd_inner<T, MODE>", T=FLOATING, MODE=MODES)
+cross_entropy_fwd_weight = Kernel("cross_entropy.cu", "cross_entropy_fwd_weight<T>", T=FLOATING)
+cross_entropy_fwd_grad = Kernel("cross_entropy.cu", "cross_entropy_fwd_grad<T, K>", T=FLOATING, K=(clusters.PACKS,))
 cross_entropy_fwd_sum = Kernel("cross_entropy.cu", "cross_entropy_fwd_sum<T>", T=FLOATING)
 cross_entropy_bwd = Kernel("cross_entropy.cu", "cross_entropy_bwd<T, MODE>", T=FLOATING, MODE=MODES)
 cross_entropy_bwd_inner = Kernel("cross_entropy.cu", "cross_entropy_bwd_inner<T, MODE>", T=FLOATING, MODE=MODES)
@@ -27,6 +31,9 @@ WARP_CLASSES = 1024  # up to here a row is worth a warp, then a block
 SEGMENT = 16384  # columns of a row that one block of the backward owns
 CHUNK = 64  # classes that one thread of the backward owns where classes do not lie side by side
 MAX_BLOCKS = 4096  # of a sum over the batch; a block then adds their parts
+WEIGHT_BLOCKS = 32  # of the sum over the weights of the targets, whose parts a warp adds
+TARGETS = 4096  # that are worth a block of it
+LOOKING_BLOCKS = 1024  # of a backward that mostly finds its work done
 SUM_BLOCK = 1024
 
 
@@ -55,15 +62,18 @@ def _cross_entropy(
 
 
 @_cross_entropy.forward
-def _(x, target, weight, ignore_index, reduction, label_smoothing):
-    return _forward(_of_classes(x, target, weight, ignore_index, reduction, label_smoothing))
+def _(x, target, weight, ignore_index, reduction, label_smoothing, needs_grad=None):
+    given = _of_classes(x, target, weight, ignore_index, reduction, label_smoothing)
+    division = _division(given) if needs_grad is not None and needs_grad.x else None
+    return _forward(given) if division is None else _forward_with_grad(given, division)
 
 
 @_cross_entropy.backward
-def _(saved, grad_y, x, target, weight, ignore_index, reduction, label_smoothing):
+def _(saved, grad_y, x, target, weight, ignore_index, reduction, label_smoothing, last):
     given = _of_classes(x, target, weight, ignore_index, reduction, label_smoothing)
-    grad_x = torch.empty_like(given.x)
-    _backward(given, saved, grad_y, grad_x, None)
+    written = last and len(saved) > 2  # while the graph is kept, so is what forward has written
+    grad_x = saved[2] if written else torch.empty_like(given.x)
+    _backward(given, saved[:2], grad_y, grad_x, None, written)
     return grad_x
 
 
@@ -198,12 +208,35 @@ def _forward(given: Given) -> tuple[Tensor, tuple[Tensor, ...]]:
     return y, (stats, total_weight)
 
 
+def _forward_with_grad(given: Given, division: clusters.Share) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The loss, and into the last that is saved the gradient for a grad_y of 1."""
+    x, chosen = given.x, given.reduction
+    classes, positions = losses.classes(x), given.target.numel()  # type: ignore[union-attr]
+    y = torch.empty(losses.positions(x) if chosen == 0 else (), dtype=x.dtype, device=x.device)
+    parts, total_weight = losses.room_for_sums(x, chosen, MAX_BLOCKS)
+    stats = torch.empty((2, positions), dtype=parts.dtype, device=x.device)
+    counts = torch.empty(WEIGHT_BLOCKS, dtype=parts.dtype, device=x.device)
+    grad_x = torch.empty_like(x)
+    counted = min(ceil_div(positions, TARGETS), WEIGHT_BLOCKS) if chosen == losses.REDUCTIONS["mean"] else 0
+    sizes = classes, given.ignore_index
+    cross_entropy_fwd_weight[counted, SUM_BLOCK](given.target, given.weight, counts, positions, *sizes, T=x.dtype)
+    groups = min(ceil_div(positions, division.rows), MAX_BLOCKS)
+    tensors = x, given.target, given.weight, y, stats, parts, total_weight, counts, grad_x
+    options = positions, classes, counted, given.ignore_index, chosen
+    division.launch(cross_entropy_fwd_grad, groups)(*tensors, *options, T=x.dtype, K=clusters.PACKS)
+    if chosen:
+        several = ceil_div(groups - 1, MAX_BLOCKS)  # 0 where one block has done it all
+        cross_entropy_fwd_sum[several, SUM_BLOCK](parts, y, total_weight, groups, chosen, T=x.dtype)
+    return y, (stats, total_weight, grad_x)
+
+
 def _backward(
     given: Given,
     saved: tuple[Tensor, ...],
     grad_y: Tensor,
     grad_x: Tensor | None,
     grad_probabilities: Tensor | None,
+    written: bool = False,
 ) -> None:
     x, positions = given.x, saved[0].shape[1]
     classes, inner = losses.classes(x), losses.inner(x)
@@ -212,12 +245,35 @@ def _backward(
     if inner == 1 and classes > FEW_CLASSES:
         block, segments = _row_block(classes), ceil_div(classes, SEGMENT)
         grid = ceil_div(positions, block[1]) * segments
-        cross_entropy_bwd[grid, block](*tensors, positions, classes, segments, *options, T=x.dtype, MODE=given.mode)
+        launch = cross_entropy_bwd[min(grid, LOOKING_BLOCKS) if written else grid, block]
+        launch(*tensors, positions, classes, segments, *options, written, T=x.dtype, MODE=given.mode)
     else:
         chunks = ceil_div(classes, CHUNK)
         grid = ceil_div(positions, BLOCK) * chunks
         launch = cross_entropy_bwd_inner[grid, BLOCK]
         launch(*tensors, positions, classes, inner, chunks, *options, T=x.dtype, MODE=given.mode)
+
+
+def _division(given: Given) -> clusters.Share | None:
+    """None where forward does not write the gradient."""
+    x = given.x
+    classes = losses.classes(x)
+    if given.mode != CLASS or losses.inner(x) != 1 or is_symbolic(*x.shape) or classes <= FEW_CLASSES or not x.numel():
+        return None
+    if x.data_ptr() % 16:
+        return None
+    return _divided(classes, x.element_size(), clusters.exist(x.device))
+
+
+@functools.lru_cache(maxsize=4096)
+def _divided(classes: int, itemsize: int, in_clusters: bool) -> clusters.Share | None:
+    if classes * itemsize % 16:  # rows that are not at 16-byte boundaries are read faster in pieces, by two kernels
+        return None
+    vectors = classes * itemsize // 16
+    if vectors <= 32 * clusters.PACKS:
+        threads = max(4, 1 << (ceil_div(vectors, clusters.PACKS) - 1).bit_length())
+        return clusters.Share(1, threads, BLOCK // threads)
+    return clusters.share(classes, itemsize, in_clusters)
 
 
 def _row_block(classes: int) -> tuple[int, int]:

@@ -187,6 +187,65 @@ class TestDefinition:
         role = op.backward(lambda saved, grad_x, x: grad_x)
         assert role is not None and op.definition.launch_backward.inputs == {0}
 
+    def test_forward_is_told_what_backward_will_be_asked(self, kernels):
+        """Where eager autograd records the call, and nowhere else."""
+
+        @cupyops.operator(toys.fresh())
+        def op(x: Tensor, n: int, y: Tensor) -> Tensor:
+            return n * x * y
+
+        told = []
+
+        @op.forward
+        def _(x, n, y, needs_grad=None):
+            told.append(needs_grad)
+            return n * x * y, ()
+
+        @op.backward
+        def _(saved, grad_z, x, n, y):
+            return grad_z * n * y, grad_z * n * x
+
+        x, y = doubles(3), doubles(3).detach()
+        op(x, 2, y).sum().backward()
+        assert (told[-1].x, told[-1].n, told[-1].y) == (True, False, False)
+        with torch.no_grad():
+            op(x, 2, y)
+        assert told[-1] is None
+        op(x.detach(), 2, y)
+        assert told[-1] is None
+        with Nothing():
+            op(x, 2, y)
+        assert told[-1] is None and len(told) == 4
+
+    def test_backward_is_told_when_it_is_the_last(self, kernels):
+        """Then it may return what forward saved: no other call will see that."""
+
+        @cupyops.operator(toys.fresh())
+        def op(x: Tensor) -> Tensor:
+            return 2 * x
+
+        told = []
+
+        @op.forward
+        def _(x, needs_grad=None):
+            return 2 * x, () if needs_grad is None else (torch.full_like(x, 2),)
+
+        @op.backward
+        def _(saved, grad_y, last):
+            told.append(last)
+            return saved[0].mul_(grad_y) if last and saved else 2 * grad_y
+
+        x = doubles(3)
+        y = op(x)
+        kept = torch.autograd.grad(y.sum(), x, retain_graph=True)
+        made = torch.autograd.grad(y.sum(), x, create_graph=True)
+        final = torch.autograd.grad(y.sum(), x)
+        assert told == [False, True]  # a graph is made by the reference
+        assert all(torch.equal(grad, torch.full_like(x, 2)) for (grad,) in (kept, made, final))
+        with Nothing():
+            op(x).sum().backward()
+        assert told[2:] == [False] and torch.equal(x.grad, torch.full_like(x, 2))
+
     def test_errors_carry_the_operator(self, kernels):
         op, _ = toys.exponential()
 

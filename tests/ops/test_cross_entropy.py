@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from contract import Make, OperatorContract, Sample
+from contract import Make, OperatorContract, Sample, assert_as_good_as_torch
 from torch.nn import functional as F
 
 import cupyops
@@ -30,7 +30,7 @@ class TestCrossEntropy(OperatorContract):
 
     function = staticmethod(cupyops.cross_entropy)
     torch_function = staticmethod(torch_cross_entropy)
-    kernels = KERNELS
+    kernels = KERNELS | {"cross_entropy_fwd_grad", "cross_entropy_fwd_weight"}
 
     differs = {("indices", "gpu"): "one sample that is ignored: the mean is NaN, and 0 in PyTorch on a GPU alone"}
 
@@ -41,6 +41,7 @@ class TestCrossEntropy(OperatorContract):
                 make(19, 101), make.integers(19, high=101), weights(make, 101), ignore_index=7, reduction=reduction
             )
         yield Sample(make(300, 5), make.integers(300, high=5))  # a thread per row
+        yield Sample(make(5, 40), make.integers(5, high=40), weights(make, 40))  # the gradient in forward
         yield Sample(make(3, 1031), make.integers(3, high=1031), weights(make, 1031), label_smoothing=0.2)  # a block
         yield Sample(make(2, 16411), make.integers(2, high=16411))  # several blocks of the backward per row
         yield Sample(make(2, 70, 5, 9), make.integers(2, 5, 9, high=70), label_smoothing=0.1)  # slices of classes
@@ -190,6 +191,100 @@ def test_large_logits_keep_their_differences(device, shape):
                 y = cupyops.cross_entropy(leaf, target, label_smoothing=label_smoothing)
                 results.append((y.detach(), *torch.autograd.grad(y, leaf)))
             torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
+
+
+# --- the gradient that forward writes ---
+
+# a few threads, a warp, a block, on sm_90 a cluster to a row; with several rows to a block, more than one block
+HELD = [(5, 24), (70, 40), (5, 1000), (3, 4096), (2, 12288)]
+
+
+def simulated_loss(x, target, weight=None, arch="sm_80", **options):
+    """The loss by the kernels of `arch`, and their names."""
+    with cupyops.simulate(arch), cupyops.trace() as trace:
+        y = cupyops.cross_entropy(x, target, weight, **options)
+    return y, [record.kernel.partition("<")[0] for record in trace.launches()]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("shape", HELD)
+def test_gradient_in_forward(arch, shape):
+    """As good as PyTorch's for a grad_y of 1, which leaves it as it is, and for others, which write it anew."""
+    dtype = torch.bfloat16 if arch == "sm_90" else torch.float32
+    x, target = torch.randn(shape).to(dtype), torch.randint(shape[1], shape[:1])
+    target[1] = 7
+    for weight, reduction, factor in [(None, "mean", 1), (torch.rand(shape[1]), "mean", 3), (None, "none", 1)]:
+        options = dict(reduction=reduction, ignore_index=7)
+        grads = []
+        for function, to in (simulated_loss, dtype), (F.cross_entropy, dtype), (F.cross_entropy, torch.float64):
+            leaf = x.to(to).requires_grad_()
+            y = function(leaf, target, None if weight is None else weight.to(dtype).to(to), **options)
+            if function is simulated_loss:
+                y, kernels = y
+                assert "cross_entropy_fwd_grad" in kernels
+            # of several losses one is weighed otherwise: its row alone is written anew
+            grad_y = (
+                torch.full_like(y, factor) if y.dim() == 0 else torch.ones_like(y).index_fill(0, torch.tensor(0), 5)
+            )
+            with cupyops.simulate(arch):
+                grads.append(torch.autograd.grad(y, leaf, grad_y)[0])
+        assert_as_good_as_torch(*grads, f"{weight is None} {options}")
+        assert not grads[0][target == 7].any()
+
+
+def test_gradient_in_forward_is_handed_out_once():
+    """While the graph is kept each backward gives a tensor of its own, which may be changed; the last the one written."""
+    x, target = torch.randn(4, 40, requires_grad=True), torch.tensor([1, 2, 39, 0])
+    (expected,) = torch.autograd.grad(F.cross_entropy(x, target), x)
+    y, _ = simulated_loss(x, target)
+    written = y.grad_fn.saved_tensors[-1]
+    with cupyops.simulate():
+        for _ in range(2):
+            (grad,) = torch.autograd.grad(y, x, retain_graph=True)
+            torch.testing.assert_close(grad, expected)
+            assert grad.data_ptr() != written.data_ptr()
+            grad.zero_()
+        (twice,) = torch.autograd.grad(2 * y, x, retain_graph=True)
+        (grad,) = torch.autograd.grad(y, x)
+    torch.testing.assert_close((twice, grad), (2 * expected, expected))
+    assert grad.data_ptr() == written.data_ptr()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(y, x)
+
+
+def test_gradients_of_two_losses_add_up():
+    x, target = torch.randn(4, 40, requires_grad=True), torch.tensor([1, 2, 39, 0])
+    for _ in range(2):  # into x.grad as well
+        first_loss, second_loss = simulated_loss(x, target)[0], simulated_loss(x, target, reduction="sum")[0]
+        with cupyops.simulate():
+            (first_loss + second_loss).backward()
+    expected = torch.autograd.grad(F.cross_entropy(x, target) * 2 + F.cross_entropy(x, target, reduction="sum") * 2, x)
+    torch.testing.assert_close(x.grad, *expected)
+
+
+@pytest.mark.parametrize(
+    "what", ["no_grad", "no gradient", "smoothing", "probabilities", "misaligned", "odd", "compiled"]
+)
+def test_no_gradient_in_forward(what):
+    x, target, options = torch.randn(4, 40, requires_grad=True), torch.tensor([1, 2, 39, 0]), {}
+    function = simulated_loss
+    if what == "no gradient":
+        x = x.detach()
+    elif what == "smoothing":
+        options = dict(label_smoothing=0.1)
+    elif what == "probabilities":
+        target = torch.softmax(x.detach(), 1)
+    elif what == "misaligned":
+        x = torch.randn(161)[1:].view(4, 40).requires_grad_()
+    elif what == "odd":
+        x = torch.randn(4, 41, requires_grad=True)
+    elif what == "compiled":
+        with cupyops.simulate(), cupyops.trace() as trace:
+            torch.compile(cupyops.cross_entropy, backend="aot_eager")(x, target).backward()
+        function = lambda *_: (None, [record.kernel for record in trace.launches()])
+    with torch.set_grad_enabled(what != "no_grad"):
+        _, kernels = function(x, target, **options)
+    assert kernels and not any("fwd_grad" in kernel for kernel in kernels)
 
 
 def test_one_hot_probabilities_are_classes(device):

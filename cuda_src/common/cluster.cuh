@@ -1,0 +1,96 @@
+// Thread-block clusters: blocks that run at one time near each other, and store to each other's shared memory. Before
+// sm_90, and in a launch that asks for none, each block is a cluster of its own.
+#pragma once
+
+#include "common/reduce.cuh"
+
+constexpr int kMaxCluster = 8;  // blocks: what every GPU with clusters allows
+
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+
+__device__ __forceinline__ unsigned cluster_blocks() {
+  unsigned blocks = 1;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+#endif
+  return blocks;
+}
+
+// A barrier of all threads of the cluster in two halves: what was stored before the first is seen after the second.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// *to = value in the block `rank`, where `to` is the address of the place in this block's own shared memory.
+template <typename A> __device__ __forceinline__ void store_remote(A* to, unsigned rank, const A& value) {
+#if __CUDA_ARCH__ >= 900
+  static_assert(sizeof(A) % 4 == 0, "whole words");
+  const unsigned own = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  unsigned remote, words[sizeof(A) / 4];
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(own), "r"(rank));
+  memcpy(words, &value, sizeof(A));
+#pragma unroll
+  for (int i = 0; i < int(sizeof(A) / 4); ++i) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote + 4 * i), "r"(words[i]) : "memory");
+  }
+#endif
+}
+
+// The threads that share a row: those of threadIdx.x of a block, as row_reduce asks; with CLUSTERS those of all blocks of
+// a cluster, which lies along x, each of which owns `width` columns. Reductions are in a fixed order.
+template <typename A, bool CLUSTERS> class RowThreads {
+ public:
+  // In shared memory: the warps' parts, and twice the blocks', since those of a reduction may still be read while those of
+  // the next arrive.
+  struct Room { A warps[kWarp], blocks[CLUSTERS ? 2 : 1][CLUSTERS ? kMaxCluster : 1]; };
+
+  __device__ __forceinline__ explicit RowThreads(Room& room) : room(room) {
+    if (several()) cluster_arrive();  // no block may store to another before that has begun
+  }
+
+  // Which group of threads this is, of how many.
+  __device__ __forceinline__ long long group() const { return several() ? blockIdx.x / cluster_blocks() : blockIdx.x; }
+  __device__ __forceinline__ long long groups() const { return several() ? gridDim.x / cluster_blocks() : gridDim.x; }
+
+  // The first column of this block, where each owns `width`.
+  __device__ __forceinline__ int first_column(int width) const { return several() ? cluster_rank() * width : 0; }
+
+  // Every thread of the row gets the result. All threads of all its blocks take part, each time, and at least once.
+  template <typename Op> __device__ __forceinline__ A reduce(A value) {
+    value = row_reduce<Op>(value, room.warps);
+    if (several()) value = over_blocks<Op>(value);
+    return value;
+  }
+
+ private:
+  __device__ __forceinline__ bool several() const { return CLUSTERS && cluster_blocks() > 1; }
+
+  template <typename Op> __device__ __forceinline__ A over_blocks(A value) {
+    const unsigned blocks = cluster_blocks();
+    A* parts = room.blocks[turn % 2];
+    if (turn++ == 0) cluster_wait();
+    if (threadIdx.x < blocks) store_remote(parts + cluster_rank(), threadIdx.x, value);
+    cluster_arrive();
+    cluster_wait();
+    value = parts[0];
+    for (unsigned rank = 1; rank < blocks; ++rank) value = Op()(value, parts[rank]);
+    return value;
+  }
+
+  Room& room;
+  int turn = 0;
+};

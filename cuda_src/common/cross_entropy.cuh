@@ -1,0 +1,183 @@
+// What the kernels of cross_entropy.cu are made of; the equations are there.
+#pragma once
+
+#include "common/cluster.cuh"
+#include "common/losses.cuh"
+#include "common/rows.cuh"
+
+// What the loss of a position is made of; the kernels are compiled for each.
+enum Mode { kClass = 0, kSmoothed = 1, kProbabilities = 2 };
+
+// The shares q_c.
+template <typename T, int MODE> struct Shares {
+  using A = acc_t<T>;
+  const T* weight;
+  A keep, spread;
+
+  __device__ __forceinline__ Shares(const T* weight, A label_smoothing, int classes)
+      : weight(weight), keep(A(1) - label_smoothing), spread(label_smoothing / A(classes)) {}
+
+  __device__ __forceinline__ A weight_of(int c) const { return weight ? to_acc(weight[c]) : A(1); }
+
+  __device__ __forceinline__ A share(A w, T probability) const {
+    return MODE == kProbabilities ? w * (keep * to_acc(probability) + spread) : w * spread;
+  }
+
+  // q_c ... q_(c+N-1), and the weights that go with them; `probabilities` points to the first.
+  template <int N> __device__ __forceinline__ void read(int c, const T* probabilities, A (&q)[N], A (&w)[N]) const {
+    Vec<T, N> weights, p;
+    if (weight) weights = read_vec<T, N>(weight + c);
+    if (MODE == kProbabilities) p = read_vec<T, N>(probabilities);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      w[k] = weight ? to_acc(weights.data[k]) : A(1);
+      q[k] = share(w[k], p.data[k]);
+    }
+  }
+};
+
+// The loss of a position, of which `sums` is complete; stats gets max, log of the sum and sum of q in three planes.
+template <typename T, int MODE, typename A = acc_t<T>>
+__device__ __forceinline__ A position_loss(const RowSums<T>& sums, A a, A picked, A shift, bool valid, A* stats,
+                                           long long position, long long positions) {
+  const A log_sum = log(sums.sum);
+  stats[position] = valid ? sums.max : A(0);
+  stats[positions + position] = valid ? log_sum : A(0);
+  if (MODE != kClass) stats[2 * positions + position] = valid ? sums.share : A(0);
+  A loss = MODE == kProbabilities ? A(0) : a * ((sums.max - picked) + log_sum);
+  if (MODE != kClass) loss += sums.share * ((sums.max - shift) + log_sum) - sums.dot;
+  return valid ? loss : A(0);
+}
+
+// The gradients at a position.
+template <typename T> struct PositionGrad {
+  using A = acc_t<T>;
+  A max, log_sum, scale, a, total;
+
+  __device__ __forceinline__ A logit(A x, A q, bool picked) const {
+    return scale * (total * exp_for<T>((x - max) - log_sum) - q - (picked ? a : A(0)));
+  }
+  __device__ __forceinline__ A probability(A x, A w_keep) const { return scale * w_keep * ((max - x) + log_sum); }
+};
+
+template <typename T, int MODE, typename A = acc_t<T>>
+__device__ __forceinline__ PositionGrad<T> read_grad(const Shares<T, MODE>& shares, const T* grad_y, const A* stats,
+                                                     const A* total_weight, int t, long long position,
+                                                     long long positions, int reduction) {
+  PositionGrad<T> grad;
+  grad.max = stats[position];
+  grad.log_sum = stats[positions + position];
+  grad.scale = loss_scale(grad_y, position, reduction, total_weight);
+  grad.a = MODE == kProbabilities ? A(0) : shares.keep * shares.weight_of(t);
+  grad.total = MODE == kClass ? grad.a : grad.a + stats[2 * positions + position];
+  return grad;
+}
+
+// Into the threads of threadIdx.y 0: the sums of their position over all slices, in order.
+template <typename T> __device__ __forceinline__ void merge_slices(RowSums<T>& sums, acc_t<T> (&slices)[4][256]) {
+  if (blockDim.y == 1) return;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  __syncthreads();  // the slices of the tile before have been read
+  slices[0][thread] = sums.max;
+  slices[1][thread] = sums.sum;
+  slices[2][thread] = sums.dot;
+  slices[3][thread] = sums.share;
+  __syncthreads();
+  for (int other = thread + blockDim.x; threadIdx.y == 0 && other < 256; other += blockDim.x) {
+    RowSums<T> slice;
+    slice.max = slices[0][other];
+    slice.sum = slices[1][other];
+    slice.dot = slices[2][other];
+    slice.share = slices[3][other];
+    sums.merge(slice);
+  }
+}
+
+// N consecutive logits of a row go into the sums of their position.
+template <typename T, int MODE> struct AddToSums {
+  RowSums<T>& sums;
+  const Shares<T, MODE>& shares;
+  const T* probabilities;
+  acc_t<T> shift;
+
+  template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
+    acc_t<T> values[N], q[N], unused[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) values[k] = to_acc(x.data[k]);
+    sums.template add<N>([&](int k) { return values[k]; });
+    if (MODE == kClass) return;
+    shares.read(c, probabilities + c, q, unused);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sums.add_share(q[k], values[k], shift);
+  }
+};
+
+// N consecutive gradients of a row, from its logits.
+template <typename T, int MODE> struct WriteGrads {
+  const PositionGrad<T>& grad;
+  const Shares<T, MODE>& shares;
+  const T* probabilities;
+  T *grad_x, *grad_probabilities;
+  int t;
+
+  template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
+    acc_t<T> q[N] = {}, w[N] = {};
+    if (MODE != kClass) shares.read(c, probabilities + c, q, w);
+    Vec<T, N> to_x, to_p;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const acc_t<T> logit = to_acc(x.data[k]);
+      to_x.data[k] = from_acc<T>(grad.logit(logit, q[k], MODE != kProbabilities && c + k == t));
+      if (MODE == kProbabilities) to_p.data[k] = from_acc<T>(grad.probability(logit, w[k] * shares.keep));
+    }
+    if (MODE != kProbabilities || grad_x) write_vec<T, N>(grad_x + c, to_x);
+    if (MODE == kProbabilities && grad_probabilities) write_vec<T, N>(grad_probabilities + c, to_p);
+  }
+};
+
+// --- loss and gradient of a row that is held in registers ---
+
+// A maximum and the sum for it, merged; see Online.
+template <typename T> struct Merged {
+  using A = acc_t<T>;
+  template <typename P> static __device__ __forceinline__ P identity() { return {-infinity<A>(), A(0)}; }
+  __device__ __forceinline__ Pair<A> operator()(Pair<A> a, Pair<A> b) const {
+    const A top = Larger()(a.first, b.first), off = Online<T>::base(top);
+    return {top, a.second * exp_for<T>(a.first - off) + b.second * exp_for<T>(b.first - off)};
+  }
+};
+
+// The gradients of a row, or of a block's part of it, for a class t and grad_y = 1; gives max and sum of the row. All
+// threads of the row take part. Of an ignored row, t < 0, no logit is read.
+template <typename T, int K, typename Threads>
+__device__ __forceinline__ Pair<acc_t<T>> write_row_grads(int left, int column, const T* x, T* grad_x, int t,
+                                                          acc_t<T> a, acc_t<T> scale, Threads& threads) {
+  using A = acc_t<T>;
+  constexpr int W = kVecWidth<T>;
+  const Tile<K, W, true> tile{left}, read{t < 0 ? 0 : left};
+  Pack<T> packs[K];
+  load_row(read, x, from_acc<T>(-infinity<A>()), packs);
+  A top = packs[0][0], part = A(0);
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    top = Larger()(top, reduce_elements<Larger, 1, W>([&](int, int e) { return packs[k][e]; }));
+  }
+  const A off = Online<T>::base(top);
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    packs[k].fold();
+    part += reduce_elements<Sum, 1, W>([&](int, int e) { return exp_for<T>(packs[k][e] - off); });
+  }
+  const Pair<A> sums = threads.template reduce<Merged<T>>(Pair<A>{top, part});
+  const PositionGrad<T> grad{sums.first, log(sums.second), scale, a, a};
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    packs[k].fold();  // one pack after the other: all of them unpacked at once are too many registers
+    store_pack(tile, grad_x, k, [&](int e) { return t < 0 ? A(0) : grad.logit(packs[k][e], A(0), false); });
+  }
+  const int at = t - column;  // the class itself, again, by the thread that owns it
+  if (t >= 0 && at >= 0 && at < tile.capacity() && at / W % blockDim.x == threadIdx.x) {
+    grad_x[at] = from_acc<T>(grad.logit(to_acc(x[at]), A(0), true));
+  }
+  return sums;
+}
