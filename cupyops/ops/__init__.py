@@ -4,6 +4,7 @@ from .add import add as add
 from .conv2d import conv2d as conv2d
 from .cross_entropy import cross_entropy as cross_entropy
 from .gelu import gelu as gelu
+from .kl_div import kl_div as kl_div
 from .layer_norm import layer_norm as layer_norm
 from .linear import linear as linear
 from .log_softmax import log_softmax as log_softmax
