@@ -142,6 +142,19 @@ def losses(draw: st.DrawFn, smoothing: bool) -> Call:
     return Call(draw(tensors(shape, dtype, special=False)), target, **options)
 
 
+@st.composite
+def divergences(draw: st.DrawFn) -> Call:
+    """Targets that are positive, or logarithms; broadcast in part."""
+    dtype, log = draw(_dtypes), draw(st.booleans())
+    shape = draw(st.sampled_from([(), (5,), (0,), (3, 33), (2, 3, 4)]))
+    other = draw(st.sampled_from([shape, shape[1:], (1,) * len(shape)]))
+    target = draw(tensors(other, dtype, special=False))
+    if not log:
+        target = (target.detach().abs() + 0.25).requires_grad_(target.requires_grad)
+    reduction = draw(st.sampled_from(["none", "sum", "batchmean"]))
+    return Call(draw(tensors(shape, dtype, special=False)), target, reduction=reduction, log_target=log)
+
+
 # function, PyTorch's, the calls
 FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrategy[Call]]] = {
     "relu": (cupyops.relu, F.relu, calls(cupyops.relu)),
@@ -157,6 +170,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),
     "conv2d_relu_max_pool2d": (cupyops.conv2d_relu_max_pool2d, _conv2d_relu_max_pool2d, layers()),
     "max_pool2d": (cupyops.max_pool2d, F.max_pool2d, sound_pools()),
+    "kl_div": (cupyops.kl_div, F.kl_div, divergences()),
     "nll_loss": (cupyops.nll_loss, F.nll_loss, losses(smoothing=False)),
     "cross_entropy": (cupyops.cross_entropy, F.cross_entropy, losses(smoothing=True)),
 }

@@ -322,6 +322,13 @@ _SAMPLES: dict[str, list[Call]] = {
             for channels, indices in ((3, False), (3, True), (8, True))
         ],
     ],
+    "kl_div": [
+        lambda m: (cupyops.kl_div, m(3, 1031), m.probabilities(3, 1031), {"reduction": "batchmean"}),
+        lambda m: (cupyops.kl_div, m(3, 1031), m(3, 1031), {"reduction": "batchmean", "log_target": True}),
+        lambda m: (cupyops.kl_div, m(9, 33), m.probabilities(9, 33), {"reduction": "none"}),
+        lambda m: (cupyops.kl_div, _off(m(700)), m(700), {"reduction": "none", "log_target": True}),
+        lambda m: (cupyops.kl_div, m(70, 700 * m.width), m.probabilities(1, 700 * m.width), {"reduction": "sum"}),
+    ],
     "nll_loss": [
         lambda m: (cupyops.nll_loss, m(300, 5), m.integers(300, high=5)),
         lambda m: (cupyops.nll_loss, m(19, 101), m.integers(19, high=101), m(101).detach().abs(), {"ignore_index": 7}),

@@ -65,9 +65,14 @@ def contiguous(weight: Tensor | None) -> Tensor | None:
     return None if weight is None else weight.contiguous()
 
 
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """In which the kernels compute."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
 def room_for_sums(x: Tensor, chosen: int, most: int) -> tuple[Tensor, Tensor]:
     """For the parts of at most `most` blocks, two numbers each, and for the sum of the weights; empty with no sum."""
-    acc = torch.float64 if x.dtype is torch.float64 else torch.float32
+    acc = accumulator(x.dtype)
     parts = torch.empty(2 * most if chosen else 0, dtype=acc, device=x.device)
     return parts, torch.empty((), dtype=acc, device=x.device) if chosen else parts
 

@@ -3,7 +3,7 @@
 from .activation import GELU, LogSoftmax, ReLU, SiLU, Softmax
 from .conv import Conv2d, ConvReluPool2d
 from .linear import Linear
-from .loss import CrossEntropyLoss, NLLLoss
+from .loss import CrossEntropyLoss, KLDivLoss, NLLLoss
 from .normalization import LayerNorm
 from .pooling import MaxPool2d
 from .scale_shift import ScaleShift
@@ -13,6 +13,7 @@ __all__ = [
     "Conv2d",
     "ConvReluPool2d",
     "CrossEntropyLoss",
+    "KLDivLoss",
     "LayerNorm",
     "Linear",
     "LogSoftmax",

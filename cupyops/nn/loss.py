@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops import cross_entropy, nll_loss
+from ..ops import cross_entropy, kl_div, nll_loss
 
 
 class NLLLoss(torch.nn.NLLLoss):
@@ -18,6 +18,18 @@ class NLLLoss(torch.nn.NLLLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return nll_loss(input, target, weight=self.weight, ignore_index=self.ignore_index, reduction=self.reduction)
+
+
+class KLDivLoss(torch.nn.KLDivLoss):
+    """Kullback-Leibler divergence; as `torch.nn.KLDivLoss`, by `cupyops.kl_div`.
+
+    Example:
+        >>> cupyops.nn.KLDivLoss(reduction="sum")(torch.tensor([0.0, 0.0]), torch.tensor([0.0, 1.0]))
+        tensor(0.)
+    """
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return kl_div(input, target, reduction=self.reduction, log_target=self.log_target)
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):

@@ -52,6 +52,10 @@ def scores(shape, classes, log=False, skip=None):
     return make
 
 
+def divergence(*shape):
+    return lambda: (torch.randn(shape), torch.rand(shape))
+
+
 IMAGES = normal(2, 4, 7, 9)
 WEIGHT = torch.tensor([0.5, 2.0, 1.0, 0.0, 3.0])
 CASES = [
@@ -84,6 +88,8 @@ CASES = [
     Case("Softmax", normal(3, 5, 2), (), {"dim": -2}),
     Case("LogSoftmax", normal(3, 5), (1,)),
     Case("LogSoftmax", normal(3, 5, 2), (), {"dim": 0}),
+    Case("KLDivLoss", divergence(3, 5), (), {"reduction": "batchmean"}),
+    Case("KLDivLoss", divergence(2, 3, 4), (), {"reduction": "none", "log_target": True}),
     Case("NLLLoss", scores((6,), 5, log=True)),
     Case("NLLLoss", scores((6,), 5, log=True, skip=2), (), {"weight": WEIGHT, "ignore_index": 2, "reduction": "sum"}),
     Case("NLLLoss", scores((2, 3, 4), 5, log=True), (), {"reduction": "none"}),
@@ -99,7 +105,7 @@ each = pytest.mark.parametrize("case", CASES, ids=str)
 OPERATORS = {
     "Linear": "linear", "Conv2d": "conv2d", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "MaxPool2d": "max_pool2d",
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "NLLLoss": "nll_loss", "CrossEntropyLoss": "cross_entropy",
-    "LayerNorm": "layer_norm",
+    "KLDivLoss": "kl_div", "LayerNorm": "layer_norm",
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ FUNCTIONS = {
     "nn.functional.max_pool2d": "max_pool2d",
     "softmax": "softmax",
     "log_softmax": "log_softmax",
+    "nn.functional.kl_div": "kl_div",
     "nn.functional.nll_loss": "nll_loss",
     "nn.functional.cross_entropy": "cross_entropy",
     "nn.functional.layer_norm": "layer_norm",
