@@ -33,3 +33,16 @@ def alike(first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
 def is_dry(value: Any) -> bool:
     """Whether it is a tensor without storage: a dry run, for the shapes that torch.compile and torch.export ask for."""
     return isinstance(value, FakeTensor) or (isinstance(value, Tensor) and value.is_meta)
+
+
+def suggested_format(x: Tensor) -> torch.memory_format:
+    """The memory format that PyTorch takes strides for; where several fit, contiguous."""
+    if x.dim() not in (4, 5):
+        return torch.contiguous_format
+    least: Any = 0
+    for dim in (1, *range(x.dim() - 1, 1, -1), 0):
+        size, step = x.shape[dim], x.stride(dim)
+        if size == 0 or step < least or (dim == 1 and step == 0) or (dim == 0 and least == x.stride(1)):
+            return torch.contiguous_format
+        least = step * max(size, 1)
+    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d

@@ -41,7 +41,12 @@ _registry: dict[str, Operator] = {}
 
 
 def operator(
-    name: str, *, autocast: str | None = None, mutates: Iterable[str] = ()
+    name: str,
+    *,
+    autocast: str | None = None,
+    mutates: Iterable[str] = (),
+    updates: Iterable[str] = (),
+    mixed: Iterable[str] = (),
 ) -> Callable[[Callable[..., Any]], Operator]:
     """Make an operator of its reference: the first of the three functions.
 
@@ -52,6 +57,10 @@ def operator(
         mutates: the parameters that the operator changes in place. They are its outputs: the reference returns them, in
             this order, or nothing, and so does every call. Its backward can name the outputs and not what they were before;
             without one the reference is differentiated, and a second derivative needs a `reference_backward`.
+        updates: the parameters, each `Tensor | None`, that the reference and forward change in place beside what they
+            return: statistics, on which no output and no gradient depends. Backward does not get them, and where the
+            reference is differentiated, they are None. An operator has `mutates` or `updates`.
+        mixed: the parameters that the kernels take in another floating-point dtype than that of the first tensor.
 
     The reference is annotated: `Tensor`, `Tensor | None`, `int`, `float`, `bool`, `str`, `list[int]`, `torch.dtype` and
     their optional forms in; `Tensor` or a tuple of them out.
@@ -75,7 +84,10 @@ def operator(
     changed = (mutates,) if isinstance(mutates, str) else tuple(mutates)
     if changed and autocast is not None:
         raise InputError(f"{name}: autocast casts copies, which an operator that works in place would change in vain")
-    return lambda reference: Operator(name, reference, POLICIES[autocast], changed)
+    def make(reference: Callable[..., Any]) -> Operator:
+        return Operator(name, reference, POLICIES[autocast], changed, tuple(updates), tuple(mixed))
+
+    return make
 
 
 def operators() -> dict[str, Operator]:
@@ -87,13 +99,19 @@ class Operator:
     """An operator: call it as a function; complete it with `.forward`, `.backward` and, where useful, the other roles."""
 
     def __init__(
-        self, name: str, reference: Callable[..., Any], autocast: dict[str, str], mutates: tuple[str, ...] = ()
+        self,
+        name: str,
+        reference: Callable[..., Any],
+        autocast: dict[str, str],
+        mutates: tuple[str, ...] = (),
+        updates: tuple[str, ...] = (),
+        mixed: tuple[str, ...] = (),
     ) -> None:
         functools.update_wrapper(self, reference)
         self.name = name
         self.reference = reference
         self.public: Callable[..., Any] = self  # what users call: the interface, where there is one
-        self.definition = Definition(name, reference, mutates)
+        self.definition = Definition(name, reference, mutates, updates, mixed)
         self._autocast = autocast
         self._tensors = self.definition.tensors
         self._arity = self.definition.arity
@@ -185,7 +203,9 @@ class Operator:
                     if not tensor.is_cuda or dtype not in _FLOATING:
                         return self._otherwise(args)
                 elif tensor.device != first.device or (
-                    tensor.dtype is not dtype and (tensor.is_floating_point() or tensor.is_complex())
+                    tensor.dtype is not dtype
+                    and index not in self.definition.mixed
+                    and (tensor.is_floating_point() or tensor.is_complex())
                 ):
                     return self._otherwise(args)
                 if tensor.requires_grad:
@@ -278,7 +298,7 @@ class Operator:
         return arrays.call(self, args, {})
 
     def _refuse_copies(self, kind: str) -> None:
-        if self.definition.mutated:
+        if self.definition.mutated or self.definition.updated:
             raise InputError(f"{self.name} works in place and would change a copy of {kind}; give it plain tensors")
 
     def _by_mixed_devices(self, args: tuple[Any, ...]) -> Any:

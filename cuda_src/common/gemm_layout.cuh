@@ -2,6 +2,7 @@
 // 64-bit integers, field by field (cupyops/common/gemm.py).
 #pragma once
 
+#include "common/divisor.cuh"
 #include "common/vec.cuh"
 
 // TILE names the tile of the result that a block owns: 32 x 32, 64 x 64, 128 x 128, or 128 x 256 for 256.
@@ -11,15 +12,6 @@ template <typename T, int TILE>
 constexpr int kGemmThreads = TILE == 32                                      ? 64
                              : TILE == 64 || (TILE == 128 && sizeof(T) == 2) ? 128
                                                                              : 256;
-
-// n / divisor for 0 <= n < 2^31, by a multiplication and a shift.
-struct Divisor {
-  long long divisor, magic, shift;
-
-  __device__ __forceinline__ int divide(int n) const {
-    return (__umulhi(n, static_cast<unsigned>(magic)) + static_cast<unsigned>(n)) >> static_cast<int>(shift);
-  }
-};
 
 // Element (i, k) of matrix `batch`: i is the row of A, the column of B or the row of the result; k the other index. Where
 // k counts (image, pixel) or (channel, tap) it is split in runs; a plain matrix is one run of all k.

@@ -24,7 +24,14 @@ from .kept import Kept
 class Definition:
     """The roles of one operator. Tensors are passed about as lists over all parameters or all outputs, None where absent."""
 
-    def __init__(self, name: str, reference: Callable[..., Any], mutates: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        reference: Callable[..., Any],
+        mutates: tuple[str, ...] = (),
+        updates: tuple[str, ...] = (),
+        mixed: tuple[str, ...] = (),
+    ) -> None:
         self.name = name
         self.reference = reference
         self.parameters, self.outputs = schema.typed_signature(name, reference, mutates)
@@ -33,6 +40,10 @@ class Definition:
         self.silent = schema.returns_nothing(reference)
         self.arity = len(self.parameters)
         self.tensors = tuple(i for i, one in enumerate(self.parameters) if schema.is_tensor(one.annotation))
+        self.updated = self._positions("updates", updates)
+        self.mixed = frozenset(self._positions("mixed", mixed))
+        if updates and mutates:
+            raise InputError(f"{name}: an operator that mutates {', '.join(mutates)} cannot have updates as well")
         self.required = frozenset(i for i in self.tensors if self.parameters[i].annotation is Tensor)
         self.forward: Callable[..., Any] | None = None  # as the author wrote it
         self.forward_asks = False  # for needs_grad
@@ -42,6 +53,13 @@ class Definition:
         self.gradient: Backward | None = None  # reference_backward
         self.refusal: Callable[..., str | None] | None = None  # unsupported
         self._choose_kept()
+
+    def _positions(self, option: str, names: Sequence[str]) -> tuple[int, ...]:
+        """Where the tensors of these names stand among the parameters."""
+        tensors = {self.parameters[index].name: index for index in self.tensors}
+        if wrong := [name for name in names if name not in tensors]:
+            raise InputError(f"{self.name}: {option} names {wrong[0]!r}, expected some of: {', '.join(tensors)}")
+        return tuple(tensors[name] for name in names)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Arguments in the order of the signature, defaults filled in."""
@@ -79,9 +97,13 @@ class Definition:
             return f"no kernel for {dtype}"
         if self.mutated and self.launch_backward is None and wants_gradient(tensors):
             return "no backward, and the inputs are overwritten"
-        for tensor in tensors:
+        for index in self.tensors:
+            tensor = args[index]
+            if tensor is None:
+                continue
             if tensor.dtype != dtype and (tensor.is_floating_point() or tensor.is_complex()):
-                return f"no kernel for {dtype} with {tensor.dtype}"
+                if index not in self.mixed or tensor.dtype not in FLOATING:
+                    return f"no kernel for {dtype} with {tensor.dtype}"
             if tensor.is_neg():
                 return "negative bit"
         return self.refusal(*args) if self.refusal is not None else None
@@ -206,6 +228,17 @@ class Definition:
 
     def _runnable(self, launch: Callable[..., Any]) -> Callable[..., Any]:
         """A forward as calls run it: in place it is checked before, and returns what a call does."""
+        if self.updated:
+
+            def updating(*args: Any) -> tuple[Any, Any]:
+                tensors = {i: args[i] for i in self.updated if args[i] is not None}
+                for index, tensor in tensors.items():
+                    refuse_in_place(f"{self.name}: {self.parameters[index].name}", tensor)
+                found = launch(*args)
+                increment_versions(list(tensors.values()))
+                return found
+
+            return updating
         if not self.mutated:
             return launch
 
@@ -236,10 +269,11 @@ class Definition:
         roles = [role for role in (self.launch_backward, self.gradient) if role is not None]
         named = {i for role in roles for i in role.inputs}
         everything = self.gradient is None or self.launch_backward is None
-        inputs = tuple(i for i in self.tensors if i not in self.mutated and (everything or i in named))
+        lasting = tuple(i for i in self.tensors if i not in self.updated)
+        inputs = tuple(i for i in lasting if i not in self.mutated and (everything or i in named))
         outputs = tuple(i for i in range(self.outputs) if any(i in role.outputs for role in roles))
         self.kept_by_kernels = Kept(self.arity, self.tensors, self.outputs, inputs, outputs)
-        self.kept_by_reference = Kept(self.arity, self.tensors, self.outputs, self.tensors, ())
+        self.kept_by_reference = Kept(self.arity, self.tensors, self.outputs, lasting, ())
 
 
 class Backward:
@@ -259,7 +293,8 @@ class Backward:
         position = {one.name: index for index, one in enumerate(of.parameters)}
         known = {"needs_grad": ("needs", 0), "last": ("last", 0)}
         known |= {name: ("output", index) for name, index in outputs.items()}
-        known |= {name: ("input", index) for name, index in position.items() if index not in of.mutated}
+        changed = (*of.mutated, *of.updated)
+        known |= {name: ("input", index) for name, index in position.items() if index not in changed}
         self.needs_type: Any = namedtuple("NeedsGrad", position)  # type: ignore[misc]
         asked = names[1 + of.outputs :]
         if lost := [name for name in asked if name in of.mutates and name not in known]:

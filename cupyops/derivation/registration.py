@@ -53,7 +53,13 @@ class Registration:
             self.in_place(*args)
             return self.of.returned(self.of.changed(args))
         outputs = self.op(*args)
+        for index, value in zip(self._updated(args), outputs[len(outputs) - len(self._updated(args)) :]):
+            args[index].copy_(value.detach())
         return outputs[0] if self.of.outputs == 1 else tuple(outputs[: self.of.outputs])
+
+    def _updated(self, args: Sequence[Any]) -> list[int]:
+        """Where the arguments are that are updated. The op leaves them alone: their new values are its last outputs."""
+        return [index for index in self.of.updated if args[index] is not None]
 
     def remove(self) -> None:
         """Take the ops back, for another definition of the same name (a notebook cell run again)."""
@@ -96,11 +102,13 @@ class Registration:
         args = self.of.bind(args, kwargs)
         if self.of.mutated:
             return self._forward_of_copies(args)
+        copies = [value.clone() if index in self._updated(args) else value for index, value in enumerate(args)]
+        updated = [copies[index] for index in self._updated(args)]
         if self.of.why_not(args) is None:
-            outputs, saved = self.of.run_forward(args)
-            return _fresh([*outputs, *saved], args)
-        found = self.of.reference(*args)
-        return _fresh([found] if self.of.outputs == 1 else list(found), args)
+            outputs, saved = self.of.run_forward(copies)
+            return _fresh([*outputs, *saved, *updated], args)
+        found = self.of.reference(*copies)
+        return _fresh([*([found] if self.of.outputs == 1 else found), *updated], args)
 
     def _forward_of_copies(self, args: tuple[Any, ...]) -> list[Tensor]:
         copies = self._with_copies(args)
@@ -127,7 +135,8 @@ class Registration:
         kept = self._kept(ctx)
         ctx.values = kept.values(inputs)
         ctx.strides = [y.stride() for y in output[:count]]
-        ctx.save_for_backward(*kept.pack(inputs, output, output[count:] if ctx.by_kernels else ()))
+        saved = output[count : len(output) - len(self._updated(inputs))]
+        ctx.save_for_backward(*kept.pack(inputs, output, saved if ctx.by_kernels else ()))
 
     def _kept(self, ctx: Any) -> Kept:
         return self.of.kept_by_kernels if ctx.by_kernels else self.of.kept_by_reference

@@ -1,6 +1,7 @@
 """The operators: one file tells one operator's whole story. One line here exports it."""
 
 from .add import add as add
+from .batch_norm import batch_norm as batch_norm
 from .conv2d import conv2d as conv2d
 from .conv2d_relu_max_pool2d import conv2d_relu_max_pool2d as conv2d_relu_max_pool2d
 from .cross_entropy import cross_entropy as cross_entropy

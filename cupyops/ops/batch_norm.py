@@ -1,0 +1,281 @@
+"""batch_norm: normalise each channel over a batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..common import segments
+from ..common.rows import is_symbolic
+from ..common.segments import FINISHERS, accumulator, is_aligned, spatial
+from ..errors import InputError
+from ..kernel import FLOATING, Kernel, ceil_div
+from ..layout import is_dry, suggested_format
+from ..operator import operator
+
+batch_norm_moments = Kernel("batch_norm.cu", "batch_norm_moments<T>", T=FLOATING)
+batch_norm_fwd = Kernel("batch_norm.cu", "batch_norm_fwd<T>", T=FLOATING)
+batch_norm_bwd_sums = Kernel("batch_norm.cu", "batch_norm_bwd_sums<T>", T=FLOATING)
+batch_norm_bwd = Kernel("batch_norm.cu", "batch_norm_bwd<T>", T=FLOATING)
+batch_norm_bwd_finish = Kernel("batch_norm.cu", "batch_norm_bwd_finish<T>", T=FLOATING)
+batch_norm_columns_moments = Kernel("batch_norm.cu", "batch_norm_columns_moments<T>", T=FLOATING)
+batch_norm_columns_finish = Kernel("batch_norm.cu", "batch_norm_columns_finish<T>", T=FLOATING)
+batch_norm_columns_fwd = Kernel("batch_norm.cu", "batch_norm_columns_fwd<T>", T=FLOATING)
+batch_norm_columns_bwd_sums = Kernel("batch_norm.cu", "batch_norm_columns_bwd_sums<T>", T=FLOATING)
+batch_norm_columns_bwd = Kernel("batch_norm.cu", "batch_norm_columns_bwd<T>", T=FLOATING)
+
+PARAMETERS = ("weight", "bias", "running_mean", "running_var")
+
+
+@operator("cupyops::batch_norm", updates=("running_mean", "running_var"), mixed=PARAMETERS)
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    return torch.nn.functional.batch_norm(x, running_mean, running_var, weight, bias, True, momentum, eps)
+
+
+@_batch_norm.forward
+def _(x, weight, bias, running_mean, running_var, momentum, eps):
+    x = _dense(x)
+    y = torch.empty_like(x)
+    mean, rstd = (x.new_empty(x.shape[1], dtype=accumulator(x.dtype)) for _ in range(2))
+    if is_dry(x) or is_symbolic(*x.shape):
+        return y, (mean, rstd)
+    weight, bias, changed_mean, changed_var = _contiguous(weight, bias, running_mean, running_var)
+    kept = (mean, rstd, changed_mean, changed_var)
+    wide = _is_wide(x, weight, bias, changed_mean, changed_var)
+    rows = _rows(x)
+    if rows:
+        _forward_columns(x, weight, bias, y, kept, rows, wide, momentum, eps)
+    else:
+        plan = _runs(x, y)
+        parts = x.new_empty(plan.grid * 3, dtype=mean.dtype)
+        batch_norm_moments[plan.grid, plan.block](x, parts, plan.packed, T=x.dtype)
+        launch = batch_norm_fwd[plan.grid, plan.block]
+        launch(x, weight, bias, y, parts, *kept, plan.packed, wide, momentum, eps, T=x.dtype)
+    for given, changed in ((running_mean, changed_mean), (running_var, changed_var)):
+        if changed is not given:
+            given.copy_(changed)
+    return y, (mean, rstd)
+
+
+def _forward_columns(x, weight, bias, y, kept, rows, wide, momentum, eps):
+    channels, (mean, rstd, running_mean, running_var) = x.shape[1], kept
+    plan = segments.columns(rows, channels, x.element_size())
+    parts = x.new_empty(plan.parts * channels * 3, dtype=mean.dtype)
+    batch_norm_columns_moments[plan.grid, plan.block](x, parts, rows, channels, T=x.dtype)
+    finish = batch_norm_columns_finish[ceil_div(channels, FINISHERS[0]), FINISHERS]
+    finish(parts, *kept, channels, plan.parts, wide, momentum, eps, T=x.dtype)
+    launch = batch_norm_columns_fwd[plan.grid, plan.block]
+    launch(x, weight, bias, y, mean, rstd, None, None, rows, channels, wide, eps, T=x.dtype)
+
+
+@_batch_norm.backward
+def _(saved, grad_y, x, weight, bias, eps, needs_grad):
+    x = _dense(x)
+    grad_x = torch.empty_like(x) if needs_grad.x else None
+    grads = _like(needs_grad, weight, bias)
+    if not (is_dry(x) or is_symbolic(*x.shape)):
+        statistics = (*saved, None, None)
+        wide = _is_wide(x, weight, bias)
+        _backward(grad_y, x, *_contiguous(weight), statistics, grad_x, *grads, wide, eps, training=True)
+    return grad_x, *grads
+
+
+@_batch_norm.unsupported
+def _(x, weight, bias, running_mean, running_var, momentum, eps):
+    return _refusal(x)
+
+
+@operator("cupyops::batch_norm_inference", mixed=PARAMETERS)
+def _batch_norm_inference(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, eps: float
+) -> Tensor:
+    return torch.nn.functional.batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, eps)
+
+
+@_batch_norm_inference.forward
+def _(x, weight, bias, running_mean, running_var, eps):
+    x = _dense(x)
+    y = torch.empty_like(x)
+    if is_dry(x) or is_symbolic(*x.shape):
+        return y, ()
+    weight, bias, running_mean, running_var = _contiguous(weight, bias, running_mean, running_var)
+    wide = _is_wide(x, running_mean)
+    rows = _rows(x)
+    if rows:
+        plan = segments.columns(rows, x.shape[1], x.element_size())
+        launch = batch_norm_columns_fwd[plan.grid, plan.block]
+        launch(x, weight, bias, y, None, None, running_mean, running_var, rows, x.shape[1], wide, eps, T=x.dtype)
+    else:
+        plan = _runs(x, y)
+        args = (x, weight, bias, y, None, None, None, running_mean, running_var, plan.packed, wide, 0.0, eps)
+        batch_norm_fwd[plan.grid, plan.block](*args, T=x.dtype)
+    return y, ()
+
+
+@_batch_norm_inference.backward
+def _(saved, grad_y, x, weight, bias, running_mean, running_var, eps, needs_grad):
+    x = _dense(x)
+    grad_x = torch.empty_like(x) if needs_grad.x else None
+    grads = _like(needs_grad, weight, bias)
+    if not (is_dry(x) or is_symbolic(*x.shape)):
+        weight, *running = _contiguous(weight, running_mean, running_var)
+        statistics = (None, None, *running)
+        _backward(grad_y, x, weight, statistics, grad_x, *grads, _is_wide(x, running_mean), eps, training=False)
+    return grad_x, *grads
+
+
+@_batch_norm_inference.unsupported
+def _(x, weight, bias, running_mean, running_var, eps):
+    return _refusal(x)
+
+
+def _backward(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, wide, eps, training):
+    """Sums over each channel, then what follows from them; grad_x at once where they do not enter it."""
+    summed = training or grad_weight is not None or grad_bias is not None
+    at_once = None if training else grad_x
+    rows, channels = _rows(x), x.shape[1]
+    if rows:
+        plan = segments.columns(rows, channels, x.element_size())
+        steps, place = (channels, 1), (rows, channels)
+        first, last = batch_norm_columns_bwd_sums, batch_norm_columns_bwd
+        shape = (plan.parts, channels, 2)
+    else:
+        plan = _runs(x, x if grad_x is None else grad_x)
+        steps, place = (1, plan.parts), (plan.packed,)
+        first, last = batch_norm_bwd_sums, batch_norm_bwd
+        shape = (channels, plan.parts, 2)
+    parts = x.new_empty(shape, dtype=accumulator(x.dtype)) if summed else None
+    first[plan.grid, plan.block](grad_y, x, weight, *statistics, at_once, parts, *place, wide, eps, T=x.dtype)
+    if training and grad_x is not None and not rows:
+        given = (grad_y, x, weight, *statistics[:2], parts, grad_x, grad_weight, grad_bias, *place, wide)
+        last[plan.grid, plan.block](*given, T=x.dtype)
+    elif summed:
+        sums = None if at_once is grad_x else parts.new_empty(channels, 2)
+        finish = batch_norm_bwd_finish[ceil_div(channels, FINISHERS[0]), FINISHERS]
+        finish(parts, sums, grad_weight, grad_bias, channels, *steps, plan.parts, wide, T=x.dtype)
+        if sums is not None:
+            last[plan.grid, plan.block](grad_y, x, weight, *statistics[:2], sums, grad_x, *place, wide, T=x.dtype)
+
+
+@_batch_norm.interface
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Batch normalisation of each channel; as `torch.nn.functional.batch_norm` (arXiv:1502.03167).
+
+    Args:
+        input: shape (n, channels, *); fp16, bf16, fp32 or fp64. Contiguous and channels_last are read as they are.
+        running_mean, running_var: shape (channels,). In training they are updated in place, or None; else they are what is
+            normalised by.
+        weight: factors of shape (channels,), or None for 1.
+        bias: summands of shape (channels,), or None for 0. These four are of the dtype of `input`, or all float32 beside a
+            half type.
+        training: normalise by the mean and (biased) variance of the batch.
+        momentum: how far the running statistics move to the batch's mean and (unbiased) variance.
+        eps: added to the variance.
+
+    Returns:
+        Tensor of the shape, dtype and memory format of `input`.
+
+    Raises:
+        InputError: an argument is no tensor, or of a wrong shape, dtype or device; not training and without running
+            statistics; training on a single value per channel.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 5.0], [3.0, 9.0]])
+        >>> cupyops.batch_norm(x, None, None, training=True)
+        tensor([[-1.0000, -1.0000],
+                [ 1.0000,  1.0000]])
+    """
+    check.floating("input", input)
+    if input.dim() < 2:
+        check.fail("input", input, "shape (n, channels, *)")
+    given = zip(PARAMETERS, (weight, bias, running_mean, running_var))
+    _check_parameters(input, {name: value for name, value in given if value is not None})
+    for name, number in (("momentum", momentum), ("eps", eps)):
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            check.fail(name, number, "a number")
+    if eps < 0 or (training and eps == 0):
+        check.fail("eps", eps, "a number above 0" if training else "a number of at least 0")
+    if training:
+        if input.numel() == input.shape[1]:
+            check.fail("input", input, "more than 1 value per channel when training")
+        return _batch_norm(input, weight, bias, running_mean, running_var, float(momentum), float(eps))
+    for name, value in (("running_mean", running_mean), ("running_var", running_var)):
+        if value is None:
+            check.fail(name, value, "a tensor, when not training")
+    return _batch_norm_inference(input, weight, bias, running_mean, running_var, float(eps))
+
+
+def _check_parameters(input: Tensor, given: dict[str, Tensor]) -> None:
+    wide = input.dtype.itemsize == 2 and all(value.dtype == torch.float32 for value in given.values())
+    for name, value in given.items():
+        check.floating(name, value)
+        if value.dim() != 1 or value.shape[0] != input.shape[1]:
+            check.fail(name, value, f"shape ({input.shape[1]},), the channels of input")
+        check.same_device(input=input, **{name: value})
+        if not wide and value.dtype != input.dtype:
+            raise InputError(
+                f"{name} is {value.dtype}, but input is {input.dtype}; beside a half type all of weight, bias, "
+                "running_mean and running_var may be float32"
+            )
+        if name.startswith("running") and value.requires_grad:
+            check.fail(name, value, "a tensor that requires no gradient")
+
+
+# --- layouts -----------------------------------------------------------------------------------------------------
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x if x.is_contiguous() else x.contiguous(memory_format=suggested_format(x))
+
+
+def _rows(x: Tensor) -> int:
+    """Of the matrix whose columns are the channels, where they lie side by side; else 0."""
+    pixels = spatial(x)
+    return x.shape[0] * pixels if pixels == 1 or not x.is_contiguous() else 0
+
+
+def _runs(x: Tensor, like: Tensor) -> segments.Runs:
+    aligned = is_aligned(x) and is_aligned(like)
+    return segments.runs(x.shape[1], x.shape[0], spatial(x), x.element_size(), aligned)
+
+
+def _refusal(x: Tensor) -> str | None:
+    if x.numel() == 0:
+        return "no elements"
+    pixels = spatial(x)
+    if pixels > 1 and x.shape[0] * segments.packs_of(pixels, x.element_size(), False) >= segments.MOST_PACKS:
+        return "2^31 packs of a channel"
+    return None
+
+
+def _is_wide(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether the parameters are float32 beside a half type."""
+    return x.dtype.itemsize == 2 and any(p is not None and p.dtype == torch.float32 for p in parameters)
+
+
+def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
+def _like(needs_grad, weight, bias):
+    """Room for grad_weight and grad_bias, None where not wanted."""
+    pairs = (needs_grad.weight, weight), (needs_grad.bias, bias)
+    return tuple(torch.empty_like(p, memory_format=torch.contiguous_format) if need else None for need, p in pairs)
