@@ -1,5 +1,7 @@
-"""Optimizers: torch.optim's, with kernels of their own for the step."""
+"""Optimizers: torch.optim's, and Lion, with kernels of their own for the step."""
 
+from .adam import Adam, AdamW
+from .lion import Lion
 from .sgd import SGD
 
-__all__ = ["SGD"]
+__all__ = ["SGD", "Adam", "AdamW", "Lion"]
