@@ -74,8 +74,8 @@ test-gpu: $(SETUP) ## Run the GPU tests; write tests/gpu_report.json and tests/c
 gpu-report: ## Say whether tests/gpu_report.json is of this tree, and passed
 	@$(or $(PYTHON),python3) tools/gpu_report.py
 
-bench: $(SETUP) ## Compare with PyTorch on this machine's GPU
-	$(PY) benchmarks/compare.py
+bench: $(SETUP) ## Measure beside PyTorch, torch.compile and Liger on this machine's GPU; OP=layer_norm for one
+	$(PY) -m cupyops bench $(OP)
 
 soak: $(SETUP) ## Random calls on this machine's GPU for ten minutes, in threads and on streams: no wrong bit, no leak
 	$(PY) tools/soak.py --minutes 10

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 
 import torch
-from cupyops.bench import Case
 from torch.nn import functional as F
 
 import cupyops
+from cupyops.bench import Case
 
 
 def in_three(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

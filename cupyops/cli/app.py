@@ -181,3 +181,46 @@ def new(
     from .new import run
 
     raise typer.Exit(run(name, kind, package, dir))
+
+
+@app.command()
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[OP]...", help="Operators, or files of declarations. By default all.")
+    ] = None,
+    against: Annotated[str, typer.Option(help="Peers: eager, compile, liger.")] = "eager,compile,liger",
+    only: Annotated[str, typer.Option(help="A regular expression that operator, size and dtype are to match.")] = "",
+    folder: Annotated[Path, typer.Option(help="Where the files bench_OP.py are.")] = Path("benchmarks"),
+    html: Annotated[Path | None, typer.Option(help="Write a report with plots to this file.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the plots into this folder.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Measure nothing: the figures of this JSON file.")
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="Fail where something takes 5% longer than in this file.")
+    ] = None,
+    host: Annotated[bool, typer.Option("--host", help="Measure the host's time for a small call too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare the small cases on the CPU; no times.")] = False,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes that run torch.compile first.")] = 0,
+    compile_part: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    """Measure operators beside PyTorch, torch.compile and Liger, on this machine's GPU."""
+    from .bench import Request, run
+
+    request = Request(
+        names=names or (),
+        against=[one.strip() for one in against.split(",") if one.strip()],
+        only=only,
+        folder=folder,
+        html=html,
+        json=json,
+        png=png,
+        source=source,
+        compare=compare,
+        host=host,
+        dry_run=dry_run,
+        jobs=jobs,
+        compile_part=compile_part,
+    )
+    raise typer.Exit(run(request))

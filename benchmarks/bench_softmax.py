@@ -1,0 +1,28 @@
+"""softmax over the last dimension: attention's rows, vocabularies, odd widths."""
+
+from functools import partial
+
+from common import ALL, HALF, rows_of
+from torch.nn import functional as F
+
+import cupyops
+
+
+def liger(x):
+    from liger_kernel.ops.softmax import LigerSoftmaxFunction
+
+    return LigerSoftmaxFunction.apply(x)
+
+
+def case(rows, columns, dtype, want=None):
+    ours, eager = (partial(f, dim=-1) for f in (cupyops.softmax, F.softmax))
+    return rows_of("softmax", ours, eager, rows, columns, dtype, want=want, liger=liger)
+
+
+def cases():
+    yield case(65536, 4096, HALF, (4060, 4300))
+    yield case(2048, 131072, HALF, (3900, 4000))
+    for dtype in ALL[1:]:
+        yield case(32768, 4096, dtype)
+    for rows, columns in ((131072, 1000), (32768, 4095), (4096, 50257), (1 << 20, 64)):
+        yield case(rows, columns, HALF)

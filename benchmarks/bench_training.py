@@ -1,0 +1,46 @@
+"""One training step of the network of examples/mnist_cnn.py: forward, loss, backward and SGD."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+import cupyops
+from cupyops.bench import Case
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+from mnist_cnn import SimpleCNN
+
+
+def step_of(nn, optimizer):
+    """A function of images and labels that trains a network of its own, made at the first call."""
+    made = []
+
+    def step(images, labels):
+        if not made:
+            model = SimpleCNN(nn).to(images.device)
+            made.extend((model, optimizer(model.parameters(), lr=0.01, momentum=0.9), nn.NLLLoss()))
+        model, steps, loss = made
+        steps.zero_grad()
+        value = loss(model(images), labels)
+        value.backward()
+        steps.step()
+        return value.detach()
+
+    return step
+
+
+def case(batch, want):
+    def make(device, dtype):
+        return torch.rand(batch, 1, 28, 28, device=device), torch.randint(0, 10, (batch,), device=device)
+
+    return Case(
+        "training step", f"SimpleCNN, batch {batch}", torch.float32, make, step_of(cupyops.nn, cupyops.optim.SGD),
+        step_of(torch.nn, torch.optim.SGD), unit="us", want=want, same=False, compiled=False, wall=True,
+    )  # fmt: skip
+
+
+def cases():
+    yield case(64, 450)
+    yield case(1024, 700)

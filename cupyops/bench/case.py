@@ -1,0 +1,146 @@
+"""What to measure, as files of `benchmarks/` declare it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import InputError
+
+UNITS = ("GB/s", "TFLOP/s", "us")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: an operator on arguments of one size and dtype, beside what else computes the same.
+
+    Attributes:
+        op: the operator's name.
+        size: the size, as the table shows it.
+        dtype: of the arguments, and as the table shows it.
+        make: (device, dtype) -> the arguments of the callables. Floating tensors that require grad get gradients.
+        ours: the call that is measured.
+        eager: the same by PyTorch, which torch.compile compiles and float64 tells the truth about.
+        liger: the same by Liger, or another peer.
+        others: further peers, by name.
+        forward_bytes, backward_bytes: the least that must be read and written, for GB/s.
+        forward_flops, backward_flops: for TFLOP/s.
+        unit: "GB/s", "TFLOP/s" or "us"; by default what bytes or flops make it.
+        want: the figures to reach, forward and backward, in `unit`; None for none.
+        together: forward and backward are one figure, of which `want` has one.
+        compiled: torch.compile is a peer too.
+        same: all give the same numbers, which are compared first; not so for random ones and for optimizers' steps.
+        wall: the host's time counts too: call after call, without a wait between them.
+        loss: how many times the allowed error of `cupyops.testing.Tolerance` ours may be off.
+
+    Raises:
+        InputError: a unit that there is not.
+
+    Example:
+        >>> from cupyops.bench import Case
+        >>> def make(device, dtype):
+        ...     return (torch.randn(1 << 20, device=device, dtype=dtype, requires_grad=True),)
+        >>> case = Case("relu", "2^20", torch.float32, make, cupyops.relu, torch.relu, forward_bytes=8 << 20)
+        >>> case.unit
+        'GB/s'
+    """
+
+    op: str
+    size: str
+    dtype: torch.dtype
+    make: Callable[[Any, torch.dtype], tuple[Any, ...]]
+    ours: Callable[..., Any]
+    eager: Callable[..., Any]
+    liger: Callable[..., Any] | None = None
+    others: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    forward_bytes: float = 0.0
+    backward_bytes: float = 0.0
+    forward_flops: float = 0.0
+    backward_flops: float = 0.0
+    unit: str = ""
+    want: tuple[float | None, ...] | float | None = None
+    together: bool = False
+    compiled: bool = True
+    same: bool = True
+    loss: float = 1.0
+    wall: bool = False
+
+    def __post_init__(self) -> None:
+        derived = "TFLOP/s" if self.forward_flops else "GB/s" if self.forward_bytes else "us"
+        object.__setattr__(self, "unit", self.unit or derived)
+        if self.unit not in UNITS:
+            raise InputError(f"{self}: unit is {self.unit!r}, expected one of {', '.join(UNITS)}")
+
+    @property
+    def dtype_name(self) -> str:
+        """ "bfloat16"."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def wanted(self, way: str) -> float | None:
+        """The figure to reach, of "forward", "backward" or "together"."""
+        wants = self.want if isinstance(self.want, tuple) else (self.want,)
+        index = 1 if way == "backward" else 0
+        return wants[index] if index < len(wants) else None
+
+    def work(self, way: str) -> tuple[float, float]:
+        """(bytes, flops)."""
+        forward, backward = (self.forward_bytes, self.forward_flops), (self.backward_bytes, self.backward_flops)
+        if way == "together":
+            return forward[0] + backward[0], forward[1] + backward[1]
+        return forward if way == "forward" else backward
+
+    def peers(self) -> dict[str, Callable[..., Any]]:
+        """What it is compared with, but for torch.compile's."""
+        found = {"eager": self.eager, **self.others}
+        return found if self.liger is None else {**found, "liger": self.liger}
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.size} {self.dtype_name}"
+
+
+def declared(paths: Iterable[Path], only: str = "") -> list[Case]:
+    """The cases of files, in order; those in whose name and size `only`, a regular expression, is found."""
+    wanted = re.compile(only)
+    return [case for path in paths for case in _cases(path) if wanted.search(str(case))]
+
+
+def files(names: Iterable[str], folder: Path) -> list[Path]:
+    """The files of declarations of operators, or given by path; all of `folder` where none is named.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    there = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
+    found = []
+    for name in names:
+        if (path := Path(name)).suffix == ".py":
+            if not path.is_file():
+                raise InputError(f"{name} is no file")
+            found.append(path)
+        elif name in there:
+            found.append(there[name])
+        else:
+            raise InputError(f"{folder} declares no benchmark of {name!r}; it has {', '.join(there) or 'none at all'}")
+    return found or list(there.values())
+
+
+def _cases(path: Path) -> Iterator[Case]:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    if not callable(getattr(module, "cases", None)):
+        raise InputError(f"{path} has no function cases()")
+    yield from module.cases()

@@ -1,0 +1,154 @@
+"""Pictures of results, by matplotlib: each a figure with a name."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .results import BASE, Results, Row
+
+WHO = {"ours": "#2f6fde", "eager": "#e08a1e", "compile": "#4ba36b", "liger": "#a35bb8"}
+_OTHER = "#8a8f98"
+
+
+def charts(results: Results) -> Iterator[tuple[str, Any]]:
+    """(name, figure) of every picture that the results have something for."""
+    if any(row.speedup(way) for row, way in results.measured()):
+        yield "speedups", _speedups(results)
+    for unit, ceiling in (("GB/s", "copy"), ("TFLOP/s", "matmul bfloat16")):
+        rows = [row for row in results.rows if row.unit == unit and row.ways()]
+        if rows:
+            yield ("bandwidth" if unit == "GB/s" else "throughput"), _rates(rows, unit, results.ceilings.get(ceiling))
+    if any(row.unit == "GB/s" for row in results.rows):
+        yield "sizes", _sizes(results)
+    points = [(row, way) for row, way in results.measured() if all(row.work[way])]
+    if points:
+        yield "roofline", _roofline(results, points)
+    if any(row.memory.get("ours") for row in results.rows):
+        yield "memory", _memory(results)
+
+
+def write(results: Results, folder: Path) -> list[Path]:
+    """Each picture as a PNG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for name, figure in charts(results):
+        path = folder / f"{name}.png"
+        figure.savefig(path, dpi=130)
+        found.append(path)
+    return found
+
+
+def png(figure: Any) -> bytes:
+    """A picture's bytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _speedups(results: Results) -> Any:
+    """For each operator the geometric mean against the best of eager and compile, and its range."""
+    found: dict[str, list[float]] = {}
+    for row, way in results.measured():
+        if (speedup := row.speedup(way)) is not None:
+            found.setdefault(f"{row.op} {way}", []).append(speedup)
+    names = sorted(found, key=lambda name: math.prod(found[name]) ** (1 / len(found[name])))
+    means = [math.prod(found[name]) ** (1 / len(found[name])) for name in names]
+    figure, axes = _figure(9, 0.24 * len(names) + 1.4)
+    colours = [WHO["ours"] if mean >= 1 else "#c8553d" for mean in means]
+    axes.barh(names, means, color=colours, height=0.7)
+    for index, name in enumerate(names):
+        axes.plot([min(found[name]), max(found[name])], [index, index], color="black", linewidth=1, alpha=0.6)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set(xscale="log", xlabel=f"times as fast as the best of {' and '.join(BASE)} (line: least to most)")
+    axes.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+    axes.margins(y=0.01)
+    axes.set_title("Speed-up by operator", loc="left")
+    return figure
+
+
+def _rates(rows: list[Row], unit: str, ceiling: float | None) -> Any:
+    """Ours and the peers of every row."""
+    lines = [(row, way) for row in rows for way in row.ways()]
+    figure, axes = _figure(9.5, 0.2 * len(lines) + 1.6)
+    for who in ("liger", "compile", "eager", "ours"):
+        points = [(rate, y) for y, (row, way) in enumerate(lines) if (rate := row.rate(who, way)) is not None]
+        if points:
+            size = 42 if who == "ours" else 22
+            axes.scatter(*zip(*points), s=size, color=WHO[who], label=who, zorder=3 if who == "ours" else 2)
+    if ceiling is not None:
+        axes.axvline(ceiling, color="black", linewidth=0.9, linestyle="--", label=f"ceiling, {ceiling:,.0f}")
+    axes.set_yticks(range(len(lines)), [f"{row.name} {way}" for row, way in lines], fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xlabel=unit, xlim=(0, None))
+    axes.grid(axis="y", alpha=0.25)
+    axes.margins(y=0.005)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, 1.0), ncols=5, frameon=False, fontsize=8)
+    axes.set_title(f"{unit} of every row", loc="left", pad=14)
+    return figure
+
+
+def _sizes(results: Results) -> Any:
+    """Bandwidth by the bytes moved: where small calls end and the ceiling begins."""
+    figure, axes = _figure(8, 4.5)
+    for way, marker in (("forward", "o"), ("backward", "^")):
+        points = [
+            (row.work[way][0] / 1e6, row.rate("ours", way))
+            for row in results.rows if row.unit == "GB/s" and way in row.ways()
+        ]  # fmt: skip
+        if points:
+            axes.scatter(*zip(*points), marker=marker, s=26, color=WHO["ours"], alpha=0.75, label=way)
+    if "copy" in results.ceilings:
+        axes.axhline(results.ceilings["copy"], color="black", linestyle="--", linewidth=0.9, label="copy, by PyTorch")
+    axes.set(xscale="log", xlabel="least megabytes moved", ylabel="GB/s", ylim=(0, None))
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    axes.set_title("Bandwidth by size", loc="left")
+    return figure
+
+
+def _roofline(results: Results, points: list[tuple[Row, str]]) -> Any:
+    """Flops by arithmetic intensity, under the two roofs that were measured."""
+    figure, axes = _figure(8, 4.5)
+    xs = [row.work[way][1] / row.work[way][0] for row, way in points]
+    ys = [row.work[way][1] / row.figures["ours"][way].us / 1e6 for row, way in points]
+    axes.scatter(xs, ys, s=26, color=WHO["ours"], zorder=3)
+    span = [min(xs) / 4, max(xs) * 4]
+    if (copy := results.ceilings.get("copy")) is not None:
+        for dtype in ("bfloat16", "float32"):
+            if (top := results.ceilings.get(f"matmul {dtype}")) is not None:
+                knee = top / copy * 1e3
+                line = sorted({span[0], knee, max(span[1], knee * 4)})
+                axes.plot(line, [min(top, x * copy / 1e3) for x in line], linewidth=1, label=f"roof, {dtype}")
+    axes.set(xscale="log", yscale="log", xlabel="flops per byte", ylabel="TFLOP/s")
+    axes.grid(alpha=0.25, which="both")
+    axes.legend(frameon=False)
+    axes.set_title("Roofline", loc="left")
+    return figure
+
+
+def _memory(results: Results) -> Any:
+    """Peak memory of forward and backward beside PyTorch's."""
+    rows = [row for row in results.rows if row.memory.get("ours") and row.memory.get("eager")]
+    rows = sorted(rows, key=lambda row: row.memory["ours"] / row.memory["eager"])
+    figure, axes = _figure(8.5, 0.18 * len(rows) + 1.4)
+    ratios = [row.memory["ours"] / row.memory["eager"] for row in rows]
+    axes.barh([row.name for row in rows], ratios, color=[WHO["ours"] if r <= 1.01 else "#c8553d" for r in ratios])
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.margins(y=0.005)
+    axes.set(xlabel="peak memory of forward and backward, of that of PyTorch in eager mode")
+    axes.set_title("Memory", loc="left")
+    return figure

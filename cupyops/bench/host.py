@@ -1,0 +1,37 @@
+"""The host's time for one small call: what a user waits for where the GPU is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..ops import relu
+from .timing import host
+
+# How much longer than torch.relu a call of ours may take: factor and us, without and with a gradient.
+ALLOWED = {"no gradient": (1.15, 0.5), "gradient": (1.15, 3.5)}
+
+
+def times() -> dict[str, dict[str, float]]:
+    """us of relu on 1024 numbers, ours and PyTorch's, the better of two turns each."""
+    found = {}
+    for name, wants in (("no gradient", False), ("gradient", True)):
+        x = torch.randn(1024, device="cuda", requires_grad=wants)
+        calls: dict[str, Callable[[], object]] = {"ours": lambda x=x: relu(x), "torch": lambda x=x: torch.relu(x)}  # type: ignore[misc]
+        turns = [{who: host(call).low for who, call in calls.items()} for _ in range(2)]
+        found[name] = {who: round(min(turn[who] for turn in turns), 3) for who in calls}
+    return found
+
+
+def too_slow(found: dict[str, dict[str, float]]) -> list[str]:
+    """What exceeds `ALLOWED`, as sentences."""
+    problems = []
+    for name, (factor, more) in ALLOWED.items():
+        us = found[name]
+        limit = factor * us["torch"] + more
+        if us["ours"] > limit:
+            problems.append(
+                f"host, {name}: {us['ours']:.2f} us, at most {limit:.2f} beside torch.relu's {us['torch']:.2f}"
+            )
+    return problems

@@ -1,0 +1,158 @@
+"""A case measured: compared first, then timed beside its peers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..testing import Failure, Tolerance
+from .case import Case
+from .results import Figure, Row
+from .timing import Clock, interleaved, leaves, peak_memory, wall
+
+_LOOSE = {torch.float64: 1e-10, torch.float32: 1e-3}  # of a peer's result; half types 5e-2
+
+
+def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
+    """The row of a case. What gives a wrong result, or raises, has a reason in the place of its figures."""
+    torch.manual_seed(0)
+    arguments = case.make(torch.device("cuda"), case.dtype)
+    wanted = leaves(arguments)
+    row = Row.of(case)
+    calls = {
+        "ours": case.ours,
+        **{name: call for name, call in case.peers().items() if name in {*against, *case.others}},
+    }
+    if "compile" in against and case.compiled:
+        torch._dynamo.reset()
+        calls["compile"] = torch.compile(case.eager, dynamic=False)
+    for name in _right(case, arguments, wanted, calls, row):
+        del calls[name]
+    runs = {name: _run(case, call, arguments, wanted) for name, call in calls.items()}
+    for name, (run, whole) in runs.items():
+        for _ in range(2):
+            whole()
+        row.memory[name] = peak_memory(whole)
+    times = interleaved({name: run for name, (run, _) in runs.items()}, clock)
+    for name, parts in times.items():
+        row.figures[name] = {way: Figure.of(time) for way, time in parts.items()}
+    return row
+
+
+def compile_only(case: Case) -> None:
+    """Let torch.compile fill its cache: forward and backward once."""
+    torch._dynamo.reset()
+    arguments = case.make(torch.device("cuda"), case.dtype)
+    call = torch.compile(case.eager, dynamic=False)
+    _gradients(call(*arguments), leaves(arguments), None)
+
+
+def compare(case: Case, device: str) -> None:
+    """Ours against PyTorch. Raises `Failure` where it is wrong."""
+    arguments = case.make(torch.device(device), case.dtype)
+    row = Row.of(case)
+    _right(case, arguments, leaves(arguments), {"ours": case.ours, "eager": case.eager}, row)
+    if "ours" in row.wrong:
+        raise Failure(f"{case}: {row.wrong['ours']}")
+
+
+def _run(
+    case: Case, call: Callable[..., Any], arguments: tuple[Any, ...], wanted: list[Tensor]
+) -> tuple[Callable[[Clock], dict[str, float]], Callable[[], Any]]:
+    """(one sample of each part, all of it at once)."""
+    if not wanted or not (case.backward_bytes or case.backward_flops or case.unit == "us"):
+
+        def forward(clock: Clock) -> dict[str, float]:
+            if case.wall:
+                return {"forward": wall(lambda: call(*arguments))}
+            return {"forward": clock.sample(lambda: call(*arguments))[0]}
+
+        return forward, lambda: call(*arguments)
+    grads = [torch.randn_like(y) for y in _outputs(call(*arguments))]
+
+    def whole() -> Any:
+        return _gradients(call(*arguments), wanted, grads)
+
+    def each(clock: Clock) -> dict[str, float]:
+        if case.together:
+            return {"together": clock.sample(whole)[0]}
+        there, y = clock.sample(lambda: call(*arguments))
+        back, _ = clock.sample(lambda: _gradients(y, wanted, grads))
+        return {"forward": there, "backward": back}
+
+    return each, whole
+
+
+def _outputs(found: Any) -> list[Tensor]:
+    """The outputs that have a gradient."""
+    every = found if isinstance(found, (tuple, list)) else (found,)
+    return [y for y in every if isinstance(y, Tensor) and y.requires_grad]
+
+
+def _gradients(found: Any, wanted: list[Tensor], grads: list[Tensor] | None) -> tuple[Tensor, ...]:
+    outputs = _outputs(found)
+    if not wanted or not outputs:
+        return ()
+    if grads is None:
+        grads = [torch.ones_like(y) for y in outputs]
+    # of a loss the gradient is 1, as loss.backward() has it
+    grads = [torch.ones_like(y) if y.dim() == 0 else grad for y, grad in zip(outputs, grads)]
+    return torch.autograd.grad(outputs, wanted, grads, allow_unused=True)
+
+
+def _right(
+    case: Case, arguments: Any, wanted: list[Tensor], calls: dict[str, Callable[..., Any]], row: Row
+) -> list[str]:
+    """The names of what is not to be timed; the row has the reasons."""
+    wide = tuple(_double(one) for one in arguments)
+    truth = theirs = None
+    if case.same:
+        torch.manual_seed(1)
+        truth = _results(case.eager, wide, leaves(wide), None)
+        theirs = _results(case.eager, arguments, wanted, truth)
+    for name, call in calls.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = _results(call, arguments, wanted, truth)
+            if truth is not None and theirs is not None and name != "eager":
+                _judge(case, name, found, theirs, truth)
+        except Exception as error:  # whatever a peer raises: its place in the table says so
+            row.wrong[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    return [name for name in row.wrong if name in calls]
+
+
+def _double(one: Any) -> Any:
+    if not isinstance(one, Tensor) or not one.is_floating_point():
+        return one
+    return one.detach().double().requires_grad_(one.requires_grad)
+
+
+def _results(call: Callable[..., Any], arguments: Any, wanted: list[Tensor], like: list[Tensor] | None) -> list[Tensor]:
+    """Outputs and gradients, of a gradient that is the same for all."""
+    found = call(*arguments)
+    outputs = [y for y in (found if isinstance(found, (tuple, list)) else (found,)) if isinstance(y, Tensor)]
+    generator = torch.Generator(device="cuda" if outputs and outputs[0].is_cuda else "cpu").manual_seed(2)
+    grads = []
+    for y in _outputs(found):
+        grad = torch.randn(y.shape, generator=generator, device=y.device, dtype=torch.float32)
+        grads.append(grad.bfloat16().to(y.dtype))  # exact in every dtype
+    return [*(y.detach() for y in outputs), *(g for g in _gradients(found, wanted, grads) if g is not None)]
+
+
+def _judge(case: Case, name: str, found: list[Tensor], theirs: list[Tensor], truth: list[Tensor]) -> None:
+    if len(found) != len(theirs):
+        raise Failure(f"{len(found)} outputs and gradients, PyTorch has {len(theirs)}")
+    for index, (mine, other, exact) in enumerate(zip(found, theirs, truth)):
+        what = f"output or gradient {index}"
+        if name == "ours":
+            Tolerance().judge(mine, other, exact, what, slack=case.loss)
+            continue
+        error, scale = (mine.double() - exact.double()).abs().max(), exact.double().abs().max()
+        allowed = max(_LOOSE.get(case.dtype, 5e-2), 4 * float((other.double() - exact.double()).abs().max() / scale))
+        if not error <= allowed * scale:
+            raise Failure(f"{what} is off by {float(error):.3g}, of values up to {float(scale):.3g}")

@@ -1,0 +1,151 @@
+"""Results as a table in the terminal, and as one HTML file that needs no other."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import charts
+from .results import BASE, Results, Row
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --good: #2c8a4b; --bad: #c8402a; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; width: 100%; }
+th, td { padding: 3px 8px; border-bottom: 1px solid var(--line); text-align: right; }
+th { cursor: pointer; position: sticky; top: 0; background: Canvas; }
+td:nth-child(-n+4), th:nth-child(-n+4) { text-align: left; }
+.good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; }
+img { max-width: 100%; background: white; border-radius: 6px; }
+.wide { overflow-x: auto; } dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; } dd { margin: 0; }
+"""
+_SORT = """
+for (const th of document.querySelectorAll("th")) th.onclick = () => {
+  const body = th.closest("table").tBodies[0], i = th.cellIndex, down = th.dataset.down = th.dataset.down ? "" : "1";
+  const key = row => { const v = row.cells[i].dataset.v ?? row.cells[i].textContent; return isNaN(+v) || v === "" ? v : +v; };
+  const sign = down ? -1 : 1, order = (a, b) => typeof a === typeof b ? (a > b ? 1 : a < b ? -1 : 0) : typeof a === "number" ? -1 : 1;
+  [...body.rows].sort((a, b) => sign * order(key(a), key(b))).forEach(row => body.append(row));
+};
+"""
+
+
+def peers(results: Results) -> list[str]:
+    """Who has figures beside ours, PyTorch first."""
+    found = {who for row in results.rows for who in (*row.figures, *row.wrong)} - {"ours"}
+    return [*(who for who in BASE if who in found), *sorted(found - set(BASE))]
+
+
+def show(results: Results, console: Any) -> None:
+    """The table, and what it comes to."""
+    from rich.table import Table
+
+    others = peers(results)
+    table = Table(title="GB/s, TFLOP/s or us of device time", title_justify="left")
+    for name in ("operator", "size", "dtype", "way"):
+        table.add_column(name, no_wrap=True)
+    for name in ("ours", *others, "speed-up", "want"):
+        table.add_column(name, justify="right")
+    for row in results.rows:
+        for way in row.ways():
+            speedup, reached = row.speedup(way), row.reached(way)
+            table.add_row(
+                row.op, row.size, row.dtype, way, _rate(row, "ours", way), *(_rate(row, who, way) for who in others),
+                "" if speedup is None else f"[{'red' if speedup < 0.95 else 'green'}]{speedup:.2f}x[/]",
+                "" if reached is None else f"[{'green' if reached else 'red'}]{row.want[way]:g}[/]",
+            )  # fmt: skip
+    console.print(table)
+    for row in results.rows:
+        for who, reason in row.wrong.items():
+            console.print(f"{row.name}, {who}: {reason}", style="red", markup=False, soft_wrap=True)
+    for line in summary(results):
+        console.print(line, markup=False)
+
+
+def summary(results: Results) -> Iterator[str]:
+    """What the rows come to, in sentences."""
+    yield "ceilings: " + ", ".join(f"{name} {rate:,.0f}" for name, rate in results.ceilings.items())
+    slowest = results.slowest()
+    if slowest:
+        speedup, row, way = slowest[0]
+        behind = sum(one[0] < 0.95 for one in slowest)
+        yield (
+            f"{results.mean_speedup():.2f} times as fast as the best of {' and '.join(BASE)}, geometric mean of "
+            f"{len(slowest)} figures; {behind} under 0.95, the least {speedup:.2f} ({row.name} {way})"
+        )
+    wanted = [reached for row, way in results.measured() if (reached := row.reached(way)) is not None]
+    if wanted:
+        yield f"{sum(wanted)} of {len(wanted)} wanted figures reached"
+    for name, times in results.host.items():
+        yield f"host, {name}: " + ", ".join(f"{who} {us:.2f} us" for who, us in times.items())
+
+
+def page(results: Results, path: Path) -> None:
+    """The report as one HTML file."""
+    others = peers(results)
+    head = ["operator", "size", "dtype", "way", "unit", "ours", *others, "speed-up", "want", "of the ceiling", "MB"]
+    pictures = "".join(
+        f'<h2 id="{name}">{name.capitalize()}</h2><p><img alt="{name}" src="data:image/png;base64,'
+        f'{base64.b64encode(charts.png(figure)).decode()}"></p>'
+        for name, figure in charts.charts(results)
+    )
+    machine = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd>" for k, v in results.machine.items())
+    wrong = "".join(
+        f"<li>{html.escape(f'{row.name}, {who}: {reason}')}</li>"
+        for row in results.rows
+        for who, reason in row.wrong.items()
+    )
+    body = "".join(_line(row, way, others, results) for row in results.rows for way in row.ways())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>cupyops benchmark</title><style>{_STYLE}</style><h1>cupyops beside its peers</h1>"
+        + "".join(f"<p>{html.escape(line)}</p>" for line in summary(results))
+        + f"<dl>{machine}</dl>{pictures}<h2>Every figure</h2><div class=wide><table><thead><tr>"
+        + "".join(f"<th>{name}</th>" for name in head)
+        + f"</tr></thead><tbody>{body}</tbody></table></div>"
+        + (f"<h2>Left out</h2><ul>{wrong}</ul>" if wrong else "")
+        + f"<script>{_SORT}</script></html>\n",
+        encoding="utf-8",
+    )
+
+
+def _line(row: Row, way: str, others: list[str], results: Results) -> str:
+    speedup, reached, rate = row.speedup(way), row.reached(way), row.rate("ours", way)
+    ceiling = (
+        results.ceilings.get("copy" if row.unit == "GB/s" else f"matmul {row.dtype}") if row.unit != "us" else None
+    )
+    cells = [_cell(html.escape(text)) for text in (row.op, row.size, row.dtype, way, row.unit)]
+    cells += [_cell(_rate(row, who, way), row.rate(who, way), _quartiles(row, who, way)) for who in ("ours", *others)]
+    cells.append(_cell("", None) if speedup is None else _cell(f"{speedup:.2f}", speedup, "", _mood(speedup >= 0.95)))
+    cells.append(_cell("") if reached is None else _cell(f"{row.want[way]:g}", row.want[way], "", _mood(reached)))
+    cells.append(_cell(f"{rate / ceiling:.0%}", rate / ceiling) if ceiling and rate else _cell(""))
+    cells.append(_cell(f"{row.memory['ours'] / 1e6:,.1f}", row.memory["ours"]) if "ours" in row.memory else _cell(""))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell(text: str, value: float | None = None, title: str = "", mood: str = "") -> str:
+    data = "" if value is None else f' data-v="{value:.6g}"'
+    return f"<td{data}{f' title={title!r}' if title else ''}{f' class={mood}' if mood else ''}>{text}</td>"
+
+
+def _mood(good: bool) -> str:
+    return "good" if good else "bad"
+
+
+def _rate(row: Row, who: str, way: str) -> str:
+    if who in row.wrong:
+        return "-"
+    rate = row.rate(who, way)
+    return "" if rate is None else f"{rate:,.0f}" if rate >= 1000 else f"{rate:,.1f}"
+
+
+def _quartiles(row: Row, who: str, way: str) -> str:
+    figure = row.figures.get(who, {}).get(way)
+    return (
+        ""
+        if figure is None
+        else f"{figure.us:g} us, quartiles {figure.low:g} and {figure.high:g}, {figure.samples} samples"
+    )

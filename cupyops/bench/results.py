@@ -1,0 +1,140 @@
+"""The figures of a run: kept as JSON, read back, compared with another run's."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .case import Case
+from .timing import Time
+
+SCHEMA = 1
+WAYS = ("forward", "backward", "together")
+BASE = ("eager", "compile")  # what PyTorch itself has
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Microseconds: median and quartiles."""
+
+    us: float
+    low: float
+    high: float
+    samples: int
+
+    @staticmethod
+    def of(time: Time) -> Figure:
+        """From a time."""
+        return Figure(round(time.median, 3), round(time.low, 3), round(time.high, 3), time.samples)
+
+
+@dataclass
+class Row:
+    """One case: figures[who][way], bytes of memory, and who is left out, with the reason."""
+
+    op: str
+    size: str
+    dtype: str
+    unit: str
+    work: dict[str, tuple[float, float]]  # way -> (bytes, flops)
+    want: dict[str, float | None]
+    figures: dict[str, dict[str, Figure]] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    wrong: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(case: Case) -> Row:
+        """A row without figures."""
+        return Row(
+            case.op, case.size, case.dtype_name, case.unit,
+            {way: case.work(way) for way in WAYS}, {way: case.wanted(way) for way in WAYS},
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """As a table and `--compare` name it."""
+        return f"{self.op} {self.size} {self.dtype}"
+
+    def ways(self) -> list[str]:
+        """The ways that ours was measured."""
+        return [way for way in WAYS if way in self.figures.get("ours", {})]
+
+    def rate(self, who: str, way: str) -> float | None:
+        """In the unit of the row; None where there is no figure."""
+        figure = self.figures.get(who, {}).get(way)
+        if figure is None:
+            return None
+        moved, flops = self.work[way]
+        return figure.us if self.unit == "us" else (moved / 1e3 if self.unit == "GB/s" else flops / 1e6) / figure.us
+
+    def speedup(self, way: str, against: Iterable[str] = BASE) -> float | None:
+        """Ours against the fastest of `against`; None where none of them has a figure."""
+        others = [f.us for who in against if (f := self.figures.get(who, {}).get(way)) is not None]
+        return min(others) / self.figures["ours"][way].us if others else None
+
+    def reached(self, way: str) -> bool | None:
+        """Whether the wanted figure is reached, to a hundredth; None where none is wanted."""
+        want, rate = self.want.get(way), self.rate("ours", way)
+        if want is None or rate is None:
+            return None
+        return rate <= 1.01 * want if self.unit == "us" else rate >= 0.99 * want
+
+
+@dataclass
+class Results:
+    """A run on one machine."""
+
+    machine: dict[str, str]
+    ceilings: dict[str, float]
+    rows: list[Row]
+    host: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def measured(self) -> Iterator[tuple[Row, str]]:
+        """(row, way) of every figure of ours."""
+        return ((row, way) for row in self.rows for way in row.ways())
+
+    def mean_speedup(self, against: Iterable[str] = BASE) -> float:
+        """The geometric mean over all figures that have a peer; NaN where none has."""
+        found = [s for row, way in self.measured() if (s := row.speedup(way, against)) is not None]
+        return math.exp(statistics.fmean(map(math.log, found))) if found else math.nan
+
+    def slowest(self, against: Iterable[str] = BASE) -> list[tuple[float, Row, str]]:
+        """(speed-up, row, way), the least first."""
+        found = [(s, row, way) for row, way in self.measured() if (s := row.speedup(way, against)) is not None]
+        return sorted(found, key=lambda one: one[0])
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def read(path: Path) -> Results:
+        """From JSON. Raises `InputError` where the file is none of this schema."""
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if content["schema"] != SCHEMA:
+                raise ValueError(f"schema {content['schema']}, expected {SCHEMA}")
+            rows = [Row(**row) for row in content["rows"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} holds no results of `cupyops bench`: {error}") from None
+        for row in rows:
+            row.work = {way: (float(moved), float(flops)) for way, (moved, flops) in row.work.items()}
+            row.figures = {who: {way: Figure(**f) for way, f in ways.items()} for who, ways in row.figures.items()}
+        return Results(content["machine"], content["ceilings"], rows, content.get("host", {}))
+
+    def slower_than(self, old: Results, factor: float = 1.05) -> list[tuple[str, str, float]]:
+        """(row, way, how many times as long) of what takes longer than in an old run."""
+        before = {(row.name, way): row.figures["ours"][way].us for row, way in old.measured()}
+        found = []
+        for row, way in self.measured():
+            then = before.get((row.name, way))
+            if then is not None and (ratio := row.figures["ours"][way].us / then) > factor:
+                found.append((row.name, way, ratio))
+        return found
