@@ -15,9 +15,10 @@ def liger(x, weight, bias):
 
 
 def case(rows, columns, dtype, want=None):
-    ours = lambda x, w, b: cupyops.layer_norm(x, (columns,), w, b)
-    eager = lambda x, w, b: F.layer_norm(x, (columns,), w, b)
-    return rows_of("layer_norm", ours, eager, rows, columns, dtype, parameters=2, want=want, liger=liger)
+    return rows_of(
+        "layer_norm", lambda x, w, b: cupyops.layer_norm(x, (columns,), w, b),
+        lambda x, w, b: F.layer_norm(x, (columns,), w, b), rows, columns, dtype, parameters=2, want=want, liger=liger,
+    )  # fmt: skip
 
 
 def cases():

@@ -33,7 +33,7 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
     for name in _right(case, arguments, wanted, calls, row):
         del calls[name]
     runs = {name: _run(case, call, arguments, wanted) for name, call in calls.items()}
-    for name, (run, whole) in runs.items():
+    for name, (_, whole) in runs.items():
         for _ in range(2):
             whole()
         row.memory[name] = peak_memory(whole)

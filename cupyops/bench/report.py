@@ -23,11 +23,18 @@ img { max-width: 100%; background: white; border-radius: 6px; }
 .wide { overflow-x: auto; } dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; } dd { margin: 0; }
 """
 _SORT = """
+const keyOf = cell => {
+  const v = cell.dataset.v ?? cell.textContent;
+  return isNaN(+v) || v === "" ? v : +v;
+};
+const compare = (a, b) => {
+  if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
+  return a > b ? 1 : a < b ? -1 : 0;
+};
 for (const th of document.querySelectorAll("th")) th.onclick = () => {
   const body = th.closest("table").tBodies[0], i = th.cellIndex, down = th.dataset.down = th.dataset.down ? "" : "1";
-  const key = row => { const v = row.cells[i].dataset.v ?? row.cells[i].textContent; return isNaN(+v) || v === "" ? v : +v; };
-  const sign = down ? -1 : 1, order = (a, b) => typeof a === typeof b ? (a > b ? 1 : a < b ? -1 : 0) : typeof a === "number" ? -1 : 1;
-  [...body.rows].sort((a, b) => sign * order(key(a), key(b))).forEach(row => body.append(row));
+  const sorted = [...body.rows].sort((a, b) => (down ? -1 : 1) * compare(keyOf(a.cells[i]), keyOf(b.cells[i])));
+  sorted.forEach(row => body.append(row));
 };
 """
 

@@ -126,7 +126,8 @@ class Results:
             raise InputError(f"{path} holds no results of `cupyops bench`: {error}") from None
         for row in rows:
             row.work = {way: (float(moved), float(flops)) for way, (moved, flops) in row.work.items()}
-            row.figures = {who: {way: Figure(**f) for way, f in ways.items()} for who, ways in row.figures.items()}
+            figures: dict[str, Any] = row.figures
+            row.figures = {who: {way: Figure(**f) for way, f in ways.items()} for who, ways in figures.items()}
         return Results(content["machine"], content["ceilings"], rows, content.get("host", {}))
 
     def slower_than(self, old: Results, factor: float = 1.05) -> list[tuple[str, str, float]]:

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -121,17 +122,16 @@ def ceilings(clock: Clock) -> dict[str, float]:
     x = torch.randn(1 << 29, device="cuda").bfloat16()
     y = torch.empty_like(x)
     size = x.numel() * x.element_size()
-    rates = {
-        "copy": (lambda: y.copy_(x), 2 * size / 1e3),
-        "read": (lambda: x.view(torch.float32).amax(), size / 1e3),
-        "write": (lambda: y.fill_(1), size / 1e3),
-    }
-    del x
+    calls: list[tuple[str, Callable[[], Any], float]] = [
+        ("copy", lambda: y.copy_(x), 2 * size / 1e3),
+        ("read", lambda: x.view(torch.float32).amax(), size / 1e3),
+        ("write", lambda: y.fill_(1), size / 1e3),
+    ]
     for dtype, n in ((torch.bfloat16, 8192), (torch.float32, 4096)):
         a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
-        rates[f"matmul {str(dtype).removeprefix('torch.')}"] = (lambda a=a, b=b: a @ b, 2.0 * n**3 / 1e6)
+        calls.append((f"matmul {str(dtype).removeprefix('torch.')}", partial(torch.mm, a, b), 2.0 * n**3 / 1e6))
     found = {}
-    for name, (call, work) in rates.items():
+    for name, call, work in calls:
         samples = [clock.sample(call)[0] for _ in range(12)][2:]
         found[name] = work / statistics.median(samples)
     return found
