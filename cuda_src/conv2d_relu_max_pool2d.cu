@@ -40,6 +40,23 @@ struct Part {
   }
 };
 
+// to[i] = from(i) for i < count, dealt to the threads of the block, each in order: kUnder of them are loaded before the
+// first is stored.
+template <typename A, typename F> __device__ __forceinline__ void deal(A* to, int count, F from) {
+  constexpr int kUnder = 8;
+  for (int first = threadIdx.x; first < count; first += kUnder * blockDim.x) {
+    A values[kUnder];
+#pragma unroll
+    for (int u = 0; u < kUnder; ++u) {
+      if (first + u * blockDim.x < count) values[u] = from(first + u * blockDim.x);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnder; ++u) {
+      if (first + u * blockDim.x < count) to[first + u * blockDim.x] = values[u];
+    }
+  }
+}
+
 // What th x tw windows of 2 x 2 read, in shared memory: rows of `pitch`, an even number, for each channel.
 template <int K> struct Patch {
   int rows, pitch;
@@ -47,16 +64,19 @@ template <int K> struct Patch {
   __device__ __forceinline__ Patch(const Images& g) : rows(2 * g.th + K - 1), pitch(2 * g.tw + K - 1) {}
   __device__ __forceinline__ int size() const { return rows * pitch; }
 
-  // tile[c][row][column] = load(c, row, column), by warps, a row at a time.
+  // tile[c][row][column] = load(c, row, column), several loads of each thread under way.
   template <typename A, typename F> __device__ __forceinline__ void fill(A* tile, int channels, F load) const {
-    const int warp = threadIdx.x / kWarpSize, warps = (blockDim.x + kWarpSize - 1) / kWarpSize;
-    const int lanes = min(kWarpSize, int(blockDim.x) - warp * kWarpSize);  // the last warp may be a part of one
-    for (int row = warp; row < channels * rows; row += warps) {
-      const int c = row / rows, r = row - c * rows;
-      for (int column = threadIdx.x % kWarpSize; column < pitch; column += lanes) {
-        tile[row * pitch + column] = load(c, r, column);
-      }
-    }
+    const int step_c = blockDim.x / size(), step = blockDim.x - step_c * size();
+    const int step_row = step / pitch, step_column = step - step_row * pitch;
+    int c = threadIdx.x / size(), row = (threadIdx.x - c * size()) / pitch;
+    int column = threadIdx.x - c * size() - row * pitch;
+    deal(tile, channels * size(), [&](int) {
+      const A value = load(c, row, column);
+      c += step_c, row += step_row, column += step_column;
+      if (column >= pitch) column -= pitch, ++row;
+      if (row >= rows) row -= rows, ++c;
+      return value;
+    });
   }
 };
 
@@ -110,10 +130,10 @@ __device__ __forceinline__ void correlate_tile(const Images& g, A* shared, int c
     const int here = min(chunk, channels - first);
     __syncthreads();
     patch.fill(tile, here, [&](int c, int row, int column) { return load(first + c, row, column); });
-    for (int i = threadIdx.x; i < here * filters * kTaps<A, K>; i += blockDim.x) {
+    deal(weights, here * filters * kTaps<A, K>, [&](int i) {
       const int tap = i % kTaps<A, K>, filter = i / kTaps<A, K> % filters, c = i / kTaps<A, K> / filters;
-      weights[i] = tap < K * K ? weight(filter, first + c, tap) : A(0);
-    }
+      return tap < K * K ? weight(filter, first + c, tap) : A(0);
+    });
     __syncthreads();
     for (int c = 0; c < here; ++c) {
       const A* mine = weights + (c * filters + group * kFilters) * kTaps<A, K>;
@@ -246,17 +266,20 @@ __global__ void __launch_bounds__(512)
       return inside ? to_acc(image[((long long)(first + c) * H + h) * W + w]) : A(0);
     });
     // neighbouring threads on neighbouring windows of a filter
+#pragma unroll 4
     for (int i = threadIdx.x; i < windows * kWarpSize; i += blockDim.x) {
       const int filter = i / windows, window = i - filter * windows;
       const int a = part.a + window / tw, b = part.b + window % tw, from = blockIdx.z * kWarpSize + filter;
       const bool live = a < PH && b < PW && from < F;
       const long long at = ((part.n * F + from) * PH + a) * PW + b;
       const int d = live ? place[at] : kNone;
-      grads[window * kPitch + filter] = d == kNone ? A(0) : to_acc(grad_y[at]);
+      const A grad = live ? to_acc(grad_y[at]) : A(0);
+      grads[window * kPitch + filter] = d == kNone ? A(0) : grad;
       const int row = window / tw * 2 + (d == kNone ? 0 : d / 2), column = window % tw * 2 + (d == kNone ? 0 : d % 2);
       starts[window * kPitch + filter] = row * patch.pitch + column;
     }
     __syncthreads();
+#pragma unroll 2
     for (int window = split; window < windows; window += splits) {
       const A grad = grads[window * kPitch + lane];
       const A* from = tile + mine * patch.size() + starts[window * kPitch + lane];

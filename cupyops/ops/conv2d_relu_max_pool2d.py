@@ -23,7 +23,7 @@ conv2d_relu_max_pool2d_bwd_sum = Kernel(FILE, "conv2d_relu_max_pool2d_bwd_sum<T>
 MAX_CHANNELS = 64  # of input and output: with more, the tensor cores or a larger tile are worth three launches
 FILTERS, CHANNELS = 4, 2  # of a thread; as the .cu file has them
 WINDOWS, THREADS = 64, 256  # of a block, at most
-SHARED = 24 * 1024  # bytes for a block, of which several are to run at once
+SHARED = 32 * 1024  # bytes for a block, of which several are to run at once
 MOST_SHARED = 46 * 1024  # that every GPU gives without being asked
 BLOCKS = 264  # that a large GPU runs at once: more would only make more parts to add
 
@@ -52,7 +52,7 @@ def _(x, weight, bias, stride, padding, dilation, groups, pool):
     y = x.new_empty((images, filters, *out))
     place = torch.empty_like(y, dtype=torch.uint8)
     if not gemm.is_dry(y) and y.numel():
-        tile = _tile(*out, taps, _itemsize(x.dtype), channels, filters)
+        tile = _tile(images, *out, taps, _itemsize(x.dtype), channels, filters)
         geometry = (channels, height, width, filters, *out, *padding, tile.height, tile.width, tile.chunk)
         launch = conv2d_relu_max_pool2d_fwd[(images * tile.tiles, tile.blocks), tile.threads, tile.shared]
         launch(x, weight, bias if bias is None else bias.contiguous(), y, place, *geometry, T=x.dtype, K=taps)
@@ -161,8 +161,9 @@ def _launch_input(grad_y, place, weight, grad_x, sizes):
     """grad_x: a correlation of what grad_y is before the pooling, by filters turned round."""
     channels, height, width, filters, *_ = sizes
     taps = weight.shape[2]
-    tile = _tile(ceil_div(height, 2), ceil_div(width, 2), taps, _itemsize(weight.dtype), filters, channels)
-    launch = conv2d_relu_max_pool2d_bwd[(grad_x.shape[0] * tile.tiles, tile.blocks), tile.threads, tile.shared]
+    images = grad_x.shape[0]
+    tile = _tile(images, ceil_div(height, 2), ceil_div(width, 2), taps, _itemsize(weight.dtype), filters, channels)
+    launch = conv2d_relu_max_pool2d_bwd[(images * tile.tiles, tile.blocks), tile.threads, tile.shared]
     rest = (tile.height, tile.width, tile.chunk)
     launch(grad_y, place, weight, grad_x, *sizes, *rest, T=weight.dtype, K=taps)
 
@@ -196,16 +197,18 @@ def _cut(height: int, width: int) -> tuple[int, int, int]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _tile(height: int, width: int, taps: int, itemsize: int, channels: int, filters: int) -> Tile:
+def _tile(images: int, height: int, width: int, taps: int, itemsize: int, channels: int, filters: int) -> Tile:
     """For a correlation with `filters` outputs, each summed over `channels`."""
     tall, wide, count = _cut(height, width)
     groups = ceil_div(filters, FILTERS)
-    blocks = ceil_div(groups, THREADS // (tall * wide))
+    # no fewer blocks than fill the GPU, though each reads the images again
+    blocks = max(ceil_div(groups, THREADS // (tall * wide)), min(groups, 2 * BLOCKS // (images * count)))
     groups = ceil_div(groups, blocks)
+    blocks = ceil_div(ceil_div(filters, FILTERS), groups)
     vector = 16 // itemsize
     weights = groups * FILTERS * ceil_div(taps * taps, vector) * vector
     channel = itemsize * (weights + _patch(tall, wide, taps))
-    chunk = max(1, min(channels, SHARED // channel))
+    chunk = ceil_div(channels, ceil_div(channels, max(1, SHARED // channel)))
     return Tile(tall, wide, count, tall * wide * groups, blocks, chunk, chunk * channel)
 
 
