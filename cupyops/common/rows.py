@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-PACKS = (1, 2, 4)  # 16-byte packs that a thread holds of a row: the template values of the kernels
+PACKS = (1, 4)  # 16-byte packs that a thread holds of a row: the template values of the kernels
 WIDEST = 1024  # threads that share one row
 _MAX_GRID = 1 << 16  # blocks; they stride over the rest, and fewer blocks of tiny rows cost less to start
 
@@ -38,11 +38,11 @@ def is_symbolic(*sizes: Any) -> bool:
 def share(size: int, itemsize: int, most: int = WIDEST, block: int = 128) -> Share:
     """Threads for rows of `size` elements: at most `most` for a row, about `block` in a block of several rows."""
     width = 16 // itemsize
-    vectors = max(1, -(-size // width))
+    vectors = max(1, -(-(size + width - math.gcd(size, width)) // width))  # a row may begin within a pack
     if vectors <= 32:
         threads = 1 << (vectors - 1).bit_length()
         return Share(1, threads, block // threads)
-    packs = 2 if size % width else 4  # elements that are dealt one by one take more registers each
+    packs = PACKS[-1]
     if vectors <= 32 * packs:
         threads = 16 if packs * 16 >= vectors else 32
         return Share(packs, threads, block // threads)
