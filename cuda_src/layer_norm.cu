@@ -45,7 +45,7 @@ template <typename A> __device__ __forceinline__ void add_centred(A x, A mu, Pai
 template <int K, bool VECTORS, typename T>
 __device__ __forceinline__ Pack<T> load_parameter(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* parameter, int k,
                                                   float otherwise) {
-  if (parameter) return load_pack(tile, parameter, k, T());
+  if (parameter) return load_per_column(tile, parameter, k, T());
   return Pack<T>::filled(from_acc<T>(otherwise));
 }
 
@@ -94,9 +94,8 @@ __global__ void __launch_bounds__(1024)
   const bool vectors = vectors_fit<W>(size, x, weight, bias, y);
   for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
     const long long row = first + threadIdx.y, at = row * size;
-    const int left = row < rows ? size : 0;
-    const auto of = vectors ? normalise_row(Tile<K, W, true>{left}, x + at, weight, bias, y + at, size, eps, shared)
-                            : normalise_row(Tile<K, W, false>{left}, x + at, weight, bias, y + at, size, eps, shared);
+    const auto of = vectors ? normalise_row(Tile<K, W, true>::at(row, rows, size), x + at, weight, bias, y + at, size, eps, shared)
+                            : normalise_row(Tile<K, W, false>::at(row, rows, size), x + at, weight, bias, y + at, size, eps, shared);
     if (threadIdx.x == 0 && row < rows) mean[row] = of.mean, rstd[row] = of.rstd;
   }
 }
@@ -104,7 +103,7 @@ __global__ void __launch_bounds__(1024)
 // A row too long for registers, read three times, the second time from its end: what was read last is still in cache.
 template <int K, bool VECTORS, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ Moments<A> normalise_wide_row(const T* x, const T* weight, const T* bias, T* y,
-                                                         long long size, A eps, Shared<A>& shared) {
+    long long row, long long rows, long long size, A eps, Shared<A>& shared) {
   using Part = Tile<K, kVecWidth<T>, VECTORS>;
   const int parts = Part::count(size);
   const auto start = [](int c) { return c * (long long)Part::capacity(); };
@@ -112,12 +111,12 @@ __device__ __forceinline__ Moments<A> normalise_wide_row(const T* x, const T* we
   A sum = A(0);
   Pair<A> centred = {};
   for (int c = 0; c < parts; ++c) {
-    load_row(Part::at(size, c), x + start(c), from_acc<T>(A(0)), packs);
+    load_row(Part::at(row, rows, size, c), x + start(c), from_acc<T>(A(0)), packs);
     sum += reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) { return packs[k][e]; });
   }
   const A mu = block_reduce<Sum>(sum, shared.sums) / size;
   for (int c = parts - 1; c >= 0; --c) {
-    const Part part = Part::at(size, c);
+    const Part part = Part::at(row, rows, size, c);
     load_row(part, x + start(c), T(), packs);
     Pair<A> own = {};  // added up apart: in a very long row the sum so far is large
     part.each([&](int k, int e) { add_centred(packs[k][e], mu, own); });
@@ -125,7 +124,7 @@ __device__ __forceinline__ Moments<A> normalise_wide_row(const T* x, const T* we
   }
   const Moments<A> of(mu, block_reduce<Sum>(centred, shared.moments), size, eps);
   for (int c = 0; c < parts; ++c) {
-    const Part part = Part::at(size, c);
+    const Part part = Part::at(row, rows, size, c);
     load_row(part, x + start(c), T(), packs);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -146,8 +145,8 @@ __global__ void __launch_bounds__(1024)
   const bool vectors = vectors_fit<kVecWidth<T>>(size, x, weight, bias, y);
   for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
     const long long at = row * size;
-    const auto of = vectors ? normalise_wide_row<4, true>(x + at, weight, bias, y + at, size, eps, shared)
-                            : normalise_wide_row<1, false>(x + at, weight, bias, y + at, size, eps, shared);
+    const auto of = vectors ? normalise_wide_row<4, true>(x + at, weight, bias, y + at, row, rows, size, eps, shared)
+                            : normalise_wide_row<2, false>(x + at, weight, bias, y + at, row, rows, size, eps, shared);
     if (threadIdx.x == 0) mean[row] = of.mean, rstd[row] = of.rstd;
   }
 }
@@ -274,7 +273,7 @@ __device__ __forceinline__ void backward_wide_row(const T* grad_y, const T* x, c
   };
   Pair<A> c = {};
   for (int i = 0; i < parts; ++i) {
-    load(Part::at(size, i), i * (long long)Part::capacity());
+    load(Part::at(row, rows, size, i), i * (long long)Part::capacity());
     Pair<A> own = {};  // added up apart: in a very long row the sum so far is large
     each_element<K, W>([&](int k, int e) { own.first += g[k].wg(e) * g[k].xhat(e), own.second += g[k].wg(e); });
     c.first += own.first, c.second += own.second;
@@ -282,7 +281,7 @@ __device__ __forceinline__ void backward_wide_row(const T* grad_y, const T* x, c
   c = block_reduce<Sum>(c, sums);
   const A c1 = c.first / size, c2 = c.second / size;
   for (int i = parts - 1; i >= 0; --i) {
-    const Part part = Part::at(size, i);
+    const Part part = Part::at(row, rows, size, i);
     const long long start = i * (long long)Part::capacity();
     load(part, start);
 #pragma unroll

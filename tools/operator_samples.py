@@ -350,6 +350,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.cross_entropy, m(9, 112 * m.width + 3), m.targets(9, 112 * m.width)),
         lambda m: (cupyops.cross_entropy, m(11, 33), m.targets(11, 33)),
         lambda m: (cupyops.cross_entropy, m(3, 1031), m.targets(3, 1031), {"label_smoothing": 0.1}),
+        lambda m: (cupyops.cross_entropy, m(60, 101).detach(), m.targets(60, 101), {"blocks": 2}),
+        lambda m: (cupyops.cross_entropy, m(3, 1031).detach(), m.targets(3, 1031)),
         lambda m: (cupyops.cross_entropy, m(150, 40), m.targets(150, 40), m(40).detach().abs(), {"blocks": 1}),
         lambda m: (cupyops.cross_entropy, m(2, 1152 * m.width), m.targets(2, 1152 * m.width)),
         lambda m: (cupyops.cross_entropy, m(300, 5), m.targets(300, 5)),
