@@ -94,12 +94,14 @@ CASES = [
     Case("LayerNorm", normal(3, 5), (5,)),
     Case("LayerNorm", normal(3, 4, 5), ((4, 5),), {"eps": 1e-3, "bias": False}),
     Case("LayerNorm", normal(3, 5), (5,), {"elementwise_affine": False}),
+    Case("RMSNorm", normal(3, 5), (5,)),
+    Case("RMSNorm", normal(3, 4, 5), ((4, 5),), {"eps": 1e-3, "elementwise_affine": False}),
 ]
 each = pytest.mark.parametrize("case", CASES, ids=str)
 OPERATORS = {
     "Linear": "linear", "Conv2d": "conv2d", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "MaxPool2d": "max_pool2d",
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "NLLLoss": "nll_loss", "CrossEntropyLoss": "cross_entropy",
-    "LayerNorm": "layer_norm",
+    "LayerNorm": "layer_norm", "RMSNorm": "rms_norm",
 }  # fmt: skip
 
 
@@ -135,7 +137,7 @@ def assert_same(ours, theirs):
 
 
 def test_every_module_has_a_case():
-    assert {case.name for case in CASES} | {"ScaleShift"} == set(cupyops.nn.__all__)
+    assert {case.name for case in CASES} | {"AddRMSNorm", "ScaleShift"} == set(cupyops.nn.__all__)
 
 
 @each
