@@ -11,12 +11,13 @@
 // Reached on an H200: not measured yet.
 #include "common/norm_bwd.cuh"
 
-// Grid, block, ownership: see norm_rows(). weight may be null.
+// Grid, block, shared memory, ownership: see norm_rows(). weight may be null.
 template <typename T, int K>
 __global__ void __launch_bounds__(1024)
     add_rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight, T* summed,
-                     T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
-  norm_rows<false, K>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps});
+                     T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps,
+                     int stages) {
+  norm_rows<false, 2, K>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps}, stages);
 }
 
 // Grid, block, ownership: see norm_wide(). weight may be null.

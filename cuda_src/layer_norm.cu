@@ -10,13 +10,13 @@
 // Reached on an H200: not measured yet.
 #include "common/norm_bwd.cuh"
 
-// Grid, block, ownership: see norm_rows(). weight and bias may be null.
+// Grid, block, shared memory, ownership: see norm_rows(). weight and bias may be null.
 template <typename T, int K>
 __global__ void __launch_bounds__(1024)
     layer_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows, long long size,
-                   acc_t<T> eps) {
-  norm_rows<true, K>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps});
+                   acc_t<T> eps, int stages) {
+  norm_rows<true, 1, K>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps}, stages);
 }
 
 // Grid, block, ownership: see norm_wide(). weight and bias may be null.

@@ -5,7 +5,7 @@
 // which would be 0 were the mean exact, corrects the mean: an error there weighs |mean| / std times as much in xhat.
 #pragma once
 
-#include "common/rows.cuh"
+#include "common/fetched.cuh"
 
 // 1 / sqrt(value), rounded once: an error in rstd is the same in all of a row, and adds up in grad_weight.
 template <typename A> __device__ __forceinline__ A inverse_sqrt(A value) {
@@ -84,74 +84,80 @@ __device__ __forceinline__ void store_normalised(const Tile<K, kVecWidth<T>, VEC
   }
 }
 
-// x + residual, rounded, in place of x; and to `summed`.
+// x + residual, rounded; and to `summed`.
 template <int K, bool VECTORS, typename T>
-__device__ __forceinline__ void add_residual(const Tile<K, kVecWidth<T>, VECTORS>& tile, Pack<T> (&x)[K],
-                                             const Pack<T> (&residual)[K], T* summed) {
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    Pack<T> sum;
-    round_to_words<T>(sum.word, 0, [&](int e) { return x[k][e] + residual[k][e]; });
-    x[k] = sum;
-    store_words_of(tile, summed, k, sum.word);
-  }
+__device__ __forceinline__ Pack<T> add_residual(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Pack<T>& x,
+                                                const Pack<T>& residual, T* summed, int k) {
+  Pack<T> sum;
+  round_to_words<T>(sum.word, 0, [&](int e) { return x[e] + residual[e]; });
+  store_words_of(tile, summed, k, sum.word);
+  return sum;
 }
 
-// The moments of a row in registers, whose pads are 0.
-template <bool CENTRED, int K, bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Moments<A> moments(const Tile<K, kVecWidth<T>, VECTORS>& tile, Pack<T> (&packs)[K],
-                                              long long size, A eps, Shared<A>& shared) {
+// The moments of a row of packs get(k), whose pads are 0.
+template <bool CENTRED, int K, bool VECTORS, typename T, typename Get, typename A = acc_t<T>>
+__device__ __forceinline__ Moments<A> moments(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to, Get get,
+                                              Shared<A>& shared) {
+  Pack<T> packs[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) packs[k] = get(k);
   const A own = reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) {
     const A x = packs[k][e];
     return CENTRED ? x : x * x;
   });
   const A sum = row_reduce<Sum>(own, shared.sums);
-  fold(packs);
-  if constexpr (!CENTRED) return Moments<A>::about_zero(sum, size, eps);
-  const A mu = sum / size;
+  if constexpr (!CENTRED) return Moments<A>::about_zero(sum, to.size, to.eps);
+  const A mu = sum / to.size;
   Pair<A> centred = {};
-  tile.each([&](int k, int e) { add_centred(packs[k][e], mu, centred); });
-  const auto of = Moments<A>::about(mu, row_reduce<Sum>(centred, shared.moments), size, eps);
-  fold(packs);
-  return of;
+#pragma unroll(VECTORS ? K : 1)
+  for (int k = 0; k < K; ++k) {
+    Pack<T> pack = get(k);
+    pack.fold();
+    tile.each_of(k, [&](int e) { add_centred(pack[e], mu, centred); });
+  }
+  return Moments<A>::about(mu, row_reduce<Sum>(centred, shared.moments), to.size, to.eps);
 }
 
 // See norm_rows.
-template <bool CENTRED, int K, bool VECTORS, typename T>
-__device__ __forceinline__ void norm_rows_of(const Forward<T>& to, Shared<acc_t<T>>& shared) {
+template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T>
+__device__ __forceinline__ void norm_rows_of(const Forward<T>& to, bool two, Shared<acc_t<T>>& shared) {
   using Row = Tile<K, kVecWidth<T>, VECTORS>;
-  const T zero = from_acc<T>(0);
-  const long long stride = gridDim.x * (long long)blockDim.y;
-  long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
-  Pack<T> ahead[K], residual[K];
-  const auto fetch = [&](const Row& tile, long long row) {
-    load_row(tile, to.x + row * to.size, zero, ahead);
-    if (to.residual) load_row(tile, to.residual + row * to.size, zero, residual);
+  const auto fetched = Fetched<TENSORS, K, T>::of_thread();
+  const auto fetch = [&](long long row, int stage) {
+    const Row tile = Row::at(row, to.rows, to.size);
+    fetched.fetch(tile, to.x + row * to.size, stage, 0);
+    if (TENSORS > 1) fetched.fetch(tile, to.residual + row * to.size, stage, 1);
   };
-  Row next = Row::at(row, to.rows, to.size);
-  fetch(next, row);
-  for (; row - threadIdx.y < to.rows; row += stride) {
-    const Row tile = next;
+  const auto normalise = [&](long long row, int stage) {
+    const Row tile = Row::at(row, to.rows, to.size);
     const long long at = row * to.size;
-    Pack<T> packs[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) packs[k] = ahead[k];
-    if (to.residual) add_residual(tile, packs, residual, to.summed + at);
-    next = Row::at(row + stride, to.rows, to.size);
-    fetch(next, row + stride);
-    const auto of = moments<CENTRED>(tile, packs, to.size, to.eps, shared);
-#pragma unroll
-    for (int k = 0; k < K; ++k) store_normalised<CENTRED>(tile, to, to.y + at, 0, k, packs[k], of);
+    fetched.settle(tile, stage);
+    if constexpr (TENSORS > 1) {
+#pragma unroll(VECTORS ? K : 1)
+      for (int k = 0; k < K; ++k) {
+        const Pack<T> x = fetched.get(stage, 0, k), residual = fetched.get(stage, 1, k);
+        fetched.put(add_residual(tile, x, residual, to.summed + at, k), stage, 0, k);
+      }
+    }
+    const auto of = moments<CENTRED>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, shared);
+#pragma unroll(VECTORS ? K : 1)
+    for (int k = 0; k < K; ++k) {
+      store_normalised<CENTRED>(tile, to, to.y + at, 0, k, fetched.get(stage, 0, k), of);
+    }
     if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
-  }
+  };
+  const long long first = blockIdx.x * (long long)blockDim.y + threadIdx.y, stride = gridDim.x * (long long)blockDim.y;
+  each_fetched(first, threadIdx.y, stride, to.rows, two, fetch, normalise);
 }
 
-// Rows in registers, each read once; the next is on its way while one is reduced. Grid: any. Block: see rows.cuh; K packs
-// in each thread hold a row. Threads own whole packs of x and y. mean and rstd are kept for backward, a number per row.
-template <bool CENTRED, int K, typename T> __device__ __forceinline__ void norm_rows(const Forward<T>& to) {
+// Rows held by a block, each read once. Grid: any. Block: see rows.cuh; K packs of each thread are a row. Shared memory:
+// see Fetched, with as many stages as said; TENSORS are x and, in add_rms_norm, residual. Threads own whole packs of x and
+// y. mean and rstd are kept for backward, a number per row.
+template <bool CENTRED, int TENSORS, int K, typename T>
+__device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
   __shared__ Shared<acc_t<T>> shared;
-  if (to.vectors()) norm_rows_of<CENTRED, K, true>(to, shared);
-  else norm_rows_of<CENTRED, K, false>(to, shared);
+  if (to.vectors()) norm_rows_of<CENTRED, TENSORS, K, true>(to, stages == 2, shared);
+  else norm_rows_of<CENTRED, TENSORS, K, false>(to, stages == 2, shared);
 }
 
 // See norm_wide: one row, read anew for each pass, every second time from its end: what was read last is still in cache.
@@ -169,7 +175,10 @@ __device__ __forceinline__ Moments<A> norm_wide_row(const Forward<T>& to, long l
     load(part, x + start(c));
     if (to.residual) {
       load_row(part, to.residual + row * to.size + start(c), from_acc<T>(0), residual);
-      add_residual(part, packs, residual, to.summed + row * to.size + start(c));
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        packs[k] = add_residual(part, packs[k], residual[k], to.summed + row * to.size + start(c), k);
+      }
     }
     sum += reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) {
       const A value = packs[k][e];
@@ -185,7 +194,8 @@ __device__ __forceinline__ Moments<A> norm_wide_row(const Forward<T>& to, long l
       const Part part = Part::at(row, to.rows, to.size, c);
       load(part, source + start(c));
       Pair<A> own = {};  // added up apart: in a very long row the sum so far is large
-      part.each([&](int k, int e) { add_centred(packs[k][e], mu, own); });
+#pragma unroll
+      for (int k = 0; k < K; ++k) part.each_of(k, [&](int e) { add_centred(packs[k][e], mu, own); });
       centred.first += own.first, centred.second += own.second;
     }
     of = Moments<A>::about(mu, block_reduce<Sum>(centred, shared.moments), to.size, to.eps);

@@ -5,7 +5,6 @@
 //     grad_weight = sum(grad_y xhat),   grad_bias = sum(grad_y)                                     over the rows
 #pragma once
 
-#include "common/async.cuh"
 #include "common/norm.cuh"
 
 constexpr int kBackwardThreads = 512;
@@ -51,52 +50,6 @@ template <bool CENTRED, typename A> __device__ __forceinline__ Pair<A> row_sum(P
   return {row_reduce<Sum>(c.first, reinterpret_cast<A*>(shared)), A(0)};
 }
 
-// The packs that the threads of a block have fetched, each thread its own: `stages` rows of each of TENSORS tensors, of
-// which all but one are on their way while one is worked on, and the weight.
-template <int TENSORS, int K, typename T> struct Fetched {
-  uint4* mine;
-
-  // Dynamic shared memory of 16 (stages TENSORS + 1) K bytes for each thread.
-  static __device__ __forceinline__ Fetched of_thread() {
-    extern __shared__ uint4 fetched[];
-    return {fetched + threadIdx.y * blockDim.x + threadIdx.x};
-  }
-
-  __device__ __forceinline__ uint4* slot(int stage, int tensor, int k) const {
-    return mine + ((stage * TENSORS + tensor) * K + k) * (blockDim.x * blockDim.y);
-  }
-
-  template <bool VECTORS>
-  __device__ __forceinline__ void fetch(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, int stage,
-                                        int tensor) const {
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const int i = tile.index(k, 0);
-      if (!tile.any(i)) continue;
-      if (VECTORS || (is_aligned16(row + i) && i + kVecWidth<T> <= tile.high)) {
-        fetch16(slot(stage, tensor, k), row + i);
-      } else {
-        put(load_pack(tile, row, k, T()), stage, tensor, k);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void put(const Pack<T>& pack, int stage, int tensor, int k) const {
-    *slot(stage, tensor, k) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
-  }
-
-  // 0 where there is nothing of the tile.
-  template <bool VECTORS>
-  __device__ __forceinline__ Pack<T> get(const Tile<K, kVecWidth<T>, VECTORS>& tile, int stage, int tensor,
-                                         int k) const {
-    const int i = tile.index(k, 0);
-    if (!tile.any(i)) return Pack<T>{};
-    const Pack<T> pack = load_aligned(reinterpret_cast<const T*>(slot(stage, tensor, k)));
-    if constexpr (VECTORS) return pack;
-    else return masked(tile, pack, i, from_acc<T>(0));
-  }
-};
-
 // The block's sum for each column, over threadIdx.y in order, to its place in a row of the parts. The tiles of all
 // threads lie alike. `shared` holds W values of each thread of the block.
 template <int K, int W, bool VECTORS, typename A>
@@ -125,33 +78,31 @@ template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, bool VECTORS, typen
 __device__ __forceinline__ void norm_rows_bwd_of(const Backward<T>& to, bool two, Pair<A>* sums) {
   constexpr int W = kVecWidth<T>;
   using Row = Tile<K, W, VECTORS>;
-  const auto fetched = Fetched<TENSORS, K, T>::of_thread();
   const int period = VECTORS || to.size % W == 0 ? 1 : W;  // rows so far apart begin alike within a pack
   const long long stride = gridDim.x * (long long)blockDim.y, own = threadIdx.y * (long long)period;
-  long long row = blockIdx.x / period * (long long)blockDim.y * period + blockIdx.x % period + own;
-  const auto fetch = [&](const Row& tile, long long row, int stage) {
+  const long long first = blockIdx.x / period * (long long)blockDim.y * period + blockIdx.x % period + own;
+
+  const auto fetched = Fetched<TENSORS, K, T>::of_thread();
+  const int weights = two ? 2 : 1;  // the place of the weight, behind the stages
+  const Row columns = Row::at(first, first + 1, to.size);
+#pragma unroll 1
+  for (int k = 0; k < K; ++k) fetched.put(load_parameter(columns, to.weight, k, 1), weights, 0, k);
+  Moments<A> of = {}, coming_of = {};
+  const auto fetch = [&](long long row, int stage) {
+    of = coming_of, coming_of = to.moments(row);
+    const Row tile = Row::at(row, to.rows, to.size);
     fetched.fetch(tile, to.x + row * to.size, stage, 0);
     fetched.fetch(tile, to.grad_y + row * to.size, stage, 1);
     if (TENSORS > 2) fetched.fetch(tile, to.grad_summed + row * to.size, stage, 2);
-    end_group();
   };
 
-  const Row columns = Row::at(row, row + 1, to.size);
-#pragma unroll
-  for (int k = 0; k < K; ++k) fetched.put(load_parameter(columns, to.weight, k, 1), two ? 2 : 1, 0, k);
   A weight_sum[K][W] = {}, bias_sum[K][W] = {};
-  Row next = Row::at(row, to.rows, to.size);
-  Moments<A> next_of = to.moments(row);
-  fetch(next, row, 0);
-  for (int stage = 0; row - own < to.rows; row += stride, stage ^= int(two)) {
-    const Row tile = next;
-    const Moments<A> of = next_of;
-    next = Row::at(row + stride, to.rows, to.size), next_of = to.moments(row + stride);
-    if (two) fetch(next, row + stride, stage ^ 1), wait_for_groups<1>();
-    else wait_for_groups<0>();
+  const auto differentiate = [&](long long row, int stage) {
+    const Row tile = Row::at(row, to.rows, to.size);
+    if (!two) of = coming_of;
+    fetched.settle(tile, stage);
     const auto pack = [&](int k) {
-      return Gradient<CENTRED, T>{fetched.get(tile, stage, 0, k), fetched.get(tile, stage, 1, k),
-                                  fetched.get(columns, two ? 2 : 1, 0, k), of};
+      return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k), of};
     };
     Pair<A> c = {};
 #pragma unroll
@@ -164,23 +115,21 @@ __device__ __forceinline__ void norm_rows_bwd_of(const Backward<T>& to, bool two
         if (PARAMETERS && CENTRED) bias_sum[k][e] += g.grad_y[e];
       }
     }
-    if (to.grad_x) {
-      c = row_sum<CENTRED>(c, sums);
-      const A c1 = c.first / to.size, c2 = c.second / to.size;
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const Gradient<CENTRED, T> g = pack(k);
-        const Pack<T> more = TENSORS > 2 ? fetched.get(tile, stage, 2, k) : Pack<T>{};
-        store_pack(tile, to.grad_x + row * to.size, k, [&](int e) {
-          const A grad = g.grad_x(e, c1, c2);
-          return TENSORS > 2 ? grad + more[e] : grad;
-        });
-      }
+    if (!to.grad_x) return;
+    c = row_sum<CENTRED>(c, sums);
+    const A c1 = c.first / to.size, c2 = c.second / to.size;
+#pragma unroll(VECTORS ? K : 1)
+    for (int k = 0; k < K; ++k) {
+      const Gradient<CENTRED, T> g = pack(k);
+      const Pack<T> more = TENSORS > 2 ? fetched.get(stage, 2, k) : Pack<T>{};
+      store_pack(tile, to.grad_x + row * to.size, k, [&](int e) {
+        const A grad = g.grad_x(e, c1, c2);
+        return TENSORS > 2 ? grad + more[e] : grad;
+      });
     }
-    if (!two) fetch(next, row + stride, 0);
-  }
+  };
+  each_fetched(first, own, stride, to.rows, two, fetch, differentiate);
   if (!PARAMETERS) return;
-  wait_for_groups<0>();
   A* shared = reinterpret_cast<A*>(fetched.mine - threadIdx.y * blockDim.x - threadIdx.x);
   const long long part = blockIdx.x * to.size;
   if (to.weight_parts) store_parts(columns, weight_sum, to.weight_parts + part, shared);
@@ -188,8 +137,8 @@ __device__ __forceinline__ void norm_rows_bwd_of(const Backward<T>& to, bool two
 }
 
 // All gradients in one pass. Grid: one wave of blocks that stride over the rows; a multiple of W where size is not.
-// Block: see rows.cuh, at most kBackwardThreads; K packs in each thread hold a row. Shared memory: see Fetched; stages:
-// 1, or 2 where there is room. With PARAMETERS, each thread adds its columns' part of grad_weight and grad_bias, in
+// Block: see rows.cuh, at most kBackwardThreads; K packs in each thread hold a row. Shared memory: see Fetched,
+// with as many stages as said, and 16 K bytes for each thread for the weight. With PARAMETERS, each thread adds its columns' part of grad_weight and grad_bias, in
 // acc_t<T>, over all rows of the block, and row blockIdx.x of `weight_parts` and `bias_parts` (gridDim.x, size) gets the
 // block's sum.
 template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, typename T>

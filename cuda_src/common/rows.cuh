@@ -127,19 +127,16 @@ template <int K, int W, bool VECTORS> struct Tile {
     return VECTORS ? i < left : i >= begin && i + N <= left;
   }
 
-  // f(k, e) for each of this thread's elements that is there.
-  template <typename F> __device__ __forceinline__ void each(F f) const {
+  // f(e) for each element of pack k that is there.
+  template <typename F> __device__ __forceinline__ void each_of(int k, F f) const {
+    const int i = index(k, 0);
+    if (all(i)) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const int i = index(k, 0);
-      if (all(i)) {
+      for (int e = 0; e < W; ++e) f(e);
+    } else if (!VECTORS && any(i)) {
 #pragma unroll
-        for (int e = 0; e < W; ++e) f(k, e);
-      } else if (!VECTORS && any(i)) {
-#pragma unroll
-        for (int e = 0; e < W; ++e) {
-          if (all<1>(i + e)) f(k, e);
-        }
+      for (int e = 0; e < W; ++e) {
+        if (all<1>(i + e)) f(e);
       }
     }
   }

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import check
 from ..kernel import FLOATING, Kernel, ceil_div
-from .rows import PACKS, grid, is_symbolic, share
+from .rows import PACKS, WIDEST, grid, is_symbolic, share
 
 BACKWARD_THREADS = 512  # of a block, at most
 BACKWARD_RESIDENT = 512  # threads of a multiprocessor: their sums of the parameters' gradients fill its registers
@@ -53,19 +53,54 @@ def kernels(name: str) -> Kernels:
 # --- forward ---
 
 
-def forward(kernels: Kernels, tensors: Sequence[Tensor | None], rows: int, size: int, eps: float) -> None:
-    """`tensors`, those of the kernel in its order, are contiguous; the first is as what is normalised."""
-    x: Any = tensors[0]
+def forward(
+    kernels: Kernels, read: Sequence[Tensor], rest: Sequence[Tensor | None], rows: int, size: int, eps: float
+) -> None:
+    """`read`, all of the shape of the first, and `rest` are the tensors of the kernel in its order, contiguous."""
+    x = read[0]
     if is_symbolic(rows, size) or not x.numel():
         return
-    division = share(size, x.element_size())
-    if division.packs:
-        enough = _ENOUGH_BLOCKS * card(x.device)[0] * division.rows
-        each = min(FORWARD_ROWS, max(1, rows // enough))
-        launch = kernels.fwd[grid(rows, division.rows * each), division.block]
-        launch(*tensors, rows, size, eps, T=x.dtype, K=division.packs)
+    plan = _forward_plan(rows, size, x.element_size(), len(read), x.device)
+    if plan.packs:
+        launch = kernels.fwd[grid(rows, plan.rows), plan.block, plan.shared]
+        launch(*read, *rest, rows, size, eps, plan.stages, T=x.dtype, K=plan.packs)
     else:
-        kernels.fwd_wide[grid(rows), WIDE_THREADS](*tensors, rows, size, eps, T=x.dtype)
+        kernels.fwd_wide[grid(rows), WIDE_THREADS](*read, *rest, rows, size, eps, T=x.dtype)
+
+
+class Plan(NamedTuple):
+    """The launch of a kernel of rows in registers: `rows` for a block, or a wave of `blocks`. No packs: they are too
+    long."""
+
+    packs: int
+    block: tuple[int, int] = (0, 0)
+    rows: int = 0
+    blocks: int = 0
+    shared: int = 0
+    stages: int = 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _forward_plan(rows: int, size: int, itemsize: int, tensors: int, device: torch.device) -> Plan:
+    sms, room = card(device)
+    division = share(size, itemsize, _threads(WIDEST, _bytes(1, tensors, PACKS[-1]), room))
+    if not division.packs:
+        return Plan(0)
+    each = min(FORWARD_ROWS, max(1, rows // (_ENOUGH_BLOCKS * sms * division.rows)))
+    threads = division.threads * division.rows
+    stages = 2 if each > 1 and threads * _bytes(2, tensors, division.packs) <= room - _RESERVED else 1
+    shared = threads * _bytes(stages, tensors, division.packs)
+    return Plan(division.packs, division.block, division.rows * each, 0, shared, stages)
+
+
+def _threads(most: int, each: int, room: int) -> int:
+    """How many threads share a row at most, where each takes so many bytes of shared memory."""
+    return min(most, (room - _RESERVED) // each // 32 * 32)
+
+
+def _bytes(stages: int, tensors: int, packs: int) -> int:
+    """Shared memory of a thread: see fetched.cuh."""
+    return 16 * stages * tensors * packs
 
 
 # --- backward ---
@@ -86,7 +121,7 @@ def backward(kernels: Kernels, to: Gradients, rows: int, size: int) -> None:
         return
     x: Any = to.read[1]
     wanted = any(grad is not None for grad in to.parameters)
-    plan = _plan(rows, size, x.element_size(), len(to.read) - 1, wanted, x.device)
+    plan = _backward_plan(rows, size, x.element_size(), len(to.read) - 1, wanted, x.device)
     if not plan.packs:
         _backward_wide(kernels, to, rows, size)
     elif wanted or to.grad_x is not None:
@@ -113,36 +148,22 @@ def _backward_wide(kernels: Kernels, to: Gradients, rows: int, size: int) -> Non
         _add(kernels, parts, to.parameters)
 
 
-class Plan(NamedTuple):
-    """The launch of a backward of rows in registers. No packs: they are too long."""
-
-    packs: int
-    block: tuple[int, int] = (0, 0)
-    blocks: int = 0
-    shared: int = 0
-    stages: int = 0
-
-
 @functools.lru_cache(maxsize=4096)
-def _plan(rows: int, size: int, itemsize: int, tensors: int, parameters: bool, device: torch.device) -> Plan:
+def _backward_plan(rows: int, size: int, itemsize: int, tensors: int, parameters: bool, device: torch.device) -> Plan:
     sms, room = card(device)
-    threads = min(BACKWARD_THREADS, (room - _RESERVED) // _bytes(1, tensors, PACKS[-1]) // 32 * 32)
-    division = share(size, itemsize, threads, 256)
+    weight = _bytes(1, 1, 1)  # of each pack
+    most = _threads(BACKWARD_THREADS, _bytes(1, tensors, PACKS[-1]) + weight * PACKS[-1], room)
+    division = share(size, itemsize, most, 256)
     if not division.packs:
         return Plan(0)
-    threads = division.threads * division.rows
-    stages = 2 if threads * _bytes(2, tensors, division.packs) <= room - _RESERVED else 1
-    shared = threads * _bytes(stages, tensors, division.packs)
+    threads, weights = division.threads * division.rows, weight * division.packs
+    stages = 2 if threads * (_bytes(2, tensors, division.packs) + weights) <= room - _RESERVED else 1
+    shared = threads * (_bytes(stages, tensors, division.packs) + weights)
     resident = max(1, min(BACKWARD_RESIDENT // threads, room // (shared + _RESERVED)))
     period = 1 if size % (16 // itemsize) == 0 else 16 // itemsize  # see norm_rows_bwd
-    most = max(sms * resident // period, 1) * period
-    wanted = _count(rows, division.rows * (ROWS_EACH if parameters else 1), most)
-    return Plan(division.packs, division.block, -(-wanted // period) * period, shared, stages)
-
-
-def _bytes(stages: int, tensors: int, packs: int) -> int:
-    """Shared memory of a thread: see Fetched in norm_bwd.cuh."""
-    return 16 * (stages * tensors + 1) * packs
+    wave = max(sms * resident // period, 1) * period
+    blocks = _count(rows, division.rows * (ROWS_EACH if parameters else 1), wave)
+    return Plan(division.packs, division.block, 0, -(-blocks // period) * period, shared, stages)
 
 
 @functools.cache

@@ -36,8 +36,8 @@ def _(x, residual, normalized_shape, weight, eps):
     x, residual, weight = norms.contiguous(x, residual, weight)
     y, summed = torch.empty_like(x), torch.empty_like(x)
     rstd = x.new_empty(rows, dtype=norms.acc(x.dtype))
-    tensors = (x, residual, weight, summed, y, rstd)
-    norms.forward(_kernels, tensors, rows, size, norms.rms_eps(eps, x.dtype))
+    rest = (weight, summed, y, rstd)
+    norms.forward(_kernels, (x, residual), rest, rows, size, norms.rms_eps(eps, x.dtype))
     return (y, summed), (rstd,)
 
 
@@ -60,7 +60,7 @@ def add_rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`summed = input + residual` and its `rms_norm`, in one kernel each way: what stands between the blocks of a transformer.
+    """`summed = input + residual` and its `rms_norm`, in one kernel each way: what stands between a transformer's blocks.
 
     The sum is rounded to its dtype before it is normalised, so the results are those of the two operators. Under autocast
     both results are float32, as those of rms_norm are.

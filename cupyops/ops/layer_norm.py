@@ -42,7 +42,7 @@ def _(x, normalized_shape, weight, bias, eps):
     x, weight, bias = norms.contiguous(x, weight, bias)
     y = torch.empty_like(x)
     mean, rstd = (x.new_empty(rows, dtype=norms.acc(x.dtype)) for _ in range(2))
-    norms.forward(_kernels, (x, weight, bias, y, mean, rstd), rows, size, eps)
+    norms.forward(_kernels, (x,), (weight, bias, y, mean, rstd), rows, size, eps)
     return y, (mean, rstd)
 
 

@@ -31,7 +31,7 @@ def _(x, normalized_shape, weight, eps):
     rows, size = norms.split(x, normalized_shape)
     x, weight = norms.contiguous(x, weight)
     y, rstd = torch.empty_like(x), x.new_empty(rows, dtype=norms.acc(x.dtype))
-    norms.forward(_kernels, (x, weight, y, rstd), rows, size, norms.rms_eps(eps, x.dtype))
+    norms.forward(_kernels, (x,), (weight, y, rstd), rows, size, norms.rms_eps(eps, x.dtype))
     return y, (rstd,)
 
 

@@ -238,7 +238,16 @@ def test_swap_in_a_model(device):
     torch.testing.assert_close(ours(x), theirs(x))
 
 
-# --- ScaleShift, which torch.nn has not ---
+# --- AddRMSNorm and ScaleShift, which torch.nn has not ---
+
+
+def test_add_rms_norm(device):
+    layer = cupyops.nn.AddRMSNorm(5, eps=0.1).to(device)
+    torch.nn.init.normal_(layer.weight)
+    norm = torch.nn.RMSNorm(5, eps=0.1).to(device)
+    norm.load_state_dict(layer.state_dict())
+    x, residual = (torch.randn(3, 5, device=device) for _ in range(2))
+    torch.testing.assert_close(layer(x, residual), (norm(x + residual), x + residual))
 
 
 @pytest.mark.parametrize(
