@@ -212,6 +212,19 @@ def _layer_norm(m: Make, rows: int, size: int) -> tuple[Any, ...]:
     return cupyops.layer_norm, m(rows, size), (size,), m(size), m(size)
 
 
+def _rms_norms(call: Callable[..., tuple[Any, ...]]) -> list[Call]:
+    """call(m, rows, size, weight or None, options): rows held by few threads, by many, by a block, too long for one."""
+    return [
+        lambda m: call(m, 130, 33, m(33)),
+        lambda m: call(m, 5, 300, None),
+        lambda m: call(m, 3, 1024, m(1024)),
+        lambda m: call(m, 1, 4096 * m.width + 8, m(4096 * m.width + 8)),
+        lambda m: call(m, 40, 5, None),
+        lambda m: call(m, 3, 40 * m.width, m(40 * m.width)),
+        lambda m: call(m, 5, 1031, m(1031), {"blocks": 2}),
+    ]
+
+
 def _unary(function: Any) -> list[Call]:
     """Elementwise: one element too many for a block, vectors alone, off a boundary."""
     return [
@@ -257,6 +270,10 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.layer_norm, m(5, 1031), (1031,), m(1031), m(1031), {"blocks": 2}),
         lambda m: (*_layer_norm(m, 3, 2048 * m.width + 5), {"blocks": 2}),
     ],
+    "rms_norm": _rms_norms(lambda m, rows, size, *rest: (cupyops.rms_norm, m(rows, size), (size,), *rest)),
+    "add_rms_norm": _rms_norms(
+        lambda m, rows, size, *rest: (cupyops.add_rms_norm, m(rows, size), m(rows, size), (size,), *rest)
+    ),
     "softmax": _rows(cupyops.softmax),
     "log_softmax": _rows(cupyops.log_softmax),
     "matmul": [

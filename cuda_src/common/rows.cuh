@@ -127,19 +127,16 @@ template <int K, int W, bool VECTORS> struct Tile {
     return VECTORS ? i < left : i >= begin && i + N <= left;
   }
 
-  // f(k, e) for each of this thread's elements that is there.
-  template <typename F> __device__ __forceinline__ void each(F f) const {
+  // f(e) for each element of pack k that is there.
+  template <typename F> __device__ __forceinline__ void each_of(int k, F f) const {
+    const int i = index(k, 0);
+    if (all(i)) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const int i = index(k, 0);
-      if (all(i)) {
+      for (int e = 0; e < W; ++e) f(e);
+    } else if (!VECTORS && any(i)) {
 #pragma unroll
-        for (int e = 0; e < W; ++e) f(k, e);
-      } else if (!VECTORS && any(i)) {
-#pragma unroll
-        for (int e = 0; e < W; ++e) {
-          if (all<1>(i + e)) f(k, e);
-        }
+      for (int e = 0; e < W; ++e) {
+        if (all<1>(i + e)) f(e);
       }
     }
   }
@@ -249,26 +246,35 @@ __device__ __forceinline__ void store_words(void* at, unsigned a, unsigned b, un
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a), "r"(b), "r"(c), "r"(d));
 }
 
+// The words of elements p, p + 1, ... of pack k, to their places in `row`.
+template <int K, int W, bool VECTORS, typename O, int WORDS>
+__device__ __forceinline__ void store_words_of(const Tile<K, W, VECTORS>& tile, O* row, int k,
+                                               const unsigned (&word)[WORDS], int p = 0) {
+  constexpr int P = WORDS * 4 / sizeof(O);
+  const int i = tile.index(k, p);
+  if (!tile.template any<P>(i)) return;
+  O* at = row + i;
+  if (VECTORS || (tile.template all<P>(i) && reinterpret_cast<unsigned long long>(at) % (4 * WORDS) == 0)) {
+    if constexpr (WORDS == 4) store_words(at, word[0], word[1], word[2], word[3]);
+    else store_words(at, word[0], word[1]);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < P; ++e) {
+    if (tile.template all<1>(i + e)) at[e] = element<O>(word, e);
+  }
+}
+
 // row[...] = f(e) for pack k. O may be narrower or wider than what the tile was cut for.
 template <int K, int W, bool VECTORS, typename O, typename F>
 __device__ __forceinline__ void store_pack(const Tile<K, W, VECTORS>& tile, O* row, int k, F f) {
-  constexpr int P = W < kVecWidth<O> ? W : kVecWidth<O>, WORDS = P * sizeof(O) / 4;
+  constexpr int P = W < kVecWidth<O> ? W : kVecWidth<O>;
   if (!tile.any(tile.index(k, 0))) return;
 #pragma unroll
   for (int p = 0; p < W; p += P) {
-    unsigned word[WORDS];
+    unsigned word[P * sizeof(O) / 4];
     round_to_words<O>(word, p, f);
-    const int i = tile.index(k, p);
-    O* at = row + i;
-    if (VECTORS || (tile.template all<P>(i) && reinterpret_cast<unsigned long long>(at) % (4 * WORDS) == 0)) {
-      if constexpr (WORDS == 4) store_words(at, word[0], word[1], word[2], word[3]);
-      else store_words(at, word[0], word[1]);
-    } else {
-#pragma unroll
-      for (int e = 0; e < P; ++e) {
-        if (tile.template all<1>(i + e)) at[e] = element<O>(word, e);
-      }
-    }
+    store_words_of(tile, row, k, word, p);
   }
 }
 

@@ -4,12 +4,13 @@ from .activation import GELU, LogSoftmax, ReLU, SiLU, Softmax
 from .conv import Conv2d
 from .linear import Linear
 from .loss import CrossEntropyLoss, NLLLoss
-from .normalization import LayerNorm
+from .normalization import AddRMSNorm, LayerNorm, RMSNorm
 from .pooling import MaxPool2d
 from .scale_shift import ScaleShift
 
 __all__ = [
     "GELU",
+    "AddRMSNorm",
     "Conv2d",
     "CrossEntropyLoss",
     "LayerNorm",
@@ -17,6 +18,7 @@ __all__ = [
     "LogSoftmax",
     "MaxPool2d",
     "NLLLoss",
+    "RMSNorm",
     "ReLU",
     "ScaleShift",
     "SiLU",

@@ -94,12 +94,14 @@ CASES = [
     Case("LayerNorm", normal(3, 5), (5,)),
     Case("LayerNorm", normal(3, 4, 5), ((4, 5),), {"eps": 1e-3, "bias": False}),
     Case("LayerNorm", normal(3, 5), (5,), {"elementwise_affine": False}),
+    Case("RMSNorm", normal(3, 5), (5,)),
+    Case("RMSNorm", normal(3, 4, 5), ((4, 5),), {"eps": 1e-3, "elementwise_affine": False}),
 ]
 each = pytest.mark.parametrize("case", CASES, ids=str)
 OPERATORS = {
     "Linear": "linear", "Conv2d": "conv2d", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "MaxPool2d": "max_pool2d",
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "NLLLoss": "nll_loss", "CrossEntropyLoss": "cross_entropy",
-    "LayerNorm": "layer_norm",
+    "LayerNorm": "layer_norm", "RMSNorm": "rms_norm",
 }  # fmt: skip
 
 
@@ -135,7 +137,7 @@ def assert_same(ours, theirs):
 
 
 def test_every_module_has_a_case():
-    assert {case.name for case in CASES} | {"ScaleShift"} == set(cupyops.nn.__all__)
+    assert {case.name for case in CASES} | {"AddRMSNorm", "ScaleShift"} == set(cupyops.nn.__all__)
 
 
 @each
@@ -236,7 +238,16 @@ def test_swap_in_a_model(device):
     torch.testing.assert_close(ours(x), theirs(x))
 
 
-# --- ScaleShift, which torch.nn has not ---
+# --- AddRMSNorm and ScaleShift, which torch.nn has not ---
+
+
+def test_add_rms_norm(device):
+    layer = cupyops.nn.AddRMSNorm(5, eps=0.1).to(device)
+    torch.nn.init.normal_(layer.weight)
+    norm = torch.nn.RMSNorm(5, eps=0.1).to(device)
+    norm.load_state_dict(layer.state_dict())
+    x, residual = (torch.randn(3, 5, device=device) for _ in range(2))
+    torch.testing.assert_close(layer(x, residual), (norm(x + residual), x + residual))
 
 
 @pytest.mark.parametrize(

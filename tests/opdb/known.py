@@ -22,8 +22,12 @@ FUNCTIONS = {
     "nn.functional.nll_loss": "nll_loss",
     "nn.functional.cross_entropy": "cross_entropy",
     "nn.functional.layer_norm": "layer_norm",
+    "nn.functional.rms_norm": "rms_norm",
 }
-WITHOUT_ENTRY = {"scale_shift": "PyTorch has no function of this kind"}
+WITHOUT_ENTRY = {
+    "add_rms_norm": "PyTorch has no function of this kind",
+    "scale_shift": "PyTorch has no function of this kind",
+}
 
 # (operator, dtype) that PyTorch takes and the function here refuses with an InputError
 REFUSED = {
