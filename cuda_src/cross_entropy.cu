@@ -132,11 +132,12 @@ __global__ void __launch_bounds__(1024)
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, true>;
   constexpr int W = kVecWidth<T>;
+  using Vectors = Tile<K, W, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const int column = threads.first_column(Tile<K, W, true>::capacity());
+  const int part = threads.part(), column = part * Vectors::capacity();
   const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp;
-  const bool leads = column == 0 && threadIdx.x == 0;
+  const bool vectors = vectors_fit<W>(classes, x, grad_x), leads = part == 0 && threadIdx.x == 0;
   const A total = warp_reduce<Sum>(lane < counted ? counts[lane] : A(0));
   const A scale = reduction == kMean ? A(1) / total : A(1);
   LossSum<A> mine;
@@ -144,11 +145,15 @@ __global__ void __launch_bounds__(1024)
   for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
     const long long row = first + threadIdx.y, at = row * classes;
     const bool inside = row < rows;
-    const int t = inside ? class_at(target, row, classes, ignore_index) : -1, left = inside ? classes - column : 0;
+    const int t = inside ? class_at(target, row, classes, ignore_index) : -1;
     const A picked = leads && t >= 0 ? to_acc(x[at + t]) : A(0);
     const A a = t < 0 ? A(0) : weight ? to_acc(weight[t]) : A(1);
+    const T* from = x + at + column;
+    T* to = grad_x + at + column;
     const Pair<A> found =
-        write_row_grads<T, K>(left, column, x + at + column, grad_x + at + column, t, a, scale, threads);
+        vectors ? write_row_grads(Vectors::at(row, rows, classes, part), from, to, t < 0, t - column, a, scale, threads)
+                : write_row_grads(Tile<K, W, false>::at(row, rows, classes, part), from, to, t < 0, t - column, a,
+                                  scale, threads);
     if (!leads || !inside) continue;
     RowSums<T> sums;
     sums.max = found.first;
@@ -157,7 +162,7 @@ __global__ void __launch_bounds__(1024)
     if (reduction == kNone) y[row] = from_acc<T>(loss);
     mine.loss += loss;
   }
-  if (column == 0) end_loss(mine, reduction, parts, y, total_weight, threads.group(), threads.groups());
+  if (part == 0) end_loss(mine, reduction, parts, y, total_weight, threads.group(), threads.groups());
 }
 
 // inner == 1. Block: (threads of a row, rows). Grid: any, one dimension; blocks stride over ceil(rows / blockDim.y) *

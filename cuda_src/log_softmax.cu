@@ -5,8 +5,8 @@
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 5 flops and one exp, each way.
 //
-// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4276): 65536x4096 4090 / 4290, 2048x131072
-// 3152 / 3395, 16383x1001 2221 / 2294. Lost: as in softmax.cu.
+// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4276): 65536x4096 4090 / 4290; others as in
+// softmax.cu.
 #include "common/softmax.cuh"
 
 // Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.

@@ -54,12 +54,19 @@ def affine(draw: st.DrawFn) -> Call:
     )
 
 
+def _add_rms_norm(input: Any, residual: Any, shape: Any, weight: Any, eps: Any) -> Any:
+    summed = (input + residual).contiguous()
+    return F.rms_norm(summed, shape, weight, eps), summed
+
+
 @st.composite
-def normalised(draw: st.DrawFn) -> Call:
+def normalised(draw: st.DrawFn, inputs: int = 1, parameters: int = 1, eps: tuple[Any, ...] = (None, 0.1, 0.0)) -> Call:
     dtype, rows = draw(_dtypes), draw(st.sampled_from([(), (3,), (2, 3), (0,), (19,)]))
     shape = draw(st.sampled_from([(1,), (5,), (8,), (33,), (2, 3), (300,), (0,)]))
-    parameters = [draw(st.one_of(st.none(), tensors(shape, dtype))) for _ in range(2)]
-    return Call(draw(tensors((*rows, *shape), dtype)), shape, *parameters, draw(st.sampled_from([1e-5, 0.1, 0.0])))
+    given = [draw(st.one_of(st.none(), tensors(shape, dtype))) for _ in range(parameters)]
+    return Call(
+        *[draw(tensors((*rows, *shape), dtype)) for _ in range(inputs)], shape, *given, draw(st.sampled_from(eps))
+    )
 
 
 @st.composite
@@ -164,7 +171,9 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "scale_shift": (cupyops.scale_shift, _scale_shift, calls(cupyops.scale_shift)),
     "softmax": (cupyops.softmax, F.softmax, calls(cupyops.softmax)),
     "log_softmax": (cupyops.log_softmax, F.log_softmax, calls(cupyops.log_softmax)),
-    "layer_norm": (cupyops.layer_norm, F.layer_norm, normalised()),
+    "layer_norm": (cupyops.layer_norm, F.layer_norm, normalised(parameters=2, eps=(1e-5, 0.1, 0.0))),
+    "rms_norm": (cupyops.rms_norm, F.rms_norm, normalised()),
+    "add_rms_norm": (cupyops.add_rms_norm, _add_rms_norm, normalised(inputs=2)),
     "matmul": (cupyops.matmul, torch.matmul, products()),
     "linear": (cupyops.linear, F.linear, affine()),
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),

@@ -212,6 +212,19 @@ def _layer_norm(m: Make, rows: int, size: int) -> tuple[Any, ...]:
     return cupyops.layer_norm, m(rows, size), (size,), m(size), m(size)
 
 
+def _rms_norms(call: Callable[..., tuple[Any, ...]]) -> list[Call]:
+    """call(m, rows, size, weight or None, options): rows held by few threads, by many, by a block, too long for one."""
+    return [
+        lambda m: call(m, 130, 33, m(33)),
+        lambda m: call(m, 5, 300, None),
+        lambda m: call(m, 3, 1024, m(1024)),
+        lambda m: call(m, 1, 4096 * m.width + 8, m(4096 * m.width + 8)),
+        lambda m: call(m, 40, 5, None),
+        lambda m: call(m, 3, 40 * m.width, m(40 * m.width)),
+        lambda m: call(m, 5, 1031, m(1031), {"blocks": 2}),
+    ]
+
+
 def _unary(function: Any) -> list[Call]:
     """Elementwise: one element too many for a block, vectors alone, off a boundary."""
     return [
@@ -261,6 +274,10 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.layer_norm, m(5, 1031), (1031,), m(1031), m(1031), {"blocks": 2}),
         lambda m: (*_layer_norm(m, 3, 2048 * m.width + 5), {"blocks": 2}),
     ],
+    "rms_norm": _rms_norms(lambda m, rows, size, *rest: (cupyops.rms_norm, m(rows, size), (size,), *rest)),
+    "add_rms_norm": _rms_norms(
+        lambda m, rows, size, *rest: (cupyops.add_rms_norm, m(rows, size), m(rows, size), (size,), *rest)
+    ),
     "softmax": _rows(cupyops.softmax),
     "log_softmax": _rows(cupyops.log_softmax),
     "matmul": [
@@ -361,6 +378,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.cross_entropy, m(9, 112 * m.width + 3), m.targets(9, 112 * m.width)),
         lambda m: (cupyops.cross_entropy, m(11, 33), m.targets(11, 33)),
         lambda m: (cupyops.cross_entropy, m(3, 1031), m.targets(3, 1031), {"label_smoothing": 0.1}),
+        lambda m: (cupyops.cross_entropy, m(60, 101).detach(), m.targets(60, 101), {"blocks": 2}),
+        lambda m: (cupyops.cross_entropy, m(3, 1031).detach(), m.targets(3, 1031)),
         lambda m: (cupyops.cross_entropy, m(150, 40), m.targets(150, 40), m(40).detach().abs(), {"blocks": 1}),
         lambda m: (cupyops.cross_entropy, m(2, 1152 * m.width), m.targets(2, 1152 * m.width)),
         lambda m: (cupyops.cross_entropy, m(300, 5), m.targets(300, 5)),

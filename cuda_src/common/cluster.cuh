@@ -51,7 +51,7 @@ template <typename A> __device__ __forceinline__ void store_remote(A* to, unsign
 }
 
 // The threads that share a row: those of threadIdx.x of a block, as row_reduce asks; with CLUSTERS those of all blocks of
-// a cluster, which lies along x, each of which owns `width` columns. Reductions are in a fixed order.
+// a cluster, which lies along x, each with a part of the row. Reductions are in a fixed order.
 template <typename A, bool CLUSTERS> class RowThreads {
  public:
   // In shared memory: the warps' parts, and twice the blocks', since those of a reduction may still be read while those of
@@ -66,8 +66,8 @@ template <typename A, bool CLUSTERS> class RowThreads {
   __device__ __forceinline__ long long group() const { return several() ? blockIdx.x / cluster_blocks() : blockIdx.x; }
   __device__ __forceinline__ long long groups() const { return several() ? gridDim.x / cluster_blocks() : gridDim.x; }
 
-  // The first column of this block, where each owns `width`.
-  __device__ __forceinline__ int first_column(int width) const { return several() ? cluster_rank() * width : 0; }
+  // Which part of a row is this block's.
+  __device__ __forceinline__ int part() const { return several() ? cluster_rank() : 0; }
 
   // Every thread of the row gets the result. All threads of all its blocks take part, each time, and at least once.
   template <typename Op> __device__ __forceinline__ A reduce(A value) {

@@ -147,17 +147,17 @@ template <typename T> struct Merged {
   }
 };
 
-// The gradients of a row, or of a block's part of it, for a class t and grad_y = 1; gives max and sum of the row. All
-// threads of the row take part. Of an ignored row, t < 0, no logit is read.
-template <typename T, int K, typename Threads>
-__device__ __forceinline__ Pair<acc_t<T>> write_row_grads(int left, int column, const T* x, T* grad_x, int t,
-                                                          acc_t<T> a, acc_t<T> scale, Threads& threads) {
-  using A = acc_t<T>;
+// The gradients of a row, or of a block's part of it, of class t, if that is in it; for grad_y = 1. Gives max and sum of
+// the row. All threads of the row take part. Of an ignored row no logit is read.
+template <typename T, int K, bool VECTORS, typename Threads, typename A = acc_t<T>>
+__device__ __forceinline__ Pair<A> write_row_grads(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, T* grad_x,
+                                                   bool ignored, int t, A a, A scale, Threads& threads) {
   constexpr int W = kVecWidth<T>;
-  const Tile<K, W, true> tile{left}, read{t < 0 ? 0 : left};
+  Tile<K, W, VECTORS> read = tile;
+  if (ignored) read.left = read.begin;
   Pack<T> packs[K];
   load_row(read, x, from_acc<T>(-infinity<A>()), packs);
-  A top = packs[0][0], part = A(0);
+  A top = -infinity<A>(), part = A(0);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     top = Larger()(top, reduce_elements<Larger, 1, W>([&](int, int e) { return packs[k][e]; }));
@@ -165,19 +165,19 @@ __device__ __forceinline__ Pair<acc_t<T>> write_row_grads(int left, int column, 
   const A off = Online<T>::base(top);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    packs[k].fold();
+    packs[k].fold();  // one pack after the other, here and below: unpacked at once they are too many registers
     part += reduce_elements<Sum, 1, W>([&](int, int e) { return exp_for<T>(packs[k][e] - off); });
   }
   const Pair<A> sums = threads.template reduce<Merged<T>>(Pair<A>{top, part});
   const PositionGrad<T> grad{sums.first, log(sums.second), scale, a, a};
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    packs[k].fold();  // one pack after the other: all of them unpacked at once are too many registers
-    store_pack(tile, grad_x, k, [&](int e) { return t < 0 ? A(0) : grad.logit(packs[k][e], A(0), false); });
+    packs[k].fold();
+    store_pack(tile, grad_x, k, [&](int e) { return ignored ? A(0) : grad.logit(packs[k][e], A(0), false); });
   }
-  const int at = t - column;  // the class itself, again, by the thread that owns it
-  if (t >= 0 && at >= 0 && at < tile.capacity() && at / W % blockDim.x == threadIdx.x) {
-    grad_x[at] = from_acc<T>(grad.logit(to_acc(x[at]), A(0), true));
+  // the class itself, again, by the thread that owns it
+  if (!ignored && t >= tile.begin && t < tile.left && (t + tile.shift) / W % blockDim.x == threadIdx.x) {
+    grad_x[t] = from_acc<T>(grad.logit(to_acc(x[t]), A(0), true));
   }
   return sums;
 }

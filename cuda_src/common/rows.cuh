@@ -3,10 +3,17 @@
 //     blockDim.x   threads share a row: a power of two up to 32, several rows to a warp; or 32 n, one row to a block
 //     blockDim.y   rows of a block; 1 where blockDim.x > 32. The block is a whole number of warps.
 //
-// A thread holds K packs of 16 bytes of each tensor. Where every row begins at a 16-byte boundary, a pack is so many
-// neighbours, loaded at once; else (rows of odd size, views such as x[1:]) elements are dealt out one by one, which
-// keeps neighbouring threads on neighbouring elements. Which it is holds for a whole launch: kernels branch once, by
-// vectors_fit(), into code that was compiled for each.
+// A thread holds K packs of 16 bytes of each tensor: W neighbours. Packs are cut where the index in the whole array, not
+// in the row, is a multiple of W, so that in an array from a 16-byte boundary on each is one access whatever the size of
+// a row:
+//
+//     row 0   |01234567|89abcdef|g.......            17 elements of 2 bytes: three packs,
+//     row 1    .0123456|789abcde|fg......|           the last of row 0 and the first of row 1 being the same 16 bytes
+//
+// A pack at an end of a row is read whole and what is not the row's is masked; it is written element by element. An array
+// that begins elsewhere (a view such as x[1:], or a weight, which begins anew for each row) is read through the two
+// aligned packs that a pack straddles. Where all rows and arrays fit, none of this is compiled in: kernels branch once,
+// by vectors_fit(), into code for each.
 #pragma once
 
 #include "common/reduce.cuh"
@@ -14,6 +21,11 @@
 
 __device__ __forceinline__ unsigned raw_bits(__half value) { return __half_as_ushort(value); }
 __device__ __forceinline__ unsigned raw_bits(__nv_bfloat16 value) { return __bfloat16_as_ushort(value); }
+
+__device__ __forceinline__ __half from_bits(unsigned short bits, __half) { return __ushort_as_half(bits); }
+__device__ __forceinline__ __nv_bfloat16 from_bits(unsigned short bits, __nv_bfloat16) {
+  return __ushort_as_bfloat16(bits);
+}
 
 // Element 0 or 1 of a word of a half type, in one instruction or two, and a word of two numbers.
 __device__ __forceinline__ float unpack(unsigned word, int e, __nv_bfloat16) {
@@ -29,6 +41,13 @@ __device__ __forceinline__ unsigned rounded_pair(float first, float second, __nv
 __device__ __forceinline__ unsigned rounded_pair(float first, float second, __half) {
   const __half2 pair = __floats2half2_rn(first, second);
   return raw_bits(pair.x) | raw_bits(pair.y) << 16;
+}
+
+// Element e of words of T.
+template <typename T> __device__ __forceinline__ T element(const unsigned* word, int e) {
+  if constexpr (sizeof(T) == 8) return __hiloint2double(word[2 * e + 1], word[2 * e]);
+  else if constexpr (sizeof(T) == 4) return __uint_as_float(word[e]);
+  else return from_bits(static_cast<unsigned short>(word[e / 2] >> e % 2 * 16), T());
 }
 
 // 16 bytes of T in four registers: half the registers of half types that are unpacked.
@@ -67,71 +86,132 @@ template <int K, typename T> __device__ __forceinline__ void fold(Pack<T> (&pack
   for (int k = 0; k < K; ++k) packs[k].fold();
 }
 
-// The same value, known to the compiler at this point only: it would keep the place of every element from the load to
-// the store, and spill them.
-__device__ __forceinline__ unsigned hidden(unsigned value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
 // Whether each pack of W elements is one access: rows of whole packs, from a 16-byte boundary on. A null pointer fits.
 template <int W, typename... T> __device__ __forceinline__ bool vectors_fit(long long size, const T*... tensors) {
   return size % W == 0 && (is_aligned16(tensors) && ...);
 }
 
-// A part of a row, or all of it: K packs of W elements in each of the blockDim.x threads that share it.
+// A part of a row, or all of it: K packs of W elements in each of the blockDim.x threads that share it. Indices are
+// counted from the tile's first element; those below 0, down to the first pack's beginning, are the row before's.
 template <int K, int W, bool VECTORS> struct Tile {
-  int left;  // elements of the row from the tile's first on: those beyond are not there; 0 where there is no row
+  int begin, left;  // the tile's elements: begin <= index < left; none where there is no row
+  int low, high;  // what lies in the array: low <= index < high
+  int shift;  // of the packs' boundaries
 
   static __device__ __forceinline__ int capacity() { return K * W * blockDim.x; }
 
   // How many tiles a row is.
-  static __device__ __forceinline__ int count(long long size) { return int((size + capacity() - 1) / capacity()); }
+  static __device__ __forceinline__ int count(long long size) {
+    return int((size + (VECTORS ? 0 : W - 1) + capacity() - 1) / capacity());
+  }
 
-  // Tile number c of a row.
-  static __device__ __forceinline__ Tile at(long long size, int c) {
-    const long long left = size - c * (long long)capacity();
-    return {left < capacity() ? int(left) : capacity()};
+  // Tile number c of a row of an array (rows, size); its first element is number c * capacity() of the row.
+  static __device__ __forceinline__ Tile at(long long row, long long rows, long long size, int c = 0) {
+    const long long start = c * (long long)capacity(), left = row < rows ? size - start : 0;
+    if constexpr (VECTORS) return {0, clipped(left, capacity()), 0, 0, 0};
+    const int shift = int(row * size) & (W - 1);
+    return {c ? -shift : 0, clipped(left, capacity() - shift), -clipped(row * size + start, kFar),
+            clipped((rows - row) * size - start, kFar), shift};
   }
 
   // Where element e of pack k lies.
-  static __device__ __forceinline__ int index(int k, int e) {
-    return VECTORS ? (k * blockDim.x + threadIdx.x) * W + e : (k * W + e) * hidden(blockDim.x) + threadIdx.x;
+  __device__ __forceinline__ int index(int k, int e) const {
+    return (k * blockDim.x + threadIdx.x) * W + e - (VECTORS ? 0 : shift);
   }
 
-  // Packs that are vectors are there as a whole or not at all.
-  __device__ __forceinline__ bool has(int k, int e) const { return index(k, VECTORS ? 0 : e) < left; }
+  // Whether any of the N elements from i on is there, and whether all are.
+  template <int N = W> __device__ __forceinline__ bool any(int i) const {
+    return i < left && (VECTORS || i + N > begin);
+  }
+  template <int N = W> __device__ __forceinline__ bool all(int i) const {
+    return VECTORS ? i < left : i >= begin && i + N <= left;
+  }
 
-  // f(k, e) for each of this thread's elements that is there.
-  template <typename F> __device__ __forceinline__ void each(F f) const {
+  // f(e) for each element of pack k that is there.
+  template <typename F> __device__ __forceinline__ void each_of(int k, F f) const {
+    const int i = index(k, 0);
+    if (all(i)) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (VECTORS && !has(k, 0)) continue;
+      for (int e = 0; e < W; ++e) f(e);
+    } else if (!VECTORS && any(i)) {
 #pragma unroll
       for (int e = 0; e < W; ++e) {
-        if (VECTORS || has(k, e)) f(k, e);
+        if (all<1>(i + e)) f(e);
       }
     }
   }
+
+ private:
+  static constexpr int kFar = 1 << 30;
+  static __device__ __forceinline__ int clipped(long long value, int most) { return value < most ? int(value) : most; }
 };
+
+template <typename T> __device__ __forceinline__ Pack<T> load_aligned(const T* at) {
+  const uint4 words = *reinterpret_cast<const uint4*>(at);
+  return {words.x, words.y, words.z, words.w};
+}
+
+// The W elements from number `offset` of two packs on.
+template <typename T> __device__ __forceinline__ Pack<T> straddled(const Pack<T>& a, const Pack<T>& b, int offset) {
+  unsigned word[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = a.word[i], word[i + 4] = b.word[i];
+  const int bytes = offset * int(sizeof(T));
+#pragma unroll
+  for (int i = 0; i < 6; ++i) word[i] = bytes & 8 ? word[i + 2] : word[i];
+#pragma unroll
+  for (int i = 0; sizeof(T) <= 4 && i < 5; ++i) word[i] = bytes & 4 ? word[i + 1] : word[i];
+#pragma unroll
+  for (int i = 0; sizeof(T) == 2 && i < 4; ++i) word[i] = __funnelshift_r(word[i], word[i + 1], bytes % 4 * 8);
+  return {word[0], word[1], word[2], word[3]};
+}
+
+// What is not the tile's replaced by `pad`.
+template <int K, int W, typename T>
+__device__ __forceinline__ Pack<T> masked(const Tile<K, W, false>& tile, const Pack<T>& pack, int i, T pad) {
+  if (tile.all(i)) return pack;
+  Pack<T> result = {};
+#pragma unroll
+  for (int e = 0; e < W; ++e) result.set(e, tile.template all<1>(i + e) ? element<T>(pack.word, e) : pad);
+  return result;
+}
+
+// The W elements of `row` from i on: those of the tile, and `pad` in place of others. Reads low <= index < high alone.
+template <int K, int W, typename T>
+__device__ __forceinline__ Pack<T> load_across(const Tile<K, W, false>& tile, const T* row, int i, int low, int high,
+                                               T pad) {
+  if (!tile.any(i)) return Pack<T>::filled(pad);
+  const int offset = int(reinterpret_cast<unsigned long long>(row + i) % 16 / sizeof(T)), first = i - offset;
+  Pack<T> pack = {};
+  if (first < low || first + (offset ? 2 * W : W) > high) {
+#pragma unroll
+    for (int e = 0; e < W; ++e) {
+      T value = pad;
+      if (tile.template all<1>(i + e)) value = row[i + e];
+      pack.set(e, value);
+    }
+    return pack;
+  }
+  pack = load_aligned(row + first);
+  if (offset) pack = straddled(pack, load_aligned(row + first + W), offset);
+  return masked(tile, pack, i, pad);
+}
 
 // This thread's pack k; `row` points to the tile's first element, and `pad` takes the place of what is not there.
 template <int K, bool VECTORS, typename T>
 __device__ __forceinline__ Pack<T> load_pack(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, int k, T pad) {
-  Pack<T> pack = VECTORS ? Pack<T>::filled(pad) : Pack<T>{};
-  if constexpr (VECTORS) {
-    if (tile.has(k, 0)) {
-      const uint4 words = *reinterpret_cast<const uint4*>(row + tile.index(k, 0));
-      pack = Pack<T>{words.x, words.y, words.z, words.w};
-    }
-  } else {
-#pragma unroll
-    for (int e = 0; e < kVecWidth<T>; ++e) {
-      const int i = tile.index(k, e);
-      pack.set(e, i < tile.left ? row[i] : pad);
-    }
-  }
-  return pack;
+  const int i = tile.index(k, 0);
+  if constexpr (VECTORS) return tile.all(i) ? load_aligned(row + i) : Pack<T>::filled(pad);
+  else return load_across(tile, row, i, tile.low, tile.high, pad);
+}
+
+// The same of an array that has one row for all: `row` points to what belongs to the tile's first column.
+template <int K, bool VECTORS, typename T>
+__device__ __forceinline__ Pack<T> load_per_column(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, int k,
+                                                   T pad) {
+  const int i = tile.index(k, 0);
+  if constexpr (VECTORS) return tile.all(i) ? load_aligned(row + i) : Pack<T>::filled(pad);
+  else return load_across(tile, row, i, tile.begin, tile.left, pad);
 }
 
 // All of this thread's packs, each under way before any is waited for.
@@ -166,26 +246,35 @@ __device__ __forceinline__ void store_words(void* at, unsigned a, unsigned b, un
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a), "r"(b), "r"(c), "r"(d));
 }
 
+// The words of elements p, p + 1, ... of pack k, to their places in `row`.
+template <int K, int W, bool VECTORS, typename O, int WORDS>
+__device__ __forceinline__ void store_words_of(const Tile<K, W, VECTORS>& tile, O* row, int k,
+                                               const unsigned (&word)[WORDS], int p = 0) {
+  constexpr int P = WORDS * 4 / sizeof(O);
+  const int i = tile.index(k, p);
+  if (!tile.template any<P>(i)) return;
+  O* at = row + i;
+  if (VECTORS || (tile.template all<P>(i) && reinterpret_cast<unsigned long long>(at) % (4 * WORDS) == 0)) {
+    if constexpr (WORDS == 4) store_words(at, word[0], word[1], word[2], word[3]);
+    else store_words(at, word[0], word[1]);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < P; ++e) {
+    if (tile.template all<1>(i + e)) at[e] = element<O>(word, e);
+  }
+}
+
 // row[...] = f(e) for pack k. O may be narrower or wider than what the tile was cut for.
 template <int K, int W, bool VECTORS, typename O, typename F>
 __device__ __forceinline__ void store_pack(const Tile<K, W, VECTORS>& tile, O* row, int k, F f) {
-  if constexpr (VECTORS) {
-    constexpr int P = W < kVecWidth<O> ? W : kVecWidth<O>, WORDS = P * sizeof(O) / 4;
-    if (!tile.has(k, 0)) return;
+  constexpr int P = W < kVecWidth<O> ? W : kVecWidth<O>;
+  if (!tile.any(tile.index(k, 0))) return;
 #pragma unroll
-    for (int p = 0; p < W; p += P) {
-      unsigned word[WORDS];
-      round_to_words<O>(word, p, f);
-      O* at = row + tile.index(k, p);
-      if constexpr (WORDS == 4) store_words(at, word[0], word[1], word[2], word[3]);
-      else store_words(at, word[0], word[1]);
-    }
-  } else {
-#pragma unroll
-    for (int e = 0; e < W; ++e) {
-      const int i = tile.index(k, e);
-      if (i < tile.left) row[i] = from_acc<O>(f(e));
-    }
+  for (int p = 0; p < W; p += P) {
+    unsigned word[P * sizeof(O) / 4];
+    round_to_words<O>(word, p, f);
+    store_words_of(tile, row, k, word, p);
   }
 }
 

@@ -85,15 +85,15 @@ template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows(const T* __restrict__ x, O* __restrict__ y, long long rows, int size) {
   using Threads = RowThreads<acc_t<T>, K == kClusterPacks>;
   constexpr int W = kVecWidth<T>;
+  using Vectors = Tile<K, W, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const int column = threads.first_column(Tile<K, W, true>::capacity());
+  const int part = threads.part();
   const bool vectors = vectors_fit<W>(size, x, y);
   for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
-    const long long row = first + threadIdx.y, at = row * size + column;
-    const int left = row < rows ? size - column : 0;
-    if (vectors) softmax_row<F>(Tile<K, W, true>{left}, x + at, y + at, threads);
-    else softmax_row<F>(Tile<K, W, false>{left}, x + at, y + at, threads);
+    const long long row = first + threadIdx.y, at = row * size + part * Vectors::capacity();
+    if (vectors) softmax_row<F>(Vectors::at(row, rows, size, part), x + at, y + at, threads);
+    else softmax_row<F>(Tile<K, W, false>::at(row, rows, size, part), x + at, y + at, threads);
   }
 }
 
@@ -121,15 +121,15 @@ __device__ __forceinline__ void softmax_rows_bwd(const O* __restrict__ grad_y, c
                                                  T* __restrict__ grad_x, long long rows, int size) {
   using Threads = RowThreads<acc_t<O>, K == kClusterPacks>;
   constexpr int W = kVecWidth<O>;
+  using Vectors = Tile<K, W, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const int column = threads.first_column(Tile<K, W, true>::capacity());
+  const int part = threads.part();
   const bool vectors = vectors_fit<W>(size, grad_y, y, grad_x);
   for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
-    const long long row = first + threadIdx.y, at = row * size + column;
-    const int left = row < rows ? size - column : 0;
-    if (vectors) softmax_row_bwd<F>(Tile<K, W, true>{left}, grad_y + at, y + at, grad_x + at, threads);
-    else softmax_row_bwd<F>(Tile<K, W, false>{left}, grad_y + at, y + at, grad_x + at, threads);
+    const long long row = first + threadIdx.y, at = row * size + part * Vectors::capacity();
+    if (vectors) softmax_row_bwd<F>(Vectors::at(row, rows, size, part), grad_y + at, y + at, grad_x + at, threads);
+    else softmax_row_bwd<F>(Tile<K, W, false>::at(row, rows, size, part), grad_y + at, y + at, grad_x + at, threads);
   }
 }
 
@@ -139,20 +139,21 @@ constexpr int kWideThreads = 1024;  // at most, in a block
 
 // A whole row, twice. The second pass goes backwards: what was read last is still in cache.
 template <typename F, int K, bool VECTORS, typename T, typename O, typename A = acc_t<T>>
-__device__ __forceinline__ void softmax_wide_row(const T* x, O* y, long long size, A* shared) {
+__device__ __forceinline__ void softmax_wide_row(const T* x, O* y, long long row, long long rows, long long size,
+                                                 A* shared) {
   constexpr int W = kVecWidth<T>;
   using Part = Tile<K, W, VECTORS>;
   const int parts = Part::count(size);
   Pack<T> packs[K];
   Online<O> mine;
   for (int c = 0; c < parts; ++c) {
-    load_row(Part::at(size, c), x + c * (long long)Part::capacity(), from_acc<T>(-infinity<A>()), packs);
+    load_row(Part::at(row, rows, size, c), x + c * (long long)Part::capacity(), from_acc<T>(-infinity<A>()), packs);
     mine.template add<K * W>([&](int i) { return packs[i / W][i % W]; });
   }
   const A max = block_reduce<Larger>(mine.max, shared);
   const A of_sum = F::template of_sum<O>(block_reduce<Sum>(mine.sum_for(max), shared));
   for (int c = parts - 1; c >= 0; --c) {
-    const Part part = Part::at(size, c);
+    const Part part = Part::at(row, rows, size, c);
     const long long at = c * (long long)Part::capacity();
     load_row(part, x + at, T(), packs);
 #pragma unroll
@@ -170,15 +171,16 @@ __device__ __forceinline__ void softmax_wide(const T* __restrict__ x, O* __restr
   __shared__ acc_t<T> shared[kWarp];
   const bool vectors = vectors_fit<kVecWidth<T>>(size, x, y);
   for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-    if (vectors) softmax_wide_row<F, K, true>(x + row * size, y + row * size, size, shared);
-    else softmax_wide_row<F, 1, false>(x + row * size, y + row * size, size, shared);
+    const long long at = row * size;
+    if (vectors) softmax_wide_row<F, K, true>(x + at, y + at, row, rows, size, shared);
+    else softmax_wide_row<F, 2, false>(x + at, y + at, row, rows, size, shared);
   }
 }
 
 // As softmax_wide_row.
 template <typename F, int K, bool VECTORS, typename T, typename O, typename A = acc_t<O>>
-__device__ __forceinline__ void softmax_wide_row_bwd(const O* grad_y, const O* y, T* grad_x, long long size,
-                                                     A* shared) {
+__device__ __forceinline__ void softmax_wide_row_bwd(const O* grad_y, const O* y, T* grad_x, long long row,
+                                                     long long rows, long long size, A* shared) {
   constexpr int W = kVecWidth<O>;
   using Part = Tile<K, W, VECTORS>;
   const int parts = Part::count(size);
@@ -186,7 +188,7 @@ __device__ __forceinline__ void softmax_wide_row_bwd(const O* grad_y, const O* y
   Pack<O> grads[K], outputs[K];
   A total = A(0);
   for (int c = 0; c < parts; ++c) {
-    const Part part = Part::at(size, c);
+    const Part part = Part::at(row, rows, size, c);
     const long long at = c * (long long)Part::capacity();
     load_row(part, grad_y + at, zero, grads);
     load_row(part, y + at, zero, outputs);
@@ -194,7 +196,7 @@ __device__ __forceinline__ void softmax_wide_row_bwd(const O* grad_y, const O* y
   }
   total = block_reduce<Sum>(total, shared);
   for (int c = parts - 1; c >= 0; --c) {
-    const Part part = Part::at(size, c);
+    const Part part = Part::at(row, rows, size, c);
     const long long at = c * (long long)Part::capacity();
     load_row(part, grad_y + at, zero, grads);
     load_row(part, y + at, zero, outputs);
@@ -213,8 +215,8 @@ __device__ __forceinline__ void softmax_wide_bwd(const O* __restrict__ grad_y, c
   const bool vectors = vectors_fit<kVecWidth<O>>(size, grad_y, y, grad_x);
   for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
     const long long at = row * size;
-    if (vectors) softmax_wide_row_bwd<F, K, true>(grad_y + at, y + at, grad_x + at, size, shared);
-    else softmax_wide_row_bwd<F, 1, false>(grad_y + at, y + at, grad_x + at, size, shared);
+    if (vectors) softmax_wide_row_bwd<F, K, true>(grad_y + at, y + at, grad_x + at, row, rows, size, shared);
+    else softmax_wide_row_bwd<F, 1, false>(grad_y + at, y + at, grad_x + at, row, rows, size, shared);
   }
 }
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..kernel import Kernel, capability
+from .rows import packs_of
 
 PACKS = 4  # 16-byte packs that a thread holds of a row
 THREADS = 256  # that a block has where so many suffice: small ones, of which several run on a multiprocessor at a time
@@ -40,7 +41,7 @@ def exist(device: torch.device) -> bool:
 @functools.lru_cache(maxsize=4096)
 def share(size: int, itemsize: int, several: bool = True) -> Share | None:
     """For rows of `size` elements, a power of two of blocks, or one where not `several`; None: too long to hold."""
-    warps = -(-size * itemsize // (16 * PACKS * 32))
+    warps = -(-packs_of(size, itemsize) // (PACKS * 32))
     blocks = 1
     while several and blocks < _MOST_BLOCKS and blocks * THREADS < warps * 32:
         blocks *= 2

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-PACKS = (1, 2, 4)  # 16-byte packs that a thread holds of a row: the template values of the kernels
+PACKS = (1, 4)  # 16-byte packs that a thread holds of a row: the template values of the kernels
 WIDEST = 1024  # threads that share one row
 _MAX_GRID = 1 << 16  # blocks; they stride over the rest, and fewer blocks of tiny rows cost less to start
 
@@ -34,15 +34,20 @@ def is_symbolic(*sizes: Any) -> bool:
     return any(type(size) is not int for size in sizes)
 
 
+def packs_of(size: int, itemsize: int) -> int:
+    """How many packs the rows of `size` elements touch at most: one may begin within a pack."""
+    width = 16 // itemsize
+    return max(1, -(-(size + width - math.gcd(size, width)) // width))
+
+
 @functools.lru_cache(maxsize=4096)
 def share(size: int, itemsize: int, most: int = WIDEST, block: int = 128) -> Share:
     """Threads for rows of `size` elements: at most `most` for a row, about `block` in a block of several rows."""
-    width = 16 // itemsize
-    vectors = max(1, -(-size // width))
+    vectors = packs_of(size, itemsize)
     if vectors <= 32:
         threads = 1 << (vectors - 1).bit_length()
         return Share(1, threads, block // threads)
-    packs = 2 if size % width else 4  # elements that are dealt one by one take more registers each
+    packs = PACKS[-1]
     if vectors <= 32 * packs:
         threads = 16 if packs * 16 >= vectors else 32
         return Share(packs, threads, block // threads)

@@ -5,11 +5,14 @@ from .conv import Conv2d, ConvReluPool2d
 from .linear import Linear
 from .loss import CrossEntropyLoss, KLDivLoss, NLLLoss
 from .normalization import LayerNorm
+from .loss import CrossEntropyLoss, NLLLoss
+from .normalization import AddRMSNorm, LayerNorm, RMSNorm
 from .pooling import MaxPool2d
 from .scale_shift import ScaleShift
 
 __all__ = [
     "GELU",
+    "AddRMSNorm",
     "Conv2d",
     "ConvReluPool2d",
     "CrossEntropyLoss",
@@ -19,6 +22,7 @@ __all__ = [
     "LogSoftmax",
     "MaxPool2d",
     "NLLLoss",
+    "RMSNorm",
     "ReLU",
     "ScaleShift",
     "SiLU",

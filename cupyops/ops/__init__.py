@@ -2,6 +2,7 @@
 
 from .add import add as add
 from .batch_norm import batch_norm as batch_norm
+from .add_rms_norm import add_rms_norm as add_rms_norm
 from .conv2d import conv2d as conv2d
 from .conv2d_relu_max_pool2d import conv2d_relu_max_pool2d as conv2d_relu_max_pool2d
 from .cross_entropy import cross_entropy as cross_entropy
@@ -14,6 +15,7 @@ from .matmul import matmul as matmul
 from .max_pool2d import max_pool2d as max_pool2d
 from .nll_loss import nll_loss as nll_loss
 from .relu import relu as relu
+from .rms_norm import rms_norm as rms_norm
 from .scale_shift import scale_shift as scale_shift
 from .silu import silu as silu
 from .softmax import softmax as softmax

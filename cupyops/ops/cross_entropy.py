@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from .. import check
 from ..common import clusters, losses
-from ..common.rows import is_symbolic
+from ..common.rows import is_symbolic, packs_of
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..operator import operator
 
@@ -255,21 +255,17 @@ def _backward(
 
 
 def _division(given: Given) -> clusters.Share | None:
-    """None where forward does not write the gradient."""
+    """How forward holds a row to write its gradient too; None where it does not."""
     x = given.x
     classes = losses.classes(x)
     if given.mode != CLASS or losses.inner(x) != 1 or is_symbolic(*x.shape) or classes <= FEW_CLASSES or not x.numel():
-        return None
-    if x.data_ptr() % 16:
         return None
     return _divided(classes, x.element_size(), clusters.exist(x.device))
 
 
 @functools.lru_cache(maxsize=4096)
 def _divided(classes: int, itemsize: int, in_clusters: bool) -> clusters.Share | None:
-    if classes * itemsize % 16:  # rows that are not at 16-byte boundaries are read faster in pieces, by two kernels
-        return None
-    vectors = classes * itemsize // 16
+    vectors = packs_of(classes, itemsize)
     if vectors <= 32 * clusters.PACKS:
         threads = max(4, 1 << (ceil_div(vectors, clusters.PACKS) - 1).bit_length())
         return clusters.Share(1, threads, BLOCK // threads)

@@ -100,12 +100,15 @@ CASES = [
     Case("LayerNorm", normal(3, 5), (5,)),
     Case("LayerNorm", normal(3, 4, 5), ((4, 5),), {"eps": 1e-3, "bias": False}),
     Case("LayerNorm", normal(3, 5), (5,), {"elementwise_affine": False}),
+    Case("RMSNorm", normal(3, 5), (5,)),
+    Case("RMSNorm", normal(3, 4, 5), ((4, 5),), {"eps": 1e-3, "elementwise_affine": False}),
 ]
 each = pytest.mark.parametrize("case", CASES, ids=str)
 OPERATORS = {
     "Linear": "linear", "Conv2d": "conv2d", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "MaxPool2d": "max_pool2d",
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "NLLLoss": "nll_loss", "CrossEntropyLoss": "cross_entropy",
     "KLDivLoss": "kl_div", "LayerNorm": "layer_norm",
+    "LayerNorm": "layer_norm", "RMSNorm": "rms_norm",
 }  # fmt: skip
 
 
@@ -256,6 +259,16 @@ def test_conv_relu_pool2d(device, mode):
     assert repr(layer).endswith(", pool_kernel_size=2)")
     other = cupyops.nn.ConvReluPool2d(2, 3, 3, pool_kernel_size=3, pool_stride=2)
     assert other(inputs[0].cpu()).shape == (2, 3, 1, 2) and repr(other).endswith("pool_kernel_size=3, pool_stride=2)")
+# --- AddRMSNorm and ScaleShift, which torch.nn has not ---
+
+
+def test_add_rms_norm(device):
+    layer = cupyops.nn.AddRMSNorm(5, eps=0.1).to(device)
+    torch.nn.init.normal_(layer.weight)
+    norm = torch.nn.RMSNorm(5, eps=0.1).to(device)
+    norm.load_state_dict(layer.state_dict())
+    x, residual = (torch.randn(3, 5, device=device) for _ in range(2))
+    torch.testing.assert_close(layer(x, residual), (norm(x + residual), x + residual))
 
 
 @pytest.mark.parametrize(

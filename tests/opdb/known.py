@@ -23,6 +23,11 @@ FUNCTIONS = {
     "nn.functional.nll_loss": "nll_loss",
     "nn.functional.cross_entropy": "cross_entropy",
     "nn.functional.layer_norm": "layer_norm",
+    "nn.functional.rms_norm": "rms_norm",
+}
+WITHOUT_ENTRY = {
+    "add_rms_norm": "PyTorch has no function of this kind",
+    "scale_shift": "PyTorch has no function of this kind",
 }
 WITHOUT_ENTRY = {
     "conv2d_relu_max_pool2d": "PyTorch has no function of this kind",

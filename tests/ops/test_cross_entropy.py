@@ -41,7 +41,9 @@ class TestCrossEntropy(OperatorContract):
                 make(19, 101), make.integers(19, high=101), weights(make, 101), ignore_index=7, reduction=reduction
             )
         yield Sample(make(300, 5), make.integers(300, high=5))  # a thread per row
-        yield Sample(make(5, 40), make.integers(5, high=40), weights(make, 40))  # the gradient in forward
+        yield Sample(make(5, 40), make.integers(5, high=40), weights(make, 40))
+        yield Sample(make(5, 40).detach(), make.integers(5, high=40))  # no gradient in forward: a warp per row, a block
+        yield Sample(make(3, 1031).detach(), make.integers(3, high=1031), weights(make, 1031))
         yield Sample(make(3, 1031), make.integers(3, high=1031), weights(make, 1031), label_smoothing=0.2)  # a block
         yield Sample(make(2, 16411), make.integers(2, high=16411))  # several blocks of the backward per row
         yield Sample(make(2, 70, 5, 9), make.integers(2, 5, 9, high=70), label_smoothing=0.1)  # slices of classes
@@ -196,7 +198,7 @@ def test_large_logits_keep_their_differences(device, shape):
 # --- the gradient that forward writes ---
 
 # a few threads, a warp, a block, on sm_90 a cluster to a row; with several rows to a block, more than one block
-HELD = [(5, 24), (70, 40), (5, 1000), (3, 4096), (2, 12288)]
+HELD = [(5, 17), (5, 24), (70, 40), (5, 1001), (3, 4096), (2, 12289)]
 
 
 def simulated_loss(x, target, weight=None, arch="sm_80", **options):
@@ -212,12 +214,13 @@ def test_gradient_in_forward(arch, shape):
     """As good as PyTorch's for a grad_y of 1, which leaves it as it is, and for others, which write it anew."""
     dtype = torch.bfloat16 if arch == "sm_90" else torch.float32
     x, target = torch.randn(shape).to(dtype), torch.randint(shape[1], shape[:1])
+    x = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(shape) if shape[1] == 40 else x  # off 16 bytes
     target[1] = 7
     for weight, reduction, factor in [(None, "mean", 1), (torch.rand(shape[1]), "mean", 3), (None, "none", 1)]:
         options = dict(reduction=reduction, ignore_index=7)
         grads = []
         for function, to in (simulated_loss, dtype), (F.cross_entropy, dtype), (F.cross_entropy, torch.float64):
-            leaf = x.to(to).requires_grad_()
+            leaf = x.to(to).detach().requires_grad_()
             y = function(leaf, target, None if weight is None else weight.to(dtype).to(to), **options)
             if function is simulated_loss:
                 y, kernels = y
@@ -262,9 +265,7 @@ def test_gradients_of_two_losses_add_up():
     torch.testing.assert_close(x.grad, *expected)
 
 
-@pytest.mark.parametrize(
-    "what", ["no_grad", "no gradient", "smoothing", "probabilities", "misaligned", "odd", "compiled"]
-)
+@pytest.mark.parametrize("what", ["no_grad", "no gradient", "smoothing", "probabilities", "compiled"])
 def test_no_gradient_in_forward(what):
     x, target, options = torch.randn(4, 40, requires_grad=True), torch.tensor([1, 2, 39, 0]), {}
     function = simulated_loss
@@ -274,10 +275,6 @@ def test_no_gradient_in_forward(what):
         options = dict(label_smoothing=0.1)
     elif what == "probabilities":
         target = torch.softmax(x.detach(), 1)
-    elif what == "misaligned":
-        x = torch.randn(161)[1:].view(4, 40).requires_grad_()
-    elif what == "odd":
-        x = torch.randn(4, 41, requires_grad=True)
     elif what == "compiled":
         with cupyops.simulate(), cupyops.trace() as trace:
             torch.compile(cupyops.cross_entropy, backend="aot_eager")(x, target).backward()

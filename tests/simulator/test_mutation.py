@@ -25,7 +25,7 @@ BARRIERS = [
     ("layer_norm", F32, "layer_norm.cu", "__syncthreads", 1, "Race"),
     ("layer_norm", F32, "layer_norm.cu", "__syncthreads", 2, "Race"),
     ("scale_shift", F32, "scale_shift.cu", "__syncthreads", 1, "Race"),
-    ("cross_entropy", F32, "cross_entropy.cu", "__syncthreads", 1, "Race"),
+    ("cross_entropy", F32, "common/cross_entropy.cuh", "__syncthreads", 1, "Race"),
     ("matmul", F32, "common/gemm.cuh", "__syncthreads", 0, "Race"),
     ("matmul", F16, "common/gemm.cuh", "__syncthreads", 2, "Race"),
     ("matmul", F32, "common/gemm_layout.cuh", "__syncwarp", 0, "Race"),

@@ -1,0 +1,68 @@
+// summed = x + residual, rounded to T
+// xhat = summed rstd,   rstd = 1 / sqrt(sum(summed^2) / n + eps)        over each row of n
+// y = xhat weight
+//
+// grad_x = rstd (wg - xhat c1) + grad_summed,   wg = grad_y weight,   c1 = sum(wg xhat) / n; grad_residual is the same
+// grad_weight = sum(grad_y xhat)                                        over the rows
+//
+// Bytes per element: forward 4 x sizeof(T), backward 4 x sizeof(T), grad_weight included; about 5 flops forward, 11
+// backward.
+//
+// Reached on an H200: not measured yet.
+#include "common/norm_bwd.cuh"
+
+// Grid, block, shared memory, ownership: see norm_rows(). weight may be null.
+template <typename T, int K>
+__global__ void __launch_bounds__(1024)
+    add_rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight, T* summed,
+                     T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps,
+                     int stages) {
+  norm_rows<false, 2, K>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps}, stages);
+}
+
+// Grid, block, ownership: see norm_wide(). weight may be null.
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    add_rms_norm_fwd_wide(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
+                          T* summed, T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size,
+                          acc_t<T> eps) {
+  norm_wide<false>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps});
+}
+
+// Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x and weight_parts may be null.
+template <typename T, int K, bool PARAMETERS>
+__global__ void __launch_bounds__(kBackwardThreads)
+    add_rms_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ summed, const T* __restrict__ weight,
+                     const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                     acc_t<T>* __restrict__ weight_parts, long long rows, long long size, int stages) {
+  norm_rows_bwd<false, PARAMETERS, 3, K>(
+      Backward<T>{grad_y, summed, weight, grad_summed, nullptr, rstd, grad_x, weight_parts, nullptr, rows, size},
+      stages);
+}
+
+// Grid, block, ownership: see norm_wide_bwd(). weight may be null.
+template <typename T>
+__global__ void __launch_bounds__(kBackwardThreads)
+    add_rms_norm_bwd_wide(const T* __restrict__ grad_y, const T* __restrict__ summed, const T* __restrict__ weight,
+                          const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                          long long rows, long long size) {
+  norm_wide_bwd<false>(
+      Backward<T>{grad_y, summed, weight, grad_summed, nullptr, rstd, grad_x, nullptr, nullptr, rows, size});
+}
+
+// Grid, block, ownership: see norm_columns_bwd().
+template <typename T>
+__global__ void __launch_bounds__(kBackwardThreads)
+    add_rms_norm_bwd_columns(const T* __restrict__ grad_y, const T* __restrict__ summed,
+                             const acc_t<T>* __restrict__ rstd, acc_t<T>* __restrict__ weight_parts, long long rows,
+                             long long size) {
+  norm_columns_bwd<false>(
+      Backward<T>{grad_y, summed, nullptr, nullptr, nullptr, rstd, nullptr, weight_parts, nullptr, rows, size});
+}
+
+// Grid, block, ownership: see norm_sum_bwd().
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    add_rms_norm_bwd_sum(const acc_t<T>* __restrict__ parts, T* __restrict__ grad_weight, int count, long long size) {
+  norm_sum_bwd<T>(parts, grad_weight, nullptr, count, size);
+}

@@ -1,0 +1,256 @@
+// Backward of the normalisations; CENTRED as in norm.cuh.
+//
+//     grad_x = rstd (wg - c2 - xhat c1) + grad_summed,   wg = grad_y weight,   c1 = sum(wg xhat) / n,
+//                                                        c2 = sum(wg) / n where CENTRED, else 0
+//     grad_weight = sum(grad_y xhat),   grad_bias = sum(grad_y)                                     over the rows
+#pragma once
+
+#include "common/norm.cuh"
+
+constexpr int kBackwardThreads = 512;
+
+// The tensors of backward. weight and what is written may be null; grad_summed is null but in add_rms_norm, mean and
+// bias_parts unless CENTRED.
+template <typename T> struct Backward {
+  const T *grad_y, *x, *weight, *grad_summed;
+  const acc_t<T>*mean, *rstd;
+  T* grad_x;
+  acc_t<T>*weight_parts, *bias_parts;
+  long long rows, size;
+
+  __device__ __forceinline__ bool vectors() const {
+    return vectors_fit<kVecWidth<T>>(size, grad_y, x, weight, grad_summed, grad_x);
+  }
+
+  __device__ __forceinline__ Moments<acc_t<T>> moments(long long row) const {
+    if (row >= rows) return {};
+    return {mean ? mean[row] : acc_t<T>(0), rstd[row]};
+  }
+};
+
+// What backward has of one pack of a row.
+template <bool CENTRED, typename T, typename A = acc_t<T>> struct Gradient {
+  Pack<T> x, grad_y, weight;
+  Moments<A> of;
+
+  __device__ __forceinline__ A xhat(int e) const { return of.template xhat<CENTRED>(x[e]); }
+  __device__ __forceinline__ A wg(int e) const { return mul_rn(grad_y[e], weight[e]); }
+  __device__ __forceinline__ void add_to(Pair<A>& c, int e) const {
+    c.first += wg(e) * xhat(e);
+    if (CENTRED) c.second += wg(e);
+  }
+  __device__ __forceinline__ A grad_x(int e, A c1, A c2) const {
+    return of.rstd * ((CENTRED ? wg(e) - c2 : wg(e)) - xhat(e) * c1);
+  }
+};
+
+// One number, of which a half is 0 unless CENTRED.
+template <bool CENTRED, typename A> __device__ __forceinline__ Pair<A> row_sum(Pair<A> c, Pair<A>* shared) {
+  if constexpr (CENTRED) return row_reduce<Sum>(c, shared);
+  return {row_reduce<Sum>(c.first, reinterpret_cast<A*>(shared)), A(0)};
+}
+
+// The block's sum for each column, over threadIdx.y in order, to its place in a row of the parts. The tiles of all
+// threads lie alike. `shared` holds W values of each thread of the block.
+template <int K, int W, bool VECTORS, typename A>
+__device__ __forceinline__ void store_parts(const Tile<K, W, VECTORS>& tile, const A (&values)[K][W], A* row,
+                                            A* shared) {
+  const int slab = W * blockDim.x, threads = blockDim.x * blockDim.y;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < W; ++e) shared[threadIdx.y * slab + threadIdx.x * W + e] = values[k][e];
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < slab; i += threads) {
+      A total = A(0);
+#pragma unroll 1
+      for (int y = 0; y < blockDim.y; ++y) total += shared[y * slab + i];
+      const int column = k * slab + i - tile.shift;
+      if (tile.template all<1>(column)) row[column] = total;
+    }
+  }
+}
+
+// See norm_rows_bwd.
+template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, bool VECTORS, typename T, typename A = acc_t<T>>
+__device__ __forceinline__ void norm_rows_bwd_of(const Backward<T>& to, bool two, Pair<A>* sums) {
+  constexpr int W = kVecWidth<T>;
+  using Row = Tile<K, W, VECTORS>;
+  const int period = VECTORS || to.size % W == 0 ? 1 : W;  // rows so far apart begin alike within a pack
+  const long long stride = gridDim.x * (long long)blockDim.y, own = threadIdx.y * (long long)period;
+  const long long first = blockIdx.x / period * (long long)blockDim.y * period + blockIdx.x % period + own;
+
+  const auto fetched = Fetched<TENSORS, K, T>::of_thread();
+  const int weights = two ? 2 : 1;  // the place of the weight, behind the stages
+  const Row columns = Row::at(first, first + 1, to.size);
+#pragma unroll 1
+  for (int k = 0; k < K; ++k) fetched.put(load_parameter(columns, to.weight, k, 1), weights, 0, k);
+  Moments<A> of = {}, coming_of = {};
+  const auto fetch = [&](long long row, int stage) {
+    of = coming_of, coming_of = to.moments(row);
+    const Row tile = Row::at(row, to.rows, to.size);
+    fetched.fetch(tile, to.x + row * to.size, stage, 0);
+    fetched.fetch(tile, to.grad_y + row * to.size, stage, 1);
+    if (TENSORS > 2) fetched.fetch(tile, to.grad_summed + row * to.size, stage, 2);
+  };
+
+  A weight_sum[K][W] = {}, bias_sum[K][W] = {};
+  const auto differentiate = [&](long long row, int stage) {
+    const Row tile = Row::at(row, to.rows, to.size);
+    if (!two) of = coming_of;
+    fetched.settle(tile, stage);
+    const auto pack = [&](int k) {
+      return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k), of};
+    };
+    Pair<A> c = {};
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const Gradient<CENTRED, T> g = pack(k);
+#pragma unroll
+      for (int e = 0; e < W; ++e) {
+        g.add_to(c, e);
+        if (PARAMETERS) weight_sum[k][e] += g.grad_y[e] * g.xhat(e);
+        if (PARAMETERS && CENTRED) bias_sum[k][e] += g.grad_y[e];
+      }
+    }
+    if (!to.grad_x) return;
+    c = row_sum<CENTRED>(c, sums);
+    const A c1 = c.first / to.size, c2 = c.second / to.size;
+#pragma unroll(VECTORS ? K : 1)
+    for (int k = 0; k < K; ++k) {
+      const Gradient<CENTRED, T> g = pack(k);
+      const Pack<T> more = TENSORS > 2 ? fetched.get(stage, 2, k) : Pack<T>{};
+      store_pack(tile, to.grad_x + row * to.size, k, [&](int e) {
+        const A grad = g.grad_x(e, c1, c2);
+        return TENSORS > 2 ? grad + more[e] : grad;
+      });
+    }
+  };
+  each_fetched(first, own, stride, to.rows, two, fetch, differentiate);
+  if (!PARAMETERS) return;
+  A* shared = reinterpret_cast<A*>(fetched.mine - threadIdx.y * blockDim.x - threadIdx.x);
+  const long long part = blockIdx.x * to.size;
+  if (to.weight_parts) store_parts(columns, weight_sum, to.weight_parts + part, shared);
+  if (to.bias_parts) store_parts(columns, bias_sum, to.bias_parts + part, shared);
+}
+
+// All gradients in one pass. Grid: one wave of blocks that stride over the rows; a multiple of W where size is not.
+// Block: see rows.cuh, at most kBackwardThreads; K packs in each thread hold a row. Shared memory: see Fetched,
+// with as many stages as said, and 16 K bytes for each thread for the weight. With PARAMETERS, each thread adds its columns' part of grad_weight and grad_bias, in
+// acc_t<T>, over all rows of the block, and row blockIdx.x of `weight_parts` and `bias_parts` (gridDim.x, size) gets the
+// block's sum.
+template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, typename T>
+__device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages) {
+  __shared__ Pair<acc_t<T>> sums[kWarp];
+  if (to.vectors()) norm_rows_bwd_of<CENTRED, PARAMETERS, TENSORS, K, true>(to, stages == 2, sums);
+  else norm_rows_bwd_of<CENTRED, PARAMETERS, TENSORS, K, false>(to, stages == 2, sums);
+}
+
+// See norm_wide_bwd: one row, read twice.
+template <bool CENTRED, int K, bool VECTORS, typename T, typename A = acc_t<T>>
+__device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long long row, Pair<A>* sums) {
+  constexpr int W = kVecWidth<T>;
+  using Part = Tile<K, W, VECTORS>;
+  const int parts = Part::count(to.size);
+  const Moments<A> of = to.moments(row);
+  const T zero = from_acc<T>(0);
+  const auto start = [](int c) { return c * (long long)Part::capacity(); };
+  Gradient<CENTRED, T> g[K];
+  const auto load = [&](const Part& part, int c) {
+    const long long at = row * to.size + start(c);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      g[k] = {load_pack(part, to.x + at, k, zero), load_pack(part, to.grad_y + at, k, zero),
+              load_parameter(part, to.weight ? to.weight + start(c) : nullptr, k, 1), of};
+    }
+  };
+  Pair<A> total = {};
+  for (int c = 0; c < parts; ++c) {
+    load(Part::at(row, to.rows, to.size, c), c);
+    Pair<A> own = {};  // added up apart: in a very long row the sum so far is large
+    each_element<K, W>([&](int k, int e) { g[k].add_to(own, e); });
+    total.first += own.first, total.second += own.second;
+  }
+  total = row_sum<CENTRED>(total, sums);
+  const A c1 = total.first / to.size, c2 = total.second / to.size;
+  for (int c = parts - 1; c >= 0; --c) {
+    const Part part = Part::at(row, to.rows, to.size, c);
+    load(part, c);
+    const long long at = row * to.size + start(c);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const Pack<T> more = to.grad_summed ? load_pack(part, to.grad_summed + at, k, zero) : Pack<T>{};
+      store_pack(part, to.grad_x + at, k, [&](int e) {
+        const A grad = g[k].grad_x(e, c1, c2);
+        return to.grad_summed ? grad + more[e] : grad;
+      });
+    }
+  }
+}
+
+// grad_x of rows too long for registers; the parameters' gradients are norm_columns_bwd's work. Grid: any. Block: (a
+// multiple of 64, 1), at most kBackwardThreads.
+template <bool CENTRED, typename T> __device__ __forceinline__ void norm_wide_bwd(const Backward<T>& to) {
+  __shared__ Pair<acc_t<T>> sums[kWarp];
+  const bool vectors = to.vectors();
+  for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
+    if (vectors) norm_wide_row_bwd<CENTRED, 2, true>(to, row, sums);
+    else norm_wide_row_bwd<CENTRED, 1, false>(to, row, sums);
+  }
+}
+
+// See norm_columns_bwd.
+template <bool CENTRED, bool VECTORS, typename T, typename A = acc_t<T>>
+__device__ __forceinline__ void norm_columns_bwd_of(const Backward<T>& to, A* shared) {
+  constexpr int W = kVecWidth<T>;
+  using Columns = Tile<1, W, VECTORS>;
+  const Columns tile = Columns::at(0, 1, to.size, blockIdx.x);
+  const long long start = blockIdx.x * (long long)Columns::capacity(), part = blockIdx.y * to.size + start;
+  const T zero = from_acc<T>(0);
+  A weight_sum[1][W] = {}, bias_sum[1][W] = {};
+#pragma unroll 4
+  for (long long row = blockIdx.y; row < to.rows; row += gridDim.y) {
+    const long long at = row * to.size + start;
+    const Pack<T> x = load_per_column(tile, to.x + at, 0, zero), g = load_per_column(tile, to.grad_y + at, 0, zero);
+    const Moments<A> of = to.moments(row);
+#pragma unroll
+    for (int e = 0; e < W; ++e) {
+      weight_sum[0][e] += g[e] * of.template xhat<CENTRED>(x[e]);
+      if (CENTRED) bias_sum[0][e] += g[e];
+    }
+  }
+  if (to.weight_parts) store_parts(tile, weight_sum, to.weight_parts + part, shared);
+  if (to.bias_parts) store_parts(tile, bias_sum, to.bias_parts + part, shared);
+}
+
+// A part of the parameters' gradients for rows too long for registers. Grid: (tiles of columns, parts). Block: (threads,
+// 1); a thread owns one pack of columns, in every gridDim.y-th row. Row blockIdx.y of `weight_parts` and `bias_parts`
+// (gridDim.y, size) gets the sum.
+template <bool CENTRED, typename T> __device__ __forceinline__ void norm_columns_bwd(const Backward<T>& to) {
+  __shared__ acc_t<T> shared[kBackwardThreads * kVecWidth<T>];
+  if (vectors_fit<kVecWidth<T>>(to.size, to.grad_y, to.x)) norm_columns_bwd_of<CENTRED, true>(to, shared);
+  else norm_columns_bwd_of<CENTRED, false>(to, shared);
+}
+
+// The parameters' gradients from the parts of the blocks, (gridDim.y, count, size), added in order. Grid: (ceil(size /
+// blockDim.x), 1 or 2): grad_weight, then grad_bias, whichever is not null. Block: (kWarp, any), threadIdx.y dealing out
+// the parts; a thread of threadIdx.y 0 owns a column.
+template <typename T>
+__device__ __forceinline__ void norm_sum_bwd(const acc_t<T>* __restrict__ parts, T* grad_weight, T* grad_bias,
+                                             int count, long long size) {
+  using A = acc_t<T>;
+  __shared__ A shared[1024];
+  T* grad = blockIdx.y == 0 && grad_weight ? grad_weight : grad_bias;
+  const A* part = parts + blockIdx.y * count * size;
+  const long long column = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  A sum = A(0);
+#pragma unroll 4
+  for (int p = threadIdx.y; column < size && p < count; p += blockDim.y) sum += part[p * size + column];
+  shared[threadIdx.y * blockDim.x + threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || column >= size) return;
+  for (int y = 1; y < blockDim.y; ++y) sum += shared[y * blockDim.x + threadIdx.x];
+  grad[column] = from_acc<T>(sum);
+}
