@@ -1,30 +1,53 @@
-"""layer_norm: the sizes of language models, odd widths, small rows."""
+"""layer_norm: the sizes of transformers, then tails, odd widths and small rows."""
 
-from common import ALL, HALF, rows_of
-from torch.nn import functional as F
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from cupyops.bench import Case
 
 import cupyops
 
-WANT = (4060, 3750)
+SIZES = [
+    (131072, 1024, torch.bfloat16, (4060, 3750)),
+    (32768, 4096, torch.bfloat16, (4060, 3750)),
+    (8192, 16384, torch.bfloat16, (4060, 3750)),
+    (32768, 4096, torch.float16, None),
+    (32768, 4096, torch.float32, None),
+    (131072, 1000, torch.bfloat16, None),
+    (16383, 1001, torch.bfloat16, None),
+    (32768, 4095, torch.bfloat16, None),
+    (2048, 50257, torch.bfloat16, None),
+    (1000003, 17, torch.bfloat16, None),
+]
 
 
-def liger(x, weight, bias):
-    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+def liger(x: Any, w: Any, b: Any) -> Any:
+    """Liger's."""
+    from liger_kernel.transformers.functional import liger_layer_norm
 
-    return LigerLayerNormFunction.apply(x, weight, bias, 1e-5)
-
-
-def case(rows, columns, dtype, want=None):
-    return rows_of(
-        "layer_norm", lambda x, w, b: cupyops.layer_norm(x, (columns,), w, b),
-        lambda x, w, b: F.layer_norm(x, (columns,), w, b), rows, columns, dtype, parameters=2, want=want, liger=liger,
-    )  # fmt: skip
+    return liger_layer_norm(x, w, b, 1e-5)
 
 
-def cases():
-    for rows, columns in ((131072, 1024), (32768, 4096), (8192, 16384)):
-        yield case(rows, columns, HALF, WANT)
-    for dtype in ALL[1:]:
-        yield case(32768, 4096, dtype)
-    for rows, columns in ((131072, 1000), (32768, 4095), (2048, 50257), (1 << 20, 64)):
-        yield case(rows, columns, HALF)
+def cases() -> Iterator[Case]:
+    """One for each size."""
+    for rows, size, dtype, want in SIZES:
+        nbytes = rows * size * dtype.itemsize
+        yield Case(
+            op="layer_norm",
+            size=f"{rows}x{size}",
+            dtype=dtype,
+            make=lambda device, dtype, rows=rows, size=size: tuple(
+                torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+                for shape in ((rows, size), size, size)
+            ),
+            ours=lambda x, w, b: cupyops.layer_norm(x, w.shape, w, b),
+            eager=lambda x, w, b: F.layer_norm(x, w.shape, w, b),
+            liger=liger,
+            forward_bytes=2 * nbytes,
+            backward_bytes=3 * nbytes,
+            want=want,
+        )

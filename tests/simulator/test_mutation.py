@@ -22,8 +22,8 @@ BARRIERS = [
     ("softmax", F32, "common/softmax.cuh", "__syncthreads", 1, "Race"),
     ("softmax", F32, "common/softmax.cuh", "__syncthreads", 2, "Race"),
     ("nll_loss", F32, "common/losses.cuh", "__syncthreads", 0, "Race"),
-    ("layer_norm", F32, "layer_norm.cu", "__syncthreads", 1, "Race"),
-    ("layer_norm", F32, "layer_norm.cu", "__syncthreads", 2, "Race"),
+    ("layer_norm", F32, "common/norm_bwd.cuh", "__syncthreads", 1, "Race"),
+    ("layer_norm", F32, "common/norm_bwd.cuh", "__syncthreads", 2, "Race"),
     ("scale_shift", F32, "scale_shift.cu", "__syncthreads", 1, "Race"),
     ("cross_entropy", F32, "common/cross_entropy.cuh", "__syncthreads", 1, "Race"),
     ("matmul", F32, "common/gemm.cuh", "__syncthreads", 0, "Race"),
@@ -34,8 +34,8 @@ BARRIERS = [
 ]
 BOUNDS = [
     ("relu", F32, "common/elementwise.cuh", "i < n", 0, "OutOfBounds"),
-    ("softmax", F16, "common/rows.cuh", "i < tile.left", 0, "OutOfBounds"),
-    ("layer_norm", F32, "layer_norm.cu", "p < count", 1, "OutOfBounds"),
+    ("softmax", F16, "common/rows.cuh", "VECTORS ? i < left", 0, "OutOfBounds"),
+    ("layer_norm", F32, "common/norm_bwd.cuh", "p < count", 1, "OutOfBounds"),
     ("nll_loss", F32, "nll_loss.cu", "i < positions", 0, "OutOfBounds"),
     ("max_pool2d", F32, "max_pool2d.cu", "if (h < 0 ||", 0, ""),
     ("sgd", F16, "sgd.cu", "i < count", 0, "OutOfBounds"),

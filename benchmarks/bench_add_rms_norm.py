@@ -1,0 +1,57 @@
+"""add_rms_norm: the sizes of transformers, then odd widths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from cupyops.bench import Case
+
+import cupyops
+
+EPS = 1e-6
+SIZES = [
+    (32768, 4096, torch.bfloat16),
+    (8192, 16384, torch.bfloat16),
+    (32768, 4096, torch.float16),
+    (32768, 4096, torch.float32),
+    (131072, 1000, torch.bfloat16),
+    (32768, 4095, torch.bfloat16),
+    (2048, 50257, torch.bfloat16),
+]
+
+
+def eager(x: Any, residual: Any, w: Any) -> Any:
+    """Two operators of PyTorch's."""
+    summed = x + residual
+    return F.rms_norm(summed, w.shape, w, EPS), summed
+
+
+def liger(x: Any, residual: Any, w: Any) -> Any:
+    """Liger's."""
+    from liger_kernel.transformers.functional import liger_fused_add_rms_norm
+
+    return liger_fused_add_rms_norm(x, residual, w, EPS, in_place=False)
+
+
+def cases() -> Iterator[Case]:
+    """One for each size."""
+    for rows, size, dtype in SIZES:
+        nbytes = rows * size * dtype.itemsize
+        yield Case(
+            op="add_rms_norm",
+            size=f"{rows}x{size}",
+            dtype=dtype,
+            make=lambda device, dtype, rows=rows, size=size: tuple(
+                torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+                for shape in ((rows, size), (rows, size), size)
+            ),
+            ours=lambda x, residual, w: cupyops.add_rms_norm(x, residual, w.shape, w, EPS),
+            eager=eager,
+            liger=liger,
+            forward_bytes=4 * nbytes,
+            backward_bytes=4 * nbytes,
+            want=None,
+        )

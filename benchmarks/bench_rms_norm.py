@@ -1,0 +1,51 @@
+"""rms_norm: the sizes of transformers, then tails, odd widths and small rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from cupyops.bench import Case
+
+import cupyops
+
+EPS = 1e-6
+SIZES = [
+    (32768, 4096, torch.bfloat16, (4060, 3750)),
+    (8192, 16384, torch.bfloat16, (4060, 3750)),
+    (32768, 4096, torch.float16, None),
+    (32768, 4096, torch.float32, None),
+    (131072, 1000, torch.bfloat16, None),
+    (32768, 4095, torch.bfloat16, None),
+    (2048, 50257, torch.bfloat16, None),
+    (1000003, 17, torch.bfloat16, None),
+]
+
+
+def liger(x: Any, w: Any) -> Any:
+    """Liger's."""
+    from liger_kernel.transformers.functional import liger_rms_norm
+
+    return liger_rms_norm(x, w, EPS, in_place=False)
+
+
+def cases() -> Iterator[Case]:
+    """One for each size."""
+    for rows, size, dtype, want in SIZES:
+        nbytes = rows * size * dtype.itemsize
+        yield Case(
+            op="rms_norm",
+            size=f"{rows}x{size}",
+            dtype=dtype,
+            make=lambda device, dtype, rows=rows, size=size: tuple(
+                torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in ((rows, size), size)
+            ),
+            ours=lambda x, w: cupyops.rms_norm(x, w.shape, w, EPS),
+            eager=lambda x, w: F.rms_norm(x, w.shape, w, EPS),
+            liger=liger,
+            forward_bytes=2 * nbytes,
+            backward_bytes=3 * nbytes,
+            want=want,
+        )
