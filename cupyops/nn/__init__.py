@@ -4,14 +4,18 @@ from .activation import GELU, LogSoftmax, ReLU, SiLU, Softmax
 from .conv import Conv2d
 from .linear import Linear
 from .loss import CrossEntropyLoss, NLLLoss
-from .normalization import LayerNorm
+from .normalization import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm
 from .pooling import MaxPool2d
 from .scale_shift import ScaleShift
 
 __all__ = [
     "GELU",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
     "Conv2d",
     "CrossEntropyLoss",
+    "GroupNorm",
     "LayerNorm",
     "Linear",
     "LogSoftmax",

@@ -5,6 +5,7 @@ from .batch_norm import batch_norm as batch_norm
 from .conv2d import conv2d as conv2d
 from .cross_entropy import cross_entropy as cross_entropy
 from .gelu import gelu as gelu
+from .group_norm import group_norm as group_norm
 from .layer_norm import layer_norm as layer_norm
 from .linear import linear as linear
 from .log_softmax import log_softmax as log_softmax

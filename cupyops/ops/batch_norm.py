@@ -98,6 +98,7 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
 def _batch_norm_inference(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, eps: float
 ) -> Tensor:
+    running_mean, running_var = running_mean.detach(), running_var.detach()
     return torch.nn.functional.batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, eps)
 
 

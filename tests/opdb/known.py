@@ -21,6 +21,8 @@ FUNCTIONS = {
     "log_softmax": "log_softmax",
     "nn.functional.nll_loss": "nll_loss",
     "nn.functional.cross_entropy": "cross_entropy",
+    "nn.functional.batch_norm": "batch_norm",
+    "nn.functional.group_norm": "group_norm",
     "nn.functional.layer_norm": "layer_norm",
 }
 WITHOUT_ENTRY = {"scale_shift": "PyTorch has no function of this kind"}
