@@ -21,7 +21,7 @@ constexpr int kMostFinishers = 32;
 
 struct Groups {
   long long count, channels;  // groups of an image, channels of a group
-  Divisor plane;              // by the elements of a channel
+  Divisor plane;  // by the elements of a channel
 };
 
 // The channel of each element of a pack, of which some are there: mostly one for all of them.
@@ -234,7 +234,8 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     group_norm_bwd_wide(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                         const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
-                        const acc_t<T>* __restrict__ sums, T* __restrict__ grad_x, Runs runs, Groups groups, int count) {
+                        const acc_t<T>* __restrict__ sums, T* __restrict__ grad_x, Runs runs, Groups groups,
+                        int count) {
   using A = acc_t<T>;
   __shared__ Pair<A> shared[kWarp];
   const long long block = gridDim.x - 1 - (long long)blockIdx.x, row = block / runs.parts;

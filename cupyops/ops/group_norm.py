@@ -12,11 +12,10 @@ from torch.autograd import forward_ad
 from .. import check
 from ..common import segments
 from ..common.gemm import divisor
-from ..common.rows import is_symbolic
-from ..common.segments import accumulator, is_aligned, spatial
+from ..common.segments import accumulator, gradient_room, is_aligned, is_there, spatial
 from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
-from ..layout import is_dry, suggested_format
+from ..layout import suggested_format
 from ..operator import operator
 
 PACKS = (1, 2, 4)  # that a thread holds of a group
@@ -57,7 +56,7 @@ def _(x, num_groups, weight, bias, eps):
     y = torch.empty_like(x)
     rows = x.shape[0] * num_groups
     mean, rstd = (x.new_empty(rows, dtype=accumulator(x.dtype)) for _ in range(2))
-    if is_dry(x) or is_symbolic(*x.shape):
+    if not is_there(x):
         return y.contiguous(memory_format=memory), (mean, rstd)
     channels, pixels = x.shape[1] // num_groups, spatial(x)
     division, packs, block, plan = _plan(
@@ -80,10 +79,9 @@ def _(saved, grad_y, x, num_groups, weight, bias, needs_grad):
     grad_y, x, weight = _contiguous(grad_y, x, weight)
     grad_x = torch.empty_like(x) if needs_grad.x else None
     grad_weight, grad_bias = (
-        torch.empty_like(p, memory_format=torch.contiguous_format) if need else None
-        for need, p in ((needs_grad.weight, weight), (needs_grad.bias, bias))
+        gradient_room(p, x) if need else None for need, p in ((needs_grad.weight, weight), (needs_grad.bias, bias))
     )
-    if not (is_dry(x) or is_symbolic(*x.shape)):
+    if is_there(x):
         sums, count = _sum_planes(grad_y, x, num_groups, weight, saved, grad_x)
         if grad_weight is not None or grad_bias is not None:
             images, channels = x.shape[:2]
@@ -116,9 +114,7 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
 
 @_group_norm.unsupported
 def _(x, num_groups, weight, bias, eps):
-    if x.numel() == 0:
-        return "no elements"
-    return "2^31 elements of a group" if x.numel() // (x.shape[0] * num_groups) >= 1 << 31 else None
+    return "2^31 elements of a group" if x.shape[1] // num_groups * spatial(x) >= 1 << 31 else None
 
 
 @_group_norm.interface

@@ -34,7 +34,10 @@ class TestBatchNorm(OperatorContract):
     }
     too_large = "2^31 packs of a channel"
     differs = {
-        ("special_values", "simulator"): "an infinite weight: PyTorch on a CPU makes NaN, of inf - inf; on a GPU it does not"
+        (
+            "special_values",
+            "simulator",
+        ): "an infinite weight: PyTorch on a CPU makes NaN, of inf - inf; on a GPU it does not"
     }
 
     def samples(self, make: Make):
@@ -163,7 +166,7 @@ def test_double_backward_updates_once(simulated):
         (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
         grad.sum().backward()
         assert torch.equal(mean, after[0]) and torch.equal(var, after[1])
-        function = lambda x, weight, bias: cupyops.batch_norm(x, mean.clone(), var.clone(), weight, bias, True)  # noqa: E731
+        function = lambda x, weight, bias: cupyops.batch_norm(x, mean.clone(), var.clone(), weight, bias, True)
         assert torch.autograd.gradgradcheck(function, (x, weight, bias))
 
 
