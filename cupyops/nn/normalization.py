@@ -9,7 +9,7 @@ from ..ops import batch_norm, group_norm, layer_norm
 
 
 class BatchNorm1d(torch.nn.BatchNorm1d):
-    """Normalisation of each channel of (n, channels) or (n, channels, l); as `torch.nn.BatchNorm1d`, by `cupyops.batch_norm`.
+    """Normalisation of each channel of (n, channels), (n, channels, l); as `torch.nn.BatchNorm1d`, by `cupyops.batch_norm`.
 
     Example:
         >>> cupyops.nn.BatchNorm1d(3)(torch.zeros(2, 3)).shape

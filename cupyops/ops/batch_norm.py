@@ -66,7 +66,7 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
 
 
 def _forward_columns(x, weight, bias, y, kept, rows, wide, momentum, eps):
-    channels, (mean, rstd, running_mean, running_var) = x.shape[1], kept
+    channels, (mean, rstd, *_) = x.shape[1], kept
     plan = segments.columns(rows, channels, x.element_size())
     parts = x.new_empty(plan.parts * channels * 3, dtype=mean.dtype)
     batch_norm_columns_moments[plan.grid, plan.block](x, parts, rows, channels, T=x.dtype)
