@@ -168,9 +168,8 @@ __global__ void __launch_bounds__(kThreads)
       [&](const Place(&places)[4], const Pack<T>(&packs)[2][4]) {
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
-          store_place(grad_x, places[u], [&](int e) {
-            return scale * (packs[0][u][e] - c2 - (packs[1][u][e] - mu) * r * c1);
-          });
+          store_place(grad_x, places[u],
+                      [&](int e) { return scale * (packs[0][u][e] - c2 - (packs[1][u][e] - mu) * r * c1); });
         }
       },
       grad_y, x);
@@ -186,8 +185,9 @@ __device__ __forceinline__ void columns_moments(const T* x, A* parts, long long 
   const Columns tile = Columns::at(size, blockIdx.x);
   const long long start = blockIdx.x * (long long)Columns::capacity();
   ColumnMoments<W, A> own = {};
-  each_rows(tile, RowRange(rows), size, start,
-            [&](long long, int there, const Pack<T>(&packs)[1][kRowsAtOnce]) { own.add(packs[0], there); }, x);
+  each_rows(
+      tile, RowRange(rows), size, start,
+      [&](long long, int there, const Pack<T>(&packs)[1][kRowsAtOnce]) { own.add(packs[0], there); }, x);
   fold_columns(
       tile, shared, [&](int e) { return Moments<A>{own.count, own.mean[e], own.square[e]}; },
       [](Moments<A>& total, const Moments<A>& other) { total.merge(other); },
@@ -341,9 +341,9 @@ __global__ void __launch_bounds__(kColumnThreads)
 // Each may be null. Part p of channel c is at p step_part + c step_channel. Grid and block: as batch_norm_columns_finish.
 template <typename T>
 __global__ void __launch_bounds__(kWarp* kFinishers)
-    batch_norm_bwd_finish(const acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ sums, void* __restrict__ grad_weight,
-                          void* __restrict__ grad_bias, long long size, long long step_part, long long step_channel,
-                          int count, int wide) {
+    batch_norm_bwd_finish(const acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ sums,
+                          void* __restrict__ grad_weight, void* __restrict__ grad_bias, long long size,
+                          long long step_part, long long step_channel, int count, int wide) {
   using A = acc_t<T>;
   __shared__ Pair<A> shared[kFinishers][kWarp];
   const long long c = blockIdx.x * (long long)kWarp + threadIdx.x;
@@ -380,9 +380,8 @@ __device__ __forceinline__ void columns_backward(const T* grad_y, const T* x, co
 #pragma unroll
         for (int u = 0; u < kRowsAtOnce; ++u) {
           const Columns own{u < there ? tile.left : 0};
-          store_pack(own, grad_x + (row + u * (long long)blockDim.y) * size + start, 0, [&](int e) {
-            return scale[e] * (packs[0][u][e] - c2[e] - (packs[1][u][e] - mu[e]) * slope[e]);
-          });
+          store_pack(own, grad_x + (row + u * (long long)blockDim.y) * size + start, 0,
+                     [&](int e) { return scale[e] * (packs[0][u][e] - c2[e] - (packs[1][u][e] - mu[e]) * slope[e]); });
         }
       },
       grad_y, x);

@@ -84,6 +84,7 @@ def operator(
     changed = (mutates,) if isinstance(mutates, str) else tuple(mutates)
     if changed and autocast is not None:
         raise InputError(f"{name}: autocast casts copies, which an operator that works in place would change in vain")
+
     def make(reference: Callable[..., Any]) -> Operator:
         return Operator(name, reference, POLICIES[autocast], changed, tuple(updates), tuple(mixed))
 

@@ -70,6 +70,26 @@ def normalised(draw: st.DrawFn, inputs: int = 1, parameters: int = 1, eps: tuple
 
 
 @st.composite
+def batch_normalised(draw: st.DrawFn) -> Call:
+    dtype, channels = draw(_dtypes), draw(st.sampled_from([1, 3, 8]))
+    shape = (draw(st.integers(0, 5)), channels, *draw(st.sampled_from([(), (5,), (8,), (3, 4), (2, 1, 3)])))
+    training = draw(st.booleans())
+    mean, var, weight, bias = (draw(tensors((channels,), dtype, special=False)) for _ in range(4))
+    running = (None, None) if training else (mean.detach(), var.detach().abs() + 0.5)
+    parameters = [draw(st.sampled_from([None, parameter])) for parameter in (weight, bias)]
+    return Call(draw(tensors(shape, dtype, special=False)), *running, *parameters, training)
+
+
+@st.composite
+def group_normalised(draw: st.DrawFn) -> Call:
+    dtype, groups = draw(_dtypes), draw(st.sampled_from([1, 2, 3]))
+    channels = groups * draw(st.integers(1, 3))
+    shape = (draw(st.integers(0, 3)), channels, *draw(st.sampled_from([(5,), (8,), (3, 4), (2, 1, 3), (33,)])))
+    parameters = [draw(st.one_of(st.none(), tensors((channels,), dtype))) for _ in range(2)]
+    return Call(draw(tensors(shape, dtype)), groups, *parameters, draw(st.sampled_from([1e-5, 0.1])))
+
+
+@st.composite
 def convolutions(draw: st.DrawFn) -> Call:
     dtype, groups = draw(_dtypes), draw(st.sampled_from([1, 1, 1, 2, 3]))
     batch, channels, out = draw(st.integers(0, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
@@ -174,6 +194,9 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "layer_norm": (cupyops.layer_norm, F.layer_norm, normalised(parameters=2, eps=(1e-5, 0.1, 0.0))),
     "rms_norm": (cupyops.rms_norm, F.rms_norm, normalised()),
     "add_rms_norm": (cupyops.add_rms_norm, _add_rms_norm, normalised(inputs=2)),
+    "batch_norm": (cupyops.batch_norm, F.batch_norm, batch_normalised()),
+    "group_norm": (cupyops.group_norm, F.group_norm, group_normalised()),
+    "layer_norm": (cupyops.layer_norm, F.layer_norm, normalised()),
     "matmul": (cupyops.matmul, torch.matmul, products()),
     "linear": (cupyops.linear, F.linear, affine()),
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),

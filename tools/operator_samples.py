@@ -223,6 +223,10 @@ def _rms_norms(call: Callable[..., tuple[Any, ...]]) -> list[Call]:
         lambda m: call(m, 3, 40 * m.width, m(40 * m.width)),
         lambda m: call(m, 5, 1031, m(1031), {"blocks": 2}),
     ]
+def _batch_norm(m: Make, x: Tensor, training: bool) -> tuple[Any, ...]:
+    channels = x.shape[1]
+    running = m(channels).detach(), m(channels).detach().abs() + 0.5
+    return cupyops.batch_norm, x, *running, m(channels), m(channels), training
 
 
 def _unary(function: Any) -> list[Call]:
@@ -260,6 +264,24 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.scale_shift, m(2, 3, 5, 7), m(3, 1, 1), m(3, 1, 1)),
         lambda m: (cupyops.scale_shift, m(900), m(), m()),
         lambda m: (cupyops.scale_shift, m(3, 4, 5), m(3, 1, 5), m(4, 5)),
+    ],
+    "batch_norm": [
+        *[
+            lambda m, shape=shape, training=training: _batch_norm(m, m(*shape), training)
+            for shape in ((3, 5, 7, 9), (9, 2, 40, 64), (70, 13), (65, 24))
+            for training in (True, False)
+        ],
+        lambda m: _batch_norm(m, _channels_last(m(3, 16, 5, 4)), True),
+        lambda m: _batch_norm(m, _off(m(2, 3, 70)), True),
+    ],
+    "group_norm": [
+        lambda m: (cupyops.group_norm, m(3, 6, 5, 7), 3, m(6), m(6)),
+        lambda m: (cupyops.group_norm, m(2, 8, 4, 8), 4, m(8), m(8)),
+        lambda m: (cupyops.group_norm, m(40, 6), 3, m(6), m(6)),
+        lambda m: (cupyops.group_norm, m(2, 4, 50 * m.width), 1, m(4), m(4)),
+        lambda m: (cupyops.group_norm, m(1, 4, 300 * m.width), 1, m(4)),
+        lambda m: (cupyops.group_norm, _off(m(2, 4, 300)), 2, m(4), m(4)),
+        lambda m: (cupyops.group_norm, m(1, 2, 1100 * m.width + 1), 1, m(2), m(2)),
     ],
     "layer_norm": [
         lambda m: (cupyops.layer_norm, m(130, 33), (33,), m(33), m(33)),

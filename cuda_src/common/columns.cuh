@@ -26,7 +26,8 @@ struct RowRange {
 // `there` of which are.
 template <bool VECTORS, typename T, typename F, typename... Tensors>
 __device__ __forceinline__ void each_rows(const Tile<1, kVecWidth<T>, VECTORS>& tile, const RowRange& range,
-                                          long long size, long long start, F f, const T* first, const Tensors*... more) {
+                                          long long size, long long start, F f, const T* first,
+                                          const Tensors*... more) {
 #pragma unroll 1
   for (long long row = range.begin + threadIdx.y; row < range.end; row += kRowsAtOnce * (long long)blockDim.y) {
     const long long left = (range.end - row + blockDim.y - 1) / blockDim.y;

@@ -15,7 +15,7 @@ struct Runs {
   long long count, size, stride;
   long long parts;  // into which blocks share a segment
   long long total;  // packs of a segment, count * packs.divisor; less than 2^31
-  Divisor packs;    // of a run, those included that only some runs have
+  Divisor packs;  // of a run, those included that only some runs have
 };
 
 // A pack: where its first element would be, counted from the tensor's first, which elements of it are the run's, and the
@@ -113,8 +113,7 @@ __device__ __forceinline__ Moments<acc_t<T>> moments_of(const Place (&places)[U]
     for (int u = 0; u < U; ++u) count += places[u].last - places[u].first;
     if (count == A(0)) return {};
   }
-  const A about =
-      reduce_elements<Sum, U, W>([&](int u, int e) { return there(u, e) ? packs[u][e] : A(0); }) / count;
+  const A about = reduce_elements<Sum, U, W>([&](int u, int e) { return there(u, e) ? packs[u][e] : A(0); }) / count;
   each_element<U, W>([&](int u, int e) {
     const A centred = there(u, e) ? packs[u][e] - about : A(0);
     sum += centred, squares += centred * centred;

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..layout import is_dry
 from .gemm import divisor
+from .rows import is_symbolic
 
 THREADS = 256  # of a block, at most
 BLOCKS = 132 * 16  # into which a launch is cut, whatever the GPU: the same bits on all
@@ -82,3 +84,14 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 def spatial(x: Tensor) -> int:
     """Elements of a plane of (n, c, *)."""
     return math.prod(x.shape[2:])
+
+
+def is_there(x: Tensor) -> bool:
+    """Whether there is something to launch: not in a dry run, and not without elements."""
+    return not (is_dry(x) or is_symbolic(*x.shape)) and x.numel() > 0
+
+
+def gradient_room(parameter: Tensor, x: Tensor) -> Tensor:
+    """Room for the gradient of a parameter, contiguous; 0 where there is nothing to sum."""
+    make = torch.empty_like if is_dry(x) or is_symbolic(*x.shape) or x.numel() else torch.zeros_like
+    return make(parameter, memory_format=torch.contiguous_format)

@@ -101,9 +101,9 @@ class Definition:
             tensor = args[index]
             if tensor is None:
                 continue
-            if tensor.dtype != dtype and (tensor.is_floating_point() or tensor.is_complex()):
-                if index not in self.mixed or tensor.dtype not in FLOATING:
-                    return f"no kernel for {dtype} with {tensor.dtype}"
+            served = tensor.dtype == dtype or (index in self.mixed and tensor.dtype in FLOATING)
+            if not served and (tensor.is_floating_point() or tensor.is_complex()):
+                return f"no kernel for {dtype} with {tensor.dtype}"
             if tensor.is_neg():
                 return "negative bit"
         return self.refusal(*args) if self.refusal is not None else None

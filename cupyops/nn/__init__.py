@@ -7,16 +7,22 @@ from .loss import CrossEntropyLoss, KLDivLoss, NLLLoss
 from .normalization import LayerNorm
 from .loss import CrossEntropyLoss, NLLLoss
 from .normalization import AddRMSNorm, LayerNorm, RMSNorm
+from .loss import CrossEntropyLoss, NLLLoss
+from .normalization import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm
 from .pooling import MaxPool2d
 from .scale_shift import ScaleShift
 
 __all__ = [
     "GELU",
     "AddRMSNorm",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
     "Conv2d",
     "ConvReluPool2d",
     "CrossEntropyLoss",
     "KLDivLoss",
+    "GroupNorm",
     "LayerNorm",
     "Linear",
     "LogSoftmax",

@@ -5,7 +5,55 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops import add_rms_norm, layer_norm, rms_norm
+from ..ops import add_rms_norm, batch_norm, group_norm, layer_norm, rms_norm
+
+
+class BatchNorm1d(torch.nn.BatchNorm1d):
+    """Normalisation of each channel of (n, channels), (n, channels, l); as `torch.nn.BatchNorm1d`, by `cupyops.batch_norm`.
+
+    Example:
+        >>> cupyops.nn.BatchNorm1d(3)(torch.zeros(2, 3)).shape
+        torch.Size([2, 3])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _over_batch(self, input)
+
+
+class BatchNorm2d(torch.nn.BatchNorm2d):
+    """Normalisation of each channel of (n, channels, h, w); as `torch.nn.BatchNorm2d`, by `cupyops.batch_norm`.
+
+    Example:
+        >>> cupyops.nn.BatchNorm2d(3)(torch.zeros(2, 3, 4, 5)).shape
+        torch.Size([2, 3, 4, 5])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _over_batch(self, input)
+
+
+class BatchNorm3d(torch.nn.BatchNorm3d):
+    """Normalisation of each channel of (n, channels, d, h, w); as `torch.nn.BatchNorm3d`, by `cupyops.batch_norm`.
+
+    Example:
+        >>> cupyops.nn.BatchNorm3d(3)(torch.zeros(2, 3, 4, 5, 6)).shape
+        torch.Size([2, 3, 4, 5, 6])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _over_batch(self, input)
+
+
+class GroupNorm(torch.nn.GroupNorm):
+    """Normalisation over groups of the channels of each image; as `torch.nn.GroupNorm`, by `cupyops.group_norm`.
+
+    Example:
+        >>> cupyops.nn.GroupNorm(2, 6)(torch.zeros(2, 6, 4, 5)).shape
+        torch.Size([2, 6, 4, 5])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -46,3 +94,18 @@ class AddRMSNorm(torch.nn.RMSNorm):
 
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         return add_rms_norm(input, residual, self.normalized_shape, self.weight, self.eps)
+
+
+def _over_batch(module: torch.nn.modules.batchnorm._BatchNorm, input: Tensor) -> Tensor:
+    """The batch's statistics in training and where none are kept; the kept ones follow in training."""
+    module._check_input_dim(input)
+    momentum = 0.0 if module.momentum is None else module.momentum
+    if module.training and module.track_running_stats and module.num_batches_tracked is not None:
+        module.num_batches_tracked.add_(1)
+        if module.momentum is None:  # the mean of all batches so far
+            momentum = 1.0 / float(module.num_batches_tracked)
+    mean, var = module.running_mean, module.running_var
+    training = module.training or (mean is None and var is None)
+    if module.training and not module.track_running_stats:
+        mean = var = None
+    return batch_norm(input, mean, var, module.weight, module.bias, training, momentum, module.eps)

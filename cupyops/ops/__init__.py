@@ -8,6 +8,7 @@ from .conv2d_relu_max_pool2d import conv2d_relu_max_pool2d as conv2d_relu_max_po
 from .cross_entropy import cross_entropy as cross_entropy
 from .gelu import gelu as gelu
 from .kl_div import kl_div as kl_div
+from .group_norm import group_norm as group_norm
 from .layer_norm import layer_norm as layer_norm
 from .linear import linear as linear
 from .log_softmax import log_softmax as log_softmax

@@ -7,11 +7,10 @@ from torch import Tensor
 
 from .. import check
 from ..common import segments
-from ..common.rows import is_symbolic
-from ..common.segments import FINISHERS, accumulator, is_aligned, spatial
+from ..common.segments import FINISHERS, accumulator, gradient_room, is_aligned, is_there, spatial
 from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
-from ..layout import is_dry, suggested_format
+from ..layout import suggested_format
 from ..operator import operator
 
 batch_norm_moments = Kernel("batch_norm.cu", "batch_norm_moments<T>", T=FLOATING)
@@ -46,7 +45,7 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
     x = _dense(x)
     y = torch.empty_like(x)
     mean, rstd = (x.new_empty(x.shape[1], dtype=accumulator(x.dtype)) for _ in range(2))
-    if is_dry(x) or is_symbolic(*x.shape):
+    if not is_there(x):
         return y, (mean, rstd)
     weight, bias, changed_mean, changed_var = _contiguous(weight, bias, running_mean, running_var)
     kept = (mean, rstd, changed_mean, changed_var)
@@ -67,7 +66,7 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
 
 
 def _forward_columns(x, weight, bias, y, kept, rows, wide, momentum, eps):
-    channels, (mean, rstd, running_mean, running_var) = x.shape[1], kept
+    channels, (mean, rstd, *_) = x.shape[1], kept
     plan = segments.columns(rows, channels, x.element_size())
     parts = x.new_empty(plan.parts * channels * 3, dtype=mean.dtype)
     batch_norm_columns_moments[plan.grid, plan.block](x, parts, rows, channels, T=x.dtype)
@@ -81,8 +80,8 @@ def _forward_columns(x, weight, bias, y, kept, rows, wide, momentum, eps):
 def _(saved, grad_y, x, weight, bias, eps, needs_grad):
     x = _dense(x)
     grad_x = torch.empty_like(x) if needs_grad.x else None
-    grads = _like(needs_grad, weight, bias)
-    if not (is_dry(x) or is_symbolic(*x.shape)):
+    grads = _like(needs_grad, weight, bias, x)
+    if is_there(x):
         statistics = (*saved, None, None)
         wide = _is_wide(x, weight, bias)
         _backward(grad_y, x, *_contiguous(weight), statistics, grad_x, *grads, wide, eps, training=True)
@@ -98,6 +97,7 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
 def _batch_norm_inference(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, eps: float
 ) -> Tensor:
+    running_mean, running_var = running_mean.detach(), running_var.detach()
     return torch.nn.functional.batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, eps)
 
 
@@ -105,7 +105,7 @@ def _batch_norm_inference(
 def _(x, weight, bias, running_mean, running_var, eps):
     x = _dense(x)
     y = torch.empty_like(x)
-    if is_dry(x) or is_symbolic(*x.shape):
+    if not is_there(x):
         return y, ()
     weight, bias, running_mean, running_var = _contiguous(weight, bias, running_mean, running_var)
     wide = _is_wide(x, running_mean)
@@ -125,8 +125,8 @@ def _(x, weight, bias, running_mean, running_var, eps):
 def _(saved, grad_y, x, weight, bias, running_mean, running_var, eps, needs_grad):
     x = _dense(x)
     grad_x = torch.empty_like(x) if needs_grad.x else None
-    grads = _like(needs_grad, weight, bias)
-    if not (is_dry(x) or is_symbolic(*x.shape)):
+    grads = _like(needs_grad, weight, bias, x)
+    if is_there(x):
         weight, *running = _contiguous(weight, running_mean, running_var)
         statistics = (None, None, *running)
         _backward(grad_y, x, weight, statistics, grad_x, *grads, _is_wide(x, running_mean), eps, training=False)
@@ -258,8 +258,6 @@ def _runs(x: Tensor, like: Tensor) -> segments.Runs:
 
 
 def _refusal(x: Tensor) -> str | None:
-    if x.numel() == 0:
-        return "no elements"
     pixels = spatial(x)
     if pixels > 1 and x.shape[0] * segments.packs_of(pixels, x.element_size(), False) >= segments.MOST_PACKS:
         return "2^31 packs of a channel"
@@ -275,7 +273,7 @@ def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
-def _like(needs_grad, weight, bias):
-    """Room for grad_weight and grad_bias, None where not wanted."""
+def _like(needs_grad, weight, bias, x):
+    """Room for grad_weight and grad_bias, None where not wanted; 0 where there is nothing to sum."""
     pairs = (needs_grad.weight, weight), (needs_grad.bias, bias)
-    return tuple(torch.empty_like(p, memory_format=torch.contiguous_format) if need else None for need, p in pairs)
+    return tuple(gradient_room(p, x) if need else None for need, p in pairs)

@@ -97,6 +97,13 @@ CASES = [
     Case("CrossEntropyLoss", scores((6,), 5, skip=-100), (), {"weight": WEIGHT, "label_smoothing": 0.1}),
     Case("CrossEntropyLoss", scores((2, 3, 4), 5, skip=1), (), {"ignore_index": 1, "reduction": "none"}),
     Case("CrossEntropyLoss", lambda: (torch.randn(6, 5), torch.rand(6, 5)), (), {"label_smoothing": 0.2}),
+    Case("BatchNorm1d", normal(6, 5), (5,)),
+    Case("BatchNorm1d", normal(3, 4, 7), (4,), {"affine": False}),
+    Case("BatchNorm2d", IMAGES, (4,), {"momentum": 0.3, "eps": 1e-3}),
+    Case("BatchNorm2d", lambda: (channels_last(torch.randn(2, 4, 7, 9)),), (4,), {"track_running_stats": False}),
+    Case("BatchNorm3d", normal(2, 3, 4, 2, 3), (3,)),
+    Case("GroupNorm", IMAGES, (2, 4)),
+    Case("GroupNorm", normal(3, 6), (3, 6), {"affine": False, "eps": 1e-3}),
     Case("LayerNorm", normal(3, 5), (5,)),
     Case("LayerNorm", normal(3, 4, 5), ((4, 5),), {"eps": 1e-3, "bias": False}),
     Case("LayerNorm", normal(3, 5), (5,), {"elementwise_affine": False}),
@@ -109,6 +116,8 @@ OPERATORS = {
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "NLLLoss": "nll_loss", "CrossEntropyLoss": "cross_entropy",
     "KLDivLoss": "kl_div", "LayerNorm": "layer_norm",
     "LayerNorm": "layer_norm", "RMSNorm": "rms_norm",
+    "LayerNorm": "layer_norm", "GroupNorm": "group_norm",
+    "BatchNorm1d": "batch_norm", "BatchNorm2d": "batch_norm", "BatchNorm3d": "batch_norm",
 }  # fmt: skip
 
 
@@ -269,6 +278,32 @@ def test_add_rms_norm(device):
     norm.load_state_dict(layer.state_dict())
     x, residual = (torch.randn(3, 5, device=device) for _ in range(2))
     torch.testing.assert_close(layer(x, residual), (norm(x + residual), x + residual))
+# --- BatchNorm, which keeps statistics ---
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics(device, momentum):
+    ours, theirs = (package.BatchNorm2d(3, momentum=momentum).to(device) for package in (cupyops.nn, nn))
+    for _ in range(3):
+        x = torch.randn(2, 3, 4, 5, device=device)
+        torch.testing.assert_close(ours(x), theirs(x))
+    assert ours.num_batches_tracked == 3
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)
+    before = {name: value.clone() for name, value in ours.state_dict().items()}
+    ours.eval(), theirs.eval()
+    torch.testing.assert_close(ours(x), theirs(x))
+    assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_batch_norm_refuses_other_dimensions(dims):
+    module = getattr(cupyops.nn, f"BatchNorm{dims}d")(3)
+    with pytest.raises(ValueError, match=f"expected {'2D or 3D' if dims == 1 else f'{dims + 2}D'} input"):
+        module(torch.zeros([2, 3] + [4] * (dims + 1)))
+
+
+# --- ScaleShift, which torch.nn has not ---
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ FUNCTIONS = {
     "nn.functional.kl_div": "kl_div",
     "nn.functional.nll_loss": "nll_loss",
     "nn.functional.cross_entropy": "cross_entropy",
+    "nn.functional.batch_norm": "batch_norm",
+    "nn.functional.group_norm": "group_norm",
     "nn.functional.layer_norm": "layer_norm",
     "nn.functional.rms_norm": "rms_norm",
 }

@@ -1,0 +1,56 @@
+"""group_norm: images, from groups that one block holds to groups that several share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from cupyops.bench import Case
+from torch import Tensor
+
+import cupyops
+
+SIZES = [
+    ((32, 512, 32, 32), 32, torch.bfloat16),
+    ((8, 256, 128, 128), 32, torch.bfloat16),
+    ((2, 64, 1000), 32, torch.bfloat16),
+    ((32, 512, 32, 32), 32, torch.float16),
+    ((32, 512, 32, 32), 32, torch.float32),
+    ((32, 512, 31, 33), 32, torch.bfloat16),
+    ((64, 256, 4095), 32, torch.bfloat16),
+    ((2, 32, 50257), 2, torch.bfloat16),
+    ((1024, 64, 7, 7), 16, torch.bfloat16),
+]
+
+
+def cases() -> Iterator[Case]:
+    """The sizes above."""
+    for shape, groups, dtype in SIZES:
+        yield _case(shape, groups, dtype)
+
+
+def _case(shape: tuple[int, ...], groups: int, dtype: torch.dtype) -> Case:
+    def make(device: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        sizes = shape, shape[1:2], shape[1:2]
+        return tuple(torch.randn(size, device=device).to(dtype).requires_grad_() for size in sizes)
+
+    def liger(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        from liger_kernel.ops.group_norm import LigerGroupNormFunction
+
+        channels = shape[1]
+        return LigerGroupNormFunction.apply(x, weight, bias, channels, groups, 1e-5)
+
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return Case(
+        op="group_norm",
+        size=f"{'x'.join(map(str, shape))} G{groups}",
+        dtype=dtype,
+        make=make,
+        ours=lambda x, weight, bias: cupyops.group_norm(x, groups, weight, bias),
+        eager=lambda x, weight, bias: torch.nn.functional.group_norm(x, groups, weight, bias),
+        liger=liger,
+        forward_bytes=2 * size,
+        backward_bytes=3 * size,
+        want=None,
+    )

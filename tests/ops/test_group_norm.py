@@ -1,0 +1,154 @@
+import pytest
+import torch
+from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
+
+import cupyops
+
+NAN, INF = float("nan"), float("inf")
+F = torch.nn.functional
+
+
+class TestGroupNorm(OperatorContract):
+    function = staticmethod(cupyops.group_norm)
+    torch_function = staticmethod(F.group_norm)
+    kernels = {
+        "group_norm_fwd",
+        "group_norm_moments",
+        "group_norm_fwd_wide",
+        "group_norm_bwd",
+        "group_norm_bwd_sums",
+        "group_norm_bwd_wide",
+        "group_norm_bwd_parameters",
+    }
+    too_large = "2^31 elements of a group"
+
+    def samples(self, make: Make):
+        width = 16 // make.dtype.itemsize
+        yield from self.small_samples(make)
+        yield Sample(make(2, 4, 50 * width), 1, make(4), make(4))  # two packs in a thread
+        yield Sample(make(1, 2, 600 * width), 1, make(2), make(2))  # four
+        yield Sample(make(40, 6, 1), 3, make(6), make(6))  # planes of one element
+        yield Sample(make(1, 2, 1100 * width + 1), 1, make(2), make(2))  # several blocks
+        yield Sample(make(0, 4, 3), 2, make(4), make(4))
+
+    def small_samples(self, make: Make):
+        yield Sample(make(2, 6, 5, 7), 3, make(6), make(6))
+        yield Sample(make(3, 4, 2, 8), 2, make(4), make(4), eps=0.1)  # a channel is whole packs
+        yield Sample(make(2, 6, 3), 2)
+
+    def layouts(self, make: Make):
+        yield from super().layouts(make)
+        x = make(2, 6, 4, 5).detach().to(memory_format=torch.channels_last)
+        yield Sample(x.requires_grad_(), 3, make(6), make(1).detach().expand(6).requires_grad_())
+
+
+def gradients(function, grad_y, x, *args):
+    leaves = [t.detach().requires_grad_() for t in (x, *args[1:])]
+    y = function(leaves[0], args[0], *leaves[1:])
+    return y, *torch.autograd.grad(y, leaves, grad_y.to(y.dtype))
+
+
+SHAPES = [(2, 6, 5, 7), (2, 4, 16, 16), (1, 2, 4400 * 4 + 1)]  # one for each form of the kernels
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_special_values(device, dtype, shape):
+    """What is not finite stays in its group."""
+    x, grad_y = (torch.randn(shape).to(device, dtype) for _ in range(2))
+    weight, bias = (torch.randn(shape[1]).to(device, dtype) for _ in range(2))
+    for value in (NAN, INF, -INF):
+        x[0, 0].view(-1)[3] = value
+        ours, theirs = (gradients(f, grad_y, x, 2, weight, bias) for f in (cupyops.group_norm, F.group_norm))
+        for a, b in zip(ours, theirs):
+            torch.testing.assert_close(a.isnan(), b.isnan())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_mean_far_from_zero(dtype, shape):
+    """E[x^2] - mean^2 would have no correct digit here."""
+    x = (1000 + torch.randn(shape, dtype=torch.float64)).to(dtype)
+    with cupyops.simulate():
+        y = cupyops.group_norm(x, 2)
+    truth = F.group_norm(x.double() - 1000, 2)
+    torch.testing.assert_close(y.double(), truth, rtol=0, atol=4000 * torch.finfo(dtype).eps)
+
+
+def test_a_constant_group_is_the_bias():
+    weight, bias = torch.randn(4), torch.randn(4)
+    with cupyops.simulate():
+        y = cupyops.group_norm(torch.full((2, 4, 5), 0.7), 2, weight, bias)
+    assert torch.equal(y, bias[:, None].expand(2, 4, 5))
+
+
+def test_a_variance_that_overflows():
+    x = Make("cpu", torch.float32)(2, 2, 33)
+    with torch.no_grad():
+        x[1, 1, 3] = 1e30
+    with cupyops.simulate():
+        y = cupyops.group_norm(x, 2)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+    assert not y[1, 1].any() and not grad[1, 1].any() and y[1, 0].any()
+
+
+def test_double_backward_of_a_bias_without_weight():
+    x, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 4, 3), (4,)))
+    assert torch.autograd.gradgradcheck(lambda x, bias: cupyops.group_norm(x, 2, None, bias), (x, bias))
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_bias_without_weight(simulated):
+    """PyTorch's own backward raises."""
+    x, bias = (torch.randn(s, requires_grad=True) for s in ((2, 4, 3), (4,)))
+    with cupyops.simulate() if simulated else torch.enable_grad():
+        found = torch.autograd.grad(cupyops.group_norm(x, 2, None, bias).square().sum(), (x, bias))
+    y = F.group_norm(x, 2, torch.ones(4), bias)
+    torch.testing.assert_close(found, torch.autograd.grad(y.square().sum(), (x, bias)))
+
+
+def test_half_input_with_float_parameters_on_a_cpu():
+    x, weight = torch.randn(3, 4, 5).half(), torch.randn(4)
+    torch.testing.assert_close(cupyops.group_norm(x, 2, weight), F.group_norm(x, 2, weight))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(32, 512, 32, 32), (8, 256, 128, 128), (2, 64, 1000), (1, 32, 3, 333, 333)], ids=str)
+def test_large(shape, dtype):
+    """As good as PyTorch, of every size of group."""
+    args = [torch.randn(s, device="cuda").to(dtype) for s in (shape, shape)]
+    weight, bias = (torch.randn(shape[1], device="cuda").to(dtype) for _ in range(2))
+    ours, theirs = (gradients(f, *args, 32, weight, bias) for f in (cupyops.group_norm, F.group_norm))
+    truth = gradients(F.group_norm, *[t.double() for t in args], 32, weight.double(), bias.double())
+    for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
+        assert_as_good_as_torch(a, b, c, what)
+
+
+X = torch.ones(2, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "culprit"),
+    [
+        (([[1.0, 2.0]], 1), {}, "input"),
+        ((torch.ones(2, 4, dtype=torch.int64), 2), {}, "input"),
+        ((torch.ones(4), 2), {}, "input"),
+        ((torch.ones(1, 2), 2), {}, "input"),
+        ((X, 3), {}, "num_groups"),
+        ((X, 0), {}, "num_groups"),
+        ((X, 2.0), {}, "num_groups"),
+        ((X, True), {}, "num_groups"),
+        ((X, 2, [1.0] * 4), {}, "weight"),
+        ((X, 2, torch.ones(3)), {}, "weight"),
+        ((X, 2, torch.ones(4, 1)), {}, "weight"),
+        ((X, 2, torch.ones(4).half()), {}, "weight"),
+        ((X, 2, torch.ones(4, device="meta")), {}, "weight"),
+        ((X, 2), {"bias": torch.ones(())}, "bias"),
+        ((X, 2), {"bias": torch.ones(4).double()}, "bias"),
+        ((X, 2), {"eps": "1"}, "eps"),
+    ],
+)
+def test_bad_input(args, kwargs, culprit):
+    with pytest.raises(cupyops.InputError, match=f"^{culprit} is "):
+        cupyops.group_norm(*args, **kwargs)
