@@ -90,7 +90,7 @@ def _run(function: Any, arguments: list[Any], keywords: dict[str, Any], make: Ma
 
 
 def _steps(optimizer: Any, parameters: list[Any], keywords: dict[str, Any], make: Make) -> list[Tensor]:
-    """Two steps of an optimizer; the parameters, then the momentum, then the gradients as it left them."""
+    """Two steps of an optimizer; the parameters, then the state, then the gradients as it left them."""
     scale = keywords.pop("grad_scale", None)
     made = optimizer(parameters, **keywords)
     if scale is not None:  # as torch.amp.GradScaler sets it
@@ -99,7 +99,7 @@ def _steps(optimizer: Any, parameters: list[Any], keywords: dict[str, Any], make
         for parameter in parameters:
             parameter.grad = make.like(parameter)
         made.step()
-    kept = [state["momentum_buffer"] for state in made.state.values() if state.get("momentum_buffer") is not None]
+    kept = [one for state in made.state.values() for one in state.values() if one is not None]
     return [x.detach() for x in (*parameters, *kept, *(parameter.grad for parameter in parameters))]
 
 
@@ -357,6 +357,15 @@ _SAMPLES: dict[str, list[Call]] = {
             m.probabilities(2, 70, 5, 9).detach(),
             {"label_smoothing": 0.1},
         ),
+    ],
+    "adam": [
+        lambda m: (cupyops.optim.Adam, m(5000), m(7, 3), m(1), {"lr": 0.1, "weight_decay": 0.01, "eps": 1e-4}),
+        lambda m: (cupyops.optim.AdamW, m(4100), _off(m(33)), {"lr": 0.1, "amsgrad": True, "eps": 1e-4}),
+        lambda m: (cupyops.optim.AdamW, m(1030), m(3), {"lr": 0.1, "fused": True, "grad_scale": 4.0, "eps": 1e-4}),
+    ],
+    "lion": [
+        lambda m: (cupyops.optim.Lion, m(5000), m(7, 3), m(1), {"lr": 0.1, "weight_decay": 0.01}),
+        lambda m: (cupyops.optim.Lion, m(4100), _off(m(33)), {"lr": 0.1, "grad_scale": 4.0}),
     ],
     "sgd": [
         lambda m: (cupyops.optim.SGD, m(5000), m(7, 3), m(1), {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),

@@ -119,6 +119,8 @@ class Lion(Fused):
 def lion(param: Tensor, grad: Tensor, exp_avg: Tensor, group: Group) -> None:
     """The step in PyTorch."""
     lr, (beta1, beta2), weight_decay = group["lr"], group["betas"], group["weight_decay"]
+    if isinstance(lr, Tensor):
+        lr = lr.to(param.device, torch.promote_types(lr.dtype, param.dtype)).reshape(())
     grad = -grad if group["maximize"] else grad
     if isinstance(weight_decay, Tensor) or weight_decay != 0:
         param.mul_(1 - lr * weight_decay)
