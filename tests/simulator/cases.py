@@ -140,11 +140,17 @@ def optimizer_steps(contract: str, dtype: torch.dtype) -> Iterator[Call]:
         yield partial(test.compare, partial(parameters, CPU, dtype), {"lr": 0.1, **options}, steps=2)
 
 
+def gradients_clipped(dtype: torch.dtype) -> Iterator[Call]:
+    """The norms of gradients, and what is too large."""
+    yield partial(importlib.import_module("optim.test_clip").clipped, dtype, CPU)
+
+
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "matmul.cu": partial(tiles, "matmul", ["_plan"], products),
     "linear.cu": partial(tiles, "linear", ["_plan"], affine),
     "conv2d.cu": partial(tiles, "conv2d", ["_correlation", "_patch_sums"], convolutions),
     "adam.cu": partial(optimizer_steps, "test_adam.TestAdam"),
+    "grad_norm.cu": gradients_clipped,
     "lion.cu": partial(optimizer_steps, "test_lion.TestLion"),
     "sgd.cu": partial(optimizer_steps, "test_sgd.TestSGD"),
 }
