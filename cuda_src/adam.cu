@@ -29,7 +29,7 @@ template <typename T, bool AMSGRAD> struct Adam {
   Gradient<T> gradient;
   A rest1, beta2, rest2;                      // rest1 is 1 - beta1, rest2 is 1 - beta2
   A step_size, unbias_root, eps;              // lr / (1 - beta1^step), 1 / sqrt(1 - beta2^step)
-  A keep, weight_decay;                       // what decoupled decay leaves of param; the decay that is not decoupled
+  A keep, weight_decay;  // what decoupled decay leaves of param; the decay that is not decoupled
 
   __device__ __forceinline__ bool loads(int) const { return true; }
   __device__ __forceinline__ bool stores(int j) const { return j != 1 || gradient.scaled; }

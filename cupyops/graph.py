@@ -83,7 +83,7 @@ class Graphed:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream(device)):
                 outputs = _detached(self.step(*args, **kwargs))
         except Exception as error:
-            raise _explained(error, self.step) from error
+            raise _explained(error, self.step) from None
         captured.inputs = [one for one in inputs if isinstance(one, Tensor)]
         captured.graph, captured.outputs = graph, outputs
 

@@ -113,7 +113,7 @@ class Lion(Fused):
             if grad_scale is not None:
                 grad.div_(grad_scale.to(grad.device))
             one = (param, grad, exp_avg)
-            lion(*map(torch.view_as_real, one) if param.is_complex() else one, group)
+            lion(*(torch.view_as_real(t) if t.is_complex() else t for t in one), group=group)
 
 
 def lion(param: Tensor, grad: Tensor, exp_avg: Tensor, group: Group) -> None:

@@ -136,7 +136,8 @@ class OptimizerContract:
     def test_layouts(self, device, layout, grad_layout):
         def make():
             return [
-                nn.Parameter(LAYOUTS[layout](p)) for p in parameters(device, torch.float32, [(3, 4, 5, 6), (2, 9, 13, 5)])
+                nn.Parameter(LAYOUTS[layout](p))
+                for p in parameters(device, torch.float32, [(3, 4, 5, 6), (2, 9, 13, 5)])
             ]
 
         def change(grad, index):
@@ -296,7 +297,9 @@ class OptimizerContract:
                 scaler.update()
             torch.testing.assert_close(ours, theirs)
 
-    @pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": False}, {"differentiable": True}])
+    @pytest.mark.parametrize(
+        "options", [{"foreach": True}, {"foreach": False}, {"fused": False}, {"differentiable": True}]
+    )
     def test_what_was_asked_for_is_pytorch_s(self, device, options):
         lists = twins(lambda: parameters(device, torch.float32))
         optimizers = self.optimizers_of(lists, lr=0.1, **self.usual, **options)
@@ -436,9 +439,9 @@ class OptimizerContract:
         set_grads([params], 0)
         optimizer = self.ours(params, lr=0.1, **self.usual, **self.capturable)
         torch.cuda.synchronize()
-        with pytest.raises(cupyops.LaunchError, match="run a step before the capture"):
-            with torch.cuda.graph(torch.cuda.CUDAGraph()):
-                optimizer.step()
+        graph = torch.cuda.graph(torch.cuda.CUDAGraph())
+        with pytest.raises(cupyops.LaunchError, match="run a step before the capture"), graph:
+            optimizer.step()
 
     @pytest.mark.gpu
     def test_side_stream(self):

@@ -98,7 +98,10 @@ def test_state_elsewhere_is_refused(device):
         "exp_avg": torch.zeros_like(p),
         "exp_avg_sq": torch.zeros_like(p),
     }
-    with cupyops.simulate(), pytest.raises(cupyops.LaunchError, match="its step, which is to be counted there, on meta"):
+    with (
+        cupyops.simulate(),
+        pytest.raises(cupyops.LaunchError, match="its step, which is to be counted there, on meta"),
+    ):
         optimizer.step()
 
 

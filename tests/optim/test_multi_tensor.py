@@ -10,7 +10,7 @@ def test_tables():
     sizes = (0, 1, 10, 11, 25) * 30
     columns = tuple(tuple(1000 * array + index for index in range(len(sizes))) for array in (1, 2, 3))
     found = multi_tensor.tables(columns, sizes, 10)
-    assert [(one.start, one.count) for one in found] == [(0, 110), (110, 40)]
+    assert [(one.start, one.tensors) for one in found] == [(0, 110), (110, 40)]
     for table, start, count, blocks in found:
         part = slice(start, start + count)
         assert table["arrays"][0, :, :count].tolist() == [list(column[part]) for column in columns]
