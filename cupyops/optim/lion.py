@@ -112,8 +112,9 @@ class Lion(Fused):
         for param, grad, (exp_avg,), _ in entries:
             if grad_scale is not None:
                 grad.div_(grad_scale.to(grad.device))
-            one = (param, grad, exp_avg)
-            lion(*(torch.view_as_real(t) if t.is_complex() else t for t in one), group=group)
+            if param.is_complex():
+                param, grad, exp_avg = map(torch.view_as_real, (param, grad, exp_avg))
+            lion(param, grad, exp_avg, group)
 
 
 def lion(param: Tensor, grad: Tensor, exp_avg: Tensor, group: Group) -> None:
