@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(kThreads)
   using A = acc_t<T>;
   if (found_inf != nullptr && *found_inf != 0.0f) return;
   const A rate = lr_tensor != nullptr ? *lr_tensor : lr;
-  const Lion<T> rule{Gradient<T>(grad_scale, maximize), beta1, rest1, beta2, rest2, rate, fma(-rate, weight_decay, A(1))};
+  const Lion<T> rule{Gradient<T>(grad_scale, maximize), beta1, rest1, beta2, rest2, rate,
+                     fma(-rate, weight_decay, A(1))};
   update<T>(table, own_chunk<T>(table, tensors), rule);
 }

@@ -13,6 +13,7 @@ from .errors import (
     SimulatorError,
     SourceError,
 )
+from .graph import Graphed, graph
 from .kernel import Kernel, ceil_div
 from .magic import load_ipython_extension, unload_ipython_extension
 from .nn.swap import swap

@@ -90,7 +90,7 @@ def _run(function: Any, arguments: list[Any], keywords: dict[str, Any], make: Ma
 
 
 def _steps(optimizer: Any, parameters: list[Any], keywords: dict[str, Any], make: Make) -> list[Tensor]:
-    """Two steps of an optimizer; the parameters, then the momentum, then the gradients as it left them."""
+    """Two steps of an optimizer; the parameters, then the state, then the gradients as it left them."""
     scale = keywords.pop("grad_scale", None)
     made = optimizer(parameters, **keywords)
     if scale is not None:  # as torch.amp.GradScaler sets it
@@ -99,8 +99,17 @@ def _steps(optimizer: Any, parameters: list[Any], keywords: dict[str, Any], make
         for parameter in parameters:
             parameter.grad = make.like(parameter)
         made.step()
-    kept = [state["momentum_buffer"] for state in made.state.values() if state.get("momentum_buffer") is not None]
+    kept = [one for state in made.state.values() for one in state.values() if one is not None]
     return [x.detach() for x in (*parameters, *kept, *(parameter.grad for parameter in parameters))]
+
+
+def _clipped(*gradients: Tensor, max_norm: float, norm_type: float) -> list[Tensor]:
+    """The norm, then the gradients as they are left."""
+    parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients):
+        parameter.grad = gradient.detach()
+    norm = cupyops.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+    return [norm, *(gradient.detach() for gradient in gradients)]
 
 
 @contextlib.contextmanager
@@ -412,9 +421,28 @@ _SAMPLES: dict[str, list[Call]] = {
             {"label_smoothing": 0.1},
         ),
     ],
+    "adam": [
+        lambda m: (cupyops.optim.Adam, m(5000), m(7, 3), m(1), {"lr": 0.1, "weight_decay": 0.01, "eps": 1e-4}),
+        lambda m: (cupyops.optim.AdamW, m(4100), _off(m(33)), {"lr": 0.1, "amsgrad": True, "eps": 1e-4}),
+        lambda m: (cupyops.optim.AdamW, m(1030), m(3), {"lr": 0.1, "fused": True, "grad_scale": 4.0, "eps": 1e-4}),
+    ],
+    "grad_norm": [
+        *[
+            lambda m, norm=norm: (
+                _clipped,
+                *(x.detach() for x in (m(9000), m(7, 3), _off(m(600)), m(1))),
+                {"max_norm": 0.5, "norm_type": norm},
+            )
+            for norm in (2.0, float("inf"))
+        ],
+    ],
+    "lion": [
+        lambda m: (cupyops.optim.Lion, m(5000), m(7, 3), m(1), {"lr": 0.1, "weight_decay": 0.01}),
+        lambda m: (cupyops.optim.Lion, m(4100), _off(m(33)), {"lr": 0.1, "grad_scale": 4.0}),
+    ],
     "sgd": [
         lambda m: (cupyops.optim.SGD, m(5000), m(7, 3), m(1), {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
-        lambda m: (cupyops.optim.SGD, m(4100), _off(m(33)), {"lr": 0.1}),
+        lambda m: (cupyops.optim.SGD, m(4100), _off(m(600)), {"lr": 0.1}),
         lambda m: (cupyops.optim.SGD, m(70), m(8, 16), {"lr": 0.1, "momentum": 0.5, "nesterov": True}),
         lambda m: (cupyops.optim.SGD, m(1030), m(3), {"lr": 0.1, "momentum": 0.5, "grad_scale": 4.0}),
     ],

@@ -52,14 +52,14 @@ __device__ __forceinline__ void sweep(T* const (&arrays)[Rule::kArrays], int beg
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
       const int v = first + u * kThreads;
-      if (v >= end) break;
 #pragma unroll
-      for (int j = 0; j < N; ++j) values[u][j] = rule.loads(j) ? load_vec<T, W>(arrays[j] + v * W) : Vec<T, W>{};
+      for (int j = 0; j < N; ++j) {
+        values[u][j] = v < end && rule.loads(j) ? load_vec<T, W>(arrays[j] + v * W) : Vec<T, W>{};
+      }
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
       const int v = first + u * kThreads;
-      if (v >= end) break;
 #pragma unroll
       for (int k = 0; k < W; ++k) {
         acc_t<T> x[N];
@@ -71,7 +71,7 @@ __device__ __forceinline__ void sweep(T* const (&arrays)[Rule::kArrays], int beg
       }
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        if (rule.stores(j)) store_vec<T, W>(arrays[j] + v * W, values[u][j]);
+        if (v < end && rule.stores(j)) store_vec<T, W>(arrays[j] + v * W, values[u][j]);
       }
     }
   }

@@ -24,11 +24,11 @@ Columns = tuple[tuple[int, ...], ...]
 
 
 class Launch(NamedTuple):
-    """A table of `count` tensors, the first of which is the `start`-th of all, and the grid."""
+    """A table of `tensors` tensors, the first of which is the `start`-th of all, and the grid."""
 
     table: np.ndarray
     start: int
-    count: int
+    tensors: int
     blocks: int
 
 

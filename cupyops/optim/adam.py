@@ -37,7 +37,6 @@ class _Adam(Fused):
     def _variant(self, group: Group, entry: Entry) -> float:
         """The steps taken, where the host counts them: all of a launch have the same."""
         step, param = entry.step, entry.param
-        assert step is not None
         on_device = step.is_cuda or group["capturable"] or group["fused"]
         if on_device and step.device != param.device:
             raise LaunchError(
@@ -66,7 +65,7 @@ class _Adam(Fused):
 
     def _count(self, batch: Batch, found_inf: Tensor | None) -> list[Tensor] | None:
         """Count the step; the counts that the kernel is to read, or None where the host has them."""
-        steps = [entry.step for entry in batch.entries if entry.step is not None]
+        steps = [entry.step for entry in batch.entries]
         if batch.variant != _ON_DEVICE:
             self._count_on_host(batch.entries, steps)
             return None

@@ -21,8 +21,8 @@ class Entry(NamedTuple):
 
     param: Tensor
     grad: Tensor
-    state: tuple[Tensor | None, ...]
-    step: Tensor | None = None
+    state: tuple[Any, ...]  # of tensors or None
+    step: Any = None
 
 
 class Batch(NamedTuple):
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     variant: Any
     entries: list[Entry]
 
-    def column(self, index: int) -> list[Tensor | None]:
+    def column(self, index: int) -> list[Any]:
         """The `index`-th state of each entry."""
         return [entry.state[index] for entry in self.entries]
 

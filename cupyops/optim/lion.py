@@ -112,13 +112,16 @@ class Lion(Fused):
         for param, grad, (exp_avg,), _ in entries:
             if grad_scale is not None:
                 grad.div_(grad_scale.to(grad.device))
-            one = (param, grad, exp_avg)
-            lion(*map(torch.view_as_real, one) if param.is_complex() else one, group)
+            if param.is_complex():
+                param, grad, exp_avg = map(torch.view_as_real, (param, grad, exp_avg))
+            lion(param, grad, exp_avg, group)
 
 
 def lion(param: Tensor, grad: Tensor, exp_avg: Tensor, group: Group) -> None:
     """The step in PyTorch."""
     lr, (beta1, beta2), weight_decay = group["lr"], group["betas"], group["weight_decay"]
+    if isinstance(lr, Tensor):
+        lr = lr.to(param.device, torch.promote_types(lr.dtype, param.dtype)).reshape(())
     grad = -grad if group["maximize"] else grad
     if isinstance(weight_decay, Tensor) or weight_decay != 0:
         param.mul_(1 - lr * weight_decay)

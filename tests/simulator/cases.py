@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import gemms
 import pytest
@@ -132,23 +131,26 @@ def softmax_widened(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]
         yield partial(test.test_half_in_float_out, CPU, dtype, shape, dim)
 
 
-def optimizer_steps(dtype: torch.dtype) -> Iterator[Call]:
-    """Four steps with and without momentum, of every shape that the optimizer's tests have."""
-    for options in ({}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}):
-        yield partial(optimized, dtype, options)
+def optimizer_steps(contract: str, dtype: torch.dtype) -> Iterator[Call]:
+    """Two steps of every shape that the optimizers' tests have, with the options that reach every instance."""
+    module, _, name = contract.partition(".")
+    test = getattr(importlib.import_module(f"optim.{module}"), name)()
+    parameters = importlib.import_module("optim.contract").parameters
+    for options in test.simulated:
+        yield partial(test.compare, partial(parameters, CPU, dtype), {"lr": 0.1, **options}, steps=2)
 
 
-def optimized(dtype: torch.dtype, options: dict[str, Any]) -> None:
-    sgd = importlib.import_module("optim.test_sgd")
-    lists = sgd.twins(lambda: sgd.parameters(CPU, dtype))
-    optimizers = sgd.optimizers_of(lists, lr=0.1, **options)
-    sgd.train(lists, optimizers)
-    sgd.assert_alike(*lists, optimizers)
+def gradients_clipped(dtype: torch.dtype) -> Iterator[Call]:
+    """The norms of gradients, and what is too large."""
+    yield partial(importlib.import_module("optim.test_clip").clipped, dtype, CPU)
 
 
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "matmul.cu": partial(tiles, "matmul", ["_plan"], products),
     "linear.cu": partial(tiles, "linear", ["_plan"], affine),
     "conv2d.cu": partial(tiles, "conv2d", ["_correlation", "_patch_sums"], convolutions),
-    "sgd.cu": optimizer_steps,
+    "adam.cu": partial(optimizer_steps, "test_adam.TestAdam"),
+    "grad_norm.cu": gradients_clipped,
+    "lion.cu": partial(optimizer_steps, "test_lion.TestLion"),
+    "sgd.cu": partial(optimizer_steps, "test_sgd.TestSGD"),
 }

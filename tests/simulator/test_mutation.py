@@ -38,7 +38,7 @@ BOUNDS = [
     ("layer_norm", F32, "common/norm_bwd.cuh", "p < count", 1, "OutOfBounds"),
     ("nll_loss", F32, "nll_loss.cu", "i < positions", 0, "OutOfBounds"),
     ("max_pool2d", F32, "max_pool2d.cu", "if (h < 0 ||", 0, ""),
-    ("sgd", F16, "sgd.cu", "i < count", 0, "OutOfBounds"),
+    ("sgd", F16, "common/multi_tensor.cuh", "v < end", 0, "OutOfBounds"),
 ]
 
 

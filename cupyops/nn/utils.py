@@ -1,0 +1,5 @@
+"""What torch.nn.utils has, by kernels."""
+
+from ..optim.clip import clip_grad_norm_
+
+__all__ = ["clip_grad_norm_"]
