@@ -3,6 +3,7 @@
 from .add import add as add
 from .conv2d import conv2d as conv2d
 from .cross_entropy import cross_entropy as cross_entropy
+from .fused_linear_cross_entropy import fused_linear_cross_entropy as fused_linear_cross_entropy
 from .gelu import gelu as gelu
 from .kl_div import kl_div as kl_div
 from .layer_norm import layer_norm as layer_norm
