@@ -3,7 +3,7 @@
 from .activation import GELU, LogSoftmax, ReLU, SiLU, Softmax
 from .conv import Conv2d
 from .linear import Linear
-from .loss import CrossEntropyLoss, KLDivLoss, NLLLoss
+from .loss import CrossEntropyLoss, FusedLinearCrossEntropyLoss, KLDivLoss, NLLLoss
 from .normalization import LayerNorm
 from .pooling import MaxPool2d
 from .scale_shift import ScaleShift
@@ -12,6 +12,7 @@ __all__ = [
     "GELU",
     "Conv2d",
     "CrossEntropyLoss",
+    "FusedLinearCrossEntropyLoss",
     "KLDivLoss",
     "LayerNorm",
     "Linear",

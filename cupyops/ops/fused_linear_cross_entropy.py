@@ -63,8 +63,10 @@ class Given(NamedTuple):
     ignore_index: int
     label_smoothing: float
 
-    def options(self, scale_step: int) -> np.ndarray:
-        """The kernels' `Options`."""
+    def options(self, scale_step: int) -> np.ndarray | None:
+        """The kernels' `Options`; None on a dry run, whose sizes may be symbols."""
+        if is_dry(self.x):
+            return None
         packed = struct.pack("=qdii", self.ignore_index, self.label_smoothing, self.weight.shape[0], scale_step)
         return np.frombuffer(packed, np.uint8)
 
@@ -159,12 +161,8 @@ def _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing)
 def _to_bits(class_weight: Tensor) -> Tensor:
     """As integers, in the width that is computed in: an operator takes floating tensors of one dtype, and under autocast
     the weights of the classes keep theirs."""
-    wide = class_weight.dtype is torch.float64
-    return (
-        class_weight.to(torch.float64 if wide else torch.float32)
-        .contiguous()
-        .view(torch.int64 if wide else torch.int32)
-    )
+    integers = torch.int64 if class_weight.dtype is torch.float64 else torch.int32
+    return class_weight.to(losses.accumulator(class_weight.dtype)).resolve_neg().contiguous().view(integers)
 
 
 def _from_bits(class_weight: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ def assert_same(ours, theirs):
 
 
 def test_every_module_has_a_case():
-    assert {case.name for case in CASES} | {"ScaleShift"} == set(cupyops.nn.__all__)
+    assert {case.name for case in CASES} | {"FusedLinearCrossEntropyLoss", "ScaleShift"} == set(cupyops.nn.__all__)
 
 
 @each
@@ -240,6 +240,21 @@ def test_swap_in_a_model(device):
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(3, 1, 6, 6, device=device)
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+# --- FusedLinearCrossEntropyLoss, which torch.nn has not ---
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_cross_entropy_is_a_layer_and_a_loss(bias, device):
+    head, x = nn.Linear(5, 7, bias=bias, device=device), torch.randn(4, 5, device=device, requires_grad=True)
+    options = {"weight": torch.rand(7, device=device), "ignore_index": 2, "label_smoothing": 0.1}
+    target = torch.tensor([0, 2, 6, 3], device=device)
+    y = cupyops.nn.FusedLinearCrossEntropyLoss(**options)(x, head.weight, target, head.bias)
+    expected = nn.CrossEntropyLoss(**options)(head(x), target)
+    torch.testing.assert_close(y, expected)
+    leaves = [x, *head.parameters()]
+    torch.testing.assert_close(torch.autograd.grad(y, leaves), torch.autograd.grad(expected, leaves))
 
 
 # --- ScaleShift, which torch.nn has not ---

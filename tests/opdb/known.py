@@ -24,7 +24,10 @@ FUNCTIONS = {
     "nn.functional.cross_entropy": "cross_entropy",
     "nn.functional.layer_norm": "layer_norm",
 }
-WITHOUT_ENTRY = {"scale_shift": "PyTorch has no function of this kind"}
+WITHOUT_ENTRY = {
+    "fused_linear_cross_entropy": "PyTorch has it from 2.12 on, with other arguments",
+    "scale_shift": "PyTorch has no function of this kind",
+}
 
 # (operator, dtype) that PyTorch takes and the function here refuses with an InputError
 REFUSED = {

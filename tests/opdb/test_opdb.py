@@ -42,7 +42,12 @@ def test_samples(info, dtype, backend, score):
     supported = dtype in info.supported_dtypes(backend.device.type)
     if backend.kernels_only and not (supported and dtype in FLOATING):
         pytest.skip(f"there is no kernel for {named(info)} in {named(dtype)}: the reference runs")
-    for suite, samples in kinds_of_samples(info, backend.device, dtype):
+    try:
+        kinds = list(kinds_of_samples(info, backend.device, dtype))
+    except NotImplementedError as error:  # the database's own making, as of a softmax of integers
+        assert not supported
+        pytest.skip(f"the database has no sample for this dtype: {error}")
+    for suite, samples in kinds:
         assert samples, "the database has no sample for this dtype"
         chosen, left = drawn(samples, backend.most.get(dtype))
         with backend.running():
