@@ -32,9 +32,10 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from ..operator import operator
 
+HALF = (torch.float16, torch.bfloat16)
 FILE = "fused_linear_cross_entropy.cu"
 linear_cross_entropy_rows = Kernel(FILE, "linear_cross_entropy_rows<T>", T=FLOATING)
-linear_cross_entropy_tile = Kernel(FILE, "linear_cross_entropy_tile<T>", T=FLOATING)
+linear_cross_entropy_tile = Kernel(FILE, "linear_cross_entropy_tile<T>", T=HALF)
 linear_cross_entropy_weights = Kernel(FILE, "linear_cross_entropy_weights<T>", T=FLOATING)
 linear_cross_entropy_sum = Kernel(FILE, "linear_cross_entropy_sum<T>", T=FLOATING)
 linear_cross_entropy_bias = Kernel(FILE, "linear_cross_entropy_bias<T>", T=FLOATING)
@@ -248,7 +249,7 @@ def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratc
     stride, elements = ceil_div(classes, width) * width, scratch // dtype.itemsize
     chunk = _even(rows, elements // stride, ROW_STEP)
     tile = ceil_div(_even(stride, elements // max(rows, 1), CLASS_STEP), width) * width
-    at_once = chunk >= rows or dtype in (torch.float32, torch.float64)
+    at_once = chunk >= rows or dtype not in HALF
     return Division(chunk, tile, stride, at_once, min(features, rows) // chunk * chunk)
 
 
