@@ -182,6 +182,30 @@ def divergences(draw: st.DrawFn) -> Call:
     return Call(draw(tensors(shape, dtype, special=False)), target, reduction=reduction, log_target=log)
 
 
+@st.composite
+def linear_losses(draw: st.DrawFn) -> Call:
+    dtype, classes, size = draw(_dtypes), draw(st.sampled_from([1, 5, 33])), draw(st.sampled_from([1, 7, 16]))
+    rows = draw(st.sampled_from([(), (1,), (9,), (0,), (2, 3)]))
+    target: Any = draw(tensors(rows, torch.int64, high=classes))
+    options = {"ignore_index": draw(st.sampled_from([-100, 0])) if target.numel() > 1 else -100}
+    return Call(
+        draw(tensors((*rows, size), dtype, special=False)),
+        draw(tensors((classes, size), dtype, special=False)),
+        target,
+        draw(st.one_of(st.none(), tensors((classes,), dtype, special=False))),
+        draw(st.one_of(st.none(), tensors((classes,), dtype, special=False).map(lambda t: t.detach().abs()))),
+        reduction=draw(st.sampled_from(["none", "mean", "sum"])),
+        label_smoothing=draw(st.sampled_from([0.0, 0.1])),
+        **options,
+    )
+
+
+def _linear_cross_entropy(input: Any, weight: Any, target: Any, bias: Any, class_weight: Any, **options: Any) -> Any:
+    logits = F.linear(input.reshape(-1, input.shape[-1]), weight, bias)
+    y = F.cross_entropy(logits, target.reshape(-1), class_weight, **options)
+    return y.reshape(target.shape) if options["reduction"] == "none" else y
+
+
 # function, PyTorch's, the calls
 FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrategy[Call]]] = {
     "relu": (cupyops.relu, F.relu, calls(cupyops.relu)),
@@ -202,6 +226,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),
     "conv2d_relu_max_pool2d": (cupyops.conv2d_relu_max_pool2d, _conv2d_relu_max_pool2d, layers()),
     "max_pool2d": (cupyops.max_pool2d, F.max_pool2d, sound_pools()),
+    "fused_linear_cross_entropy": (cupyops.fused_linear_cross_entropy, _linear_cross_entropy, linear_losses()),
     "kl_div": (cupyops.kl_div, F.kl_div, divergences()),
     "nll_loss": (cupyops.nll_loss, F.nll_loss, losses(smoothing=False)),
     "cross_entropy": (cupyops.cross_entropy, F.cross_entropy, losses(smoothing=True)),

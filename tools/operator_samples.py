@@ -75,7 +75,11 @@ def run(call: Call, make: Make) -> list[Tensor]:
         return []
     function, *arguments = sample
     keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
-    with _planned(*keywords.pop("tile", (0, 0))), _at_most(keywords.pop("blocks", 0), keywords.pop("threads", 0)):
+    with (
+        _planned(*keywords.pop("tile", (0, 0))),
+        _at_most(keywords.pop("blocks", 0), keywords.pop("threads", 0)),
+        _scratch(keywords.pop("scratch", 0)),
+    ):
         return _run(function, arguments, keywords, make)
 
 
@@ -151,6 +155,18 @@ def _at_most(blocks: int, threads: int) -> Iterator[None]:
     finally:
         softmaxes._share_columns.cache_clear()
         rows._MAX_GRID, cross_entropy.MAX_BLOCKS, softmaxes._ENOUGH_THREADS = before
+
+
+@contextlib.contextmanager
+def _scratch(size: int) -> Iterator[None]:
+    """So many bytes for the logits of fused_linear_cross_entropy. 0: as always."""
+    fused: Any = sys.modules["cupyops.ops.fused_linear_cross_entropy"]
+    before = fused.SCRATCH
+    fused.SCRATCH = size or before
+    try:
+        yield
+    finally:
+        fused.SCRATCH = before
 
 
 def _forget_plans() -> None:
@@ -236,6 +252,9 @@ def _batch_norm(m: Make, x: Tensor, training: bool) -> tuple[Any, ...]:
     channels = x.shape[1]
     running = m(channels).detach(), m(channels).detach().abs() + 0.5
     return cupyops.batch_norm, x, *running, m(channels), m(channels), training
+def _linear_loss(m: Make, rows: int, size: int, classes: int, bias: Any = None, **options: Any) -> tuple[Any, ...]:
+    function = cupyops.fused_linear_cross_entropy
+    return function, m(rows, size), m(classes, size), m.targets(rows, classes), bias, options
 
 
 def _unary(function: Any) -> list[Call]:
@@ -369,6 +388,12 @@ _SAMPLES: dict[str, list[Call]] = {
             )
             for channels, indices in ((3, False), (3, True), (8, True))
         ],
+    ],
+    "fused_linear_cross_entropy": [
+        lambda m: _linear_loss(m, 19, 7, 37, m(37)),
+        lambda m: _linear_loss(m, 19, 7, 37, m(37), scratch=1500, reduction="sum"),
+        lambda m: _linear_loss(m, 21, 9, 1031, scratch=20000, label_smoothing=0.2, class_weight=m(1031).detach().abs()),
+        lambda m: _linear_loss(m, 5, 8, 24, reduction="none"),
     ],
     "kl_div": [
         lambda m: (cupyops.kl_div, m(3, 1031), m.probabilities(3, 1031), {"reduction": "batchmean"}),

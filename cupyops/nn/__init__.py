@@ -4,7 +4,7 @@ from . import utils as utils
 from .activation import GELU, LogSoftmax, ReLU, SiLU, Softmax
 from .conv import Conv2d, ConvReluPool2d
 from .linear import Linear
-from .loss import CrossEntropyLoss, KLDivLoss, NLLLoss
+from .loss import CrossEntropyLoss, FusedLinearCrossEntropyLoss, KLDivLoss, NLLLoss
 from .normalization import LayerNorm
 from .loss import CrossEntropyLoss, NLLLoss
 from .normalization import AddRMSNorm, LayerNorm, RMSNorm
@@ -22,6 +22,7 @@ __all__ = [
     "Conv2d",
     "ConvReluPool2d",
     "CrossEntropyLoss",
+    "FusedLinearCrossEntropyLoss",
     "KLDivLoss",
     "GroupNorm",
     "LayerNorm",

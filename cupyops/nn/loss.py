@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops import cross_entropy, kl_div, nll_loss
+from ..ops import cross_entropy, fused_linear_cross_entropy, kl_div, nll_loss
 
 
 class NLLLoss(torch.nn.NLLLoss):
@@ -46,6 +46,31 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
             input,
             target,
             weight=self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )
+
+
+class FusedLinearCrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """Cross-entropy of a linear layer's outputs, without the layer's outputs in memory, by
+    `cupyops.fused_linear_cross_entropy`. The constructor is that of `torch.nn.CrossEntropyLoss`, whose `weight` is that of
+    the classes; the layer's weight and bias are given with each call, since they belong to the model.
+
+    Example:
+        >>> head = torch.nn.Linear(3, 4, bias=False).requires_grad_(False)
+        >>> loss = cupyops.nn.FusedLinearCrossEntropyLoss(reduction="sum")
+        >>> loss(torch.zeros(2, 3), head.weight, torch.tensor([0, 3]))
+        tensor(2.7726)
+    """
+
+    def forward(self, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        return fused_linear_cross_entropy(
+            input,
+            weight,
+            target,
+            bias,
+            class_weight=self.weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,

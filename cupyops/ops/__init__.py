@@ -6,6 +6,7 @@ from .add_rms_norm import add_rms_norm as add_rms_norm
 from .conv2d import conv2d as conv2d
 from .conv2d_relu_max_pool2d import conv2d_relu_max_pool2d as conv2d_relu_max_pool2d
 from .cross_entropy import cross_entropy as cross_entropy
+from .fused_linear_cross_entropy import fused_linear_cross_entropy as fused_linear_cross_entropy
 from .gelu import gelu as gelu
 from .kl_div import kl_div as kl_div
 from .group_norm import group_norm as group_norm

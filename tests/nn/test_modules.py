@@ -301,6 +301,19 @@ def test_batch_norm_refuses_other_dimensions(dims):
     module = getattr(cupyops.nn, f"BatchNorm{dims}d")(3)
     with pytest.raises(ValueError, match=f"expected {'2D or 3D' if dims == 1 else f'{dims + 2}D'} input"):
         module(torch.zeros([2, 3] + [4] * (dims + 1)))
+# --- FusedLinearCrossEntropyLoss, which torch.nn has not ---
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_cross_entropy_is_a_layer_and_a_loss(bias, device):
+    head, x = nn.Linear(5, 7, bias=bias, device=device), torch.randn(4, 5, device=device, requires_grad=True)
+    options = {"weight": torch.rand(7, device=device), "ignore_index": 2, "label_smoothing": 0.1}
+    target = torch.tensor([0, 2, 6, 3], device=device)
+    y = cupyops.nn.FusedLinearCrossEntropyLoss(**options)(x, head.weight, target, head.bias)
+    expected = nn.CrossEntropyLoss(**options)(head(x), target)
+    torch.testing.assert_close(y, expected)
+    leaves = [x, *head.parameters()]
+    torch.testing.assert_close(torch.autograd.grad(y, leaves), torch.autograd.grad(expected, leaves))
 
 
 # --- ScaleShift, which torch.nn has not ---

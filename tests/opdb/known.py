@@ -35,6 +35,10 @@ WITHOUT_ENTRY = {
     "conv2d_relu_max_pool2d": "PyTorch has no function of this kind",
     "scale_shift": "PyTorch has no function of this kind",
 }
+WITHOUT_ENTRY = {
+    "fused_linear_cross_entropy": "PyTorch has it from 2.12 on, with other arguments",
+    "scale_shift": "PyTorch has no function of this kind",
+}
 
 # (operator, dtype) that PyTorch takes and the function here refuses with an InputError
 REFUSED = {

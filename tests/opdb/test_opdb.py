@@ -23,6 +23,7 @@ from cupyops.errors import InputError
 
 # what PyTorch says of its own functions, where they are called as references
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:reduction. .mean. divides"),  # of kl_div
     pytest.mark.filterwarnings("ignore:Using padding='same'"),
     pytest.mark.filterwarnings("ignore:.* does not have a deterministic implementation"),
 ]
@@ -41,7 +42,12 @@ def test_samples(info, dtype, backend, score):
     supported = dtype in info.supported_dtypes(backend.device.type)
     if backend.kernels_only and not (supported and dtype in FLOATING):
         pytest.skip(f"there is no kernel for {named(info)} in {named(dtype)}: the reference runs")
-    for suite, samples in kinds_of_samples(info, backend.device, dtype):
+    try:
+        kinds = list(kinds_of_samples(info, backend.device, dtype))
+    except NotImplementedError as error:  # the database's own making, as of a softmax of integers
+        assert not supported
+        pytest.skip(f"the database has no sample for this dtype: {error}")
+    for suite, samples in kinds:
         assert samples, "the database has no sample for this dtype"
         chosen, left = drawn(samples, backend.most.get(dtype))
         with backend.running():

@@ -145,6 +145,21 @@ def gradients_clipped(dtype: torch.dtype) -> Iterator[Call]:
     yield partial(importlib.import_module("optim.test_clip").clipped, dtype, CPU)
 
 
+def little_scratch(dtype: torch.dtype) -> Iterator[Call]:
+    """Logits in chunks of rows and tiles of classes."""
+    (contract,) = contracts()["fused_linear_cross_entropy.cu"]
+    make = Make(CPU, dtype)
+    sample = Sample(make(19, 7), make(37, 7), make.integers(19, high=37), make(37), ignore_index=3)
+    if dtype in HALF:
+        yield partial(in_scratch, 1500, contract, sample)
+
+
+def in_scratch(size: int, contract: type[OperatorContract], sample: Sample) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.import_module("cupyops.ops.fused_linear_cross_entropy"), "SCRATCH", size)
+        contract().compare(sample, f"in {size} bytes, {sample!r}")
+
+
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "matmul.cu": partial(tiles, "matmul", ["_plan"], products),
     "linear.cu": partial(tiles, "linear", ["_plan"], affine),
@@ -153,4 +168,6 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "grad_norm.cu": gradients_clipped,
     "lion.cu": partial(optimizer_steps, "test_lion.TestLion"),
     "sgd.cu": partial(optimizer_steps, "test_sgd.TestSGD"),
+    "fused_linear_cross_entropy.cu": little_scratch,
+    "sgd.cu": optimizer_steps,
 }

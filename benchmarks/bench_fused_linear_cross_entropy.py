@@ -1,0 +1,50 @@
+"""fused_linear_cross_entropy: flops of the GEMMs that cannot be avoided, one forward and two backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from cupyops.bench import Case
+from torch import Tensor
+
+import cupyops
+
+SHAPES = [(8192, 4096, 128256), (4096, 4096, 32000), (8192, 2048, 50257)]  # rows, features, classes
+
+
+def cases() -> Iterator[Case]:
+    """Heads of language models in bf16; a small one in the other dtypes."""
+    for shape in SHAPES:
+        yield _case(shape, torch.bfloat16)
+    for dtype in (torch.float16, torch.float32):
+        yield _case((2048, 1000, 32000), dtype)
+
+
+def _case(shape: tuple[int, int, int], dtype: torch.dtype) -> Case:
+    rows, features, classes = shape
+
+    def make(device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        x = torch.randn(rows, features, device=device).to(dtype).requires_grad_()
+        weight = torch.randn(classes, features, device=device).div_(features**0.5).to(dtype).requires_grad_()
+        return x, weight, torch.randint(classes, (rows,), device=device)
+
+    def liger() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+        return LigerFusedLinearCrossEntropyLoss()
+
+    flops = 2 * rows * features * classes
+    return Case(
+        op="fused_linear_cross_entropy",
+        size="x".join(map(str, shape)),
+        dtype=dtype,
+        make=make,
+        ours=lambda x, weight, target: cupyops.fused_linear_cross_entropy(x, weight, target),
+        eager=lambda x, weight, target: F.cross_entropy(F.linear(x, weight), target),
+        liger=lambda x, weight, target: liger()(weight, x, target),
+        forward_flops=flops,
+        backward_flops=2 * flops,
+        want=None,
+    )

@@ -1,0 +1,202 @@
+// z_nc = sum_k x_nk W_ck + b_c                   the logits, of which only a part is in memory at a time
+// loss_n = -a logp_nt - sum_c q_c logp_nc        logp_nc = z_nc - max_n - log(sum_c exp(z_nc - max_n)), t = target_n
+//   a = (1 - s) w_t,  q_c = s / C w_c            s: label_smoothing, w: class_weight or 1; 0 where t is ignore_index
+// d_nc = g_n ((a + sum(q)) exp(logp_nc) - q_c - a [c == t])    the gradient of the logits, in the place of the logits
+// grad_x = d W,  grad_W = d^T x,  grad_b_c = sum_n d_nc
+//
+// The products are PyTorch's own GEMMs, of cuBLAS; the kernels here are what lies between. Bytes per logit: three times
+// sizeof(T) where a row is too long for the cache (read, read again, written); twice in linear_cross_entropy_tile.
+//
+// Reached on an H200: not measured yet.
+#include "common/elementwise.cuh"
+#include "common/losses.cuh"
+
+// What a row's gradients are made of.
+template <typename T> struct RowGrad {
+  using A = acc_t<T>;
+  const A* class_weight;
+  A spread, max, log_sum, scale, a, total;
+  int t;
+
+  // Of the logits x of N classes from c on.
+  template <int N> __device__ __forceinline__ Vec<T, N> operator()(int c, const Vec<T, N>& x) const {
+    Vec<T, N> grad;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const A p = exp_for<T>((to_acc(x.data[k]) - max) - log_sum);
+      const A w = spread != A(0) && class_weight ? class_weight[c + k] : A(1);
+      grad.data[k] = from_acc<T>(scale * (total * p - spread * w - (c + k == t ? a : A(0))));
+    }
+    return grad;
+  }
+};
+
+// The options of the loss, alike in every kernel; linear_cross_entropy.py packs it.
+struct Options {
+  long long ignore_index;
+  double label_smoothing;
+  int classes;
+  int scale_step;  // from one row's factor to the next; 0: one for all of them
+};
+
+template <typename T, typename A = acc_t<T>>
+__device__ __forceinline__ RowGrad<T> row_grad(const A* class_weight, const A* scale, const A* stats,
+                                               long long position, long long positions, int t, const Options& options) {
+  const A s = A(options.label_smoothing), a = (A(1) - s) * (class_weight ? class_weight[t] : A(1));
+  const A g = scale ? scale[position * options.scale_step] : A(1);
+  return {class_weight,
+          s / A(options.classes),
+          stats[position],
+          stats[positions + position],
+          g,
+          a,
+          a + stats[2 * positions + position],
+          t};
+}
+
+// N consecutive logits become their gradients; `begin` is the class of the row's first.
+template <typename T> struct Replace {
+  const RowGrad<T>& grad;
+  T* row;
+  int begin;
+
+  template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
+    store_vec<T, N>(row + c, grad(begin + c, x));
+  }
+};
+
+// N consecutive logits of a row go into its sums.
+template <typename T> struct AddToSums {
+  using A = acc_t<T>;
+  RowSums<T>& sums;
+  const A* class_weight;
+  A spread, shift;
+
+  template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
+    A values[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) values[k] = to_acc(x.data[k]);
+    sums.template add<N>([&](int k) { return values[k]; });
+    if (spread == A(0)) return;
+#pragma unroll
+    for (int k = 0; k < N; ++k) sums.add_share(spread * (class_weight ? class_weight[c + k] : A(1)), values[k], shift);
+  }
+};
+
+// Grid: a block for each row of a chunk of logits, which lie `stride` apart; block: one dimension, a multiple of 32. The
+// chunk's first row is that of `position`. Writes the row's loss and stats (max, log of the sum, sum of q, in planes of
+// `positions`), and with `gradients` the gradients in the place of the logits, which are read a second time for that.
+template <typename T>
+__global__ void linear_cross_entropy_rows(T* logits, const long long* __restrict__ target,
+                                          const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
+                                          acc_t<T>* __restrict__ losses, acc_t<T>* stats, long long first,
+                                          long long positions, long long stride,
+                                          const __grid_constant__ Options options, int gradients) {
+  using A = acc_t<T>;
+  __shared__ A shared[kWarp];
+  const long long position = first + blockIdx.x;
+  const int classes = options.classes, t = class_at(target, position, classes, options.ignore_index);
+  T* row = logits + blockIdx.x * stride;
+  if (t < 0) {
+    if (threadIdx.x == 0) losses[position] = stats[position] = stats[positions + position] = A(0);
+    if (threadIdx.x == 0) stats[2 * positions + position] = A(0);
+    if (gradients) zero_row(row, 0, classes, threadIdx.x, blockDim.x);
+    return;
+  }
+  const A spread = A(options.label_smoothing) / A(classes), picked = to_acc(row[t]);
+  const A shift = isfinite(picked) ? picked : A(0);
+  RowSums<T> sums;
+  const AddToSums<T> add{sums, class_weight, spread, shift};
+  read_row(row, row, 0, classes, threadIdx.x, blockDim.x, add);
+  sums.template reduce<true>(shared);
+  const A log_sum = log(sums.sum);
+  if (threadIdx.x == 0) {
+    stats[position] = sums.max;
+    stats[positions + position] = log_sum;
+    stats[2 * positions + position] = sums.share;
+  }
+  __syncthreads();
+  const RowGrad<T> grad = row_grad<T>(class_weight, scale, stats, position, positions, t, options);
+  if (threadIdx.x == 0) {
+    const A loss = grad.a * ((sums.max - picked) + log_sum);
+    losses[position] = spread == A(0) ? loss : loss + (sums.share * ((sums.max - shift) + log_sum) - sums.dot);
+  }
+  if (gradients) read_row(row, row, 0, classes, threadIdx.x, blockDim.x, Replace<T>{grad, row, 0});
+}
+
+// Grid: a block for each row from `first` on of a tile of logits, those of `count` classes from `begin` on; the rows lie
+// `stride` apart. Block: one dimension. Replaces them by their gradients.
+template <typename T>
+__global__ void linear_cross_entropy_tile(T* logits, const long long* __restrict__ target,
+                                          const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
+                                          const acc_t<T>* __restrict__ stats, long long first, long long positions,
+                                          int begin, int count, long long stride,
+                                          const __grid_constant__ Options options) {
+  const long long position = first + blockIdx.x;
+  const int t = class_at(target, position, options.classes, options.ignore_index);
+  T* row = logits + position * stride;
+  if (t < 0) return zero_row(row, 0, count, threadIdx.x, blockDim.x);
+  const RowGrad<T> grad = row_grad<T>(class_weight, scale, stats, position, positions, t, options);
+  read_row(row, row, 0, count, threadIdx.x, blockDim.x, Replace<T>{grad, row, begin});
+}
+
+// Grid: 1. Block: one dimension, a multiple of 32. The sum of the weights of the targets that are not ignored, then what
+// each row's gradient is multiplied by for their mean: `unit` over that sum.
+template <typename T>
+__global__ void linear_cross_entropy_weights(const long long* __restrict__ target,
+                                             const acc_t<T>* __restrict__ class_weight, acc_t<T>* __restrict__ total,
+                                             long long positions, const __grid_constant__ Options options,
+                                             acc_t<T> unit) {
+  using A = acc_t<T>;
+  __shared__ A shared[kWarp];
+  A sum = A(0);
+  for (long long i = threadIdx.x; i < positions; i += blockDim.x) {
+    const int t = class_at(target, i, options.classes, options.ignore_index);
+    if (t >= 0) sum += class_weight ? class_weight[t] : A(1);
+  }
+  sum = block_reduce<Sum>(sum, shared);
+  if (threadIdx.x != 0) return;
+  total[0] = sum;
+  total[1] = unit / sum;
+}
+
+// Grid: 1. Block: one dimension, a multiple of 32. The sum of the losses, or their mean where a `total` is given. No
+// target at all: 0 / 0 is NaN, as in PyTorch.
+template <typename T>
+__global__ void linear_cross_entropy_sum(const acc_t<T>* __restrict__ losses, const acc_t<T>* __restrict__ total,
+                                         T* __restrict__ y, long long positions) {
+  using A = acc_t<T>;
+  __shared__ A shared[kWarp];
+  A sum = A(0);
+  for (long long i = threadIdx.x; i < positions; i += blockDim.x) sum += losses[i];
+  sum = block_reduce<Sum>(sum, shared);
+  if (threadIdx.x == 0) *y = from_acc<T>(total ? sum / *total : sum);
+}
+
+// Grid: ceil(columns / 32). Block: (32, 8). grad_bias[c] = the sum of column c of d, whose rows lie `stride` apart, and of
+// what grad_bias is already where `add`. Eight threads to a column; their sums are added in order.
+template <typename T>
+__global__ void linear_cross_entropy_bias(const T* __restrict__ d, T* __restrict__ grad_bias, long long rows,
+                                          int columns, long long stride, acc_t<T> factor, int add) {
+  using A = acc_t<T>;
+  __shared__ A sums[8][kWarp];
+  const int c = blockIdx.x * kWarp + threadIdx.x;
+  A sum = A(0);
+#pragma unroll 8
+  for (long long row = threadIdx.y; row < rows; row += 8) sum += c < columns ? to_acc(d[row * stride + c]) : A(0);
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || c >= columns) return;
+  for (int other = 1; other < 8; ++other) sum += sums[other][threadIdx.x];
+  grad_bias[c] = from_acc<T>(factor * sum + (add ? to_acc(grad_bias[c]) : A(0)));
+}
+
+// Grid, block: see elementwise(). y = grad_y factor x, where y may be x: nothing is done where that would change nothing.
+template <typename T>
+__global__ void linear_cross_entropy_scale(const T* x, T* y, const acc_t<T>* __restrict__ grad_y, acc_t<T> factor,
+                                           long long n) {
+  using A = acc_t<T>;
+  const A by = *grad_y * factor;
+  if (x == y && by == A(1)) return;
+  elementwise<T>(n, [by](A x) { return by * x; }, y, x);
+}

@@ -1,0 +1,477 @@
+"""fused_linear_cross_entropy: the cross-entropy of a linear layer's outputs, of which only a part is in memory at a time.
+
+Rows are taken in chunks: a GEMM of PyTorch's gives a chunk's logits, our kernel the losses and, in the place of the logits,
+their gradients, and a second GEMM that of the input. What is left is the weight's gradient, a sum over all rows.
+
+In fp32 and fp64 it is added up chunk by chunk: three GEMMs. In a half type that would round it once for each chunk: for
+eight chunks the error is up to 3 times that of PyTorch's one rounding. An accumulator in fp32 would be twice as large as
+the weight. So, unless one chunk holds all rows, it is made in tiles of classes, each from the gradients of all rows and
+rounded once. Those of the first rows are kept, in the memory of the weight's gradient itself, which has room for as many
+rows as the input has features; those of the other rows are computed again: for twice as many rows as features, half a GEMM
+more.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
+from torch.nn import functional as F
+
+from .. import check
+from ..common import losses
+from ..derivation.autocast import POLICIES, cast, dtype_for
+from ..kernel import FLOATING, Kernel, ceil_div
+from ..layout import is_dry
+from ..operator import operator
+
+HALF = (torch.float16, torch.bfloat16)
+FILE = "fused_linear_cross_entropy.cu"
+linear_cross_entropy_rows = Kernel(FILE, "linear_cross_entropy_rows<T>", T=FLOATING)
+linear_cross_entropy_tile = Kernel(FILE, "linear_cross_entropy_tile<T>", T=HALF)
+linear_cross_entropy_weights = Kernel(FILE, "linear_cross_entropy_weights<T>", T=FLOATING)
+linear_cross_entropy_sum = Kernel(FILE, "linear_cross_entropy_sum<T>", T=FLOATING)
+linear_cross_entropy_bias = Kernel(FILE, "linear_cross_entropy_bias<T>", T=FLOATING)
+linear_cross_entropy_scale = Kernel(FILE, "linear_cross_entropy_scale<T>", T=FLOATING)
+
+SCRATCH = 240 << 20  # bytes of logits, or of their gradients, at a time
+ROW_STEP = 64  # rows of a chunk are a multiple of it, and the classes of a tile of CLASS_STEP: what suits a GEMM
+CLASS_STEP = 256
+ROW_BLOCK = 1024
+TILE_BLOCK = 256
+ELEMENTWISE = 256
+SUM_BLOCK = 1024
+
+X, WEIGHT, BIAS = 1, 2, 4  # bits of `wanted`: the gradients that forward is to compute
+ONCE = 8  # and whether backward may return the very tensors that forward has made
+
+
+class Given(NamedTuple):
+    """What every launch gets, contiguous."""
+
+    x: Tensor
+    weight: Tensor
+    target: Tensor
+    bias: Tensor | None
+    class_weight: Tensor | None
+    ignore_index: int
+    label_smoothing: float
+
+    def options(self, scale_step: int) -> np.ndarray | None:
+        """The kernels' `Options`; None on a dry run, whose sizes may be symbols."""
+        if is_dry(self.x):
+            return None
+        packed = struct.pack("=qdii", self.ignore_index, self.label_smoothing, self.weight.shape[0], scale_step)
+        return np.frombuffer(packed, np.uint8)
+
+
+class Scale(NamedTuple):
+    """What the rows' gradients are multiplied by: `factors` in the kernels, `alpha` in the GEMMs after them."""
+
+    factors: Tensor | None
+    step: int = 0
+    alpha: float = 1.0
+
+
+class Gradients(NamedTuple):
+    """Of the input, the weight and the bias; None for one that is not wanted."""
+
+    x: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+@operator("cupyops::fused_linear_cross_entropy")
+def _linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    wide: bool,
+    wanted: int,
+) -> Tensor:
+    logits = F.linear(x, weight, bias)
+    logits = logits.float() if wide else logits
+    class_weight = None if class_weight is None else _from_bits(class_weight).to(logits.dtype)
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    return losses.reference(F.cross_entropy, logits, target, class_weight, reduction, **options)
+
+
+@_linear_cross_entropy.forward
+def _(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wide, wanted):
+    given = _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing)
+    dtype = torch.float32 if wide else x.dtype
+    wanted = wanted if reduction != "none" else 0  # of a row's factor nothing is known yet
+    acc = losses.accumulator(dtype)
+    each = torch.empty(x.shape[0], dtype=acc, device=x.device)
+    scale, total = _scale(given, reduction, wanted)
+    gradients = _compute(given, each, scale, wanted)
+    saved = tuple(one for one in gradients if one is not None)
+    if saved and wanted & ONCE:
+        saved += (torch.zeros(1, dtype=torch.uint8, device="cpu"),)
+    if reduction == "none":
+        return each.to(dtype), saved
+    y = torch.empty((), dtype=dtype, device=x.device)
+    linear_cross_entropy_sum[1, SUM_BLOCK](each, total, y, x.shape[0], T=dtype)
+    return y, saved
+
+
+@_linear_cross_entropy.backward
+def _(
+    saved, grad_y, x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wanted, needs_grad
+):
+    given = _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing)
+    grad_y = grad_y.to(losses.accumulator(x.dtype))
+    needed = X * needs_grad.x + WEIGHT * needs_grad.weight + BIAS * needs_grad.bias
+    if reduction == "none":
+        each = torch.empty_like(grad_y)
+        gradients = _compute(given, each, Scale(grad_y.contiguous(), 1), needed)
+    else:
+        made, ours = _taken(saved, wanted), True
+        if made is None or needed & ~wanted:
+            each = torch.empty(x.shape[0], dtype=grad_y.dtype, device=x.device)
+            made = _compute(given, each, _scale(given, reduction, needed)[0], needed)
+        else:
+            ours = bool(wanted & ONCE)
+        gradients = Gradients(*[_scaled(one, grad_y, given, reduction, ours) for one in made])
+    return gradients.x, gradients.weight, None, gradients.bias
+
+
+@_linear_cross_entropy.unsupported
+def _(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wide, wanted):
+    return "no classes" if weight.shape[0] == 0 else None
+
+
+def _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing) -> Given:
+    tensors = x.contiguous(), weight.contiguous(), target.contiguous(), losses.contiguous(bias)
+    class_weight = None if class_weight is None else _from_bits(class_weight)
+    return Given(*tensors, class_weight, ignore_index, label_smoothing)
+
+
+def _to_bits(class_weight: Tensor) -> Tensor:
+    """As integers, in the width that is computed in: an operator takes floating tensors of one dtype, and under autocast
+    the weights of the classes keep theirs."""
+    integers = torch.int64 if class_weight.dtype is torch.float64 else torch.int32
+    return class_weight.to(losses.accumulator(class_weight.dtype)).resolve_neg().contiguous().view(integers)
+
+
+def _from_bits(class_weight: Tensor) -> Tensor:
+    return class_weight.view(torch.float64 if class_weight.dtype is torch.int64 else torch.float32)
+
+
+# --- the gradients that forward has made ---
+
+
+def _taken(saved: tuple[Tensor, ...], wanted: int) -> Gradients | None:
+    """What forward has saved; where it may be returned as it is, that once only, and None from then on.
+
+    The mark is a byte on the host beside the gradients, so that it goes wherever a hook on saved tensors takes them. It is
+    written behind the back of its version counter, as they are when they are scaled, and returned with another counter:
+    what happens to a gradient that was returned is no change of a saved tensor.
+    """
+    if not saved:
+        return None
+    if wanted & ONCE:
+        mark = saved[-1].numpy()
+        if mark[0]:
+            return None
+        mark[0] = 1
+        saved = tuple(one.data for one in saved[:-1])
+    tensors = iter(saved)
+    return Gradients(*[next(tensors) if wanted & bit else None for bit in (X, WEIGHT, BIAS)])
+
+
+def _scaled(gradient: Tensor | None, grad_y: Tensor, given: Given, reduction: str, ours: bool) -> Tensor | None:
+    """Times grad_y: in place where it is ours."""
+    if gradient is None:
+        return None
+    y, n, dtype = gradient if ours else torch.empty_like(gradient), gradient.numel(), gradient.dtype
+    grid = ceil_div(n, ELEMENTWISE * 16 // dtype.itemsize)
+    lift = 1 / _lift(dtype, reduction, given.x.shape[0])
+    linear_cross_entropy_scale[grid, ELEMENTWISE](gradient, y, grad_y, lift, n, T=dtype)
+    return y
+
+
+# --- scales ---
+
+
+def _unit(dtype: torch.dtype, reduction: str, rows: Any) -> int:
+    """About what a mean divides by: in fp16 the gradients of the logits would vanish if they were divided so early."""
+    if dtype is not torch.float16 or reduction != "mean" or type(rows) is not int:
+        return 1
+    return 1 << min(max(rows, 1).bit_length() - 1, 15)
+
+
+def _lift(dtype: torch.dtype, reduction: str, rows: Any) -> int:
+    """By how much the gradients that forward makes are too large: in fp16, before a loss scale, small ones would vanish."""
+    return min(_unit(dtype, reduction, rows), 1024)
+
+
+def _scale(given: Given, reduction: str, wanted: int) -> tuple[Scale, Tensor | None]:
+    """The scale of the rows, and the sum of the targets' weights."""
+    if reduction != "mean":
+        return Scale(None), None
+    x, rows = given.x, given.x.shape[0]
+    unit = _unit(x.dtype, reduction, rows)
+    total = torch.empty(2, dtype=losses.accumulator(x.dtype), device=x.device)
+    tensors = given.target, given.class_weight, total
+    linear_cross_entropy_weights[1, SUM_BLOCK](*tensors, rows, given.options(0), unit, T=x.dtype)
+    return Scale(total[1:], 0, _lift(x.dtype, reduction, rows) / unit), total
+
+
+# --- the work ---
+
+
+class Division(NamedTuple):
+    """Rows of a chunk and classes of a tile; `stride` from a chunk's row to the next, so that each begins at 16 bytes."""
+
+    rows: int
+    classes: int
+    stride: int
+    at_once: bool  # the weight's gradient is added up by chunks
+    kept: int  # rows, of whole chunks, whose gradients wait in the memory of the weight's gradient
+
+
+@functools.lru_cache(maxsize=1024)
+def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratch: int) -> Division:
+    width = 16 // dtype.itemsize
+    stride, elements = ceil_div(classes, width) * width, scratch // dtype.itemsize
+    chunk = _even(rows, elements // stride, ROW_STEP)
+    tile = ceil_div(_even(stride, elements // max(rows, 1), CLASS_STEP), width) * width
+    at_once = chunk >= rows or dtype not in HALF
+    return Division(chunk, tile, stride, at_once, min(features, rows) // chunk * chunk)
+
+
+def _even(count: int, most: int, step: int) -> int:
+    """The size of a part, of parts alike in size, of `count`: at most `most`, a multiple of `step` where there is room."""
+    if most >= count:
+        return max(count, 1)
+    step = step if most >= step else 1
+    most = max(most // step * step, 1)
+    part = ceil_div(count, ceil_div(count, most))
+    return ceil_div(part, step) * step
+
+
+def _parts(count: int, size: int) -> Iterator[tuple[int, int]]:
+    for begin in range(0, count, size):
+        yield begin, min(begin + size, count)
+
+
+def _compute(given: Given, each: Tensor, scale: Scale, wanted: int) -> Gradients:
+    """The loss of each row, and the gradients that are wanted."""
+    x, weight, bias = given.x, given.weight, given.bias
+    gradients = Gradients(
+        torch.empty_like(x) if wanted & X else None,
+        torch.empty_like(weight) if wanted & WEIGHT else None,
+        torch.empty_like(bias) if wanted & BIAS and bias is not None else None,
+    )
+    if is_dry(x):
+        return gradients
+    rows, features = x.shape
+    if rows == 0:
+        for one in gradients[1:]:
+            if one is not None:
+                one.zero_()
+        return gradients
+    division = _division(rows, features, weight.shape[0], x.dtype, SCRATCH)
+    tiled = not division.at_once and bool(wanted & (WEIGHT | BIAS))
+    size = max(division.rows * division.stride, rows * division.classes if tiled else 0)
+    scratch = torch.empty(size, dtype=x.dtype, device=x.device)
+    stats = torch.empty((3, rows), dtype=each.dtype, device=x.device)
+    _by_rows(given, each, stats, scale, gradients, division, scratch)
+    if tiled:
+        _by_classes(given, stats, scale, gradients, division, scratch)
+    return gradients
+
+
+def _logits(given: Given, rows: slice, classes: slice, out: Tensor) -> None:
+    x, weight = given.x[rows], given.weight[classes].t()
+    if given.bias is None:
+        torch.mm(x, weight, out=out)
+    else:
+        torch.addmm(given.bias[classes], x, weight, out=out)
+
+
+def _product(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: int = 0) -> None:
+    """out = alpha a b + beta out."""
+    torch.addmm(out, a, b, beta=beta, alpha=alpha, out=out)
+
+
+def _by_rows(
+    given: Given,
+    each: Tensor,
+    stats: Tensor,
+    scale: Scale,
+    gradients: Gradients,
+    division: Division,
+    scratch: Tensor,
+) -> None:
+    """Chunks of rows: the losses, the input's gradient and, where it can be added up, the weight's."""
+    x, weight, everything = given.x, given.weight, slice(None)
+    (count, _), (classes, _) = x.shape, weight.shape
+    options, dtype, stride = given.options(scale.step), x.dtype, division.stride
+    tensors = given.target, given.class_weight, scale.factors, each, stats
+    wanted = gradients != (None, None, None)
+    block = min(ROW_BLOCK, max(32, 1 << (ceil_div(classes * dtype.itemsize, 64) - 1).bit_length()))
+    for begin, end in _parts(count, division.rows):
+        chunk = scratch[: (end - begin) * stride].view(end - begin, stride)
+        d = chunk[:, :classes]
+        _logits(given, slice(begin, end), everything, d)
+        launch = linear_cross_entropy_rows[end - begin, block]
+        launch(chunk, *tensors, begin, count, stride, options, int(wanted), T=dtype)
+        if gradients.x is not None:
+            _product(gradients.x[begin:end], d, weight, scale.alpha)
+        if division.at_once:
+            if gradients.weight is not None:
+                _product(gradients.weight, d.t(), x[begin:end], scale.alpha, int(begin > 0))
+            _sum_columns(gradients.bias, chunk, classes, scale.alpha, begin > 0)
+        elif gradients.weight is not None and end <= division.kept:
+            for first, last in _parts(classes, division.classes):
+                _kept(gradients.weight, first, last, division.kept)[begin:end].copy_(d[:, first:last])
+
+
+def _by_classes(
+    given: Given, stats: Tensor, scale: Scale, gradients: Gradients, division: Division, scratch: Tensor
+) -> None:
+    """Tiles of classes: the weight's gradient and the bias's, from the logits' gradients of all rows."""
+    x, classes, rows = given.x, given.weight.shape[0], given.x.shape[0]
+    width, options = 16 // x.element_size(), given.options(scale.step)
+    tensors = given.target, given.class_weight, scale.factors, stats
+    kept = division.kept if gradients.weight is not None else 0
+    for first, last in _parts(classes, division.classes):
+        stride = ceil_div(last - first, width) * width
+        tile = scratch[: rows * stride].view(rows, stride)
+        d = tile[:, : last - first]
+        if kept:
+            assert gradients.weight is not None
+            d[:kept].copy_(_kept(gradients.weight, first, last, kept))
+        if kept < rows:
+            _logits(given, slice(kept, rows), slice(first, last), d[kept:])
+            launch = linear_cross_entropy_tile[rows - kept, TILE_BLOCK]
+            launch(tile, *tensors, kept, rows, first, last - first, stride, options, T=x.dtype)
+        if gradients.weight is not None:
+            _product(gradients.weight[first:last], d.t(), x, scale.alpha)
+        if gradients.bias is not None:
+            _sum_columns(gradients.bias[first:last], tile, last - first, scale.alpha, False)
+
+
+def _kept(grad_weight: Tensor, first: int, last: int, rows: int) -> Tensor:
+    """Where the first rows' gradients of a tile's logits wait: in the tile's own part of the weight's gradient."""
+    return grad_weight[first:last].view(-1)[: rows * (last - first)].view(rows, last - first)
+
+
+def _sum_columns(grad_bias: Tensor | None, d: Tensor, columns: int, factor: float, add: bool) -> None:
+    if grad_bias is None:
+        return
+    rows, stride = d.shape
+    launch = linear_cross_entropy_bias[ceil_div(columns, 32), (32, 8)]
+    launch(d, grad_bias, rows, columns, stride, factor, int(add), T=d.dtype)
+
+
+# --- the public function ---
+
+
+@_linear_cross_entropy.interface
+def fused_linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """`cross_entropy(linear(input, weight, bias), target, class_weight, ...)` without all the logits in memory.
+
+    Beside the gradients it needs 240 MiB, or 512 bytes for each row where that is more. Where a gradient is wanted it is
+    computed with the loss, and multiplied by the loss's gradient in backward; with `reduction="none"`, and in a second
+    backward of the same loss, all of it is computed then.
+
+    Args:
+        input: (..., K); kernels serve fp16, bf16, fp32 and fp64.
+        weight: (C, K), of the dtype of `input`.
+        target: classes in [0, C), integers of the shape of `input` without K.
+        bias: (C).
+        class_weight: of each class, (C), of the dtype of `input`; it gets no gradient.
+        ignore_index: a target of this value adds nothing to the loss, nor to its gradient.
+        reduction: "none", "sum", or "mean" over the weights of the targets (NaN where there are none).
+        label_smoothing: in [0, 1]; how much of the target is spread evenly over the classes.
+
+    Returns:
+        Tensor of shape () in the dtype of `input`, under autocast in float32; with "none" of the shape of `target`.
+
+    Raises:
+        InputError: shapes, dtypes or devices do not match, `reduction` is unknown, `label_smoothing` is outside [0, 1] or,
+            on the CPU, a class out of range. On a GPU such a class prints itself and stops the kernel.
+
+    Example:
+        >>> x, weight = torch.zeros(2, 3), torch.zeros(4, 3)
+        >>> cupyops.fused_linear_cross_entropy(x, weight, torch.tensor([0, 3]))
+        tensor(1.3863)
+    """
+    _check(input, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing)
+    dtype = dtype_for(POLICIES["lower"], input.device)
+    wide = dtype is not None and input.dtype is not torch.float64
+    input, weight, bias = cast((input, weight, bias), dtype) if dtype is not None else (input, weight, bias)
+    class_weight = None if class_weight is None else _to_bits(class_weight)
+    rows, indices = input.reshape(-1, input.shape[-1]), target.long().reshape(-1)
+    wanted = _wanted(rows, weight, bias)
+    options = ignore_index, reduction, float(label_smoothing), wide, wanted
+    y = _linear_cross_entropy(rows, weight, indices, bias, class_weight, *options)
+    return y.reshape(target.shape) if reduction == "none" else y
+
+
+def _wanted(x: Tensor, weight: Tensor, bias: Tensor | None) -> int:
+    """The gradients that autograd will ask for."""
+    if not torch.is_grad_enabled():
+        return 0
+    wanted = X * x.requires_grad + WEIGHT * weight.requires_grad
+    wanted += BIAS * (bias is not None and bias.requires_grad)
+    plain = type(x) in (Tensor, Parameter) and type(weight) in (Tensor, Parameter)
+    alone = plain and not is_dynamo_compiling() and not torch._C._len_torch_dispatch_stack()
+    return wanted + ONCE if wanted and alone else wanted
+
+
+def _check(
+    input: Any,
+    weight: Any,
+    target: Any,
+    bias: Any,
+    class_weight: Any,
+    ignore_index: Any,
+    reduction: Any,
+    label_smoothing: Any,
+) -> None:
+    losses.check_input(input, target, ignore_index)
+    check.floating("weight", weight)
+    for name, value in (("bias", bias), ("class_weight", class_weight)):
+        check.optional_tensor(name, value)
+    check.same_device(input=input, weight=weight, bias=bias, class_weight=class_weight)
+    if not check.autocast(input.device):
+        check.same_dtype(input=input, weight=weight, bias=bias, class_weight=class_weight)
+    if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
+        check.fail("weight", weight, f"shape (C, {input.shape[-1]}), as input is of shape {tuple(input.shape)}")
+    for name, value in (("bias", bias), ("class_weight", class_weight)):
+        if value is not None and tuple(value.shape) != (weight.shape[0],):
+            check.fail(name, value, f"shape ({weight.shape[0]},), one for each class")
+    if class_weight is not None and class_weight.requires_grad:
+        check.fail("class_weight", class_weight, "one that requires no gradient: the loss has none with respect to it")
+    if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype is torch.bool:
+        check.fail("target", target, "a tensor of integers")
+    if tuple(target.shape) != tuple(input.shape[:-1]):
+        check.fail("target", target, f"classes of shape {tuple(input.shape[:-1])}, that of input without the last")
+    check.choice("reduction", reduction, tuple(losses.REDUCTIONS))
+    if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
+        check.fail("label_smoothing", label_smoothing, "a number in [0, 1]")
