@@ -226,6 +226,15 @@ _SAMPLES: dict[str, list[Call]] = {
     "relu": _unary(cupyops.relu),
     "silu": _unary(cupyops.silu),
     "gelu": [*_unary(cupyops.gelu), lambda m: (cupyops.gelu, m(7, 301), {"approximate": "tanh"})],
+    "swiglu": [
+        lambda m: (cupyops.swiglu, m(3, 1027), m(3, 1027)),
+        lambda m: (cupyops.swiglu, m(5, 66)),
+        lambda m: (cupyops.swiglu, m(3, 1024)),
+    ],
+    "geglu": [
+        lambda m: (cupyops.geglu, m(3, 1027), m(3, 1027)),
+        lambda m: (cupyops.geglu, m(5, 64), {"approximate": "tanh"}),
+    ],
     "add": [
         *[
             lambda m, shapes=shapes: (cupyops.add, *(m(*shape) for shape in shapes))
@@ -256,6 +265,19 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.layer_norm, m(37, 33), (33,), m(33), m(33), {"blocks": 2}),
         lambda m: (cupyops.layer_norm, m(5, 1031), (1031,), m(1031), m(1031), {"blocks": 2}),
         lambda m: (*_layer_norm(m, 3, 2048 * m.width + 5), {"blocks": 2}),
+    ],
+    "rope": [
+        lambda m: (cupyops.rope, m(2, 3, 37, 6), m(40, 3).detach(), m(40, 3).detach()),
+        lambda m: (
+            cupyops.rope,
+            m(2, 21, 3, 48),
+            m(30, 16).detach(),
+            m(30, 16).detach(),
+            m.integers(2, 21, high=30),
+            {"seq_dim": 1},
+        ),
+        lambda m: (cupyops.rope, m(2, 21, 48), m(30, 16).detach(), m(30, 16).detach(), {"interleaved": True}),
+        lambda m: (cupyops.rope, m(21, 6), m(30, 3).detach(), m(30, 3).detach(), {"interleaved": True}),
     ],
     "softmax": _rows(cupyops.softmax),
     "log_softmax": _rows(cupyops.log_softmax),

