@@ -149,6 +149,17 @@ def losses(draw: st.DrawFn, smoothing: bool) -> Call:
     return Call(draw(tensors(shape, dtype, special=False)), target, **options)
 
 
+def _dropped(input: torch.Tensor, p: float) -> torch.Tensor:
+    seed = torch.full((), 2**62 + 11, dtype=torch.int64, device=input.device)
+    result: torch.Tensor = cupyops.operators()["cupyops::dropout"](input, seed, p)
+    return result
+
+
+def _masked(input: torch.Tensor, p: float) -> torch.Tensor:
+    """By the mask of ones: it hangs neither on the values nor on how they lie in memory."""
+    return input * _dropped(torch.ones(input.shape, dtype=input.dtype, device=input.device), p)
+
+
 @st.composite
 def rotations(draw: st.DrawFn) -> Call:
     dtype, seq, pairs = draw(_dtypes), draw(_small), draw(st.sampled_from([1, 3, 8, 16]))
@@ -179,6 +190,7 @@ def _rope(x: Any, cos: Any, sin: Any, positions: Any = None, *, interleaved: boo
 
 # function, PyTorch's, the calls
 FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrategy[Call]]] = {
+    "dropout": (_dropped, _masked, calls(_dropped, p=st.sampled_from([0.0, 0.3, 1.0]))),
     "relu": (cupyops.relu, F.relu, calls(cupyops.relu)),
     "geglu": (cupyops.geglu, _gated(F.gelu), gated(approximate=["none", "tanh"])),
     "gelu": (cupyops.gelu, F.gelu, gelus()),

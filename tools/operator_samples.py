@@ -266,6 +266,11 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.layer_norm, m(5, 1031), (1031,), m(1031), m(1031), {"blocks": 2}),
         lambda m: (*_layer_norm(m, 3, 2048 * m.width + 5), {"blocks": 2}),
     ],
+    "dropout": [
+        lambda m: (cupyops.dropout, m(3, 1027)),
+        lambda m: (cupyops.dropout, _transposed(m(33, 70)), 0.25),
+        lambda m: (cupyops.dropout, _off(m(2100))),
+    ],
     "rope": [
         lambda m: (cupyops.rope, m(2, 3, 37, 6), m(40, 3).detach(), m(40, 3).detach()),
         lambda m: (

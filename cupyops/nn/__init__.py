@@ -2,6 +2,7 @@
 
 from .activation import GEGLU, GELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
 from .conv import Conv2d
+from .dropout import Dropout
 from .linear import Linear
 from .loss import CrossEntropyLoss, NLLLoss
 from .normalization import LayerNorm
@@ -14,6 +15,7 @@ __all__ = [
     "GELU",
     "Conv2d",
     "CrossEntropyLoss",
+    "Dropout",
     "LayerNorm",
     "Linear",
     "LogSoftmax",

@@ -3,6 +3,7 @@
 from .add import add as add
 from .conv2d import conv2d as conv2d
 from .cross_entropy import cross_entropy as cross_entropy
+from .dropout import dropout as dropout
 from .geglu import geglu as geglu
 from .gelu import gelu as gelu
 from .layer_norm import layer_norm as layer_norm

@@ -57,6 +57,7 @@ WEIGHT = torch.tensor([0.5, 2.0, 1.0, 0.0, 3.0])
 CASES = [
     Case("Linear", normal(3, 5), (5, 4)),
     Case("Linear", normal(2, 3, 5), (5, 4), {"bias": False}),
+    Case("Dropout", normal(3, 5), (1.0,)),  # all dropped: of the same seed the masks differ
     Case("Conv2d", IMAGES, (4, 6, 3)),
     Case("Conv2d", lambda: (channels_last(torch.randn(2, 4, 7, 9)),), (4, 6, 3), {"padding": 1, "stride": 2}),
     Case("Conv2d", IMAGES, (4, 6, (3, 5)), {"padding": "same", "bias": False, "groups": 2}),
@@ -99,7 +100,7 @@ each = pytest.mark.parametrize("case", CASES, ids=str)
 OPERATORS = {
     "Linear": "linear", "Conv2d": "conv2d", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "MaxPool2d": "max_pool2d",
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "NLLLoss": "nll_loss", "CrossEntropyLoss": "cross_entropy",
-    "LayerNorm": "layer_norm",
+    "LayerNorm": "layer_norm", "Dropout": "dropout",
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ FUNCTIONS = {
     "nn.functional.layer_norm": "layer_norm",
 }
 WITHOUT_ENTRY = {
+    "dropout": "PyTorch's draws another mask of the same seed",
     "geglu": "PyTorch has no function of this kind",
     "rope": "PyTorch has no function of this kind",
     "scale_shift": "PyTorch has no function of this kind",
