@@ -27,7 +27,7 @@ def _dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     threshold, scale = _factors(p)
     keep = _philox(seed, x.numel()).view(x.shape) >= threshold
-    return (x.to(wide) * torch.where(keep, scale, 0.0).to(wide)).to(x.dtype)
+    return (x.to(wide) * (keep.to(wide) * scale)).to(x.dtype)
 
 
 @_dropout.forward
