@@ -32,6 +32,30 @@ def gelus() -> st.SearchStrategy[Call]:
     return drawn.filter(lambda call: not any(bool(t.isinf().any()) for t in call.all_tensors()))
 
 
+def gated(**options: Any) -> st.SearchStrategy[Call]:
+    """Two tensors alike, or one that is packed, perhaps oddly; without what is not finite."""
+
+    @st.composite
+    def draw_call(draw: st.DrawFn) -> Call:
+        dtype, shape = draw(_dtypes), draw(st.sampled_from([(7,), (3, 8), (2, 3, 33), (0, 4), (5, 0), (3, 300)]))
+        keywords = {name: draw(st.sampled_from(values)) for name, values in options.items()}
+        packed = (*shape[:-1], 2 * shape[-1])
+        count, size = draw(st.sampled_from([(1, packed), (1, shape), (2, shape)]))
+        return Call(*(draw(tensors(size, dtype, special=False)) for _ in range(count)), **keywords)
+
+    return draw_call()
+
+
+def _gated(f: Callable[..., Any]) -> Callable[..., Any]:
+    def function(gate: Any, up: Any = None, **options: Any) -> Any:
+        if up is None and gate.shape[-1] % 2:
+            raise ValueError("halves of an odd dimension")
+        gate, up = gate.chunk(2, -1) if up is None else (gate, up)
+        return f(gate, **options) * up
+
+    return function
+
+
 @st.composite
 def products(draw: st.DrawFn) -> Call:
     """Matrices, vectors and batches, mostly of sizes that fit."""
@@ -204,13 +228,54 @@ def _linear_cross_entropy(input: Any, weight: Any, target: Any, bias: Any, class
     logits = F.linear(input.reshape(-1, input.shape[-1]), weight, bias)
     y = F.cross_entropy(logits, target.reshape(-1), class_weight, **options)
     return y.reshape(target.shape) if options["reduction"] == "none" else y
+def _dropped(input: torch.Tensor, p: float) -> torch.Tensor:
+    seed = torch.full((), 2**62 + 11, dtype=torch.int64, device=input.device)
+    result: torch.Tensor = cupyops.operators()["cupyops::dropout"](input, seed, p)
+    return result
+
+
+def _masked(input: torch.Tensor, p: float) -> torch.Tensor:
+    """By the mask of ones: it hangs neither on the values nor on how they lie in memory."""
+    return input * _dropped(torch.ones(input.shape, dtype=input.dtype, device=input.device), p)
+
+
+@st.composite
+def rotations(draw: st.DrawFn) -> Call:
+    dtype, seq, pairs = draw(_dtypes), draw(_small), draw(st.sampled_from([1, 3, 8, 16]))
+    size = 2 * pairs + draw(st.sampled_from([0, 0, 1, 8]))
+    shape, seq_dim = draw(st.sampled_from([((seq, size), -2), ((2, 3, seq, size), -2), ((2, seq, 3, size), -3)]))
+    table = [draw(tensors((9, pairs), dtype, special=False)).detach() for _ in range(2)]
+    places = draw(st.sampled_from([None, (seq,), (shape[0], seq)]))
+    places = (seq,) if places is not None and len(shape) == 2 else places
+    positions = None if places is None else draw(tensors(places, torch.int64, high=9))
+    interleaved = draw(st.booleans())
+    return Call(draw(tensors(shape, dtype, special=False)), *table, positions, interleaved=interleaved, seq_dim=seq_dim)
+
+
+def _rope(x: Any, cos: Any, sin: Any, positions: Any = None, *, interleaved: bool = False, seq_dim: int = -2) -> Any:
+    """One pair of columns after the other."""
+    moved, half = x.movedim(seq_dim, -2), cos.shape[-1]
+    if positions is None:
+        positions = torch.arange(moved.shape[-2], device=x.device)
+    columns = list(moved.unbind(-1))
+    for j in range(half):
+        first, second = (2 * j, 2 * j + 1) if interleaved else (j, j + half)
+        a, b, c, s = columns[first], columns[second], cos[:, j][positions], sin[:, j][positions]
+        if positions.dim() == 2:
+            c, s = (t.view(t.shape[0], *(1,) * (a.dim() - 2), t.shape[1]) for t in (c, s))
+        columns[first], columns[second] = a * c - b * s, b * c + a * s
+    return torch.stack(columns, -1).movedim(-2, seq_dim).contiguous()
 
 
 # function, PyTorch's, the calls
 FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrategy[Call]]] = {
+    "dropout": (_dropped, _masked, calls(_dropped, p=st.sampled_from([0.0, 0.3, 1.0]))),
     "relu": (cupyops.relu, F.relu, calls(cupyops.relu)),
+    "geglu": (cupyops.geglu, _gated(F.gelu), gated(approximate=["none", "tanh"])),
     "gelu": (cupyops.gelu, F.gelu, gelus()),
     "silu": (cupyops.silu, F.silu, calls(cupyops.silu)),
+    "rope": (cupyops.rope, _rope, rotations()),
+    "swiglu": (cupyops.swiglu, _gated(F.silu), gated()),
     "add": (cupyops.add, torch.add, calls(cupyops.add)),
     "scale_shift": (cupyops.scale_shift, _scale_shift, calls(cupyops.scale_shift)),
     "softmax": (cupyops.softmax, F.softmax, calls(cupyops.softmax)),

@@ -271,6 +271,15 @@ _SAMPLES: dict[str, list[Call]] = {
     "relu": _unary(cupyops.relu),
     "silu": _unary(cupyops.silu),
     "gelu": [*_unary(cupyops.gelu), lambda m: (cupyops.gelu, m(7, 301), {"approximate": "tanh"})],
+    "swiglu": [
+        lambda m: (cupyops.swiglu, m(3, 1027), m(3, 1027)),
+        lambda m: (cupyops.swiglu, m(5, 66)),
+        lambda m: (cupyops.swiglu, m(3, 1024)),
+    ],
+    "geglu": [
+        lambda m: (cupyops.geglu, m(3, 1027), m(3, 1027)),
+        lambda m: (cupyops.geglu, m(5, 64), {"approximate": "tanh"}),
+    ],
     "add": [
         *[
             lambda m, shapes=shapes: (cupyops.add, *(m(*shape) for shape in shapes))
@@ -328,6 +337,24 @@ _SAMPLES: dict[str, list[Call]] = {
     "add_rms_norm": _rms_norms(
         lambda m, rows, size, *rest: (cupyops.add_rms_norm, m(rows, size), m(rows, size), (size,), *rest)
     ),
+    "dropout": [
+        lambda m: (cupyops.dropout, m(3, 1027)),
+        lambda m: (cupyops.dropout, _transposed(m(33, 70)), 0.25),
+        lambda m: (cupyops.dropout, _off(m(2100))),
+    ],
+    "rope": [
+        lambda m: (cupyops.rope, m(2, 3, 37, 6), m(40, 3).detach(), m(40, 3).detach()),
+        lambda m: (
+            cupyops.rope,
+            m(2, 21, 3, 48),
+            m(30, 16).detach(),
+            m(30, 16).detach(),
+            m.integers(2, 21, high=30),
+            {"seq_dim": 1},
+        ),
+        lambda m: (cupyops.rope, m(2, 21, 48), m(30, 16).detach(), m(30, 16).detach(), {"interleaved": True}),
+        lambda m: (cupyops.rope, m(21, 6), m(30, 3).detach(), m(30, 3).detach(), {"interleaved": True}),
+    ],
     "softmax": _rows(cupyops.softmax),
     "log_softmax": _rows(cupyops.log_softmax),
     "matmul": [

@@ -1,7 +1,7 @@
 // sigmoid(a) = 1 / (1 + e^-a), for activations that are bound by arithmetic rather than by memory in 16-bit types.
 #pragma once
 
-#include "common/types.cuh"
+#include "common/exponential.cuh"
 
 // s = sigmoid(a) and its complement c = 1 - s.
 template <typename A> struct Sigmoid { A s, c; };
@@ -29,3 +29,29 @@ __device__ __forceinline__ Sigmoid<double> sigmoid(double a) {
 // x * sigmoid(a). e^-a overflows to inf for a below -88, and the product is then -0 as in PyTorch.
 __device__ __forceinline__ float times_sigmoid(float x, float a) { return x * reciprocal(1.0f + expf(-a)); }
 __device__ __forceinline__ double times_sigmoid(double x, double a) { return x / (1.0 + exp(-a)); }
+
+// --- as exactly as a result of type T can show ---
+
+// f(x) and f'(x) of an activation f.
+template <typename A> struct Activation { A value, slope; };
+
+// What is below 2^-126, or its reciprocal, becomes 0.
+__device__ __forceinline__ float fast_reciprocal(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+template <typename T> __device__ __forceinline__ Sigmoid<acc_t<T>> sigmoid_for(acc_t<T> a) {
+  if constexpr (sizeof(T) == 2) {
+    const float s = fast_reciprocal(1.0f + exp_for<T>(-a));
+    return {s, 1.0f - s};
+  } else {
+    return sigmoid(a);
+  }
+}
+
+template <typename T> __device__ __forceinline__ acc_t<T> times_sigmoid_for(acc_t<T> x, acc_t<T> a) {
+  if constexpr (sizeof(T) == 2) return x * fast_reciprocal(1.0f + exp_for<T>(-a));
+  else return times_sigmoid(x, a);
+}

@@ -3,6 +3,9 @@
 from . import utils as utils
 from .activation import GELU, LogSoftmax, ReLU, SiLU, Softmax
 from .conv import Conv2d, ConvReluPool2d
+from .activation import GEGLU, GELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
+from .conv import Conv2d
+from .dropout import Dropout
 from .linear import Linear
 from .loss import CrossEntropyLoss, FusedLinearCrossEntropyLoss, KLDivLoss, NLLLoss
 from .normalization import LayerNorm
@@ -11,9 +14,11 @@ from .normalization import AddRMSNorm, LayerNorm, RMSNorm
 from .loss import CrossEntropyLoss, NLLLoss
 from .normalization import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm
 from .pooling import MaxPool2d
+from .rope import RoPE
 from .scale_shift import ScaleShift
 
 __all__ = [
+    "GEGLU",
     "GELU",
     "AddRMSNorm",
     "BatchNorm1d",
@@ -25,6 +30,7 @@ __all__ = [
     "FusedLinearCrossEntropyLoss",
     "KLDivLoss",
     "GroupNorm",
+    "Dropout",
     "LayerNorm",
     "Linear",
     "LogSoftmax",
@@ -32,7 +38,9 @@ __all__ = [
     "NLLLoss",
     "RMSNorm",
     "ReLU",
+    "RoPE",
     "ScaleShift",
     "SiLU",
     "Softmax",
+    "SwiGLU",
 ]

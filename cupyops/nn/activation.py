@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops import gelu, log_softmax, relu, silu, softmax
+from ..ops import geglu, gelu, log_softmax, relu, silu, softmax, swiglu
 
 
 class ReLU(torch.nn.ReLU):
@@ -66,3 +66,37 @@ class LogSoftmax(torch.nn.LogSoftmax):
 
     def forward(self, input: Tensor) -> Tensor:
         return log_softmax(input, dim=self.dim)
+
+
+class SwiGLU(torch.nn.Module):
+    """silu(gate) * up, by `cupyops.swiglu`: of two tensors, or of the halves of one. torch.nn has none.
+
+    Example:
+        >>> cupyops.nn.SwiGLU()(torch.ones(1, 4))
+        tensor([[0.7311, 0.7311]])
+    """
+
+    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        return swiglu(gate, up)
+
+
+class GEGLU(torch.nn.Module):
+    """gelu(gate) * up, by `cupyops.geglu`: of two tensors, or of the halves of one. torch.nn has none.
+
+    Args:
+        approximate: `"none"` or `"tanh"`, as in `GELU`.
+
+    Example:
+        >>> cupyops.nn.GEGLU()(torch.ones(1, 4))
+        tensor([[0.8413, 0.8413]])
+    """
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
+
+    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        return geglu(gate, up, self.approximate)
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}"

@@ -108,14 +108,14 @@ def swap(model: Module, *, only: Choice | Iterable[Choice] | None = None, skip: 
         InputError: `model` is no module, or a ScriptModule; `only` or `skip` name what is not there.
 
     Example:
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(), torch.nn.ReLU())
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Sigmoid(), torch.nn.ReLU())
         >>> print(cupyops.swap(model))
         2 replaced, 1 kept
         module  type              outcome
         ---------------------------------------------------------
         0       torch.nn.Linear   now cupyops.nn.Linear
         2       torch.nn.ReLU     now cupyops.nn.ReLU
-        1       torch.nn.Dropout  kept: cupyops.nn has no Dropout
+        1       torch.nn.Sigmoid  kept: cupyops.nn has no Sigmoid
     """
     if not isinstance(model, Module):
         raise InputError(f"model is {type(model).__name__}, expected a torch.nn.Module")

@@ -61,6 +61,7 @@ WEIGHT = torch.tensor([0.5, 2.0, 1.0, 0.0, 3.0])
 CASES = [
     Case("Linear", normal(3, 5), (5, 4)),
     Case("Linear", normal(2, 3, 5), (5, 4), {"bias": False}),
+    Case("Dropout", normal(3, 5), (1.0,)),  # all dropped: of the same seed the masks differ
     Case("Conv2d", IMAGES, (4, 6, 3)),
     Case("Conv2d", lambda: (channels_last(torch.randn(2, 4, 7, 9)),), (4, 6, 3), {"padding": 1, "stride": 2}),
     Case("Conv2d", IMAGES, (4, 6, (3, 5)), {"padding": "same", "bias": False, "groups": 2}),
@@ -118,6 +119,7 @@ OPERATORS = {
     "LayerNorm": "layer_norm", "RMSNorm": "rms_norm",
     "LayerNorm": "layer_norm", "GroupNorm": "group_norm",
     "BatchNorm1d": "batch_norm", "BatchNorm2d": "batch_norm", "BatchNorm3d": "batch_norm",
+    "LayerNorm": "layer_norm", "Dropout": "dropout",
 }  # fmt: skip
 
 

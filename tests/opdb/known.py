@@ -39,6 +39,13 @@ WITHOUT_ENTRY = {
     "fused_linear_cross_entropy": "PyTorch has it from 2.12 on, with other arguments",
     "scale_shift": "PyTorch has no function of this kind",
 }
+WITHOUT_ENTRY = {
+    "dropout": "PyTorch's draws another mask of the same seed",
+    "geglu": "PyTorch has no function of this kind",
+    "rope": "PyTorch has no function of this kind",
+    "scale_shift": "PyTorch has no function of this kind",
+    "swiglu": "PyTorch has no function of this kind",
+}
 
 # (operator, dtype) that PyTorch takes and the function here refuses with an InputError
 REFUSED = {

@@ -1,0 +1,45 @@
+"""geglu, exact and by tanh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from cupyops.bench import Case
+from torch import Tensor
+
+import cupyops
+
+
+def cases() -> Iterator[Case]:
+    yield _case(8192, 14336, torch.bfloat16, "tanh")
+    yield _case(8192, 14336, torch.bfloat16, "none")
+    yield _case(8192, 14336, torch.float16, "tanh")
+    yield _case(8192, 7168, torch.float32, "tanh")
+    for cols in (1000, 4095, 50257, 64):
+        yield _case(2**26 // cols, cols, torch.bfloat16, "tanh")
+
+
+def by_liger(gate: Tensor, up: Tensor) -> Any:
+    from liger_kernel.ops.geglu import LigerGELUMulFunction
+
+    return LigerGELUMulFunction.apply(gate, up)
+
+
+def _case(rows: int, cols: int, dtype: torch.dtype, approximate: str) -> Case:
+    n = rows * cols * dtype.itemsize
+    return Case(
+        op="geglu",
+        size=f"{rows}x{cols} {approximate}",
+        dtype=dtype,
+        make=lambda device, dtype: tuple(
+            torch.randn(rows, cols, device=device, dtype=dtype, requires_grad=True) for _ in range(2)
+        ),
+        ours=lambda gate, up: cupyops.geglu(gate, up, approximate),
+        eager=lambda gate, up: torch.nn.functional.gelu(gate, approximate=approximate) * up,
+        liger=by_liger if approximate == "tanh" else None,
+        forward_bytes=3 * n,
+        backward_bytes=5 * n,
+        want=None,
+    )

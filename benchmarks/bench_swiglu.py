@@ -1,0 +1,68 @@
+"""swiglu: of two tensors and of one that is packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from cupyops.bench import Case
+from torch import Tensor
+
+import cupyops
+
+
+def cases() -> Iterator[Case]:
+    half, full = torch.bfloat16, torch.float32
+    yield _case(8192, 14336, half, want=(4240, 4240))
+    yield _case(8192, 14336, torch.float16)
+    yield _case(8192, 7168, full)
+    for cols in (1000, 4095, 50257):
+        yield _case(2**26 // cols, cols, half)
+        yield _packed(2**26 // cols, cols, half)
+    yield _packed(8192, 14336, half)
+    yield _packed(2**20, 64, half)
+
+
+def by_torch(gate: Tensor, up: Tensor) -> Tensor:
+    return torch.nn.functional.silu(gate) * up
+
+
+def by_liger(gate: Tensor, up: Tensor) -> Any:
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    return LigerSiLUMulFunction.apply(gate, up)
+
+
+def _case(rows: int, cols: int, dtype: torch.dtype, want: Any = None) -> Case:
+    n = rows * cols * dtype.itemsize
+    return Case(
+        op="swiglu",
+        size=f"{rows}x{cols}",
+        dtype=dtype,
+        make=lambda device, dtype: tuple(
+            torch.randn(rows, cols, device=device, dtype=dtype, requires_grad=True) for _ in range(2)
+        ),
+        ours=cupyops.swiglu,
+        eager=by_torch,
+        liger=by_liger,
+        forward_bytes=3 * n,
+        backward_bytes=5 * n,
+        want=want,
+    )
+
+
+def _packed(rows: int, cols: int, dtype: torch.dtype) -> Case:
+    n = rows * cols * dtype.itemsize
+    return Case(
+        op="swiglu",
+        size=f"{rows}x2x{cols}",
+        dtype=dtype,
+        make=lambda device, dtype: (torch.randn(rows, 2 * cols, device=device, dtype=dtype, requires_grad=True),),
+        ours=cupyops.swiglu,
+        eager=lambda x: by_torch(*x.chunk(2, -1)),
+        liger=None,
+        forward_bytes=3 * n,
+        backward_bytes=5 * n,
+        want=None,
+    )

@@ -1,0 +1,81 @@
+"""Gated activations, f(gate) * up: what swiglu and geglu share on the host. See cuda_src/common/gated.cuh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..kernel import Kernel
+from ..layout import is_dry, restride
+from .broadcast import empty_output
+from .spans import spans
+
+
+def halves(f: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor | None) -> Tensor:
+    """The reference: f(gate) * up; without `up`, of the two halves of the last dimension, the gate first."""
+    if up is None:
+        gate, up = gate.chunk(2, -1)
+    return f(gate) * up
+
+
+def forward(kernel: Kernel, gate: Tensor, up: Tensor | None, **template: Any) -> Tensor:
+    """Launch the forward kernel."""
+    if up is None:
+        if not gate.is_contiguous():
+            return forward(kernel, *gate.chunk(2, -1), **template)
+        shape = (*gate.shape[:-1], gate.shape[-1] // 2)
+        y = torch.empty(shape, dtype=gate.dtype, device=gate.device)
+        if not is_dry(y):
+            config, rows, cols, _ = spans(shape, y.stride(), y.itemsize, flat=False)  # type: ignore[misc]
+            kernel[config](gate, None, y, rows, cols, 2 * cols, 2 * cols, T=y.dtype, **template)
+        return y
+    y = empty_output(gate, up)
+    if not is_dry(y):
+        launch = spans(y.shape, y.stride(), y.itemsize, gate.stride(), up.stride())
+        if launch is None:
+            gate, up = restride(gate, y.stride()), restride(up, y.stride())
+            launch = spans(y.shape, y.stride(), y.itemsize, y.stride(), y.stride())
+        config, rows, cols, strides = launch  # type: ignore[misc]
+        kernel[config](gate, up, y, rows, cols, *strides, T=y.dtype, **template)
+    return y
+
+
+def backward(
+    kernel: Kernel, grad_y: Tensor, gate: Tensor, up: Tensor | None, needs_grad: Any, **template: Any
+) -> tuple[Tensor | None, Tensor | None]:
+    """Launch the backward kernel, for both gradients or one; a packed one is one tensor. grad_y is laid out as y."""
+    if up is None:
+        gate, grad_y = gate.contiguous(), grad_y.contiguous()
+        grad = torch.empty_like(gate)
+        if not is_dry(grad):
+            config, rows, cols, _ = spans(grad_y.shape, grad_y.stride(), grad.itemsize, flat=False)  # type: ignore[misc]
+            kernel[config](grad_y, gate, None, grad, None, rows, cols, 2 * cols, 2 * cols, T=grad.dtype, **template)
+        return grad, None
+    grad_gate = torch.empty_like(grad_y) if needs_grad.gate else None
+    grad_up = torch.empty_like(grad_y) if needs_grad.up else None
+    if not is_dry(grad_y):
+        launch = spans(grad_y.shape, grad_y.stride(), grad_y.itemsize, gate.stride(), up.stride())
+        if launch is None:
+            gate, up = restride(gate, grad_y.stride()), restride(up, grad_y.stride())
+            launch = spans(grad_y.shape, grad_y.stride(), grad_y.itemsize, grad_y.stride(), grad_y.stride())
+        config, rows, cols, strides = launch  # type: ignore[misc]
+        kernel[config](grad_y, gate, up, grad_gate, grad_up, rows, cols, *strides, T=grad_y.dtype, **template)
+    return grad_gate, grad_up
+
+
+def check_gated(gate: Any, up: Any) -> None:
+    """Raise `InputError` unless `gate` and `up` are of one shape, dtype and device, or `gate` alone has two halves."""
+    check.floating("gate", gate)
+    if up is None:
+        if gate.dim() == 0 or gate.shape[-1] % 2 != 0:
+            check.fail("gate", gate, "an even last dimension, the gate and what it is multiplied by, or up as well")
+        return
+    check.floating("up", up)
+    if up.shape != gate.shape:
+        check.fail("up", up, f"the shape of gate, {tuple(gate.shape)}")
+    check.same_device(gate=gate, up=up)
+    check.same_dtype(gate=gate, up=up)

@@ -1,0 +1,20 @@
+"""Dropout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops import dropout
+
+
+class Dropout(torch.nn.Dropout):
+    """Elements become 0 at random while training; as `torch.nn.Dropout`, by `cupyops.dropout`.
+
+    Example:
+        >>> cupyops.nn.Dropout(0.5).eval()(torch.ones(2))
+        tensor([1., 1.])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return dropout(input, self.p, self.training, self.inplace)

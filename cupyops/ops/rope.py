@@ -1,0 +1,186 @@
+"""rope: rotary position embedding, each pair of elements of a row turned by an angle that goes with its position."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import check
+from ..common.broadcast import packed_layout
+from ..kernel import FLOATING, Kernel, ceil_div
+from ..layout import is_dry
+from ..operator import operator
+
+rope_kernel = Kernel("rope.cu", "rope<T, INTERLEAVED>", T=FLOATING, INTERLEAVED=(False, True))
+
+BLOCK = 256
+
+
+@operator("cupyops::rope")
+def _rope(
+    x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, seq_dim: int, back: bool
+) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    c, s = (_rows_for(x, table, positions, seq_dim).to(wide) for table in (cos, sin))
+    s = -s if back else s
+    rotary = 2 * cos.shape[-1]
+    turned, rest = x[..., :rotary].to(wide), x[..., rotary:]
+    if interleaved:
+        a, b = turned[..., ::2], turned[..., 1::2]
+        turned = torch.stack((a * c - b * s, b * c + a * s), -1).flatten(-2)
+    else:
+        a, b = turned.chunk(2, -1)
+        turned = torch.cat((a * c - b * s, b * c + a * s), -1)
+    return torch.cat((turned.to(x.dtype), rest), -1).contiguous()
+
+
+@_rope.forward
+def _(x, cos, sin, positions, interleaved, seq_dim, back):
+    return _launch(x, cos, sin, positions, interleaved, seq_dim, back), ()
+
+
+@_rope.backward
+def _(saved, grad_y, cos, sin, positions, interleaved, seq_dim, back):
+    return _launch(grad_y, cos, sin, positions, interleaved, seq_dim, not back)
+
+
+@_rope.reference_backward
+def _(saved, grad_y, cos, sin, positions, interleaved, seq_dim, back):
+    return _rope(grad_y, cos, sin, positions, interleaved, seq_dim, not back)
+
+
+@_rope.interface
+def rope(
+    input: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None = None,
+    *,
+    interleaved: bool = False,
+    seq_dim: int = -2,
+) -> Tensor:
+    """Rotary position embedding: pairs of elements turned by an angle that grows with the position, in one pass.
+
+    Of a row at position p, pair j becomes (a cos[p, j] - b sin[p, j], b cos[p, j] + a sin[p, j]). From "RoFormer: Enhanced
+    Transformer with Rotary Position Embedding", Su and others, 2021.
+
+    Args:
+        input: (..., seq, head_dim), or with `seq_dim=-3` (..., seq, heads, head_dim); any floating-point dtype; kernels
+            serve fp16, bf16, fp32 and fp64. Slices of a packed projection and transposed heads are read where they are.
+        cos: (max_positions, rotary_dim / 2), one column for each pair; taken in the dtype of `input`. What has each column
+            twice, as Hugging Face makes it, is given as `cos[:, :rotary_dim // 2]`. Elements of a row beyond rotary_dim
+            pass as they are.
+        sin: the same of the sine.
+        positions: integers, (seq,) or (batch, seq) with batch the first dimension of `input`; None for 0, 1, 2 ...
+        interleaved: whether neighbours are pairs, as in GPT-J and the paper; else j and j + rotary_dim / 2 are, as in
+            GPT-NeoX and Llama.
+        seq_dim: the dimension that counts positions.
+
+    Returns:
+        Tensor of the shape and dtype of `input`, contiguous. Gradients flow to `input` by the same kernel, and to `cos` and
+        `sin`, where they want one, by PyTorch.
+
+    Raises:
+        InputError: an argument is of the wrong kind, dtype, shape or device; there are more positions than the tables have
+            rows. A position out of range stops the kernel, as it does an index of PyTorch.
+
+    Example:
+        >>> cos, sin = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
+        >>> cupyops.rope(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), cos, sin)
+        tensor([[ 1.,  2.],
+                [-4.,  3.]])
+    """
+    check.floating("input", input)
+    check.floating("cos", cos)
+    check.floating("sin", sin)
+    check.optional_tensor("positions", positions)
+    check.same_device(input=input, cos=cos, sin=sin, positions=positions)
+    if input.dim() < 2:
+        check.fail("input", input, "(..., seq, head_dim)")
+    dim = check.dim("seq_dim", seq_dim, input.dim())
+    if dim == input.dim() - 1:
+        check.fail("seq_dim", seq_dim, "a dimension before the last, which is that of a row")
+    _check_tables(input, cos, sin, positions, dim)
+    cos, sin = cos.to(input.dtype), sin.to(input.dtype)
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        return _rope.reference(input, cos, sin, positions, interleaved, dim, False)
+    return _rope(input, cos, sin, positions, interleaved, dim, False)
+
+
+def _check_tables(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, dim: int) -> None:
+    if cos.dim() != 2 or 2 * cos.shape[1] > x.shape[-1]:
+        check.fail("cos", cos, f"(max_positions, at most {x.shape[-1] // 2}): half of head_dim")
+    if sin.shape != cos.shape:
+        check.fail("sin", sin, f"the shape of cos, {tuple(cos.shape)}")
+    if positions is None:
+        if x.shape[dim] > cos.shape[0]:
+            check.fail("cos", cos, f"at least {x.shape[dim]} rows, the positions of input")
+        return
+    if positions.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        check.fail("positions", positions, "a tensor of integers")
+    shapes = [(x.shape[dim],)] if dim == 0 else [(x.shape[dim],), (x.shape[0], x.shape[dim])]
+    if tuple(positions.shape) not in shapes:
+        check.fail("positions", positions, f"shape {' or '.join(map(str, shapes))}")
+
+
+def _rows_for(x: Tensor, table: Tensor, positions: Tensor | None, dim: int) -> Tensor:
+    """The rows of a table that go with the rows of `x`, to broadcast with them."""
+    rows = table[: x.shape[dim]] if positions is None else table[positions.long()]
+    between = (1,) * (x.dim() - 2 - dim)
+    if rows.dim() == 2:
+        return rows.view(-1, *between, rows.shape[-1])
+    return rows.view(rows.shape[0], *(1,) * (dim - 1), -1, *between, rows.shape[-1])
+
+
+class Plan(NamedTuple):
+    """A launch for an input of certain sizes and strides; no layout where they take a copy first."""
+
+    config: tuple[int, tuple[int, int]]
+    layout: np.ndarray | None
+    rows: int
+    whole: bool  # vectors
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    shape: tuple[int, ...], strides: tuple[int, ...], dim: int, positions: tuple[int, ...] | None, half: int, width: int
+) -> Plan:
+    """`positions`: its strides; None where the positions are those of the sequence."""
+    leading, size = shape[:-1], shape[-1]
+    rows = int(np.prod(leading, dtype=object))
+    steps = [0] * len(leading)
+    steps[dim] = 1 if positions is None else positions[-1]
+    if positions is not None and len(positions) == 2:
+        steps[0] = positions[0]
+    dense = tuple(int(np.prod(leading[d + 1 :], dtype=object)) for d in range(len(leading)))
+    found = packed_layout(leading, dense, 1, strides[:-1], tuple(steps)) if rows and strides[-1] == 1 else None
+    whole = all(value % width == 0 for value in (size, half, *strides[:-1]))
+    units = max(1, ceil_div(max(half, size - 2 * half), width if whole else 1))
+    threads = min(units, BLOCK)
+    together = max(1, BLOCK // threads)
+    return Plan((ceil_div(rows, together), (threads, together)), found[0] if found else None, rows, whole)
+
+
+def _launch(
+    x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, dim: int, back: bool
+) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if is_dry(y) or y.numel() == 0:
+        return y
+    cos, sin = cos.contiguous(), sin.contiguous()
+    if positions is not None:
+        positions = positions.long()
+    of_positions = None if positions is None else positions.stride()
+    half, width = cos.shape[1], 16 // x.itemsize
+    plan = _plan(x.shape, x.stride(), dim, of_positions, half, width)
+    if plan.layout is None:
+        x = x.contiguous()
+        plan = _plan(x.shape, x.stride(), dim, of_positions, half, width)
+    config, layout, rows, whole = plan
+    sizes = (rows, half, x.shape[-1], cos.shape[0], whole, back)
+    rope_kernel[config](x, cos, sin, positions, y, layout, *sizes, T=y.dtype, INTERLEAVED=interleaved)
+    return y
