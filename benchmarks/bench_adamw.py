@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from cupyops.bench import Case
 from torch import Tensor
 
 import cupyops
+from cupyops.bench import Case
 
 # elements of each tensor, and how many there are
 SETS = {

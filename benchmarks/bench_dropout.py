@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from cupyops.bench import Case
 from torch import Tensor
 
 import cupyops
+from cupyops.bench import Case
 
 
 def cases() -> Iterator[Case]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from cupyops.bench import Case
 from torch import Tensor
 
 import cupyops
+from cupyops.bench import Case
 
 SHAPES = [(8192, 4096, 128256), (4096, 4096, 32000), (8192, 2048, 50257)]  # rows, features, classes
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cupyops.bench import Case
 from torch import Tensor
 
 import cupyops
+from cupyops.bench import Case
 
 SHAPES = [(8192, 32000), (4096, 128256)]
 ODD = [(65536, 1000), (16384, 4095), (2048, 50257), (8, 1000)]

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cupyops.bench import Case
 
 import cupyops
+from cupyops.bench import Case
 
 SIZES = [
     (131072, 1024, torch.bfloat16, (4060, 3750)),

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cupyops.bench import Case
 
 import cupyops
+from cupyops.bench import Case
 
 EPS = 1e-6
 SIZES = [

@@ -228,6 +228,8 @@ def _linear_cross_entropy(input: Any, weight: Any, target: Any, bias: Any, class
     logits = F.linear(input.reshape(-1, input.shape[-1]), weight, bias)
     y = F.cross_entropy(logits, target.reshape(-1), class_weight, **options)
     return y.reshape(target.shape) if options["reduction"] == "none" else y
+
+
 def _dropped(input: torch.Tensor, p: float) -> torch.Tensor:
     seed = torch.full((), 2**62 + 11, dtype=torch.int64, device=input.device)
     result: torch.Tensor = cupyops.operators()["cupyops::dropout"](input, seed, p)

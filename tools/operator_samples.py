@@ -248,10 +248,14 @@ def _rms_norms(call: Callable[..., tuple[Any, ...]]) -> list[Call]:
         lambda m: call(m, 3, 40 * m.width, m(40 * m.width)),
         lambda m: call(m, 5, 1031, m(1031), {"blocks": 2}),
     ]
+
+
 def _batch_norm(m: Make, x: Tensor, training: bool) -> tuple[Any, ...]:
     channels = x.shape[1]
     running = m(channels).detach(), m(channels).detach().abs() + 0.5
     return cupyops.batch_norm, x, *running, m(channels), m(channels), training
+
+
 def _linear_loss(m: Make, rows: int, size: int, classes: int, bias: Any = None, **options: Any) -> tuple[Any, ...]:
     function = cupyops.fused_linear_cross_entropy
     return function, m(rows, size), m(classes, size), m.targets(rows, classes), bias, options

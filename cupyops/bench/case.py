@@ -73,6 +73,8 @@ class Case:
     wall: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("forward_bytes", "backward_bytes", "forward_flops", "backward_flops"):
+            object.__setattr__(self, name, float(getattr(self, name) or 0))
         derived = "TFLOP/s" if self.forward_flops else "GB/s" if self.forward_bytes else "us"
         object.__setattr__(self, "unit", self.unit or derived)
         if self.unit not in UNITS:

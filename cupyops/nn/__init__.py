@@ -1,18 +1,11 @@
 """Modules: torch.nn's, by the operators of cupyops. Each is a subclass of its twin: same constructor, same state_dict."""
 
-from . import utils as utils
-from .activation import GELU, LogSoftmax, ReLU, SiLU, Softmax
-from .conv import Conv2d, ConvReluPool2d
 from .activation import GEGLU, GELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
-from .conv import Conv2d
+from .conv import Conv2d, ConvReluPool2d
 from .dropout import Dropout
 from .linear import Linear
 from .loss import CrossEntropyLoss, FusedLinearCrossEntropyLoss, KLDivLoss, NLLLoss
-from .normalization import LayerNorm
-from .loss import CrossEntropyLoss, NLLLoss
-from .normalization import AddRMSNorm, LayerNorm, RMSNorm
-from .loss import CrossEntropyLoss, NLLLoss
-from .normalization import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm
+from .normalization import AddRMSNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, RMSNorm
 from .pooling import MaxPool2d
 from .rope import RoPE
 from .scale_shift import ScaleShift
@@ -27,10 +20,10 @@ __all__ = [
     "Conv2d",
     "ConvReluPool2d",
     "CrossEntropyLoss",
-    "FusedLinearCrossEntropyLoss",
-    "KLDivLoss",
-    "GroupNorm",
     "Dropout",
+    "FusedLinearCrossEntropyLoss",
+    "GroupNorm",
+    "KLDivLoss",
     "LayerNorm",
     "Linear",
     "LogSoftmax",

@@ -1,17 +1,17 @@
 """The operators: one file tells one operator's whole story. One line here exports it."""
 
 from .add import add as add
-from .batch_norm import batch_norm as batch_norm
 from .add_rms_norm import add_rms_norm as add_rms_norm
+from .batch_norm import batch_norm as batch_norm
 from .conv2d import conv2d as conv2d
 from .conv2d_relu_max_pool2d import conv2d_relu_max_pool2d as conv2d_relu_max_pool2d
 from .cross_entropy import cross_entropy as cross_entropy
-from .fused_linear_cross_entropy import fused_linear_cross_entropy as fused_linear_cross_entropy
 from .dropout import dropout as dropout
+from .fused_linear_cross_entropy import fused_linear_cross_entropy as fused_linear_cross_entropy
 from .geglu import geglu as geglu
 from .gelu import gelu as gelu
-from .kl_div import kl_div as kl_div
 from .group_norm import group_norm as group_norm
+from .kl_div import kl_div as kl_div
 from .layer_norm import layer_norm as layer_norm
 from .linear import linear as linear
 from .log_softmax import log_softmax as log_softmax

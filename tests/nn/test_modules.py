@@ -270,6 +270,8 @@ def test_conv_relu_pool2d(device, mode):
     assert repr(layer).endswith(", pool_kernel_size=2)")
     other = cupyops.nn.ConvReluPool2d(2, 3, 3, pool_kernel_size=3, pool_stride=2)
     assert other(inputs[0].cpu()).shape == (2, 3, 1, 2) and repr(other).endswith("pool_kernel_size=3, pool_stride=2)")
+
+
 # --- AddRMSNorm and ScaleShift, which torch.nn has not ---
 
 
@@ -280,6 +282,8 @@ def test_add_rms_norm(device):
     norm.load_state_dict(layer.state_dict())
     x, residual = (torch.randn(3, 5, device=device) for _ in range(2))
     torch.testing.assert_close(layer(x, residual), (norm(x + residual), x + residual))
+
+
 # --- BatchNorm, which keeps statistics ---
 
 
@@ -303,6 +307,8 @@ def test_batch_norm_refuses_other_dimensions(dims):
     module = getattr(cupyops.nn, f"BatchNorm{dims}d")(3)
     with pytest.raises(ValueError, match=f"expected {'2D or 3D' if dims == 1 else f'{dims + 2}D'} input"):
         module(torch.zeros([2, 3] + [4] * (dims + 1)))
+
+
 # --- FusedLinearCrossEntropyLoss, which torch.nn has not ---
 
 
