@@ -1,5 +1,6 @@
 """Modules: torch.nn's, by the operators of cupyops. Each is a subclass of its twin: same constructor, same state_dict."""
 
+from . import utils as utils
 from .activation import GEGLU, GELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
 from .conv import Conv2d, ConvReluPool2d
 from .dropout import Dropout

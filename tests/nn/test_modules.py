@@ -115,11 +115,8 @@ each = pytest.mark.parametrize("case", CASES, ids=str)
 OPERATORS = {
     "Linear": "linear", "Conv2d": "conv2d", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "MaxPool2d": "max_pool2d",
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "NLLLoss": "nll_loss", "CrossEntropyLoss": "cross_entropy",
-    "KLDivLoss": "kl_div", "LayerNorm": "layer_norm",
-    "LayerNorm": "layer_norm", "RMSNorm": "rms_norm",
-    "LayerNorm": "layer_norm", "GroupNorm": "group_norm",
-    "BatchNorm1d": "batch_norm", "BatchNorm2d": "batch_norm", "BatchNorm3d": "batch_norm",
-    "LayerNorm": "layer_norm", "Dropout": "dropout",
+    "KLDivLoss": "kl_div", "LayerNorm": "layer_norm", "RMSNorm": "rms_norm", "GroupNorm": "group_norm",
+    "BatchNorm1d": "batch_norm", "BatchNorm2d": "batch_norm", "BatchNorm3d": "batch_norm", "Dropout": "dropout",
 }  # fmt: skip
 
 

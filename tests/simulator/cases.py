@@ -169,5 +169,4 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "lion.cu": partial(optimizer_steps, "test_lion.TestLion"),
     "sgd.cu": partial(optimizer_steps, "test_sgd.TestSGD"),
     "fused_linear_cross_entropy.cu": little_scratch,
-    "sgd.cu": optimizer_steps,
 }
