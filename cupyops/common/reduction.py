@@ -78,8 +78,8 @@ def plan(
     results, count = math.prod(shape[d] for d in kept_dims), math.prod(shape[d] for d in dims)
     line = layout(dims, 1) if rows else None
     if vector > 1 and line is not None and line[2] == 1 and all(one and one[order[0]] == 1 for one in strides):
-        form, width, along, across = LINE, 1, line, layout(kept_dims, 1, output_strides)
-        units = ceil_div(count, vector)
+        form, units = LINE, ceil_div(count, vector)
+        along, across = layout(dims, 1), layout(kept_dims, 1, output_strides)
     else:
         crossed = kept_dims if rows else dims  # stepped over by whole vectors, where it is to be loaded by them
         steps = [one[d] for one in strides if shape and one[order[0]] for d in crossed if shape[d] > 1]
