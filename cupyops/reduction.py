@@ -145,9 +145,8 @@ def _forward(declaration: Declaration, fold: Kernel, finish: Kernel) -> Callable
         strides = tuple(y.stride(dim) for dim in kept) if keepdim else y.stride()
         plan, inputs = arrange(inputs, tuple(dims), strides, 16 // dtype.itemsize)
         partial = None if plan.slabs == 1 else y.new_empty((plan.slabs, y.numel()), dtype=computed_in(dtype))
-        form = {"ROWS": plan.rows, "VEC": plan.vec, "LINE": plan.line}
         fold[plan.tiles * plan.slabs, plan.block](
-            *inputs, y, partial, *scalars, n, *_structs(plan), y.numel(), T=dtype, **form
+            *inputs, y, partial, *scalars, n, *_structs(plan), y.numel(), T=dtype, FORM=plan.form
         )
         if partial is not None:
             _finish(finish, partial, y, scalars, n, plan.slabs, dtype)

@@ -114,6 +114,14 @@ def group_normalised(draw: st.DrawFn) -> Call:
 
 
 @st.composite
+def sums(draw: st.DrawFn) -> Call:
+    """Up to four dimensions, any of them reduced."""
+    shape = draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 8, 17, 33]), max_size=4).map(tuple))
+    dims = draw(st.sampled_from([None, (), *range(-len(shape), len(shape)), *([(0, -1)] if len(shape) > 1 else [])]))
+    return Call(draw(tensors(shape, draw(_dtypes), special=False)), dims, draw(st.booleans()))
+
+
+@st.composite
 def convolutions(draw: st.DrawFn) -> Call:
     dtype, groups = draw(_dtypes), draw(st.sampled_from([1, 1, 1, 2, 3]))
     batch, channels, out = draw(st.integers(0, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
@@ -287,6 +295,9 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "add_rms_norm": (cupyops.add_rms_norm, _add_rms_norm, normalised(inputs=2)),
     "batch_norm": (cupyops.batch_norm, F.batch_norm, batch_normalised()),
     "group_norm": (cupyops.group_norm, F.group_norm, group_normalised()),
+    "layer_norm": (cupyops.layer_norm, F.layer_norm, normalised()),
+    "sum": (cupyops.sum, torch.sum, sums()),
+    "mean": (cupyops.mean, torch.mean, sums()),
     "matmul": (cupyops.matmul, torch.matmul, products()),
     "linear": (cupyops.linear, F.linear, affine()),
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),

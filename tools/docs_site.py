@@ -51,6 +51,9 @@ def modules() -> dict[str, type[torch.nn.Module]]:
     return {name: one for name, one in found if isinstance(one, type) and issubclass(one, torch.nn.Module)}
 
 
+KERNELS_OF = {"mean": "sum"}  # functions with the kernels of another
+
+
 def rows() -> Iterator[Row]:
     """A row for each function."""
     for name, function in functions().items():
@@ -70,9 +73,9 @@ def rows() -> Iterator[Row]:
 
 
 def _is_of(kernel: cupyops.Kernel, name: str) -> bool:
-    """Whether it is a kernel of the built-in file of that name."""
+    """Whether it is a kernel of the built-in file of that name, or of the one that it shares."""
     path = None if kernel.is_text else kernel.source.path
-    return path is not None and (path.parent.name, path.name) == ("cuda_src", f"{name}.cu")
+    return path is not None and (path.parent.name, path.name) == ("cuda_src", f"{KERNELS_OF.get(name, name)}.cu")
 
 
 def _stem(name: str) -> str:

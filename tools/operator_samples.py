@@ -432,6 +432,14 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.kl_div, m(9, 33), m.probabilities(9, 33), {"reduction": "none"}),
         lambda m: (cupyops.kl_div, _off(m(700)), m(700), {"reduction": "none", "log_target": True}),
         lambda m: (cupyops.kl_div, m(70, 700 * m.width), m.probabilities(1, 700 * m.width), {"reduction": "sum"}),
+    "sum": [
+        lambda m: (cupyops.sum, m(7, 130)),
+        lambda m: (cupyops.mean, m(5, 133), 1),
+        lambda m: (cupyops.sum, m(40, 24), 0),
+        lambda m: (cupyops.sum, m(3, 5, 16), (0, 2)),
+        lambda m: (cupyops.sum, m(3, 5, 7), (0, 2)),
+        lambda m: (cupyops.mean, m(17000, 2), 0),
+        lambda m: (cupyops.sum, m(20, 7), 0),
     ],
     "nll_loss": [
         lambda m: (cupyops.nll_loss, m(300, 5), m.integers(300, high=5)),

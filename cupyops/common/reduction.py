@@ -15,8 +15,11 @@ from ..kernel import ceil_div
 from .broadcast import innermost_first, packed_layout
 
 THREADS = 256  # kFoldThreads
-BLOCKS = 1024  # into which a launch is cut, whatever the GPU: the same bits on all
-UNITS = 8  # that a thread has at least, where a reduction is cut into slabs
+BLOCKS = 4096  # into which a launch is cut, whatever the GPU: the same bits on all
+UNITS = 8  # that a thread has at least, where a reduction is cut into slabs; and about, of a row
+ENOUGH_THREADS = 1 << 18  # to fill a GPU: with fewer rows' worth, more of them share a row
+
+LINE, ROWS, ROW_VECTORS, COLUMNS, COLUMN_VECTORS = range(5)  # Form
 
 Strides = tuple[int, ...]
 
@@ -25,9 +28,7 @@ Strides = tuple[int, ...]
 class Plan:
     """One launch of fold(): its template values, grid, block and structs; and of fold_slabs(), if there are `slabs`."""
 
-    rows: bool
-    vec: bool
-    line: bool
+    form: int
     block: tuple[int, int]
     tiles: int
     slabs: int
@@ -45,7 +46,7 @@ def arrange(
     """
     shape = tuple(inputs[0].shape)
     aligned = all(tensor.data_ptr() % (vector * tensor.element_size()) == 0 for tensor in inputs)
-    found = plan(shape, dims, output_strides, vector if aligned else 1, *[tensor.stride() for tensor in inputs])
+    found = plan(shape, dims, output_strides, vector, aligned, *[tensor.stride() for tensor in inputs])
     if found is not None:
         return found, inputs
     # [results x what is reduced], contiguous: one dimension of each
@@ -57,7 +58,12 @@ def arrange(
 
 @functools.lru_cache(maxsize=4096)
 def plan(
-    shape: tuple[int, ...], dims: tuple[int, ...], output_strides: Strides, vector: int, *strides: Strides
+    shape: tuple[int, ...],
+    dims: tuple[int, ...],
+    output_strides: Strides,
+    vector: int,
+    aligned: bool,
+    *strides: Strides,
 ) -> Plan | None:
     """None if the dimensions kept, or those reduced, are too many to walk."""
     order = [d for d in innermost_first(shape, strides) if shape[d] > 1] or [0]
@@ -70,42 +76,50 @@ def plan(
         return packed_layout(tuple(shape[d] for d in of), tuple(rank.get(d, 0) for d in of), width, *steps, *more)
 
     results, count = math.prod(shape[d] for d in kept_dims), math.prod(shape[d] for d in dims)
-    across = kept_dims if rows else dims  # what is stepped over: by whole vectors, where it is to be loaded by them
-    steps = [one[d] for one in strides if shape and one[order[0]] for d in across if shape[d] > 1]
-    if any(step % vector for step in steps) or (not rows and results % vector):
-        vector = 1
-    along, across_it = layout(dims, vector if rows else 1), layout(kept_dims, 1 if rows else vector, output_strides)
-    if along is None or across_it is None:
+    line = layout(dims, 1) if rows else None
+    if vector > 1 and line is not None and line[2] == 1 and all(one and one[order[0]] == 1 for one in strides):
+        form, units = LINE, ceil_div(count, vector)
+        along, across = layout(dims, 1), layout(kept_dims, 1, output_strides)
+    else:
+        crossed = kept_dims if rows else dims  # stepped over by whole vectors, where it is to be loaded by them
+        steps = [one[d] for one in strides if shape and one[order[0]] for d in crossed if shape[d] > 1]
+        still = len(strides) == 1 and shape and not strides[0][order[0]]
+        if not aligned or still or any(step % vector for step in steps) or (count if rows else results) % vector:
+            vector = 1
+        along = layout(dims, vector if rows else 1)
+        across = layout(kept_dims, 1 if rows else vector, output_strides)
+        width = ((along if rows else across) or (None, 1))[1]
+        form = (ROWS if rows else COLUMNS) + (width > 1)
+        units, results = (count // width, results) if rows else (count, results // width)
+    if along is None or across is None:
         return None
-    reduced, kept, width = along[0], across_it[0], (along if rows else across_it)[1]
-    # one step from each unit to the next, and no number to be spread over a vector
-    line = along[2] == 1 and (width == 1 or all(one and one[order[0]] for one in strides))
-    units = count // width if rows else count
-    tail = count - units * width if rows else 0
-    results = results if rows else results // width
-    block, tiles, slabs = _division(rows, results, units)
+    block, tiles, slabs = _division(rows, results, units, form)
     slab_units = max(ceil_div(units, slabs), 1)
-    division = struct.pack("=5q", results, units, tail, tiles, slab_units)
     slabs = max(ceil_div(units, slab_units), 1)
-    return Plan(rows, width > 1, line, block, tiles, slabs, kept, reduced, np.frombuffer(division, np.uint8))
+    if form == LINE:
+        units, slab_units = count, slab_units * vector
+    division = struct.pack("=4q", results, units, tiles, slab_units)
+    return Plan(form, block, tiles, slabs, across[0], along[0], np.frombuffer(division, np.uint8))
 
 
-def _division(rows: bool, results: int, units: int) -> tuple[tuple[int, int], int, int]:
+def _division(rows: bool, results: int, units: int, form: int) -> tuple[tuple[int, int], int, int]:
     """(block, tiles, slabs) for so many results, of so many units each."""
     if rows:
-        along = min(THREADS, _power_of_two(ceil_div(units, 4)))
+        along, most = min(THREADS, _power_of_two(ceil_div(units, UNITS))), min(THREADS, _power_of_two(units))
+        while along < most and results * along < ENOUGH_THREADS:
+            along *= 2
         block = along, THREADS // along
         tiles = ceil_div(results, block[1])
     else:
-        block = finishing_block(results, units)
+        block = finishing_block(results, units, 128 if form == COLUMNS else 32)
         along = block[1]
         tiles = ceil_div(results, block[0])
     return block, tiles, max(1, min(BLOCKS // tiles, units // (along * UNITS)))
 
 
-def finishing_block(results: int, units: int) -> tuple[int, int]:
-    """A block whose x runs over results: a warp wide, and wider only where there are few units to reduce."""
-    x = min(32, _power_of_two(results))
+def finishing_block(results: int, units: int, wide: int = 32) -> tuple[int, int]:
+    """A block whose x runs over results: `wide`, by default as a warp, and wider only where units to reduce are few."""
+    x = min(wide, _power_of_two(results))
     while x < min(results, THREADS) and THREADS // x > units:
         x *= 2
     return x, THREADS // x

@@ -82,7 +82,7 @@ template <typename A> struct {name}_rule {{
 """
 
 _KERNEL = """
-template <typename T, bool LINE> struct {name}_unit {{
+template <typename T> struct {name}_unit {{
   using A = acc_t<T>;
   {name}_rule<A> rule_;
   {members}
@@ -96,6 +96,12 @@ template <typename T, bool LINE> struct {name}_unit {{
 #pragma unroll
     for (int k_ = 0; k_ < K; ++k_) mapped_[k_] = rule_.map_({values});
   }}
+  template <int K>
+  __device__ __forceinline__ long long until_vector_(const Offsets<{kept}>& from_, long long begin_,
+                                                     long long length_) const {{
+    const int until_ = until_vector<K>({first} + from_.at[0] + begin_);
+    return {alike} ? until_ : length_;
+  }}
   __device__ __forceinline__ void store_(A value_, long long slab_, long long at_) const {{
     if (partial_) partial_[slab_ * results_ + at_] = value_;
     else {y}[at_] = from_body<{out}>(rule_.post_(value_));
@@ -103,13 +109,13 @@ template <typename T, bool LINE> struct {name}_unit {{
 }};
 
 // Grid, block: see fold(). Inputs of any strides; y is contiguous.
-template <typename T, bool ROWS, bool VEC, bool LINE>
+template <typename T, int FORM>
 __global__ void {name}({parameters}, acc_t<T>* __restrict__ partial_{scalars}, long long n,
                        const __grid_constant__ Layout<{kept}> kept_, const __grid_constant__ Layout<{count}> reduced_,
                        const __grid_constant__ Division division_, long long results_) {{
   using A = acc_t<T>;
-  const {name}_unit<T, LINE> unit_{{{{{given_comma}n}}, {names}, partial_, results_}};
-  fold<ROWS, LINE, VEC ? kVecWidth<T> : 1, A>(unit_, kept_, reduced_, division_);
+  const {name}_unit<T> unit_{{{{{given_comma}n}}, {names}, partial_, results_}};
+  fold<FORM, kVecWidth<T>, A>(unit_, kept_, reduced_, division_);
 }}
 """
 
@@ -166,23 +172,31 @@ def kernels(unit: Unit, declaration: Declaration, fold: Fold) -> tuple[Generated
         )
 
     first, second = f"{unit.name}_fwd", f"{unit.name}_finish"
+    # one input is never broadcast along a vector; a line of neighbours, whose stride is a vector's or 1, not either
+    broadcast = "false" if len(tensors) == 1 else "vector_.stride[{index}][0] == 0"
+    alike = [
+        f"until_vector<K>({one.name} + from_.at[{index}] + begin_) == until_"
+        for index, one in enumerate(tensors[1:], 1)
+    ]
     loads = [
         f"const auto {one.name}_unit_ = load_unit<K>({one.name} + from_.at[{index}] + at_.at[{index}], "
-        f"!LINE && vector_.stride[{index}][0] == 0);"
+        f"{broadcast.format(index=index)});"
         for index, one in enumerate(tensors)
     ]
     whole = _KERNEL.format(
         name=first,
         members="\n  ".join(f"{one};" for one in (*inputs, output)),
         loads="\n    ".join(loads),
+        first=tensors[0].name,
+        alike=" && ".join(alike) or "true",
         values=", ".join(f"to_body({one.name}_unit_.data[k_])" for one in tensors),
         parameters=", ".join([*inputs, output]),
         names=", ".join([one.name for one in tensors] + [y.name]),
         **shared,
     )
-    header, both = "common/reduction.cuh", (False, True)
+    header, forms = "common/reduction.cuh", tuple(range(5))
     return (
-        unit.kernel(first, header, rule(first) + whole, fold.bodies, ROWS=both, VEC=both, LINE=both),
+        unit.kernel(first, header, rule(first) + whole, fold.bodies, FORM=forms),
         unit.kernel(second, header, rule(second) + _FINISH.format(name=second, **shared), fold.bodies),
     )
 

@@ -17,6 +17,7 @@ from .linear import linear as linear
 from .log_softmax import log_softmax as log_softmax
 from .matmul import matmul as matmul
 from .max_pool2d import max_pool2d as max_pool2d
+from .mean import mean as mean
 from .nll_loss import nll_loss as nll_loss
 from .relu import relu as relu
 from .rms_norm import rms_norm as rms_norm
@@ -25,3 +26,4 @@ from .scale_shift import scale_shift as scale_shift
 from .silu import silu as silu
 from .softmax import softmax as softmax
 from .swiglu import swiglu as swiglu
+from .sum import sum as sum

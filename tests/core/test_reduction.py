@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cupyops
-from cupyops.common.reduction import BLOCKS, plan
+from cupyops.common.reduction import BLOCKS, COLUMN_VECTORS, LINE, plan
 from cupyops.kernel import FLOATING
 
 norm2 = cupyops.reduction(
@@ -88,11 +88,11 @@ def test_more_dimensions_than_a_kernel_walks():
 
 def test_large_ones_are_cut_into_slabs():
     """One result of many, few of many in rows and in columns: each has blocks to fill a GPU, and fixed ones."""
-    for shape, dims, strides in (((1 << 24,), (0,), ()), ((2, 1 << 22), (1,), (1,)), ((1 << 22, 8), (0,), (1,))):
+    for shape, dims, strides in (((1 << 26,), (0,), ()), ((2, 1 << 24), (1,), (1,)), ((1 << 24, 8), (0,), (1,))):
         contiguous = torch.empty(shape, device="meta").stride()
-        found = plan(shape, dims, strides, 4, contiguous)
-        assert found.vec and BLOCKS // 2 <= found.tiles * found.slabs <= BLOCKS
-    assert plan((1 << 20, 64), (1,), (1,), 4, (64, 1)).slabs == 1
+        found = plan(shape, dims, strides, 4, True, contiguous)
+        assert found.form in (LINE, COLUMN_VECTORS) and BLOCKS // 2 <= found.tiles * found.slabs <= BLOCKS
+    assert plan((1 << 20, 64), (1,), (1,), 4, True, (64, 1)).slabs == 1
 
 
 @pytest.mark.parametrize("dim", [None, 0, 2, (0, 1)])

@@ -13,6 +13,8 @@ FUNCTIONS = {
     "nn.functional.gelu": "gelu",
     "nn.functional.silu": "silu",
     "add": "add",
+    "sum": "sum",
+    "mean": "mean",
     "matmul": "matmul",
     "nn.functional.linear": "linear",
     "nn.functional.conv2d": "conv2d",

@@ -1,0 +1,74 @@
+"""mean: the sum over any dimensions, divided by how many they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..common import totals
+from ..operator import operator
+
+
+@operator("cupyops::mean")
+def _mean(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, size: list[int]) -> Tensor:
+    return torch.mean(x, dim, keepdim, dtype=dtype)
+
+
+@_mean.unsupported
+def _(x, dim, keepdim, dtype, size):
+    return totals.why_not(x, dim, dtype)
+
+
+@_mean.forward
+def _(x, dim, keepdim, dtype, size):
+    return totals.total(x, dim, keepdim, dtype, mean=True), (x.new_empty(0),)  # the dtype of the gradient
+
+
+@_mean.backward
+def _(saved, grad_y, dim, keepdim, size):
+    grad_y = grad_y / math.prod(size[one] for one in dim)
+    return totals.spread(grad_y.to(saved[0].dtype), dim, keepdim, size)
+
+
+@_mean.reference_backward
+def _(saved, grad_y, dim, keepdim, size):
+    grad_y = grad_y / math.prod(size[one] for one in dim)
+    return totals.spread(grad_y.to(saved[0].dtype), dim, keepdim, size)
+
+
+@_mean.interface
+def mean(
+    input: Tensor,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Mean over any dimensions; as `torch.mean`.
+
+    Args:
+        input: any shape and strides; kernels serve fp16, bf16, fp32 and fp64.
+        dim: the dimension, or several; None and () mean all.
+        keepdim: keep them, of size 1.
+        dtype: a floating or complex dtype that `input` is cast to first. From a half type to fp32, the kernel casts.
+
+    Returns:
+        Tensor of `dtype`, by default that of `input`. NaN of nothing.
+
+    Raises:
+        InputError: `input` is no tensor or of integers, with no `dtype`, or `dim` names no dimension or one twice.
+
+    Example:
+        >>> cupyops.mean(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 1)
+        tensor([1.5000, 3.5000])
+    """
+    dims = totals.given_dims(input, dim, keepdim, dtype)
+    if not ((dtype or input.dtype).is_floating_point or (dtype or input.dtype).is_complex):
+        check.fail(
+            "input" if dtype is None else "dtype", input if dtype is None else dtype, "a floating or complex dtype"
+        )
+    return _mean(input, dims, keepdim, dtype, list(input.shape))
