@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from cupyops.bench import Case
 
 import cupyops
+from cupyops.bench import Case
 
 SIZES = [  # shape, dim, dtypes
     ((8192, 8192), 1, (torch.bfloat16, torch.float16, torch.float32)),

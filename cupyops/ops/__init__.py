@@ -25,5 +25,5 @@ from .rope import rope as rope
 from .scale_shift import scale_shift as scale_shift
 from .silu import silu as silu
 from .softmax import softmax as softmax
-from .swiglu import swiglu as swiglu
 from .sum import sum as sum
+from .swiglu import swiglu as swiglu
