@@ -15,7 +15,6 @@ from .definition import Definition, like_outputs
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of retain_graph; True outside of a backward
-_NOTHING: dict[str, Any] = {}
 _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
@@ -36,8 +35,10 @@ def differentiable(op: Definition) -> Callable[..., Any]:
     def forward_of_one(ctx: Any, *args: Any) -> Any:
         # the same, for the usual case of one output and in a microsecond less
         try:
-            asked = op.asked(ctx.needs_input_grad) if op.forward_asks else _NOTHING
-            y, saved = op.launch_forward(*args, **asked)  # type: ignore[misc]
+            if op.forward_asks:
+                y, saved = op.launch_forward(*args, **op.asked(ctx.needs_input_grad))  # type: ignore[misc]
+            else:
+                y, saved = op.launch_forward(*args)  # type: ignore[misc]
         except CupyopsError as error:
             op.add_note(error, "forward")
             raise

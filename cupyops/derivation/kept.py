@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,7 @@ class Kept:
         self._count = count  # of all outputs
         self._others = tuple(i for i in range(arity) if i not in tensors)
         self._blank: list[Any] = [None] * arity
+        self._of_inputs, self._of_outputs = _picker(inputs), _picker(outputs)
 
     def values(self, args: Sequence[Any]) -> list[Any]:
         """The arguments that are not tensors, None in the place of those that are. Not to be changed."""
@@ -29,12 +31,9 @@ class Kept:
             values[index] = args[index]
         return values
 
-    def pack(self, args: Sequence[Any], outputs: Sequence[Tensor], saved: Sequence[Tensor]) -> list[Tensor | None]:
-        """One list for save_for_backward."""
-        tensors = [args[i] for i in self.inputs]
-        tensors += [outputs[i] for i in self.outputs]
-        tensors += saved
-        return tensors
+    def pack(self, args: Sequence[Any], outputs: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """All of it, for save_for_backward."""
+        return (*self._of_inputs(args), *self._of_outputs(outputs), *saved)
 
     def unpack(self, values: list[Any], tensors: Sequence[Any]) -> tuple[list[Any], list[Any], tuple[Any, ...]]:
         """(arguments, outputs, saved), None in the place of each tensor that was not kept."""
@@ -49,3 +48,13 @@ class Kept:
         for index, tensor in zip(self.outputs, kept):
             outputs[index] = tensor
         return outputs
+
+
+def _picker(indices: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A function of a sequence that gives those of its items as a tuple, in C where there are several."""
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    if indices:
+        (only,) = indices
+        return lambda items: (items[only],)
+    return lambda items: ()
