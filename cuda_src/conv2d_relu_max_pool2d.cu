@@ -23,8 +23,9 @@ constexpr int kNone = 4;  // a place that no gradient comes from
 constexpr int kWarpSize = 32;
 constexpr int kPitch = kWarpSize + 1;  // so that neighbours in either direction lie in different banks
 
-// The images: x is (N, C, H, W), y (N, F, PH, PW); (ph, pw) is the padding. A tile is th x tw windows.
-struct Images { int C, H, W, F, PH, PW, ph, pw, th, tw; };
+// The images: x is (N, C, H, W), y (N, F, PH, PW); (ph, pw) is the padding. A tile is th x tw windows, and lies in
+// shared memory in rows of `pitch`.
+struct Images { int C, H, W, F, PH, PW, ph, pw, th, tw, pitch; };
 
 // A tile of one image.
 struct Part {
@@ -40,42 +41,48 @@ struct Part {
   }
 };
 
-// to[i] = from(i) for i < count, dealt to the threads of the block, each in order: kUnder of them are loaded before the
-// first is stored.
-template <typename A, typename F> __device__ __forceinline__ void deal(A* to, int count, F from) {
-  constexpr int kUnder = 8;
+constexpr int kUnder = 8;  // loads of a thread that are under way at once
+
+// to[index] = value of every item i < count, where item(i) gives {index, value}; dealt to the threads of the block, each in
+// order, several loaded before the first is stored.
+template <typename A> struct Item {
+  int index;
+  A value;
+};
+template <typename A, typename F> __device__ __forceinline__ void deal(A* to, int count, F item) {
   for (int first = threadIdx.x; first < count; first += kUnder * blockDim.x) {
-    A values[kUnder];
+    Item<A> items[kUnder];
 #pragma unroll
     for (int u = 0; u < kUnder; ++u) {
-      if (first + u * blockDim.x < count) values[u] = from(first + u * blockDim.x);
+      if (first + u * blockDim.x < count) items[u] = item(first + u * blockDim.x);
     }
 #pragma unroll
     for (int u = 0; u < kUnder; ++u) {
-      if (first + u * blockDim.x < count) to[first + u * blockDim.x] = values[u];
+      if (first + u * blockDim.x < count) to[items[u].index] = items[u].value;
     }
   }
 }
 
-// What th x tw windows of 2 x 2 read, in shared memory: rows of `pitch`, an even number, for each channel.
+// What th x tw windows of 2 x 2 read, in shared memory, for each channel.
 template <int K> struct Patch {
-  int rows, pitch;
+  int rows, columns, pitch;
 
-  __device__ __forceinline__ Patch(const Images& g) : rows(2 * g.th + K - 1), pitch(2 * g.tw + K - 1) {}
+  __device__ __forceinline__ Patch(const Images& g)
+      : rows(2 * g.th + K - 1), columns(2 * g.tw + K - 1), pitch(g.pitch) {}
   __device__ __forceinline__ int size() const { return rows * pitch; }
 
-  // tile[c][row][column] = load(c, row, column), several loads of each thread under way.
+  // tile[c][row][column] = load(c, row, column)
   template <typename A, typename F> __device__ __forceinline__ void fill(A* tile, int channels, F load) const {
-    const int step_c = blockDim.x / size(), step = blockDim.x - step_c * size();
-    const int step_row = step / pitch, step_column = step - step_row * pitch;
-    int c = threadIdx.x / size(), row = (threadIdx.x - c * size()) / pitch;
-    int column = threadIdx.x - c * size() - row * pitch;
-    deal(tile, channels * size(), [&](int) {
-      const A value = load(c, row, column);
+    const int area = rows * columns, step_c = blockDim.x / area, step = blockDim.x - step_c * area;
+    const int step_row = step / columns, step_column = step - step_row * columns;
+    int c = threadIdx.x / area, row = (threadIdx.x - c * area) / columns;
+    int column = threadIdx.x - c * area - row * columns;
+    deal(tile, channels * area, [&](int) {
+      const Item<A> item = {(c * rows + row) * pitch + column, load(c, row, column)};
       c += step_c, row += step_row, column += step_column;
-      if (column >= pitch) column -= pitch, ++row;
+      if (column >= columns) column -= columns, ++row;
       if (row >= rows) row -= rows, ++c;
-      return value;
+      return item;
     });
   }
 };
@@ -132,7 +139,7 @@ __device__ __forceinline__ void correlate_tile(const Images& g, A* shared, int c
     patch.fill(tile, here, [&](int c, int row, int column) { return load(first + c, row, column); });
     deal(weights, here * filters * kTaps<A, K>, [&](int i) {
       const int tap = i % kTaps<A, K>, filter = i / kTaps<A, K> % filters, c = i / kTaps<A, K> / filters;
-      return tap < K * K ? weight(filter, first + c, tap) : A(0);
+      return Item<A>{i, tap < K * K ? weight(filter, first + c, tap) : A(0)};
     });
     __syncthreads();
     for (int c = 0; c < here; ++c) {
@@ -154,9 +161,9 @@ template <typename T, int K>
 __global__ void __launch_bounds__(256)
     conv2d_relu_max_pool2d_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
                                T* __restrict__ y, unsigned char* __restrict__ place, int C, int H, int W, int F, int PH,
-                               int PW, int ph, int pw, int th, int tw, int chunk) {
+                               int PW, int ph, int pw, int th, int tw, int pitch, int chunk) {
   using A = acc_t<T>;
-  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw};
+  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pitch};
   const Part part(g, blockIdx.x, PH, PW);
   const int windows = th * tw, window = threadIdx.x % windows;
   const int first = blockIdx.y * (blockDim.x / windows) * kFilters;
@@ -201,9 +208,9 @@ template <typename T, int K>
 __global__ void __launch_bounds__(256)
     conv2d_relu_max_pool2d_bwd(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                const T* __restrict__ weight, T* __restrict__ grad_x, int C, int H, int W, int F, int PH,
-                               int PW, int ph, int pw, int th, int tw, int chunk) {
+                               int PW, int ph, int pw, int th, int tw, int pitch, int chunk) {
   using A = acc_t<T>;
-  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw};
+  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pitch};
   const Part part(g, blockIdx.x, (H + 1) / 2, (W + 1) / 2);
   const int windows = th * tw, window = threadIdx.x % windows;
   const int first = blockIdx.y * (blockDim.x / windows) * kFilters;
@@ -243,10 +250,10 @@ template <typename T, int K>
 __global__ void __launch_bounds__(512)
     conv2d_relu_max_pool2d_bwd_weight(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                       const T* __restrict__ x, acc_t<T>* __restrict__ parts, long long tiles, int C,
-                                      int H, int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int chunk,
-                                      int splits) {
+                                      int H, int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int pitch,
+                                      int chunk, int splits) {
   using A = acc_t<T>;
-  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw};
+  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pitch};
   const Patch<K> patch(g);
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, windows = th * tw;
   const int split = warp % splits, mine = warp / splits * kChannels;

@@ -15,8 +15,8 @@ from ..kernel import ceil_div
 from .broadcast import innermost_first, packed_layout
 
 THREADS = 256  # kFoldThreads
-BLOCKS = 4096  # into which a launch is cut, whatever the GPU: the same bits on all
-UNITS = 8  # that a thread has at least, where a reduction is cut into slabs; and about, of a row
+BLOCKS = 1024  # into which a launch is cut, whatever the GPU: the same bits on all
+UNITS = 16  # that a thread has at least, where a reduction is cut into slabs; and about, of a row
 ENOUGH_THREADS = 1 << 18  # to fill a GPU: with fewer rows' worth, more of them share a row
 
 LINE, ROWS, ROW_VECTORS, COLUMNS, COLUMN_VECTORS = range(5)  # Form

@@ -53,7 +53,7 @@ def _(x, weight, bias, stride, padding, dilation, groups, pool):
     place = torch.empty_like(y, dtype=torch.uint8)
     if not gemm.is_dry(y) and y.numel():
         tile = _tile(images, *out, taps, _itemsize(x.dtype), channels, filters)
-        geometry = (channels, height, width, filters, *out, *padding, tile.height, tile.width, tile.chunk)
+        geometry = (channels, height, width, filters, *out, *padding, tile.height, tile.width, tile.pitch, tile.chunk)
         launch = conv2d_relu_max_pool2d_fwd[(images * tile.tiles, tile.blocks), tile.threads, tile.shared]
         launch(x, weight, bias if bias is None else bias.contiguous(), y, place, *geometry, T=x.dtype, K=taps)
     return y.contiguous(memory_format=memory), (place,)
@@ -150,6 +150,7 @@ class Tile(NamedTuple):
 
     height: int
     width: int
+    pitch: int  # of a tile's rows in shared memory
     tiles: int
     threads: int
     blocks: int  # for all filters
@@ -164,7 +165,7 @@ def _launch_input(grad_y, place, weight, grad_x, sizes):
     images = grad_x.shape[0]
     tile = _tile(images, ceil_div(height, 2), ceil_div(width, 2), taps, _itemsize(weight.dtype), filters, channels)
     launch = conv2d_relu_max_pool2d_bwd[(images * tile.tiles, tile.blocks), tile.threads, tile.shared]
-    rest = (tile.height, tile.width, tile.chunk)
+    rest = (tile.height, tile.width, tile.pitch, tile.chunk)
     launch(grad_y, place, weight, grad_x, *sizes, *rest, T=weight.dtype, K=taps)
 
 
@@ -178,7 +179,7 @@ def _launch_weight(grad_y, place, x, weight, grad_weight, grad_bias, sizes):
     size = weight.numel() + filters
     parts = x.new_empty((count, size), dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
     launch = conv2d_relu_max_pool2d_bwd_weight[(count, *columns), tile.threads, tile.shared]
-    rest = (tile.height, tile.width, tile.chunk, splits)
+    rest = (tile.height, tile.width, tile.pitch, tile.chunk, splits)
     launch(grad_y, place, x, parts, tiles, *sizes, *rest, T=x.dtype, K=taps)
     launch = conv2d_relu_max_pool2d_bwd_sum[ceil_div(size, 32), (32, 8)]
     launch(parts, grad_weight, grad_bias, count, size, filters, T=x.dtype)
@@ -207,23 +208,32 @@ def _tile(images: int, height: int, width: int, taps: int, itemsize: int, channe
     blocks = ceil_div(ceil_div(filters, FILTERS), groups)
     vector = 16 // itemsize
     weights = groups * FILTERS * ceil_div(taps * taps, vector) * vector
-    channel = itemsize * (weights + _patch(tall, wide, taps))
+    pitch = _pitch(wide, taps)
+    channel = itemsize * (weights + (2 * tall + taps - 1) * pitch)
     chunk = ceil_div(channels, ceil_div(channels, max(1, SHARED // channel)))
-    return Tile(tall, wide, count, tall * wide * groups, blocks, chunk, chunk * channel)
+    return Tile(tall, wide, pitch, count, tall * wide * groups, blocks, chunk, chunk * channel)
 
 
 @functools.lru_cache(maxsize=1024)
 def _weight_tile(height: int, width: int, taps: int, itemsize: int, channels: int) -> tuple[Tile, int]:
     """For the gradient of weight, and how many warps share the windows of the same channels."""
     tall, wide, count = _cut(height, width)
-    patch, grads = itemsize * _patch(tall, wide, taps), tall * wide * 33 * (itemsize + 4)
+    pitch = 2 * wide + taps - 1
+    patch, grads = itemsize * (2 * tall + taps - 1) * pitch, tall * wide * 33 * (itemsize + 4)
     chunk = max(1, min(channels, 32, (MOST_SHARED - grads) // patch))
     groups = ceil_div(chunk, CHANNELS)
     splits = max(1, min(8, 16 // groups))
     threads = 32 * groups * splits
-    return Tile(tall, wide, count, threads, 1, chunk, max(chunk * patch + grads, threads * itemsize)), splits
+    shared = max(chunk * patch + grads, threads * itemsize)
+    return Tile(tall, wide, pitch, count, threads, 1, chunk, shared), splits
 
 
-def _patch(tall: int, wide: int, taps: int) -> int:
-    """Elements that a tile reads of one channel."""
-    return (2 * tall + taps - 1) * (2 * wide + taps - 1)
+@functools.cache
+def _pitch(wide: int, taps: int) -> int:
+    """An even one for which the pairs that a half-warp reads, of neighbouring windows, lie in as many banks as can be."""
+    least = 2 * wide + taps - 1
+    return max(range(least, least + 16, 2), key=lambda pitch: (_banks(pitch, wide), -pitch))
+
+
+def _banks(pitch: int, wide: int) -> int:
+    return len({(2 * (window // wide) * pitch + 2 * (window % wide)) % 32 for window in range(16)})
