@@ -87,11 +87,11 @@ template <typename T> struct AddToSums {
 // chunk's first row is that of `position`. Writes the row's loss and stats (max, log of the sum, sum of q, in planes of
 // `positions`), and with `gradients` the gradients in the place of the logits, which are read a second time for that.
 template <typename T>
-__global__ void linear_cross_entropy_rows(T* logits, const long long* __restrict__ target,
-                                          const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
-                                          acc_t<T>* __restrict__ losses, acc_t<T>* stats, long long first,
-                                          long long positions, long long stride,
-                                          const __grid_constant__ Options options, int gradients) {
+__global__ void __launch_bounds__(1024)
+    linear_cross_entropy_rows(T* logits, const long long* __restrict__ target,
+                              const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
+                              acc_t<T>* __restrict__ losses, acc_t<T>* stats, long long first, long long positions,
+                              long long stride, const __grid_constant__ Options options, int gradients) {
   using A = acc_t<T>;
   __shared__ A shared[kWarp];
   const long long position = first + blockIdx.x;

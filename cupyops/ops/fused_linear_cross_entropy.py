@@ -183,7 +183,7 @@ def _taken(saved: tuple[Tensor, ...], wanted: int) -> Gradients | None:
     if not saved:
         return None
     if wanted & ONCE:
-        mark = saved[-1].numpy()
+        mark = saved[-1].cpu().numpy()  # a hook on saved tensors gives copies each time, on whatever device
         if mark[0]:
             return None
         mark[0] = 1

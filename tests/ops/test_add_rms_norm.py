@@ -22,6 +22,9 @@ class TestAddRmsNorm(OperatorContract):
         "add_rms_norm_bwd_columns",
         "add_rms_norm_bwd_sum",
     }
+    differs = {
+        ("special_values", "gpu"): "PyTorch's CUDA kernel makes all of a row with an infinity NaN, its own formula not"
+    }
 
     def samples(self, make: Make):
         yield from self.small_samples(make)

@@ -20,7 +20,7 @@ class TestConv2dReluMaxPool2d(OperatorContract):
     differs = {
         ("special_values", backend): "0 times NaN is left out of the gradients: what is no maximum has no part in them"
         for backend in ("simulator", "gpu")
-    }
+    } | {("autocast", "gpu"): "of values that round to neighbours another is the maximum, and has the gradient"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)

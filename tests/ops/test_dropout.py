@@ -47,6 +47,15 @@ class TestDropout(OperatorContract):
     def small_samples(self, make: Make):
         return (sample for sample in self.samples(make) if sample.args[0].numel() < 100)
 
+    @pytest.mark.gpu
+    def test_more_than_2_31(self):
+        """The mask goes by the index of an element, and does not begin anew."""
+        x = torch.ones(2**32 + 4096, device="cuda", dtype=torch.float16)
+        kept = cupyops.dropout(x, 0.5) != 0
+        assert 1800 < int(kept[-4096:].sum()) < 2300
+        for before in (2**31, 2**32):
+            assert not torch.equal(kept[-4096:], kept[-4096 - before : x.numel() - before])
+
 
 def test_known_answers():
     """The first line of the authors' own table, by which the Philox of these tests is known to be right."""

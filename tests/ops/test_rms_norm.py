@@ -23,6 +23,9 @@ class TestRmsNorm(OperatorContract):
         "rms_norm_bwd_columns",
         "rms_norm_bwd_sum",
     }
+    differs = {
+        ("special_values", "gpu"): "PyTorch's CUDA kernel makes all of a row with an infinity NaN, its own formula not"
+    }
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
@@ -55,7 +58,8 @@ def test_special_values(device, dtype, size):
     for rows in (slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 6)):
         args = (grad_y[rows], x[rows], weight)
         ours = gradients(cupyops.rms_norm, *args)
-        theirs = gradients(torch.nn.functional.rms_norm, *args)
+        # on a CPU: PyTorch's CUDA kernel makes all of a row with an infinity NaN
+        theirs = [t.to(device) for t in gradients(torch.nn.functional.rms_norm, *(t.cpu() for t in args))]
         for a, b in zip(ours, theirs):
             torch.testing.assert_close(a.isnan(), b.isnan())
         if rows.start == 3:

@@ -8,6 +8,8 @@ import cupyops
 def by_torch(input, cos, sin, positions=None, *, interleaved=False, seq_dim=-2):
     """The pairs as complex numbers, each multiplied by cos + i sin."""
     moved = input.movedim(seq_dim, 0)  # (seq, batch, ..., head_dim)
+    if positions is not None and positions.device.type == "cpu" and (positions < 0).any():
+        raise IndexError("a position is negative")  # which indexing would count from the end
     if positions is None:
         positions = torch.arange(moved.shape[0], device=input.device)
     angles = torch.complex(*(t.to(torch.promote_types(input.dtype, torch.float32)) for t in (cos, sin)))

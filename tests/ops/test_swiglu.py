@@ -61,6 +61,7 @@ def test_halves_are_read_where_they_are():
         with torch.no_grad():
             y = cupyops.swiglu(*arguments)
         assert torch.cuda.memory_allocated() - before == y.nbytes
+        del y
     (grad,) = torch.autograd.grad(cupyops.swiglu(x).sum(), x)
     assert grad.is_contiguous() and grad.shape == x.shape
 
