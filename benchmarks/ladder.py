@@ -386,18 +386,20 @@ def shown_time(us: float) -> str:
     return f"{us:.3g} us"
 
 
+def shown(number: float) -> str:
+    """Three digits, and never an exponent."""
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.3g}" if number >= 1e-3 else f"{number:.6f}".rstrip("0")
+
+
 def rows(results: list[Result]) -> Iterator[tuple[str, str, str, str, str]]:
     """(name, time, rate, against the first, against the line above)."""
     first = results[0].us
     for before, one in zip([results[0], *results], results):
         time_taken = shown_time(one.us) + (" (estimated)" if one.estimated else "")
-        yield (
-            one.name,
-            time_taken,
-            f"{one.rate:,.3g} {one.unit}",
-            f"{first / one.us:,.3g} x",
-            f"{before.us / one.us:,.3g} x",
-        )
+        gains = (f"{shown(first / one.us)} x", f"{shown(before.us / one.us)} x")
+        yield one.name, time_taken, f"{shown(one.rate)} {one.unit}", *gains
 
 
 HEAD = ("", "time", "rate", "of the first", "of the line above")
@@ -438,7 +440,7 @@ def plot(folder: Path, results: list[Result]) -> None:
             for one in found
         ]
         bars = axes.barh(names, [one.rate for one in found], color=colours)
-        axes.bar_label(bars, [f"{one.rate:,.3g}" for one in found], padding=4)
+        axes.bar_label(bars, [shown(one.rate) for one in found], padding=4)
         axes.invert_yaxis()
         if max(one.rate for one in found) > 100 * min(one.rate for one in found):
             axes.set_xscale("log")
