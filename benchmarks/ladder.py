@@ -411,10 +411,10 @@ def markdown(results: list[Result]) -> str:
 
 
 def write(path: Path, results: list[Result]) -> None:
-    """The tables of a page, between its markers `<!-- table N -->` and `<!-- end -->`."""
+    """The tables of a page, between its markers `<!-- ladder N -->` and `<!-- ladder end -->`."""
     text = path.read_text(encoding="utf-8")
     for index, found in enumerate(grouped(results).values()):
-        begin, end = f"<!-- table {index} -->", "<!-- end -->"
+        begin, end = f"<!-- ladder {index} -->", "<!-- ladder end -->"
         before, mark, after = text.partition(begin)
         if not mark:
             raise typer.BadParameter(f"{path} has no {begin}")

@@ -67,7 +67,7 @@ def rows() -> Iterator[Row]:
             twin=f"`{twin[1]}`" if twin else "",
             dtypes=", ".join(shown for dtype, shown in DTYPES.items() if any(dtype in domain for domain in domains)),
             second="formula" if formulas == {True} else "reference" if formulas == {False} else "both",
-            module=", ".join(f"`{one}`" for one in modules() if _stem(one) == _stem(name)),
+            module=", ".join(f"`{one}`" for one, module in modules().items() if _is_by(module, name)),
             summary=_summary(text),
         )
 
@@ -76,6 +76,12 @@ def _is_of(kernel: cupyops.Kernel, name: str) -> bool:
     """Whether it is a kernel of the built-in file of that name, or of the one that it shares."""
     path = None if kernel.is_text else kernel.source.path
     return path is not None and (path.parent.name, path.name) == ("cuda_src", f"{KERNELS_OF.get(name, name)}.cu")
+
+
+def _is_by(module: type[torch.nn.Module], function: str) -> bool:
+    """Whether a module is of that function: as it says itself, or by its name."""
+    said = re.search(r"by `cupyops\.(\w+)`", module.__doc__ or "")
+    return said[1] == function if said else _stem(module.__name__) == _stem(function)
 
 
 def _stem(name: str) -> str:
