@@ -181,17 +181,14 @@ template <bool VECTORS, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void columns_moments(const T* x, A* parts, long long rows, long long size,
                                                 Moments<A>* shared) {
   constexpr int W = kVecWidth<T>;
-  using Columns = Tile<1, W, VECTORS>;
-  const Columns tile = Columns::at(size, blockIdx.x);
-  const long long start = blockIdx.x * (long long)Columns::capacity();
+  const ColumnTile<T, VECTORS> tile(size);
   ColumnMoments<W, A> own = {};
   each_rows(
-      tile, RowRange(rows), size, start,
-      [&](long long, int there, const Pack<T>(&packs)[1][kRowsAtOnce]) { own.add(packs[0], there); }, x);
+      tile, rows, [&](long long, int there, const Pack<T>(&packs)[1][kRowsAtOnce]) { own.add(packs[0], there); }, x);
   fold_columns(
       tile, shared, [&](int e) { return Moments<A>{own.count, own.mean[e], own.square[e]}; },
       [](Moments<A>& total, const Moments<A>& other) { total.merge(other); },
-      [&](int i, const Moments<A>& total) { store_moments(parts + 3 * (blockIdx.y * size + start + i), total); });
+      [&](int i, const Moments<A>& total) { store_moments(parts + 3 * (blockIdx.y * size + tile.start + i), total); });
 }
 
 // Three numbers of `parts`, (gridDim.y, size, 3), for each column of each part of the rows. Grid: (tiles of columns,
@@ -226,37 +223,21 @@ __global__ void __launch_bounds__(kWarp* kFinishers)
   keep<T>(own, c, mean, rstd, running_mean, running_var, wide, momentum, eps);
 }
 
-// What a thread keeps of its columns: f(e, column).
-template <int W, bool VECTORS, typename F>
-__device__ __forceinline__ void each_column(const Tile<1, W, VECTORS>& tile, long long start, F f) {
-#pragma unroll
-  for (int e = 0; e < W; ++e) {
-    if (tile.has(0, e)) f(e, start + tile.index(0, e));
-  }
-}
-
 template <bool VECTORS, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void columns_forward(const T* x, const void* weight, const void* bias, T* y,
                                                 const Statistics<T>& statistics, long long rows, long long size) {
   constexpr int W = kVecWidth<T>;
-  using Columns = Tile<1, W, VECTORS>;
-  const Columns tile = Columns::at(size, blockIdx.x);
-  const long long start = blockIdx.x * (long long)Columns::capacity();
+  const ColumnTile<T, VECTORS> tile(size);
   A mean[W] = {}, scale[W] = {}, shift[W] = {};
-  each_column(tile, start, [&](int e, long long c) {
+  tile.each([&](int e, long long c) {
     const Pair<A> of = statistics[c];
     mean[e] = of.first, scale[e] = of.second * parameter<T>(weight, c, statistics.wide, A(1));
     shift[e] = parameter<T>(bias, c, statistics.wide, A(0));
   });
   each_rows(
-      tile, RowRange(rows), size, start,
+      tile, rows,
       [&](long long row, int there, const Pack<T>(&packs)[1][kRowsAtOnce]) {
-#pragma unroll
-        for (int u = 0; u < kRowsAtOnce; ++u) {
-          const Columns own{u < there ? tile.left : 0};
-          store_pack(own, y + (row + u * (long long)blockDim.y) * size + start, 0,
-                     [&](int e) { return (packs[0][u][e] - mean[e]) * scale[e] + shift[e]; });
-        }
+        store_rows(tile, y, row, there, [&](int u, int e) { return (packs[0][u][e] - mean[e]) * scale[e] + shift[e]; });
       },
       x);
 }
@@ -278,18 +259,16 @@ __device__ __forceinline__ void columns_sums(const T* grad_y, const T* x, const 
                                              const Statistics<T>& statistics, T* grad_x, A* parts, long long rows,
                                              long long size, Pair<A>* shared) {
   constexpr int W = kVecWidth<T>;
-  using Columns = Tile<1, W, VECTORS>;
-  const Columns tile = Columns::at(size, blockIdx.x);
-  const long long start = blockIdx.x * (long long)Columns::capacity();
+  const ColumnTile<T, VECTORS> tile(size);
   A mean[W] = {}, rstd[W] = {}, scale[W] = {};
   Pair<A> sums[W] = {};
-  each_column(tile, start, [&](int e, long long c) {
+  tile.each([&](int e, long long c) {
     const Pair<A> of = statistics[c];
     mean[e] = of.first, rstd[e] = of.second;
     scale[e] = grad_x ? of.second * parameter<T>(weight, c, statistics.wide, A(1)) : A(0);
   });
   each_rows(
-      tile, RowRange(rows), size, start,
+      tile, rows,
       [&](long long row, int there, const Pack<T>(&packs)[2][kRowsAtOnce]) {
 #pragma unroll
         for (int e = 0; e < W; ++e) {
@@ -302,12 +281,7 @@ __device__ __forceinline__ void columns_sums(const T* grad_y, const T* x, const 
           sums[e] = sums[e] + own;
         }
         if (!grad_x) return;
-#pragma unroll
-        for (int u = 0; u < kRowsAtOnce; ++u) {
-          const Columns own{u < there ? tile.left : 0};
-          store_pack(own, grad_x + (row + u * (long long)blockDim.y) * size + start, 0,
-                     [&](int e) { return packs[0][u][e] * scale[e]; });
-        }
+        store_rows(tile, grad_x, row, there, [&](int u, int e) { return packs[0][u][e] * scale[e]; });
       },
       grad_y, x);
   if (!parts) return;
@@ -315,7 +289,7 @@ __device__ __forceinline__ void columns_sums(const T* grad_y, const T* x, const 
       tile, shared, [&](int e) { return Pair<A>{sums[e].first, sums[e].second * rstd[e]}; },
       [](Pair<A>& total, const Pair<A>& other) { total = total + other; },
       [&](int i, const Pair<A>& total) {
-        A* at = parts + 2 * (blockIdx.y * size + start + i);
+        A* at = parts + 2 * (blockIdx.y * size + tile.start + i);
         at[0] = total.first, at[1] = total.second;
       });
 }
@@ -366,23 +340,18 @@ __device__ __forceinline__ void columns_backward(const T* grad_y, const T* x, co
                                                  const A* rstd, const A* sums, T* grad_x, long long rows,
                                                  long long size, int wide) {
   constexpr int W = kVecWidth<T>;
-  using Columns = Tile<1, W, VECTORS>;
-  const Columns tile = Columns::at(size, blockIdx.x);
-  const long long start = blockIdx.x * (long long)Columns::capacity();
+  const ColumnTile<T, VECTORS> tile(size);
   A mu[W] = {}, scale[W] = {}, slope[W] = {}, c2[W] = {};
-  each_column(tile, start, [&](int e, long long c) {
+  tile.each([&](int e, long long c) {
     mu[e] = mean[c], scale[e] = rstd[c] * parameter<T>(weight, c, wide, A(1));
     slope[e] = rstd[c] * (sums[2 * c + 1] / A(rows)), c2[e] = sums[2 * c] / A(rows);
   });
   each_rows(
-      tile, RowRange(rows), size, start,
+      tile, rows,
       [&](long long row, int there, const Pack<T>(&packs)[2][kRowsAtOnce]) {
-#pragma unroll
-        for (int u = 0; u < kRowsAtOnce; ++u) {
-          const Columns own{u < there ? tile.left : 0};
-          store_pack(own, grad_x + (row + u * (long long)blockDim.y) * size + start, 0,
-                     [&](int e) { return scale[e] * (packs[0][u][e] - c2[e] - (packs[1][u][e] - mu[e]) * slope[e]); });
-        }
+        store_rows(tile, grad_x, row, there, [&](int u, int e) {
+          return scale[e] * (packs[0][u][e] - c2[e] - (packs[1][u][e] - mu[e]) * slope[e]);
+        });
       },
       grad_y, x);
 }

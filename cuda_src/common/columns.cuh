@@ -3,7 +3,8 @@
 //     blockDim.x   threads along the columns, a pack of W columns each; blockIdx.x is the tile of columns
 //     blockDim.y   rows at a time; blockIdx.y is the part of the rows, of gridDim.y
 //
-// Columns are read as rows.cuh has it: packs where every row begins at a 16-byte boundary, else element by element.
+// A thread has W columns, of 16 bytes: neighbours, read at once, where every row begins at a 16-byte boundary; else
+// blockDim.x apart, read one by one, neighbouring threads on neighbours.
 #pragma once
 
 #include "common/moments.cuh"
@@ -12,36 +13,87 @@
 constexpr int kColumnThreads = 256;
 constexpr int kRowsAtOnce = 4;  // under way in a thread
 
-// This block's rows, of which a thread takes every blockDim.y-th.
-struct RowRange {
-  long long begin, end;
+// The columns of a block, and of those a thread's.
+template <typename T, bool VECTORS> struct ColumnTile {
+  static constexpr int W = kVecWidth<T>;
+  long long size, start;  // columns of the array, the tile's first
+  int left;  // columns of the tile
 
-  __device__ __forceinline__ explicit RowRange(long long rows) {
-    const long long each = (rows + gridDim.y - 1) / gridDim.y;
-    begin = min(blockIdx.y * each, rows), end = min(begin + each, rows);
+  __device__ __forceinline__ explicit ColumnTile(long long size) : size(size) {
+    const int most = W * blockDim.x;
+    start = blockIdx.x * (long long)most;
+    left = int(min(size - start, (long long)most));
+  }
+
+  // Where column e of this thread is in the tile.
+  __device__ __forceinline__ int index(int e) const {
+    return VECTORS ? threadIdx.x * W + e : e * blockDim.x + threadIdx.x;
+  }
+
+  // f(e, column) for each of this thread's columns.
+  template <typename F> __device__ __forceinline__ void each(F f) const {
+#pragma unroll
+    for (int e = 0; e < W; ++e) {
+      if (index(e) < left) f(e, start + index(e));
+    }
+  }
+
+  // This thread's columns of a row; 0 in place of those that are not there.
+  __device__ __forceinline__ Pack<T> load(const T* tensor, long long row) const {
+    const T* from = tensor + row * size + start;
+    Pack<T> pack = {};
+    if constexpr (VECTORS) return index(0) < left ? load_aligned(from + index(0)) : pack;
+#pragma unroll
+    for (int e = 0; e < W; ++e) {
+      if (index(e) < left) pack.set(e, from[index(e)]);
+    }
+    return pack;
+  }
+
+  // f(e) to each of this thread's columns of a row.
+  template <typename F> __device__ __forceinline__ void store(T* tensor, long long row, F f) const {
+    T* to = tensor + row * size + start;
+    if constexpr (VECTORS) {
+      unsigned word[4];
+      round_to_words<T>(word, 0, f);
+      if (index(0) < left) store_words(to + index(0), word[0], word[1], word[2], word[3]);
+    } else {
+#pragma unroll
+      for (int e = 0; e < W; ++e) {
+        if (index(e) < left) to[index(e)] = from_acc<T>(f(e));
+      }
+    }
   }
 };
 
 // f(row, there, packs...) for kRowsAtOnce rows at a time of each tensor, from `row` on and blockDim.y apart, the first
-// `there` of which are.
-template <bool VECTORS, typename T, typename F, typename... Tensors>
-__device__ __forceinline__ void each_rows(const Tile<1, kVecWidth<T>, VECTORS>& tile, const RowRange& range,
-                                          long long size, long long start, F f, const T* first,
-                                          const Tensors*... more) {
+// `there` of which are. The rows are this block's part, of which a thread takes every blockDim.y-th.
+template <typename T, bool VECTORS, typename F, typename... Tensors>
+__device__ __forceinline__ void each_rows(const ColumnTile<T, VECTORS>& tile, long long rows, F f,
+                                          const Tensors*... tensors) {
+  const long long each = (rows + gridDim.y - 1) / gridDim.y, begin = min(blockIdx.y * each, rows);
+  const long long end = min(begin + each, rows);
 #pragma unroll 1
-  for (long long row = range.begin + threadIdx.y; row < range.end; row += kRowsAtOnce * (long long)blockDim.y) {
-    const long long left = (range.end - row + blockDim.y - 1) / blockDim.y;
-    const int there = int(min(left, (long long)kRowsAtOnce));
-    Pack<T> packs[1 + sizeof...(more)][kRowsAtOnce];
+  for (long long row = begin + threadIdx.y; row < end; row += kRowsAtOnce * (long long)blockDim.y) {
+    const int there = int(min((end - row + blockDim.y - 1) / blockDim.y, (long long)kRowsAtOnce));
+    Pack<T> packs[sizeof...(tensors)][kRowsAtOnce];
 #pragma unroll
     for (int u = 0; u < kRowsAtOnce; ++u) {
-      const Tile<1, kVecWidth<T>, VECTORS> own{u < there ? tile.left : 0};
-      const long long at = (row + u * (long long)blockDim.y) * size + start;
+      const long long at = row + u * (long long)blockDim.y;
       int t = 0;
-      packs[t++][u] = load_pack(own, first + at, 0, from_acc<T>(acc_t<T>(0)));
-      ((packs[t++][u] = load_pack(own, more + at, 0, from_acc<T>(acc_t<T>(0)))), ...);
+      ((packs[t++][u] = u < there ? tile.load(tensors, at) : Pack<T>{}), ...);
     }
     f(row, there, packs);
+  }
+}
+
+// f(u, e) to this thread's columns of the rows that each_rows is at.
+template <typename T, bool VECTORS, typename F>
+__device__ __forceinline__ void store_rows(const ColumnTile<T, VECTORS>& tile, T* tensor, long long row, int there,
+                                           F f) {
+#pragma unroll
+  for (int u = 0; u < kRowsAtOnce; ++u) {
+    if (u < there) tile.store(tensor, row + u * (long long)blockDim.y, [&](int e) { return f(u, e); });
   }
 }
 
@@ -77,15 +129,16 @@ template <int W, typename A> struct ColumnMoments {
 
 // What a thread has for its columns, by `value(e)`, combined over threadIdx.y in order, and given to store(column of the
 // tile, result) by one thread. `shared` holds W values of each thread.
-template <int W, bool VECTORS, typename V, typename Value, typename Combine, typename Store>
-__device__ __forceinline__ void fold_columns(const Tile<1, W, VECTORS>& tile, V* shared, Value value, Combine combine,
-                                             Store store) {
+template <typename T, bool VECTORS, typename V, typename Value, typename Combine, typename Store>
+__device__ __forceinline__ void fold_columns(const ColumnTile<T, VECTORS>& tile, V* shared, Value value,
+                                             Combine combine, Store store) {
+  constexpr int W = kVecWidth<T>;
   const int slab = W * blockDim.x, threads = blockDim.x * blockDim.y;
 #pragma unroll
-  for (int e = 0; e < W; ++e) shared[threadIdx.y * slab + tile.index(0, e)] = value(e);
+  for (int e = 0; e < W; ++e) shared[threadIdx.y * slab + tile.index(e)] = value(e);
   __syncthreads();
 #pragma unroll 1
-  for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < min(slab, tile.left); i += threads) {
+  for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < tile.left; i += threads) {
     V total = shared[i];
 #pragma unroll 1
     for (int y = 1; y < blockDim.y; ++y) combine(total, shared[y * slab + i]);
