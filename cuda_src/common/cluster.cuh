@@ -54,9 +54,9 @@ template <typename A> __device__ __forceinline__ void store_remote(A* to, unsign
 // a cluster, which lies along x, each with a part of the row. Reductions are in a fixed order.
 template <typename A, bool CLUSTERS> class RowThreads {
  public:
-  // In shared memory: the warps' parts, and twice the blocks', since those of a reduction may still be read while those of
-  // the next arrive.
-  struct Room { A warps[kWarp], blocks[CLUSTERS ? 2 : 1][CLUSTERS ? kMaxCluster : 1]; };
+  // In shared memory: what each warp of each block gives, twice, since the parts of a reduction may still be read while
+  // those of the next arrive.
+  struct Room { A parts[2][CLUSTERS ? kMaxCluster * kWarp : kWarp]; };
 
   __device__ __forceinline__ explicit RowThreads(Room& room) : room(room) {
     if (several()) cluster_arrive();  // no block may store to another before that has begun
@@ -71,25 +71,39 @@ template <typename A, bool CLUSTERS> class RowThreads {
 
   // Every thread of the row gets the result. All threads of all its blocks take part, each time, and at least once.
   template <typename Op> __device__ __forceinline__ A reduce(A value) {
-    value = row_reduce<Op>(value, room.warps);
-    if (several()) value = over_blocks<Op>(value);
+    value = over_lanes<Op>(value);
+    return over_warps(value, [](A value, const A* parts, int count) {
+      value = Op::template identity<A>();
+      for (int i = threadIdx.x % kWarp; i < count; i += kWarp) value = Op()(value, parts[i]);
+      return warp_reduce<Op>(value);
+    });
+  }
+
+  // The reduction over the row's threads in this warp alone.
+  template <typename Op, typename B> __device__ __forceinline__ B over_lanes(B value) const {
+    for (int offset = min(blockDim.x, kWarp) / 2; offset > 0; offset /= 2) value = Op()(value, shuffle_xor(value, offset));
     return value;
+  }
+
+  // merge(value, parts, count), by whole warps: parts are the values of the row's warps; value where there is but one.
+  template <typename Merge> __device__ __forceinline__ A over_warps(A value, Merge merge) {
+    if (blockDim.x <= kWarp && !several()) return value;
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+    A* parts = room.parts[turn++ % 2];
+    if (several()) {
+      if (turn == 1) cluster_wait();
+      if (lane < cluster_blocks()) store_remote(parts + cluster_rank() * warps + warp, lane, value);
+      cluster_arrive();
+      cluster_wait();
+    } else {
+      if (lane == 0) parts[warp] = value;
+      __syncthreads();
+    }
+    return merge(value, parts, warps * (several() ? cluster_blocks() : 1));
   }
 
  private:
   __device__ __forceinline__ bool several() const { return CLUSTERS && cluster_blocks() > 1; }
-
-  template <typename Op> __device__ __forceinline__ A over_blocks(A value) {
-    const unsigned blocks = cluster_blocks();
-    A* parts = room.blocks[turn % 2];
-    if (turn++ == 0) cluster_wait();
-    if (threadIdx.x < blocks) store_remote(parts + cluster_rank(), threadIdx.x, value);
-    cluster_arrive();
-    cluster_wait();
-    value = parts[0];
-    for (unsigned rank = 1; rank < blocks; ++rank) value = Op()(value, parts[rank]);
-    return value;
-  }
 
   Room& room;
   int turn = 0;

@@ -1,9 +1,8 @@
 // What the kernels of cross_entropy.cu are made of; the equations are there.
 #pragma once
 
-#include "common/cluster.cuh"
 #include "common/losses.cuh"
-#include "common/rows.cuh"
+#include "common/online_rows.cuh"
 
 // What the loss of a position is made of; the kernels are compiled for each.
 enum Mode { kClass = 0, kSmoothed = 1, kProbabilities = 2 };
@@ -137,16 +136,6 @@ template <typename T, int MODE> struct WriteGrads {
 
 // --- loss and gradient of a row that is held in registers ---
 
-// A maximum and the sum for it, merged; see Online.
-template <typename T> struct Merged {
-  using A = acc_t<T>;
-  template <typename P> static __device__ __forceinline__ P identity() { return {-infinity<A>(), A(0)}; }
-  __device__ __forceinline__ Pair<A> operator()(Pair<A> a, Pair<A> b) const {
-    const A top = Larger()(a.first, b.first), off = Online<T>::base(top);
-    return {top, a.second * exp_for<T>(a.first - off) + b.second * exp_for<T>(b.first - off)};
-  }
-};
-
 // The gradients of a row, or of a block's part of it, of class t, if that is in it; for grad_y = 1. Gives max and sum of
 // the row. All threads of the row take part. Of an ignored row no logit is read.
 template <typename T, int K, bool VECTORS, typename Threads, typename A = acc_t<T>>
@@ -157,18 +146,7 @@ __device__ __forceinline__ Pair<A> write_row_grads(const Tile<K, kVecWidth<T>, V
   if (ignored) read.left = read.begin;
   Pack<T> packs[K];
   load_row(read, x, from_acc<T>(-infinity<A>()), packs);
-  A top = -infinity<A>(), part = A(0);
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    top = Larger()(top, reduce_elements<Larger, 1, W>([&](int, int e) { return packs[k][e]; }));
-  }
-  const A off = Online<T>::base(top);
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    packs[k].fold();  // one pack after the other, here and below: unpacked at once they are too many registers
-    part += reduce_elements<Sum, 1, W>([&](int, int e) { return exp_for<T>(packs[k][e] - off); });
-  }
-  const Pair<A> sums = threads.template reduce<Merged<T>>(Pair<A>{top, part});
+  const Pair<A> sums = online_row<T>(packs, threads);
   const PositionGrad<T> grad{sums.first, log(sums.second), scale, a, a};
 #pragma unroll
   for (int k = 0; k < K; ++k) {

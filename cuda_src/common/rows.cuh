@@ -176,23 +176,27 @@ __device__ __forceinline__ Pack<T> masked(const Tile<K, W, false>& tile, const P
   return result;
 }
 
+// The W elements of `row` from i on, one by one: those of the tile, and `pad` in place of others.
+template <int K, int W, typename T>
+__device__ __forceinline__ Pack<T> load_elements(const Tile<K, W, false>& tile, const T* row, int i, T pad) {
+  Pack<T> pack = {};
+#pragma unroll
+  for (int e = 0; e < W; ++e) {
+    T value = pad;
+    if (tile.template all<1>(i + e)) value = row[i + e];
+    pack.set(e, value);
+  }
+  return pack;
+}
+
 // The W elements of `row` from i on: those of the tile, and `pad` in place of others. Reads low <= index < high alone.
 template <int K, int W, typename T>
 __device__ __forceinline__ Pack<T> load_across(const Tile<K, W, false>& tile, const T* row, int i, int low, int high,
                                                T pad) {
   if (!tile.any(i)) return Pack<T>::filled(pad);
   const int offset = int(reinterpret_cast<unsigned long long>(row + i) % 16 / sizeof(T)), first = i - offset;
-  Pack<T> pack = {};
-  if (first < low || first + (offset ? 2 * W : W) > high) {
-#pragma unroll
-    for (int e = 0; e < W; ++e) {
-      T value = pad;
-      if (tile.template all<1>(i + e)) value = row[i + e];
-      pack.set(e, value);
-    }
-    return pack;
-  }
-  pack = load_aligned(row + first);
+  if (first < low || first + (offset ? 2 * W : W) > high) return load_elements(tile, row, i, pad);
+  Pack<T> pack = load_aligned(row + first);
   if (offset) pack = straddled(pack, load_aligned(row + first + W), offset);
   return masked(tile, pack, i, pad);
 }
@@ -214,10 +218,28 @@ __device__ __forceinline__ Pack<T> load_per_column(const Tile<K, kVecWidth<T>, V
   else return load_across(tile, row, i, tile.begin, tile.left, pad);
 }
 
-// All of this thread's packs, each under way before any is waited for.
+// All of this thread's packs, each under way before any is waited for: only then do the threads at the ends of a row mask
+// theirs.
 template <int K, bool VECTORS, typename T>
 __device__ __forceinline__ void load_row(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, T pad,
                                          Pack<T> (&packs)[K]) {
+  constexpr int W = kVecWidth<T>;
+  if constexpr (!VECTORS) {
+    if (is_aligned16(row + tile.index(0, 0))) {  // and so is every pack
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int i = tile.index(k, 0);
+        packs[k] = tile.any(i) && i + W <= tile.high ? load_aligned(row + i) : Pack<T>::filled(pad);
+      }
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int i = tile.index(k, 0);
+        if (!tile.any(i) || tile.all(i)) continue;
+        packs[k] = i + W <= tile.high ? masked(tile, packs[k], i, pad) : load_elements(tile, row, i, pad);
+      }
+      return;
+    }
+  }
 #pragma unroll
   for (int k = 0; k < K; ++k) packs[k] = load_pack(tile, row, k, pad);
 }

@@ -9,9 +9,7 @@
 // Rows come in two versions, by vectors and by elements; see rows.cuh.
 #pragma once
 
-#include "common/cluster.cuh"
-#include "common/online.cuh"
-#include "common/rows.cuh"
+#include "common/online_rows.cuh"
 
 // The output's type: T, or with WIDEN that which T is computed in, as softmax(x, dtype=torch.float32) asks of half
 // types.
@@ -68,22 +66,33 @@ __device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>
   constexpr int W = kVecWidth<T>;
   Pack<T> packs[K];
   load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
-  A values[K][W];
-  each_element<K, W>([&](int k, int e) { values[k][e] = packs[k][e]; });
-  A max = reduce_elements<Larger, K, W>([&](int k, int e) { return values[k][e]; });
-  max = threads.template reduce<Larger>(max);
-  each_element<K, W>([&](int k, int e) { values[k][e] = F::template value<O>(values[k][e] - max); });
-  const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return F::template exp_of<O>(values[k][e]); });
-  const A of_sum = F::template of_sum<O>(threads.template reduce<Sum>(sum));
+  if constexpr (K == 1) {  // in a warp: what is computed for the sum is kept
+    A values[W];
 #pragma unroll
-  for (int k = 0; k < K; ++k) store_pack(tile, y, k, [&](int e) { return F::template y<O>(values[k][e], of_sum); });
+    for (int e = 0; e < W; ++e) values[e] = packs[0][e];
+    const A max = threads.template over_lanes<Larger>(reduce_elements<Larger, 1, W>([&](int, int e) { return values[e]; }));
+#pragma unroll
+    for (int e = 0; e < W; ++e) values[e] = F::template value<O>(values[e] - max);
+    const A sum = reduce_elements<Sum, 1, W>([&](int, int e) { return F::template exp_of<O>(values[e]); });
+    const A of_sum = F::template of_sum<O>(threads.template over_lanes<Sum>(sum));
+    store_pack(tile, y, 0, [&](int e) { return F::template y<O>(values[e], of_sum); });
+  } else {
+    const Pair<A> sums = online_row<O>(packs, threads);
+    const A of_sum = F::template of_sum<O>(sums.second);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      store_pack(tile, y, k, [&](int e) {
+        return F::template y<O>(F::template value<O>(packs[k][e] - sums.first), of_sum);
+      });
+    }
+  }
 }
 
 // Grid: any; a multiple of the cluster. Block: see rows.cuh; K packs in each thread of the block, or with kClusterPacks of
 // the cluster's blocks, hold a row. Threads own whole packs of x and y.
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows(const T* __restrict__ x, O* __restrict__ y, long long rows, int size) {
-  using Threads = RowThreads<acc_t<T>, K == kClusterPacks>;
+  using Threads = RowThreads<Pair<acc_t<T>>, K == kClusterPacks>;
   constexpr int W = kVecWidth<T>;
   using Vectors = Tile<K, W, true>;
   __shared__ typename Threads::Room room;

@@ -12,10 +12,11 @@ from torch import Tensor
 from .. import check
 from ..kernel import FLOATING, Kernel
 from . import clusters
-from .rows import PACKS, grid, is_symbolic, share, split
+from .rows import PACKS, WIDEST, grid, is_symbolic, share, split
 
 _BOTH = (False, True)
-_CLUSTER_BYTES = 1 << 15  # of a row, from which on it is worth a cluster
+_WIDEST = WIDEST  # threads of one block that hold a row, before a cluster does, or it is read twice
+_WIDE_THREADS = 512  # of a block that reads rows twice
 _ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
 
 
@@ -62,16 +63,20 @@ def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
         launch(*tensors, outer, size, inner, VECTORS=vectors, **template)
         return
     itemsize = tensors[0].element_size()
-    if size * itemsize >= _CLUSTER_BYTES and clusters.exist(tensors[0].device):
-        among = clusters.share(size, itemsize)
-        if among is not None:
-            among.launch(kernels.rows, grid(outer))(*tensors, outer, size, K=clusters.PACKS, **template)
-            return
-    division = share(size, itemsize)
+    division = share(size, itemsize, _WIDEST)
     if division.packs:
         kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
+        return
+    among = _share_blocks(size, itemsize, tensors[0].device)
+    if among is not None:
+        among.launch(kernels.rows, grid(outer))(*tensors, outer, size, K=clusters.PACKS, **template)
     else:
-        kernels.wide[grid(outer), division.threads](*tensors, outer, size, **template)
+        kernels.wide[grid(outer), _WIDE_THREADS](*tensors, outer, size, **template)
+
+
+def _share_blocks(size: int, itemsize: int, device: torch.device) -> clusters.Share | None:
+    """The blocks of a cluster that hold a row; None where it is read twice, as rows of odd sizes are."""
+    return clusters.share(size, itemsize) if size * itemsize % 16 == 0 and clusters.exist(device) else None
 
 
 @functools.lru_cache(maxsize=4096)

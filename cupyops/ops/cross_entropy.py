@@ -27,6 +27,7 @@ cross_entropy_bwd_inner = Kernel("cross_entropy.cu", "cross_entropy_bwd_inner<T,
 
 BLOCK = 256
 FEW_CLASSES = 16  # up to here a row is worth one thread
+HELD_BYTES = 1 << 14  # of a row, up to which forward holds it, and writes its gradient too
 WARP_CLASSES = 1024  # up to here a row is worth a warp, then a block
 SEGMENT = 16384  # columns of a row that one block of the backward owns
 CHUNK = 64  # classes that one thread of the backward owns where classes do not lie side by side
@@ -259,6 +260,8 @@ def _division(given: Given) -> clusters.Share | None:
     x = given.x
     classes = losses.classes(x)
     if given.mode != CLASS or losses.inner(x) != 1 or is_symbolic(*x.shape) or classes <= FEW_CLASSES or not x.numel():
+        return None
+    if classes * x.element_size() > HELD_BYTES:
         return None
     return _divided(classes, x.element_size(), clusters.exist(x.device))
 
