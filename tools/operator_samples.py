@@ -432,6 +432,7 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.kl_div, m(9, 33), m.probabilities(9, 33), {"reduction": "none"}),
         lambda m: (cupyops.kl_div, _off(m(700)), m(700), {"reduction": "none", "log_target": True}),
         lambda m: (cupyops.kl_div, m(70, 700 * m.width), m.probabilities(1, 700 * m.width), {"reduction": "sum"}),
+    ],
     "sum": [
         lambda m: (cupyops.sum, m(7, 130)),
         lambda m: (cupyops.mean, m(5, 133), 1),
