@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import check
+from ..common.gemm import divisor
+from ..common.window import BLOCK, bwd_bands, cells, fwd_bands, is_channels_last, output_size, planes
+from ..common.window import window as arguments
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from ..operator import operator
@@ -22,12 +26,16 @@ max_pool2d_fwd_last = Kernel(
 )
 max_pool2d_fwd_2x2 = Kernel("max_pool2d.cu", "max_pool2d_fwd_2x2<T>", T=FLOATING)
 max_pool2d_bwd = Kernel("max_pool2d.cu", "max_pool2d_bwd<T, I>", T=FLOATING, I=PLACES)
+max_pool2d_bwd_gather = Kernel("max_pool2d.cu", "max_pool2d_bwd_gather<T, I>", T=FLOATING, I=PLACES)
 max_pool2d_bwd_last = Kernel(
     "max_pool2d.cu", "max_pool2d_bwd_last<T, I, VECTORS>", T=FLOATING, I=PLACES, VECTORS=(False, True)
 )
 max_pool2d_bwd_2x2 = Kernel("max_pool2d.cu", "max_pool2d_bwd_2x2<T>", T=FLOATING)
 
-BLOCK = 256
+Window = tuple[list[int], ...]  # kernel, stride, padding, dilation
+TILING_2X2 = (2, 2, 2, 2, 0, 0, 1, 1)
+SUM_BYTES = {torch.float16: 4, torch.bfloat16: 4, torch.float32: 4, torch.float64: 8}
+MAX_PHASES = 16
 MAX_WINDOW = 256  # of which a byte holds the place
 
 
@@ -125,111 +133,93 @@ def max_pool2d(
         tensor([[[ 5.,  7.],
                  [13., 15.]]])
     """
-    check.tensor("input", input)
-    if input.dim() not in (3, 4) or 0 in input.shape[-3:]:
-        check.fail("input", input, "a tensor of shape (N, C, H, W) or (C, H, W), with none of C, H, W zero")
-    if input.dtype is torch.bool or input.dtype.is_complex:
-        check.fail("input", input, "a tensor of a real dtype")
-    kernel = check.ints("kernel_size", kernel_size, 2, minimum=1)
-    default = stride is None or (isinstance(stride, (list, tuple)) and len(stride) == 0)
-    steps = kernel if default else check.ints("stride", stride, 2, minimum=1)
-    pads, dilations = check.ints("padding", padding, 2, minimum=0), check.ints("dilation", dilation, 2, minimum=1)
-    if any(2 * pad > k for pad, k in zip(pads, kernel)):
-        check.fail("padding", padding, f"at most half of kernel_size, which is {kernel_size}")
-    check.choice("ceil_mode", ceil_mode, (False, True))
-    window = kernel, steps, pads, dilations
-    if min(_output_size(input.shape[-2:], window, ceil_mode)) < 1:
-        check.fail(
-            "kernel_size", kernel_size, f"a window that fits planes of {tuple(input.shape[-2:])}, padding included"
-        )
+    planes("input", input)
+    found = arguments(input.shape[-2:], kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices:
-        return _max_pool2d_with_indices(input, *window, bool(ceil_mode))
-    return _max_pool2d(input, *window, bool(ceil_mode), list(input.shape[-2:]))
+        return _max_pool2d_with_indices(input, *found, bool(ceil_mode))
+    return _max_pool2d(input, *found, bool(ceil_mode), list(input.shape[-2:]))
 
 
 # --- launches ---
 
 
-def _forward(x: Tensor, window: tuple[list[int], ...], ceil_mode: bool, places: torch.dtype) -> tuple[Tensor, Tensor]:
-    layout = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
+def _forward(x: Tensor, window: Window, ceil_mode: bool, places: torch.dtype) -> tuple[Tensor, Tensor]:
+    layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
     x, size = x.contiguous(memory_format=layout), x.shape[-2:]
-    out = _output_size(size, window, ceil_mode)
+    out = output_size(size, window, ceil_mode)
     y = torch.empty((*x.shape[:-2], *out), dtype=x.dtype, device=x.device, memory_format=layout)
     argmax = torch.empty_like(y, dtype=places)
-    if is_dry(y):
+    if is_dry(y) or y.numel() == 0:
         return y, argmax  # what would be launched depends on sizes that may be symbols
     vector, geometry = 16 // x.element_size(), (*size, *out, *window[0], *window[1], *window[2], *window[3])
     if layout is torch.channels_last:
-        wide = bool(x.shape[1] % vector == 0)
-        grid = ceil_div(y.numel(), BLOCK * (vector if wide else 1))
-        max_pool2d_fwd_last[grid, BLOCK](
-            x, y, argmax, y.numel(), x.shape[1], *geometry, T=x.dtype, I=places, VECTORS=wide
-        )
-    elif places is torch.uint8 and _tiles_2x2(size, out, window, vector):
-        groups = size[1] // vector
+        wide = x.shape[1] % vector == 0
+        threads = y.numel() // (vector if wide else 1)
+        structs = cells(x.shape[1], geometry, vector if wide else 1, False)
+        grid = ceil_div(threads, BLOCK)
+        max_pool2d_fwd_last[grid, BLOCK](x, y, argmax, threads, x.shape[1], *structs, T=x.dtype, I=places, VECTORS=wide)
+    elif places is torch.uint8 and _tiles_2x2(geometry, vector):
         grid = ceil_div(y.numel() // (vector // 2), BLOCK)
-        max_pool2d_fwd_2x2[grid, BLOCK](x, y, argmax, y.numel() // out[1], groups, T=x.dtype)
+        max_pool2d_fwd_2x2[grid, BLOCK](x, y, argmax, y.numel() // out[1], _divisor(size[1] // vector), T=x.dtype)
     else:
         known = 2 if window[0] == [2, 2] else 3 if window[0] == [3, 3] else 0
-        grid = ceil_div(y.numel(), BLOCK)
-        max_pool2d_fwd[grid, BLOCK](x, y, argmax, y.numel(), *geometry, T=x.dtype, I=places, K=known)
+        bands = fwd_bands(y.numel() // (out[0] * out[1]), geometry, x.element_size())
+        max_pool2d_fwd[bands.grid, BLOCK, bands.shared](
+            x, y, argmax, bands.window, bands.bands, T=x.dtype, I=places, K=known
+        )
     return y, argmax
 
 
-def _backward(grad_y: Tensor, argmax: Tensor, window: tuple[list[int], ...], size: Sequence[int]) -> Tensor:
-    layout = torch.channels_last if _is_channels_last(argmax) else torch.contiguous_format
+def _backward(grad_y: Tensor, argmax: Tensor, window: Window, size: Sequence[int]) -> Tensor:
+    layout = torch.channels_last if is_channels_last(argmax) else torch.contiguous_format
     shape, out = (*grad_y.shape[:-2], *size), grad_y.shape[-2:]
     grad_x = torch.empty(shape, dtype=grad_y.dtype, device=grad_y.device, memory_format=layout)
-    if is_dry(grad_x):
+    count = grad_x.numel()
+    if is_dry(grad_x) or count == 0:
         return grad_x
     vector, geometry = 16 // grad_y.element_size(), (*size, *out, *window[0], *window[1], *window[2], *window[3])
     types: dict[str, Any] = dict(T=grad_y.dtype, I=argmax.dtype)
-    count = grad_x.numel()
     if layout is torch.channels_last:
-        wide = bool(shape[1] % vector == 0)
-        grid = ceil_div(count, BLOCK * (vector if wide else 1))
-        max_pool2d_bwd_last[grid, BLOCK](grad_y, argmax, grad_x, count, shape[1], *geometry, **types, VECTORS=wide)
-    elif argmax.dtype is torch.uint8 and _tiles_2x2(size, out, window, vector):
-        groups = size[1] // vector
-        grid = ceil_div(count // (2 * vector), BLOCK)
+        wide = shape[1] % vector == 0
+        threads = count // (vector if wide else 1)
+        structs = cells(shape[1], geometry, vector if wide else 1, True)
+        grid = ceil_div(threads, BLOCK)
+        max_pool2d_bwd_last[grid, BLOCK](grad_y, argmax, grad_x, threads, shape[1], *structs, **types, VECTORS=wide)
+    elif argmax.dtype is torch.uint8 and _tiles_2x2(geometry, vector):
+        grid, groups = ceil_div(count // (2 * vector), BLOCK), _divisor(size[1] // vector)
         max_pool2d_bwd_2x2[grid, BLOCK](grad_y, argmax, grad_x, grad_y.numel() // out[1], groups, T=grad_y.dtype)
     else:
-        max_pool2d_bwd[ceil_div(count, BLOCK), BLOCK](grad_y, argmax, grad_x, count, *geometry, **types)
+        bands, phases = bwd_bands(count // (size[0] * size[1]), geometry, SUM_BYTES[grad_y.dtype]), _phases(geometry)
+        if bands.fits and phases[0] * phases[1] <= MAX_PHASES:
+            max_pool2d_bwd[bands.grid, BLOCK, bands.shared](
+                grad_y, argmax, grad_x, bands.window, bands.bands, _divisor(geometry[5]), *phases, **types
+            )
+        else:
+            structs = cells(1, geometry, 1, True)
+            max_pool2d_bwd_gather[ceil_div(count, BLOCK), BLOCK](grad_y, argmax, grad_x, count, *structs, **types)
     return grad_x
 
 
-# --- geometry and layout ---
+@functools.lru_cache(maxsize=4096)
+def _phases(geometry: tuple[int, ...]) -> tuple[int, int]:
+    """Windows as far apart as this have no element in common: powers of two."""
+    kernel, stride, dilation = geometry[4:6], geometry[6:8], geometry[10:12]
+    spans = ((k - 1) * d + 1 for k, d in zip(kernel, dilation))
+    down, across = (1 << (ceil_div(span, step) - 1).bit_length() for span, step in zip(spans, stride))
+    return down, across
 
 
-def _output_size(size: Sequence[int], window: tuple[list[int], ...], ceil_mode: bool) -> list[int]:
-    """Windows in each direction. With ceil_mode the last may stick out, but must begin before the right padding."""
-    out = []
-    for length, kernel, stride, pad, dilation in zip(size, *window):
-        room = length + 2 * pad - dilation * (kernel - 1) - 1
-        count = (room + (stride - 1 if ceil_mode else 0)) // stride + 1
-        out.append(count - 1 if ceil_mode and (count - 1) * stride >= length + pad else count)
-    return out
+@functools.lru_cache(maxsize=4096)
+def _divisor(value: int) -> np.ndarray:
+    return np.array(divisor(value), dtype=np.int64)
 
 
-def _tiles_2x2(size: Sequence[int], out: Sequence[int], window: tuple[list[int], ...], vector: int) -> bool:
+def _tiles_2x2(geometry: tuple[int, ...], vector: int) -> bool:
     """Whether windows of 2 x 2 cover each element once, in rows of whole vectors."""
-    tiled = tuple(map(tuple, window)) == ((2, 2), (2, 2), (0, 0), (1, 1))
-    return tiled and size[0] == 2 * out[0] and size[1] == 2 * out[1] and size[1] % vector == 0
+    h, w, out_h, out_w = geometry[:4]
+    return geometry[4:] == TILING_2X2 and h == 2 * out_h and w == 2 * out_w and w % vector == 0
 
 
 def _starts(place: Tensor, dim: int, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
     """Where the windows begin, along one dimension."""
     return torch.arange(place.shape[dim], device=place.device) * stride[dim] - padding[dim]
-
-
-def _is_channels_last(x: Tensor) -> bool:
-    """Whether PyTorch takes these strides for channels_last (c10's is_channels_last_strides_2d, for its output strides)."""
-    shape, strides = x.shape, x.stride()
-    if len(shape) != 4 or strides[1] == 0:
-        return False
-    least = 0
-    for dim in (1, 3, 2, 0):
-        if shape[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
-            return False
-        least = strides[dim] * max(shape[dim], 1)
-    return True

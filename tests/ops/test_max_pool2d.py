@@ -18,7 +18,9 @@ def with_indices(function):
 class TestMaxPool2d(OperatorContract):
     function = staticmethod(cupyops.max_pool2d)
     torch_function = staticmethod(torch_max_pool2d)
-    kernels = {f"max_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("", "_last", "_2x2")}
+    kernels = {f"max_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("", "_last", "_2x2")} | {
+        "max_pool2d_bwd_gather"
+    }
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
@@ -50,7 +52,9 @@ class TestWithIndices(TestMaxPool2d):
 
     function = staticmethod(with_indices(cupyops.max_pool2d))
     torch_function = staticmethod(with_indices(F.max_pool2d))
-    kernels = {f"max_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("", "_last")}
+    kernels = {f"max_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("", "_last")} | {
+        "max_pool2d_bwd_gather"
+    }
 
     def test_signature_is_torch_s(self):
         """That of the class above: `return_indices` is given here."""
