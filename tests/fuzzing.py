@@ -277,6 +277,16 @@ def _rope(x: Any, cos: Any, sin: Any, positions: Any = None, *, interleaved: boo
     return torch.stack(columns, -1).movedim(-2, seq_dim).contiguous()
 
 
+@st.composite
+def lookups(draw: st.DrawFn) -> Call:
+    """Rows of a table, some of them over and over."""
+    dtype, rows, size = draw(_dtypes), draw(st.sampled_from([1, 3, 33])), draw(st.sampled_from([0, 1, 5, 8, 33]))
+    indices = draw(tensors(draw(st.sampled_from([(), (0,), (5,), (2, 3), (70,)])), torch.int64, high=rows))
+    padding, by_freq = draw(st.sampled_from([None, 0, -1])), draw(st.booleans())
+    weight = draw(tensors((rows, size), dtype, special=False))
+    return Call(indices, weight, padding, scale_grad_by_freq=by_freq)
+
+
 # function, PyTorch's, the calls
 FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrategy[Call]]] = {
     "dropout": (_dropped, _masked, calls(_dropped, p=st.sampled_from([0.0, 0.3, 1.0]))),
@@ -295,6 +305,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "add_rms_norm": (cupyops.add_rms_norm, _add_rms_norm, normalised(inputs=2)),
     "batch_norm": (cupyops.batch_norm, F.batch_norm, batch_normalised()),
     "group_norm": (cupyops.group_norm, F.group_norm, group_normalised()),
+    "embedding": (cupyops.embedding, F.embedding, lookups()),
     "sum": (cupyops.sum, torch.sum, sums()),
     "mean": (cupyops.mean, torch.mean, sums()),
     "matmul": (cupyops.matmul, torch.matmul, products()),

@@ -315,6 +315,10 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: _batch_norm(m, _channels_last(m(3, 16, 5, 4)), True),
         lambda m: _batch_norm(m, _off(m(2, 3, 70)), True),
     ],
+    "embedding": [
+        lambda m: (cupyops.embedding, m.integers(40, high=3), m(5, 3), 1),
+        lambda m: (cupyops.embedding, m.integers(3, 30, high=9), m(9, 2 * m.width), {"scale_grad_by_freq": True}),
+    ],
     "group_norm": [
         lambda m: (cupyops.group_norm, m(3, 6, 5, 7), 3, m(6), m(6)),
         lambda m: (cupyops.group_norm, m(2, 8, 4, 8), 4, m(8), m(8)),

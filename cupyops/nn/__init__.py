@@ -4,6 +4,7 @@ from . import utils as utils
 from .activation import GEGLU, GELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
 from .conv import Conv2d, ConvReluPool2d
 from .dropout import Dropout
+from .embedding import Embedding
 from .linear import Linear
 from .loss import CrossEntropyLoss, FusedLinearCrossEntropyLoss, KLDivLoss, NLLLoss
 from .normalization import AddRMSNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, RMSNorm
@@ -22,6 +23,7 @@ __all__ = [
     "ConvReluPool2d",
     "CrossEntropyLoss",
     "Dropout",
+    "Embedding",
     "FusedLinearCrossEntropyLoss",
     "GroupNorm",
     "KLDivLoss",

@@ -7,6 +7,7 @@ from .conv2d import conv2d as conv2d
 from .conv2d_relu_max_pool2d import conv2d_relu_max_pool2d as conv2d_relu_max_pool2d
 from .cross_entropy import cross_entropy as cross_entropy
 from .dropout import dropout as dropout
+from .embedding import embedding as embedding
 from .fused_linear_cross_entropy import fused_linear_cross_entropy as fused_linear_cross_entropy
 from .geglu import geglu as geglu
 from .gelu import gelu as gelu

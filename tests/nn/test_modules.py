@@ -76,6 +76,8 @@ CASES = [
         for mode in ("reflect", "replicate", "circular")
         for padding in ((2, 1), "same")
     ],
+    Case("Embedding", lambda: (torch.randint(6, (3, 5)),), (6, 4)),
+    Case("Embedding", lambda: (torch.randint(6, (7,)),), (6, 4, 2), {"max_norm": 1.0, "scale_grad_by_freq": True}),
     Case("ReLU", normal(3, 5)),
     Case("ReLU", normal(3, 5), (), {"inplace": True}),
     Case("GELU", normal(3, 5)),
@@ -116,6 +118,7 @@ OPERATORS = {
     "Linear": "linear", "Conv2d": "conv2d", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "MaxPool2d": "max_pool2d",
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "NLLLoss": "nll_loss", "CrossEntropyLoss": "cross_entropy",
     "KLDivLoss": "kl_div", "LayerNorm": "layer_norm", "RMSNorm": "rms_norm", "GroupNorm": "group_norm",
+    "Embedding": "embedding",
     "BatchNorm1d": "batch_norm", "BatchNorm2d": "batch_norm", "BatchNorm3d": "batch_norm", "Dropout": "dropout",
 }  # fmt: skip
 

@@ -18,8 +18,11 @@ DIFFERENTIABLE = [info for info in OPS if info.supports_autograd]
 
 
 def ours(info: Any) -> Any:
-    """The function here."""
-    return getattr(cupyops, FUNCTIONS[info.name])
+    """The function here, with its arguments in the order of the database."""
+    function = getattr(cupyops, FUNCTIONS[info.name])
+    if info.name == "nn.functional.embedding":
+        return lambda weight, indices, **options: function(indices, weight, **options)
+    return function
 
 
 def kinds_of_samples(info: Any, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, list[Any]]]:

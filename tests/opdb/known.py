@@ -15,6 +15,7 @@ FUNCTIONS = {
     "add": "add",
     "sum": "sum",
     "mean": "mean",
+    "nn.functional.embedding": "embedding",
     "matmul": "matmul",
     "nn.functional.linear": "linear",
     "nn.functional.conv2d": "conv2d",

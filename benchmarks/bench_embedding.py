@@ -1,0 +1,52 @@
+"""embedding: the tables of language models; odd rows, and one token over and over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from common import FLOAT, HALF
+from torch import Tensor
+from torch.nn import functional as F
+
+import cupyops
+from cupyops.bench import Case
+
+TOKENS = 8 * 2048
+
+
+def cases() -> Iterator[Case]:
+    """Backward moves grad_y and the whole gradient of the table."""
+    yield _case(128256, 4096, HALF)
+    yield _case(50257, 768, HALF)
+    yield _case(50257, 768, torch.float16)
+    yield _case(50257, 768, FLOAT)
+    yield _case(50257, 1000, HALF)
+    yield _case(50257, 4095, HALF)
+    yield _case(50257, 768, HALF, named=1)
+    yield _case(50257, 768, HALF, tokens=256)
+
+
+def _case(rows: int, size: int, dtype: torch.dtype, tokens: int = TOKENS, named: int | None = None) -> Case:
+    element = dtype.itemsize
+    return Case(
+        op="embedding",
+        size=f"{tokens} of {rows}x{size}" + ("" if named is None else f", {named} named"),
+        dtype=dtype,
+        make=_arguments(rows, size, tokens, named or rows),
+        ours=cupyops.embedding,
+        eager=F.embedding,
+        liger=None,
+        forward_bytes=2 * tokens * size * element + 8 * tokens,
+        backward_bytes=(tokens + rows) * size * element + 8 * tokens,
+        want=None,
+    )
+
+
+def _arguments(rows: int, size: int, tokens: int, named: int) -> Callable[[Any, torch.dtype], tuple[Tensor, ...]]:
+    def make(device: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        weight = torch.randn(rows, size, device=device).to(dtype).requires_grad_()
+        return torch.randint(named, (tokens,), device=device), weight
+
+    return make
