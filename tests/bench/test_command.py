@@ -202,17 +202,21 @@ def test_a_worker_takes_every_so_manieth_case(monkeypatch):
     assert failures[0] == f"{cases[1]}: torch.compile: RuntimeError: no compiler"
 
 
-def test_tf32_is_off_and_then_as_before(monkeypatch):
+def test_tf32_is_off_and_then_as_before():
     matmul = torch.backends.cuda.matmul
-    monkeypatch.setattr(matmul, "allow_tf32", True)
+    before = matmul.allow_tf32
 
     def fall():
         assert not matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
         raise KeyError
 
-    with pytest.raises(KeyError), running._without_tf32():
-        fall()
-    assert matmul.allow_tf32
+    try:
+        matmul.allow_tf32 = True
+        with pytest.raises(KeyError), running._without_tf32():
+            fall()
+        assert matmul.allow_tf32
+    finally:
+        matmul.allow_tf32 = before
 
 
 @pytest.mark.gpu
