@@ -11,9 +11,12 @@ def cases():
     for dtype in (HALF, FLOAT):
         # the gradients are grad_y itself: nothing moves
         yield elementwise("add", cupyops.add, torch.add, 1 << 26, dtype, inputs=2, backward=0, size="2^26")
-    rows, columns = 32768, 4096
+    yield rows(32768, 4096, small=lambda: rows(4, 33))
+
+
+def rows(rows, columns, small=None):
     moved = rows * columns * HALF.itemsize
-    yield Case(
+    return Case(
         "add", f"{rows}x{columns} + {columns}", HALF, randn((rows, columns), (columns,)), cupyops.add, torch.add,
-        forward_bytes=2 * moved, backward_bytes=moved,
+        forward_bytes=2 * moved, backward_bytes=moved, small=small,
     )  # fmt: skip

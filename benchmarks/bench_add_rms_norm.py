@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from common import randn
 
 import cupyops
 from cupyops.bench import Case
@@ -39,19 +40,20 @@ def liger(x: Any, residual: Any, w: Any) -> Any:
 def cases() -> Iterator[Case]:
     """One for each size."""
     for rows, size, dtype in SIZES:
-        nbytes = rows * size * dtype.itemsize
-        yield Case(
-            op="add_rms_norm",
-            size=f"{rows}x{size}",
-            dtype=dtype,
-            make=lambda device, dtype, rows=rows, size=size: tuple(
-                torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
-                for shape in ((rows, size), (rows, size), size)
-            ),
-            ours=lambda x, residual, w: cupyops.add_rms_norm(x, residual, w.shape, w, EPS),
-            eager=eager,
-            liger=liger,
-            forward_bytes=4 * nbytes,
-            backward_bytes=4 * nbytes,
-            want=None,
-        )
+        yield _case(rows, size, dtype)
+
+
+def _case(rows: int, size: int, dtype: torch.dtype) -> Case:
+    nbytes = rows * size * dtype.itemsize
+    return Case(
+        op="add_rms_norm",
+        size=f"{rows}x{size}",
+        dtype=dtype,
+        make=randn((rows, size), (rows, size), (size,)),
+        ours=lambda x, residual, w: cupyops.add_rms_norm(x, residual, w.shape, w, EPS),
+        eager=eager,
+        liger=liger,
+        forward_bytes=4 * nbytes,
+        backward_bytes=4 * nbytes,
+        small=lambda: _case(4, 33, dtype),
+    )

@@ -21,6 +21,7 @@ def case(images, channels, filters, size, dtype, unit="us", want=None):
         "conv2d", f"n{images} {channels}->{filters} {size}x{size}", dtype, make,
         lambda x, w, b: cupyops.conv2d(x, w, b, padding=1), lambda x, w, b: F.conv2d(x, w, b, padding=1),
         forward_flops=flops, backward_flops=2 * flops, unit=unit, want=want,
+        small=lambda: case(2, channels if channels < 4 else 3, 5, 6, dtype),
     )  # fmt: skip
 
 

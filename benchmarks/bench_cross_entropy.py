@@ -23,6 +23,7 @@ def case(rows, classes, dtype, want=None):
     return Case(
         "cross_entropy", f"{rows}x{classes}", dtype, make, cupyops.cross_entropy, F.cross_entropy, liger=liger,
         forward_bytes=moved, backward_bytes=moved, want=want, together=True, unit="us",
+        small=lambda: case(4, 33, dtype),
     )  # fmt: skip
 
 

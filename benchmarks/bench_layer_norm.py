@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from common import randn
 
 import cupyops
 from cupyops.bench import Case
@@ -35,19 +36,21 @@ def liger(x: Any, w: Any, b: Any) -> Any:
 def cases() -> Iterator[Case]:
     """One for each size."""
     for rows, size, dtype, want in SIZES:
-        nbytes = rows * size * dtype.itemsize
-        yield Case(
-            op="layer_norm",
-            size=f"{rows}x{size}",
-            dtype=dtype,
-            make=lambda device, dtype, rows=rows, size=size: tuple(
-                torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
-                for shape in ((rows, size), size, size)
-            ),
-            ours=lambda x, w, b: cupyops.layer_norm(x, w.shape, w, b),
-            eager=lambda x, w, b: F.layer_norm(x, w.shape, w, b),
-            liger=liger,
-            forward_bytes=2 * nbytes,
-            backward_bytes=3 * nbytes,
-            want=want,
-        )
+        yield _case(rows, size, dtype, want)
+
+
+def _case(rows: int, size: int, dtype: torch.dtype, want: Any = None) -> Case:
+    nbytes = rows * size * dtype.itemsize
+    return Case(
+        op="layer_norm",
+        size=f"{rows}x{size}",
+        dtype=dtype,
+        make=randn((rows, size), (size,), (size,)),
+        ours=lambda x, w, b: cupyops.layer_norm(x, w.shape, w, b),
+        eager=lambda x, w, b: F.layer_norm(x, w.shape, w, b),
+        liger=liger,
+        forward_bytes=2 * nbytes,
+        backward_bytes=3 * nbytes,
+        want=want,
+        small=lambda: _case(4, 33, dtype),
+    )

@@ -18,7 +18,7 @@ def case(m, n, k, dtype, want=None):
     flops = 2.0 * m * n * k
     return Case(
         "linear", f"{m}x{n}x{k}", dtype, make, cupyops.linear, F.linear, forward_flops=flops, backward_flops=2 * flops,
-        want=want,
+        want=want, small=lambda: case(5, 6, 33, dtype),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ def case(m, n, k, dtype, want=None):
     flops = 2.0 * m * n * k
     return Case(
         "matmul", f"{m}x{n}x{k}", dtype, randn((m, k), (k, n)), cupyops.matmul, torch.matmul, forward_flops=flops,
-        backward_flops=2 * flops, want=want,
+        backward_flops=2 * flops, want=want, small=lambda: case(5, 6, 33, dtype),
     )  # fmt: skip
 
 

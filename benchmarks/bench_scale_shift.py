@@ -15,6 +15,7 @@ def case(rows, columns, dtype, shape, kind):
     return Case(
         "scale_shift", f"{rows}x{columns} {kind}", dtype, randn((rows, columns), shape, shape), cupyops.scale_shift, eager,
         forward_bytes=2 * moved, backward_bytes=3 * moved,
+        small=lambda: case(4, 33, dtype, (33,) if shape else (), kind),
     )  # fmt: skip
 
 

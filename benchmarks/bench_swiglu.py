@@ -49,6 +49,7 @@ def _case(rows: int, cols: int, dtype: torch.dtype, want: Any = None) -> Case:
         forward_bytes=3 * n,
         backward_bytes=5 * n,
         want=want,
+        small=lambda: _case(4, 33, dtype),
     )
 
 
@@ -64,5 +65,5 @@ def _packed(rows: int, cols: int, dtype: torch.dtype) -> Case:
         liger=None,
         forward_bytes=3 * n,
         backward_bytes=5 * n,
-        want=None,
+        small=lambda: _packed(4, 33, dtype),
     )

@@ -1,4 +1,4 @@
-"""One training step of the network of examples/mnist_cnn.py: forward, loss, backward and SGD."""
+"""One training step of the network of examples/mnist_cnn.py: forward, loss, backward and SGD; and as a CUDA graph."""
 
 import sys
 from pathlib import Path
@@ -31,16 +31,21 @@ def step_of(nn, optimizer):
     return step
 
 
-def case(batch, want):
+def case(batch, want=None, graphed=False):
+    """Under `cupyops.graph` beside PyTorch's steps one by one, which is what its users come from."""
+
     def make(device, dtype):
         return torch.rand(batch, 1, 28, 28, device=device), torch.randint(0, 10, (batch,), device=device)
 
+    ours = step_of(cupyops.nn, cupyops.optim.SGD)
     return Case(
-        "training step", f"SimpleCNN, batch {batch}", torch.float32, make, step_of(cupyops.nn, cupyops.optim.SGD),
-        step_of(torch.nn, torch.optim.SGD), unit="us", want=want, same=False, compiled=False, wall=True,
+        "training step", f"SimpleCNN, batch {batch}" + ", graph" * graphed, torch.float32, make,
+        cupyops.graph(ours) if graphed else ours, step_of(torch.nn, torch.optim.SGD), unit="us", want=want, same=False,
+        compiled=False, wall=True,
     )  # fmt: skip
 
 
 def cases():
-    yield case(64, 450)
-    yield case(1024, 700)
+    for batch, want in ((64, 450), (1024, 700)):
+        yield case(batch, want)
+        yield case(batch, graphed=True)

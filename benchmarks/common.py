@@ -11,6 +11,7 @@ from torch import Tensor
 from cupyops.bench import Case
 
 HALF, FLOAT = torch.bfloat16, torch.float32
+FEW = 133  # elements of a twin for a CPU
 ALL = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -32,6 +33,7 @@ def elementwise(
     return Case(
         op=op, size=size or f"{count:,}", dtype=dtype, make=randn(*[(count,)] * inputs), ours=ours, eager=eager,
         forward_bytes=(inputs + 1) * count * element, backward_bytes=backward * count * element, want=want, **options,
+        small=lambda: elementwise(op, ours, eager, FEW, dtype, inputs=inputs, backward=backward, **options),
     )  # fmt: skip
 
 
@@ -55,4 +57,5 @@ def rows_of(
     return Case(
         op=op, size=f"{rows}x{columns}", dtype=dtype, make=randn((rows, columns), *[(columns,)] * parameters), ours=ours,
         eager=eager, forward_bytes=2 * moved, backward_bytes=3 * moved, want=want, **options,
+        small=lambda: rows_of(op, ours, eager, 4, 33, dtype, parameters=parameters, **options),
     )  # fmt: skip

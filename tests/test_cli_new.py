@@ -103,21 +103,35 @@ def test_the_test_notices_a_mistake(kind, imported, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_benchmark_without_a_gpu_says_so(kind, imported, monkeypatch, capsys):
-    module = imported(f"bench_a_{kind}")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    module.main()
-    assert capsys.readouterr().out.startswith("No CUDA GPU here: nothing can be measured.")
+def test_the_benchmark_compares_and_notices_a_mistake(kind, folder, imported, monkeypatch):
+    """Without a GPU: the kernels, in the simulator."""
+    words = ["bench", str(folder / f"bench_a_{kind}.py"), "--dry-run"]
+    with cupyops.simulate(), cupyops.trace() as trace:
+        result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0 and "2 small twins of 4 cases compared, 0 wrong" in result.output
+    assert {launch.kernel.partition("<")[0] for launch in trace.launches()} == {f"a_{kind}_fwd", f"a_{kind}_bwd"}
+    op = getattr(imported(f"a_{kind}"), f"a_{kind}")
+    monkeypatch.setattr(imported(f"a_{kind}"), f"a_{kind}", wrong(op))
+    assert CliRunner().invoke(app, words).exit_code == 1
+
+
+def wrong(op):
+    """An operator that is off by a hundredth, with the right reference."""
+
+    def call(x):
+        return op(x) * 1.01
+
+    call.reference = op.reference
+    return call
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_benchmark_on_a_gpu(kind, imported, monkeypatch, capsys):
-    module = imported(f"bench_a_{kind}")
-    monkeypatch.setattr(module, "SHAPES", [(64, 1000)])
-    module.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["forward", "backward"] * len(module.DTYPES)
+def test_the_benchmark_on_a_gpu(kind, folder, imported):
+    imported(f"a_{kind}")
+    path = folder / f"bench_a_{kind}.py"
+    result = CliRunner().invoke(app, ["bench", str(path), "--against", "eager", "--only", "4096x1000 float32"])
+    assert result.exit_code == 0 and f"a_{kind} 4096x1000 float32 backward: ours" in result.output
 
 
 # --- a package ---
@@ -246,7 +260,7 @@ def test_what_to_type_next(tmp_path, monkeypatch):
     assert lines == [
         "  python -m pytest test_mine.py",
         "  python -m cupyops check mine:mine",
-        "  python bench_mine.py",
+        "  python -m cupyops bench bench_mine.py",
     ]
     lines = command("mine2", "--package", "--dir", "a b").output.split("next:\n")[1].splitlines()
     assert lines == [

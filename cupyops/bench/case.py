@@ -14,6 +14,7 @@ import torch
 
 from ..errors import InputError
 
+SMALL = 1e6  # bytes or flops that a CPU, or the simulator, may be asked for
 UNITS = ("GB/s", "TFLOP/s", "us")
 
 
@@ -38,6 +39,7 @@ class Case:
         compiled: torch.compile is a peer too.
         same: all give the same numbers, which are compared first; not so for random ones and for optimizers' steps.
         wall: the host's time counts too: call after call, without a wait between them.
+        small: the same on a few numbers, for --dry-run; or a function that makes it; or None.
         loss: how many times the allowed error of `cupyops.testing.Tolerance` ours may be off.
 
     Raises:
@@ -71,6 +73,7 @@ class Case:
     same: bool = True
     loss: float = 1.0
     wall: bool = False
+    small: Case | Callable[[], Case] | None = None
 
     def __post_init__(self) -> None:
         for name in ("forward_bytes", "backward_bytes", "forward_flops", "backward_flops"):
@@ -103,13 +106,23 @@ class Case:
         found = {"eager": self.eager, **self.others}
         return found if self.liger is None else {**found, "liger": self.liger}
 
+    def twin(self) -> Case | None:
+        """The same in so few numbers that a CPU compares it: `small`, or the case itself if it moves little."""
+        if self.small is not None:
+            return self.small if isinstance(self.small, Case) else self.small()
+        work = max(*self.work("forward"), *self.work("backward"))
+        return self if 0 < work <= SMALL else None
+
     def __str__(self) -> str:
         return f"{self.op} {self.size} {self.dtype_name}"
 
 
 def declared(paths: Iterable[Path], only: str = "") -> list[Case]:
     """The cases of files, in order; those in whose name and size `only`, a regular expression, is found."""
-    wanted = re.compile(only)
+    try:
+        wanted = re.compile(only)
+    except re.error as error:
+        raise InputError(f"{only!r} is no regular expression: {error}") from None
     return [case for path in paths for case in _cases(path) if wanted.search(str(case))]
 
 
@@ -119,6 +132,10 @@ def files(names: Iterable[str], folder: Path) -> list[Path]:
     Raises:
         InputError: there is no such file.
     """
+    if not folder.is_dir() and not all(name.endswith(".py") for name in names or [""]):
+        raise InputError(
+            f"there is no folder {folder} of declarations; name files bench_OP.py, or a folder by --folder"
+        )
     there = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
     found = []
     for name in names:
@@ -141,6 +158,8 @@ def _cases(path: Path) -> Iterator[Case]:
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
+    except Exception as error:  # whatever a file of the user's raises
+        raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent))
     if not callable(getattr(module, "cases", None)):

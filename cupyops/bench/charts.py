@@ -11,7 +11,7 @@ from typing import Any
 from .results import BASE, Results, Row
 
 WHO = {"ours": "#2f6fde", "eager": "#e08a1e", "compile": "#4ba36b", "liger": "#a35bb8"}
-_OTHER = "#8a8f98"
+_OTHERS = ("#2aa5b5", "#b5892a", "#d65f9c", "#7a8a2f", "#8a8f98")  # of peers that a case names itself
 
 
 def charts(results: Results) -> Iterator[tuple[str, Any]]:
@@ -37,7 +37,7 @@ def write(results: Results, folder: Path) -> list[Path]:
     found = []
     for name, figure in charts(results):
         path = folder / f"{name}.png"
-        figure.savefig(path, dpi=130)
+        figure.savefig(path, dpi=130, facecolor="white")
         found.append(path)
     return found
 
@@ -45,8 +45,16 @@ def write(results: Results, folder: Path) -> list[Path]:
 def png(figure: Any) -> bytes:
     """A picture's bytes."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
+    figure.savefig(buffer, format="png", dpi=120, facecolor="white")
     return buffer.getvalue()
+
+
+def colours(rows: list[Row]) -> dict[str, str]:
+    """Of all that have figures, ours first."""
+    found = {who for row in rows for who in row.figures}
+    others = sorted(found - set(WHO))
+    named = {who: _OTHERS[index % len(_OTHERS)] for index, who in enumerate(others)}
+    return {**{who: colour for who, colour in WHO.items() if who in found}, **named}
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
@@ -74,6 +82,7 @@ def _speedups(results: Results) -> Any:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set(xscale="log", xlabel=f"times as fast as the best of {' and '.join(BASE)} (line: least to most)")
     axes.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+    axes.minorticks_off()  # their labels would lie over those
     axes.margins(y=0.01)
     axes.set_title("Speed-up by operator", loc="left")
     return figure
@@ -83,11 +92,11 @@ def _rates(rows: list[Row], unit: str, ceiling: float | None) -> Any:
     """Ours and the peers of every row."""
     lines = [(row, way) for row in rows for way in row.ways()]
     figure, axes = _figure(9.5, 0.2 * len(lines) + 1.6)
-    for who in ("liger", "compile", "eager", "ours"):
+    for who, colour in reversed(colours(rows).items()):
         points = [(rate, y) for y, (row, way) in enumerate(lines) if (rate := row.rate(who, way)) is not None]
         if points:
             size = 42 if who == "ours" else 22
-            axes.scatter(*zip(*points), s=size, color=WHO[who], label=who, zorder=3 if who == "ours" else 2)
+            axes.scatter(*zip(*points), s=size, color=colour, label=who, zorder=3 if who == "ours" else 2)
     if ceiling is not None:
         axes.axvline(ceiling, color="black", linewidth=0.9, linestyle="--", label=f"ceiling, {ceiling:,.0f}")
     axes.set_yticks(range(len(lines)), [f"{row.name} {way}" for row, way in lines], fontsize=7)

@@ -51,13 +51,19 @@ def compile_only(case: Case) -> None:
     _gradients(call(*arguments), leaves(arguments), None)
 
 
-def compare(case: Case, device: str) -> None:
-    """Ours against PyTorch. Raises `Failure` where it is wrong."""
+def told(error: Exception) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def compare(case: Case, device: str) -> bool:
+    """Ours against PyTorch; False where there is nothing to compare. Raises `Failure` where it is wrong."""
     arguments = case.make(torch.device(device), case.dtype)
     row = Row.of(case)
     _right(case, arguments, leaves(arguments), {"ours": case.ours, "eager": case.eager}, row)
     if "ours" in row.wrong:
         raise Failure(f"{case}: {row.wrong['ours']}")
+    return row.compared
 
 
 def _run(
@@ -69,7 +75,7 @@ def _run(
         def forward(clock: Clock) -> dict[str, float]:
             if case.wall:
                 return {"forward": wall(lambda: call(*arguments))}
-            return {"forward": clock.sample(lambda: call(*arguments))[0]}
+            return {"forward": clock.sample(lambda _: call(*arguments))}
 
         return forward, lambda: call(*arguments)
     grads = [torch.randn_like(y) for y in _outputs(call(*arguments))]
@@ -79,10 +85,11 @@ def _run(
 
     def each(clock: Clock) -> dict[str, float]:
         if case.together:
-            return {"together": clock.sample(whole)[0]}
-        there, y = clock.sample(lambda: call(*arguments))
-        back, _ = clock.sample(lambda: _gradients(y, wanted, grads))
-        return {"forward": there, "backward": back}
+            return {"together": clock.sample(lambda _: whole())}
+        return {
+            "forward": clock.sample(lambda _: call(*arguments)),
+            "backward": clock.sample(lambda y: _gradients(y, wanted, grads), before=lambda: call(*arguments)),
+        }
 
     return each, whole
 
@@ -112,17 +119,18 @@ def _right(
     truth = theirs = None
     if case.same:
         torch.manual_seed(1)
-        truth = _results(case.eager, wide, leaves(wide), None)
-        theirs = _results(case.eager, arguments, wanted, truth)
+        truth = _results(case.eager, wide, leaves(wide))
+        theirs = _results(case.eager, arguments, wanted)
+    row.compared = bool(truth)
     for name, call in calls.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = _results(call, arguments, wanted, truth)
+                found = _results(call, arguments, wanted)
             if truth is not None and theirs is not None and name != "eager":
                 _judge(case, name, found, theirs, truth)
         except Exception as error:  # whatever a peer raises: its place in the table says so
-            row.wrong[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            row.wrong[name] = told(error)
     return [name for name in row.wrong if name in calls]
 
 
@@ -132,7 +140,7 @@ def _double(one: Any) -> Any:
     return one.detach().double().requires_grad_(one.requires_grad)
 
 
-def _results(call: Callable[..., Any], arguments: Any, wanted: list[Tensor], like: list[Tensor] | None) -> list[Tensor]:
+def _results(call: Callable[..., Any], arguments: Any, wanted: list[Tensor]) -> list[Tensor]:
     """Outputs and gradients, of a gradient that is the same for all."""
     found = call(*arguments)
     outputs = [y for y in (found if isinstance(found, (tuple, list)) else (found,)) if isinstance(y, Tensor)]

@@ -1,4 +1,4 @@
-"""Results as a table in the terminal, and as one HTML file that needs no other."""
+"""Results in sentences, and as one HTML file that needs no other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import base64
 import html
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from . import charts
 from .results import BASE, Results, Row
@@ -19,7 +18,7 @@ th, td { padding: 3px 8px; border-bottom: 1px solid var(--line); text-align: rig
 th { cursor: pointer; position: sticky; top: 0; background: Canvas; }
 td:nth-child(-n+4), th:nth-child(-n+4) { text-align: left; }
 .good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; }
-img { max-width: 100%; background: white; border-radius: 6px; }
+img { max-width: 100%; box-sizing: border-box; background: white; padding: 8px; border-radius: 6px; } /* in the dark too */
 .wide { overflow-x: auto; } dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; } dd { margin: 0; }
 """
 _SORT = """
@@ -45,32 +44,6 @@ def peers(results: Results) -> list[str]:
     return [*(who for who in BASE if who in found), *sorted(found - set(BASE))]
 
 
-def show(results: Results, console: Any) -> None:
-    """The table, and what it comes to."""
-    from rich.table import Table
-
-    others = peers(results)
-    table = Table(title="GB/s, TFLOP/s or us of device time", title_justify="left")
-    for name in ("operator", "size", "dtype", "way"):
-        table.add_column(name, no_wrap=True)
-    for name in ("ours", *others, "speed-up", "want"):
-        table.add_column(name, justify="right")
-    for row in results.rows:
-        for way in row.ways():
-            speedup, reached = row.speedup(way), row.reached(way)
-            table.add_row(
-                row.op, row.size, row.dtype, way, _rate(row, "ours", way), *(_rate(row, who, way) for who in others),
-                "" if speedup is None else f"[{'red' if speedup < 0.95 else 'green'}]{speedup:.2f}x[/]",
-                "" if reached is None else f"[{'green' if reached else 'red'}]{row.want[way]:g}[/]",
-            )  # fmt: skip
-    console.print(table)
-    for row in results.rows:
-        for who, reason in row.wrong.items():
-            console.print(f"{row.name}, {who}: {reason}", style="red", markup=False, soft_wrap=True)
-    for line in summary(results):
-        console.print(line, markup=False)
-
-
 def summary(results: Results) -> Iterator[str]:
     """What the rows come to, in sentences."""
     yield "ceilings: " + ", ".join(f"{name} {rate:,.0f}" for name, rate in results.ceilings.items())
@@ -85,6 +58,9 @@ def summary(results: Results) -> Iterator[str]:
     wanted = [reached for row, way in results.measured() if (reached := row.reached(way)) is not None]
     if wanted:
         yield f"{sum(wanted)} of {len(wanted)} wanted figures reached"
+    alone = [row.name for row in results.rows if not row.compared]
+    if alone:
+        yield f"results not compared in {len(alone)} rows: {', '.join(alone)}"
     for name, times in results.host.items():
         yield f"host, {name}: " + ", ".join(f"{who} {us:.2f} us" for who, us in times.items())
 
@@ -111,7 +87,7 @@ def page(results: Results, path: Path) -> None:
         f"<title>cupyops benchmark</title><style>{_STYLE}</style><h1>cupyops beside its peers</h1>"
         + "".join(f"<p>{html.escape(line)}</p>" for line in summary(results))
         + f"<dl>{machine}</dl>{pictures}<h2>Every figure</h2><div class=wide><table><thead><tr>"
-        + "".join(f"<th>{name}</th>" for name in head)
+        + "".join(f"<th>{html.escape(name)}</th>" for name in head)
         + f"</tr></thead><tbody>{body}</tbody></table></div>"
         + (f"<h2>Left out</h2><ul>{wrong}</ul>" if wrong else "")
         + f"<script>{_SORT}</script></html>\n",
@@ -120,15 +96,16 @@ def page(results: Results, path: Path) -> None:
 
 
 def _line(row: Row, way: str, others: list[str], results: Results) -> str:
-    speedup, reached, rate = row.speedup(way), row.reached(way), row.rate("ours", way)
+    speedup, reached, ours = row.speedup(way), row.reached(way), row.rate("ours", way)
     ceiling = (
         results.ceilings.get("copy" if row.unit == "GB/s" else f"matmul {row.dtype}") if row.unit != "us" else None
     )
-    cells = [_cell(html.escape(text)) for text in (row.op, row.size, row.dtype, way, row.unit)]
-    cells += [_cell(_rate(row, who, way), row.rate(who, way), _quartiles(row, who, way)) for who in ("ours", *others)]
+    size = row.size if row.compared else f"{row.size} (not compared)"
+    cells = [_cell(html.escape(text)) for text in (row.op, size, row.dtype, way, row.unit)]
+    cells += [_cell(rate(row, who, way), row.rate(who, way), _quartiles(row, who, way)) for who in ("ours", *others)]
     cells.append(_cell("", None) if speedup is None else _cell(f"{speedup:.2f}", speedup, "", _mood(speedup >= 0.95)))
     cells.append(_cell("") if reached is None else _cell(f"{row.want[way]:g}", row.want[way], "", _mood(reached)))
-    cells.append(_cell(f"{rate / ceiling:.0%}", rate / ceiling) if ceiling and rate else _cell(""))
+    cells.append(_cell(f"{ours / ceiling:.0%}", ours / ceiling) if ceiling and ours else _cell(""))
     cells.append(_cell(f"{row.memory['ours'] / 1e6:,.1f}", row.memory["ours"]) if "ours" in row.memory else _cell(""))
     return f"<tr>{''.join(cells)}</tr>"
 
@@ -142,11 +119,12 @@ def _mood(good: bool) -> str:
     return "good" if good else "bad"
 
 
-def _rate(row: Row, who: str, way: str) -> str:
+def rate(row: Row, who: str, way: str) -> str:
+    """A figure as tables show it; "-" for what is left out."""
     if who in row.wrong:
         return "-"
-    rate = row.rate(who, way)
-    return "" if rate is None else f"{rate:,.0f}" if rate >= 1000 else f"{rate:,.1f}"
+    found = row.rate(who, way)
+    return "" if found is None else f"{found:,.0f}" if found >= 1000 else f"{found:,.1f}"
 
 
 def _quartiles(row: Row, who: str, way: str) -> str:

@@ -36,7 +36,7 @@ class Figure:
 
 @dataclass
 class Row:
-    """One case: figures[who][way], bytes of memory, and who is left out, with the reason."""
+    """One case: figures[who][way], bytes of memory, who is left out, with the reason; whether results were compared."""
 
     op: str
     size: str
@@ -47,13 +47,14 @@ class Row:
     figures: dict[str, dict[str, Figure]] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
     wrong: dict[str, str] = field(default_factory=dict)
+    compared: bool = True
 
     @staticmethod
     def of(case: Case) -> Row:
         """A row without figures."""
         return Row(
             case.op, case.size, case.dtype_name, case.unit,
-            {way: case.work(way) for way in WAYS}, {way: case.wanted(way) for way in WAYS},
+            {way: case.work(way) for way in WAYS}, {way: case.wanted(way) for way in WAYS}, compared=case.same,
         )  # fmt: skip
 
     @property
@@ -139,3 +140,8 @@ class Results:
             if then is not None and (ratio := row.figures["ours"][way].us / then) > factor:
                 found.append((row.name, way, ratio))
         return found
+
+    def vanished(self, old: Results) -> list[tuple[str, str]]:
+        """(row, way) of what an old run has a figure of and this one has none."""
+        now = {(row.name, way) for row, way in self.measured()}
+        return [(row.name, way) for row, way in old.measured() if (row.name, way) not in now]

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..errors import InputError
+from ..progress import Bar
 from ..testing import Failure
 from . import host, measure, timing
 from .case import Case
 from .results import Results, Row
 
 
-def run(cases: Sequence[Case], against: Sequence[str], console: Any, with_host: bool = False) -> Results:
+def run(cases: Sequence[Case], against: Sequence[str], with_host: bool = False) -> Results:
     """Measure. Raises `InputError` where there is no GPU."""
     if not torch.cuda.is_available():
-        raise InputError("this machine has no CUDA GPU to measure on; --dry-run compares the small cases on the CPU")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    clock = timing.GpuClock()
-    results = Results(machine(), timing.ceilings(clock), [])
-    if with_host:
-        results.host = host.times()
-    from rich.progress import track
-
-    for case in track(cases, description="measuring", console=console):
-        console.log(str(case), markup=False, highlight=False)
-        results.rows.append(_row(case, against, clock))
-        gc.collect()
-        torch.cuda.empty_cache()
+        raise InputError("this machine has no CUDA GPU to measure on; --dry-run compares small twins on the CPU")
+    with _without_tf32(), Bar("measuring", total=len(cases)) as bar:
+        clock = timing.GpuClock()
+        results = Results(machine(), timing.ceilings(clock), [])
+        if with_host:
+            results.host = host.times()
+        for done, case in enumerate(cases):
+            bar.update(done, title=str(case))
+            if not sys.stderr.isatty():
+                print(f"{done + 1}/{len(cases)} {case}", file=sys.stderr, flush=True)
+            results.rows.append(_row(case, against, clock))
+            gc.collect()
+            torch.cuda.empty_cache()
     return results
 
 
@@ -43,51 +45,78 @@ def _row(case: Case, against: Sequence[str], clock: timing.Clock) -> Row:
         return measure.measure(case, against, clock)
     except Exception as error:  # one case that cannot be made leaves the others
         row = Row.of(case)
-        row.wrong["ours"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        row.wrong["ours"] = measure.told(error)
         return row
 
 
-def compile_first(cases: Sequence[Case], part: int, parts: int) -> None:
-    """Let torch.compile compile every `parts`-th case, from `part` on, for a later process to find."""
-    for case in cases[part::parts]:
-        if case.compiled:
+@contextlib.contextmanager
+def _without_tf32() -> Iterator[None]:
+    """fp32 is fp32 on all sides."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def compile_first(cases: Sequence[Case], part: int, parts: int) -> list[str]:
+    """Let torch.compile compile every `parts`-th case, from `part` on, for a later process to find; what fails."""
+    failures = []
+    with _without_tf32():  # it is part of what inductor's cache looks up
+        for case in cases[part::parts]:
+            if case.compiled:
+                try:
+                    measure.compile_only(case)
+                except Exception as error:
+                    failures.append(f"{case}: torch.compile: {measure.told(error)}")
+            torch.cuda.empty_cache()
+    return failures
+
+
+def in_processes(command: Sequence[str], jobs: int) -> list[str]:
+    """A command as so many processes, each with its part "2/8" as last argument; what they say of failures."""
+    with contextlib.ExitStack() as stack:
+        running = []
+        for index in range(jobs):
+            out, err = (stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(2))
+            running.append((subprocess.Popen([*command, f"{index}/{jobs}"], stdout=out, stderr=err), out, err))
+        failures = []
+        for index, (process, out, err) in enumerate(running):
+            code = process.wait()
+            out.seek(0)
+            err.seek(0)
+            failures += out.read().splitlines()
+            if code:
+                last = (err.read().strip().splitlines() or ["no message"])[-1]
+                failures.append(f"process {index + 1} of {jobs} ended with {code}: {last[:300]}")
+    return failures
+
+
+def dry_run(cases: Sequence[Case]) -> tuple[list[str], list[str]]:
+    """Compare the small twins of cases on the CPU: (names of those compared, what is wrong).
+
+    Raises:
+        InputError: nothing was there to be compared.
+    """
+    twins = {str(twin): twin for case in cases if (twin := case.twin()) is not None}
+    compared, wrong = [], []
+    with Bar("comparing", total=len(twins)) as bar:
+        for done, (name, twin) in enumerate(twins.items()):
+            bar.update(done, title=name)
             try:
-                measure.compile_only(case)
-            except Exception as error:  # it is told where it is measured
-                print(f"{case}: {error}", file=sys.stderr)
-        torch.cuda.empty_cache()
-
-
-def in_processes(arguments: Sequence[str], jobs: int) -> None:
-    """`compile_first` in so many processes of this command."""
-    command = [sys.executable, "-m", "cupyops", "bench", *arguments]
-    running = [
-        subprocess.Popen([*command, "--compile-part", f"{index}/{jobs}"], stderr=subprocess.DEVNULL)
-        for index in range(jobs)
-    ]
-    for process in running:
-        process.wait()
-
-
-def dry_run(cases: Sequence[Case], console: Any, most: float = 4e6) -> int:
-    """Compare, on the CPU, the cases that move no more than `most` bytes or flops; the number that is wrong."""
-    small = [case for case in cases if 0 < max(*case.work("forward"), *case.work("backward")) <= most]
-    wrong = 0
-    for case in small:
-        try:
-            measure.compare(case, "cpu")
-        except Failure as failure:
-            wrong += 1
-            console.print(str(failure), markup=False, style="red")
-    console.print(
-        f"{len(small)} of {len(cases)} cases are small enough for a CPU; {wrong} wrong. No times without a GPU."
-    )
-    return wrong
+                if measure.compare(twin, "cpu"):
+                    compared.append(name)
+            except Failure as failure:
+                wrong.append(str(failure))
+    if not compared and not wrong:
+        raise InputError(f"none of {len(cases)} cases has a small twin that can be compared: see Case.small")
+    return compared, wrong
 
 
 def machine() -> dict[str, str]:
     """What was measured on, and with what."""
-    from .. import __name__ as package
     from ..compilation import backend
 
     properties = torch.cuda.get_device_properties(0)
@@ -99,9 +128,9 @@ def machine() -> dict[str, str]:
         "python": sys.version.split()[0],
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
         "cupy": str(backend.cupy().__version__),
-        "nvrtc": ".".join(map(str, backend.nvrtc_version())) if hasattr(backend, "nvrtc_version") else "",
+        "nvrtc": ".".join(map(str, backend.nvrtc_version())),
         "liger": _version("liger-kernel"),
-        package: _version("cupyops") or "from source",
+        "cupyops": _version("cupyops") or "from source",
         "commit": _asked("git", "rev-parse", "--short", "HEAD"),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
     }

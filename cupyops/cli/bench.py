@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
+from ..bench.case import Case, declared, files
+from ..bench.host import too_slow
+from ..bench.results import Results
 from ..errors import InputError
+from .figures import show
 from .words import complain
 
 PEERS = ("eager", "compile", "liger")
@@ -34,55 +41,97 @@ class Request:
 
 
 def run(request: Request) -> int:
-    """The exit code: 1 where a result is wrong, something has got slower, or the arguments are wrong."""
+    """The exit code: 1 where a result is wrong or something has got slower, 2 where the arguments are wrong."""
     try:
         return _run(request, Console())
     except InputError as error:
         complain(error)
-        return 1
+        return 2
 
 
 def _run(request: Request, console: Console) -> int:
-    from ..bench import report
-    from ..bench.case import declared, files
-    from ..bench.charts import write
-    from ..bench.host import too_slow
-    from ..bench.results import Results
-    from ..bench.run import compile_first, dry_run, in_processes
-    from ..bench.run import run as measure
-
-    if unknown := set(request.against) - set(PEERS):
-        raise InputError(f"--against names {', '.join(sorted(unknown))}; it can name {', '.join(PEERS)}")
+    _check(request)
+    old = None if request.compare is None else Results.read(request.compare)
     if request.source is not None:
         results = Results.read(request.source)
     else:
         cases = declared(files(request.names, request.folder), request.only)
         if not cases and not request.host:
-            raise InputError(f"no case has {request.only!r} in its name")
+            raise InputError(f"no case has {request.only!r} in its name" if request.only else "there are no cases")
         if request.compile_part:
-            part, _, parts = request.compile_part.partition("/")
-            compile_first(cases, int(part), int(parts))
-            return 0
+            return _compile_part(request.compile_part, cases)
         if request.dry_run:
-            return int(dry_run(cases, console) > 0)
-        if request.jobs and "compile" in request.against:
-            with console.status(f"torch.compile, in {request.jobs} processes"):
-                in_processes([*request.names, "--folder", str(request.folder), "--only", request.only], request.jobs)
-        results = measure(cases, request.against, console, request.host)
-    report.show(results, console)
+            return _dry_run(cases, console)
+        results = _measure(request, cases, console)
+    show(results, console)
+    _write(results, request)
+    problems = [f"{row.name}: {row.wrong['ours']}" for row in results.rows if "ours" in row.wrong]
+    problems += too_slow(results.host) if results.host else []
+    if old is not None:
+        problems += [
+            f"{name} {way} takes {ratio:.2f} times as long as in {request.compare}"
+            for name, way, ratio in results.slower_than(old)
+        ]
+        for name, way in results.vanished(old):
+            console.print(f"{name} {way} is in {request.compare} alone", style="yellow", markup=False, soft_wrap=True)
+    for problem in problems:
+        console.print(problem, style="red", markup=False, soft_wrap=True)
+    return int(bool(problems))
+
+
+def _check(request: Request) -> None:
+    """What would otherwise be found when all is measured."""
+    if unknown := set(request.against) - set(PEERS):
+        raise InputError(f"--against names {', '.join(sorted(unknown))}; it can name {', '.join(PEERS)}")
+    if (request.html or request.png) and importlib.util.find_spec("matplotlib") is None:
+        raise InputError('--html and --png need matplotlib: pip install "cupyops[bench]"')
+    if request.source is not None and (request.names or request.host or request.dry_run):
+        raise InputError("--from measures nothing: it goes with no operators, no --host and no --dry-run")
+
+
+def _measure(request: Request, cases: list[Case], console: Console) -> Results:
+    from ..bench.run import in_processes
+    from ..bench.run import run as measure
+
+    if request.jobs and "compile" in request.against and torch.cuda.is_available():
+        command = [sys.executable, "-m", "cupyops", "bench", *request.names, "--folder", str(request.folder)]
+        with console.status(f"torch.compile, in {request.jobs} processes"):
+            failures = in_processes([*command, "--only", request.only, "--compile-part"], request.jobs)
+        for failure in failures:
+            console.print(failure, style="yellow", markup=False, soft_wrap=True)
+    return measure(cases, request.against, request.host)
+
+
+def _compile_part(part: str, cases: list[Case]) -> int:
+    """A worker of --jobs: its output is what failed."""
+    from ..bench.run import compile_first
+
+    index, _, parts = part.partition("/")
+    failures = compile_first(cases, int(index), int(parts))
+    print(*failures, sep="\n", end="\n" if failures else "")
+    return 0
+
+
+def _dry_run(cases: list[Case], console: Console) -> int:
+    from ..bench.run import dry_run
+
+    compared, wrong = dry_run(cases)
+    for failure in wrong:
+        console.print(failure, style="red", markup=False, soft_wrap=True)
+    console.print(
+        f"{len(compared)} small twins of {len(cases)} cases compared, {len(wrong)} wrong. No times without a GPU.",
+        markup=False,
+        soft_wrap=True,
+    )
+    return int(bool(wrong))
+
+
+def _write(results: Results, request: Request) -> None:
+    from ..bench import charts, report
+
     if request.json is not None:
         results.write(request.json)
     if request.html is not None:
         report.page(results, request.html)
     if request.png is not None:
-        write(results, request.png)
-    problems = [f"{row.name}: {row.wrong['ours']}" for row in results.rows if "ours" in row.wrong]
-    problems += too_slow(results.host) if results.host else []
-    if request.compare is not None:
-        slower = results.slower_than(Results.read(request.compare))
-        problems += [
-            f"{name} {way} takes {ratio:.2f} times as long as in {request.compare}" for name, way, ratio in slower
-        ]
-    for problem in problems:
-        console.print(problem, style="red", markup=False, soft_wrap=True)
-    return int(bool(problems))
+        charts.write(results, request.png)

@@ -154,5 +154,5 @@ def _next(name: str, package: bool, root: Path) -> list[str]:
         *away,
         f"python -m pytest test_{name}.py",
         f"python -m cupyops check {name}:{name}",
-        f"python bench_{name}.py",
+        f"python -m cupyops bench bench_{name}.py",
     ]

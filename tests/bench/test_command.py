@@ -1,0 +1,229 @@
+"""`python -m cupyops bench`: errors, exit codes, what is printed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from figures import results, row
+from typer.testing import CliRunner
+
+import cupyops
+from cupyops.bench import run as running
+from cupyops.bench.case import declared, files
+from cupyops.cli.app import app
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOT = FOLDER.parent
+TINY = """
+import torch, cupyops
+from cupyops.bench import Case
+def make(device, dtype):
+    return (torch.randn(64, device=device, dtype=dtype, requires_grad=True),)
+def cases():
+    yield Case("relu", "64", torch.float32, make, OURS, torch.relu, forward_bytes=512, backward_bytes=768)
+"""
+
+
+def bench(*arguments, width=80):
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": str(width)})
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A file of one case, of a function of ours."""
+
+    def write(ours):
+        path = tmp_path / "bench_tiny.py"
+        path.write_text(TINY.replace("OURS", ours))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing", "--folder", FOLDER], "no benchmark of 'nothing'"),
+        (["absent.py"], "absent.py is no file"),
+        (["relu", "--folder", FOLDER, "--against", "eager,jax"], "--against names jax"),
+        (["relu", "--folder", FOLDER, "--only", "none of them"], "no case has 'none of them' in its name"),
+        (["relu", "--folder", FOLDER, "--only", "("], "is no regular expression"),
+        (["--folder", "/absent"], "there is no folder /absent"),
+        (["--from", "absent.json"], "holds no results"),
+        (["--from", "absent.json", "--dry-run"], "--from measures nothing"),
+        (["relu", "--folder", FOLDER, "--compare", "absent.json"], "holds no results"),
+    ],
+)
+def test_bad_arguments_exit_with_2(arguments, message):
+    result = bench(*arguments)
+    assert result.exit_code == 2 and message in result.output
+
+
+def test_without_a_gpu_it_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = bench("relu", "--folder", FOLDER)
+    assert result.exit_code == 2
+    assert "no CUDA GPU" in result.output and "--dry-run" in result.output
+
+
+def test_pictures_need_matplotlib_and_it_is_told_first(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = bench("--from", "absent.json", "--html", "x.html")
+    assert result.exit_code == 2 and 'pip install "cupyops[bench]"' in result.output
+
+
+# --- the dry run ---
+
+
+def test_a_dry_run_of_what_is_right_and_what_is_wrong(tiny):
+    result = bench(tiny("cupyops.relu"), "--dry-run")
+    assert result.exit_code == 0 and "1 small twins of 1 cases compared, 0 wrong" in result.output
+    result = bench(tiny("lambda x: cupyops.relu(x) * 1.01"), "--dry-run")
+    assert result.exit_code == 1 and "relu 64 float32: Failure" in result.output
+
+
+def test_a_dry_run_of_nothing_is_an_error(tiny):
+    path = tiny("cupyops.relu")
+    path.write_text(path.read_text().replace("=512", "=5e9"))
+    result = bench(path, "--dry-run")
+    assert result.exit_code == 2 and "none of 1 cases has a small twin" in result.output
+
+
+def test_the_dry_run_runs_the_kernels_in_the_simulator(tiny):
+    with cupyops.simulate(), cupyops.trace() as trace:
+        assert bench(tiny("cupyops.relu"), "--dry-run").exit_code == 0
+    assert "simulator" in trace.routes()
+
+
+WITHOUT_TWIN = {"training step", "adamw", "sgd", "clip_grad_norm_"}  # steps, whose results are not compared
+
+
+def test_all_twins_are_right():
+    """By the reference; in the simulator each operator's own tests say so. No peer's package is imported."""
+    cases = declared(files([], FOLDER))
+    assert {case.op for case in cases if case.twin() is None} <= WITHOUT_TWIN
+    compared, wrong = running.dry_run(cases)
+    assert wrong == []
+    missing = {case.op for case in cases if not any(name.startswith(f"{case.op} ") for name in compared)}
+    assert missing <= WITHOUT_TWIN
+    assert "liger_kernel" not in sys.modules
+
+
+# --- figures ---
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Results as a file."""
+
+    def write(name, *rows):
+        results(*rows).write(tmp_path / name)
+        return tmp_path / name
+
+    return write
+
+
+def test_figures_of_a_file(kept):
+    path = kept("x.json", row(ours=10, eager=20, want=9000))
+    result = bench("--from", path)
+    assert result.exit_code == 0
+    line = "relu 2^20 bfloat16 forward: ours 4,000 GB/s, eager 2,000, speed-up 2.00x, want 9000"
+    assert line in result.output.splitlines()  # nothing is cut, in a log file neither
+    wide = bench("--from", path, width=200).output
+    assert line not in wide and "4,000" in wide and "2.00x" in wide and "speed-up" in wide
+
+
+def test_a_wrong_result_exits_with_1(kept):
+    wrong = row()
+    wrong.figures, wrong.wrong = {}, {"ours": "Failure: off by 3 [red]"}
+    result = bench("--from", kept("x.json", wrong, row("b")))
+    assert result.exit_code == 1
+    assert "relu 2^20 bfloat16: Failure: off by 3 [red]" in result.output
+
+
+def test_a_wrong_peer_does_not(kept):
+    one = row(eager=20)
+    one.wrong["liger"] = "ImportError: no module"
+    result = bench("--from", kept("x.json", one))
+    assert result.exit_code == 0 and "liger: ImportError" in result.output
+
+
+def test_compare(kept):
+    old, new = kept("old.json", row("a"), row("b"), row("c")), kept("new.json", row("a"), row("b", ours=12))
+    result = bench("--from", new, "--compare", old)
+    assert result.exit_code == 1
+    output = " ".join(result.output.split())
+    assert "b 2^20 bfloat16 forward takes 1.20 times as long as in" in output
+    assert "c 2^20 bfloat16 backward is in" in output
+    assert bench("--from", old, "--compare", old).exit_code == 0
+
+
+def test_the_host_has_limits(tmp_path):
+    made = results(row())
+    made.host = {"no gradient": {"ours": 9.0, "torch": 3.0}, "gradient": {"ours": 9.0, "torch": 6.0}}
+    made.write(tmp_path / "x.json")
+    result = bench("--from", tmp_path / "x.json")
+    assert result.exit_code == 1
+    assert "host, no gradient: 9.00 us, at most 3.95 beside torch.relu's 3.00" in result.output
+    assert "host, gradient: 9.00 us, at most" not in result.output
+
+
+def test_pictures_and_page_of_a_file(kept, tmp_path):
+    path = kept("x.json", row(eager=20))
+    assert bench("--from", path, "--html", tmp_path / "x.html", "--png", tmp_path / "png").exit_code == 0
+    assert (tmp_path / "x.html").stat().st_size > 20_000
+    assert sorted(one.suffix for one in (tmp_path / "png").iterdir()) == [".png"] * 5
+
+
+# --- processes and flags ---
+
+
+def test_what_workers_say_is_told():
+    """One that finds a failure, and one that falls."""
+    code = "import sys; part = sys.argv[1]; print('failed in', part); sys.exit('fell' if part == '1/2' else 0)"
+    said = running.in_processes([sys.executable, "-c", code], 2)
+    assert said == ["failed in 0/2", "failed in 1/2", "process 2 of 2 ended with 1: fell"]
+
+
+def test_a_worker_takes_every_so_manieth_case(monkeypatch):
+    seen = []
+
+    def compile_only(case):
+        seen.append(case.size)
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(running.measure, "compile_only", compile_only)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    cases = declared([FOLDER / "bench_silu.py"])
+    failures = running.compile_first(cases, 1, 2)
+    assert seen == [case.size for case in cases[1::2]]
+    assert failures[0] == f"{cases[1]}: torch.compile: RuntimeError: no compiler"
+
+
+def test_tf32_is_off_and_then_as_before():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+
+    def fall():
+        assert not matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
+        raise KeyError
+
+    try:
+        matmul.allow_tf32 = True
+        with pytest.raises(KeyError), running._without_tf32():
+            fall()
+        assert matmul.allow_tf32
+    finally:
+        matmul.allow_tf32 = before
+
+
+@pytest.mark.gpu
+def test_a_run_on_a_gpu(tiny, tmp_path):
+    result = bench(tiny("cupyops.relu"), "--against", "eager", "--host", "--json", tmp_path / "x.json")
+    assert "relu 64 float32 forward: ours" in result.output, result.output
+    (only,) = running.Results.read(tmp_path / "x.json").rows
+    assert not only.wrong and only.compared
+    assert set(only.figures) == {"ours", "eager"} and set(only.figures["ours"]) == {"forward", "backward"}
+    assert 0.5 < only.figures["ours"]["forward"].us < 1000

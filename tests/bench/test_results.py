@@ -1,0 +1,155 @@
+"""Figures kept, compared and drawn."""
+
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+from figures import results, row
+
+from cupyops.bench import charts, report
+from cupyops.bench.results import Results
+from cupyops.errors import InputError
+
+
+def test_rates_and_speedups():
+    one = row(ours=10.0, eager=15.0, compile=12.0, liger=8.0)
+    assert one.rate("ours", "forward") == pytest.approx(4000)
+    assert row(unit="TFLOP/s", ours=100.0).rate("ours", "forward") == pytest.approx(400)
+    assert row(unit="us", ours=10.0).rate("ours", "forward") == 10
+    assert one.rate("nobody", "forward") is None
+    assert one.speedup("forward") == pytest.approx(1.2)  # the best of eager and compile; Liger is not PyTorch
+    assert row(liger=8.0).speedup("forward") is None
+
+
+def test_wanted_figures():
+    assert row(ours=10.0, want=4000).reached("forward")
+    assert row(ours=10.0, want=4030).reached("forward")  # to a hundredth
+    assert not row(ours=10.0, want=4200).reached("forward")
+    assert row(unit="us", ours=10.0, want=10).reached("forward")
+    assert not row(unit="us", ours=10.0, want=9).reached("forward")
+    assert row().reached("forward") is None
+
+
+def test_the_mean_and_the_slowest():
+    run = results(row("a", ours=10, eager=20), row("b", ours=10, eager=5), row("c"))
+    assert run.mean_speedup() == pytest.approx(1)
+    assert [(round(s, 3), one.op) for s, one, _ in run.slowest()] == [(0.5, "b")] * 2 + [(2, "a")] * 2
+    assert results().mean_speedup() != results().mean_speedup()  # NaN
+
+
+def test_a_round_trip(tmp_path):
+    run = results(row(eager=15.0, want=4000), row("step"))
+    run.rows[1].compared = False
+    run.rows[0].wrong["liger"] = "ImportError: none"
+    run.host = {"gradient": {"ours": 5.0, "torch": 4.0}}
+    run.write(tmp_path / "deep" / "x.json")
+    assert Results.read(tmp_path / "deep" / "x.json") == run
+    assert json.loads((tmp_path / "deep" / "x.json").read_text())["schema"] == 1
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 99}', '{"schema": 1, "rows": [{"op": "x"}]}'])
+def test_a_file_of_something_else(text, tmp_path):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(InputError, match="holds no results"):
+        Results.read(tmp_path / "x.json")
+    with pytest.raises(InputError, match="holds no results"):
+        Results.read(tmp_path / "absent.json")
+
+
+def test_what_got_slower_and_what_vanished():
+    old = results(row("a", ours=10), row("b", ours=10), row("c", ours=10))
+    new = results(row("a", ours=10.4), row("b", ours=12), row("d", ours=1))
+    assert [(name, way, round(ratio, 3)) for name, way, ratio in new.slower_than(old)] == [
+        ("b 2^20 bfloat16", "forward", 1.2),
+        ("b 2^20 bfloat16", "backward", 1.2),
+    ]
+    assert new.vanished(old) == [("c 2^20 bfloat16", "forward"), ("c 2^20 bfloat16", "backward")]
+
+
+def test_the_summary():
+    run = results(row(ours=10, eager=20, want=9000), row("step"))
+    run.rows[1].compared = False
+    text = "\n".join(report.summary(run))
+    assert "2.00 times as fast" in text
+    assert "0 of 1 wanted figures reached" in text
+    assert "results not compared in 1 rows: step 2^20 bfloat16" in text
+
+
+# --- the page ---
+
+
+class Page(HTMLParser):
+    """Tables, the sources of pictures, and whether every tag is closed."""
+
+    VOID = {"meta", "img"}
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.rows, self.pictures, self.outside = [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.outside += [given[name] for name in ("src", "href") if name in given]
+        if tag == "img":
+            self.pictures.append(given["alt"])
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self.open.pop() != tag:
+            assert tag in ("html", "p", "li", "dd", "dt")
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def run():
+    made = results(
+        row("a", ours=10, eager=20, want=3900, compile=30, triton=12),
+        row("b<i>", unit="TFLOP/s", ours=100, eager=90, liger=80),
+        row("c", unit="us", ours=10),
+    )
+    made.rows[0].wrong["liger"] = "ImportError: no <liger>"
+    made.rows[2].compared = False
+    return made
+
+
+def test_the_page_is_whole_and_needs_nothing_else(run, tmp_path):
+    report.page(run, tmp_path / "x" / "y.html")
+    text = (tmp_path / "x" / "y.html").read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    head, *rows = page.rows
+    assert head[:6] == ["operator", "size", "dtype", "way", "unit", "ours"]
+    assert {len(one) for one in page.rows} == {len(head)}
+    cells = [dict(zip(head, one)) for one in rows]
+    assert len(cells) == 6
+    assert cells[0]["ours"] == "4,000" and cells[0]["speed-up"] == "2.00" and cells[0]["of the ceiling"] == "95%"
+    assert cells[0]["liger"] == "-" and cells[2]["operator"] == "b<i>" and cells[4]["size"] == "2^20 (not compared)"
+    assert page.pictures == ["speedups", "bandwidth", "throughput", "sizes", "roofline", "memory"]
+    assert all(one.startswith("data:image/png;base64,") for one in page.outside)
+    assert "no &lt;liger&gt;" in text and "Made &lt;up&gt;" in text
+    assert not re.search(r"https?://", text)
+
+
+def test_the_pictures(run, tmp_path):
+    paths = charts.write(run, tmp_path / "png")
+    assert [path.stem for path in paths] == ["speedups", "bandwidth", "throughput", "sizes", "roofline", "memory"]
+    for path in paths:
+        assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and 5_000 < path.stat().st_size < 300_000
+    assert list(charts.charts(results())) == []
+
+
+def test_all_have_colours_of_their_own(run):
+    found = charts.colours(run.rows)
+    assert list(found) == ["ours", "eager", "compile", "liger", "triton"]
+    assert all(a != b for a, b in pairwise(sorted(found.values())))

@@ -1,0 +1,166 @@
+"""Statistics, and the loop around a clock."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import cupyops
+from cupyops.bench import Case, measure, timing
+from cupyops.bench.results import Row
+from cupyops.bench.timing import Time
+
+
+class Clock:
+    """Every sample takes 1 us more than the one before."""
+
+    def __init__(self):
+        self.times = itertools.count(1.0)
+
+    def sample(self, call, before=None):
+        call(None if before is None else before())
+        return next(self.times)
+
+
+def test_median_and_quartiles():
+    assert Time.of([5, 1, 4, 2, 3]) == Time(3, 2, 4, 5)
+    assert Time.of([7]) == Time(7, 7, 7, 1)
+    assert Time.of([1, 2, 3, 100]).median == 2.5
+
+
+def test_rounds_are_interleaved_and_begin_with_each_in_turn():
+    order = []
+
+    def one(name):
+        def run(clock):
+            order.append(name)
+            return {"forward": clock.sample(lambda _: None)}
+
+        return run
+
+    found = timing.interleaved({name: one(name) for name in "abc"}, Clock(), seconds=60, most=6)
+    assert "".join(order) == "abcbcacababcbcacab"
+    assert {name: parts["forward"].samples for name, parts in found.items()} == {"a": 6, "b": 6, "c": 6}
+
+
+def test_it_stops_after_a_while_but_not_before_five_rounds(monkeypatch):
+    monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=itertools.count(0, 10).__next__))
+    found = timing.interleaved({"a": lambda clock: {"forward": 1.0}}, Clock(), seconds=5)
+    assert found["a"]["forward"].samples == 5
+
+
+def relu(**options):
+    make = lambda device, dtype: (torch.randn(8, device=device, dtype=dtype, requires_grad=True),)
+    return Case(
+        "relu", "8", torch.float32, make, cupyops.relu, torch.relu, forward_bytes=64, backward_bytes=96, **options
+    )
+
+
+def runs(case, call=torch.relu):
+    arguments = case.make("cpu", case.dtype)
+    return measure._run(case, call, arguments, timing.leaves(arguments))
+
+
+def test_the_parts_of_a_sample():
+    each, whole = runs(relu())
+    assert each(Clock()) == {"forward": 1.0, "backward": 2.0}
+    assert whole()[0].shape == (8,)
+    assert runs(relu(together=True))[0](Clock()) == {"together": 1.0}
+
+
+def test_backward_is_timed_with_a_graph_of_its_own_each_time():
+    """A clock may call it several times."""
+
+    class Twice(Clock):
+        def sample(self, call, before=None):
+            super().sample(call, before)
+            return super().sample(call, before)
+
+    assert runs(relu())[0](Twice()) == {"forward": 2.0, "backward": 4.0}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that is done with waiting when the host has been busy for 3 million cycles."""
+    slept = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            pass
+
+        def synchronize(self):
+            pass
+
+        def query(self):
+            return slept[-1] < busy.cycles
+
+        def elapsed_time(self, other):
+            return 0.004
+
+    busy = SimpleNamespace(cycles=0, slept=slept)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: empty(1, dtype=dtype))
+    return busy
+
+
+def test_a_sample_waits_for_the_host(gpu):
+    gpu.cycles = 3_000_000
+    calls = []
+    us = timing.GpuClock().sample(calls.append, before=lambda: "given")
+    assert us == pytest.approx(4)
+    assert gpu.slept == [timing.AHEAD, 2 * timing.AHEAD, 4 * timing.AHEAD, 8 * timing.AHEAD]
+    assert calls == ["given"] * 4
+
+
+def test_a_sample_does_not_wait_for_ever(gpu):
+    gpu.cycles = 1e12
+    timing.GpuClock().sample(lambda _: None)
+    assert gpu.slept[-1] == timing.MOST_AHEAD
+    gpu.cycles, gpu.slept[:] = 0, []
+    timing.GpuClock().sample(lambda _: None)
+    assert gpu.slept == [timing.AHEAD]
+
+
+# --- comparing ---
+
+
+def judged(case, **calls):
+    arguments = case.make("cpu", case.dtype)
+    row = Row.of(case)
+    names = measure._right(case, arguments, timing.leaves(arguments), {"ours": case.ours, **calls}, row)
+    return names, row
+
+
+def test_a_right_result_is_timed():
+    names, row = judged(relu(), eager=torch.relu)
+    assert names == [] and row.compared and not row.wrong
+
+
+@pytest.mark.parametrize("who", ["ours", "liger"])
+def test_a_wrong_result_is_not(who):
+    names, row = judged(relu(), **{who: lambda x: torch.relu(x) * 1.1})
+    assert names == [who] and "Failure" in row.wrong[who]
+
+
+def test_a_wrong_gradient_is_not():
+    names, _ = judged(relu(), ours=lambda x: torch.relu(x.detach()) + (x - x.detach()))
+    assert names == ["ours"]
+
+
+def test_a_peer_that_raises_is_left_out():
+    names, row = judged(relu(), liger=lambda x: 1 / 0)
+    assert names == ["liger"] and row.wrong["liger"] == "ZeroDivisionError: division by zero"
+
+
+def test_what_is_not_the_same_is_not_compared():
+    _, row = judged(relu(same=False), ours=lambda x: x)
+    assert not row.compared and not row.wrong
+    assert not measure.compare(relu(same=False), "cpu")
+    nothing = Case("step", "1", torch.float32, lambda device, dtype: (), lambda: None, lambda: None)
+    assert not measure.compare(nothing, "cpu")
