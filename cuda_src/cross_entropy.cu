@@ -10,8 +10,9 @@
 // three numbers per position are kept (max, log of the sum, sum of q), never log-probabilities: max and the log apart,
 // because x - max is exact where their sum would be rounded. An ignored position is not read: its gradient is 0.
 //
-// For classes with neither smoothing nor an inner, of logits that want a gradient, forward writes it too, as for a grad_y
-// of 1: 2 x sizeof(T) in all. Backward leaves it as it is where grad_y is 1, and else writes it anew.
+// For few classes with neither smoothing nor an inner, of logits that want a gradient, forward writes it too, as for a
+// grad_y of 1: 2 x sizeof(T) in all, of ignored positions too. To longer rows (HELD_BYTES in cross_entropy.py) two passes
+// are faster. Backward leaves it as it is where grad_y is 1, and else writes it anew.
 //
 // Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4276): 4096x32000 2836 / 3857, 4096x128256
 // 3959 / 4046, without the gradient in forward; with it: not measured yet.
@@ -145,20 +146,23 @@ __global__ void __launch_bounds__(1024)
   for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
     const long long row = first + threadIdx.y, at = row * classes;
     const bool inside = row < rows;
-    const int t = inside ? class_at(target, row, classes, ignore_index) : -1;
-    const A picked = leads && t >= 0 ? to_acc(x[at + t]) : A(0);
-    const A a = t < 0 ? A(0) : weight ? to_acc(weight[t]) : A(1);
+    Label<A> label;
+    const auto find = [&]() -> Label<A> {
+      const int t = inside ? class_at(target, row, classes, ignore_index) : -1;
+      return {t, t < 0 ? A(0) : weight ? to_acc(weight[t]) : A(1)};
+    };
     const T* from = x + at + column;
     T* to = grad_x + at + column;
     const Pair<A> found =
-        vectors ? write_row_grads(Vectors::at(row, rows, classes, part), from, to, t < 0, t - column, a, scale, threads)
-                : write_row_grads(Tile<K, W, false>::at(row, rows, classes, part), from, to, t < 0, t - column, a,
-                                  scale, threads);
+        vectors ? write_row_grads(Vectors::at(row, rows, classes, part), from, to, column, scale, find, label, threads)
+                : write_row_grads(Tile<K, W, false>::at(row, rows, classes, part), from, to, column, scale, find, label,
+                                  threads);
     if (!leads || !inside) continue;
+    const A picked = label.t < 0 ? A(0) : to_acc(x[at + label.t]);
     RowSums<T> sums;
     sums.max = found.first;
     sums.sum = found.second;
-    const A loss = position_loss<T, kClass>(sums, a, picked, A(0), t >= 0, stats, row, rows);
+    const A loss = position_loss<T, kClass>(sums, label.a, picked, A(0), label.t >= 0, stats, row, rows);
     if (reduction == kNone) y[row] = from_acc<T>(loss);
     mine.loss += loss;
   }

@@ -81,7 +81,8 @@ template <typename A, bool CLUSTERS> class RowThreads {
 
   // The reduction over the row's threads in this warp alone.
   template <typename Op, typename B> __device__ __forceinline__ B over_lanes(B value) const {
-    for (int offset = min(blockDim.x, kWarp) / 2; offset > 0; offset /= 2) value = Op()(value, shuffle_xor(value, offset));
+    for (int offset = min(blockDim.x, kWarp) / 2; offset > 0; offset /= 2)
+      value = Op()(value, shuffle_xor(value, offset));
     return value;
   }
 

@@ -136,25 +136,32 @@ template <typename T, int MODE> struct WriteGrads {
 
 // --- loss and gradient of a row that is held in registers ---
 
-// The gradients of a row, or of a block's part of it, of class t, if that is in it; for grad_y = 1. Gives max and sum of
-// the row. All threads of the row take part. Of an ignored row no logit is read.
-template <typename T, int K, bool VECTORS, typename Threads, typename A = acc_t<T>>
+// The class of a row, -1 where it is ignored, and how much its loss counts.
+template <typename A> struct Label {
+  int t;
+  A a;
+};
+
+// The gradients of a row for grad_y = 1, or of a block's part of it, which begins with class `column`. Gives max and sum
+// of the row. All threads of the row take part. The row is under way before its class is asked for, by find(): were that
+// first, each row would wait for memory twice. So an ignored row is read too.
+template <typename T, int K, bool VECTORS, typename Find, typename Threads, typename A = acc_t<T>>
 __device__ __forceinline__ Pair<A> write_row_grads(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, T* grad_x,
-                                                   bool ignored, int t, A a, A scale, Threads& threads) {
-  constexpr int W = kVecWidth<T>;
-  Tile<K, W, VECTORS> read = tile;
-  if (ignored) read.left = read.begin;
+                                                   int column, A scale, Find find, Label<A>& label, Threads& threads) {
   Pack<T> packs[K];
-  load_row(read, x, from_acc<T>(-infinity<A>()), packs);
+  load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
+  label = find();
   const Pair<A> sums = online_row<T>(packs, threads);
-  const PositionGrad<T> grad{sums.first, log(sums.second), scale, a, a};
+  const PositionGrad<T> grad{sums.first, log(sums.second), scale, label.a, label.a};
+  const bool ignored = label.t < 0;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     packs[k].fold();
     store_pack(tile, grad_x, k, [&](int e) { return ignored ? A(0) : grad.logit(packs[k][e], A(0), false); });
   }
   // the class itself, again, by the thread that owns it
-  if (!ignored && t >= tile.begin && t < tile.left && (t + tile.shift) / W % blockDim.x == threadIdx.x) {
+  const int t = label.t - column;
+  if (!ignored && t >= tile.begin && t < tile.left && (t + tile.shift) / kVecWidth<T> % blockDim.x == threadIdx.x) {
     grad_x[t] = from_acc<T>(grad.logit(to_acc(x[t]), A(0), true));
   }
   return sums;

@@ -70,7 +70,8 @@ __device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>
     A values[W];
 #pragma unroll
     for (int e = 0; e < W; ++e) values[e] = packs[0][e];
-    const A max = threads.template over_lanes<Larger>(reduce_elements<Larger, 1, W>([&](int, int e) { return values[e]; }));
+    const A max =
+        threads.template over_lanes<Larger>(reduce_elements<Larger, 1, W>([&](int, int e) { return values[e]; }));
 #pragma unroll
     for (int e = 0; e < W; ++e) values[e] = F::template value<O>(values[e] - max);
     const A sum = reduce_elements<Sum, 1, W>([&](int, int e) { return F::template exp_of<O>(values[e]); });
@@ -81,9 +82,8 @@ __device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>
     const A of_sum = F::template of_sum<O>(sums.second);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      store_pack(tile, y, k, [&](int e) {
-        return F::template y<O>(F::template value<O>(packs[k][e] - sums.first), of_sum);
-      });
+      store_pack(tile, y, k,
+                 [&](int e) { return F::template y<O>(F::template value<O>(packs[k][e] - sums.first), of_sum); });
     }
   }
 }
