@@ -22,7 +22,7 @@ template <typename T> struct Backward {
     return vectors_fit<kVecWidth<T>>(size, grad_y, x, weight, grad_summed, grad_x);
   }
 
-  __device__ __forceinline__ Moments<acc_t<T>> moments(long long row) const {
+  __device__ __forceinline__ Statistics<acc_t<T>> statistics(long long row) const {
     if (row >= rows) return {};
     return {mean ? mean[row] : acc_t<T>(0), rstd[row]};
   }
@@ -31,7 +31,7 @@ template <typename T> struct Backward {
 // What backward has of one pack of a row.
 template <bool CENTRED, typename T, typename A = acc_t<T>> struct Gradient {
   Pack<T> x, grad_y, weight;
-  Moments<A> of;
+  Statistics<A> of;
 
   __device__ __forceinline__ A xhat(int e) const { return of.template xhat<CENTRED>(x[e]); }
   __device__ __forceinline__ A wg(int e) const { return mul_rn(grad_y[e], weight[e]); }
@@ -87,9 +87,9 @@ __device__ __forceinline__ void norm_rows_bwd_of(const Backward<T>& to, bool two
   const Row columns = Row::at(first, first + 1, to.size);
 #pragma unroll 1
   for (int k = 0; k < K; ++k) fetched.put(load_parameter(columns, to.weight, k, 1), weights, 0, k);
-  Moments<A> of = {}, coming_of = {};
+  Statistics<A> of = {}, coming_of = {};
   const auto fetch = [&](long long row, int stage) {
-    of = coming_of, coming_of = to.moments(row);
+    of = coming_of, coming_of = to.statistics(row);
     const Row tile = Row::at(row, to.rows, to.size);
     fetched.fetch(tile, to.x + row * to.size, stage, 0);
     fetched.fetch(tile, to.grad_y + row * to.size, stage, 1);
@@ -154,7 +154,7 @@ __device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long lo
   constexpr int W = kVecWidth<T>;
   using Part = Tile<K, W, VECTORS>;
   const int parts = Part::count(to.size);
-  const Moments<A> of = to.moments(row);
+  const Statistics<A> of = to.statistics(row);
   const T zero = from_acc<T>(0);
   const auto start = [](int c) { return c * (long long)Part::capacity(); };
   Gradient<CENTRED, T> g[K];
@@ -214,7 +214,7 @@ __device__ __forceinline__ void norm_columns_bwd_of(const Backward<T>& to, A* sh
   for (long long row = blockIdx.y; row < to.rows; row += gridDim.y) {
     const long long at = row * to.size + start;
     const Pack<T> x = load_per_column(tile, to.x + at, 0, zero), g = load_per_column(tile, to.grad_y + at, 0, zero);
-    const Moments<A> of = to.moments(row);
+    const Statistics<A> of = to.statistics(row);
 #pragma unroll
     for (int e = 0; e < W; ++e) {
       weight_sum[0][e] += g[e] * of.template xhat<CENTRED>(x[e]);
