@@ -141,8 +141,12 @@ template <int K, int W, typename Get> __device__ __forceinline__ auto own_square
 template <bool CENTRED, int K, bool VECTORS, typename T, typename Get, typename A = acc_t<T>>
 __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to,
                                                     Get get, Shared<A>& shared) {
-  if constexpr (CENTRED) return Statistics<A>::of(row_moments(own_moments<VECTORS ? K : 1>(tile, get), shared.moments), to.eps);
-  else return Statistics<A>::about_zero(row_reduce<Sum>(own_squares<K, kVecWidth<T>>(get), shared.sums), to.size, to.eps);
+  if constexpr (CENTRED) {
+    return Statistics<A>::of(row_moments(own_moments<VECTORS ? K : 1>(tile, get), shared.moments), to.eps);
+  } else {
+    const A squares = row_reduce<Sum>(own_squares<K, kVecWidth<T>>(get), shared.sums);
+    return Statistics<A>::about_zero(squares, to.size, to.eps);
+  }
 }
 
 // See norm_rows.
