@@ -1,40 +1,75 @@
 // What the normalisations share: statistics of a row, and forward. CENTRED: about the mean, as layer_norm; else about 0,
 // as rms_norm. backward is in norm_bwd.cuh.
 //
-// The variance is summed over centred values: E[x^2] - mean^2 cancels when |mean| >> std. What is left of their sum,
-// which would be 0 were the mean exact, corrects the mean: an error there weighs |mean| / std times as much in xhat.
+// Mean and variance are of one pass: each thread sums what its elements differ by from the mean of its first pack, each
+// warp what its threads' means do from the first one's, and the block the same of its warps. Such a shift is a mean of a
+// part of the row: at worst, where one part is far from all others, as many times as there are parts is lost to
+// cancellation, 32 at most, while E[x^2] - mean^2 loses (mean / std)^2.
 #pragma once
 
 #include "common/fetched.cuh"
+#include "common/moments.cuh"
 
-// 1 / sqrt(value), rounded once: an error in rstd is the same in all of a row, and adds up in grad_weight.
-template <typename A> __device__ __forceinline__ A inverse_sqrt(A value) {
-  const A guess = A(1) / sqrt(value), high = value * guess, low = fma(value, guess, -high);
-  const A left = fma(-high, guess, A(1)) - low * guess;
-  return isfinite(left) ? guess + A(0.5) * guess * left : guess;
-}
-
-template <typename A> struct Moments {
+template <typename A> struct Statistics {
   A mean, rstd;
 
-  // Of values centred about `mu`: the mean, corrected, and the variance about it.
-  static __device__ __forceinline__ Moments about(A mu, Pair<A> centred, long long size, A eps) {
-    const A left = centred.first / size, about_mu = centred.second / size;
-    const A variance = isfinite(about_mu) ? about_mu - left * left : about_mu;  // inf - inf would be NaN
-    return {mu + left, inverse_sqrt((variance < A(0) ? A(0) : variance) + eps)};
-  }
-
-  static __device__ __forceinline__ Moments about_zero(A squares, long long size, A eps) {
+  static __device__ __forceinline__ Statistics of(const Moments<A>& row, A eps) { return {row.mean, row.rstd(eps)}; }
+  static __device__ __forceinline__ Statistics about_zero(A squares, long long size, A eps) {
     return {A(0), inverse_sqrt(squares / size + eps)};
   }
 
-  template <bool CENTRED> __device__ __forceinline__ A xhat(A x) const { return (CENTRED ? x - mean : x) * rstd; }
+  template <bool CENTRED> __device__ __forceinline__ A centred(A x) const { return CENTRED ? x - mean : x; }
+  template <bool CENTRED> __device__ __forceinline__ A xhat(A x) const { return centred<CENTRED>(x) * rstd; }
 };
 
-// x - mu and its square, added to their sums.
-template <typename A> __device__ __forceinline__ void add_centred(A x, A mu, Pair<A>& sum) {
-  const A centred = x - mu;
-  sum.first += centred, sum.second += centred * centred;
+// The moments of this thread's elements of a tile of packs get(k), whose pads are 0.
+template <int UNROLL, int K, int W, bool VECTORS, typename Get>
+__device__ __forceinline__ auto own_moments(const Tile<K, W, VECTORS>& tile, Get get) {
+  constexpr int CHAINS = W < 4 ? W : 4;  // sums that do not wait for each other
+  auto pack = get(0);
+  using A = decltype(pack[0]);
+  A first = A(0);
+  int count = 0;
+#pragma unroll
+  for (int e = 0; e < W; ++e) first += pack[e];
+  if constexpr (!VECTORS) tile.each_of(0, [&](int) { ++count; });
+  const A about = VECTORS ? first / W : first / A(count ? count : 1);
+  count = 0;
+  Pair<A> sums[CHAINS] = {};
+#pragma unroll(UNROLL)
+  for (int k = 0; k < K; ++k) {
+    if (k > 0) pack = get(k);
+    tile.each_of(k, [&](int e) {
+      const A apart = pack[e] - about;
+      sums[e % CHAINS].first += apart, sums[e % CHAINS].second += apart * apart, ++count;
+    });
+  }
+#pragma unroll
+  for (int i = 1; i < CHAINS; ++i) sums[0] = sums[0] + sums[i];
+  return Moments<A>::of(A(count), about, sums[0].first, sums[0].second);
+}
+
+// The moments of those of `lanes` neighbours of a warp, a power of two. All 32 lanes take part.
+template <typename A> __device__ __forceinline__ Moments<A> merge_lanes(const Moments<A>& own, int lanes) {
+  const A about = __shfl_sync(kFullMask, own.mean, 0, lanes), sum = own.count * (own.mean - about);
+  Moments<A> all = {own.count, sum, own.square + sum * (own.mean - about)};
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
+    all.count += shuffle_xor(all.count, offset), all.mean += shuffle_xor(all.mean, offset);
+    all.square += shuffle_xor(all.square, offset);
+  }
+  return Moments<A>::of(all.count, about, all.mean, all.square);
+}
+
+// Every thread of a row gets the moments of all its elements: as row_reduce.
+template <typename A> __device__ __forceinline__ Moments<A> row_moments(Moments<A> own, Moments<A>* shared) {
+  if (blockDim.x < kWarp) return merge_lanes(own, blockDim.x);
+  own = merge_lanes(own, kWarp);
+  if (blockDim.x == kWarp) return own;
+  const int lane = threadIdx.x % kWarp;
+  __syncthreads();
+  if (lane == 0) shared[threadIdx.x / kWarp] = own;
+  __syncthreads();
+  return merge_lanes(lane < blockDim.x / kWarp ? shared[lane] : Moments<A>{}, kWarp);
 }
 
 // The tensors of forward. weight and bias may be null; residual and summed are null but in add_rms_norm, mean unless
@@ -50,7 +85,7 @@ template <typename T> struct Forward {
     return vectors_fit<kVecWidth<T>>(size, x, residual, weight, bias, summed, y);
   }
 
-  __device__ __forceinline__ void keep(long long row, const Moments<acc_t<T>>& of) const {
+  __device__ __forceinline__ void keep(long long row, const Statistics<acc_t<T>>& of) const {
     if (mean) mean[row] = of.mean;
     rstd[row] = of.rstd;
   }
@@ -59,7 +94,7 @@ template <typename T> struct Forward {
 // What the threads of a block share in forward.
 template <typename A> struct Shared {
   A sums[kWarp];
-  Pair<A> moments[kWarp];
+  Moments<A> moments[kWarp];
 };
 
 // A factor or a summand for each column; without it, 1 or 0.
@@ -74,7 +109,7 @@ __device__ __forceinline__ Pack<T> load_parameter(const Tile<K, kVecWidth<T>, VE
 template <bool CENTRED, int K, bool VECTORS, typename T>
 __device__ __forceinline__ void store_normalised(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to, T* y,
                                                  long long start, int k, const Pack<T>& x,
-                                                 const Moments<acc_t<T>>& of) {
+                                                 const Statistics<acc_t<T>>& of) {
   const Pack<T> w = load_parameter(tile, to.weight ? to.weight + start : nullptr, k, 1);
   if constexpr (CENTRED) {
     const Pack<T> b = load_parameter(tile, to.bias ? to.bias + start : nullptr, k, 0);
@@ -94,28 +129,24 @@ __device__ __forceinline__ Pack<T> add_residual(const Tile<K, kVecWidth<T>, VECT
   return sum;
 }
 
-// The moments of a row of packs get(k), whose pads are 0.
-template <bool CENTRED, int K, bool VECTORS, typename T, typename Get, typename A = acc_t<T>>
-__device__ __forceinline__ Moments<A> moments(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to, Get get,
-                                              Shared<A>& shared) {
-  Pack<T> packs[K];
+// Of this thread's elements, the sum of the squares.
+template <int K, int W, typename Get> __device__ __forceinline__ auto own_squares(Get get) {
+  decltype(get(0)) packs[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) packs[k] = get(k);
-  const A own = reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) {
-    const A x = packs[k][e];
-    return CENTRED ? x : x * x;
-  });
-  const A sum = row_reduce<Sum>(own, shared.sums);
-  if constexpr (!CENTRED) return Moments<A>::about_zero(sum, to.size, to.eps);
-  const A mu = sum / to.size;
-  Pair<A> centred = {};
-#pragma unroll(VECTORS ? K : 1)
-  for (int k = 0; k < K; ++k) {
-    Pack<T> pack = get(k);
-    pack.fold();
-    tile.each_of(k, [&](int e) { add_centred(pack[e], mu, centred); });
+  return reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e] * packs[k][e]; });
+}
+
+// The statistics of a row of packs get(k), whose pads are 0.
+template <bool CENTRED, int K, bool VECTORS, typename T, typename Get, typename A = acc_t<T>>
+__device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to,
+                                                    Get get, Shared<A>& shared) {
+  if constexpr (CENTRED) {
+    return Statistics<A>::of(row_moments(own_moments<VECTORS ? K : 1>(tile, get), shared.moments), to.eps);
+  } else {
+    const A squares = row_reduce<Sum>(own_squares<K, kVecWidth<T>>(get), shared.sums);
+    return Statistics<A>::about_zero(squares, to.size, to.eps);
   }
-  return Moments<A>::about(mu, row_reduce<Sum>(centred, shared.moments), to.size, to.eps);
 }
 
 // See norm_rows.
@@ -139,7 +170,7 @@ __device__ __forceinline__ void norm_rows_of(const Forward<T>& to, bool two, Sha
         fetched.put(add_residual(tile, x, residual, to.summed + at, k), stage, 0, k);
       }
     }
-    const auto of = moments<CENTRED>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, shared);
+    const auto of = statistics<CENTRED>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, shared);
 #pragma unroll(VECTORS ? K : 1)
     for (int k = 0; k < K; ++k) {
       store_normalised<CENTRED>(tile, to, to.y + at, 0, k, fetched.get(stage, 0, k), of);
@@ -160,16 +191,18 @@ __device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
   else norm_rows_of<CENTRED, TENSORS, K, false>(to, stages == 2, shared);
 }
 
-// See norm_wide: one row, read anew for each pass, every second time from its end: what was read last is still in cache.
+// See norm_wide: one row, read twice, the second time from its end: what was read last is still in cache.
 template <bool CENTRED, int K, bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Moments<A> norm_wide_row(const Forward<T>& to, long long row, Shared<A>& shared) {
+__device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, long long row, Shared<A>& shared) {
   using Part = Tile<K, kVecWidth<T>, VECTORS>;
   const int parts = Part::count(to.size);
   const T *x = to.x + row * to.size, *source = to.residual ? to.summed + row * to.size : x;
   Pack<T> packs[K], residual[K];
   const auto start = [](int c) { return c * (long long)Part::capacity(); };
   const auto load = [&](const Part& part, const T* from) { load_row(part, from, from_acc<T>(0), packs); };
-  A sum = A(0);
+  const auto get = [&](int k) { return packs[k]; };
+  A squares = A(0);
+  Moments<A> moments = {};
   for (int c = 0; c < parts; ++c) {
     const Part part = Part::at(row, to.rows, to.size, c);
     load(part, x + start(c));
@@ -180,28 +213,13 @@ __device__ __forceinline__ Moments<A> norm_wide_row(const Forward<T>& to, long l
         packs[k] = add_residual(part, packs[k], residual[k], to.summed + row * to.size + start(c), k);
       }
     }
-    sum += reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) {
-      const A value = packs[k][e];
-      return CENTRED ? value : value * value;
-    });
+    if constexpr (CENTRED) moments.merge(own_moments<K>(part, get));
+    else squares += own_squares<K, kVecWidth<T>>(get);
   }
-  sum = block_reduce<Sum>(sum, shared.sums);
-  Moments<A> of = Moments<A>::about_zero(sum, to.size, to.eps);
-  if constexpr (CENTRED) {
-    const A mu = sum / to.size;
-    Pair<A> centred = {};
-    for (int c = parts - 1; c >= 0; --c) {
-      const Part part = Part::at(row, to.rows, to.size, c);
-      load(part, source + start(c));
-      Pair<A> own = {};  // added up apart: in a very long row the sum so far is large
-#pragma unroll
-      for (int k = 0; k < K; ++k) part.each_of(k, [&](int e) { add_centred(packs[k][e], mu, own); });
-      centred.first += own.first, centred.second += own.second;
-    }
-    of = Moments<A>::about(mu, block_reduce<Sum>(centred, shared.moments), to.size, to.eps);
-  }
-  for (int i = 0; i < parts; ++i) {
-    const int c = CENTRED ? i : parts - 1 - i;
+  Statistics<A> of;
+  if constexpr (CENTRED) of = Statistics<A>::of(row_moments(moments, shared.moments), to.eps);
+  else of = Statistics<A>::about_zero(block_reduce<Sum>(squares, shared.sums), to.size, to.eps);
+  for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, to.rows, to.size, c);
     load(part, source + start(c));
 #pragma unroll

@@ -22,7 +22,7 @@ template <typename T> struct Backward {
     return vectors_fit<kVecWidth<T>>(size, grad_y, x, weight, grad_summed, grad_x);
   }
 
-  __device__ __forceinline__ Moments<acc_t<T>> moments(long long row) const {
+  __device__ __forceinline__ Statistics<acc_t<T>> statistics(long long row) const {
     if (row >= rows) return {};
     return {mean ? mean[row] : acc_t<T>(0), rstd[row]};
   }
@@ -31,7 +31,7 @@ template <typename T> struct Backward {
 // What backward has of one pack of a row.
 template <bool CENTRED, typename T, typename A = acc_t<T>> struct Gradient {
   Pack<T> x, grad_y, weight;
-  Moments<A> of;
+  Statistics<A> of;
 
   __device__ __forceinline__ A xhat(int e) const { return of.template xhat<CENTRED>(x[e]); }
   __device__ __forceinline__ A wg(int e) const { return mul_rn(grad_y[e], weight[e]); }
@@ -39,8 +39,9 @@ template <bool CENTRED, typename T, typename A = acc_t<T>> struct Gradient {
     c.first += wg(e) * xhat(e);
     if (CENTRED) c.second += wg(e);
   }
-  __device__ __forceinline__ A grad_x(int e, A c1, A c2) const {
-    return of.rstd * ((CENTRED ? wg(e) - c2 : wg(e)) - xhat(e) * c1);
+  // `slope`: rstd c1.
+  __device__ __forceinline__ A grad_x(int e, A slope, A c2) const {
+    return of.rstd * ((CENTRED ? wg(e) - c2 : wg(e)) - of.template centred<CENTRED>(x[e]) * slope);
   }
 };
 
@@ -51,7 +52,7 @@ template <bool CENTRED, typename A> __device__ __forceinline__ Pair<A> row_sum(P
 }
 
 // The block's sum for each column, over threadIdx.y in order, to its place in a row of the parts. The tiles of all
-// threads lie alike. `shared` holds W values of each thread of the block.
+// threads lie alike. `shared`, on a 16-byte boundary, holds W values of each thread of the block.
 template <int K, int W, bool VECTORS, typename A>
 __device__ __forceinline__ void store_parts(const Tile<K, W, VECTORS>& tile, const A (&values)[K][W], A* row,
                                             A* shared) {
@@ -60,12 +61,18 @@ __device__ __forceinline__ void store_parts(const Tile<K, W, VECTORS>& tile, con
   for (int k = 0; k < K; ++k) {
     __syncthreads();
 #pragma unroll
-    for (int e = 0; e < W; ++e) shared[threadIdx.y * slab + threadIdx.x * W + e] = values[k][e];
+    for (int p = 0; p < W; p += kVecWidth<A>) {
+      Pack<A> pack = {};
+#pragma unroll
+      for (int e = 0; e < kVecWidth<A>; ++e) pack.set(e, values[k][p + e]);
+      *reinterpret_cast<uint4*>(shared + threadIdx.y * slab + threadIdx.x * W + p) =
+          make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+    }
     __syncthreads();
 #pragma unroll 1
     for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < slab; i += threads) {
       A total = A(0);
-#pragma unroll 1
+#pragma unroll 4
       for (int y = 0; y < blockDim.y; ++y) total += shared[y * slab + i];
       const int column = k * slab + i - tile.shift;
       if (tile.template all<1>(column)) row[column] = total;
@@ -85,11 +92,16 @@ __device__ __forceinline__ void norm_rows_bwd_of(const Backward<T>& to, bool two
   const auto fetched = Fetched<TENSORS, K, T>::of_thread();
   const int weights = two ? 2 : 1;  // the place of the weight, behind the stages
   const Row columns = Row::at(first, first + 1, to.size);
+  if (VECTORS && to.weight) {
+    fetched.fetch(columns, to.weight, weights, 0);
+    end_group();
+  } else {
 #pragma unroll 1
-  for (int k = 0; k < K; ++k) fetched.put(load_parameter(columns, to.weight, k, 1), weights, 0, k);
-  Moments<A> of = {}, coming_of = {};
+    for (int k = 0; k < K; ++k) fetched.put(load_parameter(columns, to.weight, k, 1), weights, 0, k);
+  }
+  Statistics<A> of = {}, coming_of = {};
   const auto fetch = [&](long long row, int stage) {
-    of = coming_of, coming_of = to.moments(row);
+    of = coming_of, coming_of = to.statistics(row);
     const Row tile = Row::at(row, to.rows, to.size);
     fetched.fetch(tile, to.x + row * to.size, stage, 0);
     fetched.fetch(tile, to.grad_y + row * to.size, stage, 1);
@@ -117,13 +129,13 @@ __device__ __forceinline__ void norm_rows_bwd_of(const Backward<T>& to, bool two
     }
     if (!to.grad_x) return;
     c = row_sum<CENTRED>(c, sums);
-    const A c1 = c.first / to.size, c2 = c.second / to.size;
+    const A slope = of.rstd * (c.first / to.size), c2 = c.second / to.size;
 #pragma unroll(VECTORS ? K : 1)
     for (int k = 0; k < K; ++k) {
       const Gradient<CENTRED, T> g = pack(k);
       const Pack<T> more = TENSORS > 2 ? fetched.get(stage, 2, k) : Pack<T>{};
       store_pack(tile, to.grad_x + row * to.size, k, [&](int e) {
-        const A grad = g.grad_x(e, c1, c2);
+        const A grad = g.grad_x(e, slope, c2);
         return TENSORS > 2 ? grad + more[e] : grad;
       });
     }
@@ -138,9 +150,9 @@ __device__ __forceinline__ void norm_rows_bwd_of(const Backward<T>& to, bool two
 
 // All gradients in one pass. Grid: one wave of blocks that stride over the rows; a multiple of W where size is not.
 // Block: see rows.cuh, at most kBackwardThreads; K packs in each thread hold a row. Shared memory: see Fetched,
-// with as many stages as said, and 16 K bytes for each thread for the weight. With PARAMETERS, each thread adds its columns' part of grad_weight and grad_bias, in
-// acc_t<T>, over all rows of the block, and row blockIdx.x of `weight_parts` and `bias_parts` (gridDim.x, size) gets the
-// block's sum.
+// with as many stages as said, and 16 K bytes for each thread for the weight. With PARAMETERS, each thread adds its
+// columns' part of grad_weight and grad_bias, in acc_t<T>, over all rows of the block, and row blockIdx.x of
+// `weight_parts` and `bias_parts` (gridDim.x, size) gets the block's sum.
 template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, typename T>
 __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages) {
   __shared__ Pair<acc_t<T>> sums[kWarp];
@@ -154,7 +166,7 @@ __device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long lo
   constexpr int W = kVecWidth<T>;
   using Part = Tile<K, W, VECTORS>;
   const int parts = Part::count(to.size);
-  const Moments<A> of = to.moments(row);
+  const Statistics<A> of = to.statistics(row);
   const T zero = from_acc<T>(0);
   const auto start = [](int c) { return c * (long long)Part::capacity(); };
   Gradient<CENTRED, T> g[K];
@@ -174,7 +186,7 @@ __device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long lo
     total.first += own.first, total.second += own.second;
   }
   total = row_sum<CENTRED>(total, sums);
-  const A c1 = total.first / to.size, c2 = total.second / to.size;
+  const A slope = of.rstd * (total.first / to.size), c2 = total.second / to.size;
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, to.rows, to.size, c);
     load(part, c);
@@ -183,7 +195,7 @@ __device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long lo
     for (int k = 0; k < K; ++k) {
       const Pack<T> more = to.grad_summed ? load_pack(part, to.grad_summed + at, k, zero) : Pack<T>{};
       store_pack(part, to.grad_x + at, k, [&](int e) {
-        const A grad = g[k].grad_x(e, c1, c2);
+        const A grad = g[k].grad_x(e, slope, c2);
         return to.grad_summed ? grad + more[e] : grad;
       });
     }
@@ -214,7 +226,7 @@ __device__ __forceinline__ void norm_columns_bwd_of(const Backward<T>& to, A* sh
   for (long long row = blockIdx.y; row < to.rows; row += gridDim.y) {
     const long long at = row * to.size + start;
     const Pack<T> x = load_per_column(tile, to.x + at, 0, zero), g = load_per_column(tile, to.grad_y + at, 0, zero);
-    const Moments<A> of = to.moments(row);
+    const Statistics<A> of = to.statistics(row);
 #pragma unroll
     for (int e = 0; e < W; ++e) {
       weight_sum[0][e] += g[e] * of.template xhat<CENTRED>(x[e]);
@@ -229,7 +241,7 @@ __device__ __forceinline__ void norm_columns_bwd_of(const Backward<T>& to, A* sh
 // 1); a thread owns one pack of columns, in every gridDim.y-th row. Row blockIdx.y of `weight_parts` and `bias_parts`
 // (gridDim.y, size) gets the sum.
 template <bool CENTRED, typename T> __device__ __forceinline__ void norm_columns_bwd(const Backward<T>& to) {
-  __shared__ acc_t<T> shared[kBackwardThreads * kVecWidth<T>];
+  __shared__ __align__(16) acc_t<T> shared[kBackwardThreads * kVecWidth<T>];
   if (vectors_fit<kVecWidth<T>>(to.size, to.grad_y, to.x)) norm_columns_bwd_of<CENTRED, true>(to, shared);
   else norm_columns_bwd_of<CENTRED, false>(to, shared);
 }
@@ -251,6 +263,7 @@ __device__ __forceinline__ void norm_sum_bwd(const acc_t<T>* __restrict__ parts,
   shared[threadIdx.y * blockDim.x + threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y > 0 || column >= size) return;
+#pragma unroll 8
   for (int y = 1; y < blockDim.y; ++y) sum += shared[y * blockDim.x + threadIdx.x];
   grad[column] = from_acc<T>(sum);
 }

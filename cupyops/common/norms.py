@@ -17,7 +17,8 @@ from .rows import PACKS, WIDEST, grid, is_symbolic, share
 BACKWARD_THREADS = 512  # of a block, at most
 BACKWARD_RESIDENT = 512  # threads of a multiprocessor: their sums of the parameters' gradients fill its registers
 WIDE_THREADS = 512  # of a block for a long row: two blocks run at once, one reads while the other reduces
-FORWARD_ROWS = 4  # that a block takes where there are many: the next is read while one is reduced
+FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
+FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
 ROWS_EACH = 4  # that a block of backward takes at least before there are parts for all of the wave
 _ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward take several rows
 _RESERVED = 1280  # bytes of shared memory that a block takes besides
@@ -86,7 +87,8 @@ def _forward_plan(rows: int, size: int, itemsize: int, tensors: int, device: tor
     division = share(size, itemsize, _threads(WIDEST, _bytes(1, tensors, PACKS[-1]), room))
     if not division.packs:
         return Plan(0)
-    each = min(FORWARD_ROWS, max(1, rows // (_ENOUGH_BLOCKS * sms * division.rows)))
+    many = rows >= FORWARD_ROWS * _ENOUGH_BLOCKS * sms * division.rows
+    each = FORWARD_ROWS if many and division.threads >= FORWARD_AHEAD else 1
     threads = division.threads * division.rows
     stages = 2 if each > 1 and threads * _bytes(2, tensors, division.packs) <= room - _RESERVED else 1
     shared = threads * _bytes(stages, tensors, division.packs)
@@ -172,7 +174,7 @@ def card(device: torch.device) -> tuple[int, int]:
     if device.type != "cuda":
         return 64, 101376
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, int(properties.shared_memory_per_block_optin)
+    return properties.multi_processor_count, int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def _count(rows: int, rows_each: int, most: int) -> int:

@@ -4,6 +4,7 @@ import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
 
 import cupyops
+from cupyops.common import norms
 
 NAN, INF = float("nan"), float("inf")
 
@@ -220,3 +221,22 @@ def test_a_variance_that_overflows(size):
         (grad,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(y[1], torch.zeros(size)) and torch.equal(grad[1], torch.zeros(size))
     assert torch.equal(torch.nn.functional.layer_norm(x, (size,))[1], torch.zeros(size))
+
+
+@pytest.mark.parametrize("size", [33, 1031])
+def test_rows_read_ahead(monkeypatch, size):
+    """The same bits, whether or not a block reads a row while it reduces the one before."""
+    args = [Make("cpu", torch.float32)(*shape) for shape in ((37, size), (size,), (size,))]
+
+    def forward(ahead):
+        monkeypatch.setattr(norms, "FORWARD_AHEAD", ahead)
+        norms._forward_plan.cache_clear()
+        with cupyops.simulate():
+            return cupyops.layer_norm(args[0], (size,), *args[1:])
+
+    monkeypatch.setattr(norms, "_ENOUGH_BLOCKS", 0)
+    one_by_one = forward(norms.WIDEST + 1)
+    assert norms._forward_plan(37, size, 4, 1, args[0].device).stages == 1
+    assert torch.equal(forward(0), one_by_one)
+    assert norms._forward_plan(37, size, 4, 1, args[0].device).stages == 2
+    norms._forward_plan.cache_clear()
