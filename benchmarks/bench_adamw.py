@@ -1,8 +1,8 @@
-"""One step of an optimizer, and the clipping of gradients, beside PyTorch's fused ones."""
+"""One step of an optimizer, and the clipping of gradients, beside PyTorch's fused ones and those that go array by array."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,52 +11,75 @@ from torch import Tensor
 import cupyops
 from cupyops.bench import Case
 
-# elements of each tensor, and how many there are
-SETS = {
-    "300x333333": (333_333, 300),
-    "200x1000": (1000, 200),
-    "100x1048576": (2**20, 100),
-    "60x50257x32": (50257 * 32, 60),
+# Elements of each tensor, and how many there are. Few and large: the host has done its part before the GPU begins.
+LARGE = {"24x2^22": (2**22, 24), "24x4194301": (2**22 - 3, 24), "100x2^20": (2**20, 100), "300x333333": (333_333, 300)}
+SMALL = {"200x1000": (1000, 200)}  # where the host's time is the whole
+OPTIMIZERS: dict[str, tuple[Any, Any, int, dict[str, Any]]] = {  # ours, PyTorch's, arrays read and written, options
+    "adamw": (cupyops.optim.AdamW, torch.optim.AdamW, 7, {}),
+    "adamw amsgrad": (cupyops.optim.AdamW, torch.optim.AdamW, 9, {"amsgrad": True}),
+    "adam": (cupyops.optim.Adam, torch.optim.Adam, 7, {}),
+    "sgd": (cupyops.optim.SGD, torch.optim.SGD, 5, {"momentum": 0.9}),
+    "sgd plain": (cupyops.optim.SGD, torch.optim.SGD, 3, {}),
+    "lion": (cupyops.optim.Lion, None, 5, {}),
 }
-OPTIMIZERS: dict[str, tuple[Any, Any, int]] = {  # ours, PyTorch's, arrays read and written
-    "adamw": (cupyops.optim.AdamW, torch.optim.AdamW, 7),
-    "sgd": (cupyops.optim.SGD, torch.optim.SGD, 5),
-}
+DTYPES = (torch.bfloat16, torch.float32)
+USUAL = ("adamw", "sgd")
 
 
 def cases() -> Iterator[Case]:
-    """Every optimizer on every set; all of them in fp32, AdamW in the half types too."""
-    for size, (numel, count) in SETS.items():
-        for dtype in (torch.bfloat16, torch.float32):
-            for op, (ours, theirs, moved) in OPTIMIZERS.items():
-                yield step_of(op, size, numel, count, dtype, ours, theirs, moved)
-            yield clipping(size, numel, count, dtype)
+    """Every optimizer on the first set and on the small one, by the time of host and device together; the usual on all."""
+    for dtype in DTYPES:
+        for sets, wall in ((LARGE, False), (SMALL, True)):
+            for index, (size, (numel, count)) in enumerate(sets.items()):
+                for op in USUAL if index else OPTIMIZERS:
+                    yield step_of(op, size, numel, count, dtype, wall)
+                yield clipping("clip_grad_norm_", size, numel, count, dtype, wall, max_norm=-1.0)  # at each call anew
+                yield clipping("clip_grad_norm_ unclipped", size, numel, count, dtype, wall, max_norm=1e9)
 
 
-def step_of(op: str, size: str, numel: int, count: int, dtype: torch.dtype, ours: Any, theirs: Any, moved: int) -> Case:
-    options: dict[str, Any] = {"lr": 1e-3, **({"momentum": 0.9} if op == "sgd" else {})}
+def step_of(op: str, size: str, numel: int, count: int, dtype: torch.dtype, wall: bool) -> Case:
+    """Of Lion, which PyTorch has not, the peer is the same in PyTorch."""
+    ours, theirs, moved, options = OPTIMIZERS[op]
 
     def make(device: Any, dtype: torch.dtype) -> tuple[Any, ...]:
-        return (
-            ours(parameters(numel, count, device, dtype), **options),
-            theirs(parameters(numel, count, device, dtype), fused=True, **options),
-        )
+        return (Steps(lambda cls, **how: cls(parameters(numel, count, device, dtype), 1e-3, **options, **how)),)
 
+    fused, foreach = {"fused": True}, {"foreach": True}
     return Case(
-        op=op, size=size, dtype=dtype, make=make, ours=lambda a, b: a.step(), eager=lambda a, b: b.step(), liger=None,
-        forward_bytes=moved * numel * count * dtype.itemsize, backward_bytes=None, want=None,
+        op=op, size=size, dtype=dtype, make=make, ours=lambda steps: steps(ours),
+        eager=lambda steps: steps(theirs or ours, **(fused if theirs else foreach)),
+        others={"foreach": lambda steps: steps(theirs, **foreach)} if theirs else {},
+        forward_bytes=moved * numel * count * dtype.itemsize, compiled=False, same=False, wall=wall,
     )  # fmt: skip
 
 
-def clipping(size: str, numel: int, count: int, dtype: torch.dtype) -> Case:
-    def make(device: Any, dtype: torch.dtype) -> tuple[Any, ...]:
+class Steps:
+    """A step of an optimizer, each made at its first and with parameters of its own."""
+
+    def __init__(self, make: Callable[..., torch.optim.Optimizer]) -> None:
+        self._make = make
+        self._made: dict[Any, torch.optim.Optimizer] = {}
+
+    def __call__(self, cls: Any, **how: bool) -> None:
+        key = (cls, *how)
+        if key not in self._made:
+            self._made[key] = self._make(cls, **how)
+        self._made[key].step()
+
+
+def clipping(op: str, size: str, numel: int, count: int, dtype: torch.dtype, wall: bool, max_norm: float) -> Case:
+    """Where the norm is too large the gradients are read twice and written, else they are read."""
+
+    def make(device: Any, dtype: torch.dtype) -> tuple[list[Tensor]]:
         return (parameters(numel, count, device, dtype),)
 
+    clip = torch.nn.utils.clip_grad_norm_
     return Case(
-        op="clip_grad_norm_", size=size, dtype=dtype, make=make,
-        ours=lambda p: cupyops.nn.utils.clip_grad_norm_(p, 1e-3),
-        eager=lambda p: torch.nn.utils.clip_grad_norm_(p, 1e-3),
-        liger=None, forward_bytes=3 * numel * count * dtype.itemsize, backward_bytes=None, want=None,
+        op=op, size=size, dtype=dtype, make=make,
+        ours=lambda p: cupyops.nn.utils.clip_grad_norm_(p, max_norm),
+        eager=lambda p: clip(p, max_norm),
+        others={"foreach": lambda p: clip(p, max_norm, foreach=True)},
+        forward_bytes=(3 if max_norm < 0 else 1) * numel * count * dtype.itemsize, compiled=False, same=False, wall=wall,
     )  # fmt: skip
 
 

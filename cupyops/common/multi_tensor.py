@@ -74,6 +74,22 @@ def tables(columns: Columns, sizes: tuple[int, ...], chunk: int) -> list[Launch]
     return found
 
 
+class Moving:
+    """The launches over tensors of which one array is to move: tables of their own, in which it is written anew."""
+
+    def __init__(self, arrays: Sequence[Sequence[Tensor] | None]) -> None:
+        first = arrays[0]
+        assert first is not None
+        self._address = addressing(first[0].device)
+        self.launches = [one._replace(table=one.table.copy()) for one in launches(arrays)]
+
+    def move(self, index: int, tensors: Sequence[Tensor]) -> None:
+        """From now on the array of that index is `tensors`, of the sizes that it had."""
+        addresses = list(map(self._address, tensors))
+        for table, start, count, _ in self.launches:
+            table["arrays"][0, index, :count] = addresses[start : start + count]
+
+
 def why_not(tensors: Sequence[Tensor]) -> str | None:
     """Why a kernel cannot read these tensors, of one shape, as flat arrays of one dtype; None where it can."""
     first = tensors[0]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from ..common.multi_tensor import BLOCK, launches
+from ..common.multi_tensor import BLOCK
 from ..errors import LaunchError
 from ..kernel import FLOATING, Kernel
-from .fused import Batch, Entry, Fused, Group, learning_rate, written
+from .fused import Entry, Fused, learning_rate, written
+from .plan import Batch, Group
 
 adam_step = Kernel("adam.cu", "adam_step<T, AMSGRAD>", T=FLOATING, AMSGRAD=(False, True))
 
 _ON_DEVICE = -1.0  # steps that the kernel reads itself
-_MAX_BANKS = 16
 
 
 class _Adam(Fused):
@@ -34,9 +34,8 @@ class _Adam(Fused):
         states = zip(first, second, largest) if group["amsgrad"] else zip(first, second)
         return [Entry(p, g, state, step) for p, g, state, step in zip(params, grads, states, steps)]
 
-    def _variant(self, group: Group, entry: Entry) -> float:
+    def _variant(self, group: Group, param: Tensor, state: tuple[Any, ...], step: Tensor) -> float:
         """The steps taken, where the host counts them: all of a launch have the same."""
-        step, param = entry.step, entry.param
         on_device = step.is_cuda or group["capturable"] or group["fused"]
         if on_device and step.device != param.device:
             raise LaunchError(
@@ -46,46 +45,54 @@ class _Adam(Fused):
         return _ON_DEVICE if on_device else step.item()
 
     def _by_kernel(self, group: Group, batch: Batch) -> None:
-        device, dtype, taken, entries = batch
+        device, dtype, taken = batch.device, batch.dtype, batch.variant
         grad_scale, found_inf = self._scaler(device)
-        counted = self._count(batch, found_inf)
-        written(batch, gradients=grad_scale is not None)
+        *states, steps = batch.states
+        counted = self._count(batch, steps, found_inf)
+        written(batch.params, *states, batch.grads if grad_scale is not None else [])
         beta1, beta2 = group["betas"]
         moments = (1 - beta1, _log(beta1), beta2, 1 - beta2, _log(beta2))
         flags = (bool(group["decoupled_weight_decay"]), bool(group["maximize"]))
-        params, grads = [entry.param for entry in entries], [entry.grad for entry in entries]
         amsgrad = bool(group["amsgrad"])
-        for table, start, count, blocks in launches(
-            (params, grads, *(batch.column(index) for index in range(2 + amsgrad)), counted)
-        ):
+        for table, start, count, blocks in batch.launches(*states, counted):
             adam_step[blocks, BLOCK](
-                params[start], table, count, taken + 1, *learning_rate(group["lr"], device, dtype), *moments,
+                batch.params[start], table, count, taken + 1, *learning_rate(group["lr"], device, dtype), *moments,
                 group["eps"], group["weight_decay"], *flags, grad_scale, found_inf, T=dtype, AMSGRAD=amsgrad,
             )  # fmt: skip
 
-    def _count(self, batch: Batch, found_inf: Tensor | None) -> list[Tensor] | None:
+    def _options(self, group: Group) -> tuple[Any, ...]:
+        return bool(group["amsgrad"]), group["capturable"], group["fused"]
+
+    def _state_names(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []), "step")
+
+    def _lasts(self, batch: Batch) -> bool:
+        return batch.bank is not None or batch.states[-1][0].dtype is torch.float32
+
+    def _again(self, batch: Batch) -> bool:
+        """With the steps that have been taken now, which are to be the same still."""
+        if batch.bank is not None:
+            steps = batch.bank.tolist()
+            batch.variant = steps[0]
+            return steps.count(steps[0]) == len(steps)
+        return True
+
+    def _count(self, batch: Batch, steps: list[Tensor], found_inf: Tensor | None) -> list[Tensor] | None:
         """Count the step; the counts that the kernel is to read, or None where the host has them."""
-        steps = [entry.step for entry in batch.entries]
         if batch.variant != _ON_DEVICE:
-            self._count_on_host(batch.entries, steps)
+            self._count_on_host(batch, steps)
             return None
         # a step that is skipped is not counted
         torch._foreach_add_(steps, 1 if found_inf is None else 1 - found_inf.view(()))
         return steps if steps[0].dtype is torch.float32 else [step.float() for step in steps]
 
-    def _count_on_host(self, entries: list[Entry], steps: list[Tensor]) -> None:
+    def _count_on_host(self, batch: Batch, steps: list[Tensor]) -> None:
         """One addition for all steps, which become views of one tensor: hundreds would take longer than all else."""
-        banks: dict[int, tuple[list[Tensor], Tensor]] = self.__dict__.setdefault("_banks", {})
-        views, bank = banks.get(id(steps[0]), ([], None))
-        if bank is None or len(views) != len(steps) or not all(map(is_, views, steps)):
-            if len(banks) >= _MAX_BANKS:
-                banks.clear()
-            bank = torch.stack(steps)
-            views = list(bank.unbind())
-            banks[id(views[0])] = views, bank
-            for entry, view in zip(entries, views):
-                self.state[entry.param]["step"] = view
-        bank.add_(1)
+        if batch.bank is None:
+            batch.bank = torch.stack(steps)
+            for param, view in zip(batch.params, batch.bank.unbind()):
+                self.state[param]["step"] = view
+        batch.bank.add_(1)
 
     def _by_torch(self, group: Group, entries: list[Entry]) -> None:
         columns = [[entry.state[index] for entry in entries] for index in range(2 + bool(group["amsgrad"]))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +13,7 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from ..common.multi_tensor import why_not
 from ..errors import LaunchError
 from ..tracing import operator as traced
-
-Group = dict[str, Any]
+from .plan import Batch, Group, Plan
 
 
 class Entry(NamedTuple):
@@ -23,19 +23,6 @@ class Entry(NamedTuple):
     grad: Tensor
     state: tuple[Any, ...]  # of tensors or None
     step: Any = None
-
-
-class Batch(NamedTuple):
-    """Entries that one launch serves, but for the size of its table; `variant` is what they share besides their dtype."""
-
-    device: torch.device
-    dtype: torch.dtype
-    variant: Any
-    entries: list[Entry]
-
-    def column(self, index: int) -> list[Any]:
-        """The `index`-th state of each entry."""
-        return [entry.state[index] for entry in self.entries]
 
 
 class Fused(torch.optim.Optimizer):
@@ -56,16 +43,22 @@ class Fused(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-        for group in self.param_groups:
+        for index, group in enumerate(self.param_groups):
             if capturing:
                 self._check_capture(group)
-            served, rest, reason = self._sort(group)
+            whole = why_not_group(group)
+            planned = None if whole else self._planned(index, group)
+            served, rest, reason = (planned, [], "") if planned is not None else self._sort(group, whole)
             for batch in served:
                 with traced(self._traced_name, "kernel"):
                     self._by_kernel(group, batch)
             if rest:
                 with traced(self._traced_name, "reference", note=reason):
                     self._by_torch(group, rest)
+            elif planned is None and not whole:
+                self._plan(index, group, served)
+            for batch in served:
+                batch.let_go()
         return loss
 
     # --- what a subclass has ---
@@ -74,8 +67,24 @@ class Fused(torch.optim.Optimizer):
         """The parameters with a gradient; makes their state where there is none yet."""
         raise NotImplementedError
 
-    def _variant(self, group: Group, entry: Entry) -> Hashable:
+    def _variant(self, group: Group, param: Tensor, state: tuple[Any, ...], step: Any) -> Hashable:
         """What entries of one launch must share, besides device and dtype."""
+
+    def _options(self, group: Group) -> tuple[Any, ...]:
+        """Of the group's options those that decide what is in a batch."""
+        return ()
+
+    def _state_names(self, group: Group) -> tuple[str, ...]:
+        """The state of a parameter, in the order of an entry's, the step last."""
+        raise NotImplementedError
+
+    def _lasts(self, batch: Batch) -> bool:
+        """Whether the next step may have the same batch."""
+        return True
+
+    def _again(self, batch: Batch) -> bool:
+        """Make a batch of the last step, with its state as it is now, this step's; False where it cannot be."""
+        return True
 
     def _by_kernel(self, group: Group, batch: Batch) -> None:
         """Update `batch` by the kernel."""
@@ -109,21 +118,37 @@ class Fused(torch.optim.Optimizer):
     def _traced_name(self) -> str:
         return f"cupyops.optim.{type(self).__name__}"
 
-    def _sort(self, group: Group) -> tuple[list[Batch], list[Entry], str]:
-        """What the kernel serves, by device, dtype and variant; the rest, and why (the first reason)."""
+    def _planned(self, index: int, group: Group) -> list[Batch] | None:
+        """What the last step had, where this one is like it."""
+        plans: dict[int, Plan] = self.__dict__.setdefault("_plans", {})
+        plan = plans.pop(index, None)
+        batches = plan.renewed(group, self.state, self._options(group)) if plan is not None else None
+        if plan is None or batches is None or not all(map(self._again, batches)):
+            return None
+        plans[index] = plan
+        return batches
+
+    def _plan(self, index: int, group: Group, served: list[Batch]) -> None:
+        """Keep what this step had, where the next can be like it."""
+        if served and all(map(self._lasts, served)):
+            plan = Plan.of(group, served, self.state, self._state_names(group), self._options(group))
+            if plan is not None:
+                self.__dict__["_plans"][index] = plan
+
+    def _sort(self, group: Group, whole: str | None) -> tuple[list[Batch], list[Entry], str]:
+        """What the kernel serves, by device, dtype and variant; the rest, and why: `whole` for all, or the first reason."""
         batches: dict[Any, Batch] = {}
         rest: list[Entry] = []
-        whole, reasons = why_not_group(group), []
-        for entry in self._entries(group):
-            param, grad, state, _ = entry
+        reasons = []
+        for place, (param, grad, state, step) in enumerate(self._entries(group)):
             reason = whole or why_not((param, grad, *(one for one in state if one is not None)))
             if reason is None:
-                key = (param.device, param.dtype, self._variant(group, entry))
+                key = (param.device, param.dtype, self._variant(group, param, state, step))
                 if key not in batches:
-                    batches[key] = Batch(*key, [])
-                batches[key].entries.append(entry)
+                    batches[key] = Batch(*key)
+                batches[key].append(place, param, grad, state if step is None else (*state, step))
             else:
-                rest.append(entry)
+                rest.append(Entry(param, grad, state, step))
                 reasons.append(reason)
         return list(batches.values()), rest, reasons[0] if reasons else ""
 
@@ -160,13 +185,9 @@ def why_not_group(group: Group) -> str | None:
     return None
 
 
-def written(batch: Batch, gradients: bool) -> None:
+def written(*arrays: list[Tensor]) -> None:
     """Tell autograd what the kernel is about to write, which it cannot see."""
-    tensors = [entry.param for entry in batch.entries]
-    tensors += [one for entry in batch.entries for one in entry.state if one is not None]
-    if gradients:
-        tensors += [entry.grad for entry in batch.entries]
-    torch.autograd.graph.increment_version(tensors)
+    torch.autograd.graph.increment_version(list(chain.from_iterable(arrays)))
 
 
 def learning_rate(lr: Any, device: torch.device, dtype: torch.dtype) -> tuple[float, Tensor | None]:

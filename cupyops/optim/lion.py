@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from .. import check
-from ..common.multi_tensor import BLOCK, launches
+from ..common.multi_tensor import BLOCK
 from ..kernel import FLOATING, Kernel
-from .fused import Batch, Entry, Fused, Group, learning_rate, written
+from .fused import Entry, Fused, learning_rate, written
+from .plan import Batch, Group
 
 lion_step = Kernel("lion.cu", "lion_step<T>", T=FLOATING)
 
@@ -93,15 +94,17 @@ class Lion(Fused):
                 self.state[param]["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         return [Entry(param, param.grad, (self.state[param]["exp_avg"],)) for param in params]
 
+    def _state_names(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg",)
+
     def _by_kernel(self, group: Group, batch: Batch) -> None:
-        device, dtype, _, entries = batch
+        device, dtype = batch.device, batch.dtype
         grad_scale, found_inf = self._scaler(device)
-        written(batch, gradients=grad_scale is not None)
+        written(batch.params, *batch.states, batch.grads if grad_scale is not None else [])
         beta1, beta2 = group["betas"]
-        params, grads = [entry.param for entry in entries], [entry.grad for entry in entries]
-        for table, start, count, blocks in launches((params, grads, batch.column(0))):
+        for table, start, count, blocks in batch.launches(*batch.states):
             lion_step[blocks, BLOCK](
-                params[start], table, count, *learning_rate(group["lr"], device, dtype), beta1, 1 - beta1, beta2,
+                batch.params[start], table, count, *learning_rate(group["lr"], device, dtype), beta1, 1 - beta1, beta2,
                 1 - beta2, group["weight_decay"], bool(group["maximize"]), grad_scale, found_inf, T=dtype,
             )  # fmt: skip
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from ..common.multi_tensor import BLOCK, launches
+from ..common.multi_tensor import BLOCK
 from ..kernel import FLOATING, Kernel
-from .fused import Batch, Entry, Fused, Group, learning_rate, written
+from .fused import Entry, Fused, learning_rate, written
+from .plan import Batch, Group
 
 sgd_step = Kernel("sgd.cu", "sgd_step<T, MOMENTUM>", T=FLOATING, MOMENTUM=(False, True))
 
@@ -45,33 +48,41 @@ class SGD(Fused, torch.optim.SGD):
         self._init_group(group, params, grads, buffers)
         return [Entry(p, g, (b,)) for p, g, b in zip(params, grads, buffers or [None] * len(params))]
 
-    def _variant(self, group: Group, entry: Entry) -> bool:
+    def _variant(self, group: Group, param: Tensor, state: tuple[Any, ...], step: None) -> bool:
         """Whether this step is to make the momentum buffer."""
-        return group["momentum"] != 0 and entry.state[0] is None
+        return group["momentum"] != 0 and state[0] is None
+
+    def _options(self, group: Group) -> tuple[Any, ...]:
+        return (group["momentum"] != 0,)
+
+    def _state_names(self, group: Group) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] != 0 else ()
+
+    def _lasts(self, batch: Batch) -> bool:
+        return not batch.variant
 
     def _keeps_state(self, group: Group) -> bool:
         return bool(group["momentum"])
 
     def _by_kernel(self, group: Group, batch: Batch) -> None:
-        device, dtype, first, entries = batch
+        device, dtype, first = batch.device, batch.dtype, batch.variant
         grad_scale, found_inf = self._scaler(device)
         momentum = float(group["momentum"])
         if first:
             if found_inf is not None and found_inf.item():
                 return  # a step that is skipped makes no buffer; later ones are skipped by the kernel itself
-            batch = batch._replace(entries=[Entry(p, g, (torch.empty_like(g),)) for p, g, *_ in entries])
-            entries = batch.entries
-        written(batch, gradients=grad_scale is not None)
+            batch.states = [list(map(torch.empty_like, batch.grads))]
+        buffers = batch.states[0] if momentum else None
+        written(batch.params, buffers or [], batch.grads if grad_scale is not None else [])
         numbers = (momentum, 1 - group["dampening"], group["weight_decay"])
         flags = (int(first), int(group["nesterov"]), int(group["maximize"]))
-        params, grads = [entry.param for entry in entries], [entry.grad for entry in entries]
-        for table, start, count, blocks in launches((params, grads, batch.column(0) if momentum else None)):
+        for table, start, count, blocks in batch.launches(buffers):
             sgd_step[blocks, BLOCK](
-                params[start], table, count, *learning_rate(group["lr"], device, dtype), *numbers, *flags,
+                batch.params[start], table, count, *learning_rate(group["lr"], device, dtype), *numbers, *flags,
                 grad_scale, found_inf, T=dtype, MOMENTUM=momentum != 0,
             )  # fmt: skip
         if first:
-            for param, _, (buffer,), _ in entries:
+            for param, buffer in zip(batch.params, batch.states[0]):
                 self.state[param]["momentum_buffer"] = buffer
 
     def _by_torch(self, group: Group, entries: list[Entry]) -> None:
