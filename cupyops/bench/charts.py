@@ -106,6 +106,7 @@ def _rates(rows: list[Row], unit: str, ceiling: float | None) -> Any:
         axes.axvline(ceiling, color="black", linewidth=0.9, linestyle="--", label=f"ceiling, {ceiling:,.0f}")
     axes.set_yticks(range(len(lines)), [f"{row.name} {way}" for row, way in lines], fontsize=7)
     axes.set(xlabel=unit, xlim=(0, None))
+    axes.tick_params(axis="x", top=True, labeltop=True)  # it may be many rows high
     axes.grid(axis="y", alpha=0.25)
     axes.set_ylim(len(lines) - 0.5, -0.5)
     figure.legend(loc="outside upper center", ncols=6, frameon=False, fontsize=8)
