@@ -15,9 +15,10 @@ def case(m, n, k, dtype, want=None):
         x, w, b = (torch.randn(shape, device=device) for shape in ((m, k), (n, k), (n,)))
         return tuple(t.to(dtype).requires_grad_() for t in (x, w / math.sqrt(k), b))  # outputs near 1
 
-    flops = 2.0 * m * n * k
+    flops, inputs = 2.0 * m * n * k, m * k + k * n
     return Case(
         "linear", f"{m}x{n}x{k}", dtype, make, cupyops.linear, F.linear, forward_flops=flops, backward_flops=2 * flops,
+        forward_bytes=(inputs + m * n) * dtype.itemsize, backward_bytes=(2 * inputs + m * n) * dtype.itemsize,
         want=want, small=lambda: case(5, 6, 33, dtype),
     )  # fmt: skip
 

@@ -8,9 +8,10 @@ from cupyops.bench import Case
 
 
 def case(m, n, k, dtype, want=None):
-    flops = 2.0 * m * n * k
+    flops, inputs = 2.0 * m * n * k, m * k + k * n
     return Case(
         "matmul", f"{m}x{n}x{k}", dtype, randn((m, k), (k, n)), cupyops.matmul, torch.matmul, forward_flops=flops,
+        forward_bytes=(inputs + m * n) * dtype.itemsize, backward_bytes=(2 * inputs + m * n) * dtype.itemsize,
         backward_flops=2 * flops, want=want, small=lambda: case(5, 6, 33, dtype),
     )  # fmt: skip
 

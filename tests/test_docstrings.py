@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import cupyops
+import cupyops.bench
 import cupyops.nn
 import cupyops.optim
 import cupyops.testing
@@ -17,8 +18,8 @@ NAMES = {"cupyops": cupyops, "torch": torch, "np": np, "Tensor": torch.Tensor}
 
 
 def public():
-    """(name, object) of what `cupyops`, `cupyops.nn`, `cupyops.optim` and `cupyops.testing` offer."""
-    for module in (cupyops, cupyops.nn, cupyops.optim, cupyops.testing):
+    """(name, object) of what `cupyops`, `cupyops.bench`, `cupyops.nn`, `cupyops.optim` and `cupyops.testing` offer."""
+    for module in (cupyops, cupyops.bench, cupyops.nn, cupyops.optim, cupyops.testing):
         for name, value in sorted(vars(module).items()):
             if not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
                 yield f"{module.__name__}.{name}", value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,10 +17,13 @@ import torch
 
 import cupyops
 import cupyops.nn
+from cupyops.bench import report
+from cupyops.bench.results import Results
 from cupyops.doctor.surroundings import SETTINGS
 from cupyops.kernel import kernels
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "h200.json"
 _C = re.compile(r'"?\b(?:__\w+__|\w+<\w+>)"?')  # words of C in a text for a terminal
 _MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
 
@@ -130,6 +134,23 @@ def settings() -> str:
     )
 
 
+def figures(path: Path = RESULTS) -> str:
+    """The figures of a run of the benchmark that is kept in the repository; nothing where there is none."""
+    if not path.is_file():
+        return ""
+    results = Results.read(path)
+    others = report.peers(results)
+    head = ["operator", "size", "dtype", "way", "unit", "cupyops", *others, "speed-up"]
+    lines = [f"## On {results.machine.get('gpu', 'a GPU')}", "", *(f"- {line}" for line in report.summary(results)), ""]
+    lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row, way in results.measured():
+        speedup = row.speedup(way)
+        rates = [report.rate(row, who, way) for who in ("ours", *others)]
+        cells = [row.op, row.size, row.dtype, way, row.unit, *rates, "" if speedup is None else f"{speedup:.2f}"]
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
 def directives(names: list[str]) -> str:
     """What mkdocstrings replaces by the docstrings of `names`."""
     return "\n\n".join(f"::: {name}" for name in names)
@@ -139,6 +160,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "operators": operators,
     "commands": commands,
     "settings": settings,
+    "figures": figures,
     "functions": lambda: directives([f"cupyops.{name}" for name in functions()]),
     "modules": lambda: directives([f"cupyops.nn.{name}" for name in modules()]),
     "errors": lambda: directives([f"cupyops.{name}" for name in vars(cupyops) if name.endswith("Error")]),

@@ -75,13 +75,18 @@ def _speedups(results: Results) -> Any:
     names = sorted(found, key=lambda name: math.prod(found[name]) ** (1 / len(found[name])))
     means = [math.prod(found[name]) ** (1 / len(found[name])) for name in names]
     figure, axes = _figure(9, 0.24 * len(names) + 1.4)
-    colours = [WHO["ours"] if mean >= 1 else "#c8553d" for mean in means]
-    axes.barh(names, means, color=colours, height=0.7)
+    shades = [WHO["ours"] if mean >= 1 else "#c8553d" for mean in means]
+    axes.barh(names, [mean - 1 for mean in means], left=1, color=shades, height=0.7)  # from 1, where none is faster
     for index, name in enumerate(names):
         axes.plot([min(found[name]), max(found[name])], [index, index], color="black", linewidth=1, alpha=0.6)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set(xscale="log", xlabel=f"times as fast as the best of {' and '.join(BASE)} (line: least to most)")
-    axes.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+    ranges = [one for speedups in found.values() for one in speedups]
+    axes.set_xlim(min(0.7, *ranges) / 1.05, max(2.0, *ranges) * 1.05)
+    ticks = [
+        tick for tick in (0.25, 0.5, 0.7, 1, 1.4, 2, 3, 4, 6, 8, 16) if min(0.7, *ranges) <= tick <= max(2.0, *ranges)
+    ]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()  # their labels would lie over those
     axes.margins(y=0.01)
     axes.set_title("Speed-up by operator", loc="left")
@@ -100,12 +105,12 @@ def _rates(rows: list[Row], unit: str, ceiling: float | None) -> Any:
     if ceiling is not None:
         axes.axvline(ceiling, color="black", linewidth=0.9, linestyle="--", label=f"ceiling, {ceiling:,.0f}")
     axes.set_yticks(range(len(lines)), [f"{row.name} {way}" for row, way in lines], fontsize=7)
-    axes.invert_yaxis()
     axes.set(xlabel=unit, xlim=(0, None))
+    axes.tick_params(axis="x", top=True, labeltop=True)  # it may be many rows high
     axes.grid(axis="y", alpha=0.25)
-    axes.margins(y=0.005)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.4, 1.0), ncols=5, frameon=False, fontsize=8)
-    axes.set_title(f"{unit} of every row", loc="left", pad=14)
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    figure.legend(loc="outside upper center", ncols=6, frameon=False, fontsize=8)
+    axes.set_title(f"{unit} of every row", loc="left")
     return figure
 
 

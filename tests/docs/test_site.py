@@ -16,6 +16,7 @@ from cupyops.doctor.surroundings import SETTINGS
 sys.path.insert(0, str(ROOT / "tools"))
 
 import docs_site
+from figures import results, row
 
 DOCS = ROOT / "docs"
 
@@ -47,6 +48,17 @@ def test_the_commands_have_all_their_options():
     assert "python -m cupyops check [OPTIONS] {MODULE:NAME}" in text
 
 
+def test_figures_of_a_run_that_is_kept(tmp_path):
+    assert docs_site.figures(tmp_path / "absent.json") == ""
+    kept = results(row("rope", size="a|b", eager=20), row("add"))
+    kept.write(tmp_path / "x.json")
+    lines = docs_site.figures(tmp_path / "x.json").splitlines()
+    assert lines[0] == "## On Made <up>" and "- 2.00 times as fast" in lines[3]
+    assert lines[-4].split(" | ")[:4] == ["| rope", "a\\|b", "bfloat16", "forward"]
+    assert lines[-4].endswith("| GB/s | 4,000 | 2,000 | 2.00 |")
+    assert docs_site.on_page_markdown("<!-- figures -->") == docs_site.figures()
+
+
 def test_an_unknown_mark_is_an_error():
     assert docs_site.on_page_markdown("a\n<!-- settings -->\nb").count("CUPYOPS_") == len(SETTINGS)
     with pytest.raises(KeyError, match="nothing"):
@@ -57,6 +69,7 @@ INSIDE = {"Call", "Failure", "Hazard", "NotApplicable", "Row"}  # what reports a
 
 
 LIBRARY = {*(f"cupyops.optim.{name}" for name in cupyops.optim.__all__), "cupyops.nn.utils.clip_grad_norm_"}
+LIBRARY.add("cupyops.bench.Case")  # imported where a benchmark is declared
 
 
 def public():
