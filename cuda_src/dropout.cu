@@ -2,9 +2,10 @@
 // grad_x = grad_y m: the same kernel, which makes the same bits again
 //
 // The bits of element i, counted in the order of the tensor's dimensions whatever its layout, are word i % 4 of
-// Philox4x32-10 (Salmon and others, 2011) with the seed for its key and i / 4 for its counter.
+// Philox4x32-7 (Salmon and others, 2011) with the seed for its key and i / 4 for its counter.
 //
-// Bytes per element: 2 x sizeof(T), either way. About 20 operations on integers.
+// Bytes per element: 2 x sizeof(T), either way. About 10 operations on integers, which is what
+// half types are bound by: seven rounds, and the keys of the rounds once for all that a thread owns.
 //
 // Reached on an H200: not measured yet.
 #include "common/broadcast.cuh"
@@ -26,43 +27,60 @@ template <typename T> struct Drop {
   }
 };
 
-// Elements of a thread: whole fours, and whole vectors.
-template <typename T> constexpr int kDropped = kVecWidth<T> < 4 ? 4 : kVecWidth<T>;
+// Neighbours that a thread drops at once: whole fours, and whole vectors. It has kRuns such runs.
+template <typename T> constexpr int kRun = kVecWidth<T> < 4 ? 4 : kVecWidth<T>;
+constexpr int kRuns = 2;
 
-// Grid: ceil(n / (blockDim.x * kDropped<T>)). Block: any, one dimension. y is dense. `flat`: x and y are contiguous, and
-// each thread owns neighbours; else `layout` says where an element of y lies in x, and what its number is, and a thread
-// owns every blockDim.x-th element of its block. y may be x.
+// Grid: ceil(n / (blockDim.x * kRun<T> * kRuns)). Block: any, one dimension. y is dense. `flat`: x and y are contiguous, and
+// a thread's runs are blockDim.x runs apart; else `layout` says where an element of y lies in x, and what its number is,
+// and a thread owns every blockDim.x-th element of its block. y may be x.
 template <typename T>
 __global__ void dropout(const T* x, const long long* __restrict__ seed, T* y, const __grid_constant__ Layout<2> layout,
                         long long n, unsigned threshold, acc_t<T> scale, int flat) {
-  constexpr int N = kDropped<T>, W = kVecWidth<T>;
+  constexpr int N = kRun<T>, W = kVecWidth<T>;
   const Drop<T> drop = {static_cast<unsigned long long>(*seed), threshold, scale};
-  const long long first = blockIdx.x * (long long)blockDim.x * N, at = first + threadIdx.x * N;
+  const long long first = blockIdx.x * (long long)blockDim.x * (N * kRuns), step = blockDim.x * N;
   if (!flat) {
-    for (int k = 0; k < N; ++k) {
+    for (int k = 0; k < N * kRuns; ++k) {
       const long long i = first + k * blockDim.x + threadIdx.x;
       if (i >= n) return;
       const Offsets<2> from = locate(layout, i);
       y[i] = drop.apply_at(x[from.at[0]], from.at[1]);
     }
-  } else if (is_aligned16(y) && at + N <= n) {
+    return;
+  }
+  const long long at = first + threadIdx.x * N;
+  if (is_aligned16(y) && at + (kRuns - 1) * step + N <= n) {
     const bool aligned = is_aligned16(x);
-    Vec<T, W> values[N / W];
+    Vec<T, W> values[kRuns][N / W];
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (!aligned) values[k / W].data[k % W] = x[at + k];
-      else if (k % W == 0) values[k / W] = load_vec<T, W>(x + at + k);
+    for (int run = 0; run < kRuns; ++run) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const T* from = x + at + run * step + k;
+        if (!aligned) values[run][k / W].data[k % W] = *from;
+        else if (k % W == 0) values[run][k / W] = load_vec<T, W>(from);
+      }
     }
 #pragma unroll
-    for (int k = 0; k < N; k += 4) {
-      const Philox four = philox(drop.seed, (at + k) / 4);
+    for (int run = 0; run < kRuns; ++run) {
+      const long long here = at + run * step;
 #pragma unroll
-      for (int j = k; j < k + 4; ++j)
-        values[j / W].data[j % W] = drop.apply(values[j / W].data[j % W], four.word[j % 4]);
+      for (int k = 0; k < N; k += 4) {
+        const Philox four = philox(drop.seed, (here + k) / 4);
+#pragma unroll
+        for (int j = k; j < k + 4; ++j) {
+          T& value = values[run][j / W].data[j % W];
+          value = drop.apply(value, four.word[j % 4]);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < N; k += W) store_vec<T, W>(y + here + k, values[run][k / W]);
     }
-#pragma unroll
-    for (int k = 0; k < N; k += W) store_vec<T, W>(y + at + k, values[k / W]);
   } else {
-    for (long long i = at; i < at + N && i < n; ++i) y[i] = drop.apply_at(x[i], i);
+    for (int run = 0; run < kRuns; ++run) {
+      const long long here = at + run * step;
+      for (long long i = here; i < here + N && i < n; ++i) y[i] = drop.apply_at(x[i], i);
+    }
   }
 }

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..kernel import ceil_div
 
-BLOCK = 256
+BLOCK = 128
 
 
 class Spans(NamedTuple):

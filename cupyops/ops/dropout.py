@@ -17,8 +17,9 @@ from ..operator import operator
 
 dropout_kernel = Kernel("dropout.cu", "dropout<T>", T=FLOATING)
 
-BLOCK = 256
-ELEMENTS = {dtype: BLOCK * max(4, 16 // dtype.itemsize) for dtype in FLOATING}  # of one block
+BLOCK, RUNS = 128, 2  # RUNS: kRuns
+ELEMENTS = {dtype: BLOCK * RUNS * max(4, 16 // dtype.itemsize) for dtype in FLOATING}  # of one block
+ROUNDS = 7  # kPhiloxRounds
 _FLAT = packed_layout((1,), (1,), 1, (1,), (1,))[0]  # type: ignore[index]  # not read where all is contiguous
 
 
@@ -116,13 +117,13 @@ def _dropped(x: Tensor, seed: Tensor, p: float) -> Tensor:
 
 
 def _philox(seed: Tensor, n: int) -> Tensor:
-    """`n` numbers of 32 random bits, in int64: word i % 4 of Philox4x32-10 with key `seed` and counter i // 4."""
+    """`n` numbers of 32 random bits, in int64: word i % 4 of Philox4x32-7 with key `seed` and counter i // 4."""
     low = 0xFFFFFFFF
     index = torch.arange((n + 3) // 4, device=seed.device)
     zero = torch.zeros_like(index)
     a, b, c, d = index & low, index >> 32, zero, zero
     key0, key1 = seed & low, (seed >> 32) & low
-    for _ in range(10):
+    for _ in range(ROUNDS):
         left, right = 0xD2511F53 * a, 0xCD9E8D57 * c
         a, b, c, d = (right >> 32 & low) ^ b ^ key0, right & low, (left >> 32 & low) ^ d ^ key1, left & low
         key0, key1 = (key0 + 0x9E3779B9) & low, (key1 + 0xBB67AE85) & low

@@ -17,7 +17,7 @@ from ..operator import operator
 
 rope_kernel = Kernel("rope.cu", "rope<T, INTERLEAVED>", T=FLOATING, INTERLEAVED=(False, True))
 
-BLOCK = 256
+BLOCK = 128
 
 
 @operator("cupyops::rope")

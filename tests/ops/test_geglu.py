@@ -27,8 +27,8 @@ class TestGeglu(OperatorContract):
         yield Sample(make(0, 4), make(0, 4))
 
     def small_samples(self, make: Make):
-        yield Sample(make(3, 7), make(3, 7))
-        yield Sample(make(5, 10), approximate="tanh")  # packed
+        yield Sample(make(2, 3), make(2, 3))
+        yield Sample(make(2, 8), approximate="tanh")  # packed
 
     def layouts(self, make: Make):
         yield from super().layouts(make)
