@@ -277,6 +277,11 @@ def _rope(x: Any, cos: Any, sin: Any, positions: Any = None, *, interleaved: boo
     return torch.stack(columns, -1).movedim(-2, seq_dim).contiguous()
 
 
+def maxima() -> st.SearchStrategy[Call]:
+    """As sums, over dimensions that are named."""
+    return sums().map(lambda call: Call(call.args[0], call.args[1] if call.args[1] is not None else (), call.args[2]))
+
+
 @st.composite
 def lookups(draw: st.DrawFn) -> Call:
     """Rows of a table, some of them over and over."""
@@ -306,6 +311,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "batch_norm": (cupyops.batch_norm, F.batch_norm, batch_normalised()),
     "group_norm": (cupyops.group_norm, F.group_norm, group_normalised()),
     "embedding": (cupyops.embedding, F.embedding, lookups()),
+    "amax": (cupyops.amax, torch.amax, maxima()),
     "sum": (cupyops.sum, torch.sum, sums()),
     "mean": (cupyops.mean, torch.mean, sums()),
     "matmul": (cupyops.matmul, torch.matmul, products()),

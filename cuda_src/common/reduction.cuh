@@ -19,7 +19,11 @@ constexpr int kFoldThreads = 256;
 // The numbers are those of reduction.py.
 enum Form { kLine, kRows, kRowVectors, kColumns, kColumnVectors };
 
-// The C values of each of `count` threads, a power of two, combined into those of the first. `index` is a thread's place
+template <typename A> __device__ __forceinline__ A shuffle_down(const A& value, int offset) {
+  return __shfl_down_sync(kFullMask, value, offset);
+}
+
+// The C values of each of `count` threads, a power of two, combined into those of the first. A type that is no number has a shuffle_down() of its own. `index` is a thread's place
 // among them, in `shared` they are `stride` apart. All threads of the block take part. Neighbours shuffle within their
 // warps, whose results then cross one barrier.
 template <int C, typename A, typename Rule>
@@ -30,7 +34,7 @@ __device__ __forceinline__ void fold_threads(A (&value)[C], A (*shared)[kFoldThr
     for (int half = lanes / 2; half > 0; half /= 2) {
 #pragma unroll
       for (int c = 0; c < C; ++c) {
-        value[c] = rule.combine_(value[c], __shfl_down_sync(kFullMask, value[c], half));
+        value[c] = rule.combine_(value[c], shuffle_down(value[c], half));
       }
     }
   };

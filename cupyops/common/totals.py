@@ -1,4 +1,4 @@
-"""What sum and mean share: one kernel, dimensions, dtypes, and gradients that are views."""
+"""What sum and mean share: one kernel, dtypes, and gradients that are views; and with amax, dimensions."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ sum_finish = Kernel("sum.cu", "sum_finish<T>", T=FLOATING)
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def total(x: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None, mean: bool) -> Tensor:
-    """The sum over `dims`, or the mean, of x as `dtype`."""
+def room(x: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> tuple[Tensor, tuple[int, ...]]:
+    """Room for the results over `dims`, and its strides in the dimensions that are kept."""
     shape = x.shape
     kept = [dim for dim in range(len(shape)) if dim not in dims]
     result = [1 if dim in dims else shape[dim] for dim in range(len(shape))] if keepdim else [shape[d] for d in kept]
-    y = torch.empty(result, dtype=dtype or x.dtype, device=x.device)
+    y = torch.empty(result, dtype=dtype, device=x.device)
+    return y, tuple(y.stride(dim) for dim in kept) if keepdim else y.stride()
+
+
+def total(x: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None, mean: bool) -> Tensor:
+    """The sum over `dims`, or the mean, of x as `dtype`."""
+    y, strides = room(x, dims, keepdim, dtype or x.dtype)
     if is_dry(y) or y.numel() == 0:
         return y
-    count = math.prod(shape[dim] for dim in dims)
-    strides = tuple(y.stride(dim) for dim in kept) if keepdim else y.stride()
+    count = math.prod(x.shape[dim] for dim in dims)
     plan, (x,) = arrange((x,), tuple(dims), strides, 16 // x.element_size())
     acc = torch.float64 if x.dtype is torch.float64 else torch.float32
     results, wide, divisor = y.numel(), y.dtype is not x.dtype, count if mean else 1

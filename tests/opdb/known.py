@@ -15,6 +15,7 @@ FUNCTIONS = {
     "add": "add",
     "sum": "sum",
     "mean": "mean",
+    "amax": "amax",
     "nn.functional.embedding": "embedding",
     "matmul": "matmul",
     "nn.functional.linear": "linear",

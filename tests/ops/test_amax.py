@@ -1,0 +1,85 @@
+import pytest
+import torch
+from contract import Make, OperatorContract, Sample
+
+import cupyops
+
+
+class TestAmax(OperatorContract):
+    function = staticmethod(cupyops.amax)
+    torch_function = staticmethod(torch.amax)
+    kernels = {"amax_fwd", "amax_finish", "amax_bwd"}
+
+    def samples(self, make: Make):
+        yield from self.small_samples(make)
+        yield Sample(make(7, 130))  # a line
+        yield Sample(make(5, 133), 1)  # whose rows begin at any alignment
+        yield Sample(make(40, 24), 0)  # columns in vectors
+        yield Sample(make(3, 5, 16), (0, 2))  # rows in vectors
+        yield Sample(make(3, 5, 7), (0, 2))  # not in vectors
+        yield Sample(make(17000, 2), 0)  # in slabs
+
+    def small_samples(self, make: Make):
+        yield Sample(make(3, 5), 1)
+        yield Sample(make(4, 3, 2), (0, 2), keepdim=True)
+        yield Sample(make(6, 7), dim=-2)
+        yield Sample(make(9))
+
+
+def run(function, x, dim):
+    """(result, gradient) for a gradient of different numbers."""
+    leaf = x.detach().requires_grad_()
+    y = function(leaf, dim)
+    grad = torch.arange(1, y.numel() + 1, device=y.device).to(y.dtype).view(y.shape)
+    return y.detach(), torch.autograd.grad(y, leaf, grad)[0]
+
+
+@pytest.mark.parametrize("dim", [0, 1, (0, 1)])
+@pytest.mark.parametrize("shape", [(5, 33), (40, 24), (4000, 2)])
+def test_ties_share_the_gradient(device, shape, dim):
+    x = torch.randint(-3, 1, shape, device=device).float()
+    with cupyops.simulate():
+        found = run(cupyops.amax, x, dim)
+    torch.testing.assert_close(found, run(torch.amax, x, dim))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_nan_and_infinities(device, dim):
+    x = torch.randn(9, 10, device=device)
+    x[0, 3], x[1, 2], x[2], x[:, 5], x[4, 1] = torch.nan, torch.inf, -torch.inf, -torch.inf, -torch.inf
+    with cupyops.simulate():
+        found = run(cupyops.amax, x, dim)
+    torch.testing.assert_close(found, run(torch.amax, x, dim), equal_nan=True)
+
+
+@pytest.mark.parametrize("shape, dim", [((), ()), ((), 0), ((0, 3), 1), ((1, 1), (0, 1)), ((0, 3), (1,))])
+def test_little_and_nothing(device, shape, dim):
+    x = torch.randn(shape, device=device)
+    for keepdim in (False, True):
+        with cupyops.simulate():
+            found = cupyops.amax(x, dim, keepdim)
+        torch.testing.assert_close(found, torch.amax(x, dim, keepdim), rtol=0, atol=0)
+
+
+def test_integers_and_bools(device):
+    for x in (torch.arange(12, device=device).view(3, 4), torch.rand(3, 4, device=device) > 0.5):
+        assert torch.equal(cupyops.amax(x, 1), torch.amax(x, 1))
+
+
+@pytest.mark.parametrize(
+    "message, change",
+    [
+        ("input", dict(input=None)),
+        ("input", dict(input=torch.zeros(0))),
+        ("input", dict(input=torch.zeros(0, 3), dim=0)),
+        ("input", dict(input=torch.zeros(3, dtype=torch.complex64))),
+        ("input", dict(input=torch.zeros([1] * 65))),
+        ("dim", dict(dim=2)),
+        ("dim", dict(dim=None)),
+        ("dim", dict(dim=(0, -2))),
+        ("keepdim", dict(keepdim=1)),
+    ],
+)
+def test_bad_arguments(message, change):
+    with pytest.raises(cupyops.InputError, match=f"^{message} "):
+        cupyops.amax(**dict(input=torch.zeros(3, 4)) | change)
