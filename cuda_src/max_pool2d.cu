@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(256)
 // Grid: ceil(N * H * W * C / V / blockDim.x), one dimension. Each thread owns V channels of an element of grad_x, as
 // above. The windows that cover it are read two by two, all four under way.
 template <typename T, typename I, bool VECTORS>
-__global__ void __launch_bounds__(256, sizeof(I) == 1 ? 3 : 1)
+__global__ void __launch_bounds__(256)
     max_pool2d_bwd_last(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x,
                         long long threads, int C, Window p, Cells cells) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1;

@@ -173,6 +173,13 @@ def pools(draw: st.DrawFn) -> Call:
     )
 
 
+@st.composite
+def average_pools(draw: st.DrawFn) -> Call:
+    window = draw(pools()).args[:4]
+    override = draw(st.sampled_from([None, None, 3, -2, 0]))
+    return Call(*window, draw(st.booleans()), draw(st.booleans()), override)
+
+
 def sound_pools() -> st.SearchStrategy[Call]:
     """Without those on which PyTorch's own backward on a CPU writes outside its array: windows that hold nothing."""
     return pools().filter(lambda call: call.args[4] in (1, (1, 1)) or call.args[3] in (0, (0, 0)))
@@ -317,6 +324,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "matmul": (cupyops.matmul, torch.matmul, products()),
     "linear": (cupyops.linear, F.linear, affine()),
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),
+    "avg_pool2d": (cupyops.avg_pool2d, F.avg_pool2d, average_pools()),
     "conv2d_relu_max_pool2d": (cupyops.conv2d_relu_max_pool2d, _conv2d_relu_max_pool2d, layers()),
     "max_pool2d": (cupyops.max_pool2d, F.max_pool2d, sound_pools()),
     "fused_linear_cross_entropy": (cupyops.fused_linear_cross_entropy, _linear_cross_entropy, linear_losses()),

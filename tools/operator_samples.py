@@ -403,6 +403,19 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.conv2d, m(2, 9, 7, 9), m(66, 9, 3, 3), m(66), {"padding": 1, "tile": (64, 2)}),
         lambda m: (cupyops.conv2d, m(1, 16, 12, 12), m(136, 16, 2, 2), m(136), {"tile": (128, 1)}),
     ],
+    "avg_pool2d": [
+        lambda m: (cupyops.avg_pool2d, m(3, 2, 11, 18), 3, 2, 1),
+        lambda m: (cupyops.avg_pool2d, m(1, 2, 31, 13), (5, 3), (2, 4), (2, 1), {"ceil_mode": True}),
+        *[
+            lambda m, channels=channels: (
+                cupyops.avg_pool2d,
+                _channels_last(m(2, channels, 7, 5)),
+                3,
+                {"stride": 2, "padding": 1, "count_include_pad": False},
+            )
+            for channels in (3, 8)
+        ],
+    ],
     "max_pool2d": [
         lambda m: (cupyops.max_pool2d, m(2, 3, 12, 16), 2),
         lambda m: (cupyops.max_pool2d, m(2, 3, 11, 18), 2),

@@ -101,8 +101,26 @@ def bwd_bands(count: int, geometry: tuple[int, ...], itemsize: int) -> Bands:
     return _bands(count, geometry, h, lambda rows: (rows * w + 16) * itemsize)
 
 
-def _bands(count, geometry, height, bytes_of):
-    out_h, out_w = geometry[2:4]
+@functools.lru_cache(maxsize=4096)
+def gather_bands(count: int, geometry: tuple[int, ...], itemsize: int) -> tuple[Bands, np.ndarray, list[np.ndarray]]:
+    """Bands of rows of inputs, and the windows that reach them in shared memory in numbers of `itemsize` bytes.
+
+    With them the `struct Bands` by which these windows divide, and the strides as `struct Divisor`.
+    """
+    h, w, out_h, out_w, kh, _, *strides = geometry[:8]
+
+    def bytes_of(rows: int) -> int:
+        windows = min((rows + kh - 2) // strides[0] + 1, out_h) if rows < h else out_h
+        return (max(windows * out_w, rows * w) + 16) * itemsize
+
+    bands = _bands(count, geometry, h, bytes_of, (h, w))
+    windows = _array([*bands.bands[:5], *divisor(out_w), *divisor(out_h)])
+    return bands, windows, [_array(divisor(stride)) for stride in strides]
+
+
+def _bands(count, geometry, height, bytes_of, divide=None):
+    """`divide`: the size of the planes whose places threads have, if not the outputs'."""
+    out_h, out_w = divide or geometry[2:4]
     plane = bytes_of(height)
     target = min(BAND_BYTES, max(1024, ceil_div(count * plane, FILL)))
     each, rows = max(1, min(target // plane, count)), height

@@ -8,7 +8,7 @@ from .embedding import Embedding
 from .linear import Linear
 from .loss import CrossEntropyLoss, FusedLinearCrossEntropyLoss, KLDivLoss, NLLLoss
 from .normalization import AddRMSNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, RMSNorm
-from .pooling import MaxPool2d
+from .pooling import AvgPool2d, MaxPool2d
 from .rope import RoPE
 from .scale_shift import ScaleShift
 
@@ -16,6 +16,7 @@ __all__ = [
     "GEGLU",
     "GELU",
     "AddRMSNorm",
+    "AvgPool2d",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",

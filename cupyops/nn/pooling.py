@@ -5,7 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops import max_pool2d
+from ..ops import avg_pool2d, max_pool2d
+
+
+class AvgPool2d(torch.nn.AvgPool2d):
+    """The average of each window; as `torch.nn.AvgPool2d`, by `cupyops.avg_pool2d`.
+
+    Example:
+        >>> cupyops.nn.AvgPool2d(2)(torch.zeros(1, 3, 6, 6)).shape
+        torch.Size([1, 3, 3, 3])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return avg_pool2d(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
 
 
 class MaxPool2d(torch.nn.MaxPool2d):

@@ -84,6 +84,8 @@ CASES = [
     Case("GELU", normal(3, 5), (), {"approximate": "tanh"}),
     Case("SiLU", normal(3, 5)),
     Case("SiLU", normal(3, 5), (), {"inplace": True}),
+    Case("AvgPool2d", IMAGES, (2,)),
+    Case("AvgPool2d", IMAGES, (3, 2, 1), {"ceil_mode": True, "count_include_pad": False}),
     Case("MaxPool2d", IMAGES, (2,)),
     Case("MaxPool2d", IMAGES, (3,), {"stride": 2, "padding": 1, "ceil_mode": True}),
     Case("MaxPool2d", IMAGES, ((2, 3),), {"dilation": 2, "return_indices": True}),
@@ -116,6 +118,7 @@ CASES = [
 each = pytest.mark.parametrize("case", CASES, ids=str)
 OPERATORS = {
     "Linear": "linear", "Conv2d": "conv2d", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "MaxPool2d": "max_pool2d",
+    "AvgPool2d": "avg_pool2d",
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "NLLLoss": "nll_loss", "CrossEntropyLoss": "cross_entropy",
     "KLDivLoss": "kl_div", "LayerNorm": "layer_norm", "RMSNorm": "rms_norm", "GroupNorm": "group_norm",
     "Embedding": "embedding",

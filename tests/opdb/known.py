@@ -20,6 +20,7 @@ FUNCTIONS = {
     "matmul": "matmul",
     "nn.functional.linear": "linear",
     "nn.functional.conv2d": "conv2d",
+    "nn.functional.avg_pool2d": "avg_pool2d",
     "nn.functional.max_pool2d": "max_pool2d",
     "softmax": "softmax",
     "log_softmax": "log_softmax",

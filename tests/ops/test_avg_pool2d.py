@@ -1,0 +1,97 @@
+import pytest
+import torch
+from contract import Make, OperatorContract, Sample
+from torch.nn import functional as F
+
+import cupyops
+
+
+class TestAvgPool2d(OperatorContract):
+    function = staticmethod(cupyops.avg_pool2d)
+    torch_function = staticmethod(F.avg_pool2d)
+    kernels = {f"avg_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("", "_last")}
+
+    def samples(self, make: Make):
+        yield from self.small_samples(make)
+        yield Sample(make(2, 3, 12, 16), 2)
+        yield Sample(make(5, 3, 7, 7), 7)  # a plane to a window
+        yield Sample(channels_last(make(2, 8, 9, 7)), 3, 2, 1)  # channels in vectors
+        yield Sample(make(2, 5, 31, 13), (5, 3), (2, 4), (2, 1), ceil_mode=True)  # windows that stick out, gaps
+        yield Sample(make(1, 1, 40, 20), 16, 7, 8, count_include_pad=False)
+
+    def small_samples(self, make: Make):
+        yield Sample(make(1, 3, 4, 8), 2)
+        yield Sample(make(1, 2, 5, 6), 3, stride=1, padding=1, count_include_pad=False)
+        yield Sample(make(2, 5, 4), (2, 3), stride=(2, 1), padding=(0, 1), ceil_mode=True, divisor_override=-3)
+        yield Sample(channels_last(make(1, 3, 5, 4)), 2, stride=1, ceil_mode=True)
+
+
+def channels_last(tensor):
+    return tensor.detach().contiguous(memory_format=torch.channels_last).requires_grad_(tensor.requires_grad)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("include", [False, True])
+def test_special_values(device, include, last):
+    """NaN and infinities stay in the windows that have them."""
+    x = torch.randn(2, 4, 6, 7, device=device)
+    x[0, 0, 2, 3], x[0, 1, 0, 0], x[1, 2, 5, 6] = float("nan"), float("inf"), -float("inf")
+    x = (channels_last(x) if last else x).requires_grad_()
+    y, expected = (f(x, 3, 2, 1, True, include) for f in (cupyops.avg_pool2d, F.avg_pool2d))
+    torch.testing.assert_close(y, expected, equal_nan=True)
+    grads = [torch.autograd.grad(value, x, torch.ones_like(value))[0] for value in (y, expected)]
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4, 8), (0, 4, 5, 5)])
+def test_empty_batch(device, shape):
+    x = torch.zeros(shape, device=device, requires_grad=True)
+    y = cupyops.avg_pool2d(x, 2)
+    assert y.shape == F.avg_pool2d(x, 2).shape and torch.autograd.grad(y.sum(), x)[0].shape == shape
+
+
+def test_integers():
+    x = torch.randint(0, 9, (1, 2, 4, 6))
+    assert torch.equal(cupyops.avg_pool2d(x, 2), F.avg_pool2d(x, 2))
+
+
+@pytest.mark.parametrize("length", range(1, 8))
+def test_output_size(device, length):
+    """The rules of ceil_mode and of the divisor, for every small geometry."""
+    x = torch.randn(1, length, 3, device=device)
+    for kernel in range(1, 5):
+        for stride in range(1, 5):
+            for padding in range(kernel // 2 + 1):
+                for ceil_mode in (False, True):
+                    for include in (False, True):
+                        args = (kernel, 1), (stride, 1), (padding, 0), ceil_mode, include
+                        if length + 2 * padding < kernel and not (ceil_mode and length + 2 * padding + stride > kernel):
+                            with pytest.raises(cupyops.InputError, match="kernel_size"):
+                                cupyops.avg_pool2d(x, *args)
+                        else:
+                            torch.testing.assert_close(cupyops.avg_pool2d(x, *args), F.avg_pool2d(x, *args))
+
+
+@pytest.mark.parametrize(
+    "message, change",
+    [
+        ("input", dict(input=None)),
+        ("input", dict(input=torch.zeros(4, 4))),
+        ("input", dict(input=torch.zeros(1, 0, 4, 4))),
+        ("input", dict(input=torch.zeros(1, 2, 4, 4, dtype=torch.bool))),
+        ("kernel_size", dict(kernel_size=0)),
+        ("kernel_size", dict(kernel_size=5)),
+        ("stride", dict(stride=(1, -1))),
+        ("padding", dict(padding=2)),
+        ("ceil_mode", dict(ceil_mode="yes")),
+        ("count_include_pad", dict(count_include_pad=2)),
+        ("divisor_override", dict(divisor_override=0)),
+        ("divisor_override", dict(divisor_override=2.0)),
+        ("divisor_override", dict(divisor_override=True)),
+    ],
+)
+def test_bad_arguments(device, message, change):
+    call = dict(input=torch.zeros(1, 2, 4, 4), kernel_size=2) | change
+    call = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in call.items()}
+    with pytest.raises(cupyops.InputError, match=f"^{message} "):
+        cupyops.avg_pool2d(**call)
