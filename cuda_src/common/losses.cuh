@@ -120,10 +120,10 @@ template <typename A> __device__ __forceinline__ LossSum<A> block_total(LossSum<
     weights[thread / kWarp] = mine.weight;
   }
   __syncthreads();
-  for (int warp = 1; thread == 0 && warp < warps; ++warp) {
-    mine.loss += losses[warp];
-    mine.weight += weights[warp];
-  }
+  if (thread >= kWarp || warps == 1) return mine;
+  // as a tree again: one after the other they lose the digits of a large sum
+  mine.loss = warp_reduce<Sum>(thread < warps ? losses[thread] : A(0));
+  mine.weight = warp_reduce<Sum>(thread < warps ? weights[thread] : A(0));
   return mine;
 }
 
