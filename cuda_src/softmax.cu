@@ -3,8 +3,8 @@
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 6 flops forward, 4 backward, and one exp.
 //
-// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4276): 65536x4096 4088 / 4294; rows of 32 KB
-// and more, in clusters, and rows of odd size: not measured yet.
+// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4276): 65536x4096 4088 / 4294; rows that
+// clusters hold, and rows of odd size: not measured yet.
 #include "common/softmax.cuh"
 
 // Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.

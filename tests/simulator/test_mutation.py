@@ -21,6 +21,7 @@ BARRIERS = [
     ("softmax", F32, "common/softmax.cuh", "__syncthreads", 0, "Race"),
     ("softmax", F32, "common/softmax.cuh", "__syncthreads", 1, "Race"),
     ("softmax", F32, "common/softmax.cuh", "__syncthreads", 2, "Race"),
+    ("softmax", F32, "common/cluster.cuh", "__syncthreads", 0, "Race"),
     ("nll_loss", F32, "common/losses.cuh", "__syncthreads", 0, "Race"),
     ("layer_norm", F32, "common/norm_bwd.cuh", "__syncthreads", 1, "Race"),
     ("layer_norm", F32, "common/norm_bwd.cuh", "__syncthreads", 2, "Race"),
