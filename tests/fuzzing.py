@@ -109,8 +109,10 @@ def group_normalised(draw: st.DrawFn) -> Call:
     dtype, groups = draw(_dtypes), draw(st.sampled_from([1, 2, 3]))
     channels = groups * draw(st.integers(1, 3))
     shape = (draw(st.integers(0, 3)), channels, *draw(st.sampled_from([(5,), (8,), (3, 4), (2, 1, 3), (33,)])))
-    parameters = [draw(st.one_of(st.none(), tensors((channels,), dtype))) for _ in range(2)]
-    return Call(draw(tensors(shape, dtype)), groups, *parameters, draw(st.sampled_from([1e-5, 0.1])))
+    weight = draw(st.one_of(st.none(), tensors((channels,), dtype)))
+    # without a weight PyTorch's own backward of a bias raises
+    bias = None if weight is None else draw(st.one_of(st.none(), tensors((channels,), dtype)))
+    return Call(draw(tensors(shape, dtype)), groups, weight, bias, draw(st.sampled_from([1e-5, 0.1])))
 
 
 @st.composite

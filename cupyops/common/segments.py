@@ -18,7 +18,7 @@ THREADS = 256  # of a block, at most
 BLOCKS = 132 * 16  # into which a launch is cut, whatever the GPU: the same bits on all
 PACKS = 4  # that a thread has under way
 FINISHERS = (32, 8)  # the block of a kernel that combines parts
-MOST_PACKS = 1 << 31  # of a segment
+MOST_PACKS = (1 << 31) - THREADS * PACKS  # of a segment: counted in 32 bits, a step beyond the last included
 
 
 class Runs(NamedTuple):
@@ -91,7 +91,12 @@ def is_there(x: Tensor) -> bool:
     return not (is_dry(x) or is_symbolic(*x.shape)) and x.numel() > 0
 
 
+def is_empty(x: Tensor) -> bool:
+    """Whether there is nothing to launch for, dry runs apart."""
+    return not (is_dry(x) or is_symbolic(*x.shape) or x.numel())
+
+
 def gradient_room(parameter: Tensor, x: Tensor) -> Tensor:
     """Room for the gradient of a parameter, contiguous; 0 where there is nothing to sum."""
-    make = torch.empty_like if is_dry(x) or is_symbolic(*x.shape) or x.numel() else torch.zeros_like
+    make = torch.zeros_like if is_empty(x) else torch.empty_like
     return make(parameter, memory_format=torch.contiguous_format)

@@ -45,6 +45,8 @@ class Definition:
         if updates and mutates:
             raise InputError(f"{name}: an operator that mutates {', '.join(mutates)} cannot have updates as well")
         self.required = frozenset(i for i in self.tensors if self.parameters[i].annotation is Tensor)
+        if always := [self.parameters[i].name for i in self.updated if i in self.required]:
+            raise InputError(f"{name}: updates names {always[0]!r}, a Tensor; expected one that may be None")
         self.forward: Callable[..., Any] | None = None  # as the author wrote it
         self.forward_asks = False  # for needs_grad
         self.backward_asks = False  # for last

@@ -204,6 +204,8 @@ def batch_norm(
                 [ 1.0000,  1.0000]])
     """
     check.floating("input", input)
+    if input.dim() == 1 and input.numel() == 0:  # no channels: PyTorch takes that too
+        return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if input.dim() < 2:
         check.fail("input", input, "shape (n, channels, *)")
     given = zip(PARAMETERS, (weight, bias, running_mean, running_var))

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from .. import check
 from ..common import segments
 from ..common.gemm import divisor
-from ..common.segments import accumulator, gradient_room, is_aligned, is_there, spatial
+from ..common.segments import accumulator, gradient_room, is_aligned, is_empty, is_there, spatial
 from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import suggested_format
@@ -41,10 +41,10 @@ def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor 
 def _in_steps(x, num_groups, weight, bias, eps):
     """The same of elementary operations."""
     wide = x.double() if x.dtype is torch.float64 else x.float()
-    grouped = wide.reshape(x.shape[0], num_groups, -1)
+    grouped = wide.reshape(x.shape[0], num_groups, x.shape[1] // num_groups * spatial(x))
     centred = grouped - grouped.mean(-1, keepdim=True)
     y = (centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)).reshape(x.shape)
-    shape = (-1, *[1] * (x.dim() - 2))
+    shape = (x.shape[1], *[1] * (x.dim() - 2))
     y = y if weight is None else y * weight.reshape(shape)
     return (y if bias is None else y + bias.reshape(shape)).to(x.dtype)
 
@@ -88,6 +88,8 @@ def _(saved, grad_y, x, num_groups, weight, bias, needs_grad):
             block = (32, 32 if images * count > 32 else 8)
             launch = group_norm_bwd_parameters[ceil_div(channels, 32), block]
             launch(sums, grad_weight, grad_bias, images, channels, count, T=x.dtype)
+    elif grad_weight is not None and is_empty(x) and x.shape[0]:
+        grad_weight.fill_(float("nan"))  # images without pixels: 0 times their rstd, which is NaN
     return None if grad_x is None else grad_x.contiguous(memory_format=memory), grad_weight, grad_bias
 
 

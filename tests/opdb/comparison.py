@@ -24,6 +24,9 @@ class Comparison:
         assert "out" not in sample.kwargs, "a sample with out=, which no function here has"
         self.info, self.sample = info, sample
         self.call = call_of(sample)
+        copies = self.call.relaid()
+        # for PyTorch, which may update what wants no gradient, as the running statistics of a batch_norm
+        self.other = copies.with_tensors(copies.tensors(), self.call.tensors())
         self.what = f"{named(info)}({sample.summary()})"
 
     @cached_property
@@ -34,10 +37,10 @@ class Comparison:
     @cached_property
     def theirs(self) -> list[Tensor]:
         """PyTorch's."""
-        return tensors(theirs(self.info, self.call))
+        return tensors(theirs(self.info, self.other))
 
     def forward(self) -> None:
-        """Raise unless results, their strides and their want of a gradient are PyTorch's."""
+        """Raise unless results, their strides, their want of a gradient and the inputs afterwards are PyTorch's."""
         before = self._values()
         for index, (a, b) in enumerate(zip(self.ours, self.theirs, strict=True)):
             assert a.requires_grad == b.requires_grad, f"output {index} wants a gradient: {a.requires_grad}"
@@ -60,8 +63,12 @@ class Comparison:
         return [t.detach().clone() for t in self.call.all_tensors()]
 
     def _assert_unchanged(self, before: list[Tensor]) -> None:
-        for now, then in zip(self._values(), before, strict=True):
-            assert torch.equal(now.nan_to_num(), then.nan_to_num()), "an input was changed"
+        """But for what PyTorch changes too, and then as it does."""
+        for now, other, then in zip(self._values(), self.other.all_tensors(), before, strict=True):
+            if torch.equal(other.nan_to_num(), then.nan_to_num()):
+                assert torch.equal(now.nan_to_num(), then.nan_to_num()), "an input was changed"
+            else:
+                torch.testing.assert_close(now, other.detach(), equal_nan=True, msg=lambda text: f"an input: {text}")
 
     def _true_outputs(self) -> list[Tensor]:
         return tensors(theirs(self.info, doubled(self.call)))
@@ -95,7 +102,7 @@ def route_of(info: Any, sample: Any) -> tuple[set[str], bool]:
     """(the operators that a call goes through, whether they launch kernels)."""
     # apart from the comparisons: a trace takes calls off the fast path, which is to be compared too
     with cupyops.trace() as trace, torch.no_grad():
-        mine(info, call_of(sample))
+        mine(info, call_of(sample).relaid())
     return {record.operator for record in trace.records}, bool(trace.launches())
 
 

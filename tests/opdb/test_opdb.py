@@ -93,7 +93,7 @@ def refuse_or_compare(info, sample, score):
         comparison = Comparison(info, one)
         with score.sample("other dtypes", comparison.what):
             try:
-                mine(info, comparison.call)
+                mine(info, comparison.call.relaid())
             except (RuntimeError, TypeError, ValueError):
                 continue
             comparison.forward()
