@@ -85,7 +85,7 @@ def clipping(op: str, size: str, numel: int, count: int, dtype: torch.dtype, wal
 
 def parameters(numel: int, count: int, device: Any, dtype: torch.dtype) -> list[Tensor]:
     """With gradients."""
-    made = [torch.nn.Parameter(torch.randn(numel, device=device, dtype=dtype)) for _ in range(count)]
+    made: list[Tensor] = [torch.nn.Parameter(torch.randn(numel, device=device, dtype=dtype)) for _ in range(count)]
     for one in made:
         one.grad = torch.randn_like(one)
     return made

@@ -13,7 +13,7 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from ..common.multi_tensor import why_not
 from ..errors import LaunchError
 from ..tracing import operator as traced
-from .plan import Batch, Group, Plan
+from .plan import Batch, Group, Plan, can_last
 
 
 class Entry(NamedTuple):
@@ -130,10 +130,9 @@ class Fused(torch.optim.Optimizer):
 
     def _plan(self, index: int, group: Group, served: list[Batch]) -> None:
         """Keep what this step had, where the next can be like it."""
-        if served and all(map(self._lasts, served)):
-            plan = Plan.of(group, served, self.state, self._state_names(group), self._options(group))
-            if plan is not None:
-                self.__dict__["_plans"][index] = plan
+        if can_last(served) and all(map(self._lasts, served)):
+            plan = Plan(group, served, self.state, self._state_names(group), self._options(group))
+            self.__dict__["_plans"][index] = plan
 
     def _sort(self, group: Group, whole: str | None) -> tuple[list[Batch], list[Entry], str]:
         """What the kernel serves, by device, dtype and variant; the rest, and why: `whole` for all, or the first reason."""

@@ -68,8 +68,13 @@ class Batch:
         return self._moving.launches
 
 
+def can_last(batches: list[Batch]) -> bool:
+    """Whether there can be a plan of these."""
+    return TensorGuards is not None and len({batch.device.type for batch in batches}) == 1
+
+
 class Plan:
-    """The batches of a group that the kernels serve as a whole."""
+    """The batches of a group that the kernels serve as a whole, after a step with them."""
 
     def __init__(
         self,
@@ -90,19 +95,6 @@ class Plan:
         strides: Any = [list(one.stride()) for one in tensors]
         self._alike = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         self._addresses = [list(map(self._address, column)) for column in (params, *states)]
-
-    @staticmethod
-    def of(
-        group: Group,
-        batches: list[Batch],
-        state: Mapping[Tensor, dict[str, Any]],
-        names: tuple[str, ...],
-        options: tuple[Any, ...],
-    ) -> Plan | None:
-        """The plan after a step with these batches, none of which left anything over; None where there can be none."""
-        if TensorGuards is None or len({batch.device.type for batch in batches}) > 1:
-            return None
-        return Plan(group, batches, state, names, options)
 
     def renewed(
         self, group: Group, state: Mapping[Tensor, dict[str, Any]], options: tuple[Any, ...]
