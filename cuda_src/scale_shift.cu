@@ -13,9 +13,8 @@
 // channel. Either leaves partial sums [slabs x channels x inner'] that scale_shift_bwd_finish adds up, in a fixed order.
 // A thread adds its few elements in acc_t<T>; sums across threads and slabs are few, and made in double.
 #include "common/broadcast.cuh"
+#include "common/column_sums.cuh"
 #include "common/reduce.cuh"
-
-constexpr int kThreads = 256;
 
 // Grid, block: see broadcast(). x, weight and bias have any strides, 0 where broadcast; y is dense.
 template <typename T, bool BIAS>
@@ -38,7 +37,8 @@ template <typename T, int W> struct Strip {
   A sum_weight[W] = {}, sum_bias[W] = {};
 
   __device__ __forceinline__ void add(const T* grad_y, const T* x, T* grad_x, const A (&scale)[W], bool aligned) {
-    const Vec<T, W> grads = load(grad_y, aligned), values = x ? load(x, aligned) : Vec<T, W>{};
+    const Vec<T, W> grads = load_some<T, W>(grad_y, aligned);
+    const Vec<T, W> values = x ? load_some<T, W>(x, aligned) : Vec<T, W>{};
     Vec<T, W> product;
 #pragma unroll
     for (int k = 0; k < W; ++k) {
@@ -47,55 +47,13 @@ template <typename T, int W> struct Strip {
       sum_bias[k] += grad;
       product.data[k] = from_acc<T>(grad * scale[k]);
     }
-    if (grad_x) store(grad_x, product, aligned);
-  }
-
- private:
-  static __device__ __forceinline__ Vec<T, W> load(const T* from, bool aligned) {
-    if (aligned) return load_vec<T, W>(from);
-    Vec<T, W> result;
-#pragma unroll
-    for (int k = 0; k < W; ++k) result.data[k] = from[k];
-    return result;
-  }
-
-  static __device__ __forceinline__ void store(T* to, const Vec<T, W>& value, bool aligned) {
-    if (aligned) return store_vec<T, W>(to, value);
-#pragma unroll
-    for (int k = 0; k < W; ++k) to[k] = value.data[k];
+    if (grad_x) store_some<T, W>(grad_x, product, aligned);
   }
 };
 
-// The sum over threadIdx.y, a tree; threads of threadIdx.y = 0 have it. blockDim.y is a power of two; `shared` holds
-// kThreads * W values. All threads take part.
-template <int W> __device__ __forceinline__ void sum_over_y(double (&sum)[W], double* shared) {
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  for (int half = blockDim.y / 2; half > 0; half /= 2) {
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < W; ++k) shared[k * kThreads + thread] = sum[k];
-    __syncthreads();
-    if (threadIdx.y < half) {
-#pragma unroll
-      for (int k = 0; k < W; ++k) sum[k] += shared[k * kThreads + thread + half * blockDim.x];
-    }
-  }
-}
-
-template <int W, typename A>
-__device__ __forceinline__ void store_sum_over_y(const A (&sum)[W], A* to, bool owns, double* shared) {
-  double total[W];
-#pragma unroll
-  for (int k = 0; k < W; ++k) total[k] = sum[k];
-  sum_over_y<W>(total, shared);
-  if (threadIdx.y > 0 || !owns) return;
-#pragma unroll
-  for (int k = 0; k < W; ++k) to[k] = total[k];
-}
-
 // x is [rows x columns], and columns k * inner to (k + 1) * inner - 1 share weight[k].
 // Grid: tiles x slabs, folded, tiles fastest: a tile is blockDim.x * W columns, a slab `slab_rows` rows. Block: (x, y)
-// of kThreads in all; each thread owns W columns, and every blockDim.y-th row of its slab. VEC: columns is a multiple of W.
+// of kSumThreads in all; each thread owns W columns, and every blockDim.y-th row of its slab. VEC: columns is a multiple of W.
 // partial: sums of grad_y x [slabs x columns] where x is given, then sums of grad_y where bias_wanted.
 template <typename T, bool VEC>
 __global__ void scale_shift_bwd_columns(const T* __restrict__ grad_y, const T* __restrict__ x,
@@ -104,7 +62,7 @@ __global__ void scale_shift_bwd_columns(const T* __restrict__ grad_y, const T* _
                                         long long columns, long long inner, long long slab_rows) {
   constexpr int W = VEC ? kVecWidth<T> : 1;
   using A = acc_t<T>;
-  __shared__ double shared[kThreads * W];
+  __shared__ double shared[kSumThreads * W];
   const unsigned tiles = (columns + blockDim.x * W - 1) / (blockDim.x * W);
   const long long slab = blockIdx.x / tiles, slabs = gridDim.x / tiles;
   const long long column = (blockIdx.x % tiles * (long long)blockDim.x + threadIdx.x) * W;
@@ -129,7 +87,7 @@ __global__ void scale_shift_bwd_columns(const T* __restrict__ grad_y, const T* _
 }
 
 // x is [outer x channels x inner].
-// Grid: any that gives each slab of each channel a warp, channels fastest. Block: kThreads. A warp owns `slab_units` units
+// Grid: any that gives each slab of each channel a warp, channels fastest. Block: kSumThreads. A warp owns `slab_units` units
 // of W elements of one channel's outer x inner / W; its lanes take every 32nd. VEC: inner is a multiple of W.
 // partial: sums of grad_y x [slabs x channels] where x is given, then sums of grad_y where bias_wanted.
 template <typename T, bool VEC>
@@ -171,14 +129,14 @@ __global__ void scale_shift_bwd_spans(const T* __restrict__ grad_y, const T* __r
 }
 
 // grad[channel] = the sum of partial [slabs x channels x inner] over slabs and inner; for blockIdx.y = 1 of the second such
-// array, into grad_second. Grid: ceil(channels / blockDim.x), 1 or 2. Block: (x, y) of kThreads in all; a thread owns a
+// array, into grad_second. Grid: ceil(channels / blockDim.x), 1 or 2. Block: (x, y) of kSumThreads in all; a thread owns a
 // channel and every blockDim.y-th slab.
 template <typename T>
 __global__ void scale_shift_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_first,
                                        T* __restrict__ grad_second, long long slabs, long long channels,
                                        long long inner) {
   using A = acc_t<T>;
-  __shared__ double shared[kThreads];
+  __shared__ double shared[kSumThreads];
   const long long channel = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   partial += blockIdx.y * slabs * channels * inner;
   double sum[1] = {};

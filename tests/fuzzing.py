@@ -46,6 +46,21 @@ def gated(**options: Any) -> st.SearchStrategy[Call]:
     return draw_call()
 
 
+@st.composite
+def biased(draw: st.DrawFn) -> Call:
+    """A bias of the last dimension, now and then of another; without what is not finite."""
+    dtype, shape = draw(_dtypes), draw(st.sampled_from([(7,), (3, 8), (2, 3, 33), (0, 4), (5, 0), (3, 300)]))
+    size = draw(st.sampled_from([shape[-1], shape[-1], shape[-1] + 1]))
+    form = draw(st.sampled_from(["none", "tanh"]))
+    return Call(draw(tensors(shape, dtype, special=False)), draw(tensors((size,), dtype, special=False)), form)
+
+
+def _bias_gelu(input: Any, bias: Any, approximate: str) -> Any:
+    if bias.shape != input.shape[-1:]:
+        raise ValueError("a bias of another size")
+    return F.gelu(input + bias, approximate=approximate)
+
+
 def _gated(f: Callable[..., Any]) -> Callable[..., Any]:
     def function(gate: Any, up: Any = None, **options: Any) -> Any:
         if up is None and gate.shape[-1] % 2:
@@ -305,6 +320,7 @@ def lookups(draw: st.DrawFn) -> Call:
 FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrategy[Call]]] = {
     "dropout": (_dropped, _masked, calls(_dropped, p=st.sampled_from([0.0, 0.3, 1.0]))),
     "relu": (cupyops.relu, F.relu, calls(cupyops.relu)),
+    "bias_gelu": (cupyops.bias_gelu, _bias_gelu, biased()),
     "geglu": (cupyops.geglu, _gated(F.gelu), gated(approximate=["none", "tanh"])),
     "gelu": (cupyops.gelu, F.gelu, gelus()),
     "silu": (cupyops.silu, F.silu, calls(cupyops.silu)),

@@ -284,6 +284,12 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.geglu, m(3, 1027), m(3, 1027)),
         lambda m: (cupyops.geglu, m(5, 64), {"approximate": "tanh"}),
     ],
+    "bias_gelu": [
+        lambda m: (cupyops.bias_gelu, m(37, 24), m(24)),
+        lambda m: (cupyops.bias_gelu, m(530, 7), m(7), "tanh"),
+        lambda m: (cupyops.bias_gelu, m(37, 24), m(24), "tanh"),
+        lambda m: (cupyops.bias_gelu, m(5, 7), m(7)),
+    ],
     "add": [
         *[
             lambda m, shapes=shapes: (cupyops.add, *(m(*shape) for shape in shapes))

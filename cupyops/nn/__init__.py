@@ -1,7 +1,7 @@
 """Modules: torch.nn's, by the operators of cupyops. Each is a subclass of its twin: same constructor, same state_dict."""
 
 from . import utils as utils
-from .activation import GEGLU, GELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
+from .activation import GEGLU, GELU, BiasGELU, LogSoftmax, ReLU, SiLU, Softmax, SwiGLU
 from .conv import Conv2d, ConvReluPool2d
 from .dropout import Dropout
 from .embedding import Embedding
@@ -20,6 +20,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "BiasGELU",
     "Conv2d",
     "ConvReluPool2d",
     "CrossEntropyLoss",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ..ops import geglu, gelu, log_softmax, relu, silu, softmax, swiglu
+from ..ops import bias_gelu, geglu, gelu, log_softmax, relu, silu, softmax, swiglu
 
 
 class ReLU(torch.nn.ReLU):
@@ -100,3 +102,38 @@ class GEGLU(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"approximate={self.approximate!r}"
+
+
+class BiasGELU(torch.nn.Module):
+    """gelu(input + bias) with a learnable bias for each feature, by `cupyops.bias_gelu`. torch.nn has none.
+
+    Args:
+        features: the size of the last dimension of the input.
+        approximate: `"none"` or `"tanh"`, as in `GELU`.
+        device, dtype: of the bias.
+
+    Attributes:
+        bias: (features,); 0 to begin with.
+
+    Example:
+        >>> cupyops.nn.BiasGELU(2)(torch.ones(1, 2)).detach()
+        tensor([[0.8413, 0.8413]])
+    """
+
+    def __init__(
+        self, features: int, approximate: str = "none", device: Any = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.features, self.approximate = features, approximate
+        self.bias = torch.nn.Parameter(torch.empty(features, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Bias 0: gelu alone."""
+        torch.nn.init.zeros_(self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return bias_gelu(input, self.bias, self.approximate)
+
+    def extra_repr(self) -> str:
+        return f"{self.features}, approximate={self.approximate!r}"

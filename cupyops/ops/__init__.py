@@ -5,6 +5,7 @@ from .add_rms_norm import add_rms_norm as add_rms_norm
 from .amax import amax as amax
 from .avg_pool2d import avg_pool2d as avg_pool2d
 from .batch_norm import batch_norm as batch_norm
+from .bias_gelu import bias_gelu as bias_gelu
 from .conv2d import conv2d as conv2d
 from .conv2d_relu_max_pool2d import conv2d_relu_max_pool2d as conv2d_relu_max_pool2d
 from .cross_entropy import cross_entropy as cross_entropy

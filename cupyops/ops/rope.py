@@ -132,8 +132,8 @@ def _rows_for(x: Tensor, table: Tensor, positions: Tensor | None, dim: int) -> T
     rows = table[: x.shape[dim]] if positions is None else table[positions.long()]
     between = (1,) * (x.dim() - 2 - dim)
     if rows.dim() == 2:
-        return rows.view(-1, *between, rows.shape[-1])
-    return rows.view(rows.shape[0], *(1,) * (dim - 1), -1, *between, rows.shape[-1])
+        return rows.view(rows.shape[0], *between, rows.shape[-1])
+    return rows.view(rows.shape[0], *(1,) * (dim - 1), rows.shape[1], *between, rows.shape[-1])
 
 
 class Plan(NamedTuple):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import check
 from ..common.broadcast import BLOCK, arrange, broadcast_shape, empty_output
+from ..common.column_sums import block_of, slabs_of
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry, restride
 from ..operator import operator
@@ -19,7 +20,7 @@ scale_shift_bwd_spans = Kernel("scale_shift.cu", "scale_shift_bwd_spans<T, VEC>"
 scale_shift_bwd_finish = Kernel("scale_shift.cu", "scale_shift_bwd_finish<T>", T=FLOATING)
 
 SHORT = 32  # spans of fewer elements are read as columns
-BLOCKS, WARPS = 2048, 16384  # into which a backward is cut, whatever the GPU: the same bits on all
+WARPS = 16384  # into which a backward is cut, whatever the GPU: the same bits on all
 Pattern = tuple[int, int, int]  # (outer, channels, inner), as scale_shift.cu draws it
 
 
@@ -178,14 +179,11 @@ def _reduce(
     if inner < SHORT:
         columns = channels * inner
         width = vector if columns % vector == 0 else 1
-        block = _block(ceil_div(columns, width), outer)
-        tiles = ceil_div(columns, block[0] * width)
-        slab_rows = ceil_div(outer, max(1, min(BLOCKS // tiles, outer // (8 * block[1]))))
-        slabs = ceil_div(outer, slab_rows)
+        grid, block, slabs, slab_rows = slabs_of(outer, columns, width)
         partial = space((len(grads), slabs, columns))
         given = (grad_y, x, weight, grad_x, partial, grad_bias is not None)
         sizes = (outer, columns, inner, slab_rows)
-        scale_shift_bwd_columns[tiles * slabs, block](*given, *sizes, T=dtype, VEC=width > 1)
+        scale_shift_bwd_columns[grid, block](*given, *sizes, T=dtype, VEC=width > 1)
     else:
         width = vector if inner % vector == 0 else 1
         units = outer * (inner // width)
@@ -195,14 +193,6 @@ def _reduce(
         given = (grad_y, x, weight, grad_x, partial, grad_bias is not None)
         sizes = (outer, channels, inner, slabs, slab_units)
         scale_shift_bwd_spans[ceil_div(slabs * channels * 32, BLOCK), BLOCK](*given, *sizes, T=dtype, VEC=width > 1)
-    block, left = _block(channels, slabs), inner if inner < SHORT else 1
+    block, left = block_of(channels, slabs), inner if inner < SHORT else 1
     grid = (ceil_div(channels, block[0]), len(grads))
     scale_shift_bwd_finish[grid, block](partial, grads[0], grads[-1], slabs, channels, left, T=dtype)
-
-
-def _block(columns: int, rows: int) -> tuple[int, int]:
-    """A block of 256 threads for a [rows x columns] reduction over rows: wider than a warp only where rows are few."""
-    x = min(32, 1 << (columns - 1).bit_length())
-    while x < min(columns, BLOCK) and BLOCK // x > rows:
-        x *= 2
-    return x, BLOCK // x

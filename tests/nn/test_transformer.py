@@ -33,3 +33,13 @@ def test_rope(device, interleaved):
     places = torch.tensor([7, 3], device=device)
     torch.testing.assert_close(layer(q.expand(2, 8), places), turned[0][places])
     assert layer(q.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_bias_gelu(device, approximate):
+    layer = cupyops.nn.BiasGELU(6, approximate, device=device)
+    x = torch.randn(3, 6, device=device)
+    torch.testing.assert_close(layer(x), torch.nn.functional.gelu(x, approximate=approximate))
+    torch.nn.init.ones_(layer.bias)
+    torch.testing.assert_close(layer(x), torch.nn.functional.gelu(x + 1, approximate=approximate))
+    assert list(layer.state_dict()) == ["bias"] and repr(layer) == f"BiasGELU(6, approximate={approximate!r})"

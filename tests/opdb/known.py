@@ -45,6 +45,7 @@ WITHOUT_ENTRY = {
     "scale_shift": "PyTorch has no function of this kind",
 }
 WITHOUT_ENTRY = {
+    "bias_gelu": "PyTorch has no function of this kind",
     "dropout": "PyTorch's draws another mask of the same seed",
     "geglu": "PyTorch has no function of this kind",
     "rope": "PyTorch has no function of this kind",

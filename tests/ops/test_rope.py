@@ -47,6 +47,10 @@ class TestRope(OperatorContract):
         yield Sample(make(2, 7, 4), *tables(make, 8, 1), make.integers(2, 7, high=8).int())
         yield Sample(make(2, 0, 4), *tables(make, 8, 1))
 
+    def small_samples(self, make: Make):
+        yield Sample(make(2, 3, 6), *tables(make, 3, 2), interleaved=True)
+        yield Sample(make(3, 16), *tables(make, 5, 8))
+
     def layouts(self, make: Make):
         for sample in self.samples(make):
             x, *rest = sample.args

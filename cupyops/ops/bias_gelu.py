@@ -1,0 +1,85 @@
+"""bias_gelu: gelu(input + bias), what follows a linear layer whose bias was left out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import check
+from ..common.broadcast import BLOCK, arrange, empty_output
+from ..common.column_sums import block_of, slabs_of
+from ..kernel import FLOATING, Kernel, ceil_div
+from ..layout import is_dry
+from ..operator import operator
+
+bias_gelu_fwd = Kernel("bias_gelu.cu", "bias_gelu_fwd<T, TANH>", T=FLOATING, TANH=(False, True))
+bias_gelu_bwd = Kernel("bias_gelu.cu", "bias_gelu_bwd<T, TANH, VEC>", T=FLOATING, TANH=(False, True), VEC=(False, True))
+bias_gelu_bwd_finish = Kernel("bias_gelu.cu", "bias_gelu_bwd_finish<T>", T=FLOATING)
+
+
+@operator("cupyops::bias_gelu")
+def _bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+    return torch.nn.functional.gelu(x + bias, approximate=approximate)
+
+
+@_bias_gelu.forward
+def _(x, bias, approximate):
+    bias = bias.expand(x.shape)
+    y = empty_output(x, bias)
+    grid, layout, (x, bias) = arrange(y, x, bias)
+    bias_gelu_fwd[grid, BLOCK](x, bias, y, layout, y.numel(), T=y.dtype, TANH=approximate == "tanh")
+    return y, ()
+
+
+@_bias_gelu.backward
+def _(saved, grad_y, x, bias, approximate, needs_grad):
+    grad_y, x = grad_y.contiguous(), x.contiguous()
+    grad_x = torch.empty_like(grad_y) if needs_grad.x else None
+    if is_dry(grad_y) or grad_y.numel() == 0:
+        return grad_x, torch.zeros_like(bias) if needs_grad.bias else None
+    dtype, bias, columns = grad_y.dtype, bias.contiguous(), grad_y.shape[-1]
+    rows, vector = grad_y.numel() // columns, 16 // grad_y.itemsize
+    width = vector if columns % vector == 0 else 1
+    grid, block, slabs, slab_rows = slabs_of(rows, columns, width)
+    wide, partial, grad_bias = torch.promote_types(dtype, torch.float32), None, None
+    if needs_grad.bias:
+        partial = grad_y.new_empty((slabs, columns), dtype=wide)
+        grad_bias = torch.empty_like(bias)
+    template = {"T": dtype, "TANH": approximate == "tanh", "VEC": width > 1}
+    bias_gelu_bwd[grid, block](grad_y, x, bias, grad_x, partial, rows, columns, slab_rows, **template)
+    if grad_bias is not None:
+        block = block_of(columns, slabs)
+        bias_gelu_bwd_finish[ceil_div(columns, block[0]), block](partial, grad_bias, slabs, columns, T=dtype)
+    return grad_x, grad_bias
+
+
+@_bias_gelu.interface
+def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+    """gelu(input + bias) in one pass and with one rounding; backward gives both gradients in one pass over the input.
+
+    Args:
+        input: (..., features), any floating-point dtype; kernels serve fp16, bf16, fp32 and fp64.
+        bias: (features,), of the dtype of `input`. Its gradient is summed in a fixed order.
+        approximate: `"none"` or `"tanh"`, as in `cupyops.gelu`.
+
+    Returns:
+        Tensor of the shape and dtype of `input`.
+
+    Raises:
+        InputError: an argument is neither a tensor nor an array, or not of a floating-point dtype; `bias` is not of the
+            last dimension of `input`, or of another dtype or device; `approximate` is neither of the two.
+
+    Example:
+        >>> cupyops.bias_gelu(torch.tensor([[-2.0, 1.0]]), torch.tensor([1.0, 1.0]))
+        tensor([[-0.1587,  1.9545]])
+    """
+    check.floating("input", input)
+    check.floating("bias", bias)
+    check.choice("approximate", approximate, ("none", "tanh"))
+    if input.dim() == 0:
+        check.fail("input", input, "(..., features)")
+    if bias.shape != input.shape[-1:]:
+        check.fail("bias", bias, f"shape ({input.shape[-1]},), the last dimension of input")
+    check.same_device(input=input, bias=bias)
+    check.same_dtype(input=input, bias=bias)
+    return _bias_gelu(input, bias, approximate)
