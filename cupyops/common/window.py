@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,16 +118,22 @@ def gather_bands(count: int, geometry: tuple[int, ...], itemsize: int) -> tuple[
     return bands, windows, [_array(divisor(stride)) for stride in strides]
 
 
-def _bands(count, geometry, height, bytes_of, divide=None):
+def _bands(
+    count: int,
+    geometry: tuple[int, ...],
+    height: int,
+    bytes_of: Callable[[int], int],
+    divide: tuple[int, int] | None = None,
+) -> Bands:
     """`divide`: the size of the planes whose places threads have, if not the outputs'."""
-    out_h, out_w = divide or geometry[2:4]
+    out_h, out_w = divide or (geometry[2], geometry[3])
     plane = bytes_of(height)
     target = min(BAND_BYTES, max(1024, ceil_div(count * plane, FILL)))
     each, rows = max(1, min(target // plane, count)), height
     while rows > 1 and bytes_of(rows) > target:
         rows = ceil_div(rows, 2)
     shared = -(-(bytes_of(rows) * each) // 16) * 16
-    fits = shared <= MAX_BYTES
+    fits = shared <= MAX_BYTES and geometry[0] * geometry[1] < 1 << 31  # places in a plane are ints
     parts = ceil_div(height, rows)
     packed = [count, each, rows, parts, fits, *divisor(out_w), *divisor(out_h)]
     return Bands(ceil_div(count, each) * parts, shared if fits else 0, _array(geometry, np.int32), _array(packed), fits)

@@ -135,7 +135,9 @@ def _averaging(divisor_override: int | None, count_include_pad: bool) -> np.ndar
     return np.array([divisor_override or 0, count_include_pad], dtype=np.int64)
 
 
-def _cells(result: Tensor, channels: int, geometry: tuple[int, ...], backward: bool):
+def _cells(
+    result: Tensor, channels: int, geometry: tuple[int, ...], backward: bool
+) -> tuple[bool, int, tuple[np.ndarray, np.ndarray]]:
     """Whether threads own 16 bytes of channels, how many threads, and `struct Window` and `struct Cells`."""
     vector = 16 // result.element_size()
     wide = channels % vector == 0
