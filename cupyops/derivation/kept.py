@@ -31,7 +31,9 @@ class Kept:
             values[index] = args[index]
         return values
 
-    def pack(self, args: Sequence[Any], outputs: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    def pack(
+        self, args: Sequence[Any], outputs: Sequence[Tensor], saved: Sequence[Tensor]
+    ) -> tuple[Tensor | None, ...]:
         """All of it, for save_for_backward."""
         return (*self._of_inputs(args), *self._of_outputs(outputs), *saved)
 

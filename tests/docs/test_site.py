@@ -37,7 +37,9 @@ def test_the_table_of_operators_has_each_function():
         "Rectified linear unit, max(x, 0) elementwise",
     )
     assert rows["nll_loss"].module == "`NLLLoss`" and rows["scale_shift"].twin == ""
-    assert {one.strip("` ") for row in rows.values() for one in row.module.split(",")} - {""} == set(docs_site.modules())
+    assert {one.strip("` ") for row in rows.values() for one in row.module.split(",")} - {""} == set(
+        docs_site.modules()
+    )
 
 
 def test_the_commands_have_all_their_options():

@@ -34,19 +34,10 @@ FUNCTIONS = {
 }
 WITHOUT_ENTRY = {
     "add_rms_norm": "PyTorch has no function of this kind",
-    "scale_shift": "PyTorch has no function of this kind",
-}
-WITHOUT_ENTRY = {
-    "conv2d_relu_max_pool2d": "PyTorch has no function of this kind",
-    "scale_shift": "PyTorch has no function of this kind",
-}
-WITHOUT_ENTRY = {
-    "fused_linear_cross_entropy": "PyTorch has it from 2.12 on, with other arguments",
-    "scale_shift": "PyTorch has no function of this kind",
-}
-WITHOUT_ENTRY = {
     "bias_gelu": "PyTorch has no function of this kind",
+    "conv2d_relu_max_pool2d": "PyTorch has no function of this kind",
     "dropout": "PyTorch's draws another mask of the same seed",
+    "fused_linear_cross_entropy": "PyTorch has it from 2.12 on, with other arguments",
     "geglu": "PyTorch has no function of this kind",
     "rope": "PyTorch has no function of this kind",
     "scale_shift": "PyTorch has no function of this kind",

@@ -46,7 +46,8 @@ class TestBatchNorm(OperatorContract):
         yield Sample(make(3, 2, 5, 4), *running(make, 2), make(2), make(2))
         yield Sample(make(5, 2, 900 * width), None, None, make(2), make(2), **IN_TRAINING)  # several blocks
         yield Sample(make(90, 8), None, None, make(8), make(8), **IN_TRAINING)
-        yield Sample(make(4, 3, 7), None, None, None, make(3), **IN_TRAINING)
+        if make.device.type == "cpu":  # PyTorch's CUDA kernels refuse a bias alone
+            yield Sample(make(4, 3, 7), None, None, None, make(3), **IN_TRAINING)
         yield Sample(make(0, 3, 4), None, None, make(3), make(3), **IN_TRAINING)
 
     def small_samples(self, make: Make):
@@ -55,7 +56,8 @@ class TestBatchNorm(OperatorContract):
         yield Sample(make(9, 5), None, None, make(5), **IN_TRAINING)
 
     def layouts(self, make: Make):
-        yield from super().layouts(make)
+        # of (n, c) transposed PyTorch's output is contiguous on a CPU, and not on a GPU
+        yield from (one for one in super().layouts(make) if one.args[0].dim() > 2 or one.args[0].is_contiguous())
         for parameters in ((None, None), running(make, 8)):
             x = make(2, 8, 4, 5).detach().to(memory_format=torch.channels_last).requires_grad_()
             yield Sample(x, *parameters, make(8), make(8), parameters[0] is None)
@@ -203,9 +205,10 @@ def test_special_values(device, dtype, shape):
     args = tensors(shape, dtype, dtype, device)
     for value in (NAN, INF, -INF):
         args[0][0, 0] = value
-        ours, theirs = (everything(f, *args)[:5] for f in (cupyops.batch_norm, F.batch_norm))
+        ours = everything(cupyops.batch_norm, *args)[:5]
+        theirs = everything(F.batch_norm, *(t.cpu() for t in args))[:5]  # cuDNN's NaNs differ with the shape
         for a, b in zip(ours, theirs):
-            torch.testing.assert_close(a.isnan(), b.isnan())
+            torch.testing.assert_close(a.isnan().cpu(), b.isnan())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -1,3 +1,4 @@
+import functools
 import subprocess
 import sys
 
@@ -9,9 +10,17 @@ from torch.nn import functional as F
 import cupyops
 
 
+@functools.wraps(F.embedding)
+def by_torch(input, weight, *args, **kwargs):
+    """PyTorch's, but that its CUDA kernels make no table without columns: that ends the process."""
+    if weight.is_cuda and 0 in weight.shape:
+        return F.embedding(input.cpu(), weight.cpu(), *args, **kwargs).to(weight.device)
+    return F.embedding(input, weight, *args, **kwargs)
+
+
 class TestEmbedding(OperatorContract):
     function = staticmethod(cupyops.embedding)
-    torch_function = staticmethod(F.embedding)
+    torch_function = staticmethod(by_torch)
     kernels = {"embedding_fwd", "embedding_bwd", "embedding_bwd_finish"}
 
     def samples(self, make: Make):
@@ -52,7 +61,7 @@ def test_little_and_nothing(device, shape, table):
     indices, weight = torch.zeros(shape, dtype=torch.int64, device=device), torch.randn(table, device=device)
     with cupyops.simulate():
         found = gradients(cupyops.embedding, indices, weight)
-    torch.testing.assert_close(found, gradients(F.embedding, indices, weight), rtol=0, atol=0)
+    torch.testing.assert_close(found, gradients(by_torch, indices, weight), rtol=0, atol=0)
 
 
 def test_layouts_of_the_table(device):
