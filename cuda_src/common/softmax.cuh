@@ -55,7 +55,7 @@ struct LogSoftmax {
 
 // --- rows ---
 
-constexpr int kClusterPacks = 4;  // the form with so many packs in a thread may be launched in clusters
+constexpr int kClusterPacks = 4;  // backward with so many packs in a thread may be launched in clusters
 
 // One row, or a block's part of it: packs in, y out. All threads of the row take part; the tile of those that have no row
 // is empty.
@@ -88,11 +88,10 @@ __device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>
   }
 }
 
-// Grid: any; a multiple of the cluster. Block: see rows.cuh; K packs in each thread of the block, or with kClusterPacks of
-// the cluster's blocks, hold a row. Threads own whole packs of x and y.
+// Grid: any. Block: see rows.cuh; K packs in each thread hold a row. Threads own whole packs of x and y.
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows(const T* __restrict__ x, O* __restrict__ y, long long rows, int size) {
-  using Threads = RowThreads<Pair<acc_t<T>>, K == kClusterPacks>;
+  using Threads = RowThreads<Pair<acc_t<T>>, false>;
   constexpr int W = kVecWidth<T>;
   using Vectors = Tile<K, W, true>;
   __shared__ typename Threads::Room room;

@@ -16,7 +16,8 @@ from .rows import PACKS, WIDEST, grid, is_symbolic, share, split
 
 _BOTH = (False, True)
 _WIDEST = WIDEST  # threads of one block that hold a row, before a cluster does, or it is read twice
-_WIDE_THREADS = 512  # of a block that reads rows twice
+_WIDE_THREADS = 512, 1024  # of a block that reads rows twice: two blocks on a multiprocessor, or one
+_VERY_WIDE = 192 * 1024  # bytes of a row from which on one is better, since what it reads again is still in L2
 _ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
 
 
@@ -67,11 +68,12 @@ def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
     if division.packs:
         kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
         return
-    among = _share_blocks(size, itemsize, tensors[0].device)
+    backward = len(tensors) > 2  # forward waits for the other blocks longer than a second read takes
+    among = _share_blocks(size, itemsize, tensors[0].device) if backward else None
     if among is not None:
         among.launch(kernels.rows, grid(outer))(*tensors, outer, size, K=clusters.PACKS, **template)
     else:
-        kernels.wide[grid(outer), _WIDE_THREADS](*tensors, outer, size, **template)
+        kernels.wide[grid(outer), _WIDE_THREADS[size * itemsize >= _VERY_WIDE]](*tensors, outer, size, **template)
 
 
 def _share_blocks(size: int, itemsize: int, device: torch.device) -> clusters.Share | None:

@@ -184,13 +184,21 @@ class Registration:
 
 
 def _fresh(results: list[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
-    """An op of torch.library may not return an input, nor one tensor twice, nor a view of either: such a one is copied."""
+    """An op of torch.library may not return an input, nor one tensor twice, nor a view of either: such a one is copied.
+
+    So is one that is expanded, whose base is known of a fake tensor alone.
+    """
     seen = {_storage(value) for value in inputs if isinstance(value, Tensor)}
     fresh = []
     for tensor in results:
-        fresh.append(tensor.clone() if _storage(tensor) in seen or tensor._base is not None else tensor)
+        shared = _storage(tensor) in seen or tensor._base is not None or _is_expanded(tensor)
+        fresh.append(tensor.clone() if shared else tensor)
         seen.add(_storage(tensor))
     return fresh
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return any(stride == 0 and size != 1 for stride, size in zip(tensor.stride(), tensor.shape))
 
 
 def _storage(tensor: Tensor) -> int:

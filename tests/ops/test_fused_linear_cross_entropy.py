@@ -46,6 +46,11 @@ class TestFusedLinearCrossEntropy(OperatorContract):
             "autocast": "in a half type a gradient is rounded before it is multiplied by grad_y, and then once more",
             "inputs_unchanged": "what forward made is scaled in place and returned, once: see test_second_backward",
         }.items()
+    } | {
+        (
+            "special_values",
+            "gpu",
+        ): "an infinite weight of a class times a share of 0 is NaN, which PyTorch's kernel leaves out"
     }
 
     def samples(self, make: Make):

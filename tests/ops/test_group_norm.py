@@ -22,6 +22,11 @@ class TestGroupNorm(OperatorContract):
     }
     too_large = "2^31 elements of a group"
 
+    def compare(self, sample: Sample, what: str, strides: bool = False, grad_kind: str = "random"):
+        """Of a constant gradient over a long channel what is summed cancels, down to the rounding of the mean."""
+        long = sample.args[0].numel() > 4000
+        super().compare(sample, what, strides, "strided" if long and grad_kind == "expanded" else grad_kind)
+
     def samples(self, make: Make):
         width = 16 // make.dtype.itemsize
         yield from self.small_samples(make)

@@ -70,7 +70,7 @@ def assert_near(ours, theirs, exact, steps, what):
         # what is added up is of order 1, and its roundings do not shrink where a sum happens to cancel
         ulp = torch.finfo(ours.dtype).eps * max(exact.abs().max().item(), 1.0)
         if ours.dtype is torch.float64:
-            ulp *= 2  # what is exact to the others rounds too
+            ulp *= 16  # as cupyops.testing.Tolerance: what is exact to the others rounds too
         error, reference = ((t.detach().double() - exact.detach()).abs().max().item() for t in (ours, theirs))
         assert error <= 2 * reference + steps * ulp, (
             f"{what}: error {error:.3g}, PyTorch's {reference:.3g}, ulp {ulp:.3g}"
@@ -105,6 +105,7 @@ class OptimizerContract:
     simulated: list[dict[str, Any]]  # options that reach every instance
     bad: list[dict[str, Any]]
     capturable: dict[str, Any] = {}  # what a step in a CUDA graph needs
+    flips = 0.0  # the part of the elements that may go the other way, where a rule has a jump
 
     def optimizers_of(self, lists, **options):
         """Ours for the first list, PyTorch's for the others."""
@@ -193,7 +194,9 @@ class OptimizerContract:
     def test_tensor_learning_rate(self, device, where, shape):
         for dtype in (torch.float32, torch.float64):
             lists = twins(lambda dtype=dtype: parameters(device, dtype))
-            rate = torch.full(shape, 0.1, device=device if where == "device" else "cpu")  # all three share it
+            rate = torch.full(
+                shape, 0.1, device=device if where == "device" else "cpu", dtype=dtype
+            )  # all three share it
             optimizers = self.optimizers_of(lists, lr=rate, **self.usual)
             for step in range(3):
                 set_grads(lists, step)
@@ -354,7 +357,7 @@ class OptimizerContract:
 
     @pytest.mark.gpu
     def test_one_launch_for_all(self):
-        params = parameters("cuda", torch.float32, [(3, 5)] * 70)
+        params = parameters("cuda", torch.float32, [(3, 5)] * 60)
         optimizer = self.ours(params, lr=0.1, **self.usual)
         for step in range(2):
             set_grads([params], step)
@@ -402,7 +405,9 @@ class OptimizerContract:
         lists = [parameters("cuda", torch.float32, [(numel,), (7,)]) for _ in range(2)]
         optimizers = self.optimizers_of(lists, lr=0.1, **self.usual)
         train(lists, optimizers, steps=3)
-        torch.testing.assert_close(lists[0], lists[1])
+        for ours, theirs in zip(*lists):
+            apart = ~torch.isclose(ours, theirs, rtol=1.3e-6, atol=1e-5)
+            assert int(apart.sum()) <= self.flips * numel
 
     @pytest.mark.gpu
     def test_more_than_2_31_elements(self):
@@ -447,6 +452,8 @@ class OptimizerContract:
     def test_side_stream(self):
         lists = [parameters("cuda", torch.float32) for _ in range(2)]
         set_grads(lists, 0)
+        for p in lists[1]:
+            p.grad.mul_(3)
         self.theirs(lists[1], lr=0.1).step()
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
@@ -454,7 +461,7 @@ class OptimizerContract:
             torch.cuda._sleep(10_000_000)
             for p in lists[0]:
                 p.grad.mul_(3)
-            optimizer = self.ours(lists[0], lr=0.1 / 3)
+            optimizer = self.ours(lists[0], lr=0.1)
             optimizer.step()
         stream.synchronize()
         torch.testing.assert_close(lists[0], lists[1])

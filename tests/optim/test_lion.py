@@ -34,6 +34,7 @@ class Paper(torch.optim.Optimizer):
 
 class TestLion(OptimizerContract):
     ours, theirs, kernel, arrays = Lion, Paper, lion_step, 3
+    flips = 1e-6  # the sign of what rounds to either side of 0
     usual = {"betas": (0.8, 0.9), "weight_decay": 0.1}
     options = [{}, {"weight_decay": 0.1, "maximize": True}, {"betas": (0.0, 0.5)}]
     simulated = [{"weight_decay": 0.1}]
