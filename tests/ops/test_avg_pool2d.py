@@ -10,7 +10,7 @@ import cupyops
 
 @functools.wraps(F.avg_pool2d)
 def by_torch(input, *args, **kwargs):
-    """PyTorch's, of contiguous images on a GPU: of channels_last its CUDA kernel gives another gradient where windows overlap."""
+    """PyTorch's, of contiguous images on a GPU: of channels_last its gradient is another where windows overlap."""
     y = F.avg_pool2d(input.contiguous() if input.is_cuda else input, *args, **kwargs)
     last = input.is_cuda and input.dim() == 4 and not input.is_contiguous()
     return y.contiguous(memory_format=torch.channels_last) if last and is_channels_last(input) else y

@@ -50,7 +50,7 @@ class TestFusedLinearCrossEntropy(OperatorContract):
         (
             "special_values",
             "gpu",
-        ): "an infinite weight of a class times a share of 0 is NaN, which PyTorch's kernel leaves out"
+        ): "an infinite class weight times a share of 0 is NaN; PyTorch's kernel leaves it out"
     }
 
     def samples(self, make: Make):
