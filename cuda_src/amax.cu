@@ -3,7 +3,10 @@
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. As PyTorch's, the gradient where y is NaN is
 // 0 / 0. Bytes per element of x: forward sizeof(T), backward twice that. Two comparisons; a product and a division.
-// Reached on an H200: not measured yet.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x8192 over 1 bf16 1932 / 1242,
+// 8192x8192 over 1 fp32 3161 / 2084, 4095x4095 over 1 bf16 984 / 329, 8192x8192 over 0 bf16 1993 / 1251, 8192x8192
+// over 0 fp32 3314 / 2080. Lost: the fold of {max, ties} takes several instructions an element, and odd widths of
+// backward go by single elements.
 #include "common/reduction.cuh"
 
 // The largest of some numbers, and how many are that.

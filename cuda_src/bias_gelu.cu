@@ -5,7 +5,9 @@
 // Bytes per element: forward 2 x sizeof(T) (bias stays in the caches), backward 3 x sizeof(T): one pass reads grad_y and x,
 // writes grad_x and leaves partial sums. About 26 flops.
 //
-// Reached on an H200: not measured yet.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 16384x4096 bf16 2485 / 3119, 16384x4095
+// bf16 506 / 1667. Lost: forward is bound by instructions; widths that are no multiple of a vector go by single
+// elements.
 #include "common/broadcast.cuh"
 #include "common/column_sums.cuh"
 #include "common/gelu.cuh"

@@ -9,7 +9,9 @@
 //
 // Bytes: forward the rows once in, once out; backward grad_y once in, grad_weight once out (twice the rows that are
 // named). Backward adds once per element of grad_y.
-// Reached on an H200: not measured yet.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 16384 of 128256x4096 bf16 3687 / 2356,
+// 16384 of 50257x768 bf16 2883 / 778, 16384 of 50257x768 fp16 2886 / 868, 16384 of 50257x768 fp32 3465 / 1530, 16384
+// of 50257x1000 bf16 3079 / 916. Lost: in backward the sort of the indices; rows of odd size go by single elements.
 #include "common/reduce.cuh"
 #include "common/vec.cuh"
 

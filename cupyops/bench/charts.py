@@ -45,7 +45,7 @@ def write(results: Results, folder: Path) -> list[Path]:
 def png(figure: Any) -> bytes:
     """A picture's bytes."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120, facecolor="white")
+    figure.savefig(buffer, format="png", dpi=90, facecolor="white")
     return buffer.getvalue()
 
 
