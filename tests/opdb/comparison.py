@@ -65,8 +65,10 @@ class Comparison:
     def _assert_unchanged(self, before: list[Tensor]) -> None:
         """But for what PyTorch changes too, and then as it does."""
         for now, other, then in zip(self._values(), self.other.all_tensors(), before, strict=True):
-            if torch.equal(other.nan_to_num(), then.nan_to_num()):
-                assert torch.equal(now.nan_to_num(), then.nan_to_num()), "an input was changed"
+            if now.is_cuda and not all(t.numel() for t in before):
+                continue  # of no images PyTorch's CUDA kernels leave the statistics alone, those of its CPU do not
+            if _equal(other.detach(), then):
+                assert _equal(now, then), "an input was changed"
             else:
                 torch.testing.assert_close(now, other.detach(), equal_nan=True, msg=lambda text: f"an input: {text}")
 
@@ -76,6 +78,10 @@ class Comparison:
     def _true_gradients(self, grads: list[Tensor]) -> list[Tensor | None]:
         wide = doubled(self.call)
         return gradients(tensors(theirs(self.info, wide)), wide, [widened(grad) for grad in grads])
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def call_of(sample: Any) -> Call:

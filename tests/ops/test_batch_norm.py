@@ -232,6 +232,7 @@ def test_large(dtype, shape, training, last):
     args = list(tensors(shape, dtype, torch.promote_types(dtype, torch.float32), "cuda"))
     if last:
         args[:2] = (t.to(memory_format=torch.channels_last) for t in args[:2])
+    args[3] = args[3] + 1  # of a variance near 0 the sums would be the rounding of huge terms
     compare(args, training=training)
 
 
