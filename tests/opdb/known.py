@@ -46,6 +46,7 @@ WITHOUT_ENTRY = {
 
 # (operator, dtype) that PyTorch takes and the function here refuses with an InputError
 REFUSED = {
+    ("rms_norm", torch.complex64): "refused: `rms_norm` of complex numbers, for which it has no kernel",
     (
         "softmax.with_dtype",
         torch.complex64,
@@ -71,7 +72,14 @@ class Difference:
         return re.search(self.error, str(error)) is not None
 
 
-DIFFERENCES: tuple[Difference, ...] = ()
+DIFFERENCES: tuple[Difference, ...] = (
+    Difference(
+        suite="non-contiguous",
+        backends=("gpu",),
+        error="an input was changed",
+        reason="PyTorch's CUDA kernels leave running statistics that are not contiguous as they were; here they are updated",
+    ),
+)
 
 
 def known_difference(suite: str, backend: str) -> Difference | None:

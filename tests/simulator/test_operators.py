@@ -196,7 +196,7 @@ def test_one_step_of_a_network():
             torch.testing.assert_close(a.double(), c, rtol=1e-4, atol=1e-6)
     launched = {record.kernel.partition("<")[0] for record in trace.launches()}
     assert launched >= {
-        "conv2d_fwd", "conv2d_bwd_weight", "relu_fwd", "relu_bwd", "max_pool2d_fwd_2x2", "max_pool2d_bwd_2x2",
+        "conv2d_relu_max_pool2d_fwd", "conv2d_relu_max_pool2d_bwd", "relu_fwd", "relu_bwd",
         "linear_fwd", "log_softmax_fwd", "log_softmax_bwd", "nll_loss_fwd", "nll_loss_bwd", "sgd_step",
     }  # fmt: skip
 
