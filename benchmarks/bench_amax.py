@@ -32,4 +32,5 @@ def _case(size: int, dim: int, dtype: torch.dtype) -> Case:
         forward_bytes=moved,
         backward_bytes=2 * moved,
         want=None,
+        small=lambda: _case(5, dim, dtype),
     )

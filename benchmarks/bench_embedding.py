@@ -41,6 +41,7 @@ def _case(rows: int, size: int, dtype: torch.dtype, tokens: int = TOKENS, named:
         forward_bytes=2 * tokens * size * element + 8 * tokens,
         backward_bytes=(tokens + rows) * size * element + 8 * tokens,
         want=None,
+        small=lambda: _case(7, 5, dtype, 9, named),
     )
 
 

@@ -100,9 +100,10 @@ def test_the_dry_run_runs_the_kernels_in_the_simulator(tiny):
 def test_all_twins_are_right():
     """By the reference; in the simulator each operator's own tests say so. No peer's package is imported."""
     cases = declared(files([], FOLDER))
+    assert not [str(case) for case in cases if case.same and case.twin() is None]
     compared, wrong = running.dry_run(cases)
     assert wrong == []
-    assert len(compared) > 80
+    assert set(compared) == {str(case.twin()) for case in cases if case.same}
     assert "liger_kernel" not in sys.modules
 
 

@@ -25,6 +25,7 @@ BARRIERS = [
     ("nll_loss", F32, "common/losses.cuh", "__syncthreads", 0, "Race"),
     ("layer_norm", F32, "common/norm_bwd.cuh", "__syncthreads", 1, "Race"),
     ("layer_norm", F32, "common/norm_bwd.cuh", "__syncthreads", 2, "Race"),
+    ("scale_shift", F32, "common/column_sums.cuh", "__syncthreads", 1, "Race"),
     ("cross_entropy", F32, "common/cross_entropy.cuh", "__syncthreads", 1, "Race"),
     ("matmul", F32, "common/gemm.cuh", "__syncthreads", 0, "Race"),
     ("matmul", F16, "common/gemm.cuh", "__syncthreads", 2, "Race"),
