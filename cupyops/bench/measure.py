@@ -78,7 +78,7 @@ def _run(
             return {"forward": clock.sample(lambda _: call(*arguments))}
 
         return forward, lambda: call(*arguments)
-    grads = [torch.randn_like(y) for y in _outputs(call(*arguments))]
+    grads = [torch.randn_like(y) for y in outputs(call(*arguments))]
 
     def whole() -> Any:
         return _gradients(call(*arguments), wanted, grads)
@@ -94,21 +94,21 @@ def _run(
     return each, whole
 
 
-def _outputs(found: Any) -> list[Tensor]:
+def outputs(found: Any) -> list[Tensor]:
     """The outputs that have a gradient."""
     every = found if isinstance(found, (tuple, list)) else (found,)
     return [y for y in every if isinstance(y, Tensor) and y.requires_grad]
 
 
 def _gradients(found: Any, wanted: list[Tensor], grads: list[Tensor] | None) -> tuple[Tensor, ...]:
-    outputs = _outputs(found)
-    if not wanted or not outputs:
+    given = outputs(found)
+    if not wanted or not given:
         return ()
     if grads is None:
-        grads = [torch.ones_like(y) for y in outputs]
+        grads = [torch.ones_like(y) for y in given]
     # of a loss the gradient is 1, as loss.backward() has it
-    grads = [torch.ones_like(y) if y.dim() == 0 else grad for y, grad in zip(outputs, grads)]
-    return torch.autograd.grad(outputs, wanted, grads, allow_unused=True)
+    grads = [torch.ones_like(y) if y.dim() == 0 else grad for y, grad in zip(given, grads)]
+    return torch.autograd.grad(given, wanted, grads, allow_unused=True)
 
 
 def _right(
@@ -143,13 +143,13 @@ def _double(one: Any) -> Any:
 def _results(call: Callable[..., Any], arguments: Any, wanted: list[Tensor]) -> list[Tensor]:
     """Outputs and gradients, of a gradient that is the same for all."""
     found = call(*arguments)
-    outputs = [y for y in (found if isinstance(found, (tuple, list)) else (found,)) if isinstance(y, Tensor)]
-    generator = torch.Generator(device="cuda" if outputs and outputs[0].is_cuda else "cpu").manual_seed(2)
+    every = [y for y in (found if isinstance(found, (tuple, list)) else (found,)) if isinstance(y, Tensor)]
+    generator = torch.Generator(device="cuda" if every and every[0].is_cuda else "cpu").manual_seed(2)
     grads = []
-    for y in _outputs(found):
+    for y in outputs(found):
         grad = torch.randn(y.shape, generator=generator, device=y.device, dtype=torch.float32)
         grads.append(grad.bfloat16().to(y.dtype))  # exact in every dtype
-    return [*(y.detach() for y in outputs), *(g for g in _gradients(found, wanted, grads) if g is not None)]
+    return [*(y.detach() for y in every), *(g for g in _gradients(found, wanted, grads) if g is not None)]
 
 
 def _judge(case: Case, name: str, found: list[Tensor], theirs: list[Tensor], truth: list[Tensor]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import charts
-from .results import BASE, Results, Row
+from .results import BASE, BEHIND, Results, Row, mean
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #2c8a4b; --bad: #c8402a; }
@@ -47,14 +47,17 @@ def peers(results: Results) -> list[str]:
 def summary(results: Results) -> Iterator[str]:
     """What the rows come to, in sentences."""
     yield "ceilings: " + ", ".join(f"{name} {rate:,.0f}" for name, rate in results.ceilings.items())
-    slowest = results.slowest()
-    if slowest:
-        speedup, row, way = slowest[0]
-        behind = sum(one[0] < 0.95 for one in slowest)
-        yield (
-            f"{results.mean_speedup():.2f} times as fast as the best of {' and '.join(BASE)}, geometric mean of "
-            f"{len(slowest)} figures; {behind} under 0.95, the least {speedup:.2f} ({row.name} {way})"
-        )
+    for what, slowest in (
+        ("figures", results.slowest()),
+        ("rows, forward and backward in sum", results.slowest_rows()),
+    ):
+        if slowest:
+            behind = sum(speedup < BEHIND for speedup, _ in slowest)
+            yield (
+                f"{mean(speedup for speedup, _ in slowest):.2f} times as fast as the best of {' and '.join(BASE)}, "
+                f"geometric mean of {len(slowest)} {what}; {behind} under {BEHIND}, the least {slowest[0][0]:.2f} "
+                f"({slowest[0][1]})"
+            )
     wanted = [reached for row, way in results.measured() if (reached := row.reached(way)) is not None]
     if wanted:
         yield f"{sum(wanted)} of {len(wanted)} wanted figures reached"
@@ -103,7 +106,7 @@ def _line(row: Row, way: str, others: list[str], results: Results) -> str:
     size = row.size if row.compared else f"{row.size} (not compared)"
     cells = [_cell(html.escape(text)) for text in (row.op, size, row.dtype, way, row.unit)]
     cells += [_cell(rate(row, who, way), row.rate(who, way), _quartiles(row, who, way)) for who in ("ours", *others)]
-    cells.append(_cell("", None) if speedup is None else _cell(f"{speedup:.2f}", speedup, "", _mood(speedup >= 0.95)))
+    cells.append(_cell("", None) if speedup is None else _cell(f"{speedup:.2f}", speedup, "", _mood(speedup >= BEHIND)))
     cells.append(_cell("") if reached is None else _cell(f"{row.want[way]:g}", row.want[way], "", _mood(reached)))
     cells.append(_cell(f"{ours / ceiling:.0%}", ours / ceiling) if ceiling and ours else _cell(""))
     cells.append(_cell(f"{row.memory['ours'] / 1e6:,.1f}", row.memory["ours"]) if "ours" in row.memory else _cell(""))

@@ -17,6 +17,7 @@ from .timing import Time
 SCHEMA = 1
 WAYS = ("forward", "backward", "together")
 BASE = ("eager", "compile")  # what PyTorch itself has
+BEHIND = 0.95  # the speed-up under which it is none
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,28 @@ class Row:
         others = [f.us for who in against if (f := self.figures.get(who, {}).get(way)) is not None]
         return min(others) / self.figures["ours"][way].us if others else None
 
+    def whole(self, against: Iterable[str] = BASE) -> float | None:
+        """As `speedup`, of all ways in sum: what one way leaves for the other to do counts where it is done."""
+        ways = self.ways()
+        sums = [
+            sum(found[way].us for way in ways)
+            for who in against
+            if set(ways) <= set(found := self.figures.get(who, {}))
+        ]
+        return min(sums) / sum(self.figures["ours"][way].us for way in ways) if sums and ways else None
+
     def reached(self, way: str) -> bool | None:
         """Whether the wanted figure is reached, to a hundredth; None where none is wanted."""
         want, rate = self.want.get(way), self.rate("ours", way)
         if want is None or rate is None:
             return None
         return rate <= 1.01 * want if self.unit == "us" else rate >= 0.99 * want
+
+
+def mean(speedups: Iterable[float]) -> float:
+    """The geometric mean; NaN of none."""
+    logs = [math.log(one) for one in speedups]
+    return math.exp(statistics.fmean(logs)) if logs else math.nan
 
 
 @dataclass
@@ -100,15 +117,15 @@ class Results:
         """(row, way) of every figure of ours."""
         return ((row, way) for row in self.rows for way in row.ways())
 
-    def mean_speedup(self, against: Iterable[str] = BASE) -> float:
-        """The geometric mean over all figures that have a peer; NaN where none has."""
-        found = [s for row, way in self.measured() if (s := row.speedup(way, against)) is not None]
-        return math.exp(statistics.fmean(map(math.log, found))) if found else math.nan
+    def slowest(self, against: Iterable[str] = BASE) -> list[tuple[float, str]]:
+        """(speed-up, name and way) of every figure that has a peer, the least first."""
+        found = ((row.speedup(way, against), f"{row.name} {way}") for row, way in self.measured())
+        return sorted((speedup, name) for speedup, name in found if speedup is not None)
 
-    def slowest(self, against: Iterable[str] = BASE) -> list[tuple[float, Row, str]]:
-        """(speed-up, row, way), the least first."""
-        found = [(s, row, way) for row, way in self.measured() if (s := row.speedup(way, against)) is not None]
-        return sorted(found, key=lambda one: one[0])
+    def slowest_rows(self, against: Iterable[str] = BASE) -> list[tuple[float, str]]:
+        """(speed-up, name) of every row that has a peer, forward and backward in sum, the least first."""
+        found = ((row.whole(against), row.name) for row in self.rows)
+        return sorted((speedup, name) for speedup, name in found if speedup is not None)
 
     def write(self, path: Path) -> None:
         """As JSON."""

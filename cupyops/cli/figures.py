@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..bench.report import peers, rate, summary
-from ..bench.results import Results, Row
+from ..bench.results import BEHIND, Results, Row
 
 _WIDE = 120  # columns, under which a table would be cut: a log file has 80
 
@@ -54,5 +54,5 @@ def _cells(row: Row, way: str, others: list[str]) -> Iterator[tuple[str, str]]:
     yield from ((text, "") for text in (row.op, row.size, row.dtype, way, row.unit, rate(row, "ours", way)))
     yield from ((rate(row, who, way), "") for who in others)
     speedup, reached = row.speedup(way), row.reached(way)
-    yield ("", "") if speedup is None else (f"{speedup:.2f}x", "red" if speedup < 0.95 else "green")
+    yield ("", "") if speedup is None else (f"{speedup:.2f}x", "red" if speedup < BEHIND else "green")
     yield ("", "") if reached is None else (f"{row.want[way]:g}", "green" if reached else "red")

@@ -1,5 +1,6 @@
 """Kernel: found, specialised, checked, launched. A stand-in executor sees the launches where there is no GPU."""
 
+import concurrent.futures
 import gc
 import subprocess
 import sys
@@ -708,9 +709,8 @@ class TestGPU:
         plain, x = Kernel(PLAIN, "plain"), torch.zeros(8, device="cuda")
         plain[1, 8](x, 8)
         torch.cuda.synchronize()
-        thread = threading.Thread(target=plain[1, 8], args=(x, 8))
-        thread.start()
-        thread.join()
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            thread.submit(plain[1, 8], x, 8).result()
         assert x.tolist() == [2.0] * 8
 
     def test_tensor_that_cuda_has_not_seen_yet_in_a_fresh_process(self):

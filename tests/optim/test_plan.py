@@ -151,7 +151,8 @@ def test_what_is_noticed(device, pair, sorts, change):
             change(optimizer, params)
         steps(lists, optimizers, 4, 2)
     assert sorts
-    torch.testing.assert_close(*lists)
+    # float64 too: PyTorch's step that is counted on the device corrects its moments in float32
+    torch.testing.assert_close(*([p.float() for p in params] for params in lists))
 
 
 GRADIENTS = {
