@@ -159,6 +159,34 @@ def test_a_block_barrier_does_not_hide_a_reader_of_the_cluster(log):
         run(CLUSTER.replace("SYNC", "__syncthreads();"), "pairs", 4, 32, y, arch="sm_90")
 
 
+OWN = """
+    __global__ void __cluster_dims__(2, 1, 1) pairs(int* y) {
+        __shared__ volatile int s[32];
+        unsigned rank, own = __cvta_generic_to_shared((const void*)(s + threadIdx.x % 32)), far;
+        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+        if (threadIdx.x < 32) s[threadIdx.x] = rank;
+        asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+        int v = s[0];  // other
+        for (int i = 1; i < 4; i++) __syncthreads();
+        SYNC
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(far) : "r"(own), "r"(rank ^ 1));
+        if (threadIdx.x < 32) asm volatile("st.shared::cluster.s32 [%0], %1;" :: "r"(far), "r"(v) : "memory");  // here
+        asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+        y[64 * blockIdx.x + threadIdx.x] = s[0];
+    }
+"""
+
+
+@pytest.mark.parametrize("threads", [32, 64])
+def test_a_block_barrier_does_not_hide_a_block_that_reads_its_own(log, threads):
+    wait = 'asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");'
+    y = ints(256)
+    run(OWN.replace("SYNC", wait), "pairs", 4, threads, y, arch="sm_90")
+    assert y.reshape(4, 64)[:, 0].tolist() == [1, 0, 1, 0]
+    with pytest.raises(Race, match="write shared memory that another thread has read"):
+        run(OWN.replace("SYNC", "__syncthreads();"), "pairs", 4, threads, y, arch="sm_90")
+
+
 # --- granules ---
 
 

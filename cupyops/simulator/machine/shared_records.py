@@ -16,10 +16,11 @@ from .state import State
 # When: the block's epoch and the warp's, in one number that only grows; below zero where there is no time.
 _EPOCH_SHIFT = 32
 NEVER, IN_FLIGHT = -1, -4
-# Who: warp, thread and instruction, in one number. All ones stand for several of them.
+# Who: warp, thread and instruction, in one number. All ones stand for several threads, and for warps of several blocks;
+# from _SEVERAL_WARPS on there is a number for several warps of each block.
 _WARP_SHIFT, _THREAD_SHIFT = 44, 20
-_SEVERAL_WARPS = (1 << 19) - 1
-_SEVERAL_BLOCKS = _SEVERAL_WARPS - 1  # of a cluster
+_SEVERAL_WARPS = 1 << 18
+_SEVERAL_BLOCKS = (1 << 19) - 1
 _PC_MASK = (1 << _THREAD_SHIFT) - 1
 SEVERAL_THREADS = (1 << 24) - 1
 
@@ -29,6 +30,11 @@ _LOG_GRANULES = 1 << 21  # in all reads that wait to be sorted out: 16 MiB
 def warp_of(who: np.ndarray) -> np.ndarray:
     """The warp's number within the batch."""
     return who >> _WARP_SHIFT
+
+
+def _block_of(warp: np.ndarray, per_block: int) -> np.ndarray:
+    """The block of a warp, or of several of its warps; none has the number of several blocks."""
+    return np.where(warp < _SEVERAL_WARPS, warp // per_block, warp - _SEVERAL_WARPS)
 
 
 def thread_of(who: np.ndarray) -> np.ndarray:
@@ -88,8 +94,7 @@ class Access:
         """When these threads and others last passed a barrier together: one of the cluster, if their blocks differ."""
         if self._state.cluster_size == 1:
             return self.epoch
-        warp = warp_of(who)
-        is_elsewhere = (warp != _SEVERAL_WARPS) & (warp // self.warps_per_block != self.warp // self.warps_per_block)
+        is_elsewhere = _block_of(warp_of(who), self.warps_per_block) != self.warp // self.warps_per_block
         return np.where(is_elsewhere, self.horizon, self.epoch)
 
 
@@ -117,8 +122,9 @@ class Record:
         if lost.any():  # threads of this very instruction
             where, both = granule[lost], _merged(winner[lost], mine[lost], access.warps_per_block)
             self.who[where] = both
-            several = warp_of(both) >= _SEVERAL_BLOCKS
-            self.who[where[several]] = both[several]
+            for least in (_SEVERAL_WARPS, _SEVERAL_BLOCKS):
+                several = warp_of(both) >= least
+                self.who[where[several]] = both[several]
 
 
 class Reads:
@@ -173,8 +179,7 @@ class Reads:
 def _merged(one: np.ndarray, other: np.ndarray, per_block: int) -> np.ndarray:
     """Several threads, of one warp, of several, or of several blocks with `per_block` warps each."""
     first, second, pc = one >> _WARP_SHIFT, other >> _WARP_SHIFT, other & _PC_MASK
-    is_known = np.maximum(first, second) < _SEVERAL_BLOCKS
-    is_far = np.where(is_known, first // per_block != second // per_block, np.minimum(first, second) == _SEVERAL_BLOCKS)
-    is_far |= np.maximum(first, second) == _SEVERAL_BLOCKS
-    warp = np.where(first == second, first, np.where(is_far, _SEVERAL_BLOCKS, _SEVERAL_WARPS))
+    block = _block_of(first, per_block)
+    is_far = (block != _block_of(second, per_block)) | (first == _SEVERAL_BLOCKS)
+    warp = np.where(first == second, first, np.where(is_far, _SEVERAL_BLOCKS, _SEVERAL_WARPS + block))
     return (warp << _WARP_SHIFT) | (SEVERAL_THREADS << _THREAD_SHIFT) | pc
