@@ -1,6 +1,6 @@
 """Mutation score of the kernels: faults are put into cuda_src one at a time, and the simulator is to notice each.
 
-    python tools/mutation.py [--only softmax] [--json build/mutation.json]
+    python tools/mutation.py [--only softmax] [--arch sm_90] [--json build/mutation.json]
 
 A mutant lacks one __syncthreads(), one __syncwarp() or one wait for asynchronous copies, or has one `<` made `<=`. It is
 made in memory; no file is touched. Every operator whose text it is in runs its samples in the simulator, forward and
@@ -36,7 +36,6 @@ from cupyops.compilation.source import Source, cuda_src, strip_comments
 from cupyops.errors import CompileError, SimulatorError
 from cupyops.kernel import Kernel, Specialised, kernels
 
-ARCH = "sm_80"
 DTYPES = (torch.float32, torch.float16)
 MAX_STEPS = 20_000  # many times what any sample takes
 
@@ -147,7 +146,8 @@ def _has(source: Source, file: str) -> bool:
 class Examiner:
     """Runs samples, and remembers what the unmutated kernels give and which of them each sample launches."""
 
-    def __init__(self) -> None:
+    def __init__(self, arch: str = "sm_80") -> None:
+        self._arch = arch
         self._known: dict[tuple[int, torch.dtype], tuple[list[Tensor], set[str]]] = {}
         self._samples = list(samples())
 
@@ -168,12 +168,12 @@ class Examiner:
         operator, call = self._samples[number]
         where = f"{operator} {number} {str(dtype).removeprefix('torch.')}"
         expected, launched = self._original(number, dtype)
-        original = _texts(mutated.kernels, launched)
+        original = self._texts(mutated.kernels, launched)
         try:
             with mutated.applied():
-                if _texts(mutated.kernels, launched) == original:
+                if self._texts(mutated.kernels, launched) == original:
                     return Verdict(mutant, "equivalent")
-                found = _results(call, dtype)[0]
+                found = self._results(call, dtype)[0]
         except SimulatorError as error:
             return Verdict(mutant, "check", type(error).__name__, where)
         except CompileError:
@@ -184,25 +184,23 @@ class Examiner:
     def _original(self, number: int, dtype: torch.dtype) -> tuple[list[Tensor], set[str]]:
         key = number, dtype
         if key not in self._known:
-            self._known[key] = _results(self._samples[number][1], dtype)
+            self._known[key] = self._results(self._samples[number][1], dtype)
         return self._known[key]
 
+    def _texts(self, among: list[Kernel], launched: set[str]) -> dict[str, str]:
+        """The code that the compiler makes of each kernel launched, of those that have the mutant's text."""
+        return {
+            name: _code(compiler.build(kernel.source, name, self._arch, kernel.options).ptx)
+            for name in launched
+            for kernel in among
+            if kernel.base == name.partition("<")[0]
+        }
 
-def _texts(among: list[Kernel], launched: set[str]) -> dict[str, str]:
-    """The code that the compiler makes of each kernel launched, of those that have the mutant's text."""
-    return {
-        name: _code(compiler.build(kernel.source, name, ARCH, kernel.options).ptx)
-        for name in launched
-        for kernel in among
-        if kernel.base == name.partition("<")[0]
-    }
-
-
-def _results(call: Call, dtype: torch.dtype) -> tuple[list[Tensor], set[str]]:
-    """The results of a sample, and the names of the kernels that it launched."""
-    with cupyops.simulate(ARCH, max_steps=MAX_STEPS), cupyops.trace() as trace:
-        results = run(call, Make(dtype))
-    return results, {record.kernel for record in trace.launches()}
+    def _results(self, call: Call, dtype: torch.dtype) -> tuple[list[Tensor], set[str]]:
+        """The results of a sample, and the names of the kernels that it launched."""
+        with cupyops.simulate(self._arch, max_steps=MAX_STEPS), cupyops.trace() as trace:
+            results = run(call, Make(dtype))
+        return results, {record.kernel for record in trace.launches()}
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -222,13 +220,13 @@ def _code(ptx: str) -> str:
 _examiner: Examiner | None = None
 
 
-def _begin(folder: str) -> None:
+def _begin(folder: str, arch: str) -> None:
     """A worker's start: mutants are kept in no cache that anything else reads."""
     global _examiner
     os.environ["CUPYOPS_CACHE_DIR"] = folder
     compiler.compile = ptx_alone  # type: ignore[assignment]
     torch.set_num_threads(1)
-    _examiner = Examiner()
+    _examiner = Examiner(arch)
 
 
 def ptx_alone(source: Source, name: str, arch: str, options: tuple[str, ...] = ()) -> tuple[Binary, bytes]:
@@ -257,12 +255,12 @@ def _examine(mutant: Mutant) -> Verdict:
     return _examiner.examine(mutant)
 
 
-def examine_all(chosen: list[Mutant], processes: int, advance: Callable[[Verdict], Any]) -> None:
+def examine_all(chosen: list[Mutant], processes: int, advance: Callable[[Verdict], Any], arch: str) -> None:
     """Hand each verdict to `advance` as it comes."""
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as folder,
-        concurrent.futures.ProcessPoolExecutor(processes, context, _begin, (folder,)) as pool,
+        concurrent.futures.ProcessPoolExecutor(processes, context, _begin, (folder, arch)) as pool,
     ):
         futures = [pool.submit(_examine, mutant) for mutant in chosen]
         for future in concurrent.futures.as_completed(futures):
@@ -273,6 +271,7 @@ def main(
     only: Annotated[str, typer.Option(help="a file of cuda_src, without its ending")] = "",
     kind: Annotated[str, typer.Option(help=f"one of {', '.join(_PATTERNS)}")] = "",
     json_: Annotated[Path, typer.Option("--json", help="where the verdicts go")] = Path("build/mutation.json"),
+    arch: Annotated[str, typer.Option(help="whose PTX is run")] = "sm_80",
     processes: Annotated[int, typer.Option(min=1)] = 2,
     again: Annotated[bool, typer.Option("--again", help="only those that survived when the JSON was written")] = False,
 ) -> None:
@@ -295,7 +294,7 @@ def main(
             _write(json_, so_far)  # a whole run takes long
             progress.update(task, advance=1, description=f"{verdict.mutant.name}: {verdict.outcome}")
 
-        examine_all(chosen, processes, advance)
+        examine_all(chosen, processes, advance, arch)
     print_table(console, so_far)
 
 
