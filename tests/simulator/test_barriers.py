@@ -262,3 +262,40 @@ def test_a_lane_that_takes_long_is_waited_for():
     y = ints(64)
     run(code, "slow", 1, 64, y)
     assert y.tolist() == [sum(range(32)) + 31 + 9000] * 32 + [sum(range(32, 64)) + 32] * 32
+
+
+# --- of a cluster ---
+
+ARRIVE, WAIT = "barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;"
+CLUSTER = """
+    __global__ void __cluster_dims__(2, 1, 1) pairs(int* y) {
+        __shared__ volatile int s[32];
+        unsigned rank, own = __cvta_generic_to_shared((const void*)(s + threadIdx.x)), far;
+        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+        asm volatile("FIRST" ::: "memory");
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(far) : "r"(own), "r"(rank ^ 1));
+        asm volatile("st.shared::cluster.s32 [%0], %1;" :: "r"(far), "r"(rank) : "memory");  // far
+        asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+        y[32 * blockIdx.x + threadIdx.x] = s[threadIdx.x];
+    }
+"""
+
+
+def test_the_barrier_of_a_cluster():
+    y = ints(128)
+    run(CLUSTER.replace("FIRST", ARRIVE + WAIT), "pairs", 4, 32, y, arch="sm_90")
+    assert y[::32].tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "first, kind, says",
+    [
+        ("", Race, "write of another block's shared memory before the cluster has met"),
+        (ARRIVE, Race, "that block may not have begun"),
+        (ARRIVE + WAIT + ARRIVE, BarrierFault, "arrives at the cluster's barrier again"),
+        (WAIT, BarrierFault, "waits at the cluster's barrier without having arrived"),
+    ],
+)
+def test_what_is_wrong_at_the_barrier_of_a_cluster(first, kind, says):
+    with pytest.raises(kind, match=says):
+        run(CLUSTER.replace("FIRST", first), "pairs", 4, 32, ints(128), arch="sm_90")

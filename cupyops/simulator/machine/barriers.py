@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import BarrierFault
 from ..translate.function import CompiledBlock
+from .faults import fault
 from .global_shadow import GlobalShadow
 from .group import Batch, Group, Index
 from .state import State
@@ -40,6 +41,7 @@ class Barriers:
         self._barriers: dict[int, _Barrier] = {}
         self._alive = np.full(batch.blocks, batch.threads_per_block)
         self._check_arrivals = False
+        self._at_cluster = np.zeros(batch.threads, np.bool_)  # who has arrived there, and is to wait
 
     @property
     def waiting(self) -> bool:
@@ -49,6 +51,8 @@ class Barriers:
     def wait(self, block: CompiledBlock, group: Group, request: tuple[Any, Any, Any]) -> list[tuple[int, Index]]:
         """`group` comes to a barrier: (number, count or None, predicate or None). Returns who goes on, and where to."""
         number, count, predicate = request
+        if isinstance(number, int) and number == CLUSTER:
+            self._wait_cluster(group, block.first + block.size - 1)
         everyone = group.index is None and not self._barriers and predicate is None and count is None
         if (
             everyone
@@ -71,6 +75,21 @@ class Barriers:
         for one in np.unique(numbers):
             self._arrive(group, numbers == one, int(one), count)
         self._check_arrivals = True
+
+    def arrive_cluster(self, group: Group, pc: int) -> None:
+        """barrier.cluster.arrive: only remembered, since barrier.cluster.wait does what both do."""
+        twice = self._at_cluster[group.threads]
+        if twice.any():
+            what = "arrives at the cluster's barrier again, with no barrier.cluster.wait in between"
+            raise fault(BarrierFault, self._state.listing, group, twice, what, pc)
+        self._at_cluster[group.threads] = True
+
+    def _wait_cluster(self, group: Group, pc: int) -> None:
+        without = ~self._at_cluster[group.threads]
+        if without.any():
+            what = "waits at the cluster's barrier without having arrived there by barrier.cluster.arrive"
+            raise fault(BarrierFault, self._state.listing, group, without, what, pc)
+        self._at_cluster[group.threads] = False
 
     def released(self) -> list[tuple[int, Index]]:
         """Who may go on because of what the last step did without waiting."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import memory
-from ..errors import Misaligned, OutOfBounds
+from ..errors import Misaligned, OutOfBounds, Race
 from ..memory import Allocation, Region
 from .faults import fault
 from .global_shadow import GlobalShadow
@@ -213,10 +213,21 @@ class Shared(Space):
         offset = address
         if state.cluster_size > 1:
             offset = address & (state.rank_unit - 1)
+            self._begun(group, address, verb, pc)
         self.check_offsets(group, offset, width, state.shared_bytes, "the block's shared memory", verb, pc)
         if state.profile is not None:
             state.profile.shared_access(group, offset, width, pc)
         return offset + state.shared_start(group, address)
+
+    def _begun(self, group: Group, address: np.ndarray, verb: str, pc: int) -> None:
+        """Another block's memory is there once the cluster has met: before that it need not have begun."""
+        own = group.get("block")
+        early = self.state.cluster_epoch[own] == 0
+        if early.any():
+            early &= self.state.shared_start(group, address) != own * self.state.shared_stride
+        if early.any():
+            what = f"{verb} of another block's shared memory before the cluster has met: that block may not have begun"
+            raise fault(Race, self.state.listing, group, early, what, pc)
 
     def before_read(self, group: Group, access: Access) -> None:
         if self.shadow is not None:

@@ -75,7 +75,7 @@ def _barrier(w: BlockWriter, instruction: Instruction) -> None:
     if "warp" in instruction.modifiers:
         w.emit(f"m.warps.sync(g, {w.read(operands[0], 'u32')}, {w.pc})")
     elif "cluster" in instruction.modifiers:
-        return  # barrier.cluster.arrive: the wait that follows does both
+        w.emit(f"m.scheduler.barriers.arrive_cluster(g, {w.pc})")
     else:
         w.emit(f"m.scheduler.barriers.arrive(g, {w.read(operands[0], 'u32')}, {w.read(operands[1], 'u32')})")
 
