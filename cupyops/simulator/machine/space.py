@@ -1,0 +1,123 @@
+"""What the state spaces have in common: loads and stores, with bounds and alignment checked.
+
+A space turns addresses into positions within one or several `Region`s; reading and writing there is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import Misaligned, OutOfBounds
+from ..memory import Region
+from .faults import fault
+from .group import Group, Selection
+from .state import State
+
+# Lanes (None: all), the region that their addresses lie in, and the positions there, in bytes.
+Part = tuple[np.ndarray | None, Region, np.ndarray]
+
+
+class Access(NamedTuple):
+    """A load or a store that is about to be made."""
+
+    region: Region
+    position: np.ndarray  # in bytes
+    width: int
+    pc: int
+    strong: bool  # volatile, relaxed, acquire or release: made to meet what others do
+
+
+class Space:
+    """What the spaces have in common."""
+
+    name = ""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def parts(self, group: Group, address: Any, width: int, verb: str, pc: int) -> list[Part]:
+        """Where the addresses lead. Raises `OutOfBounds` or `Misaligned`."""
+        raise NotImplementedError
+
+    def before_read(self, group: Group, access: Access) -> None:
+        """Checks on a read."""
+
+    def before_write(self, group: Group, access: Access, values: Sequence[Any]) -> None:
+        """Checks on a write."""
+
+    def load(self, group: Group, address: Any, dtype: Any, size: int, count: int, pc: int, strong: bool = False) -> Any:
+        """`count` elements from each thread's address: an array, or a tuple. `strong`: volatile, relaxed, acquire."""
+        if strong:
+            self.state.spinning = True  # perhaps a flag that another thread is to set
+        parts = self.parts(group, address, size * count, "read", pc)
+        if len(parts) == 1 and parts[0][0] is None:
+            _, region, position = parts[0]
+            self.before_read(group, Access(region, position, size * count, pc, strong))
+            return region.take(position, dtype, size, count)
+        result = [np.empty(group.size, dtype) for _ in range(count)]
+        for mask, region, position in parts:
+            assert mask is not None
+            self.before_read(group.subset(mask), Access(region, position, size * count, pc, strong))
+            taken = region.take(position, dtype, size, count)
+            for values, part in zip(result, taken if count > 1 else (taken,)):
+                values[mask] = part
+        return tuple(result) if count > 1 else result[0]
+
+    def store(
+        self, group: Group, address: Any, values: Sequence[Any], dtype: Any, size: int, pc: int, strong: bool = False
+    ) -> None:
+        """Store the values one after the other at each thread's address."""
+        width = size * len(values)
+        for mask, region, position in self.parts(group, address, width, "write", pc):
+            narrowed = values if mask is None else Selection(group, mask, group).pick_all(values)
+            part = group if mask is None else group.subset(mask)
+            self.before_write(part, Access(region, position, width, pc, strong), narrowed)
+            region.put(position, narrowed, dtype, size)
+
+    # --- checks that every space has ---
+
+    def check_alignment(self, group: Group, position: np.ndarray, width: int, verb: str, pc: int) -> None:
+        """Every address is a multiple of the width."""
+        if width > 1 and int(np.bitwise_or.reduce(position)) & (width - 1):
+            bad = (position & position.dtype.type(width - 1)) != 0
+            what = f"misaligned {verb} of {width} bytes in {self.name} memory"
+            detail = f"address {int(position[int(np.argmax(bad))]):#x} is no multiple of {width}"
+            raise fault(Misaligned, self.state.listing, group, bad, what, pc, detail=detail)
+
+    def check_offsets(
+        self, group: Group, offset: np.ndarray, width: int, size: int, where: str, verb: str, pc: int
+    ) -> None:
+        """Every access lies within the `size` bytes of `where`, and is aligned."""
+        if int(offset.min()) < 0 or int(offset.max()) + width > size:
+            bad = (offset < 0) | (offset + width > size)
+            first = int(offset[int(np.argmax(bad))])
+            raise self.out_of_bounds(group, bad, first, width, (0, size), verb, where, pc)
+        self.check_alignment(group, offset, width, verb, pc)
+
+    def out_of_bounds(
+        self,
+        group: Group,
+        bad: np.ndarray,
+        offset: int,
+        width: int,
+        size: tuple[int, int],
+        verb: str,
+        where: str,
+        pc: int,
+    ) -> OutOfBounds:
+        """The error for `offset` outside bytes `size` of `where`."""
+        low, high = size
+        what = f"{verb} of {width} bytes outside {where}"
+        if offset + width > high:
+            start = offset - high
+            if start >= 0:
+                at = f"{start} bytes past the end of" if start else "just past the end of"
+            else:
+                at = f"across the end, {-start} bytes before it, of"
+        else:
+            at = f"{low - offset} bytes before the start of"
+        detail = f"offset {offset - low}: {at} {where} ({high - low} bytes)"
+        return fault(OutOfBounds, self.state.listing, group, bad, what, pc, detail=detail)
