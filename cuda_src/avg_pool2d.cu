@@ -6,6 +6,7 @@
 //
 // Contiguous planes are worked on in bands: a block copies to shared memory what its rows read, 16 bytes at a time.
 // Bytes per input element, k x k at stride k: (1 + 1 / k^2) sizeof(T), each way.
+#include "common/reduce.cuh"
 #include "common/window.cuh"
 
 // The number that a window's sum is divided by. given: where it is not 0.
@@ -51,13 +52,15 @@ __device__ __forceinline__ void averages_down(const Window& p, const Averaging& 
                                               Store store) {
   const Taps taps = Taps::across(p, ow);
   const acc_t<T> across = a.across<acc_t<T>>(p, ow);
+  int rows[K ? K : 1];  // in which there is something at tap j
+#pragma unroll
+  for (int j = 0; j < K; ++j) rows[j] = j >= taps.first && j <= taps.last ? p.H : 0;
   const auto row = [&](int h, int) {
     Sums<T, N> sum = {};
-    if (K > 0 && (h < 0 || h >= p.H)) return sum;
 #pragma unroll(K ? K : 4)
     for (int j = K ? 0 : taps.first; j < (K ? K : taps.last + 1); ++j) {
       Vec<T, N> x = {};
-      if (K == 0 || (j >= taps.first && j <= taps.last)) x = load(h, taps.start + j);
+      if (K == 0 || unsigned(h) < unsigned(rows[K ? j : 0])) x = load(h, taps.start + j);
 #pragma unroll
       for (int n = 0; n < N; ++n) sum.data[n] += to_acc(x.data[n]);
     }
@@ -75,10 +78,10 @@ __device__ __forceinline__ void averages_down(const Window& p, const Averaging& 
 template <int K, int S, typename T, int N, typename Load, typename Store>
 __device__ __forceinline__ void shares_down(const Window& p, const Averaging& a, const Divisor& sh, const Divisor& sw,
                                             int first, int last, int column, Load load, Store store) {
-  const auto get = [&](int oh, int ow) {
+  const auto get = [&](bool there, int oh, int ow) {
     Sums<T, N> share = {};
-    if (K > 0 && (oh < 0 || oh >= p.OH || ow < 0 || ow >= p.OW)) return share;
-    const Vec<T, N> grad = load(oh, ow);
+    Vec<T, N> grad = {};
+    if (there) grad = load(oh, ow);
     const acc_t<T> d = a.down<acc_t<T>>(p, oh) * a.across<acc_t<T>>(p, ow);
 #pragma unroll
     for (int n = 0; n < N; ++n) share.data[n] = quotient<T>(to_acc(grad.data[n]), d);
@@ -86,7 +89,7 @@ __device__ __forceinline__ void shares_down(const Window& p, const Averaging& a,
   };
   const auto add = [](Sums<T, N>& sum, const Sums<T, N>& share, int, int, int, int) { sum.fold(share); };
   tiles_down<K, S, Sums<T, N>>(p, sh, sw, first, last, column, get, add, [&](int h, int w, const Sums<T, N>& sum) {
-    if (K == 0 || (h >= 0 && h < p.H && w >= 0 && w < p.W)) store(h, w, sum.rounded());
+    store(h, w, sum.rounded());
   });
 }
 
@@ -96,19 +99,20 @@ __device__ __forceinline__ void shares_down(const Window& p, const Averaging& a,
 // Shared memory: the rows of x that the band reads; without K only if they fit.
 template <typename T, int K, int S>
 __global__ void __launch_bounds__(256)
-    avg_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, Window p, Bands b, Averaging a) {
+    avg_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, Window geometry, Bands b, Averaging a) {
   extern __shared__ uint4 shared[];
+  const Window p = geometry.known<K, S>();
   const Band band(b, p.OH);
   const int top = max(band.first * p.sh - p.ph, 0), bottom = min((band.last - 1) * p.sh - p.ph + p.kh, p.H);
   const T* run = x + (band.plane * p.H + top) * p.W;
-  y += band.plane * p.OH * p.OW;
+  T* result = y + (band.plane * p.OH + band.first) * p.OW;
   const auto work = [&](const T* rows) {
     band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
       const T* from = rows + (offset_t<K>(plane) * p.H - top) * p.W;
-      T* to = y + (long long)plane * p.OH * p.OW + ow;
+      const auto to = (offset_t<K>(plane) * p.OH - band.first) * p.OW + ow;
       averages_down<K, S, T, 1>(
           p, a, first, last, ow, [&](int h, int w) { return Vec<T, 1>{from[offset_t<K>(h) * p.W + w]}; },
-          [&](int oh, Vec<T, 1> average) { to[(long long)oh * p.OW] = average.data[0]; });
+          [&](int oh, Vec<T, 1> average) { result[to + offset_t<K>(oh) * p.OW] = average.data[0]; });
     });
   };
   if (K == 0 && !b.shared) return work(run);
@@ -121,9 +125,10 @@ __global__ void __launch_bounds__(256)
 // Grid: the bands of rows of tiles of grad_x. Block, threads: as above, of tiles. Shared memory: the rows of grad_y that
 // the band has shares of, and the band; without K only if they fit.
 template <typename T, int K, int S>
-__global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad_y, T* __restrict__ grad_x, Window p,
+__global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad_y, T* __restrict__ grad_x, Window geometry,
                                                       Bands b, Divisor sh, Divisor sw, Averaging a) {
   extern __shared__ uint4 shared[];
+  const Window p = geometry.known<K, S>();
   const Tiles<K, S> tiles(p);
   const Band band(b, tiles.rows);
   const Extent<K, S> extent(p, sh, band.first, band.last);
@@ -155,10 +160,11 @@ __global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad
 // side by side: 16 bytes of them with VECTORS, when V divides C, else one.
 template <typename T, int K, int S, bool VECTORS>
 __global__ void __launch_bounds__(256)
-    avg_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, long long threads, int C, Window p, Cells cells,
+    avg_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, long long threads, int C, Window geometry, Cells cells,
                         Averaging a) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1;
   if (global_thread() >= threads) return;
+  const Window p = geometry.known<K, S>();
   const Cell at(cells, global_thread(), V, p.OH);
   x += at.image * p.H * p.W * C + at.c;
   y += (at.image * p.OH * p.OW + at.column) * C + at.c;
@@ -171,10 +177,11 @@ __global__ void __launch_bounds__(256)
 // Grid, threads: as above, of the tiles of grad_x.
 template <typename T, int K, int S, bool VECTORS>
 __global__ void __launch_bounds__(256)
-    avg_pool2d_bwd_last(const T* __restrict__ grad_y, T* __restrict__ grad_x, long long threads, int C, Window p,
+    avg_pool2d_bwd_last(const T* __restrict__ grad_y, T* __restrict__ grad_x, long long threads, int C, Window geometry,
                         Cells cells, Divisor sh, Divisor sw, Averaging a) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1;
   if (global_thread() >= threads) return;
+  const Window p = geometry.known<K, S>();
   const Cell at(cells, global_thread(), V, Tiles<K, S>(p).rows);
   grad_y += at.image * p.OH * p.OW * C + at.c;
   grad_x += at.image * p.H * p.W * C + at.c;
@@ -182,4 +189,71 @@ __global__ void __launch_bounds__(256)
       p, a, sh, sw, at.first, at.last, at.column,
       [&](int oh, int ow) { return read<T, V>(grad_y + ((long long)oh * p.OW + ow) * C); },
       [&](int h, int w, Vec<T, V> sum) { store_vec<T, V>(grad_x + ((long long)h * p.W + w) * C, sum); });
+}
+
+// --- one window that is the whole of a contiguous plane: d is a number, the plane a row ---
+
+// Grid: ceil(planes / each). Block: a multiple of 32. Each group of `lanes` threads, a power of two up to 32 or all of the
+// block's, owns a plane at a time. Shared memory: those of the block, if they fit.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    avg_pool2d_fwd_whole(const T* __restrict__ x, T* __restrict__ y, long long planes, long long size, acc_t<T> d,
+                         int each, int lanes, bool fits) {
+  using A = acc_t<T>;
+  extern __shared__ uint4 shared[];
+  __shared__ A parts[kWarp];
+  const long long first = blockIdx.x * (long long)each;
+  const int count = int(min((long long)each, planes - first)), lane = threadIdx.x & (lanes - 1);
+  const auto sum_of = [&](const T* plane) {
+    A sum = 0;
+#pragma unroll 8
+    for (long long e = lane; e < size; e += lanes) sum += to_acc(plane[e]);
+    return sum;
+  };
+  x += first * size;
+  const T* held = nullptr;
+  if (fits) {
+    uint4* room = shared;
+    held = fetch_run(room, x, int(count * size));
+    wait_for_runs();
+  }
+  const int groups = blockDim.x / lanes;
+  for (int begin = 0; begin < count; begin += groups) {
+    const int plane = begin + threadIdx.x / lanes;
+    A sum = 0;
+    if (plane < count) sum = fits ? sum_of(held + plane * int(size)) : sum_of(x + plane * size);
+    if (lanes > kWarp) {
+      sum = block_reduce<Sum>(sum, parts);
+    } else {
+      for (int offset = lanes / 2; offset > 0; offset /= 2) sum += shuffle_xor(sum, offset);
+    }
+    if (lane == 0 && plane < count) y[first + plane] = from_acc<T>(quotient<T>(sum, d));
+  }
+}
+
+// Grid: ceil(elements / kVecWidth<T> / blockDim.x), one dimension. Each thread owns 16 bytes of grad_x, or what is left.
+template <typename T>
+__global__ void avg_pool2d_bwd_whole(const T* __restrict__ grad_y, T* __restrict__ grad_x, long long elements,
+                                     Divisor size, acc_t<T> d) {
+  constexpr int V = kVecWidth<T>;
+  const long long start = global_thread() * V;
+  if (start >= elements) return;
+  int at;
+  long long plane = divide(start, size, at);
+  const int count = int(min((long long)V, elements - start));
+  Vec<T, V> pack;
+  T share = from_acc<T>(quotient<T>(to_acc(grad_y[plane]), d));
+#pragma unroll
+  for (int k = 0; k < V; ++k, ++at) {
+    if (at == size.divisor && k < count) {
+      at = 0;
+      share = from_acc<T>(quotient<T>(to_acc(grad_y[++plane]), d));
+    }
+    pack.data[k] = share;
+  }
+  if (count == V) return store_vec<T, V>(grad_x + start, pack);
+#pragma unroll
+  for (int k = 0; k < V; ++k) {
+    if (k < count) grad_x[start + k] = pack.data[k];
+  }
 }

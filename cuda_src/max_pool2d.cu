@@ -87,9 +87,9 @@ template <int K, int S, typename T, typename I, int N, typename Load, typename S
 __device__ __forceinline__ void gradients_down(const Window& p, const Divisor& sh, const Divisor& sw, int first, int last,
                                                int column, Load load, Store store) {
   using P = place_t<I, K>;
-  const auto get = [&](int oh, int ow) {
+  const auto get = [&](bool there, int oh, int ow) {
     Chosen<T, P, N> chosen = {};
-    if (K == 0 || (oh >= 0 && oh < p.OH && ow >= 0 && ow < p.OW)) {
+    if (there) {
       load(oh, ow, chosen);
     } else {
 #pragma unroll
@@ -105,7 +105,6 @@ __device__ __forceinline__ void gradients_down(const Window& p, const Divisor& s
     }
   };
   tiles_down<K, S, Sums<T, N>>(p, sh, sw, first, last, column, get, add, [&](int h, int w, const Sums<T, N>& sum) {
-    if (K && (h < 0 || h >= p.H || w < 0 || w >= p.W)) return;
     Vec<T, N> rounded;
 #pragma unroll
     for (int n = 0; n < N; ++n) rounded.data[n] = from_acc<T>(sum.data[n]);
@@ -119,21 +118,23 @@ __device__ __forceinline__ void gradients_down(const Window& p, const Divisor& s
 // Shared memory: the rows of x that the band reads; without K only if they fit.
 template <typename T, typename I, int K, int S>
 __global__ void __launch_bounds__(256)
-    max_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, Window p, Bands b) {
+    max_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, Window geometry, Bands b) {
   extern __shared__ uint4 shared[];
+  const Window p = geometry.known<K, S>();
   const Band band(b, p.OH);
   const int top = max(band.first * p.sh - p.ph, 0);
   const int bottom = min((band.last - 1) * p.sh - p.ph + (p.kh - 1) * p.dh + 1, p.H);
   const T* run = x + (band.plane * p.H + top) * p.W;
+  y += (band.plane * p.OH + band.first) * p.OW, argmax += (band.plane * p.OH + band.first) * p.OW;
   const auto work = [&](const T* rows) {
     band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
       const T* from = rows + (offset_t<K>(plane) * p.H - top) * p.W;
-      const long long to = (band.plane + plane) * p.OH * p.OW + ow;
+      const auto to = (offset_t<K>(plane) * p.OH - band.first) * p.OW + ow;
       maxima_down<K, S, T, I, 1>(
           p, first, last, ow, [&](int h, int w) { return Vec<T, 1>{from[offset_t<K>(h) * p.W + w]}; },
           [&](int oh, Vec<T, 1> best, const I(&at)[1]) {
-            y[to + (long long)oh * p.OW] = best.data[0];
-            argmax[to + (long long)oh * p.OW] = at[0];
+            y[to + offset_t<K>(oh) * p.OW] = best.data[0];
+            argmax[to + offset_t<K>(oh) * p.OW] = at[0];
           });
     });
   };
@@ -148,9 +149,10 @@ __global__ void __launch_bounds__(256)
 // argmax that may lie in the band, and the band; without K only if they fit.
 template <typename T, typename I, int K, int S>
 __global__ void __launch_bounds__(256)
-    max_pool2d_bwd(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x, Window p, Bands b,
+    max_pool2d_bwd(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x, Window geometry, Bands b,
                    Divisor sh, Divisor sw) {
   extern __shared__ uint4 shared[];
+  const Window p = geometry.known<K, S>();
   const Tiles<K, S> tiles(p);
   const Band band(b, tiles.rows);
   const Extent<K, S> extent(p, sh, band.first, band.last);
@@ -190,9 +192,10 @@ template <typename I, int V> constexpr int kPlaces = V * sizeof(I) > 16 ? 16 / s
 template <typename T, typename I, int K, int S, bool VECTORS>
 __global__ void __launch_bounds__(256)
     max_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, long long threads, int C,
-                        Window p, Cells cells) {
+                        Window geometry, Cells cells) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1, P = kPlaces<I, V>;
   if (global_thread() >= threads) return;
+  const Window p = geometry.known<K, S>();
   const Cell at(cells, global_thread(), V, p.OH);
   x += at.image * p.H * p.W * C + at.c;
   const long long to = (at.image * p.OH * p.OW + at.column) * C + at.c;
@@ -214,9 +217,10 @@ __global__ void __launch_bounds__(256)
 template <typename T, typename I, int K, int S, bool VECTORS>
 __global__ void __launch_bounds__(256)
     max_pool2d_bwd_last(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x,
-                        long long threads, int C, Window p, Cells cells, Divisor sh, Divisor sw) {
+                        long long threads, int C, Window geometry, Cells cells, Divisor sh, Divisor sw) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1, P = kPlaces<I, V>;
   if (global_thread() >= threads) return;
+  const Window p = geometry.known<K, S>();
   const Cell at(cells, global_thread(), V, Tiles<K, S>(p).rows);
   const long long image = at.image * p.OH * p.OW;
   grad_x += at.image * p.H * p.W * C + at.c;

@@ -9,8 +9,20 @@
 #include "common/divisor.cuh"
 #include "common/vec.cuh"
 
+#ifndef UNROLL
+#define UNROLL 2
+#endif
+
 // The geometry: sizes of input and output planes, and kernel, stride, padding, dilation.
-struct Window { int H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw; };
+struct Window {
+  int H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw;
+
+  // The same, where K and S are not 0 with what the compiler then knows.
+  template <int K, int S> __device__ __forceinline__ Window known() const {
+    if constexpr (K == 0) return *this;
+    else return {H, W, OH, OW, K, K, S, S, ph, pw, 1, 1};
+  }
+};
 
 // A window in one direction: it begins at `start`, and of its taps `first` to `last` lie inside.
 struct Taps {
@@ -45,7 +57,7 @@ __device__ __forceinline__ void windows_down(const Window& p, int first, int las
     int h = first * S - p.ph;
 #pragma unroll
     for (int i = S; i < K; ++i) rows[i] = row(h + i - S, i);
-#pragma unroll 2
+#pragma unroll UNROLL
     for (int oh = first; oh < last; ++oh, h += S) {
 #pragma unroll
       for (int i = 0; i < K; ++i) {
@@ -88,25 +100,31 @@ __device__ __forceinline__ void tiles_down(const Window& p, const Divisor& sh, c
 #pragma unroll 2
         for (int ow = across.first; ow <= across.last; ++ow) {
           const int right = column + p.pw - ow * p.sw, j = p.dw == 1 ? right : right / p.dw;
-          if (j * p.dw == right) add(sum, get(oh, ow), i, j, row, column);
+          if (j * p.dw == right) add(sum, get(true, oh, ow), i, j, row, column);
         }
       }
       give(row, column, sum);
     }
   } else {
     constexpr int M = (K + S - 1) / S;
-    decltype(get(0, 0)) near[M][M];  // [t][u]: of window (row - t, column - u)
+    decltype(get(true, 0, 0)) near[M][M];  // [t][u]: of window (row - t, column - u)
+    int windows[M], elements[S];  // rows in which there are any, in each column
+#pragma unroll
+    for (int u = 0; u < M; ++u) windows[u] = unsigned(column - u) < unsigned(p.OW) ? p.OH : 0;
+#pragma unroll
+    for (int b = 0; b < S; ++b) elements[b] = unsigned(column * S - p.pw + b) < unsigned(p.W) ? p.H : 0;
+    const auto fetch = [&](int oh, int u) { return get(unsigned(oh) < unsigned(windows[u]), oh, column - u); };
 #pragma unroll
     for (int t = 0; t + 1 < M; ++t) {
 #pragma unroll
-      for (int u = 0; u < M; ++u) near[t][u] = get(first - 1 - t, column - u);
+      for (int u = 0; u < M; ++u) near[t][u] = fetch(first - 1 - t, u);
     }
-#pragma unroll 2
+#pragma unroll UNROLL
     for (int row = first; row < last; ++row) {
 #pragma unroll
       for (int t = M - 1; t >= 0; --t) {
 #pragma unroll
-        for (int u = 0; u < M; ++u) near[t][u] = t > 0 ? near[t - (t > 0)][u] : get(row, column - u);
+        for (int u = 0; u < M; ++u) near[t][u] = t > 0 ? near[t - (t > 0)][u] : fetch(row, u);
       }
 #pragma unroll
       for (int a = 0; a < S; ++a) {
@@ -121,7 +139,7 @@ __device__ __forceinline__ void tiles_down(const Window& p, const Divisor& sh, c
               if (i < K && j < K) add(sum, near[i / S][j / S], i, j, h, w);
             }
           }
-          give(h, w, sum);
+          if (unsigned(h) < unsigned(elements[b])) give(h, w, sum);
         }
       }
     }

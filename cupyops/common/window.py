@@ -173,6 +173,30 @@ def _bands(
     )
 
 
+class Whole(NamedTuple):
+    """A launch over planes of `size` elements, `each` to a block and `lanes` threads to a plane."""
+
+    grid: int
+    shared: int
+    size: int
+    each: int
+    lanes: int
+    fits: bool  # whether the planes of a block fit into shared memory
+    divisor: np.ndarray  # `size`, as struct Divisor
+
+
+@functools.lru_cache(maxsize=4096)
+def whole_planes(count: int, size: int, itemsize: int) -> Whole:
+    """Planes with one window each."""
+    lanes = BLOCK if size > 64 * BLOCK // 8 else min(32, 1 << (ceil_div(size, 8) - 1).bit_length())
+    groups = BLOCK // lanes
+    target = min(BAND_BYTES, max(1024, ceil_div(count * size * itemsize, FILL)))
+    each = max(1, target // (size * itemsize) // groups) * groups
+    shared = _room(each * size, itemsize)
+    fits = shared <= MAX_BYTES
+    return Whole(ceil_div(count, each), shared if fits else 0, size, each, lanes, fits, _array(divisor(size)))
+
+
 class Cells(NamedTuple):
     """A launch over images channels last; `struct Window` and `struct Cells` for the kernel."""
 

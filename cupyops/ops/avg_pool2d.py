@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import check
-from ..common.window import BLOCK, SHAPES, bwd_bands, cells, fwd_bands, is_channels_last, output_size, planes, steps
+from ..common.window import BLOCK, SHAPES, bwd_bands, cells, fwd_bands, is_channels_last, output_size, planes, steps, whole_planes
 from ..common.window import window as arguments
-from ..kernel import FLOATING, Kernel
+from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from ..operator import operator
 
@@ -28,6 +28,8 @@ avg_pool2d_fwd_last = Kernel(
 avg_pool2d_bwd_last = Kernel(
     "avg_pool2d.cu", "avg_pool2d_bwd_last<T, K, S, VECTORS>", T=FLOATING, **SIZES, VECTORS=VECTORS, **EXISTS
 )
+avg_pool2d_fwd_whole = Kernel("avg_pool2d.cu", "avg_pool2d_fwd_whole<T>", T=FLOATING)
+avg_pool2d_bwd_whole = Kernel("avg_pool2d.cu", "avg_pool2d_bwd_whole<T>", T=FLOATING)
 
 
 @operator("cupyops::avg_pool2d")
@@ -59,6 +61,10 @@ def _(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_ove
         avg_pool2d_fwd_last[c.grid, BLOCK](
             x, y, c.threads, x.shape[1], c.window, c.cells, averaging, T=x.dtype, **c.shape
         )
+    elif _whole(geometry):
+        w = whole_planes(y.numel(), size[0] * size[1], itemsize)
+        d = divisor_override or w.size
+        avg_pool2d_fwd_whole[w.grid, BLOCK, w.shared](x, y, y.numel(), w.size, d, w.each, w.lanes, w.fits, T=x.dtype)
     else:
         b = fwd_bands(y.numel() // (out[0] * out[1]), geometry, itemsize)
         avg_pool2d_fwd[b.grid, b.block, b.shared](x, y, b.window, b.bands, averaging, T=x.dtype, **b.shape)
@@ -80,6 +86,11 @@ def _(saved, grad_y, kernel_size, stride, padding, count_include_pad, divisor_ov
         avg_pool2d_bwd_last[c.grid, BLOCK](
             grad_y, grad_x, c.threads, shape[1], c.window, c.cells, *steps(geometry), averaging, T=dtype, **c.shape
         )
+    elif _whole(geometry):
+        w = whole_planes(grad_y.numel(), size[0] * size[1], itemsize)
+        count, d = grad_x.numel(), divisor_override or w.size
+        grid = ceil_div(count, 16 // itemsize * BLOCK)
+        avg_pool2d_bwd_whole[grid, BLOCK](grad_y, grad_x, count, w.divisor, d, T=dtype)
     else:
         b = bwd_bands(grad_x.numel() // (size[0] * size[1]), geometry, itemsize)
         avg_pool2d_bwd[b.grid, b.block, b.shared](
@@ -140,3 +151,7 @@ def _averaging(divisor_override: int | None, count_include_pad: bool) -> np.ndar
     """`struct Averaging`."""
     return np.array([divisor_override or 0, count_include_pad], dtype=np.int64)
 
+
+def _whole(geometry: tuple[int, ...]) -> bool:
+    """Whether there is one window, all of its plane."""
+    return geometry[:2] == geometry[4:6] and geometry[8:10] == (0, 0) and geometry[0] * geometry[1] < 1 << 31
