@@ -7,27 +7,31 @@
 // Contiguous planes are worked on in bands: a block copies to shared memory what its rows read, 16 bytes at a time.
 // Bytes per input element, k x k at stride k: (1 + 1 / k^2) sizeof(T), each way.
 #include "common/reduce.cuh"
+#include "common/sigmoid.cuh"
 #include "common/window.cuh"
 
 // The number that a window's sum is divided by. given: where it is not 0.
 struct Averaging {
   long long given, padded;
 
-  // How many elements of a window count in one direction.
-  template <typename A> __device__ __forceinline__ A counted(const Taps& taps, int kernel, int pad, int length) const {
-    return A(padded ? min(kernel, length + pad - taps.start) : taps.last - taps.first + 1);
+  // How many elements of a window count in each direction.
+  template <bool INSIDE, typename A> __device__ __forceinline__ A down(const Window& p, int oh) const {
+    return given ? A(given) : counted<INSIDE, A>(Taps::down(p, oh), p.kh, p.ph, p.H);
   }
-  template <typename A> __device__ __forceinline__ A down(const Window& p, int oh) const {
-    return given ? A(given) : counted<A>(Taps::down(p, oh), p.kh, p.ph, p.H);
+  template <bool INSIDE, typename A> __device__ __forceinline__ A across(const Window& p, int ow) const {
+    return given ? A(1) : counted<INSIDE, A>(Taps::across(p, ow), p.kw, p.pw, p.W);
   }
-  template <typename A> __device__ __forceinline__ A across(const Window& p, int ow) const {
-    return given ? A(1) : counted<A>(Taps::across(p, ow), p.kw, p.pw, p.W);
+
+ private:
+  template <bool INSIDE, typename A>
+  __device__ __forceinline__ A counted(const Taps& taps, int kernel, int pad, int length) const {
+    return A(INSIDE ? kernel : padded ? min(kernel, length + pad - taps.start) : taps.last - taps.first + 1);
   }
 };
 
 // Half types take the quotient to 2 ulp of fp32, by a reciprocal.
 template <typename T> __device__ __forceinline__ acc_t<T> quotient(acc_t<T> sum, acc_t<T> d) {
-  if constexpr (sizeof(T) == 2) return __fdividef(sum, d);
+  if constexpr (sizeof(T) == 2) return sum * fast_reciprocal(d);
   else return sum / d;
 }
 
@@ -46,12 +50,13 @@ template <typename T, int N> struct Sums {
   }
 };
 
-// The averages of N planes side by side, first <= oh < last of column ow. load(h, w) gives their elements.
+// The averages of N planes side by side, first <= oh < last of column ow. load(h, start, j) gives their elements at row h
+// and column start + j.
 template <int K, int S, typename T, int N, typename Load, typename Store>
 __device__ __forceinline__ void averages_down(const Window& p, const Averaging& a, int first, int last, int ow, Load load,
                                               Store store) {
   const Taps taps = Taps::across(p, ow);
-  const acc_t<T> across = a.across<acc_t<T>>(p, ow);
+  const acc_t<T> across = a.across<kInside<K, S>, acc_t<T>>(p, ow);
   int rows[K ? K : 1];  // in which there is something at tap j
 #pragma unroll
   for (int j = 0; j < K; ++j) rows[j] = j >= taps.first && j <= taps.last ? p.H : 0;
@@ -60,14 +65,14 @@ __device__ __forceinline__ void averages_down(const Window& p, const Averaging& 
 #pragma unroll(K ? K : 4)
     for (int j = K ? 0 : taps.first; j < (K ? K : taps.last + 1); ++j) {
       Vec<T, N> x = {};
-      if (K == 0 || unsigned(h) < unsigned(rows[K ? j : 0])) x = load(h, taps.start + j);
+      if (K == 0 || kInside<K, S> || unsigned(h) < unsigned(rows[K ? j : 0])) x = load(h, taps.start, j);
 #pragma unroll
-      for (int n = 0; n < N; ++n) sum.data[n] += to_acc(x.data[n]);
+      for (int n = 0; n < N; ++n) sum.data[n] = K && j == 0 ? to_acc(x.data[n]) : sum.data[n] + to_acc(x.data[n]);
     }
     return sum;
   };
   windows_down<K, S>(p, first, last, row, [&](int oh, Sums<T, N>& sum) {
-    const acc_t<T> d = a.down<acc_t<T>>(p, oh) * across;
+    const acc_t<T> d = a.down<kInside<K, S>, acc_t<T>>(p, oh) * across;
 #pragma unroll
     for (int n = 0; n < N; ++n) sum.data[n] = quotient<T>(sum.data[n], d);
     store(oh, sum.rounded());
@@ -82,7 +87,7 @@ __device__ __forceinline__ void shares_down(const Window& p, const Averaging& a,
     Sums<T, N> share = {};
     Vec<T, N> grad = {};
     if (there) grad = load(oh, ow);
-    const acc_t<T> d = a.down<acc_t<T>>(p, oh) * a.across<acc_t<T>>(p, ow);
+    const acc_t<T> d = a.down<kInside<K, S>, acc_t<T>>(p, oh) * a.across<kInside<K, S>, acc_t<T>>(p, ow);
 #pragma unroll
     for (int n = 0; n < N; ++n) share.data[n] = quotient<T>(to_acc(grad.data[n]), d);
     return share;
@@ -101,7 +106,7 @@ template <typename T, int K, int S>
 __global__ void __launch_bounds__(256)
     avg_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, Window geometry, Bands b, Averaging a) {
   extern __shared__ uint4 shared[];
-  const Window p = geometry.known<K, S>();
+  const Window p = geometry.known<K, S, false>();
   const Band band(b, p.OH);
   const int top = max(band.first * p.sh - p.ph, 0), bottom = min((band.last - 1) * p.sh - p.ph + p.kh, p.H);
   const T* run = x + (band.plane * p.H + top) * p.W;
@@ -109,10 +114,11 @@ __global__ void __launch_bounds__(256)
   const auto work = [&](const T* rows) {
     band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
       const T* from = rows + (offset_t<K>(plane) * p.H - top) * p.W;
-      const auto to = (offset_t<K>(plane) * p.OH - band.first) * p.OW + ow;
+      T* to = result + (offset_t<K>(plane) * p.OH + first - band.first) * p.OW + ow;
       averages_down<K, S, T, 1>(
-          p, a, first, last, ow, [&](int h, int w) { return Vec<T, 1>{from[offset_t<K>(h) * p.W + w]}; },
-          [&](int oh, Vec<T, 1> average) { result[to + offset_t<K>(oh) * p.OW] = average.data[0]; });
+          p, a, first, last, ow,
+          [&](int h, int start, int j) { return Vec<T, 1>{(from + start + offset_t<K>(h) * p.W)[j]}; },
+          [&](int, Vec<T, 1> average) { *to = average.data[0], to += p.OW; });
     });
   };
   if (K == 0 && !b.shared) return work(run);
@@ -128,7 +134,7 @@ template <typename T, int K, int S>
 __global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad_y, T* __restrict__ grad_x, Window geometry,
                                                       Bands b, Divisor sh, Divisor sw, Averaging a) {
   extern __shared__ uint4 shared[];
-  const Window p = geometry.known<K, S>();
+  const Window p = geometry.known<K, S, false>();
   const Tiles<K, S> tiles(p);
   const Band band(b, tiles.rows);
   const Extent<K, S> extent(p, sh, band.first, band.last);
@@ -157,21 +163,23 @@ __global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad
 // --- channels last ---
 
 // Grid: any number of threads that is N * strips * OW * C / V or more. Each thread owns V channels of a strip of outputs,
-// side by side: 16 bytes of them with VECTORS, when V divides C, else one.
+// side by side: 16 bytes of them with VECTORS, when C and the addresses allow it, else one.
 template <typename T, int K, int S, bool VECTORS>
 __global__ void __launch_bounds__(256)
-    avg_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, long long threads, int C, Window geometry, Cells cells,
-                        Averaging a) {
+    avg_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, long long threads, int C, Window geometry,
+                        Cells cells, Averaging a) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1;
   if (global_thread() >= threads) return;
-  const Window p = geometry.known<K, S>();
+  const Window p = geometry.known<K, S, false>();
   const Cell at(cells, global_thread(), V, p.OH);
   x += at.image * p.H * p.W * C + at.c;
-  y += (at.image * p.OH * p.OW + at.column) * C + at.c;
+  y += ((at.image * p.OH + at.first) * p.OW + at.column) * C + at.c;
   averages_down<K, S, T, V>(
       p, a, at.first, at.last, at.column,
-      [&](int h, int w) { return read<T, V>(x + ((long long)h * p.W + w) * C); },
-      [&](int oh, Vec<T, V> average) { store_vec<T, V>(y + (long long)oh * p.OW * C, average); });
+      [&](int h, int start, int j) {
+        return load_vec<T, V>(x + offset_t<K>(start) * C + offset_t<K>(h) * p.W * C + j * C);
+      },
+      [&](int, Vec<T, V> average) { store_vec<T, V>(y, average), y += (long long)p.OW * C; });
 }
 
 // Grid, threads: as above, of the tiles of grad_x.
@@ -181,14 +189,14 @@ __global__ void __launch_bounds__(256)
                         Cells cells, Divisor sh, Divisor sw, Averaging a) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1;
   if (global_thread() >= threads) return;
-  const Window p = geometry.known<K, S>();
+  const Window p = geometry.known<K, S, false>();
   const Cell at(cells, global_thread(), V, Tiles<K, S>(p).rows);
   grad_y += at.image * p.OH * p.OW * C + at.c;
   grad_x += at.image * p.H * p.W * C + at.c;
   shares_down<K, S, T, V>(
       p, a, sh, sw, at.first, at.last, at.column,
-      [&](int oh, int ow) { return read<T, V>(grad_y + ((long long)oh * p.OW + ow) * C); },
-      [&](int h, int w, Vec<T, V> sum) { store_vec<T, V>(grad_x + ((long long)h * p.W + w) * C, sum); });
+      [&](int oh, int ow) { return load_vec<T, V>(grad_y + (offset_t<K>(oh) * p.OW + ow) * C); },
+      [&](int h, int w, Vec<T, V> sum) { store_vec<T, V>(grad_x + (offset_t<K>(h) * p.W + w) * C, sum); });
 }
 
 // --- one window that is the whole of a contiguous plane: d is a number, the plane a row ---

@@ -30,34 +30,35 @@ template <typename A, typename P, int N> struct Best {
   }
 };
 
-// The maxima of N planes side by side, first <= oh < last of column ow. load(h, w) gives their elements. With K taps outside
-// repeat the nearest inside, which changes nothing, and places are counted from the plane's first element until the end.
+// The maxima of N planes side by side, first <= oh < last of column ow. load(h, w, j) gives their elements at column w + j.
+// Where windows overlap, taps outside repeat the nearest inside, which changes nothing, and places are counted from the
+// plane's first element until the end: they serve several windows.
 template <int K, int S, typename T, typename I, int N, typename Load, typename Store>
 __device__ __forceinline__ void maxima_down(const Window& p, int first, int last, int ow, Load load, Store store) {
   using A = acc_t<T>;
   using P = place_t<I, K>;
-  constexpr bool BYTE = sizeof(I) == 1;
+  constexpr bool BYTE = sizeof(I) == 1, SHARED = K > 0 && !kInside<K, S>, TAPS = BYTE && !SHARED;
   const int pitch = BYTE ? p.kw : p.W;  // from one row's places to the next
   const Taps taps = Taps::across(p, ow);
   const auto row = [&](int h, int i) {
-    h = K ? min(max(h, 0), p.H - 1) : h;
-    const P before = P(K || !BYTE ? h : i) * pitch;
+    h = SHARED ? min(max(h, 0), p.H - 1) : h;
+    const P before = P(TAPS ? i : h) * pitch;
     Best<A, P, N> best;
     if constexpr (K == 0) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        best.value[n] = -infinity<A>(), best.at[n] = BYTE ? taps.first : taps.start + taps.first * p.dw;
+        best.value[n] = -infinity<A>(), best.at[n] = TAPS ? taps.first : taps.start + taps.first * p.dw;
       }
     }
 #pragma unroll(K ? K : 3)
     for (int j = K ? 0 : taps.first; j < (K ? K : taps.last + 1); ++j) {
-      const int w = K ? min(max(taps.start + j, 0), p.W - 1) : taps.start + j * p.dw;
-      const Vec<T, N> x = load(h, w);
+      const int w = SHARED ? min(max(taps.start + j, 0), p.W - 1) : taps.start + j * p.dw;
+      const Vec<T, N> x = kInside<K, S> ? load(h, taps.start, j) : load(h, w, 0);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         const A value = to_acc(x.data[n]);
-        if (K && j == 0) best.value[n] = value, best.at[n] = w;
-        else best.offer(n, value, K || !BYTE ? w : j);
+        if (K && j == 0) best.value[n] = value, best.at[n] = TAPS ? j : w;
+        else best.offer(n, value, TAPS ? j : w);
       }
     }
 #pragma unroll
@@ -65,7 +66,7 @@ __device__ __forceinline__ void maxima_down(const Window& p, int first, int last
     return best;
   };
   windows_down<K, S>(p, first, last, row, [&](int oh, const Best<A, P, N>& best) {
-    const int base = K && BYTE ? (oh * S - p.ph) * K + taps.start : 0;
+    const int base = SHARED && BYTE ? (oh * S - p.ph) * K + taps.start : 0;
     Vec<T, N> y;
     I argmax[N];
 #pragma unroll
@@ -80,34 +81,41 @@ template <typename T, typename P, int N> struct Chosen {
   P at[N];
 };
 
-template <typename T, int N> struct Sums { acc_t<T> data[N]; };
+// The gradients of N elements: of one window each, or sums.
+template <bool ONE, typename T> struct Summed { using type = acc_t<T>; };
+template <typename T> struct Summed<true, T> { using type = T; };
+template <typename A, int N> struct Sums { A data[N]; };
 
 // The gradients of N planes side by side, of a column of tiles. load(oh, ow, chosen) gives those of the outputs.
 template <int K, int S, typename T, typename I, int N, typename Load, typename Store>
 __device__ __forceinline__ void gradients_down(const Window& p, const Divisor& sh, const Divisor& sw, int first, int last,
                                                int column, Load load, Store store) {
+  constexpr bool ONE = kInside<K, S>;
   using P = place_t<I, K>;
+  using All = Sums<typename Summed<ONE, T>::type, N>;
   const auto get = [&](bool there, int oh, int ow) {
     Chosen<T, P, N> chosen = {};
-    if (there) {
-      load(oh, ow, chosen);
-    } else {
 #pragma unroll
-      for (int n = 0; n < N; ++n) chosen.at[n] = -1;
-    }
+    for (int n = 0; n < N; ++n) chosen.at[n] = -1;
+    if (there) load(oh, ow, chosen);
     return chosen;
   };
-  const auto add = [&](Sums<T, N>& sum, const Chosen<T, P, N>& chosen, int i, int j, int h, int w) {
+  const auto add = [&](All& sum, const Chosen<T, P, N>& chosen, int i, int j, int h, int w) {
     const P here = sizeof(I) == 1 ? P(i * (K ? K : p.kw) + j) : P(h) * p.W + w;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      if (chosen.at[n] == here) sum.data[n] += to_acc(chosen.grad.data[n]);
+      if (chosen.at[n] != here) continue;
+      if constexpr (ONE) sum.data[n] = chosen.grad.data[n];
+      else sum.data[n] += to_acc(chosen.grad.data[n]);
     }
   };
-  tiles_down<K, S, Sums<T, N>>(p, sh, sw, first, last, column, get, add, [&](int h, int w, const Sums<T, N>& sum) {
+  tiles_down<K, S, All>(p, sh, sw, first, last, column, get, add, [&](int h, int w, const All& sum) {
     Vec<T, N> rounded;
 #pragma unroll
-    for (int n = 0; n < N; ++n) rounded.data[n] = from_acc<T>(sum.data[n]);
+    for (int n = 0; n < N; ++n) {
+      if constexpr (ONE) rounded.data[n] = sum.data[n];
+      else rounded.data[n] = from_acc<T>(sum.data[n]);
+    }
     store(h, w, rounded);
   });
 }
@@ -120,7 +128,7 @@ template <typename T, typename I, int K, int S>
 __global__ void __launch_bounds__(256)
     max_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, Window geometry, Bands b) {
   extern __shared__ uint4 shared[];
-  const Window p = geometry.known<K, S>();
+  const Window p = geometry.known<K, S, true>();
   const Band band(b, p.OH);
   const int top = max(band.first * p.sh - p.ph, 0);
   const int bottom = min((band.last - 1) * p.sh - p.ph + (p.kh - 1) * p.dh + 1, p.H);
@@ -129,12 +137,15 @@ __global__ void __launch_bounds__(256)
   const auto work = [&](const T* rows) {
     band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
       const T* from = rows + (offset_t<K>(plane) * p.H - top) * p.W;
-      const auto to = (offset_t<K>(plane) * p.OH - band.first) * p.OW + ow;
+      const auto to = (offset_t<K>(plane) * p.OH + first - band.first) * p.OW + ow;
+      T* best = y + to;
+      I* where = argmax + to;
       maxima_down<K, S, T, I, 1>(
-          p, first, last, ow, [&](int h, int w) { return Vec<T, 1>{from[offset_t<K>(h) * p.W + w]}; },
-          [&](int oh, Vec<T, 1> best, const I(&at)[1]) {
-            y[to + offset_t<K>(oh) * p.OW] = best.data[0];
-            argmax[to + offset_t<K>(oh) * p.OW] = at[0];
+          p, first, last, ow,
+          [&](int h, int w, int j) { return Vec<T, 1>{(from + w + offset_t<K>(h) * p.W)[j]}; },
+          [&](int, Vec<T, 1> value, const I(&at)[1]) {
+            *best = value.data[0], *where = at[0];
+            best += p.OW, where += p.OW;
           });
     });
   };
@@ -152,7 +163,7 @@ __global__ void __launch_bounds__(256)
     max_pool2d_bwd(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x, Window geometry, Bands b,
                    Divisor sh, Divisor sw) {
   extern __shared__ uint4 shared[];
-  const Window p = geometry.known<K, S>();
+  const Window p = geometry.known<K, S, true>();
   const Tiles<K, S> tiles(p);
   const Band band(b, tiles.rows);
   const Extent<K, S> extent(p, sh, band.first, band.last);
@@ -188,28 +199,33 @@ __global__ void __launch_bounds__(256)
 template <typename I, int V> constexpr int kPlaces = V * sizeof(I) > 16 ? 16 / sizeof(I) : V;
 
 // Grid: any number of threads that is N * strips * OW * C / V or more. Each thread owns V channels of a strip of outputs,
-// side by side: 16 bytes of them with VECTORS, when V divides C, else one.
+// side by side: 16 bytes of them with VECTORS, when C and the addresses allow it, else one.
 template <typename T, typename I, int K, int S, bool VECTORS>
 __global__ void __launch_bounds__(256)
     max_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, long long threads, int C,
                         Window geometry, Cells cells) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1, P = kPlaces<I, V>;
   if (global_thread() >= threads) return;
-  const Window p = geometry.known<K, S>();
+  const Window p = geometry.known<K, S, true>();
   const Cell at(cells, global_thread(), V, p.OH);
   x += at.image * p.H * p.W * C + at.c;
-  const long long to = (at.image * p.OH * p.OW + at.column) * C + at.c;
+  const long long to = ((at.image * p.OH + at.first) * p.OW + at.column) * C + at.c;
+  y += to, argmax += to;
   maxima_down<K, S, T, I, V>(
-      p, at.first, at.last, at.column, [&](int h, int w) { return read<T, V>(x + ((long long)h * p.W + w) * C); },
-      [&](int oh, Vec<T, V> best, const I(&which)[V]) {
-        store_vec<T, V>(y + to + (long long)oh * p.OW * C, best);
+      p, at.first, at.last, at.column,
+      [&](int h, int w, int j) {
+        return load_vec<T, V>(x + offset_t<K>(w) * C + offset_t<K>(h) * p.W * C + j * C);
+      },
+      [&](int, Vec<T, V> best, const I(&which)[V]) {
+        store_vec<T, V>(y, best);
 #pragma unroll
         for (int first = 0; first < V; first += P) {
           Vec<I, P> places;
 #pragma unroll
           for (int v = 0; v < P; ++v) places.data[v] = which[first + v];
-          store_vec<I, P>(argmax + to + (long long)oh * p.OW * C + first, places);
+          store_vec<I, P>(argmax + first, places);
         }
+        y += (long long)p.OW * C, argmax += (long long)p.OW * C;
       });
 }
 
@@ -220,21 +236,21 @@ __global__ void __launch_bounds__(256)
                         long long threads, int C, Window geometry, Cells cells, Divisor sh, Divisor sw) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1, P = kPlaces<I, V>;
   if (global_thread() >= threads) return;
-  const Window p = geometry.known<K, S>();
+  const Window p = geometry.known<K, S, true>();
   const Cell at(cells, global_thread(), V, Tiles<K, S>(p).rows);
-  const long long image = at.image * p.OH * p.OW;
+  grad_y += at.image * p.OH * p.OW * C + at.c, argmax += at.image * p.OH * p.OW * C + at.c;
   grad_x += at.image * p.H * p.W * C + at.c;
   gradients_down<K, S, T, I, V>(
       p, sh, sw, at.first, at.last, at.column,
       [&](int oh, int ow, Chosen<T, place_t<I, K>, V>& chosen) {
-        const long long from = (image + (long long)oh * p.OW + ow) * C + at.c;
-        chosen.grad = read<T, V>(grad_y + from);
+        const auto from = (offset_t<K>(oh) * p.OW + ow) * C;
+        chosen.grad = load_vec<T, V>(grad_y + from);
 #pragma unroll
         for (int first = 0; first < V; first += P) {
-          const Vec<I, P> places = read<I, P>(argmax + from + first);
+          const Vec<I, P> places = load_vec<I, P>(argmax + from + first);
 #pragma unroll
           for (int v = 0; v < P; ++v) chosen.at[first + v] = places.data[v];
         }
       },
-      [&](int h, int w, Vec<T, V> sum) { store_vec<T, V>(grad_x + ((long long)h * p.W + w) * C, sum); });
+      [&](int h, int w, Vec<T, V> sum) { store_vec<T, V>(grad_x + (offset_t<K>(h) * p.W + w) * C, sum); });
 }

@@ -17,12 +17,15 @@
 struct Window {
   int H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw;
 
-  // The same, where K and S are not 0 with what the compiler then knows.
-  template <int K, int S> __device__ __forceinline__ Window known() const {
-    if constexpr (K == 0) return *this;
+  // The same with what the compiler knows: dilation if it is always 1; all of the window if K and S are not 0.
+  template <int K, int S, bool DILATED> __device__ __forceinline__ Window known() const {
+    if constexpr (K == 0) return {H, W, OH, OW, kh, kw, sh, sw, ph, pw, DILATED ? dh : 1, DILATED ? dw : 1};
     else return {H, W, OH, OW, K, K, S, S, ph, pw, 1, 1};
   }
 };
+
+// Windows that tile are specialised only where all lie inside.
+template <int K, int S> constexpr bool kInside = K > 0 && K == S;
 
 // A window in one direction: it begins at `start`, and of its taps `first` to `last` lie inside.
 struct Taps {
@@ -171,19 +174,19 @@ template <int K, int S> struct Extent {
   }
 };
 
-// What offsets in a band are computed in: it is in shared memory where K is known.
+// What offsets in a band, or in an image whose channels are neighbours, are computed in: less than 2^31 where K is known.
 template <int K> struct OffsetOf { using type = int; };
 template <> struct OffsetOf<0> { using type = long long; };
 template <int K> using offset_t = typename OffsetOf<K>::type;
 
 // --- contiguous planes: bands of them in shared memory ---
 
-// How blocks share planes: `each` whole planes to a block, or a plane in `count` bands of `rows`. Of a block's threads,
+// How blocks share planes: `each` whole planes to a block, or a plane in count.divisor bands of `rows`. Of a block's threads,
 // across.divisor are side by side, in `groups`; each group has strips of `strip` rows, strips.divisor of them in a band.
 struct Bands {
-  long long planes, each, rows, count, shared;  // shared: whether what a band needs fits into shared memory
+  long long planes, each, rows, shared;  // shared: whether what a band needs fits into shared memory
   long long groups, strip;
-  Divisor across, strips;
+  Divisor count, across, strips;
 };
 
 // Rows first <= r < last of `planes` planes from `plane` on.
@@ -192,8 +195,8 @@ struct Band {
   int planes, first, last;
 
   __device__ __forceinline__ Band(const Bands& b, int height) {
-    const unsigned group = blockIdx.x / unsigned(b.count);
-    first = int(blockIdx.x - group * unsigned(b.count)) * int(b.rows);
+    const int group = b.count.divide(blockIdx.x);
+    first = int(blockIdx.x - group * int(b.count.divisor)) * int(b.rows);
     last = min(first + int(b.rows), height);
     plane = group * b.each;
     planes = int(min(b.each, b.planes - plane));
@@ -224,22 +227,22 @@ template <typename T> __device__ __forceinline__ T* take_room(uint4*& shared, co
   return first;
 }
 
-// f(e, whole) for the packs of a run, those at its ends in part; e counts from its first element.
-template <typename T, typename F> __device__ __forceinline__ void each_pack(const T* run, int count, F f) {
+// f(e, 16 bytes?) for the parts of a run: the packs from its first 16-byte boundary on, and one by one what is around them.
+template <typename T, typename F> __device__ __forceinline__ void each_part(const T* run, int count, F f) {
   constexpr int V = kVecWidth<T>;
-  for (int e = int(threadIdx.x) * V - lead_of(run); e < count; e += blockDim.x * V) f(e, e >= 0 && e + V <= count);
+  const int head = min((V - lead_of(run)) & (V - 1), count), body = (count - head) & -V, tail = count - head - body;
+#pragma unroll 4
+  for (int e = threadIdx.x * V; e < body; e += blockDim.x * V) f(head + e, true);
+  if (threadIdx.x < head) f(threadIdx.x, false);
+  if (threadIdx.x < tail) f(head + body + threadIdx.x, false);
 }
 
 // The copy of a run in shared memory, on its way until wait_for_runs().
 template <typename T> __device__ __forceinline__ const T* fetch_run(uint4*& shared, const T* run, int count) {
-  constexpr int V = kVecWidth<T>;
   T* held = take_room(shared, run, count);
-  each_pack(run, count, [&](int e, bool whole) {
-    if (whole) {
-      fetch16(held + e, run + e);
-    } else {
-      for (int k = max(e, 0); k < min(e + V, count); ++k) held[k] = run[k];
-    }
+  each_part(run, count, [&](int e, bool pack) {
+    if (pack) fetch16(held + e, run + e);
+    else held[e] = run[e];
   });
   return held;
 }
@@ -252,14 +255,10 @@ __device__ __forceinline__ void wait_for_runs() {
 
 // The reverse, of what take_room() gave.
 template <typename T> __device__ __forceinline__ void store_run(T* run, const T* held, int count) {
-  constexpr int V = kVecWidth<T>;
   __syncthreads();
-  each_pack(run, count, [&](int e, bool whole) {
-    if (whole) {
-      *reinterpret_cast<uint4*>(run + e) = *reinterpret_cast<const uint4*>(held + e);
-    } else {
-      for (int k = max(e, 0); k < min(e + V, count); ++k) run[k] = held[k];
-    }
+  each_part(run, count, [&](int e, bool pack) {
+    if (pack) *reinterpret_cast<uint4*>(run + e) = *reinterpret_cast<const uint4*>(held + e);
+    else run[e] = held[e];
   });
 }
 
@@ -290,12 +289,3 @@ struct Cell {
     last = min(first + int(cells.strip), height);
   }
 };
-
-// N elements, by one access where the address allows it.
-template <typename T, int N> __device__ __forceinline__ Vec<T, N> read(const T* from) {
-  if (N > 1 && reinterpret_cast<unsigned long long>(from) % sizeof(Vec<T, N>) == 0) return load_vec<T, N>(from);
-  Vec<T, N> result;
-#pragma unroll
-  for (int n = 0; n < N; ++n) result.data[n] = from[n];
-  return result;
-}

@@ -19,6 +19,7 @@ BAND_BYTES = 16 << 10  # of shared memory of a block, where there is enough work
 MAX_BYTES = 48 << 10
 FILL = 132 * 8  # blocks that small work is divided into
 FILL_THREADS = 132 * 2048 * 2
+EACH_LANE = 16  # elements of a plane with one window, where several threads share it
 STRIP = 8  # rows that a thread goes down, channels last, where there is enough work
 SHAPES = ((0, 0), (2, 2), (3, 1), (3, 2))  # size and stride of windows that kernels are compiled for; zeros: any
 
@@ -89,9 +90,11 @@ def is_channels_last(x: Tensor) -> bool:
 
 def specialised(geometry: tuple[int, ...]) -> tuple[int, int]:
     """K and S of the kernels that are compiled for this window, else zeros."""
-    kernel, across, stride, along = geometry[4:8]
-    square = kernel == across and stride == along and geometry[10:12] == (1, 1)
-    return (kernel, stride) if square and (kernel, stride) in SHAPES and geometry[0] * geometry[1] < 1 << 31 else (0, 0)
+    h, w, out_h, out_w, kernel, across, stride, along, *pads, dilation, other = geometry
+    if (kernel, stride) not in SHAPES or (across, along, dilation, other) != (kernel, stride, 1, 1) or h * w >= 1 << 31:
+        return 0, 0
+    inside = pads == [0, 0] and out_h * stride <= h and out_w * stride <= w
+    return (kernel, stride) if inside or kernel > stride else (0, 0)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -160,7 +163,7 @@ def _bands(
     strip = ceil_div(rows, ceil_div(groups, each))
     strips = ceil_div(rows, strip)
     groups = min(groups, each * strips)
-    packed = [count, each, rows, parts, fits, groups, strip, *divisor(across), *divisor(strips)]
+    packed = [count, each, rows, fits, groups, strip, *(n for value in (parts, across, strips) for n in divisor(value))]
     block = ceil_div(groups * across, 32) * 32
     return Bands(
         ceil_div(count, each) * parts,
@@ -188,7 +191,7 @@ class Whole(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def whole_planes(count: int, size: int, itemsize: int) -> Whole:
     """Planes with one window each."""
-    lanes = BLOCK if size > 64 * BLOCK // 8 else min(32, 1 << (ceil_div(size, 8) - 1).bit_length())
+    lanes = BLOCK if size > 32 * EACH_LANE else 1 << (ceil_div(size, EACH_LANE) - 1).bit_length()
     groups = BLOCK // lanes
     target = min(BAND_BYTES, max(1024, ceil_div(count * size * itemsize, FILL)))
     each = max(1, target // (size * itemsize) // groups) * groups
@@ -208,11 +211,16 @@ class Cells(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def cells(images: int, channels: int, geometry: tuple[int, ...], itemsize: int, backward: bool) -> Cells:
-    """Strips of the outputs or, backward, of the tiles of the inputs, 16 bytes of their channels to a thread."""
-    known = specialised(geometry)
+def cells(
+    images: int, channels: int, geometry: tuple[int, ...], itemsize: int, aligned: bool, backward: bool
+) -> Cells:
+    """Strips of the outputs or, backward, of the tiles of the inputs.
+
+    A thread has 16 bytes of their channels where these and the addresses, if `aligned`, allow it.
+    """
+    known = specialised(geometry) if geometry[0] * geometry[1] * channels < 1 << 31 else (0, 0)
     height, width = _tiles(geometry, known[1]) if backward else geometry[2:4]
-    wide = channels % (16 // itemsize) == 0
+    wide = aligned and channels % (16 // itemsize) == 0
     vectors = channels // (16 // itemsize) if wide else channels
     row = images * width * vectors
     strip = max(1, min(STRIP, row * height // FILL_THREADS))
@@ -220,6 +228,11 @@ def cells(images: int, channels: int, geometry: tuple[int, ...], itemsize: int, 
     packed = [strip, *(n for value in (vectors, width, strips) for n in divisor(value))]
     threads, shape = row * strips, _shape(known) | dict(VECTORS=wide)
     return Cells(ceil_div(threads, BLOCK), threads, _array(geometry, np.int32), _array(packed), shape)
+
+
+def aligned(*tensors: Tensor) -> bool:
+    """Whether all begin at a 16-byte boundary."""
+    return all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import check
-from ..common.window import BLOCK, SHAPES, bwd_bands, cells, fwd_bands, is_channels_last, output_size, planes, steps, whole_planes
+from ..common.window import BLOCK, SHAPES, aligned, bwd_bands, cells, fwd_bands, is_channels_last, output_size, planes, steps, whole_planes
 from ..common.window import window as arguments
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
@@ -57,7 +57,7 @@ def _(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_ove
     geometry = (*size, *out, *kernel_size, *stride, *padding, 1, 1)
     averaging, itemsize = _averaging(divisor_override, count_include_pad), x.element_size()
     if layout is torch.channels_last:
-        c = cells(*x.shape[:2], geometry, itemsize, False)
+        c = cells(*x.shape[:2], geometry, itemsize, aligned(x), False)
         avg_pool2d_fwd_last[c.grid, BLOCK](
             x, y, c.threads, x.shape[1], c.window, c.cells, averaging, T=x.dtype, **c.shape
         )
@@ -82,7 +82,7 @@ def _(saved, grad_y, kernel_size, stride, padding, count_include_pad, divisor_ov
     averaging = _averaging(divisor_override, count_include_pad)
     itemsize = grad_x.element_size()
     if layout is torch.channels_last:
-        c = cells(*shape[:2], geometry, itemsize, True)
+        c = cells(*shape[:2], geometry, itemsize, aligned(grad_y), True)
         avg_pool2d_bwd_last[c.grid, BLOCK](
             grad_y, grad_x, c.threads, shape[1], c.window, c.cells, *steps(geometry), averaging, T=dtype, **c.shape
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..common.window import BLOCK, SHAPES, bwd_bands, cells, fwd_bands, is_channels_last, output_size, planes, steps
+from ..common.window import BLOCK, SHAPES, aligned, bwd_bands, cells, fwd_bands, is_channels_last, output_size, planes, steps
 from ..common.window import window as arguments
 from ..kernel import FLOATING, Kernel
 from ..layout import is_dry
@@ -143,7 +143,7 @@ def _forward(x: Tensor, window: Window, ceil_mode: bool, places: torch.dtype) ->
     geometry = (*size, *out, *window[0], *window[1], *window[2], *window[3])
     types, itemsize = dict(T=x.dtype, I=places), x.element_size()
     if layout is torch.channels_last:
-        c = cells(*x.shape[:2], geometry, itemsize, False)
+        c = cells(*x.shape[:2], geometry, itemsize, aligned(x), False)
         max_pool2d_fwd_last[c.grid, BLOCK](x, y, argmax, c.threads, x.shape[1], c.window, c.cells, **types, **c.shape)
     else:
         b = fwd_bands(y.numel() // (out[0] * out[1]), geometry, itemsize)
@@ -161,7 +161,7 @@ def _backward(grad_y: Tensor, argmax: Tensor, window: Window, size: Sequence[int
     geometry = (*size, *out, *window[0], *window[1], *window[2], *window[3])
     types, itemsize = dict(T=grad_y.dtype, I=argmax.dtype), grad_y.element_size()
     if layout is torch.channels_last:
-        c = cells(*shape[:2], geometry, itemsize, True)
+        c = cells(*shape[:2], geometry, itemsize, aligned(grad_y, argmax), True)
         max_pool2d_bwd_last[c.grid, BLOCK](
             grad_y, argmax, grad_x, c.threads, shape[1], c.window, c.cells, *steps(geometry), **types, **c.shape
         )
