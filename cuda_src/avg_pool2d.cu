@@ -16,16 +16,18 @@ struct Averaging {
 
   // How many elements of a window count in each direction.
   template <bool INSIDE, typename A> __device__ __forceinline__ A down(const Window& p, int oh) const {
-    return given ? A(given) : counted<INSIDE, A>(Taps::down(p, oh), p.kh, p.ph, p.H);
+    const A count = A(INSIDE ? p.kh : counted(oh * p.sh - p.ph, p.kh, p.ph, p.H));
+    return given ? A(given) : count;
   }
   template <bool INSIDE, typename A> __device__ __forceinline__ A across(const Window& p, int ow) const {
-    return given ? A(1) : counted<INSIDE, A>(Taps::across(p, ow), p.kw, p.pw, p.W);
+    const A count = A(INSIDE ? p.kw : counted(ow * p.sw - p.pw, p.kw, p.pw, p.W));
+    return given ? A(1) : count;
   }
 
  private:
-  template <bool INSIDE, typename A>
-  __device__ __forceinline__ A counted(const Taps& taps, int kernel, int pad, int length) const {
-    return A(INSIDE ? kernel : padded ? min(kernel, length + pad - taps.start) : taps.last - taps.first + 1);
+  __device__ __forceinline__ int counted(int start, int kernel, int pad, int length) const {
+    const int border = padded ? pad : 0;
+    return min(start + kernel, length + border) - max(start, -border);
   }
 };
 
@@ -71,7 +73,7 @@ __device__ __forceinline__ void averages_down(const Window& p, const Averaging& 
     }
     return sum;
   };
-  windows_down<K, S>(p, first, last, row, [&](int oh, Sums<T, N>& sum) {
+  windows_down<K, S, kRowsAtOnce<N>>(p, first, last, row, [&](int oh, Sums<T, N>& sum) {
     const acc_t<T> d = a.down<kInside<K, S>, acc_t<T>>(p, oh) * across;
 #pragma unroll
     for (int n = 0; n < N; ++n) sum.data[n] = quotient<T>(sum.data[n], d);
@@ -83,17 +85,23 @@ __device__ __forceinline__ void averages_down(const Window& p, const Averaging& 
 template <int K, int S, typename T, int N, typename Load, typename Store>
 __device__ __forceinline__ void shares_down(const Window& p, const Averaging& a, const Divisor& sh, const Divisor& sw,
                                             int first, int last, int column, Load load, Store store) {
-  const auto get = [&](bool there, int oh, int ow) {
+  acc_t<T> across[K ? (K + S - 1) / S : 1];
+#pragma unroll
+  for (int u = 0; u * S < K; ++u) across[u] = a.across<kInside<K, S>, acc_t<T>>(p, column - u);
+  const auto get = [&](bool there, int oh, int ow, int u) {
     Sums<T, N> share = {};
     Vec<T, N> grad = {};
     if (there) grad = load(oh, ow);
-    const acc_t<T> d = a.down<kInside<K, S>, acc_t<T>>(p, oh) * a.across<kInside<K, S>, acc_t<T>>(p, ow);
+    const acc_t<T> d = a.down<kInside<K, S>, acc_t<T>>(p, oh) * (K ? across[u] : a.across<false, acc_t<T>>(p, ow));
 #pragma unroll
-    for (int n = 0; n < N; ++n) share.data[n] = quotient<T>(to_acc(grad.data[n]), d);
+    for (int n = 0; n < N; ++n) share.data[n] = there ? quotient<T>(to_acc(grad.data[n]), d) : acc_t<T>(0);
     return share;
   };
-  const auto add = [](Sums<T, N>& sum, const Sums<T, N>& share, int, int, int, int) { sum.fold(share); };
-  tiles_down<K, S, Sums<T, N>>(p, sh, sw, first, last, column, get, add, [&](int h, int w, const Sums<T, N>& sum) {
+  const auto add = [](Sums<T, N>& sum, const Sums<T, N>& share, int, int, int, int, bool first) {
+    if (first) sum = share;
+    else sum.fold(share);
+  };
+  tiles_down<K, S, kRowsAtOnce<N>, Sums<T, N>>(p, sh, sw, first, last, column, get, add, [&](int h, int w, const Sums<T, N>& sum) {
     store(h, w, sum.rounded());
   });
 }
@@ -239,29 +247,44 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Grid: ceil(elements / kVecWidth<T> / blockDim.x), one dimension. Each thread owns 16 bytes of grad_x, or what is left.
+// Grid: ceil(elements / (kPacks * kVecWidth<T> * blockDim.x)), one dimension. Each thread owns kPacks times 16 bytes of
+// grad_x, or what is left. A plane has 16 elements or more.
+#ifndef PACKS
+#define PACKS 4
+#endif
+constexpr int kPacks = PACKS;
 template <typename T>
 __global__ void avg_pool2d_bwd_whole(const T* __restrict__ grad_y, T* __restrict__ grad_x, long long elements,
                                      Divisor size, acc_t<T> d) {
   constexpr int V = kVecWidth<T>;
-  const long long start = global_thread() * V;
-  if (start >= elements) return;
-  int at;
-  long long plane = divide(start, size, at);
-  const int count = int(min((long long)V, elements - start));
-  Vec<T, V> pack;
-  T share = from_acc<T>(quotient<T>(to_acc(grad_y[plane]), d));
+  const long long first = (blockIdx.x * (long long)kPacks * blockDim.x + threadIdx.x) * V;
+  T grad[kPacks][2];  // of the plane where the pack begins, and of the next
+  int left[kPacks];
 #pragma unroll
-  for (int k = 0; k < V; ++k, ++at) {
-    if (at == size.divisor && k < count) {
-      at = 0;
-      share = from_acc<T>(quotient<T>(to_acc(grad_y[++plane]), d));
-    }
-    pack.data[k] = share;
+  for (int u = 0; u < kPacks; ++u) {
+    const long long start = first + u * V * (long long)blockDim.x;
+    if (start >= elements) break;
+    int at;
+    const long long plane = divide(start, size, at);
+    left[u] = int(size.divisor) - at;
+    grad[u][0] = grad_y[plane];
+    grad[u][1] = grad_y[start + left[u] < elements ? plane + 1 : plane];
   }
-  if (count == V) return store_vec<T, V>(grad_x + start, pack);
 #pragma unroll
-  for (int k = 0; k < V; ++k) {
-    if (k < count) grad_x[start + k] = pack.data[k];
+  for (int u = 0; u < kPacks; ++u) {
+    const long long start = first + u * V * (long long)blockDim.x;
+    if (start >= elements) break;
+    const T own = from_acc<T>(quotient<T>(to_acc(grad[u][0]), d)), next = from_acc<T>(quotient<T>(to_acc(grad[u][1]), d));
+    Vec<T, V> pack;
+#pragma unroll
+    for (int k = 0; k < V; ++k) pack.data[k] = k < left[u] ? own : next;
+    if (start + V <= elements) {
+      store_vec<T, V>(grad_x + start, pack);
+    } else {
+#pragma unroll
+      for (int k = 0; k < V; ++k) {
+        if (start + k < elements) grad_x[start + k] = pack.data[k];
+      }
+    }
   }
 }

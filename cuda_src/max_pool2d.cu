@@ -65,7 +65,7 @@ __device__ __forceinline__ void maxima_down(const Window& p, int first, int last
     for (int n = 0; n < N; ++n) best.at[n] += before;
     return best;
   };
-  windows_down<K, S>(p, first, last, row, [&](int oh, const Best<A, P, N>& best) {
+  windows_down<K, S, kRowsAtOnce<N>>(p, first, last, row, [&](int oh, const Best<A, P, N>& best) {
     const int base = SHARED && BYTE ? (oh * S - p.ph) * K + taps.start : 0;
     Vec<T, N> y;
     I argmax[N];
@@ -93,23 +93,27 @@ __device__ __forceinline__ void gradients_down(const Window& p, const Divisor& s
   constexpr bool ONE = kInside<K, S>;
   using P = place_t<I, K>;
   using All = Sums<typename Summed<ONE, T>::type, N>;
-  const auto get = [&](bool there, int oh, int ow) {
+  const auto get = [&](bool there, int oh, int ow, int) {
     Chosen<T, P, N> chosen = {};
 #pragma unroll
     for (int n = 0; n < N; ++n) chosen.at[n] = -1;
     if (there) load(oh, ow, chosen);
     return chosen;
   };
-  const auto add = [&](All& sum, const Chosen<T, P, N>& chosen, int i, int j, int h, int w) {
+  const auto add = [&](All& sum, const Chosen<T, P, N>& chosen, int i, int j, int h, int w, bool first) {
     const P here = sizeof(I) == 1 ? P(i * (K ? K : p.kw) + j) : P(h) * p.W + w;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      if (chosen.at[n] != here) continue;
-      if constexpr (ONE) sum.data[n] = chosen.grad.data[n];
-      else sum.data[n] += to_acc(chosen.grad.data[n]);
+      const bool here_too = chosen.at[n] == here;
+      if constexpr (ONE) {
+        if (here_too) sum.data[n] = chosen.grad.data[n];
+      } else {
+        const acc_t<T> grad = here_too ? to_acc(chosen.grad.data[n]) : acc_t<T>(0);
+        sum.data[n] = first ? grad : sum.data[n] + grad;
+      }
     }
   };
-  tiles_down<K, S, All>(p, sh, sw, first, last, column, get, add, [&](int h, int w, const All& sum) {
+  tiles_down<K, S, kRowsAtOnce<N>, All>(p, sh, sw, first, last, column, get, add, [&](int h, int w, const All& sum) {
     Vec<T, N> rounded;
 #pragma unroll
     for (int n = 0; n < N; ++n) {

@@ -44,9 +44,12 @@ struct Taps {
   }
 };
 
+// How many rows of windows a thread has under way, each of N planes.
+template <int N> constexpr int kRowsAtOnce = N > 1 ? 1 : UNROLL;
+
 // Forward: done(oh, result) for the outputs first <= oh < last of a column. row(h, i) is what tap i of a window takes of
 // row h, which may be outside if K; into.fold(row) adds a row to those above it.
-template <int K, int S, typename Row, typename Done>
+template <int K, int S, int ROWS, typename Row, typename Done>
 __device__ __forceinline__ void windows_down(const Window& p, int first, int last, Row row, Done done) {
   if constexpr (K == 0) {
     for (int oh = first; oh < last; ++oh) {
@@ -60,7 +63,7 @@ __device__ __forceinline__ void windows_down(const Window& p, int first, int las
     int h = first * S - p.ph;
 #pragma unroll
     for (int i = S; i < K; ++i) rows[i] = row(h + i - S, i);
-#pragma unroll UNROLL
+#pragma unroll ROWS
     for (int oh = first; oh < last; ++oh, h += S) {
 #pragma unroll
       for (int i = 0; i < K; ++i) {
@@ -88,8 +91,9 @@ struct Covering {
 
 // Backward: give(h, w, sum) for the elements of the tiles first <= row < last of a column of tiles. A tile is S x S elements
 // from where window (row, column) begins, so parts of it may be outside; without K, it is the element (row, column).
-// get(oh, ow) is a window, one of no effect if it is outside; add(sum, window, i, j, h, w) adds what its tap (i, j) has of it.
-template <int K, int S, typename Sum, typename Get, typename Add, typename Give>
+// get(there, oh, column - u, u) is a window, one of no effect unless it is `there`; add(sum, window, i, j, h, w, first) adds
+// what its tap (i, j) has of it to `sum`, 0 at first.
+template <int K, int S, int ROWS, typename Sum, typename Get, typename Add, typename Give>
 __device__ __forceinline__ void tiles_down(const Window& p, const Divisor& sh, const Divisor& sw, int first, int last,
                                            int column, Get get, Add add, Give give) {
   if constexpr (K == 0) {
@@ -103,26 +107,26 @@ __device__ __forceinline__ void tiles_down(const Window& p, const Divisor& sh, c
 #pragma unroll 2
         for (int ow = across.first; ow <= across.last; ++ow) {
           const int right = column + p.pw - ow * p.sw, j = p.dw == 1 ? right : right / p.dw;
-          if (j * p.dw == right) add(sum, get(true, oh, ow), i, j, row, column);
+          if (j * p.dw == right) add(sum, get(true, oh, ow, 0), i, j, row, column, false);
         }
       }
       give(row, column, sum);
     }
   } else {
     constexpr int M = (K + S - 1) / S;
-    decltype(get(true, 0, 0)) near[M][M];  // [t][u]: of window (row - t, column - u)
+    decltype(get(true, 0, 0, 0)) near[M][M];  // [t][u]: of window (row - t, column - u)
     int windows[M], elements[S];  // rows in which there are any, in each column
 #pragma unroll
     for (int u = 0; u < M; ++u) windows[u] = unsigned(column - u) < unsigned(p.OW) ? p.OH : 0;
 #pragma unroll
     for (int b = 0; b < S; ++b) elements[b] = unsigned(column * S - p.pw + b) < unsigned(p.W) ? p.H : 0;
-    const auto fetch = [&](int oh, int u) { return get(unsigned(oh) < unsigned(windows[u]), oh, column - u); };
+    const auto fetch = [&](int oh, int u) { return get(unsigned(oh) < unsigned(windows[u]), oh, column - u, u); };
 #pragma unroll
     for (int t = 0; t + 1 < M; ++t) {
 #pragma unroll
       for (int u = 0; u < M; ++u) near[t][u] = fetch(first - 1 - t, u);
     }
-#pragma unroll UNROLL
+#pragma unroll ROWS
     for (int row = first; row < last; ++row) {
 #pragma unroll
       for (int t = M - 1; t >= 0; --t) {
@@ -135,11 +139,15 @@ __device__ __forceinline__ void tiles_down(const Window& p, const Divisor& sh, c
         for (int b = 0; b < S; ++b) {
           const int h = row * S - p.ph + a, w = column * S - p.pw + b;
           Sum sum = {};
+          bool fresh = true;
 #pragma unroll
           for (int i = a + (M - 1) * S; i >= a; i -= S) {
 #pragma unroll
             for (int j = b + (M - 1) * S; j >= b; j -= S) {
-              if (i < K && j < K) add(sum, near[i / S][j / S], i, j, h, w);
+              if (i < K && j < K) {
+                add(sum, near[i / S][j / S], i, j, h, w, fresh);
+                fresh = false;
+              }
             }
           }
           if (unsigned(h) < unsigned(elements[b])) give(h, w, sum);

@@ -14,13 +14,13 @@ from .. import check
 from ..kernel import ceil_div
 from .gemm import divisor
 
-BLOCK = 256
-BAND_BYTES = 16 << 10  # of shared memory of a block, where there is enough work
+BLOCK = 128
+BAND_BYTES = 32 << 10  # of shared memory of a block, where there is enough work
 MAX_BYTES = 48 << 10
 FILL = 132 * 8  # blocks that small work is divided into
 FILL_THREADS = 132 * 2048 * 2
-EACH_LANE = 16  # elements of a plane with one window, where several threads share it
-STRIP = 8  # rows that a thread goes down, channels last, where there is enough work
+EACH_LANE = 32  # elements of a plane with one window, where several threads share it
+STRIP = 4  # rows that a thread goes down, channels last, where there is enough work
 SHAPES = ((0, 0), (2, 2), (3, 1), (3, 2))  # size and stride of windows that kernels are compiled for; zeros: any
 
 
@@ -194,7 +194,8 @@ def whole_planes(count: int, size: int, itemsize: int) -> Whole:
     lanes = BLOCK if size > 32 * EACH_LANE else 1 << (ceil_div(size, EACH_LANE) - 1).bit_length()
     groups = BLOCK // lanes
     target = min(BAND_BYTES, max(1024, ceil_div(count * size * itemsize, FILL)))
-    each = max(1, target // (size * itemsize) // groups) * groups
+    each = max(1, target // (size * itemsize))
+    each -= each % groups if each > groups else 0
     shared = _room(each * size, itemsize)
     fits = shared <= MAX_BYTES
     return Whole(ceil_div(count, each), shared if fits else 0, size, each, lanes, fits, _array(divisor(size)))

@@ -20,6 +20,7 @@ from ..operator import operator
 SIZES: dict[str, tuple[int, ...]] = dict(K=(0, 2, 3), S=(0, 1, 2))
 EXISTS = dict(where=lambda K, S, **_: (K, S) in SHAPES)
 VECTORS = (False, True)
+PACKS = 4  # of 16 bytes, to a thread of avg_pool2d_bwd_whole
 avg_pool2d_fwd = Kernel("avg_pool2d.cu", "avg_pool2d_fwd<T, K, S>", T=FLOATING, **SIZES, **EXISTS)
 avg_pool2d_bwd = Kernel("avg_pool2d.cu", "avg_pool2d_bwd<T, K, S>", T=FLOATING, **SIZES, **EXISTS)
 avg_pool2d_fwd_last = Kernel(
@@ -89,7 +90,7 @@ def _(saved, grad_y, kernel_size, stride, padding, count_include_pad, divisor_ov
     elif _whole(geometry):
         w = whole_planes(grad_y.numel(), size[0] * size[1], itemsize)
         count, d = grad_x.numel(), divisor_override or w.size
-        grid = ceil_div(count, 16 // itemsize * BLOCK)
+        grid = ceil_div(count, PACKS * 16 // itemsize * BLOCK)
         avg_pool2d_bwd_whole[grid, BLOCK](grad_y, grad_x, count, w.divisor, d, T=dtype)
     else:
         b = bwd_bands(grad_x.numel() // (size[0] * size[1]), geometry, itemsize)
@@ -153,5 +154,5 @@ def _averaging(divisor_override: int | None, count_include_pad: bool) -> np.ndar
 
 
 def _whole(geometry: tuple[int, ...]) -> bool:
-    """Whether there is one window, all of its plane."""
-    return geometry[:2] == geometry[4:6] and geometry[8:10] == (0, 0) and geometry[0] * geometry[1] < 1 << 31
+    """Whether there is one window, all of its plane, which has 16 elements or more."""
+    return geometry[:2] == geometry[4:6] and geometry[8:10] == (0, 0) and 16 <= geometry[0] * geometry[1] < 1 << 31
