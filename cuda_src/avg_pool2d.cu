@@ -109,7 +109,7 @@ __device__ __forceinline__ void shares_down(const Window& p, const Averaging& a,
 // --- contiguous planes ---
 
 // Grid: the bands of rows of outputs. Block: any. Each thread owns strips of columns, neighbours on neighbouring threads.
-// Shared memory: the rows of x that the band reads; without K only if they fit.
+// Shared memory: the rows of x that the band reads, and the band; without K only if they fit.
 template <typename T, int K, int S>
 __global__ void __launch_bounds__(256)
     avg_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, Window geometry, Bands b, Averaging a) {
@@ -119,21 +119,25 @@ __global__ void __launch_bounds__(256)
   const int top = max(band.first * p.sh - p.ph, 0), bottom = min((band.last - 1) * p.sh - p.ph + p.kh, p.H);
   const T* run = x + (band.plane * p.H + top) * p.W;
   T* result = y + (band.plane * p.OH + band.first) * p.OW;
-  const auto work = [&](const T* rows) {
+  const auto work = [&](const T* rows, T* averages) {
     band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
       const T* from = rows + (offset_t<K>(plane) * p.H - top) * p.W;
-      T* to = result + (offset_t<K>(plane) * p.OH + first - band.first) * p.OW + ow;
+      T* to = averages + (offset_t<K>(plane) * p.OH + first - band.first) * p.OW + ow;
       averages_down<K, S, T, 1>(
           p, a, first, last, ow,
           [&](int h, int start, int j) { return Vec<T, 1>{(from + start + offset_t<K>(h) * p.W)[j]}; },
           [&](int, Vec<T, 1> average) { *to = average.data[0], to += p.OW; });
     });
   };
-  if (K == 0 && !b.shared) return work(run);
+  if (K == 0 && !b.shared) return work(run, result);
   uint4* room = shared;
   const T* held = fetch_run(room, run, ((band.planes - 1) * p.H + bottom - top) * p.W);
+  const int count = ((band.planes - 1) * p.OH + band.last - band.first) * p.OW;
+  T* averages = take_room(room, result, count);
   wait_for_runs();
-  work(held);
+  work(held, averages);
+  __syncthreads();
+  store_run(result, averages, count);
 }
 
 // Grid: the bands of rows of tiles of grad_x. Block, threads: as above, of tiles. Shared memory: the rows of grad_y that
@@ -165,6 +169,7 @@ __global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad
   T* sums = take_room(room, result, count);
   wait_for_runs();
   work(held, sums);
+  __syncthreads();
   store_run(result, sums, count);
 }
 
@@ -250,7 +255,7 @@ __global__ void __launch_bounds__(256)
 // Grid: ceil(elements / (kPacks * kVecWidth<T> * blockDim.x)), one dimension. Each thread owns kPacks times 16 bytes of
 // grad_x, or what is left. A plane has 16 elements or more.
 #ifndef PACKS
-#define PACKS 4
+#define PACKS 2
 #endif
 constexpr int kPacks = PACKS;
 template <typename T>

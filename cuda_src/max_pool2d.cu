@@ -127,7 +127,7 @@ __device__ __forceinline__ void gradients_down(const Window& p, const Divisor& s
 // --- contiguous planes ---
 
 // Grid: the bands of rows of outputs. Block: any. Each thread owns strips of columns, neighbours on neighbouring threads.
-// Shared memory: the rows of x that the band reads; without K only if they fit.
+// Shared memory: the rows of x that the band reads, and the band of y and argmax; without K only if they fit.
 template <typename T, typename I, int K, int S>
 __global__ void __launch_bounds__(256)
     max_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, Window geometry, Bands b) {
@@ -138,26 +138,30 @@ __global__ void __launch_bounds__(256)
   const int bottom = min((band.last - 1) * p.sh - p.ph + (p.kh - 1) * p.dh + 1, p.H);
   const T* run = x + (band.plane * p.H + top) * p.W;
   y += (band.plane * p.OH + band.first) * p.OW, argmax += (band.plane * p.OH + band.first) * p.OW;
-  const auto work = [&](const T* rows) {
+  const auto work = [&](const T* rows, T* maxima, I* places) {
     band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
       const T* from = rows + (offset_t<K>(plane) * p.H - top) * p.W;
-      const auto to = (offset_t<K>(plane) * p.OH + first - band.first) * p.OW + ow;
-      T* best = y + to;
-      I* where = argmax + to;
+      auto to = (offset_t<K>(plane) * p.OH + first - band.first) * p.OW + ow;
       maxima_down<K, S, T, I, 1>(
           p, first, last, ow,
           [&](int h, int w, int j) { return Vec<T, 1>{(from + w + offset_t<K>(h) * p.W)[j]}; },
-          [&](int, Vec<T, 1> value, const I(&at)[1]) {
-            *best = value.data[0], *where = at[0];
-            best += p.OW, where += p.OW;
+          [&](int, Vec<T, 1> best, const I(&at)[1]) {
+            maxima[to] = best.data[0], places[to] = at[0];
+            to += p.OW;
           });
     });
   };
-  if (K == 0 && !b.shared) return work(run);
+  if (K == 0 && !b.shared) return work(run, y, argmax);
   uint4* room = shared;
   const T* held = fetch_run(room, run, ((band.planes - 1) * p.H + bottom - top) * p.W);
+  const int count = ((band.planes - 1) * p.OH + band.last - band.first) * p.OW;
+  T* maxima = take_room(room, y, count);
+  I* places = take_room(room, argmax, count);
   wait_for_runs();
-  work(held);
+  work(held, maxima, places);
+  __syncthreads();
+  store_run(y, maxima, count);
+  store_run(argmax, places, count);
 }
 
 // Grid: the bands of rows of tiles of grad_x. Block, threads: as above, of tiles. Shared memory: the rows of grad_y and
@@ -194,6 +198,7 @@ __global__ void __launch_bounds__(256)
   T* sums = take_room(room, result, count);
   wait_for_runs();
   work(grads, places, sums);
+  __syncthreads();
   store_run(result, sums, count);
 }
 

@@ -261,9 +261,8 @@ __device__ __forceinline__ void wait_for_runs() {
   __syncthreads();
 }
 
-// The reverse, of what take_room() gave.
+// The reverse, of what take_room() gave and the block has filled.
 template <typename T> __device__ __forceinline__ void store_run(T* run, const T* held, int count) {
-  __syncthreads();
   each_part(run, count, [&](int e, bool pack) {
     if (pack) *reinterpret_cast<uint4*>(run + e) = *reinterpret_cast<const uint4*>(held + e);
     else run[e] = held[e];

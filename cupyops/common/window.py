@@ -16,6 +16,7 @@ from .gemm import divisor
 
 BLOCK = 128
 BAND_BYTES = 32 << 10  # of shared memory of a block, where there is enough work
+WHOLE_BYTES = 8 << 10  # where a window is a whole plane
 MAX_BYTES = 48 << 10
 FILL = 132 * 8  # blocks that small work is divided into
 FILL_THREADS = 132 * 2048 * 2
@@ -98,23 +99,23 @@ def specialised(geometry: tuple[int, ...]) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def fwd_bands(count: int, geometry: tuple[int, ...], itemsize: int) -> Bands:
-    """Bands of rows of outputs, and what these read in shared memory."""
+def fwd_bands(count: int, geometry: tuple[int, ...], itemsize: int, places: int = 0) -> Bands:
+    """Bands of rows of outputs; in shared memory these and their places, of `places` bytes, and what they read."""
+    count, geometry = _merged(count, geometry, places)
     h, w, out_h, out_w, kh, _, sh, _, _, _, dh, _ = geometry
 
     def bytes_of(rows: int, planes: int) -> int:
         read = min((rows - 1) * sh + (kh - 1) * dh + 1, h)
-        return _room(((planes - 1) * h + read) * w, itemsize)
+        made = ((planes - 1) * out_h + rows) * out_w
+        return _room(((planes - 1) * h + read) * w, itemsize) + _room(made, itemsize) + _room(made, places)
 
     return _bands(count, geometry, specialised(geometry), (out_h, out_w), bytes_of)
 
 
 @functools.lru_cache(maxsize=4096)
 def bwd_bands(count: int, geometry: tuple[int, ...], itemsize: int, places: int = 0) -> Bands:
-    """Bands of rows of tiles of inputs; in shared memory these, and the gradients and places of the windows that reach them.
-
-    `places`: bytes of a place.
-    """
+    """Bands of rows of tiles of inputs; in shared memory these, and the gradients and places of windows that reach them."""
+    count, geometry = _merged(count, geometry, places)
     h, w, out_h, out_w, kh, _, sh, _, _, _, dh, _ = geometry
 
     def banded(known: tuple[int, int]) -> Bands:
@@ -128,6 +129,16 @@ def bwd_bands(count: int, geometry: tuple[int, ...], itemsize: int, places: int 
 
     bands = banded(specialised(geometry))
     return bands if bands.fits else banded((0, 0))
+
+
+def _merged(count: int, geometry: tuple[int, ...], places: int) -> tuple[int, tuple[int, ...]]:
+    """Planes one below the other as one, where windows tile them from top to bottom; fewer, so that places in it are ints."""
+    (h, w, out_h), (_, stride) = geometry[:3], specialised(geometry)
+    if places > 1 or stride * out_h != h or geometry[4] != stride:  # places from 256 on are counted in the plane
+        return count, geometry
+    least = ceil_div(count * h * w, (1 << 31) - 1)
+    groups = next((n for n in range(least, min(count, least + 64)) if count % n == 0), count)
+    return groups, (h * (count // groups), w, out_h * (count // groups), *geometry[3:])
 
 
 def _room(count: int, itemsize: int) -> int:
@@ -151,9 +162,10 @@ def _bands(
     """Bands of planes whose threads own columns of `size`, rows and columns. bytes_of(rows, planes) is what these need."""
     height, width = size
     target = min(BAND_BYTES, max(1024, ceil_div(count * bytes_of(height, 1), FILL)))
-    each, parts = max(1, min(target // bytes_of(height, 1), count)), 1
+    each = max(1, min(target // bytes_of(height, 1), count))
+    parts = max(1, min(bytes_of(height, 1) // target, height))
     while each == 1 and parts < height and bytes_of(ceil_div(height, parts), 1) > target:
-        parts += max(1, parts // 8)
+        parts += max(1, parts // 32)
     rows = ceil_div(height, parts)
     parts = ceil_div(height, rows)
     shared = bytes_of(rows, each)
@@ -193,7 +205,7 @@ def whole_planes(count: int, size: int, itemsize: int) -> Whole:
     """Planes with one window each."""
     lanes = BLOCK if size > 32 * EACH_LANE else 1 << (ceil_div(size, EACH_LANE) - 1).bit_length()
     groups = BLOCK // lanes
-    target = min(BAND_BYTES, max(1024, ceil_div(count * size * itemsize, FILL)))
+    target = min(WHOLE_BYTES, max(1024, ceil_div(count * size * itemsize, FILL)))
     each = max(1, target // (size * itemsize))
     each -= each % groups if each > groups else 0
     shared = _room(each * size, itemsize)

@@ -20,7 +20,7 @@ from ..operator import operator
 SIZES: dict[str, tuple[int, ...]] = dict(K=(0, 2, 3), S=(0, 1, 2))
 EXISTS = dict(where=lambda K, S, **_: (K, S) in SHAPES)
 VECTORS = (False, True)
-PACKS = 4  # of 16 bytes, to a thread of avg_pool2d_bwd_whole
+PACKS = 2  # of 16 bytes, to a thread of avg_pool2d_bwd_whole
 avg_pool2d_fwd = Kernel("avg_pool2d.cu", "avg_pool2d_fwd<T, K, S>", T=FLOATING, **SIZES, **EXISTS)
 avg_pool2d_bwd = Kernel("avg_pool2d.cu", "avg_pool2d_bwd<T, K, S>", T=FLOATING, **SIZES, **EXISTS)
 avg_pool2d_fwd_last = Kernel(
