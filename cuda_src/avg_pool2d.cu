@@ -55,14 +55,14 @@ template <typename T, int N> struct Sums {
 // The averages of N planes side by side, first <= oh < last of column ow. load(h, start, j) gives their elements at row h
 // and column start + j.
 template <int K, int S, typename T, int N, typename Load, typename Store>
-__device__ __forceinline__ void averages_down(const Window& p, const Averaging& a, int first, int last, int ow, Load load,
-                                              Store store) {
+__device__ __forceinline__ void averages_down(const Window& p, const Averaging& a, int first, int last, int ow,
+                                              Load load, Store store) {
   const Taps taps = Taps::across(p, ow);
   const acc_t<T> across = a.across<kInside<K, S>, acc_t<T>>(p, ow);
   int rows[K ? K : 1];  // in which there is something at tap j
 #pragma unroll
   for (int j = 0; j < K; ++j) rows[j] = j >= taps.first && j <= taps.last ? p.H : 0;
-  const auto row = [&](int h, int) {
+  const auto row = [&](int h, int, bool) {
     Sums<T, N> sum = {};
 #pragma unroll(K ? K : 4)
     for (int j = K ? 0 : taps.first; j < (K ? K : taps.last + 1); ++j) {
@@ -101,9 +101,9 @@ __device__ __forceinline__ void shares_down(const Window& p, const Averaging& a,
     if (first) sum = share;
     else sum.fold(share);
   };
-  tiles_down<K, S, kRowsAtOnce<N>, Sums<T, N>>(p, sh, sw, first, last, column, get, add, [&](int h, int w, const Sums<T, N>& sum) {
-    store(h, w, sum.rounded());
-  });
+  tiles_down<K, S, kRowsAtOnce<N>, Sums<T, N>>(
+      p, sh, sw, first, last, column, get, add,
+      [&](int h, int w, const Sums<T, N>& sum) { store(h, w, sum.rounded()); });
 }
 
 // --- contiguous planes ---
@@ -143,8 +143,8 @@ __global__ void __launch_bounds__(256)
 // Grid: the bands of rows of tiles of grad_x. Block, threads: as above, of tiles. Shared memory: the rows of grad_y that
 // the band has shares of, and the band; without K only if they fit.
 template <typename T, int K, int S>
-__global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad_y, T* __restrict__ grad_x, Window geometry,
-                                                      Bands b, Divisor sh, Divisor sw, Averaging a) {
+__global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad_y, T* __restrict__ grad_x,
+                                                      Window geometry, Bands b, Divisor sh, Divisor sw, Averaging a) {
   extern __shared__ uint4 shared[];
   const Window p = geometry.known<K, S, false>();
   const Tiles<K, S> tiles(p);
@@ -254,10 +254,7 @@ __global__ void __launch_bounds__(256)
 
 // Grid: ceil(elements / (kPacks * kVecWidth<T> * blockDim.x)), one dimension. Each thread owns kPacks times 16 bytes of
 // grad_x, or what is left. A plane has 16 elements or more.
-#ifndef PACKS
-#define PACKS 2
-#endif
-constexpr int kPacks = PACKS;
+constexpr int kPacks = 2;
 template <typename T>
 __global__ void avg_pool2d_bwd_whole(const T* __restrict__ grad_y, T* __restrict__ grad_x, long long elements,
                                      Divisor size, acc_t<T> d) {
@@ -279,7 +276,8 @@ __global__ void avg_pool2d_bwd_whole(const T* __restrict__ grad_y, T* __restrict
   for (int u = 0; u < kPacks; ++u) {
     const long long start = first + u * V * (long long)blockDim.x;
     if (start >= elements) break;
-    const T own = from_acc<T>(quotient<T>(to_acc(grad[u][0]), d)), next = from_acc<T>(quotient<T>(to_acc(grad[u][1]), d));
+    const T own = from_acc<T>(quotient<T>(to_acc(grad[u][0]), d)),
+            next = from_acc<T>(quotient<T>(to_acc(grad[u][1]), d));
     Vec<T, V> pack;
 #pragma unroll
     for (int k = 0; k < V; ++k) pack.data[k] = k < left[u] ? own : next;

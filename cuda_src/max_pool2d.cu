@@ -40,7 +40,7 @@ __device__ __forceinline__ void maxima_down(const Window& p, int first, int last
   constexpr bool BYTE = sizeof(I) == 1, SHARED = K > 0 && !kInside<K, S>, TAPS = BYTE && !SHARED;
   const int pitch = BYTE ? p.kw : p.W;  // from one row's places to the next
   const Taps taps = Taps::across(p, ow);
-  const auto row = [&](int h, int i) {
+  const auto row = [&](int h, int i, bool any) {
     h = SHARED ? min(max(h, 0), p.H - 1) : h;
     const P before = P(TAPS ? i : h) * pitch;
     Best<A, P, N> best;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void maxima_down(const Window& p, int first, int last
       }
     }
 #pragma unroll(K ? K : 3)
-    for (int j = K ? 0 : taps.first; j < (K ? K : taps.last + 1); ++j) {
+    for (int j = K ? 0 : taps.first; j < (K ? K : any ? taps.last + 1 : 0); ++j) {
       const int w = SHARED ? min(max(taps.start + j, 0), p.W - 1) : taps.start + j * p.dw;
       const Vec<T, N> x = kInside<K, S> ? load(h, taps.start, j) : load(h, w, 0);
 #pragma unroll
@@ -88,8 +88,8 @@ template <typename A, int N> struct Sums { A data[N]; };
 
 // The gradients of N planes side by side, of a column of tiles. load(oh, ow, chosen) gives those of the outputs.
 template <int K, int S, typename T, typename I, int N, typename Load, typename Store>
-__device__ __forceinline__ void gradients_down(const Window& p, const Divisor& sh, const Divisor& sw, int first, int last,
-                                               int column, Load load, Store store) {
+__device__ __forceinline__ void gradients_down(const Window& p, const Divisor& sh, const Divisor& sw, int first,
+                                               int last, int column, Load load, Store store) {
   constexpr bool ONE = kInside<K, S>;
   using P = place_t<I, K>;
   using All = Sums<typename Summed<ONE, T>::type, N>;
@@ -143,8 +143,7 @@ __global__ void __launch_bounds__(256)
       const T* from = rows + (offset_t<K>(plane) * p.H - top) * p.W;
       auto to = (offset_t<K>(plane) * p.OH + first - band.first) * p.OW + ow;
       maxima_down<K, S, T, I, 1>(
-          p, first, last, ow,
-          [&](int h, int w, int j) { return Vec<T, 1>{(from + w + offset_t<K>(h) * p.W)[j]}; },
+          p, first, last, ow, [&](int h, int w, int j) { return Vec<T, 1>{(from + w + offset_t<K>(h) * p.W)[j]}; },
           [&](int, Vec<T, 1> best, const I(&at)[1]) {
             maxima[to] = best.data[0], places[to] = at[0];
             to += p.OW;
@@ -168,8 +167,8 @@ __global__ void __launch_bounds__(256)
 // argmax that may lie in the band, and the band; without K only if they fit.
 template <typename T, typename I, int K, int S>
 __global__ void __launch_bounds__(256)
-    max_pool2d_bwd(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x, Window geometry, Bands b,
-                   Divisor sh, Divisor sw) {
+    max_pool2d_bwd(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x, Window geometry,
+                   Bands b, Divisor sh, Divisor sw) {
   extern __shared__ uint4 shared[];
   const Window p = geometry.known<K, S, true>();
   const Tiles<K, S> tiles(p);
@@ -179,7 +178,8 @@ __global__ void __launch_bounds__(256)
   T* result = grad_x + (band.plane * p.H + extent.top) * p.W;
   const auto work = [&](const T* grads, const I* places, T* sums) {
     band.each_strip(b, tiles.columns, [&](int plane, int first, int last, int column) {
-      const offset_t<K> from = (offset_t<K>(plane) * p.OH - extent.begin) * p.OW, to = (offset_t<K>(plane) * p.H - extent.top) * p.W;
+      const offset_t<K> from = (offset_t<K>(plane) * p.OH - extent.begin) * p.OW,
+                        to = (offset_t<K>(plane) * p.H - extent.top) * p.W;
       gradients_down<K, S, T, I, 1>(
           p, sh, sw, first, last, column,
           [&](int oh, int ow, Chosen<T, place_t<I, K>, 1>& chosen) {
@@ -222,9 +222,7 @@ __global__ void __launch_bounds__(256)
   y += to, argmax += to;
   maxima_down<K, S, T, I, V>(
       p, at.first, at.last, at.column,
-      [&](int h, int w, int j) {
-        return load_vec<T, V>(x + offset_t<K>(w) * C + offset_t<K>(h) * p.W * C + j * C);
-      },
+      [&](int h, int w, int j) { return load_vec<T, V>(x + offset_t<K>(w) * C + offset_t<K>(h) * p.W * C + j * C); },
       [&](int, Vec<T, V> best, const I(&which)[V]) {
         store_vec<T, V>(y, best);
 #pragma unroll

@@ -9,10 +9,6 @@
 #include "common/divisor.cuh"
 #include "common/vec.cuh"
 
-#ifndef UNROLL
-#define UNROLL 2
-#endif
-
 // The geometry: sizes of input and output planes, and kernel, stride, padding, dilation.
 struct Window {
   int H, W, OH, OW, kh, kw, sh, sw, ph, pw, dh, dw;
@@ -45,30 +41,30 @@ struct Taps {
 };
 
 // How many rows of windows a thread has under way, each of N planes.
-template <int N> constexpr int kRowsAtOnce = N > 1 ? 1 : UNROLL;
+template <int N> constexpr int kRowsAtOnce = N > 1 ? 1 : 2;
 
-// Forward: done(oh, result) for the outputs first <= oh < last of a column. row(h, i) is what tap i of a window takes of
-// row h, which may be outside if K; into.fold(row) adds a row to those above it.
+// Forward: done(oh, result) for the outputs first <= oh < last of a column. row(h, i, any) is what tap i of a window takes of
+// row h, which may be outside if K; nothing unless `any`. into.fold(row) adds a row to those above it.
 template <int K, int S, int ROWS, typename Row, typename Done>
 __device__ __forceinline__ void windows_down(const Window& p, int first, int last, Row row, Done done) {
   if constexpr (K == 0) {
     for (int oh = first; oh < last; ++oh) {
       const Taps down = Taps::down(p, oh);
-      auto result = row(down.start + down.first * p.dh, down.first);
-      for (int i = down.first + 1; i <= down.last; ++i) result.fold(row(down.start + i * p.dh, i));
+      auto result = row(down.start + down.first * p.dh, down.first, down.first <= down.last);
+      for (int i = down.first + 1; i <= down.last; ++i) result.fold(row(down.start + i * p.dh, i, true));
       done(oh, result);
     }
   } else {
-    decltype(row(0, 0)) rows[K];
+    decltype(row(0, 0, true)) rows[K];
     int h = first * S - p.ph;
 #pragma unroll
-    for (int i = S; i < K; ++i) rows[i] = row(h + i - S, i);
+    for (int i = S; i < K; ++i) rows[i] = row(h + i - S, i, true);
 #pragma unroll ROWS
     for (int oh = first; oh < last; ++oh, h += S) {
 #pragma unroll
       for (int i = 0; i < K; ++i) {
         if (i + S < K) rows[i] = rows[i + S];
-        else rows[i] = row(h + i, i);
+        else rows[i] = row(h + i, i, true);
       }
       auto result = rows[0];
 #pragma unroll

@@ -132,7 +132,7 @@ def bwd_bands(count: int, geometry: tuple[int, ...], itemsize: int, places: int 
 
 
 def _merged(count: int, geometry: tuple[int, ...], places: int) -> tuple[int, tuple[int, ...]]:
-    """Planes one below the other as one, where windows tile them from top to bottom; fewer, so that places in it are ints."""
+    """Planes one below the other as one, where windows tile them from top to bottom, and what is in it are ints."""
     (h, w, out_h), (_, stride) = geometry[:3], specialised(geometry)
     if places > 1 or stride * out_h != h or geometry[4] != stride:  # places from 256 on are counted in the plane
         return count, geometry
@@ -224,9 +224,7 @@ class Cells(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def cells(
-    images: int, channels: int, geometry: tuple[int, ...], itemsize: int, aligned: bool, backward: bool
-) -> Cells:
+def cells(images: int, channels: int, geometry: tuple[int, ...], itemsize: int, aligned: bool, backward: bool) -> Cells:
     """Strips of the outputs or, backward, of the tiles of the inputs.
 
     A thread has 16 bytes of their channels where these and the addresses, if `aligned`, allow it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,24 +12,31 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import check
-from ..common.window import BLOCK, SHAPES, aligned, bwd_bands, cells, fwd_bands, is_channels_last, output_size, planes, steps, whole_planes
+from ..common.window import (
+    BLOCK,
+    SHAPES,
+    aligned,
+    bwd_bands,
+    cells,
+    fwd_bands,
+    is_channels_last,
+    output_size,
+    planes,
+    steps,
+    whole_planes,
+)
 from ..common.window import window as arguments
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from ..operator import operator
 
-SIZES: dict[str, tuple[int, ...]] = dict(K=(0, 2, 3), S=(0, 1, 2))
-EXISTS = dict(where=lambda K, S, **_: (K, S) in SHAPES)
+DOMAIN: dict[str, Any] = dict(T=FLOATING, K=(0, 2, 3), S=(0, 1, 2), where=lambda K, S, **_: (K, S) in SHAPES)
 VECTORS = (False, True)
 PACKS = 2  # of 16 bytes, to a thread of avg_pool2d_bwd_whole
-avg_pool2d_fwd = Kernel("avg_pool2d.cu", "avg_pool2d_fwd<T, K, S>", T=FLOATING, **SIZES, **EXISTS)
-avg_pool2d_bwd = Kernel("avg_pool2d.cu", "avg_pool2d_bwd<T, K, S>", T=FLOATING, **SIZES, **EXISTS)
-avg_pool2d_fwd_last = Kernel(
-    "avg_pool2d.cu", "avg_pool2d_fwd_last<T, K, S, VECTORS>", T=FLOATING, **SIZES, VECTORS=VECTORS, **EXISTS
-)
-avg_pool2d_bwd_last = Kernel(
-    "avg_pool2d.cu", "avg_pool2d_bwd_last<T, K, S, VECTORS>", T=FLOATING, **SIZES, VECTORS=VECTORS, **EXISTS
-)
+avg_pool2d_fwd = Kernel("avg_pool2d.cu", "avg_pool2d_fwd<T, K, S>", **DOMAIN)
+avg_pool2d_bwd = Kernel("avg_pool2d.cu", "avg_pool2d_bwd<T, K, S>", **DOMAIN)
+avg_pool2d_fwd_last = Kernel("avg_pool2d.cu", "avg_pool2d_fwd_last<T, K, S, VECTORS>", VECTORS=VECTORS, **DOMAIN)
+avg_pool2d_bwd_last = Kernel("avg_pool2d.cu", "avg_pool2d_bwd_last<T, K, S, VECTORS>", VECTORS=VECTORS, **DOMAIN)
 avg_pool2d_fwd_whole = Kernel("avg_pool2d.cu", "avg_pool2d_fwd_whole<T>", T=FLOATING)
 avg_pool2d_bwd_whole = Kernel("avg_pool2d.cu", "avg_pool2d_bwd_whole<T>", T=FLOATING)
 

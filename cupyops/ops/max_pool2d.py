@@ -10,7 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..common.window import BLOCK, SHAPES, aligned, bwd_bands, cells, fwd_bands, is_channels_last, output_size, planes, steps
+from ..common.window import (
+    BLOCK,
+    SHAPES,
+    aligned,
+    bwd_bands,
+    cells,
+    fwd_bands,
+    is_channels_last,
+    output_size,
+    planes,
+    steps,
+)
 from ..common.window import window as arguments
 from ..kernel import FLOATING, Kernel
 from ..layout import is_dry

@@ -111,6 +111,10 @@ def test_a_window_outside_the_plane(device):
         leaf = form.detach().requires_grad_()
         y = cupyops.max_pool2d(leaf, 2, padding=1, dilation=3)
         assert y.shape == (1, 4, 1, 1) and torch.isneginf(y).all()
+        half = cupyops.max_pool2d(form, (2, 1), padding=(1, 0), dilation=(3, 1))  # outside in one direction
+        assert half.shape == (1, 4, 1, 2) and torch.isneginf(half).all()
+        with cupyops.simulate():  # which would notice a wild read
+            assert torch.equal(cupyops.max_pool2d(form.cpu(), (2, 1), padding=(1, 0), dilation=(3, 1)), half.cpu())
         if device.type == "cuda":  # PyTorch's own CPU gradient writes outside its array here
             assert not torch.autograd.grad(y.sum(), leaf)[0].any()
 
