@@ -1,11 +1,22 @@
 // y = x + alpha other
 // grad_x = grad_y                 (no launch: the same tensor)
-// grad_other = alpha grad_y       (the same tensor where alpha = 1)
+// grad_other = alpha grad_y       (the same tensor where alpha = 1); where other is broadcast, the sum of that
 //
 // Bytes per element: forward 3 x sizeof(T), fewer where an input is broadcast; grad_other 2 x sizeof(T). Two flops.
-// The sums over broadcast dimensions are those of PyTorch's expand().
 #include "common/broadcast.cuh"
+#include "common/column_sums.cuh"
 #include "common/elementwise.cuh"
+#include "common/spread.cuh"
+
+#ifndef UNROLL_FWD
+#define UNROLL_FWD 4
+#endif
+#ifndef UNROLL_BWD
+#define UNROLL_BWD 4
+#endif
+#ifndef BLOCKS_BWD
+#define BLOCKS_BWD 4
+#endif
 
 // Grid, block: see elementwise(). All three laid out alike; each thread owns whole vectors.
 template <typename T>
@@ -13,6 +24,17 @@ __global__ void add_fwd(const T* __restrict__ x, const T* __restrict__ other, T*
                         long long n) {
   using A = acc_t<T>;
   elementwise<T>(n, [alpha](A x, A other) { return x + alpha * other; }, y, x, other);
+}
+
+// Grid, block: see spread_over(). `whole` and y are dense and laid out alike. OTHER: `whole` is other and `part` x.
+template <typename T, bool OTHER, bool SPANS>
+__global__ void add_fwd_spread(const T* __restrict__ whole, const T* __restrict__ part, T* __restrict__ y,
+                               const __grid_constant__ Spread spread, acc_t<T> alpha, long long n) {
+  using A = acc_t<T>;
+  const T* const in[] = {part};
+  spread_over<SPANS, UNROLL_FWD>(
+      spread, n, [alpha](A whole, const A(&p)[1]) { return OTHER ? p[0] + alpha * whole : whole + alpha * p[0]; }, y,
+      whole, in);
 }
 
 // Grid, block: see broadcast(). x and other have any strides, y is dense; each thread owns whole vectors of y.
@@ -36,4 +58,33 @@ template <typename T>
 __global__ void add_bwd_other(const T* __restrict__ grad_y, T* __restrict__ grad_other, acc_t<T> alpha, long long n) {
   using A = acc_t<T>;
   elementwise<T>(n, [alpha](A grad_y) { return alpha * grad_y; }, grad_other, grad_y);
+}
+
+template <typename A> struct SumAlone {
+  static constexpr bool READS = false;
+  static constexpr int SUMS = 1;
+
+  __device__ __forceinline__ A operator()(A grad_y, A, A, A (&term)[1]) const { return term[0] = grad_y; }
+};
+
+// Grid, block, partial: see sum_columns().
+template <typename T>
+__global__ void __launch_bounds__(kSumThreads, BLOCKS_BWD)
+    add_bwd_columns(const T* __restrict__ grad_y, acc_t<T>* __restrict__ partial,
+                    const __grid_constant__ Columns columns) {
+  sum_columns<UNROLL_BWD, T>(columns, SumAlone<acc_t<T>>(), grad_y, nullptr, nullptr, nullptr, partial);
+}
+
+// Grid, block, partial: see sum_spans().
+template <typename T, bool CUT>
+__global__ void __launch_bounds__(kSumThreads, BLOCKS_BWD)
+    add_bwd_spans(const T* __restrict__ grad_y, acc_t<T>* __restrict__ partial, const __grid_constant__ Spans spans) {
+  sum_spans<CUT, UNROLL_BWD, T>(spans, SumAlone<acc_t<T>>(), grad_y, nullptr, nullptr, nullptr, partial);
+}
+
+// Grid, block: see finish_sums().
+template <typename T>
+__global__ void add_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_other, long long slabs,
+                               long long channels, long long inner, acc_t<T> alpha) {
+  finish_sums<T>(partial, grad_other, nullptr, slabs, channels, inner, alpha);
 }

@@ -1,27 +1,34 @@
-// Sums over the rows of a block of (x, y) threads, in a fixed order.
+// One pass over gradients that also sums what they are made of, per column or per channel, in a fixed order.
+//
+// A Step has `static constexpr int SUMS` and `A operator()(A grad_y, A x, A parameter, A (&term)[SUMS])`: the gradient of x,
+// and what is to be added to each of the sums. READS: x is read; else it is 0.
 #pragma once
 
+#include "common/reduce.cuh"
 #include "common/vec.cuh"
 
 constexpr int kSumThreads = 256;
 
-// W neighbours at once where `aligned`, else one by one.
-template <typename T, int W> __device__ __forceinline__ Vec<T, W> load_some(const T* from, bool aligned) {
-  if (aligned) return load_vec<T, W>(from);
-  Vec<T, W> result;
-#pragma unroll
-  for (int k = 0; k < W; ++k) result.data[k] = from[k];
-  return result;
-}
-
-template <typename T, int W> __device__ __forceinline__ void store_some(T* to, const Vec<T, W>& value, bool aligned) {
-  if (aligned) return store_vec<T, W>(to, value);
-#pragma unroll
-  for (int k = 0; k < W; ++k) to[k] = value.data[k];
-}
-
 // The sum over threadIdx.y, a tree; threads of threadIdx.y = 0 have it. blockDim.y is a power of two; `shared` holds
 // kSumThreads * W values. All threads take part.
+#ifndef HINT
+#define HINT 0
+#endif
+template <typename T, int W> __device__ __forceinline__ Vec<T, W> load_hint(const T* from) {
+  if (HINT == 1 && sizeof(Vec<T, W>) == 16) {
+    Vec<T, W> v; *reinterpret_cast<int4*>(&v) = __ldcs(reinterpret_cast<const int4*>(from)); return v;
+  }
+  if (HINT == 3) {
+    Vec<T, W> v; int4& q = *reinterpret_cast<int4*>(&v);
+    asm volatile("ld.global.nc.L1::no_allocate.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(from));
+    return v;
+  }
+  return load_vec<T, W>(from);
+}
+template <typename T, int W> __device__ __forceinline__ void store_hint(T* to, Vec<T, W> v) {
+  if (HINT >= 1 && sizeof(v) == 16) __stcs(reinterpret_cast<int4*>(to), *reinterpret_cast<int4*>(&v));
+  else store_vec<T, W>(to, v);
+}
 template <int W> __device__ __forceinline__ void sum_over_y(double (&sum)[W], double* shared) {
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   for (int half = blockDim.y / 2; half > 0; half /= 2) {
@@ -36,13 +43,228 @@ template <int W> __device__ __forceinline__ void sum_over_y(double (&sum)[W], do
   }
 }
 
-template <int W, typename A>
-__device__ __forceinline__ void store_sum_over_y(const A (&sum)[W], A* to, bool owns, double* shared) {
-  double total[W];
+// Gradients of [n] elements. x and grad_x may be null: not read, not wanted.
+template <typename T, typename Step> struct Gradients {
+  static constexpr int W = kVecWidth<T>;
+  using A = acc_t<T>;
+  const T* grad_y;
+  const T* x;
+  T* grad_x;
+  long long n;
+  A sum[Step::SUMS][W] = {};
+
+  __device__ __forceinline__ bool aligned() const {
+    return is_aligned16(grad_y) && is_aligned16(x) && is_aligned16(grad_x);
+  }
+
+  __device__ __forceinline__ A add(const Step& step, int k, T grad, T value, T parameter) {
+    A term[Step::SUMS];
+    const A result = step(to_acc(grad), to_acc(value), to_acc(parameter), term);
 #pragma unroll
-  for (int k = 0; k < W; ++k) total[k] = sum[k];
-  sum_over_y<W>(total, shared);
-  if (threadIdx.y > 0 || !owns) return;
+    for (int s = 0; s < Step::SUMS; ++s) sum[s][k] += term[s];
+    return result;
+  }
+
+  // The U vectors from elements `at` on that `there` tells of: elements begin <= k < end of each, all of them unless CUT.
+  template <bool CUT, int U>
+  __device__ __forceinline__ void add_vectors(const Step& step, const long long (&at)[U], const bool (&there)[U],
+                                              const int (&begin)[U], const int (&end)[U],
+                                              const Vec<T, W>& parameters) {
+    Vec<T, W> grads[U], values[U];
 #pragma unroll
-  for (int k = 0; k < W; ++k) to[k] = total[k];
+    for (int u = 0; u < U; ++u) {
+      if (!there[u]) continue;
+      grads[u] = load_hint<T, W>(grad_y + at[u]);
+      if (Step::READS) values[u] = load_hint<T, W>(x + at[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (!there[u]) continue;
+      Vec<T, W> result;
+#pragma unroll
+      for (int k = 0; k < W; ++k) {
+        const bool in = !CUT || (k >= begin[u] && k < end[u]);
+        const T grad = in ? grads[u].data[k] : T(0), value = Step::READS && in ? values[u].data[k] : T(0);
+        result.data[k] = from_acc<T>(add(step, k, grad, value, parameters.data[k]));
+      }
+      if (!grad_x) continue;
+      if (!CUT || end[u] - begin[u] == W) store_hint<T, W>(grad_x + at[u], result);
+#pragma unroll
+      for (int k = 0; CUT && k < W; ++k) {
+        if (end[u] - begin[u] < W && k >= begin[u] && k < end[u]) grad_x[at[u] + k] = result.data[k];
+      }
+    }
+  }
+
+  // Elements begin <= k < end of the vector from `at` on, one by one.
+  __device__ __forceinline__ void add_singly(const Step& step, long long at, int begin, int end,
+                                             const Vec<T, W>& parameters) {
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      const long long i = at + k;
+      if (k < begin || k >= end) continue;
+      const A result = add(step, k, grad_y[i], Step::READS ? x[i] : T(0), parameters.data[k]);
+      if (grad_x) grad_x[i] = from_acc<T>(result);
+    }
+  }
+};
+
+// How columns.py divides an array of which `period` vectors are whole rows: periods are the rows here.
+struct Columns {
+  long long n, columns, inner;  // elements of the array, of a row, of those that share a parameter
+  long long period, rows, slab_rows;
+};
+
+// Grid: tiles x slabs, folded, tiles fastest: a tile is blockDim.x vectors of a period, a slab `slab_rows` periods. Block:
+// (x, y) of kSumThreads in all; each thread owns a vector of every blockDim.y-th period of its slab, U under way at once.
+// partial: [SUMS][slabs][period * W], the first of them where READS, the last where `sums_grad`. `parameters` [columns] may
+// be null, for a step that has none.
+template <int U, typename T, typename Step>
+__device__ __forceinline__ void sum_columns(const Columns& size, const Step& step, const T* __restrict__ grad_y,
+                                            const T* x, const T* parameters, T* grad_x,
+                                            acc_t<T>* __restrict__ partial) {
+  constexpr int W = kVecWidth<T>;
+  using A = acc_t<T>;
+  __shared__ double shared[kSumThreads * W];
+  const unsigned tiles = static_cast<unsigned>((size.period + blockDim.x - 1) / blockDim.x);
+  const long long slab = blockIdx.x / tiles, slabs = gridDim.x / tiles;
+  const long long column = blockIdx.x % tiles * (long long)blockDim.x + threadIdx.x;  // of vectors
+  Gradients<T, Step> gradients = {grad_y, x, grad_x, size.n};
+  if (column < size.period) {
+    const long long whole = gradients.aligned() ? size.n / W : 0;
+    Vec<T, W> own = {};
+    long long from = column * W % size.columns;
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      if (parameters) own.data[k] = parameters[size.inner == 1 ? from : from / size.inner];
+      if (++from == size.columns) from = 0;
+    }
+    const long long first = slab * size.slab_rows + threadIdx.y, last = min((slab + 1) * size.slab_rows, size.rows);
+    // of the vectors first * period + column, and so on, those that are whole
+    const long long end = min(last, (whole - column + size.period - 1) / size.period);
+    const long long stride = blockDim.y * size.period * W;
+    long long at = (first * size.period + column) * W;
+#pragma unroll 1
+    for (int left = static_cast<int>((end - first + blockDim.y - 1) / blockDim.y); left > 0; left -= U) {
+      long long offset[U];
+      bool there[U];
+      const int all[U] = {};
+#pragma unroll
+      for (int u = 0; u < U; ++u) offset[u] = at + u * stride, there[u] = u < left;
+      gradients.template add_vectors<false>(step, offset, there, all, all, own);
+      at += U * stride;
+    }
+    if (whole * W < size.n) {
+#pragma unroll 1
+      for (long long row = first; row < last; row += blockDim.y) {
+        const long long v = row * size.period + column;
+        if (v >= whole) gradients.add_singly(step, v * W, 0, static_cast<int>(min(size.n - v * W, (long long)W)), own);
+      }
+    }
+  }
+  if (!partial) return;
+#pragma unroll
+  for (int s = 0; s < Step::SUMS; ++s) {
+    double total[W];
+#pragma unroll
+    for (int k = 0; k < W; ++k) total[k] = gradients.sum[s][k];
+    sum_over_y<W>(total, shared);
+    if (threadIdx.y > 0 || column >= size.period) continue;
+    Vec<A, W> sums;
+#pragma unroll
+    for (int k = 0; k < W; ++k) sums.data[k] = total[k];
+    *reinterpret_cast<Vec<A, W>*>(partial + ((s * slabs + slab) * size.period + column) * W) = sums;
+  }
+}
+
+// An array [outer x channels x inner], a channel's outer x units vectors cut into slabs of `slab_units`.
+struct Spans {
+  long long n, channels, inner;
+  long long units, slab_units, slabs, all_units;  // vectors of a span, of a slab; slabs and vectors of a channel
+};
+
+// Grid: any that gives each slab of each channel a warp, channels fastest. Block: kSumThreads. The lanes of a warp take
+// every 32nd vector of their slab, U under way at once. CUT: spans are no whole vectors: a unit is the part of a vector
+// that lies in the span, empty where `units` are more than there are.
+// partial: [SUMS][slabs][channels].
+template <bool CUT, int U, typename T, typename Step>
+__device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, const T* __restrict__ grad_y,
+                                          const T* x, const T* parameters, T* grad_x,
+                                          acc_t<T>* __restrict__ partial) {
+  constexpr int W = kVecWidth<T>;
+  const long long slab = global_thread() / kWarp / size.channels, channel = global_thread() / kWarp % size.channels;
+  if (slab >= size.slabs) return;
+  Gradients<T, Step> gradients = {grad_y, x, grad_x, size.n};
+  const bool aligned = gradients.aligned();
+  Vec<T, W> own = {};
+#pragma unroll
+  for (int k = 0; k < W; ++k) {
+    if (parameters) own.data[k] = parameters[channel];
+  }
+  const long long last = min((slab + 1) * size.slab_units, size.all_units);
+  long long unit = slab * size.slab_units + threadIdx.x % kWarp;
+  long long a = unit / size.units, b = unit % size.units;
+  const long long step_a = kWarp / size.units, step_b = kWarp % size.units;
+#pragma unroll 1
+  while (unit < last) {
+    long long at[U];
+    int begin[U], end[U];
+    bool there[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const long long start = (a * size.channels + channel) * size.inner;
+      at[u] = (start / W + b) * W;
+      begin[u] = CUT ? static_cast<int>(max(start - at[u], 0LL)) : 0;
+      end[u] = CUT ? static_cast<int>(max(min(start + size.inner - at[u], (long long)W), 0LL)) : W;
+      if (unit >= last) end[u] = 0;
+      there[u] = aligned && begin[u] < end[u] && (!CUT || at[u] + W <= size.n);
+      unit += kWarp, a += step_a, b += step_b;  // a division per unit would cost more than the sums
+      if (b >= size.units) ++a, b -= size.units;
+    }
+    gradients.template add_vectors<CUT>(step, at, there, begin, end, own);
+    if (aligned && (!CUT || at[U - 1] + W <= size.n)) continue;
+#pragma unroll 1
+    for (int u = 0; u < U; ++u) {
+      long long from_at = at[0];
+      int from = begin[0], to = end[0];
+      bool left = !there[0];
+#pragma unroll
+      for (int w = 1; w < U; ++w) {
+        if (u == w) from_at = at[w], from = begin[w], to = end[w], left = !there[w];
+      }
+      if (left) gradients.add_singly(step, from_at, from, to, own);
+    }
+  }
+#pragma unroll
+  for (int s = 0; s < Step::SUMS; ++s) {
+    double total = 0;
+#pragma unroll
+    for (int k = 0; k < W; ++k) total += gradients.sum[s][k];
+    total = warp_reduce<Sum>(total);
+    if (partial && threadIdx.x % kWarp == 0) partial[(s * size.slabs + slab) * size.channels + channel] = total;
+  }
+}
+
+// grad[channel] = scale times the sum of partial [slabs x channels x inner] over slabs and inner; for blockIdx.y = 1 of the
+// second such array, into `second`. Grid: ceil(channels / blockDim.x), 1 or 2. Block: (x, y) of kSumThreads in all; a thread
+// owns a channel and every blockDim.y-th slab.
+template <typename T>
+__device__ __forceinline__ void finish_sums(const acc_t<T>* __restrict__ partial, T* first, T* second, long long slabs,
+                                            long long channels, long long inner, acc_t<T> scale) {
+  __shared__ double shared[kSumThreads];
+  const long long channel = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  partial += blockIdx.y * slabs * channels * inner;
+  double sum[1] = {};
+  if (channel < channels) {
+    const acc_t<T>* from = partial + channel * inner;
+#pragma unroll 1
+    for (long long b = 0; b < inner; ++b) {
+#pragma unroll 8
+      for (long long slab = threadIdx.y; slab < slabs; slab += blockDim.y) sum[0] += from[slab * channels * inner + b];
+    }
+  }
+  sum_over_y<1>(sum, shared);
+  if (threadIdx.y > 0 || channel >= channels) return;
+  T* const to = blockIdx.y == 0 ? first : second;
+  to[channel] = from_acc<T>(scale * static_cast<acc_t<T>>(sum[0]));
 }

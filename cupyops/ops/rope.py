@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -10,14 +12,23 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..common.broadcast import packed_layout
+from ..common.broadcast import merged, packed_layout
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from ..operator import operator
 
-rope_kernel = Kernel("rope.cu", "rope<T, INTERLEAVED>", T=FLOATING, INTERLEAVED=(False, True))
+rope_kernel = Kernel(
+    "rope.cu",
+    "rope<T, INTERLEAVED, N>",
+    T=FLOATING,
+    INTERLEAVED=(False, True),
+    N=(1, 2, 4, 8),
+    where=lambda T, INTERLEAVED, N: N * T.itemsize <= 16,
+)
 
 BLOCK = 128
+FILL = 132 * 2048  # threads: where there are more units, a thread has several heads
+CHUNK = 8  # heads of a thread, at most
 
 
 @operator("cupyops::rope")
@@ -141,28 +152,66 @@ class Plan(NamedTuple):
 
     config: tuple[int, tuple[int, int]]
     layout: np.ndarray | None
-    rows: int
-    whole: bool  # vectors
+    heads: np.ndarray
+    width: int  # N
 
 
 @functools.lru_cache(maxsize=4096)
 def _plan(
-    shape: tuple[int, ...], strides: tuple[int, ...], dim: int, positions: tuple[int, ...] | None, half: int, width: int
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dim: int,
+    positions: tuple[int, ...] | None,
+    half: int,
+    most: int,
+    interleaved: bool,
 ) -> Plan:
-    """`positions`: its strides; None where the positions are those of the sequence."""
+    """`positions`: its strides; None where the positions are those of the sequence. `most`: elements of a vector."""
     leading, size = shape[:-1], shape[-1]
-    rows = int(np.prod(leading, dtype=object))
     steps = [0] * len(leading)
     steps[dim] = 1 if positions is None else positions[-1]
     if positions is not None and len(positions) == 2:
         steps[0] = positions[0]
-    dense = tuple(int(np.prod(leading[d + 1 :], dtype=object)) for d in range(len(leading)))
-    found = packed_layout(leading, dense, 1, strides[:-1], tuple(steps)) if rows and strides[-1] == 1 else None
-    whole = all(value % width == 0 for value in (size, half, *strides[:-1]))
-    units = max(1, ceil_div(max(half, size - 2 * half), width if whole else 1))
+    dense = tuple(math.prod(shape[d + 1 :]) for d in range(len(leading)))
+    walked = merged(leading, dense, (strides[:-1], tuple(steps), dense))
+    same = [one for one in walked if one[1][1] == 0]  # of one position
+    heads, (x_stride, _, y_stride) = max(same, default=(1, (0, 0, 0)))
+    if same:
+        walked.remove((heads, (x_stride, 0, y_stride)))
+    rows = math.prod(count for count, _ in walked)
+    steps_of_x = [stride for count, stride in zip(leading, strides) if count > 1]
+    width = math.gcd(most, size, 2 * half if interleaved else half, *steps_of_x)
+    turned = half * (2 if interleaved and width > 1 else 1) // width
+    units = turned + (size - 2 * half) // width
+    chunk = max(1, min(CHUNK, heads, units * rows * heads // FILL))
+    chunks = ceil_div(heads, chunk)
     threads = min(units, BLOCK)
     together = max(1, BLOCK // threads)
-    return Plan((ceil_div(rows, together), (threads, together)), found[0] if found else None, rows, whole)
+    layout = None
+    if strides[-1] == 1 or size == 1:
+        counts = tuple(count for count, _ in walked)
+        columns = [tuple(step[j] for _, step in walked) for j in range(3)]
+        found = packed_layout(counts, columns[2], 1, *columns)
+        layout = found[0] if found else None
+    x_row, step, y_row = walked[0][1] if len(walked) == 1 else (0, 0, 0)
+    packed = struct.pack(
+        "=4q4i3q2i",
+        rows,
+        heads,
+        x_stride,
+        y_stride,
+        chunks,
+        chunk,
+        turned,
+        units,
+        x_row,
+        y_row,
+        step,
+        len(walked) < 2,
+        0,
+    )
+    config = (ceil_div(rows, together) * chunks, (threads, together))
+    return Plan(config, layout, np.frombuffer(packed, np.uint8), width)
 
 
 def _launch(
@@ -175,12 +224,16 @@ def _launch(
     if positions is not None:
         positions = positions.long()
     of_positions = None if positions is None else positions.stride()
-    half, width = cos.shape[1], 16 // x.itemsize
-    plan = _plan(x.shape, x.stride(), dim, of_positions, half, width)
+    half = cos.shape[1]
+    # the most bytes, up to 16, to which all of them are aligned
+    lowest = (x.data_ptr() | cos.data_ptr() | sin.data_ptr() | 16) & -(
+        x.data_ptr() | cos.data_ptr() | sin.data_ptr() | 16
+    )
+    most = max(lowest // x.itemsize, 1)
+    plan = _plan(x.shape, x.stride(), dim, of_positions, half, most, interleaved)
     if plan.layout is None:
         x = x.contiguous()
-        plan = _plan(x.shape, x.stride(), dim, of_positions, half, width)
-    config, layout, rows, whole = plan
-    sizes = (rows, half, x.shape[-1], cos.shape[0], whole, back)
-    rope_kernel[config](x, cos, sin, positions, y, layout, *sizes, T=y.dtype, INTERLEAVED=interleaved)
+        plan = _plan(x.shape, x.stride(), dim, of_positions, half, most, interleaved)
+    given = (x, cos, sin, positions, y, plan.heads, cos.shape[0], half, back, plan.layout)
+    rope_kernel[plan.config](*given, T=y.dtype, INTERLEAVED=interleaved, N=plan.width)
     return y

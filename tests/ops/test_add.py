@@ -8,7 +8,7 @@ import cupyops
 class TestAdd(OperatorContract):
     function = staticmethod(cupyops.add)
     torch_function = staticmethod(torch.add)
-    kernels = {"add_fwd", "add_fwd_broadcast", "add_scalar_fwd", "add_bwd_other"}
+    kernels = {"add_fwd", "add_fwd_broadcast", "add_fwd_spread", "add_scalar_fwd", "add_bwd_other", "add_bwd_columns", "add_bwd_spans", "add_bwd_finish"}
 
     def samples(self, make: Make):
         for shape in [(2, 3, 4, 5), (5,), (2059,), (), (0, 3)]:

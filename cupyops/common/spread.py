@@ -1,0 +1,64 @@
+"""Elementwise launches with parameters that vary along neighbouring dimensions of a dense tensor. See common/spread.cuh."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from ..kernel import ceil_div
+from ..layout import is_dry
+from .broadcast import BLOCK, merged
+
+UNROLL = 4  # vectors that a thread has under way
+FILL = 132 * 2048  # threads below which each has one vector
+
+
+class Plan(NamedTuple):
+    """A launch of spread_over()."""
+
+    grid: int
+    spread: np.ndarray
+    spans: bool
+
+
+def plan(output: Tensor, x: Tensor, *parameters: Tensor) -> Plan | None:
+    """The launch, for parameters expanded to the shape of the dense output; None where another kernel has to do it."""
+    if is_dry(output) or output.numel() == 0:
+        return None
+    strides = [tensor.stride() for tensor in parameters]
+    return _plan(output.shape, output.stride(), x.stride(), 16 // output.element_size(), *strides)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    shape: tuple[int, ...], strides: tuple[int, ...], x: tuple[int, ...], width: int, *parameters: tuple[int, ...]
+) -> Plan | None:
+    if any(a != b for size, a, b in zip(shape, strides, x) if size != 1):
+        return None
+    found = {pattern(shape, strides, one) for one in parameters}
+    if len(found) > 1 or None in found:
+        return None
+    channels, inner = found.pop() or (1, 1)
+    if 1 < inner < width:
+        return None
+    n = math.prod(shape)
+    step = max(ceil_div(n // width, UNROLL), min(n // width, FILL), 1)
+    if inner == 1:
+        row = channels // math.gcd(channels, width)  # vectors that are whole rows
+        step = ceil_div(step, row) * row
+    whole = step * width
+    packed = struct.pack("=5q", channels, inner, step, whole // inner % channels, whole % inner)
+    return Plan(ceil_div(max(min(step, n // width), 1), BLOCK), np.frombuffer(packed, np.uint8), inner > 1)
+
+
+def pattern(shape: tuple[int, ...], strides: tuple[int, ...], parameter: tuple[int, ...]) -> tuple[int, int] | None:
+    """(channels, inner): element i of a dense tensor goes with number i // inner % channels; None if that is not so."""
+    dims = merged(shape, strides, [parameter])
+    inner = dims.pop(0)[0] if dims[0][1] == (0,) else 1
+    channels = dims.pop(0)[0] if dims and dims[0][1] == (1,) else 1
+    return None if any(step != (0,) for _, step in dims) or len(dims) > 1 else (channels, inner)
