@@ -57,9 +57,9 @@ template <typename T, typename Step> struct Gradients {
     return is_aligned16(grad_y) && is_aligned16(x) && is_aligned16(grad_x);
   }
 
-  __device__ __forceinline__ A add(const Step& step, int k, T grad, T value, T parameter) {
+  __device__ __forceinline__ A add(const Step& step, int k, T grad, T value, A parameter) {
     A term[Step::SUMS];
-    const A result = step(to_acc(grad), to_acc(value), to_acc(parameter), term);
+    const A result = step(to_acc(grad), to_acc(value), parameter, term);
 #pragma unroll
     for (int s = 0; s < Step::SUMS; ++s) sum[s][k] += term[s];
     return result;
@@ -69,7 +69,7 @@ template <typename T, typename Step> struct Gradients {
   template <bool CUT, int U>
   __device__ __forceinline__ void add_vectors(const Step& step, const long long (&at)[U], const bool (&there)[U],
                                               const int (&begin)[U], const int (&end)[U],
-                                              const Vec<T, W>& parameters) {
+                                              const A (&parameters)[W]) {
     Vec<T, W> grads[U], values[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
@@ -85,7 +85,7 @@ template <typename T, typename Step> struct Gradients {
       for (int k = 0; k < W; ++k) {
         const bool in = !CUT || (k >= begin[u] && k < end[u]);
         const T grad = in ? grads[u].data[k] : T(0), value = Step::READS && in ? values[u].data[k] : T(0);
-        result.data[k] = from_acc<T>(add(step, k, grad, value, parameters.data[k]));
+        result.data[k] = from_acc<T>(add(step, k, grad, value, parameters[k]));
       }
       if (!grad_x) continue;
       if (!CUT || end[u] - begin[u] == W) store_hint<T, W>(grad_x + at[u], result);
@@ -98,12 +98,12 @@ template <typename T, typename Step> struct Gradients {
 
   // Elements begin <= k < end of the vector from `at` on, one by one.
   __device__ __forceinline__ void add_singly(const Step& step, long long at, int begin, int end,
-                                             const Vec<T, W>& parameters) {
+                                             const A (&parameters)[W]) {
 #pragma unroll
     for (int k = 0; k < W; ++k) {
       const long long i = at + k;
       if (k < begin || k >= end) continue;
-      const A result = add(step, k, grad_y[i], Step::READS ? x[i] : T(0), parameters.data[k]);
+      const A result = add(step, k, grad_y[i], Step::READS ? x[i] : T(0), parameters[k]);
       if (grad_x) grad_x[i] = from_acc<T>(result);
     }
   }
@@ -132,11 +132,11 @@ __device__ __forceinline__ void sum_columns(const Columns& size, const Step& ste
   Gradients<T, Step> gradients = {grad_y, x, grad_x, size.n};
   if (column < size.period) {
     const long long whole = gradients.aligned() ? size.n / W : 0;
-    Vec<T, W> own = {};
+    acc_t<T> own[W] = {};
     long long from = column * W % size.columns;
 #pragma unroll
     for (int k = 0; k < W; ++k) {
-      if (parameters) own.data[k] = parameters[size.inner == 1 ? from : from / size.inner];
+      if (parameters) own[k] = to_acc(parameters[size.inner == 1 ? from : from / size.inner]);
       if (++from == size.columns) from = 0;
     }
     const long long first = slab * size.slab_rows + threadIdx.y, last = min((slab + 1) * size.slab_rows, size.rows);
@@ -196,10 +196,10 @@ __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, c
   if (slab >= size.slabs) return;
   Gradients<T, Step> gradients = {grad_y, x, grad_x, size.n};
   const bool aligned = gradients.aligned();
-  Vec<T, W> own = {};
+  acc_t<T> own[W] = {};
 #pragma unroll
   for (int k = 0; k < W; ++k) {
-    if (parameters) own.data[k] = parameters[channel];
+    if (parameters) own[k] = to_acc(parameters[channel]);
   }
   const long long last = min((slab + 1) * size.slab_units, size.all_units);
   long long unit = slab * size.slab_units + threadIdx.x % kWarp;
