@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kSumThreads, BLOCKS_BWD)
 
 // Grid, block: see finish_sums().
 template <typename T>
-__global__ void add_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_other, long long slabs,
+__global__ void __launch_bounds__(kFinishThreads) add_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_other, long long slabs,
                                long long channels, long long inner, acc_t<T> alpha) {
   finish_sums<T>(partial, grad_other, nullptr, slabs, channels, inner, alpha);
 }

@@ -17,7 +17,7 @@
 #define UNROLL_FWD 4
 #endif
 #ifndef UNROLL_BWD
-#define UNROLL_BWD 2
+#define UNROLL_BWD 1
 #endif
 #ifndef BLOCKS_BWD
 #define BLOCKS_BWD 4
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kSumThreads, BLOCKS_BWD)
 
 // Grid, block: see finish_sums().
 template <typename T>
-__global__ void bias_gelu_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_bias, long long slabs,
+__global__ void __launch_bounds__(kFinishThreads) bias_gelu_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_bias, long long slabs,
                                      long long columns) {
   finish_sums<T>(partial, grad_bias, nullptr, slabs, columns, 1, acc_t<T>(1));
 }

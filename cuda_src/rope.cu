@@ -28,10 +28,10 @@ __device__ __forceinline__ void bad_position(long long at, long long position, l
 struct Heads {
   long long rows, heads;
   long long x_stride, y_stride;  // from a head to the next
-  int chunks, chunk;  // of heads
+  int groups, chunk;  // of blockDim.y positions; heads of a thread
   int turned, units;  // what turns of a row, and with what passes: see rope()
   long long x_row, y_row, step;  // from a position's rows to the next's, and of the position, where `even`
-  int even, unused;
+  int even, one;  // `one`: a chunk is all the heads
 };
 
 // N elements each of two halves of a row, or N neighbours.
@@ -88,7 +88,7 @@ template <typename T, int N> struct Passing {
 };
 
 // A row is [half | half | rest], or [2 half | rest]: `turned` units of N pairs or, interleaved, of N / 2, then units of N
-// elements of the rest. Grid: ceil(rows / blockDim.y) x chunks, folded, chunks fastest. Block: (x, y), any; a thread has
+// elements of the rest. Grid: ceil(rows / blockDim.y) x chunks, folded, chunks slowest. Block: (x, y), any; a thread has
 // every blockDim.x-th unit of one position in a chunk of its heads, so that it reads cos and sin once for them all.
 // `layout`: where the first of the heads of a position begins in x, which position it is (behind `positions` or, where that
 // is null, the number itself), and where it begins in y, which is dense. cosine, sine: [limit x half]. N divides half,
@@ -100,8 +100,8 @@ __global__ void rope(const T* __restrict__ x, const T* __restrict__ cosine, cons
                      const __grid_constant__ Layout<3> layout) {
   constexpr int U = N * sizeof(T) >= 16 ? UNROLL : 2 * UNROLL;
   using Turning = Pairs<T, INTERLEAVED, N>;
-  const unsigned chunk = blockIdx.x % heads.chunks;
-  const long long r = blockIdx.x / heads.chunks * (long long)blockDim.y + threadIdx.y;
+  const unsigned chunk = heads.one ? 0 : blockIdx.x / heads.groups;
+  const long long r = (blockIdx.x - chunk * heads.groups) * (long long)blockDim.y + threadIdx.y;
   if (r >= heads.rows) return;
   Offsets<3> from = {r * heads.x_row, r * heads.step, r * heads.y_row};
   if (!heads.even) from = locate(layout, r);

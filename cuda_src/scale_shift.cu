@@ -20,7 +20,7 @@
 #define UNROLL_FWD 4
 #endif
 #ifndef UNROLL_BWD
-#define UNROLL_BWD 2
+#define UNROLL_BWD 1
 #endif
 #ifndef BLOCKS_BWD
 #define BLOCKS_BWD 4
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kSumThreads, BLOCKS_BWD) scale_shift_bwd_spans
 
 // Grid, block: see finish_sums().
 template <typename T>
-__global__ void scale_shift_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_first,
+__global__ void __launch_bounds__(kFinishThreads) scale_shift_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_first,
                                        T* __restrict__ grad_second, long long slabs, long long channels,
                                        long long inner) {
   finish_sums<T>(partial, grad_first, grad_second, slabs, channels, inner, acc_t<T>(1));

@@ -5,41 +5,36 @@
 #pragma once
 
 #include "common/reduce.cuh"
-#include "common/vec.cuh"
+#include "common/whole.cuh"
 
 constexpr int kSumThreads = 256;
 
-// The sum over threadIdx.y, a tree; threads of threadIdx.y = 0 have it. blockDim.y is a power of two; `shared` holds
-// kSumThreads * W values. All threads take part.
-#ifndef HINT
-#define HINT 0
-#endif
-template <typename T, int W> __device__ __forceinline__ Vec<T, W> load_hint(const T* from) {
-  if (HINT == 1 && sizeof(Vec<T, W>) == 16) {
-    Vec<T, W> v; *reinterpret_cast<int4*>(&v) = __ldcs(reinterpret_cast<const int4*>(from)); return v;
-  }
-  if (HINT == 3) {
-    Vec<T, W> v; int4& q = *reinterpret_cast<int4*>(&v);
-    asm volatile("ld.global.nc.L1::no_allocate.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(from));
-    return v;
-  }
-  return load_vec<T, W>(from);
-}
-template <typename T, int W> __device__ __forceinline__ void store_hint(T* to, Vec<T, W> v) {
-  if (HINT >= 1 && sizeof(v) == 16) __stcs(reinterpret_cast<int4*>(to), *reinterpret_cast<int4*>(&v));
-  else store_vec<T, W>(to, v);
-}
-template <int W> __device__ __forceinline__ void sum_over_y(double (&sum)[W], double* shared) {
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  for (int half = blockDim.y / 2; half > 0; half /= 2) {
-    __syncthreads();
+// The sum of each of a thread's W values over threadIdx.y, in a fixed order: that of value k of threadIdx.x is given to
+// store(threadIdx.x, k, total) by one thread. Both block dimensions are powers of two. `shared` holds W values of each
+// thread, and a double. All threads take part.
+template <int W, typename A, typename F>
+__device__ __forceinline__ void sum_over_y(const A (&sum)[W], void* shared, F store) {
+  const int across = blockDim.x, threads = across * blockDim.y, thread = threadIdx.y * across + threadIdx.x;
+  const int columns = across * W, parts = max(threads / columns, 1);
+  A* const values = static_cast<A*>(shared);
+  double* const totals = static_cast<double*>(shared);
+  __syncthreads();
 #pragma unroll
-    for (int k = 0; k < W; ++k) shared[k * kSumThreads + thread] = sum[k];
-    __syncthreads();
-    if (threadIdx.y < half) {
-#pragma unroll
-      for (int k = 0; k < W; ++k) sum[k] += shared[k * kSumThreads + thread + half * blockDim.x];
+  for (int k = 0; k < W; ++k) values[k * threads + thread] = sum[k];
+  __syncthreads();
+#pragma unroll 1
+  for (int column = parts > 1 ? thread % columns : thread; column < columns; column += threads) {
+    const A* of = values + column / across * threads + column % across;
+    double total = 0;
+    for (int y = parts > 1 ? thread / columns : 0; y < blockDim.y; y += parts) total += of[y * across];
+    if (parts > 1) {
+      __syncthreads();
+      totals[thread] = total;
+      __syncthreads();
+      if (thread >= columns) break;
+      for (int part = 1; part < parts; ++part) total += totals[part * columns + column];
     }
+    store(column % across, column / across, total);
   }
 }
 
@@ -74,8 +69,8 @@ template <typename T, typename Step> struct Gradients {
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if (!there[u]) continue;
-      grads[u] = load_hint<T, W>(grad_y + at[u]);
-      if (Step::READS) values[u] = load_hint<T, W>(x + at[u]);
+      grads[u] = load_vec<T, W>(grad_y + at[u]);
+      if (Step::READS) values[u] = load_vec<T, W>(x + at[u]);
     }
 #pragma unroll
     for (int u = 0; u < U; ++u) {
@@ -88,7 +83,7 @@ template <typename T, typename Step> struct Gradients {
         result.data[k] = from_acc<T>(add(step, k, grad, value, parameters[k]));
       }
       if (!grad_x) continue;
-      if (!CUT || end[u] - begin[u] == W) store_hint<T, W>(grad_x + at[u], result);
+      if (!CUT || end[u] - begin[u] == W) store_whole(grad_x + at[u], result);
 #pragma unroll
       for (int k = 0; CUT && k < W; ++k) {
         if (end[u] - begin[u] < W && k >= begin[u] && k < end[u]) grad_x[at[u] + k] = result.data[k];
@@ -125,7 +120,7 @@ __device__ __forceinline__ void sum_columns(const Columns& size, const Step& ste
                                             acc_t<T>* __restrict__ partial) {
   constexpr int W = kVecWidth<T>;
   using A = acc_t<T>;
-  __shared__ double shared[kSumThreads * W];
+  __shared__ __align__(16) A shared[kSumThreads * (W > 1 ? W : 2)];
   const unsigned tiles = static_cast<unsigned>((size.period + blockDim.x - 1) / blockDim.x);
   const long long slab = blockIdx.x / tiles, slabs = gridDim.x / tiles;
   const long long column = blockIdx.x % tiles * (long long)blockDim.x + threadIdx.x;  // of vectors
@@ -165,15 +160,11 @@ __device__ __forceinline__ void sum_columns(const Columns& size, const Step& ste
   if (!partial) return;
 #pragma unroll
   for (int s = 0; s < Step::SUMS; ++s) {
-    double total[W];
-#pragma unroll
-    for (int k = 0; k < W; ++k) total[k] = gradients.sum[s][k];
-    sum_over_y<W>(total, shared);
-    if (threadIdx.y > 0 || column >= size.period) continue;
-    Vec<A, W> sums;
-#pragma unroll
-    for (int k = 0; k < W; ++k) sums.data[k] = total[k];
-    *reinterpret_cast<Vec<A, W>*>(partial + ((s * slabs + slab) * size.period + column) * W) = sums;
+    A* const to = partial + (s * slabs + slab) * size.period * W;
+    const long long tile = column - threadIdx.x;
+    sum_over_y<W>(gradients.sum[s], shared, [&](int x, int k, double total) {
+      if (tile + x < size.period) to[(tile + x) * W + k] = total;
+    });
   }
 }
 
@@ -203,8 +194,9 @@ __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, c
   }
   const long long last = min((slab + 1) * size.slab_units, size.all_units);
   long long unit = slab * size.slab_units + threadIdx.x % kWarp;
-  long long a = unit / size.units, b = unit % size.units;
-  const long long step_a = kWarp / size.units, step_b = kWarp % size.units;
+  // a division per unit would cost more than the sums
+  const long long around = size.channels * size.inner, step_b = kWarp % size.units, step_start = kWarp / size.units * around;
+  long long b = unit % size.units, start = unit / size.units * around + channel * size.inner;
 #pragma unroll 1
   while (unit < last) {
     long long at[U];
@@ -212,14 +204,13 @@ __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, c
     bool there[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      const long long start = (a * size.channels + channel) * size.inner;
-      at[u] = (start / W + b) * W;
+      at[u] = (CUT ? start & -W : start) + b * W;
       begin[u] = CUT ? static_cast<int>(max(start - at[u], 0LL)) : 0;
       end[u] = CUT ? static_cast<int>(max(min(start + size.inner - at[u], (long long)W), 0LL)) : W;
       if (unit >= last) end[u] = 0;
       there[u] = aligned && begin[u] < end[u] && (!CUT || at[u] + W <= size.n);
-      unit += kWarp, a += step_a, b += step_b;  // a division per unit would cost more than the sums
-      if (b >= size.units) ++a, b -= size.units;
+      unit += kWarp, b += step_b, start += step_start;
+      if (b >= size.units) b -= size.units, start += around;
     }
     gradients.template add_vectors<CUT>(step, at, there, begin, end, own);
     if (aligned && (!CUT || at[U - 1] + W <= size.n)) continue;
@@ -246,25 +237,36 @@ __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, c
 }
 
 // grad[channel] = scale times the sum of partial [slabs x channels x inner] over slabs and inner; for blockIdx.y = 1 of the
-// second such array, into `second`. Grid: ceil(channels / blockDim.x), 1 or 2. Block: (x, y) of kSumThreads in all; a thread
-// owns a channel and every blockDim.y-th slab.
+// second such array, into `second`. Grid: ceil(channels / blockDim.x), 1 or 2. Block: (x, y), powers of two, kFinishThreads
+// at most; a thread owns a channel and every blockDim.y-th slab.
+constexpr int kFinishThreads = 1024;
+
 template <typename T>
 __device__ __forceinline__ void finish_sums(const acc_t<T>* __restrict__ partial, T* first, T* second, long long slabs,
                                             long long channels, long long inner, acc_t<T> scale) {
-  __shared__ double shared[kSumThreads];
-  const long long channel = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  constexpr int U = 4;  // loads under way
+  using A = acc_t<T>;
+  __shared__ double shared[kFinishThreads];
+  const long long tile = blockIdx.x * (long long)blockDim.x, channel = tile + threadIdx.x;
   partial += blockIdx.y * slabs * channels * inner;
   double sum[1] = {};
   if (channel < channels) {
-    const acc_t<T>* from = partial + channel * inner;
-#pragma unroll 1
     for (long long b = 0; b < inner; ++b) {
-#pragma unroll 8
-      for (long long slab = threadIdx.y; slab < slabs; slab += blockDim.y) sum[0] += from[slab * channels * inner + b];
+      const A* from = partial + channel * inner + b;
+      for (long long slab = threadIdx.y; slab < slabs; slab += U * blockDim.y) {
+        A loaded[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          const long long here = slab + u * blockDim.y;
+          loaded[u] = here < slabs ? from[here * channels * inner] : A(0);
+        }
+#pragma unroll
+        for (int u = 0; u < U; ++u) sum[0] += loaded[u];
+      }
     }
   }
-  sum_over_y<1>(sum, shared);
-  if (threadIdx.y > 0 || channel >= channels) return;
   T* const to = blockIdx.y == 0 ? first : second;
-  to[channel] = from_acc<T>(scale * static_cast<acc_t<T>>(sum[0]));
+  sum_over_y<1>(sum, shared, [&](int x, int, double total) {
+    if (tile + x < channels) to[tile + x] = from_acc<T>(scale * static_cast<A>(total));
+  });
 }

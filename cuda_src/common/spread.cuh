@@ -3,40 +3,23 @@
 // sizes run at the pace of even ones.
 #pragma once
 
-#include "common/column_sums.cuh"
+#include "common/whole.cuh"
 
-// spread.py makes it. A thread has every `step`-th vector.
+// spread.py makes it. A thread has every `step`-th vector, the first of them at an element below 2^31.
 struct Spread {
-  long long channels, inner;
-  long long step;
-  long long channel_step, offset_step;  // what `step` vectors are, in channels and elements of a span
+  int channels, inner, step;
+  int channel_step, offset_step;  // what `step` vectors are, in channels and elements of a span
+  int turns, rest;  // each thread has `turns` vectors, the first `rest` of them one more
 };
-
-// The parameters of the W neighbours from `channel` on, where each element has a channel of its own.
-template <typename T, int N>
-__device__ __forceinline__ void load_columns(Vec<T, kVecWidth<T>> (&own)[N], const T* const (&parameters)[N],
-                                             long long channel, long long channels) {
-  constexpr int W = kVecWidth<T>;
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-    if (channels % W == 0 && is_aligned16(parameters[j])) {
-      own[j] = load_vec<T, W>(parameters[j] + channel);
-      continue;
-    }
-    long long at = channel;
-#pragma unroll
-    for (int k = 0; k < W; ++k) {
-      own[j].data[k] = parameters[j][at];
-      if (++at == channels) at = 0;
-    }
-  }
-}
 
 // Where a vector of elements begins: in which channel's span, and how far.
 struct Place {
-  long long channel, offset;
+  unsigned channel, offset;
 
-  __device__ __forceinline__ long long next(const Spread& spread) const {
+  __device__ __forceinline__ Place(const Spread& spread, unsigned first)
+      : channel(first / spread.inner % spread.channels), offset(first % spread.inner) {}
+
+  __device__ __forceinline__ unsigned next(const Spread& spread) const {
     return channel + 1 == spread.channels ? 0 : channel + 1;
   }
   __device__ __forceinline__ void advance(const Spread& spread) {
@@ -45,6 +28,63 @@ struct Place {
     if (over) offset -= spread.inner;
     channel += spread.channel_step + over;
     if (channel >= spread.channels) channel -= spread.channels;
+  }
+};
+
+// The parameters of a thread's vectors.
+template <bool SPANS, typename T, int N> struct Parameters {
+  static constexpr int W = kVecWidth<T>;
+  using A = acc_t<T>;
+  const T* const (&from)[N];
+  const Spread& spread;
+  Place place;
+  A own[N][SPANS ? 2 : W];
+  int edge = W;  // from which element on it is the second's
+
+  __device__ __forceinline__ Parameters(const Spread& spread, const T* const (&from)[N], unsigned first)
+      : from(from), spread(spread), place(spread, first) {
+    if constexpr (!SPANS) load_columns();
+  }
+
+  // Each element has a channel of its own.
+  __device__ __forceinline__ void load_columns() {
+    bool vectors_fit = spread.channels % W == 0;
+#pragma unroll
+    for (int j = 0; j < N; ++j) vectors_fit = vectors_fit && is_aligned16(from[j]);
+    if (vectors_fit) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const Vec<T, W> all = load_vec<T, W>(from[j] + place.channel);
+#pragma unroll
+        for (int k = 0; k < W; ++k) own[j][k] = to_acc(all.data[k]);
+      }
+    } else {
+      unsigned at = place.channel;
+#pragma unroll
+      for (int k = 0; k < W; ++k) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) own[j][k] = to_acc(from[j][at]);
+        at = at + 1 == spread.channels ? 0 : at + 1;
+      }
+    }
+  }
+
+  // Those of the next vector.
+  __device__ __forceinline__ void next() {
+    if constexpr (SPANS) {
+      edge = min(spread.inner - place.offset, static_cast<unsigned>(W));
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        own[j][0] = to_acc(from[j][place.channel]);
+        own[j][1] = edge < W ? to_acc(from[j][place.next(spread)]) : A(0);
+      }
+      place.advance(spread);
+    }
+  }
+
+  __device__ __forceinline__ void get(int k, A (&values)[N]) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) values[j] = SPANS ? (k < edge ? own[j][0] : own[j][1]) : own[j][k];
   }
 };
 
@@ -57,51 +97,42 @@ template <bool SPANS, int U, typename T, int N, typename F>
 __device__ __forceinline__ void spread_over(const Spread& spread, long long n, F f, T* __restrict__ out,
                                             const T* __restrict__ x, const T* const (&parameters)[N]) {
   constexpr int W = kVecWidth<T>;
-  const long long vectors = is_aligned16(out) && is_aligned16(x) ? n / W : 0, first = global_thread();
-  acc_t<T> values[N];
-  if (first < spread.step && first < vectors) {
-    Vec<T, W> own[N], other[N];
-    Place place;
-    if constexpr (SPANS) place = {first * W / spread.inner % spread.channels, first * W % spread.inner};
-    else load_columns<T, N>(own, parameters, first * W % spread.channels, spread.channels);
-    const long long stride = spread.step * W;
+  using A = acc_t<T>;
+  const long long first = global_thread(), stride = spread.step * (long long)W;
+  const bool aligned = is_aligned16(out) && is_aligned16(x);
+  int left = aligned && first < spread.step ? spread.turns + (first < spread.rest) : 0;
+  if (left > 0) {
     long long at = first * W;
-#pragma unroll 1
-    for (int left = static_cast<int>((vectors - first + spread.step - 1) / spread.step); left > 0; left -= U) {
-      Vec<T, W> loaded[U];
+    Vec<T, W> loaded[U];
+    const auto load = [&] {
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        if (u < left) loaded[u] = load_hint<T, W>(x + at + u * stride);
+        if (u < left) loaded[u] = load_vec<T, W>(x + at + u * stride);
       }
+    };
+    load();
+    Parameters<SPANS, T, N> own(spread, parameters, static_cast<unsigned>(at));
+    while (true) {
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         if (u >= left) break;
-        int edge = W;  // from which element on it is the next channel's
-        if constexpr (SPANS) {
-          edge = static_cast<int>(min(spread.inner - place.offset, static_cast<long long>(W)));
-          const long long next = edge < W ? place.next(spread) : place.channel;
-#pragma unroll
-          for (int j = 0; j < N; ++j) {
-            own[j].data[0] = parameters[j][place.channel];
-            other[j].data[0] = parameters[j][next];
-          }
-          place.advance(spread);
-        }
+        own.next();
         Vec<T, W> result;
 #pragma unroll
         for (int k = 0; k < W; ++k) {
-#pragma unroll
-          for (int j = 0; j < N; ++j) {
-            values[j] = to_acc(SPANS ? (k < edge ? own[j].data[0] : other[j].data[0]) : own[j].data[k]);
-          }
+          A values[N];
+          own.get(k, values);
           result.data[k] = from_acc<T>(f(to_acc(loaded[u].data[k]), values));
         }
-        store_hint<T, W>(out + at + u * stride, result);
+        store_whole(out + at + u * stride, result);
       }
+      if ((left -= U) <= 0) break;
       at += U * stride;
+      load();
     }
   }
-  for (long long i = vectors * W + first; i < n; i += global_threads()) {
+  for (long long i = (aligned ? n / W * W : 0) + first; i < n; i += global_threads()) {
+    A values[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) values[j] = to_acc(parameters[j][i / spread.inner % spread.channels]);
     out[i] = from_acc<T>(f(to_acc(x[i]), values));

@@ -12,6 +12,7 @@ import numpy as np
 from ..kernel import ceil_div
 
 BLOCK = 256  # kSumThreads
+FINISH = 1024  # kFinishThreads
 BLOCKS = 528  # into which the rows are cut, whatever the GPU: the same bits on all
 SHORT = 32  # spans of fewer elements are read as columns
 WARPS = 8448  # into which spans are cut
@@ -91,8 +92,9 @@ def _of_spans(outer: int, channels: int, inner: int, width: int) -> Plan:
 
 
 def _finish(slabs: int, channels: int, inner: int) -> tuple[tuple[int, tuple[int, int]], tuple[int, int, int]]:
-    block = block_of(channels, slabs)
-    return (ceil_div(channels, block[0]), block), (slabs, channels, inner)
+    x, _ = block_of(channels, slabs)
+    y = min(FINISH // x, 1 << (max(ceil_div(slabs, 4), 1) - 1).bit_length())
+    return (ceil_div(channels, x), (x, y)), (slabs, channels, inner)
 
 
 def block_of(columns: int, rows: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from .broadcast import BLOCK, merged
 
 UNROLL = 4  # vectors that a thread has under way
 FILL = 132 * 2048  # threads below which each has one vector
+MOST = (1 << 31) - 1  # elements of a stride, and of what is counted in an int
 
 
 class Plan(NamedTuple):
@@ -43,17 +44,19 @@ def _plan(
     found = {pattern(shape, strides, one) for one in parameters}
     if len(found) > 1 or None in found:
         return None
-    channels, inner = found.pop() or (1, 1)
-    if 1 < inner < width:
+    channels, inner = found.pop()  # type: ignore[misc]
+    if channels == 1:
+        inner = 1 << 20  # any: every element has the same
+    row = 1 if inner > 1 else channels // math.gcd(channels, width)  # vectors that are whole rows
+    if 1 < inner < width or max(channels, inner, row * width) > MOST:
         return None
-    n = math.prod(shape)
-    step = max(ceil_div(n // width, UNROLL), min(n // width, FILL), 1)
-    if inner == 1:
-        row = channels // math.gcd(channels, width)  # vectors that are whole rows
-        step = ceil_div(step, row) * row
+    vectors = math.prod(shape) // width
+    step = max(ceil_div(vectors, UNROLL), min(vectors, FILL), 1)
+    step = min(ceil_div(step, row), MOST // (row * width)) * row
     whole = step * width
-    packed = struct.pack("=5q", channels, inner, step, whole // inner % channels, whole % inner)
-    return Plan(ceil_div(max(min(step, n // width), 1), BLOCK), np.frombuffer(packed, np.uint8), inner > 1)
+    steps = (whole // inner % channels, whole % inner)
+    packed = struct.pack("=7i", channels, inner, step, *steps, vectors // step, vectors % step)
+    return Plan(ceil_div(max(min(step, vectors), 1), BLOCK), np.frombuffer(packed, np.uint8), inner > 1)
 
 
 def pattern(shape: tuple[int, ...], strides: tuple[int, ...], parameter: tuple[int, ...]) -> tuple[int, int] | None:

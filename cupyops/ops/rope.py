@@ -174,19 +174,23 @@ def _plan(
         steps[0] = positions[0]
     dense = tuple(math.prod(shape[d + 1 :]) for d in range(len(leading)))
     walked = merged(leading, dense, (strides[:-1], tuple(steps), dense))
-    same = [one for one in walked if one[1][1] == 0]  # of one position
-    heads, (x_stride, _, y_stride) = max(same, default=(1, (0, 0, 0)))
-    if same:
-        walked.remove((heads, (x_stride, 0, y_stride)))
-    rows = math.prod(count for count, _ in walked)
     steps_of_x = [stride for count, stride in zip(leading, strides) if count > 1]
     width = math.gcd(most, size, 2 * half if interleaved else half, *steps_of_x)
     turned = half * (2 if interleaved and width > 1 else 1) // width
     units = turned + (size - 2 * half) // width
-    chunk = max(1, min(CHUNK, heads, units * rows * heads // FILL))
-    chunks = ceil_div(heads, chunk)
     threads = min(units, BLOCK)
     together = max(1, BLOCK // threads)
+    rows = math.prod(leading)
+    # the rows of one position: the dimension with most of them, unless that leaves too few to fill a block
+    heads, x_stride, y_stride = 1, 0, 0
+    for count, (of_x, of_position, of_y) in sorted(walked, reverse=True):
+        if of_position == 0 and rows // count >= together:
+            heads, x_stride, y_stride = count, of_x, of_y
+            walked.remove((count, (of_x, 0, of_y)))
+            break
+    rows //= heads
+    chunk = max(1, min(CHUNK, heads, units * rows * heads // FILL))
+    chunks, groups = ceil_div(heads, chunk), ceil_div(rows, together)
     layout = None
     if strides[-1] == 1 or size == 1:
         counts = tuple(count for count, _ in walked)
@@ -194,23 +198,9 @@ def _plan(
         found = packed_layout(counts, columns[2], 1, *columns)
         layout = found[0] if found else None
     x_row, step, y_row = walked[0][1] if len(walked) == 1 else (0, 0, 0)
-    packed = struct.pack(
-        "=4q4i3q2i",
-        rows,
-        heads,
-        x_stride,
-        y_stride,
-        chunks,
-        chunk,
-        turned,
-        units,
-        x_row,
-        y_row,
-        step,
-        len(walked) < 2,
-        0,
-    )
-    config = (ceil_div(rows, together) * chunks, (threads, together))
+    numbers = (rows, heads, x_stride, y_stride, groups, chunk, turned, units, x_row, y_row, step)
+    packed = struct.pack("=4q4i3q2i", *numbers, len(walked) < 2, chunks == 1)
+    config = (groups * chunks, (threads, together))
     return Plan(config, layout, np.frombuffer(packed, np.uint8), width)
 
 
