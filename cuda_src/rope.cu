@@ -13,9 +13,10 @@
 // 3335 / 3347, 4x32x4096x128 r128 fp16 3912 / 3903. Lost: the tables, which every head reads again from L2; heads
 // whose halves are no whole vectors go by single elements (1065).
 #include "common/broadcast.cuh"
+#include "common/whole.cuh"
 
 #ifndef UNROLL
-#define UNROLL 4
+#define UNROLL 1
 #endif
 
 // Stops the program: a position out of range is never a wild read.
@@ -24,24 +25,68 @@ __device__ __forceinline__ void bad_position(long long at, long long position, l
   __trap();
 }
 
-// How rope.py divides the work: `heads` rows of one position, some of which a thread has.
+// Where `positions` is null, `at` is the position itself.
+__device__ __forceinline__ long long position_at(const long long* positions, long long at, long long limit) {
+  if (!positions) return at;
+  const long long position = positions[at];
+  if (position < 0 || position >= limit) bad_position(at, position, limit);
+  return position;
+}
+
+template <typename T> __device__ __forceinline__ void turn(T& first, T& second, T cosine, T sine, acc_t<T> sign) {
+  using A = acc_t<T>;
+  const A a = to_acc(first), b = to_acc(second), c = to_acc(cosine), s = sign * to_acc(sine);
+  first = from_acc<T>(a * c - b * s);
+  second = from_acc<T>(b * c + a * s);
+}
+
+// `count` rows of `size` elements. EVEN: one is `x_row` elements behind the other in x, and `step` positions.
+struct Rows {
+  long long count, x_row, step;
+  int half, size;
+};
+
+// Pairs (j, j + half), where halves and rows are whole vectors. Grid: ceil(rows / blockDim.y). Block: (x, y), any; the
+// threads of a row share its vectors. y is dense; without EVEN, `layout` says where a row lies in x, and its position.
+// cosine, sine: [limit x half]. `back`: by -angle.
+template <typename T, bool EVEN>
+__global__ void rope(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
+                     const long long* __restrict__ positions, T* __restrict__ y, const __grid_constant__ Rows rows,
+                     long long limit, int back, const __grid_constant__ Layout<2> layout) {
+  constexpr int W = kVecWidth<T>;
+  const long long r = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+  if (r >= rows.count) return;
+  const Offsets<2> from = EVEN ? Offsets<2>{r * rows.x_row, r * rows.step} : locate(layout, r);
+  const long long angles = position_at(positions, from.at[1], limit) * rows.half;
+  const T* row_x = x + from.at[0];
+  T* row_y = y + r * rows.size;
+  const acc_t<T> sign = back ? -1 : 1;
+  for (int j = threadIdx.x * W; j < rows.half; j += blockDim.x * W) {
+    Vec<T, W> first = load_vec<T, W>(row_x + j), second = load_vec<T, W>(row_x + rows.half + j);
+    const auto cosines = load_vec<T, W>(cosine + angles + j), sines = load_vec<T, W>(sine + angles + j);
+#pragma unroll
+    for (int k = 0; k < W; ++k) turn(first.data[k], second.data[k], cosines.data[k], sines.data[k], sign);
+    store_whole(row_y + j, first);
+    store_whole(row_y + rows.half + j, second);
+  }
+  for (int i = 2 * rows.half + threadIdx.x * W; i < rows.size; i += blockDim.x * W) {
+    store_whole(row_y + i, load_vec<T, W>(row_x + i));
+  }
+}
+
+// How rope.py divides the work of rope_heads(): `heads` rows of one position, some of which a thread has.
 struct Heads {
   long long rows, heads;
   long long x_stride, y_stride;  // from a head to the next
   int groups, chunk;  // of blockDim.y positions; heads of a thread
-  int turned, units;  // what turns of a row, and with what passes: see rope()
-  long long x_row, y_row, step;  // from a position's rows to the next's, and of the position, where `even`
-  int even, one;  // `one`: a chunk is all the heads
+  int turned, units;  // what turns of a row, and with what passes
 };
 
 // N elements each of two halves of a row, or N neighbours.
 template <typename T, bool INTERLEAVED, int N> struct Pairs {
-  using A = acc_t<T>;
   static constexpr bool NEIGHBOURS = INTERLEAVED && N > 1;
   static constexpr int ANGLES = NEIGHBOURS ? N / 2 : N;
   Vec<T, N> first, second;
-
-  static __device__ __forceinline__ int begin(int unit) { return INTERLEAVED ? unit * 2 * ANGLES : unit * N; }
 
   __device__ __forceinline__ void load(const T* x, int half) {
     first = load_vec<T, N>(x);
@@ -51,65 +96,59 @@ template <typename T, bool INTERLEAVED, int N> struct Pairs {
     store_vec<T, N>(y, first);
     if (!NEIGHBOURS) store_vec<T, N>(y + (INTERLEAVED ? 1 : half), second);
   }
-  __device__ __forceinline__ void turn(const Vec<T, ANGLES>& cosines, const Vec<T, ANGLES>& sines, A sign) {
+  __device__ __forceinline__ void turn_all(const Vec<T, ANGLES>& cosines, const Vec<T, ANGLES>& sines, acc_t<T> sign) {
 #pragma unroll
     for (int k = 0; k < ANGLES; ++k) {
       T& low = NEIGHBOURS ? first.data[2 * k] : first.data[k];
       T& high = NEIGHBOURS ? first.data[2 * k + 1] : second.data[k];
-      const A a = to_acc(low), b = to_acc(high), c = to_acc(cosines.data[k]), s = sign * to_acc(sines.data[k]);
-      low = from_acc<T>(a * c - b * s);
-      high = from_acc<T>(b * c + a * s);
+      turn(low, high, cosines.data[k], sines.data[k], sign);
     }
   }
 };
 
-// f(0), f(1) ... for `heads` heads at x and y, U under way at once.
+template <typename T, int N> struct Passing {
+  Vec<T, N> all;
+
+  __device__ __forceinline__ void load(const T* x, int) { all = load_vec<T, N>(x); }
+  __device__ __forceinline__ void store(T* y, int) const { store_vec<T, N>(y, all); }
+};
+
+// f to a unit of each of `heads` heads at x, and to y; U under way at once.
 template <int U, typename Unit, typename T, typename F>
 __device__ __forceinline__ void each_head(const Heads& of, int heads, int half, const T* x, T* y, F f) {
 #pragma unroll 1
-  for (int head = 0; head < heads; head += U) {
+  for (int left = heads; left > 0; left -= U) {
     Unit unit[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      if (head + u < heads) unit[u].load(x + u * of.x_stride, half);
+      if (u < left) unit[u].load(x + u * of.x_stride, half);
     }
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      if (head + u < heads) f(unit[u]), unit[u].store(y + u * of.y_stride, half);
+      if (u < left) f(unit[u]), unit[u].store(y + u * of.y_stride, half);
     }
     x += U * of.x_stride, y += U * of.y_stride;
   }
 }
 
-template <typename T, int N> struct Passing {
-  Vec<T, N> all;
-  __device__ __forceinline__ void load(const T* x, int) { all = load_vec<T, N>(x); }
-  __device__ __forceinline__ void store(T* y, int) const { store_vec<T, N>(y, all); }
-};
-
-// A row is [half | half | rest], or [2 half | rest]: `turned` units of N pairs or, interleaved, of N / 2, then units of N
-// elements of the rest. Grid: ceil(rows / blockDim.y) x chunks, folded, chunks slowest. Block: (x, y), any; a thread has
-// every blockDim.x-th unit of one position in a chunk of its heads, so that it reads cos and sin once for them all.
-// `layout`: where the first of the heads of a position begins in x, which position it is (behind `positions` or, where that
-// is null, the number itself), and where it begins in y, which is dense. cosine, sine: [limit x half]. N divides half,
-// the size of a row and the strides of x, and all are aligned to it. `back`: by -angle.
+// A row is [half | half | rest], or [2 half | rest]: `turned` units of N pairs, N / 2 of neighbours, then units of N elements
+// of the rest. Grid: ceil(rows / blockDim.y) x chunks, folded, chunks slowest. Block: (x, y), any; a thread has every
+// blockDim.x-th unit of one position in a chunk of its heads: it reads cos and sin once for all of them, and single
+// elements of several are under way at once.
+// `layout`: where the first head of a position begins in x, which position it is, and where it begins in y. N divides the
+// size of a row and of its parts and the strides of x, and all are aligned to it. The rest as in rope().
 template <typename T, bool INTERLEAVED, int N>
-__global__ void rope(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
-                     const long long* __restrict__ positions, T* __restrict__ y,
-                     const __grid_constant__ Heads heads, long long limit, int half, int back,
-                     const __grid_constant__ Layout<3> layout) {
-  constexpr int U = N * sizeof(T) >= 16 ? UNROLL : 2 * UNROLL;
+__global__ void rope_heads(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
+                           const long long* __restrict__ positions, T* __restrict__ y,
+                           const __grid_constant__ Heads heads, int half, long long limit, int back,
+                           const __grid_constant__ Layout<3> layout) {
+  constexpr int U = N * sizeof(T) >= 16 ? UNROLL : N > 1 ? 2 * UNROLL : 4 * UNROLL;
   using Turning = Pairs<T, INTERLEAVED, N>;
-  const unsigned chunk = heads.one ? 0 : blockIdx.x / heads.groups;
+  const unsigned chunk = blockIdx.x / heads.groups;
   const long long r = (blockIdx.x - chunk * heads.groups) * (long long)blockDim.y + threadIdx.y;
   if (r >= heads.rows) return;
-  Offsets<3> from = {r * heads.x_row, r * heads.step, r * heads.y_row};
-  if (!heads.even) from = locate(layout, r);
-  long long position = from.at[1];
-  if (positions) {
-    position = positions[position];
-    if (position < 0 || position >= limit) bad_position(from.at[1], position, limit);
-  }
+  const Offsets<3> from = locate(layout, r);
+  const long long angles = position_at(positions, from.at[1], limit) * half;
   const long long first = chunk * (long long)heads.chunk;
   const int here = static_cast<int>(min(heads.heads - first, (long long)heads.chunk));
   const T* row_x = x + from.at[0] + first * heads.x_stride;
@@ -117,11 +156,11 @@ __global__ void rope(const T* __restrict__ x, const T* __restrict__ cosine, cons
   const acc_t<T> sign = back ? -1 : 1;
   for (int unit = threadIdx.x; unit < heads.units; unit += blockDim.x) {
     if (unit < heads.turned) {
-      const int begin = Turning::begin(unit);
-      const long long angle = position * half + unit * Turning::ANGLES;
-      const auto cosines = load_vec<T, Turning::ANGLES>(cosine + angle), sines = load_vec<T, Turning::ANGLES>(sine + angle);
+      const int at = unit * Turning::ANGLES, begin = INTERLEAVED ? 2 * at : at;
+      const auto cosines = load_vec<T, Turning::ANGLES>(cosine + angles + at);
+      const auto sines = load_vec<T, Turning::ANGLES>(sine + angles + at);
       each_head<U, Turning>(heads, here, half, row_x + begin, row_y + begin,
-                            [&](Turning& pairs) { pairs.turn(cosines, sines, sign); });
+                            [&](Turning& pairs) { pairs.turn_all(cosines, sines, sign); });
     } else {
       const int begin = 2 * half + (unit - heads.turned) * N;
       each_head<U, Passing<T, N>>(heads, here, half, row_x + begin, row_y + begin, [](Passing<T, N>&) {});

@@ -31,8 +31,11 @@ __device__ __forceinline__ void sum_over_y(const A (&sum)[W], void* shared, F st
       __syncthreads();
       totals[thread] = total;
       __syncthreads();
+      for (int half = parts / 2; half > 0; half /= 2) {
+        if (thread < half * columns) totals[thread] = total += totals[thread + half * columns];
+        __syncthreads();
+      }
       if (thread >= columns) break;
-      for (int part = 1; part < parts; ++part) total += totals[part * columns + column];
     }
     store(column % across, column / across, total);
   }

@@ -31,60 +31,58 @@ struct Place {
   }
 };
 
-// The parameters of a thread's vectors.
-template <bool SPANS, typename T, int N> struct Parameters {
+// The parameters of a thread's vectors: of all of them, or of the U that are under way.
+template <bool SPANS, int U, typename T, int N> struct Parameters {
   static constexpr int W = kVecWidth<T>;
   using A = acc_t<T>;
   const T* const (&from)[N];
   const Spread& spread;
   Place place;
-  A own[N][SPANS ? 2 : W];
-  int edge = W;  // from which element on it is the second's
+  T own[SPANS ? U : 1][N][SPANS ? 2 : W];
+  int edge[U];  // SPANS: from which element on they are the second's
 
   __device__ __forceinline__ Parameters(const Spread& spread, const T* const (&from)[N], unsigned first)
-      : from(from), spread(spread), place(spread, first) {
-    if constexpr (!SPANS) load_columns();
-  }
+      : from(from), spread(spread), place(spread, first) {}
 
   // Each element has a channel of its own.
   __device__ __forceinline__ void load_columns() {
     bool vectors_fit = spread.channels % W == 0;
 #pragma unroll
     for (int j = 0; j < N; ++j) vectors_fit = vectors_fit && is_aligned16(from[j]);
+    unsigned at = place.channel;
     if (vectors_fit) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const Vec<T, W> all = load_vec<T, W>(from[j] + place.channel);
+        const Vec<T, W> all = load_vec<T, W>(from[j] + at);
 #pragma unroll
-        for (int k = 0; k < W; ++k) own[j][k] = to_acc(all.data[k]);
+        for (int k = 0; k < W; ++k) own[0][j][k] = all.data[k];
       }
     } else {
-      unsigned at = place.channel;
 #pragma unroll
       for (int k = 0; k < W; ++k) {
 #pragma unroll
-        for (int j = 0; j < N; ++j) own[j][k] = to_acc(from[j][at]);
+        for (int j = 0; j < N; ++j) own[0][j][k] = from[j][at];
         at = at + 1 == spread.channels ? 0 : at + 1;
       }
     }
   }
 
-  // Those of the next vector.
-  __device__ __forceinline__ void next() {
-    if constexpr (SPANS) {
-      edge = min(spread.inner - place.offset, static_cast<unsigned>(W));
+  // Those of vector u of U, each the next of the one before.
+  __device__ __forceinline__ void load_next(int u) {
+    edge[u] = min(spread.inner - place.offset, static_cast<unsigned>(W));
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        own[j][0] = to_acc(from[j][place.channel]);
-        own[j][1] = edge < W ? to_acc(from[j][place.next(spread)]) : A(0);
-      }
-      place.advance(spread);
+    for (int j = 0; j < N; ++j) {
+      own[u][j][0] = from[j][place.channel];
+      own[u][j][1] = edge[u] < W ? from[j][place.next(spread)] : own[u][j][0];
     }
+    place.advance(spread);
   }
 
-  __device__ __forceinline__ void get(int k, A (&values)[N]) const {
+  __device__ __forceinline__ void get(int u, int k, A (&values)[N]) const {
 #pragma unroll
-    for (int j = 0; j < N; ++j) values[j] = SPANS ? (k < edge ? own[j][0] : own[j][1]) : own[j][k];
+    for (int j = 0; j < N; ++j) {
+      values[j] = to_acc(SPANS ? (k < edge[u] ? own[u][j][0] : own[u][j][1]) : own[0][j][k]);
+    }
   }
 };
 
@@ -104,24 +102,28 @@ __device__ __forceinline__ void spread_over(const Spread& spread, long long n, F
   if (left > 0) {
     long long at = first * W;
     Vec<T, W> loaded[U];
+    Parameters<SPANS, U, T, N> own(spread, parameters, static_cast<unsigned>(at));
     const auto load = [&] {
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         if (u < left) loaded[u] = load_vec<T, W>(x + at + u * stride);
       }
+#pragma unroll
+      for (int u = 0; SPANS && u < U; ++u) {
+        if (u < left) own.load_next(u);
+      }
     };
     load();
-    Parameters<SPANS, T, N> own(spread, parameters, static_cast<unsigned>(at));
+    if (!SPANS) own.load_columns();
     while (true) {
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         if (u >= left) break;
-        own.next();
         Vec<T, W> result;
 #pragma unroll
         for (int k = 0; k < W; ++k) {
           A values[N];
-          own.get(k, values);
+          own.get(u, k, values);
           result.data[k] = from_acc<T>(f(to_acc(loaded[u].data[k]), values));
         }
         store_whole(out + at + u * stride, result);

@@ -17,18 +17,22 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from ..operator import operator
 
-rope_kernel = Kernel(
+rope_rows = Kernel("rope.cu", "rope<T, EVEN>", T=FLOATING, EVEN=(False, True))
+rope_heads = Kernel(
     "rope.cu",
-    "rope<T, INTERLEAVED, N>",
+    "rope_heads<T, INTERLEAVED, N>",
     T=FLOATING,
     INTERLEAVED=(False, True),
     N=(1, 2, 4, 8),
-    where=lambda T, INTERLEAVED, N: N * T.itemsize <= 16,
+    where=lambda T, INTERLEAVED, N: N * T.itemsize <= (16 if INTERLEAVED else 8),
 )
 
 BLOCK = 128
 FILL = 132 * 2048  # threads: where there are more units, a thread has several heads
 CHUNK = 8  # heads of a thread, at most
+
+
+Walk = tuple[int, tuple[int, ...]]  # of a dimension: its size, and strides
 
 
 @operator("cupyops::rope")
@@ -152,8 +156,9 @@ class Plan(NamedTuple):
 
     config: tuple[int, tuple[int, int]]
     layout: np.ndarray | None
-    heads: np.ndarray
-    width: int  # N
+    sizes: np.ndarray  # Rows or Heads
+    width: int  # N; 0 for rope() itself
+    even: bool
 
 
 @functools.lru_cache(maxsize=4096)
@@ -165,23 +170,38 @@ def _plan(
     half: int,
     most: int,
     interleaved: bool,
+    vector: int,
 ) -> Plan:
-    """`positions`: its strides; None where the positions are those of the sequence. `most`: elements of a vector."""
+    """`positions`: its strides; None where they are those of the sequence. `most`: elements that all are aligned to."""
     leading, size = shape[:-1], shape[-1]
     steps = [0] * len(leading)
     steps[dim] = 1 if positions is None else positions[-1]
     if positions is not None and len(positions) == 2:
         steps[0] = positions[0]
     dense = tuple(math.prod(shape[d + 1 :]) for d in range(len(leading)))
+    apart = [stride for count, stride in zip(leading, strides) if count > 1]
+    width = math.gcd(most, size, 2 * half if interleaved else half, *apart)
+    if width == vector and not interleaved:
+        walked = merged(leading, dense, (strides[:-1], tuple(steps)))
+        return _of_rows(walked, half, size, width, strides[-1])
     walked = merged(leading, dense, (strides[:-1], tuple(steps), dense))
-    steps_of_x = [stride for count, stride in zip(leading, strides) if count > 1]
-    width = math.gcd(most, size, 2 * half if interleaved else half, *steps_of_x)
-    turned = half * (2 if interleaved and width > 1 else 1) // width
+    return _of_heads(walked, half, size, width, strides[-1], interleaved and width > 1)
+
+
+def _of_rows(walked: list[Walk], half: int, size: int, width: int, unit: int) -> Plan:
+    rows = math.prod(count for count, _ in walked)
+    config = _blocks(max(half, size - 2 * half) // width, rows)
+    even = len(walked) == 1
+    sizes = struct.pack("=3q2i", rows, *(walked[0][1] if even else (0, 0)), half, size)
+    return Plan(config, _layout(walked, 2, size, unit), np.frombuffer(sizes, np.uint8), 0, even)
+
+
+def _of_heads(walked: list[Walk], half: int, size: int, width: int, unit: int, neighbours: bool) -> Plan:
+    turned = half * (2 if neighbours else 1) // width
     units = turned + (size - 2 * half) // width
-    threads = min(units, BLOCK)
-    together = max(1, BLOCK // threads)
-    rows = math.prod(leading)
-    # the rows of one position: the dimension with most of them, unless that leaves too few to fill a block
+    rows = math.prod(count for count, _ in walked)
+    _, (threads, together) = _blocks(units, rows)
+    # the heads: the dimension with most rows of one position, unless that leaves too few positions to fill a block
     heads, x_stride, y_stride = 1, 0, 0
     for count, (of_x, of_position, of_y) in sorted(walked, reverse=True):
         if of_position == 0 and rows // count >= together:
@@ -190,18 +210,26 @@ def _plan(
             break
     rows //= heads
     chunk = max(1, min(CHUNK, heads, units * rows * heads // FILL))
-    chunks, groups = ceil_div(heads, chunk), ceil_div(rows, together)
-    layout = None
-    if strides[-1] == 1 or size == 1:
-        counts = tuple(count for count, _ in walked)
-        columns = [tuple(step[j] for _, step in walked) for j in range(3)]
-        found = packed_layout(counts, columns[2], 1, *columns)
-        layout = found[0] if found else None
-    x_row, step, y_row = walked[0][1] if len(walked) == 1 else (0, 0, 0)
-    numbers = (rows, heads, x_stride, y_stride, groups, chunk, turned, units, x_row, y_row, step)
-    packed = struct.pack("=4q4i3q2i", *numbers, len(walked) < 2, chunks == 1)
-    config = (groups * chunks, (threads, together))
-    return Plan(config, layout, np.frombuffer(packed, np.uint8), width)
+    groups = ceil_div(rows, together)
+    sizes = struct.pack("=4q4i", rows, heads, x_stride, y_stride, groups, chunk, turned, units)
+    config = (groups * ceil_div(heads, chunk), (threads, together))
+    return Plan(config, _layout(walked, 3, size, unit), np.frombuffer(sizes, np.uint8), width, False)
+
+
+def _blocks(units: int, rows: int) -> tuple[int, tuple[int, int]]:
+    """(grid, block) where a row is so many units."""
+    threads = min(max(units, 1), BLOCK)
+    together = max(1, BLOCK // threads)
+    return ceil_div(rows, together), (threads, together)
+
+
+def _layout(walked: list[Walk], inputs: int, size: int, unit: int) -> np.ndarray | None:
+    """The `Layout` of what is walked: dimensions with their strides in so many inputs. None if it cannot be."""
+    if unit != 1 and size > 1:
+        return None
+    counts, order = tuple(count for count, _ in walked), tuple(range(1, len(walked) + 1))
+    found = packed_layout(counts, order, 1, *[tuple(step[j] for _, step in walked) for j in range(inputs)])
+    return found[0] if found else None
 
 
 def _launch(
@@ -214,16 +242,16 @@ def _launch(
     if positions is not None:
         positions = positions.long()
     of_positions = None if positions is None else positions.stride()
-    half = cos.shape[1]
-    # the most bytes, up to 16, to which all of them are aligned
-    lowest = (x.data_ptr() | cos.data_ptr() | sin.data_ptr() | 16) & -(
-        x.data_ptr() | cos.data_ptr() | sin.data_ptr() | 16
-    )
-    most = max(lowest // x.itemsize, 1)
-    plan = _plan(x.shape, x.stride(), dim, of_positions, half, most, interleaved)
+    half, vector = cos.shape[1], 16 // x.itemsize
+    most = math.gcd(16, x.data_ptr(), cos.data_ptr(), sin.data_ptr()) // x.itemsize
+    plan = _plan(x.shape, x.stride(), dim, of_positions, half, most, interleaved, vector)
     if plan.layout is None:
         x = x.contiguous()
-        plan = _plan(x.shape, x.stride(), dim, of_positions, half, most, interleaved)
-    given = (x, cos, sin, positions, y, plan.heads, cos.shape[0], half, back, plan.layout)
-    rope_kernel[plan.config](*given, T=y.dtype, INTERLEAVED=interleaved, N=plan.width)
+        plan = _plan(x.shape, x.stride(), dim, of_positions, half, most, interleaved, vector)
+    given = (x, cos, sin, positions, y, plan.sizes)
+    if plan.width:
+        sizes = (half, cos.shape[0], back)
+        rope_heads[plan.config](*given, *sizes, plan.layout, T=y.dtype, INTERLEAVED=interleaved, N=plan.width)
+    else:
+        rope_rows[plan.config](*given, cos.shape[0], back, plan.layout, T=y.dtype, EVEN=plan.even)
     return y

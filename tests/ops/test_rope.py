@@ -38,7 +38,7 @@ def tables(make: Make, positions: int, pairs: int):
 class TestRope(OperatorContract):
     function = staticmethod(cupyops.rope)
     torch_function = staticmethod(by_torch)
-    kernels = {"rope"}
+    kernels = {"rope", "rope_heads"}
 
     def samples(self, make: Make):
         for interleaved in (False, True):
