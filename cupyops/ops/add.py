@@ -33,17 +33,32 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 @operator("cupyops::add")
-def _add(x: Tensor, other: Tensor, alpha: float) -> Tensor:
+def _add(x: Tensor, other: Tensor, alpha: float, size: list[int] | None = None) -> Tensor:
     return torch.add(x, other, alpha=alpha)
 
 
 @_add.forward
-def _(x, other, alpha):
-    return _sum(x, other, alpha), ()
+def _(x, other, alpha, size):
+    other = other.expand(x.shape)
+    y = empty_output(x, other)
+    n, dtype = y.numel(), y.dtype
+    if (x.is_contiguous() and other.is_contiguous()) or x.stride() == y.stride() == other.stride():
+        add_fwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](x, other, y, alpha, n, T=dtype)
+        return y, ()
+    for whole, part, swapped in ((x, other, False), (other, x, True)):
+        if (found := spread.plan(y, whole, part)) is not None:
+            given = (whole, part, y, found.spread, alpha, n)
+            add_fwd_spread[found.grid, BLOCK](*given, T=dtype, OTHER=swapped, SPANS=found.spans)
+            return y, ()
+    grid, layout, (x, other) = arrange(y, x, other)
+    add_fwd_broadcast[grid, BLOCK](x, other, y, layout, alpha, n, T=dtype)
+    return y, ()
 
 
 @_add.backward
-def _(saved, grad_y, alpha, needs_grad):
+def _(saved, grad_y, alpha, size, needs_grad):
+    if needs_grad.other and size is not None:
+        return grad_y, _summed(grad_y, alpha, tuple(size))
     if not needs_grad.other or alpha == 1:
         return grad_y, grad_y
     grad_other = torch.empty_like(grad_y)
@@ -53,33 +68,13 @@ def _(saved, grad_y, alpha, needs_grad):
 
 
 @_add.unsupported
-def _(x, other, alpha):
-    return None if x.shape == other.shape else "shapes differ"
+def _(x, other, alpha, size):
+    return None if size is not None or x.shape == other.shape else "shapes differ"
 
 
 @_add.reference_backward
-def _(saved, grad_y, alpha):
-    return grad_y, grad_y * alpha
-
-
-@operator("cupyops::add_broadcast")
-def _add_broadcast(x: Tensor, other: Tensor, alpha: float, size: list[int]) -> Tensor:
-    return torch.add(x, other, alpha=alpha)  # size: that of other, for backward, which keeps no tensor
-
-
-@_add_broadcast.forward
-def _(x, other, alpha, size):
-    return _sum(x, other.expand(x.shape), alpha), ()
-
-
-@_add_broadcast.backward
-def _(saved, grad_y, alpha, size, needs_grad):
-    return grad_y, _summed(grad_y, alpha, tuple(size)) if needs_grad.other else None
-
-
-@_add_broadcast.reference_backward
 def _(saved, grad_y, alpha, size):
-    return grad_y, grad_y.sum_to_size(size) * alpha
+    return grad_y, (grad_y if size is None else grad_y.sum_to_size(size)) * alpha
 
 
 @operator("cupyops::add_scalar")
@@ -138,30 +133,14 @@ def add(input: Tensor, other: Tensor | float, *, alpha: float = 1) -> Tensor:
                 input = input.expand(broadcast_shape(input=input, other=other))
                 other = other.view(*(1,) * (input.dim() - other.dim()), *other.shape)
                 if other.shape != input.shape:
-                    return _add_broadcast(input, other, alpha, list(other.shape))
-            return _add(input, other, alpha)
+                    # for backward, which keeps no tensor: other has as many dimensions, and is broadcast to input
+                    return _add(input, other, alpha, list(other.shape))
+            return _add(input, other, alpha, None)
         if type(other) in (int, float, bool):
             _check_alpha(alpha, input.dtype)
             _check_number("other", other)
             return _add_scalar(input, float(alpha * other))
     return _by_pytorch(input, other, alpha)
-
-
-def _sum(x: Tensor, other: Tensor, alpha: float) -> Tensor:
-    """x + alpha * other, which have one shape."""
-    y = empty_output(x, other)
-    n, dtype = y.numel(), y.dtype
-    if (x.is_contiguous() and other.is_contiguous()) or x.stride() == y.stride() == other.stride():
-        add_fwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](x, other, y, alpha, n, T=dtype)
-        return y
-    for whole, part, swapped in ((x, other, False), (other, x, True)):
-        if (found := spread.plan(y, whole, part)) is not None:
-            given = (whole, part, y, found.spread, alpha, n)
-            add_fwd_spread[found.grid, BLOCK](*given, T=dtype, OTHER=swapped, SPANS=found.spans)
-            return y
-    grid, layout, (x, other) = arrange(y, x, other)
-    add_fwd_broadcast[grid, BLOCK](x, other, y, layout, alpha, n, T=dtype)
-    return y
 
 
 def _summed(grad_y: Tensor, alpha: float, size: tuple[int, ...]) -> Tensor:
