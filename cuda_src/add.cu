@@ -8,16 +8,6 @@
 #include "common/elementwise.cuh"
 #include "common/spread.cuh"
 
-#ifndef UNROLL_FWD
-#define UNROLL_FWD 4
-#endif
-#ifndef UNROLL_BWD
-#define UNROLL_BWD 4
-#endif
-#ifndef BLOCKS_BWD
-#define BLOCKS_BWD 4
-#endif
-
 // Grid, block: see elementwise(). All three laid out alike; each thread owns whole vectors.
 template <typename T>
 __global__ void add_fwd(const T* __restrict__ x, const T* __restrict__ other, T* __restrict__ y, acc_t<T> alpha,
@@ -27,12 +17,12 @@ __global__ void add_fwd(const T* __restrict__ x, const T* __restrict__ other, T*
 }
 
 // Grid, block: see spread_over(). `whole` and y are dense and laid out alike. OTHER: `whole` is other and `part` x.
-template <typename T, bool OTHER, bool SPANS>
+template <typename T, bool OTHER, int FORM>
 __global__ void add_fwd_spread(const T* __restrict__ whole, const T* __restrict__ part, T* __restrict__ y,
                                const __grid_constant__ Spread spread, acc_t<T> alpha, long long n) {
   using A = acc_t<T>;
   const T* const in[] = {part};
-  spread_over<SPANS, UNROLL_FWD>(
+  spread_over<FORM, FORM == kEachColumn ? 4 : 2>(
       spread, n, [alpha](A whole, const A(&p)[1]) { return OTHER ? p[0] + alpha * whole : whole + alpha * p[0]; }, y,
       whole, in);
 }
@@ -69,22 +59,23 @@ template <typename A> struct SumAlone {
 
 // Grid, block, partial: see sum_columns().
 template <typename T>
-__global__ void __launch_bounds__(kSumThreads, BLOCKS_BWD)
+__global__ void __launch_bounds__(kSumThreads, kSumBlocks<T>)
     add_bwd_columns(const T* __restrict__ grad_y, acc_t<T>* __restrict__ partial,
                     const __grid_constant__ Columns columns) {
-  sum_columns<UNROLL_BWD, T>(columns, SumAlone<acc_t<T>>(), grad_y, nullptr, nullptr, nullptr, partial);
+  sum_columns<4, T>(columns, SumAlone<acc_t<T>>(), grad_y, nullptr, nullptr, nullptr, partial);
 }
 
 // Grid, block, partial: see sum_spans().
 template <typename T, bool CUT>
-__global__ void __launch_bounds__(kSumThreads, BLOCKS_BWD)
+__global__ void __launch_bounds__(kSumThreads, kSumBlocks<T>)
     add_bwd_spans(const T* __restrict__ grad_y, acc_t<T>* __restrict__ partial, const __grid_constant__ Spans spans) {
-  sum_spans<CUT, UNROLL_BWD, T>(spans, SumAlone<acc_t<T>>(), grad_y, nullptr, nullptr, nullptr, partial);
+  sum_spans<CUT, 2, T>(spans, SumAlone<acc_t<T>>(), grad_y, nullptr, nullptr, nullptr, partial);
 }
 
 // Grid, block: see finish_sums().
 template <typename T>
-__global__ void __launch_bounds__(kFinishThreads) add_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_other, long long slabs,
-                               long long channels, long long inner, acc_t<T> alpha) {
+__global__ void __launch_bounds__(kFinishThreads)
+    add_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_other, long long slabs,
+                   long long channels, long long inner, acc_t<T> alpha) {
   finish_sums<T>(partial, grad_other, nullptr, slabs, channels, inner, alpha);
 }

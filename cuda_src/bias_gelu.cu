@@ -13,23 +13,13 @@
 #include "common/gelu.cuh"
 #include "common/spread.cuh"
 
-#ifndef UNROLL_FWD
-#define UNROLL_FWD 4
-#endif
-#ifndef UNROLL_BWD
-#define UNROLL_BWD 1
-#endif
-#ifndef BLOCKS_BWD
-#define BLOCKS_BWD 4
-#endif
-
 // Grid, block: see spread_over(). x and y are dense and laid out alike.
-template <typename T, bool TANH, bool SPANS>
+template <typename T, bool TANH, int FORM>
 __global__ void bias_gelu_fwd(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
                               const __grid_constant__ Spread spread, long long n) {
   using A = acc_t<T>;
   const T* const in[] = {bias};
-  spread_over<SPANS, UNROLL_FWD>(
+  spread_over<FORM, 1>(
       spread, n, [](A x, const A(&p)[1]) { return Gelu<TANH>::template value<T>(x + p[0]); }, y, x, in);
 }
 
@@ -54,15 +44,16 @@ template <typename T, bool TANH> struct BiasGelu {
 
 // Grid, block, partial: see sum_columns(). grad_x and partial may be null, where nobody wants them.
 template <typename T, bool TANH>
-__global__ void __launch_bounds__(kSumThreads, BLOCKS_BWD)
+__global__ void __launch_bounds__(kSumThreads, kSumBlocks<T>)
     bias_gelu_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ bias,
                   T* __restrict__ grad_x, acc_t<T>* __restrict__ partial, const __grid_constant__ Columns columns) {
-  sum_columns<UNROLL_BWD, T>(columns, BiasGelu<T, TANH>(), grad_y, x, bias, grad_x, partial);
+  sum_columns<1, T>(columns, BiasGelu<T, TANH>(), grad_y, x, bias, grad_x, partial);
 }
 
 // Grid, block: see finish_sums().
 template <typename T>
-__global__ void __launch_bounds__(kFinishThreads) bias_gelu_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_bias, long long slabs,
-                                     long long columns) {
+__global__ void __launch_bounds__(kFinishThreads)
+    bias_gelu_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_bias, long long slabs,
+                         long long columns) {
   finish_sums<T>(partial, grad_bias, nullptr, slabs, columns, 1, acc_t<T>(1));
 }

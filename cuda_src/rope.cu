@@ -15,10 +15,6 @@
 #include "common/broadcast.cuh"
 #include "common/whole.cuh"
 
-#ifndef UNROLL
-#define UNROLL 1
-#endif
-
 // Stops the program: a position out of range is never a wild read.
 __device__ __forceinline__ void bad_position(long long at, long long position, long long positions) {
   printf("cupyops: positions, element %lld, is %lld, expected one in [0, %lld)\n", at, position, positions);
@@ -142,7 +138,7 @@ __global__ void rope_heads(const T* __restrict__ x, const T* __restrict__ cosine
                            const long long* __restrict__ positions, T* __restrict__ y,
                            const __grid_constant__ Heads heads, int half, long long limit, int back,
                            const __grid_constant__ Layout<3> layout) {
-  constexpr int U = N * sizeof(T) >= 16 ? UNROLL : N > 1 ? 2 * UNROLL : 4 * UNROLL;
+  constexpr int U = N * sizeof(T) >= 16 ? 1 : N > 1 ? 2 : 4;
   using Turning = Pairs<T, INTERLEAVED, N>;
   const unsigned chunk = blockIdx.x / heads.groups;
   const long long r = (blockIdx.x - chunk * heads.groups) * (long long)blockDim.y + threadIdx.y;

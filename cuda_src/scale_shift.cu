@@ -16,30 +16,18 @@
 #include "common/column_sums.cuh"
 #include "common/spread.cuh"
 
-#ifndef UNROLL_FWD
-#define UNROLL_FWD 4
-#endif
-#ifndef UNROLL_BWD
-#define UNROLL_BWD 1
-#endif
-#ifndef BLOCKS_BWD
-#define BLOCKS_BWD 4
-#endif
-
 // Grid, block: see spread_over(). x and y are dense and laid out alike.
-#ifndef MINB
-#define MINB 1
-#endif
-template <typename T, bool BIAS, bool SPANS>
-__global__ void __launch_bounds__(256, MINB) scale_shift_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
+template <typename T, bool BIAS, int FORM>
+__global__ void scale_shift_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
                                 T* __restrict__ y, const __grid_constant__ Spread spread, long long n) {
   using A = acc_t<T>;
   if constexpr (BIAS) {
     const T* const in[] = {weight, bias};
-    spread_over<SPANS, UNROLL_FWD>(spread, n, [](A x, const A(&p)[2]) { return x * p[0] + p[1]; }, y, x, in);
+    spread_over<FORM, FORM == kEachColumn ? 4 : 2>(
+        spread, n, [](A x, const A(&p)[2]) { return x * p[0] + p[1]; }, y, x, in);
   } else {
     const T* const in[] = {weight};
-    spread_over<SPANS, UNROLL_FWD>(spread, n, [](A x, const A(&p)[1]) { return x * p[0]; }, y, x, in);
+    spread_over<FORM, FORM == kEachColumn ? 4 : 2>(spread, n, [](A x, const A(&p)[1]) { return x * p[0]; }, y, x, in);
   }
 }
 
@@ -72,24 +60,25 @@ template <typename A, bool WEIGHT> struct ScaleShift {
 
 // Grid, block, partial: see sum_columns().
 template <typename T, bool WEIGHT>
-__global__ void __launch_bounds__(kSumThreads, BLOCKS_BWD) scale_shift_bwd_columns(const T* __restrict__ grad_y, const T* __restrict__ x,
-                                        const T* __restrict__ weight, T* __restrict__ grad_x,
-                                        acc_t<T>* __restrict__ partial, const __grid_constant__ Columns columns) {
-  sum_columns<UNROLL_BWD, T>(columns, ScaleShift<acc_t<T>, WEIGHT>(), grad_y, x, weight, grad_x, partial);
+__global__ void __launch_bounds__(kSumThreads, kSumBlocks<T>)
+    scale_shift_bwd_columns(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
+                            T* __restrict__ grad_x, acc_t<T>* __restrict__ partial,
+                            const __grid_constant__ Columns columns) {
+  sum_columns<1, T>(columns, ScaleShift<acc_t<T>, WEIGHT>(), grad_y, x, weight, grad_x, partial);
 }
 
 // Grid, block, partial: see sum_spans().
 template <typename T, bool WEIGHT, bool CUT>
-__global__ void __launch_bounds__(kSumThreads, BLOCKS_BWD) scale_shift_bwd_spans(const T* __restrict__ grad_y, const T* __restrict__ x,
-                                      const T* __restrict__ weight, T* __restrict__ grad_x,
-                                      acc_t<T>* __restrict__ partial, const __grid_constant__ Spans spans) {
-  sum_spans<CUT, UNROLL_BWD, T>(spans, ScaleShift<acc_t<T>, WEIGHT>(), grad_y, x, weight, grad_x, partial);
+__global__ void __launch_bounds__(kSumThreads, kSumBlocks<T> - CUT)
+    scale_shift_bwd_spans(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
+                          T* __restrict__ grad_x, acc_t<T>* __restrict__ partial, const __grid_constant__ Spans spans) {
+  sum_spans<CUT, 1, T>(spans, ScaleShift<acc_t<T>, WEIGHT>(), grad_y, x, weight, grad_x, partial);
 }
 
 // Grid, block: see finish_sums().
 template <typename T>
-__global__ void __launch_bounds__(kFinishThreads) scale_shift_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_first,
-                                       T* __restrict__ grad_second, long long slabs, long long channels,
-                                       long long inner) {
+__global__ void __launch_bounds__(kFinishThreads)
+    scale_shift_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_first,
+                           T* __restrict__ grad_second, long long slabs, long long channels, long long inner) {
   finish_sums<T>(partial, grad_first, grad_second, slabs, channels, inner, acc_t<T>(1));
 }

@@ -8,6 +8,7 @@
 #include "common/whole.cuh"
 
 constexpr int kSumThreads = 256;
+template <typename T> constexpr int kSumBlocks = sizeof(T) == 8 ? 2 : 4;  // of a multiprocessor, at least
 
 // The sum of each of a thread's W values over threadIdx.y, in a fixed order: that of value k of threadIdx.x is given to
 // store(threadIdx.x, k, total) by one thread. Both block dimensions are powers of two. `shared` holds W values of each
@@ -66,8 +67,7 @@ template <typename T, typename Step> struct Gradients {
   // The U vectors from elements `at` on that `there` tells of: elements begin <= k < end of each, all of them unless CUT.
   template <bool CUT, int U>
   __device__ __forceinline__ void add_vectors(const Step& step, const long long (&at)[U], const bool (&there)[U],
-                                              const int (&begin)[U], const int (&end)[U],
-                                              const A (&parameters)[W]) {
+                                              const int (&begin)[U], const int (&end)[U], const A (&parameters)[W]) {
     Vec<T, W> grads[U], values[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
@@ -182,9 +182,8 @@ struct Spans {
 // that lies in the span, empty where `units` are more than there are.
 // partial: [SUMS][slabs][channels].
 template <bool CUT, int U, typename T, typename Step>
-__device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, const T* __restrict__ grad_y,
-                                          const T* x, const T* parameters, T* grad_x,
-                                          acc_t<T>* __restrict__ partial) {
+__device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, const T* __restrict__ grad_y, const T* x,
+                                          const T* parameters, T* grad_x, acc_t<T>* __restrict__ partial) {
   constexpr int W = kVecWidth<T>;
   const long long slab = global_thread() / kWarp / size.channels, channel = global_thread() / kWarp % size.channels;
   if (slab >= size.slabs) return;
@@ -198,7 +197,8 @@ __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, c
   const long long last = min((slab + 1) * size.slab_units, size.all_units);
   long long unit = slab * size.slab_units + threadIdx.x % kWarp;
   // a division per unit would cost more than the sums
-  const long long around = size.channels * size.inner, step_b = kWarp % size.units, step_start = kWarp / size.units * around;
+  const long long around = size.channels * size.inner, step_b = kWarp % size.units,
+                  step_start = kWarp / size.units * around;
   long long b = unit % size.units, start = unit / size.units * around + channel * size.inner;
 #pragma unroll 1
   while (unit < last) {

@@ -5,6 +5,12 @@
 
 #include "common/whole.cuh"
 
+// The numbers are those of spread.py.
+constexpr int kEachColumn =
+    0;  // inner is 1, and `step` vectors are whole rows: a thread's parameters stay in registers
+constexpr int kWholeSpans = 1;  // spans are whole vectors, each of one channel
+constexpr int kCutSpans = 2;  // inner is at least a vector, which so has two channels at most
+
 // spread.py makes it. A thread has every `step`-th vector, the first of them at an element below 2^31.
 struct Spread {
   int channels, inner, step;
@@ -32,19 +38,17 @@ struct Place {
 };
 
 // The parameters of a thread's vectors: of all of them, or of the U that are under way.
-template <bool SPANS, int U, typename T, int N> struct Parameters {
-  static constexpr int W = kVecWidth<T>;
-  using A = acc_t<T>;
+template <int FORM, int U, typename T, int N> struct Parameters {
+  static constexpr int W = kVecWidth<T>, OWN = FORM == kEachColumn ? W : FORM;
   const T* const (&from)[N];
   const Spread& spread;
   Place place;
-  T own[SPANS ? U : 1][N][SPANS ? 2 : W];
-  int edge[U];  // SPANS: from which element on they are the second's
+  T own[FORM == kEachColumn ? 1 : U][N][OWN];
+  int edge[U];  // of cut spans: from which element on they are the second's
 
   __device__ __forceinline__ Parameters(const Spread& spread, const T* const (&from)[N], unsigned first)
       : from(from), spread(spread), place(spread, first) {}
 
-  // Each element has a channel of its own.
   __device__ __forceinline__ void load_columns() {
     bool vectors_fit = spread.channels % W == 0;
 #pragma unroll
@@ -55,11 +59,11 @@ template <bool SPANS, int U, typename T, int N> struct Parameters {
       for (int j = 0; j < N; ++j) {
         const Vec<T, W> all = load_vec<T, W>(from[j] + at);
 #pragma unroll
-        for (int k = 0; k < W; ++k) own[0][j][k] = all.data[k];
+        for (int k = 0; k < OWN; ++k) own[0][j][k] = all.data[k];
       }
     } else {
 #pragma unroll
-      for (int k = 0; k < W; ++k) {
+      for (int k = 0; k < OWN; ++k) {
 #pragma unroll
         for (int j = 0; j < N; ++j) own[0][j][k] = from[j][at];
         at = at + 1 == spread.channels ? 0 : at + 1;
@@ -73,25 +77,24 @@ template <bool SPANS, int U, typename T, int N> struct Parameters {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       own[u][j][0] = from[j][place.channel];
-      own[u][j][1] = edge[u] < W ? from[j][place.next(spread)] : own[u][j][0];
+      if (FORM == kCutSpans) own[u][j][OWN - 1] = edge[u] < W ? from[j][place.next(spread)] : own[u][j][0];
     }
     place.advance(spread);
   }
 
-  __device__ __forceinline__ void get(int u, int k, A (&values)[N]) const {
+  __device__ __forceinline__ void get(int u, int k, acc_t<T> (&values)[N]) const {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      values[j] = to_acc(SPANS ? (k < edge[u] ? own[u][j][0] : own[u][j][1]) : own[0][j][k]);
+      if (FORM == kEachColumn) values[j] = to_acc(own[0][j][k]);
+      else values[j] = to_acc(FORM == kWholeSpans || k < edge[u] ? own[u][j][0] : own[u][j][OWN - 1]);
     }
   }
 };
 
 // Grid: ceil(min(step, n / W) / blockDim.x) or more, one dimension. Each thread owns every `step`-th vector, U of them under
 // way at once, then the single elements of its grid-stride; all go one by one where a pointer is off 16 bytes. f takes an
-// element and an array of its parameters, in acc_t<T>.
-// Not SPANS: inner is 1 and `step` vectors are whole rows, so a thread's parameters stay in its registers.
-// SPANS: inner is at least W, so a vector has two channels at most.
-template <bool SPANS, int U, typename T, int N, typename F>
+// element and an array of its parameters, in acc_t<T>. The first loads go out before those of the parameters.
+template <int FORM, int U, typename T, int N, typename F>
 __device__ __forceinline__ void spread_over(const Spread& spread, long long n, F f, T* __restrict__ out,
                                             const T* __restrict__ x, const T* const (&parameters)[N]) {
   constexpr int W = kVecWidth<T>;
@@ -102,19 +105,21 @@ __device__ __forceinline__ void spread_over(const Spread& spread, long long n, F
   if (left > 0) {
     long long at = first * W;
     Vec<T, W> loaded[U];
-    Parameters<SPANS, U, T, N> own(spread, parameters, static_cast<unsigned>(at));
+    Parameters<FORM, U, T, N> own(spread, parameters, static_cast<unsigned>(at));
     const auto load = [&] {
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         if (u < left) loaded[u] = load_vec<T, W>(x + at + u * stride);
       }
+      if constexpr (FORM != kEachColumn) {
 #pragma unroll
-      for (int u = 0; SPANS && u < U; ++u) {
-        if (u < left) own.load_next(u);
+        for (int u = 0; u < U; ++u) {
+          if (u < left) own.load_next(u);
+        }
       }
     };
     load();
-    if (!SPANS) own.load_columns();
+    if constexpr (FORM == kEachColumn) own.load_columns();
     while (true) {
 #pragma unroll
       for (int u = 0; u < U; ++u) {

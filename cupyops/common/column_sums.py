@@ -15,7 +15,7 @@ BLOCK = 256  # kSumThreads
 FINISH = 1024  # kFinishThreads
 BLOCKS = 528  # into which the rows are cut, whatever the GPU: the same bits on all
 SHORT = 32  # spans of fewer elements are read as columns
-WARPS = 8448  # into which spans are cut
+WARPS = 16384  # into which spans are cut
 LEAST = 8  # vectors of a thread, where there are slabs
 
 Pattern = tuple[int, int, int]  # (outer, channels, inner) in memory order, one number for each channel
@@ -83,6 +83,7 @@ def _of_spans(outer: int, channels: int, inner: int, width: int) -> Plan:
     cut = inner % width > 0
     units = inner // width + 2 * cut
     slab_units = ceil_div(outer * units, max(1, min(WARPS // channels, outer * units // (LEAST * 32))))
+    slab_units = min(ceil_div(slab_units, 32) * 32, outer * units)  # whole turns of a warp
     slabs = ceil_div(outer * units, slab_units)
     size = struct.pack("=7q", outer * channels * inner, channels, inner, units, slab_units, slabs, outer * units)
     return Plan(

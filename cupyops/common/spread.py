@@ -14,8 +14,9 @@ from ..kernel import ceil_div
 from ..layout import is_dry
 from .broadcast import BLOCK, merged
 
-UNROLL = 4  # vectors that a thread has under way
-FILL = 132 * 2048  # threads below which each has one vector
+FORMS = EACH_COLUMN, WHOLE_SPANS, CUT_SPANS = range(3)
+TURNS = 4  # vectors of a thread, about
+FILL = 132 * 2048  # threads; where there are fewer vectors, each has one
 MOST = (1 << 31) - 1  # elements of a stride, and of what is counted in an int
 
 
@@ -24,7 +25,7 @@ class Plan(NamedTuple):
 
     grid: int
     spread: np.ndarray
-    spans: bool
+    form: int
 
 
 def plan(output: Tensor, x: Tensor, *parameters: Tensor) -> Plan | None:
@@ -45,18 +46,18 @@ def _plan(
     if len(found) > 1 or None in found:
         return None
     channels, inner = found.pop()  # type: ignore[misc]
-    if channels == 1:
-        inner = 1 << 20  # any: every element has the same
+    inner = inner if channels > 1 else 1  # one number is a row of one column
     row = 1 if inner > 1 else channels // math.gcd(channels, width)  # vectors that are whole rows
     if 1 < inner < width or max(channels, inner, row * width) > MOST:
         return None
+    form = EACH_COLUMN if inner == 1 else CUT_SPANS if inner % width else WHOLE_SPANS
     vectors = math.prod(shape) // width
-    step = max(ceil_div(vectors, UNROLL), min(vectors, FILL), 1)
+    step = max(ceil_div(vectors, TURNS), min(vectors, FILL), 1)
     step = min(ceil_div(step, row), MOST // (row * width)) * row
     whole = step * width
     steps = (whole // inner % channels, whole % inner)
     packed = struct.pack("=7i", channels, inner, step, *steps, vectors // step, vectors % step)
-    return Plan(ceil_div(max(min(step, vectors), 1), BLOCK), np.frombuffer(packed, np.uint8), inner > 1)
+    return Plan(ceil_div(max(min(step, vectors), 1), BLOCK), np.frombuffer(packed, np.uint8), form)
 
 
 def pattern(shape: tuple[int, ...], strides: tuple[int, ...], parameter: tuple[int, ...]) -> tuple[int, int] | None:

@@ -21,7 +21,7 @@ BOTH = (False, True)
 add_fwd = Kernel("add.cu", "add_fwd<T>", T=FLOATING)
 add_fwd_broadcast = Kernel("add.cu", "add_fwd_broadcast<T>", T=FLOATING)
 add_scalar_fwd = Kernel("add.cu", "add_scalar_fwd<T>", T=FLOATING)
-add_fwd_spread = Kernel("add.cu", "add_fwd_spread<T, OTHER, SPANS>", T=FLOATING, OTHER=BOTH, SPANS=BOTH)
+add_fwd_spread = Kernel("add.cu", "add_fwd_spread<T, OTHER, FORM>", T=FLOATING, OTHER=BOTH, FORM=spread.FORMS)
 add_bwd_other = Kernel("add.cu", "add_bwd_other<T>", T=FLOATING)
 add_bwd_columns = Kernel("add.cu", "add_bwd_columns<T>", T=FLOATING)
 add_bwd_spans = Kernel("add.cu", "add_bwd_spans<T, CUT>", T=FLOATING, CUT=BOTH)
@@ -48,7 +48,7 @@ def _(x, other, alpha, size):
     for whole, part, swapped in ((x, other, False), (other, x, True)):
         if (found := spread.plan(y, whole, part)) is not None:
             given = (whole, part, y, found.spread, alpha, n)
-            add_fwd_spread[found.grid, BLOCK](*given, T=dtype, OTHER=swapped, SPANS=found.spans)
+            add_fwd_spread[found.grid, BLOCK](*given, T=dtype, OTHER=swapped, FORM=found.form)
             return y, ()
     grid, layout, (x, other) = arrange(y, x, other)
     add_fwd_broadcast[grid, BLOCK](x, other, y, layout, alpha, n, T=dtype)

@@ -13,7 +13,7 @@ from ..layout import is_dry
 from ..operator import operator
 
 BOTH = (False, True)
-bias_gelu_fwd = Kernel("bias_gelu.cu", "bias_gelu_fwd<T, TANH, SPANS>", T=FLOATING, TANH=BOTH, SPANS=BOTH)
+bias_gelu_fwd = Kernel("bias_gelu.cu", "bias_gelu_fwd<T, TANH, FORM>", T=FLOATING, TANH=BOTH, FORM=spread.FORMS)
 bias_gelu_fwd_broadcast = Kernel("bias_gelu.cu", "bias_gelu_fwd_broadcast<T, TANH>", T=FLOATING, TANH=BOTH)
 bias_gelu_bwd = Kernel("bias_gelu.cu", "bias_gelu_bwd<T, TANH>", T=FLOATING, TANH=BOTH)
 bias_gelu_bwd_finish = Kernel("bias_gelu.cu", "bias_gelu_bwd_finish<T>", T=FLOATING)
@@ -30,7 +30,7 @@ def _(x, bias, approximate):
     y = empty_output(x, bias)
     template = {"T": y.dtype, "TANH": approximate == "tanh"}
     if (found := spread.plan(y, x, bias)) is not None:
-        bias_gelu_fwd[found.grid, BLOCK](x, bias, y, found.spread, y.numel(), SPANS=found.spans, **template)
+        bias_gelu_fwd[found.grid, BLOCK](x, bias, y, found.spread, y.numel(), FORM=found.form, **template)
     else:
         grid, layout, (x, bias) = arrange(y, x, bias)
         bias_gelu_fwd_broadcast[grid, BLOCK](x, bias, y, layout, y.numel(), **template)

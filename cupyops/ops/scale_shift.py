@@ -13,7 +13,7 @@ from ..layout import is_dry, restride
 from ..operator import operator
 
 BOTH = (False, True)
-scale_shift_fwd = Kernel("scale_shift.cu", "scale_shift_fwd<T, BIAS, SPANS>", T=FLOATING, BIAS=BOTH, SPANS=BOTH)
+scale_shift_fwd = Kernel("scale_shift.cu", "scale_shift_fwd<T, BIAS, FORM>", T=FLOATING, BIAS=BOTH, FORM=spread.FORMS)
 scale_shift_fwd_broadcast = Kernel("scale_shift.cu", "scale_shift_fwd_broadcast<T, BIAS>", T=FLOATING, BIAS=BOTH)
 scale_shift_bwd_columns = Kernel("scale_shift.cu", "scale_shift_bwd_columns<T, WEIGHT>", T=FLOATING, WEIGHT=BOTH)
 scale_shift_bwd_spans = Kernel(
@@ -124,7 +124,7 @@ def _apply(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     template = {"T": y.dtype, "BIAS": bias is not None}
     factors = (weight,) if bias is None else (weight, bias)
     if (found := spread.plan(y, x, *factors)) is not None:
-        scale_shift_fwd[found.grid, BLOCK](x, weight, bias, y, found.spread, y.numel(), SPANS=found.spans, **template)
+        scale_shift_fwd[found.grid, BLOCK](x, weight, bias, y, found.spread, y.numel(), FORM=found.form, **template)
         return
     grid, layout, (x, weight, *rest) = arrange(y, x, *factors)
     bias = rest[0] if rest else None

@@ -77,7 +77,7 @@ LONG = [
 def test_several_vectors_a_thread(dtype, shape, part, monkeypatch):
     """As of large tensors: parameters are kept, or stepped through, from one vector of a thread to the next."""
     monkeypatch.setattr(spread, "FILL", 1)
-    monkeypatch.setattr(spread, "UNROLL", 11)
+    monkeypatch.setattr(spread, "TURNS", 11)
     spread._plan.cache_clear()
     x, other, third = (torch.randn(size).to(dtype) for size in (shape, part, part))
     with cupyops.simulate():
