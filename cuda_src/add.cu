@@ -65,11 +65,17 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks<T>)
   sum_columns<4, T>(columns, SumAlone<acc_t<T>>(), grad_y, nullptr, nullptr, nullptr, partial);
 }
 
-// Grid, block, partial: see sum_spans().
+// Grid, block: see sum_spans(). partial: [slabs][channels], or null where there is one slab: the sums are grad_other.
 template <typename T, bool CUT>
 __global__ void __launch_bounds__(kSumThreads, kSumBlocks<T>)
-    add_bwd_spans(const T* __restrict__ grad_y, acc_t<T>* __restrict__ partial, const __grid_constant__ Spans spans) {
-  sum_spans<CUT, 2, T>(spans, SumAlone<acc_t<T>>(), grad_y, nullptr, nullptr, nullptr, partial);
+    add_bwd_spans(const T* __restrict__ grad_y, acc_t<T>* __restrict__ partial, T* __restrict__ grad_other,
+                  const __grid_constant__ Spans spans, acc_t<T> alpha) {
+  sum_spans<CUT, 4, T>(spans, SumAlone<acc_t<T>>(), grad_y, nullptr, nullptr, nullptr,
+                       [&](int, long long slab, long long channel, double total) {
+                         const acc_t<T> sum = total;
+                         if (partial) partial[slab * spans.channels + channel] = sum;
+                         else grad_other[channel] = from_acc<T>(alpha * sum);
+                       });
 }
 
 // Grid, block: see finish_sums().

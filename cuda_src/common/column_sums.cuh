@@ -11,8 +11,8 @@ constexpr int kSumThreads = 256;
 template <typename T> constexpr int kSumBlocks = sizeof(T) == 8 ? 2 : 4;  // of a multiprocessor, at least
 
 // The sum of each of a thread's W values over threadIdx.y, in a fixed order: that of value k of threadIdx.x is given to
-// store(threadIdx.x, k, total) by one thread. Both block dimensions are powers of two. `shared` holds W values of each
-// thread, and a double. All threads take part.
+// store(threadIdx.x, k, total) by one thread. Both block dimensions are powers of two. `shared` has room for W values of
+// each thread, and for a double. All threads take part.
 template <int W, typename A, typename F>
 __device__ __forceinline__ void sum_over_y(const A (&sum)[W], void* shared, F store) {
   const int across = blockDim.x, threads = across * blockDim.y, thread = threadIdx.y * across + threadIdx.x;
@@ -42,15 +42,16 @@ __device__ __forceinline__ void sum_over_y(const A (&sum)[W], void* shared, F st
   }
 }
 
-// Gradients of [n] elements. x and grad_x may be null: not read, not wanted.
-template <typename T, typename Step> struct Gradients {
+// Gradients of [n] elements. x and grad_x may be null: not read, not wanted. K: sums, and parameters, of a vector: one for
+// each element, or one.
+template <int K, typename T, typename Step> struct Gradients {
   static constexpr int W = kVecWidth<T>;
   using A = acc_t<T>;
   const T* grad_y;
   const T* x;
   T* grad_x;
   long long n;
-  A sum[Step::SUMS][W] = {};
+  A sum[Step::SUMS][K] = {};
 
   __device__ __forceinline__ bool aligned() const {
     return is_aligned16(grad_y) && is_aligned16(x) && is_aligned16(grad_x);
@@ -60,14 +61,14 @@ template <typename T, typename Step> struct Gradients {
     A term[Step::SUMS];
     const A result = step(to_acc(grad), to_acc(value), parameter, term);
 #pragma unroll
-    for (int s = 0; s < Step::SUMS; ++s) sum[s][k] += term[s];
+    for (int s = 0; s < Step::SUMS; ++s) sum[s][k % K] += term[s];
     return result;
   }
 
-  // The U vectors from elements `at` on that `there` tells of: elements begin <= k < end of each, all of them unless CUT.
+  // Of the U vectors from elements `at` on those that are `there`: elements begin <= k < end of each, all unless CUT.
   template <bool CUT, int U>
   __device__ __forceinline__ void add_vectors(const Step& step, const long long (&at)[U], const bool (&there)[U],
-                                              const int (&begin)[U], const int (&end)[U], const A (&parameters)[W]) {
+                                              const int (&begin)[U], const int (&end)[U], const A (&parameters)[K]) {
     Vec<T, W> grads[U], values[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
@@ -83,7 +84,7 @@ template <typename T, typename Step> struct Gradients {
       for (int k = 0; k < W; ++k) {
         const bool in = !CUT || (k >= begin[u] && k < end[u]);
         const T grad = in ? grads[u].data[k] : T(0), value = Step::READS && in ? values[u].data[k] : T(0);
-        result.data[k] = from_acc<T>(add(step, k, grad, value, parameters[k]));
+        result.data[k] = from_acc<T>(add(step, k, grad, value, parameters[k % K]));
       }
       if (!grad_x) continue;
       if (!CUT || end[u] - begin[u] == W) store_whole(grad_x + at[u], result);
@@ -96,38 +97,38 @@ template <typename T, typename Step> struct Gradients {
 
   // Elements begin <= k < end of the vector from `at` on, one by one.
   __device__ __forceinline__ void add_singly(const Step& step, long long at, int begin, int end,
-                                             const A (&parameters)[W]) {
+                                             const A (&parameters)[K]) {
 #pragma unroll
     for (int k = 0; k < W; ++k) {
       const long long i = at + k;
       if (k < begin || k >= end) continue;
-      const A result = add(step, k, grad_y[i], Step::READS ? x[i] : T(0), parameters[k]);
+      const A result = add(step, k, grad_y[i], Step::READS ? x[i] : T(0), parameters[k % K]);
       if (grad_x) grad_x[i] = from_acc<T>(result);
     }
   }
 };
 
-// How columns.py divides an array of which `period` vectors are whole rows: periods are the rows here.
+// column_sums.py makes these. Rows of an array, of which `period` vectors are whole ones: of vectors that straddle the rows,
+// too, a thread has the same columns in every period.
 struct Columns {
   long long n, columns, inner;  // elements of the array, of a row, of those that share a parameter
-  long long period, rows, slab_rows;
+  long long period, periods, slab_periods;
 };
 
-// Grid: tiles x slabs, folded, tiles fastest: a tile is blockDim.x vectors of a period, a slab `slab_rows` periods. Block:
+// Grid: tiles x slabs, folded, tiles fastest: a tile is blockDim.x vectors of a period, a slab `slab_periods` periods. Block:
 // (x, y) of kSumThreads in all; each thread owns a vector of every blockDim.y-th period of its slab, U under way at once.
-// partial: [SUMS][slabs][period * W], the first of them where READS, the last where `sums_grad`. `parameters` [columns] may
-// be null, for a step that has none.
+// partial: [SUMS][slabs][period * W], or null. `parameters` [columns / inner] may be null, for a step that has none.
 template <int U, typename T, typename Step>
 __device__ __forceinline__ void sum_columns(const Columns& size, const Step& step, const T* __restrict__ grad_y,
                                             const T* x, const T* parameters, T* grad_x,
                                             acc_t<T>* __restrict__ partial) {
   constexpr int W = kVecWidth<T>;
   using A = acc_t<T>;
-  __shared__ __align__(16) A shared[kSumThreads * (W > 1 ? W : 2)];
+  __shared__ __align__(8) A shared[kSumThreads * W];
   const unsigned tiles = static_cast<unsigned>((size.period + blockDim.x - 1) / blockDim.x);
   const long long slab = blockIdx.x / tiles, slabs = gridDim.x / tiles;
   const long long column = blockIdx.x % tiles * (long long)blockDim.x + threadIdx.x;  // of vectors
-  Gradients<T, Step> gradients = {grad_y, x, grad_x, size.n};
+  Gradients<W, T, Step> gradients = {grad_y, x, grad_x, size.n};
   if (column < size.period) {
     const long long whole = gradients.aligned() ? size.n / W : 0;
     acc_t<T> own[W] = {};
@@ -137,7 +138,8 @@ __device__ __forceinline__ void sum_columns(const Columns& size, const Step& ste
       if (parameters) own[k] = to_acc(parameters[size.inner == 1 ? from : from / size.inner]);
       if (++from == size.columns) from = 0;
     }
-    const long long first = slab * size.slab_rows + threadIdx.y, last = min((slab + 1) * size.slab_rows, size.rows);
+    const long long first = slab * size.slab_periods + threadIdx.y,
+                    last = min((slab + 1) * size.slab_periods, size.periods);
     // of the vectors first * period + column, and so on, those that are whole
     const long long end = min(last, (whole - column + size.period - 1) / size.period);
     const long long stride = blockDim.y * size.period * W;
@@ -175,31 +177,27 @@ __device__ __forceinline__ void sum_columns(const Columns& size, const Step& ste
 struct Spans {
   long long n, channels, inner;
   long long units, slab_units, slabs, all_units;  // vectors of a span, of a slab; slabs and vectors of a channel
+  long long unit_step, start_step;  // what kWarp units are, in units of a span and, over its end, in elements
 };
 
 // Grid: any that gives each slab of each channel a warp, channels fastest. Block: kSumThreads. The lanes of a warp take
 // every 32nd vector of their slab, U under way at once. CUT: spans are no whole vectors: a unit is the part of a vector
 // that lies in the span, empty where `units` are more than there are.
-// partial: [SUMS][slabs][channels].
-template <bool CUT, int U, typename T, typename Step>
+// store(s, slab, channel, total) takes sum s of a slab; `parameters` [channels] may be null, for a step that has none.
+template <bool CUT, int U, typename T, typename Step, typename F>
 __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, const T* __restrict__ grad_y, const T* x,
-                                          const T* parameters, T* grad_x, acc_t<T>* __restrict__ partial) {
+                                          const T* parameters, T* grad_x, F store) {
   constexpr int W = kVecWidth<T>;
-  const long long slab = global_thread() / kWarp / size.channels, channel = global_thread() / kWarp % size.channels;
+  const long long warp = global_thread() / kWarp, slab = warp / size.channels, channel = warp - slab * size.channels;
   if (slab >= size.slabs) return;
-  Gradients<T, Step> gradients = {grad_y, x, grad_x, size.n};
+  Gradients<1, T, Step> gradients = {grad_y, x, grad_x, size.n};
   const bool aligned = gradients.aligned();
-  acc_t<T> own[W] = {};
-#pragma unroll
-  for (int k = 0; k < W; ++k) {
-    if (parameters) own[k] = to_acc(parameters[channel]);
-  }
-  const long long last = min((slab + 1) * size.slab_units, size.all_units);
+  const acc_t<T> own[1] = {parameters ? to_acc(parameters[channel]) : acc_t<T>(0)};
+  const long long last = min((slab + 1) * size.slab_units, size.all_units), around = size.channels * size.inner;
   long long unit = slab * size.slab_units + threadIdx.x % kWarp;
   // a division per unit would cost more than the sums
-  const long long around = size.channels * size.inner, step_b = kWarp % size.units,
-                  step_start = kWarp / size.units * around;
-  long long b = unit % size.units, start = unit / size.units * around + channel * size.inner;
+  const long long before = unit / size.units;
+  long long b = unit - before * size.units, start = before * around + channel * size.inner;
 #pragma unroll 1
   while (unit < last) {
     long long at[U];
@@ -212,7 +210,7 @@ __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, c
       end[u] = CUT ? static_cast<int>(max(min(start + size.inner - at[u], (long long)W), 0LL)) : W;
       if (unit >= last) end[u] = 0;
       there[u] = aligned && begin[u] < end[u] && (!CUT || at[u] + W <= size.n);
-      unit += kWarp, b += step_b, start += step_start;
+      unit += kWarp, b += size.unit_step, start += size.start_step;
       if (b >= size.units) b -= size.units, start += around;
     }
     gradients.template add_vectors<CUT>(step, at, there, begin, end, own);
@@ -231,11 +229,8 @@ __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, c
   }
 #pragma unroll
   for (int s = 0; s < Step::SUMS; ++s) {
-    double total = 0;
-#pragma unroll
-    for (int k = 0; k < W; ++k) total += gradients.sum[s][k];
-    total = warp_reduce<Sum>(total);
-    if (partial && threadIdx.x % kWarp == 0) partial[(s * size.slabs + slab) * size.channels + channel] = total;
+    const double total = warp_reduce<Sum>(static_cast<double>(gradients.sum[s][0]));
+    if (threadIdx.x % kWarp == 0) store(s, slab, channel, total);
   }
 }
 

@@ -85,7 +85,8 @@ def _of_spans(outer: int, channels: int, inner: int, width: int) -> Plan:
     slab_units = ceil_div(outer * units, max(1, min(WARPS // channels, outer * units // (LEAST * 32))))
     slab_units = min(ceil_div(slab_units, 32) * 32, outer * units)  # whole turns of a warp
     slabs = ceil_div(outer * units, slab_units)
-    size = struct.pack("=7q", outer * channels * inner, channels, inner, units, slab_units, slabs, outer * units)
+    numbers = (outer * channels * inner, channels, inner, units, slab_units, slabs, outer * units)
+    size = struct.pack("=9q", *numbers, 32 % units, 32 // units * channels * inner)
     return Plan(
         ceil_div(slabs * channels * 32, BLOCK), (BLOCK, 1), np.frombuffer(size, np.uint8), False, cut, (slabs, channels),
         *_finish(slabs, channels, 1),

@@ -152,12 +152,15 @@ def _summed(grad_y: Tensor, alpha: float, size: tuple[int, ...]) -> Tensor:
         return grad_y.sum_to_size(size) * alpha
     grad_other, dtype = grad_y.new_empty(size), grad_y.dtype
     found = column_sums.plan(*pattern, VECTOR[dtype])
-    partial = grad_y.new_empty(found.partial, dtype=torch.promote_types(dtype, torch.float32))
+    partial = None
+    if found.columns or found.partial[0] > 1:
+        partial = grad_y.new_empty(found.partial, dtype=torch.promote_types(dtype, torch.float32))
     if found.columns:
         add_bwd_columns[found.grid, found.block](grad_y, partial, found.size, T=dtype)
     else:
-        add_bwd_spans[found.grid, found.block](grad_y, partial, found.size, T=dtype, CUT=found.cut)
-    add_bwd_finish[found.finish](partial, grad_other, *found.left, alpha, T=dtype)
+        add_bwd_spans[found.grid, found.block](grad_y, partial, grad_other, found.size, alpha, T=dtype, CUT=found.cut)
+    if partial is not None:
+        add_bwd_finish[found.finish](partial, grad_other, *found.left, alpha, T=dtype)
     return grad_other
 
 

@@ -156,13 +156,17 @@ def _reduce(
     x = x if grad_weight is not None else None
     weight = weight.contiguous() if weight is not None and grad_x is not None else None
     grads = [grad for grad in (grad_weight, grad_bias) if grad is not None]
-    wide = torch.promote_types(dtype, torch.float32)
-    partial = grad_y.new_empty((1 + (x is not None), *found.partial), dtype=wide)
-    given = (grad_y, x, weight, grad_x, partial, found.size)
     template = {"T": dtype, "WEIGHT": x is not None}
+    partial = None
+    if found.columns or found.partial[0] > 1:
+        wide = torch.promote_types(dtype, torch.float32)
+        partial = grad_y.new_empty((1 + (x is not None), *found.partial), dtype=wide)
+    given = (grad_y, x, weight, grad_x, partial)
     if found.columns:
-        scale_shift_bwd_columns[found.grid, found.block](*given, **template)
+        scale_shift_bwd_columns[found.grid, found.block](*given, found.size, **template)
     else:
-        scale_shift_bwd_spans[found.grid, found.block](*given, CUT=found.cut, **template)
-    blocks, block = found.finish
-    scale_shift_bwd_finish[(blocks, len(grads)), block](partial, grads[0], grads[-1], *found.left, T=dtype)
+        second = grads[1] if len(grads) > 1 else None
+        scale_shift_bwd_spans[found.grid, found.block](*given, grads[0], second, found.size, CUT=found.cut, **template)
+    if partial is not None:
+        blocks, block = found.finish
+        scale_shift_bwd_finish[(blocks, len(grads)), block](partial, grads[0], grads[-1], *found.left, T=dtype)
