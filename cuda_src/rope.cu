@@ -8,10 +8,12 @@
 //
 // Bytes per element: 2 x sizeof(T), either way; rows of cos and sin come from the caches. Three flops.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 4x32x4096x128 r128 bf16 3902 / 3916,
-// 4x4096x32x128 r128 bshd bf16 3785 / 3801, 4x32x4096x128 r128 interleaved bf16 3500 / 3506, 4x32x4096x128 r64 bf16
-// 3335 / 3347, 4x32x4096x128 r128 fp16 3912 / 3903. Lost: the tables, which every head reads again from L2; heads
-// whose halves are no whole vectors go by single elements (1065).
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy in that run: 4153): 4x32x4096x128 r128 bf16
+// 3887 / 3880, fp32 4022 / 4008, 4x4096x32x128 r128 bshd bf16 3850 / 3864, 4x32x4096x128 r128 interleaved bf16 3585 /
+// 3548, 4x32x4096x128 r64 bf16 3535 / 3605, 4x32x4096x80 r80 bf16 3654 / 3638, 4x32x4096x126 r126 bf16 2909 / 2911,
+// 128x1x32x128 r128 bshd bf16 4.5 us. Halves of whole vectors go by rows, in the order of memory, and read the tables
+// again for every head, from L2 (by heads, which read them once: 3763). Other halves go by heads, since by rows single
+// elements leave too few bytes under way (1104).
 #include "common/broadcast.cuh"
 #include "common/whole.cuh"
 
@@ -127,9 +129,9 @@ __device__ __forceinline__ void each_head(const Heads& of, int heads, int half, 
   }
 }
 
-// A row is [half | half | rest], or [2 half | rest]: `turned` units of N pairs, N / 2 of neighbours, then units of N elements
-// of the rest. Grid: ceil(rows / blockDim.y) x chunks, folded, chunks slowest. Block: (x, y), any; a thread has every
-// blockDim.x-th unit of one position in a chunk of its heads: it reads cos and sin once for all of them, and single
+// A row is [half | half | rest], or [2 half | rest]: `turned` units of N pairs, N / 2 of neighbours, then units of N
+// elements of the rest. Grid: ceil(rows / blockDim.y) x chunks, folded, chunks slowest. Block: (x, y), any; a thread has
+// every blockDim.x-th unit of one position in a chunk of its heads: it reads cos and sin once for all of them, and single
 // elements of several are under way at once.
 // `layout`: where the first head of a position begins in x, which position it is, and where it begins in y. N divides the
 // size of a row and of its parts and the strides of x, and all are aligned to it. The rest as in rope().

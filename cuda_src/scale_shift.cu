@@ -10,8 +10,14 @@
 //   weight over the last dimensions   [rows x cols x 1]          one number        [1 x 1 x n]
 //   weight (C, 1, 1), NCHW            [N x C x H W]               the same, NHWC    [N H W x C x 1]
 // Where inner is short, x is read as rows of channels x inner columns; else a warp reads along the inner spans of one
-// channel. Either leaves partial sums [slabs x channels x inner'] that scale_shift_bwd_finish adds up, in a fixed order.
-// A thread adds its few elements in acc_t<T>; sums across threads and slabs are few, and made in double.
+// channel. Either leaves partial sums [slabs x channels x inner'] that scale_shift_bwd_finish adds up, in a fixed order,
+// unless a warp has all of a channel. A thread adds its few elements in acc_t<T>; sums across threads and slabs are few,
+// and made in double.
+//
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy in those runs: 4150): 131072x1024 per column bf16
+// 4077 / 3844, fp16 4044 / 3848, fp32 4158 / 4008, scalar 4024 / 3767, per row 4064 / 4059, 64x256x56x56 per channel 3807 /
+// 3419, 16383x1001 per column 2945 / 2429. Lost: in backward the second launch (scale_shift_bwd_finish alone, of cold
+// caches: 6.9 us); in what takes 20 or 40 us, the start of launches.
 #include "common/broadcast.cuh"
 #include "common/column_sums.cuh"
 #include "common/spread.cuh"
@@ -23,11 +29,11 @@ __global__ void scale_shift_fwd(const T* __restrict__ x, const T* __restrict__ w
   using A = acc_t<T>;
   if constexpr (BIAS) {
     const T* const in[] = {weight, bias};
-    spread_over<FORM, FORM == kEachColumn ? 4 : 2>(
+    spread_over<FORM, FORM == kEachColumn ? 3 : 1>(
         spread, n, [](A x, const A(&p)[2]) { return x * p[0] + p[1]; }, y, x, in);
   } else {
     const T* const in[] = {weight};
-    spread_over<FORM, FORM == kEachColumn ? 4 : 2>(spread, n, [](A x, const A(&p)[1]) { return x * p[0]; }, y, x, in);
+    spread_over<FORM, FORM == kEachColumn ? 3 : 1>(spread, n, [](A x, const A(&p)[1]) { return x * p[0]; }, y, x, in);
   }
 }
 
@@ -74,12 +80,12 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks<T>)
     scale_shift_bwd_spans(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                           T* __restrict__ grad_x, acc_t<T>* __restrict__ partial, T* first, T* second,
                           const __grid_constant__ Spans spans) {
-  sum_spans<CUT, 2, T>(spans, ScaleShift<acc_t<T>, WEIGHT>(), grad_y, x, weight, grad_x,
-                       [&](int s, long long slab, long long channel, double total) {
-                         T* const to = s == 0 ? first : second;
-                         if (partial) partial[(s * spans.slabs + slab) * spans.channels + channel] = total;
-                         else if (to) to[channel] = from_acc<T>(static_cast<acc_t<T>>(total));
-                       });
+  sum_spans<CUT, CUT ? 1 : 2, T>(spans, ScaleShift<acc_t<T>, WEIGHT>(), grad_y, x, weight, grad_x,
+                                 [&](int s, long long slab, long long channel, double total) {
+                                   T* const to = s == 0 ? first : second;
+                                   if (partial) partial[(s * spans.slabs + slab) * spans.channels + channel] = total;
+                                   else if (to) to[channel] = from_acc<T>(static_cast<acc_t<T>>(total));
+                                 });
 }
 
 // Grid, block: see finish_sums().

@@ -108,8 +108,8 @@ template <int K, typename T, typename Step> struct Gradients {
   }
 };
 
-// column_sums.py makes these. Rows of an array, of which `period` vectors are whole ones: of vectors that straddle the rows,
-// too, a thread has the same columns in every period.
+// column_sums.py makes these. Rows of an array, of which `period` vectors are whole ones: a thread has the same columns in
+// every period, of vectors that straddle rows too.
 struct Columns {
   long long n, columns, inner;  // elements of the array, of a row, of those that share a parameter
   long long period, periods, slab_periods;

@@ -14,7 +14,7 @@ from ..kernel import ceil_div
 from ..layout import is_dry
 from .broadcast import BLOCK, merged
 
-FORMS = EACH_COLUMN, WHOLE_SPANS, CUT_SPANS = range(3)
+EACH_COLUMN, WHOLE_SPANS, CUT_SPANS = FORMS = (0, 1, 2)
 TURNS = 4  # vectors of a thread, about
 FILL = 132 * 2048  # threads; where there are fewer vectors, each has one
 MOST = (1 << 31) - 1  # elements of a stride, and of what is counted in an int
@@ -28,17 +28,25 @@ class Plan(NamedTuple):
     form: int
 
 
-def plan(output: Tensor, x: Tensor, *parameters: Tensor) -> Plan | None:
-    """The launch, for parameters expanded to the shape of the dense output; None where another kernel has to do it."""
+def plan(output: Tensor, x: Tensor, *parameters: Tensor, kept: int = 0) -> Plan | None:
+    """The launch, for parameters expanded to the shape of the dense output; None where another kernel has to do it.
+
+    `kept`: the vectors of a thread that keeps its parameters, if not `TURNS`.
+    """
     if is_dry(output) or output.numel() == 0:
         return None
     strides = [tensor.stride() for tensor in parameters]
-    return _plan(output.shape, output.stride(), x.stride(), 16 // output.element_size(), *strides)
+    return _plan(output.shape, output.stride(), x.stride(), 16 // output.element_size(), kept or TURNS, *strides)
 
 
 @functools.lru_cache(maxsize=4096)
 def _plan(
-    shape: tuple[int, ...], strides: tuple[int, ...], x: tuple[int, ...], width: int, *parameters: tuple[int, ...]
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    x: tuple[int, ...],
+    width: int,
+    kept: int,
+    *parameters: tuple[int, ...],
 ) -> Plan | None:
     if any(a != b for size, a, b in zip(shape, strides, x) if size != 1):
         return None
@@ -52,7 +60,7 @@ def _plan(
         return None
     form = EACH_COLUMN if inner == 1 else CUT_SPANS if inner % width else WHOLE_SPANS
     vectors = math.prod(shape) // width
-    step = max(ceil_div(vectors, TURNS), min(vectors, FILL), 1)
+    step = max(ceil_div(vectors, kept if inner == 1 else TURNS), min(vectors, FILL), 1)
     step = min(ceil_div(step, row), MOST // (row * width)) * row
     whole = step * width
     steps = (whole // inner % channels, whole % inner)

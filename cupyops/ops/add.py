@@ -151,7 +151,7 @@ def _summed(grad_y: Tensor, alpha: float, size: tuple[int, ...]) -> Tensor:
     if pattern is None:
         return grad_y.sum_to_size(size) * alpha
     grad_other, dtype = grad_y.new_empty(size), grad_y.dtype
-    found = column_sums.plan(*pattern, VECTOR[dtype])
+    found = column_sums.plan(*pattern, VECTOR[dtype], warps=8448)
     partial = None
     if found.columns or found.partial[0] > 1:
         partial = grad_y.new_empty(found.partial, dtype=torch.promote_types(dtype, torch.float32))

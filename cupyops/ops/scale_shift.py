@@ -123,7 +123,7 @@ def _apply(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     """y = x * weight + bias, all of the shape of y."""
     template = {"T": y.dtype, "BIAS": bias is not None}
     factors = (weight,) if bias is None else (weight, bias)
-    if (found := spread.plan(y, x, *factors)) is not None:
+    if (found := spread.plan(y, x, *factors, kept=3)) is not None:
         scale_shift_fwd[found.grid, BLOCK](x, weight, bias, y, found.spread, y.numel(), FORM=found.form, **template)
         return
     grid, layout, (x, weight, *rest) = arrange(y, x, *factors)
