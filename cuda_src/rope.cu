@@ -8,11 +8,14 @@
 //
 // Bytes per element: 2 x sizeof(T), either way; rows of cos and sin come from the caches. Three flops.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 4x32x4096x128 r128 bf16 3902 / 3916,
-// 4x4096x32x128 r128 bshd bf16 3785 / 3801, 4x32x4096x128 r128 interleaved bf16 3500 / 3506, 4x32x4096x128 r64 bf16
-// 3335 / 3347, 4x32x4096x128 r128 fp16 3912 / 3903. Lost: the tables, which every head reads again from L2; heads
-// whose halves are no whole vectors go by single elements (1065).
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy in that run: 4153): 4x32x4096x128 r128 bf16
+// 3887 / 3880, fp32 4022 / 4008, 4x4096x32x128 r128 bshd bf16 3850 / 3864, 4x32x4096x128 r128 interleaved bf16 3585 /
+// 3548, 4x32x4096x128 r64 bf16 3535 / 3605, 4x32x4096x80 r80 bf16 3654 / 3638, 4x32x4096x126 r126 bf16 2909 / 2911,
+// 128x1x32x128 r128 bshd bf16 4.5 us. Halves of whole vectors go by rows, in the order of memory, and read the tables
+// again for every head, from L2 (by heads, which read them once: 3763). Other halves go by heads, since by rows single
+// elements leave too few bytes under way (1104).
 #include "common/broadcast.cuh"
+#include "common/whole.cuh"
 
 // Stops the program: a position out of range is never a wild read.
 __device__ __forceinline__ void bad_position(long long at, long long position, long long positions) {
@@ -20,85 +23,145 @@ __device__ __forceinline__ void bad_position(long long at, long long position, l
   __trap();
 }
 
-// One row, and the tables' rows for its position. This thread has every blockDim.x-th vector of N elements.
-template <typename T, int N> struct Row {
+// Where `positions` is null, `at` is the position itself.
+__device__ __forceinline__ long long position_at(const long long* positions, long long at, long long limit) {
+  if (!positions) return at;
+  const long long position = positions[at];
+  if (position < 0 || position >= limit) bad_position(at, position, limit);
+  return position;
+}
+
+template <typename T> __device__ __forceinline__ void turn(T& first, T& second, T cosine, T sine, acc_t<T> sign) {
   using A = acc_t<T>;
-  const T* x;
-  T* y;
-  const T* cosine;
-  const T* sine;
-  A sign;
+  const A a = to_acc(first), b = to_acc(second), c = to_acc(cosine), s = sign * to_acc(sine);
+  first = from_acc<T>(a * c - b * s);
+  second = from_acc<T>(b * c + a * s);
+}
 
-  // Pairs (j, j + half).
-  __device__ __forceinline__ void turn_halves(int half) const {
-    for (int j = threadIdx.x * N; j < half; j += blockDim.x * N) {
-      Vec<T, N> first = load_vec<T, N>(x + j), second = load_vec<T, N>(x + half + j);
-      const Vec<T, N> cosines = load_vec<T, N>(cosine + j), sines = load_vec<T, N>(sine + j);
+// `count` rows of `size` elements. EVEN: one is `x_row` elements behind the other in x, and `step` positions.
+struct Rows {
+  long long count, x_row, step;
+  int half, size;
+};
+
+// Pairs (j, j + half), where halves and rows are whole vectors. Grid: ceil(rows / blockDim.y). Block: (x, y), any; the
+// threads of a row share its vectors. y is dense; without EVEN, `layout` says where a row lies in x, and its position.
+// cosine, sine: [limit x half]. `back`: by -angle.
+template <typename T, bool EVEN>
+__global__ void rope(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
+                     const long long* __restrict__ positions, T* __restrict__ y, const __grid_constant__ Rows rows,
+                     long long limit, int back, const __grid_constant__ Layout<2> layout) {
+  constexpr int W = kVecWidth<T>;
+  const long long r = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+  if (r >= rows.count) return;
+  const Offsets<2> from = EVEN ? Offsets<2>{r * rows.x_row, r * rows.step} : locate(layout, r);
+  const long long angles = position_at(positions, from.at[1], limit) * rows.half;
+  const T* row_x = x + from.at[0];
+  T* row_y = y + r * rows.size;
+  const acc_t<T> sign = back ? -1 : 1;
+  for (int j = threadIdx.x * W; j < rows.half; j += blockDim.x * W) {
+    Vec<T, W> first = load_vec<T, W>(row_x + j), second = load_vec<T, W>(row_x + rows.half + j);
+    const auto cosines = load_vec<T, W>(cosine + angles + j), sines = load_vec<T, W>(sine + angles + j);
 #pragma unroll
-      for (int k = 0; k < N; ++k) turn(first.data[k], second.data[k], cosines.data[k], sines.data[k]);
-      store_vec<T, N>(y + j, first);
-      store_vec<T, N>(y + half + j, second);
-    }
+    for (int k = 0; k < W; ++k) turn(first.data[k], second.data[k], cosines.data[k], sines.data[k], sign);
+    store_whole(row_y + j, first);
+    store_whole(row_y + rows.half + j, second);
   }
+  for (int i = 2 * rows.half + threadIdx.x * W; i < rows.size; i += blockDim.x * W) {
+    store_whole(row_y + i, load_vec<T, W>(row_x + i));
+  }
+}
 
-  // Pairs (2j, 2j + 1).
-  __device__ __forceinline__ void turn_neighbours(int half) const {
-    if constexpr (N == 1) {
-      for (int j = threadIdx.x; j < half; j += blockDim.x) {
-        T first = x[2 * j], second = x[2 * j + 1];
-        turn(first, second, cosine[j], sine[j]);
-        y[2 * j] = first, y[2 * j + 1] = second;
-      }
-    } else {
-      for (int j = threadIdx.x * (N / 2); j < half; j += blockDim.x * (N / 2)) {
-        Vec<T, N> pairs = load_vec<T, N>(x + 2 * j);
-        const Vec<T, N / 2> cosines = load_vec<T, N / 2>(cosine + j), sines = load_vec<T, N / 2>(sine + j);
+// How rope.py divides the work of rope_heads(): `heads` rows of one position, some of which a thread has.
+struct Heads {
+  long long rows, heads;
+  long long x_stride, y_stride;  // from a head to the next
+  int groups, chunk;  // of blockDim.y positions; heads of a thread
+  int turned, units;  // what turns of a row, and with what passes
+};
+
+// N elements each of two halves of a row, or N neighbours.
+template <typename T, bool INTERLEAVED, int N> struct Pairs {
+  static constexpr bool NEIGHBOURS = INTERLEAVED && N > 1;
+  static constexpr int ANGLES = NEIGHBOURS ? N / 2 : N;
+  Vec<T, N> first, second;
+
+  __device__ __forceinline__ void load(const T* x, int half) {
+    first = load_vec<T, N>(x);
+    if (!NEIGHBOURS) second = load_vec<T, N>(x + (INTERLEAVED ? 1 : half));
+  }
+  __device__ __forceinline__ void store(T* y, int half) const {
+    store_vec<T, N>(y, first);
+    if (!NEIGHBOURS) store_vec<T, N>(y + (INTERLEAVED ? 1 : half), second);
+  }
+  __device__ __forceinline__ void turn_all(const Vec<T, ANGLES>& cosines, const Vec<T, ANGLES>& sines, acc_t<T> sign) {
 #pragma unroll
-        for (int k = 0; k < N / 2; ++k) turn(pairs.data[2 * k], pairs.data[2 * k + 1], cosines.data[k], sines.data[k]);
-        store_vec<T, N>(y + 2 * j, pairs);
-      }
+    for (int k = 0; k < ANGLES; ++k) {
+      T& low = NEIGHBOURS ? first.data[2 * k] : first.data[k];
+      T& high = NEIGHBOURS ? first.data[2 * k + 1] : second.data[k];
+      turn(low, high, cosines.data[k], sines.data[k], sign);
     }
-  }
-
-  __device__ __forceinline__ void pass(int begin, int end) const {
-    for (int i = begin + threadIdx.x * N; i < end; i += blockDim.x * N) store_vec<T, N>(y + i, load_vec<T, N>(x + i));
-  }
-
-  __device__ __forceinline__ void turn(T& first, T& second, T cosine, T sine) const {
-    const A a = to_acc(first), b = to_acc(second), c = to_acc(cosine), s = sign * to_acc(sine);
-    first = from_acc<T>(a * c - b * s);
-    second = from_acc<T>(b * c + a * s);
   }
 };
 
-template <bool INTERLEAVED, typename T, int N>
-__device__ __forceinline__ void turn_row(const Row<T, N>& row, int half, int size) {
-  if (INTERLEAVED) row.turn_neighbours(half);
-  else row.turn_halves(half);
-  row.pass(2 * half, size);
+template <typename T, int N> struct Passing {
+  Vec<T, N> all;
+
+  __device__ __forceinline__ void load(const T* x, int) { all = load_vec<T, N>(x); }
+  __device__ __forceinline__ void store(T* y, int) const { store_vec<T, N>(y, all); }
+};
+
+// f to a unit of each of `heads` heads at x, and to y; U under way at once.
+template <int U, typename Unit, typename T, typename F>
+__device__ __forceinline__ void each_head(const Heads& of, int heads, int half, const T* x, T* y, F f) {
+#pragma unroll 1
+  for (int left = heads; left > 0; left -= U) {
+    Unit unit[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (u < left) unit[u].load(x + u * of.x_stride, half);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (u < left) f(unit[u]), unit[u].store(y + u * of.y_stride, half);
+    }
+    x += U * of.x_stride, y += U * of.y_stride;
+  }
 }
 
-// Grid: ceil(rows / blockDim.y). Block: (x, y), any; the threads of a row share its vectors. y is dense, and row r of x
-// lies where `layout` says, as does its position: behind `positions`, or, where that is null, the number itself.
-// cosine, sine: [limit x half]. `whole`: size, half and the strides of x are whole vectors. `back`: by -angle.
-template <typename T, bool INTERLEAVED>
-__global__ void rope(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
-                     const long long* __restrict__ positions, T* __restrict__ y,
-                     const __grid_constant__ Layout<2> layout, long long rows, int half, int size, long long limit,
-                     int whole, int back) {
-  constexpr int W = kVecWidth<T>;
-  const long long r = blockIdx.x * (long long)blockDim.y + threadIdx.y;
-  if (r >= rows) return;
-  const Offsets<2> from = locate(layout, r);
-  const long long position = positions ? positions[from.at[1]] : from.at[1];
-  if (position < 0 || position >= limit) bad_position(from.at[1], position, limit);
-  const T* row_x = x + from.at[0];
-  T* row_y = y + r * size;
-  const T *row_cosine = cosine + position * half, *row_sine = sine + position * half;
+// A row is [half | half | rest], or [2 half | rest]: `turned` units of N pairs, N / 2 of neighbours, then units of N
+// elements of the rest. Grid: ceil(rows / blockDim.y) x chunks, folded, chunks slowest. Block: (x, y), any; a thread has
+// every blockDim.x-th unit of one position in a chunk of its heads: it reads cos and sin once for all of them, and single
+// elements of several are under way at once.
+// `layout`: where the first head of a position begins in x, which position it is, and where it begins in y. N divides the
+// size of a row and of its parts and the strides of x, and all are aligned to it. The rest as in rope().
+template <typename T, bool INTERLEAVED, int N>
+__global__ void rope_heads(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
+                           const long long* __restrict__ positions, T* __restrict__ y,
+                           const __grid_constant__ Heads heads, int half, long long limit, int back,
+                           const __grid_constant__ Layout<3> layout) {
+  constexpr int U = N * sizeof(T) >= 16 ? 1 : N > 1 ? 2 : 4;
+  using Turning = Pairs<T, INTERLEAVED, N>;
+  const unsigned chunk = blockIdx.x / heads.groups;
+  const long long r = (blockIdx.x - chunk * heads.groups) * (long long)blockDim.y + threadIdx.y;
+  if (r >= heads.rows) return;
+  const Offsets<3> from = locate(layout, r);
+  const long long angles = position_at(positions, from.at[1], limit) * half;
+  const long long first = chunk * (long long)heads.chunk;
+  const int here = static_cast<int>(min(heads.heads - first, (long long)heads.chunk));
+  const T* row_x = x + from.at[0] + first * heads.x_stride;
+  T* row_y = y + from.at[2] + first * heads.y_stride;
   const acc_t<T> sign = back ? -1 : 1;
-  if (whole && is_aligned16(x) && is_aligned16(y) && is_aligned16(cosine) && is_aligned16(sine)) {
-    turn_row<INTERLEAVED>(Row<T, W>{row_x, row_y, row_cosine, row_sine, sign}, half, size);
-  } else {
-    turn_row<INTERLEAVED>(Row<T, 1>{row_x, row_y, row_cosine, row_sine, sign}, half, size);
+  for (int unit = threadIdx.x; unit < heads.units; unit += blockDim.x) {
+    if (unit < heads.turned) {
+      const int at = unit * Turning::ANGLES, begin = INTERLEAVED ? 2 * at : at;
+      const auto cosines = load_vec<T, Turning::ANGLES>(cosine + angles + at);
+      const auto sines = load_vec<T, Turning::ANGLES>(sine + angles + at);
+      each_head<U, Turning>(heads, here, half, row_x + begin, row_y + begin,
+                            [&](Turning& pairs) { pairs.turn_all(cosines, sines, sign); });
+    } else {
+      const int begin = 2 * half + (unit - heads.turned) * N;
+      each_head<U, Passing<T, N>>(heads, here, half, row_x + begin, row_y + begin, [](Passing<T, N>&) {});
+    }
   }
 }

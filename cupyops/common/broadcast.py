@@ -124,7 +124,7 @@ def packed_layout(
     shape: tuple[int, ...], strides: tuple[int, ...], vector: int, *input_strides: tuple[int, ...]
 ) -> tuple[np.ndarray, int, int] | None:
     """(`Layout` as bytes, its width, its dimensions); None if those are more than `MAX_DIMS`."""
-    dims = _merged(shape, strides, input_strides)
+    dims = merged(shape, strides, input_strides)
     if len(dims) > MAX_DIMS:
         return None
     sizes = [size for size, _ in dims]
@@ -145,7 +145,7 @@ def packed_layout(
     return np.frombuffer(packed, np.uint8), width, len(dims)
 
 
-def _merged(
+def merged(
     shape: Sequence[int], strides: Sequence[int], input_strides: Sequence[Sequence[int]]
 ) -> list[tuple[int, tuple[int, ...]]]:
     """(size, each input's stride) of each dimension, innermost first, neighbours merged that all inputs walk as one."""

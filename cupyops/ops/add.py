@@ -10,16 +10,22 @@ import torch
 from torch import Tensor
 
 from .. import check, tracing
+from ..common import column_sums, spread
 from ..common.broadcast import BLOCK, arrange, broadcast_shape, empty_output
 from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
-from ..layout import alike
+from ..layout import alike, is_dry
 from ..operator import operator
 
+BOTH = (False, True)
 add_fwd = Kernel("add.cu", "add_fwd<T>", T=FLOATING)
 add_fwd_broadcast = Kernel("add.cu", "add_fwd_broadcast<T>", T=FLOATING)
 add_scalar_fwd = Kernel("add.cu", "add_scalar_fwd<T>", T=FLOATING)
+add_fwd_spread = Kernel("add.cu", "add_fwd_spread<T, OTHER, FORM>", T=FLOATING, OTHER=BOTH, FORM=spread.FORMS)
 add_bwd_other = Kernel("add.cu", "add_bwd_other<T>", T=FLOATING)
+add_bwd_columns = Kernel("add.cu", "add_bwd_columns<T>", T=FLOATING)
+add_bwd_spans = Kernel("add.cu", "add_bwd_spans<T, CUT>", T=FLOATING, CUT=BOTH)
+add_bwd_finish = Kernel("add.cu", "add_bwd_finish<T>", T=FLOATING)
 
 VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements per thread
 NUMBERS = (int, float, complex, np.number, np.bool_, torch.SymInt, torch.SymFloat)
@@ -27,24 +33,32 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 @operator("cupyops::add")
-def _add(x: Tensor, other: Tensor, alpha: float) -> Tensor:
+def _add(x: Tensor, other: Tensor, alpha: float, size: list[int] | None = None) -> Tensor:
     return torch.add(x, other, alpha=alpha)
 
 
 @_add.forward
-def _(x, other, alpha):
+def _(x, other, alpha, size):
+    other = other.expand(x.shape)
     y = empty_output(x, other)
     n, dtype = y.numel(), y.dtype
     if (x.is_contiguous() and other.is_contiguous()) or x.stride() == y.stride() == other.stride():
         add_fwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](x, other, y, alpha, n, T=dtype)
-    else:
-        grid, layout, (x, other) = arrange(y, x, other)
-        add_fwd_broadcast[grid, BLOCK](x, other, y, layout, alpha, n, T=dtype)
+        return y, ()
+    for whole, part, swapped in ((x, other, False), (other, x, True)):
+        if (found := spread.plan(y, whole, part)) is not None:
+            given = (whole, part, y, found.spread, alpha, n)
+            add_fwd_spread[found.grid, BLOCK](*given, T=dtype, OTHER=swapped, FORM=found.form)
+            return y, ()
+    grid, layout, (x, other) = arrange(y, x, other)
+    add_fwd_broadcast[grid, BLOCK](x, other, y, layout, alpha, n, T=dtype)
     return y, ()
 
 
 @_add.backward
-def _(saved, grad_y, alpha, needs_grad):
+def _(saved, grad_y, alpha, size, needs_grad):
+    if needs_grad.other and size is not None:
+        return grad_y, _summed(grad_y, alpha, tuple(size))
     if not needs_grad.other or alpha == 1:
         return grad_y, grad_y
     grad_other = torch.empty_like(grad_y)
@@ -54,13 +68,13 @@ def _(saved, grad_y, alpha, needs_grad):
 
 
 @_add.unsupported
-def _(x, other, alpha):
-    return None if x.shape == other.shape else "shapes differ"
+def _(x, other, alpha, size):
+    return None if size is not None or x.shape == other.shape else "shapes differ"
 
 
 @_add.reference_backward
-def _(saved, grad_y, alpha):
-    return grad_y, grad_y * alpha
+def _(saved, grad_y, alpha, size):
+    return grad_y, (grad_y if size is None else grad_y.sum_to_size(size)) * alpha
 
 
 @operator("cupyops::add_scalar")
@@ -115,15 +129,39 @@ def add(input: Tensor, other: Tensor | float, *, alpha: float = 1) -> Tensor:
             _check_alpha(alpha, input.dtype)
             # dim() first: tuples compare their sizes before their lengths, which would tie a symbolic size to another
             if input.dim() != other.dim() or input.shape != other.shape:
-                # autograd's own expand: its backward sums, and neither input is kept alive
-                shape = broadcast_shape(input=input, other=other)
-                input, other = input.expand(shape), other.expand(shape)
-            return _add(input, other, alpha)
+                # autograd's own expand, whose backward sums
+                input = input.expand(broadcast_shape(input=input, other=other))
+                other = other.view(*(1,) * (input.dim() - other.dim()), *other.shape)
+                if other.shape != input.shape:
+                    # for backward, which keeps no tensor: other has as many dimensions, and is broadcast to input
+                    return _add(input, other, alpha, list(other.shape))
+            return _add(input, other, alpha, None)
         if type(other) in (int, float, bool):
             _check_alpha(alpha, input.dtype)
             _check_number("other", other)
             return _add_scalar(input, float(alpha * other))
     return _by_pytorch(input, other, alpha)
+
+
+def _summed(grad_y: Tensor, alpha: float, size: tuple[int, ...]) -> Tensor:
+    """The gradient of an `other` of that size: alpha times sums over what it is broadcast along."""
+    if is_dry(grad_y) or grad_y.numel() == 0:
+        return grad_y.sum_to_size(size)
+    pattern = column_sums.pattern(grad_y.shape, grad_y.stride(), size)
+    if pattern is None:
+        return grad_y.sum_to_size(size) * alpha
+    grad_other, dtype = grad_y.new_empty(size), grad_y.dtype
+    found = column_sums.plan(*pattern, VECTOR[dtype], warps=8448)
+    partial = None
+    if found.columns or found.partial[0] > 1:
+        partial = grad_y.new_empty(found.partial, dtype=torch.promote_types(dtype, torch.float32))
+    if found.columns:
+        add_bwd_columns[found.grid, found.block](grad_y, partial, found.size, T=dtype)
+    else:
+        add_bwd_spans[found.grid, found.block](grad_y, partial, grad_other, found.size, alpha, T=dtype, CUT=found.cut)
+    if partial is not None:
+        add_bwd_finish[found.finish](partial, grad_other, *found.left, alpha, T=dtype)
+    return grad_other
 
 
 def _by_pytorch(input: Tensor | complex, other: Tensor | complex, alpha: Tensor | complex) -> Tensor:

@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..common import column_sums, spread
 from ..common.broadcast import BLOCK, arrange, empty_output
-from ..common.column_sums import block_of, slabs_of
-from ..kernel import FLOATING, Kernel, ceil_div
+from ..kernel import FLOATING, Kernel
 from ..layout import is_dry
 from ..operator import operator
 
-bias_gelu_fwd = Kernel("bias_gelu.cu", "bias_gelu_fwd<T, TANH>", T=FLOATING, TANH=(False, True))
-bias_gelu_bwd = Kernel("bias_gelu.cu", "bias_gelu_bwd<T, TANH, VEC>", T=FLOATING, TANH=(False, True), VEC=(False, True))
+BOTH = (False, True)
+bias_gelu_fwd = Kernel("bias_gelu.cu", "bias_gelu_fwd<T, TANH, FORM>", T=FLOATING, TANH=BOTH, FORM=spread.FORMS)
+bias_gelu_fwd_broadcast = Kernel("bias_gelu.cu", "bias_gelu_fwd_broadcast<T, TANH>", T=FLOATING, TANH=BOTH)
+bias_gelu_bwd = Kernel("bias_gelu.cu", "bias_gelu_bwd<T, TANH>", T=FLOATING, TANH=BOTH)
 bias_gelu_bwd_finish = Kernel("bias_gelu.cu", "bias_gelu_bwd_finish<T>", T=FLOATING)
 
 
@@ -26,8 +28,12 @@ def _bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
 def _(x, bias, approximate):
     bias = bias.expand(x.shape)
     y = empty_output(x, bias)
-    grid, layout, (x, bias) = arrange(y, x, bias)
-    bias_gelu_fwd[grid, BLOCK](x, bias, y, layout, y.numel(), T=y.dtype, TANH=approximate == "tanh")
+    template = {"T": y.dtype, "TANH": approximate == "tanh"}
+    if (found := spread.plan(y, x, bias)) is not None:
+        bias_gelu_fwd[found.grid, BLOCK](x, bias, y, found.spread, y.numel(), FORM=found.form, **template)
+    else:
+        grid, layout, (x, bias) = arrange(y, x, bias)
+        bias_gelu_fwd_broadcast[grid, BLOCK](x, bias, y, layout, y.numel(), **template)
     return y, ()
 
 
@@ -38,18 +44,15 @@ def _(saved, grad_y, x, bias, approximate, needs_grad):
     if is_dry(grad_y) or grad_y.numel() == 0:
         return grad_x, torch.zeros_like(bias) if needs_grad.bias else None
     dtype, bias, columns = grad_y.dtype, bias.contiguous(), grad_y.shape[-1]
-    rows, vector = grad_y.numel() // columns, 16 // grad_y.itemsize
-    width = vector if columns % vector == 0 else 1
-    grid, block, slabs, slab_rows = slabs_of(rows, columns, width)
-    wide, partial, grad_bias = torch.promote_types(dtype, torch.float32), None, None
+    found = column_sums.plan(grad_y.numel() // columns, columns, 1, 16 // grad_y.itemsize)
+    partial = grad_bias = None
     if needs_grad.bias:
-        partial = grad_y.new_empty((slabs, columns), dtype=wide)
+        partial = grad_y.new_empty(found.partial, dtype=torch.promote_types(dtype, torch.float32))
         grad_bias = torch.empty_like(bias)
-    template = {"T": dtype, "TANH": approximate == "tanh", "VEC": width > 1}
-    bias_gelu_bwd[grid, block](grad_y, x, bias, grad_x, partial, rows, columns, slab_rows, **template)
+    template = {"T": dtype, "TANH": approximate == "tanh"}
+    bias_gelu_bwd[found.grid, found.block](grad_y, x, bias, grad_x, partial, found.size, **template)
     if grad_bias is not None:
-        block = block_of(columns, slabs)
-        bias_gelu_bwd_finish[ceil_div(columns, block[0]), block](partial, grad_bias, slabs, columns, T=dtype)
+        bias_gelu_bwd_finish[found.finish](partial, grad_bias, *found.left[:2], T=dtype)
     return grad_x, grad_bias
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -10,14 +12,27 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..common.broadcast import packed_layout
+from ..common.broadcast import merged, packed_layout
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from ..operator import operator
 
-rope_kernel = Kernel("rope.cu", "rope<T, INTERLEAVED>", T=FLOATING, INTERLEAVED=(False, True))
+rope_rows = Kernel("rope.cu", "rope<T, EVEN>", T=FLOATING, EVEN=(False, True))
+rope_heads = Kernel(
+    "rope.cu",
+    "rope_heads<T, INTERLEAVED, N>",
+    T=FLOATING,
+    INTERLEAVED=(False, True),
+    N=(1, 2, 4, 8),
+    where=lambda T, INTERLEAVED, N: N * T.itemsize <= (16 if INTERLEAVED else 8),
+)
 
 BLOCK = 128
+FILL = 132 * 2048  # threads: where there are more units, a thread has several heads
+CHUNK = 8  # heads of a thread, at most
+
+
+Walk = tuple[int, tuple[int, ...]]  # of a dimension: its size, and strides
 
 
 @operator("cupyops::rope")
@@ -141,28 +156,80 @@ class Plan(NamedTuple):
 
     config: tuple[int, tuple[int, int]]
     layout: np.ndarray | None
-    rows: int
-    whole: bool  # vectors
+    sizes: np.ndarray  # Rows or Heads
+    width: int  # N; 0 for rope() itself
+    even: bool
 
 
 @functools.lru_cache(maxsize=4096)
 def _plan(
-    shape: tuple[int, ...], strides: tuple[int, ...], dim: int, positions: tuple[int, ...] | None, half: int, width: int
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dim: int,
+    positions: tuple[int, ...] | None,
+    half: int,
+    most: int,
+    interleaved: bool,
+    vector: int,
 ) -> Plan:
-    """`positions`: its strides; None where the positions are those of the sequence."""
+    """`positions`: its strides; None where they are those of the sequence. `most`: elements that all are aligned to."""
     leading, size = shape[:-1], shape[-1]
-    rows = int(np.prod(leading, dtype=object))
     steps = [0] * len(leading)
     steps[dim] = 1 if positions is None else positions[-1]
     if positions is not None and len(positions) == 2:
         steps[0] = positions[0]
-    dense = tuple(int(np.prod(leading[d + 1 :], dtype=object)) for d in range(len(leading)))
-    found = packed_layout(leading, dense, 1, strides[:-1], tuple(steps)) if rows and strides[-1] == 1 else None
-    whole = all(value % width == 0 for value in (size, half, *strides[:-1]))
-    units = max(1, ceil_div(max(half, size - 2 * half), width if whole else 1))
-    threads = min(units, BLOCK)
+    dense = tuple(math.prod(shape[d + 1 :]) for d in range(len(leading)))
+    apart = [stride for count, stride in zip(leading, strides) if count > 1]
+    width = math.gcd(most, size, 2 * half if interleaved else half, *apart)
+    if width == vector and not interleaved:
+        walked = merged(leading, dense, (strides[:-1], tuple(steps)))
+        return _of_rows(walked, half, size, width, strides[-1])
+    walked = merged(leading, dense, (strides[:-1], tuple(steps), dense))
+    return _of_heads(walked, half, size, width, strides[-1], interleaved and width > 1)
+
+
+def _of_rows(walked: list[Walk], half: int, size: int, width: int, unit: int) -> Plan:
+    rows = math.prod(count for count, _ in walked)
+    config = _blocks(max(half, size - 2 * half) // width, rows)
+    even = len(walked) == 1
+    sizes = struct.pack("=3q2i", rows, *(walked[0][1] if even else (0, 0)), half, size)
+    return Plan(config, _layout(walked, 2, size, unit), np.frombuffer(sizes, np.uint8), 0, even)
+
+
+def _of_heads(walked: list[Walk], half: int, size: int, width: int, unit: int, neighbours: bool) -> Plan:
+    turned = half * (2 if neighbours else 1) // width
+    units = turned + (size - 2 * half) // width
+    rows = math.prod(count for count, _ in walked)
+    _, (threads, together) = _blocks(units, rows)
+    # the heads: the dimension with most rows of one position, unless that leaves too few positions to fill a block
+    heads, x_stride, y_stride = 1, 0, 0
+    for count, (of_x, of_position, of_y) in sorted(walked, reverse=True):
+        if of_position == 0 and rows // count >= together:
+            heads, x_stride, y_stride = count, of_x, of_y
+            walked.remove((count, (of_x, 0, of_y)))
+            break
+    rows //= heads
+    chunk = max(1, min(CHUNK, heads, units * rows * heads // FILL))
+    groups = ceil_div(rows, together)
+    sizes = struct.pack("=4q4i", rows, heads, x_stride, y_stride, groups, chunk, turned, units)
+    config = (groups * ceil_div(heads, chunk), (threads, together))
+    return Plan(config, _layout(walked, 3, size, unit), np.frombuffer(sizes, np.uint8), width, False)
+
+
+def _blocks(units: int, rows: int) -> tuple[int, tuple[int, int]]:
+    """(grid, block) where a row is so many units."""
+    threads = min(max(units, 1), BLOCK)
     together = max(1, BLOCK // threads)
-    return Plan((ceil_div(rows, together), (threads, together)), found[0] if found else None, rows, whole)
+    return ceil_div(rows, together), (threads, together)
+
+
+def _layout(walked: list[Walk], inputs: int, size: int, unit: int) -> np.ndarray | None:
+    """The `Layout` of what is walked: dimensions with their strides in so many inputs. None if it cannot be."""
+    if unit != 1 and size > 1:
+        return None
+    counts, order = tuple(count for count, _ in walked), tuple(range(1, len(walked) + 1))
+    found = packed_layout(counts, order, 1, *[tuple(step[j] for _, step in walked) for j in range(inputs)])
+    return found[0] if found else None
 
 
 def _launch(
@@ -175,12 +242,16 @@ def _launch(
     if positions is not None:
         positions = positions.long()
     of_positions = None if positions is None else positions.stride()
-    half, width = cos.shape[1], 16 // x.itemsize
-    plan = _plan(x.shape, x.stride(), dim, of_positions, half, width)
+    half, vector = cos.shape[1], 16 // x.itemsize
+    most = math.gcd(16, x.data_ptr(), cos.data_ptr(), sin.data_ptr()) // x.itemsize
+    plan = _plan(x.shape, x.stride(), dim, of_positions, half, most, interleaved, vector)
     if plan.layout is None:
         x = x.contiguous()
-        plan = _plan(x.shape, x.stride(), dim, of_positions, half, width)
-    config, layout, rows, whole = plan
-    sizes = (rows, half, x.shape[-1], cos.shape[0], whole, back)
-    rope_kernel[config](x, cos, sin, positions, y, layout, *sizes, T=y.dtype, INTERLEAVED=interleaved)
+        plan = _plan(x.shape, x.stride(), dim, of_positions, half, most, interleaved, vector)
+    given = (x, cos, sin, positions, y, plan.sizes)
+    if plan.width:
+        sizes = (half, cos.shape[0], back)
+        rope_heads[plan.config](*given, *sizes, plan.layout, T=y.dtype, INTERLEAVED=interleaved, N=plan.width)
+    else:
+        rope_rows[plan.config](*given, cos.shape[0], back, plan.layout, T=y.dtype, EVEN=plan.even)
     return y

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 from .. import check
+from ..common import column_sums, spread
 from ..common.broadcast import BLOCK, arrange, broadcast_shape, empty_output
-from ..common.column_sums import block_of, slabs_of
-from ..kernel import FLOATING, Kernel, ceil_div
+from ..kernel import FLOATING, Kernel
 from ..layout import is_dry, restride
 from ..operator import operator
 
-scale_shift_fwd = Kernel("scale_shift.cu", "scale_shift_fwd<T, BIAS>", T=FLOATING, BIAS=(False, True))
-scale_shift_bwd_columns = Kernel("scale_shift.cu", "scale_shift_bwd_columns<T, VEC>", T=FLOATING, VEC=(False, True))
-scale_shift_bwd_spans = Kernel("scale_shift.cu", "scale_shift_bwd_spans<T, VEC>", T=FLOATING, VEC=(False, True))
+BOTH = (False, True)
+scale_shift_fwd = Kernel("scale_shift.cu", "scale_shift_fwd<T, BIAS, FORM>", T=FLOATING, BIAS=BOTH, FORM=spread.FORMS)
+scale_shift_fwd_broadcast = Kernel("scale_shift.cu", "scale_shift_fwd_broadcast<T, BIAS>", T=FLOATING, BIAS=BOTH)
+scale_shift_bwd_columns = Kernel("scale_shift.cu", "scale_shift_bwd_columns<T, WEIGHT>", T=FLOATING, WEIGHT=BOTH)
+scale_shift_bwd_spans = Kernel(
+    "scale_shift.cu", "scale_shift_bwd_spans<T, WEIGHT, CUT>", T=FLOATING, WEIGHT=BOTH, CUT=BOTH
+)
 scale_shift_bwd_finish = Kernel("scale_shift.cu", "scale_shift_bwd_finish<T>", T=FLOATING)
-
-SHORT = 32  # spans of fewer elements are read as columns
-WARPS = 16384  # into which a backward is cut, whatever the GPU: the same bits on all
-Pattern = tuple[int, int, int]  # (outer, channels, inner), as scale_shift.cu draws it
 
 
 @operator("cupyops::scale_shift")
@@ -34,9 +32,7 @@ def _scale_shift(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _(x, weight, bias):
     factors = [factor.expand(x.shape) for factor in (weight, bias) if factor is not None]
     y = empty_output(x, *factors)
-    grid, layout, (x, weight, *rest) = arrange(y, x, *factors)
-    bias = rest[0] if rest else None
-    scale_shift_fwd[grid, BLOCK](x, weight, bias, y, layout, y.numel(), T=y.dtype, BIAS=bias is not None)
+    _apply(y, x, *factors)
     return y, ()
 
 
@@ -48,8 +44,8 @@ def _(saved, grad_y, x, weight, bias, needs_grad):
     if is_dry(grad_y) or grad_y.numel() == 0:
         return grad_x, grad_weight, grad_bias
     x = restride(x, grad_y.stride()) if needs_grad.weight else None
-    of_weight = _pattern(grad_y.shape, grad_y.stride(), weight.shape)
-    of_bias = _pattern(grad_y.shape, grad_y.stride(), bias.shape) if bias is not None else None
+    of_weight = column_sums.pattern(grad_y.shape, grad_y.stride(), weight.shape)
+    of_bias = column_sums.pattern(grad_y.shape, grad_y.stride(), bias.shape) if bias is not None else None
     together = of_weight if needs_grad.weight else of_bias
     fused = together is not None and together[1] < grad_y.numel() and (needs_grad.weight or needs_grad.bias)
     # one pass for all that have this pattern; what is left has a launch of its own
@@ -61,7 +57,7 @@ def _(saved, grad_y, x, weight, bias, needs_grad):
     if fused:
         _reduce(grad_y, x, weight, together, **in_pass)
     if grad_x is not None and in_pass["grad_x"] is None:
-        _multiply(grad_y, weight.expand(grad_y.shape), grad_x)
+        _apply(grad_x, grad_y, weight.expand(grad_y.shape))
     if grad_weight is not None and in_pass["grad_weight"] is None:
         grad_weight = _sum_of_products(grad_y, x, weight, of_weight)
     if grad_bias is not None and in_pass["grad_bias"] is None:
@@ -123,38 +119,23 @@ def _contiguous(factor: Tensor, grad_y: Tensor) -> Tensor:
     return make(factor.shape, dtype=factor.dtype, device=factor.device)
 
 
-@functools.lru_cache(maxsize=4096)
-def _pattern(shape: tuple[int, ...], strides: tuple[int, ...], factor: tuple[int, ...]) -> Pattern | None:
-    """How a factor of that shape varies over a dense tensor, in memory order; None if over dimensions that are apart."""
-    padded = (1,) * (len(shape) - len(factor)) + tuple(factor)
-    order = sorted((d for d, size in enumerate(shape) if size != 1), key=lambda d: -strides[d])
-    varying = [d for d in order if padded[d] != 1]
-    outer = channels = inner = 1
-    for dim in order:
-        if dim in varying:
-            channels *= shape[dim]
-        elif channels == 1 and varying:
-            outer *= shape[dim]
-        else:
-            inner *= shape[dim]
-    start = order.index(varying[0]) if varying else 0
-    # the channels are counted as a contiguous factor counts them, and without a gap
-    if order[start : start + len(varying)] != sorted(varying):
-        return None
-    return outer, channels, inner
+def _apply(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """y = x * weight + bias, all of the shape of y."""
+    template = {"T": y.dtype, "BIAS": bias is not None}
+    factors = (weight,) if bias is None else (weight, bias)
+    if (found := spread.plan(y, x, *factors, kept=3)) is not None:
+        scale_shift_fwd[found.grid, BLOCK](x, weight, bias, y, found.spread, y.numel(), FORM=found.form, **template)
+        return
+    grid, layout, (x, weight, *rest) = arrange(y, x, *factors)
+    bias = rest[0] if rest else None
+    scale_shift_fwd_broadcast[grid, BLOCK](x, weight, bias, y, layout, y.numel(), **template)
 
 
-def _multiply(x: Tensor, factor: Tensor, y: Tensor) -> None:
-    """y = x * factor, by the forward kernel."""
-    grid, layout, (x, factor) = arrange(y, x, factor)
-    scale_shift_fwd[grid, BLOCK](x, factor, None, y, layout, y.numel(), T=y.dtype, BIAS=False)
-
-
-def _sum_of_products(grad_y: Tensor, x: Tensor, weight: Tensor, pattern: Pattern | None) -> Tensor:
+def _sum_of_products(grad_y: Tensor, x: Tensor, weight: Tensor, pattern: column_sums.Pattern | None) -> Tensor:
     """grad_weight where there is nothing to sum, or where no kernel sums."""
     if pattern is not None:
         product = torch.empty_like(grad_y)
-        _multiply(grad_y, x, product)
+        _apply(product, grad_y, x)
         return product.contiguous().view(weight.shape)
     wide = torch.promote_types(grad_y.dtype, torch.float32)
     return (grad_y.to(wide) * x).sum_to_size(weight.shape).to(grad_y.dtype).contiguous()
@@ -164,35 +145,28 @@ def _reduce(
     grad_y: Tensor,
     x: Tensor | None,
     weight: Tensor | None,
-    pattern: Pattern,
+    pattern: column_sums.Pattern,
     grad_x: Tensor | None,
     grad_weight: Tensor | None,
     grad_bias: Tensor | None,
 ) -> None:
     """Fill those of the three gradients that are given. Two launches: partial sums, and their sums."""
-    outer, channels, inner = pattern
-    dtype, vector = grad_y.dtype, 16 // grad_y.element_size()
+    dtype = grad_y.dtype
+    found = column_sums.plan(*pattern, 16 // grad_y.element_size())
     x = x if grad_weight is not None else None
     weight = weight.contiguous() if weight is not None and grad_x is not None else None
     grads = [grad for grad in (grad_weight, grad_bias) if grad is not None]
-    space = functools.partial(grad_y.new_empty, dtype=torch.promote_types(dtype, torch.float32))
-    if inner < SHORT:
-        columns = channels * inner
-        width = vector if columns % vector == 0 else 1
-        grid, block, slabs, slab_rows = slabs_of(outer, columns, width)
-        partial = space((len(grads), slabs, columns))
-        given = (grad_y, x, weight, grad_x, partial, grad_bias is not None)
-        sizes = (outer, columns, inner, slab_rows)
-        scale_shift_bwd_columns[grid, block](*given, *sizes, T=dtype, VEC=width > 1)
+    template = {"T": dtype, "WEIGHT": x is not None}
+    partial = None
+    if found.columns or found.partial[0] > 1:
+        wide = torch.promote_types(dtype, torch.float32)
+        partial = grad_y.new_empty((1 + (x is not None), *found.partial), dtype=wide)
+    given = (grad_y, x, weight, grad_x, partial)
+    if found.columns:
+        scale_shift_bwd_columns[found.grid, found.block](*given, found.size, **template)
     else:
-        width = vector if inner % vector == 0 else 1
-        units = outer * (inner // width)
-        slab_units = ceil_div(units, max(1, min(WARPS // channels, units // (8 * 32))))
-        slabs = ceil_div(units, slab_units)
-        partial = space((len(grads), slabs, channels))
-        given = (grad_y, x, weight, grad_x, partial, grad_bias is not None)
-        sizes = (outer, channels, inner, slabs, slab_units)
-        scale_shift_bwd_spans[ceil_div(slabs * channels * 32, BLOCK), BLOCK](*given, *sizes, T=dtype, VEC=width > 1)
-    block, left = block_of(channels, slabs), inner if inner < SHORT else 1
-    grid = (ceil_div(channels, block[0]), len(grads))
-    scale_shift_bwd_finish[grid, block](partial, grads[0], grads[-1], slabs, channels, left, T=dtype)
+        second = grads[1] if len(grads) > 1 else None
+        scale_shift_bwd_spans[found.grid, found.block](*given, grads[0], second, found.size, CUT=found.cut, **template)
+    if partial is not None:
+        blocks, block = found.finish
+        scale_shift_bwd_finish[(blocks, len(grads)), block](partial, grads[0], grads[-1], *found.left, T=dtype)

@@ -1,3 +1,5 @@
+import importlib
+
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample
@@ -36,7 +38,7 @@ def tables(make: Make, positions: int, pairs: int):
 class TestRope(OperatorContract):
     function = staticmethod(cupyops.rope)
     torch_function = staticmethod(by_torch)
-    kernels = {"rope"}
+    kernels = {"rope", "rope_heads"}
 
     def samples(self, make: Make):
         for interleaved in (False, True):
@@ -65,6 +67,26 @@ class TestRope(OperatorContract):
             yield Sample(part, *tables(make, 5, 8), seq_dim=seq_dim)
         cos, sin = tables(make, 10, 16)
         yield Sample(make(5, 33)[:, 1:], cos[::2], sin[::2])
+
+
+@pytest.mark.parametrize("shape, seq_dim", [((2, 7, 5, 48), -2), ((3, 5, 7, 48), -3), ((2, 7, 5, 38), -2)], ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_several_heads_a_thread(shape, seq_dim, interleaved, monkeypatch):
+    """As of large tensors: a thread keeps the angle of a position for some of its heads, of which not all are as many."""
+    module = importlib.import_module("cupyops.ops.rope")
+    for name, value in (("BLOCK", 8), ("FILL", 1), ("CHUNK", 5)):
+        monkeypatch.setattr(module, name, value)
+    module._plan.cache_clear()
+    make = Make("cpu", torch.float32)
+    x, positions = make(*shape).detach(), make.integers(shape[0], shape[seq_dim], high=9)
+    for pairs in (shape[-1] // 2, shape[-1] // 4):
+        for chosen in (None, positions[0], positions):
+            args = (x, *tables(make, 9, pairs), chosen)
+            kwargs = {"interleaved": interleaved, "seq_dim": seq_dim}
+            with cupyops.simulate():
+                y = cupyops.rope(*args, **kwargs)
+            torch.testing.assert_close(y, by_torch(*args, **kwargs))
+    module._plan.cache_clear()
 
 
 def test_interleaved_is_a_permutation(device):

@@ -12,7 +12,13 @@ def by_torch(input, weight, bias=None):
 class TestScaleShift(OperatorContract):
     function = staticmethod(cupyops.scale_shift)
     torch_function = staticmethod(by_torch)
-    kernels = {"scale_shift_fwd", "scale_shift_bwd_columns", "scale_shift_bwd_spans", "scale_shift_bwd_finish"}
+    kernels = {
+        "scale_shift_fwd",
+        "scale_shift_fwd_broadcast",
+        "scale_shift_bwd_columns",
+        "scale_shift_bwd_spans",
+        "scale_shift_bwd_finish",
+    }
 
     def samples(self, make: Make):
         yield Sample(make(5, 7), make(7), make(7))  # the last dimension
