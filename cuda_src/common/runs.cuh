@@ -4,17 +4,20 @@
 //     a channel           a run in each image, `stride` apart: (n, c, s) for all n and s is `count` runs of `size`
 //
 // A run is cut at the 16-byte boundaries of one tensor, so that all but its first and last pack of W elements are whole,
-// wherever it begins. What lies otherwise, another tensor off such a boundary, is read and written one by one.
+// wherever it begins. What lies otherwise, another tensor off such a boundary, is read and written one by one. Where all
+// runs of all tensors are whole packs, none of this is compiled in: kernels branch once, by vectors_fit(), into code for
+// each.
 #pragma once
 
+#include "common/centred.cuh"
 #include "common/divisor.cuh"
-#include "common/moments.cuh"
 #include "common/rows.cuh"
 
 struct Runs {
   long long count, size, stride;
   long long parts;  // into which blocks share a segment
   long long total;  // packs of a segment, count * packs.divisor; less than 2^31
+  long long elements;  // of the array
   Divisor packs;  // of a run, those included that only some runs have
 };
 
@@ -28,9 +31,11 @@ struct Place {
   __device__ __forceinline__ bool whole(int width) const { return last - first == width; }
 };
 
-// The packs of one part of a segment, as seen by a block.
-template <typename T> struct Part {
+// The packs of one part of a segment, as seen by a block. WHOLE: each is.
+template <typename T, bool WHOLE = false> struct Part {
   static constexpr int W = kVecWidth<T>;
+  static constexpr bool kWhole = WHOLE;
+  static constexpr int kAtOnce = WHOLE ? 4 : 2;  // packs of a tensor that a thread has under way
   const Runs& runs;
   long long base;  // of the segment
   int off, begin, end;
@@ -49,76 +54,62 @@ template <typename T> struct Part {
     if (i >= end) return {0, 0, 0, 0};
     const int run = runs.packs.divide(i), pack = i - run * int(runs.packs.divisor);
     const long long start = base + run * runs.stride;
+    if constexpr (WHOLE) return {start + pack * (long long)W, 0, W, pack * W};
     const int lead = int((start + off) % W);
     const long long from = pack * (long long)W - lead, left = runs.size - from;
     const int first = from < 0 ? lead : 0, last = left < W ? int(left) : W;
     return {start + from, first, max(first, last), int(from)};
   }
+
+  // What is there of a pack; elements that are not the run's may be anything.
+  __device__ __forceinline__ Pack<T> load(const T* tensor, const Place& place) const {
+    Pack<T> pack = {};
+    if (place.first == place.last) return pack;
+    const T* from = tensor + place.at;
+    if (WHOLE || (place.at >= 0 && place.at + W <= runs.elements && is_aligned16(from))) return load_aligned(from);
+#pragma unroll
+    for (int e = 0; e < W; ++e) {
+      if (place.has(e)) pack.set(e, from[e]);
+    }
+    return pack;
+  }
+
+  template <typename F> __device__ __forceinline__ void store(T* tensor, const Place& place, F f) const {
+    T* to = tensor + place.at;
+    if (WHOLE ? place.last > 0 : place.whole(W) && is_aligned16(to)) {
+      unsigned word[4];
+      round_to_words<T>(word, 0, f);
+      store_words(to, word[0], word[1], word[2], word[3]);
+      return;
+    }
+    if constexpr (WHOLE) return;
+#pragma unroll
+    for (int e = 0; e < W; ++e) {
+      if (place.has(e)) to[e] = from_acc<T>(f(e));
+    }
+  }
 };
 
-template <typename T> __device__ __forceinline__ Pack<T> load_place(const T* tensor, const Place& place) {
-  const T* from = tensor + place.at;
-  if (place.whole(kVecWidth<T>) && is_aligned16(from)) {
-    const uint4 words = *reinterpret_cast<const uint4*>(from);
-    return Pack<T>{words.x, words.y, words.z, words.w};
-  }
-  Pack<T> pack = {};
-#pragma unroll
-  for (int e = 0; e < kVecWidth<T>; ++e) {
-    if (place.has(e)) pack.set(e, from[e]);
-  }
-  return pack;
-}
-
-template <typename T, typename F> __device__ __forceinline__ void store_place(T* tensor, const Place& place, F f) {
-  T* to = tensor + place.at;
-  if (place.whole(kVecWidth<T>) && is_aligned16(to)) {
-    unsigned word[4];
-    round_to_words<T>(word, 0, f);
-    store_words(to, word[0], word[1], word[2], word[3]);
-    return;
-  }
-#pragma unroll
-  for (int e = 0; e < kVecWidth<T>; ++e) {
-    if (place.has(e)) to[e] = from_acc<T>(f(e));
-  }
-}
-
-// f(places, packs...) for U packs at a time of each tensor, all of them under way before any is waited for.
-template <int U, typename T, typename F, typename... Tensors>
-__device__ __forceinline__ void each_packs(const Part<T>& part, F f, const Tensors*... tensors) {
+// f(places, packs) for U packs at a time of each tensor, all of them under way before any is waited for; with BACK from
+// the end.
+template <bool BACK = false, typename P, typename F, typename T, typename... Tensors>
+__device__ __forceinline__ void each_packs(const P& part, F f, const T* tensor, const Tensors*... tensors) {
+  constexpr int U = P::kAtOnce;
+  const int step = U * blockDim.x, steps = (part.end - part.begin + step - 1) / step;
 #pragma unroll 1
-  for (int i = part.begin + threadIdx.x; i < part.end; i += U * blockDim.x) {
+  for (int s = 0; s < steps; ++s) {
+    const int i = part.begin + (BACK ? steps - 1 - s : s) * step + threadIdx.x;
     Place places[U];
-    Pack<T> packs[sizeof...(tensors)][U];
+    Pack<T> packs[1 + sizeof...(tensors)][U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       places[u] = part[i + u * blockDim.x];
-      int t = 0;
-      ((packs[t++][u] = load_place(tensors, places[u])), ...);
+      packs[0][u] = part.load(tensor, places[u]);
+      int t = 1;
+      ((packs[t++][u] = part.load(tensors, places[u])), ...);
     }
     f(places, packs);
   }
-}
-
-// Sum and centred moments of U packs. WHOLE: every element is there.
-template <bool WHOLE, int U, typename T>
-__device__ __forceinline__ Moments<acc_t<T>> moments_of(const Place (&places)[U], const Pack<T> (&packs)[U]) {
-  using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>;
-  const auto there = [&](int u, int e) { return WHOLE || places[u].has(e); };
-  A count = A(WHOLE ? U * W : 0), sum = A(0), squares = A(0);
-  if (!WHOLE) {
-#pragma unroll
-    for (int u = 0; u < U; ++u) count += places[u].last - places[u].first;
-    if (count == A(0)) return {};
-  }
-  const A about = reduce_elements<Sum, U, W>([&](int u, int e) { return there(u, e) ? packs[u][e] : A(0); }) / count;
-  each_element<U, W>([&](int u, int e) {
-    const A centred = there(u, e) ? packs[u][e] - about : A(0);
-    sum += centred, squares += centred * centred;
-  });
-  return Moments<A>::of(count, about, sum, squares);
 }
 
 template <int U> __device__ __forceinline__ bool all_whole(const Place (&places)[U], int width) {
@@ -128,38 +119,68 @@ template <int U> __device__ __forceinline__ bool all_whole(const Place (&places)
   return whole;
 }
 
+// Adds what is there of U packs.
+template <bool ALL, typename T, int U, typename A>
+__device__ __forceinline__ void add_packs(Centred<A>& own, A& count, const Place (&places)[U],
+                                          const Pack<T> (&packs)[U]) {
+  constexpr int W = kVecWidth<T>;
+  const auto there = [&](int u, int e) { return ALL || places[u].has(e); };
+  A added = A(ALL ? U * W : 0);
+#pragma unroll
+  for (int u = 0; u < U && !ALL; ++u) added += places[u].last - places[u].first;
+  if (count == A(0) && added > A(0)) {
+    own.about = reduce_elements<Sum, U, W>([&](int u, int e) { return there(u, e) ? packs[u][e] : A(0); }) / added;
+  }
+  count += added;
+  each_element<U, W>([&](int u, int e) {
+    const A apart = there(u, e) ? packs[u][e] - own.about : A(0);
+    own.sum += apart, own.squares += apart * apart;
+  });
+}
+
 // The moments of this thread's packs of a part.
-template <int U, typename T> __device__ __forceinline__ Moments<acc_t<T>> part_moments(const Part<T>& part,
-                                                                                       const T* x) {
-  Moments<acc_t<T>> own = {};
-  each_packs<U>(
+template <typename P, typename T> __device__ __forceinline__ Moments<acc_t<T>> part_moments(const P& part, const T* x) {
+  using A = acc_t<T>;
+  Centred<A> own = {};
+  A count = A(0);
+  int steps = 0;
+  each_packs(
       part,
-      [&](const Place(&places)[U], const Pack<T>(&packs)[1][U]) {
-        own.merge(all_whole(places, kVecWidth<T>) ? moments_of<true>(places, packs[0])
-                                                  : moments_of<false>(places, packs[0]));
+      [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[1][P::kAtOnce]) {
+        if (all_whole(places, kVecWidth<T>)) add_packs<true>(own, count, places, packs[0]);
+        else add_packs<false>(own, count, places, packs[0]);
+        if ((++steps & (steps - 1)) == 0 && count > A(0)) own.draw_nearer(count);  // 1, 2, 4, 8 ...
       },
       x);
-  return own;
+  return own.moments(count);
+}
+
+// To the sums of what they are, and times (x - mean), U packs of grad_y.
+template <typename T, int U, typename A>
+__device__ __forceinline__ void add_products(Pair<A>& sums, const Place (&places)[U], const Pack<T> (&grad_y)[U],
+                                             const Pack<T> (&x)[U], A mean) {
+  constexpr int W = kVecWidth<T>;
+  Pair<A> own = {};  // added up apart: in a very long segment the sum so far is large
+  if (all_whole(places, W)) {
+    each_element<U, W>([&](int u, int e) {
+      own.first += grad_y[u][e], own.second += grad_y[u][e] * (x[u][e] - mean);
+    });
+  } else {
+    each_element<U, W>([&](int u, int e) {
+      if (places[u].has(e)) own.first += grad_y[u][e], own.second += grad_y[u][e] * (x[u][e] - mean);
+    });
+  }
+  sums = sums + own;
 }
 
 // sum(grad_y) and sum(grad_y (x - mean)) of this thread's packs of a part.
-template <int U, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Pair<A> part_sums(const Part<T>& part, const T* grad_y, const T* x, A mean) {
+template <typename P, typename T, typename A = acc_t<T>>
+__device__ __forceinline__ Pair<A> part_sums(const P& part, const T* grad_y, const T* x, A mean) {
   Pair<A> sums = {};
-  each_packs<U>(
+  each_packs(
       part,
-      [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
-        Pair<A> own = {};  // added up apart: in a very long segment the sum so far is large
-        if (all_whole(places, kVecWidth<T>)) {
-          each_element<U, kVecWidth<T>>([&](int u, int e) {
-            own.first += packs[0][u][e], own.second += packs[0][u][e] * (packs[1][u][e] - mean);
-          });
-        } else {
-          each_element<U, kVecWidth<T>>([&](int u, int e) {
-            if (places[u].has(e)) own.first += packs[0][u][e], own.second += packs[0][u][e] * (packs[1][u][e] - mean);
-          });
-        }
-        sums = sums + own;
+      [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[2][P::kAtOnce]) {
+        add_products(sums, places, packs[0], packs[1], mean);
       },
       grad_y, x);
   return sums;

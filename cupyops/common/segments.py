@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernel import ceil_div
 from ..layout import is_dry
 from .gemm import divisor
 from .rows import is_symbolic
@@ -17,7 +18,17 @@ from .rows import is_symbolic
 THREADS = 256  # of a block, at most
 BLOCKS = 132 * 16  # into which a launch is cut, whatever the GPU: the same bits on all
 PACKS = 4  # that a thread has under way
-FINISHERS = (32, 8)  # the block of a kernel that combines parts
+FINISHERS = (8, 32)  # the block of a kernel that combines parts
+COLUMN_PARTS = 132 * 4  # blocks of a pass whose parts are combined
+CLUSTER = 8  # blocks of a cluster, at most
+CLUSTER_THREADS = 512
+CLUSTER_PACKS = 2048  # of a block, where the cluster may still grow
+MOST_CLUSTER_PACKS = 1 << 15  # of a block: others would have to wait for it
+CLUSTER_ROWS = 8192
+CLUSTER_ALONG = 8  # threads along the columns of a cluster's tile
+CLUSTER_COLUMN_THREADS = 256
+MULTIPROCESSORS = 132  # assumed of the GPU
+CACHED = 40 << 20  # bytes that its cache keeps
 MOST_PACKS = (1 << 31) - THREADS * PACKS  # of a segment: counted in 32 bits, a step beyond the last included
 
 
@@ -43,15 +54,37 @@ class Columns(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def runs(segments: int, count: int, size: int, itemsize: int, aligned: bool) -> Runs:
+def runs(segments: int, count: int, size: int, itemsize: int, aligned: bool, blocks: int = BLOCKS) -> Runs:
     """Segments of `count` runs of `size` elements, one for every segment in turn; `aligned`: the first at 16 bytes."""
     packs = packs_of(size, itemsize, aligned)
     total = count * packs
-    most = -(-BLOCKS // segments)
+    most = ceil_div(blocks, segments)
     parts = max(1, min(most, total // (THREADS * PACKS)))
     block = min(THREADS, -(-total // (parts * 32)) * 32)
-    packed = np.array([count, size, segments * size, parts, total, *divisor(packs)], dtype=np.int64)
-    return Runs(segments * parts, block, parts, packed)
+    return Runs(segments * parts, block, parts, _packed(segments, count, size, parts, packs))
+
+
+@functools.lru_cache(maxsize=4096)
+def cluster(segments: int, count: int, size: int, itemsize: int, aligned: bool, tensors: int) -> Runs | None:
+    """The same where the blocks of a cluster share a segment, whose `tensors` they read twice; None: it is too long.
+
+    What all clusters that run at a time have read is to be still in the cache.
+    """
+    packs = packs_of(size, itemsize, aligned)
+    total = count * packs
+    blocks = 1
+    while blocks < CLUSTER and total > blocks * CLUSTER_PACKS // tensors:
+        blocks *= 2
+    under_way = min(segments, 2 * MULTIPROCESSORS // blocks) * total * 16 * tensors
+    if under_way > CACHED or total // blocks > MOST_CLUSTER_PACKS:
+        return None
+    block = min(CLUSTER_THREADS, max(64, ceil_div(total, blocks * PACKS * 32) * 32))
+    return Runs(segments * blocks, block, blocks, _packed(segments, count, size, blocks, packs))
+
+
+def _packed(segments: int, count: int, size: int, parts: int, packs: int) -> np.ndarray:
+    numbers = [count, size, segments * size, parts, count * packs, segments * count * size, *divisor(packs)]
+    return np.array(numbers, dtype=np.int64)
 
 
 def packs_of(size: int, itemsize: int, aligned: bool) -> int:
@@ -61,14 +94,28 @@ def packs_of(size: int, itemsize: int, aligned: bool) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def columns(rows: int, size: int, itemsize: int) -> Columns:
-    """Columns of `rows` by `size` elements."""
-    packs = -(-size * itemsize // 16)
-    along = min(32, 1 << (packs - 1).bit_length())
-    tiles = -(-packs // along)
+def columns(rows: int, size: int, itemsize: int, aligned: bool, blocks: int) -> Columns:
+    """Columns of `rows` by `size` elements, in about so many blocks."""
+    whole = aligned and size * itemsize % 16 == 0
+    packs = ceil_div(size * itemsize, 16) + (not whole)
+    along = min(32, max(1 << (packs - 1).bit_length(), 1 if whole else 2))
+    tiles = ceil_div(size * itemsize, 16 * (along - (not whole)))
     across = THREADS // along
-    parts = max(1, min(-(-BLOCKS // tiles), rows // (across * PACKS), 65535))
+    parts = max(1, min(ceil_div(blocks, tiles), rows // (across * PACKS), 65535))
     return Columns((tiles, parts), (along, across))
+
+
+@functools.lru_cache(maxsize=4096)
+def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool) -> Columns | None:
+    """The same where the blocks of a cluster share a tile, which they read twice; None: there are too many rows."""
+    if rows > CLUSTER_ROWS:
+        return None
+    tiles = ceil_div(size * itemsize, 16 * (CLUSTER_ALONG - (not (aligned and size * itemsize % 16 == 0))))
+    across = CLUSTER_COLUMN_THREADS // CLUSTER_ALONG
+    blocks = 1
+    while blocks < CLUSTER and rows > blocks * across * 2:
+        blocks *= 2
+    return Columns((tiles, blocks), (CLUSTER_ALONG, across))
 
 
 def is_aligned(tensor: Tensor) -> bool:
