@@ -67,26 +67,33 @@ template <typename T, bool WHOLE = false> struct Part {
     if (place.first == place.last) return pack;
     const T* from = tensor + place.at;
     if (WHOLE || (place.at >= 0 && place.at + W <= runs.elements && is_aligned16(from))) return load_aligned(from);
+    if constexpr (!WHOLE) {
 #pragma unroll
-    for (int e = 0; e < W; ++e) {
-      if (place.has(e)) pack.set(e, from[e]);
+      for (int e = 0; e < W; ++e) {
+        if (place.has(e)) pack.set(e, from[e]);
+      }
     }
     return pack;
   }
 
-  template <typename F> __device__ __forceinline__ void store(T* tensor, const Place& place, F f) const {
+  __device__ __forceinline__ void put(T* tensor, const Place& place, const Pack<T>& pack) const {
     T* to = tensor + place.at;
     if (WHOLE ? place.last > 0 : place.whole(W) && is_aligned16(to)) {
-      unsigned word[4];
-      round_to_words<T>(word, 0, f);
-      store_words(to, word[0], word[1], word[2], word[3]);
+      store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
       return;
     }
-    if constexpr (WHOLE) return;
+    if constexpr (!WHOLE) {
 #pragma unroll
-    for (int e = 0; e < W; ++e) {
-      if (place.has(e)) to[e] = from_acc<T>(f(e));
+      for (int e = 0; e < W; ++e) {
+        if (place.has(e)) to[e] = element<T>(pack.word, e);
+      }
     }
+  }
+
+  template <typename F> __device__ __forceinline__ void store(T* tensor, const Place& place, F f) const {
+    Pack<T> pack;
+    round_to_words<T>(pack.word, 0, f);
+    put(tensor, place, pack);
   }
 };
 
