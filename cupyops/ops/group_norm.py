@@ -104,7 +104,7 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     held = pixels * itemsize >= 16 and _held(rows, size, itemsize, aligned, clusters.exist(x.device), 2)
     if held:
         sums = x.new_empty(images * channels * held.blocks * 2, dtype=saved[0].dtype)
-        whole = aligned and pixels * itemsize % 16 == 0
+        whole = aligned and pixels * itemsize % 16 == 0 and not DOUBLE
         pairs = held.packs * held.block[0] * held.block[1] * (1 if whole else 2)
         lanes = min(32, held.block[0] & -held.block[0], 1 << (pixels * itemsize // 64).bit_length())
         args = (grad_y, x, weight, *saved, grad_x, sums, division, rows, size, lanes)
@@ -217,6 +217,7 @@ def _held(rows: int, size: int, itemsize: int, aligned: bool, in_clusters: bool,
     return Held(packs, (ceil_div(each, 32 * packs) * 32, 1), blocks, rows * blocks)
 
 
+DOUBLE = False
 PREFERRED = 1024  # packs of a group that a block holds: more blocks find room
 HELD_THREADS = 512  # of a block that holds a group
 FEWEST = 64  # blocks that are worth while
