@@ -15,7 +15,13 @@
 #include "common/rows.cuh"
 
 constexpr int kColumnThreads = 256;
-constexpr int kRowsAtOnce = 8;  // packs under way in a thread, of all tensors together
+#ifndef STREAM
+#define STREAM 0
+#endif
+#ifndef ROWS
+#define ROWS 8
+#endif
+constexpr int kRowsAtOnce = ROWS;  // packs under way in a thread, of all tensors together
 
 // The columns of a block and the rows of its part; of those a thread's.
 template <typename T> struct ColumnTile {
@@ -69,7 +75,8 @@ template <typename T> struct ColumnTile {
     if (all() && is_aligned16(tensor + at)) {
       unsigned word[4];
       round_to_words<T>(word, 0, f);
-      store_words(tensor + at, word[0], word[1], word[2], word[3]);
+      if (STREAM) __stcs(reinterpret_cast<uint4*>(tensor + at), make_uint4(word[0], word[1], word[2], word[3]));
+      else store_words(tensor + at, word[0], word[1], word[2], word[3]);
       return;
     }
 #pragma unroll

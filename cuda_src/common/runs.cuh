@@ -13,6 +13,13 @@
 #include "common/divisor.cuh"
 #include "common/rows.cuh"
 
+#ifndef STREAM
+#define STREAM 0
+#endif
+#ifndef ATONCE
+#define ATONCE 4
+#endif
+
 struct Runs {
   long long count, size, stride;
   long long parts;  // into which blocks share a segment
@@ -35,7 +42,7 @@ struct Place {
 template <typename T, bool WHOLE = false> struct Part {
   static constexpr int W = kVecWidth<T>;
   static constexpr bool kWhole = WHOLE;
-  static constexpr int kAtOnce = WHOLE ? 4 : 2;  // packs of a tensor that a thread has under way
+  static constexpr int kAtOnce = WHOLE ? ATONCE : 2;  // packs of a tensor that a thread has under way
   const Runs& runs;
   long long base;  // of the segment
   int off, begin, end;
@@ -79,7 +86,8 @@ template <typename T, bool WHOLE = false> struct Part {
   __device__ __forceinline__ void put(T* tensor, const Place& place, const Pack<T>& pack) const {
     T* to = tensor + place.at;
     if (WHOLE ? place.last > 0 : place.whole(W) && is_aligned16(to)) {
-      store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+      if (STREAM) __stcs(reinterpret_cast<uint4*>(to), make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]));
+      else store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
       return;
     }
     if constexpr (!WHOLE) {
