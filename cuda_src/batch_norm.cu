@@ -109,7 +109,7 @@ template <typename V> __device__ __forceinline__ void share_in_cluster(const V& 
 // --- images: (n, c, s) ---
 
 template <typename P, typename T, typename Of>
-__device__ __forceinline__ void store_normalised(const P& part, const T* x, T* y, Of of) {
+__device__ __forceinline__ void store_normalised(const P& part, const Source<T>& x, T* y, Of of) {
   each_packs<true>(
       part,
       [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[1][P::kAtOnce]) {
@@ -121,8 +121,8 @@ __device__ __forceinline__ void store_normalised(const P& part, const T* x, T* y
 }
 
 template <typename P, typename T>
-__device__ __forceinline__ void store_gradient(const P& part, const T* grad_y, const T* x, T* grad_x,
-                                               const Gradient<acc_t<T>>& of) {
+__device__ __forceinline__ void store_gradient(const P& part, const Source<T>& grad_y,
+                                               const Source<T>& x, T* grad_x, const Gradient<acc_t<T>>& of) {
   each_packs<true>(
       part,
       [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[2][P::kAtOnce]) {
@@ -135,7 +135,8 @@ __device__ __forceinline__ void store_gradient(const P& part, const T* grad_y, c
 }
 
 template <typename P, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Moments<A> cluster_moments(const P& part, const T* x, Moments<A>* shared, Moments<A>* all) {
+__device__ __forceinline__ Moments<A> cluster_moments(const P& part, const Source<T>& x, Moments<A>* shared,
+                                                         Moments<A>* all) {
   share_in_cluster(block_merge(part_moments(part, x), shared), all);
   Moments<A> of = all[0];
   for (int i = 1; i < part.runs.parts; ++i) of.merge(all[i]);
@@ -143,30 +144,32 @@ __device__ __forceinline__ Moments<A> cluster_moments(const P& part, const T* x,
 }
 
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: channels x runs.parts, in clusters of
-// runs.parts. Block: a multiple of 32.
+// runs.parts. Block: a multiple of 32. Shared memory: for `room` packs, of 16 bytes.
 template <typename T>
 __global__ void __launch_bounds__(kClusterThreads, 2)
     batch_norm_fwd_cluster(const T* __restrict__ x, const void* __restrict__ weight, const void* __restrict__ bias,
                            T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd,
-                           void* running_mean, void* running_var, Runs runs, int wide, acc_t<T> momentum,
+                           void* running_mean, void* running_var, Runs runs, int room, int wide, acc_t<T> momentum,
                            acc_t<T> eps) {
   using A = acc_t<T>;
+  extern __shared__ uint4 kept_packs[];
   __shared__ Moments<A> shared[kWarp], all[kMaxCluster];
   if (cluster_blocks() > 1) cluster_arrive();
+  const Source<T> first(x, kept_packs, room, false), again(x, kept_packs, room, true);
   const long long c = blockIdx.x / runs.parts;
   const int number = int(blockIdx.x % runs.parts);
   const Parameters<T> parameters{weight, bias, wide};
   Moments<A> of;
   if (vectors_fit<kVecWidth<T>>(runs.size, x, y)) {
     const Part<T, true> part(runs, c, number, y);
-    of = cluster_moments(part, x, shared, all);
+    of = cluster_moments(part, first, shared, all);
     const auto affine = parameters.affine(c, {of.mean, of.rstd(eps)});
-    store_normalised(part, x, y, [&] { return affine; });
+    store_normalised(part, again, y, [&] { return affine; });
   } else {
     const Part<T, false> part(runs, c, number, y);
-    of = cluster_moments(part, x, shared, all);
+    of = cluster_moments(part, first, shared, all);
     const auto affine = parameters.affine(c, {of.mean, of.rstd(eps)});
-    store_normalised(part, x, y, [&] { return affine; });
+    store_normalised(part, again, y, [&] { return affine; });
   }
   if (number == 0 && threadIdx.x == 0) keep<T>(of, c, mean, rstd, running_mean, running_var, wide, momentum, eps);
 }
@@ -180,8 +183,8 @@ __global__ void __launch_bounds__(kThreads)
   const long long c = blockIdx.x / runs.parts;
   const int number = int(blockIdx.x % runs.parts);
   Moments<acc_t<T>> of;
-  if (vectors_fit<kVecWidth<T>>(runs.size, x)) of = part_moments(Part<T, true>(runs, c, number, x), x);
-  else of = part_moments(Part<T, false>(runs, c, number, x), x);
+  if (vectors_fit<kVecWidth<T>>(runs.size, x)) of = part_moments(Part<T, true>(runs, c, number, x), Source<T>(x));
+  else of = part_moments(Part<T, false>(runs, c, number, x), Source<T>(x));
   of = block_merge(of, shared);
   if (threadIdx.x == 0) store_moments(parts + 3 * (long long)blockIdx.x, of);
 }
@@ -210,15 +213,19 @@ __global__ void __launch_bounds__(kThreads)
   const auto affine = [&] {  // after the loads of x
     return parameters.affine(c, parts ? of : Statistics<T>{nullptr, nullptr, running_mean, running_var, wide, eps}[c]);
   };
-  if (vectors_fit<kVecWidth<T>>(runs.size, x, y)) store_normalised(Part<T, true>(runs, c, number, y), x, y, affine);
-  else store_normalised(Part<T, false>(runs, c, number, y), x, y, affine);
+  if (vectors_fit<kVecWidth<T>>(runs.size, x, y)) store_normalised(Part<T, true>(runs, c, number, y), Source<T>(x), y, affine);
+  else store_normalised(Part<T, false>(runs, c, number, y), Source<T>(x), y, affine);
 }
 
 template <typename P, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void cluster_backward(const P& part, const T* grad_y, const T* x, const Parameters<T>& of,
-                                                 A mean, A rstd, T* grad_x, void* grad_weight, void* grad_bias,
-                                                 long long c, Pair<A>* shared, Pair<A>* all) {
-  share_in_cluster(block_reduce<Sum>(part_sums(part, grad_y, x, mean), shared), all);
+__device__ __forceinline__ void cluster_backward(const P& part, const T* grad_y, const T* x, uint4* kept, int room,
+                                                 const Parameters<T>& of, A mean, A rstd, T* grad_x, void* grad_weight,
+                                                 void* grad_bias, long long c, Pair<A>* shared, Pair<A>* all) {
+  const auto source = [&](const T* tensor, int number, bool again) {
+    return Source<T>(tensor, kept + number * room, room, again);
+  };
+  const Pair<A> own = part_sums(part, source(grad_y, 0, false), source(x, 1, false), mean);
+  share_in_cluster(block_reduce<Sum>(own, shared), all);
   const Runs& runs = part.runs;
   Pair<A> sums = all[0];
   for (int i = 1; i < runs.parts; ++i) sums = sums + all[i];
@@ -227,33 +234,36 @@ __device__ __forceinline__ void cluster_backward(const P& part, const T* grad_y,
     if (grad_weight) set<T>(grad_weight, c, of.wide, sums.second);
     if (grad_bias) set<T>(grad_bias, c, of.wide, sums.first);
   }
-  const A count = A(runs.count * runs.size);
-  if (grad_x) store_gradient(part, grad_y, x, grad_x, Gradient<A>::of(mean, rstd, of.factor(c), sums, count));
+  if (!grad_x) return;
+  const auto gradient = Gradient<A>::of(mean, rstd, of.factor(c), sums, A(runs.count * runs.size));
+  store_gradient(part, source(grad_y, 0, true), source(x, 1, true), grad_x, gradient);
 }
 
-// Training: grad_x, grad_weight and grad_bias, each of which may be null. Grid and block: as batch_norm_fwd_cluster.
+// Training: grad_x, grad_weight and grad_bias, each of which may be null. Grid and block: as batch_norm_fwd_cluster, with
+// room in shared memory for so many packs of either tensor.
 template <typename T>
 __global__ void __launch_bounds__(kClusterThreads, 2)
     batch_norm_bwd_cluster(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
                            const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                            T* __restrict__ grad_x, void* __restrict__ grad_weight, void* __restrict__ grad_bias,
-                           Runs runs, int wide) {
+                           Runs runs, int room, int wide) {
+  extern __shared__ uint4 kept_packs[];
   __shared__ Pair<acc_t<T>> shared[kWarp], all[kMaxCluster];
   if (cluster_blocks() > 1) cluster_arrive();
   const long long c = blockIdx.x / runs.parts;
   const int number = int(blockIdx.x % runs.parts);
   const Parameters<T> of{weight, nullptr, wide};
   if (vectors_fit<kVecWidth<T>>(runs.size, grad_y, x, grad_x)) {
-    const Part<T, true> part(runs, c, number, x);
-    cluster_backward(part, grad_y, x, of, mean[c], rstd[c], grad_x, grad_weight, grad_bias, c, shared, all);
+    cluster_backward(Part<T, true>(runs, c, number, x), grad_y, x, kept_packs, room, of, mean[c], rstd[c], grad_x,
+                     grad_weight, grad_bias, c, shared, all);
   } else {
-    const Part<T, false> part(runs, c, number, x);
-    cluster_backward(part, grad_y, x, of, mean[c], rstd[c], grad_x, grad_weight, grad_bias, c, shared, all);
+    cluster_backward(Part<T, false>(runs, c, number, x), grad_y, x, kept_packs, room, of, mean[c], rstd[c], grad_x,
+                     grad_weight, grad_bias, c, shared, all);
   }
 }
 
 template <typename P, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Pair<A> sums_and_gradient(const P& part, const T* grad_y, const T* x, T* grad_x, A mean,
+__device__ __forceinline__ Pair<A> sums_and_gradient(const P& part, const Source<T>& grad_y, const Source<T>& x, T* grad_x, A mean,
                                                      A scale) {
   constexpr int U = P::kAtOnce;
   Pair<A> sums = {};
@@ -286,9 +296,9 @@ __global__ void __launch_bounds__(kThreads)
   const A scale = of.second * parameter<T>(weight, c, wide, A(1));
   Pair<A> sums;
   if (vectors_fit<kVecWidth<T>>(runs.size, grad_y, x, grad_x)) {
-    sums = sums_and_gradient(Part<T, true>(runs, c, number, x), grad_y, x, grad_x, of.first, scale);
+    sums = sums_and_gradient(Part<T, true>(runs, c, number, x), Source<T>(grad_y), Source<T>(x), grad_x, of.first, scale);
   } else {
-    sums = sums_and_gradient(Part<T, false>(runs, c, number, x), grad_y, x, grad_x, of.first, scale);
+    sums = sums_and_gradient(Part<T, false>(runs, c, number, x), Source<T>(grad_y), Source<T>(x), grad_x, of.first, scale);
   }
   if (!parts) return;
   sums = block_reduce<Sum>(sums, shared);
@@ -321,9 +331,9 @@ __global__ void __launch_bounds__(kThreads)
   const A w = parameter<T>(weight, c, wide, A(1)), count = A(runs.count * runs.size);
   const auto of = Gradient<A>::of(mean[c], rstd[c], w, sums, count);
   if (vectors_fit<kVecWidth<T>>(runs.size, grad_y, x, grad_x)) {
-    store_gradient(Part<T, true>(runs, c, number, grad_x), grad_y, x, grad_x, of);
+    store_gradient(Part<T, true>(runs, c, number, grad_x), Source<T>(grad_y), Source<T>(x), grad_x, of);
   } else {
-    store_gradient(Part<T, false>(runs, c, number, grad_x), grad_y, x, grad_x, of);
+    store_gradient(Part<T, false>(runs, c, number, grad_x), Source<T>(grad_y), Source<T>(x), grad_x, of);
   }
 }
 

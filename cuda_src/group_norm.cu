@@ -32,8 +32,10 @@ struct Groups {
 struct InGroup {
   int at, first, last;
 
-  // f(c, from, to) for each channel c of the group that has elements there: from <= e < to. Mostly one.
-  template <typename F> __device__ __forceinline__ void each_channel(const Groups& groups, F f) const {
+  // f(c, from, to) for each channel c of the group that has elements there: from <= e < to. Mostly one, and with ONE
+  // always.
+  template <bool ONE, typename F> __device__ __forceinline__ void each_channel(const Groups& groups, F f) const {
+    if constexpr (ONE) return f(groups.plane.divide(at), 0, 16);
     int c = groups.plane.divide(at + first), from = first, plane = int(groups.plane.divisor);
     int border = (c + 1) * plane - at;
 #pragma unroll 1
@@ -60,14 +62,14 @@ template <typename T> struct Affine {
 };
 
 // y of a pack of x.
-template <typename T>
+template <bool ONE, typename T>
 __device__ __forceinline__ Pack<T> normalised(const InGroup& place, const Groups& groups, long long group,
                                               const Pack<T>& x, const T* weight, const T* bias, acc_t<T> mean,
                                               acc_t<T> rstd) {
   constexpr int W = kVecWidth<T>;
   acc_t<T> y[W] = {};
   const long long channel = groups.first(group);
-  place.each_channel(groups, [&](int c, int from, int to) {
+  place.template each_channel<ONE>(groups, [&](int c, int from, int to) {
     const Affine<T> affine(mean, rstd, weight, bias, channel + c);
 #pragma unroll
     for (int e = 0; e < W; ++e) y[e] = from <= e && e < to ? affine(x[e]) : y[e];
@@ -78,14 +80,14 @@ __device__ __forceinline__ Pack<T> normalised(const InGroup& place, const Groups
 }
 
 // grad_x of a pack: rstd (grad_y weight - c2 - xhat c1).
-template <typename T>
+template <bool ONE, typename T>
 __device__ __forceinline__ Pack<T> gradient(const InGroup& place, const Groups& groups, long long group,
                                             const Pack<T>& grad_y, const Pack<T>& x, const T* weight, acc_t<T> mean,
                                             acc_t<T> rstd, Pair<acc_t<T>> c) {
   constexpr int W = kVecWidth<T>;
   acc_t<T> weighed[W] = {};
   const long long channel = groups.first(group);
-  place.each_channel(groups, [&](int c, int from, int to) {
+  place.template each_channel<ONE>(groups, [&](int c, int from, int to) {
     const acc_t<T> w = parameter(weight, channel + c, 1);
 #pragma unroll
     for (int e = 0; e < W; ++e) weighed[e] = from <= e && e < to ? grad_y[e] * w : weighed[e];
@@ -98,31 +100,54 @@ __device__ __forceinline__ Pack<T> gradient(const InGroup& place, const Groups& 
 // --- groups that are held: see rows.cuh; a row may be shared by the blocks of a cluster, along x ---
 
 // The part of a row that this block has, as tile and as place in the row.
-template <int K, typename T, bool VECTORS> struct Held {
-  using Row = Tile<K, kVecWidth<T>, VECTORS>;
+template <int K, typename T, bool WHOLE> struct Held {
+  using Row = Tile<K, kVecWidth<T>, WHOLE>;
   static constexpr int W = kVecWidth<T>;
   Row tile;
-  long long row, start;  // of the part, in the row
+  long long row, size, start;  // of a row; of the part, in it
   bool live;
 
   __device__ __forceinline__ Held(long long row, long long rows, long long size, int part)
-      : tile(Row::at(row, rows, size, part)), row(row), start(part * (long long)Row::capacity()), live(row < rows) {}
+      : tile(Row::at(row, rows, size, part)),
+        row(row),
+        size(size),
+        start(part * (long long)Row::capacity()), live(row < rows) {}
 
   __device__ __forceinline__ bool any(int k) const { return tile.any(tile.index(k, 0)); }
+
+  // Packs of a tensor, what is not the row's replaced by 0; and one to its place.
+  __device__ __forceinline__ void load(const T* tensor, Pack<T> (&packs)[K]) const {
+    const T* from = tensor + row * size + start;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const int i = tile.index(k, 0);
+      packs[k] = Pack<T>{};
+      if (WHOLE ? tile.any(i) : tile.all(i) && is_aligned16(from + i)) packs[k] = load_aligned(from + i);
+      else if (!WHOLE && tile.any(i)) packs[k] = load_one_by_one(from + i, tile.begin - i, tile.left - i);
+    }
+  }
+  __device__ __forceinline__ void store(T* tensor, int k, const Pack<T>& pack) const {
+    const int i = tile.index(k, 0);
+    T* to = tensor + row * size + start + i;
+    if (WHOLE || (tile.all(i) && is_aligned16(to))) {
+      store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+    } else {
+      store_one_by_one(to, pack, tile.begin - i, tile.left - i);
+    }
+  }
   __device__ __forceinline__ InGroup place(int k) const {
     const int i = tile.index(k, 0);
     return {int(start) + i, max(tile.begin - i, 0), min(tile.left - i, W)};
   }
 };
 
-template <bool VECTORS, int K, typename T, typename Threads, typename A = acc_t<T>>
+template <bool WHOLE, int K, typename T, typename Threads, typename A = acc_t<T>>
 __device__ __forceinline__ void forward_row(Threads& threads, const T* x, const T* weight, const T* bias, T* y, A* mean,
                                             A* rstd, const Groups& groups, long long rows, long long size, A eps) {
   constexpr int W = kVecWidth<T>;
-  const Held<K, T, VECTORS> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
-  const long long at = held.row * size + held.start;
+  const Held<K, T, WHOLE> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   Pack<T> packs[K];
-  load_row(held.tile, x + at, from_acc<T>(0), packs);
+  held.load(x, packs);
   const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
   const A about = threads.template reduce<Sum>({sum, A(0)}).first / A(size);
   fold(packs);
@@ -142,8 +167,8 @@ __device__ __forceinline__ void forward_row(Threads& threads, const T* x, const 
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (!held.any(k)) continue;
-    const Pack<T> pack = normalised(held.place(k), groups, held.row, packs[k], weight, bias, of.mean, r);
-    store_words_of(held.tile, y + at, k, pack.word);
+    const Pack<T> pack = normalised<WHOLE>(held.place(k), groups, held.row, packs[k], weight, bias, of.mean, r);
+    held.store(y, k, pack);
   }
   if (threadIdx.x == 0 && held.start == 0) mean[held.row] = of.mean, rstd[held.row] = r;
 }
@@ -152,14 +177,14 @@ __device__ __forceinline__ void forward_row(Threads& threads, const T* x, const 
 // thread hold a row, or a block's part of it. mean and rstd are kept for backward, one number for each row. weight and
 // bias may be null.
 template <typename T, int K>
-__global__ void __launch_bounds__(kHeldThreads)
+__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 3 : K == 4 ? 2 : 1)
     group_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, Groups groups, long long rows,
                    long long size, acc_t<T> eps) {
   using Threads = RowThreads<Pair<acc_t<T>>, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  if (!GENERAL && vectors_fit<kVecWidth<T>>(size, x, y)) {
+  if (!GENERAL && vectors_fit<kVecWidth<T>>(groups.plane.divisor, x, y)) {
     forward_row<true, K>(threads, x, weight, bias, y, mean, rstd, groups, rows, size, eps);
   } else {
     forward_row<false, K>(threads, x, weight, bias, y, mean, rstd, groups, rows, size, eps);
@@ -190,17 +215,16 @@ template <typename A> struct PackSums {
   }
 };
 
-template <bool VECTORS, int K, typename T, typename Threads, typename A = acc_t<T>>
+template <bool WHOLE, int K, typename T, typename Threads, typename A = acc_t<T>>
 __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, const T* grad_y, const T* x,
                                              const T* weight, const A* mean, const A* rstd, T* grad_x, A* sums,
                                              const Groups& groups, long long rows, long long size, int lanes) {
   constexpr int W = kVecWidth<T>;
-  const Held<K, T, VECTORS> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
-  const long long at = held.row * size + held.start;
+  const Held<K, T, WHOLE> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   const int channels = int(groups.channels), plane = int(groups.plane.divisor), count = K * blockDim.x;
   Pack<T> grads[K], inputs[K];
-  load_row(held.tile, grad_y + at, from_acc<T>(0), grads);
-  load_row(held.tile, x + at, from_acc<T>(0), inputs);
+  held.load(grad_y, grads);
+  held.load(x, inputs);
   const A mu = held.live ? mean[held.row] : A(0), r = held.live ? rstd[held.row] : A(0);
   const PackSums<A> packs{shared + threadIdx.y * count, shared + (blockDim.y + threadIdx.y) * count};
 #pragma unroll
@@ -208,7 +232,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
     Pair<A> begun = {}, next = {};
     bool first = true;
     if (held.any(k)) {
-      held.place(k).each_channel(groups, [&](int, int from, int to) {
+      held.place(k).template each_channel<WHOLE>(groups, [&](int, int from, int to) {
         Pair<A> own = {};
 #pragma unroll
         for (int e = 0; e < W; ++e) {
@@ -221,7 +245,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
       });
     }
     packs.begun[k * blockDim.x + threadIdx.x] = begun;
-    if (!VECTORS || plane % W) packs.next[k * blockDim.x + threadIdx.x] = next;
+    if (!WHOLE) packs.next[k * blockDim.x + threadIdx.x] = next;
   }
   __syncthreads();
   const int lane = threadIdx.x % lanes, step = blockDim.x / lanes, from = int(held.start) + held.tile.index(0, 0) -
@@ -245,8 +269,8 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (!held.any(k)) continue;
-    const Pack<T> pack = gradient(held.place(k), groups, held.row, grads[k], inputs[k], weight, mu, r, c);
-    store_words_of(held.tile, grad_x + at, k, pack.word);
+    const Pack<T> pack = gradient<WHOLE>(held.place(k), groups, held.row, grads[k], inputs[k], weight, mu, r, c);
+    held.store(grad_x, k, pack);
   }
 }
 
@@ -254,7 +278,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: two pairs for each
 // pack that a block holds. weight and grad_x may be null.
 template <typename T, int K>
-__global__ void __launch_bounds__(kHeldThreads)
+__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                    acc_t<T>* __restrict__ sums, Groups groups, long long rows, long long size, int lanes) {
@@ -264,7 +288,7 @@ __global__ void __launch_bounds__(kHeldThreads)
   __shared__ typename Threads::Room room;
   Threads threads(room);
   Pair<A>* shared = reinterpret_cast<Pair<A>*>(bytes);
-  if (!GENERAL && vectors_fit<kVecWidth<T>>(size, grad_y, x, grad_x)) {
+  if (!GENERAL && vectors_fit<kVecWidth<T>>(groups.plane.divisor, grad_y, x, grad_x)) {
     backward_row<true, K>(threads, shared, grad_y, x, weight, mean, rstd, grad_x, sums, groups, rows, size, lanes);
   } else {
     backward_row<false, K>(threads, shared, grad_y, x, weight, mean, rstd, grad_x, sums, groups, rows, size, lanes);
@@ -279,7 +303,7 @@ __global__ void __launch_bounds__(kThreads)
     group_norm_moments(const T* __restrict__ x, acc_t<T>* __restrict__ parts, Runs runs) {
   __shared__ Moments<acc_t<T>> shared[kWarp];
   const Part<T> part(runs, blockIdx.x / runs.parts, int(blockIdx.x % runs.parts), x);
-  const auto of = block_merge(part_moments(part, x), shared);
+  const auto of = block_merge(part_moments(part, Source<T>(x)), shared);
   if (threadIdx.x == 0) store_moments(parts + 3 * (long long)blockIdx.x, of);
 }
 
@@ -305,10 +329,10 @@ __global__ void __launch_bounds__(kThreads)
         for (int u = 0; u < P::kAtOnce; ++u) {
           if (places[u].first == places[u].last) continue;
           const InGroup place{places[u].in_run, places[u].first, places[u].last};
-          part.put(y, places[u], normalised(place, groups, row, packs[0][u], weight, bias, of.mean, r));
+          part.put(y, places[u], normalised<false>(place, groups, row, packs[0][u], weight, bias, of.mean, r));
         }
       },
-      x);
+      Source<T>(x));
 }
 
 // g and h of each part of a plane, (planes, runs.parts, 2). Grid: ceil(planes x runs.parts / blockDim.y), where several
@@ -325,7 +349,7 @@ __global__ void __launch_bounds__(kThreads)
   Part<T> part(runs, plane, int(place % runs.parts), x);
   if (!live) part.begin = part.end = 0;
   const A mu = live ? mean[plane / channels] : A(0);
-  const Pair<A> of = row_reduce<Sum>(part_sums(part, grad_y, x, mu), shared);
+  const Pair<A> of = row_reduce<Sum>(part_sums(part, Source<T>(grad_y), Source<T>(x), mu), shared);
   if (threadIdx.x == 0 && live) sums[2 * place] = of.first, sums[2 * place + 1] = of.second * rstd[plane / channels];
 }
 
@@ -358,10 +382,10 @@ __global__ void __launch_bounds__(kThreads)
         for (int u = 0; u < P::kAtOnce; ++u) {
           if (places[u].first == places[u].last) continue;
           const InGroup place{places[u].in_run, places[u].first, places[u].last};
-          part.put(grad_x, places[u], gradient(place, groups, row, packs[0][u], packs[1][u], weight, mu, r, c));
+          part.put(grad_x, places[u], gradient<false>(place, groups, row, packs[0][u], packs[1][u], weight, mu, r, c));
         }
       },
-      grad_y, x);
+      Source<T>(grad_y), Source<T>(x));
 }
 
 // grad_weight and grad_bias of the sums of planes, (images, channels, count, 2), added in order. Grid: ceil(channels /

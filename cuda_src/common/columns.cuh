@@ -11,8 +11,7 @@
 //     row 1    .0123456|789abcde|fg......|           (0, 0) has 0..7; (0, 1) 0..6, (1, 1) 7; (0, 2) 0..5, (1, 2) 6 and 7
 #pragma once
 
-#include "common/centred.cuh"
-#include "common/rows.cuh"
+#include "common/runs.cuh"
 
 constexpr int kColumnThreads = 256;
 #ifndef STREAM
@@ -62,12 +61,7 @@ template <typename T> struct ColumnTile {
   // This thread's pack of a row; beside its columns it may be anything.
   __device__ __forceinline__ Pack<T> load(const T* tensor, long long at) const {
     if (is_aligned16(tensor + at) && at >= 0 && at + W <= rows * size) return load_aligned(tensor + at);
-    Pack<T> pack = {};
-#pragma unroll
-    for (int e = 0; e < W; ++e) {
-      if (has(e)) pack.set(e, tensor[at + e]);
-    }
-    return pack;
+    return load_one_by_one(tensor + at, -first, left - first);
   }
 
   // f(e) to each of this thread's columns of a row.

@@ -38,6 +38,40 @@ struct Place {
   __device__ __forceinline__ bool whole(int width) const { return last - first == width; }
 };
 
+// The elements `first` to `last` - 1 of a pack, one after the other: for the few that are not whole, in little code.
+template <typename T> __device__ __forceinline__ Pack<T> load_one_by_one(const T* from, int first, int last) {
+  Pack<T> pack = {};
+#pragma unroll 1
+  for (int e = kVecWidth<T> - 1; e >= 0; --e) {
+    unsigned(&word)[4] = pack.word;
+    if constexpr (sizeof(T) == 8) {
+      word[3] = word[1], word[2] = word[0];
+    } else {
+#pragma unroll
+      for (int i = 3; i > 0; --i) word[i] = sizeof(T) == 4 ? word[i - 1] : __funnelshift_l(word[i - 1], word[i], 16);
+    }
+    word[0] = sizeof(T) == 2 ? word[0] << 16 : 0;
+    if constexpr (sizeof(T) == 8) word[1] = 0;
+    if (first <= e && e < last) pack.set(0, from[e]);
+  }
+  return pack;
+}
+
+template <typename T> __device__ __forceinline__ void store_one_by_one(T* to, Pack<T> pack, int first, int last) {
+#pragma unroll 1
+  for (int e = 0; e < kVecWidth<T>; ++e) {
+    unsigned(&word)[4] = pack.word;
+    if (first <= e && e < last) to[e] = element<T>(word, 0);
+    if constexpr (sizeof(T) == 8) {
+      word[0] = word[2], word[1] = word[3];
+    } else {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) word[i] = sizeof(T) == 4 ? word[i + 1] : __funnelshift_r(word[i], word[i + 1], 16);
+      if (sizeof(T) == 2) word[3] >>= 16;
+    }
+  }
+}
+
 // The packs of one part of a segment, as seen by a block. WHOLE: each is.
 template <typename T, bool WHOLE = false> struct Part {
   static constexpr int W = kVecWidth<T>;
@@ -70,17 +104,10 @@ template <typename T, bool WHOLE = false> struct Part {
 
   // What is there of a pack; elements that are not the run's may be anything.
   __device__ __forceinline__ Pack<T> load(const T* tensor, const Place& place) const {
-    Pack<T> pack = {};
-    if (place.first == place.last) return pack;
+    if (place.first == place.last) return {};
     const T* from = tensor + place.at;
     if (WHOLE || (place.at >= 0 && place.at + W <= runs.elements && is_aligned16(from))) return load_aligned(from);
-    if constexpr (!WHOLE) {
-#pragma unroll
-      for (int e = 0; e < W; ++e) {
-        if (place.has(e)) pack.set(e, from[e]);
-      }
-    }
-    return pack;
+    return load_one_by_one(from, place.first, place.last);
   }
 
   __device__ __forceinline__ void put(T* tensor, const Place& place, const Pack<T>& pack) const {
@@ -88,13 +115,8 @@ template <typename T, bool WHOLE = false> struct Part {
     if (WHOLE ? place.last > 0 : place.whole(W) && is_aligned16(to)) {
       if (STREAM) __stcs(reinterpret_cast<uint4*>(to), make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]));
       else store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
-      return;
-    }
-    if constexpr (!WHOLE) {
-#pragma unroll
-      for (int e = 0; e < W; ++e) {
-        if (place.has(e)) to[e] = element<T>(pack.word, e);
-      }
+    } else if (!WHOLE) {
+      store_one_by_one(to, pack, place.first, place.last);
     }
   }
 
@@ -105,23 +127,53 @@ template <typename T, bool WHOLE = false> struct Part {
   }
 };
 
-// f(places, packs) for U packs at a time of each tensor, all of them under way before any is waited for; with BACK from
+// A tensor, and of a part's packs as many as there is room for in shared memory: kept there when it is first read, each by
+// the thread that reads it again.
+template <typename T> struct Source {
+  const T* tensor;
+  uint4* room;
+  int count;
+  bool kept;
+
+  __device__ __forceinline__ Source(const T* tensor) : tensor(tensor), room(nullptr), count(0), kept(false) {}
+  __device__ __forceinline__ Source(const T* tensor, uint4* room, int count, bool kept)
+      : tensor(tensor), room(room), count(count), kept(kept) {}
+
+  template <typename P> __device__ __forceinline__ Pack<T> load(const P& part, const Place& place, int i) const {
+    if (!kept || i - part.begin >= count) return part.load(tensor, place);
+    const uint4 words = room[i - part.begin];
+    return {words.x, words.y, words.z, words.w};
+  }
+  __device__ __forceinline__ void keep(int i, const Pack<T>& pack) const {
+    if (!kept && i < count) room[i] = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+  }
+};
+
+// f(places, packs) for U packs at a time of each source, all of them under way before any is waited for; with BACK from
 // the end.
-template <bool BACK = false, typename P, typename F, typename T, typename... Tensors>
-__device__ __forceinline__ void each_packs(const P& part, F f, const T* tensor, const Tensors*... tensors) {
-  constexpr int U = P::kAtOnce;
+template <bool BACK = false, typename P, typename F, typename T, typename... More>
+__device__ __forceinline__ void each_packs(const P& part, F f, const Source<T>& source, const More&... more) {
+  constexpr int U = P::kAtOnce, N = 1 + sizeof...(more);
   const int step = U * blockDim.x, steps = (part.end - part.begin + step - 1) / step;
 #pragma unroll 1
   for (int s = 0; s < steps; ++s) {
     const int i = part.begin + (BACK ? steps - 1 - s : s) * step + threadIdx.x;
     Place places[U];
-    Pack<T> packs[1 + sizeof...(tensors)][U];
+    Pack<T> packs[N][U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      places[u] = part[i + u * blockDim.x];
-      packs[0][u] = part.load(tensor, places[u]);
+      const int at = i + u * blockDim.x;
+      places[u] = part[at];
+      packs[0][u] = source.load(part, places[u], at);
       int t = 1;
-      ((packs[t++][u] = part.load(tensors, places[u])), ...);
+      ((packs[t++][u] = more.load(part, places[u], at)), ...);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int at = i + u * blockDim.x - part.begin;
+      source.keep(at, packs[0][u]);
+      int t = 1;
+      (more.keep(at, packs[t++][u]), ...);
     }
     f(places, packs);
   }
@@ -154,7 +206,8 @@ __device__ __forceinline__ void add_packs(Centred<A>& own, A& count, const Place
 }
 
 // The moments of this thread's packs of a part.
-template <typename P, typename T> __device__ __forceinline__ Moments<acc_t<T>> part_moments(const P& part, const T* x) {
+template <typename P, typename T> __device__ __forceinline__ Moments<acc_t<T>> part_moments(const P& part,
+                                                                                           const Source<T>& x) {
   using A = acc_t<T>;
   Centred<A> own = {};
   A count = A(0);
@@ -190,7 +243,7 @@ __device__ __forceinline__ void add_products(Pair<A>& sums, const Place (&places
 
 // sum(grad_y) and sum(grad_y (x - mean)) of this thread's packs of a part.
 template <typename P, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Pair<A> part_sums(const P& part, const T* grad_y, const T* x, A mean) {
+__device__ __forceinline__ Pair<A> part_sums(const P& part, const Source<T>& grad_y, const Source<T>& x, A mean) {
   Pair<A> sums = {};
   each_packs(
       part,

@@ -23,12 +23,11 @@ COLUMN_PARTS = 132 * 4  # blocks of a pass whose parts are combined
 CLUSTER = 8  # blocks of a cluster, at most
 CLUSTER_THREADS = 512
 CLUSTER_PACKS = 2048  # of a block, where the cluster may still grow
-MOST_CLUSTER_PACKS = 1 << 15  # of a block: others would have to wait for it
+MOST_CLUSTER_PACKS = 16384  # of a block: others would have to wait for it
+CLUSTER_ROOM = 110 << 10  # bytes of shared memory of a block: two to a multiprocessor
 CLUSTER_ROWS = 8192
 CLUSTER_ALONG = 8  # threads along the columns of a cluster's tile
 CLUSTER_COLUMN_THREADS = 256
-MULTIPROCESSORS = 132  # assumed of the GPU
-CACHED = 40 << 20  # bytes that its cache keeps
 MOST_PACKS = (1 << 31) - THREADS * PACKS  # of a segment: counted in 32 bits, a step beyond the last included
 
 
@@ -39,6 +38,7 @@ class Runs(NamedTuple):
     block: int
     parts: int
     packed: np.ndarray
+    room: int = 0  # packs of a tensor that a block of a cluster keeps
 
 
 class Columns(NamedTuple):
@@ -65,21 +65,24 @@ def runs(segments: int, count: int, size: int, itemsize: int, aligned: bool, blo
 
 
 @functools.lru_cache(maxsize=4096)
-def cluster(segments: int, count: int, size: int, itemsize: int, aligned: bool, tensors: int) -> Runs | None:
-    """The same where the blocks of a cluster share a segment, whose `tensors` they read twice; None: it is too long.
+def cluster(
+    segments: int, count: int, size: int, itemsize: int, aligned: bool, tensors: int, most: int
+) -> Runs | None:
+    """The same where a segment is a cluster's, of `most` blocks at most, which read `tensors` twice; None: too long.
 
-    What all clusters that run at a time have read is to be still in the cache.
+    Beyond what shared memory holds they find it in the cache, or have to read it again.
     """
     packs = packs_of(size, itemsize, aligned)
     total = count * packs
     blocks = 1
-    while blocks < CLUSTER and total > blocks * CLUSTER_PACKS // tensors:
+    while blocks < most and total > blocks * CLUSTER_PACKS // tensors:
         blocks *= 2
-    under_way = min(segments, 2 * MULTIPROCESSORS // blocks) * total * 16 * tensors
-    if under_way > CACHED or total // blocks > MOST_CLUSTER_PACKS:
+    each = ceil_div(total, blocks)
+    if each * tensors > (MOST_CLUSTER_PACKS if most > 1 else CLUSTER_PACKS):
         return None
-    block = min(CLUSTER_THREADS, max(64, ceil_div(total, blocks * PACKS * 32) * 32))
-    return Runs(segments * blocks, block, blocks, _packed(segments, count, size, blocks, packs))
+    block = min(CLUSTER_THREADS, max(64, ceil_div(each, PACKS * 32) * 32))
+    room = min(each, CLUSTER_ROOM // (16 * tensors)) if most > 1 else 0
+    return Runs(segments * blocks, block, blocks, _packed(segments, count, size, blocks, packs), room)
 
 
 def _packed(segments: int, count: int, size: int, parts: int, packs: int) -> np.ndarray:
@@ -106,14 +109,14 @@ def columns(rows: int, size: int, itemsize: int, aligned: bool, blocks: int) -> 
 
 
 @functools.lru_cache(maxsize=4096)
-def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool) -> Columns | None:
-    """The same where the blocks of a cluster share a tile, which they read twice; None: there are too many rows."""
-    if rows > CLUSTER_ROWS:
+def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: int) -> Columns | None:
+    """The same where a tile is a cluster's, of `most` blocks at most, which read it twice; None: too many rows."""
+    if rows > CLUSTER_ROWS * most // CLUSTER:
         return None
     tiles = ceil_div(size * itemsize, 16 * (CLUSTER_ALONG - (not (aligned and size * itemsize % 16 == 0))))
     across = CLUSTER_COLUMN_THREADS // CLUSTER_ALONG
     blocks = 1
-    while blocks < CLUSTER and rows > blocks * across * 2:
+    while blocks < most and rows > blocks * across * 2:
         blocks *= 2
     return Columns((tiles, blocks), (CLUSTER_ALONG, across))
 

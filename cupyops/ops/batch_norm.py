@@ -59,8 +59,9 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
     if matrix := _matrix(x):
         _forward_columns(x, weight, bias, y, kept, matrix, options)
     elif plan := _cluster(x, y, 1):
-        launch = batch_norm_fwd_cluster.configure(plan.grid, plan.block, cluster=plan.parts)
-        launch(x, weight, bias, y, *kept, plan.packed, *options, T=x.dtype)
+        shared = plan.room * 16
+        launch = batch_norm_fwd_cluster.configure(plan.grid, plan.block, shared=shared, cluster=_cluster_of(plan.parts))
+        launch(x, weight, bias, y, *kept, plan.packed, plan.room, *options, T=x.dtype)
     else:
         plan = _runs(x, y)
         parts = x.new_empty(plan.grid * 3, dtype=mean.dtype)
@@ -76,7 +77,7 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
 def _forward_columns(x, weight, bias, y, kept, matrix, options):
     (mean, rstd, *_), (wide, _, eps), (rows, size, pixels) = kept, options, matrix
     if plan := _column_cluster(x, *matrix):
-        launch = batch_norm_columns_fwd_cluster.configure(plan.grid, plan.block, cluster=(1, plan.parts, 1))
+        launch = batch_norm_columns_fwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
         return launch(x, weight, bias, y, *kept, rows, size, *options, T=x.dtype)
     plan = _columns(x, rows, size, segments.COLUMN_PARTS)
     parts = x.new_empty(plan.parts * size * 2, dtype=mean.dtype)
@@ -160,8 +161,9 @@ def _backward(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, wid
     like = x if grad_x is None else grad_x
     results = (grad_x, grad_weight, grad_bias)
     if training and (plan := _cluster(x, like, 2)):
-        launch = batch_norm_bwd_cluster.configure(plan.grid, plan.block, cluster=plan.parts)
-        return launch(grad_y, x, weight, *statistics[:2], *results, plan.packed, wide, T=x.dtype)
+        shared = plan.room * 32
+        launch = batch_norm_bwd_cluster.configure(plan.grid, plan.block, shared=shared, cluster=_cluster_of(plan.parts))
+        return launch(grad_y, x, weight, *statistics[:2], *results, plan.packed, plan.room, wide, T=x.dtype)
     plan = _runs(x, like)
     at_once, parts = _first_results(x, grad_x, grad_weight, grad_bias, training, plan.grid * 2)
     launch = batch_norm_bwd_sums[plan.grid, plan.block]
@@ -176,7 +178,7 @@ def _backward(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, wid
 def _backward_columns(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, matrix, wide, eps, training):
     rows, size, pixels = matrix
     if training and (plan := _column_cluster(x, *matrix)):
-        launch = batch_norm_columns_bwd_cluster.configure(plan.grid, plan.block, cluster=(1, plan.parts, 1))
+        launch = batch_norm_columns_bwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
         given = (grad_y, x, weight, *statistics[:2], grad_x, grad_weight, grad_bias, rows, size, wide)
         return launch(*given, T=x.dtype)
     plan = _columns(x, rows, size, segments.COLUMN_PARTS)
@@ -303,9 +305,7 @@ def _columns(like: Tensor, rows: int, size: int, blocks: int) -> segments.Column
 
 
 def _column_cluster(x: Tensor, rows: int, size: int, pixels: int) -> segments.Columns | None:
-    if pixels > 1 or not clusters.exist(x.device):
-        return None
-    return segments.cluster_columns(rows, size, x.element_size(), is_aligned(x))
+    return None if pixels > 1 else segments.cluster_columns(rows, size, x.element_size(), is_aligned(x), _most_blocks(x))
 
 
 def _runs(x: Tensor, like: Tensor, blocks: int = segments.BLOCKS) -> segments.Runs:
@@ -314,10 +314,19 @@ def _runs(x: Tensor, like: Tensor, blocks: int = segments.BLOCKS) -> segments.Ru
 
 
 def _cluster(x: Tensor, like: Tensor, tensors: int) -> segments.Runs | None:
-    if not clusters.exist(x.device):
-        return None
     aligned = is_aligned(x) and is_aligned(like)
-    return segments.cluster(x.shape[1], x.shape[0], spatial(x), x.element_size(), aligned, tensors)
+    return segments.cluster(
+        x.shape[1], x.shape[0], spatial(x), x.element_size(), aligned, tensors, _most_blocks(x)
+    )
+
+
+def _cluster_of(*blocks: int) -> tuple[int, ...] | None:
+    return blocks if blocks[-1] > 1 else None
+
+
+def _most_blocks(x: Tensor) -> int:
+    """Of a cluster."""
+    return segments.CLUSTER if clusters.exist(x.device) else 1
 
 
 def _refusal(x: Tensor) -> str | None:

@@ -20,7 +20,7 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import suggested_format
 from ..operator import operator
 
-PACKS = (1, 2, 4)  # that a thread holds of a group
+PACKS = (1, 2, 4, 8)  # that a thread holds of a group
 
 group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K>", T=FLOATING, K=PACKS)
 group_norm_moments = Kernel("group_norm.cu", "group_norm_moments<T>", T=FLOATING)
@@ -211,15 +211,15 @@ def _held(rows: int, size: int, itemsize: int, aligned: bool, in_clusters: bool,
     while blocks < segments.CLUSTER and in_clusters and total > blocks * PREFERRED:
         blocks *= 2
     each = ceil_div(total, blocks)
-    packs = next((k for k in PACKS if each <= (128 if k < PACKS[-1] else HELD_THREADS) * k), 0)
+    packs = next((k for k, most in MOST_HELD if each <= most), 0)
     if not packs or (rows * blocks < FEWEST and total > 4 * PREFERRED):
         return None
     return Held(packs, (ceil_div(each, 32 * packs) * 32, 1), blocks, rows * blocks)
 
 
 DOUBLE = False
-PREFERRED = 1024  # packs of a group that a block holds: more blocks find room
-HELD_THREADS = 512  # of a block that holds a group
+MOST_HELD = (1, 128), (2, 256), (4, 1024), (8, 2048)
+PREFERRED = 2048  # packs of a group that a block holds: more blocks find room
 FEWEST = 64  # blocks that are worth while
 
 
