@@ -137,6 +137,8 @@ __device__ __forceinline__ void store_gradient(const P& part, const Source<T>& g
 template <typename P, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ Moments<A> cluster_moments(const P& part, const Source<T>& x, Moments<A>* shared,
                                                          Moments<A>* all) {
+  x.fetch(part);
+  wait_for_groups<0>();
   share_in_cluster(block_merge(part_moments(part, x), shared), all);
   Moments<A> of = all[0];
   for (int i = 1; i < part.runs.parts; ++i) of.merge(all[i]);
@@ -155,21 +157,21 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
   extern __shared__ uint4 kept_packs[];
   __shared__ Moments<A> shared[kWarp], all[kMaxCluster];
   if (cluster_blocks() > 1) cluster_arrive();
-  const Source<T> first(x, kept_packs, room, false), again(x, kept_packs, room, true);
-  const long long c = blockIdx.x / runs.parts;
-  const int number = int(blockIdx.x % runs.parts);
+  const Source<T> source{x, kept_packs, room};
+  const long long c = runs.segment(blockIdx.x);
+  const int number = runs.part(blockIdx.x);
   const Parameters<T> parameters{weight, bias, wide};
   Moments<A> of;
   if (vectors_fit<kVecWidth<T>>(runs.size, x, y)) {
     const Part<T, true> part(runs, c, number, y);
-    of = cluster_moments(part, first, shared, all);
+    of = cluster_moments(part, source, shared, all);
     const auto affine = parameters.affine(c, {of.mean, of.rstd(eps)});
-    store_normalised(part, again, y, [&] { return affine; });
+    store_normalised(part, source, y, [&] { return affine; });
   } else {
     const Part<T, false> part(runs, c, number, y);
-    of = cluster_moments(part, first, shared, all);
+    of = cluster_moments(part, source, shared, all);
     const auto affine = parameters.affine(c, {of.mean, of.rstd(eps)});
-    store_normalised(part, again, y, [&] { return affine; });
+    store_normalised(part, source, y, [&] { return affine; });
   }
   if (number == 0 && threadIdx.x == 0) keep<T>(of, c, mean, rstd, running_mean, running_var, wide, momentum, eps);
 }
@@ -180,11 +182,11 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     batch_norm_moments(const T* __restrict__ x, acc_t<T>* __restrict__ parts, Runs runs) {
   __shared__ Moments<acc_t<T>> shared[kWarp];
-  const long long c = blockIdx.x / runs.parts;
-  const int number = int(blockIdx.x % runs.parts);
+  const long long c = runs.segment(blockIdx.x);
+  const int number = runs.part(blockIdx.x);
   Moments<acc_t<T>> of;
-  if (vectors_fit<kVecWidth<T>>(runs.size, x)) of = part_moments(Part<T, true>(runs, c, number, x), Source<T>(x));
-  else of = part_moments(Part<T, false>(runs, c, number, x), Source<T>(x));
+  if (vectors_fit<kVecWidth<T>>(runs.size, x)) of = part_moments(Part<T, true>(runs, c, number, x), Source<T>{x});
+  else of = part_moments(Part<T, false>(runs, c, number, x), Source<T>{x});
   of = block_merge(of, shared);
   if (threadIdx.x == 0) store_moments(parts + 3 * (long long)blockIdx.x, of);
 }
@@ -199,8 +201,9 @@ __global__ void __launch_bounds__(kThreads)
                    acc_t<T> momentum, acc_t<T> eps) {
   using A = acc_t<T>;
   __shared__ Moments<A> shared[kWarp];
-  const long long block = gridDim.x - 1 - (long long)blockIdx.x, c = block / runs.parts;
-  const int number = int(block % runs.parts);
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const long long c = runs.segment(block);
+  const int number = runs.part(block);
   const Parameters<T> parameters{weight, bias, wide};
   Pair<A> of = {};
   if (parts) {
@@ -213,30 +216,30 @@ __global__ void __launch_bounds__(kThreads)
   const auto affine = [&] {  // after the loads of x
     return parameters.affine(c, parts ? of : Statistics<T>{nullptr, nullptr, running_mean, running_var, wide, eps}[c]);
   };
-  if (vectors_fit<kVecWidth<T>>(runs.size, x, y)) store_normalised(Part<T, true>(runs, c, number, y), Source<T>(x), y, affine);
-  else store_normalised(Part<T, false>(runs, c, number, y), Source<T>(x), y, affine);
+  if (vectors_fit<kVecWidth<T>>(runs.size, x, y)) store_normalised(Part<T, true>(runs, c, number, y), Source<T>{x}, y, affine);
+  else store_normalised(Part<T, false>(runs, c, number, y), Source<T>{x}, y, affine);
 }
 
 template <typename P, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void cluster_backward(const P& part, const T* grad_y, const T* x, uint4* kept, int room,
                                                  const Parameters<T>& of, A mean, A rstd, T* grad_x, void* grad_weight,
                                                  void* grad_bias, long long c, Pair<A>* shared, Pair<A>* all) {
-  const auto source = [&](const T* tensor, int number, bool again) {
-    return Source<T>(tensor, kept + number * room, room, again);
-  };
-  const Pair<A> own = part_sums(part, source(grad_y, 0, false), source(x, 1, false), mean);
+  const Source<T> grads{grad_y, kept, room}, inputs{x, kept + room, room};
+  grads.fetch(part), inputs.fetch(part);
+  wait_for_groups<0>();
+  const Pair<A> own = part_sums(part, grads, inputs, mean);
   share_in_cluster(block_reduce<Sum>(own, shared), all);
   const Runs& runs = part.runs;
   Pair<A> sums = all[0];
   for (int i = 1; i < runs.parts; ++i) sums = sums + all[i];
   sums.second *= rstd;
-  if (blockIdx.x % runs.parts == 0 && threadIdx.x == 0) {
+  if (runs.part(blockIdx.x) == 0 && threadIdx.x == 0) {
     if (grad_weight) set<T>(grad_weight, c, of.wide, sums.second);
     if (grad_bias) set<T>(grad_bias, c, of.wide, sums.first);
   }
   if (!grad_x) return;
   const auto gradient = Gradient<A>::of(mean, rstd, of.factor(c), sums, A(runs.count * runs.size));
-  store_gradient(part, source(grad_y, 0, true), source(x, 1, true), grad_x, gradient);
+  store_gradient(part, grads, inputs, grad_x, gradient);
 }
 
 // Training: grad_x, grad_weight and grad_bias, each of which may be null. Grid and block: as batch_norm_fwd_cluster, with
@@ -250,8 +253,8 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
   extern __shared__ uint4 kept_packs[];
   __shared__ Pair<acc_t<T>> shared[kWarp], all[kMaxCluster];
   if (cluster_blocks() > 1) cluster_arrive();
-  const long long c = blockIdx.x / runs.parts;
-  const int number = int(blockIdx.x % runs.parts);
+  const long long c = runs.segment(blockIdx.x);
+  const int number = runs.part(blockIdx.x);
   const Parameters<T> of{weight, nullptr, wide};
   if (vectors_fit<kVecWidth<T>>(runs.size, grad_y, x, grad_x)) {
     cluster_backward(Part<T, true>(runs, c, number, x), grad_y, x, kept_packs, room, of, mean[c], rstd[c], grad_x,
@@ -290,15 +293,15 @@ __global__ void __launch_bounds__(kThreads)
                         T* __restrict__ grad_x, acc_t<T>* __restrict__ parts, Runs runs, int wide, acc_t<T> eps) {
   using A = acc_t<T>;
   __shared__ Pair<A> shared[kWarp];
-  const long long c = blockIdx.x / runs.parts;
-  const int number = int(blockIdx.x % runs.parts);
+  const long long c = runs.segment(blockIdx.x);
+  const int number = runs.part(blockIdx.x);
   const Pair<A> of = Statistics<T>{mean, rstd, running_mean, running_var, wide, eps}[c];
   const A scale = of.second * parameter<T>(weight, c, wide, A(1));
   Pair<A> sums;
   if (vectors_fit<kVecWidth<T>>(runs.size, grad_y, x, grad_x)) {
-    sums = sums_and_gradient(Part<T, true>(runs, c, number, x), Source<T>(grad_y), Source<T>(x), grad_x, of.first, scale);
+    sums = sums_and_gradient(Part<T, true>(runs, c, number, x), Source<T>{grad_y}, Source<T>{x}, grad_x, of.first, scale);
   } else {
-    sums = sums_and_gradient(Part<T, false>(runs, c, number, x), Source<T>(grad_y), Source<T>(x), grad_x, of.first, scale);
+    sums = sums_and_gradient(Part<T, false>(runs, c, number, x), Source<T>{grad_y}, Source<T>{x}, grad_x, of.first, scale);
   }
   if (!parts) return;
   sums = block_reduce<Sum>(sums, shared);
@@ -316,8 +319,9 @@ __global__ void __launch_bounds__(kThreads)
                    void* __restrict__ grad_bias, Runs runs, int wide) {
   using A = acc_t<T>;
   __shared__ Pair<A> shared[kWarp];
-  const long long block = gridDim.x - 1 - (long long)blockIdx.x, c = block / runs.parts;
-  const int number = int(block % runs.parts);
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const long long c = runs.segment(block);
+  const int number = runs.part(block);
   Pair<A> sums = {};
   for (int p = threadIdx.x; p < runs.parts; p += blockDim.x) {
     const A* at = parts + 2 * (c * runs.parts + p);
@@ -331,24 +335,16 @@ __global__ void __launch_bounds__(kThreads)
   const A w = parameter<T>(weight, c, wide, A(1)), count = A(runs.count * runs.size);
   const auto of = Gradient<A>::of(mean[c], rstd[c], w, sums, count);
   if (vectors_fit<kVecWidth<T>>(runs.size, grad_y, x, grad_x)) {
-    store_gradient(Part<T, true>(runs, c, number, grad_x), Source<T>(grad_y), Source<T>(x), grad_x, of);
+    store_gradient(Part<T, true>(runs, c, number, grad_x), Source<T>{grad_y}, Source<T>{x}, grad_x, of);
   } else {
-    store_gradient(Part<T, false>(runs, c, number, grad_x), Source<T>(grad_y), Source<T>(x), grad_x, of);
+    store_gradient(Part<T, false>(runs, c, number, grad_x), Source<T>{grad_y}, Source<T>{x}, grad_x, of);
   }
 }
 
 // --- columns: (m, c), or (n, c s) ---
 
 __device__ __forceinline__ long long channel_of(long long column, int pixels) {
-  return pixels == 1 ? column : int(column) / pixels;
-}
-
-// The moments of column i of this block's tile, of what share_columns has put there.
-template <typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Moments<A> tile_moments(const ColumnTile<T>& tile, int rows, const Pair<A>* shared, int i) {
-  return merged<A>(
-      min(rows, int(blockDim.y)), [&](int y) { return A((rows - y + blockDim.y - 1) / blockDim.y); },
-      [&](int y) { return shared[y * blockDim.x * tile.W + i]; });
+  return pixels == 1 ? column : unsigned(column) / unsigned(pixels);
 }
 
 // The sums of column i of this block's tile: in eight that a tree adds up, which is more exact than one after the other.
@@ -374,10 +370,9 @@ __global__ void __launch_bounds__(kColumnThreads)
   Pair<A> own[W] = {};
   column_moments(tile, x, own);
   share_columns(tile, own, shared);
-  const int here = int(rows_of(rows, gridDim.y, blockIdx.y));
   A* at = parts + 2 * blockIdx.y * size + tile.start;
   for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < tile.left; i += kColumnThreads) {
-    const Moments<A> of = tile_moments(tile, here, shared, i);
+    const Moments<A> of = tile_moments(tile, shared, i);
     at[i] = of.mean, at[size + i] = of.square;
   }
 }
@@ -403,9 +398,12 @@ __global__ void __launch_bounds__(kColumnThreads)
     scale[e] = grad_x ? of.second * parameter<T>(weight, c, wide, A(1)) : A(0);
   });
   Pair<A> sums[W] = {};
-  column_sums(tile, grad_y, x, mu, sums, [&](long long at, int there, const Pack<T>(&packs)[2][U]) {
-    if (!grad_x) return;
-    store_rows<U>(tile, grad_x, at, there, [&](int u, int e) { return packs[0][u][e] * scale[e]; });
+  const ColumnPacks<T> to(tile, grad_x);
+  column_sums(tile, grad_y, x, mu, sums, [&](int i, int there, const Pack<T>(&packs)[2][U]) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (grad_x && u < there) to.store(i + u, [&](int e) { return packs[0][u][e] * scale[e]; });
+    }
   });
   if (!parts) return;
 #pragma unroll
@@ -501,24 +499,33 @@ __global__ void __launch_bounds__(kFinished* kFinishers)
 template <bool BACK, typename T>
 __device__ __forceinline__ void store_normalised(const ColumnTile<T>& tile, const T* x, T* y,
                                                  const Affine<acc_t<T>> (&of)[kVecWidth<T>]) {
+  constexpr int U = kRowsAtOnce;
+  const ColumnPacks<T> to(tile, y);
   each_rows<BACK>(
       tile,
-      [&](long long at, int there, const Pack<T>(&packs)[1][kRowsAtOnce]) {
-        store_rows<kRowsAtOnce>(tile, y, at, there, [&](int u, int e) { return of[e](packs[0][u][e]); });
+      [&](int i, int there, const Pack<T>(&packs)[1][U]) {
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          if (u < there) to.store(i + u, [&](int e) { return of[e](packs[0][u][e]); });
+        }
       },
-      x);
+      ColumnPacks<T>(tile, x));
 }
 
 template <bool BACK, typename T>
 __device__ __forceinline__ void store_gradient(const ColumnTile<T>& tile, const T* grad_y, const T* x, T* grad_x,
                                                const Gradient<acc_t<T>> (&of)[kVecWidth<T>]) {
   constexpr int U = kRowsAtOnce / 2;
+  const ColumnPacks<T> to(tile, grad_x);
   each_rows<BACK>(
       tile,
-      [&](long long at, int there, const Pack<T>(&packs)[2][U]) {
-        store_rows<U>(tile, grad_x, at, there, [&](int u, int e) { return of[e](packs[0][u][e], packs[1][u][e]); });
+      [&](int i, int there, const Pack<T>(&packs)[2][U]) {
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          if (u < there) to.store(i + u, [&](int e) { return of[e](packs[0][u][e], packs[1][u][e]); });
+        }
       },
-      grad_y, x);
+      ColumnPacks<T>(tile, grad_y), ColumnPacks<T>(tile, x));
 }
 
 // y. mean and rstd, or running_mean and running_var; the others are null. Grid and block: as batch_norm_columns_moments.
@@ -584,6 +591,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   using A = acc_t<T>;
   constexpr int W = kVecWidth<T>, kColumns = kClusterAlong * W;
   __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
+  __shared__ Moments<A> parts[kColumnThreads / kColumns][kColumns];
   if (gridDim.y > 1) cluster_arrive();
   const Parameters<T> parameters{weight, bias, wide};
   const ColumnTile<T> tile(rows, size, blockIdx.y, x);
@@ -592,8 +600,15 @@ __global__ void __launch_bounds__(kColumnThreads)
   column_moments(tile, x, own);
   share_columns(tile, own, shared);
   if (gridDim.y > 1) cluster_wait();
+  const int groups = kColumnThreads / kColumns;
+  Moments<A> part = {};
+  if (thread % kColumns < tile.left) part = tile_moments(tile, shared, thread % kColumns, thread / kColumns, groups);
+  __syncthreads();
+  parts[thread / kColumns][thread % kColumns] = part;
+  __syncthreads();
   if (thread < tile.left) {
-    const Moments<A> of = tile_moments(tile, int(rows_of(rows, gridDim.y, blockIdx.y)), shared, thread);
+    Moments<A> of = parts[0][thread];
+    for (int i = 1; i < groups; ++i) of.merge(parts[i][thread]);
     share_tile(Pair<A>{of.mean, of.square}, all, kColumns, thread);
   }
   meet_tile();
@@ -631,7 +646,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   A mu[W] = {};
   tile.each([&](int e, long long c) { mu[e] = mean[c]; });
   Pair<A> own[W] = {};
-  column_sums(tile, grad_y, x, mu, own, [](long long, int, const Pack<T>(&)[2][kRowsAtOnce / 2]) {});
+  column_sums(tile, grad_y, x, mu, own, [](int, int, const Pack<T>(&)[2][kRowsAtOnce / 2]) {});
   share_columns(tile, own, shared);
   if (gridDim.y > 1) cluster_wait();
   if (thread < tile.left) share_tile(tile_sums(shared, kColumns, thread), all, kColumns, thread);

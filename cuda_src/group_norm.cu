@@ -302,8 +302,8 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     group_norm_moments(const T* __restrict__ x, acc_t<T>* __restrict__ parts, Runs runs) {
   __shared__ Moments<acc_t<T>> shared[kWarp];
-  const Part<T> part(runs, blockIdx.x / runs.parts, int(blockIdx.x % runs.parts), x);
-  const auto of = block_merge(part_moments(part, Source<T>(x)), shared);
+  const Part<T> part(runs, runs.segment(blockIdx.x), runs.part(blockIdx.x), x);
+  const auto of = block_merge(part_moments(part, Source<T>{x}), shared);
   if (threadIdx.x == 0) store_moments(parts + 3 * (long long)blockIdx.x, of);
 }
 
@@ -315,8 +315,9 @@ __global__ void __launch_bounds__(kThreads)
                         acc_t<T>* __restrict__ rstd, Runs runs, Groups groups, acc_t<T> eps) {
   using A = acc_t<T>;
   __shared__ Moments<A> shared[kWarp];
-  const long long block = gridDim.x - 1 - (long long)blockIdx.x, row = block / runs.parts;
-  const int number = int(block % runs.parts);
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const long long row = runs.segment(block);
+  const int number = runs.part(block);
   const Moments<A> of = block_merge_parts(parts + 3 * row * runs.parts, int(runs.parts), shared);
   const A r = of.rstd(eps);
   if (number == 0 && threadIdx.x == 0) mean[row] = of.mean, rstd[row] = r;
@@ -332,7 +333,7 @@ __global__ void __launch_bounds__(kThreads)
           part.put(y, places[u], normalised<false>(place, groups, row, packs[0][u], weight, bias, of.mean, r));
         }
       },
-      Source<T>(x));
+      Source<T>{x});
 }
 
 // g and h of each part of a plane, (planes, runs.parts, 2). Grid: ceil(planes x runs.parts / blockDim.y), where several
@@ -349,7 +350,7 @@ __global__ void __launch_bounds__(kThreads)
   Part<T> part(runs, plane, int(place % runs.parts), x);
   if (!live) part.begin = part.end = 0;
   const A mu = live ? mean[plane / channels] : A(0);
-  const Pair<A> of = row_reduce<Sum>(part_sums(part, Source<T>(grad_y), Source<T>(x), mu), shared);
+  const Pair<A> of = row_reduce<Sum>(part_sums(part, Source<T>{grad_y}, Source<T>{x}, mu), shared);
   if (threadIdx.x == 0 && live) sums[2 * place] = of.first, sums[2 * place + 1] = of.second * rstd[plane / channels];
 }
 
@@ -362,7 +363,8 @@ __global__ void __launch_bounds__(kThreads)
                         int count) {
   using A = acc_t<T>;
   __shared__ Pair<A> shared[kWarp];
-  const long long block = gridDim.x - 1 - (long long)blockIdx.x, row = block / runs.parts;
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const long long row = runs.segment(block);
   const int all = int(groups.channels) * count;
   const long long first = row % groups.count * groups.channels;
   Pair<A> total = {};
@@ -374,7 +376,7 @@ __global__ void __launch_bounds__(kThreads)
   const Pair<A> c{total.first / A(runs.size), total.second / A(runs.size)};
   const A mu = mean[row], r = rstd[row];
   using P = Part<T>;
-  const P part(runs, row, int(block % runs.parts), grad_x);
+  const P part(runs, row, runs.part(block), grad_x);
   each_packs<true>(
       part,
       [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[2][P::kAtOnce]) {
@@ -385,7 +387,7 @@ __global__ void __launch_bounds__(kThreads)
           part.put(grad_x, places[u], gradient<false>(place, groups, row, packs[0][u], packs[1][u], weight, mu, r, c));
         }
       },
-      Source<T>(grad_y), Source<T>(x));
+      Source<T>{grad_y}, Source<T>{x});
 }
 
 // grad_weight and grad_bias of the sums of planes, (images, channels, count, 2), added in order. Grid: ceil(channels /

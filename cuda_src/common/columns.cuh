@@ -22,25 +22,40 @@ constexpr int kColumnThreads = 256;
 #endif
 constexpr int kRowsAtOnce = ROWS;  // packs under way in a thread, of all tensors together
 
+// How many of `rows` rows are before part i, and in it: each part but the last ones has equally many.
+__device__ __forceinline__ long long rows_before(long long rows, int parts, int i) {
+  const long long each = rows < 1LL << 31 ? (unsigned(rows) + unsigned(parts) - 1) / unsigned(parts)
+                                          : (rows + parts - 1) / parts;
+  return min(i * each, rows);
+}
+
+__device__ __forceinline__ long long rows_of(long long rows, int parts, int i) {
+  return rows_before(rows, parts, i + 1) - rows_before(rows, parts, i);
+}
+
 // The columns of a block and the rows of its part; of those a thread's.
 template <typename T> struct ColumnTile {
   static constexpr int W = kVecWidth<T>;
-  long long rows, size, start;  // of the array; the tile's first column
-  long long row, end;  // this thread's first row; the end of the part's
+  long long size, start;  // of the array; the tile's first column
+  long long at, pitch;  // where this thread's first pack begins; how far apart its packs are
+  int count;  // of its packs
   int first, left;  // where in the tile this thread's first column is, which may be below 0; columns of the tile
+  int rows;  // of the part
+  bool inside;  // whether its packs lie in the array with all that is beside its columns
 
   // `like` is the tensor by whose boundaries packs are cut.
-  __device__ __forceinline__ ColumnTile(long long rows, long long size, int part, const T* like)
-      : rows(rows), size(size) {
+  __device__ __forceinline__ ColumnTile(long long all_rows, long long size, int part, const T* like) : size(size) {
     const bool whole = vectors_fit<W>(size, like);
     const int most = W * (blockDim.x - !whole);
     start = blockIdx.x * (long long)most;
     left = int(min(size - start, (long long)most));
-    const long long each = (rows + gridDim.y - 1) / gridDim.y, begin = min(part * each, rows);
-    end = min(begin + each, rows);
-    row = begin + threadIdx.y;
+    rows = int(rows_of(all_rows, gridDim.y, part));
+    const long long row = rows_before(all_rows, gridDim.y, part) + threadIdx.y;
     const int off = int(reinterpret_cast<unsigned long long>(like) / sizeof(T) % W);
     first = threadIdx.x * W - (whole ? 0 : int((row * size + start + off) % W));
+    count = any() && threadIdx.y < rows ? (rows - 1 - threadIdx.y) / blockDim.y + 1 : 0;
+    at = row * size + start + first, pitch = blockDim.y * size;
+    inside = at >= 0 && at + (count - 1) * pitch + W <= all_rows * size;
   }
 
   __device__ __forceinline__ bool has(int e) const { return first + e >= 0 && first + e < left; }
@@ -54,70 +69,64 @@ template <typename T> struct ColumnTile {
       if (has(e)) f(e, start + first + e);
     }
   }
+};
 
-  // Where this thread's pack of a row begins.
-  __device__ __forceinline__ long long at(long long row) const { return row * size + start + first; }
+// This thread's packs of a tensor: what is beside its columns may be anything.
+template <typename T> struct ColumnPacks {
+  static constexpr int W = kVecWidth<T>;
+  const ColumnTile<T>& tile;
+  T* begin;
+  bool loads, stores;  // of whole packs
 
-  // This thread's pack of a row; beside its columns it may be anything.
-  __device__ __forceinline__ Pack<T> load(const T* tensor, long long at) const {
-    if (is_aligned16(tensor + at) && at >= 0 && at + W <= rows * size) return load_aligned(tensor + at);
-    return load_one_by_one(tensor + at, -first, left - first);
+  __device__ __forceinline__ ColumnPacks(const ColumnTile<T>& tile, const T* tensor)
+      : tile(tile), begin(const_cast<T*>(tensor) + tile.at) {
+    const bool aligned = is_aligned16(begin);
+    loads = aligned && tile.inside, stores = aligned && tile.all();
   }
 
-  // f(e) to each of this thread's columns of a row.
-  template <typename F> __device__ __forceinline__ void store(T* tensor, long long at, F f) const {
-    if (all() && is_aligned16(tensor + at)) {
-      unsigned word[4];
-      round_to_words<T>(word, 0, f);
-      if (STREAM) __stcs(reinterpret_cast<uint4*>(tensor + at), make_uint4(word[0], word[1], word[2], word[3]));
-      else store_words(tensor + at, word[0], word[1], word[2], word[3]);
+  __device__ __forceinline__ Pack<T> load(int i) const {
+    const T* from = begin + i * tile.pitch;
+    if (loads) return load_aligned(from);
+    return load_one_by_one(from, -tile.first, tile.left - tile.first);
+  }
+
+  template <typename F> __device__ __forceinline__ void store(int i, F f) const {
+    Pack<T> pack;
+    round_to_words<T>(pack.word, 0, f);
+    T* to = begin + i * tile.pitch;
+    if (stores) {
+      store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
       return;
     }
 #pragma unroll
     for (int e = 0; e < W; ++e) {
-      if (has(e)) tensor[at + e] = from_acc<T>(f(e));
+      if (tile.has(e)) to[e] = element<T>(pack.word, e);
     }
-  }
-
-  // How many rows this thread has.
-  __device__ __forceinline__ int count() const {
-    return row < end ? int((end - row + blockDim.y - 1) / blockDim.y) : 0;
   }
 };
 
-// f(at, there, packs...) for U rows at a time of each tensor, the pack `at` of the first and so on, the first `there` of
-// which are; blockDim.y rows apart. With BACK from the end.
+// f(i, there, packs...) for U packs at a time of each tensor, number i and on, the first `there` of which are. With BACK
+// from the end.
 template <bool BACK = false, typename T, typename F, typename... Tensors>
-__device__ __forceinline__ void each_rows(const ColumnTile<T>& tile, F f, const Tensors*... tensors) {
-  constexpr int U = kRowsAtOnce / sizeof...(tensors);
-  if (!tile.any()) return;
-  const int count = tile.count(), steps = (count + U - 1) / U;
-  const long long pitch = blockDim.y * tile.size;
+__device__ __forceinline__ void each_rows(const ColumnTile<T>& tile, F f, const ColumnPacks<T>& tensor,
+                                          const Tensors&... more) {
+  constexpr int N = 1 + sizeof...(more), U = kRowsAtOnce / N;
+  const int steps = (tile.count + U - 1) / U;
 #pragma unroll 1
   for (int s = 0; s < steps; ++s) {
-    const int done = (BACK ? steps - 1 - s : s) * U;
-    const long long at = tile.at(tile.row) + done * pitch;
-    const int there = min(count - done, U);
-    Pack<T> packs[sizeof...(tensors)][U];
+    const int i = (BACK ? steps - 1 - s : s) * U, there = min(tile.count - i, U);
+    Pack<T> packs[N][U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      int t = 0;
-      ((packs[t++][u] = u < there ? tile.load(tensors, at + u * pitch) : Pack<T>{}), ...);
+      int t = 1;
+      packs[0][u] = u < there ? tensor.load(i + u) : Pack<T>{};
+      ((packs[t++][u] = u < there ? more.load(i + u) : Pack<T>{}), ...);
     }
-    f(at, there, packs);
+    f(i, there, packs);
   }
 }
 
-// f(u, e) to this thread's columns of the rows that each_rows is at.
-template <int U, typename T, typename F>
-__device__ __forceinline__ void store_rows(const ColumnTile<T>& tile, T* tensor, long long at, int there, F f) {
-#pragma unroll
-  for (int u = 0; u < U; ++u) {
-    if (u < there) tile.store(tensor, at + u * (blockDim.y * tile.size), [&](int e) { return f(u, e); });
-  }
-}
-
-// The moments of each of this thread's columns, each of tile.count() numbers.
+// The moments of each of this thread's columns, each of tile.count numbers.
 template <typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void column_moments(const ColumnTile<T>& tile, const T* x, Pair<A> (&result)[kVecWidth<T>]) {
   constexpr int U = kRowsAtOnce, W = kVecWidth<T>;
@@ -126,7 +135,7 @@ __device__ __forceinline__ void column_moments(const ColumnTile<T>& tile, const 
   A count = A(0);
   each_rows(
       tile,
-      [&](long long, int there, const Pack<T>(&packs)[1][U]) {
+      [&](int, int there, const Pack<T>(&packs)[1][U]) {
         if (steps == 0) {
 #pragma unroll
           for (int e = 0; e < W; ++e) {
@@ -136,21 +145,17 @@ __device__ __forceinline__ void column_moments(const ColumnTile<T>& tile, const 
             own[e].about = sum / A(there);
           }
         }
-        if (there == U) {
-          each_element<U, W>([&](int u, int e) { own[e].add(packs[0][u][e]); });
-        } else {
 #pragma unroll
-          for (int u = 0; u < U - 1; ++u) {
+        for (int u = 0; u < U; ++u) {
 #pragma unroll
-            for (int e = 0; e < W && u < there; ++e) own[e].add(packs[0][u][e]);
-          }
+          for (int e = 0; e < W && u < there; ++e) own[e].add(packs[0][u][e]);
         }
         count += A(there);
         if ((++steps & (steps - 1)) != 0) return;  // 1, 2, 4, 8 ...
 #pragma unroll
         for (int e = 0; e < W; ++e) own[e].draw_nearer(count);
       },
-      x);
+      ColumnPacks<T>(tile, x));
 #pragma unroll
   for (int e = 0; e < W; ++e) {
     const Moments<A> of = own[e].moments(count);
@@ -158,14 +163,14 @@ __device__ __forceinline__ void column_moments(const ColumnTile<T>& tile, const 
   }
 }
 
-// Sum(grad_y) and sum(grad_y (x - mean)) of each of this thread's columns; f(at, there, packs) besides.
+// sum(grad_y) and sum(grad_y (x - mean)) of each of this thread's columns; f(i, there, packs) besides.
 template <typename T, typename F, typename A = acc_t<T>>
 __device__ __forceinline__ void column_sums(const ColumnTile<T>& tile, const T* grad_y, const T* x,
                                             const A (&mean)[kVecWidth<T>], Pair<A> (&sums)[kVecWidth<T>], F f) {
   constexpr int U = kRowsAtOnce / 2, W = kVecWidth<T>;
   each_rows(
       tile,
-      [&](long long at, int there, const Pack<T>(&packs)[2][U]) {
+      [&](int i, int there, const Pack<T>(&packs)[2][U]) {
 #pragma unroll
         for (int e = 0; e < W; ++e) {
           Pair<A> own = {};
@@ -176,9 +181,9 @@ __device__ __forceinline__ void column_sums(const ColumnTile<T>& tile, const T* 
           }
           sums[e] = sums[e] + own;
         }
-        f(at, there, packs);
+        f(i, there, packs);
       },
-      grad_y, x);
+      ColumnPacks<T>(tile, grad_y), ColumnPacks<T>(tile, x));
 }
 
 // What each thread has for its columns put side by side: `shared` is (blockDim.y, blockDim.x W).
@@ -192,26 +197,34 @@ __device__ __forceinline__ void share_columns(const ColumnTile<T>& tile, const V
   __syncthreads();
 }
 
-// Groups of numbers made one: group i is of count_of(i) numbers, of(i) their mean and square.
+// Groups of numbers made one: group i is of count_of(i) numbers, of(i) their mean and square. The first is not empty, or
+// all are.
 template <typename A, typename Count, typename Of>
 __device__ __forceinline__ Moments<A> merged(int groups, Count count_of, Of of) {
-  A count = A(0), mean = A(0), square = A(0);
+  const A pivot = of(0).first;
+  A count = A(0), apart = A(0), square = A(0);
 #pragma unroll 8
-  for (int i = 0; i < groups; ++i) count += count_of(i);
+  for (int i = 0; i < groups; ++i) {
+    const A here = count_of(i);
+    count += here, apart += (of(i).first - pivot) * here;
+  }
   if (count == A(0)) return {};
-#pragma unroll 8
-  for (int i = 0; i < groups; ++i) mean += of(i).first * (count_of(i) / count);
+  const A mean = pivot + apart / count;
 #pragma unroll 8
   for (int i = 0; i < groups; ++i) {
     const Pair<A> one = of(i);
-    const A apart = one.first - mean;
-    square += one.second + apart * apart * count_of(i);
+    const A left = one.first - mean;
+    square += one.second + left * left * count_of(i);
   }
   return {count, mean, square};
 }
 
-// How many of `rows` rows are in part i, where each part but the last has equally many.
-__device__ __forceinline__ long long rows_of(long long rows, int parts, int i) {
-  const long long each = (rows + parts - 1) / parts;
-  return max(0LL, min(each, rows - i * each));
+// The moments of column i of a tile that share_columns has put side by side, those of threads y, y + step, ...
+template <typename T, typename A = acc_t<T>>
+__device__ __forceinline__ Moments<A> tile_moments(const ColumnTile<T>& tile, const Pair<A>* shared, int i, int y = 0,
+                                                   int step = 1) {
+  const int each = tile.rows / int(blockDim.y), more = tile.rows % int(blockDim.y), slab = blockDim.x * kVecWidth<T>;
+  return merged<A>(
+      (int(blockDim.y) - y + step - 1) / step, [&](int k) { return A(each + (y + k * step < more)); },
+      [&](int k) { return y + k * step < tile.rows ? shared[(y + k * step) * slab + i] : Pair<A>{}; });
 }

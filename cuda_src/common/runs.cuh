@@ -9,6 +9,7 @@
 // each.
 #pragma once
 
+#include "common/async.cuh"
 #include "common/centred.cuh"
 #include "common/divisor.cuh"
 #include "common/rows.cuh"
@@ -22,10 +23,13 @@
 
 struct Runs {
   long long count, size, stride;
-  long long parts;  // into which blocks share a segment
+  long long parts, each;  // into which blocks share a segment, and the packs of each but the last ones
   long long total;  // packs of a segment, count * packs.divisor; less than 2^31
   long long elements;  // of the array
   Divisor packs;  // of a run, those included that only some runs have
+
+  __device__ __forceinline__ unsigned segment(unsigned block) const { return block / unsigned(parts); }
+  __device__ __forceinline__ int part(unsigned block) const { return int(block % unsigned(parts)); }
 };
 
 // A pack: where its first element would be, counted from the tensor's first, which elements of it are the run's, and the
@@ -38,20 +42,49 @@ struct Place {
   __device__ __forceinline__ bool whole(int width) const { return last - first == width; }
 };
 
-// The elements `first` to `last` - 1 of a pack, one after the other: for the few that are not whole, in little code.
+// Packs of which some elements alone are there take them one after the other, in little code: as element 0, of a pack
+// that is shifted.
+template <typename T> __device__ __forceinline__ void shift_down(Pack<T>& pack) {
+  unsigned(&word)[4] = pack.word;
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) word[i] = __funnelshift_r(word[i], word[i + 1], 16);
+    word[3] >>= 16;
+  } else {
+    constexpr int kBy = sizeof(T) / 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word[i] = i + kBy < 4 ? word[i + kBy] : 0;
+  }
+}
+
+template <typename T> __device__ __forceinline__ void shift_up(Pack<T>& pack) {
+  unsigned(&word)[4] = pack.word;
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int i = 3; i > 0; --i) word[i] = __funnelshift_l(word[i - 1], word[i], 16);
+    word[0] <<= 16;
+  } else {
+    constexpr int kBy = sizeof(T) / 4;
+#pragma unroll
+    for (int i = 3; i >= 0; --i) word[i] = i >= kBy ? word[i - kBy] : 0;
+  }
+}
+
+// f(element...) for the elements `first` to `last` - 1.
+template <typename F, typename... Packs>
+__device__ __forceinline__ void one_by_one(int first, int last, F f, Packs... packs) {
+#pragma unroll 1
+  for (int e = 0; e < last; ++e) {
+    if (e >= first) f(packs[0]...);
+    (shift_down(packs), ...);
+  }
+}
+
 template <typename T> __device__ __forceinline__ Pack<T> load_one_by_one(const T* from, int first, int last) {
   Pack<T> pack = {};
 #pragma unroll 1
   for (int e = kVecWidth<T> - 1; e >= 0; --e) {
-    unsigned(&word)[4] = pack.word;
-    if constexpr (sizeof(T) == 8) {
-      word[3] = word[1], word[2] = word[0];
-    } else {
-#pragma unroll
-      for (int i = 3; i > 0; --i) word[i] = sizeof(T) == 4 ? word[i - 1] : __funnelshift_l(word[i - 1], word[i], 16);
-    }
-    word[0] = sizeof(T) == 2 ? word[0] << 16 : 0;
-    if constexpr (sizeof(T) == 8) word[1] = 0;
+    shift_up(pack);
     if (first <= e && e < last) pack.set(0, from[e]);
   }
   return pack;
@@ -60,15 +93,8 @@ template <typename T> __device__ __forceinline__ Pack<T> load_one_by_one(const T
 template <typename T> __device__ __forceinline__ void store_one_by_one(T* to, Pack<T> pack, int first, int last) {
 #pragma unroll 1
   for (int e = 0; e < kVecWidth<T>; ++e) {
-    unsigned(&word)[4] = pack.word;
-    if (first <= e && e < last) to[e] = element<T>(word, 0);
-    if constexpr (sizeof(T) == 8) {
-      word[0] = word[2], word[1] = word[3];
-    } else {
-#pragma unroll
-      for (int i = 0; i < 3; ++i) word[i] = sizeof(T) == 4 ? word[i + 1] : __funnelshift_r(word[i], word[i + 1], 16);
-      if (sizeof(T) == 2) word[3] >>= 16;
-    }
+    if (first <= e && e < last) to[e] = element<T>(pack.word, 0);
+    shift_down(pack);
   }
 }
 
@@ -85,9 +111,8 @@ template <typename T, bool WHOLE = false> struct Part {
   __device__ __forceinline__ Part(const Runs& runs, long long segment, int part, const T* like)
       : runs(runs), base(segment * runs.size) {
     off = int(reinterpret_cast<unsigned long long>(like) / sizeof(T) % W);
-    const int each = int((runs.total + runs.parts - 1) / runs.parts);
-    begin = int(min(part * (long long)each, runs.total));
-    end = int(min(begin + (long long)each, runs.total));
+    begin = int(min(part * runs.each, runs.total));
+    end = int(min(begin + runs.each, runs.total));
   }
 
   // Pack i, of which nothing is there where i is not in the part.
@@ -127,25 +152,31 @@ template <typename T, bool WHOLE = false> struct Part {
   }
 };
 
-// A tensor, and of a part's packs as many as there is room for in shared memory: kept there when it is first read, each by
-// the thread that reads it again.
+// A tensor, and in shared memory as many of a part's packs as there is room for, each for the thread that fetched it.
 template <typename T> struct Source {
   const T* tensor;
-  uint4* room;
-  int count;
-  bool kept;
+  uint4* room = nullptr;
+  int count = 0;
 
-  __device__ __forceinline__ Source(const T* tensor) : tensor(tensor), room(nullptr), count(0), kept(false) {}
-  __device__ __forceinline__ Source(const T* tensor, uint4* room, int count, bool kept)
-      : tensor(tensor), room(room), count(count), kept(kept) {}
+  // All of them under way at once, and waited for.
+  template <typename P> __device__ __forceinline__ void fetch(const P& part) const {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+      const Place place = part[part.begin + i];
+      const T* from = tensor + place.at;
+      if (place.whole(P::W) && is_aligned16(from)) {
+        fetch16(room + i, from);
+      } else {
+        const Pack<T> pack = part.load(tensor, place);
+        room[i] = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+      }
+    }
+    end_group();
+  }
 
   template <typename P> __device__ __forceinline__ Pack<T> load(const P& part, const Place& place, int i) const {
-    if (!kept || i - part.begin >= count) return part.load(tensor, place);
+    if (i - part.begin >= count) return part.load(tensor, place);
     const uint4 words = room[i - part.begin];
     return {words.x, words.y, words.z, words.w};
-  }
-  __device__ __forceinline__ void keep(int i, const Pack<T>& pack) const {
-    if (!kept && i < count) room[i] = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
   }
 };
 
@@ -163,46 +194,25 @@ __device__ __forceinline__ void each_packs(const P& part, F f, const Source<T>& 
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const int at = i + u * blockDim.x;
+      int t = 1;
       places[u] = part[at];
       packs[0][u] = source.load(part, places[u], at);
-      int t = 1;
       ((packs[t++][u] = more.load(part, places[u], at)), ...);
-    }
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      const int at = i + u * blockDim.x - part.begin;
-      source.keep(at, packs[0][u]);
-      int t = 1;
-      (more.keep(at, packs[t++][u]), ...);
     }
     f(places, packs);
   }
 }
 
-template <int U> __device__ __forceinline__ bool all_whole(const Place (&places)[U], int width) {
-  bool whole = true;
-#pragma unroll
-  for (int u = 0; u < U; ++u) whole = whole && places[u].whole(width);
-  return whole;
-}
-
-// Adds what is there of U packs.
-template <bool ALL, typename T, int U, typename A>
-__device__ __forceinline__ void add_packs(Centred<A>& own, A& count, const Place (&places)[U],
-                                          const Pack<T> (&packs)[U]) {
+// f(e, packs...) for the elements of packs that are there; where some are not, one after the other, as element 0.
+template <typename T, typename F, typename... Packs>
+__device__ __forceinline__ void each_there(const Place& place, F f, const Pack<T>& pack, const Packs&... more) {
   constexpr int W = kVecWidth<T>;
-  const auto there = [&](int u, int e) { return ALL || places[u].has(e); };
-  A added = A(ALL ? U * W : 0);
+  if (place.whole(W)) {
 #pragma unroll
-  for (int u = 0; u < U && !ALL; ++u) added += places[u].last - places[u].first;
-  if (count == A(0) && added > A(0)) {
-    own.about = reduce_elements<Sum, U, W>([&](int u, int e) { return there(u, e) ? packs[u][e] : A(0); }) / added;
+    for (int e = 0; e < W; ++e) f(pack[e], more[e]...);
+  } else {
+    one_by_one(place.first, place.last, f, pack, more...);
   }
-  count += added;
-  each_element<U, W>([&](int u, int e) {
-    const A apart = there(u, e) ? packs[u][e] - own.about : A(0);
-    own.sum += apart, own.squares += apart * apart;
-  });
 }
 
 // The moments of this thread's packs of a part.
@@ -215,8 +225,17 @@ template <typename P, typename T> __device__ __forceinline__ Moments<acc_t<T>> p
   each_packs(
       part,
       [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[1][P::kAtOnce]) {
-        if (all_whole(places, kVecWidth<T>)) add_packs<true>(own, count, places, packs[0]);
-        else add_packs<false>(own, count, places, packs[0]);
+#pragma unroll
+        for (int u = 0; u < P::kAtOnce; ++u) {
+          const A there = A(places[u].last - places[u].first);
+          if (count == A(0) && there > A(0)) {
+            A sum = A(0);
+            each_there(places[u], [&](A value) { sum += value; }, packs[0][u]);
+            own.about = sum / there;
+          }
+          each_there(places[u], [&](A value) { own.add(value); }, packs[0][u]);
+          count += there;
+        }
         if ((++steps & (steps - 1)) == 0 && count > A(0)) own.draw_nearer(count);  // 1, 2, 4, 8 ...
       },
       x);
@@ -227,16 +246,10 @@ template <typename P, typename T> __device__ __forceinline__ Moments<acc_t<T>> p
 template <typename T, int U, typename A>
 __device__ __forceinline__ void add_products(Pair<A>& sums, const Place (&places)[U], const Pack<T> (&grad_y)[U],
                                              const Pack<T> (&x)[U], A mean) {
-  constexpr int W = kVecWidth<T>;
   Pair<A> own = {};  // added up apart: in a very long segment the sum so far is large
-  if (all_whole(places, W)) {
-    each_element<U, W>([&](int u, int e) {
-      own.first += grad_y[u][e], own.second += grad_y[u][e] * (x[u][e] - mean);
-    });
-  } else {
-    each_element<U, W>([&](int u, int e) {
-      if (places[u].has(e)) own.first += grad_y[u][e], own.second += grad_y[u][e] * (x[u][e] - mean);
-    });
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    each_there(places[u], [&](A g, A value) { own.first += g, own.second += g * (value - mean); }, grad_y[u], x[u]);
   }
   sums = sums + own;
 }

@@ -86,7 +86,11 @@ def cluster(
 
 
 def _packed(segments: int, count: int, size: int, parts: int, packs: int) -> np.ndarray:
-    numbers = [count, size, segments * size, parts, count * packs, segments * count * size, *divisor(packs)]
+    total = count * packs
+    numbers = [
+        *(count, size, segments * size, parts, ceil_div(total, parts)),
+        *(total, segments * count * size, *divisor(packs)),
+    ]
     return np.array(numbers, dtype=np.int64)
 
 
