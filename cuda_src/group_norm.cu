@@ -14,12 +14,10 @@
 #include "common/cluster.cuh"
 #include "common/runs.cuh"
 
-#ifndef GENERAL
-#define GENERAL 0
-#endif
 constexpr int kThreads = 256;
 constexpr int kHeldThreads = 512;
-constexpr int kMostFinishers = 32;
+constexpr int kFinished = 8;  // channels of a block that adds up their parts
+constexpr int kMostFinishers = 128;
 
 struct Groups {
   long long count, channels;  // groups of an image, channels of a group
@@ -32,12 +30,13 @@ struct Groups {
 struct InGroup {
   int at, first, last;
 
-  // f(c, from, to) for each channel c of the group that has elements there: from <= e < to. Mostly one, and with ONE
-  // always.
+  // f(c, from, to) for each channel c of the group that has elements there: those of from <= e < to, and others where it
+  // is the only one, as it mostly is, and with ONE always.
   template <bool ONE, typename F> __device__ __forceinline__ void each_channel(const Groups& groups, F f) const {
     if constexpr (ONE) return f(groups.plane.divide(at), 0, 16);
     int c = groups.plane.divide(at + first), from = first, plane = int(groups.plane.divisor);
     int border = (c + 1) * plane - at;
+    if (border >= last) return f(c, 0, 16);
 #pragma unroll 1
     while (from < last) {
       f(c, from, min(border, last));
@@ -122,8 +121,16 @@ template <int K, typename T, bool WHOLE> struct Held {
     for (int k = 0; k < K; ++k) {
       const int i = tile.index(k, 0);
       packs[k] = Pack<T>{};
-      if (WHOLE ? tile.any(i) : tile.all(i) && is_aligned16(from + i)) packs[k] = load_aligned(from + i);
-      else if (!WHOLE && tile.any(i)) packs[k] = load_one_by_one(from + i, tile.begin - i, tile.left - i);
+      if (!tile.any(i)) continue;
+      if (WHOLE || (i >= tile.low && i + W <= tile.high && is_aligned16(from + i))) packs[k] = load_aligned(from + i);
+      else packs[k] = load_one_by_one(from + i, tile.begin - i, tile.left - i);
+    }
+    if constexpr (!WHOLE) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int i = tile.index(k, 0);
+        if (tile.any(i) && !tile.all(i)) packs[k] = masked(tile, packs[k], i, from_acc<T>(0));
+      }
     }
   }
   __device__ __forceinline__ void store(T* tensor, int k, const Pack<T>& pack) const {
@@ -131,8 +138,11 @@ template <int K, typename T, bool WHOLE> struct Held {
     T* to = tensor + row * size + start + i;
     if (WHOLE || (tile.all(i) && is_aligned16(to))) {
       store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
-    } else {
-      store_one_by_one(to, pack, tile.begin - i, tile.left - i);
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < W; ++e) {
+      if (tile.template all<1>(i + e)) to[e] = element<T>(pack.word, e);
     }
   }
   __device__ __forceinline__ InGroup place(int k) const {
@@ -176,19 +186,15 @@ __device__ __forceinline__ void forward_row(Threads& threads, const T* x, const 
 // Grid: ceil(rows / blockDim.y), or a cluster for each row. Block: (threads of a row, rows): see rows.cuh; K packs in each
 // thread hold a row, or a block's part of it. mean and rstd are kept for backward, one number for each row. weight and
 // bias may be null.
-template <typename T, int K>
-__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 3 : K == 4 ? 2 : 1)
+template <typename T, int K, bool WHOLE>
+__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 3 : 1)
     group_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, Groups groups, long long rows,
                    long long size, acc_t<T> eps) {
   using Threads = RowThreads<Pair<acc_t<T>>, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  if (!GENERAL && vectors_fit<kVecWidth<T>>(groups.plane.divisor, x, y)) {
-    forward_row<true, K>(threads, x, weight, bias, y, mean, rstd, groups, rows, size, eps);
-  } else {
-    forward_row<false, K>(threads, x, weight, bias, y, mean, rstd, groups, rows, size, eps);
-  }
+  forward_row<WHOLE, K>(threads, x, weight, bias, y, mean, rstd, groups, rows, size, eps);
 }
 
 // What packs hold of channels, in shared memory: of the channel in which a pack begins, and of the next, if it reaches
@@ -277,7 +283,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
 // g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: two pairs for each
 // pack that a block holds. weight and grad_x may be null.
-template <typename T, int K>
+template <typename T, int K, bool WHOLE>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
@@ -288,11 +294,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   __shared__ typename Threads::Room room;
   Threads threads(room);
   Pair<A>* shared = reinterpret_cast<Pair<A>*>(bytes);
-  if (!GENERAL && vectors_fit<kVecWidth<T>>(groups.plane.divisor, grad_y, x, grad_x)) {
-    backward_row<true, K>(threads, shared, grad_y, x, weight, mean, rstd, grad_x, sums, groups, rows, size, lanes);
-  } else {
-    backward_row<false, K>(threads, shared, grad_y, x, weight, mean, rstd, grad_x, sums, groups, rows, size, lanes);
-  }
+  backward_row<WHOLE, K>(threads, shared, grad_y, x, weight, mean, rstd, grad_x, sums, groups, rows, size, lanes);
 }
 
 // --- groups that are not ---
@@ -390,25 +392,31 @@ __global__ void __launch_bounds__(kThreads)
       Source<T>{grad_y}, Source<T>{x});
 }
 
-// grad_weight and grad_bias of the sums of planes, (images, channels, count, 2), added in order. Grid: ceil(channels /
-// kWarp). Block: (kWarp, at most kMostFinishers): channels by threadIdx.x, parts dealt out over threadIdx.y. Each gradient
-// may be null.
+// grad_weight and grad_bias of the sums of planes, (images, channels, count, 2), added in a fixed order. Grid:
+// ceil(channels / kFinished). Block: (kFinished, a power of two, at most kMostFinishers): channels by threadIdx.x, parts
+// dealt out over threadIdx.y. Each gradient may be null.
 template <typename T>
-__global__ void __launch_bounds__(kWarp* kMostFinishers)
+__global__ void __launch_bounds__(kFinished* kMostFinishers)
     group_norm_bwd_parameters(const acc_t<T>* __restrict__ sums, T* __restrict__ grad_weight, T* __restrict__ grad_bias,
                               long long images, long long channels, int count) {
   using A = acc_t<T>;
-  __shared__ Pair<A> shared[kMostFinishers][kWarp];
-  const long long c = blockIdx.x * (long long)kWarp + threadIdx.x;
+  __shared__ Pair<A> shared[kMostFinishers][kFinished];
+  const long long c = blockIdx.x * (long long)kFinished + threadIdx.x;
   Pair<A> own = {};
-  for (long long i = threadIdx.y; c < channels && i < images * count; i += blockDim.y) {
-    const A* at = sums + 2 * ((i / count * channels + c) * count + i % count);
-    own = own + Pair<A>{at[0], at[1]};
+  for (int part = 0; c < channels && part < count; ++part) {
+#pragma unroll 8
+    for (long long image = threadIdx.y; image < images; image += blockDim.y) {
+      const A* at = sums + 2 * ((image * channels + c) * count + part);
+      own = own + Pair<A>{at[0], at[1]};
+    }
   }
-  shared[threadIdx.y][threadIdx.x] = own;
-  __syncthreads();
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    shared[threadIdx.y][threadIdx.x] = own;
+    __syncthreads();
+    if (threadIdx.y < half) own = own + shared[threadIdx.y + half][threadIdx.x];
+    __syncthreads();
+  }
   if (threadIdx.y > 0 || c >= channels) return;
-  for (int y = 1; y < blockDim.y; ++y) own = own + shared[y][threadIdx.x];
   if (grad_weight) grad_weight[c] = from_acc<T>(own.second);
   if (grad_bias) grad_bias[c] = from_acc<T>(own.first);
 }

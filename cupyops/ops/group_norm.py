@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +20,13 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import suggested_format
 from ..operator import operator
 
-PACKS = (1, 2, 4, 8)  # that a thread holds of a group
+MOST_HELD = {True: ((1, 128), (2, 256), (4, 1024), (8, 2048)), False: ((1, 128), (2, 256), (4, 2048))}
+HELD: dict[str, Any] = {"T": FLOATING, "K": (1, 2, 4, 8), "WHOLE": (False, True), "where": lambda T, K, WHOLE: WHOLE or K < 8}
 
-group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K>", T=FLOATING, K=PACKS)
+group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K, WHOLE>", **HELD)
 group_norm_moments = Kernel("group_norm.cu", "group_norm_moments<T>", T=FLOATING)
 group_norm_fwd_wide = Kernel("group_norm.cu", "group_norm_fwd_wide<T>", T=FLOATING)
-group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K>", T=FLOATING, K=PACKS)
+group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K, WHOLE>", **HELD)
 group_norm_bwd_sums = Kernel("group_norm.cu", "group_norm_bwd_sums<T>", T=FLOATING)
 group_norm_bwd_wide = Kernel("group_norm.cu", "group_norm_bwd_wide<T>", T=FLOATING)
 group_norm_bwd_parameters = Kernel("group_norm.cu", "group_norm_bwd_parameters<T>", T=FLOATING)
@@ -63,9 +64,10 @@ def _(x, num_groups, weight, bias, eps):
     size = x.shape[1] // num_groups * spatial(x)
     aligned = is_aligned(x) and is_aligned(y)
     division = _groups(num_groups, x.shape[1] // num_groups, spatial(x))
-    if held := _held(rows, size, x.element_size(), aligned, clusters.exist(x.device), 1):
+    whole = aligned and spatial(x) * x.element_size() % 16 == 0
+    if held := _held(rows, size, x.element_size(), aligned, whole, clusters.exist(x.device)):
         args = (x, weight, bias, y, mean, rstd, division, rows, size, eps)
-        held.launch(group_norm_fwd)(*args, T=x.dtype, K=held.packs)
+        held.launch(group_norm_fwd)(*args, T=x.dtype, K=held.packs, WHOLE=whole)
     else:
         plan = segments.runs(rows, 1, size, x.element_size(), aligned)
         parts = x.new_empty(plan.grid * 3, dtype=mean.dtype)
@@ -87,8 +89,8 @@ def _(saved, grad_y, x, num_groups, weight, bias, needs_grad):
         sums, count = _sum_planes(grad_y, x, num_groups, weight, saved, grad_x)
         if grad_weight is not None or grad_bias is not None:
             images, channels = x.shape[:2]
-            block = (32, 32 if images * count > 32 else 8)
-            launch = group_norm_bwd_parameters[ceil_div(channels, 32), block]
+            block = (8, min(128, max(8, 1 << (images - 1).bit_length())))
+            launch = group_norm_bwd_parameters[ceil_div(channels, 8), block]
             launch(sums, grad_weight, grad_bias, images, channels, count, T=x.dtype)
     elif grad_weight is not None and is_empty(x) and x.shape[0]:
         grad_weight.fill_(float("nan"))  # images without pixels: 0 times their rstd, which is NaN
@@ -101,14 +103,14 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     aligned = is_aligned(x) and is_aligned(grad_y) and (grad_x is None or is_aligned(grad_x))
     rows, size, itemsize = images * num_groups, channels // num_groups * pixels, x.element_size()
     division = _groups(num_groups, channels // num_groups, pixels)
-    held = pixels * itemsize >= 16 and _held(rows, size, itemsize, aligned, clusters.exist(x.device), 2)
+    whole = aligned and pixels * itemsize % 16 == 0
+    held = pixels * itemsize >= 16 and _held(rows, size, itemsize, aligned, whole, clusters.exist(x.device))
     if held:
         sums = x.new_empty(images * channels * held.blocks * 2, dtype=saved[0].dtype)
-        whole = aligned and pixels * itemsize % 16 == 0 and not DOUBLE
         pairs = held.packs * held.block[0] * held.block[1] * (1 if whole else 2)
         lanes = min(32, held.block[0] & -held.block[0], 1 << (pixels * itemsize // 64).bit_length())
         args = (grad_y, x, weight, *saved, grad_x, sums, division, rows, size, lanes)
-        held.launch(group_norm_bwd, pairs * 2 * saved[0].element_size())(*args, T=x.dtype, K=held.packs)
+        held.launch(group_norm_bwd, pairs * 2 * saved[0].element_size())(*args, T=x.dtype, K=held.packs, WHOLE=whole)
         return sums, held.blocks
     planes = _planes(images * channels, pixels, itemsize, aligned)
     sums = x.new_empty(images * channels * planes.parts * 2, dtype=saved[0].dtype)
@@ -201,24 +203,24 @@ class Held(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _held(rows: int, size: int, itemsize: int, aligned: bool, in_clusters: bool, tensors: int) -> Held | None:
+def _held(rows: int, size: int, itemsize: int, aligned: bool, whole: bool, in_clusters: bool) -> Held | None:
     """None: a group is too long, or there are so few that more blocks are to share each."""
     total = segments.packs_of(size, itemsize, aligned)
     if total <= 32:
-        threads = 1 << (total - 1).bit_length()
-        return Held(1, (threads, 128 // threads), 1, ceil_div(rows, 128 // threads))
+        packs = SMALL_PACKS if total > 8 else 1
+        threads = 1 << (ceil_div(total, packs) - 1).bit_length()
+        return Held(packs, (threads, 128 // threads), 1, ceil_div(rows, 128 // threads))
     blocks = 1
     while blocks < segments.CLUSTER and in_clusters and total > blocks * PREFERRED:
         blocks *= 2
     each = ceil_div(total, blocks)
-    packs = next((k for k, most in MOST_HELD if each <= most), 0)
+    packs = next((k for k, most in MOST_HELD[whole] if each <= most), 0)
     if not packs or (rows * blocks < FEWEST and total > 4 * PREFERRED):
         return None
     return Held(packs, (ceil_div(each, 32 * packs) * 32, 1), blocks, rows * blocks)
 
 
-DOUBLE = False
-MOST_HELD = (1, 128), (2, 256), (4, 1024), (8, 2048)
+SMALL_PACKS = 2
 PREFERRED = 2048  # packs of a group that a block holds: more blocks find room
 FEWEST = 64  # blocks that are worth while
 
