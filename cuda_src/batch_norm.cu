@@ -16,7 +16,7 @@
 //
 // Bytes per element: training forward 2 x sizeof(T) (3 without clusters), backward 3 x sizeof(T) (5); else forward
 // 2 x sizeof(T), backward 3 x sizeof(T). About 8 flops forward, 10 backward.
-#include "common/cluster.cuh"
+#include "common/batch_norm.cuh"
 #include "common/columns.cuh"
 #include "common/runs.cuh"
 
@@ -25,175 +25,76 @@ constexpr int kClusterThreads = 512;
 constexpr int kFinishers = 32;  // threads that share the parts of a channel
 constexpr int kFinished = 8;  // channels of a block that combines parts
 
-// Element c of a parameter, or what stands for one that is not there.
-template <typename T>
-__device__ __forceinline__ acc_t<T> parameter(const void* values, long long c, int wide, acc_t<T> otherwise) {
-  if (!values) return otherwise;
-  return wide ? acc_t<T>(static_cast<const float*>(values)[c]) : to_acc(static_cast<const T*>(values)[c]);
-}
-
-template <typename T> __device__ __forceinline__ void set(void* values, long long c, int wide, acc_t<T> value) {
-  if (wide) static_cast<float*>(values)[c] = float(value);
-  else static_cast<T*>(values)[c] = from_acc<T>(value);
-}
-
-// Mean and rstd of a channel, as kept (training), or of the running statistics.
-template <typename T> struct Statistics {
-  const acc_t<T>*mean, *rstd;
-  const void *running_mean, *running_var;
-  int wide;
-  acc_t<T> eps;
-
-  __device__ __forceinline__ Pair<acc_t<T>> operator[](long long c) const {
-    using A = acc_t<T>;
-    if (mean) return {mean[c], rstd[c]};
-    return {parameter<T>(running_mean, c, wide, A(0)), inverse_sqrt(parameter<T>(running_var, c, wide, A(1)) + eps)};
-  }
-};
-
-// The running statistics a step on, and what is kept for backward.
-template <typename T>
-__device__ __forceinline__ void keep(const Moments<acc_t<T>>& of, long long c, acc_t<T>* mean, acc_t<T>* rstd,
-                                     void* running_mean, void* running_var, int wide, acc_t<T> momentum, acc_t<T> eps) {
-  using A = acc_t<T>;
-  mean[c] = of.mean, rstd[c] = of.rstd(eps);
-  const auto step = [&](void* values, A value) {
-    if (values) set<T>(values, c, wide, (A(1) - momentum) * parameter<T>(values, c, wide, A(0)) + momentum * value);
-  };
-  step(running_mean, of.mean);
-  step(running_var, of.square / (of.count - A(1)));
-}
-
-
-// (x - mean) scale + shift
-template <typename A> struct Affine {
-  A mean, scale, shift;
-  __device__ __forceinline__ A operator()(A x) const { return (x - mean) * scale + shift; }
-};
-
-template <typename T> struct Parameters {
-  const void *weight, *bias;
-  int wide;
-
-  __device__ __forceinline__ acc_t<T> factor(long long c) const { return parameter<T>(weight, c, wide, acc_t<T>(1)); }
-  __device__ __forceinline__ Affine<acc_t<T>> affine(long long c, Pair<acc_t<T>> statistics) const {
-    return {statistics.first, statistics.second * factor(c), parameter<T>(bias, c, wide, acc_t<T>(0))};
-  }
-};
-
-// scale (grad_y - c2 - (x - mean) slope),   slope = rstd c1
-template <typename A> struct Gradient {
-  A mean, scale, slope, c2;
-
-  // Of a channel's sum(grad_y) and sum(grad_y xhat) over `count`.
-  static __device__ __forceinline__ Gradient of(A mean, A rstd, A weight, Pair<A> sums, A count) {
-    return {mean, rstd * weight, rstd * (sums.second / count), sums.first / count};
-  }
-  __device__ __forceinline__ A operator()(A grad_y, A x) const { return scale * (grad_y - c2 - (x - mean) * slope); }
-};
-
-// What each block of a cluster has, to all of them: `all` has kMaxCluster. `value` is the same in every thread of a block,
-// and cluster_arrive() came before.
-template <typename V> __device__ __forceinline__ void share_in_cluster(const V& value, V* all) {
-  if (cluster_blocks() == 1) {
-    if (threadIdx.x == 0) all[0] = value;
-    __syncthreads();
-    return;
-  }
-  cluster_wait();  // until every block has begun
-  if (threadIdx.x < cluster_blocks()) store_remote(all + cluster_rank(), threadIdx.x, value);
-  cluster_arrive();
-  cluster_wait();
-}
-
-// --- images: (n, c, s) ---
+// --- images: (n, c, s). WHOLE: every run of every tensor is whole packs ---
 
 template <typename P, typename T, typename Of>
 __device__ __forceinline__ void store_normalised(const P& part, const Source<T>& x, T* y, Of of) {
+  constexpr int U = P::kAtOnce;
   each_packs<true>(
       part,
-      [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[1][P::kAtOnce]) {
+      [&](const Place(&places)[U], const Pack<T>(&packs)[1][U]) {
         const Affine<acc_t<T>> affine = of();
 #pragma unroll
-        for (int u = 0; u < P::kAtOnce; ++u) part.store(y, places[u], [&](int e) { return affine(packs[0][u][e]); });
+        for (int u = 0; u < U; ++u) part.store(y, places[u], [&](int e) { return affine(packs[0][u][e]); });
       },
       x);
 }
 
 template <typename P, typename T>
-__device__ __forceinline__ void store_gradient(const P& part, const Source<T>& grad_y,
-                                               const Source<T>& x, T* grad_x, const Gradient<acc_t<T>>& of) {
+__device__ __forceinline__ void store_gradient(const P& part, const Source<T>& grad_y, const Source<T>& x, T* grad_x,
+                                               const Gradient<acc_t<T>>& of) {
+  constexpr int U = P::kAtOnce;
   each_packs<true>(
       part,
-      [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[2][P::kAtOnce]) {
+      [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
 #pragma unroll
-        for (int u = 0; u < P::kAtOnce; ++u) {
+        for (int u = 0; u < U; ++u) {
           part.store(grad_x, places[u], [&](int e) { return of(packs[0][u][e], packs[1][u][e]); });
         }
       },
       grad_y, x);
 }
 
-template <typename P, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Moments<A> cluster_moments(const P& part, const Source<T>& x, Moments<A>* shared,
-                                                         Moments<A>* all) {
-  x.fetch(part);
-  wait_for_groups<0>();
-  share_in_cluster(block_merge(part_moments(part, x), shared), all);
-  Moments<A> of = all[0];
-  for (int i = 1; i < part.runs.parts; ++i) of.merge(all[i]);
-  return of;
-}
-
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: channels x runs.parts, in clusters of
 // runs.parts. Block: a multiple of 32. Shared memory: for `room` packs, of 16 bytes.
-template <typename T>
+template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kClusterThreads, 2)
     batch_norm_fwd_cluster(const T* __restrict__ x, const void* __restrict__ weight, const void* __restrict__ bias,
                            T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd,
                            void* running_mean, void* running_var, Runs runs, int room, int wide, acc_t<T> momentum,
                            acc_t<T> eps) {
   using A = acc_t<T>;
-  extern __shared__ uint4 kept_packs[];
+  extern __shared__ uint4 kept[];
   __shared__ Moments<A> shared[kWarp], all[kMaxCluster];
   if (cluster_blocks() > 1) cluster_arrive();
-  const Source<T> source{x, kept_packs, room};
   const long long c = runs.segment(blockIdx.x);
-  const int number = runs.part(blockIdx.x);
-  const Parameters<T> parameters{weight, bias, wide};
-  Moments<A> of;
-  if (vectors_fit<kVecWidth<T>>(runs.size, x, y)) {
-    const Part<T, true> part(runs, c, number, y);
-    of = cluster_moments(part, source, shared, all);
-    const auto affine = parameters.affine(c, {of.mean, of.rstd(eps)});
-    store_normalised(part, source, y, [&] { return affine; });
-  } else {
-    const Part<T, false> part(runs, c, number, y);
-    of = cluster_moments(part, source, shared, all);
-    const auto affine = parameters.affine(c, {of.mean, of.rstd(eps)});
-    store_normalised(part, source, y, [&] { return affine; });
-  }
-  if (number == 0 && threadIdx.x == 0) keep<T>(of, c, mean, rstd, running_mean, running_var, wide, momentum, eps);
+  const Part<T, WHOLE> part(runs, c, runs.part(blockIdx.x), y);
+  const Source<T> source{x, kept, room};
+  source.fetch(part);
+  wait_for_groups<0>();
+  share_in_cluster(block_merge(part_moments(part, source), shared), all);
+  Moments<A> of = all[0];
+  for (int i = 1; i < runs.parts; ++i) of.merge(all[i]);
+  const auto affine = Parameters<T>{weight, bias, wide}.affine(c, {of.mean, of.rstd(eps)});
+  store_normalised(part, source, y, [&] { return affine; });
+  if (runs.part(blockIdx.x) > 0 || threadIdx.x > 0) return;
+  keep<T>(of, c, mean, rstd, running_mean, running_var, wide, momentum, eps);
 }
 
 // Three numbers of `parts`, (channels, runs.parts, 3), for each block. Grid: channels x runs.parts. Block: kThreads at
 // most, a multiple of 32.
-template <typename T>
+template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kThreads)
     batch_norm_moments(const T* __restrict__ x, acc_t<T>* __restrict__ parts, Runs runs) {
   __shared__ Moments<acc_t<T>> shared[kWarp];
-  const long long c = runs.segment(blockIdx.x);
-  const int number = runs.part(blockIdx.x);
-  Moments<acc_t<T>> of;
-  if (vectors_fit<kVecWidth<T>>(runs.size, x)) of = part_moments(Part<T, true>(runs, c, number, x), Source<T>{x});
-  else of = part_moments(Part<T, false>(runs, c, number, x), Source<T>{x});
-  of = block_merge(of, shared);
+  const Part<T, WHOLE> part(runs, runs.segment(blockIdx.x), runs.part(blockIdx.x), x);
+  const auto of = block_merge(part_moments(part, Source<T>{x}), shared);
   if (threadIdx.x == 0) store_moments(parts + 3 * (long long)blockIdx.x, of);
 }
 
 // y; in training, where there are `parts`, also mean, rstd and the running statistics, by the first block of a channel.
 // Grid and block: as batch_norm_moments. weight, bias, and in training running_mean and running_var, may be null.
-template <typename T>
+template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kThreads)
     batch_norm_fwd(const T* __restrict__ x, const void* __restrict__ weight, const void* __restrict__ bias,
                    T* __restrict__ y, const acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ mean,
@@ -213,96 +114,66 @@ __global__ void __launch_bounds__(kThreads)
       keep<T>(moments, c, mean, rstd, running_mean, running_var, wide, momentum, eps);
     }
   }
-  const auto affine = [&] {  // after the loads of x
+  store_normalised(Part<T, WHOLE>(runs, c, number, y), Source<T>{x}, y, [&] {  // after the loads of x
     return parameters.affine(c, parts ? of : Statistics<T>{nullptr, nullptr, running_mean, running_var, wide, eps}[c]);
-  };
-  if (vectors_fit<kVecWidth<T>>(runs.size, x, y)) store_normalised(Part<T, true>(runs, c, number, y), Source<T>{x}, y, affine);
-  else store_normalised(Part<T, false>(runs, c, number, y), Source<T>{x}, y, affine);
-}
-
-template <typename P, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void cluster_backward(const P& part, const T* grad_y, const T* x, uint4* kept, int room,
-                                                 const Parameters<T>& of, A mean, A rstd, T* grad_x, void* grad_weight,
-                                                 void* grad_bias, long long c, Pair<A>* shared, Pair<A>* all) {
-  const Source<T> grads{grad_y, kept, room}, inputs{x, kept + room, room};
-  grads.fetch(part), inputs.fetch(part);
-  wait_for_groups<0>();
-  const Pair<A> own = part_sums(part, grads, inputs, mean);
-  share_in_cluster(block_reduce<Sum>(own, shared), all);
-  const Runs& runs = part.runs;
-  Pair<A> sums = all[0];
-  for (int i = 1; i < runs.parts; ++i) sums = sums + all[i];
-  sums.second *= rstd;
-  if (runs.part(blockIdx.x) == 0 && threadIdx.x == 0) {
-    if (grad_weight) set<T>(grad_weight, c, of.wide, sums.second);
-    if (grad_bias) set<T>(grad_bias, c, of.wide, sums.first);
-  }
-  if (!grad_x) return;
-  const auto gradient = Gradient<A>::of(mean, rstd, of.factor(c), sums, A(runs.count * runs.size));
-  store_gradient(part, grads, inputs, grad_x, gradient);
+  });
 }
 
 // Training: grad_x, grad_weight and grad_bias, each of which may be null. Grid and block: as batch_norm_fwd_cluster, with
 // room in shared memory for so many packs of either tensor.
-template <typename T>
+template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kClusterThreads, 2)
     batch_norm_bwd_cluster(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
                            const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                            T* __restrict__ grad_x, void* __restrict__ grad_weight, void* __restrict__ grad_bias,
                            Runs runs, int room, int wide) {
-  extern __shared__ uint4 kept_packs[];
-  __shared__ Pair<acc_t<T>> shared[kWarp], all[kMaxCluster];
+  using A = acc_t<T>;
+  extern __shared__ uint4 kept[];
+  __shared__ Pair<A> shared[kWarp], all[kMaxCluster];
   if (cluster_blocks() > 1) cluster_arrive();
   const long long c = runs.segment(blockIdx.x);
-  const int number = runs.part(blockIdx.x);
-  const Parameters<T> of{weight, nullptr, wide};
-  if (vectors_fit<kVecWidth<T>>(runs.size, grad_y, x, grad_x)) {
-    cluster_backward(Part<T, true>(runs, c, number, x), grad_y, x, kept_packs, room, of, mean[c], rstd[c], grad_x,
-                     grad_weight, grad_bias, c, shared, all);
-  } else {
-    cluster_backward(Part<T, false>(runs, c, number, x), grad_y, x, kept_packs, room, of, mean[c], rstd[c], grad_x,
-                     grad_weight, grad_bias, c, shared, all);
-  }
-}
-
-template <typename P, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Pair<A> sums_and_gradient(const P& part, const Source<T>& grad_y, const Source<T>& x, T* grad_x, A mean,
-                                                     A scale) {
-  constexpr int U = P::kAtOnce;
-  Pair<A> sums = {};
-  each_packs(
-      part,
-      [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
-        add_products(sums, places, packs[0], packs[1], mean);
-#pragma unroll
-        for (int u = 0; u < U && grad_x; ++u) {
-          part.store(grad_x, places[u], [&](int e) { return packs[0][u][e] * scale; });
-        }
-      },
-      grad_y, x);
-  return sums;
+  const Part<T, WHOLE> part(runs, c, runs.part(blockIdx.x), x);
+  const A mu = mean[c], r = rstd[c];
+  const Source<T> grads{grad_y, kept, room}, inputs{x, kept + room, room};
+  grads.fetch(part), inputs.fetch(part);
+  wait_for_groups<0>();
+  share_in_cluster(block_reduce<Sum>(part_sums(part, grads, inputs, mu), shared), all);
+  Pair<A> sums = all[0];
+  for (int i = 1; i < runs.parts; ++i) sums = sums + all[i];
+  sums.second *= r;
+  if (runs.part(blockIdx.x) == 0 && threadIdx.x == 0) set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
+  if (!grad_x) return;
+  const A w = parameter<T>(weight, c, wide, A(1)), count = A(runs.count * runs.size);
+  store_gradient(part, grads, inputs, grad_x, Gradient<A>::of(mu, r, w, sums, count));
 }
 
 // Two numbers of `parts`, (channels, runs.parts, 2), for each block: sum(grad_y), sum(grad_y xhat). Where the statistics
 // were the running ones also grad_x. Both may be null. Grid and block: as batch_norm_moments.
-template <typename T>
+template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kThreads)
     batch_norm_bwd_sums(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
                         const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                         const void* __restrict__ running_mean, const void* __restrict__ running_var,
                         T* __restrict__ grad_x, acc_t<T>* __restrict__ parts, Runs runs, int wide, acc_t<T> eps) {
   using A = acc_t<T>;
+  using P = Part<T, WHOLE>;
+  constexpr int U = P::kAtOnce;
   __shared__ Pair<A> shared[kWarp];
   const long long c = runs.segment(blockIdx.x);
-  const int number = runs.part(blockIdx.x);
+  const P part(runs, c, runs.part(blockIdx.x), x);
   const Pair<A> of = Statistics<T>{mean, rstd, running_mean, running_var, wide, eps}[c];
   const A scale = of.second * parameter<T>(weight, c, wide, A(1));
-  Pair<A> sums;
-  if (vectors_fit<kVecWidth<T>>(runs.size, grad_y, x, grad_x)) {
-    sums = sums_and_gradient(Part<T, true>(runs, c, number, x), Source<T>{grad_y}, Source<T>{x}, grad_x, of.first, scale);
-  } else {
-    sums = sums_and_gradient(Part<T, false>(runs, c, number, x), Source<T>{grad_y}, Source<T>{x}, grad_x, of.first, scale);
-  }
+  Pair<A> sums = {};
+  each_packs(
+      part,
+      [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
+        add_products(sums, places, packs[0], packs[1], of.first);
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          if (grad_x) part.store(grad_x, places[u], [&](int e) { return packs[0][u][e] * scale; });
+        }
+      },
+      Source<T>{grad_y}, Source<T>{x});
   if (!parts) return;
   sums = block_reduce<Sum>(sums, shared);
   A* at = parts + 2 * (long long)blockIdx.x;
@@ -311,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // grad_x in training, of the parts that batch_norm_bwd_sums left; grad_weight and grad_bias, which may be null, by the
 // first block of a channel. Grid and block: as batch_norm_moments.
-template <typename T>
+template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kThreads)
     batch_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
                    const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
@@ -328,17 +199,10 @@ __global__ void __launch_bounds__(kThreads)
     sums = sums + Pair<A>{at[0], at[1]};
   }
   sums = block_reduce<Sum>(sums, shared);
-  if (number == 0 && threadIdx.x == 0) {
-    if (grad_weight) set<T>(grad_weight, c, wide, sums.second);
-    if (grad_bias) set<T>(grad_bias, c, wide, sums.first);
-  }
+  if (number == 0 && threadIdx.x == 0) set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
   const A w = parameter<T>(weight, c, wide, A(1)), count = A(runs.count * runs.size);
-  const auto of = Gradient<A>::of(mean[c], rstd[c], w, sums, count);
-  if (vectors_fit<kVecWidth<T>>(runs.size, grad_y, x, grad_x)) {
-    store_gradient(Part<T, true>(runs, c, number, grad_x), Source<T>{grad_y}, Source<T>{x}, grad_x, of);
-  } else {
-    store_gradient(Part<T, false>(runs, c, number, grad_x), Source<T>{grad_y}, Source<T>{x}, grad_x, of);
-  }
+  store_gradient(Part<T, WHOLE>(runs, c, number, grad_x), Source<T>{grad_y}, Source<T>{x}, grad_x,
+                 Gradient<A>::of(mean[c], rstd[c], w, sums, count));
 }
 
 // --- columns: (m, c), or (n, c s) ---
@@ -491,8 +355,7 @@ __global__ void __launch_bounds__(kFinished* kFinishers)
       [](Pair<A>& own, const Pair<A>& other) { own = own + other; },
       [&](const Pair<A>& of) {
         if (sums) sums[2 * c] = of.first, sums[2 * c + 1] = of.second;
-        if (grad_weight) set<T>(grad_weight, c, wide, of.second);
-        if (grad_bias) set<T>(grad_bias, c, wide, of.first);
+        set_gradients<T>(of, c, grad_weight, grad_bias, wide);
       });
 }
 
@@ -656,8 +519,7 @@ __global__ void __launch_bounds__(kColumnThreads)
     for (int i = 0; i < gridDim.y; ++i) sums = sums + all[i * kColumns + thread];
     sums.second *= rstd[column];
     shared[thread] = sums;
-    if (blockIdx.y == 0 && grad_weight) set<T>(grad_weight, column, wide, sums.second);
-    if (blockIdx.y == 0 && grad_bias) set<T>(grad_bias, column, wide, sums.first);
+    if (blockIdx.y == 0) set_gradients<T>(sums, column, grad_weight, grad_bias, wide);
   }
   if (!grad_x) return;
   __syncthreads();

@@ -25,6 +25,7 @@ CLUSTER_THREADS = 256
 CLUSTER_PACKS = 2048  # of a block, where the cluster may still grow
 MOST_CLUSTER_PACKS = 16384  # of a block: others would have to wait for it
 CLUSTER_ROOM = 110 << 10  # bytes of shared memory of a block: two to a multiprocessor
+FEWEST = 64  # blocks that are worth while
 CLUSTER_ROWS = 8192
 CLUSTER_ALONG = 8  # threads along the columns of a cluster's tile
 CLUSTER_COLUMN_THREADS = 256
@@ -38,6 +39,7 @@ class Runs(NamedTuple):
     block: int
     parts: int
     packed: np.ndarray
+    whole: bool  # every run is whole packs
     room: int = 0  # packs of a tensor that a block of a cluster keeps
 
 
@@ -61,7 +63,8 @@ def runs(segments: int, count: int, size: int, itemsize: int, aligned: bool, blo
     most = ceil_div(blocks, segments)
     parts = max(1, min(most, total // (THREADS * PACKS)))
     block = min(THREADS, -(-total // (parts * 32)) * 32)
-    return Runs(segments * parts, block, parts, _packed(segments, count, size, parts, packs))
+    packed = _packed(segments, count, size, parts, packs)
+    return Runs(segments * parts, block, parts, packed, _whole(size, itemsize, aligned))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -78,11 +81,13 @@ def cluster(
     while blocks < most and total > blocks * CLUSTER_PACKS // tensors:
         blocks *= 2
     each = ceil_div(total, blocks)
-    if each * tensors > (MOST_CLUSTER_PACKS if most > 1 else CLUSTER_PACKS):
+    few = segments * blocks < FEWEST and each > THREADS * PACKS
+    if few or each * tensors > (MOST_CLUSTER_PACKS if most > 1 else CLUSTER_PACKS):
         return None
     block = min(CLUSTER_THREADS, max(64, ceil_div(each, PACKS * 32) * 32))
     room = min(each, CLUSTER_ROOM // (16 * tensors)) if most > 1 else 0
-    return Runs(segments * blocks, block, blocks, _packed(segments, count, size, blocks, packs), room)
+    packed = _packed(segments, count, size, blocks, packs)
+    return Runs(segments * blocks, block, blocks, packed, _whole(size, itemsize, aligned), room)
 
 
 def _packed(segments: int, count: int, size: int, parts: int, packs: int) -> np.ndarray:
@@ -97,7 +102,11 @@ def _packed(segments: int, count: int, size: int, parts: int, packs: int) -> np.
 def packs_of(size: int, itemsize: int, aligned: bool) -> int:
     """16-byte packs of a run, which may begin anywhere in the first of them where runs are not whole packs."""
     width = 16 // itemsize
-    return size // width if aligned and size % width == 0 else (size + 2 * width - 2) // width
+    return size // width if _whole(size, itemsize, aligned) else (size + 2 * width - 2) // width
+
+
+def _whole(size: int, itemsize: int, aligned: bool) -> bool:
+    return aligned and size * itemsize % 16 == 0
 
 
 @functools.lru_cache(maxsize=4096)

@@ -13,12 +13,14 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import suggested_format
 from ..operator import operator
 
-batch_norm_moments = Kernel("batch_norm.cu", "batch_norm_moments<T>", T=FLOATING)
-batch_norm_fwd = Kernel("batch_norm.cu", "batch_norm_fwd<T>", T=FLOATING)
-batch_norm_fwd_cluster = Kernel("batch_norm.cu", "batch_norm_fwd_cluster<T>", T=FLOATING)
-batch_norm_bwd_sums = Kernel("batch_norm.cu", "batch_norm_bwd_sums<T>", T=FLOATING)
-batch_norm_bwd = Kernel("batch_norm.cu", "batch_norm_bwd<T>", T=FLOATING)
-batch_norm_bwd_cluster = Kernel("batch_norm.cu", "batch_norm_bwd_cluster<T>", T=FLOATING)
+WHOLE = (False, True)
+
+batch_norm_moments = Kernel("batch_norm.cu", "batch_norm_moments<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_fwd = Kernel("batch_norm.cu", "batch_norm_fwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_fwd_cluster = Kernel("batch_norm.cu", "batch_norm_fwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_bwd_sums = Kernel("batch_norm.cu", "batch_norm_bwd_sums<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_bwd = Kernel("batch_norm.cu", "batch_norm_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_bwd_cluster = Kernel("batch_norm.cu", "batch_norm_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
 batch_norm_bwd_finish = Kernel("batch_norm.cu", "batch_norm_bwd_finish<T>", T=FLOATING)
 batch_norm_columns_moments = Kernel("batch_norm.cu", "batch_norm_columns_moments<T>", T=FLOATING)
 batch_norm_columns_finish = Kernel("batch_norm.cu", "batch_norm_columns_finish<T>", T=FLOATING)
@@ -58,16 +60,16 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
     options = (_is_wide(x, weight, bias, changed_mean, changed_var), momentum, eps)
     if matrix := _matrix(x):
         _forward_columns(x, weight, bias, y, kept, matrix, options)
-    elif plan := _cluster(x, y, 1):
+    elif plan := _cluster(1, x, y):
         shared = plan.room * 16
         launch = batch_norm_fwd_cluster.configure(plan.grid, plan.block, shared=shared, cluster=_cluster_of(plan.parts))
-        launch(x, weight, bias, y, *kept, plan.packed, plan.room, *options, T=x.dtype)
+        launch(x, weight, bias, y, *kept, plan.packed, plan.room, *options, T=x.dtype, WHOLE=plan.whole)
     else:
         plan = _runs(x, y)
         parts = x.new_empty(plan.grid * 3, dtype=mean.dtype)
-        batch_norm_moments[plan.grid, plan.block](x, parts, plan.packed, T=x.dtype)
+        batch_norm_moments[plan.grid, plan.block](x, parts, plan.packed, T=x.dtype, WHOLE=plan.whole)
         launch = batch_norm_fwd[plan.grid, plan.block]
-        launch(x, weight, bias, y, parts, *kept, plan.packed, *options, T=x.dtype)
+        launch(x, weight, bias, y, parts, *kept, plan.packed, *options, T=x.dtype, WHOLE=plan.whole)
     for given, changed in ((running_mean, changed_mean), (running_var, changed_var)):
         if changed is not given:
             given.copy_(changed)
@@ -129,9 +131,9 @@ def _(x, weight, bias, running_mean, running_var, eps):
     if matrix := _matrix(x):
         _normalise_columns(x, weight, bias, y, (None, None, running_mean, running_var), matrix, wide, eps)
     else:
-        plan = _runs(x, y, INFERENCE_BLOCKS)
+        plan = _runs(x, y, blocks=INFERENCE_BLOCKS)
         args = (x, weight, bias, y, None, None, None, running_mean, running_var, plan.packed, wide, 0.0, eps)
-        batch_norm_fwd[plan.grid, plan.block](*args, T=x.dtype)
+        batch_norm_fwd[plan.grid, plan.block](*args, T=x.dtype, WHOLE=plan.whole)
     return y, ()
 
 
@@ -158,19 +160,19 @@ def _backward(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, wid
         return _backward_columns(
             grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, matrix, wide, eps, training
         )
-    like = x if grad_x is None else grad_x
+    tensors = (x, grad_y) if grad_x is None else (x, grad_y, grad_x)
     results = (grad_x, grad_weight, grad_bias)
-    if training and (plan := _cluster(x, like, 2)):
+    if training and (plan := _cluster(2, *tensors)):
         shared = plan.room * 32
         launch = batch_norm_bwd_cluster.configure(plan.grid, plan.block, shared=shared, cluster=_cluster_of(plan.parts))
-        return launch(grad_y, x, weight, *statistics[:2], *results, plan.packed, plan.room, wide, T=x.dtype)
-    plan = _runs(x, like)
+        return launch(grad_y, x, weight, *statistics[:2], *results, plan.packed, plan.room, wide, T=x.dtype, WHOLE=plan.whole)
+    plan = _runs(*tensors)
     at_once, parts = _first_results(x, grad_x, grad_weight, grad_bias, training, plan.grid * 2)
     launch = batch_norm_bwd_sums[plan.grid, plan.block]
-    launch(grad_y, x, weight, *statistics, at_once, parts, plan.packed, wide, eps, T=x.dtype)
+    launch(grad_y, x, weight, *statistics, at_once, parts, plan.packed, wide, eps, T=x.dtype, WHOLE=plan.whole)
     if training and grad_x is not None:
         launch = batch_norm_bwd[plan.grid, plan.block]
-        launch(grad_y, x, weight, *statistics[:2], parts, *results, plan.packed, wide, T=x.dtype)
+        launch(grad_y, x, weight, *statistics[:2], parts, *results, plan.packed, wide, T=x.dtype, WHOLE=plan.whole)
     elif parts is not None:
         _finish(parts, None, grad_weight, grad_bias, x.shape[1], 1, plan.parts, (2, 2 * plan.parts, 1), wide, x.dtype)
 
@@ -308,16 +310,18 @@ def _column_cluster(x: Tensor, rows: int, size: int, pixels: int) -> segments.Co
     return None if pixels > 1 else segments.cluster_columns(rows, size, x.element_size(), is_aligned(x), _most_blocks(x))
 
 
-def _runs(x: Tensor, like: Tensor, blocks: int = segments.BLOCKS) -> segments.Runs:
-    aligned = is_aligned(x) and is_aligned(like)
-    return segments.runs(x.shape[1], x.shape[0], spatial(x), x.element_size(), aligned, blocks)
+def _runs(x: Tensor, *others: Tensor, blocks: int = segments.BLOCKS) -> segments.Runs:
+    return segments.runs(x.shape[1], x.shape[0], spatial(x), x.element_size(), _aligned(x, *others), blocks)
 
 
-def _cluster(x: Tensor, like: Tensor, tensors: int) -> segments.Runs | None:
-    aligned = is_aligned(x) and is_aligned(like)
-    return segments.cluster(
-        x.shape[1], x.shape[0], spatial(x), x.element_size(), aligned, tensors, _most_blocks(x)
-    )
+def _cluster(read: int, x: Tensor, *others: Tensor) -> segments.Runs | None:
+    """Where the blocks of a cluster share a channel, of so many tensors that are read."""
+    size = x.shape[1], x.shape[0], spatial(x), x.element_size()
+    return segments.cluster(*size, _aligned(x, *others), read, _most_blocks(x))
+
+
+def _aligned(*tensors: Tensor) -> bool:
+    return all(map(is_aligned, tensors))
 
 
 def _cluster_of(*blocks: int) -> tuple[int, ...] | None:
