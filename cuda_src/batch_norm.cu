@@ -33,7 +33,7 @@ __device__ __forceinline__ void store_normalised(const P& part, const Source<T>&
   each_packs<true>(
       part,
       [&](const Place(&places)[U], const Pack<T>(&packs)[1][U]) {
-        const Affine<acc_t<T>> affine = of();
+        const Affine<T> affine = of();
 #pragma unroll
         for (int u = 0; u < U; ++u) part.store(y, places[u], [&](int e) { return affine(packs[0][u][e]); });
       },
@@ -42,7 +42,7 @@ __device__ __forceinline__ void store_normalised(const P& part, const Source<T>&
 
 template <typename P, typename T>
 __device__ __forceinline__ void store_gradient(const P& part, const Source<T>& grad_y, const Source<T>& x, T* grad_x,
-                                               const Gradient<acc_t<T>>& of) {
+                                               const Gradient<T>& of) {
   constexpr int U = P::kAtOnce;
   each_packs<true>(
       part,
@@ -65,16 +65,18 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
                            acc_t<T> eps) {
   using A = acc_t<T>;
   extern __shared__ uint4 kept[];
-  __shared__ Moments<A> shared[kWarp], all[kMaxCluster];
+  __shared__ Pair<A> shared[kWarp];
+  __shared__ Moments<A> all[kMaxCluster];
   if (cluster_blocks() > 1) cluster_arrive();
   const long long c = runs.segment(blockIdx.x);
   const Part<T, WHOLE> part(runs, c, runs.part(blockIdx.x), y);
   const Source<T> source{x, kept, room};
   source.fetch(part);
   wait_for_groups<0>();
-  share_in_cluster(block_merge(part_moments(part, source), shared), all);
-  Moments<A> of = all[0];
-  for (int i = 1; i < runs.parts; ++i) of.merge(all[i]);
+  share_in_cluster(block_moments(part_moments(part, source), part.elements(), shared), all);
+  auto of = merged<A>(
+      int(runs.parts), [&](int i) { return all[i].count; }, [&](int i) { return Pair<A>{all[i].mean, all[i].square}; });
+  of.count = A(runs.count * runs.size);
   const auto affine = Parameters<T>{weight, bias, wide}.affine(c, {of.mean, of.rstd(eps)});
   store_normalised(part, source, y, [&] { return affine; });
   if (runs.part(blockIdx.x) > 0 || threadIdx.x > 0) return;
@@ -86,9 +88,9 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kThreads)
     batch_norm_moments(const T* __restrict__ x, acc_t<T>* __restrict__ parts, Runs runs) {
-  __shared__ Moments<acc_t<T>> shared[kWarp];
+  __shared__ Pair<acc_t<T>> shared[kWarp];
   const Part<T, WHOLE> part(runs, runs.segment(blockIdx.x), runs.part(blockIdx.x), x);
-  const auto of = block_merge(part_moments(part, Source<T>{x}), shared);
+  const auto of = block_moments(part_moments(part, Source<T>{x}), part.elements(), shared);
   if (threadIdx.x == 0) store_moments(parts + 3 * (long long)blockIdx.x, of);
 }
 
@@ -102,13 +104,14 @@ __global__ void __launch_bounds__(kThreads)
                    acc_t<T> momentum, acc_t<T> eps) {
   using A = acc_t<T>;
   __shared__ Moments<A> shared[kWarp];
-  const unsigned block = gridDim.x - 1 - blockIdx.x;
-  const long long c = runs.segment(block);
-  const int number = runs.part(block);
+  const unsigned block = gridDim.x - 1 - blockIdx.x, channels = gridDim.x / unsigned(runs.parts);
+  const long long c = parts ? runs.segment(block) : block % channels;  // as they lie in memory
+  const int number = parts ? runs.part(block) : int(block / channels);
   const Parameters<T> parameters{weight, bias, wide};
   Pair<A> of = {};
   if (parts) {
-    const Moments<A> moments = block_merge_parts(parts + 3 * c * runs.parts, int(runs.parts), shared);
+    Moments<A> moments = block_merge_parts(parts + 3 * c * runs.parts, int(runs.parts), shared);
+    moments.count = A(runs.count * runs.size);
     of = {moments.mean, moments.rstd(eps)};
     if (number == 0 && threadIdx.x == 0) {
       keep<T>(moments, c, mean, rstd, running_mean, running_var, wide, momentum, eps);
@@ -144,7 +147,7 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
   if (runs.part(blockIdx.x) == 0 && threadIdx.x == 0) set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
   if (!grad_x) return;
   const A w = parameter<T>(weight, c, wide, A(1)), count = A(runs.count * runs.size);
-  store_gradient(part, grads, inputs, grad_x, Gradient<A>::of(mu, r, w, sums, count));
+  store_gradient(part, grads, inputs, grad_x, Gradient<T>::of(mu, r, w, sums, count));
 }
 
 // Two numbers of `parts`, (channels, runs.parts, 2), for each block: sum(grad_y), sum(grad_y xhat). Where the statistics
@@ -202,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
   if (number == 0 && threadIdx.x == 0) set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
   const A w = parameter<T>(weight, c, wide, A(1)), count = A(runs.count * runs.size);
   store_gradient(Part<T, WHOLE>(runs, c, number, grad_x), Source<T>{grad_y}, Source<T>{x}, grad_x,
-                 Gradient<A>::of(mean[c], rstd[c], w, sums, count));
+                 Gradient<T>::of(mean[c], rstd[c], w, sums, count));
 }
 
 // --- columns: (m, c), or (n, c s) ---
@@ -361,7 +364,7 @@ __global__ void __launch_bounds__(kFinished* kFinishers)
 
 template <bool BACK, typename T>
 __device__ __forceinline__ void store_normalised(const ColumnTile<T>& tile, const T* x, T* y,
-                                                 const Affine<acc_t<T>> (&of)[kVecWidth<T>]) {
+                                                 const Affine<T> (&of)[kVecWidth<T>]) {
   constexpr int U = kRowsAtOnce;
   const ColumnPacks<T> to(tile, y);
   each_rows<BACK>(
@@ -377,7 +380,7 @@ __device__ __forceinline__ void store_normalised(const ColumnTile<T>& tile, cons
 
 template <bool BACK, typename T>
 __device__ __forceinline__ void store_gradient(const ColumnTile<T>& tile, const T* grad_y, const T* x, T* grad_x,
-                                               const Gradient<acc_t<T>> (&of)[kVecWidth<T>]) {
+                                               const Gradient<T> (&of)[kVecWidth<T>]) {
   constexpr int U = kRowsAtOnce / 2;
   const ColumnPacks<T> to(tile, grad_x);
   each_rows<BACK>(
@@ -401,7 +404,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   const Statistics<T> statistics{mean, rstd, running_mean, running_var, wide, eps};
   const Parameters<T> parameters{weight, bias, wide};
   const ColumnTile<T> tile(rows, size, gridDim.y - 1 - blockIdx.y, y);
-  Affine<acc_t<T>> of[kVecWidth<T>] = {};
+  Affine<T> of[kVecWidth<T>] = {};
   tile.each([&](int e, long long column) {
     const long long c = channel_of(column, pixels);
     of[e] = parameters.affine(c, statistics[c]);
@@ -418,16 +421,19 @@ __global__ void __launch_bounds__(kColumnThreads)
                            int pixels, int wide) {
   using A = acc_t<T>;
   const ColumnTile<T> tile(rows, size, gridDim.y - 1 - blockIdx.y, grad_x);
-  Gradient<A> of[kVecWidth<T>] = {};
+  Gradient<T> of[kVecWidth<T>] = {};
   tile.each([&](int e, long long column) {
     const long long c = channel_of(column, pixels);
     const A w = parameter<T>(weight, c, wide, A(1));
-    of[e] = Gradient<A>::of(mean[c], rstd[c], w, {sums[2 * c], sums[2 * c + 1]}, A(rows) * A(pixels));
+    of[e] = Gradient<T>::of(mean[c], rstd[c], w, {sums[2 * c], sums[2 * c + 1]}, A(rows) * A(pixels));
   });
   store_gradient<false>(tile, grad_y, x, grad_x, of);
 }
 
-constexpr int kClusterAlong = 8;  // threads along the columns of a tile that a cluster has
+#ifndef ALONG
+#define ALONG 8
+#endif
+constexpr int kClusterAlong = ALONG;  // threads along the columns of a tile that a cluster has
 
 __device__ __forceinline__ void meet_tile() {
   if (gridDim.y == 1) return __syncthreads();
@@ -485,7 +491,7 @@ __global__ void __launch_bounds__(kColumnThreads)
     }
   }
   __syncthreads();
-  Affine<A> of[W] = {};
+  Affine<T> of[W] = {};
   tile.each([&](int e, long long c) { of[e] = parameters.affine(c, shared[tile.first + e]); });
   store_normalised<true>(tile, x, y, of);
 }
@@ -523,9 +529,9 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
   if (!grad_x) return;
   __syncthreads();
-  Gradient<A> of[W] = {};
+  Gradient<T> of[W] = {};
   tile.each([&](int e, long long c) {
-    of[e] = Gradient<A>::of(mu[e], rstd[c], parameter<T>(weight, c, wide, A(1)), shared[tile.first + e], A(rows));
+    of[e] = Gradient<T>::of(mu[e], rstd[c], parameter<T>(weight, c, wide, A(1)), shared[tile.first + e], A(rows));
   });
   store_gradient<true>(tile, grad_y, x, grad_x, of);
 }

@@ -14,6 +14,9 @@
 #include "common/cluster.cuh"
 #include "common/runs.cuh"
 
+#ifndef GB
+#define GB 1
+#endif
 constexpr int kThreads = 256;
 constexpr int kHeldThreads = 512;
 constexpr int kFinished = 8;  // channels of a block that adds up their parts
@@ -49,15 +52,18 @@ template <typename T> __device__ __forceinline__ acc_t<T> parameter(const T* val
   return values ? to_acc(values[c]) : acc_t<T>(otherwise);
 }
 
-// (x - mean) rstd weight + bias of a channel; with an infinite weight as PyTorch has it, x (rstd weight) and the rest.
+// (x - mean) rstd weight + bias of a channel; with an infinite weight as PyTorch has it, x (rstd weight) and the rest. So
+// half types always, whose mean is no more than a few thousand times what they differ from it by: it is one operation.
 template <typename T> struct Affine {
   acc_t<T> mean, scale, shift;
 
   __device__ __forceinline__ Affine(acc_t<T> mu, acc_t<T> rstd, const T* weight, const T* bias, long long c)
       : mean(mu), scale(rstd * parameter(weight, c, 1)), shift(parameter(bias, c, 0)) {
-    if (!isfinite(scale)) shift -= mean * scale, mean = 0;
+    if (sizeof(T) == 2 || !isfinite(scale)) shift -= mean * scale, mean = 0;
   }
-  __device__ __forceinline__ acc_t<T> operator()(acc_t<T> x) const { return (x - mean) * scale + shift; }
+  __device__ __forceinline__ acc_t<T> operator()(acc_t<T> x) const {
+    return sizeof(T) == 2 ? fma(x, scale, shift) : (x - mean) * scale + shift;
+  }
 };
 
 // y of a pack of x.
@@ -84,15 +90,20 @@ __device__ __forceinline__ Pack<T> gradient(const InGroup& place, const Groups& 
                                             const Pack<T>& grad_y, const Pack<T>& x, const T* weight, acc_t<T> mean,
                                             acc_t<T> rstd, Pair<acc_t<T>> c) {
   constexpr int W = kVecWidth<T>;
-  acc_t<T> weighed[W] = {};
+  using A = acc_t<T>;
+  A weighed[W] = {};
   const long long channel = groups.first(group);
+  const bool half = sizeof(T) == 2;
+  const A slope = -rstd * rstd * c.second, rest = -rstd * c.first - mean * slope;
   place.template each_channel<ONE>(groups, [&](int c, int from, int to) {
-    const acc_t<T> w = parameter(weight, channel + c, 1);
+    const A w = parameter(weight, channel + c, 1) * (half ? rstd : A(1));
 #pragma unroll
     for (int e = 0; e < W; ++e) weighed[e] = from <= e && e < to ? grad_y[e] * w : weighed[e];
   });
   Pack<T> pack;
-  round_to_words<T>(pack.word, 0, [&](int e) { return rstd * (weighed[e] - c.first - (x[e] - mean) * rstd * c.second); });
+  round_to_words<T>(pack.word, 0, [&](int e) {
+    return half ? weighed[e] + fma(x[e], slope, rest) : rstd * (weighed[e] - c.first - (x[e] - mean) * rstd * c.second);
+  });
   return pack;
 }
 
@@ -187,7 +198,7 @@ __device__ __forceinline__ void forward_row(Threads& threads, const T* x, const 
 // thread hold a row, or a block's part of it. mean and rstd are kept for backward, one number for each row. weight and
 // bias may be null.
 template <typename T, int K, bool WHOLE>
-__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 3 : 1)
+__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 3 : K == 4 ? 2 : 1)
     group_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, Groups groups, long long rows,
                    long long size, acc_t<T> eps) {
@@ -284,7 +295,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: two pairs for each
 // pack that a block holds. weight and grad_x may be null.
 template <typename T, int K, bool WHOLE>
-__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
+__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : K == 4 ? GB : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                    acc_t<T>* __restrict__ sums, Groups groups, long long rows, long long size, int lanes) {
@@ -303,9 +314,9 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     group_norm_moments(const T* __restrict__ x, acc_t<T>* __restrict__ parts, Runs runs) {
-  __shared__ Moments<acc_t<T>> shared[kWarp];
+  __shared__ Pair<acc_t<T>> shared[kWarp];
   const Part<T> part(runs, runs.segment(blockIdx.x), runs.part(blockIdx.x), x);
-  const auto of = block_merge(part_moments(part, Source<T>{x}), shared);
+  const auto of = block_moments(part_moments(part, Source<T>{x}), part.elements(), shared);
   if (threadIdx.x == 0) store_moments(parts + 3 * (long long)blockIdx.x, of);
 }
 
@@ -320,7 +331,8 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned block = gridDim.x - 1 - blockIdx.x;
   const long long row = runs.segment(block);
   const int number = runs.part(block);
-  const Moments<A> of = block_merge_parts(parts + 3 * row * runs.parts, int(runs.parts), shared);
+  Moments<A> of = block_merge_parts(parts + 3 * row * runs.parts, int(runs.parts), shared);
+  of.count = A(runs.size);
   const A r = of.rstd(eps);
   if (number == 0 && threadIdx.x == 0) mean[row] = of.mean, rstd[row] = r;
   using P = Part<T>;

@@ -52,31 +52,44 @@ __device__ __forceinline__ void set_gradients(Pair<acc_t<T>> sums, long long c, 
   if (grad_bias) set<T>(grad_bias, c, wide, sums.first);
 }
 
-// (x - mean) scale + shift
-template <typename A> struct Affine {
+// (x - mean) scale + shift. Of half types, whose mean is no more than a few thousand times what they differ from it by, in
+// one operation.
+template <typename T> struct Affine {
+  using A = acc_t<T>;
   A mean, scale, shift;
-  __device__ __forceinline__ A operator()(A x) const { return (x - mean) * scale + shift; }
+
+  static __device__ __forceinline__ Affine of(A mean, A scale, A shift) {
+    return {mean, scale, sizeof(T) == 2 ? shift - mean * scale : shift};
+  }
+  __device__ __forceinline__ A operator()(A x) const {
+    return sizeof(T) == 2 ? fma(x, scale, shift) : (x - mean) * scale + shift;
+  }
 };
 
 template <typename T> struct Parameters {
   const void *weight, *bias;
   int wide;
 
-  __device__ __forceinline__ acc_t<T> factor(long long c) const { return parameter<T>(weight, c, wide, acc_t<T>(1)); }
-  __device__ __forceinline__ Affine<acc_t<T>> affine(long long c, Pair<acc_t<T>> statistics) const {
-    return {statistics.first, statistics.second * factor(c), parameter<T>(bias, c, wide, acc_t<T>(0))};
+  __device__ __forceinline__ Affine<T> affine(long long c, Pair<acc_t<T>> statistics) const {
+    const acc_t<T> w = parameter<T>(weight, c, wide, acc_t<T>(1)), b = parameter<T>(bias, c, wide, acc_t<T>(0));
+    return Affine<T>::of(statistics.first, statistics.second * w, b);
   }
 };
 
-// scale (grad_y - c2 - (x - mean) slope),   slope = rstd c1
-template <typename A> struct Gradient {
+// scale (grad_y - c2 - (x - mean) slope),   slope = rstd c1. Of half types as grad_y scale + x slope' + c2'.
+template <typename T> struct Gradient {
+  using A = acc_t<T>;
   A mean, scale, slope, c2;
 
   // Of a channel's sum(grad_y) and sum(grad_y xhat) over `count`.
   static __device__ __forceinline__ Gradient of(A mean, A rstd, A weight, Pair<A> sums, A count) {
-    return {mean, rstd * weight, rstd * (sums.second / count), sums.first / count};
+    const A scale = rstd * weight, slope = rstd * (sums.second / count), c2 = sums.first / count;
+    if (sizeof(T) > 2) return {mean, scale, slope, c2};
+    return {mean, scale, -scale * slope, scale * (mean * slope - c2)};
   }
-  __device__ __forceinline__ A operator()(A grad_y, A x) const { return scale * (grad_y - c2 - (x - mean) * slope); }
+  __device__ __forceinline__ A operator()(A grad_y, A x) const {
+    return sizeof(T) > 2 ? scale * (grad_y - c2 - (x - mean) * slope) : fma(grad_y, scale, fma(x, slope, c2));
+  }
 };
 
 // What each block of a cluster has, to all of them: `all` has kMaxCluster. `value` is the same in every thread of a block,

@@ -14,13 +14,7 @@
 #include "common/runs.cuh"
 
 constexpr int kColumnThreads = 256;
-#ifndef STREAM
-#define STREAM 0
-#endif
-#ifndef ROWS
-#define ROWS 8
-#endif
-constexpr int kRowsAtOnce = ROWS;  // packs under way in a thread, of all tensors together
+constexpr int kRowsAtOnce = 8;  // packs under way in a thread, of all tensors together
 
 // How many of `rows` rows are before part i, and in it: each part but the last ones has equally many.
 __device__ __forceinline__ long long rows_before(long long rows, int parts, int i) {
@@ -195,28 +189,6 @@ __device__ __forceinline__ void share_columns(const ColumnTile<T>& tile, const V
     if (tile.has(e)) row[tile.first + e] = values[e];
   }
   __syncthreads();
-}
-
-// Groups of numbers made one: group i is of count_of(i) numbers, of(i) their mean and square. The first is not empty, or
-// all are.
-template <typename A, typename Count, typename Of>
-__device__ __forceinline__ Moments<A> merged(int groups, Count count_of, Of of) {
-  const A pivot = of(0).first;
-  A count = A(0), apart = A(0), square = A(0);
-#pragma unroll 8
-  for (int i = 0; i < groups; ++i) {
-    const A here = count_of(i);
-    count += here, apart += (of(i).first - pivot) * here;
-  }
-  if (count == A(0)) return {};
-  const A mean = pivot + apart / count;
-#pragma unroll 8
-  for (int i = 0; i < groups; ++i) {
-    const Pair<A> one = of(i);
-    const A left = one.first - mean;
-    square += one.second + left * left * count_of(i);
-  }
-  return {count, mean, square};
 }
 
 // The moments of column i of a tile that share_columns has put side by side, those of threads y, y + step, ...

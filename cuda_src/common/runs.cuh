@@ -14,13 +14,6 @@
 #include "common/divisor.cuh"
 #include "common/rows.cuh"
 
-#ifndef STREAM
-#define STREAM 0
-#endif
-#ifndef ATONCE
-#define ATONCE 4
-#endif
-
 struct Runs {
   long long count, size, stride;
   long long parts, each;  // into which blocks share a segment, and the packs of each but the last ones
@@ -102,7 +95,7 @@ template <typename T> __device__ __forceinline__ void store_one_by_one(T* to, Pa
 template <typename T, bool WHOLE = false> struct Part {
   static constexpr int W = kVecWidth<T>;
   static constexpr bool kWhole = WHOLE;
-  static constexpr int kAtOnce = WHOLE ? ATONCE : 2;  // packs of a tensor that a thread has under way
+  static constexpr int kAtOnce = WHOLE ? 4 : 2;  // packs of a tensor that a thread has under way
   const Runs& runs;
   long long base;  // of the segment
   int off, begin, end;
@@ -114,6 +107,9 @@ template <typename T, bool WHOLE = false> struct Part {
     begin = int(min(part * runs.each, runs.total));
     end = int(min(begin + runs.each, runs.total));
   }
+
+  // How many there are, at most.
+  __device__ __forceinline__ acc_t<T> elements() const { return acc_t<T>(max(end - begin, 1)) * W; }
 
   // Pack i, of which nothing is there where i is not in the part.
   __device__ __forceinline__ Place operator[](int i) const {
@@ -138,14 +134,14 @@ template <typename T, bool WHOLE = false> struct Part {
   __device__ __forceinline__ void put(T* tensor, const Place& place, const Pack<T>& pack) const {
     T* to = tensor + place.at;
     if (WHOLE ? place.last > 0 : place.whole(W) && is_aligned16(to)) {
-      if (STREAM) __stcs(reinterpret_cast<uint4*>(to), make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]));
-      else store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+      store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
     } else if (!WHOLE) {
       store_one_by_one(to, pack, place.first, place.last);
     }
   }
 
   template <typename F> __device__ __forceinline__ void store(T* tensor, const Place& place, F f) const {
+    if (place.first == place.last) return;
     Pack<T> pack;
     round_to_words<T>(pack.word, 0, f);
     put(tensor, place, pack);

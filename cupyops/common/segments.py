@@ -19,7 +19,7 @@ THREADS = 256  # of a block, at most
 BLOCKS = 132 * 16  # into which a launch is cut, whatever the GPU: the same bits on all
 PACKS = 4  # that a thread has under way
 FINISHERS = (8, 32)  # the block of a kernel that combines parts
-COLUMN_PARTS = 132 * 4  # blocks of a pass whose parts are combined
+COLUMN_PARTS = 132 * 2  # blocks of a pass whose parts are combined
 CLUSTER = 8  # blocks of a cluster, at most
 CLUSTER_THREADS = 256
 CLUSTER_PACKS = 2048  # of a block, where the cluster may still grow
@@ -27,6 +27,7 @@ MOST_CLUSTER_PACKS = 16384  # of a block: others would have to wait for it
 CLUSTER_ROOM = 110 << 10  # bytes of shared memory of a block: two to a multiprocessor
 FEWEST = 64  # blocks that are worth while
 CLUSTER_ROWS = 8192
+MOST_TILE_BLOCKS = 132 * 4  # beyond which two passes are faster
 CLUSTER_ALONG = 8  # threads along the columns of a cluster's tile
 CLUSTER_COLUMN_THREADS = 256
 MOST_PACKS = (1 << 31) - THREADS * PACKS  # of a segment: counted in 32 bits, a step beyond the last included
@@ -131,6 +132,8 @@ def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: in
     blocks = 1
     while blocks < most and rows > blocks * across * 2:
         blocks *= 2
+    if tiles * blocks > MOST_TILE_BLOCKS:
+        return None
     return Columns((tiles, blocks), (CLUSTER_ALONG, across))
 
 

@@ -30,7 +30,7 @@ batch_norm_columns_bwd_sums = Kernel("batch_norm.cu", "batch_norm_columns_bwd_su
 batch_norm_columns_bwd = Kernel("batch_norm.cu", "batch_norm_columns_bwd<T>", T=FLOATING)
 batch_norm_columns_bwd_cluster = Kernel("batch_norm.cu", "batch_norm_columns_bwd_cluster<T>", T=FLOATING)
 
-INFERENCE_BLOCKS = 1 << 16  # short ones, of four packs in each thread
+INFERENCE_BLOCKS = 1 << 12  # shorter than those that reduce
 SMALL_PLANE = 256  # elements
 PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
