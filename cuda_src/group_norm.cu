@@ -11,12 +11,14 @@
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
+//
+// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251): 32x512x32x32 G32 bf16
+// 2473 / 2225, fp32 2544 / 2311; 8x256x128x128 G32 bf16 2174 / 2022; 32x512x31x33 G32 bf16 1669 / 1427; 64x256x4095 G32
+// bf16 1745 / 1637; 1024x64x7x7 G16 bf16 849 / 714. Lost: registers leave room for two or three blocks, which load, wait
+// for each other and store in turn; planes that are no whole packs cost the more instructions.
 #include "common/cluster.cuh"
 #include "common/runs.cuh"
 
-#ifndef GB
-#define GB 1
-#endif
 constexpr int kThreads = 256;
 constexpr int kHeldThreads = 512;
 constexpr int kFinished = 8;  // channels of a block that adds up their parts
@@ -121,7 +123,8 @@ template <int K, typename T, bool WHOLE> struct Held {
       : tile(Row::at(row, rows, size, part)),
         row(row),
         size(size),
-        start(part * (long long)Row::capacity()), live(row < rows) {}
+        start(part * (long long)Row::capacity()),
+        live(row < rows) {}
 
   __device__ __forceinline__ bool any(int k) const { return tile.any(tile.index(k, 0)); }
 
@@ -198,7 +201,9 @@ __device__ __forceinline__ void forward_row(Threads& threads, const T* x, const 
 // thread hold a row, or a block's part of it. mean and rstd are kept for backward, one number for each row. weight and
 // bias may be null.
 template <typename T, int K, bool WHOLE>
-__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 3 : K == 4 ? 2 : 1)
+__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3
+                                                               : K == 4 ? 2
+                                                                        : 1)
     group_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, Groups groups, long long rows,
                    long long size, acc_t<T> eps) {
@@ -265,8 +270,8 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
     if (!WHOLE) packs.next[k * blockDim.x + threadIdx.x] = next;
   }
   __syncthreads();
-  const int lane = threadIdx.x % lanes, step = blockDim.x / lanes, from = int(held.start) + held.tile.index(0, 0) -
-                                                                          int(threadIdx.x) * W;
+  const int lane = threadIdx.x % lanes, step = blockDim.x / lanes,
+            from = int(held.start) + held.tile.index(0, 0) - int(threadIdx.x) * W;
   const int parts = cluster_blocks();
   Pair<A> total = {};
   for (int first = 0; first < channels; first += step) {
@@ -295,7 +300,9 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: two pairs for each
 // pack that a block holds. weight and grad_x may be null.
 template <typename T, int K, bool WHOLE>
-__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : K == 4 ? GB : 1)
+__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 2
+                                                               : K == 4 ? GB
+                                                                        : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                    acc_t<T>* __restrict__ sums, Groups groups, long long rows, long long size, int lanes) {

@@ -43,7 +43,6 @@ __device__ __forceinline__ void keep(const Moments<acc_t<T>>& of, long long c, a
   step(running_var, of.square / (of.count - A(1)));
 }
 
-
 // sum(grad_y) and sum(grad_y xhat) of a channel are its gradients, either of which may be null.
 template <typename T>
 __device__ __forceinline__ void set_gradients(Pair<acc_t<T>> sums, long long c, void* grad_weight, void* grad_bias,
@@ -52,18 +51,10 @@ __device__ __forceinline__ void set_gradients(Pair<acc_t<T>> sums, long long c, 
   if (grad_bias) set<T>(grad_bias, c, wide, sums.first);
 }
 
-// (x - mean) scale + shift. Of half types, whose mean is no more than a few thousand times what they differ from it by, in
-// one operation.
+// (x - mean) scale + shift
 template <typename T> struct Affine {
-  using A = acc_t<T>;
-  A mean, scale, shift;
-
-  static __device__ __forceinline__ Affine of(A mean, A scale, A shift) {
-    return {mean, scale, sizeof(T) == 2 ? shift - mean * scale : shift};
-  }
-  __device__ __forceinline__ A operator()(A x) const {
-    return sizeof(T) == 2 ? fma(x, scale, shift) : (x - mean) * scale + shift;
-  }
+  acc_t<T> mean, scale, shift;
+  __device__ __forceinline__ acc_t<T> operator()(acc_t<T> x) const { return (x - mean) * scale + shift; }
 };
 
 template <typename T> struct Parameters {
@@ -72,23 +63,23 @@ template <typename T> struct Parameters {
 
   __device__ __forceinline__ Affine<T> affine(long long c, Pair<acc_t<T>> statistics) const {
     const acc_t<T> w = parameter<T>(weight, c, wide, acc_t<T>(1)), b = parameter<T>(bias, c, wide, acc_t<T>(0));
-    return Affine<T>::of(statistics.first, statistics.second * w, b);
+    return {statistics.first, statistics.second * w, b};
   }
 };
 
-// scale (grad_y - c2 - (x - mean) slope),   slope = rstd c1. Of half types as grad_y scale + x slope' + c2'.
+// scale (grad_y - c2 - (x - mean) slope),   slope = rstd c1. Half types, whose mean is no more than a few thousand times
+// what they differ from it by, have mean slope subtracted from c2 once.
 template <typename T> struct Gradient {
   using A = acc_t<T>;
   A mean, scale, slope, c2;
 
   // Of a channel's sum(grad_y) and sum(grad_y xhat) over `count`.
   static __device__ __forceinline__ Gradient of(A mean, A rstd, A weight, Pair<A> sums, A count) {
-    const A scale = rstd * weight, slope = rstd * (sums.second / count), c2 = sums.first / count;
-    if (sizeof(T) > 2) return {mean, scale, slope, c2};
-    return {mean, scale, -scale * slope, scale * (mean * slope - c2)};
+    const A slope = rstd * (sums.second / count), c2 = sums.first / count;
+    return {mean, rstd * weight, slope, sizeof(T) == 2 ? c2 - mean * slope : c2};
   }
   __device__ __forceinline__ A operator()(A grad_y, A x) const {
-    return sizeof(T) > 2 ? scale * (grad_y - c2 - (x - mean) * slope) : fma(grad_y, scale, fma(x, slope, c2));
+    return scale * (sizeof(T) == 2 ? grad_y - fma(x, slope, c2) : grad_y - c2 - (x - mean) * slope);
   }
 };
 

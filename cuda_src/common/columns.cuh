@@ -18,8 +18,8 @@ constexpr int kRowsAtOnce = 8;  // packs under way in a thread, of all tensors t
 
 // How many of `rows` rows are before part i, and in it: each part but the last ones has equally many.
 __device__ __forceinline__ long long rows_before(long long rows, int parts, int i) {
-  const long long each = rows < 1LL << 31 ? (unsigned(rows) + unsigned(parts) - 1) / unsigned(parts)
-                                          : (rows + parts - 1) / parts;
+  const long long each =
+      rows < 1LL << 31 ? (unsigned(rows) + unsigned(parts) - 1) / unsigned(parts) : (rows + parts - 1) / parts;
   return min(i * each, rows);
 }
 
@@ -196,7 +196,6 @@ template <typename T, typename A = acc_t<T>>
 __device__ __forceinline__ Moments<A> tile_moments(const ColumnTile<T>& tile, const Pair<A>* shared, int i, int y = 0,
                                                    int step = 1) {
   const int each = tile.rows / int(blockDim.y), more = tile.rows % int(blockDim.y), slab = blockDim.x * kVecWidth<T>;
-  return merged<A>(
-      (int(blockDim.y) - y + step - 1) / step, [&](int k) { return A(each + (y + k * step < more)); },
-      [&](int k) { return y + k * step < tile.rows ? shared[(y + k * step) * slab + i] : Pair<A>{}; });
+  return merged<A>((int(blockDim.y) - y + step - 1) / step, [&](int k) { return A(each + (y + k * step < more)); },
+                   [&](int k) { return y + k * step < tile.rows ? shared[(y + k * step) * slab + i] : Pair<A>{}; });
 }

@@ -38,7 +38,7 @@ struct Place {
 // Packs of which some elements alone are there take them one after the other, in little code: as element 0, of a pack
 // that is shifted.
 template <typename T> __device__ __forceinline__ void shift_down(Pack<T>& pack) {
-  unsigned(&word)[4] = pack.word;
+  unsigned (&word)[4] = pack.word;
   if constexpr (sizeof(T) == 2) {
 #pragma unroll
     for (int i = 0; i < 3; ++i) word[i] = __funnelshift_r(word[i], word[i + 1], 16);
@@ -51,7 +51,7 @@ template <typename T> __device__ __forceinline__ void shift_down(Pack<T>& pack) 
 }
 
 template <typename T> __device__ __forceinline__ void shift_up(Pack<T>& pack) {
-  unsigned(&word)[4] = pack.word;
+  unsigned (&word)[4] = pack.word;
   if constexpr (sizeof(T) == 2) {
 #pragma unroll
     for (int i = 3; i > 0; --i) word[i] = __funnelshift_l(word[i - 1], word[i], 16);
@@ -213,7 +213,7 @@ __device__ __forceinline__ void each_there(const Place& place, F f, const Pack<T
 
 // The moments of this thread's packs of a part.
 template <typename P, typename T> __device__ __forceinline__ Moments<acc_t<T>> part_moments(const P& part,
-                                                                                           const Source<T>& x) {
+                                                                                            const Source<T>& x) {
   using A = acc_t<T>;
   Centred<A> own = {};
   A count = A(0);

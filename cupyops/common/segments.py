@@ -22,12 +22,14 @@ FINISHERS = (8, 32)  # the block of a kernel that combines parts
 COLUMN_PARTS = 132 * 2  # blocks of a pass whose parts are combined
 CLUSTER = 8  # blocks of a cluster, at most
 CLUSTER_THREADS = 256
-CLUSTER_PACKS = 2048  # of a block, where the cluster may still grow
+CLUSTER_PACKS = 1024  # of a block, where the cluster may still grow
 MOST_CLUSTER_PACKS = 16384  # of a block: others would have to wait for it
-CLUSTER_ROOM = 110 << 10  # bytes of shared memory of a block: two to a multiprocessor
+CLUSTER_ROOM = 55 << 10  # bytes of shared memory of a block: four to a multiprocessor
+LARGE_CLUSTER_PACKS = 8192  # of a block, beyond which it has twice the threads and the room
 FEWEST = 64  # blocks that are worth while
 CLUSTER_ROWS = 8192
-MOST_TILE_BLOCKS = 132 * 4  # beyond which two passes are faster
+FORWARD_TILE_BLOCKS = 132 * 4  # of clusters, beyond which two passes are faster
+BACKWARD_TILE_BLOCKS = 1 << 20
 CLUSTER_ALONG = 8  # threads along the columns of a cluster's tile
 CLUSTER_COLUMN_THREADS = 256
 MOST_PACKS = (1 << 31) - THREADS * PACKS  # of a segment: counted in 32 bits, a step beyond the last included
@@ -69,9 +71,7 @@ def runs(segments: int, count: int, size: int, itemsize: int, aligned: bool, blo
 
 
 @functools.lru_cache(maxsize=4096)
-def cluster(
-    segments: int, count: int, size: int, itemsize: int, aligned: bool, tensors: int, most: int
-) -> Runs | None:
+def cluster(segments: int, count: int, size: int, itemsize: int, aligned: bool, tensors: int, most: int) -> Runs | None:
     """The same where a segment is a cluster's, of `most` blocks at most, which read `tensors` twice; None: too long.
 
     Beyond what shared memory holds they find it in the cache, or have to read it again.
@@ -83,10 +83,11 @@ def cluster(
         blocks *= 2
     each = ceil_div(total, blocks)
     few = segments * blocks < FEWEST and each > THREADS * PACKS
-    if few or each * tensors > (MOST_CLUSTER_PACKS if most > 1 else CLUSTER_PACKS):
+    if few or each * tensors > (MOST_CLUSTER_PACKS if most > 1 else 2 * CLUSTER_PACKS):
         return None
-    block = min(CLUSTER_THREADS, max(64, ceil_div(each, PACKS * 32) * 32))
-    room = min(each, CLUSTER_ROOM // (16 * tensors)) if most > 1 else 0
+    large = each * tensors > LARGE_CLUSTER_PACKS
+    block = min(2 * CLUSTER_THREADS if large else CLUSTER_THREADS, max(64, ceil_div(each, PACKS * 32) * 32))
+    room = min(each, (2 * CLUSTER_ROOM if large else CLUSTER_ROOM) // (16 * tensors)) if most > 1 else 0
     packed = _packed(segments, count, size, blocks, packs)
     return Runs(segments * blocks, block, blocks, packed, _whole(size, itemsize, aligned), room)
 
@@ -123,8 +124,8 @@ def columns(rows: int, size: int, itemsize: int, aligned: bool, blocks: int) -> 
 
 
 @functools.lru_cache(maxsize=4096)
-def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: int) -> Columns | None:
-    """The same where a tile is a cluster's, of `most` blocks at most, which read it twice; None: too many rows."""
+def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: int, most_blocks: int) -> Columns | None:
+    """The same where a tile is a cluster's, of `most` blocks at most, which read it twice; None: too many rows or blocks."""
     if rows > CLUSTER_ROWS * most // CLUSTER:
         return None
     tiles = ceil_div(size * itemsize, 16 * (CLUSTER_ALONG - (not (aligned and size * itemsize % 16 == 0))))
@@ -132,7 +133,7 @@ def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: in
     blocks = 1
     while blocks < most and rows > blocks * across * 2:
         blocks *= 2
-    if tiles * blocks > MOST_TILE_BLOCKS:
+    if tiles * blocks > most_blocks:
         return None
     return Columns((tiles, blocks), (CLUSTER_ALONG, across))
 

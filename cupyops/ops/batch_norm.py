@@ -30,7 +30,7 @@ batch_norm_columns_bwd_sums = Kernel("batch_norm.cu", "batch_norm_columns_bwd_su
 batch_norm_columns_bwd = Kernel("batch_norm.cu", "batch_norm_columns_bwd<T>", T=FLOATING)
 batch_norm_columns_bwd_cluster = Kernel("batch_norm.cu", "batch_norm_columns_bwd_cluster<T>", T=FLOATING)
 
-INFERENCE_BLOCKS = 1 << 12  # shorter than those that reduce
+INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}  # by the size of an element: shorter than those that reduce
 SMALL_PLANE = 256  # elements
 PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
@@ -78,7 +78,7 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
 
 def _forward_columns(x, weight, bias, y, kept, matrix, options):
     (mean, rstd, *_), (wide, _, eps), (rows, size, pixels) = kept, options, matrix
-    if plan := _column_cluster(x, *matrix):
+    if plan := _column_cluster(x, *matrix, segments.FORWARD_TILE_BLOCKS):
         launch = batch_norm_columns_fwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
         return launch(x, weight, bias, y, *kept, rows, size, *options, T=x.dtype)
     plan = _columns(x, rows, size, segments.COLUMN_PARTS)
@@ -131,7 +131,7 @@ def _(x, weight, bias, running_mean, running_var, eps):
     if matrix := _matrix(x):
         _normalise_columns(x, weight, bias, y, (None, None, running_mean, running_var), matrix, wide, eps)
     else:
-        plan = _runs(x, y, blocks=INFERENCE_BLOCKS)
+        plan = _runs(x, y, blocks=INFERENCE_BLOCKS[x.element_size()])
         args = (x, weight, bias, y, None, None, None, running_mean, running_var, plan.packed, wide, 0.0, eps)
         batch_norm_fwd[plan.grid, plan.block](*args, T=x.dtype, WHOLE=plan.whole)
     return y, ()
@@ -165,7 +165,9 @@ def _backward(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, wid
     if training and (plan := _cluster(2, *tensors)):
         shared = plan.room * 32
         launch = batch_norm_bwd_cluster.configure(plan.grid, plan.block, shared=shared, cluster=_cluster_of(plan.parts))
-        return launch(grad_y, x, weight, *statistics[:2], *results, plan.packed, plan.room, wide, T=x.dtype, WHOLE=plan.whole)
+        return launch(
+            grad_y, x, weight, *statistics[:2], *results, plan.packed, plan.room, wide, T=x.dtype, WHOLE=plan.whole
+        )
     plan = _runs(*tensors)
     at_once, parts = _first_results(x, grad_x, grad_weight, grad_bias, training, plan.grid * 2)
     launch = batch_norm_bwd_sums[plan.grid, plan.block]
@@ -179,7 +181,7 @@ def _backward(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, wid
 
 def _backward_columns(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, matrix, wide, eps, training):
     rows, size, pixels = matrix
-    if training and (plan := _column_cluster(x, *matrix)):
+    if training and (plan := _column_cluster(x, *matrix, segments.BACKWARD_TILE_BLOCKS)):
         launch = batch_norm_columns_bwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
         given = (grad_y, x, weight, *statistics[:2], grad_x, grad_weight, grad_bias, rows, size, wide)
         return launch(*given, T=x.dtype)
@@ -306,8 +308,10 @@ def _columns(like: Tensor, rows: int, size: int, blocks: int) -> segments.Column
     return segments.columns(rows, size, like.element_size(), is_aligned(like), blocks)
 
 
-def _column_cluster(x: Tensor, rows: int, size: int, pixels: int) -> segments.Columns | None:
-    return None if pixels > 1 else segments.cluster_columns(rows, size, x.element_size(), is_aligned(x), _most_blocks(x))
+def _column_cluster(x: Tensor, rows: int, size: int, pixels: int, most_blocks: int) -> segments.Columns | None:
+    if pixels > 1:
+        return None
+    return segments.cluster_columns(rows, size, x.element_size(), is_aligned(x), _most_blocks(x), most_blocks)
 
 
 def _runs(x: Tensor, *others: Tensor, blocks: int = segments.BLOCKS) -> segments.Runs:

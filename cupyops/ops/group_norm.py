@@ -21,7 +21,12 @@ from ..layout import suggested_format
 from ..operator import operator
 
 MOST_HELD = {True: ((1, 128), (2, 256), (4, 1024), (8, 2048)), False: ((1, 128), (2, 256), (4, 2048))}
-HELD: dict[str, Any] = {"T": FLOATING, "K": (1, 2, 4, 8), "WHOLE": (False, True), "where": lambda T, K, WHOLE: WHOLE or K < 8}
+HELD: dict[str, Any] = {
+    "T": FLOATING,
+    "K": (1, 2, 4, 8),
+    "WHOLE": (False, True),
+    "where": lambda T, K, WHOLE: WHOLE or K < 8,
+}
 
 group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K, WHOLE>", **HELD)
 group_norm_moments = Kernel("group_norm.cu", "group_norm_moments<T>", T=FLOATING)
@@ -220,7 +225,7 @@ def _held(rows: int, size: int, itemsize: int, aligned: bool, whole: bool, in_cl
     return Held(packs, (ceil_div(each, 32 * packs) * 32, 1), blocks, rows * blocks)
 
 
-SMALL_PACKS = 2
+SMALL_PACKS = 4  # in each thread of a group of at most 32: several groups share a warp
 PREFERRED = 2048  # packs of a group that a block holds: more blocks find room
 FEWEST = 64  # blocks that are worth while
 

@@ -48,10 +48,16 @@ class TestBatchNorm(OperatorContract):
     def samples(self, make: Make):
         width = 16 // make.dtype.itemsize
         yield from self.small_samples(make)
-        yield Sample(make(3, 2, 5, 4), *running(make, 2), make(2), make(2))
-        yield Sample(make(5, 2, 900 * width), None, None, make(2), make(2), **IN_TRAINING)  # a cluster, or several blocks
+        yield Sample(make(3, 2, 2, width), *running(make, 2), make(2), make(2))  # whole packs
+        yield Sample(make(3, 2, 5, 3), *running(make, 2), make(2), make(2))
+        yield Sample(make(3, 2, 2, width), None, None, make(2), make(2), **IN_TRAINING)
+        yield Sample(
+            make(5, 2, 900 * width), None, None, make(2), make(2), **IN_TRAINING
+        )  # a cluster, or several blocks
         yield Sample(make(3, 1, 2900 * width), None, None, make(1), make(1), **IN_TRAINING)  # several blocks
+        yield Sample(make(3, 1, 2900 * width + 1), None, None, make(1), make(1), **IN_TRAINING)
         yield Sample(make(17, 2, 5), None, None, make(2), make(2), **IN_TRAINING)  # small planes
+        yield Sample(make(5, 600), None, None, make(600), make(600), **IN_TRAINING)
         yield Sample(make(90, 8), None, None, make(8), make(8), **IN_TRAINING)
         if make.device.type == "cpu":  # PyTorch's CUDA kernels refuse a bias alone
             yield Sample(make(4, 3, 7), None, None, None, make(3), **IN_TRAINING)
@@ -85,7 +91,13 @@ def everything(function, x, grad_y, mean, var, weight, bias, training=True, mome
 def tensors(shape, dtype, parameters, device="cpu", shift=0.0):
     x = (torch.randn(shape, dtype=torch.float64) + shift).to(device, dtype)
     channels = [torch.randn(shape[1]).to(device, parameters) for _ in range(3)]
-    return x, torch.randn(shape).to(device, dtype), channels[0], (torch.rand(shape[1]) + 0.5).to(channels[0]), *channels[1:]
+    return (
+        x,
+        torch.randn(shape).to(device, dtype),
+        channels[0],
+        (torch.rand(shape[1]) + 0.5).to(channels[0]),
+        *channels[1:],
+    )
 
 
 NAMES = ("y", "grad_x", "grad_weight", "grad_bias", "running_mean", "running_var")
