@@ -300,9 +300,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: two pairs for each
 // pack that a block holds. weight and grad_x may be null.
 template <typename T, int K, bool WHOLE>
-__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 2
-                                                               : K == 4 ? GB
-                                                                        : 1)
+__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 || (K == 4 && !WHOLE) ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                    acc_t<T>* __restrict__ sums, Groups groups, long long rows, long long size, int lanes) {
