@@ -7,80 +7,102 @@
 //
 // Not in training, mean and rstd are those of running_mean and running_var, and c1 = c2 = 0.
 //
-// Images (n, c, s) are read as runs.cuh has it, blocks sharing a channel; channels that lie side by side, (m, c), as
-// columns.cuh has it. A first pass leaves the moments, or the sums, of each block's part; the second combines them, and
-// goes from the end: what was read last is still in cache. weight, bias, running_mean and running_var are of T, or with
-// `wide` of float beside a half type.
+// Images (n, c, s) are read as runs.cuh has it; channels that lie side by side, (m, c), as columns.cuh has it, and so are
+// small planes, (n, c s), whose columns belong to channels by the `pixels`. A channel, or a tile of columns, that the
+// blocks of a cluster share is read once from memory, and again from shared memory or the cache. Else a first pass leaves
+// the moments, or the sums, of each block's part; the second combines them, and goes from the end: what was read last is
+// still in cache.
 //
-// Bytes per element: training forward 3 x sizeof(T) (2 where the tensor stays in the cache), backward 5 x sizeof(T) (3);
-// else forward 2 x sizeof(T), backward 3 x sizeof(T). About 8 flops forward, 10 backward.
+// weight, bias, running_mean and running_var are of T, or with `wide` of float beside a half type.
 //
-// Reached on an H200 (GB/s of two and three passes over x, forward / backward; a copy: 4251): 64x256x56x56 training
-// fp32 2257 / 2348, 64x256x56x56 training bf16 1678 / 2210, 64x256x56x56 inference fp32 3595 / 2853, 64x256x56x56
-// inference bf16 3383 / 2896, 64x256x56x56 training channels_last fp16 853 / 1262. Lost: the second pass over x, of
-// which little is still in L2; channels_last and (n, c), whose loads are too few under way.
+// Bytes per element: training forward 2 x sizeof(T) (3 without clusters), backward 3 x sizeof(T) (5); else forward
+// 2 x sizeof(T), backward 3 x sizeof(T). About 8 flops forward, 10 backward.
+//
+// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251): 64x256x56x56 training fp32
+// 2868 / 2952, bf16 2295 / 2752; inference fp32 4018 / 3791, bf16 3666 / 3458; training channels_last bf16 1993 / 1982;
+// 4096x1000 bf16 740 / 1115; 4096x4095 bf16 1053 / 1105; 256x2048x7x7 bf16 1500 / 1366. Lost: half types are bound by
+// the instructions for a pack of eight; the forms without clusters read everything twice.
+#include "common/batch_norm.cuh"
 #include "common/columns.cuh"
 #include "common/runs.cuh"
 
 constexpr int kThreads = 256;
-constexpr int kFinishers = 8;  // threads that share the parts of a channel
+constexpr int kClusterThreads = 512;
+constexpr int kFinishers = 32;  // threads that share the parts of a channel
+constexpr int kFinished = 8;  // channels of a block that combines parts
 
-// Element c of a parameter, or what stands for one that is not there.
-template <typename T>
-__device__ __forceinline__ acc_t<T> parameter(const void* values, long long c, int wide, acc_t<T> otherwise) {
-  if (!values) return otherwise;
-  return wide ? acc_t<T>(static_cast<const float*>(values)[c]) : to_acc(static_cast<const T*>(values)[c]);
+// --- images: (n, c, s). WHOLE: every run of every tensor is whole packs ---
+
+template <typename P, typename T, typename Of>
+__device__ __forceinline__ void store_normalised(const P& part, const Source<T>& x, T* y, Of of) {
+  constexpr int U = P::kAtOnce;
+  each_packs<true>(
+      part,
+      [&](const Place(&places)[U], const Pack<T>(&packs)[1][U]) {
+        const Affine<T> affine = of();
+#pragma unroll
+        for (int u = 0; u < U; ++u) part.store(y, places[u], [&](int e) { return affine(packs[0][u][e]); });
+      },
+      x);
 }
 
-template <typename T> __device__ __forceinline__ void set(void* values, long long c, int wide, acc_t<T> value) {
-  if (wide) static_cast<float*>(values)[c] = float(value);
-  else static_cast<T*>(values)[c] = from_acc<T>(value);
+template <typename P, typename T>
+__device__ __forceinline__ void store_gradient(const P& part, const Source<T>& grad_y, const Source<T>& x, T* grad_x,
+                                               const Gradient<T>& of) {
+  constexpr int U = P::kAtOnce;
+  each_packs<true>(
+      part,
+      [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          part.store(grad_x, places[u], [&](int e) { return of(packs[0][u][e], packs[1][u][e]); });
+        }
+      },
+      grad_y, x);
 }
 
-// Mean and rstd of a channel, as kept (training), or of the running statistics.
-template <typename T> struct Statistics {
-  const acc_t<T>*mean, *rstd;
-  const void *running_mean, *running_var;
-  int wide;
-  acc_t<T> eps;
-
-  __device__ __forceinline__ Pair<acc_t<T>> operator[](long long c) const {
-    using A = acc_t<T>;
-    if (mean) return {mean[c], rstd[c]};
-    return {parameter<T>(running_mean, c, wide, A(0)), inverse_sqrt(parameter<T>(running_var, c, wide, A(1)) + eps)};
-  }
-};
-
-// The running statistics a step on, and what is kept for backward.
-template <typename T>
-__device__ __forceinline__ void keep(const Moments<acc_t<T>>& of, long long c, acc_t<T>* mean, acc_t<T>* rstd,
-                                     void* running_mean, void* running_var, int wide, acc_t<T> momentum, acc_t<T> eps) {
+// Training: y, mean, rstd and the running statistics, which may be null. Grid: channels x runs.parts, in clusters of
+// runs.parts. Block: a multiple of 32. Shared memory: for `room` packs, of 16 bytes.
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kClusterThreads, 2)
+    batch_norm_fwd_cluster(const T* __restrict__ x, const void* __restrict__ weight, const void* __restrict__ bias,
+                           T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd,
+                           void* running_mean, void* running_var, Runs runs, int room, int wide, acc_t<T> momentum,
+                           acc_t<T> eps) {
   using A = acc_t<T>;
-  mean[c] = of.mean, rstd[c] = of.rstd(eps);
-  const auto step = [&](void* values, A value) {
-    if (values) set<T>(values, c, wide, (A(1) - momentum) * parameter<T>(values, c, wide, A(0)) + momentum * value);
-  };
-  step(running_mean, of.mean);
-  step(running_var, of.square / (of.count - A(1)));
+  extern __shared__ uint4 kept[];
+  __shared__ Pair<A> shared[kWarp];
+  __shared__ Moments<A> all[kMaxCluster];
+  if (cluster_blocks() > 1) cluster_arrive();
+  const long long c = runs.segment(blockIdx.x);
+  const Part<T, WHOLE> part(runs, c, runs.part(blockIdx.x), y);
+  const Source<T> source{x, kept, room};
+  source.fetch(part);
+  wait_for_groups<0>();
+  share_in_cluster(block_moments(part_moments(part, source), part.elements(), shared), all);
+  auto of = merged<A>(
+      int(runs.parts), [&](int i) { return all[i].count; }, [&](int i) { return Pair<A>{all[i].mean, all[i].square}; });
+  of.count = A(runs.count * runs.size);
+  const auto affine = Parameters<T>{weight, bias, wide}.affine(c, {of.mean, of.rstd(eps)});
+  store_normalised(part, source, y, [&] { return affine; });
+  if (runs.part(blockIdx.x) > 0 || threadIdx.x > 0) return;
+  keep<T>(of, c, mean, rstd, running_mean, running_var, wide, momentum, eps);
 }
-
-// --- images: (n, c, s) ---
 
 // Three numbers of `parts`, (channels, runs.parts, 3), for each block. Grid: channels x runs.parts. Block: kThreads at
 // most, a multiple of 32.
-template <typename T>
+template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kThreads)
     batch_norm_moments(const T* __restrict__ x, acc_t<T>* __restrict__ parts, Runs runs) {
-  __shared__ Moments<acc_t<T>> shared[kWarp];
-  const long long channel = blockIdx.x / runs.parts;
-  const Part<T> part(runs, channel, int(blockIdx.x % runs.parts), x);
-  const auto of = block_merge(part_moments<4>(part, x), shared);
+  __shared__ Pair<acc_t<T>> shared[kWarp];
+  const Part<T, WHOLE> part(runs, runs.segment(blockIdx.x), runs.part(blockIdx.x), x);
+  const auto of = block_moments(part_moments(part, Source<T>{x}), part.elements(), shared);
   if (threadIdx.x == 0) store_moments(parts + 3 * (long long)blockIdx.x, of);
 }
 
 // y; in training, where there are `parts`, also mean, rstd and the running statistics, by the first block of a channel.
 // Grid and block: as batch_norm_moments. weight, bias, and in training running_mean and running_var, may be null.
-template <typename T>
+template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kThreads)
     batch_norm_fwd(const T* __restrict__ x, const void* __restrict__ weight, const void* __restrict__ bias,
                    T* __restrict__ y, const acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ mean,
@@ -88,63 +110,88 @@ __global__ void __launch_bounds__(kThreads)
                    acc_t<T> momentum, acc_t<T> eps) {
   using A = acc_t<T>;
   __shared__ Moments<A> shared[kWarp];
-  const long long block = gridDim.x - 1 - (long long)blockIdx.x, c = block / runs.parts;
-  const int number = int(block % runs.parts);
-  Pair<A> of;
+  const unsigned block = gridDim.x - 1 - blockIdx.x, channels = gridDim.x / unsigned(runs.parts);
+  const long long c = parts ? runs.segment(block) : block % channels;  // as they lie in memory
+  const int number = parts ? runs.part(block) : int(block / channels);
+  const Parameters<T> parameters{weight, bias, wide};
+  Pair<A> of = {};
   if (parts) {
-    const Moments<A> moments = block_merge_parts(parts + 3 * c * runs.parts, int(runs.parts), shared);
+    Moments<A> moments = block_merge_parts(parts + 3 * c * runs.parts, int(runs.parts), shared);
+    moments.count = A(runs.count * runs.size);
     of = {moments.mean, moments.rstd(eps)};
     if (number == 0 && threadIdx.x == 0) {
       keep<T>(moments, c, mean, rstd, running_mean, running_var, wide, momentum, eps);
     }
-  } else {
-    of = Statistics<T>{nullptr, nullptr, running_mean, running_var, wide, eps}[c];
   }
-  const A scale = of.second * parameter<T>(weight, c, wide, A(1)), shift = parameter<T>(bias, c, wide, A(0));
-  each_packs<4>(
-      Part<T>(runs, c, number, y),
-      [&](const Place(&places)[4], const Pack<T>(&packs)[1][4]) {
-#pragma unroll
-        for (int u = 0; u < 4; ++u) {
-          store_place(y, places[u], [&](int e) { return (packs[0][u][e] - of.first) * scale + shift; });
-        }
-      },
-      x);
+  store_normalised(Part<T, WHOLE>(runs, c, number, y), Source<T>{x}, y, [&] {  // after the loads of x
+    return parameters.affine(c, parts ? of : Statistics<T>{nullptr, nullptr, running_mean, running_var, wide, eps}[c]);
+  });
+}
+
+// Training: grad_x, grad_weight and grad_bias, each of which may be null. Grid and block: as batch_norm_fwd_cluster, with
+// room in shared memory for so many packs of either tensor.
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kClusterThreads, 2)
+    batch_norm_bwd_cluster(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
+                           const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                           void* __restrict__ grad_weight, void* __restrict__ grad_bias, Runs runs, int room,
+                           int wide) {
+  using A = acc_t<T>;
+  extern __shared__ uint4 kept[];
+  __shared__ Pair<A> shared[kWarp], all[kMaxCluster];
+  if (cluster_blocks() > 1) cluster_arrive();
+  const long long c = runs.segment(blockIdx.x);
+  const Part<T, WHOLE> part(runs, c, runs.part(blockIdx.x), x);
+  const A mu = mean[c], r = rstd[c];
+  const Source<T> grads{grad_y, kept, room}, inputs{x, kept + room, room};
+  grads.fetch(part), inputs.fetch(part);
+  wait_for_groups<0>();
+  share_in_cluster(block_reduce<Sum>(part_sums(part, grads, inputs, mu), shared), all);
+  Pair<A> sums = all[0];
+  for (int i = 1; i < runs.parts; ++i) sums = sums + all[i];
+  sums.second *= r;
+  if (runs.part(blockIdx.x) == 0 && threadIdx.x == 0) set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
+  if (!grad_x) return;
+  const A w = parameter<T>(weight, c, wide, A(1)), count = A(runs.count * runs.size);
+  store_gradient(part, grads, inputs, grad_x, Gradient<T>::of(mu, r, w, sums, count));
 }
 
 // Two numbers of `parts`, (channels, runs.parts, 2), for each block: sum(grad_y), sum(grad_y xhat). Where the statistics
-// were the running ones also grad_x, which may be null. Grid and block: as batch_norm_moments.
-template <typename T>
+// were the running ones also grad_x. Both may be null. Grid and block: as batch_norm_moments.
+template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kThreads)
     batch_norm_bwd_sums(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
                         const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                         const void* __restrict__ running_mean, const void* __restrict__ running_var,
                         T* __restrict__ grad_x, acc_t<T>* __restrict__ parts, Runs runs, int wide, acc_t<T> eps) {
   using A = acc_t<T>;
+  using P = Part<T, WHOLE>;
+  constexpr int U = P::kAtOnce;
   __shared__ Pair<A> shared[kWarp];
-  const long long c = blockIdx.x / runs.parts;
-  const int number = int(blockIdx.x % runs.parts);
+  const long long c = runs.segment(blockIdx.x);
+  const P part(runs, c, runs.part(blockIdx.x), x);
   const Pair<A> of = Statistics<T>{mean, rstd, running_mean, running_var, wide, eps}[c];
-  if (parts) {
-    const Pair<A> sums = block_reduce<Sum>(part_sums<4>(Part<T>(runs, c, number, x), grad_y, x, of.first), shared);
-    if (threadIdx.x == 0) {
-      parts[2 * (long long)blockIdx.x] = sums.first, parts[2 * (long long)blockIdx.x + 1] = sums.second * of.second;
-    }
-  }
-  if (!grad_x) return;
   const A scale = of.second * parameter<T>(weight, c, wide, A(1));
-  each_packs<4>(
-      Part<T>(runs, c, number, grad_x),
-      [&](const Place(&places)[4], const Pack<T>(&packs)[1][4]) {
+  Pair<A> sums = {};
+  each_packs(
+      part,
+      [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
+        add_products(sums, places, packs[0], packs[1], of.first);
 #pragma unroll
-        for (int u = 0; u < 4; ++u) store_place(grad_x, places[u], [&](int e) { return packs[0][u][e] * scale; });
+        for (int u = 0; u < U; ++u) {
+          if (grad_x) part.store(grad_x, places[u], [&](int e) { return packs[0][u][e] * scale; });
+        }
       },
-      grad_y);
+      Source<T>{grad_y}, Source<T>{x});
+  if (!parts) return;
+  sums = block_reduce<Sum>(sums, shared);
+  A* at = parts + 2 * (long long)blockIdx.x;
+  if (threadIdx.x == 0) at[0] = sums.first, at[1] = sums.second * of.second;
 }
 
 // grad_x in training, of the parts that batch_norm_bwd_sums left; grad_weight and grad_bias, which may be null, by the
 // first block of a channel. Grid and block: as batch_norm_moments.
-template <typename T>
+template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kThreads)
     batch_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
                    const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
@@ -152,97 +199,205 @@ __global__ void __launch_bounds__(kThreads)
                    void* __restrict__ grad_bias, Runs runs, int wide) {
   using A = acc_t<T>;
   __shared__ Pair<A> shared[kWarp];
-  const long long block = gridDim.x - 1 - (long long)blockIdx.x, c = block / runs.parts;
-  const int number = int(block % runs.parts);
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const long long c = runs.segment(block);
+  const int number = runs.part(block);
   Pair<A> sums = {};
   for (int p = threadIdx.x; p < runs.parts; p += blockDim.x) {
     const A* at = parts + 2 * (c * runs.parts + p);
     sums = sums + Pair<A>{at[0], at[1]};
   }
   sums = block_reduce<Sum>(sums, shared);
-  if (number == 0 && threadIdx.x == 0) {
-    if (grad_weight) set<T>(grad_weight, c, wide, sums.second);
-    if (grad_bias) set<T>(grad_bias, c, wide, sums.first);
-  }
-  const A count = A(runs.count * runs.size), mu = mean[c], r = rstd[c], scale = r * parameter<T>(weight, c, wide, A(1));
-  const A c1 = sums.second / count, c2 = sums.first / count;
-  each_packs<4>(
-      Part<T>(runs, c, number, grad_x),
-      [&](const Place(&places)[4], const Pack<T>(&packs)[2][4]) {
+  if (number == 0 && threadIdx.x == 0) set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
+  const A w = parameter<T>(weight, c, wide, A(1)), count = A(runs.count * runs.size);
+  store_gradient(Part<T, WHOLE>(runs, c, number, grad_x), Source<T>{grad_y}, Source<T>{x}, grad_x,
+                 Gradient<T>::of(mean[c], rstd[c], w, sums, count));
+}
+
+// --- columns: (m, c), or (n, c s) ---
+
+__device__ __forceinline__ long long channel_of(long long column, int pixels) {
+  return pixels == 1 ? column : unsigned(column) / unsigned(pixels);
+}
+
+// The sums of column i of this block's tile: in eight that a tree adds up, which is more exact than one after the other.
+template <typename A> __device__ __forceinline__ Pair<A> tile_sums(const Pair<A>* shared, int slab, int i) {
+  constexpr int kSums = 8;
+  Pair<A> sums[kSums] = {};
+  for (int y = 0; y < blockDim.y; y += kSums) {
 #pragma unroll
-        for (int u = 0; u < 4; ++u) {
-          store_place(grad_x, places[u],
-                      [&](int e) { return scale * (packs[0][u][e] - c2 - (packs[1][u][e] - mu) * r * c1); });
-        }
-      },
-      grad_y, x);
+    for (int k = 0; k < kSums; ++k) sums[k] = sums[k] + shared[(y + k) * slab + i];
+  }
+  return reduce_elements<Sum, 1, kSums>([&](int, int k) { return sums[k]; });
 }
 
-// --- columns: (m, c) ---
-
-template <bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void columns_moments(const T* x, A* parts, long long rows, long long size,
-                                                Moments<A>* shared) {
-  constexpr int W = kVecWidth<T>;
-  const ColumnTile<T, VECTORS> tile(size);
-  ColumnMoments<W, A> own = {};
-  each_rows(
-      tile, rows, [&](long long, int there, const Pack<T>(&packs)[1][kRowsAtOnce]) { own.add(packs[0], there); }, x);
-  fold_columns(
-      tile, shared, [&](int e) { return Moments<A>{own.count, own.mean[e], own.square[e]}; },
-      [](Moments<A>& total, const Moments<A>& other) { total.merge(other); },
-      [&](int i, const Moments<A>& total) { store_moments(parts + 3 * (blockIdx.y * size + tile.start + i), total); });
-}
-
-// Three numbers of `parts`, (gridDim.y, size, 3), for each column of each part of the rows. Grid: (tiles of columns,
-// parts). Block: see columns.cuh.
+// Mean and square, (2, size), of each part of the rows, for each column. Grid: (tiles of columns, parts). Block: see
+// columns.cuh, kColumnThreads.
 template <typename T>
 __global__ void __launch_bounds__(kColumnThreads)
     batch_norm_columns_moments(const T* __restrict__ x, acc_t<T>* __restrict__ parts, long long rows, long long size) {
-  __shared__ Moments<acc_t<T>> shared[kColumnThreads * kVecWidth<T>];
-  if (vectors_fit<kVecWidth<T>>(size, x)) columns_moments<true>(x, parts, rows, size, shared);
-  else columns_moments<false>(x, parts, rows, size, shared);
-}
-
-// mean, rstd and the running statistics, of `count` parts. Grid: ceil(size / kWarp). Block: (kWarp, kFinishers): columns
-// by threadIdx.x, parts dealt out over threadIdx.y. running_mean and running_var may be null.
-template <typename T>
-__global__ void __launch_bounds__(kWarp* kFinishers)
-    batch_norm_columns_finish(const acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ mean,
-                              acc_t<T>* __restrict__ rstd, void* running_mean, void* running_var, long long size,
-                              int count, int wide, acc_t<T> momentum, acc_t<T> eps) {
   using A = acc_t<T>;
-  __shared__ Moments<A> shared[kFinishers][kWarp];
-  const long long c = blockIdx.x * (long long)kWarp + threadIdx.x;
-  Moments<A> own = {};
-  for (int p = threadIdx.y; c < size && p < count; p += kFinishers) {
-    const A* at = parts + 3 * (p * size + c);
-    own.merge({at[0], at[1], at[2]});
+  constexpr int W = kVecWidth<T>;
+  __shared__ Pair<A> shared[kColumnThreads * W];
+  const ColumnTile<T> tile(rows, size, blockIdx.y, x);
+  Pair<A> own[W] = {};
+  column_moments(tile, x, own);
+  share_columns(tile, own, shared);
+  A* at = parts + 2 * blockIdx.y * size + tile.start;
+  for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < tile.left; i += kColumnThreads) {
+    const Moments<A> of = tile_moments(tile, shared, i);
+    at[i] = of.mean, at[size + i] = of.square;
   }
-  shared[threadIdx.y][threadIdx.x] = own;
-  __syncthreads();
-  if (threadIdx.y > 0 || c >= size) return;
-  for (int y = 1; y < kFinishers; ++y) own.merge(shared[y][threadIdx.x]);
-  keep<T>(own, c, mean, rstd, running_mean, running_var, wide, momentum, eps);
 }
 
-template <bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void columns_forward(const T* x, const void* weight, const void* bias, T* y,
-                                                const Statistics<T>& statistics, long long rows, long long size) {
-  constexpr int W = kVecWidth<T>;
-  const ColumnTile<T, VECTORS> tile(size);
-  A mean[W] = {}, scale[W] = {}, shift[W] = {};
-  tile.each([&](int e, long long c) {
+// Sums, (2, size), of each part of the rows, for each column: as batch_norm_bwd_sums. Grid and block: the same.
+template <typename T>
+__global__ void __launch_bounds__(kColumnThreads)
+    batch_norm_columns_bwd_sums(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
+                                const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
+                                const void* __restrict__ running_mean, const void* __restrict__ running_var,
+                                T* __restrict__ grad_x, acc_t<T>* __restrict__ parts, long long rows, long long size,
+                                int pixels, int wide, acc_t<T> eps) {
+  using A = acc_t<T>;
+  constexpr int W = kVecWidth<T>, U = kRowsAtOnce / 2;
+  __shared__ Pair<A> shared[kColumnThreads * W];
+  const Statistics<T> statistics{mean, rstd, running_mean, running_var, wide, eps};
+  const ColumnTile<T> tile(rows, size, blockIdx.y, x);
+  A mu[W] = {}, r[W] = {}, scale[W] = {};
+  tile.each([&](int e, long long column) {
+    const long long c = channel_of(column, pixels);
     const Pair<A> of = statistics[c];
-    mean[e] = of.first, scale[e] = of.second * parameter<T>(weight, c, statistics.wide, A(1));
-    shift[e] = parameter<T>(bias, c, statistics.wide, A(0));
+    mu[e] = of.first, r[e] = of.second;
+    scale[e] = grad_x ? of.second * parameter<T>(weight, c, wide, A(1)) : A(0);
   });
-  each_rows(
-      tile, rows,
-      [&](long long row, int there, const Pack<T>(&packs)[1][kRowsAtOnce]) {
-        store_rows(tile, y, row, there, [&](int u, int e) { return (packs[0][u][e] - mean[e]) * scale[e] + shift[e]; });
+  Pair<A> sums[W] = {};
+  const ColumnPacks<T> to(tile, grad_x);
+  column_sums(tile, grad_y, x, mu, sums, [&](int i, int there, const Pack<T>(&packs)[2][U]) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (grad_x && u < there) to.store(i + u, [&](int e) { return packs[0][u][e] * scale[e]; });
+    }
+  });
+  if (!parts) return;
+#pragma unroll
+  for (int e = 0; e < W; ++e) sums[e].second *= r[e];
+  share_columns(tile, sums, shared);
+  A* at = parts + 2 * blockIdx.y * size + tile.start;
+  for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < tile.left; i += kColumnThreads) {
+    const Pair<A> of = tile_sums(shared, W * blockDim.x, i);
+    at[i] = of.first, at[size + i] = of.second;
+  }
+}
+
+// The parts of a channel dealt out over threadIdx.y, and merge(own, other) what threads then have, in a fixed order.
+// own(i, step) for the parts i, i + step, ...; kept(result) by one thread. Block: (kFinished, kFinishers).
+template <typename V, typename Own, typename Merge, typename Kept>
+__device__ __forceinline__ void finish_channel(bool live, Own own, Merge merge, Kept kept) {
+  __shared__ V shared[kFinishers][kFinished];
+  V value = {};
+  if (live) value = own(threadIdx.y);
+  for (int half = kFinishers / 2; half > 0; half /= 2) {
+    shared[threadIdx.y][threadIdx.x] = value;
+    __syncthreads();
+    if (threadIdx.y < half) merge(value, shared[threadIdx.y + half][threadIdx.x]);
+    __syncthreads();
+  }
+  if (threadIdx.y == 0 && live) kept(value);
+}
+
+// mean, rstd and the running statistics, of the `count` parts that batch_norm_columns_moments left of rows by channels x
+// pixels. Grid: ceil(channels / kFinished). Block: (kFinished, kFinishers). running_mean and running_var may be null.
+template <typename T>
+__global__ void __launch_bounds__(kFinished* kFinishers)
+    batch_norm_columns_finish(const acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ mean,
+                              acc_t<T>* __restrict__ rstd, void* running_mean, void* running_var, long long rows,
+                              long long channels, int pixels, int count, int wide, acc_t<T> momentum, acc_t<T> eps) {
+  using A = acc_t<T>;
+  constexpr int kHeld = 8;  // parts under way
+  const long long c = blockIdx.x * (long long)kFinished + threadIdx.x, size = channels * pixels;
+  const int all = count * pixels;
+  finish_channel<Moments<A>>(
+      c < channels,
+      [&](int first) {
+        Moments<A> own = {};
+        for (int i = first; i < all; i += kHeld * kFinishers) {
+          Pair<A> held[kHeld];
+          A counts[kHeld];
+#pragma unroll
+          for (int k = 0; k < kHeld; ++k) {
+            const int at = i + k * kFinishers, part = at / pixels;
+            counts[k] = at < all ? A(rows_of(rows, count, part)) : A(0), held[k] = {};
+            if (at >= all) continue;
+            const A* from = parts + 2 * part * size + c * pixels + (at - part * pixels);
+            held[k] = {from[0], from[size]};
+          }
+          own.merge(merged<A>(kHeld, [&](int k) { return counts[k]; }, [&](int k) { return held[k]; }));
+        }
+        return own;
       },
-      x);
+      [](Moments<A>& own, const Moments<A>& other) { own.merge(other); },
+      [&](const Moments<A>& of) { keep<T>(of, c, mean, rstd, running_mean, running_var, wide, momentum, eps); });
+}
+
+// grad_weight and grad_bias, of `count` parts for each of the `pixels` of a channel; `sums`, (channels, 2), gets both as
+// they are summed. Each may be null. Part p of column i is at p step_part + i step_column, its second number `second`
+// further. Grid and block: as batch_norm_columns_finish.
+template <typename T>
+__global__ void __launch_bounds__(kFinished* kFinishers)
+    batch_norm_bwd_finish(const acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ sums,
+                          void* __restrict__ grad_weight, void* __restrict__ grad_bias, long long channels, int pixels,
+                          int count, long long step_part, long long step_column, long long second, int wide) {
+  using A = acc_t<T>;
+  const long long c = blockIdx.x * (long long)kFinished + threadIdx.x;
+  finish_channel<Pair<A>>(
+      c < channels,
+      [&](int first) {
+        Pair<A> own = {};
+#pragma unroll 8
+        for (int i = first; i < count * pixels; i += kFinishers) {
+          const int part = i / pixels;
+          const A* at = parts + part * step_part + (c * pixels + i - part * pixels) * step_column;
+          own = own + Pair<A>{at[0], at[second]};
+        }
+        return own;
+      },
+      [](Pair<A>& own, const Pair<A>& other) { own = own + other; },
+      [&](const Pair<A>& of) {
+        if (sums) sums[2 * c] = of.first, sums[2 * c + 1] = of.second;
+        set_gradients<T>(of, c, grad_weight, grad_bias, wide);
+      });
+}
+
+template <bool BACK, typename T>
+__device__ __forceinline__ void store_normalised(const ColumnTile<T>& tile, const T* x, T* y,
+                                                 const Affine<T> (&of)[kVecWidth<T>]) {
+  constexpr int U = kRowsAtOnce;
+  const ColumnPacks<T> to(tile, y);
+  each_rows<BACK>(
+      tile,
+      [&](int i, int there, const Pack<T>(&packs)[1][U]) {
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          if (u < there) to.store(i + u, [&](int e) { return of[e](packs[0][u][e]); });
+        }
+      },
+      ColumnPacks<T>(tile, x));
+}
+
+template <bool BACK, typename T>
+__device__ __forceinline__ void store_gradient(const ColumnTile<T>& tile, const T* grad_y, const T* x, T* grad_x,
+                                               const Gradient<T> (&of)[kVecWidth<T>]) {
+  constexpr int U = kRowsAtOnce / 2;
+  const ColumnPacks<T> to(tile, grad_x);
+  each_rows<BACK>(
+      tile,
+      [&](int i, int there, const Pack<T>(&packs)[2][U]) {
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          if (u < there) to.store(i + u, [&](int e) { return of[e](packs[0][u][e], packs[1][u][e]); });
+        }
+      },
+      ColumnPacks<T>(tile, grad_y), ColumnPacks<T>(tile, x));
 }
 
 // y. mean and rstd, or running_mean and running_var; the others are null. Grid and block: as batch_norm_columns_moments.
@@ -251,112 +406,16 @@ __global__ void __launch_bounds__(kColumnThreads)
     batch_norm_columns_fwd(const T* __restrict__ x, const void* __restrict__ weight, const void* __restrict__ bias,
                            T* __restrict__ y, const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                            const void* __restrict__ running_mean, const void* __restrict__ running_var, long long rows,
-                           long long size, int wide, acc_t<T> eps) {
+                           long long size, int pixels, int wide, acc_t<T> eps) {
   const Statistics<T> statistics{mean, rstd, running_mean, running_var, wide, eps};
-  if (vectors_fit<kVecWidth<T>>(size, x, y)) columns_forward<true>(x, weight, bias, y, statistics, rows, size);
-  else columns_forward<false>(x, weight, bias, y, statistics, rows, size);
-}
-
-template <bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void columns_sums(const T* grad_y, const T* x, const void* weight,
-                                             const Statistics<T>& statistics, T* grad_x, A* parts, long long rows,
-                                             long long size, Pair<A>* shared) {
-  constexpr int W = kVecWidth<T>;
-  const ColumnTile<T, VECTORS> tile(size);
-  A mean[W] = {}, rstd[W] = {}, scale[W] = {};
-  Pair<A> sums[W] = {};
-  tile.each([&](int e, long long c) {
-    const Pair<A> of = statistics[c];
-    mean[e] = of.first, rstd[e] = of.second;
-    scale[e] = grad_x ? of.second * parameter<T>(weight, c, statistics.wide, A(1)) : A(0);
+  const Parameters<T> parameters{weight, bias, wide};
+  const ColumnTile<T> tile(rows, size, gridDim.y - 1 - blockIdx.y, y);
+  Affine<T> of[kVecWidth<T>] = {};
+  tile.each([&](int e, long long column) {
+    const long long c = channel_of(column, pixels);
+    of[e] = parameters.affine(c, statistics[c]);
   });
-  each_rows(
-      tile, rows,
-      [&](long long row, int there, const Pack<T>(&packs)[2][kRowsAtOnce]) {
-#pragma unroll
-        for (int e = 0; e < W; ++e) {
-          Pair<A> own = {};
-#pragma unroll
-          for (int u = 0; u < kRowsAtOnce; ++u) {
-            const A centred = u < there ? packs[1][u][e] - mean[e] : A(0);  // else 0 x inf would be NaN
-            own.first += packs[0][u][e], own.second += packs[0][u][e] * centred;
-          }
-          sums[e] = sums[e] + own;
-        }
-        if (!grad_x) return;
-        store_rows(tile, grad_x, row, there, [&](int u, int e) { return packs[0][u][e] * scale[e]; });
-      },
-      grad_y, x);
-  if (!parts) return;
-  fold_columns(
-      tile, shared, [&](int e) { return Pair<A>{sums[e].first, sums[e].second * rstd[e]}; },
-      [](Pair<A>& total, const Pair<A>& other) { total = total + other; },
-      [&](int i, const Pair<A>& total) {
-        A* at = parts + 2 * (blockIdx.y * size + tile.start + i);
-        at[0] = total.first, at[1] = total.second;
-      });
-}
-
-// As batch_norm_bwd_sums; `parts` are (gridDim.y, size, 2). Grid and block: as batch_norm_columns_moments.
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
-    batch_norm_columns_bwd_sums(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
-                                const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
-                                const void* __restrict__ running_mean, const void* __restrict__ running_var,
-                                T* __restrict__ grad_x, acc_t<T>* __restrict__ parts, long long rows, long long size,
-                                int wide, acc_t<T> eps) {
-  __shared__ Pair<acc_t<T>> shared[kColumnThreads * kVecWidth<T>];
-  const Statistics<T> statistics{mean, rstd, running_mean, running_var, wide, eps};
-  if (vectors_fit<kVecWidth<T>>(size, grad_y, x, grad_x)) {
-    columns_sums<true>(grad_y, x, weight, statistics, grad_x, parts, rows, size, shared);
-  } else {
-    columns_sums<false>(grad_y, x, weight, statistics, grad_x, parts, rows, size, shared);
-  }
-}
-
-// grad_weight and grad_bias, of `count` parts `step` channels apart; `sums`, (size, 2), gets both as they are summed.
-// Each may be null. Part p of channel c is at p step_part + c step_channel. Grid and block: as batch_norm_columns_finish.
-template <typename T>
-__global__ void __launch_bounds__(kWarp* kFinishers)
-    batch_norm_bwd_finish(const acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ sums,
-                          void* __restrict__ grad_weight, void* __restrict__ grad_bias, long long size,
-                          long long step_part, long long step_channel, int count, int wide) {
-  using A = acc_t<T>;
-  __shared__ Pair<A> shared[kFinishers][kWarp];
-  const long long c = blockIdx.x * (long long)kWarp + threadIdx.x;
-  Pair<A> own = {};
-  for (int p = threadIdx.y; c < size && p < count; p += kFinishers) {
-    const A* at = parts + 2 * (p * step_part + c * step_channel);
-    own = own + Pair<A>{at[0], at[1]};
-  }
-  shared[threadIdx.y][threadIdx.x] = own;
-  __syncthreads();
-  if (threadIdx.y > 0 || c >= size) return;
-  for (int y = 1; y < kFinishers; ++y) own = own + shared[y][threadIdx.x];
-  if (sums) sums[2 * c] = own.first, sums[2 * c + 1] = own.second;
-  if (grad_weight) set<T>(grad_weight, c, wide, own.second);
-  if (grad_bias) set<T>(grad_bias, c, wide, own.first);
-}
-
-template <bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void columns_backward(const T* grad_y, const T* x, const void* weight, const A* mean,
-                                                 const A* rstd, const A* sums, T* grad_x, long long rows,
-                                                 long long size, int wide) {
-  constexpr int W = kVecWidth<T>;
-  const ColumnTile<T, VECTORS> tile(size);
-  A mu[W] = {}, scale[W] = {}, slope[W] = {}, c2[W] = {};
-  tile.each([&](int e, long long c) {
-    mu[e] = mean[c], scale[e] = rstd[c] * parameter<T>(weight, c, wide, A(1));
-    slope[e] = rstd[c] * (sums[2 * c + 1] / A(rows)), c2[e] = sums[2 * c] / A(rows);
-  });
-  each_rows(
-      tile, rows,
-      [&](long long row, int there, const Pack<T>(&packs)[2][kRowsAtOnce]) {
-        store_rows(tile, grad_x, row, there, [&](int u, int e) {
-          return scale[e] * (packs[0][u][e] - c2[e] - (packs[1][u][e] - mu[e]) * slope[e]);
-        });
-      },
-      grad_y, x);
+  store_normalised<false>(tile, x, y, of);
 }
 
 // grad_x in training; `sums` as batch_norm_bwd_finish left them. Grid and block: as batch_norm_columns_moments.
@@ -365,10 +424,117 @@ __global__ void __launch_bounds__(kColumnThreads)
     batch_norm_columns_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
                            const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                            const acc_t<T>* __restrict__ sums, T* __restrict__ grad_x, long long rows, long long size,
-                           int wide) {
-  if (vectors_fit<kVecWidth<T>>(size, grad_y, x, grad_x)) {
-    columns_backward<true>(grad_y, x, weight, mean, rstd, sums, grad_x, rows, size, wide);
-  } else {
-    columns_backward<false>(grad_y, x, weight, mean, rstd, sums, grad_x, rows, size, wide);
+                           int pixels, int wide) {
+  using A = acc_t<T>;
+  const ColumnTile<T> tile(rows, size, gridDim.y - 1 - blockIdx.y, grad_x);
+  Gradient<T> of[kVecWidth<T>] = {};
+  tile.each([&](int e, long long column) {
+    const long long c = channel_of(column, pixels);
+    const A w = parameter<T>(weight, c, wide, A(1));
+    of[e] = Gradient<T>::of(mean[c], rstd[c], w, {sums[2 * c], sums[2 * c + 1]}, A(rows) * A(pixels));
+  });
+  store_gradient<false>(tile, grad_y, x, grad_x, of);
+}
+
+constexpr int kClusterAlong = 8;  // threads along the columns of a tile that a cluster has
+
+__device__ __forceinline__ void meet_tile() {
+  if (gridDim.y == 1) return __syncthreads();
+  cluster_arrive();
+  cluster_wait();
+}
+
+// What the blocks of a cluster have for each column of a tile, to all of them: `all` is (gridDim.y, columns).
+template <typename V> __device__ __forceinline__ void share_tile(const V& value, V* all, int columns, int i) {
+  for (int rank = 0; rank < gridDim.y; ++rank) {
+    if (gridDim.y > 1) store_remote(all + blockIdx.y * columns + i, rank, value);
+    else all[i] = value;
   }
+}
+
+// Training: y, mean, rstd and the running statistics, which may be null. Grid: (tiles of columns, a cluster). Block:
+// (kClusterAlong, kColumnThreads / kClusterAlong).
+template <typename T>
+__global__ void __launch_bounds__(kColumnThreads)
+    batch_norm_columns_fwd_cluster(const T* __restrict__ x, const void* __restrict__ weight,
+                                   const void* __restrict__ bias, T* __restrict__ y, acc_t<T>* __restrict__ mean,
+                                   acc_t<T>* __restrict__ rstd, void* running_mean, void* running_var, long long rows,
+                                   long long size, int wide, acc_t<T> momentum, acc_t<T> eps) {
+  using A = acc_t<T>;
+  constexpr int W = kVecWidth<T>, kColumns = kClusterAlong * W;
+  __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
+  __shared__ Moments<A> parts[kColumnThreads / kColumns][kColumns];
+  if (gridDim.y > 1) cluster_arrive();
+  const Parameters<T> parameters{weight, bias, wide};
+  const ColumnTile<T> tile(rows, size, blockIdx.y, x);
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  Pair<A> own[W] = {};
+  column_moments(tile, x, own);
+  share_columns(tile, own, shared);
+  if (gridDim.y > 1) cluster_wait();
+  const int groups = kColumnThreads / kColumns;
+  Moments<A> part = {};
+  if (thread % kColumns < tile.left) part = tile_moments(tile, shared, thread % kColumns, thread / kColumns, groups);
+  __syncthreads();
+  parts[thread / kColumns][thread % kColumns] = part;
+  __syncthreads();
+  if (thread < tile.left) {
+    Moments<A> of = parts[0][thread];
+    for (int i = 1; i < groups; ++i) of.merge(parts[i][thread]);
+    share_tile(Pair<A>{of.mean, of.square}, all, kColumns, thread);
+  }
+  meet_tile();
+  if (thread < tile.left) {
+    const Moments<A> of = merged<A>(
+        gridDim.y, [&](int i) { return A(rows_of(rows, gridDim.y, i)); },
+        [&](int i) { return all[i * kColumns + thread]; });
+    shared[thread] = {of.mean, of.rstd(eps)};
+    if (blockIdx.y == 0) {
+      keep<T>(of, tile.start + thread, mean, rstd, running_mean, running_var, wide, momentum, eps);
+    }
+  }
+  __syncthreads();
+  Affine<T> of[W] = {};
+  tile.each([&](int e, long long c) { of[e] = parameters.affine(c, shared[tile.first + e]); });
+  store_normalised<true>(tile, x, y, of);
+}
+
+// Training: grad_x, grad_weight and grad_bias, each of which may be null. Grid and block: as
+// batch_norm_columns_fwd_cluster.
+template <typename T>
+__global__ void __launch_bounds__(kColumnThreads)
+    batch_norm_columns_bwd_cluster(const T* __restrict__ grad_y, const T* __restrict__ x,
+                                   const void* __restrict__ weight, const acc_t<T>* __restrict__ mean,
+                                   const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                                   void* __restrict__ grad_weight, void* __restrict__ grad_bias, long long rows,
+                                   long long size, int wide) {
+  using A = acc_t<T>;
+  constexpr int W = kVecWidth<T>, kColumns = kClusterAlong * W;
+  __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
+  if (gridDim.y > 1) cluster_arrive();
+  const ColumnTile<T> tile(rows, size, blockIdx.y, x);
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const long long column = tile.start + thread;
+  A mu[W] = {};
+  tile.each([&](int e, long long c) { mu[e] = mean[c]; });
+  Pair<A> own[W] = {};
+  column_sums(tile, grad_y, x, mu, own, [](int, int, const Pack<T>(&)[2][kRowsAtOnce / 2]) {});
+  share_columns(tile, own, shared);
+  if (gridDim.y > 1) cluster_wait();
+  if (thread < tile.left) share_tile(tile_sums(shared, kColumns, thread), all, kColumns, thread);
+  meet_tile();
+  if (thread < tile.left) {
+    Pair<A> sums = {};
+    for (int i = 0; i < gridDim.y; ++i) sums = sums + all[i * kColumns + thread];
+    sums.second *= rstd[column];
+    shared[thread] = sums;
+    if (blockIdx.y == 0) set_gradients<T>(sums, column, grad_weight, grad_bias, wide);
+  }
+  if (!grad_x) return;
+  __syncthreads();
+  Gradient<T> of[W] = {};
+  tile.each([&](int e, long long c) {
+    of[e] = Gradient<T>::of(mu[e], rstd[c], parameter<T>(weight, c, wide, A(1)), shared[tile.first + e], A(rows));
+  });
+  store_gradient<true>(tile, grad_y, x, grad_x, of);
 }

@@ -5,132 +5,323 @@
 // grad_x = rstd (grad_y weight - c2 - xhat c1),   c1 = sum(weight h) / m,   c2 = sum(weight g) / m        over the group
 // grad_weight = sum(h),   grad_bias = sum(g)                                                                  over the n
 //
-// A group, channels of one image, is a row of neighbours. Where it fits the registers of a block it is read once. Else
-// several blocks share it: a first pass leaves what each has found, the second combines that, from the end: what was read
-// last is still in cache.
+// A group, channels of one image, is a row of neighbours. Where it fits the registers of a block, or of the blocks of a
+// cluster, it is read once. Else several blocks share it: a first pass leaves what each has found, the second combines
+// that, from the end: what was read last is still in cache.
 //
-// Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups that are shared, 3 and 5. About 8 flops
+// Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 32x512x32x32 G32 bf16 2043 / 1802,
-// 8x256x128x128 G32 bf16 1345 / 2039, 2x64x1000 G32 bf16 82 / 82, 32x512x32x32 G32 fp16 2034 / 1776, 32x512x32x32 G32
-// fp32 1626 / 1368. Lost: a group that a block holds leaves room for few others, and larger ones are read twice.
+// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251): 32x512x32x32 G32 bf16
+// 2473 / 2225, fp32 2544 / 2311; 8x256x128x128 G32 bf16 2174 / 2022; 32x512x31x33 G32 bf16 1669 / 1427; 64x256x4095 G32
+// bf16 1745 / 1637; 1024x64x7x7 G16 bf16 849 / 714. Lost: registers leave room for two or three blocks, which load, wait
+// for each other and store in turn; planes that are no whole packs cost the more instructions.
+#include "common/cluster.cuh"
 #include "common/runs.cuh"
 
 constexpr int kThreads = 256;
 constexpr int kHeldThreads = 512;
-constexpr int kMostFinishers = 32;
+constexpr int kFinished = 8;  // channels of a block that adds up their parts
+constexpr int kMostFinishers = 128;
 
 struct Groups {
   long long count, channels;  // groups of an image, channels of a group
   Divisor plane;  // by the elements of a channel
+
+  __device__ __forceinline__ long long first(long long group) const { return group % count * channels; }
 };
 
-// The channel of each element of a pack, of which some are there: mostly one for all of them.
-struct Channels {
-  const Groups& groups;
-  long long first;  // of the group
-  int in_run, one;
-  bool same;
+// A pack in a group: where in the group its first element would be, and which of its elements are there.
+struct InGroup {
+  int at, first, last;
 
-  __device__ __forceinline__ Channels(const Groups& groups, long long group, const Place& place)
-      : groups(groups), first(group % groups.count * groups.channels), in_run(place.in_run) {
-    one = groups.plane.divide(in_run + place.first);
-    same = groups.plane.divide(in_run + place.last - 1) == one;
+  // f(c, from, to) for each channel c of the group that has elements there: those of from <= e < to, and others where it
+  // is the only one, as it mostly is, and with ONE always.
+  template <bool ONE, typename F> __device__ __forceinline__ void each_channel(const Groups& groups, F f) const {
+    if constexpr (ONE) return f(groups.plane.divide(at), 0, 16);
+    int c = groups.plane.divide(at + first), from = first, plane = int(groups.plane.divisor);
+    int border = (c + 1) * plane - at;
+    if (border >= last) return f(c, 0, 16);
+#pragma unroll 1
+    while (from < last) {
+      f(c, from, min(border, last));
+      from = border, border += plane, ++c;
+    }
   }
-
-  __device__ __forceinline__ long long operator[](int e) const { return first + groups.plane.divide(in_run + e); }
 };
 
 template <typename T> __device__ __forceinline__ acc_t<T> parameter(const T* values, long long c, float otherwise) {
   return values ? to_acc(values[c]) : acc_t<T>(otherwise);
 }
 
-// (x - mean) rstd weight + bias of a channel; with an infinite weight as PyTorch has it, x (rstd weight) and the rest.
+// (x - mean) rstd weight + bias of a channel; with an infinite weight as PyTorch has it, x (rstd weight) and the rest. So
+// half types always, whose mean is no more than a few thousand times what they differ from it by: it is one operation.
 template <typename T> struct Affine {
   acc_t<T> mean, scale, shift;
 
   __device__ __forceinline__ Affine(acc_t<T> mu, acc_t<T> rstd, const T* weight, const T* bias, long long c)
       : mean(mu), scale(rstd * parameter(weight, c, 1)), shift(parameter(bias, c, 0)) {
-    if (!isfinite(scale)) shift -= mean * scale, mean = 0;
+    if (sizeof(T) == 2 || !isfinite(scale)) shift -= mean * scale, mean = 0;
   }
-  __device__ __forceinline__ acc_t<T> operator()(acc_t<T> x) const { return (x - mean) * scale + shift; }
+  __device__ __forceinline__ acc_t<T> operator()(acc_t<T> x) const {
+    return sizeof(T) == 2 ? fma(x, scale, shift) : (x - mean) * scale + shift;
+  }
 };
 
-template <typename T>
-__device__ __forceinline__ void store_normalised(T* y, const Place& place, const Pack<T>& x, const T* weight,
-                                                 const T* bias, const Groups& groups, long long group, acc_t<T> mean,
-                                                 acc_t<T> rstd) {
-  if (place.last == place.first) return;
-  const Channels channels(groups, group, place);
-  if (channels.same) {
-    const Affine<T> affine(mean, rstd, weight, bias, channels.first + channels.one);
-    store_place(y, place, [&](int e) { return affine(x[e]); });
-  } else {
-    store_place(y, place, [&](int e) { return Affine<T>(mean, rstd, weight, bias, channels[e])(x[e]); });
-  }
-}
-
-// rstd (grad_y weight - c2 - xhat c1)
-template <typename T>
-__device__ __forceinline__ void store_gradient(T* grad_x, const Place& place, const Pack<T>& grad_y, const Pack<T>& x,
-                                               const T* weight, const Groups& groups, long long group, acc_t<T> mean,
-                                               acc_t<T> rstd, Pair<acc_t<T>> c) {
-  using A = acc_t<T>;
-  if (place.last == place.first) return;
-  const Channels channels(groups, group, place);
-  const auto of = [&](int e, A w) { return rstd * (grad_y[e] * w - c.first - (x[e] - mean) * rstd * c.second); };
-  if (channels.same) {
-    const A w = parameter(weight, channels.first + channels.one, 1);
-    store_place(grad_x, place, [&](int e) { return of(e, w); });
-  } else {
-    store_place(grad_x, place, [&](int e) { return of(e, parameter(weight, channels[e], 1)); });
-  }
-}
-
-// Grid: ceil(rows / blockDim.y). Block: (threads of a row, rows): see rows.cuh; K packs in each thread hold a row.
-// mean and rstd are kept for backward, one number for each row. weight and bias may be null.
-template <typename T, int K>
-__global__ void __launch_bounds__(kHeldThreads)
-    group_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
-                   acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, Runs runs, Groups groups, long long rows,
-                   acc_t<T> eps) {
-  using A = acc_t<T>;
+// y of a pack of x.
+template <bool ONE, typename T>
+__device__ __forceinline__ Pack<T> normalised(const InGroup& place, const Groups& groups, long long group,
+                                              const Pack<T>& x, const T* weight, const T* bias, acc_t<T> mean,
+                                              acc_t<T> rstd) {
   constexpr int W = kVecWidth<T>;
-  __shared__ A sums[kWarp];
-  __shared__ Pair<A> shared[kWarp];
-  const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
-  Part<T> part(runs, row, 0, y);
-  if (row >= rows) part.end = 0;
-  Place places[K];
-  Pack<T> packs[K];
+  acc_t<T> y[W] = {};
+  const long long channel = groups.first(group);
+  place.template each_channel<ONE>(groups, [&](int c, int from, int to) {
+    const Affine<T> affine(mean, rstd, weight, bias, channel + c);
 #pragma unroll
-  for (int k = 0; k < K; ++k) places[k] = part[k * blockDim.x + threadIdx.x], packs[k] = load_place(x, places[k]);
-  const bool whole = all_whole(places, W);
+    for (int e = 0; e < W; ++e) y[e] = from <= e && e < to ? affine(x[e]) : y[e];
+  });
+  Pack<T> pack;
+  round_to_words<T>(pack.word, 0, [&](int e) { return y[e]; });
+  return pack;
+}
+
+// grad_x of a pack: rstd (grad_y weight - c2 - xhat c1).
+template <bool ONE, typename T>
+__device__ __forceinline__ Pack<T> gradient(const InGroup& place, const Groups& groups, long long group,
+                                            const Pack<T>& grad_y, const Pack<T>& x, const T* weight, acc_t<T> mean,
+                                            acc_t<T> rstd, Pair<acc_t<T>> c) {
+  constexpr int W = kVecWidth<T>;
+  using A = acc_t<T>;
+  A weighed[W] = {};
+  const long long channel = groups.first(group);
+  const bool half = sizeof(T) == 2;
+  const A slope = -rstd * rstd * c.second, rest = -rstd * c.first - mean * slope;
+  place.template each_channel<ONE>(groups, [&](int c, int from, int to) {
+    const A w = parameter(weight, channel + c, 1) * (half ? rstd : A(1));
+#pragma unroll
+    for (int e = 0; e < W; ++e) weighed[e] = from <= e && e < to ? grad_y[e] * w : weighed[e];
+  });
+  Pack<T> pack;
+  round_to_words<T>(pack.word, 0, [&](int e) {
+    return half ? weighed[e] + fma(x[e], slope, rest) : rstd * (weighed[e] - c.first - (x[e] - mean) * rstd * c.second);
+  });
+  return pack;
+}
+
+// --- groups that are held: see rows.cuh; a row may be shared by the blocks of a cluster, along x ---
+
+// The part of a row that this block has, as tile and as place in the row.
+template <int K, typename T, bool WHOLE> struct Held {
+  using Row = Tile<K, kVecWidth<T>, WHOLE>;
+  static constexpr int W = kVecWidth<T>;
+  Row tile;
+  long long row, size, start;  // of a row; of the part, in it
+  bool live;
+
+  __device__ __forceinline__ Held(long long row, long long rows, long long size, int part)
+      : tile(Row::at(row, rows, size, part)),
+        row(row),
+        size(size),
+        start(part * (long long)Row::capacity()),
+        live(row < rows) {}
+
+  __device__ __forceinline__ bool any(int k) const { return tile.any(tile.index(k, 0)); }
+
+  // Packs of a tensor, what is not the row's replaced by 0; and one to its place.
+  __device__ __forceinline__ void load(const T* tensor, Pack<T> (&packs)[K]) const {
+    const T* from = tensor + row * size + start;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const int i = tile.index(k, 0);
+      packs[k] = Pack<T>{};
+      if (!tile.any(i)) continue;
+      if (WHOLE || (i >= tile.low && i + W <= tile.high && is_aligned16(from + i))) packs[k] = load_aligned(from + i);
+      else packs[k] = load_one_by_one(from + i, tile.begin - i, tile.left - i);
+    }
+    if constexpr (!WHOLE) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int i = tile.index(k, 0);
+        if (tile.any(i) && !tile.all(i)) packs[k] = masked(tile, packs[k], i, from_acc<T>(0));
+      }
+    }
+  }
+  __device__ __forceinline__ void store(T* tensor, int k, const Pack<T>& pack) const {
+    const int i = tile.index(k, 0);
+    T* to = tensor + row * size + start + i;
+    if (WHOLE || (tile.all(i) && is_aligned16(to))) {
+      store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < W; ++e) {
+      if (tile.template all<1>(i + e)) to[e] = element<T>(pack.word, e);
+    }
+  }
+  __device__ __forceinline__ InGroup place(int k) const {
+    const int i = tile.index(k, 0);
+    return {int(start) + i, max(tile.begin - i, 0), min(tile.left - i, W)};
+  }
+};
+
+template <bool WHOLE, int K, typename T, typename Threads, typename A = acc_t<T>>
+__device__ __forceinline__ void forward_row(Threads& threads, const T* x, const T* weight, const T* bias, T* y, A* mean,
+                                            A* rstd, const Groups& groups, long long rows, long long size, A eps) {
+  constexpr int W = kVecWidth<T>;
+  const Held<K, T, WHOLE> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
+  Pack<T> packs[K];
+  held.load(x, packs);
   const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
-  const A about = row_reduce<Sum>(sum, sums) / A(runs.size);
+  const A about = threads.template reduce<Sum>({sum, A(0)}).first / A(size);
   fold(packs);
   Pair<A> centred = {};
-  each_element<K, W>([&](int k, int e) {
-    const A one = whole || places[k].has(e) ? packs[k][e] - about : A(0);
-    centred.first += one, centred.second += one * one;
-  });
-  centred = row_reduce<Sum>(centred, shared);
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    held.tile.each_of(k, [&](int e) {
+      const A one = packs[k][e] - about;
+      centred.first += one, centred.second += one * one;
+    });
+  }
+  centred = threads.template reduce<Sum>(centred);
   fold(packs);
-  const auto of = Moments<A>::of(A(runs.size), about, centred.first, centred.second);
+  if (!held.live) return;
+  const auto of = Moments<A>::of(A(size), about, centred.first, centred.second);
   const A r = of.rstd(eps);
 #pragma unroll
-  for (int k = 0; k < K; ++k) store_normalised(y, places[k], packs[k], weight, bias, groups, row, of.mean, r);
-  if (threadIdx.x == 0 && row < rows) mean[row] = of.mean, rstd[row] = r;
+  for (int k = 0; k < K; ++k) {
+    if (!held.any(k)) continue;
+    const Pack<T> pack = normalised<WHOLE>(held.place(k), groups, held.row, packs[k], weight, bias, of.mean, r);
+    held.store(y, k, pack);
+  }
+  if (threadIdx.x == 0 && held.start == 0) mean[held.row] = of.mean, rstd[held.row] = r;
 }
+
+// Grid: ceil(rows / blockDim.y), or a cluster for each row. Block: (threads of a row, rows): see rows.cuh; K packs in each
+// thread hold a row, or a block's part of it. mean and rstd are kept for backward, one number for each row. weight and
+// bias may be null.
+template <typename T, int K, bool WHOLE>
+__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3
+                                                               : K == 4 ? 2
+                                                                        : 1)
+    group_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
+                   acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, Groups groups, long long rows,
+                   long long size, acc_t<T> eps) {
+  using Threads = RowThreads<Pair<acc_t<T>>, true>;
+  __shared__ typename Threads::Room room;
+  Threads threads(room);
+  forward_row<WHOLE, K>(threads, x, weight, bias, y, mean, rstd, groups, rows, size, eps);
+}
+
+// What packs hold of channels, in shared memory: of the channel in which a pack begins, and of the next, if it reaches
+// into that. A channel is at least a pack.
+template <typename A> struct PackSums {
+  Pair<A>*begun, *next;
+
+  // Of channel c of a row, by `lanes` neighbouring threads of which this is number `lane`. The packs are `count`, of W
+  // elements, the first beginning at element `from` of the row, or before it.
+  template <int W>
+  __device__ __forceinline__ Pair<A> of(int c, int plane, int from, int count, int lane, int lanes) const {
+    const auto pack = [&](int c) {  // the first that begins in channel c, were the row to go on
+      const int apart = c * plane - from;
+      return apart <= 0 || c == 0 ? 0 : min((apart + W - 1) / W, count);
+    };
+    const int low = pack(c), high = pack(c + 1);
+    Pair<A> sums = {};
+    for (int i = low + lane; i < high; i += lanes) sums = sums + begun[i];
+    if (lane == 0 && low > 0 && c * plane - from > 0 && (c * plane - from) % W && (c * plane - from) / W < count) {
+      sums = sums + next[low - 1];
+    }
+    for (int offset = lanes / 2; offset > 0; offset /= 2) sums = Sum()(sums, shuffle_xor(sums, offset));
+    return sums;
+  }
+};
+
+template <bool WHOLE, int K, typename T, typename Threads, typename A = acc_t<T>>
+__device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, const T* grad_y, const T* x,
+                                             const T* weight, const A* mean, const A* rstd, T* grad_x, A* sums,
+                                             const Groups& groups, long long rows, long long size, int lanes) {
+  constexpr int W = kVecWidth<T>;
+  const Held<K, T, WHOLE> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
+  const int channels = int(groups.channels), plane = int(groups.plane.divisor), count = K * blockDim.x;
+  Pack<T> grads[K], inputs[K];
+  held.load(grad_y, grads);
+  held.load(x, inputs);
+  const A mu = held.live ? mean[held.row] : A(0), r = held.live ? rstd[held.row] : A(0);
+  const PackSums<A> packs{shared + threadIdx.y * count, shared + (blockDim.y + threadIdx.y) * count};
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    Pair<A> begun = {}, next = {};
+    bool first = true;
+    if (held.any(k)) {
+      held.place(k).template each_channel<WHOLE>(groups, [&](int, int from, int to) {
+        Pair<A> own = {};
+#pragma unroll
+        for (int e = 0; e < W; ++e) {
+          if (from > e || e >= to) continue;
+          own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - mu);
+        }
+        if (first) begun = own;
+        else next = own;
+        first = false;
+      });
+    }
+    packs.begun[k * blockDim.x + threadIdx.x] = begun;
+    if (!WHOLE) packs.next[k * blockDim.x + threadIdx.x] = next;
+  }
+  __syncthreads();
+  const int lane = threadIdx.x % lanes, step = blockDim.x / lanes,
+            from = int(held.start) + held.tile.index(0, 0) - int(threadIdx.x) * W;
+  const int parts = cluster_blocks();
+  Pair<A> total = {};
+  for (int first = 0; first < channels; first += step) {
+    const int c = first + threadIdx.x / lanes;
+    Pair<A> own = packs.template of<W>(c, plane, from, c < channels ? count : 0, lane, lanes);
+    if (lane > 0 || c >= channels || !held.live) continue;
+    own.second *= r;
+    A* to = sums + 2 * ((held.row * channels + c) * parts + threads.part());
+    to[0] = own.first, to[1] = own.second;
+    const A w = parameter(weight, groups.first(held.row) + c, 1);
+    total = total + Pair<A>{w * own.first, w * own.second};
+  }
+  total = threads.template reduce<Sum>(total);
+  if (!grad_x || !held.live) return;
+  fold(grads), fold(inputs);
+  const Pair<A> c{total.first / A(size), total.second / A(size)};
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (!held.any(k)) continue;
+    const Pack<T> pack = gradient<WHOLE>(held.place(k), groups, held.row, grads[k], inputs[k], weight, mu, r, c);
+    held.store(grad_x, k, pack);
+  }
+}
+
+// g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
+// threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: two pairs for each
+// pack that a block holds. weight and grad_x may be null.
+template <typename T, int K, bool WHOLE>
+__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 || (K == 4 && !WHOLE) ? 2 : 1)
+    group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
+                   const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                   acc_t<T>* __restrict__ sums, Groups groups, long long rows, long long size, int lanes) {
+  using A = acc_t<T>;
+  using Threads = RowThreads<Pair<A>, true>;
+  extern __shared__ __align__(16) unsigned char bytes[];
+  __shared__ typename Threads::Room room;
+  Threads threads(room);
+  Pair<A>* shared = reinterpret_cast<Pair<A>*>(bytes);
+  backward_row<WHOLE, K>(threads, shared, grad_y, x, weight, mean, rstd, grad_x, sums, groups, rows, size, lanes);
+}
+
+// --- groups that are not ---
 
 // Three numbers of `parts`, (rows, runs.parts, 3), for each block. Grid: rows x runs.parts. Block: a multiple of 32.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     group_norm_moments(const T* __restrict__ x, acc_t<T>* __restrict__ parts, Runs runs) {
-  __shared__ Moments<acc_t<T>> shared[kWarp];
-  const Part<T> part(runs, blockIdx.x / runs.parts, int(blockIdx.x % runs.parts), x);
-  const auto of = block_merge(part_moments<4>(part, x), shared);
+  __shared__ Pair<acc_t<T>> shared[kWarp];
+  const Part<T> part(runs, runs.segment(blockIdx.x), runs.part(blockIdx.x), x);
+  const auto of = block_moments(part_moments(part, Source<T>{x}), part.elements(), shared);
   if (threadIdx.x == 0) store_moments(parts + 3 * (long long)blockIdx.x, of);
 }
 
@@ -142,75 +333,26 @@ __global__ void __launch_bounds__(kThreads)
                         acc_t<T>* __restrict__ rstd, Runs runs, Groups groups, acc_t<T> eps) {
   using A = acc_t<T>;
   __shared__ Moments<A> shared[kWarp];
-  const long long block = gridDim.x - 1 - (long long)blockIdx.x, row = block / runs.parts;
-  const int number = int(block % runs.parts);
-  const Moments<A> of = block_merge_parts(parts + 3 * row * runs.parts, int(runs.parts), shared);
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const long long row = runs.segment(block);
+  const int number = runs.part(block);
+  Moments<A> of = block_merge_parts(parts + 3 * row * runs.parts, int(runs.parts), shared);
+  of.count = A(runs.size);
   const A r = of.rstd(eps);
   if (number == 0 && threadIdx.x == 0) mean[row] = of.mean, rstd[row] = r;
-  each_packs<4>(
-      Part<T>(runs, row, number, y),
-      [&](const Place(&places)[4], const Pack<T>(&packs)[1][4]) {
+  using P = Part<T>;
+  const P part(runs, row, number, y);
+  each_packs<true>(
+      part,
+      [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[1][P::kAtOnce]) {
 #pragma unroll
-        for (int u = 0; u < 4; ++u) store_normalised(y, places[u], packs[0][u], weight, bias, groups, row, of.mean, r);
+        for (int u = 0; u < P::kAtOnce; ++u) {
+          if (places[u].first == places[u].last) continue;
+          const InGroup place{places[u].in_run, places[u].first, places[u].last};
+          part.put(y, places[u], normalised<false>(place, groups, row, packs[0][u], weight, bias, of.mean, r));
+        }
       },
-      x);
-}
-
-// g and h of each plane, (rows, channels, 2), and grad_x, of rows that K packs in each thread hold; every channel is
-// whole packs, and all tensors begin at a 16-byte boundary. Grid: rows. Block: a multiple of 32; `held` has a pair for
-// each pack of a row. weight and grad_x may be null.
-template <typename T, int K>
-__global__ void __launch_bounds__(kHeldThreads)
-    group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
-                   const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
-                   acc_t<T>* __restrict__ sums, Runs runs, Groups groups) {
-  using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>;
-  __shared__ Pair<A> held[K * kHeldThreads];
-  __shared__ Pair<A> shared[kWarp];
-  const long long row = blockIdx.x;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const int channels = int(groups.channels), plane = int(runs.total / channels);
-  const Part<T> part(runs, row, 0, x);
-  const A mu = mean[row], r = rstd[row];
-  Place places[K];
-  Pack<T> grads[K], inputs[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    places[k] = part[k * blockDim.x + threadIdx.x];
-    grads[k] = load_place(grad_y, places[k]), inputs[k] = load_place(x, places[k]);
-  }
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    Pair<A> own = {};
-#pragma unroll
-    for (int e = 0; e < W; ++e) own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - mu);
-    held[k * blockDim.x + threadIdx.x] = own;
-  }
-  __syncthreads();
-  for (int c = warp; c < channels; c += warps) {
-    Pair<A> own = {};
-    for (int i = lane; i < plane; i += kWarp) own = own + held[c * plane + i];
-    own = warp_reduce<Sum>(own);
-    own.second *= r;
-    if (lane > 0) continue;
-    held[c * plane] = own;
-    A* at = sums + 2 * (row * channels + c);
-    at[0] = own.first, at[1] = own.second;
-  }
-  if (!grad_x) return;
-  __syncthreads();
-  const long long first = row % groups.count * groups.channels;
-  Pair<A> total = {};
-  for (int c = threadIdx.x; c < channels; c += blockDim.x) {
-    const A w = parameter(weight, first + c, 1);
-    total = total + Pair<A>{w * held[c * plane].first, w * held[c * plane].second};
-  }
-  total = block_reduce<Sum>(total, shared);
-  fold(grads), fold(inputs);
-  const Pair<A> c{total.first / A(runs.size), total.second / A(runs.size)};
-#pragma unroll
-  for (int k = 0; k < K; ++k) store_gradient(grad_x, places[k], grads[k], inputs[k], weight, groups, row, mu, r, c);
+      Source<T>{x});
 }
 
 // g and h of each part of a plane, (planes, runs.parts, 2). Grid: ceil(planes x runs.parts / blockDim.y), where several
@@ -227,7 +369,7 @@ __global__ void __launch_bounds__(kThreads)
   Part<T> part(runs, plane, int(place % runs.parts), x);
   if (!live) part.begin = part.end = 0;
   const A mu = live ? mean[plane / channels] : A(0);
-  const Pair<A> of = row_reduce<Sum>(part_sums<4>(part, grad_y, x, mu), shared);
+  const Pair<A> of = row_reduce<Sum>(part_sums(part, Source<T>{grad_y}, Source<T>{x}, mu), shared);
   if (threadIdx.x == 0 && live) sums[2 * place] = of.first, sums[2 * place + 1] = of.second * rstd[plane / channels];
 }
 
@@ -240,7 +382,8 @@ __global__ void __launch_bounds__(kThreads)
                         int count) {
   using A = acc_t<T>;
   __shared__ Pair<A> shared[kWarp];
-  const long long block = gridDim.x - 1 - (long long)blockIdx.x, row = block / runs.parts;
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const long long row = runs.segment(block);
   const int all = int(groups.channels) * count;
   const long long first = row % groups.count * groups.channels;
   Pair<A> total = {};
@@ -251,36 +394,46 @@ __global__ void __launch_bounds__(kThreads)
   total = block_reduce<Sum>(total, shared);
   const Pair<A> c{total.first / A(runs.size), total.second / A(runs.size)};
   const A mu = mean[row], r = rstd[row];
-  each_packs<4>(
-      Part<T>(runs, row, int(block % runs.parts), grad_x),
-      [&](const Place(&places)[4], const Pack<T>(&packs)[2][4]) {
+  using P = Part<T>;
+  const P part(runs, row, runs.part(block), grad_x);
+  each_packs<true>(
+      part,
+      [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[2][P::kAtOnce]) {
 #pragma unroll
-        for (int u = 0; u < 4; ++u) {
-          store_gradient(grad_x, places[u], packs[0][u], packs[1][u], weight, groups, row, mu, r, c);
+        for (int u = 0; u < P::kAtOnce; ++u) {
+          if (places[u].first == places[u].last) continue;
+          const InGroup place{places[u].in_run, places[u].first, places[u].last};
+          part.put(grad_x, places[u], gradient<false>(place, groups, row, packs[0][u], packs[1][u], weight, mu, r, c));
         }
       },
-      grad_y, x);
+      Source<T>{grad_y}, Source<T>{x});
 }
 
-// grad_weight and grad_bias of the sums of planes, (images, channels, count, 2), added in order. Grid: ceil(channels /
-// kWarp). Block: (kWarp, at most kMostFinishers): channels by threadIdx.x, parts dealt out over threadIdx.y. Each gradient
-// may be null.
+// grad_weight and grad_bias of the sums of planes, (images, channels, count, 2), added in a fixed order. Grid:
+// ceil(channels / kFinished). Block: (kFinished, a power of two, at most kMostFinishers): channels by threadIdx.x, parts
+// dealt out over threadIdx.y. Each gradient may be null.
 template <typename T>
-__global__ void __launch_bounds__(kWarp* kMostFinishers)
+__global__ void __launch_bounds__(kFinished* kMostFinishers)
     group_norm_bwd_parameters(const acc_t<T>* __restrict__ sums, T* __restrict__ grad_weight, T* __restrict__ grad_bias,
                               long long images, long long channels, int count) {
   using A = acc_t<T>;
-  __shared__ Pair<A> shared[kMostFinishers][kWarp];
-  const long long c = blockIdx.x * (long long)kWarp + threadIdx.x;
+  __shared__ Pair<A> shared[kMostFinishers][kFinished];
+  const long long c = blockIdx.x * (long long)kFinished + threadIdx.x;
   Pair<A> own = {};
-  for (long long i = threadIdx.y; c < channels && i < images * count; i += blockDim.y) {
-    const A* at = sums + 2 * ((i / count * channels + c) * count + i % count);
-    own = own + Pair<A>{at[0], at[1]};
+  for (int part = 0; c < channels && part < count; ++part) {
+#pragma unroll 8
+    for (long long image = threadIdx.y; image < images; image += blockDim.y) {
+      const A* at = sums + 2 * ((image * channels + c) * count + part);
+      own = own + Pair<A>{at[0], at[1]};
+    }
   }
-  shared[threadIdx.y][threadIdx.x] = own;
-  __syncthreads();
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    shared[threadIdx.y][threadIdx.x] = own;
+    __syncthreads();
+    if (threadIdx.y < half) own = own + shared[threadIdx.y + half][threadIdx.x];
+    __syncthreads();
+  }
   if (threadIdx.y > 0 || c >= channels) return;
-  for (int y = 1; y < blockDim.y; ++y) own = own + shared[y][threadIdx.x];
   if (grad_weight) grad_weight[c] = from_acc<T>(own.second);
   if (grad_bias) grad_bias[c] = from_acc<T>(own.first);
 }

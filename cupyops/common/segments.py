@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernel import ceil_div
 from ..layout import is_dry
 from .gemm import divisor
 from .rows import is_symbolic
@@ -17,7 +18,20 @@ from .rows import is_symbolic
 THREADS = 256  # of a block, at most
 BLOCKS = 132 * 16  # into which a launch is cut, whatever the GPU: the same bits on all
 PACKS = 4  # that a thread has under way
-FINISHERS = (32, 8)  # the block of a kernel that combines parts
+FINISHERS = (8, 32)  # the block of a kernel that combines parts
+COLUMN_PARTS = 132 * 2  # blocks of a pass whose parts are combined
+CLUSTER = 8  # blocks of a cluster, at most
+CLUSTER_THREADS = 256
+CLUSTER_PACKS = 1024  # of a block, where the cluster may still grow
+MOST_CLUSTER_PACKS = 16384  # of a block: others would have to wait for it
+CLUSTER_ROOM = 55 << 10  # bytes of shared memory of a block: four to a multiprocessor
+LARGE_CLUSTER_PACKS = 8192  # of a block, beyond which it has twice the threads and the room
+FEWEST = 64  # blocks that are worth while
+CLUSTER_ROWS = 8192
+FORWARD_TILE_BLOCKS = 132 * 4  # of clusters, beyond which two passes are faster
+BACKWARD_TILE_BLOCKS = 1 << 20
+CLUSTER_ALONG = 8  # threads along the columns of a cluster's tile
+CLUSTER_COLUMN_THREADS = 256
 MOST_PACKS = (1 << 31) - THREADS * PACKS  # of a segment: counted in 32 bits, a step beyond the last included
 
 
@@ -28,6 +42,8 @@ class Runs(NamedTuple):
     block: int
     parts: int
     packed: np.ndarray
+    whole: bool  # every run is whole packs
+    room: int = 0  # packs of a tensor that a block of a cluster keeps
 
 
 class Columns(NamedTuple):
@@ -43,32 +59,83 @@ class Columns(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def runs(segments: int, count: int, size: int, itemsize: int, aligned: bool) -> Runs:
+def runs(segments: int, count: int, size: int, itemsize: int, aligned: bool, blocks: int = BLOCKS) -> Runs:
     """Segments of `count` runs of `size` elements, one for every segment in turn; `aligned`: the first at 16 bytes."""
     packs = packs_of(size, itemsize, aligned)
     total = count * packs
-    most = -(-BLOCKS // segments)
+    most = ceil_div(blocks, segments)
     parts = max(1, min(most, total // (THREADS * PACKS)))
     block = min(THREADS, -(-total // (parts * 32)) * 32)
-    packed = np.array([count, size, segments * size, parts, total, *divisor(packs)], dtype=np.int64)
-    return Runs(segments * parts, block, parts, packed)
+    packed = _packed(segments, count, size, parts, packs)
+    return Runs(segments * parts, block, parts, packed, _whole(size, itemsize, aligned))
+
+
+@functools.lru_cache(maxsize=4096)
+def cluster(segments: int, count: int, size: int, itemsize: int, aligned: bool, tensors: int, most: int) -> Runs | None:
+    """The same where a segment is a cluster's, of `most` blocks at most, which read `tensors` twice; None: too long.
+
+    Beyond what shared memory holds they find it in the cache, or have to read it again.
+    """
+    packs = packs_of(size, itemsize, aligned)
+    total = count * packs
+    blocks = 1
+    while blocks < most and total > blocks * CLUSTER_PACKS // tensors:
+        blocks *= 2
+    each = ceil_div(total, blocks)
+    few = segments * blocks < FEWEST and each > THREADS * PACKS
+    if few or each * tensors > (MOST_CLUSTER_PACKS if most > 1 else 2 * CLUSTER_PACKS):
+        return None
+    large = each * tensors > LARGE_CLUSTER_PACKS
+    block = min(2 * CLUSTER_THREADS if large else CLUSTER_THREADS, max(64, ceil_div(each, PACKS * 32) * 32))
+    room = min(each, (2 * CLUSTER_ROOM if large else CLUSTER_ROOM) // (16 * tensors)) if most > 1 else 0
+    packed = _packed(segments, count, size, blocks, packs)
+    return Runs(segments * blocks, block, blocks, packed, _whole(size, itemsize, aligned), room)
+
+
+def _packed(segments: int, count: int, size: int, parts: int, packs: int) -> np.ndarray:
+    total = count * packs
+    numbers = [
+        *(count, size, segments * size, parts, ceil_div(total, parts)),
+        *(total, segments * count * size, *divisor(packs)),
+    ]
+    return np.array(numbers, dtype=np.int64)
 
 
 def packs_of(size: int, itemsize: int, aligned: bool) -> int:
     """16-byte packs of a run, which may begin anywhere in the first of them where runs are not whole packs."""
     width = 16 // itemsize
-    return size // width if aligned and size % width == 0 else (size + 2 * width - 2) // width
+    return size // width if _whole(size, itemsize, aligned) else (size + 2 * width - 2) // width
+
+
+def _whole(size: int, itemsize: int, aligned: bool) -> bool:
+    return aligned and size * itemsize % 16 == 0
 
 
 @functools.lru_cache(maxsize=4096)
-def columns(rows: int, size: int, itemsize: int) -> Columns:
-    """Columns of `rows` by `size` elements."""
-    packs = -(-size * itemsize // 16)
-    along = min(32, 1 << (packs - 1).bit_length())
-    tiles = -(-packs // along)
+def columns(rows: int, size: int, itemsize: int, aligned: bool, blocks: int) -> Columns:
+    """Columns of `rows` by `size` elements, in about so many blocks."""
+    whole = aligned and size * itemsize % 16 == 0
+    packs = ceil_div(size * itemsize, 16) + (not whole)
+    along = min(32, max(1 << (packs - 1).bit_length(), 1 if whole else 2))
+    tiles = ceil_div(size * itemsize, 16 * (along - (not whole)))
     across = THREADS // along
-    parts = max(1, min(-(-BLOCKS // tiles), rows // (across * PACKS), 65535))
+    parts = max(1, min(ceil_div(blocks, tiles), rows // (across * PACKS), 65535))
     return Columns((tiles, parts), (along, across))
+
+
+@functools.lru_cache(maxsize=4096)
+def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: int, most_blocks: int) -> Columns | None:
+    """The same where a tile is a cluster's, of `most` blocks at most, which read it twice; None: too many rows or blocks."""
+    if rows > CLUSTER_ROWS * most // CLUSTER:
+        return None
+    tiles = ceil_div(size * itemsize, 16 * (CLUSTER_ALONG - (not (aligned and size * itemsize % 16 == 0))))
+    across = CLUSTER_COLUMN_THREADS // CLUSTER_ALONG
+    blocks = 1
+    while blocks < most and rows > blocks * across * 2:
+        blocks *= 2
+    if tiles * blocks > most_blocks:
+        return None
+    return Columns((tiles, blocks), (CLUSTER_ALONG, across))
 
 
 def is_aligned(tensor: Tensor) -> bool:

@@ -6,24 +6,32 @@ import torch
 from torch import Tensor
 
 from .. import check
-from ..common import segments
+from ..common import clusters, segments
 from ..common.segments import FINISHERS, accumulator, gradient_room, is_aligned, is_there, spatial
 from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import suggested_format
 from ..operator import operator
 
-batch_norm_moments = Kernel("batch_norm.cu", "batch_norm_moments<T>", T=FLOATING)
-batch_norm_fwd = Kernel("batch_norm.cu", "batch_norm_fwd<T>", T=FLOATING)
-batch_norm_bwd_sums = Kernel("batch_norm.cu", "batch_norm_bwd_sums<T>", T=FLOATING)
-batch_norm_bwd = Kernel("batch_norm.cu", "batch_norm_bwd<T>", T=FLOATING)
+WHOLE = (False, True)
+
+batch_norm_moments = Kernel("batch_norm.cu", "batch_norm_moments<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_fwd = Kernel("batch_norm.cu", "batch_norm_fwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_fwd_cluster = Kernel("batch_norm.cu", "batch_norm_fwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_bwd_sums = Kernel("batch_norm.cu", "batch_norm_bwd_sums<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_bwd = Kernel("batch_norm.cu", "batch_norm_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_bwd_cluster = Kernel("batch_norm.cu", "batch_norm_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
 batch_norm_bwd_finish = Kernel("batch_norm.cu", "batch_norm_bwd_finish<T>", T=FLOATING)
 batch_norm_columns_moments = Kernel("batch_norm.cu", "batch_norm_columns_moments<T>", T=FLOATING)
 batch_norm_columns_finish = Kernel("batch_norm.cu", "batch_norm_columns_finish<T>", T=FLOATING)
 batch_norm_columns_fwd = Kernel("batch_norm.cu", "batch_norm_columns_fwd<T>", T=FLOATING)
+batch_norm_columns_fwd_cluster = Kernel("batch_norm.cu", "batch_norm_columns_fwd_cluster<T>", T=FLOATING)
 batch_norm_columns_bwd_sums = Kernel("batch_norm.cu", "batch_norm_columns_bwd_sums<T>", T=FLOATING)
 batch_norm_columns_bwd = Kernel("batch_norm.cu", "batch_norm_columns_bwd<T>", T=FLOATING)
+batch_norm_columns_bwd_cluster = Kernel("batch_norm.cu", "batch_norm_columns_bwd_cluster<T>", T=FLOATING)
 
+INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}  # by the size of an element: shorter than those that reduce
+SMALL_PLANE = 256  # elements
 PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -49,31 +57,42 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
         return y, (mean, rstd)
     weight, bias, changed_mean, changed_var = _contiguous(weight, bias, running_mean, running_var)
     kept = (mean, rstd, changed_mean, changed_var)
-    wide = _is_wide(x, weight, bias, changed_mean, changed_var)
-    rows = _rows(x)
-    if rows:
-        _forward_columns(x, weight, bias, y, kept, rows, wide, momentum, eps)
+    options = (_is_wide(x, weight, bias, changed_mean, changed_var), momentum, eps)
+    if matrix := _matrix(x):
+        _forward_columns(x, weight, bias, y, kept, matrix, options)
+    elif plan := _cluster(1, x, y):
+        shared = plan.room * 16
+        launch = batch_norm_fwd_cluster.configure(plan.grid, plan.block, shared=shared, cluster=_cluster_of(plan.parts))
+        launch(x, weight, bias, y, *kept, plan.packed, plan.room, *options, T=x.dtype, WHOLE=plan.whole)
     else:
         plan = _runs(x, y)
         parts = x.new_empty(plan.grid * 3, dtype=mean.dtype)
-        batch_norm_moments[plan.grid, plan.block](x, parts, plan.packed, T=x.dtype)
+        batch_norm_moments[plan.grid, plan.block](x, parts, plan.packed, T=x.dtype, WHOLE=plan.whole)
         launch = batch_norm_fwd[plan.grid, plan.block]
-        launch(x, weight, bias, y, parts, *kept, plan.packed, wide, momentum, eps, T=x.dtype)
+        launch(x, weight, bias, y, parts, *kept, plan.packed, *options, T=x.dtype, WHOLE=plan.whole)
     for given, changed in ((running_mean, changed_mean), (running_var, changed_var)):
         if changed is not given:
             given.copy_(changed)
     return y, (mean, rstd)
 
 
-def _forward_columns(x, weight, bias, y, kept, rows, wide, momentum, eps):
-    channels, (mean, rstd, *_) = x.shape[1], kept
-    plan = segments.columns(rows, channels, x.element_size())
-    parts = x.new_empty(plan.parts * channels * 3, dtype=mean.dtype)
-    batch_norm_columns_moments[plan.grid, plan.block](x, parts, rows, channels, T=x.dtype)
+def _forward_columns(x, weight, bias, y, kept, matrix, options):
+    (mean, rstd, *_), (wide, _, eps), (rows, size, pixels) = kept, options, matrix
+    if plan := _column_cluster(x, *matrix, segments.FORWARD_TILE_BLOCKS):
+        launch = batch_norm_columns_fwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
+        return launch(x, weight, bias, y, *kept, rows, size, *options, T=x.dtype)
+    plan = _columns(x, rows, size, segments.COLUMN_PARTS)
+    parts = x.new_empty(plan.parts * size * 2, dtype=mean.dtype)
+    batch_norm_columns_moments[plan.grid, plan.block](x, parts, rows, size, T=x.dtype)
+    channels = x.shape[1]
     finish = batch_norm_columns_finish[ceil_div(channels, FINISHERS[0]), FINISHERS]
-    finish(parts, *kept, channels, plan.parts, wide, momentum, eps, T=x.dtype)
-    launch = batch_norm_columns_fwd[plan.grid, plan.block]
-    launch(x, weight, bias, y, mean, rstd, None, None, rows, channels, wide, eps, T=x.dtype)
+    finish(parts, *kept, rows, channels, pixels, plan.parts, *options, T=x.dtype)
+    _normalise_columns(x, weight, bias, y, (mean, rstd, None, None), matrix, wide, eps)
+
+
+def _normalise_columns(x, weight, bias, y, statistics, matrix, wide, eps):
+    plan = _columns(y, *matrix[:2], segments.BLOCKS)
+    batch_norm_columns_fwd[plan.grid, plan.block](x, weight, bias, y, *statistics, *matrix, wide, eps, T=x.dtype)
 
 
 @_batch_norm.backward
@@ -109,15 +128,12 @@ def _(x, weight, bias, running_mean, running_var, eps):
         return y, ()
     weight, bias, running_mean, running_var = _contiguous(weight, bias, running_mean, running_var)
     wide = _is_wide(x, running_mean)
-    rows = _rows(x)
-    if rows:
-        plan = segments.columns(rows, x.shape[1], x.element_size())
-        launch = batch_norm_columns_fwd[plan.grid, plan.block]
-        launch(x, weight, bias, y, None, None, running_mean, running_var, rows, x.shape[1], wide, eps, T=x.dtype)
+    if matrix := _matrix(x):
+        _normalise_columns(x, weight, bias, y, (None, None, running_mean, running_var), matrix, wide, eps)
     else:
-        plan = _runs(x, y)
+        plan = _runs(x, y, blocks=INFERENCE_BLOCKS[x.element_size()])
         args = (x, weight, bias, y, None, None, None, running_mean, running_var, plan.packed, wide, 0.0, eps)
-        batch_norm_fwd[plan.grid, plan.block](*args, T=x.dtype)
+        batch_norm_fwd[plan.grid, plan.block](*args, T=x.dtype, WHOLE=plan.whole)
     return y, ()
 
 
@@ -140,30 +156,59 @@ def _(x, weight, bias, running_mean, running_var, eps):
 
 def _backward(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, wide, eps, training):
     """Sums over each channel, then what follows from them; grad_x at once where they do not enter it."""
+    if matrix := _matrix(x):
+        return _backward_columns(
+            grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, matrix, wide, eps, training
+        )
+    tensors = (x, grad_y) if grad_x is None else (x, grad_y, grad_x)
+    results = (grad_x, grad_weight, grad_bias)
+    if training and (plan := _cluster(2, *tensors)):
+        shared = plan.room * 32
+        launch = batch_norm_bwd_cluster.configure(plan.grid, plan.block, shared=shared, cluster=_cluster_of(plan.parts))
+        return launch(
+            grad_y, x, weight, *statistics[:2], *results, plan.packed, plan.room, wide, T=x.dtype, WHOLE=plan.whole
+        )
+    plan = _runs(*tensors)
+    at_once, parts = _first_results(x, grad_x, grad_weight, grad_bias, training, plan.grid * 2)
+    launch = batch_norm_bwd_sums[plan.grid, plan.block]
+    launch(grad_y, x, weight, *statistics, at_once, parts, plan.packed, wide, eps, T=x.dtype, WHOLE=plan.whole)
+    if training and grad_x is not None:
+        launch = batch_norm_bwd[plan.grid, plan.block]
+        launch(grad_y, x, weight, *statistics[:2], parts, *results, plan.packed, wide, T=x.dtype, WHOLE=plan.whole)
+    elif parts is not None:
+        _finish(parts, None, grad_weight, grad_bias, x.shape[1], 1, plan.parts, (2, 2 * plan.parts, 1), wide, x.dtype)
+
+
+def _backward_columns(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, matrix, wide, eps, training):
+    rows, size, pixels = matrix
+    if training and (plan := _column_cluster(x, *matrix, segments.BACKWARD_TILE_BLOCKS)):
+        launch = batch_norm_columns_bwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
+        given = (grad_y, x, weight, *statistics[:2], grad_x, grad_weight, grad_bias, rows, size, wide)
+        return launch(*given, T=x.dtype)
+    plan = _columns(x, rows, size, segments.COLUMN_PARTS)
+    at_once, parts = _first_results(x, grad_x, grad_weight, grad_bias, training, plan.parts * size * 2)
+    launch = batch_norm_columns_bwd_sums[plan.grid, plan.block]
+    launch(grad_y, x, weight, *statistics, at_once, parts, *matrix, wide, eps, T=x.dtype)
+    if parts is None:
+        return
+    last = training and grad_x is not None
+    sums = parts.new_empty(x.shape[1], 2) if last else None
+    _finish(parts, sums, grad_weight, grad_bias, x.shape[1], pixels, plan.parts, (2 * size, 1, size), wide, x.dtype)
+    if last:
+        plan = _columns(grad_x, rows, size, segments.BLOCKS)
+        launch = batch_norm_columns_bwd[plan.grid, plan.block]
+        launch(grad_y, x, weight, *statistics[:2], sums, grad_x, *matrix, wide, T=x.dtype)
+
+
+def _first_results(x, grad_x, grad_weight, grad_bias, training, parts):
+    """What the first pass writes: grad_x where no sums enter it, and the parts of the sums where they are wanted."""
     summed = training or grad_weight is not None or grad_bias is not None
-    at_once = None if training else grad_x
-    rows, channels = _rows(x), x.shape[1]
-    if rows:
-        plan = segments.columns(rows, channels, x.element_size())
-        steps, place = (channels, 1), (rows, channels)
-        first, last = batch_norm_columns_bwd_sums, batch_norm_columns_bwd
-        shape = (plan.parts, channels, 2)
-    else:
-        plan = _runs(x, x if grad_x is None else grad_x)
-        steps, place = (1, plan.parts), (plan.packed,)
-        first, last = batch_norm_bwd_sums, batch_norm_bwd
-        shape = (channels, plan.parts, 2)
-    parts = x.new_empty(shape, dtype=accumulator(x.dtype)) if summed else None
-    first[plan.grid, plan.block](grad_y, x, weight, *statistics, at_once, parts, *place, wide, eps, T=x.dtype)
-    if training and grad_x is not None and not rows:
-        given = (grad_y, x, weight, *statistics[:2], parts, grad_x, grad_weight, grad_bias, *place, wide)
-        last[plan.grid, plan.block](*given, T=x.dtype)
-    elif summed:
-        sums = None if at_once is grad_x else parts.new_empty(channels, 2)
-        finish = batch_norm_bwd_finish[ceil_div(channels, FINISHERS[0]), FINISHERS]
-        finish(parts, sums, grad_weight, grad_bias, channels, *steps, plan.parts, wide, T=x.dtype)
-        if sums is not None:
-            last[plan.grid, plan.block](grad_y, x, weight, *statistics[:2], sums, grad_x, *place, wide, T=x.dtype)
+    return None if training else grad_x, x.new_empty(parts, dtype=accumulator(x.dtype)) if summed else None
+
+
+def _finish(parts, sums, grad_weight, grad_bias, channels, pixels, count, steps, wide, dtype):
+    launch = batch_norm_bwd_finish[ceil_div(channels, FINISHERS[0]), FINISHERS]
+    launch(parts, sums, grad_weight, grad_bias, channels, pixels, count, *steps, wide, T=dtype)
 
 
 @_batch_norm.interface
@@ -248,15 +293,48 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous(memory_format=suggested_format(x))
 
 
-def _rows(x: Tensor) -> int:
-    """Of the matrix whose columns are the channels, where they lie side by side; else 0."""
-    pixels = spatial(x)
-    return x.shape[0] * pixels if pixels == 1 or not x.is_contiguous() else 0
+def _matrix(x: Tensor) -> tuple[int, int, int] | None:
+    """(rows, columns, columns of a channel) where the statistics are of columns: channels that lie side by side, and
+    planes so small that a run of one is no whole line of the cache."""
+    images, channels, pixels = x.shape[0], x.shape[1], spatial(x)
+    if pixels == 1 or not x.is_contiguous():
+        return images * pixels, channels, 1
+    if pixels <= SMALL_PLANE and pixels * x.element_size() % 16 and images >= 16 and channels * pixels < 1 << 31:
+        return images, channels * pixels, pixels
+    return None
 
 
-def _runs(x: Tensor, like: Tensor) -> segments.Runs:
-    aligned = is_aligned(x) and is_aligned(like)
-    return segments.runs(x.shape[1], x.shape[0], spatial(x), x.element_size(), aligned)
+def _columns(like: Tensor, rows: int, size: int, blocks: int) -> segments.Columns:
+    return segments.columns(rows, size, like.element_size(), is_aligned(like), blocks)
+
+
+def _column_cluster(x: Tensor, rows: int, size: int, pixels: int, most_blocks: int) -> segments.Columns | None:
+    if pixels > 1:
+        return None
+    return segments.cluster_columns(rows, size, x.element_size(), is_aligned(x), _most_blocks(x), most_blocks)
+
+
+def _runs(x: Tensor, *others: Tensor, blocks: int = segments.BLOCKS) -> segments.Runs:
+    return segments.runs(x.shape[1], x.shape[0], spatial(x), x.element_size(), _aligned(x, *others), blocks)
+
+
+def _cluster(read: int, x: Tensor, *others: Tensor) -> segments.Runs | None:
+    """Where the blocks of a cluster share a channel, of so many tensors that are read."""
+    size = x.shape[1], x.shape[0], spatial(x), x.element_size()
+    return segments.cluster(*size, _aligned(x, *others), read, _most_blocks(x))
+
+
+def _aligned(*tensors: Tensor) -> bool:
+    return all(map(is_aligned, tensors))
+
+
+def _cluster_of(*blocks: int) -> tuple[int, ...] | None:
+    return blocks if blocks[-1] > 1 else None
+
+
+def _most_blocks(x: Tensor) -> int:
+    """Of a cluster."""
+    return segments.CLUSTER if clusters.exist(x.device) else 1
 
 
 def _refusal(x: Tensor) -> str | None:

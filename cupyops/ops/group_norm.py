@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import check
-from ..common import segments
+from ..common import clusters, segments
 from ..common.gemm import divisor
 from ..common.segments import accumulator, gradient_room, is_aligned, is_empty, is_there, spatial
 from ..errors import InputError
@@ -18,12 +20,18 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import suggested_format
 from ..operator import operator
 
-PACKS = (1, 2, 4)  # that a thread holds of a group
+MOST_HELD = {True: ((1, 128), (2, 256), (4, 1024), (8, 2048)), False: ((1, 128), (2, 256), (4, 2048))}
+HELD: dict[str, Any] = {
+    "T": FLOATING,
+    "K": (1, 2, 4, 8),
+    "WHOLE": (False, True),
+    "where": lambda T, K, WHOLE: WHOLE or K < 8,
+}
 
-group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K>", T=FLOATING, K=PACKS)
+group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K, WHOLE>", **HELD)
 group_norm_moments = Kernel("group_norm.cu", "group_norm_moments<T>", T=FLOATING)
 group_norm_fwd_wide = Kernel("group_norm.cu", "group_norm_fwd_wide<T>", T=FLOATING)
-group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K>", T=FLOATING, K=PACKS)
+group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K, WHOLE>", **HELD)
 group_norm_bwd_sums = Kernel("group_norm.cu", "group_norm_bwd_sums<T>", T=FLOATING)
 group_norm_bwd_wide = Kernel("group_norm.cu", "group_norm_bwd_wide<T>", T=FLOATING)
 group_norm_bwd_parameters = Kernel("group_norm.cu", "group_norm_bwd_parameters<T>", T=FLOATING)
@@ -58,14 +66,15 @@ def _(x, num_groups, weight, bias, eps):
     mean, rstd = (x.new_empty(rows, dtype=accumulator(x.dtype)) for _ in range(2))
     if not is_there(x):
         return y.contiguous(memory_format=memory), (mean, rstd)
-    channels, pixels = x.shape[1] // num_groups, spatial(x)
-    division, packs, block, plan = _plan(
-        rows, num_groups, channels, pixels, x.element_size(), is_aligned(x) and is_aligned(y)
-    )
-    if packs:
-        launch = group_norm_fwd[ceil_div(rows, block[1]), block]
-        launch(x, weight, bias, y, mean, rstd, plan.packed, division, rows, eps, T=x.dtype, K=packs)
+    size = x.shape[1] // num_groups * spatial(x)
+    aligned = is_aligned(x) and is_aligned(y)
+    division = _groups(num_groups, x.shape[1] // num_groups, spatial(x))
+    whole = aligned and spatial(x) * x.element_size() % 16 == 0
+    if held := _held(rows, size, x.element_size(), aligned, whole, clusters.exist(x.device)):
+        args = (x, weight, bias, y, mean, rstd, division, rows, size, eps)
+        held.launch(group_norm_fwd)(*args, T=x.dtype, K=held.packs, WHOLE=whole)
     else:
+        plan = segments.runs(rows, 1, size, x.element_size(), aligned)
         parts = x.new_empty(plan.grid * 3, dtype=mean.dtype)
         group_norm_moments[plan.grid, plan.block](x, parts, plan.packed, T=x.dtype)
         launch = group_norm_fwd_wide[plan.grid, plan.block]
@@ -85,8 +94,8 @@ def _(saved, grad_y, x, num_groups, weight, bias, needs_grad):
         sums, count = _sum_planes(grad_y, x, num_groups, weight, saved, grad_x)
         if grad_weight is not None or grad_bias is not None:
             images, channels = x.shape[:2]
-            block = (32, 32 if images * count > 32 else 8)
-            launch = group_norm_bwd_parameters[ceil_div(channels, 32), block]
+            block = (8, min(128, max(8, 1 << (images - 1).bit_length())))
+            launch = group_norm_bwd_parameters[ceil_div(channels, 8), block]
             launch(sums, grad_weight, grad_bias, images, channels, count, T=x.dtype)
     elif grad_weight is not None and is_empty(x) and x.shape[0]:
         grad_weight.fill_(float("nan"))  # images without pixels: 0 times their rstd, which is NaN
@@ -97,18 +106,23 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     """grad_x, where it is wanted, and the sums of each plane, of so many parts."""
     images, channels, pixels = x.shape[0], x.shape[1], spatial(x)
     aligned = is_aligned(x) and is_aligned(grad_y) and (grad_x is None or is_aligned(grad_x))
-    shape = (images * num_groups, num_groups, channels // num_groups, pixels, x.element_size(), aligned)
-    division, packs, block, plan = _plan(*shape, backward=True)
-    if packs:
-        sums = x.new_empty(images * channels * 2, dtype=saved[0].dtype)
-        launch = group_norm_bwd[plan.grid, block[0]]
-        launch(grad_y, x, weight, *saved, grad_x, sums, plan.packed, division, T=x.dtype, K=packs)
-        return sums, 1
-    planes = _planes(images * channels, pixels, x.element_size(), aligned)
+    rows, size, itemsize = images * num_groups, channels // num_groups * pixels, x.element_size()
+    division = _groups(num_groups, channels // num_groups, pixels)
+    whole = aligned and pixels * itemsize % 16 == 0
+    held = pixels * itemsize >= 16 and _held(rows, size, itemsize, aligned, whole, clusters.exist(x.device))
+    if held:
+        sums = x.new_empty(images * channels * held.blocks * 2, dtype=saved[0].dtype)
+        pairs = held.packs * held.block[0] * held.block[1] * (1 if whole else 2)
+        lanes = min(32, held.block[0] & -held.block[0], 1 << (pixels * itemsize // 64).bit_length())
+        args = (grad_y, x, weight, *saved, grad_x, sums, division, rows, size, lanes)
+        held.launch(group_norm_bwd, pairs * 2 * saved[0].element_size())(*args, T=x.dtype, K=held.packs, WHOLE=whole)
+        return sums, held.blocks
+    planes = _planes(images * channels, pixels, itemsize, aligned)
     sums = x.new_empty(images * channels * planes.parts * 2, dtype=saved[0].dtype)
     launch = group_norm_bwd_sums[planes.grid, planes.block]
     launch(grad_y, x, *saved, sums, planes.packed, channels // num_groups, images * channels, T=x.dtype)
     if grad_x is not None:
+        plan = segments.runs(rows, 1, size, itemsize, aligned)
         launch = group_norm_bwd_wide[plan.grid, plan.block]
         launch(grad_y, x, weight, *saved, sums, grad_x, plan.packed, division, planes.parts, T=x.dtype)
     return sums, planes.parts
@@ -179,24 +193,47 @@ def _check_dtypes(input: Tensor, given: dict[str, Tensor]) -> None:
 # --- layouts -----------------------------------------------------------------------------------------------------
 
 
+class Held(NamedTuple):
+    """How groups are held: `packs` in each thread of a block of (threads of a row, rows), `blocks` that share a row."""
+
+    packs: int
+    block: tuple[int, int]
+    blocks: int
+    grid: int
+
+    def launch(self, kernel: Kernel, shared: int = 0) -> Callable[..., None]:
+        if self.blocks == 1:
+            return kernel[self.grid, self.block, shared] if shared else kernel[self.grid, self.block]
+        return kernel.configure(self.grid, self.block, shared=shared, cluster=self.blocks)
+
+
 @functools.lru_cache(maxsize=4096)
-def _plan(rows, num_groups, channels, pixels, itemsize, aligned, backward=False):
-    """(`struct Groups`, packs that hold a row, the block for that, `Runs`); no packs where blocks share a row."""
-    size = channels * pixels
-    division = np.array([num_groups, channels, *divisor(pixels)], dtype=np.int64)
+def _held(rows: int, size: int, itemsize: int, aligned: bool, whole: bool, in_clusters: bool) -> Held | None:
+    """None: a group is too long, or there are so few that more blocks are to share each."""
     total = segments.packs_of(size, itemsize, aligned)
-    if total <= MOST_HELD and not (backward and not (aligned and pixels * itemsize % 16 == 0)):
-        threads = 1 << (total - 1).bit_length() if total <= 32 else 0
-        packs = 1 if threads else next(k for k in PACKS if total <= 128 * k or (total <= HELD_THREADS * k and k >= 2))
-        threads = threads if threads and not backward else ceil_div(total, 32 * packs) * 32
-        block = (threads, max(1, 128 // threads) if threads <= 32 and not backward else 1)
-        packed = np.array([1, size, 0, 1, total, *divisor(total)], dtype=np.int64)
-        return division, packs, block, segments.Runs(rows, threads, 1, packed)
-    return division, 0, (0, 0), segments.runs(rows, 1, size, itemsize, aligned)
+    if total <= 32:
+        packs = SMALL_PACKS if total > 8 else 1
+        threads = 1 << (ceil_div(total, packs) - 1).bit_length()
+        return Held(packs, (threads, 128 // threads), 1, ceil_div(rows, 128 // threads))
+    blocks = 1
+    while blocks < segments.CLUSTER and in_clusters and total > blocks * PREFERRED:
+        blocks *= 2
+    each = ceil_div(total, blocks)
+    packs = next((k for k, most in MOST_HELD[whole] if each <= most), 0)
+    if not packs or (rows * blocks < FEWEST and total > 4 * PREFERRED):
+        return None
+    return Held(packs, (ceil_div(each, 32 * packs) * 32, 1), blocks, rows * blocks)
 
 
-HELD_THREADS = 512  # of a block that holds a group
-MOST_HELD = HELD_THREADS * PACKS[-1]  # packs of a group that one block holds
+SMALL_PACKS = 4  # in each thread of a group of at most 32: several groups share a warp
+PREFERRED = 2048  # packs of a group that a block holds: more blocks find room
+FEWEST = 64  # blocks that are worth while
+
+
+@functools.lru_cache(maxsize=4096)
+def _groups(num_groups: int, channels: int, pixels: int) -> np.ndarray:
+    """`struct Groups`."""
+    return np.array([num_groups, channels, *divisor(pixels)], dtype=np.int64)
 
 
 @functools.lru_cache(maxsize=4096)

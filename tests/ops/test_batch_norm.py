@@ -23,14 +23,18 @@ class TestBatchNorm(OperatorContract):
     kernels = {
         "batch_norm_moments",
         "batch_norm_fwd",
+        "batch_norm_fwd_cluster",
         "batch_norm_bwd_sums",
         "batch_norm_bwd",
+        "batch_norm_bwd_cluster",
         "batch_norm_bwd_finish",
         "batch_norm_columns_moments",
         "batch_norm_columns_finish",
         "batch_norm_columns_fwd",
+        "batch_norm_columns_fwd_cluster",
         "batch_norm_columns_bwd_sums",
         "batch_norm_columns_bwd",
+        "batch_norm_columns_bwd_cluster",
     }
     too_large = "2^31 packs of a channel"
     differs = {
@@ -44,8 +48,16 @@ class TestBatchNorm(OperatorContract):
     def samples(self, make: Make):
         width = 16 // make.dtype.itemsize
         yield from self.small_samples(make)
-        yield Sample(make(3, 2, 5, 4), *running(make, 2), make(2), make(2))
-        yield Sample(make(5, 2, 900 * width), None, None, make(2), make(2), **IN_TRAINING)  # several blocks
+        yield Sample(make(3, 2, 2, width), *running(make, 2), make(2), make(2))  # whole packs
+        yield Sample(make(3, 2, 5, 3), *running(make, 2), make(2), make(2))
+        yield Sample(make(3, 2, 2, width), None, None, make(2), make(2), **IN_TRAINING)
+        yield Sample(
+            make(5, 2, 900 * width), None, None, make(2), make(2), **IN_TRAINING
+        )  # a cluster, or several blocks
+        yield Sample(make(3, 1, 2900 * width), None, None, make(1), make(1), **IN_TRAINING)  # several blocks
+        yield Sample(make(3, 1, 2900 * width + 1), None, None, make(1), make(1), **IN_TRAINING)
+        yield Sample(make(17, 2, 5), None, None, make(2), make(2), **IN_TRAINING)  # small planes
+        yield Sample(make(5, 600), None, None, make(600), make(600), **IN_TRAINING)
         yield Sample(make(90, 8), None, None, make(8), make(8), **IN_TRAINING)
         if make.device.type == "cpu":  # PyTorch's CUDA kernels refuse a bias alone
             yield Sample(make(4, 3, 7), None, None, None, make(3), **IN_TRAINING)
@@ -79,11 +91,17 @@ def everything(function, x, grad_y, mean, var, weight, bias, training=True, mome
 def tensors(shape, dtype, parameters, device="cpu", shift=0.0):
     x = (torch.randn(shape, dtype=torch.float64) + shift).to(device, dtype)
     channels = [torch.randn(shape[1]).to(device, parameters) for _ in range(3)]
-    return x, torch.randn(shape).to(device, dtype), channels[0], torch.rand(shape[1]).to(channels[0]), *channels[1:]
+    return (
+        x,
+        torch.randn(shape).to(device, dtype),
+        channels[0],
+        (torch.rand(shape[1]) + 0.5).to(channels[0]),
+        *channels[1:],
+    )
 
 
 NAMES = ("y", "grad_x", "grad_weight", "grad_bias", "running_mean", "running_var")
-SHAPES = [(4, 3, 5, 7), (2, 2, 2500), (9, 5), (70, 16)]  # one for each form of the kernels
+SHAPES = [(4, 3, 5, 7), (2, 2, 2500), (17, 2, 5), (9, 5), (70, 16)]  # for the forms of the kernels
 
 
 def compare(args, **options):
@@ -234,8 +252,22 @@ def test_large(dtype, shape, training, last):
     args = list(tensors(shape, dtype, torch.promote_types(dtype, torch.float32), "cuda"))
     if last:
         args[:2] = (t.to(memory_format=torch.channels_last) for t in args[:2])
-    args[3] = args[3] + 1  # of a variance near 0 the sums would be the rounding of huge terms
     compare(args, training=training)
+
+
+@pytest.mark.parametrize("shape", [(5, 6, 4, 3), (9, 6)], ids=str)
+def test_variances_of_any_size(shape):
+    """Each channel by itself: together, that of the smallest variance would decide."""
+    x, grad_y, mean, _, weight, bias = tensors(shape, torch.float32, torch.float32)
+    var = torch.tensor([0, 1e-30, 1e-8, 1e-3, 1, 1e20])
+    with cupyops.simulate():
+        ours = everything(cupyops.batch_norm, x, grad_y, mean, var, weight, bias, training=False)
+    args = x, grad_y, mean, var, weight, bias
+    theirs = everything(F.batch_norm, *args, training=False)
+    truth = everything(F.batch_norm, *[t.double() for t in args], training=False)
+    for a, b, c, what in list(zip(ours, theirs, truth, NAMES))[:2]:
+        for channel in range(6):
+            assert_as_good_as_torch(a[:, channel], b[:, channel], c[:, channel], f"{what} of channel {channel}")
 
 
 X, ONES = torch.ones(2, 3, 4), torch.ones(3)

@@ -30,10 +30,16 @@ class TestGroupNorm(OperatorContract):
     def samples(self, make: Make):
         width = 16 // make.dtype.itemsize
         yield from self.small_samples(make)
-        yield Sample(make(1, 4, 33 * width), 1, make(4), make(4))  # two packs in a thread
-        yield Sample(make(1, 2, 513 * width), 1, make(2), make(2))  # four
+        yield Sample(make(3, 4, 2, width), 2, make(4), make(4))  # whole packs, one in a thread
+        yield Sample(make(2, 2, width + 1), 1, make(2), make(2))  # others
+        yield Sample(make(1, 4, 33 * width), 1, make(4), make(4))  # two
+        yield Sample(make(1, 4, 33 * width + 1), 1, make(4), make(4))
+        yield Sample(make(1, 2, 140 * width), 1, make(2), make(2))  # four
+        yield Sample(make(1, 2, 140 * width + 1), 1, make(2), make(2))
+        yield Sample(make(1, 2, 513 * width), 1, make(2), make(2))  # eight
         yield Sample(make(40, 6, 1), 3, make(6), make(6))  # planes of one element
-        yield Sample(make(1, 2, 1024 * width + 1), 1, make(2), make(2))  # several blocks
+        yield Sample(make(1, 2, 1024 * width + 1), 1, make(2), make(2))  # a cluster
+        yield Sample(make(1, 2, 4200 * width), 1, make(2), make(2))  # several blocks
         yield Sample(make(0, 4, 3), 2, make(4), make(4))
 
     def small_samples(self, make: Make):
