@@ -1,0 +1,198 @@
+// Convolutions of small images by FMAs, a tile of 2 x 2 windows at a time.
+#pragma once
+
+#include "common/vec.cuh"
+
+constexpr int kFilters = 4;  // outputs of a thread, each 2 x 2
+constexpr int kChannels = 2;  // of a thread of the gradient of weight
+constexpr int kNone = 4;  // a place that no gradient comes from
+constexpr int kWarpSize = 32;
+constexpr int kPitch = kWarpSize + 1;  // so that neighbours in either direction lie in different banks
+
+// The images: x is (N, C, H, W), y (N, F, PH, PW); (ph, pw) is the padding. A tile is th x tw windows, and lies in
+// shared memory in rows of `pitch`.
+struct Images { int C, H, W, F, PH, PW, ph, pw, th, tw, pitch; };
+
+// A tile of one image.
+struct Part {
+  long long n;
+  int a, b;  // of the first window
+
+  __device__ __forceinline__ Part(const Images& g, long long index, int windows_h, int windows_w) {
+    const int across = (windows_w + g.tw - 1) / g.tw, tiles = (windows_h + g.th - 1) / g.th * across;
+    n = index / tiles;
+    const int tile = int(index - n * tiles);
+    a = tile / across * g.th;
+    b = tile % across * g.tw;
+  }
+};
+
+constexpr int kUnder = 8;  // loads of a thread that are under way at once
+
+// to[index] = value of every item i < count, where item(i) gives {index, value}; dealt to the threads of the block, each in
+// order, several loaded before the first is stored.
+template <typename A> struct Item {
+  int index;
+  A value;
+};
+template <typename A, typename F> __device__ __forceinline__ void deal(A* to, int count, F item) {
+  for (int first = threadIdx.x; first < count; first += kUnder * blockDim.x) {
+    Item<A> items[kUnder];
+#pragma unroll
+    for (int u = 0; u < kUnder; ++u) {
+      if (first + u * blockDim.x < count) items[u] = item(first + u * blockDim.x);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnder; ++u) {
+      if (first + u * blockDim.x < count) to[items[u].index] = items[u].value;
+    }
+  }
+}
+
+// What a pooling passes back of a window.
+template <typename A> struct Placed {
+  A value;
+  int place;
+};
+
+// What th x tw windows of 2 x 2 read, in shared memory, for each channel.
+template <int K> struct Patch {
+  int rows, columns, pitch;
+
+  __device__ __forceinline__ Patch(const Images& g)
+      : rows(2 * g.th + K - 1), columns(2 * g.tw + K - 1), pitch(g.pitch) {}
+  __device__ __forceinline__ int size() const { return rows * pitch; }
+
+  // tile[c][row][column] = load(c, row, column)
+  template <typename A, typename F> __device__ __forceinline__ void fill(A* tile, int channels, F load) const {
+    const int area = rows * columns, step_c = blockDim.x / area, step = blockDim.x - step_c * area;
+    const int step_row = step / columns, step_column = step - step_row * columns;
+    int c = threadIdx.x / area, row = (threadIdx.x - c * area) / columns;
+    int column = threadIdx.x - c * area - row * columns;
+    deal(tile, channels * area, [&](int) {
+      const Item<A> item = {(c * rows + row) * pitch + column, load(c, row, column)};
+      c += step_c, row += step_row, column += step_column;
+      if (column >= columns) column -= columns, ++row;
+      if (row >= rows) row -= rows, ++c;
+      return item;
+    });
+  }
+
+  // tile[c][row][column] of what the windows (a, b) of an image were before their pooling, its first pixel being (h0, w0):
+  // load(c, a, b) gives a window's value and place, kNone for a window outside.
+  template <typename A, typename F>
+  __device__ __forceinline__ void fill_windows(A* tile, int channels, int h0, int w0, F load) const {
+    const int a0 = h0 >> 1, b0 = w0 >> 1, across = ((w0 + columns - 1) >> 1) - b0 + 1;
+    const int area = (((h0 + rows - 1) >> 1) - a0 + 1) * across;
+    for (int first = threadIdx.x; first < channels * area; first += kUnder * blockDim.x) {
+      Placed<A> items[kUnder];
+#pragma unroll
+      for (int u = 0; u < kUnder; ++u) {
+        const int i = first + u * blockDim.x, c = i / area, at = i - c * area, a = at / across;
+        if (i < channels * area) items[u] = load(c, a0 + a, b0 + at - a * across);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnder; ++u) {
+        const int i = first + u * blockDim.x, c = i / area, at = i - c * area, a = at / across;
+        const int row = 2 * (a0 + a) - h0, column = 2 * (b0 + at - a * across) - w0;
+        if (i >= channels * area) continue;
+#pragma unroll
+        for (int d = 0; d < 4; ++d) {
+          const int r = row + d / 2, s = column + d % 2;
+          if (r < 0 || r >= rows || s < 0 || s >= columns) continue;
+          tile[(c * rows + r) * pitch + s] = items[u].place == d ? items[u].value : A(0);
+        }
+      }
+    }
+  }
+};
+
+// Filters in shared memory are [channel][tap][filter], in rows of so many: a few more, for the banks.
+__device__ __forceinline__ int filters_pitch(int filters) { return filters + kFilters; }
+
+// values[f][2 di + dj] += the sum over the taps of filter f, in rows of `row`, and the patch at (di, dj).
+template <int K, typename A>
+__device__ __forceinline__ void correlate(const A* patch, int pitch, const A* weights, int row,
+                                          A (&values)[kFilters][4]) {
+  A x[K + 1][K + 1];
+#pragma unroll
+  for (int i = 0; i <= K; ++i) {
+#pragma unroll
+    for (int j = 0; j <= K; j += 2) {
+      const Vec<A, 2> pair = load_vec<A, 2>(patch + i * pitch + j);
+      x[i][j] = pair.data[0], x[i][j + 1] = pair.data[1];
+    }
+  }
+  constexpr int W = kVecWidth<A>;
+#pragma unroll
+  for (int k = 0; k < K * K; ++k) {
+#pragma unroll
+    for (int f = 0; f < kFilters; f += W) {
+      const Vec<A, W> w = load_vec<A, W>(weights + k * row + f);
+#pragma unroll
+      for (int e = 0; e < W; ++e) {
+#pragma unroll
+        for (int d = 0; d < 4; ++d) {
+          values[f + e][d] = fma(w.data[e], x[d / 2 + k / K][d % 2 + k % K], values[f + e][d]);
+        }
+      }
+    }
+  }
+}
+
+// The filters of `here` channels from `channel` on into shared memory, as Weights has them: warp by warp, and lane by lane
+// what lies together in memory. FORWARD: weight is (all filters, all channels, K, K); else (all channels, all filters,
+// K, K), turned round. Zeros where there are no more filters.
+template <int K, bool FORWARD, typename T, typename A>
+__device__ __forceinline__ void fill_filters(A* to, const T* weight, int first, int filters, int all, int channel,
+                                             int here, int channels) {
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, warps = blockDim.x / kWarpSize;
+  const int row = filters_pitch(filters), outer = FORWARD ? filters : here, inner = (FORWARD ? here : filters) * K * K;
+  const int present = FORWARD ? inner : min(inner, (all - first) * K * K);
+  for (int o = warp; o < outer; o += warps) {
+    const bool there = !FORWARD || first + o < all;
+    const T* from = FORWARD ? weight + ((long long)(first + o) * channels + channel) * (K * K)
+                            : weight + ((long long)(channel + o) * all + first) * (K * K);
+    for (int e0 = lane; e0 < inner; e0 += kUnder * kWarpSize) {
+      T loaded[kUnder];
+#pragma unroll
+      for (int u = 0; u < kUnder; ++u) {
+        const int e = e0 + u * kWarpSize;
+        loaded[u] = there && e < present ? from[e] : from_acc<T>(0);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnder; ++u) {
+        const int e = e0 + u * kWarpSize, m = e / (K * K), tap = e - m * (K * K);
+        if (e < inner) to[FORWARD ? (e * row + o) : (o * K * K + K * K - 1 - tap) * row + m] = to_acc(loaded[u]);
+      }
+    }
+  }
+}
+
+// The values of this thread's window and filters: over `channels`, `chunk` of them in shared memory at a time.
+// fill(tile, first, here) brings channels of the images there, fill_weights(to, filters, first, here) the filters.
+template <int K, typename A, typename Fill, typename FillFilters>
+__device__ __forceinline__ void correlate_tile(const Images& g, A* shared, int channels, int chunk, Fill fill,
+                                               FillFilters fill_weights, A (&values)[kFilters][4]) {
+  const Patch<K> patch(g);
+  const int windows = g.th * g.tw, window = threadIdx.x % windows, group = threadIdx.x / windows;
+  const int filters = blockDim.x / windows * kFilters, row = filters_pitch(filters);
+  A* tile = shared + chunk * K * K * row;
+  const int at = window / g.tw * 2 * patch.pitch + window % g.tw * 2;
+  for (int first = 0; first < channels; first += chunk) {
+    const int here = min(chunk, channels - first);
+    __syncthreads();
+    fill(tile, first, here);
+    fill_weights(shared, filters, first, here);
+    __syncthreads();
+    for (int c = 0; group * kFilters < filters && c < here; ++c) {
+      correlate<K>(tile + c * patch.size() + at, patch.pitch, shared + c * K * K * row + group * kFilters, row, values);
+    }
+  }
+}
+
+template <typename A> __device__ __forceinline__ A* shared_memory() {
+  extern __shared__ __align__(16) unsigned char bytes[];
+  return reinterpret_cast<A*>(bytes);
+}
+
