@@ -6,6 +6,7 @@ the eager and the registered operator from it; `operator.py` chooses between the
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import namedtuple
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from ..errors import CupyopsError, InputError
 from ..kernel import FLOATING, executors
 from ..layout import is_dry, restride
 from . import results, schema
-from .kept import Kept
+from .kept import Kept, picker
 
 
 class Definition:
@@ -135,7 +136,7 @@ class Definition:
         """What the forward kernels are told besides their arguments, where they ask."""
         if needs is None or not self.forward_asks or self.launch_backward is None:
             return {}
-        return {"needs_grad": self.needs_type(*needs)}
+        return {"needs_grad": self.needs_type._make(needs)}
 
     def call_kernels(self, args: Sequence[Any]) -> Any:
         """What a call returns, by the forward kernels."""
@@ -309,6 +310,34 @@ class Backward:
         self.inputs = {index for kind, index in self.wants if kind == "input"}
         self.outputs = {index for kind, index in self.wants if kind == "output"}
 
+    def direct(self, kept: Kept) -> Callable[..., tuple[Tensor | None, ...]]:
+        """The role on what autograd has of a call, `kept` being what it keeps: with as little Python as there can be."""
+        arity, launch, named = kept.arity, self.launch, functools.cache(self.needs_type._make)
+        places = {"needs": 0, "last": 1}
+        pick = picker(
+            [
+                2 + index if kind == "input" and index not in kept.inputs
+                else 2 + arity + kept.inputs.index(index) if kind == "input"
+                else 2 + arity + len(kept.inputs) + kept.outputs.index(index) if kind == "output"
+                else places[kind]
+                for kind, index in self.wants
+            ]
+        )  # fmt: skip
+        begin, most = len(kept.inputs) + len(kept.outputs), len(self.tensors)
+        leading = self.tensors == tuple(range(most))
+
+        def run(
+            grads: Sequence[Tensor | None], tensors: tuple[Tensor, ...], values: Sequence[Any], needs: Any, last: bool
+        ) -> tuple[Tensor | None, ...]:
+            found = launch(tensors[begin:], *grads, *pick((named(needs), last, *values, *tensors)))
+            if isinstance(found, Tensor):
+                found = (found,)
+            if leading and found is not None and len(found) <= most:
+                return (*found, *(None,) * (arity - len(found)))
+            return tuple(self._placed(found, needs))
+
+        return run
+
     def __call__(
         self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any, last: bool = False
     ) -> list[Tensor | None]:
@@ -317,19 +346,21 @@ class Backward:
             if kind == "input"
             else outputs[index]
             if kind == "output"
-            else self.needs_type(*needs)
+            else self.needs_type._make(needs)
             if kind == "needs"
             else last
             for kind, index in self.wants
         ]
         found = self.launch(saved, *grads, *extra)
-        if isinstance(found, Tensor):
-            found = (found,)
-        elif found is None:
+        return self._placed((found,) if isinstance(found, Tensor) else found, needs)
+
+    def _placed(self, found: Sequence[Tensor | None] | None, needs: Sequence[bool]) -> list[Tensor | None]:
+        """The gradients in the places of their parameters."""
+        if found is None:
             raise self._forgotten(needs)
         if len(found) > len(self.tensors):
             raise InputError(f"{self.name}: backward gave {len(found)} gradients for {len(self.tensors)} tensors")
-        result: list[Tensor | None] = [None] * len(args)
+        result: list[Tensor | None] = [None] * len(needs)
         for index, gradient in zip(self.tensors, found):
             if needs[index]:
                 result[index] = gradient

@@ -15,12 +15,13 @@ class Kept:
     def __init__(
         self, arity: int, tensors: tuple[int, ...], count: int, inputs: tuple[int, ...], outputs: tuple[int, ...]
     ) -> None:
+        self.arity = arity
         self.inputs = inputs
         self.outputs = outputs
         self._count = count  # of all outputs
         self._others = tuple(i for i in range(arity) if i not in tensors)
         self._blank: list[Any] = [None] * arity
-        self._of_inputs, self._of_outputs = _picker(inputs), _picker(outputs)
+        self._of_inputs, self._of_outputs = picker(inputs), picker(outputs)
 
     def values(self, args: Sequence[Any]) -> list[Any]:
         """The arguments that are not tensors, None in the place of those that are. Not to be changed."""
@@ -52,7 +53,7 @@ class Kept:
         return outputs
 
 
-def _picker(indices: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """A function of a sequence that gives those of its items as a tuple, in C where there are several."""
     if len(indices) > 1:
         return itemgetter(*indices)

@@ -61,7 +61,7 @@ def _(saved, grad_y, x, weight, bias, padding, needs_grad):
     x, weight, grad_y = x.contiguous(), weight.contiguous(), grad_y.contiguous()
     grad_x = torch.empty_like(x) if needs_grad.x else None
     grad_weight = torch.empty_like(weight) if needs_grad.weight else None
-    grad_bias = bias.new_empty(bias.shape) if needs_grad.bias else None
+    grad_bias = torch.empty_like(bias, memory_format=torch.contiguous_format) if needs_grad.bias else None
     if not gemm.is_dry(grad_y):
         sizes = pooled.Sizes(*x.shape, *grad_y.shape[1:], *padding)
         if grad_x is not None and x.numel():
@@ -78,13 +78,15 @@ def _(saved, grad_y, x, weight, bias, padding, needs_grad):
 
 @_conv2d_relu_max_pool2d.unsupported
 def _(x, weight, bias, stride, padding, dilation, groups, pool):
-    if (stride, dilation, groups, pool) != ([1, 1], [1, 1], 1, [2, 2, 2, 2]):
+    if stride != [1, 1] or dilation != [1, 1] or groups != 1 or pool != [2, 2, 2, 2]:
         return "not stride 1, dilation 1, one group, and pooling by 2"
-    if weight.shape[2] != weight.shape[3] or weight.shape[2] not in SIZES:
+    images, channels, height, width = x.shape
+    filters, _, tall, wide = weight.shape
+    if tall != wide or tall not in SIZES:
         return "a kernel other than 3 x 3 and 5 x 5"
-    if max(weight.shape[:2]) > MAX_CHANNELS:
+    if channels > MAX_CHANNELS or filters > MAX_CHANNELS:
         return f"more than {MAX_CHANNELS} channels"
-    if 0 in x.shape[1:] or max(*x.shape[2:], *padding) > 1 << 15 or x.shape[0] * x.shape[2] * x.shape[3] >> 33:
+    if not channels * height * width or max(height, width, *padding) > 1 << 15 or images * height * width >> 33:
         return "no elements, or too many"
     return None
 
@@ -127,17 +129,26 @@ def conv2d_relu_max_pool2d(
         tensor([[[[45., 54.],
                   [81., 90.]]]])
     """
+    if isinstance(padding, str):  # which may pad the input by a row and a column
+        convolution.check_tensors(input, weight, bias, groups)
+        input, stride, padding, dilation = convolution.window(input, weight, stride, padding, dilation)
+    geometry = _geometry(input, weight, bias, stride, padding, dilation, groups, pool_kernel_size, pool_stride)
+    if input.dim() == 3:
+        return _conv2d_relu_max_pool2d(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
+    return _conv2d_relu_max_pool2d(input, weight, bias, *geometry)
+
+
+@check.once
+def _geometry(input, weight, bias, stride, padding, dilation, groups, pool_kernel_size, pool_stride):
+    """The operator's arguments after bias, checked."""
     convolution.check_tensors(input, weight, bias, groups)
-    input, stride, padding, dilation = convolution.window(input, weight, stride, padding, dilation)
+    _, stride, padding, dilation = convolution.window(input, weight, stride, padding, dilation)
     kernel = check.ints("pool_kernel_size", pool_kernel_size, 2, 1)
     pool = [*kernel, *(kernel if pool_stride is None else check.ints("pool_stride", pool_stride, 2, 1))]
     size = convolution.output_size(input.shape[-2:], weight.shape[2:], stride, padding, dilation)
     if any(extent < k for extent, k in zip(size, kernel)):
         check.fail("pool_kernel_size", pool_kernel_size, f"a window that fits the convolution's {tuple(size)}")
-    if input.dim() == 3:
-        batch = input.unsqueeze(0)
-        return _conv2d_relu_max_pool2d(batch, weight, bias, stride, padding, dilation, groups, pool).squeeze(0)
-    return _conv2d_relu_max_pool2d(input, weight, bias, stride, padding, dilation, groups, pool)
+    return stride, padding, dilation, groups, pool
 
 
 # --- launches ---

@@ -40,11 +40,12 @@ def _(saved, grad_y, x, weight, bias, needs_grad):
     rows, grad_rows = _rows(x), _rows(grad_y)
     grad_x = grad_weight = grad_bias = None
     if needs_grad.x:
-        grad_x = x.new_empty(x.shape)
+        grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
         _multiply(grad_rows, weight, None, grad_x)
     if needs_grad.weight or needs_grad.bias:
-        grad_weight = weight.new_empty(weight.shape) if needs_grad.weight else None
-        grad_bias = bias.new_empty(bias.shape) if needs_grad.bias else None
+        dense = torch.contiguous_format
+        grad_weight = torch.empty_like(weight, memory_format=dense) if needs_grad.weight else None
+        grad_bias = torch.empty_like(bias, memory_format=dense) if needs_grad.bias else None
         if needs_grad.weight and needs_grad.bias and not gemm.is_dry(grad_y) and weight.numel() >= _LARGE:
             _multiply(grad_rows.T, rows, None, grad_weight)
             _multiply(grad_rows.T, rows[:, :0], None, None, grad_bias)
@@ -79,6 +80,14 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         >>> cupyops.linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.tensor([0.0, 1.0]))
         tensor([[11., 18.]])
     """
+    _check(input, weight, bias)
+    if weight.dim() == 1:
+        return _linear(input, weight.unsqueeze(0), None).squeeze(-1)
+    return _linear(input, weight, bias)
+
+
+@check.once
+def _check(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     check.tensor("input", input)
     check.tensor("weight", weight)
     check.optional_tensor("bias", bias)
@@ -91,13 +100,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.shape[-1] != input.shape[-1]:
         wanted = f"in_features {input.shape[-1]}, the last dimension of input of shape {tuple(input.shape)}"
         raise InputError(f"weight has shape {tuple(weight.shape)}, expected {wanted}")
-    if weight.dim() == 1:
-        if bias is not None:
-            check.fail("bias", bias, "None beside a weight of one dimension")
-        return _linear(input, weight.unsqueeze(0), None).squeeze(-1)
+    if weight.dim() == 1 and bias is not None:
+        check.fail("bias", bias, "None beside a weight of one dimension")
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise InputError(f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},), out_features of weight")
-    return _linear(input, weight, bias)
 
 
 def _rows(x: Tensor) -> Tensor:
