@@ -117,4 +117,7 @@ def _in_place(op: Definition, apply: Callable[..., Any]) -> Callable[..., Any]:
 
 def _batched(grads: Sequence[Tensor | None]) -> bool:
     """Whether a vmap over backward alone is under way, for which no kernel is made: is_grads_batched=True, or torch.vmap."""
-    return _functorch_active() or any(grad is not None and _is_legacy_batched(grad) for grad in grads)
+    for grad in grads:
+        if grad is not None and _is_legacy_batched(grad):
+            return True
+    return bool(_functorch_active())
