@@ -21,6 +21,10 @@
 #include "common/pooled_fma.cuh"
 #include "common/pooled_mma.cuh"
 
+// NF filters of a thread: many want registers, and two blocks to a multiprocessor, of which one loads while one computes.
+template <int NF> constexpr int kThreads = NF > 4 ? 448 : 512;
+template <int NF> constexpr int kBlocks = NF > 4 ? 2 : 1;
+
 // relu and pooling of a window's four, and which of them it was.
 template <typename T>
 __device__ __forceinline__ void pool(const acc_t<T> (&values)[4], acc_t<T> shift, T* y, unsigned char* place) {
@@ -35,11 +39,11 @@ __device__ __forceinline__ void pool(const acc_t<T> (&values)[4], acc_t<T> shift
   *place = (unsigned char)at;
 }
 
-// Grid: (tiles of all images, ceil(F / (kFilters * blockDim.x / (th * tw)))). Block: th * tw windows, times groups of
-// kFilters filters, in whole warps. A thread owns one window of its filters. Shared memory: for each of `chunk` channels the weights of
+// Grid: (tiles of all images, ceil(F / (NF * blockDim.x / (th * tw)))). Block: th * tw windows, times groups of
+// NF filters, in whole warps. A thread owns one window of its filters. Shared memory: for each of `chunk` channels the weights of
 // the block's filters and the tile.
-template <typename T, int K>
-__global__ void __launch_bounds__(512)
+template <typename T, int K, int NF>
+__global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
     conv2d_relu_max_pool2d_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
                                T* __restrict__ y, unsigned char* __restrict__ place, int C, int H, int W, int F, int PH,
                                int PW, int ph, int pw, int th, int tw, int pitch, int chunk) {
@@ -47,17 +51,17 @@ __global__ void __launch_bounds__(512)
   const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pitch};
   const Part part(g, blockIdx.x, PH, PW);
   const int windows = th * tw, window = threadIdx.x % windows;
-  const int first = blockIdx.y * (blockDim.x / windows) * kFilters;
+  const int first = blockIdx.y * (blockDim.x / windows) * NF;
   const T* image = x + part.n * C * H * W;
   const int h0 = 2 * part.a - ph, w0 = 2 * part.b - pw;
-  A values[kFilters][4] = {};
+  A values[NF][4] = {};
   correlate_tile<K>(
       g, shared_memory<A>(), C, chunk,
       [&](A* tile, int from, int here) {
         Patch<K>(g).fill(tile, here, [&](int c, int row, int column) {
           const int h = h0 + row, w = w0 + column;
           const bool inside = h >= 0 && h < H && w >= 0 && w < W;
-          return inside ? to_acc(image[((long long)(from + c) * H + h) * W + w]) : A(0);
+          return inside ? image + (((long long)(from + c) * H + h) * W + w) : nullptr;
         });
       },
       [&](A* to, int filters, int from, int here) {
@@ -67,18 +71,18 @@ __global__ void __launch_bounds__(512)
   const int a = part.a + window / tw, b = part.b + window % tw;
   if (threadIdx.x / windows >= blockDim.x / windows || a >= PH || b >= PW) return;
 #pragma unroll
-  for (int k = 0; k < kFilters; ++k) {
-    const int f = first + threadIdx.x / windows * kFilters + k;
+  for (int k = 0; k < NF; ++k) {
+    const int f = first + threadIdx.x / windows * NF + k;
     if (f >= F) return;
     const long long at = ((part.n * F + f) * PH + a) * PW + b;
     pool<T>(values[k], bias ? to_acc(bias[f]) : A(0), y + at, place + at);
   }
 }
 
-// Grid: (tiles of 2 x 2 windows over all of x, ceil(C / (kFilters * blockDim.x / (th * tw)))). Block, shared memory: as
+// Grid: (tiles of 2 x 2 windows over all of x, ceil(C / (NF * blockDim.x / (th * tw)))). Block, shared memory: as
 // above, the filters being channels of x and the channels those of y. A thread owns 2 x 2 elements of its channels.
-template <typename T, int K>
-__global__ void __launch_bounds__(512)
+template <typename T, int K, int NF>
+__global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
     conv2d_relu_max_pool2d_bwd(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                const T* __restrict__ weight, T* __restrict__ grad_x, int C, int H, int W, int F, int PH,
                                int PW, int ph, int pw, int th, int tw, int pitch, int chunk) {
@@ -86,10 +90,10 @@ __global__ void __launch_bounds__(512)
   const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pitch};
   const Part part(g, blockIdx.x, (H + 1) / 2, (W + 1) / 2);
   const int windows = th * tw, window = threadIdx.x % windows;
-  const int first = blockIdx.y * (blockDim.x / windows) * kFilters;
+  const int first = blockIdx.y * (blockDim.x / windows) * NF;
   const int h0 = 2 * part.a - (K - 1 - ph), w0 = 2 * part.b - (K - 1 - pw);
   const long long plane = part.n * F * PH * PW;
-  A values[kFilters][4] = {};
+  A values[NF][4] = {};
   correlate_tile<K>(
       g, shared_memory<A>(), F, chunk,
       [&](A* tile, int from, int here) {
@@ -105,8 +109,8 @@ __global__ void __launch_bounds__(512)
       values);
   if (threadIdx.x / windows >= blockDim.x / windows) return;
 #pragma unroll
-  for (int k = 0; k < kFilters; ++k) {
-    const int c = first + threadIdx.x / windows * kFilters + k;
+  for (int k = 0; k < NF; ++k) {
+    const int c = first + threadIdx.x / windows * NF + k;
     if (c >= C) return;
 #pragma unroll
     for (int d = 0; d < 4; ++d) {
@@ -144,7 +148,7 @@ __global__ void __launch_bounds__(512)
     patch.fill(tile, here, [&](int c, int row, int column) {
       const int h = h0 + row, w = w0 + column;
       const bool inside = h >= 0 && h < H && w >= 0 && w < W;
-      return inside ? to_acc(image[((long long)(first + c) * H + h) * W + w]) : A(0);
+      return inside ? image + (((long long)(first + c) * H + h) * W + w) : nullptr;
     });
     // neighbouring threads on neighbouring windows of a filter
 #pragma unroll 4
@@ -159,6 +163,7 @@ __global__ void __launch_bounds__(512)
       const int row = window / tw * 2 + (d == kNone ? 0 : d / 2), column = window % tw * 2 + (d == kNone ? 0 : d % 2);
       starts[window * kPitch + filter] = row * patch.pitch + column;
     }
+    wait_for_fetched();
     __syncthreads();
 #pragma unroll 2
     for (int window = split; window < windows; window += splits) {
@@ -202,7 +207,7 @@ __global__ void __launch_bounds__(512)
 // images, ceil(F / filters of a block)). Block: a warp for each 8 windows of a tile and 8 NB filters. Shared memory: the
 // filters, then a tile.
 template <typename T, int K, int NB>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(448, 2)
     conv2d_relu_max_pool2d_fwd_mma(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
                                    T* __restrict__ y, unsigned char* __restrict__ place, long long tiles, int C, int H,
                                    int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int up, int row,
@@ -242,7 +247,7 @@ __global__ void __launch_bounds__(512)
 
 // The same as conv2d_relu_max_pool2d_bwd by tensor cores, launched as the kernel above on tiles of 2 x 2 pixels of x.
 template <typename T, int K, int NB>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(448, 2)
     conv2d_relu_max_pool2d_bwd_mma(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                    const T* __restrict__ weight, T* __restrict__ grad_x, long long tiles, int C, int H,
                                    int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int up, int row,

@@ -3,7 +3,6 @@
 
 #include "common/vec.cuh"
 
-constexpr int kFilters = 4;  // outputs of a thread, each 2 x 2
 constexpr int kChannels = 2;  // of a thread of the gradient of weight
 constexpr int kNone = 4;  // a place that no gradient comes from
 constexpr int kWarpSize = 32;
@@ -27,27 +26,28 @@ struct Part {
   }
 };
 
-constexpr int kUnder = 8;  // loads of a thread that are under way at once
-
-// to[index] = value of every item i < count, where item(i) gives {index, value}; dealt to the threads of the block, each in
-// order, several loaded before the first is stored.
-template <typename A> struct Item {
-  int index;
-  A value;
-};
-template <typename A, typename F> __device__ __forceinline__ void deal(A* to, int count, F item) {
-  for (int first = threadIdx.x; first < count; first += kUnder * blockDim.x) {
-    Item<A> items[kUnder];
-#pragma unroll
-    for (int u = 0; u < kUnder; ++u) {
-      if (first + u * blockDim.x < count) items[u] = item(first + u * blockDim.x);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnder; ++u) {
-      if (first + u * blockDim.x < count) to[items[u].index] = items[u].value;
-    }
+// *to = *from, or 0 where `from` is null; it is there after wait_for_fetched(), and a barrier for other threads. What needs
+// no conversion is copied without a register in between.
+template <typename T, typename A> __device__ __forceinline__ void fetch(A* to, const T* from) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (sizeof(T) == sizeof(A)) {
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(sizeof(T)),
+                 "r"(from ? int(sizeof(T)) : 0)
+                 : "memory");
+    return;
   }
+#endif
+  *to = from ? to_acc(*from) : A(0);
 }
+
+__device__ __forceinline__ void wait_for_fetched() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+constexpr int kUnder = 8;  // loads of a thread that are under way at once
 
 // What a pooling passes back of a window.
 template <typename A> struct Placed {
@@ -63,19 +63,19 @@ template <int K> struct Patch {
       : rows(2 * g.th + K - 1), columns(2 * g.tw + K - 1), pitch(g.pitch) {}
   __device__ __forceinline__ int size() const { return rows * pitch; }
 
-  // tile[c][row][column] = load(c, row, column)
-  template <typename A, typename F> __device__ __forceinline__ void fill(A* tile, int channels, F load) const {
+  // tile[c][row][column] = *source(c, row, column), or 0 where that is null.
+  template <typename A, typename F> __device__ __forceinline__ void fill(A* tile, int channels, F source) const {
     const int area = rows * columns, step_c = blockDim.x / area, step = blockDim.x - step_c * area;
     const int step_row = step / columns, step_column = step - step_row * columns;
     int c = threadIdx.x / area, row = (threadIdx.x - c * area) / columns;
     int column = threadIdx.x - c * area - row * columns;
-    deal(tile, channels * area, [&](int) {
-      const Item<A> item = {(c * rows + row) * pitch + column, load(c, row, column)};
+#pragma unroll 4
+    for (int i = threadIdx.x; i < channels * area; i += blockDim.x) {
+      fetch(tile + (c * rows + row) * pitch + column, source(c, row, column));
       c += step_c, row += step_row, column += step_column;
       if (column >= columns) column -= columns, ++row;
       if (row >= rows) row -= rows, ++c;
-      return item;
-    });
+    }
   }
 
   // tile[c][row][column] of what the windows (a, b) of an image were before their pooling, its first pixel being (h0, w0):
@@ -108,12 +108,11 @@ template <int K> struct Patch {
 };
 
 // Filters in shared memory are [channel][tap][filter], in rows of so many: a few more, for the banks.
-__device__ __forceinline__ int filters_pitch(int filters) { return filters + kFilters; }
+__device__ __forceinline__ int filters_pitch(int filters) { return filters + 4; }
 
 // values[f][2 di + dj] += the sum over the taps of filter f, in rows of `row`, and the patch at (di, dj).
-template <int K, typename A>
-__device__ __forceinline__ void correlate(const A* patch, int pitch, const A* weights, int row,
-                                          A (&values)[kFilters][4]) {
+template <int K, int NF, typename A>
+__device__ __forceinline__ void correlate(const A* patch, int pitch, const A* weights, int row, A (&values)[NF][4]) {
   A x[K + 1][K + 1];
 #pragma unroll
   for (int i = 0; i <= K; ++i) {
@@ -127,7 +126,7 @@ __device__ __forceinline__ void correlate(const A* patch, int pitch, const A* we
 #pragma unroll
   for (int k = 0; k < K * K; ++k) {
 #pragma unroll
-    for (int f = 0; f < kFilters; f += W) {
+    for (int f = 0; f < NF; f += W) {
       const Vec<A, W> w = load_vec<A, W>(weights + k * row + f);
 #pragma unroll
       for (int e = 0; e < W; ++e) {
@@ -140,43 +139,35 @@ __device__ __forceinline__ void correlate(const A* patch, int pitch, const A* we
   }
 }
 
-// The filters of `here` channels from `channel` on into shared memory, as Weights has them: warp by warp, and lane by lane
-// what lies together in memory. FORWARD: weight is (all filters, all channels, K, K); else (all channels, all filters,
-// K, K), turned round. Zeros where there are no more filters.
+// The filters of `here` channels from `channel` on into shared memory, warp by warp, and lane by lane what lies together in
+// memory. FORWARD: weight is (all filters, all channels, K, K); else (all channels, all filters, K, K), turned round. Zeros
+// where there are no more filters.
 template <int K, bool FORWARD, typename T, typename A>
 __device__ __forceinline__ void fill_filters(A* to, const T* weight, int first, int filters, int all, int channel,
                                              int here, int channels) {
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, warps = blockDim.x / kWarpSize;
   const int row = filters_pitch(filters), outer = FORWARD ? filters : here, inner = (FORWARD ? here : filters) * K * K;
   const int present = FORWARD ? inner : min(inner, (all - first) * K * K);
-  for (int o = warp; o < outer; o += warps) {
+  for (int o = threadIdx.x / kWarpSize; o < outer; o += blockDim.x / kWarpSize) {
     const bool there = !FORWARD || first + o < all;
     const T* from = FORWARD ? weight + ((long long)(first + o) * channels + channel) * (K * K)
                             : weight + ((long long)(channel + o) * all + first) * (K * K);
-    for (int e0 = lane; e0 < inner; e0 += kUnder * kWarpSize) {
-      T loaded[kUnder];
-#pragma unroll
-      for (int u = 0; u < kUnder; ++u) {
-        const int e = e0 + u * kWarpSize;
-        loaded[u] = there && e < present ? from[e] : from_acc<T>(0);
-      }
-#pragma unroll
-      for (int u = 0; u < kUnder; ++u) {
-        const int e = e0 + u * kWarpSize, m = e / (K * K), tap = e - m * (K * K);
-        if (e < inner) to[FORWARD ? (e * row + o) : (o * K * K + K * K - 1 - tap) * row + m] = to_acc(loaded[u]);
-      }
+#pragma unroll 4
+    for (int e = threadIdx.x % kWarpSize; e < inner; e += kWarpSize) {
+      const int m = e / (K * K), tap = e - m * (K * K);
+      const int at = FORWARD ? e * row + o : (o * K * K + K * K - 1 - tap) * row + m;
+      fetch(to + at, there && e < present ? from + e : nullptr);
     }
   }
 }
 
 // The values of this thread's window and filters: over `channels`, `chunk` of them in shared memory at a time.
 // fill(tile, first, here) brings channels of the images there, fill_weights(to, filters, first, here) the filters.
-template <int K, typename A, typename Fill, typename FillFilters>
+template <int K, int NF, typename A, typename Fill, typename FillFilters>
 __device__ __forceinline__ void correlate_tile(const Images& g, A* shared, int channels, int chunk, Fill fill,
-                                               FillFilters fill_weights, A (&values)[kFilters][4]) {
+                                               FillFilters fill_weights, A (&values)[NF][4]) {
   const Patch<K> patch(g);
   const int windows = g.th * g.tw, window = threadIdx.x % windows, group = threadIdx.x / windows;
-  const int filters = blockDim.x / windows * kFilters, row = filters_pitch(filters);
+  const int filters = blockDim.x / windows * NF, row = filters_pitch(filters);
   A* tile = shared + chunk * K * K * row;
   const int at = window / g.tw * 2 * patch.pitch + window % g.tw * 2;
   for (int first = 0; first < channels; first += chunk) {
@@ -184,9 +175,10 @@ __device__ __forceinline__ void correlate_tile(const Images& g, A* shared, int c
     __syncthreads();
     fill(tile, first, here);
     fill_weights(shared, filters, first, here);
+    wait_for_fetched();
     __syncthreads();
-    for (int c = 0; group * kFilters < filters && c < here; ++c) {
-      correlate<K>(tile + c * patch.size() + at, patch.pitch, shared + c * K * K * row + group * kFilters, row, values);
+    for (int c = 0; group * NF < filters && c < here; ++c) {
+      correlate<K>(tile + c * patch.size() + at, patch.pitch, shared + c * K * K * row + group * NF, row, values);
     }
   }
 }

@@ -10,12 +10,15 @@ import torch
 from ..kernel import capability, ceil_div
 from .gemm import HALF
 
-FILTERS, CHANNELS = 4, 2  # of a thread; as pooled_fma.cuh has them
-WINDOWS, THREADS = 64, 512  # of a block, at most
+CHANNELS = 2  # of a thread of the gradient of weight, as pooled_fma.cuh has it
+WINDOWS = 64  # of a block, at most
+THREADS = {4: 512, 8: 448}  # of a block, at most, whose threads have so many filters
 SHARED = 46 * 1024  # bytes of a block, which every GPU gives without being asked; and of which several run at once
 MOST_SHARED = 96 * 1024  # bytes that every GPU with tensor cores for bf16 gives
 BLOCKS = 264  # that a large GPU runs at once: more would only make more parts to add
+MMA_BLOCKS = 132  # the same of tensor cores, which wait less
 FEW = 120  # blocks that leave a large GPU idle
+MMA_THREADS = 448
 MMA_CHANNELS = 8  # from which on tensor cores, which take 16 at a time, are worth it
 
 
@@ -82,18 +85,19 @@ def _correlation(
         if launch.config[2] <= MOST_SHARED:
             return launch
     itemsize = _itemsize(dtype)
-    groups = ceil_div(filters, FILTERS)
+    mine = 8 if dtype is torch.float32 and filters > 16 and tiles >= BLOCKS else 4  # filters of a thread
+    groups = ceil_div(filters, mine)
     # no fewer blocks than fill the GPU, though each reads the images again
-    blocks = max(ceil_div(groups, THREADS // (tall * wide)), min(groups, ceil_div(FEW, tiles)))
+    blocks = max(ceil_div(groups, THREADS[mine] // (tall * wide)), min(groups, ceil_div(FEW, tiles)))
     groups = ceil_div(groups, blocks)
     threads = ceil_div(tall * wide * groups, 32) * 32
     groups = threads // (tall * wide)
     pitch = _pitch(wide, taps)
-    channel = itemsize * (taps * taps * (groups + 1) * FILTERS + (2 * tall + taps - 1) * pitch)
+    channel = itemsize * (taps * taps * (groups * mine + 4) + (2 * tall + taps - 1) * pitch)
     chunk = ceil_div(channels, ceil_div(channels, max(1, SHARED // channel)))
     numbers = (*sizes[1:], tall, wide, pitch, chunk)
-    grid = (tiles, ceil_div(filters, groups * FILTERS))
-    return Launch(False, (grid, threads, chunk * channel), numbers, {"T": dtype, "K": taps})
+    grid = (tiles, ceil_div(filters, groups * mine))
+    return Launch(False, (grid, threads, chunk * channel), numbers, {"T": dtype, "K": taps, "NF": mine})
 
 
 def _mma(
@@ -101,14 +105,14 @@ def _mma(
 ) -> Launch:
     up, row, quarter = _units(tall, wide, taps, ceil_div(channels, 16))
     groups = ceil_div(tall * wide, 8)
-    fragments = 4 if filters > 16 and tiles * ceil_div(filters, 32) >= FEW else 2
+    fragments = 4 if filters > 16 and tiles >= 2 * MMA_BLOCKS else 2
     parts = 1
-    if tiles >= BLOCKS:  # all filters in a block, so that the images are read once
-        parts = min(ceil_div(filters, 8 * fragments), THREADS // 32 // groups)
+    if tiles >= 2 * MMA_BLOCKS:  # all filters in a block, so that the images are read once
+        parts = min(ceil_div(filters, 8 * fragments), MMA_THREADS // 32 // groups)
     outputs = parts * 8 * fragments
     shared = 16 * (taps * taps * (outputs * up + 1) + 4 * quarter)
     blocks = ceil_div(filters, outputs)
-    grid = (min(tiles, max(1, 2 * BLOCKS // blocks)), blocks)
+    grid = (min(tiles, max(1, 2 * MMA_BLOCKS // blocks)), blocks)
     numbers = (tiles, *sizes[1:], tall, wide, up, row, quarter)
     return Launch(True, (grid, 32 * groups * parts, shared), numbers, {"T": dtype, "K": taps, "NB": fragments})
 
@@ -119,7 +123,7 @@ def _weight_mma(tall: int, wide: int, tiles: int, taps: int, sizes: Sizes) -> An
     grads_row = 4 * (steps | 1)
     columns = ceil_div(sizes.channels, 32)
     shared = 16 + 64 * quarter + 64 * parts * grads_row + 16 * steps
-    grid = (max(1, min(tiles, BLOCKS // columns)), columns)
+    grid = (max(1, min(tiles, MMA_BLOCKS // columns)), columns)
     return grid, 32 * taps * parts, shared, (up, row, quarter, grads_row)
 
 

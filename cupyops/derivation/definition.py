@@ -19,7 +19,7 @@ from ..errors import CupyopsError, InputError
 from ..kernel import FLOATING, executors
 from ..layout import is_dry, restride
 from . import results, schema
-from .kept import Kept, picker
+from .kept import Kept
 
 
 class Definition:
@@ -312,24 +312,19 @@ class Backward:
 
     def direct(self, kept: Kept) -> Callable[..., tuple[Tensor | None, ...]]:
         """The role on what autograd has of a call, `kept` being what it keeps: with as little Python as there can be."""
-        arity, launch, named = kept.arity, self.launch, functools.cache(self.needs_type._make)
-        places = {"needs": 0, "last": 1}
-        pick = picker(
-            [
-                2 + index if kind == "input" and index not in kept.inputs
-                else 2 + arity + kept.inputs.index(index) if kind == "input"
-                else 2 + arity + len(kept.inputs) + kept.outputs.index(index) if kind == "output"
-                else places[kind]
-                for kind, index in self.wants
-            ]
-        )  # fmt: skip
-        begin, most = len(kept.inputs) + len(kept.outputs), len(self.tensors)
+        arity, most = kept.arity, len(self.tensors)
         leading = self.tensors == tuple(range(most))
+        tensors = [("input", index) for index in kept.inputs] + [("output", index) for index in kept.outputs]
+        places = {one: f"tensors[{place}]" for place, one in enumerate(tensors)}
+        places |= {("needs", 0): "named(needs)", ("last", 0): "last"}
+        extra = ", ".join(places.get(one, f"values[{one[1]}]") for one in self.wants)
+        source = f"lambda grads, tensors, values, needs, last: launch(tensors[{len(tensors)}:], *grads, {extra})"
+        call = eval(source, {"launch": self.launch, "named": functools.cache(self.needs_type._make)})
 
         def run(
             grads: Sequence[Tensor | None], tensors: tuple[Tensor, ...], values: Sequence[Any], needs: Any, last: bool
         ) -> tuple[Tensor | None, ...]:
-            found = launch(tensors[begin:], *grads, *pick((named(needs), last, *values, *tensors)))
+            found = call(grads, tensors, values, needs, last)
             if isinstance(found, Tensor):
                 found = (found,)
             if leading and found is not None and len(found) <= most:

@@ -13,9 +13,10 @@ from ..operator import operator
 
 FILE, SIZES = "conv2d_relu_max_pool2d.cu", (3, 5)
 FMA, MMA = {"T": FLOATING, "K": SIZES}, {"T": gemm.HALF, "K": SIZES}
-conv2d_relu_max_pool2d_fwd = Kernel(FILE, "conv2d_relu_max_pool2d_fwd<T, K>", **FMA)
+NF = {"NF": (4, 8), "where": lambda T, K, NF: NF == 4 or T is torch.float32}
+conv2d_relu_max_pool2d_fwd = Kernel(FILE, "conv2d_relu_max_pool2d_fwd<T, K, NF>", **FMA, **NF)
 conv2d_relu_max_pool2d_fwd_mma = Kernel(FILE, "conv2d_relu_max_pool2d_fwd_mma<T, K, NB>", **MMA, NB=(2, 4))
-conv2d_relu_max_pool2d_bwd = Kernel(FILE, "conv2d_relu_max_pool2d_bwd<T, K>", **FMA)
+conv2d_relu_max_pool2d_bwd = Kernel(FILE, "conv2d_relu_max_pool2d_bwd<T, K, NF>", **FMA, **NF)
 conv2d_relu_max_pool2d_bwd_mma = Kernel(FILE, "conv2d_relu_max_pool2d_bwd_mma<T, K, NB>", **MMA, NB=(2, 4))
 conv2d_relu_max_pool2d_bwd_weight = Kernel(FILE, "conv2d_relu_max_pool2d_bwd_weight<T, K>", **FMA)
 conv2d_relu_max_pool2d_bwd_weight_mma = Kernel(FILE, "conv2d_relu_max_pool2d_bwd_weight_mma<T, K>", **MMA)
