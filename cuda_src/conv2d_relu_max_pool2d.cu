@@ -216,7 +216,8 @@ __global__ void __launch_bounds__(448, 2)
   const Tile<K> g{th, tw, up, row, quarter};
   const Images images{C, H, W, F, PH, PW, ph, pw, th, tw, 0};
   const int warp = threadIdx.x / 32, groups = (th * tw + 7) / 8, lane = threadIdx.x % 32;
-  const int outputs = blockDim.x / 32 / groups * 8 * NB, first = blockIdx.y * outputs, pitch = filters_pitch(outputs, up);
+  const int outputs = blockDim.x / 32 / groups * 8 * NB, first = blockIdx.y * outputs,
+            pitch = filters_pitch(outputs, up);
   const int n0 = warp / groups * 8 * NB, chunks = (C + 15) / 16, group = warp % groups * 8;
   T* filters = shared_memory<T>();
   T* tile = filters + K * K * pitch;
@@ -227,7 +228,8 @@ __global__ void __launch_bounds__(448, 2)
     g.fill(tile, x + part.n * C * H * W, 2 * chunks, C, H, W, 2 * part.a - ph, 2 * part.b - pw);
     __syncthreads();
     float sums[2][NB][4] = {};
-    correlate_mma<T, K, NB>(g, tile, filters + n0 * up * kUnit, pitch, min(group + lane % 8, th * tw - 1), chunks, sums);
+    correlate_mma<T, K, NB>(g, tile, filters + n0 * up * kUnit, pitch, min(group + lane % 8, th * tw - 1), chunks,
+                            sums);
     const int window = group + lane / 4, a = part.a + window / tw, b = part.b + window % tw;
     if (window >= th * tw || a >= PH || b >= PW) continue;
 #pragma unroll
@@ -256,7 +258,8 @@ __global__ void __launch_bounds__(448, 2)
   const Tile<K> g{th, tw, up, row, quarter};
   const Images images{C, H, W, F, PH, PW, ph, pw, th, tw, 0};
   const int warp = threadIdx.x / 32, groups = (th * tw + 7) / 8, lane = threadIdx.x % 32;
-  const int outputs = blockDim.x / 32 / groups * 8 * NB, first = blockIdx.y * outputs, pitch = filters_pitch(outputs, up);
+  const int outputs = blockDim.x / 32 / groups * 8 * NB, first = blockIdx.y * outputs,
+            pitch = filters_pitch(outputs, up);
   const int n0 = warp / groups * 8 * NB, chunks = (F + 15) / 16, group = warp % groups * 8;
   T* filters = shared_memory<T>();
   T* tile = filters + K * K * pitch;
@@ -269,7 +272,8 @@ __global__ void __launch_bounds__(448, 2)
            2 * part.b - (K - 1 - pw));
     __syncthreads();
     float sums[2][NB][4] = {};
-    correlate_mma<T, K, NB>(g, tile, filters + n0 * up * kUnit, pitch, min(group + lane % 8, th * tw - 1), chunks, sums);
+    correlate_mma<T, K, NB>(g, tile, filters + n0 * up * kUnit, pitch, min(group + lane % 8, th * tw - 1), chunks,
+                            sums);
     const int window = group + lane / 4, h = 2 * (part.a + window / tw), w = 2 * (part.b + window % tw);
     if (window >= th * tw || w >= W) continue;
 #pragma unroll

@@ -98,6 +98,7 @@ def ints(name: str, value: Any, count: int, minimum: int) -> list[int]:
 
 Found = TypeVar("Found")
 _MAX_FOUND = 4096
+_autocast = torch._C._is_any_autocast_enabled
 
 
 def once(function: Callable[..., Found]) -> Callable[..., Found]:
@@ -110,7 +111,7 @@ def once(function: Callable[..., Found]) -> Callable[..., Found]:
 
     @wraps(function)
     def remembered(*args: Any) -> Found:
-        if is_dynamo_compiling() or torch.is_autocast_enabled():
+        if is_dynamo_compiling() or _autocast():
             return function(*args)
         key = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else (a, a.__class__) for a in args])
         try:

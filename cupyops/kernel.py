@@ -206,10 +206,12 @@ class Kernel(Template):
         if watching:
             self._reload()
         configuration = self._configuration(launch)
-        if (fast := self._fast) is None and 0 not in configuration.grid:
+        if 0 in configuration.grid:
+            configured = self._unhurried(configuration)
+        elif (fast := self._fast) is None:
             return self._unhurried(configuration)
-        empty = fast is None or 0 in configuration.grid
-        configured = self._unhurried(configuration) if empty else fast(configuration, driver.launcher(configuration))
+        else:
+            configured = fast(configuration, driver.launcher(configuration))
         if not watching:
             if len(self._configured) >= _MAX_CONFIGURED:
                 self._configured.clear()

@@ -187,4 +187,3 @@ template <typename A> __device__ __forceinline__ A* shared_memory() {
   extern __shared__ __align__(16) unsigned char bytes[];
   return reinterpret_cast<A*>(bytes);
 }
-

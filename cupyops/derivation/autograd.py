@@ -66,7 +66,7 @@ def differentiable(op: Definition) -> Callable[..., Any]:
                 op.add_note(error, "backward")
                 raise
         args, outputs, saved = kept.unpack(values, ctx.saved_tensors)
-        with tracing.operator(f"{op.name} (backward)", "reference" if role is None else "kernel"):
+        with tracing.operator(f"{op.name} (backward)", "reference" if op.launch_backward is None else "kernel"):
             return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs, last))
 
     def backward_looked_at(ctx: Any, *grads: Tensor) -> Any:

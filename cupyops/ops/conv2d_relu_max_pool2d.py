@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,8 +14,9 @@ from ..kernel import FLOATING, Kernel
 from ..operator import operator
 
 FILE, SIZES = "conv2d_relu_max_pool2d.cu", (3, 5)
-FMA, MMA = {"T": FLOATING, "K": SIZES}, {"T": gemm.HALF, "K": SIZES}
-NF = {"NF": (4, 8), "where": lambda T, K, NF: NF == 4 or T is torch.float32}
+FMA: dict[str, Any] = {"T": FLOATING, "K": SIZES}
+MMA: dict[str, Any] = {"T": gemm.HALF, "K": SIZES}
+NF: dict[str, Any] = {"NF": (4, 8), "where": lambda T, K, NF: NF == 4 or T is torch.float32}
 conv2d_relu_max_pool2d_fwd = Kernel(FILE, "conv2d_relu_max_pool2d_fwd<T, K, NF>", **FMA, **NF)
 conv2d_relu_max_pool2d_fwd_mma = Kernel(FILE, "conv2d_relu_max_pool2d_fwd_mma<T, K, NB>", **MMA, NB=(2, 4))
 conv2d_relu_max_pool2d_bwd = Kernel(FILE, "conv2d_relu_max_pool2d_bwd<T, K, NF>", **FMA, **NF)
@@ -58,7 +61,7 @@ def _(x, weight, bias, stride, padding, dilation, groups, pool):
 
 @_conv2d_relu_max_pool2d.backward
 def _(saved, grad_y, x, weight, bias, padding, needs_grad):
-    memory, shape = convolution.memory_format(x, weight), weight.shape
+    memory = convolution.memory_format(x, weight)
     x, weight, grad_y = x.contiguous(), weight.contiguous(), grad_y.contiguous()
     grad_x = torch.empty_like(x) if needs_grad.x else None
     grad_weight = torch.empty_like(weight) if needs_grad.weight else None

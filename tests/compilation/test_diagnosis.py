@@ -170,7 +170,9 @@ HINTS = {
         "convert first",
     ),
     "literal": (
-        body("x[0] = larger(x[0], 1.0);", "template <typename A> __device__ A larger(A a, A b) { return a > b ? a : b; }"),
+        body(
+            "x[0] = larger(x[0], 1.0);", "template <typename A> __device__ A larger(A a, A b) { return a > b ? a : b; }"
+        ),
         "write 1.0f, or T(1)",
     ),
     "shared": (
