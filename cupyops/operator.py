@@ -157,7 +157,6 @@ class Operator:
         forward `saved` counts as constant in it.
         """
         self.definition.set_gradient(gradient)
-        self._differentiable = differentiable(self.definition)  # which keeps less
         return gradient
 
     def unsupported(self, reason: Callable[..., str | None]) -> Callable[..., str | None]:

@@ -24,11 +24,9 @@ def differentiable(op: Definition) -> Callable[..., Any]:
     `forward(ctx, ...)` is merged, since a `setup_context` of its own costs 8 us a call.
     """
 
-    kept, role = op.kept_by_kernels, op.launch_backward
-    direct = role.direct(kept) if role is not None else None
-
     def forward(ctx: Any, *args: Any) -> Any:
         outputs, saved = op.run_forward(args, ctx.needs_input_grad)
+        kept = op.kept_by_kernels
         ctx.call = kept.values(args), [y.stride() for y in outputs]
         ctx.save_for_backward(*kept.pack(args, outputs, saved))
         ctx.mark_non_differentiable(*[y for y in outputs if not y.dtype.is_floating_point])
@@ -44,6 +42,7 @@ def differentiable(op: Definition) -> Callable[..., Any]:
         except CupyopsError as error:
             op.add_note(error, "forward")
             raise
+        kept = op.kept_by_kernels
         ctx.call = kept.values(args), (y.stride(),)
         ctx.save_for_backward(*kept.pack(args, (y,), saved))
         return y
@@ -56,16 +55,16 @@ def differentiable(op: Definition) -> Callable[..., Any]:
         values, strides = ctx.call
         needs = ctx.needs_input_grad
         last = op.backward_asks and not _keeps_graph()
-        if torch.is_grad_enabled() or _batched(grads):
-            args, outputs, saved = kept.unpack(values, ctx.saved_tensors)
-            return tuple(op.differentiable_backward(grads, outputs, saved, args, needs))
-        if direct is not None and tracing.active is None and op.launch_backward is role:
+        plain = not (torch.is_grad_enabled() or _batched(grads))
+        if plain and tracing.active is None and (direct := getattr(op.launch_backward, "direct", None)) is not None:
             try:
                 return direct(like_outputs(grads, strides), ctx.saved_tensors, values, needs, last)
             except CupyopsError as error:
                 op.add_note(error, "backward")
                 raise
-        args, outputs, saved = kept.unpack(values, ctx.saved_tensors)
+        args, outputs, saved = op.kept_by_kernels.unpack(values, ctx.saved_tensors)
+        if not plain:
+            return tuple(op.differentiable_backward(grads, outputs, saved, args, needs))
         with tracing.operator(f"{op.name} (backward)", "reference" if op.launch_backward is None else "kernel"):
             return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs, last))
 

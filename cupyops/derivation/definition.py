@@ -276,11 +276,18 @@ class Definition:
         inputs = tuple(i for i in lasting if i not in self.mutated and (everything or i in named))
         outputs = tuple(i for i in range(self.outputs) if any(i in role.outputs for role in roles))
         self.kept_by_kernels = Kept(self.arity, self.tensors, self.outputs, inputs, outputs)
+        if self.launch_backward is not None:
+            self.launch_backward.direct = self.launch_backward.directly(self.kept_by_kernels)
         self.kept_by_reference = Kept(self.arity, self.tensors, self.outputs, lasting, ())
+
+
+Direct = Callable[[Sequence[Tensor | None], tuple[Tensor, ...], Sequence[Any], Any, bool], tuple[Tensor | None, ...]]
 
 
 class Backward:
     """A backward role, understood once: what its parameters name is what it is given."""
+
+    direct: Direct | None = None  # the role on gradients and what autograd has of the call: (saved tensors, values, needs, last)
 
     def __init__(self, of: Definition, launch: Callable[..., Any], role: str) -> None:
         self.name, self.tensors = of.name, of.tensors
@@ -310,8 +317,8 @@ class Backward:
         self.inputs = {index for kind, index in self.wants if kind == "input"}
         self.outputs = {index for kind, index in self.wants if kind == "output"}
 
-    def direct(self, kept: Kept) -> Callable[..., tuple[Tensor | None, ...]]:
-        """The role on what autograd has of a call, `kept` being what it keeps: with as little Python as there can be."""
+    def directly(self, kept: Kept) -> Direct:
+        """`direct`, with as little Python as there can be, where `kept` is what is kept of a call."""
         arity, most = kept.arity, len(self.tensors)
         leading = self.tensors == tuple(range(most))
         tensors = [("input", index) for index in kept.inputs] + [("output", index) for index in kept.outputs]
