@@ -21,7 +21,7 @@
 #include "common/pooled_fma.cuh"
 #include "common/pooled_mma.cuh"
 
-// NF filters of a thread: many want registers, and two blocks to a multiprocessor, of which one loads while one computes.
+// Threads of a block, NF filters each, and blocks of a multiprocessor, at the least.
 template <int NF> constexpr int kThreads = NF > 4 ? 448 : 512;
 template <int NF> constexpr int kBlocks = NF > 4 ? 2 : 1;
 
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
 // Grid: (tiles of 2 x 2 windows over all of x, ceil(C / (NF * blockDim.x / (th * tw)))). Block, shared memory: as
 // above, the filters being channels of x and the channels those of y. A thread owns 2 x 2 elements of its channels.
 template <typename T, int K, int NF>
-__global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
+__global__ void __launch_bounds__(kThreads<NF>)
     conv2d_relu_max_pool2d_bwd(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                const T* __restrict__ weight, T* __restrict__ grad_x, int C, int H, int W, int F, int PH,
                                int PW, int ph, int pw, int th, int tw, int pitch, int chunk) {
@@ -163,7 +163,8 @@ __global__ void __launch_bounds__(512)
       const int row = window / tw * 2 + (d == kNone ? 0 : d / 2), column = window % tw * 2 + (d == kNone ? 0 : d % 2);
       starts[window * kPitch + filter] = row * patch.pitch + column;
     }
-    wait_for_fetched();
+    end_group();
+    wait_for_groups<0>();
     __syncthreads();
 #pragma unroll 2
     for (int window = split; window < windows; window += splits) {

@@ -1,6 +1,7 @@
 // Convolutions of small images by FMAs, a tile of 2 x 2 windows at a time.
 #pragma once
 
+#include "common/async.cuh"
 #include "common/vec.cuh"
 
 constexpr int kChannels = 2;  // of a thread of the gradient of weight
@@ -26,7 +27,7 @@ struct Part {
   }
 };
 
-// *to = *from, or 0 where `from` is null; it is there after wait_for_fetched(), and a barrier for other threads. What needs
+// *to = *from, or 0 where `from` is null; it is there after wait_for_groups(), and a barrier for other threads. What needs
 // no conversion is copied without a register in between.
 template <typename T, typename A> __device__ __forceinline__ void fetch(A* to, const T* from) {
 #if __CUDA_ARCH__ >= 800
@@ -39,12 +40,6 @@ template <typename T, typename A> __device__ __forceinline__ void fetch(A* to, c
   }
 #endif
   *to = from ? to_acc(*from) : A(0);
-}
-
-__device__ __forceinline__ void wait_for_fetched() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
 }
 
 constexpr int kUnder = 8;  // loads of a thread that are under way at once
@@ -160,26 +155,36 @@ __device__ __forceinline__ void fill_filters(A* to, const T* weight, int first, 
   }
 }
 
-// The values of this thread's window and filters: over `channels`, `chunk` of them in shared memory at a time.
-// fill(tile, first, here) brings channels of the images there, fill_weights(to, filters, first, here) the filters.
+// The values of this thread's window and filters: over `channels`, `chunk` of them in shared memory at a time, and as many
+// on their way. fill(tile, first, here) brings channels of the images there, fill_weights(to, filters, first, here) the
+// filters.
 template <int K, int NF, typename A, typename Fill, typename FillFilters>
 __device__ __forceinline__ void correlate_tile(const Images& g, A* shared, int channels, int chunk, Fill fill,
                                                FillFilters fill_weights, A (&values)[NF][4]) {
   const Patch<K> patch(g);
   const int windows = g.th * g.tw, window = threadIdx.x % windows, group = threadIdx.x / windows;
-  const int filters = blockDim.x / windows * NF, row = filters_pitch(filters);
-  A* tile = shared + chunk * K * K * row;
-  const int at = window / g.tw * 2 * patch.pitch + window % g.tw * 2;
+  const int filters = blockDim.x / windows * NF, row = filters_pitch(filters), weights = chunk * K * K * row;
+  const int at = weights + window / g.tw * 2 * patch.pitch + window % g.tw * 2;
+  A* here = shared;
+  A* next = shared + weights + chunk * patch.size();
+  const auto load = [&](A* stage, int first) {
+    const int count = min(chunk, channels - first);
+    fill(stage + weights, first, count);
+    fill_weights(stage, filters, first, count);
+  };
+  load(here, 0);
+  end_group();
   for (int first = 0; first < channels; first += chunk) {
-    const int here = min(chunk, channels - first);
+    if (first + chunk < channels) load(next, first + chunk);
+    end_group();
+    wait_for_groups<1>();
     __syncthreads();
-    fill(tile, first, here);
-    fill_weights(shared, filters, first, here);
-    wait_for_fetched();
-    __syncthreads();
-    for (int c = 0; group * NF < filters && c < here; ++c) {
-      correlate<K>(tile + c * patch.size() + at, patch.pitch, shared + c * K * K * row + group * NF, row, values);
+    for (int c = 0; group * NF < filters && c < min(chunk, channels - first); ++c) {
+      correlate<K>(here + at + c * patch.size(), patch.pitch, here + c * K * K * row + group * NF, row, values);
     }
+    __syncthreads();
+    A* done = here;
+    here = next, next = done;
   }
 }
 

@@ -17,7 +17,8 @@ SHARED = 46 * 1024  # bytes of a block, which every GPU gives without being aske
 MOST_SHARED = 96 * 1024  # bytes that every GPU with tensor cores for bf16 gives
 BLOCKS = 264  # that a large GPU runs at once: more would only make more parts to add
 MMA_BLOCKS = 132  # the same of tensor cores, which wait less
-FEW = 120  # blocks that leave a large GPU idle
+ASYNC_SHARED = 72 * 1024  # the same where it is filled while the block computes
+FEW, MANY = 120, 240  # blocks that leave a large GPU idle, and that fill it
 MMA_THREADS = 448
 MMA_CHANNELS = 8  # from which on tensor cores, which take 16 at a time, are worth it
 
@@ -85,7 +86,8 @@ def _correlation(
         if launch.config[2] <= MOST_SHARED:
             return launch
     itemsize = _itemsize(dtype)
-    mine = 8 if dtype is torch.float32 and filters > 16 and tiles >= BLOCKS else 4  # filters of a thread
+    # filters of a thread
+    mine = 8 if dtype is not torch.float64 and filters > 16 and tiles >= MANY else 4
     groups = ceil_div(filters, mine)
     # no fewer blocks than fill the GPU, though each reads the images again
     blocks = max(ceil_div(groups, THREADS[mine] // (tall * wide)), min(groups, ceil_div(FEW, tiles)))
@@ -94,10 +96,12 @@ def _correlation(
     groups = threads // (tall * wide)
     pitch = _pitch(wide, taps)
     channel = itemsize * (taps * taps * (groups * mine + 4) + (2 * tall + taps - 1) * pitch)
-    chunk = ceil_div(channels, ceil_div(channels, max(1, SHARED // channel)))
+    most = (ASYNC_SHARED if capability(device) >= 8 else SHARED) // channel  # of channels at a time
+    chunk = channels if channels <= most else ceil_div(channels, ceil_div(channels, max(1, most // 2)))
+    shared = (1 + (chunk < channels)) * chunk * channel
     numbers = (*sizes[1:], tall, wide, pitch, chunk)
     grid = (tiles, ceil_div(filters, groups * mine))
-    return Launch(False, (grid, threads, chunk * channel), numbers, {"T": dtype, "K": taps, "NF": mine})
+    return Launch(False, (grid, threads, shared), numbers, {"T": dtype, "K": taps, "NF": mine})
 
 
 def _mma(

@@ -287,7 +287,9 @@ Direct = Callable[[Sequence[Tensor | None], tuple[Tensor, ...], Sequence[Any], A
 class Backward:
     """A backward role, understood once: what its parameters name is what it is given."""
 
-    direct: Direct | None = None  # the role on gradients and what autograd has of the call: (saved tensors, values, needs, last)
+    direct: Direct | None = (
+        None  # the role on gradients and what autograd has of the call: (saved tensors, values, needs, last)
+    )
 
     def __init__(self, of: Definition, launch: Callable[..., Any], role: str) -> None:
         self.name, self.tensors = of.name, of.tensors
