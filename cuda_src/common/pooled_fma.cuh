@@ -2,30 +2,11 @@
 #pragma once
 
 #include "common/async.cuh"
-#include "common/vec.cuh"
+#include "common/pooled.cuh"
 
 constexpr int kChannels = 2;  // of a thread of the gradient of weight
-constexpr int kNone = 4;  // a place that no gradient comes from
 constexpr int kWarpSize = 32;
 constexpr int kPitch = kWarpSize + 1;  // so that neighbours in either direction lie in different banks
-
-// The images: x is (N, C, H, W), y (N, F, PH, PW); (ph, pw) is the padding. A tile is th x tw windows, and lies in
-// shared memory in rows of `pitch`.
-struct Images { int C, H, W, F, PH, PW, ph, pw, th, tw, pitch; };
-
-// A tile of one image.
-struct Part {
-  long long n;
-  int a, b;  // of the first window
-
-  __device__ __forceinline__ Part(const Images& g, long long index, int windows_h, int windows_w) {
-    const int across = (windows_w + g.tw - 1) / g.tw, tiles = (windows_h + g.th - 1) / g.th * across;
-    n = index / tiles;
-    const int tile = int(index - n * tiles);
-    a = tile / across * g.th;
-    b = tile % across * g.tw;
-  }
-};
 
 // *to = *from, or 0 where `from` is null; it is there after wait_for_groups(), and a barrier for other threads. What needs
 // no conversion is copied without a register in between.
@@ -186,9 +167,4 @@ __device__ __forceinline__ void correlate_tile(const Images& g, A* shared, int c
     A* done = here;
     here = next, next = done;
   }
-}
-
-template <typename A> __device__ __forceinline__ A* shared_memory() {
-  extern __shared__ __align__(16) unsigned char bytes[];
-  return reinterpret_cast<A*>(bytes);
 }

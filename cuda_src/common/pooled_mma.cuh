@@ -4,7 +4,7 @@
 #pragma once
 
 #include "common/mma.cuh"
-#include "common/vec.cuh"
+#include "common/pooled.cuh"
 
 constexpr int kUnit = 8;  // elements of a 16-byte unit
 

@@ -13,16 +13,16 @@ from ..common import convolution, gemm, pooled
 from ..kernel import FLOATING, Kernel
 from ..operator import operator
 
-FILE, SIZES = "conv2d_relu_max_pool2d.cu", (3, 5)
+FILE, MMA_FILE, SIZES = "conv2d_relu_max_pool2d.cu", "conv2d_relu_max_pool2d_mma.cu", (3, 5)
 FMA: dict[str, Any] = {"T": FLOATING, "K": SIZES}
 MMA: dict[str, Any] = {"T": gemm.HALF, "K": SIZES}
 NF: dict[str, Any] = {"NF": (4, 8), "where": lambda T, K, NF: NF == 4 or T is not torch.float64}
 conv2d_relu_max_pool2d_fwd = Kernel(FILE, "conv2d_relu_max_pool2d_fwd<T, K, NF>", **FMA, **NF)
-conv2d_relu_max_pool2d_fwd_mma = Kernel(FILE, "conv2d_relu_max_pool2d_fwd_mma<T, K, NB>", **MMA, NB=(2, 4))
+conv2d_relu_max_pool2d_fwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_fwd_mma<T, K, NB>", **MMA, NB=(2, 4))
 conv2d_relu_max_pool2d_bwd = Kernel(FILE, "conv2d_relu_max_pool2d_bwd<T, K, NF>", **FMA, **NF)
-conv2d_relu_max_pool2d_bwd_mma = Kernel(FILE, "conv2d_relu_max_pool2d_bwd_mma<T, K, NB>", **MMA, NB=(2, 4))
+conv2d_relu_max_pool2d_bwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_bwd_mma<T, K, NB>", **MMA, NB=(2, 4))
 conv2d_relu_max_pool2d_bwd_weight = Kernel(FILE, "conv2d_relu_max_pool2d_bwd_weight<T, K>", **FMA)
-conv2d_relu_max_pool2d_bwd_weight_mma = Kernel(FILE, "conv2d_relu_max_pool2d_bwd_weight_mma<T, K>", **MMA)
+conv2d_relu_max_pool2d_bwd_weight_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_bwd_weight_mma<T, K>", **MMA)
 conv2d_relu_max_pool2d_bwd_sum = Kernel(FILE, "conv2d_relu_max_pool2d_bwd_sum<T>", T=FLOATING)
 
 MAX_CHANNELS = 64  # of input and output: with more, the tensor cores or a larger tile are worth three launches
