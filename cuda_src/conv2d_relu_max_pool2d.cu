@@ -31,9 +31,9 @@ template <typename T, int K, int NF>
 __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
     conv2d_relu_max_pool2d_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
                                T* __restrict__ y, unsigned char* __restrict__ place, int C, int H, int W, int F, int PH,
-                               int PW, int ph, int pw, int th, int tw, int pitch, int chunk) {
+                               int PW, int ph, int pw, int th, int tw, int pair, int chunk) {
   using A = acc_t<T>;
-  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pitch};
+  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pair};
   const Part part(g, blockIdx.x, PH, PW);
   const int windows = th * tw, window = threadIdx.x % windows;
   const int first = blockIdx.y * (blockDim.x / windows) * NF;
@@ -70,9 +70,9 @@ template <typename T, int K, int NF>
 __global__ void __launch_bounds__(kThreads<NF>)
     conv2d_relu_max_pool2d_bwd(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                const T* __restrict__ weight, T* __restrict__ grad_x, int C, int H, int W, int F, int PH,
-                               int PW, int ph, int pw, int th, int tw, int pitch, int chunk) {
+                               int PW, int ph, int pw, int th, int tw, int pair, int chunk) {
   using A = acc_t<T>;
-  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pitch};
+  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pair};
   const Part part(g, blockIdx.x, (H + 1) / 2, (W + 1) / 2);
   const int windows = th * tw, window = threadIdx.x % windows;
   const int first = blockIdx.y * (blockDim.x / windows) * NF;
@@ -113,10 +113,10 @@ template <typename T, int K>
 __global__ void __launch_bounds__(512)
     conv2d_relu_max_pool2d_bwd_weight(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                       const T* __restrict__ x, acc_t<T>* __restrict__ parts, long long tiles, int C,
-                                      int H, int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int pitch,
+                                      int H, int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int pair,
                                       int chunk, int splits) {
   using A = acc_t<T>;
-  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pitch};
+  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pair};
   const Patch<K> patch(g);
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, windows = th * tw;
   const int split = warp % splits, mine = warp / splits * kChannels;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(512)
       const A grad = live ? to_acc(grad_y[at]) : A(0);
       grads[window * kPitch + filter] = d == kNone ? A(0) : grad;
       const int row = window / tw * 2 + (d == kNone ? 0 : d / 2), column = window % tw * 2 + (d == kNone ? 0 : d % 2);
-      starts[window * kPitch + filter] = row * patch.pitch + column;
+      starts[window * kPitch + filter] = row * patch.columns + column;
     }
     end_group();
     wait_for_groups<0>();
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(512)
         if (mine + c >= here) continue;
 #pragma unroll
         for (int k = 0; k < K * K; ++k) {
-          sums[c][k] = fma(grad, from[c * patch.size() + k / K * patch.pitch + k % K], sums[c][k]);
+          sums[c][k] = fma(grad, from[c * patch.size() + k / K * patch.columns + k % K], sums[c][k]);
         }
       }
     }

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(448, 2)
 // windows are the 16 pixels of a step), by the pixels under its taps. Shared memory: 16 bytes of zeros, a tile of 32
 // channels, a word with grad_y and place for each filter and window in rows of `grads_row`, and where the windows begin.
 template <typename T, int K>
-__global__ void __launch_bounds__(128 * K)
+__global__ void __launch_bounds__(128 * K, K == 3 ? 2 : 1)
     conv2d_relu_max_pool2d_bwd_weight_mma(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                           const T* __restrict__ x, float* __restrict__ parts, long long tiles, int C,
                                           int H, int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int up,

@@ -6,8 +6,8 @@
 constexpr int kNone = 4;  // a place that no gradient comes from
 
 // The images: x is (N, C, H, W), y (N, F, PH, PW); (ph, pw) is the padding. A tile is th x tw windows, and lies in
-// shared memory in rows of `pitch`.
-struct Images { int C, H, W, F, PH, PW, ph, pw, th, tw, pitch; };
+// shared memory as Patch has it.
+struct Images { int C, H, W, F, PH, PW, ph, pw, th, tw, pair; };
 
 // A tile of one image.
 struct Part {

@@ -31,13 +31,16 @@ template <typename A> struct Placed {
   int place;
 };
 
-// What th x tw windows of 2 x 2 read, in shared memory, for each channel.
+// What th x tw windows of 2 x 2 read, in shared memory, for each channel. Two rows, which is what windows are apart, take
+// `pair` numbers: as many as let neighbouring windows lie in neighbouring banks, from one row of windows to the next too.
 template <int K> struct Patch {
-  int rows, columns, pitch;
+  int rows, columns, pair;
 
-  __device__ __forceinline__ Patch(const Images& g)
-      : rows(2 * g.th + K - 1), columns(2 * g.tw + K - 1), pitch(g.pitch) {}
-  __device__ __forceinline__ int size() const { return rows * pitch; }
+  __device__ __forceinline__ Patch(const Images& g) : rows(2 * g.th + K - 1), columns(2 * g.tw + K - 1), pair(g.pair) {}
+  __device__ __forceinline__ int size() const { return rows / 2 * pair; }
+  __device__ __forceinline__ int at(int row, int column) const {
+    return (row >> 1) * pair + (row & 1) * columns + column;
+  }
 
   // tile[c][row][column] = *source(c, row, column), or 0 where that is null.
   template <typename A, typename F> __device__ __forceinline__ void fill(A* tile, int channels, F source) const {
@@ -47,7 +50,7 @@ template <int K> struct Patch {
     int column = threadIdx.x - c * area - row * columns;
 #pragma unroll 4
     for (int i = threadIdx.x; i < channels * area; i += blockDim.x) {
-      fetch(tile + (c * rows + row) * pitch + column, source(c, row, column));
+      fetch(tile + c * size() + at(row, column), source(c, row, column));
       c += step_c, row += step_row, column += step_column;
       if (column >= columns) column -= columns, ++row;
       if (row >= rows) row -= rows, ++c;
@@ -64,19 +67,19 @@ template <int K> struct Patch {
       Placed<A> items[kUnder];
 #pragma unroll
       for (int u = 0; u < kUnder; ++u) {
-        const int i = first + u * blockDim.x, c = i / area, at = i - c * area, a = at / across;
-        if (i < channels * area) items[u] = load(c, a0 + a, b0 + at - a * across);
+        const int i = first + u * blockDim.x, c = i / area, window = i - c * area, a = window / across;
+        if (i < channels * area) items[u] = load(c, a0 + a, b0 + window - a * across);
       }
 #pragma unroll
       for (int u = 0; u < kUnder; ++u) {
-        const int i = first + u * blockDim.x, c = i / area, at = i - c * area, a = at / across;
-        const int row = 2 * (a0 + a) - h0, column = 2 * (b0 + at - a * across) - w0;
+        const int i = first + u * blockDim.x, c = i / area, window = i - c * area, a = window / across;
+        const int row = 2 * (a0 + a) - h0, column = 2 * (b0 + window - a * across) - w0;
         if (i >= channels * area) continue;
 #pragma unroll
         for (int d = 0; d < 4; ++d) {
           const int r = row + d / 2, s = column + d % 2;
           if (r < 0 || r >= rows || s < 0 || s >= columns) continue;
-          tile[(c * rows + r) * pitch + s] = items[u].place == d ? items[u].value : A(0);
+          tile[c * size() + at(r, s)] = items[u].place == d ? items[u].value : A(0);
         }
       }
     }
@@ -88,13 +91,14 @@ __device__ __forceinline__ int filters_pitch(int filters) { return filters + 4; 
 
 // values[f][2 di + dj] += the sum over the taps of filter f, in rows of `row`, and the patch at (di, dj).
 template <int K, int NF, typename A>
-__device__ __forceinline__ void correlate(const A* patch, int pitch, const A* weights, int row, A (&values)[NF][4]) {
+__device__ __forceinline__ void correlate(const A* tile, const Patch<K>& patch, const A* weights, int row,
+                                          A (&values)[NF][4]) {
   A x[K + 1][K + 1];
 #pragma unroll
   for (int i = 0; i <= K; ++i) {
 #pragma unroll
     for (int j = 0; j <= K; j += 2) {
-      const Vec<A, 2> pair = load_vec<A, 2>(patch + i * pitch + j);
+      const Vec<A, 2> pair = load_vec<A, 2>(tile + patch.at(i, j));
       x[i][j] = pair.data[0], x[i][j + 1] = pair.data[1];
     }
   }
@@ -136,35 +140,26 @@ __device__ __forceinline__ void fill_filters(A* to, const T* weight, int first, 
   }
 }
 
-// The values of this thread's window and filters: over `channels`, `chunk` of them in shared memory at a time, and as many
-// on their way. fill(tile, first, here) brings channels of the images there, fill_weights(to, filters, first, here) the
-// filters.
+// The values of this thread's window and filters: over `channels`, at most `chunk` of them in shared memory at a time.
+// fill(tile, first, here) brings channels of the images there, fill_weights(to, filters, first, here) the filters.
 template <int K, int NF, typename A, typename Fill, typename FillFilters>
 __device__ __forceinline__ void correlate_tile(const Images& g, A* shared, int channels, int chunk, Fill fill,
                                                FillFilters fill_weights, A (&values)[NF][4]) {
   const Patch<K> patch(g);
   const int windows = g.th * g.tw, window = threadIdx.x % windows, group = threadIdx.x / windows;
-  const int filters = blockDim.x / windows * NF, row = filters_pitch(filters), weights = chunk * K * K * row;
-  const int at = weights + window / g.tw * 2 * patch.pitch + window % g.tw * 2;
-  A* here = shared;
-  A* next = shared + weights + chunk * patch.size();
-  const auto load = [&](A* stage, int first) {
-    const int count = min(chunk, channels - first);
-    fill(stage + weights, first, count);
-    fill_weights(stage, filters, first, count);
-  };
-  load(here, 0);
-  end_group();
+  const int filters = blockDim.x / windows * NF, row = filters_pitch(filters);
+  A* tile = shared + chunk * K * K * row;
+  const int at = patch.at(window / g.tw * 2, window % g.tw * 2);
   for (int first = 0; first < channels; first += chunk) {
-    if (first + chunk < channels) load(next, first + chunk);
+    const int here = min(chunk, channels - first);
+    __syncthreads();
+    fill(tile, first, here);
+    fill_weights(shared, filters, first, here);
     end_group();
-    wait_for_groups<1>();
+    wait_for_groups<0>();
     __syncthreads();
-    for (int c = 0; group * NF < filters && c < min(chunk, channels - first); ++c) {
-      correlate<K>(here + at + c * patch.size(), patch.pitch, here + c * K * K * row + group * NF, row, values);
+    for (int c = 0; group * NF < filters && c < here; ++c) {
+      correlate<K>(tile + at + c * patch.size(), patch, shared + c * K * K * row + group * NF, row, values);
     }
-    __syncthreads();
-    A* done = here;
-    here = next, next = done;
   }
 }

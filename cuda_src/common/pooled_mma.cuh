@@ -27,6 +27,7 @@ template <int K> struct Tile {
                                                              int h0, int w0) const {
     const long long plane = (long long)H * W;
     const int across = columns(), area = rows() * across;
+#pragma unroll 2
     for (int i = threadIdx.x; i < units * area; i += blockDim.x) {
       const int unit = i / area, at = i - unit * area, r = at / across, s = at - r * across;
       const int h = h0 + r, w = w0 + s;
@@ -47,6 +48,7 @@ template <int K> struct Tile {
                                        int PW, int h0, int w0) const {
     const int plane = PH * PW, a0 = h0 >> 1, b0 = w0 >> 1;
     const int across = ((w0 + columns() - 1) >> 1) - b0 + 1, area = (((h0 + rows() - 1) >> 1) - a0 + 1) * across;
+#pragma unroll 2
     for (int i = threadIdx.x; i < units * area; i += blockDim.x) {
       const int unit = i / area, at = i - unit * area, a = a0 + at / across, b = b0 + at % across;
       const bool inside = a >= 0 && a < PH && b >= 0 && b < PW;

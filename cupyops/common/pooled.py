@@ -14,10 +14,9 @@ CHANNELS = 2  # of a thread of the gradient of weight, as pooled_fma.cuh has it
 WINDOWS = 64  # of a block, at most
 THREADS = {4: 512, 8: 448}  # of a block, at most, whose threads have so many filters
 SHARED = 46 * 1024  # bytes of a block, which every GPU gives without being asked; and of which several run at once
-MOST_SHARED = 96 * 1024  # bytes that every GPU with tensor cores for bf16 gives
 BLOCKS = 264  # that a large GPU runs at once: more would only make more parts to add
 MMA_BLOCKS = 132  # the same of tensor cores, which wait less
-ASYNC_SHARED = 72 * 1024  # the same where it is filled while the block computes
+WIDE_SHARED = 96 * 1024  # the same of GPUs that have it
 FEW, MANY = 120, 240  # blocks that leave a large GPU idle, and that fill it
 MMA_THREADS = 448
 MMA_CHANNELS = 8  # from which on tensor cores, which take 16 at a time, are worth it
@@ -83,7 +82,7 @@ def _correlation(
     tiles = sizes.images * count
     if _by_mma(dtype, device, channels):
         launch = _mma(tall, wide, tiles, taps, dtype, channels, filters, sizes)
-        if launch.config[2] <= MOST_SHARED:
+        if launch.config[2] <= WIDE_SHARED:
             return launch
     itemsize = _itemsize(dtype)
     # filters of a thread
@@ -94,14 +93,14 @@ def _correlation(
     groups = ceil_div(groups, blocks)
     threads = ceil_div(tall * wide * groups, 32) * 32
     groups = threads // (tall * wide)
-    pitch = _pitch(wide, taps)
-    channel = itemsize * (taps * taps * (groups * mine + 4) + (2 * tall + taps - 1) * pitch)
-    most = (ASYNC_SHARED if capability(device) >= 8 else SHARED) // channel  # of channels at a time
-    chunk = channels if channels <= most else ceil_div(channels, ceil_div(channels, max(1, most // 2)))
-    shared = (1 + (chunk < channels)) * chunk * channel
-    numbers = (*sizes[1:], tall, wide, pitch, chunk)
+    row = 2 * wide + taps - 1
+    pair = 2 * row + (2 * wide - 2 * row) % 32
+    channel = itemsize * (taps * taps * (groups * mine + 4) + (2 * tall + taps - 1) // 2 * pair)
+    most = max(1, (WIDE_SHARED if capability(device) >= 8 else SHARED) // channel)
+    chunk = ceil_div(channels, ceil_div(channels, most))
+    numbers = (*sizes[1:], tall, wide, pair, chunk)
     grid = (tiles, ceil_div(filters, groups * mine))
-    return Launch(False, (grid, threads, shared), numbers, {"T": dtype, "K": taps, "NF": mine})
+    return Launch(False, (grid, threads, chunk * channel), numbers, {"T": dtype, "K": taps, "NF": mine})
 
 
 def _mma(
@@ -127,20 +126,20 @@ def _weight_mma(tall: int, wide: int, tiles: int, taps: int, sizes: Sizes) -> An
     grads_row = 4 * (steps | 1)
     columns = ceil_div(sizes.channels, 32)
     shared = 16 + 64 * quarter + 64 * parts * grads_row + 16 * steps
-    grid = (max(1, min(tiles, MMA_BLOCKS // columns)), columns)
+    grid = (max(1, min(tiles, 2 * MMA_BLOCKS // columns)), columns)
     return grid, 32 * taps * parts, shared, (up, row, quarter, grads_row)
 
 
 def _weight_fma(tall: int, wide: int, tiles: int, taps: int, sizes: Sizes, dtype: torch.dtype) -> Any:
-    itemsize, pitch = _itemsize(dtype), 2 * wide + taps - 1
-    patch, grads = itemsize * (2 * tall + taps - 1) * pitch, tall * wide * 33 * (itemsize + 4)
+    itemsize, row = _itemsize(dtype), 2 * wide + taps - 1
+    patch, grads = itemsize * (2 * tall + taps - 1) * row, tall * wide * 33 * (itemsize + 4)
     chunk = max(1, min(sizes.channels, 32, (SHARED - grads) // patch))
     groups = ceil_div(chunk, CHANNELS)
     splits = max(1, min(8, 16 // groups))  # warps that share the windows of the same channels
     threads = 32 * groups * splits
     columns = (ceil_div(sizes.channels, chunk), ceil_div(sizes.filters, 32))
     grid = (max(1, min(tiles, BLOCKS // (columns[0] * columns[1]))), *columns)
-    return grid, threads, max(chunk * patch + grads, threads * itemsize), (pitch, chunk, splits)
+    return grid, threads, max(chunk * patch + grads, threads * itemsize), (2 * row, chunk, splits)
 
 
 def _by_mma(dtype: torch.dtype, device: torch.device, channels: int) -> bool:
@@ -166,14 +165,3 @@ def _units(tall: int, wide: int, taps: int, chunks: int) -> tuple[int, int, int]
     row += (wide * up - row) % 8
     quarter = (tall + reach) * row
     return up, row, quarter + (4 - quarter) % 8
-
-
-@functools.cache
-def _pitch(wide: int, taps: int) -> int:
-    """An even one for which the pairs that a half-warp reads, of neighbouring windows, lie in as many banks as can be."""
-    least = 2 * wide + taps - 1
-    return max(range(least, least + 16, 2), key=lambda pitch: (_banks(pitch, wide), -pitch))
-
-
-def _banks(pitch: int, wide: int) -> int:
-    return len({(2 * (window // wide) * pitch + 2 * (window % wide)) % 32 for window in range(16)})
