@@ -24,9 +24,9 @@
 template <int NF> constexpr int kThreads = NF > 4 ? 448 : 512;
 template <int NF> constexpr int kBlocks = NF > 4 ? 2 : 1;
 
-// Grid: (tiles of all images, ceil(F / (NF * blockDim.x / (th * tw)))). Block: th * tw windows, times groups of
-// NF filters, in whole warps. A thread owns one window of its filters. Shared memory: for each of `chunk` channels the weights of
-// the block's filters and the tile.
+// Grid: (tiles of all images, ceil(F / (NF * blockDim.x / (th * tw)))). Block: th * tw windows, times groups of NF filters,
+// in whole warps. A thread owns one window of its filters. Shared memory: for each of `chunk` channels the weights of the
+// block's filters and the tile.
 template <typename T, int K, int NF>
 __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
     conv2d_relu_max_pool2d_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,

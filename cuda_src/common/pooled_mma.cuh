@@ -46,13 +46,14 @@ template <int K> struct Tile {
   template <typename T>
   __device__ __forceinline__ void fill(T* tile, const T* grad, const unsigned char* place, int units, int C, int PH,
                                        int PW, int h0, int w0) const {
-    const int plane = PH * PW, a0 = h0 >> 1, b0 = w0 >> 1;
+    const long long plane = (long long)PH * PW;
+    const int a0 = h0 >> 1, b0 = w0 >> 1;
     const int across = ((w0 + columns() - 1) >> 1) - b0 + 1, area = (((h0 + rows() - 1) >> 1) - a0 + 1) * across;
 #pragma unroll 2
     for (int i = threadIdx.x; i < units * area; i += blockDim.x) {
       const int unit = i / area, at = i - unit * area, a = a0 + at / across, b = b0 + at % across;
       const bool inside = a >= 0 && a < PH && b >= 0 && b < PW;
-      const long long from = (long long)unit * kUnit * plane + a * PW + b;
+      const long long from = unit * kUnit * plane + (long long)a * PW + b;
       T values[kUnit];
       int places[kUnit];
 #pragma unroll

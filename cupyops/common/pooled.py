@@ -13,12 +13,13 @@ from .gemm import HALF
 CHANNELS = 2  # of a thread of the gradient of weight, as pooled_fma.cuh has it
 WINDOWS = 64  # of a block, at most
 THREADS = {4: 512, 8: 448}  # of a block, at most, whose threads have so many filters
-SHARED = 46 * 1024  # bytes of a block, which every GPU gives without being asked; and of which several run at once
+SHARED = 46 * 1024  # bytes of a block that every GPU gives without being asked
+WIDE_SHARED = 96 * 1024  # the same of sm_80 and later, when asked; two such blocks fit on a large GPU's multiprocessor
 BLOCKS = 264  # that a large GPU runs at once: more would only make more parts to add
-MMA_BLOCKS = 132  # the same of tensor cores, which wait less
-WIDE_SHARED = 96 * 1024  # the same of GPUs that have it
 FEW, MANY = 120, 240  # blocks that leave a large GPU idle, and that fill it
-MMA_THREADS = 448
+
+MMA_THREADS = 448  # of a block, at most, by tensor cores
+MMA_BLOCKS = 264  # of a grid, each with its filters in shared memory for many tiles
 MMA_CHANNELS = 8  # from which on tensor cores, which take 16 at a time, are worth it
 
 
@@ -108,14 +109,14 @@ def _mma(
 ) -> Launch:
     up, row, quarter = _units(tall, wide, taps, ceil_div(channels, 16))
     groups = ceil_div(tall * wide, 8)
-    fragments = 4 if filters > 16 and tiles >= 2 * MMA_BLOCKS else 2
+    fragments = 4 if filters > 16 and tiles >= MMA_BLOCKS else 2
     parts = 1
-    if tiles >= 2 * MMA_BLOCKS:  # all filters in a block, so that the images are read once
+    if tiles >= MMA_BLOCKS:  # all filters in a block, so that the images are read once
         parts = min(ceil_div(filters, 8 * fragments), MMA_THREADS // 32 // groups)
     outputs = parts * 8 * fragments
     shared = 16 * (taps * taps * (outputs * up + 1) + 4 * quarter)
     blocks = ceil_div(filters, outputs)
-    grid = (min(tiles, max(1, 2 * MMA_BLOCKS // blocks)), blocks)
+    grid = (min(tiles, max(1, MMA_BLOCKS // blocks)), blocks)
     numbers = (tiles, *sizes[1:], tall, wide, up, row, quarter)
     return Launch(True, (grid, 32 * groups * parts, shared), numbers, {"T": dtype, "K": taps, "NB": fragments})
 
@@ -126,7 +127,7 @@ def _weight_mma(tall: int, wide: int, tiles: int, taps: int, sizes: Sizes) -> An
     grads_row = 4 * (steps | 1)
     columns = ceil_div(sizes.channels, 32)
     shared = 16 + 64 * quarter + 64 * parts * grads_row + 16 * steps
-    grid = (max(1, min(tiles, 2 * MMA_BLOCKS // columns)), columns)
+    grid = (max(1, min(tiles, MMA_BLOCKS // columns)), columns)
     return grid, 32 * taps * parts, shared, (up, row, quarter, grads_row)
 
 

@@ -41,11 +41,11 @@ def result(function, *tensors, **kwargs):
     return y.detach(), *torch.autograd.grad(y.sum(), leaves)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_as_where_there_is_much(dtype, monkeypatch):
     """A block for several tiles, channels in several chunks, threads with many filters: what large tensors alone have."""
     planned = (pooled.forward, pooled.backward, pooled.backward_weight)
-    for name, value in {"FEW": 1, "MANY": 1, "BLOCKS": 2, "MMA_BLOCKS": 1, "WIDE_SHARED": 16 << 10}.items():
+    for name, value in {"FEW": 1, "MANY": 1, "BLOCKS": 2, "MMA_BLOCKS": 2, "WIDE_SHARED": 16 << 10}.items():
         monkeypatch.setattr(pooled, name, value)
     for plan in planned:
         plan.cache_clear()
