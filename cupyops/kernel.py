@@ -206,14 +206,17 @@ class Kernel(Template):
         if watching:
             self._reload()
         configuration = self._configuration(launch)
-        if (fast := self._fast) is None or 0 in configuration.grid:
+        if 0 in configuration.grid:  # looked at in full, this once
+            now, later = self._unhurried(configuration), _nothing
+        elif (fast := self._fast) is None:
             return self._unhurried(configuration)
-        configured = fast(configuration, driver.launcher(configuration))
+        else:
+            now = later = fast(configuration, driver.launcher(configuration))
         if not watching:
             if len(self._configured) >= _MAX_CONFIGURED:
                 self._configured.clear()
-            self._configured[key] = configured
-        return configured
+            self._configured[key] = later
+        return now
 
     def _configuration(self, launch: tuple[Any, ...]) -> Configuration:
         try:
@@ -337,6 +340,10 @@ class Kernel(Template):
     def __repr__(self) -> str:
         code = "<text>" if self.is_text else str(self._code)
         return f"Kernel({code}: {super().__repr__()})"
+
+
+def _nothing(*args: Any, **template: Any) -> None:
+    """The launch of a grid with a zero in it."""
 
 
 def _caller_folder() -> Path | None:

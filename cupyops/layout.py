@@ -32,6 +32,8 @@ def alike(first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
 
 def is_dry(value: Any) -> bool:
     """Whether it is a tensor without storage: a dry run, for the shapes that torch.compile and torch.export ask for."""
+    if type(value) is Tensor:
+        return value.is_meta
     return isinstance(value, FakeTensor) or (isinstance(value, Tensor) and value.is_meta)
 
 

@@ -200,10 +200,10 @@ class Operator:
             tensor = args[index]
             if type(tensor) is Tensor or type(tensor) is Parameter:
                 if first is None:
-                    first, dtype = tensor, tensor.dtype
+                    first, dtype, device = tensor, tensor.dtype, tensor.get_device()
                     if not tensor.is_cuda or dtype not in _FLOATING:
                         return self._otherwise(args)
-                elif tensor.device != first.device or (
+                elif tensor.get_device() != device or (
                     tensor.dtype is not dtype
                     and index not in self.definition.mixed
                     and (tensor.is_floating_point() or tensor.is_complex())

@@ -40,7 +40,6 @@ class Case:
         same: all give the same numbers, which are compared first; not so for random ones and for optimizers' steps.
         wall: the host's time counts too: call after call, without a wait between them.
         small: the same on a few numbers, for --dry-run; or a function that makes it; or None.
-        loss: how many times the allowed error of `cupyops.testing.Tolerance` ours may be off.
 
     Raises:
         InputError: a unit that there is not.
@@ -71,7 +70,6 @@ class Case:
     together: bool = False
     compiled: bool = True
     same: bool = True
-    loss: float = 1.0
     wall: bool = False
     small: Case | Callable[[], Case] | None = None
 

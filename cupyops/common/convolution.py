@@ -74,10 +74,13 @@ def memory_format(x: Tensor, weight: Tensor) -> torch.memory_format:
 
 def _like_channels_last(x: Tensor) -> bool:
     """Whether PyTorch takes strides as channels_last; where both formats fit, it takes them as contiguous."""
+    shape, strides = x.shape, x.stride()
+    if strides[3] < strides[1]:  # the usual case, at once
+        return False
     least = 0
     for dim in (1, 3, 2, 0):
-        size, step = x.shape[dim], x.stride(dim)
-        if size == 0 or step < least or (dim == 1 and step == 0) or (dim == 0 and least == x.stride(1)):
+        size, step = shape[dim], strides[dim]
+        if size == 0 or step < least or (dim == 1 and step == 0) or (dim == 0 and least == strides[1]):
             return False
         least = step * max(size, 1)
     return True

@@ -85,11 +85,16 @@ class Launch(NamedTuple):
     sum_config: tuple[Any, ...]
     pad: tuple[bool, bool]  # whether a and b are worth a copy with padded()
 
+    @property
+    def may_copy(self) -> bool:
+        """Whether `prepare` has anything to look at."""
+        return self.tile == WIDE or self.pad != (False, False)
+
     def prepare(self, *operands: Tensor) -> list[Tensor] | None:
         """The operands with those copied that are worth it, or that the wide tile cannot read; None if none is."""
-        wide = self.tile == WIDE
-        if not wide and self.pad == (False, False):
+        if not self.may_copy:
             return None
+        wide = self.tile == WIDE
         copies = [pad or (wide and t.data_ptr() % 16 != 0) for t, pad in zip(operands, self.pad)]
         return [padded(t) if copy else t for t, copy in zip(operands, copies)] if any(copies) else None
 

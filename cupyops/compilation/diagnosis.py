@@ -80,7 +80,7 @@ def _place(source: Source, name: str, match: re.Match[str], after: list[str]) ->
     printed = next((line for line in after[:2] if line.strip() == shown), "")
     column = max(0, after[under].index("^") - (len(printed) - len(printed.lstrip())))
     word = re.match(r"\w*", shown[column:])
-    hint = hint_for(text, file, word.group() if word else "")
+    hint = hint_for(text, file, word.group() if word else "", shown[column:])
     if text == 'expected a ";"' and column == 0:
         hint = _unended(source, file, number)
     lines = [place, f"  {number:>5} | {shown}", f"        | {' ' * column}^"]

@@ -85,6 +85,9 @@ _WRITTEN_OUT = (
 _HOST = "NVRTC compiles device code alone; keep what needs this header in the host program"
 _LIBRARY = "NVRTC has no C++ library; <cuda/std/...> has such things for kernels: "
 
+_LITERAL = "one T cannot be two types: 1.0 is a double and 1 an int; write 1.0f, or T(1) in a template"
+_NUMBER = re.compile(r"[(,]\s*-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*[,)]")  # an argument, without a suffix
+
 # of a header that is not found
 _MISSING = (
     (r"(c?(math|stdio|assert|stdlib|string)(\.h)?)", _INSIDE),
@@ -147,8 +150,11 @@ _MESSAGES = (
 )
 
 
-def hint_for(message: str, file: str = "", word: str = "") -> str | None:
-    """What to do about NVRTC's `message` in `file`, whose caret points to `word`; None where the message says it."""
+def hint_for(message: str, file: str = "", word: str = "", line: str = "") -> str | None:
+    """What to do about NVRTC's `message` in `file`; None where the message says it.
+
+    Its caret points to `word`, with which the rest of the `line` begins.
+    """
     if file.endswith("/cuda.h"):
         return _DRIVER
     if file == NAMES and "is undefined" in message:
@@ -161,6 +167,8 @@ def hint_for(message: str, file: str = "", word: str = "") -> str | None:
         return _first(_UNKNOWN, word)
     if (match := re.search(r'namespace "(\w+)" has no member "(\w+)"', message)) is not None:
         return _for_member(*match.groups())
+    if "no instance of function template" in message and _NUMBER.search(line):
+        return _LITERAL
     return next((hint for pattern, hint in _MESSAGES if re.search(pattern, message)), None)
 
 

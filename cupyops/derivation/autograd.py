@@ -53,15 +53,19 @@ def differentiable(op: Definition) -> Callable[..., Any]:
 
     def backward(ctx: Any, *grads: Tensor) -> Any:
         values, strides = ctx.call
-        args, outputs, saved = op.kept_by_kernels.unpack(values, ctx.saved_tensors)
         needs = ctx.needs_input_grad
-        if torch.is_grad_enabled() or _batched(grads):
-            return tuple(op.differentiable_backward(grads, outputs, saved, args, needs))
         last = op.backward_asks and not _keeps_graph()
-        if tracing.active is None:
-            return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs, last))
-        route = "kernel" if op.launch_backward is not None else "reference"
-        with tracing.operator(f"{op.name} (backward)", route):
+        plain = not (torch.is_grad_enabled() or _batched(grads))
+        if plain and tracing.active is None and (direct := getattr(op.launch_backward, "direct", None)) is not None:
+            try:
+                return direct(like_outputs(grads, strides), ctx.saved_tensors, values, needs, last)
+            except CupyopsError as error:
+                op.add_note(error, "backward")
+                raise
+        args, outputs, saved = op.kept_by_kernels.unpack(values, ctx.saved_tensors)
+        if not plain:
+            return tuple(op.differentiable_backward(grads, outputs, saved, args, needs))
+        with tracing.operator(f"{op.name} (backward)", "reference" if op.launch_backward is None else "kernel"):
             return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs, last))
 
     def backward_looked_at(ctx: Any, *grads: Tensor) -> Any:
@@ -69,7 +73,8 @@ def differentiable(op: Definition) -> Callable[..., Any]:
         found = backward(ctx, *grads)
         if not (torch.is_grad_enabled() or _batched(grads)):
             results.check_gradients(op.name, [one.name for one in op.parameters], ctx, found)
-            function.backward = staticmethod(backward)  # type: ignore[attr-defined]
+            # what autograd calls; PyTorch's own looks for a vjp first, for half a microsecond
+            function._backward_cls.apply = backward  # type: ignore[attr-defined]
         return found
 
     name = "".join(part.capitalize() for part in op.name.partition("::")[2].split("_"))
@@ -111,4 +116,7 @@ def _in_place(op: Definition, apply: Callable[..., Any]) -> Callable[..., Any]:
 
 def _batched(grads: Sequence[Tensor | None]) -> bool:
     """Whether a vmap over backward alone is under way, for which no kernel is made: is_grads_batched=True, or torch.vmap."""
-    return _functorch_active() or any(grad is not None and _is_legacy_batched(grad) for grad in grads)
+    for grad in grads:
+        if grad is not None and _is_legacy_batched(grad):
+            return True
+    return bool(_functorch_active())

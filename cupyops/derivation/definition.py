@@ -6,6 +6,7 @@ the eager and the registered operator from it; `operator.py` chooses between the
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import namedtuple
 from collections.abc import Callable, Sequence
@@ -135,7 +136,7 @@ class Definition:
         """What the forward kernels are told besides their arguments, where they ask."""
         if needs is None or not self.forward_asks or self.launch_backward is None:
             return {}
-        return {"needs_grad": self.needs_type(*needs)}
+        return {"needs_grad": self.needs_type._make(needs)}
 
     def call_kernels(self, args: Sequence[Any]) -> Any:
         """What a call returns, by the forward kernels."""
@@ -275,11 +276,20 @@ class Definition:
         inputs = tuple(i for i in lasting if i not in self.mutated and (everything or i in named))
         outputs = tuple(i for i in range(self.outputs) if any(i in role.outputs for role in roles))
         self.kept_by_kernels = Kept(self.arity, self.tensors, self.outputs, inputs, outputs)
+        if self.launch_backward is not None:
+            self.launch_backward.direct = self.launch_backward.directly(self.kept_by_kernels)
         self.kept_by_reference = Kept(self.arity, self.tensors, self.outputs, lasting, ())
+
+
+Direct = Callable[[Sequence[Tensor | None], tuple[Tensor, ...], Sequence[Any], Any, bool], tuple[Tensor | None, ...]]
 
 
 class Backward:
     """A backward role, understood once: what its parameters name is what it is given."""
+
+    direct: Direct | None = (
+        None  # the role on gradients and what autograd has of the call: (saved tensors, values, needs, last)
+    )
 
     def __init__(self, of: Definition, launch: Callable[..., Any], role: str) -> None:
         self.name, self.tensors = of.name, of.tensors
@@ -309,6 +319,29 @@ class Backward:
         self.inputs = {index for kind, index in self.wants if kind == "input"}
         self.outputs = {index for kind, index in self.wants if kind == "output"}
 
+    def directly(self, kept: Kept) -> Direct:
+        """`direct`, with as little Python as there can be, where `kept` is what is kept of a call."""
+        arity, most = kept.arity, len(self.tensors)
+        leading = self.tensors == tuple(range(most))
+        tensors = [("input", index) for index in kept.inputs] + [("output", index) for index in kept.outputs]
+        places = {one: f"tensors[{place}]" for place, one in enumerate(tensors)}
+        places |= {("needs", 0): "named(needs)", ("last", 0): "last"}
+        extra = ", ".join(places.get(one, f"values[{one[1]}]") for one in self.wants)
+        source = f"lambda grads, tensors, values, needs, last: launch(tensors[{len(tensors)}:], *grads, {extra})"
+        call = eval(source, {"launch": self.launch, "named": functools.cache(self.needs_type._make)})
+
+        def run(
+            grads: Sequence[Tensor | None], tensors: tuple[Tensor, ...], values: Sequence[Any], needs: Any, last: bool
+        ) -> tuple[Tensor | None, ...]:
+            found = call(grads, tensors, values, needs, last)
+            if isinstance(found, Tensor):
+                found = (found,)
+            if leading and found is not None and len(found) <= most:
+                return (*found, *(None,) * (arity - len(found)))
+            return tuple(self._placed(found, needs))
+
+        return run
+
     def __call__(
         self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any, last: bool = False
     ) -> list[Tensor | None]:
@@ -317,19 +350,21 @@ class Backward:
             if kind == "input"
             else outputs[index]
             if kind == "output"
-            else self.needs_type(*needs)
+            else self.needs_type._make(needs)
             if kind == "needs"
             else last
             for kind, index in self.wants
         ]
         found = self.launch(saved, *grads, *extra)
-        if isinstance(found, Tensor):
-            found = (found,)
-        elif found is None:
+        return self._placed((found,) if isinstance(found, Tensor) else found, needs)
+
+    def _placed(self, found: Sequence[Tensor | None] | None, needs: Sequence[bool]) -> list[Tensor | None]:
+        """The gradients in the places of their parameters."""
+        if found is None:
             raise self._forgotten(needs)
         if len(found) > len(self.tensors):
             raise InputError(f"{self.name}: backward gave {len(found)} gradients for {len(self.tensors)} tensors")
-        result: list[Tensor | None] = [None] * len(args)
+        result: list[Tensor | None] = [None] * len(needs)
         for index, gradient in zip(self.tensors, found):
             if needs[index]:
                 result[index] = gradient

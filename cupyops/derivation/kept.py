@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
+
+Pack = Callable[[Sequence[Any], Sequence[Tensor], Sequence[Tensor]], tuple[Any, ...]]
 
 
 class Kept:
@@ -15,12 +16,16 @@ class Kept:
     def __init__(
         self, arity: int, tensors: tuple[int, ...], count: int, inputs: tuple[int, ...], outputs: tuple[int, ...]
     ) -> None:
+        self.arity = arity
         self.inputs = inputs
         self.outputs = outputs
         self._count = count  # of all outputs
         self._others = tuple(i for i in range(arity) if i not in tensors)
         self._blank: list[Any] = [None] * arity
-        self._of_inputs, self._of_outputs = _picker(inputs), _picker(outputs)
+        # written out: every call that wants a gradient goes through it
+        kept = "".join([f"args[{i}], " for i in inputs] + [f"outputs[{i}], " for i in outputs])
+        self.pack: Pack = eval(f"lambda args, outputs, saved: ({kept}*saved,)")
+        """(arguments, outputs, saved) -> all that is kept of them, for save_for_backward."""
 
     def values(self, args: Sequence[Any]) -> list[Any]:
         """The arguments that are not tensors, None in the place of those that are. Not to be changed."""
@@ -30,12 +35,6 @@ class Kept:
         for index in self._others:
             values[index] = args[index]
         return values
-
-    def pack(
-        self, args: Sequence[Any], outputs: Sequence[Tensor], saved: Sequence[Tensor]
-    ) -> tuple[Tensor | None, ...]:
-        """All of it, for save_for_backward."""
-        return (*self._of_inputs(args), *self._of_outputs(outputs), *saved)
 
     def unpack(self, values: list[Any], tensors: Sequence[Any]) -> tuple[list[Any], list[Any], tuple[Any, ...]]:
         """(arguments, outputs, saved), None in the place of each tensor that was not kept."""
@@ -50,13 +49,3 @@ class Kept:
         for index, tensor in zip(self.outputs, kept):
             outputs[index] = tensor
         return outputs
-
-
-def _picker(indices: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A function of a sequence that gives those of its items as a tuple, in C where there are several."""
-    if len(indices) > 1:
-        return itemgetter(*indices)
-    if indices:
-        (only,) = indices
-        return lambda items: (items[only],)
-    return lambda items: ()

@@ -31,7 +31,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _(x, weight, bias):
     y = x.new_empty((*x.shape[:-1], weight.shape[0]))
     bias = bias if bias is None else bias.contiguous()
-    _multiply(_rows(x), weight.T, bias, y)
+    _multiply(_rows(x), weight, bias, y, turn_b=True)
     return y, ()
 
 
@@ -40,16 +40,18 @@ def _(saved, grad_y, x, weight, bias, needs_grad):
     rows, grad_rows = _rows(x), _rows(grad_y)
     grad_x = grad_weight = grad_bias = None
     if needs_grad.x:
-        grad_x = x.new_empty(x.shape)
+        grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
         _multiply(grad_rows, weight, None, grad_x)
     if needs_grad.weight or needs_grad.bias:
-        grad_weight = weight.new_empty(weight.shape) if needs_grad.weight else None
-        grad_bias = bias.new_empty(bias.shape) if needs_grad.bias else None
+        dense = torch.contiguous_format
+        grad_weight = torch.empty_like(weight, memory_format=dense) if needs_grad.weight else None
+        grad_bias = torch.empty_like(bias, memory_format=dense) if needs_grad.bias else None
         if needs_grad.weight and needs_grad.bias and not gemm.is_dry(grad_y) and weight.numel() >= _LARGE:
-            _multiply(grad_rows.T, rows, None, grad_weight)
-            _multiply(grad_rows.T, rows[:, :0], None, None, grad_bias)
+            _multiply(grad_rows, rows, None, grad_weight, turn_a=True)
+            _multiply(grad_rows, rows[:, :0], None, None, grad_bias, turn_a=True)
         else:
-            _multiply(grad_rows.T, rows if needs_grad.weight else rows[:, :0], None, grad_weight, grad_bias)
+            taps = rows if needs_grad.weight else rows[:, :0]
+            _multiply(grad_rows, taps, None, grad_weight, grad_bias, turn_a=True)
     return grad_x, grad_weight, grad_bias
 
 
@@ -79,6 +81,14 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         >>> cupyops.linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.tensor([0.0, 1.0]))
         tensor([[11., 18.]])
     """
+    _check(input, weight, bias)
+    if weight.dim() == 1:
+        return _linear(input, weight.unsqueeze(0), None).squeeze(-1)
+    return _linear(input, weight, bias)
+
+
+@check.once
+def _check(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     check.tensor("input", input)
     check.tensor("weight", weight)
     check.optional_tensor("bias", bias)
@@ -91,13 +101,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.shape[-1] != input.shape[-1]:
         wanted = f"in_features {input.shape[-1]}, the last dimension of input of shape {tuple(input.shape)}"
         raise InputError(f"weight has shape {tuple(weight.shape)}, expected {wanted}")
-    if weight.dim() == 1:
-        if bias is not None:
-            check.fail("bias", bias, "None beside a weight of one dimension")
-        return _linear(input, weight.unsqueeze(0), None).squeeze(-1)
+    if weight.dim() == 1 and bias is not None:
+        check.fail("bias", bias, "None beside a weight of one dimension")
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise InputError(f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},), out_features of weight")
-    return _linear(input, weight, bias)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -105,19 +112,33 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor | None, column: Tensor | None = None) -> None:
-    """y = a b + bias, contiguous; column, if given, the sums of the rows of a."""
+def _multiply(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    y: Tensor | None,
+    column: Tensor | None = None,
+    *,
+    turn_a: bool = False,
+    turn_b: bool = False,
+) -> None:
+    """y = a b + bias, contiguous; column, if given, the sums of the rows of a. A matrix to turn is given as it lies."""
     if gemm.is_dry(a):
         return
-    launch = _plan(a.shape, a.stride(), b.shape, b.stride(), column is not None, a.dtype, a.device)
-    if prepared := launch.prepare(a, b):
+    ones = column is not None
+    launch = _plan(a.shape, a.stride(), turn_a, b.shape, b.stride(), turn_b, ones, a.dtype, a.device)
+    if launch.may_copy and (prepared := launch.prepare(a.T if turn_a else a, b.T if turn_b else b)):
         a, b = prepared
-        launch = _plan(a.shape, a.stride(), b.shape, b.stride(), column is not None, a.dtype, a.device)
+        launch = _plan(a.shape, a.stride(), False, b.shape, b.stride(), False, ones, a.dtype, a.device)
     gemm.run(linear_wide if launch.tile == gemm.WIDE else linear_fwd, linear_sum, launch, (a, b, bias), (y, column))
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(shape_a, stride_a, shape_b, stride_b, ones, dtype, device):
+def _plan(shape_a, stride_a, turn_a, shape_b, stride_b, turn_b, ones, dtype, device):
+    if turn_a:
+        shape_a, stride_a = shape_a[::-1], stride_a[::-1]
+    if turn_b:
+        shape_b, stride_b = shape_b[::-1], stride_b[::-1]
     (m, k), n = shape_a, shape_b[1]
     problem = Problem(m, n, k, Layout(*stride_a), Layout(*stride_b[::-1]), Layout(n, 1), ones=ones)
     return gemm.plan(problem, dtype, device, wide=True)

@@ -89,11 +89,18 @@ def nll_loss(
         tensor(2.5000)
     """
     reduction = losses.chosen_reduction(size_average, reduce, reduction)
+    _check(input, target, ignore_index)
+    if weight is not None:
+        losses.check_class_weight(input, weight)
+    if input.dim() == target.dim() == 1:  # (C) and (1)
+        target = target.squeeze(0)
+    return _nll_loss(input, target.long(), weight, ignore_index, reduction)
+
+
+@check.once
+def _check(input: Tensor, target: Tensor, ignore_index: int) -> None:
     losses.check_input(input, target, ignore_index)
     if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype is torch.bool:
         check.fail("target", target, "a tensor of integers")
-    if input.dim() == 1 and tuple(target.shape) == (1,):
-        target = target.squeeze(0)
-    losses.check_target(input, target, losses.positions(input), "classes")
-    losses.check_class_weight(input, weight)
-    return _nll_loss(input, target.long(), weight, ignore_index, reduction)
+    if input.dim() != 1 or tuple(target.shape) != (1,):
+        losses.check_target(input, target, losses.positions(input), "classes")

@@ -169,6 +169,12 @@ HINTS = {
         "#include <cuda_fp16.h>\n__global__ void bad(__half* x) { x[0] = x[0] * 2.0; }\n",
         "convert first",
     ),
+    "literal": (
+        body(
+            "x[0] = larger(x[0], 1.0);", "template <typename A> __device__ A larger(A a, A b) { return a > b ? a : b; }"
+        ),
+        "write 1.0f, or T(1)",
+    ),
     "shared": (
         body("__shared__ float s[20000]; s[threadIdx.x] = x[0]; __syncthreads(); x[1] = s[threadIdx.x ^ 1];"),
         "kernel[grid, block, bytes]",
@@ -192,6 +198,8 @@ def test_a_hint_is_given_once():
 
 def test_what_needs_no_hint_has_none():
     assert "hint:" not in error_of(body("x[0] = undefined_thing;"), "bad")
+    larger = "template <typename A> __device__ A larger(A a, A b) { return a > b ? a : b; }"
+    assert "hint:" not in error_of(body("x[0] = larger(x[0], x);", larger), "bad")
 
 
 def test_a_kernel_that_is_not_there_names_those_that_are():

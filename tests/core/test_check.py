@@ -153,3 +153,44 @@ def test_errors_form_one_family():
     assert issubclass(cupyops.MissingDependencyError, ImportError) and issubclass(
         cupyops.SourceError, FileNotFoundError
     )
+
+
+def counted():
+    """A check that notes what it was run on."""
+    seen = []
+
+    @check.once
+    def checked(x, size):
+        seen.append(size)
+        if size == 0:
+            check.fail("size", size, "more")
+        return tuple(x.shape)
+
+    return checked, seen
+
+
+def test_once_for_what_is_alike():
+    checked, seen = counted()
+    assert checked(torch.ones(2, 3), 1) == checked(torch.zeros(2, 3), 1) == (2, 3)
+    assert seen == [1]
+    for other in (torch.ones(3, 2), torch.ones(2, 3).double(), torch.ones(2, 3, device="meta")):
+        checked(other, 1)
+    checked(torch.ones(2, 3), True)  # equal to 1, and something else
+    assert len(seen) == 5
+
+
+def test_once_keeps_no_error_and_needs_no_hash():
+    checked, seen = counted()
+    for _ in range(2):
+        with pytest.raises(cupyops.InputError, match="size is 0"):
+            checked(torch.ones(1), 0)
+        checked(torch.ones(1), [1])
+    assert seen == [0, [1], 0, [1]]
+
+
+def test_once_is_each_time_under_autocast():
+    checked, seen = counted()
+    checked(torch.ones(1), 1)
+    with torch.autocast("cpu"):
+        checked(torch.ones(1), 1)
+    assert seen == [1, 1]

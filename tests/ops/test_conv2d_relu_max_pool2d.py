@@ -4,6 +4,8 @@ from contract import Make, OperatorContract, Sample
 from torch.nn import functional as F
 
 import cupyops
+from cupyops.common import pooled
+from cupyops.testing import Tolerance
 
 
 def in_three(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, pool_kernel_size=2, pool_stride=None):
@@ -37,6 +39,25 @@ def result(function, *tensors, **kwargs):
     leaves = [t.detach().requires_grad_() for t in tensors]
     y = function(*leaves, **kwargs)
     return y.detach(), *torch.autograd.grad(y.sum(), leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_as_where_there_is_much(dtype, monkeypatch):
+    """A block for several tiles, channels in several chunks, threads with many filters: what large tensors alone have."""
+    planned = (pooled.forward, pooled.backward, pooled.backward_weight)
+    for name, value in {"FEW": 1, "MANY": 1, "BLOCKS": 2, "MMA_BLOCKS": 2, "WIDE_SHARED": 16 << 10}.items():
+        monkeypatch.setattr(pooled, name, value)
+    for plan in planned:
+        plan.cache_clear()
+    args = [torch.randn(shape).to(dtype) for shape in ((3, 19, 9, 10), (35, 19, 3, 3), (35,))]
+    args[1] /= 13
+    with cupyops.simulate():
+        ours = result(cupyops.conv2d_relu_max_pool2d, *args, padding=1)
+    for plan in planned:
+        plan.cache_clear()
+    theirs, truth = (result(in_three, *(a.to(to) for a in args), padding=1) for to in (dtype, torch.float64))
+    for index, numbers in enumerate(zip(ours, theirs, truth)):
+        Tolerance().judge(*numbers, f"result {index}")
 
 
 @pytest.mark.parametrize("where", [pytest.param("cuda", marks=pytest.mark.gpu), "simulator"])
