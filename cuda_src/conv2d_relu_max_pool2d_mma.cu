@@ -1,6 +1,9 @@
 // conv2d_relu_max_pool2d.cu's equations for half types by tensor cores, on sm_80 and later: implicit GEMMs whose rows are the
 // pixels of a tile of an image, which lies in shared memory once, and whose k are the channels under one tap after another.
 // The sums of a window's four pixels meet in one thread, which pools them. Sums in fp32.
+//
+// Reached on an H200, forward / backward, bf16 (PyTorch's three layers, the better of eager and compiled): n64 32->64 14x14
+// 13 / 36 us (26 / 68), n1024 57 / 156 us (104 / 312). Lost: a block waits for its tile, and computes little on it.
 #include "common/pooled_mma.cuh"
 
 // The same as conv2d_relu_max_pool2d_fwd by tensor cores, on sm_80 and later. Grid: (blocks that stride over the tiles of all
