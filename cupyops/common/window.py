@@ -15,7 +15,7 @@ from ..kernel import ceil_div
 from .gemm import divisor
 
 BLOCK = 128
-BAND_BYTES = 32 << 10  # of shared memory of a block, where there is enough work
+BAND_BYTES = 44 << 10  # of shared memory of a block, where there is enough work
 WHOLE_BYTES = 8 << 10  # where a window is a whole plane
 MAX_BYTES = 48 << 10
 FILL = 132 * 8  # blocks that small work is divided into
@@ -99,15 +99,13 @@ def specialised(geometry: tuple[int, ...]) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def fwd_bands(count: int, geometry: tuple[int, ...], itemsize: int, places: int = 0) -> Bands:
-    """Bands of rows of outputs; in shared memory these and their places, of `places` bytes, and what they read."""
-    count, geometry = _merged(count, geometry, places)
+def fwd_bands(count: int, geometry: tuple[int, ...], itemsize: int) -> Bands:
+    """Bands of rows of outputs, and what these read in shared memory."""
     h, w, out_h, out_w, kh, _, sh, _, _, _, dh, _ = geometry
 
     def bytes_of(rows: int, planes: int) -> int:
         read = min((rows - 1) * sh + (kh - 1) * dh + 1, h)
-        made = ((planes - 1) * out_h + rows) * out_w
-        return _room(((planes - 1) * h + read) * w, itemsize) + _room(made, itemsize) + _room(made, places)
+        return _room(((planes - 1) * h + read) * w, itemsize)
 
     return _bands(count, geometry, specialised(geometry), (out_h, out_w), bytes_of)
 
@@ -115,7 +113,6 @@ def fwd_bands(count: int, geometry: tuple[int, ...], itemsize: int, places: int 
 @functools.lru_cache(maxsize=4096)
 def bwd_bands(count: int, geometry: tuple[int, ...], itemsize: int, places: int = 0) -> Bands:
     """Bands of rows of tiles of inputs; in shared memory these, and the gradients and places of windows that reach them."""
-    count, geometry = _merged(count, geometry, places)
     h, w, out_h, out_w, kh, _, sh, _, _, _, dh, _ = geometry
 
     def banded(known: tuple[int, int]) -> Bands:
@@ -129,16 +126,6 @@ def bwd_bands(count: int, geometry: tuple[int, ...], itemsize: int, places: int 
 
     bands = banded(specialised(geometry))
     return bands if bands.fits else banded((0, 0))
-
-
-def _merged(count: int, geometry: tuple[int, ...], places: int) -> tuple[int, tuple[int, ...]]:
-    """Planes one below the other as one, where windows tile them from top to bottom, and what is in it are ints."""
-    (h, w, out_h), (_, stride) = geometry[:3], specialised(geometry)
-    if places > 1 or stride * out_h != h or geometry[4] != stride:  # places from 256 on are counted in the plane
-        return count, geometry
-    least = ceil_div(count * h * w, (1 << 31) - 1)
-    groups = next((n for n in range(least, min(count, least + 64)) if count % n == 0), count)
-    return groups, (h * (count // groups), w, out_h * (count // groups), *geometry[3:])
 
 
 def _room(count: int, itemsize: int) -> int:
