@@ -215,11 +215,14 @@ def _held(rows: int, size: int, itemsize: int, aligned: bool, whole: bool, in_cl
         packs = SMALL_PACKS if total > 8 else 1
         threads = 1 << (ceil_div(total, packs) - 1).bit_length()
         return Held(packs, (threads, 128 // threads), 1, ceil_div(rows, 128 // threads))
-    blocks = 1
-    while blocks < segments.CLUSTER and in_clusters and total > blocks * PREFERRED:
+    blocks, fewer = (
+        1,
+        2 if itemsize == 8 and not whole else 1,
+    )  # else backward asks for more shared memory than some have
+    while blocks < segments.CLUSTER and in_clusters and total > blocks * PREFERRED // fewer:
         blocks *= 2
     each = ceil_div(total, blocks)
-    packs = next((k for k, most in MOST_HELD[whole] if each <= most), 0)
+    packs = next((k for k, most in MOST_HELD[whole] if each <= (most // fewer if k == 4 else most)), 0)
     if not packs or (rows * blocks < FEWEST and total > 4 * PREFERRED):
         return None
     return Held(packs, (ceil_div(each, 32 * packs) * 32, 1), blocks, rows * blocks)
