@@ -12,15 +12,13 @@
 
 // Grid, block, who owns what: see gated_forward().
 template <typename T, bool TANH>
-__global__ void geglu_fwd(const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ y, long long rows,
-                          long long cols, long long gate_stride, long long up_stride) {
-  gated_forward<Gelu<TANH>>(gate, up, y, rows, cols, gate_stride, up_stride);
+__global__ void geglu_fwd(const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ y, const __grid_constant__ Rows shape, long long gate_stride, long long up_stride) {
+  gated_forward<Gelu<TANH>>(gate, up, y, shape, gate_stride, up_stride);
 }
 
 // Grid, block, who owns what: see gated_backward().
 template <typename T, bool TANH>
 __global__ void geglu_bwd(const T* __restrict__ grad_y, const T* __restrict__ gate, const T* __restrict__ up,
-                          T* __restrict__ grad_gate, T* __restrict__ grad_up, long long rows, long long cols,
-                          long long gate_stride, long long up_stride) {
-  gated_backward<Gelu<TANH>>(grad_y, gate, up, grad_gate, grad_up, rows, cols, gate_stride, up_stride);
+                          T* __restrict__ grad_gate, T* __restrict__ grad_up, const __grid_constant__ Rows shape, long long gate_stride, long long up_stride) {
+  gated_backward<Gelu<TANH>>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
 }

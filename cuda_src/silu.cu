@@ -7,10 +7,10 @@
 #include "common/elementwise.cuh"
 #include "common/sigmoid.cuh"
 
-// Grid, block: see elementwise(). Each thread owns whole vectors of x and y.
-template <typename T> __global__ void silu_fwd(const T* __restrict__ x, T* __restrict__ y, long long n) {
+// Grid, block: see elementwise(). Each thread owns whole vectors of x and y. y may be x.
+template <typename T> __global__ void silu_fwd(const T* x, T* y, long long n) {
   using A = acc_t<T>;
-  elementwise<T>(n, [](A x) { return times_sigmoid(x, x); }, y, x);
+  elementwise<T>(n, [](A x) { return times_sigmoid_for<T>(x, x); }, y, x);
 }
 
 // Grid, block: see elementwise(). Reads the input: y = x s cannot be inverted.
@@ -18,7 +18,7 @@ template <typename T>
 __global__ void silu_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, T* __restrict__ grad_x, long long n) {
   using A = acc_t<T>;
   const auto gradient = [](A grad_y, A x) {
-    const Sigmoid<A> sigma = sigmoid(x);
+    const Sigmoid<A> sigma = sigmoid_for<T>(x);
     return grad_y * sigma.s * (A(1) + x * sigma.c);
   };
   elementwise<T>(n, gradient, grad_x, grad_y, x);
