@@ -13,9 +13,7 @@ from ..layout import alike, restride
 from ..operator import operator
 
 relu_fwd = Kernel("relu.cu", "relu_fwd<T>", T=FLOATING)
-relu_fwd_mask = Kernel("relu.cu", "relu_fwd_mask<T>", T=FLOATING)
 relu_bwd = Kernel("relu.cu", "relu_bwd<T>", T=FLOATING)
-relu_bwd_mask = Kernel("relu.cu", "relu_bwd_mask<T>", T=FLOATING)
 
 BLOCK = 256
 VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements of a thread, whose bits are a byte of the mask
@@ -32,21 +30,19 @@ def _(input, needs_grad=None):
     y = torch.empty_like(input)
     x = input if input.is_contiguous() else restride(input, y.stride())
     n, dtype = y.numel(), y.dtype
-    if needs_grad is None:
-        relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, n, T=dtype)
-        return y, ()
-    # a bit for each element: backward reads it in place of y, a third of what it would move
-    mask = torch.empty(ceil_div(n, VECTOR[dtype]), dtype=torch.uint8, device=y.device)
-    relu_fwd_mask[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, mask, n, T=dtype)
-    return y, (mask,)
+    mask = None
+    if needs_grad is not None:  # a bit for each element, which backward reads in place of y: a third of what it moves
+        mask = torch.empty(ceil_div(n, VECTOR[dtype]), dtype=torch.uint8, device=y.device)
+    relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, mask, n, T=dtype)
+    return y, () if mask is None else (mask,)
 
 
 @_relu.backward
 def _(saved, grad_y, y):
     grad_x = torch.empty_like(grad_y)
     n, dtype = grad_x.numel(), grad_x.dtype
-    kernel, of = (relu_bwd_mask, saved[0]) if saved else (relu_bwd, y)
-    kernel[ceil_div(n, ELEMENTS[dtype]), BLOCK](grad_y, of, grad_x, n, T=dtype)
+    y, mask = (None, saved[0]) if saved else (y, None)
+    relu_bwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](grad_y, y, mask, grad_x, n, T=dtype)
     return grad_x
 
 
@@ -66,7 +62,7 @@ def _relu_(input: Tensor) -> Tensor:
 @_relu_.forward
 def _(input):
     n, dtype = input.numel(), input.dtype
-    change(input, lambda x, y: relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, n, T=dtype))
+    change(input, lambda x, y: relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, None, n, T=dtype))
     return input, ()
 
 
@@ -74,7 +70,7 @@ def _(input):
 def _(saved, grad_y, y):
     grad_x, grad_y, y = alike(grad_y, y)
     n, dtype = y.numel(), y.dtype
-    relu_bwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](grad_y, y, grad_x, n, T=dtype)
+    relu_bwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](grad_y, y, None, grad_x, n, T=dtype)
     return grad_x
 
 
