@@ -20,8 +20,8 @@ template <typename F, typename T> struct GatedForward {
   }
 };
 
-// What is null is not wanted.
-template <typename F, typename T> struct GatedBackward {
+// GATE, UP: which gradients are wanted.
+template <typename F, typename T, bool GATE, bool UP> struct GatedBackward {
   const T* __restrict__ grad_y;
   const T* __restrict__ gate;
   const T* __restrict__ up;
@@ -33,16 +33,20 @@ template <typename F, typename T> struct GatedBackward {
     using A = acc_t<T>;
     const auto grads = span.load(grad_y, y_stride), gates = span.load(gate, gate_stride);
     Vec<T, S::W> ups = {}, of_gate, of_up;
-    if (grad_gate != nullptr) ups = span.load(up, up_stride);
+    if constexpr (GATE) ups = span.load(up, up_stride);
 #pragma unroll
     for (int k = 0; k < S::W; ++k) {
-      const A grad = to_acc(grads.data[k]);
-      const auto here = F::template at<T>(to_acc(gates.data[k]));
-      of_gate.data[k] = from_acc<T>(grad * to_acc(ups.data[k]) * here.slope);
-      of_up.data[k] = from_acc<T>(grad * here.value);
+      const A grad = to_acc(grads.data[k]), x = to_acc(gates.data[k]);
+      if constexpr (GATE) {
+        const auto here = F::template at<T>(x);
+        of_gate.data[k] = from_acc<T>(grad * to_acc(ups.data[k]) * here.slope);
+        of_up.data[k] = from_acc<T>(grad * here.value);
+      } else {
+        of_up.data[k] = from_acc<T>(grad * F::template value<T>(x));
+      }
     }
-    if (grad_gate != nullptr) span.store(grad_gate, grad_stride, of_gate);
-    if (grad_up != nullptr) span.store(grad_up, grad_stride, of_up);
+    if constexpr (GATE) span.store(grad_gate, grad_stride, of_gate);
+    if constexpr (UP) span.store(grad_up, grad_stride, of_up);
   }
 };
 
@@ -55,7 +59,10 @@ __device__ __forceinline__ void gated_forward(const T* __restrict__ gate, const 
   const long long rows = shape.rows, cols = shape.cols;
   if (up == nullptr) up = gate + cols;
   const bool fit = rows_fit(gate, gate_stride, rows) && rows_fit(up, up_stride, rows) && rows_fit(y, cols, rows);
-  each_span(shape, fit, y, cols, GatedForward<F, T>{gate, up, y, gate_stride, up_stride, cols});
+  const long long least = min(cols, min(gate_stride, up_stride));
+  const GatedForward<F, T> work = {gate, up, y, gate_stride, up_stride, cols};
+  if (fit) each_span<true>(shape, least, y, cols, work);
+  else each_span<false>(shape, least, y, cols, work);
 }
 
 // grad_gate = grad_y up f'(gate)
@@ -73,13 +80,21 @@ __device__ __forceinline__ void gated_backward(const T* __restrict__ grad_y, con
   if (up == nullptr) up = gate + cols, grad_up = grad_gate + cols, grad_stride = 2 * cols;
   const bool fit = rows_fit(grad_y, cols, rows) && rows_fit(gate, gate_stride, rows) && rows_fit(up, up_stride, rows) &&
                    rows_fit(grad_gate, grad_stride, rows) && rows_fit(grad_up, grad_stride, rows);
-  GatedBackward<F, T> work = {grad_y, gate, up, grad_gate, grad_up, cols, gate_stride, up_stride, grad_stride};
-  const bool apart = !fit && grad_gate != nullptr && grad_up != nullptr;
-  for (int pass = 0; pass <= int(apart); ++pass) {
-    if (apart) {
-      work.grad_gate = pass ? nullptr : grad_gate;
-      work.grad_up = pass ? grad_up : nullptr;
-    }
-    each_span(shape, fit, work.grad_gate ? work.grad_gate : work.grad_up, grad_stride, work);
+  const long long least = min(cols, min(gate_stride, up_stride));
+  using Both = GatedBackward<F, T, true, true>;
+  using OfGate = GatedBackward<F, T, true, false>;
+  using OfUp = GatedBackward<F, T, false, true>;
+  if (fit && grad_gate && grad_up) {
+    each_span<true>(shape, least, grad_gate, grad_stride,
+                    Both{grad_y, gate, up, grad_gate, grad_up, cols, gate_stride, up_stride, grad_stride});
+    return;
+  }
+  if (grad_gate) {
+    each_span<false>(shape, least, grad_gate, grad_stride,
+                     OfGate{grad_y, gate, up, grad_gate, grad_up, cols, gate_stride, up_stride, grad_stride});
+  }
+  if (grad_up) {
+    each_span<false>(shape, least, grad_up, grad_stride,
+                     OfUp{grad_y, gate, up, grad_gate, grad_up, cols, gate_stride, up_stride, grad_stride});
   }
 }

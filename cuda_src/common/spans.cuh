@@ -33,35 +33,43 @@ template <typename T> union Words {
   __device__ __forceinline__ Words() {}
 };
 
-// Elements [col, col + W) of a row, of which those in [begin, end) are there. WHOLE: all, and aligned in every tensor.
-template <typename T, bool WHOLE> struct Span {
+// As one instruction, since the compiler takes a vector apart where it cannot see what else is at its address.
+__device__ __forceinline__ void store16(void* to, uint4 words) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
+}
+
+// How a span lies: one aligned vector in every tensor; across two, both in the tensor; or near an end of it.
+enum Lie { kWhole, kAcross, kNearEnd };
+
+// Elements [col, col + W) of a row, of which those in [begin, end) are there.
+template <typename T, Lie LIE> struct Span {
   static constexpr int W = kVecWidth<T>;
-  long long rows, row, cols, col;
+  long long row, col;
   int begin, end;
 
   __device__ __forceinline__ Vec<T, W> load(const T* tensor, long long stride) const {
     const T* from = tensor + row * stride + col;
-    if constexpr (WHOLE) {
-      return load_vec<T, W>(from);
-    } else {
+    if constexpr (LIE == kWhole) return load_vec<T, W>(from);
+    Words<T> result;
+    if constexpr (LIE == kAcross) {
       const int bytes = reinterpret_cast<unsigned long long>(from) & 15;
-      const T *aligned = from - bytes / int(sizeof(T)), *past = tensor + (rows - 1) * stride + cols;
-      Words<T> result;
-      if (aligned >= tensor && aligned + (bytes ? 2 * W : W) <= past) {
-        result.words = *reinterpret_cast<const uint4*>(aligned);
-        if (bytes) result.words = straddled<T>(result.words, *reinterpret_cast<const uint4*>(aligned + W), bytes);
-      } else {
+      const uint4* vectors = reinterpret_cast<const uint4*>(from - bytes / int(sizeof(T)));
+      result.words = straddled<T>(vectors[0], vectors[1], bytes);
+    } else {
 #pragma unroll
-        for (int k = 0; k < W; ++k) result.elements.data[k] = k >= begin && k < end ? from[k] : from_acc<T>(0);
-      }
-      return result.elements;
+      for (int k = 0; k < W; ++k) result.elements.data[k] = k >= begin && k < end ? from[k] : from_acc<T>(0);
     }
+    return result.elements;
   }
 
   __device__ __forceinline__ void store(T* tensor, long long stride, const Vec<T, W>& value) const {
     T* to = tensor + row * stride + col;
-    if (WHOLE || (begin == 0 && end == W)) {
-      store_vec<T, W>(to, value);
+    if (LIE == kWhole || (begin == 0 && end == W)) {
+      Words<T> all;
+      all.elements = value;
+      store16(to, all.words);
     } else {
 #pragma unroll
       for (int k = 0; k < W; ++k) {
@@ -76,25 +84,31 @@ template <typename T> __device__ __forceinline__ bool rows_fit(const T* tensor, 
   return is_aligned16(tensor) && (rows == 1 || stride % kVecWidth<T> == 0);
 }
 
-// work.at(span) for this thread's span, if it has one. `fit`: rows_fit() of every tensor; `out`, whose rows are a stride of
-// its own apart, is stored to.
-template <typename T, typename Work>
-__device__ __forceinline__ void each_span(const Rows& shape, bool fit, const T* out, long long stride,
+// work.at(span) for this thread's span, if it has one. FIT: rows_fit() of every tensor. `least`: the least of their strides.
+// `out`, whose rows are a stride of its own apart, is stored to.
+template <bool FIT, typename T, typename Work>
+__device__ __forceinline__ void each_span(const Rows& shape, long long least, const T* out, long long stride,
                                           const Work& work) {
   constexpr int W = kVecWidth<T>;
-  const long long number = global_thread();
+  const long long number = global_thread(), rows = shape.rows, cols = shape.cols;
   long long row = 0;
-  if (shape.rows > 1) {
+  if (rows > 1) {
     row = shape.by_spans.divisor ? shape.by_spans.divide(int(number)) : number / shape.spans;
-    if (row >= shape.rows) return;
+    if (row >= rows) return;
   }
-  const long long col = (number - row * shape.spans) * W;
-  if (fit && col + W <= shape.cols) {
-    work.at(Span<T, true>{shape.rows, row, shape.cols, col, 0, W});
-    return;
+  long long col = (number - row * shape.spans) * W;
+  if constexpr (FIT) {
+    if (col + W <= cols) work.at(Span<T, kWhole>{row, col, 0, W});
+    else if (col < cols) work.at(Span<T, kNearEnd>{row, col, 0, int(cols - col)});
+  } else {
+    const int past = int(reinterpret_cast<unsigned long long>(out + row * stride) & 15) / int(sizeof(T));
+    col -= past;
+    const int begin = col < 0 ? past : 0, end = cols - col < W ? int(cols - col) : W;
+    if (end <= 0) return;
+    // what lies before a row and behind it is the tensor's, if there are other rows there, and these are not too short
+    const bool before = row > 0 ? least >= 2 * W : col >= W;
+    const bool behind = row + 1 < rows ? least >= 2 * W : col + 2 * W <= cols;
+    if (before && behind) work.at(Span<T, kAcross>{row, col, begin, end});
+    else work.at(Span<T, kNearEnd>{row, col, begin, end});
   }
-  const int past = int(reinterpret_cast<unsigned long long>(out + row * stride) & 15) / int(sizeof(T));
-  const long long first = col - past, left = shape.cols - first;
-  if (left <= 0) return;
-  work.at(Span<T, false>{shape.rows, row, shape.cols, first, first < 0 ? past : 0, left < W ? int(left) : W});
 }

@@ -54,7 +54,7 @@ def _(x, target, reduction, log_target, batch):
     parts = torch.empty(MAX_BLOCKS, dtype=losses.accumulator(dtype), device=x.device)
     y, divisor = torch.empty((), dtype=dtype, device=x.device), _divisor(reduction, n, batch)
     kl_div_fwd_parts[blocks, BLOCK](x, target, parts, y, n, divisor, T=dtype, LOG=log_target)
-    if blocks > 1:
+    if type(blocks) is not int or blocks > 1:
         kl_div_fwd_sum[1, MAX_BLOCKS](parts, y, blocks, divisor, T=dtype)
     return y, ()
 
