@@ -15,29 +15,17 @@ struct Rows {
   Divisor by_spans;  // where there are fewer than 2^31 spans in all
 };
 
-// The W elements of words that begin `bytes` behind the first of two vectors.
-template <typename T> __device__ __forceinline__ uint4 straddled(uint4 a, uint4 b, int bytes) {
-  unsigned word[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-  for (int i = 0; i < 6; ++i) word[i] = bytes & 8 ? word[i + 2] : word[i];
+// The 16 bytes from an address on that T may lie at, by the two or three aligned halves of a vector that they are in.
+template <typename T> __device__ __forceinline__ uint4 load_across(const T* from) {
+  const int bytes = reinterpret_cast<unsigned long long>(from) & 7;
+  const uint2* halves = reinterpret_cast<const uint2*>(from - bytes / int(sizeof(T)));
+  const uint2 a = halves[0], b = halves[1], c = sizeof(T) < 8 ? halves[2] : b;
+  unsigned word[6] = {a.x, a.y, b.x, b.y, c.x, c.y};
 #pragma unroll
   for (int i = 0; sizeof(T) <= 4 && i < 5; ++i) word[i] = bytes & 4 ? word[i + 1] : word[i];
 #pragma unroll
-  for (int i = 0; sizeof(T) == 2 && i < 4; ++i) word[i] = __funnelshift_r(word[i], word[i + 1], bytes % 4 * 8);
+  for (int i = 0; sizeof(T) == 2 && i < 4; ++i) word[i] = __funnelshift_r(word[i], word[i + 1], bytes * 8);
   return make_uint4(word[0], word[1], word[2], word[3]);
-}
-
-template <typename T> union Words {
-  uint4 words;
-  Vec<T, kVecWidth<T>> elements;
-  __device__ __forceinline__ Words() {}
-};
-
-// As one instruction, since the compiler takes a vector apart where it cannot see what else is at its address.
-__device__ __forceinline__ void store16(void* to, uint4 words) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
-               "r"(words.w)
-               : "memory");
 }
 
 // How a span lies: one aligned vector in every tensor; across two, both in the tensor; or near an end of it.
@@ -54,9 +42,7 @@ template <typename T, Lie LIE> struct Span {
     if constexpr (LIE == kWhole) return load_vec<T, W>(from);
     Words<T> result;
     if constexpr (LIE == kAcross) {
-      const int bytes = reinterpret_cast<unsigned long long>(from) & 15;
-      const uint4* vectors = reinterpret_cast<const uint4*>(from - bytes / int(sizeof(T)));
-      result.words = straddled<T>(vectors[0], vectors[1], bytes);
+      result.words = load_across(from);
     } else {
 #pragma unroll
       for (int k = 0; k < W; ++k) result.elements.data[k] = k >= begin && k < end ? from[k] : from_acc<T>(0);

@@ -26,7 +26,7 @@ kl_div_bwd = Kernel("kl_div.cu", "kl_div_bwd<T, LOG, TARGET>", T=FLOATING, LOG=L
 BLOCK = 256
 TILE = {dtype: BLOCK * 16 // dtype.itemsize for dtype in FLOATING}  # elements that a block takes at once
 IN_FLIGHT = 4  # vectors of each input that a thread of a sum loads at once, kInFlight
-MAX_BLOCKS = 1024  # of a sum; a block then adds their parts
+MAX_BLOCKS, LAST = 8448, 1024  # of a sum; a block of LAST threads then adds their parts
 REDUCTIONS = ("none", "mean", "sum", "batchmean")
 
 
@@ -55,7 +55,7 @@ def _(x, target, reduction, log_target, batch):
     y, divisor = torch.empty((), dtype=dtype, device=x.device), _divisor(reduction, n, batch)
     kl_div_fwd_parts[blocks, BLOCK](x, target, parts, y, n, divisor, T=dtype, LOG=log_target)
     if type(blocks) is not int or blocks > 1:
-        kl_div_fwd_sum[1, MAX_BLOCKS](parts, y, blocks, divisor, T=dtype)
+        kl_div_fwd_sum[1, LAST](parts, y, blocks, divisor, T=dtype)
     return y, ()
 
 
