@@ -20,14 +20,25 @@ template <typename F, typename T> struct GatedForward {
   }
 };
 
-// GATE, UP: which gradients are wanted.
-template <typename F, typename T, bool GATE, bool UP> struct GatedBackward {
+template <typename T> struct Gradients {
   const T* __restrict__ grad_y;
   const T* __restrict__ gate;
   const T* __restrict__ up;
   T* __restrict__ grad_gate;
   T* __restrict__ grad_up;
   long long y_stride, gate_stride, up_stride, grad_stride;
+};
+
+// GATE, UP: which gradients are wanted.
+template <typename F, typename T, bool GATE, bool UP> struct GatedBackward : Gradients<T> {
+  using Gradients<T>::grad_y, Gradients<T>::gate, Gradients<T>::up, Gradients<T>::grad_gate, Gradients<T>::grad_up;
+  using Gradients<T>::y_stride, Gradients<T>::gate_stride, Gradients<T>::up_stride, Gradients<T>::grad_stride;
+
+  // Both at once where all rows fit; else one, since the two begin at different places of a vector.
+  __device__ __forceinline__ void on(const Rows& shape, const Own& own) const {
+    const long long least = min(y_stride, min(gate_stride, up_stride));
+    on_span<GATE && UP>(shape, own, least, GATE ? grad_gate : grad_up, grad_stride, *this);
+  }
 
   template <typename S> __device__ __forceinline__ void at(const S& span) const {
     using A = acc_t<T>;
@@ -61,8 +72,9 @@ __device__ __forceinline__ void gated_forward(const T* __restrict__ gate, const 
   const bool fit = rows_fit(gate, gate_stride, rows) && rows_fit(up, up_stride, rows) && rows_fit(y, cols, rows);
   const long long least = min(cols, min(gate_stride, up_stride));
   const GatedForward<F, T> work = {gate, up, y, gate_stride, up_stride, cols};
-  if (fit) each_span<true>(shape, least, y, cols, work);
-  else each_span<false>(shape, least, y, cols, work);
+  const Own own = Own::of<T>(shape);
+  if (fit) on_span<true>(shape, own, least, y, cols, work);
+  else on_span<false>(shape, own, least, y, cols, work);
 }
 
 // grad_gate = grad_y up f'(gate)
@@ -80,21 +92,9 @@ __device__ __forceinline__ void gated_backward(const T* __restrict__ grad_y, con
   if (up == nullptr) up = gate + cols, grad_up = grad_gate + cols, grad_stride = 2 * cols;
   const bool fit = rows_fit(grad_y, cols, rows) && rows_fit(gate, gate_stride, rows) && rows_fit(up, up_stride, rows) &&
                    rows_fit(grad_gate, grad_stride, rows) && rows_fit(grad_up, grad_stride, rows);
-  const long long least = min(cols, min(gate_stride, up_stride));
-  using Both = GatedBackward<F, T, true, true>;
-  using OfGate = GatedBackward<F, T, true, false>;
-  using OfUp = GatedBackward<F, T, false, true>;
-  if (fit && grad_gate && grad_up) {
-    each_span<true>(shape, least, grad_gate, grad_stride,
-                    Both{grad_y, gate, up, grad_gate, grad_up, cols, gate_stride, up_stride, grad_stride});
-    return;
-  }
-  if (grad_gate) {
-    each_span<false>(shape, least, grad_gate, grad_stride,
-                     OfGate{grad_y, gate, up, grad_gate, grad_up, cols, gate_stride, up_stride, grad_stride});
-  }
-  if (grad_up) {
-    each_span<false>(shape, least, grad_up, grad_stride,
-                     OfUp{grad_y, gate, up, grad_gate, grad_up, cols, gate_stride, up_stride, grad_stride});
-  }
+  const Gradients<T> all = {grad_y, gate, up, grad_gate, grad_up, cols, gate_stride, up_stride, grad_stride};
+  const Own own = Own::of<T>(shape);
+  if (fit && grad_gate && grad_up) return GatedBackward<F, T, true, true>{all}.on(shape, own);
+  if (grad_gate) GatedBackward<F, T, true, false>{all}.on(shape, own);
+  if (grad_up) GatedBackward<F, T, false, true>{all}.on(shape, own);
 }

@@ -70,25 +70,32 @@ template <typename T> __device__ __forceinline__ bool rows_fit(const T* tensor, 
   return is_aligned16(tensor) && (rows == 1 || stride % kVecWidth<T> == 0);
 }
 
+// Which span is this thread's: of a row, from a column on where the row begins at a boundary. There may be no such row.
+struct Own {
+  long long row, col;
+
+  template <typename T> static __device__ __forceinline__ Own of(const Rows& shape) {
+    const long long number = global_thread();
+    long long row = 0;
+    if (shape.rows > 1) row = shape.by_spans.divisor ? shape.by_spans.divide(int(number)) : number / shape.spans;
+    return {row, (number - row * shape.spans) * kVecWidth<T>};
+  }
+};
+
 // work.at(span) for this thread's span, if it has one. FIT: rows_fit() of every tensor. `least`: the least of their strides.
 // `out`, whose rows are a stride of its own apart, is stored to.
 template <bool FIT, typename T, typename Work>
-__device__ __forceinline__ void each_span(const Rows& shape, long long least, const T* out, long long stride,
-                                          const Work& work) {
+__device__ __forceinline__ void on_span(const Rows& shape, const Own& own, long long least, const T* out,
+                                        long long stride, const Work& work) {
   constexpr int W = kVecWidth<T>;
-  const long long number = global_thread(), rows = shape.rows, cols = shape.cols;
-  long long row = 0;
-  if (rows > 1) {
-    row = shape.by_spans.divisor ? shape.by_spans.divide(int(number)) : number / shape.spans;
-    if (row >= rows) return;
-  }
-  long long col = (number - row * shape.spans) * W;
+  const long long rows = shape.rows, cols = shape.cols, row = own.row;
+  if (row >= rows) return;
   if constexpr (FIT) {
-    if (col + W <= cols) work.at(Span<T, kWhole>{row, col, 0, W});
-    else if (col < cols) work.at(Span<T, kNearEnd>{row, col, 0, int(cols - col)});
+    if (own.col + W <= cols) work.at(Span<T, kWhole>{row, own.col, 0, W});
+    else if (own.col < cols) work.at(Span<T, kNearEnd>{row, own.col, 0, int(cols - own.col)});
   } else {
     const int past = int(reinterpret_cast<unsigned long long>(out + row * stride) & 15) / int(sizeof(T));
-    col -= past;
+    const long long col = own.col - past;
     const int begin = col < 0 ? past : 0, end = cols - col < W ? int(cols - col) : W;
     if (end <= 0) return;
     // what lies before a row and behind it is the tensor's, if there are other rows there, and these are not too short
