@@ -30,11 +30,13 @@ __global__ void swiglu_fwd(const T* __restrict__ gate, const T* __restrict__ up,
 }
 
 // Grid, block, who owns what: see gated_backward().
-#ifndef SW_MIN
-#define SW_MIN 1
+#ifdef SW_MIN
+#define SW_BOUNDS __launch_bounds__(256, SW_MIN)
+#else
+#define SW_BOUNDS
 #endif
 template <typename T>
-__global__ void __launch_bounds__(256, SW_MIN) swiglu_bwd(const T* __restrict__ grad_y, const T* __restrict__ gate, const T* __restrict__ up,
+__global__ void SW_BOUNDS swiglu_bwd(const T* __restrict__ grad_y, const T* __restrict__ gate, const T* __restrict__ up,
                            T* __restrict__ grad_gate, T* __restrict__ grad_up, const __grid_constant__ Rows shape, long long gate_stride, long long up_stride) {
   gated_backward<Silu>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
 }
