@@ -8,16 +8,12 @@
 // Bytes per element: forward 2 x sizeof(T), and sizeof(T) more with no reduction; backward sizeof(T) for each of t, the
 // gradients that are wanted and, for grad_t, x; sizeof(T) more with no reduction. One log or exp and about 4 flops.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x32000 bf16 3194 / 2971,
-// 4096x128256 bf16 3305 / 3011, 65536x1000 bf16 2674 / 2785, 16384x4095 bf16 2672 / 2797, 2048x50257 bf16 2918 /
-// 2865. Lost: the logarithm, of each target in forward, and in half types the unpacking.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x32000 bf16 4245 / 4224, fp32 4380 / 4262,
+// with log_target bf16 4288 / 4211; 65536x1000 bf16 3545 / 4031, 16384x4095 3521 / 4013, 2048x50257 3738 / 4084. Lost, in
+// forward of 75 us: 4 of them to the launch that adds the parts.
 #include "common/elementwise.cuh"
 #include "common/exponential.cuh"
 #include "common/reduce.cuh"
-
-#ifndef KL_U
-#define KL_U 4
-#endif
 
 // log, as exactly as terms of type T can show: for half types one instruction, off by 2^-22 where it is near 0.
 template <typename T> __device__ __forceinline__ acc_t<T> log_for(acc_t<T> x) {
@@ -57,7 +53,7 @@ template <typename T, bool LOG>
 __global__ void kl_div_fwd_parts(const T* __restrict__ x, const T* __restrict__ target, acc_t<T>* __restrict__ parts,
                                  T* __restrict__ y, long long n, acc_t<T> divisor) {
   using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>, kInFlight = KL_U;
+  constexpr int W = kVecWidth<T>, kInFlight = 4;
   __shared__ A shared[kWarp];
   const long long vectors = is_aligned16(x) && is_aligned16(target) ? n / W : 0;
   A sum = A(0);

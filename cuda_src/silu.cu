@@ -2,8 +2,11 @@
 // y = x s
 // grad_x = grad_y s (1 + x (1 - s))
 //
-// Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T). About 15 and 25 flops, one exponential and one
-// reciprocal each: within what an H100 can do between two bf16 elements.
+// Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T). About 6 and 10 flops in half types, one exponential and
+// one reciprocal each; twice that in fp32.
+//
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): bf16, 2^27 elements, 4207 / 4288; fp16, 2^26,
+// 4052; fp32, 2^26, 4181.
 #include "common/elementwise.cuh"
 #include "common/sigmoid.cuh"
 

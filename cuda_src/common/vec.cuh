@@ -24,7 +24,6 @@ template <typename T, int N> __device__ __forceinline__ void store_vec(T* pointe
 // The same 16 bytes as words.
 template <typename T> union Words {
   uint4 words;
-  unsigned word[4];
   Vec<T, kVecWidth<T>> elements;
 
   __device__ __forceinline__ Words() {}

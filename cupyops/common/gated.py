@@ -53,7 +53,9 @@ def backward(
         grad = torch.empty_like(gate)
         if not is_dry(grad):
             config, rows, _ = spans(grad_y.shape, grad_y.stride(), grad.itemsize, flat=False)  # type: ignore[misc]
-            kernel[config](grad_y, gate, None, grad, None, rows, gate.shape[-1], gate.shape[-1], T=grad.dtype, **template)
+            kernel[config](
+                grad_y, gate, None, grad, None, rows, gate.shape[-1], gate.shape[-1], T=grad.dtype, **template
+            )
         return grad, None
     grad_gate = torch.empty_like(grad_y) if needs_grad.gate else None
     grad_up = torch.empty_like(grad_y) if needs_grad.up else None

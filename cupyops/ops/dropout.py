@@ -18,8 +18,9 @@ from ..operator import operator
 dropout_kernel = Kernel("dropout.cu", "dropout<T>", T=FLOATING)
 dropout_strided = Kernel("dropout.cu", "dropout_strided<T>", T=FLOATING)
 
-BLOCK, STRIDED = 128, 4  # STRIDED: kStrided
-ELEMENTS = {dtype: BLOCK * max(4, 16 // dtype.itemsize) for dtype in FLOATING}  # of one block: kRun of each thread
+BLOCK, STRIDED = 128, 4  # kBlock, kStrided
+RUNS = {dtype: 2 if dtype.itemsize == 2 else 1 for dtype in FLOATING}  # kRuns
+ELEMENTS = {dtype: BLOCK * runs * max(4, 16 // dtype.itemsize) for dtype, runs in RUNS.items()}  # of one block
 ROUNDS = 7  # kPhiloxRounds
 
 

@@ -23,10 +23,11 @@ kl_div_fwd_parts = Kernel("kl_div.cu", "kl_div_fwd_parts<T, LOG>", T=FLOATING, L
 kl_div_fwd_sum = Kernel("kl_div.cu", "kl_div_fwd_sum<T>", T=FLOATING)
 kl_div_bwd = Kernel("kl_div.cu", "kl_div_bwd<T, LOG, TARGET>", T=FLOATING, LOG=LOG, TARGET=(False, True))
 
-BLOCK = 256
-TILE = {dtype: BLOCK * 16 // dtype.itemsize for dtype in FLOATING}  # elements that a block takes at once
-IN_FLIGHT = 4  # vectors of each input that a thread of a sum loads at once, kInFlight
-MAX_BLOCKS, LAST = 8448, 1024  # of a sum; a block of LAST threads then adds their parts
+BLOCK = 128
+TILE = {dtype: BLOCK * 16 // dtype.itemsize for dtype in FLOATING}  # elements of one block
+SUM_BLOCK, IN_FLIGHT = 256, 4  # of a sum: threads, and vectors of each input that one of them loads at once, kInFlight
+SUM_TILE = {dtype: SUM_BLOCK * IN_FLIGHT * 16 // dtype.itemsize for dtype in FLOATING}
+MAX_BLOCKS, LAST = 4224, 1024  # of a sum; a block of LAST threads then adds their parts
 REDUCTIONS = ("none", "mean", "sum", "batchmean")
 
 
@@ -50,10 +51,10 @@ def _(x, target, reduction, log_target, batch):
     if reduction == "none":
         kl_div_fwd[ceil_div(n, TILE[dtype]), BLOCK](x, target, like, n, T=dtype, LOG=log_target)
         return like, ()
-    blocks = losses.blocks(n, IN_FLIGHT * TILE[dtype], MAX_BLOCKS, 1)
+    blocks = losses.blocks(n, SUM_TILE[dtype], MAX_BLOCKS, 1)
     parts = torch.empty(MAX_BLOCKS, dtype=losses.accumulator(dtype), device=x.device)
     y, divisor = torch.empty((), dtype=dtype, device=x.device), _divisor(reduction, n, batch)
-    kl_div_fwd_parts[blocks, BLOCK](x, target, parts, y, n, divisor, T=dtype, LOG=log_target)
+    kl_div_fwd_parts[blocks, SUM_BLOCK](x, target, parts, y, n, divisor, T=dtype, LOG=log_target)
     if type(blocks) is not int or blocks > 1:
         kl_div_fwd_sum[1, LAST](parts, y, blocks, divisor, T=dtype)
     return y, ()

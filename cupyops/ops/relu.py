@@ -15,7 +15,7 @@ from ..operator import operator
 relu_fwd = Kernel("relu.cu", "relu_fwd<T>", T=FLOATING)
 relu_bwd = Kernel("relu.cu", "relu_bwd<T>", T=FLOATING)
 
-BLOCK = 256
+BLOCK = 128
 VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements of a thread, whose bits are a byte of the mask
 ELEMENTS = {dtype: BLOCK * width for dtype, width in VECTOR.items()}  # of one block
 

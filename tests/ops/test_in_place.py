@@ -8,7 +8,9 @@ from torch.nn import functional as F
 
 import cupyops
 
-CASES = [pytest.param(ours, theirs, id=theirs.__name__) for ours, theirs in [(cupyops.relu, F.relu), (cupyops.silu, F.silu)]]
+CASES = [
+    pytest.param(ours, theirs, id=theirs.__name__) for ours, theirs in [(cupyops.relu, F.relu), (cupyops.silu, F.silu)]
+]
 VIEWS = {
     "itself": lambda x: x,
     "transposed": lambda x: x.mT,
