@@ -31,7 +31,9 @@ def _(input, needs_grad=None):
     x = input if input.is_contiguous() else restride(input, y.stride())
     n, dtype = y.numel(), y.dtype
     mask = None
-    if needs_grad is not None:  # a bit for each element, which backward reads in place of y: a third of what it moves
+    # a bit for each element, which backward reads in place of y: a third less to move. y is kept all the same, for a second
+    # derivative; the next operator mostly keeps it too
+    if needs_grad is not None:
         mask = torch.empty(ceil_div(n, VECTOR[dtype]), dtype=torch.uint8, device=y.device)
     relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, mask, n, T=dtype)
     return y, () if mask is None else (mask,)
@@ -41,7 +43,7 @@ def _(input, needs_grad=None):
 def _(saved, grad_y, y):
     grad_x = torch.empty_like(grad_y)
     n, dtype = grad_x.numel(), grad_x.dtype
-    y, mask = (None, saved[0]) if saved else (y, None)
+    y, mask = (None, saved[0]) if saved else (y, None)  # none of torch.compile, which does not say whether it needs one
     relu_bwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](grad_y, y, mask, grad_x, n, T=dtype)
     return grad_x
 
