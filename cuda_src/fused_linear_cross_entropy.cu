@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(1024)
   const AddToSums<T> add{sums, class_weight, spread, shift};
   read_row(row, row, 0, classes, threadIdx.x, blockDim.x, add);
   sums.template reduce<true>(shared);
-  const A log_sum = log(sums.sum);
+  const A log_sum = sums.log_sum();
   if (threadIdx.x == 0) {
     stats[position] = sums.max;
     stats[positions + position] = log_sum;

@@ -39,7 +39,7 @@ template <typename T, int MODE> struct Shares {
 template <typename T, int MODE, typename A = acc_t<T>>
 __device__ __forceinline__ A position_loss(const RowSums<T>& sums, A a, A picked, A shift, bool valid, A* stats,
                                            long long position, long long positions) {
-  const A log_sum = log(sums.sum);
+  const A log_sum = sums.log_sum();
   stats[position] = valid ? sums.max : A(0);
   stats[positions + position] = valid ? log_sum : A(0);
   if (MODE != kClass) stats[2 * positions + position] = valid ? sums.share : A(0);
@@ -152,17 +152,18 @@ __device__ __forceinline__ Pair<A> write_row_grads(const Tile<K, kVecWidth<T>, V
   load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
   label = find();
   const Pair<A> sums = online_row<T>(packs, threads);
-  const PositionGrad<T> grad{sums.first, log(sums.second), scale, label.a, label.a};
+  const Exponential<T> exp(sums.first);
+  const A factor = scale * label.a / sums.second;
   const bool ignored = label.t < 0;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     packs[k].fold();
-    store_pack(tile, grad_x, k, [&](int e) { return ignored ? A(0) : grad.logit(packs[k][e], A(0), false); });
+    store_pack(tile, grad_x, k, [&](int e) { return ignored ? A(0) : factor * exp(packs[k][e]); });
   }
   // the class itself, again, by the thread that owns it
   const int t = label.t - column;
   if (!ignored && t >= tile.begin && t < tile.left && (t + tile.shift) / kVecWidth<T> % blockDim.x == threadIdx.x) {
-    grad_x[t] = from_acc<T>(grad.logit(to_acc(x[t]), A(0), true));
+    grad_x[t] = from_acc<T>(scale * (label.a * (exp(to_acc(x[t])) / sums.second) - label.a));
   }
   return sums;
 }

@@ -17,19 +17,14 @@ template <typename T, bool WIDEN> struct Widened { using type = T; };
 template <typename T> struct Widened<T, true> { using type = acc_t<T>; };
 template <typename T, bool WIDEN> using out_t = typename Widened<T, WIDEN>::type;
 
-// Forward takes x - max through value(), the sum of exp_of(value) through of_sum(), and both to y. exp_of costs nothing
-// where the value is the exponential already.
+// y(exp, centred, of_sum): of exp(x - max), x - max, and what of_sum() makes of the sum of the first.
 struct Softmax {
-  template <typename O> static __device__ __forceinline__ acc_t<O> value(acc_t<O> centred) {
-    return exp_for<O>(centred);
-  }
-  template <typename O> static __device__ __forceinline__ acc_t<O> exp_of(acc_t<O> value) { return value; }
   // Wider types divide: the error of a reciprocal is the same in all of a row, and the row no longer sums to 1.
-  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum) {
+  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum, const Exponential<O>&) {
     return sizeof(O) == 2 ? 1 / sum : sum;
   }
-  template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O> value, acc_t<O> of_sum) {
-    return sizeof(O) == 2 ? value * of_sum : value / of_sum;
+  template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O> exp, acc_t<O>, acc_t<O> of_sum) {
+    return sizeof(O) == 2 ? exp * of_sum : exp / of_sum;
   }
 
   template <typename A> static __device__ __forceinline__ A term(A grad_y, A y) { return grad_y * y; }
@@ -40,11 +35,11 @@ struct Softmax {
 };
 
 struct LogSoftmax {
-  template <typename O> static __device__ __forceinline__ acc_t<O> value(acc_t<O> centred) { return centred; }
-  template <typename O> static __device__ __forceinline__ acc_t<O> exp_of(acc_t<O> value) { return exp_for<O>(value); }
-  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum) { return log(sum); }
-  template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O> value, acc_t<O> of_sum) {
-    return value - of_sum;
+  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum, const Exponential<O>& exp) {
+    return exp.log_sum(sum);
+  }
+  template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O>, acc_t<O> centred, acc_t<O> of_sum) {
+    return centred - of_sum;
   }
 
   template <typename A> static __device__ __forceinline__ A term(A grad_y, A) { return grad_y; }
@@ -67,23 +62,22 @@ __device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>
   Pack<T> packs[K];
   load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
   if constexpr (K == 1) {  // in a warp: what is computed for the sum is kept
-    A values[W];
+    const A max = threads.template over_lanes<Larger>(largest(packs));
+    const Exponential<O> exp(max);
+    A exps[W];
 #pragma unroll
-    for (int e = 0; e < W; ++e) values[e] = packs[0][e];
-    const A max =
-        threads.template over_lanes<Larger>(reduce_elements<Larger, 1, W>([&](int, int e) { return values[e]; }));
-#pragma unroll
-    for (int e = 0; e < W; ++e) values[e] = F::template value<O>(values[e] - max);
-    const A sum = reduce_elements<Sum, 1, W>([&](int, int e) { return F::template exp_of<O>(values[e]); });
-    const A of_sum = F::template of_sum<O>(threads.template over_lanes<Sum>(sum));
-    store_pack(tile, y, 0, [&](int e) { return F::template y<O>(values[e], of_sum); });
+    for (int e = 0; e < W; ++e) exps[e] = exp(packs[0][e]);
+    const A sum = reduce_elements<Sum, 1, W>([&](int, int e) { return exps[e]; });
+    const A of_sum = F::of_sum(threads.template over_lanes<Sum>(sum), exp);
+    store_pack(tile, y, 0, [&](int e) { return F::template y<O>(exps[e], packs[0][e] - max, of_sum); });
   } else {
     const Pair<A> sums = online_row<O>(packs, threads);
-    const A of_sum = F::template of_sum<O>(sums.second);
+    const Exponential<O> exp(sums.first);
+    const A of_sum = F::of_sum(sums.second, exp);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       store_pack(tile, y, k,
-                 [&](int e) { return F::template y<O>(F::template value<O>(packs[k][e] - sums.first), of_sum); });
+                 [&](int e) { return F::template y<O>(exp(packs[k][e]), packs[k][e] - sums.first, of_sum); });
     }
   }
 }
@@ -156,10 +150,11 @@ __device__ __forceinline__ void softmax_wide_row(const T* x, O* y, long long row
   Online<O> mine;
   for (int c = 0; c < parts; ++c) {
     load_row(Part::at(row, rows, size, c), x + c * (long long)Part::capacity(), from_acc<T>(-infinity<A>()), packs);
-    mine.template add<K * W>([&](int i) { return packs[i / W][i % W]; });
+    mine.template add<K * W>(largest(packs), [&](int i) { return packs[i / W][i % W]; });
   }
   const A max = block_reduce<Larger>(mine.max, shared);
-  const A of_sum = F::template of_sum<O>(block_reduce<Sum>(mine.sum_for(max), shared));
+  const Exponential<O> exp(max);
+  const A of_sum = F::of_sum(block_reduce<Sum>(mine.sum_for(max), shared), exp);
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, rows, size, c);
     const long long at = c * (long long)Part::capacity();
@@ -167,7 +162,7 @@ __device__ __forceinline__ void softmax_wide_row(const T* x, O* y, long long row
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       store_pack(part, y + at, k,
-                 [&](int e) { return F::template y<O>(F::template value<O>(packs[k][e] - max), of_sum); });
+                 [&](int e) { return F::template y<O>(exp(packs[k][e]), packs[k][e] - max, of_sum); });
     }
   }
 }
@@ -323,7 +318,7 @@ __device__ __forceinline__ void softmax_columns(const T* __restrict__ x, O* __re
     for (int v = 0; v < V; ++v) of_sum[v] = mine[v].sum_for(max[v]);
     reduce_columns<Sum>(of_sum, shared);
 #pragma unroll
-    for (int v = 0; v < V; ++v) of_sum[v] = F::template of_sum<O>(of_sum[v]);
+    for (int v = 0; v < V; ++v) of_sum[v] = F::of_sum(of_sum[v], Exponential<O>(max[v]));
 #pragma unroll U
     for (long long r = threadIdx.y; columns.live && r < size; r += blockDim.y) {
       const long long at = columns.start + r * inner;
@@ -331,7 +326,8 @@ __device__ __forceinline__ void softmax_columns(const T* __restrict__ x, O* __re
       Vec<O, V> result;
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        result.data[v] = from_acc<O>(F::template y<O>(F::template value<O>(to_acc(value.data[v]) - max[v]), of_sum[v]));
+        const A each = to_acc(value.data[v]);
+        result.data[v] = from_acc<O>(F::template y<O>(Exponential<O>(max[v])(each), each - max[v], of_sum[v]));
       }
       store_columns(y + at, result, y_vectors);
     }
