@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(1024)
   const RowGrad<T> grad = row_grad<T>(class_weight, scale, stats, position, positions, t, options);
   if (threadIdx.x == 0) {
     const A loss = grad.a * ((sums.max - picked) + log_sum);
-    losses[position] = spread == A(0) ? loss : loss + (sums.share * ((sums.max - shift) + log_sum) - sums.dot);
+    losses[position] = spread == A(0) ? loss : loss + sums.spread_loss(log_sum, shift);
   }
   if (gradients) read_row(row, row, 0, classes, threadIdx.x, blockDim.x, Replace<T>{grad, row, 0});
 }

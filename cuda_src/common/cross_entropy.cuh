@@ -44,7 +44,7 @@ __device__ __forceinline__ A position_loss(const RowSums<T>& sums, A a, A picked
   stats[positions + position] = valid ? log_sum : A(0);
   if (MODE != kClass) stats[2 * positions + position] = valid ? sums.share : A(0);
   A loss = MODE == kProbabilities ? A(0) : a * ((sums.max - picked) + log_sum);
-  if (MODE != kClass) loss += sums.share * ((sums.max - shift) + log_sum) - sums.dot;
+  if (MODE != kClass) loss += sums.spread_loss(log_sum, shift);
   return valid ? loss : A(0);
 }
 
