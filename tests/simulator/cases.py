@@ -162,7 +162,7 @@ def little_scratch(dtype: torch.dtype) -> Iterator[Call]:
 
 def in_scratch(size: int, contract: type[OperatorContract], sample: Sample) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("cupyops.ops.fused_linear_cross_entropy"), "SCRATCH", size)
+        patch.setattr(importlib.import_module("cupyops.common.linear_losses"), "SCRATCH", size)
         contract().compare(sample, f"in {size} bytes, {sample!r}")
 
 
