@@ -122,9 +122,8 @@ __global__ void cross_entropy_fwd_weight(const long long* __restrict__ target, c
   if (threadIdx.x == 0) counts[blockIdx.x] = mine.weight;
 }
 
-// inner == 1, mode kClass: the loss, and the gradient for a grad_y of 1. Grid: any; a multiple of the cluster. Block:
-// (threads of a row, rows), see RowThreads; K packs in each thread of the block, or of the cluster's blocks, hold a row.
-// Each logit is read once. `counts` are the `counted` sums of cross_entropy_fwd_weight, for the mean alone.
+// inner == 1, mode kClass: the loss, and the gradient for a grad_y of 1. Grid: any. Block: (threads of a row, rows), see
+// RowThreads; K packs in each thread hold a row. Each logit is read once. `counts` are the `counted` sums of cross_entropy_fwd_weight, for the mean alone.
 template <typename T, int K>
 __global__ void __launch_bounds__(1024)
     cross_entropy_fwd_grad(const T* __restrict__ x, const long long* __restrict__ target, const T* __restrict__ weight,
@@ -133,19 +132,17 @@ __global__ void __launch_bounds__(1024)
                            T* __restrict__ grad_x, long long rows, int classes, int counted, long long ignore_index,
                            int reduction) {
   using A = acc_t<T>;
-  using Threads = RowThreads<Pair<A>, true>;
+  using Threads = RowThreads<Pair<A>, false>;
   constexpr int W = kVecWidth<T>;
-  using Vectors = Tile<K, W, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const int part = threads.part(), column = part * Vectors::capacity();
   const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp;
-  const bool vectors = vectors_fit<W>(classes, x, grad_x), leads = part == 0 && threadIdx.x == 0;
+  const bool vectors = vectors_fit<W>(classes, x, grad_x);
   const A total = warp_reduce<Sum>(lane < counted ? counts[lane] : A(0));
   const A scale = reduction == kMean ? A(1) / total : A(1);
   LossSum<A> mine;
-  if (leads && threads.group() == 0 && threadIdx.y == 0) mine.weight = total;
-  for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
+  if (threadIdx.x == 0 && threadIdx.y == 0 && blockIdx.x == 0) mine.weight = total;
+  for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
     const long long row = first + threadIdx.y, at = row * classes;
     const bool inside = row < rows;
     Label<A> label;
@@ -153,13 +150,12 @@ __global__ void __launch_bounds__(1024)
       const int t = inside ? class_at(target, row, classes, ignore_index) : -1;
       return {t, t < 0 ? A(0) : weight ? to_acc(weight[t]) : A(1)};
     };
-    const T* from = x + at + column;
-    T* to = grad_x + at + column;
     const Pair<A> found =
-        vectors ? write_row_grads(Vectors::at(row, rows, classes, part), from, to, column, scale, find, label, threads)
-                : write_row_grads(Tile<K, W, false>::at(row, rows, classes, part), from, to, column, scale, find, label,
+        vectors ? write_row_grads(Tile<K, W, true>::at(row, rows, classes), x + at, grad_x + at, scale, find, label,
+                                  threads)
+                : write_row_grads(Tile<K, W, false>::at(row, rows, classes), x + at, grad_x + at, scale, find, label,
                                   threads);
-    if (!leads || !inside) continue;
+    if (threadIdx.x != 0 || !inside) continue;
     const A picked = label.t < 0 ? A(0) : to_acc(x[at + label.t]);
     RowSums<T> sums;
     sums.max = found.first;
@@ -168,7 +164,39 @@ __global__ void __launch_bounds__(1024)
     if (reduction == kNone) y[row] = from_acc<T>(loss);
     mine.loss += loss;
   }
-  if (part == 0) end_loss(mine, reduction, parts, y, total_weight, threads.group(), threads.groups());
+  end_loss(mine, reduction, parts, y, total_weight);
+}
+
+// The same for longer rows: grid, block, shared memory as of each_held().
+template <typename T, int THREADS>
+__global__ void __launch_bounds__(THREADS, kHeldThreads / THREADS)
+    cross_entropy_fwd_held(const T* __restrict__ x, const long long* __restrict__ target, const T* __restrict__ weight,
+                           T* __restrict__ y, acc_t<T>* __restrict__ stats, acc_t<T>* __restrict__ parts,
+                           acc_t<T>* __restrict__ total_weight, const acc_t<T>* __restrict__ counts,
+                           T* __restrict__ grad_x, long long rows, int classes, int packs, int counted,
+                           long long ignore_index, int reduction) {
+  using A = acc_t<T>;
+  const int lane = threadIdx.x % kWarp, blocks = cluster_blocks();
+  const A total = warp_reduce<Sum>(lane < counted ? counts[lane] : A(0));
+  const A scale = reduction == kMean ? A(1) / total : A(1);
+  LossSum<A> mine;
+  if (blockIdx.x == 0 && threadIdx.x == 0) mine.weight = total;
+  held_losses<THREADS>(
+      x, target, grad_x, HeldRows{rows, classes, classes, packs, is_aligned16(x) && is_aligned16(grad_x)}, true,
+      [&](long long row, long long given) -> Label<A> {
+        const int t = class_of(given, row, classes, ignore_index);
+        return {t, t < 0 ? A(0) : weight ? to_acc(weight[t]) : A(1)};
+      },
+      [&](long long) { return scale; },
+      [&](long long row, const Label<A>& label, const OnlinePacks<T>& of, A picked) {
+        RowSums<T> sums;
+        sums.max = of.max;
+        sums.sum = of.sum;
+        const A loss = position_loss<T, kClass>(sums, label.a, picked, A(0), label.t >= 0, stats, row, rows);
+        if (reduction == kNone) y[row] = from_acc<T>(loss);
+        mine.loss += loss;
+      });
+  if (cluster_rank() == 0) end_loss(mine, reduction, parts, y, total_weight, blockIdx.x / blocks, gridDim.x / blocks);
 }
 
 // inner == 1. Block: (threads of a row, rows). Grid: any, one dimension; blocks stride over ceil(rows / blockDim.y) *

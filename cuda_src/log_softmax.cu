@@ -18,6 +18,13 @@ __global__ void __launch_bounds__(1024)
   softmax_rows<LogSoftmax, K>(x, y, rows, size);
 }
 
+// Grid, block, ownership: see softmax_held().
+template <typename T, bool WIDEN, int THREADS>
+__global__ void __launch_bounds__(THREADS, kHeldThreads / THREADS)
+    log_softmax_fwd_held(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size, int packs) {
+  softmax_held<LogSoftmax, THREADS>(x, y, rows, size, packs);
+}
+
 // Grid, block, ownership: see softmax_wide().
 template <typename T, bool WIDEN>
 __global__ void __launch_bounds__(kWideThreads)
@@ -39,6 +46,14 @@ __global__ void __launch_bounds__(1024)
     log_softmax_bwd(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
                     T* __restrict__ grad_x, long long rows, int size) {
   softmax_rows_bwd<LogSoftmax, K>(grad_y, y, grad_x, rows, size);
+}
+
+// Grid, block, ownership: see softmax_held_bwd().
+template <typename T, bool WIDEN, int THREADS>
+__global__ void __launch_bounds__(THREADS, kHeldThreads / THREADS)
+    log_softmax_bwd_held(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
+                    T* __restrict__ grad_x, long long rows, long long size, int packs) {
+  softmax_held_bwd<LogSoftmax, THREADS>(grad_y, y, grad_x, rows, size, packs);
 }
 
 // Grid, block, ownership: see softmax_wide_bwd().

@@ -17,6 +17,13 @@ __global__ void __launch_bounds__(1024)
   softmax_rows<Softmax, K>(x, y, rows, size);
 }
 
+// Grid, block, ownership: see softmax_held().
+template <typename T, bool WIDEN, int THREADS>
+__global__ void __launch_bounds__(THREADS, kHeldThreads / THREADS)
+    softmax_fwd_held(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size, int packs) {
+  softmax_held<Softmax, THREADS>(x, y, rows, size, packs);
+}
+
 // Grid, block, ownership: see softmax_wide().
 template <typename T, bool WIDEN>
 __global__ void __launch_bounds__(kWideThreads)
@@ -38,6 +45,14 @@ __global__ void __launch_bounds__(1024)
     softmax_bwd(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
                 T* __restrict__ grad_x, long long rows, int size) {
   softmax_rows_bwd<Softmax, K>(grad_y, y, grad_x, rows, size);
+}
+
+// Grid, block, ownership: see softmax_held_bwd().
+template <typename T, bool WIDEN, int THREADS>
+__global__ void __launch_bounds__(THREADS, kHeldThreads / THREADS)
+    softmax_bwd_held(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
+                    T* __restrict__ grad_x, long long rows, long long size, int packs) {
+  softmax_held_bwd<Softmax, THREADS>(grad_y, y, grad_x, rows, size, packs);
 }
 
 // Grid, block, ownership: see softmax_wide_bwd().

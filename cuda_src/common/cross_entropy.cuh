@@ -1,8 +1,7 @@
 // What the kernels of cross_entropy.cu are made of; the equations are there.
 #pragma once
 
-#include "common/losses.cuh"
-#include "common/online_rows.cuh"
+#include "common/held_losses.cuh"
 
 // What the loss of a position is made of; the kernels are compiled for each.
 enum Mode { kClass = 0, kSmoothed = 1, kProbabilities = 2 };
@@ -136,18 +135,11 @@ template <typename T, int MODE> struct WriteGrads {
 
 // --- loss and gradient of a row that is held in registers ---
 
-// The class of a row, -1 where it is ignored, and how much its loss counts.
-template <typename A> struct Label {
-  int t;
-  A a;
-};
-
-// The gradients of a row for grad_y = 1, or of a block's part of it, which begins with class `column`. Gives max and sum
-// of the row. All threads of the row take part. The row is under way before its class is asked for, by find(): were that
+// The gradients of a row for grad_y = 1. Gives max and sum of the row. All threads of the row take part. The row is under way before its class is asked for, by find(): were that
 // first, each row would wait for memory twice. So an ignored row is read too.
 template <typename T, int K, bool VECTORS, typename Find, typename Threads, typename A = acc_t<T>>
 __device__ __forceinline__ Pair<A> write_row_grads(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, T* grad_x,
-                                                   int column, A scale, Find find, Label<A>& label, Threads& threads) {
+                                                   A scale, Find find, Label<A>& label, Threads& threads) {
   Pack<T> packs[K];
   load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
   label = find();
@@ -161,7 +153,7 @@ __device__ __forceinline__ Pair<A> write_row_grads(const Tile<K, kVecWidth<T>, V
     store_pack(tile, grad_x, k, [&](int e) { return ignored ? A(0) : factor * exp(packs[k][e]); });
   }
   // the class itself, again, by the thread that owns it
-  const int t = label.t - column;
+  const int t = label.t;
   if (!ignored && t >= tile.begin && t < tile.left && (t + tile.shift) / kVecWidth<T> % blockDim.x == threadIdx.x) {
     grad_x[t] = from_acc<T>(scale * (label.a * (exp(to_acc(x[t])) / sums.second) - label.a));
   }

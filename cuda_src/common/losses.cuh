@@ -15,13 +15,16 @@ __device__ __forceinline__ void bad_target(long long position, long long target,
   __trap();
 }
 
-// The class of a position, or -1 where it is to be ignored.
-__device__ __forceinline__ int class_at(const long long* target, long long position, int classes,
-                                        long long ignore_index) {
-  const long long t = target[position];
+// The class of a position whose target is t, or -1 where it is to be ignored.
+__device__ __forceinline__ int class_of(long long t, long long position, int classes, long long ignore_index) {
   if (t == ignore_index) return -1;
   if (t < 0 || t >= classes) bad_target(position, t, classes);
   return int(t);
+}
+
+__device__ __forceinline__ int class_at(const long long* target, long long position, int classes,
+                                        long long ignore_index) {
+  return class_of(target[position], position, classes, ignore_index);
 }
 
 // --- rows of logits ---

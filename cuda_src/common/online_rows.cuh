@@ -45,7 +45,28 @@ __device__ __forceinline__ Pair<A> over_row(Pair<A> of_warp, Threads& threads) {
   });
 }
 
-// The same of packs in registers; all threads of the row take part; pads are -inf. packs are left folded: who needs an
+// Max and sum of packs that are seen some at a time.
+template <typename O> struct OnlinePacks : Online<O> {
+  using A = acc_t<O>;
+
+  template <int K, typename T> __device__ __forceinline__ void add(const Pack<T> (&packs)[K]) {
+    const A top = Larger()(this->max, largest(packs));
+    const Exponential<O> exp(top);
+    this->sum *= exp(this->max);
+    this->sum += reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) { return exp(packs[k][e]); });
+    this->max = top;
+  }
+
+  // Over all threads of a row.
+  template <typename Threads> __device__ __forceinline__ void reduce(Threads& threads) {
+    const A top = threads.template over_lanes<Larger>(this->max);
+    const A sum = threads.template over_lanes<Sum>(this->sum_for(top));
+    const Pair<A> all = over_row<O>(Pair<A>{top, sum}, threads);
+    this->max = all.first, this->sum = all.second;
+  }
+};
+
+// The same of packs that are held in registers; all threads of the row take part; pads are -inf. packs are left folded: who needs an
 // exponential again computes it again, since to keep it costs registers, and with them the blocks that overlap.
 template <typename O, typename T, int K, typename Threads>
 __device__ __forceinline__ Pair<acc_t<T>> online_row(Pack<T> (&packs)[K], Threads& threads) {

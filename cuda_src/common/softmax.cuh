@@ -1,14 +1,15 @@
 // What softmax and log_softmax share: both see the input as (outer, size, inner) and differ in the formulas of a struct
 // F.
 //
-//     inner = 1, a row fits the registers of a block,    rows        one read
-//     or of the blocks of a cluster
-//     inner = 1, longer rows                             wide rows   max and sum in one online pass, then a second read
-//     inner > 1                                          columns     the same, neighbouring threads on neighbours
+//     inner = 1, a row fits the registers of a block         rows        one read
+//     inner = 1, or the shared memory of a block or cluster  held rows   one read
+//     inner = 1, longer rows                                 wide rows   max and sum in one online pass, a second read
+//     inner > 1                                              columns     the same, neighbouring threads on neighbours
 //
-// Rows come in two versions, by vectors and by elements; see rows.cuh.
+// Rows and wide rows come in two versions, by vectors and by elements; see rows.cuh.
 #pragma once
 
+#include "common/held.cuh"
 #include "common/online_rows.cuh"
 
 // The output's type: T, or with WIDEN that which T is computed in, as softmax(x, dtype=torch.float32) asks of half
@@ -50,10 +51,7 @@ struct LogSoftmax {
 
 // --- rows ---
 
-constexpr int kClusterPacks = 4;  // backward with so many packs in a thread may be launched in clusters
-
-// One row, or a block's part of it: packs in, y out. All threads of the row take part; the tile of those that have no row
-// is empty.
+// One row: packs in, y out. All threads of the row take part; the tile of those that have no row is empty.
 template <typename F, typename O, int K, bool VECTORS, typename T, typename Threads>
 __device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, O* y,
                                             Threads& threads) {
@@ -87,15 +85,13 @@ template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows(const T* __restrict__ x, O* __restrict__ y, long long rows, int size) {
   using Threads = RowThreads<Pair<acc_t<T>>, false>;
   constexpr int W = kVecWidth<T>;
-  using Vectors = Tile<K, W, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const int part = threads.part();
   const bool vectors = vectors_fit<W>(size, x, y);
-  for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
-    const long long row = first + threadIdx.y, at = row * size + part * Vectors::capacity();
-    if (vectors) softmax_row<F>(Vectors::at(row, rows, size, part), x + at, y + at, threads);
-    else softmax_row<F>(Tile<K, W, false>::at(row, rows, size, part), x + at, y + at, threads);
+  for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
+    const long long row = first + threadIdx.y, at = row * size;
+    if (vectors) softmax_row<F>(Tile<K, W, true>::at(row, rows, size), x + at, y + at, threads);
+    else softmax_row<F>(Tile<K, W, false>::at(row, rows, size), x + at, y + at, threads);
   }
 }
 
@@ -121,18 +117,68 @@ __device__ __forceinline__ void softmax_row_bwd(const Tile<K, kVecWidth<O>, VECT
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
                                                  T* __restrict__ grad_x, long long rows, int size) {
-  using Threads = RowThreads<acc_t<O>, K == kClusterPacks>;
+  using Threads = RowThreads<acc_t<O>, false>;
   constexpr int W = kVecWidth<O>;
-  using Vectors = Tile<K, W, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const int part = threads.part();
   const bool vectors = vectors_fit<W>(size, grad_y, y, grad_x);
-  for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
-    const long long row = first + threadIdx.y, at = row * size + part * Vectors::capacity();
-    if (vectors) softmax_row_bwd<F>(Vectors::at(row, rows, size, part), grad_y + at, y + at, grad_x + at, threads);
-    else softmax_row_bwd<F>(Tile<K, W, false>::at(row, rows, size, part), grad_y + at, y + at, grad_x + at, threads);
+  for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
+    const long long row = first + threadIdx.y, at = row * size;
+    if (vectors) softmax_row_bwd<F>(Tile<K, W, true>::at(row, rows, size), grad_y + at, y + at, grad_x + at, threads);
+    else softmax_row_bwd<F>(Tile<K, W, false>::at(row, rows, size), grad_y + at, y + at, grad_x + at, threads);
   }
+}
+
+// --- held rows ---
+
+// Grid, block, shared memory: see each_held(). A row has a block or a cluster.
+template <typename F, int THREADS, typename T, typename O>
+__device__ __forceinline__ void softmax_held(const T* __restrict__ x, O* __restrict__ y, long long rows, long long size,
+                                             int packs) {
+  using A = acc_t<T>;
+  using Threads = RowThreads<Pair<A>, true>;
+  __shared__ typename Threads::Room room;
+  Threads threads(room);
+  OnlinePacks<O> sums;
+  A of_sum = A(0);
+  const T* const from[] = {x};
+  each_held<THREADS, 2>(
+      from, HeldRows{rows, size, size, packs, is_aligned16(x) && is_aligned16(y)}, from_acc<T>(-infinity<A>()), threads,
+      [&](long long) { sums = OnlinePacks<O>(); }, [&](const Pack<T> (&some)[1][2]) { sums.add(some[0]); },
+      [&] {
+        sums.reduce(threads);
+        of_sum = F::of_sum(sums.sum, Exponential<O>(sums.max));
+      },
+      [&](const Part<T, THREADS>& part, long long at, int k, const Pack<T> (&some)[1]) {
+        const Exponential<O> exp(sums.max);
+        put_held(part, y + at, k, [&](int e) {
+          return F::template y<O>(exp(some[0][e]), some[0][e] - sums.max, of_sum);
+        });
+      });
+}
+
+// Grid, block, shared memory: as softmax_held.
+template <typename F, int THREADS, typename T, typename O>
+__device__ __forceinline__ void softmax_held_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
+                                                 T* __restrict__ grad_x, long long rows, long long size, int packs) {
+  using A = acc_t<O>;
+  using Threads = RowThreads<A, true>;
+  __shared__ typename Threads::Room room;
+  Threads threads(room);
+  A total = A(0);
+  const O* const from[] = {grad_y, y};
+  const bool aligned = is_aligned16(grad_y) && is_aligned16(y) && is_aligned16(grad_x);
+  each_held<THREADS, 1>(
+      from, HeldRows{rows, size, size, packs, aligned}, from_acc<O>(A(0)), threads,
+      [&](long long) { total = A(0); },
+      [&](const Pack<O> (&some)[2][1]) {
+        total += reduce_elements<Sum, 1, kVecWidth<O>>(
+            [&](int k, int e) { return F::term(some[0][k][e], some[1][k][e]); });
+      },
+      [&] { total = threads.template reduce<Sum>(total); },
+      [&](const Part<O, THREADS>& part, long long at, int k, const Pack<O> (&some)[2]) {
+        put_held(part, grad_x + at, k, [&](int e) { return F::template grad_x<T>(some[0][e], some[1][e], total); });
+      });
 }
 
 // --- wide rows ---

@@ -146,11 +146,11 @@ def test_division(rows, features, classes, dtype):
     division = MODULE._division(rows, features, classes, dtype, MODULE.SCRATCH)
     assert division.stride % (16 // dtype.itemsize) == 0 and 0 <= division.stride - classes < 16
     assert division.rows == 1 or division.rows * division.stride * dtype.itemsize <= MODULE.SCRATCH
-    assert division.at_once or rows * division.classes * dtype.itemsize <= MODULE.SCRATCH
-    assert division.kept % division.rows == 0 and division.kept <= min(rows, features)
-    parts = list(MODULE._parts(rows, division.rows))
-    assert [b for b, _ in parts[1:]] == [e for _, e in parts[:-1]] and parts[-1][1] == rows
-    assert rows / division.rows > len(parts) - 0.6
+    used = rows * division.classes + division.stored * division.stride
+    assert division.at_once or used * dtype.itemsize <= MODULE.SCRATCH
+    assert division.kept <= min(rows, features) and division.kept + division.stored <= rows
+    parts = list(MODULE._parts(3, rows, division.rows)) or [(3, rows)]
+    assert [b for b, _ in parts[1:]] == [e for _, e in parts[:-1]] and (parts[0][0], parts[-1][1]) == (3, rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
