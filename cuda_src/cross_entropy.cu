@@ -150,11 +150,10 @@ __global__ void __launch_bounds__(1024)
       const int t = inside ? class_at(target, row, classes, ignore_index) : -1;
       return {t, t < 0 ? A(0) : weight ? to_acc(weight[t]) : A(1)};
     };
-    const Pair<A> found =
-        vectors ? write_row_grads(Tile<K, W, true>::at(row, rows, classes), x + at, grad_x + at, scale, find, label,
-                                  threads)
-                : write_row_grads(Tile<K, W, false>::at(row, rows, classes), x + at, grad_x + at, scale, find, label,
-                                  threads);
+    const Pair<A> found = vectors ? write_row_grads(Tile<K, W, true>::at(row, rows, classes), x + at, grad_x + at,
+                                                    scale, find, label, threads)
+                                  : write_row_grads(Tile<K, W, false>::at(row, rows, classes), x + at, grad_x + at,
+                                                    scale, find, label, threads);
     if (threadIdx.x != 0 || !inside) continue;
     const A picked = label.t < 0 ? A(0) : to_acc(x[at + label.t]);
     RowSums<T> sums;
@@ -167,9 +166,10 @@ __global__ void __launch_bounds__(1024)
   end_loss(mine, reduction, parts, y, total_weight);
 }
 
-// The same for longer rows: grid, block, shared memory as of each_held().
+// The same for longer rows: grid, block, shared memory as of each_held(). For a mean of few rows `counted` is 0: each block
+// counts them while the first is on its way.
 template <typename T, int THREADS>
-__global__ void __launch_bounds__(THREADS, kHeldThreads / THREADS)
+__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
     cross_entropy_fwd_held(const T* __restrict__ x, const long long* __restrict__ target, const T* __restrict__ weight,
                            T* __restrict__ y, acc_t<T>* __restrict__ stats, acc_t<T>* __restrict__ parts,
                            acc_t<T>* __restrict__ total_weight, const acc_t<T>* __restrict__ counts,
@@ -177,17 +177,23 @@ __global__ void __launch_bounds__(THREADS, kHeldThreads / THREADS)
                            long long ignore_index, int reduction) {
   using A = acc_t<T>;
   const int lane = threadIdx.x % kWarp, blocks = cluster_blocks();
-  const A total = warp_reduce<Sum>(lane < counted ? counts[lane] : A(0));
-  const A scale = reduction == kMean ? A(1) / total : A(1);
+  A scale = A(1);
+  bool scaled = reduction != kMean;
   LossSum<A> mine;
-  if (blockIdx.x == 0 && threadIdx.x == 0) mine.weight = total;
   held_losses<THREADS>(
       x, target, grad_x, HeldRows{rows, classes, classes, packs, is_aligned16(x) && is_aligned16(grad_x)}, true,
       [&](long long row, long long given) -> Label<A> {
         const int t = class_of(given, row, classes, ignore_index);
         return {t, t < 0 ? A(0) : weight ? to_acc(weight[t]) : A(1)};
       },
-      [&](long long) { return scale; },
+      [&](long long) {
+        if (scaled) return scale;
+        const A total = counted ? warp_reduce<Sum>(lane < counted ? counts[lane] : A(0))
+                                : weight_of_targets(target, weight, rows, classes, ignore_index);
+        if (blockIdx.x == 0 && threadIdx.x == 0) mine.weight = total;
+        scaled = true;
+        return scale = A(1) / total;
+      },
       [&](long long row, const Label<A>& label, const OnlinePacks<T>& of, A picked) {
         RowSums<T> sums;
         sums.max = of.max;

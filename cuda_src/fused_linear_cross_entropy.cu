@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(1024)
 
 // The same of `rows` rows without label smoothing, whose logits are read once: grid, block, shared memory as of each_held().
 template <typename T, int THREADS>
-__global__ void __launch_bounds__(THREADS, kHeldThreads / THREADS)
+__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
     linear_cross_entropy_held(T* logits, const long long* __restrict__ target,
                               const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
                               acc_t<T>* __restrict__ losses, acc_t<T>* __restrict__ stats, long long first,

@@ -20,8 +20,9 @@ __global__ void __launch_bounds__(1024)
 
 // Grid, block, ownership: see softmax_held().
 template <typename T, bool WIDEN, int THREADS>
-__global__ void __launch_bounds__(THREADS, kHeldThreads / THREADS)
-    log_softmax_fwd_held(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size, int packs) {
+__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
+    log_softmax_fwd_held(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size,
+                         int packs) {
   softmax_held<LogSoftmax, THREADS>(x, y, rows, size, packs);
 }
 
@@ -50,9 +51,9 @@ __global__ void __launch_bounds__(1024)
 
 // Grid, block, ownership: see softmax_held_bwd().
 template <typename T, bool WIDEN, int THREADS>
-__global__ void __launch_bounds__(THREADS, kHeldThreads / THREADS)
+__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
     log_softmax_bwd_held(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
-                    T* __restrict__ grad_x, long long rows, long long size, int packs) {
+                         T* __restrict__ grad_x, long long rows, long long size, int packs) {
   softmax_held_bwd<LogSoftmax, THREADS>(grad_y, y, grad_x, rows, size, packs);
 }
 

@@ -19,8 +19,9 @@ __global__ void __launch_bounds__(1024)
 
 // Grid, block, ownership: see softmax_held().
 template <typename T, bool WIDEN, int THREADS>
-__global__ void __launch_bounds__(THREADS, kHeldThreads / THREADS)
-    softmax_fwd_held(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size, int packs) {
+__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
+    softmax_fwd_held(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size,
+                     int packs) {
   softmax_held<Softmax, THREADS>(x, y, rows, size, packs);
 }
 
@@ -49,9 +50,9 @@ __global__ void __launch_bounds__(1024)
 
 // Grid, block, ownership: see softmax_held_bwd().
 template <typename T, bool WIDEN, int THREADS>
-__global__ void __launch_bounds__(THREADS, kHeldThreads / THREADS)
+__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
     softmax_bwd_held(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
-                    T* __restrict__ grad_x, long long rows, long long size, int packs) {
+                     T* __restrict__ grad_x, long long rows, long long size, int packs) {
   softmax_held_bwd<Softmax, THREADS>(grad_y, y, grad_x, rows, size, packs);
 }
 

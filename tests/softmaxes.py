@@ -93,27 +93,33 @@ class SoftmaxContract(OperatorContract):
             (again,) = torch.autograd.grad(self.function(leaf, dim, torch.float32), leaf, grad_y, create_graph=True)
         torch.testing.assert_close(again.detach(), grad_x)
 
-    @pytest.mark.parametrize(
-        ("dtype", "to"), [(torch.bfloat16, None), (torch.float32, None), (torch.half, torch.float32)]
-    )
-    def test_held(self, dtype, to):
-        """Rows that a block or several hold, several rows to each, and the same where nothing is at 16-byte boundaries."""
-        for rows, size, blocks in [(3, 4096, 1), (5, 20001, 1), (3, 30001, 2), (1, 60000, 4)]:
-            with pytest.MonkeyPatch.context() as patch, cupyops.simulate("sm_90"), cupyops.trace() as trace:
-                patch.setattr(softmaxes, "_HELD", 0)
-                patch.setattr(held, "card", lambda device: (2, 24000))
-                held.plan.cache_clear()
-                x, grad_y = torch.randn(rows * size + 1).to(dtype), torch.randn(rows, size).to(to or dtype)
-                x = x[1:].view(rows, size) if rows == 3 else x[:-1].view(rows, size)
-                y, grad_x = gradient(self.function, x, -1, grad_y, dtype=to)
+    def held(self, dtype, to, rows, size, room):
+        """Compares where each row is held by a block with so many bytes of shared memory, or by a cluster."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(softmaxes, "_HELD", (0, 0))
+            patch.setattr(held, "card", lambda device: (2, room))
             held.plan.cache_clear()
-            forward, backward = trace.launches()
-            assert forward.grid[0] % blocks == 0
-            assert dtype.itemsize == 4 or ("held" in forward.kernel and ("held" in backward.kernel or blocks > 2 or to))
-            theirs, expected = gradient(self.torch_function, x.to(to or dtype), -1, grad_y)
-            truth, best = gradient(self.torch_function, x.double(), -1, grad_y)
-            assert_as_good_as_torch(y, theirs, truth, "y")
-            assert_as_good_as_torch(grad_x, expected.to(dtype), best, "grad_x")
+            x, grad_y = torch.randn(rows * size + 1).to(dtype), torch.randn(rows, size).to(to or dtype)
+            x = x[1:].view(rows, size) if rows == 3 else x[:-1].view(rows, size)  # off 16 bytes
+            y, grad_x = gradient(self.function, x, -1, grad_y, dtype=to)
+        held.plan.cache_clear()
+        theirs, expected = gradient(self.torch_function, x.to(to or dtype), -1, grad_y)
+        truth, best = gradient(self.torch_function, x.double(), -1, grad_y)
+        assert_as_good_as_torch(y, theirs, truth, "y") if to is None else torch.testing.assert_close(y, theirs)
+        assert_as_good_as_torch(grad_x, expected.to(dtype), best, "grad_x")
+
+    @pytest.mark.parametrize(
+        ("dtype", "to"), [(torch.bfloat16, None), (torch.float32, None), (torch.half, torch.float32)], ids=str
+    )
+    @pytest.mark.parametrize(("rows", "size", "blocks"), [(3, 4096, 1), (5, 10001, 1), (3, 30001, 2), (1, 60000, 4)])
+    def test_held(self, dtype, to, rows, size, blocks):
+        """Several rows to a block; rows of odd size; rows that several blocks share."""
+        size = size * 2 // dtype.itemsize
+        with cupyops.simulate("sm_90"), cupyops.trace() as trace:
+            self.held(dtype, to, rows, size, 24000)
+        forward, backward = trace.launches()
+        assert "held" in forward.kernel and forward.grid[0] % blocks == 0
+        assert blocks > 2 or to or "held" in backward.kernel
 
     @pytest.mark.parametrize("dtype", [*DTYPES, torch.int64, torch.bool], ids=str)
     @pytest.mark.parametrize("to", DTYPES, ids=str)

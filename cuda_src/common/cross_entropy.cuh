@@ -133,6 +133,19 @@ template <typename T, int MODE> struct WriteGrads {
   }
 };
 
+// The sum of the weights of all targets, in every thread of the block; blockDim.x is a multiple of 32, blockDim.y 1.
+template <typename T, typename A = acc_t<T>>
+__device__ __forceinline__ A weight_of_targets(const long long* target, const T* weight, long long rows, int classes,
+                                               long long ignore_index) {
+  __shared__ A shared[kWarp];
+  A sum = A(0);
+  for (long long row = threadIdx.x; row < rows; row += blockDim.x) {
+    const long long t = target[row];
+    if (t != ignore_index && (!weight || (t >= 0 && t < classes))) sum += weight ? to_acc(weight[t]) : A(1);
+  }
+  return block_reduce<Sum>(sum, shared);
+}
+
 // --- loss and gradient of a row that is held in registers ---
 
 // The gradients of a row for grad_y = 1. Gives max and sum of the row. All threads of the row take part. The row is under way before its class is asked for, by find(): were that

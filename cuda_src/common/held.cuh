@@ -7,7 +7,8 @@
 #include "common/cluster.cuh"
 #include "common/rows.cuh"
 
-constexpr int kHeldThreads = 1536;  // of a multiprocessor, that a kernel leaves registers for
+// Blocks of so many threads that a kernel leaves registers for, on a multiprocessor.
+template <int THREADS> constexpr int kHeldBlocks = THREADS == 256 ? 3 : THREADS == 512 ? 2 : 1;
 
 // Packs of each thread in registers, of each of so many tensors.
 template <int THREADS, int TENSORS> constexpr int kOwn = THREADS == 1024 ? 2 / TENSORS : 0;
@@ -74,19 +75,20 @@ template <int MOST> __device__ __forceinline__ void wait_for_newest(int pending)
 //   reduce()                 after all of those
 //   put(part, at, k, packs)  for each pack k of a thread that is the row's, or partly; part begins at index `at`
 // Grid: any; a multiple of the cluster. Block: THREADS. Dynamic shared memory: 16 N (packs - kOwn) bytes for each thread.
-template <int THREADS, int PAIR, int N, typename T, typename Threads, typename Start, typename Gather,
-          typename Reduce, typename Put>
+template <int THREADS, int PAIR, int N, typename T, typename Threads, typename Start, typename Gather, typename Reduce,
+          typename Put>
 __device__ __forceinline__ void each_held(const T* const (&from)[N], const HeldRows& of, T pad, const Threads& threads,
                                           Start start, Gather gather, Reduce reduce, Put put) {
   constexpr int OWN = kOwn<THREADS, N>;
   constexpr int W = kVecWidth<T>, GROUPS = 4;  // of fetches: the first is used while the others are on their way
   extern __shared__ uint4 held[];
-  const int number = threads.part(), shared = of.packs - OWN, group = (shared + GROUPS * PAIR - 1) / (GROUPS * PAIR) * PAIR;
+  const int number = threads.part(), shared = of.packs - OWN,
+            group = (shared + GROUPS * PAIR - 1) / (GROUPS * PAIR) * PAIR;
   const long long column = number * (long long)(of.packs * W * THREADS), stride = threads.groups();
   Pack<T> own[N][OWN > 0 ? OWN : 1];
   const auto slot = [&](int n, int k) { return held + (n * shared + k) * THREADS + threadIdx.x; };
   const auto get = [&](int n, int k) { return load_aligned(reinterpret_cast<const T*>(slot(n, k))); };
-  const auto gather_one = [&](const Part<T, THREADS>& part, Pack<T> (&one)[N], int k) {
+  const auto gather_one = [&](const Part<T, THREADS>& part, Pack<T>(&one)[N], int k) {
     Pack<T> some[N][PAIR];
 #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -151,17 +153,19 @@ __device__ __forceinline__ void each_held(const T* const (&from)[N], const HeldR
       }
       if (live && part.any(part.at(k))) put(part, at, k, one);
     }
+    const int both = live ? max(part.from, coming.from) : of.packs;  // from here on packs are whole in both rows
+    const unsigned whole = max(0, min(part.from + part.whole, coming.from + coming.whole) - both);
 #pragma unroll 1
     for (int g = 0; g < GROUPS; ++g) {
 #pragma unroll 1
       for (int k = g * group; k < min(shared, (g + 1) * group); ++k) {
-        const bool here = live && part.any(part.at(k));
+        const bool quick = unsigned(k - both) < whole, here = quick || (live && part.any(part.at(k)));
         const int i = coming.at(k);
         Pack<T> one[N];
 #pragma unroll
         for (int n = 0; n < N; ++n) {
           if (here) one[n] = get(n, k);
-          if (coming.is_whole(k)) {
+          if (quick || coming.is_whole(k)) {
             fetch16(slot(n, k), from[n] + then + i);
           } else if (coming.any(i)) {
             const Pack<T> pack = load_across(coming, from[n] + then, i, coming.low, coming.high, pad);

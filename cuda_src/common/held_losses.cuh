@@ -34,7 +34,7 @@ __device__ __forceinline__ void held_losses(const T* x, const long long* target,
         given = target[number];
         sums = OnlinePacks<T>();
       },
-      [&](const Pack<T> (&some)[1][2]) { sums.add(some[0]); },
+      [&](const Pack<T>(&some)[1][2]) { sums.add(some[0]); },
       [&] {
         label = label_of(row, given);
         scale = scale_of(row);
@@ -42,7 +42,7 @@ __device__ __forceinline__ void held_losses(const T* x, const long long* target,
         sums.reduce(threads);
         if (leads) done(row, label, sums, picked);
       },
-      [&](const Part<T, THREADS>& part, long long at, int k, const Pack<T> (&some)[1]) {
+      [&](const Part<T, THREADS>& part, long long at, int k, const Pack<T>(&some)[1]) {
         if (!write) return;
         if (label.t < 0) return put_held(part, grad_x + at, k, [](int) { return A(0); });
         const Exponential<T> exp(sums.max);

@@ -144,16 +144,15 @@ __device__ __forceinline__ void softmax_held(const T* __restrict__ x, O* __restr
   const T* const from[] = {x};
   each_held<THREADS, 2>(
       from, HeldRows{rows, size, size, packs, is_aligned16(x) && is_aligned16(y)}, from_acc<T>(-infinity<A>()), threads,
-      [&](long long) { sums = OnlinePacks<O>(); }, [&](const Pack<T> (&some)[1][2]) { sums.add(some[0]); },
+      [&](long long) { sums = OnlinePacks<O>(); }, [&](const Pack<T>(&some)[1][2]) { sums.add(some[0]); },
       [&] {
         sums.reduce(threads);
         of_sum = F::of_sum(sums.sum, Exponential<O>(sums.max));
       },
-      [&](const Part<T, THREADS>& part, long long at, int k, const Pack<T> (&some)[1]) {
+      [&](const Part<T, THREADS>& part, long long at, int k, const Pack<T>(&some)[1]) {
         const Exponential<O> exp(sums.max);
-        put_held(part, y + at, k, [&](int e) {
-          return F::template y<O>(exp(some[0][e]), some[0][e] - sums.max, of_sum);
-        });
+        put_held(part, y + at, k,
+                 [&](int e) { return F::template y<O>(exp(some[0][e]), some[0][e] - sums.max, of_sum); });
       });
 }
 
@@ -169,14 +168,13 @@ __device__ __forceinline__ void softmax_held_bwd(const O* __restrict__ grad_y, c
   const O* const from[] = {grad_y, y};
   const bool aligned = is_aligned16(grad_y) && is_aligned16(y) && is_aligned16(grad_x);
   each_held<THREADS, 1>(
-      from, HeldRows{rows, size, size, packs, aligned}, from_acc<O>(A(0)), threads,
-      [&](long long) { total = A(0); },
-      [&](const Pack<O> (&some)[2][1]) {
-        total += reduce_elements<Sum, 1, kVecWidth<O>>(
-            [&](int k, int e) { return F::term(some[0][k][e], some[1][k][e]); });
+      from, HeldRows{rows, size, size, packs, aligned}, from_acc<O>(A(0)), threads, [&](long long) { total = A(0); },
+      [&](const Pack<O>(&some)[2][1]) {
+        total +=
+            reduce_elements<Sum, 1, kVecWidth<O>>([&](int k, int e) { return F::term(some[0][k][e], some[1][k][e]); });
       },
       [&] { total = threads.template reduce<Sum>(total); },
-      [&](const Part<O, THREADS>& part, long long at, int k, const Pack<O> (&some)[2]) {
+      [&](const Part<O, THREADS>& part, long long at, int k, const Pack<O>(&some)[2]) {
         put_held(part, grad_x + at, k, [&](int e) { return F::template grad_x<T>(some[0][e], some[1][e], total); });
       });
 }
@@ -207,8 +205,7 @@ __device__ __forceinline__ void softmax_wide_row(const T* x, O* y, long long row
     load_row(part, x + at, T(), packs);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      store_pack(part, y + at, k,
-                 [&](int e) { return F::template y<O>(exp(packs[k][e]), packs[k][e] - max, of_sum); });
+      store_pack(part, y + at, k, [&](int e) { return F::template y<O>(exp(packs[k][e]), packs[k][e] - max, of_sum); });
     }
   }
 }

@@ -12,12 +12,16 @@ from ..kernel import Kernel, capability
 from .norms import card
 from .rows import packs_of
 
-RESIDENT = 1536  # threads of a multiprocessor, at most: what kernels leave registers for, kHeldThreads
-FEW, MANY = 512, 1024  # threads of a block: few where two blocks at least run at a time
-THREADS = FEW, MANY
+FEW, SOME, MANY = THREADS = 256, 512, 1024  # of a block: so many that three, two, or one of them run at a time
 OWN = 2  # packs that each thread of MANY has in registers besides, of all tensors together
-MOST_BLOCKS = 4  # of a cluster, kMaxCluster
-FROM = 1 << 14  # bytes of a row from which on this is better than packs in registers alone
+_CHOICES = (
+    (FEW, 1, 3),
+    (SOME, 1, 2),
+    (FEW, 2, 3),
+    (MANY, 1, 1),
+    (MANY, 2, 1),
+    (MANY, 4, 1),
+)  # blocks of a row; at a time
 _FIRST = 9  # the first compute capability that has clusters
 _RESERVED = 1024  # bytes of shared memory that a block takes besides
 _STATIC = 2048  # and its kernel declares, at most; twice that in fp64
@@ -48,15 +52,18 @@ def clusters(device: torch.device) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def plan(size: int, itemsize: int, tensors: int, device: torch.device, clusters: bool) -> Plan | None:
-    """For rows of `size` elements of each of `tensors` tensors; None: too long to hold."""
+    """For rows of `size` elements of each of `tensors` tensors; None: too long to hold. Of two tensors rows that blocks of
+    fewer threads could hold are better held in registers."""
     sms, room = card(device)
     static = _STATIC * (1 + (itemsize == 8))
     vectors = packs_of(size, itemsize)
-    for blocks in (1, 2, MOST_BLOCKS)[: 3 if clusters else 1]:
-        for threads, own in ((FEW, 0), (MANY, OWN // tensors)):
-            packs = max(-(-vectors // (threads * blocks)), own)
-            shared = 16 * tensors * (packs - own) * threads
-            resident = min((room + _RESERVED) // (shared + static + _RESERVED), RESIDENT // threads)
-            if shared + static <= room and (threads == MANY or resident > 1):
-                return Plan(threads, own, packs, blocks, shared, max(sms * resident // blocks, 1))
+    for threads, blocks, least in _CHOICES:
+        if (blocks > 1 and not clusters) or (tensors > 1 and threads < MANY):
+            continue
+        own = OWN // tensors if threads == MANY else 0
+        packs = max(-(-vectors // (threads * blocks)), own)
+        shared = 16 * tensors * (packs - own) * threads
+        resident = min((room + _RESERVED) // (shared + static + _RESERVED), least)
+        if shared + static <= room and resident == least:
+            return Plan(threads, own, packs, blocks, shared, max(sms * resident // blocks, 1))
     return None

@@ -40,7 +40,7 @@ linear_cross_entropy_bias = Kernel(FILE, "linear_cross_entropy_bias<T>", T=FLOAT
 SCRATCH = 240 << 20  # bytes of logits, or of their gradients, at a time
 ROW_STEP = 64  # rows of a chunk are a multiple of it, and the classes of a tile of CLASS_STEP: what suits a GEMM
 CLASS_STEP = 256
-TILE = 4096  # classes of a tile: enough for a GEMM of all rows
+TILE = 2048  # classes of a tile: enough for a GEMM of all rows
 FEW = 8  # a first chunk of so small a part of the rows may be rounded by itself
 HELD = 1 << 14  # bytes of a row from which on a block holds it
 ROW_BLOCK = 1024

@@ -16,7 +16,7 @@ from .rows import PACKS, WIDEST, grid, is_symbolic, share, split
 
 _BOTH = (False, True)
 _WIDEST = WIDEST  # threads of one block that hold a row in registers
-_HELD = held.FROM
+_HELD = 1 << 15, 1 << 16  # bytes of a row, forward and backward, from which on shared memory is better than registers
 _WIDE_THREADS = 512, 1024  # of a block that reads rows twice: two blocks on a multiprocessor, or one
 _VERY_WIDE = 192 * 1024  # bytes of a row from which on one is better, since what it reads again is still in L2
 _ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
@@ -48,9 +48,10 @@ def forms(file: str, name: str) -> Forms:
         "WIDEN": _BOTH,
         "where": lambda T, WIDEN, **_: not WIDEN or T.itemsize == 2,
     }
+    threads = (held.MANY,) if name.endswith("_bwd") else held.THREADS
     return Forms(
         Kernel(file, f"{name}<T, WIDEN, K>", K=PACKS, **domain),
-        Kernel(file, f"{name}_held<T, WIDEN, THREADS>", THREADS=held.THREADS, **domain),
+        Kernel(file, f"{name}_held<T, WIDEN, THREADS>", THREADS=threads, **domain),
         Kernel(file, f"{name}_wide<T, WIDEN>", **domain),
         Kernel(file, f"{name}_columns<T, WIDEN, VECTORS>", VECTORS=_BOTH, **domain),
     )
@@ -67,9 +68,9 @@ def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
         launch(*tensors, outer, size, inner, VECTORS=vectors, **template)
         return
     itemsize, device = tensors[0].element_size(), tensors[0].device
-    plan = None
-    if size * itemsize > _HELD:
-        plan = held.plan(size, itemsize, len(tensors) - 1, device, held.clusters(device))
+    read, plan = len(tensors) - 1, None
+    if size * itemsize > _HELD[read - 1]:
+        plan = held.plan(size, itemsize, read, device, held.clusters(device))
     division = share(size, itemsize, _WIDEST)
     if plan is not None:
         plan.launch(kernels.held, outer)(*tensors, outer, size, plan.packs, THREADS=plan.threads, **template)

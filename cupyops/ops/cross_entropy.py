@@ -38,6 +38,7 @@ CHUNK = 64  # classes that one thread of the backward owns where classes do not 
 MAX_BLOCKS = 4096  # of a sum over the batch; a block then adds their parts
 WEIGHT_BLOCKS = 32  # of the sum over the weights of the targets, whose parts a warp adds
 TARGETS = 4096  # that are worth a block of it
+FEW_TARGETS = 1 << 14  # up to here each block of the forward counts them
 LOOKING_BLOCKS = 1024  # of a backward that mostly finds its work done
 SUM_BLOCK = 1024
 
@@ -222,7 +223,10 @@ def _forward_with_grad(given: Given, block: tuple[int, int] | held.Plan) -> tupl
     stats = torch.empty((2, positions), dtype=parts.dtype, device=x.device)
     counts = torch.empty(WEIGHT_BLOCKS, dtype=parts.dtype, device=x.device)
     grad_x = torch.empty_like(x)
-    counted = min(ceil_div(positions, TARGETS), WEIGHT_BLOCKS) if chosen == losses.REDUCTIONS["mean"] else 0
+    counts_itself = isinstance(block, held.Plan) and positions <= FEW_TARGETS
+    counted = 0
+    if chosen == losses.REDUCTIONS["mean"] and not counts_itself:
+        counted = min(ceil_div(positions, TARGETS), WEIGHT_BLOCKS)
     sizes = classes, given.ignore_index
     cross_entropy_fwd_weight[counted, SUM_BLOCK](given.target, given.weight, counts, positions, *sizes, T=x.dtype)
     tensors = x, given.target, given.weight, y, stats, parts, total_weight, counts, grad_x
