@@ -140,7 +140,7 @@ def softmax_widened(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]
 
 def softmax_held(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
     """Rows held by blocks of each size, forward and backward, and rows too long to hold."""
-    for size in (4000, 20000, 30000):
+    for size in (4000, 20000, 40000):
         yield partial(test.held, dtype, None, 3, size // dtype.itemsize + 1, 60000)
         if dtype in HALF:
             yield partial(test.held, dtype, torch.float32, 2, size // dtype.itemsize + 1, 60000)
@@ -150,7 +150,7 @@ def softmax_held(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
 def losses_held(file: str, dtype: torch.dtype) -> Iterator[Call]:
     """The same of losses."""
     make, (contract, *_) = Make(CPU, dtype), contracts()[file]
-    for classes in (size // dtype.itemsize + 1 for size in (4000, 20000, 30000)):
+    for classes in (size // dtype.itemsize + 1 for size in (4000, 20000, 40000)):
         target = make.integers(3, high=classes)
         logits = (make(3, 4), make(classes, 4), target) if "linear" in file else (make(3, classes), target)
         yield partial(in_small_shared_memory, contract, Sample(*logits))
