@@ -10,14 +10,14 @@
 // three numbers per position are kept (max, log of the sum, sum of q), never log-probabilities: max and the log apart,
 // because x - max is exact where their sum would be rounded. An ignored position is not read: its gradient is 0.
 //
-// For few classes with neither smoothing nor an inner, of logits that want a gradient, forward writes it too, as for a
-// grad_y of 1: 2 x sizeof(T) in all, of ignored positions too. To longer rows (HELD_BYTES in cross_entropy.py) two passes
-// are faster. Backward leaves it as it is where grad_y is 1, and else writes it anew.
+// Of logits that want a gradient, without smoothing, with inner = 1, and whose rows a block can hold, forward writes it too,
+// as for a grad_y of 1: 2 x sizeof(T) in all, of ignored positions too. Backward leaves it as it is where grad_y is 1, and
+// else writes it anew.
 //
-// Reached on an H200 (forward and backward in all): 4096x32000 bf16 226 us, 4096x128256 bf16 805 us, 4096x32000 fp16
-// 240 us, 4096x32000 fp32 413 us, 4096x50257 bf16 353 us, 65536x1000 bf16 101 us. One pass serves rows up to 16 KB
-// (65536x1000 bf16: 101 us, in two passes 173). Lost: a longer row takes a whole block's registers, and its loads,
-// reductions and stores wait for each other: two passes are quicker there (4096x32000: 228 us against 246).
+// Reached on an H200 (forward and backward in all): 4096x32000 bf16 167 us, 4096x128256 bf16 575 us, 4096x32000 fp16
+// 170 us, 4096x50257 bf16 265 us, 65536x1000 bf16 91 us; in two passes they took 226, 805, 240, 353 and 173 us. Without
+// the launches of the sum and of backward 4096x32000 is 154 us in bf16 and 299 us in fp32. Lost: three rows of 64 KB on a
+// multiprocessor, of longer ones fewer, are too few for loads, reductions and stores to overlap throughout.
 #include "common/cross_entropy.cuh"
 
 // inner == 1. Grid: any, one dimension. Block: (32, rows) gives each row a warp, (a multiple of 32, 1) a block; blocks

@@ -4,13 +4,13 @@
 // d_nc = g_n ((a + sum(q)) exp(logp_nc) - q_c - a [c == t])    the gradient of the logits, in the place of the logits
 // grad_x = d W,  grad_W = d^T x,  grad_b_c = sum_n d_nc
 //
-// The products are PyTorch's own GEMMs, of cuBLAS; the kernels here are what lies between. Bytes per logit: three times
-// sizeof(T) where a row is too long for the cache (read, read again, written); twice in linear_cross_entropy_tile.
+// The products are PyTorch's own GEMMs, of cuBLAS; the kernels here are what lies between. Bytes per logit: twice
+// sizeof(T) where a row is held, three times where it is too long for that and for the cache (read, read again, written);
+// twice in linear_cross_entropy_tile and in linear_cross_entropy_keep.
 //
-// Reached on an H200 (TFLOP/s of three products, forward and backward): 8192x4096x128256 bf16 551, 4096x4096x32000
-// bf16 655, 8192x2048x50257 bf16 137, 2048x1000x32000 fp16 501, 2048x1000x32000 fp32 48. Lost: the half product more
-// that keeps grad_weight to one rounding, and products of a chunk's rows only; PyTorch reaches 629, with 5.2 GB
-// instead of 0.25.
+// Reached on an H200 (TFLOP/s of three products, forward and backward): 8192x4096x128256 bf16 582 to 606,
+// 4096x4096x32000 bf16 738, 8192x2048x50257 bf16 558, 2048x1000x32000 fp16 557, 2048x1000x32000 fp32 48. Lost: where
+// 240 MiB do not hold the logits, those of some rows are computed twice, as the weight's gradient is to be rounded once.
 #include "common/elementwise.cuh"
 #include "common/held_losses.cuh"
 

@@ -6,8 +6,8 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 5 flops and one exp, each way.
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 65536x4096 bf16 4152 / 4297,
-// 2048x131072 bf16 3098 / 3911, 32768x4096 fp16 4062 / 4218, 32768x4096 fp32 4156 / 4298, 131072x1000 bf16 4072 /
-// 4226, 32768x4095 bf16 3227 / 3488, 4096x50257 bf16 2709 / 2861, 1048576x64 bf16 3720 / 4145. Lost: as in
+// 2048x131072 bf16 3664 / 4034, 32768x4096 fp16 4062 / 4218, 32768x4096 fp32 4156 / 4298, 131072x1000 bf16 4072 /
+// 4226, 32768x4095 bf16 3227 / 3488, 4096x50257 bf16 3424 / 3812, 1048576x64 bf16 3631 / 4145. Lost: as in
 // softmax.cu.
 #include "common/softmax.cuh"
 
