@@ -4,10 +4,10 @@ Rows are taken in chunks: a GEMM of PyTorch's gives a chunk's logits, our kernel
 their gradients, and a second GEMM that of the input. What is left is the weight's gradient, a sum over all rows.
 
 In fp32 and fp64 it is added up chunk by chunk: three GEMMs. In a half type that would round it once for each chunk: for
-eight chunks the error is up to 3 times that of PyTorch's one rounding. So, unless one chunk holds all rows, or all but a few, it is made in tiles of classes, each from the gradients
-of all rows and rounded once. Those of the first rows are kept, in the memory of the weight's gradient itself, which has room
-for as many rows as the input has features, and those of the last in what the tiles leave of the scratch; those of the rows
-between are computed again.
+eight chunks the error is up to 3 times that of PyTorch's one rounding. So, unless one chunk holds all rows, or all but a
+few, it is made in tiles of classes, each from the gradients of all rows and rounded once. Those of the first rows are
+kept, in the memory of the weight's gradient itself, which has room for as many rows as the input has features, and those
+of the last in what the tiles leave of the scratch; those of the rows between are computed again.
 
 A GEMM of a half type is fast where all its sizes are multiples of 16 bytes. So the last classes that are not make a GEMM
 of their own, with weights of zero up to the next multiple.
