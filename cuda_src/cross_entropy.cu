@@ -10,14 +10,14 @@
 // three numbers per position are kept (max, log of the sum, sum of q), never log-probabilities: max and the log apart,
 // because x - max is exact where their sum would be rounded. An ignored position is not read: its gradient is 0.
 //
-// For few classes with neither smoothing nor an inner, of logits that want a gradient, forward writes it too, as for a
-// grad_y of 1: 2 x sizeof(T) in all, of ignored positions too. To longer rows (HELD_BYTES in cross_entropy.py) two passes
-// are faster. Backward leaves it as it is where grad_y is 1, and else writes it anew.
+// Of logits that want a gradient, without smoothing, with inner = 1, and whose rows a block can hold, forward writes it too,
+// as for a grad_y of 1: 2 x sizeof(T) in all, of ignored positions too. Backward leaves it as it is where grad_y is 1, and
+// else writes it anew.
 //
-// Reached on an H200 (forward and backward in all): 4096x32000 bf16 226 us, 4096x128256 bf16 805 us, 4096x32000 fp16
-// 240 us, 4096x32000 fp32 413 us, 4096x50257 bf16 353 us, 65536x1000 bf16 101 us. One pass serves rows up to 16 KB
-// (65536x1000 bf16: 101 us, in two passes 173). Lost: a longer row takes a whole block's registers, and its loads,
-// reductions and stores wait for each other: two passes are quicker there (4096x32000: 228 us against 246).
+// Reached on an H200 (forward and backward in all): 4096x32000 bf16 167 us, 4096x128256 bf16 575 us, 4096x32000 fp16
+// 170 us, 4096x50257 bf16 265 us, 65536x1000 bf16 91 us; in two passes they took 226, 805, 240, 353 and 173 us. Without
+// the launches of the sum and of backward 4096x32000 is 154 us in bf16 and 299 us in fp32. Lost: three rows of 64 KB on a
+// multiprocessor, of longer ones fewer, are too few for loads, reductions and stores to overlap throughout.
 #include "common/cross_entropy.cuh"
 
 // inner == 1. Grid: any, one dimension. Block: (32, rows) gives each row a warp, (a multiple of 32, 1) a block; blocks
@@ -122,9 +122,8 @@ __global__ void cross_entropy_fwd_weight(const long long* __restrict__ target, c
   if (threadIdx.x == 0) counts[blockIdx.x] = mine.weight;
 }
 
-// inner == 1, mode kClass: the loss, and the gradient for a grad_y of 1. Grid: any; a multiple of the cluster. Block:
-// (threads of a row, rows), see RowThreads; K packs in each thread of the block, or of the cluster's blocks, hold a row.
-// Each logit is read once. `counts` are the `counted` sums of cross_entropy_fwd_weight, for the mean alone.
+// inner == 1, mode kClass: the loss, and the gradient for a grad_y of 1. Grid: any. Block: (threads of a row, rows), see
+// RowThreads; K packs in each thread hold a row. Each logit is read once. `counts` are the `counted` sums of cross_entropy_fwd_weight, for the mean alone.
 template <typename T, int K>
 __global__ void __launch_bounds__(1024)
     cross_entropy_fwd_grad(const T* __restrict__ x, const long long* __restrict__ target, const T* __restrict__ weight,
@@ -133,19 +132,17 @@ __global__ void __launch_bounds__(1024)
                            T* __restrict__ grad_x, long long rows, int classes, int counted, long long ignore_index,
                            int reduction) {
   using A = acc_t<T>;
-  using Threads = RowThreads<Pair<A>, true>;
+  using Threads = RowThreads<Pair<A>, false>;
   constexpr int W = kVecWidth<T>;
-  using Vectors = Tile<K, W, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const int part = threads.part(), column = part * Vectors::capacity();
   const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp;
-  const bool vectors = vectors_fit<W>(classes, x, grad_x), leads = part == 0 && threadIdx.x == 0;
+  const bool vectors = vectors_fit<W>(classes, x, grad_x);
   const A total = warp_reduce<Sum>(lane < counted ? counts[lane] : A(0));
   const A scale = reduction == kMean ? A(1) / total : A(1);
   LossSum<A> mine;
-  if (leads && threads.group() == 0 && threadIdx.y == 0) mine.weight = total;
-  for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
+  if (threadIdx.x == 0 && threadIdx.y == 0 && blockIdx.x == 0) mine.weight = total;
+  for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
     const long long row = first + threadIdx.y, at = row * classes;
     const bool inside = row < rows;
     Label<A> label;
@@ -153,13 +150,11 @@ __global__ void __launch_bounds__(1024)
       const int t = inside ? class_at(target, row, classes, ignore_index) : -1;
       return {t, t < 0 ? A(0) : weight ? to_acc(weight[t]) : A(1)};
     };
-    const T* from = x + at + column;
-    T* to = grad_x + at + column;
-    const Pair<A> found =
-        vectors ? write_row_grads(Vectors::at(row, rows, classes, part), from, to, column, scale, find, label, threads)
-                : write_row_grads(Tile<K, W, false>::at(row, rows, classes, part), from, to, column, scale, find, label,
-                                  threads);
-    if (!leads || !inside) continue;
+    const Pair<A> found = vectors ? write_row_grads(Tile<K, W, true>::at(row, rows, classes), x + at, grad_x + at,
+                                                    scale, find, label, threads)
+                                  : write_row_grads(Tile<K, W, false>::at(row, rows, classes), x + at, grad_x + at,
+                                                    scale, find, label, threads);
+    if (threadIdx.x != 0 || !inside) continue;
     const A picked = label.t < 0 ? A(0) : to_acc(x[at + label.t]);
     RowSums<T> sums;
     sums.max = found.first;
@@ -168,7 +163,46 @@ __global__ void __launch_bounds__(1024)
     if (reduction == kNone) y[row] = from_acc<T>(loss);
     mine.loss += loss;
   }
-  if (part == 0) end_loss(mine, reduction, parts, y, total_weight, threads.group(), threads.groups());
+  end_loss(mine, reduction, parts, y, total_weight);
+}
+
+// The same for longer rows: grid, block, shared memory as of each_held(). For a mean of few rows `counted` is 0: each block
+// counts them while the first is on its way.
+template <typename T, int THREADS>
+__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
+    cross_entropy_fwd_held(const T* __restrict__ x, const long long* __restrict__ target, const T* __restrict__ weight,
+                           T* __restrict__ y, acc_t<T>* __restrict__ stats, acc_t<T>* __restrict__ parts,
+                           acc_t<T>* __restrict__ total_weight, const acc_t<T>* __restrict__ counts,
+                           T* __restrict__ grad_x, long long rows, int classes, int packs, int counted,
+                           long long ignore_index, int reduction) {
+  using A = acc_t<T>;
+  const int lane = threadIdx.x % kWarp, blocks = cluster_blocks();
+  A scale = A(1);
+  bool scaled = reduction != kMean;
+  LossSum<A> mine;
+  held_losses<THREADS>(
+      x, target, grad_x, HeldRows{rows, classes, classes, packs, is_aligned16(x) && is_aligned16(grad_x)}, true,
+      [&](long long row, long long given) -> Label<A> {
+        const int t = class_of(given, row, classes, ignore_index);
+        return {t, t < 0 ? A(0) : weight ? to_acc(weight[t]) : A(1)};
+      },
+      [&](long long) {
+        if (scaled) return scale;
+        const A total = counted ? warp_reduce<Sum>(lane < counted ? counts[lane] : A(0))
+                                : weight_of_targets(target, weight, rows, classes, ignore_index);
+        if (blockIdx.x == 0 && threadIdx.x == 0) mine.weight = total;
+        scaled = true;
+        return scale = A(1) / total;
+      },
+      [&](long long row, const Label<A>& label, const OnlinePacks<T>& of, A picked) {
+        RowSums<T> sums;
+        sums.max = of.max;
+        sums.sum = of.sum;
+        const A loss = position_loss<T, kClass>(sums, label.a, picked, A(0), label.t >= 0, stats, row, rows);
+        if (reduction == kNone) y[row] = from_acc<T>(loss);
+        mine.loss += loss;
+      });
+  if (cluster_rank() == 0) end_loss(mine, reduction, parts, y, total_weight, blockIdx.x / blocks, gridDim.x / blocks);
 }
 
 // inner == 1. Block: (threads of a row, rows). Grid: any, one dimension; blocks stride over ceil(rows / blockDim.y) *

@@ -4,15 +4,15 @@
 // d_nc = g_n ((a + sum(q)) exp(logp_nc) - q_c - a [c == t])    the gradient of the logits, in the place of the logits
 // grad_x = d W,  grad_W = d^T x,  grad_b_c = sum_n d_nc
 //
-// The products are PyTorch's own GEMMs, of cuBLAS; the kernels here are what lies between. Bytes per logit: three times
-// sizeof(T) where a row is too long for the cache (read, read again, written); twice in linear_cross_entropy_tile.
+// The products are PyTorch's own GEMMs, of cuBLAS; the kernels here are what lies between. Bytes per logit: twice
+// sizeof(T) where a row is held, three times where it is too long for that and for the cache (read, read again, written);
+// twice in linear_cross_entropy_tile and in linear_cross_entropy_keep.
 //
-// Reached on an H200 (TFLOP/s of three products, forward and backward): 8192x4096x128256 bf16 551, 4096x4096x32000
-// bf16 655, 8192x2048x50257 bf16 137, 2048x1000x32000 fp16 501, 2048x1000x32000 fp32 48. Lost: the half product more
-// that keeps grad_weight to one rounding, and products of a chunk's rows only; PyTorch reaches 629, with 5.2 GB
-// instead of 0.25.
+// Reached on an H200 (TFLOP/s of three products, forward and backward): 8192x4096x128256 bf16 582 to 606,
+// 4096x4096x32000 bf16 738, 8192x2048x50257 bf16 558, 2048x1000x32000 fp16 557, 2048x1000x32000 fp32 48. Lost: where
+// 240 MiB do not hold the logits, those of some rows are computed twice, as the weight's gradient is to be rounded once.
 #include "common/elementwise.cuh"
-#include "common/losses.cuh"
+#include "common/held_losses.cuh"
 
 // What a row's gradients are made of.
 template <typename T> struct RowGrad {
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(1024)
   const AddToSums<T> add{sums, class_weight, spread, shift};
   read_row(row, row, 0, classes, threadIdx.x, blockDim.x, add);
   sums.template reduce<true>(shared);
-  const A log_sum = log(sums.sum);
+  const A log_sum = sums.log_sum();
   if (threadIdx.x == 0) {
     stats[position] = sums.max;
     stats[positions + position] = log_sum;
@@ -122,22 +122,75 @@ __global__ void __launch_bounds__(1024)
   const RowGrad<T> grad = row_grad<T>(class_weight, scale, stats, position, positions, t, options);
   if (threadIdx.x == 0) {
     const A loss = grad.a * ((sums.max - picked) + log_sum);
-    losses[position] = spread == A(0) ? loss : loss + (sums.share * ((sums.max - shift) + log_sum) - sums.dot);
+    losses[position] = spread == A(0) ? loss : loss + sums.spread_loss(log_sum, shift);
   }
   if (gradients) read_row(row, row, 0, classes, threadIdx.x, blockDim.x, Replace<T>{grad, row, 0});
 }
 
-// Grid: a block for each row from `first` on of a tile of logits, those of `count` classes from `begin` on; the rows lie
-// `stride` apart. Block: one dimension. Replaces them by their gradients.
+// The same of `rows` rows without label smoothing, whose logits are read once: grid, block, shared memory as of each_held().
+template <typename T, int THREADS>
+__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
+    linear_cross_entropy_held(T* logits, const long long* __restrict__ target,
+                              const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
+                              acc_t<T>* __restrict__ losses, acc_t<T>* __restrict__ stats, long long first,
+                              long long rows, long long positions, long long stride, int packs,
+                              const __grid_constant__ Options options, int gradients) {
+  using A = acc_t<T>;
+  held_losses<THREADS>(
+      logits, target + first, logits, HeldRows{rows, options.classes, stride, packs, is_aligned16(logits)}, gradients,
+      [&](long long row, long long given) -> Label<A> {
+        const int t = class_of(given, first + row, options.classes, options.ignore_index);
+        return {t, t < 0 ? A(0) : class_weight ? class_weight[t] : A(1)};
+      },
+      [&](long long row) { return scale ? scale[(first + row) * options.scale_step] : A(1); },
+      [&](long long row, const Label<A>& label, const OnlinePacks<T>& sums, A picked) {
+        const long long position = first + row;
+        const A log_sum = sums.log_sum();
+        losses[position] = label.t < 0 ? A(0) : label.a * ((sums.max - picked) + log_sum);
+        stats[position] = label.t < 0 ? A(0) : sums.max;
+        stats[positions + position] = label.t < 0 ? A(0) : log_sum;
+        stats[2 * positions + position] = A(0);
+      });
+}
+
+// N consecutive numbers to another row.
+template <typename T> struct Copy {
+  T* to;
+  template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
+    write_vec<T, N>(to + c, x);
+  }
+};
+
+// Grid: a block for each row of a chunk, whose first is number `first` of `rows`; block: one dimension. Deals the gradients of
+// its logits to tiles of so many classes: tile i is [rows x its classes], from weight `i * tile` of grad_weight on.
 template <typename T>
-__global__ void linear_cross_entropy_tile(T* logits, const long long* __restrict__ target,
+__global__ void linear_cross_entropy_keep(const T* __restrict__ d, T* __restrict__ grad_weight, long long first,
+                                          long long rows, int classes, int tile, long long features, long long stride) {
+  const T* row = d + blockIdx.x * stride;
+  for (int begin = 0; begin < classes; begin += tile) {
+    const int count = min(tile, classes - begin);
+    T* to = grad_weight + begin * features + (first + blockIdx.x) * count;
+    read_row(row + begin, to, 0, count, threadIdx.x, blockDim.x, Copy<T>{to});
+  }
+}
+
+// Grid: a block for each of `positions` rows of a tile: `count` classes from `begin` on, rows `stride` apart. Block: one
+// dimension. What is in the tile's row becomes the logits' gradients: of the first rows a copy of `kept`, whose rows are
+// `count` apart; from row `between` on one of `stored`, rows `stored_stride` apart; the others' own logits are replaced.
+template <typename T>
+__global__ void linear_cross_entropy_tile(T* logits, const T* __restrict__ kept, const T* __restrict__ stored,
+                                          const long long* __restrict__ target,
                                           const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
-                                          const acc_t<T>* __restrict__ stats, long long first, long long positions,
-                                          int begin, int count, long long stride,
-                                          const __grid_constant__ Options options) {
-  const long long position = first + blockIdx.x;
-  const int t = class_at(target, position, options.classes, options.ignore_index);
+                                          const acc_t<T>* __restrict__ stats, long long first, long long between,
+                                          long long positions, int begin, int count, long long stride,
+                                          long long stored_stride, const __grid_constant__ Options options) {
+  const long long position = blockIdx.x;
   T* row = logits + position * stride;
+  if (position < first || position >= between) {
+    const T* from = position < first ? kept + position * count : stored + (position - between) * stored_stride;
+    return read_row(from, row, 0, count, threadIdx.x, blockDim.x, Copy<T>{row});
+  }
+  const int t = class_at(target, position, options.classes, options.ignore_index);
   if (t < 0) return zero_row(row, 0, count, threadIdx.x, blockDim.x);
   const RowGrad<T> grad = row_grad<T>(class_weight, scale, stats, position, positions, t, options);
   read_row(row, row, 0, count, threadIdx.x, blockDim.x, Replace<T>{grad, row, begin});

@@ -6,8 +6,8 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 5 flops and one exp, each way.
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 65536x4096 bf16 4152 / 4297,
-// 2048x131072 bf16 3098 / 3911, 32768x4096 fp16 4062 / 4218, 32768x4096 fp32 4156 / 4298, 131072x1000 bf16 4072 /
-// 4226, 32768x4095 bf16 3227 / 3488, 4096x50257 bf16 2709 / 2861, 1048576x64 bf16 3720 / 4145. Lost: as in
+// 2048x131072 bf16 3664 / 4034, 32768x4096 fp16 4062 / 4218, 32768x4096 fp32 4156 / 4298, 131072x1000 bf16 4072 /
+// 4226, 32768x4095 bf16 3227 / 3488, 4096x50257 bf16 3424 / 3812, 1048576x64 bf16 3631 / 4145. Lost: as in
 // softmax.cu.
 #include "common/softmax.cuh"
 
@@ -16,6 +16,14 @@ template <typename T, bool WIDEN, int K>
 __global__ void __launch_bounds__(1024)
     log_softmax_fwd(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, int size) {
   softmax_rows<LogSoftmax, K>(x, y, rows, size);
+}
+
+// Grid, block, ownership: see softmax_held().
+template <typename T, bool WIDEN, int THREADS>
+__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
+    log_softmax_fwd_held(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size,
+                         int packs) {
+  softmax_held<LogSoftmax, THREADS>(x, y, rows, size, packs);
 }
 
 // Grid, block, ownership: see softmax_wide().
@@ -39,6 +47,14 @@ __global__ void __launch_bounds__(1024)
     log_softmax_bwd(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
                     T* __restrict__ grad_x, long long rows, int size) {
   softmax_rows_bwd<LogSoftmax, K>(grad_y, y, grad_x, rows, size);
+}
+
+// Grid, block, ownership: see softmax_held_bwd().
+template <typename T, bool WIDEN, int THREADS>
+__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
+    log_softmax_bwd_held(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
+                         T* __restrict__ grad_x, long long rows, long long size, int packs) {
+  softmax_held_bwd<LogSoftmax, THREADS>(grad_y, y, grad_x, rows, size, packs);
 }
 
 // Grid, block, ownership: see softmax_wide_bwd().

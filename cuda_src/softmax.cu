@@ -3,11 +3,11 @@
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 6 flops forward, 4 backward, and one exp.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 65536x4096 bf16 4140 / 4301,
-// 2048x131072 bf16 3097 / 3773, 32768x4096 fp16 4118 / 4228, 32768x4096 fp32 3739 / 4304, 131072x1000 bf16 4057 /
-// 4221, 32768x4095 bf16 3288 / 3547, 4096x50257 bf16 2630 / 2661, 1048576x64 bf16 3837 / 4138. Lost: forward of rows
-// that no block holds reads them twice, and only some of the second read comes from L2; rows of odd size, whose ends
-// are stored by elements.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 65536x4096 bf16 4082 / 4301,
+// 2048x131072 bf16 3646 / 4053, 32768x4096 fp16 4118 / 4228, 32768x4096 fp32 3733 / 4304, 131072x1000 bf16 4057 /
+// 4221, 32768x4095 bf16 3489 / 3444, 4096x50257 bf16 3455 / 3805, 4096x32000 bf16 3481 / 4214, 1048576x64 bf16 3801 /
+// 4138. Lost: of held rows two or three are on a multiprocessor at a time, and of very long ones one, so that the loads of
+// one do not always go on while another is computed; rows of odd size, whose ends are stored by elements.
 #include "common/softmax.cuh"
 
 // Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.
@@ -15,6 +15,14 @@ template <typename T, bool WIDEN, int K>
 __global__ void __launch_bounds__(1024)
     softmax_fwd(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, int size) {
   softmax_rows<Softmax, K>(x, y, rows, size);
+}
+
+// Grid, block, ownership: see softmax_held().
+template <typename T, bool WIDEN, int THREADS>
+__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
+    softmax_fwd_held(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size,
+                     int packs) {
+  softmax_held<Softmax, THREADS>(x, y, rows, size, packs);
 }
 
 // Grid, block, ownership: see softmax_wide().
@@ -38,6 +46,14 @@ __global__ void __launch_bounds__(1024)
     softmax_bwd(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
                 T* __restrict__ grad_x, long long rows, int size) {
   softmax_rows_bwd<Softmax, K>(grad_y, y, grad_x, rows, size);
+}
+
+// Grid, block, ownership: see softmax_held_bwd().
+template <typename T, bool WIDEN, int THREADS>
+__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
+    softmax_bwd_held(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
+                     T* __restrict__ grad_x, long long rows, long long size, int packs) {
+  softmax_held_bwd<Softmax, THREADS>(grad_y, y, grad_x, rows, size, packs);
 }
 
 // Grid, block, ownership: see softmax_wide_bwd().

@@ -8,7 +8,7 @@ import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
 
 import cupyops
-from cupyops.common import clusters, softmaxes
+from cupyops.common import held, softmaxes
 
 NAN, INF = float("nan"), float("inf")
 
@@ -93,26 +93,33 @@ class SoftmaxContract(OperatorContract):
             (again,) = torch.autograd.grad(self.function(leaf, dim, torch.float32), leaf, grad_y, create_graph=True)
         torch.testing.assert_close(again.detach(), grad_x)
 
+    def held(self, dtype, to, rows, size, room):
+        """Compares where each row is held by a block with so many bytes of shared memory, or by a cluster."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(softmaxes, "_HELD", (0, 0))
+            patch.setattr(held, "card", lambda device: (2, room))
+            held.plan.cache_clear()
+            x, grad_y = torch.randn(rows * size + 1).to(dtype), torch.randn(rows, size).to(to or dtype)
+            x = x[1:].view(rows, size) if rows == 3 else x[:-1].view(rows, size)  # off 16 bytes
+            y, grad_x = gradient(self.function, x, -1, grad_y, dtype=to)
+        held.plan.cache_clear()
+        theirs, expected = gradient(self.torch_function, x.to(to or dtype), -1, grad_y)
+        truth, best = gradient(self.torch_function, x.double(), -1, grad_y)
+        assert_as_good_as_torch(y, theirs, truth, "y") if to is None else torch.testing.assert_close(y, theirs)
+        assert_as_good_as_torch(grad_x, expected.to(dtype), best, "grad_x")
+
     @pytest.mark.parametrize(
-        ("dtype", "to"), [(torch.bfloat16, None), (torch.float32, None), (torch.half, torch.float32)]
+        ("dtype", "to"), [(torch.bfloat16, None), (torch.float32, None), (torch.half, torch.float32)], ids=str
     )
-    def test_clusters(self, dtype, to):
-        """Rows that several blocks share; the last blocks of the second have nothing of it. Rows of odd sizes are not."""
-        for rows, size in [(3, 16384 // dtype.itemsize), (1, 33 * 32 * 16 // dtype.itemsize), (1, 4099)]:
-            with pytest.MonkeyPatch.context() as patch, cupyops.simulate("sm_90"), cupyops.trace() as trace:
-                patch.setattr(softmaxes, "_WIDEST", 32)
-                patch.setattr(clusters, "THREADS", 64)
-                clusters.share.cache_clear()
-                x, grad_y = torch.randn(rows, size).to(dtype), torch.randn(rows, size).to(to or dtype)
-                y, grad_x = gradient(self.function, x, -1, grad_y, dtype=to)
-            clusters.share.cache_clear()
-            forward, backward = trace.launches()
-            assert forward.grid[0] == rows
-            assert backward.grid[0] % rows == 0 and (backward.grid[0] > rows) == (size % 2 == 0)
-            theirs, expected = gradient(self.torch_function, x.to(to or dtype), -1, grad_y)
-            truth, best = gradient(self.torch_function, x.double(), -1, grad_y)
-            assert_as_good_as_torch(y, theirs, truth, "y")
-            assert_as_good_as_torch(grad_x, expected.to(dtype), best, "grad_x")
+    @pytest.mark.parametrize(("rows", "size", "blocks"), [(3, 4096, 1), (5, 10001, 1), (3, 30001, 2), (1, 60000, 4)])
+    def test_held(self, dtype, to, rows, size, blocks):
+        """Several rows to a block; rows of odd size; rows that several blocks share."""
+        size = size * 2 // dtype.itemsize
+        with cupyops.simulate("sm_90"), cupyops.trace() as trace:
+            self.held(dtype, to, rows, size, 24000)
+        forward, backward = trace.launches()
+        assert "held" in forward.kernel and forward.grid[0] % blocks == 0
+        assert blocks > 2 or to or "held" in backward.kernel
 
     @pytest.mark.parametrize("dtype", [*DTYPES, torch.int64, torch.bool], ids=str)
     @pytest.mark.parametrize("to", DTYPES, ids=str)

@@ -160,7 +160,7 @@ def _at_most(blocks: int, threads: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _scratch(size: int) -> Iterator[None]:
     """So many bytes for the logits of fused_linear_cross_entropy. 0: as always."""
-    fused: Any = sys.modules["cupyops.ops.fused_linear_cross_entropy"]
+    fused: Any = sys.modules["cupyops.common.linear_losses"]
     before = fused.SCRATCH
     fused.SCRATCH = size or before
     try:

@@ -4,7 +4,7 @@
 
 #include "common/reduce.cuh"
 
-constexpr int kMaxCluster = 8;  // blocks: what every GPU with clusters allows
+constexpr int kMaxCluster = 4;  // blocks: 8 is what every GPU with clusters allows, but all must wait for all
 
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank = 0;

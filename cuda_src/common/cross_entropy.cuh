@@ -1,8 +1,7 @@
 // What the kernels of cross_entropy.cu are made of; the equations are there.
 #pragma once
 
-#include "common/losses.cuh"
-#include "common/online_rows.cuh"
+#include "common/held_losses.cuh"
 
 // What the loss of a position is made of; the kernels are compiled for each.
 enum Mode { kClass = 0, kSmoothed = 1, kProbabilities = 2 };
@@ -39,12 +38,12 @@ template <typename T, int MODE> struct Shares {
 template <typename T, int MODE, typename A = acc_t<T>>
 __device__ __forceinline__ A position_loss(const RowSums<T>& sums, A a, A picked, A shift, bool valid, A* stats,
                                            long long position, long long positions) {
-  const A log_sum = log(sums.sum);
+  const A log_sum = sums.log_sum();
   stats[position] = valid ? sums.max : A(0);
   stats[positions + position] = valid ? log_sum : A(0);
   if (MODE != kClass) stats[2 * positions + position] = valid ? sums.share : A(0);
   A loss = MODE == kProbabilities ? A(0) : a * ((sums.max - picked) + log_sum);
-  if (MODE != kClass) loss += sums.share * ((sums.max - shift) + log_sum) - sums.dot;
+  if (MODE != kClass) loss += sums.spread_loss(log_sum, shift);
   return valid ? loss : A(0);
 }
 
@@ -134,35 +133,42 @@ template <typename T, int MODE> struct WriteGrads {
   }
 };
 
+// The sum of the weights of all targets, in every thread of the block; blockDim.x is a multiple of 32, blockDim.y 1.
+template <typename T, typename A = acc_t<T>>
+__device__ __forceinline__ A weight_of_targets(const long long* target, const T* weight, long long rows, int classes,
+                                               long long ignore_index) {
+  __shared__ A shared[kWarp];
+  A sum = A(0);
+  for (long long row = threadIdx.x; row < rows; row += blockDim.x) {
+    const long long t = target[row];
+    if (t != ignore_index && (!weight || (t >= 0 && t < classes))) sum += weight ? to_acc(weight[t]) : A(1);
+  }
+  return block_reduce<Sum>(sum, shared);
+}
+
 // --- loss and gradient of a row that is held in registers ---
 
-// The class of a row, -1 where it is ignored, and how much its loss counts.
-template <typename A> struct Label {
-  int t;
-  A a;
-};
-
-// The gradients of a row for grad_y = 1, or of a block's part of it, which begins with class `column`. Gives max and sum
-// of the row. All threads of the row take part. The row is under way before its class is asked for, by find(): were that
+// The gradients of a row for grad_y = 1. Gives max and sum of the row. All threads of the row take part. The row is under way before its class is asked for, by find(): were that
 // first, each row would wait for memory twice. So an ignored row is read too.
 template <typename T, int K, bool VECTORS, typename Find, typename Threads, typename A = acc_t<T>>
 __device__ __forceinline__ Pair<A> write_row_grads(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, T* grad_x,
-                                                   int column, A scale, Find find, Label<A>& label, Threads& threads) {
+                                                   A scale, Find find, Label<A>& label, Threads& threads) {
   Pack<T> packs[K];
   load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
   label = find();
   const Pair<A> sums = online_row<T>(packs, threads);
-  const PositionGrad<T> grad{sums.first, log(sums.second), scale, label.a, label.a};
+  const Exponential<T> exp(sums.first);
+  const A factor = scale * label.a / sums.second;
   const bool ignored = label.t < 0;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     packs[k].fold();
-    store_pack(tile, grad_x, k, [&](int e) { return ignored ? A(0) : grad.logit(packs[k][e], A(0), false); });
+    store_pack(tile, grad_x, k, [&](int e) { return ignored ? A(0) : factor * exp(packs[k][e]); });
   }
   // the class itself, again, by the thread that owns it
-  const int t = label.t - column;
+  const int t = label.t;
   if (!ignored && t >= tile.begin && t < tile.left && (t + tile.shift) / kVecWidth<T> % blockDim.x == threadIdx.x) {
-    grad_x[t] = from_acc<T>(grad.logit(to_acc(x[t]), A(0), true));
+    grad_x[t] = from_acc<T>(scale * (label.a * (exp(to_acc(x[t])) / sums.second) - label.a));
   }
   return sums;
 }

@@ -15,13 +15,16 @@ __device__ __forceinline__ void bad_target(long long position, long long target,
   __trap();
 }
 
-// The class of a position, or -1 where it is to be ignored.
-__device__ __forceinline__ int class_at(const long long* target, long long position, int classes,
-                                        long long ignore_index) {
-  const long long t = target[position];
+// The class of a position whose target is t, or -1 where it is to be ignored.
+__device__ __forceinline__ int class_of(long long t, long long position, int classes, long long ignore_index) {
   if (t == ignore_index) return -1;
   if (t < 0 || t >= classes) bad_target(position, t, classes);
   return int(t);
+}
+
+__device__ __forceinline__ int class_at(const long long* target, long long position, int classes,
+                                        long long ignore_index) {
+  return class_of(target[position], position, classes, ignore_index);
 }
 
 // --- rows of logits ---
@@ -43,6 +46,12 @@ template <typename T> struct RowSums : Online<T> {
     this->max = top;
     dot += other.dot;
     share += other.share;
+  }
+
+  // The sum of q * (max + log_sum - x). A share that is infinite, with all that it is multiplied by above 0, makes that
+  // infinite too, where dot may be NaN.
+  __device__ __forceinline__ A spread_loss(A log_sum, A shift) const {
+    return isinf(share) ? share + A(0) * log_sum : share * ((this->max - shift) + log_sum) - dot;
   }
 
   // Over the threads of a row; see row_reduce.

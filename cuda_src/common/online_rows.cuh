@@ -1,38 +1,85 @@
-// The maximum of a row that is held in registers, and the sum of exp(x - max), with one exchange between warps.
+// The maximum of a row that is held in registers or shared memory, and the sum of exp(x - max), with one exchange between
+// warps.
 #pragma once
 
 #include "common/cluster.cuh"
 #include "common/online.cuh"
 #include "common/rows.cuh"
 
-// Max and sum, as exact as a result of type O can show. All threads of the row take part; pads are -inf. Each warp sums
-// for its own maximum, and the sums are scaled when they meet. packs are left folded: who needs an exponential again
-// computes it again, since to keep it costs registers, and with them the blocks that overlap.
-template <typename O, typename T, int K, typename Threads>
-__device__ __forceinline__ Pair<acc_t<T>> online_row(Pack<T> (&packs)[K], Threads& threads) {
-  using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>;
-  A top = -infinity<A>(), sum = A(0);
+__device__ __forceinline__ unsigned larger_words(unsigned a, unsigned b, __half) {
+  unsigned c;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+__device__ __forceinline__ unsigned larger_words(unsigned a, unsigned b, __nv_bfloat16) {
+  unsigned c;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+
+// The maximum of K packs: of half types, before sm_80 not of words, two numbers at a time.
+template <int K, typename T> __device__ __forceinline__ acc_t<T> largest(const Pack<T> (&packs)[K]) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (sizeof(T) == 2) {
+    unsigned top = packs[0].word[0];
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    top = Larger()(top, reduce_elements<Larger, 1, W>([&](int, int e) { return packs[k][e]; }));
+    for (int i = 1; i < 4 * K; ++i) top = larger_words(top, packs[i / 4].word[i % 4], T());
+    return Larger()(unpack(top, 0, T()), unpack(top, 1, T()));
   }
-  top = threads.template over_lanes<Larger>(top);
-  const A off = Online<O>::base(top);
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    packs[k].fold();  // one pack after the other: unpacked at once they are too many registers
-    sum += reduce_elements<Sum, 1, W>([&](int, int e) { return exp_for<O>(packs[k][e] - off); });
-  }
-  sum = threads.template over_lanes<Sum>(sum);
-  fold(packs);
-  return threads.over_warps(Pair<A>{top, sum}, [](Pair<A>, const Pair<A>* parts, int count) {
+#endif
+  return reduce_elements<Larger, K, kVecWidth<T>>([&](int k, int e) { return packs[k][e]; });
+}
+
+// Max and sum over all threads of a row, as exact as a result of type O can show. Each warp's sum is for its own maximum;
+// the sums are scaled when they meet.
+template <typename O, typename A, typename Threads>
+__device__ __forceinline__ Pair<A> over_row(Pair<A> of_warp, Threads& threads) {
+  return threads.over_warps(of_warp, [](Pair<A>, const Pair<A>* parts, int count) {
     const int lane = threadIdx.x % kWarp;
     A top = -infinity<A>(), sum = A(0);
     for (int i = lane; i < count; i += kWarp) top = Larger()(top, parts[i].first);
     top = warp_reduce<Larger>(top);
-    const A off = Online<O>::base(top);
-    for (int i = lane; i < count; i += kWarp) sum += parts[i].second * exp_for<O>(parts[i].first - off);
+    const Exponential<O> exp(top);
+    for (int i = lane; i < count; i += kWarp) sum += parts[i].second * exp(parts[i].first);
     return Pair<A>{top, warp_reduce<Sum>(sum)};
   });
+}
+
+// Max and sum of packs that are seen some at a time.
+template <typename O> struct OnlinePacks : Online<O> {
+  using A = acc_t<O>;
+
+  template <int K, typename T> __device__ __forceinline__ void add(const Pack<T> (&packs)[K]) {
+    const A top = Larger()(this->max, largest(packs));
+    const Exponential<O> exp(top);
+    this->sum *= exp(this->max);
+    this->sum += reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) { return exp(packs[k][e]); });
+    this->max = top;
+  }
+
+  // Over all threads of a row.
+  template <typename Threads> __device__ __forceinline__ void reduce(Threads& threads) {
+    const A top = threads.template over_lanes<Larger>(this->max);
+    const A sum = threads.template over_lanes<Sum>(this->sum_for(top));
+    const Pair<A> all = over_row<O>(Pair<A>{top, sum}, threads);
+    this->max = all.first, this->sum = all.second;
+  }
+};
+
+// The same of packs that are held in registers; all threads of the row take part; pads are -inf. packs are left folded: who needs an
+// exponential again computes it again, since to keep it costs registers, and with them the blocks that overlap.
+template <typename O, typename T, int K, typename Threads>
+__device__ __forceinline__ Pair<acc_t<T>> online_row(Pack<T> (&packs)[K], Threads& threads) {
+  using A = acc_t<T>;
+  A sum = A(0);
+  const A top = threads.template over_lanes<Larger>(largest(packs));
+  const Exponential<O> exp(top);
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    packs[k].fold();  // one pack after the other: unpacked at once they are too many registers
+    sum += reduce_elements<Sum, 1, kVecWidth<T>>([&](int, int e) { return exp(packs[k][e]); });
+  }
+  sum = threads.template over_lanes<Sum>(sum);
+  fold(packs);
+  return over_row<O>(Pair<A>{top, sum}, threads);
 }

@@ -1,64 +1,21 @@
 // What softmax and log_softmax share: both see the input as (outer, size, inner) and differ in the formulas of a struct
 // F.
 //
-//     inner = 1, a row fits the registers of a block,    rows        one read
-//     or of the blocks of a cluster
-//     inner = 1, longer rows                             wide rows   max and sum in one online pass, then a second read
-//     inner > 1                                          columns     the same, neighbouring threads on neighbours
+//     inner = 1, a row fits the registers of a block         rows        one read
+//     inner = 1, or the shared memory of a block or cluster  held rows   one read
+//     inner = 1, longer rows                                 wide rows   max and sum in one online pass, a second read
+//     inner > 1                                              columns     the same, neighbouring threads on neighbours
 //
-// Rows come in two versions, by vectors and by elements; see rows.cuh.
+// Rows and wide rows come in two versions, by vectors and by elements; see rows.cuh.
 #pragma once
 
+#include "common/held.cuh"
 #include "common/online_rows.cuh"
-
-// The output's type: T, or with WIDEN that which T is computed in, as softmax(x, dtype=torch.float32) asks of half
-// types.
-template <typename T, bool WIDEN> struct Widened { using type = T; };
-template <typename T> struct Widened<T, true> { using type = acc_t<T>; };
-template <typename T, bool WIDEN> using out_t = typename Widened<T, WIDEN>::type;
-
-// Forward takes x - max through value(), the sum of exp_of(value) through of_sum(), and both to y. exp_of costs nothing
-// where the value is the exponential already.
-struct Softmax {
-  template <typename O> static __device__ __forceinline__ acc_t<O> value(acc_t<O> centred) {
-    return exp_for<O>(centred);
-  }
-  template <typename O> static __device__ __forceinline__ acc_t<O> exp_of(acc_t<O> value) { return value; }
-  // Wider types divide: the error of a reciprocal is the same in all of a row, and the row no longer sums to 1.
-  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum) {
-    return sizeof(O) == 2 ? 1 / sum : sum;
-  }
-  template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O> value, acc_t<O> of_sum) {
-    return sizeof(O) == 2 ? value * of_sum : value / of_sum;
-  }
-
-  template <typename A> static __device__ __forceinline__ A term(A grad_y, A y) { return grad_y * y; }
-  // total is the sum of the terms
-  template <typename O> static __device__ __forceinline__ acc_t<O> grad_x(acc_t<O> grad_y, acc_t<O> y, acc_t<O> total) {
-    return y * (grad_y - total);
-  }
-};
-
-struct LogSoftmax {
-  template <typename O> static __device__ __forceinline__ acc_t<O> value(acc_t<O> centred) { return centred; }
-  template <typename O> static __device__ __forceinline__ acc_t<O> exp_of(acc_t<O> value) { return exp_for<O>(value); }
-  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum) { return log(sum); }
-  template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O> value, acc_t<O> of_sum) {
-    return value - of_sum;
-  }
-
-  template <typename A> static __device__ __forceinline__ A term(A grad_y, A) { return grad_y; }
-  template <typename O> static __device__ __forceinline__ acc_t<O> grad_x(acc_t<O> grad_y, acc_t<O> y, acc_t<O> total) {
-    return grad_y - exp_for<O>(y) * total;
-  }
-};
+#include "common/softmax_columns.cuh"
 
 // --- rows ---
 
-constexpr int kClusterPacks = 4;  // backward with so many packs in a thread may be launched in clusters
-
-// One row, or a block's part of it: packs in, y out. All threads of the row take part; the tile of those that have no row
-// is empty.
+// One row: packs in, y out. All threads of the row take part; the tile of those that have no row is empty.
 template <typename F, typename O, int K, bool VECTORS, typename T, typename Threads>
 __device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, O* y,
                                             Threads& threads) {
@@ -67,23 +24,22 @@ __device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>
   Pack<T> packs[K];
   load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
   if constexpr (K == 1) {  // in a warp: what is computed for the sum is kept
-    A values[W];
+    const A max = threads.template over_lanes<Larger>(largest(packs));
+    const Exponential<O> exp(max);
+    A exps[W];
 #pragma unroll
-    for (int e = 0; e < W; ++e) values[e] = packs[0][e];
-    const A max =
-        threads.template over_lanes<Larger>(reduce_elements<Larger, 1, W>([&](int, int e) { return values[e]; }));
-#pragma unroll
-    for (int e = 0; e < W; ++e) values[e] = F::template value<O>(values[e] - max);
-    const A sum = reduce_elements<Sum, 1, W>([&](int, int e) { return F::template exp_of<O>(values[e]); });
-    const A of_sum = F::template of_sum<O>(threads.template over_lanes<Sum>(sum));
-    store_pack(tile, y, 0, [&](int e) { return F::template y<O>(values[e], of_sum); });
+    for (int e = 0; e < W; ++e) exps[e] = exp(packs[0][e]);
+    const A sum = reduce_elements<Sum, 1, W>([&](int, int e) { return exps[e]; });
+    const A of_sum = F::of_sum(threads.template over_lanes<Sum>(sum), exp);
+    store_pack(tile, y, 0, [&](int e) { return F::template y<O>(exps[e], packs[0][e] - max, of_sum); });
   } else {
     const Pair<A> sums = online_row<O>(packs, threads);
-    const A of_sum = F::template of_sum<O>(sums.second);
+    const Exponential<O> exp(sums.first);
+    const A of_sum = F::of_sum(sums.second, exp);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       store_pack(tile, y, k,
-                 [&](int e) { return F::template y<O>(F::template value<O>(packs[k][e] - sums.first), of_sum); });
+                 [&](int e) { return F::template y<O>(exp(packs[k][e]), packs[k][e] - sums.first, of_sum); });
     }
   }
 }
@@ -93,15 +49,13 @@ template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows(const T* __restrict__ x, O* __restrict__ y, long long rows, int size) {
   using Threads = RowThreads<Pair<acc_t<T>>, false>;
   constexpr int W = kVecWidth<T>;
-  using Vectors = Tile<K, W, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const int part = threads.part();
   const bool vectors = vectors_fit<W>(size, x, y);
-  for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
-    const long long row = first + threadIdx.y, at = row * size + part * Vectors::capacity();
-    if (vectors) softmax_row<F>(Vectors::at(row, rows, size, part), x + at, y + at, threads);
-    else softmax_row<F>(Tile<K, W, false>::at(row, rows, size, part), x + at, y + at, threads);
+  for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
+    const long long row = first + threadIdx.y, at = row * size;
+    if (vectors) softmax_row<F>(Tile<K, W, true>::at(row, rows, size), x + at, y + at, threads);
+    else softmax_row<F>(Tile<K, W, false>::at(row, rows, size), x + at, y + at, threads);
   }
 }
 
@@ -127,18 +81,66 @@ __device__ __forceinline__ void softmax_row_bwd(const Tile<K, kVecWidth<O>, VECT
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
                                                  T* __restrict__ grad_x, long long rows, int size) {
-  using Threads = RowThreads<acc_t<O>, K == kClusterPacks>;
+  using Threads = RowThreads<acc_t<O>, false>;
   constexpr int W = kVecWidth<O>;
-  using Vectors = Tile<K, W, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const int part = threads.part();
   const bool vectors = vectors_fit<W>(size, grad_y, y, grad_x);
-  for (long long first = threads.group() * blockDim.y; first < rows; first += threads.groups() * blockDim.y) {
-    const long long row = first + threadIdx.y, at = row * size + part * Vectors::capacity();
-    if (vectors) softmax_row_bwd<F>(Vectors::at(row, rows, size, part), grad_y + at, y + at, grad_x + at, threads);
-    else softmax_row_bwd<F>(Tile<K, W, false>::at(row, rows, size, part), grad_y + at, y + at, grad_x + at, threads);
+  for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
+    const long long row = first + threadIdx.y, at = row * size;
+    if (vectors) softmax_row_bwd<F>(Tile<K, W, true>::at(row, rows, size), grad_y + at, y + at, grad_x + at, threads);
+    else softmax_row_bwd<F>(Tile<K, W, false>::at(row, rows, size), grad_y + at, y + at, grad_x + at, threads);
   }
+}
+
+// --- held rows ---
+
+// Grid, block, shared memory: see each_held(). A row has a block or a cluster.
+template <typename F, int THREADS, typename T, typename O>
+__device__ __forceinline__ void softmax_held(const T* __restrict__ x, O* __restrict__ y, long long rows, long long size,
+                                             int packs) {
+  using A = acc_t<T>;
+  using Threads = RowThreads<Pair<A>, true>;
+  __shared__ typename Threads::Room room;
+  Threads threads(room);
+  OnlinePacks<O> sums;
+  A of_sum = A(0);
+  const T* const from[] = {x};
+  each_held<THREADS, 2>(
+      from, HeldRows{rows, size, size, packs, is_aligned16(x) && is_aligned16(y)}, from_acc<T>(-infinity<A>()), threads,
+      [&](long long) { sums = OnlinePacks<O>(); }, [&](const Pack<T>(&some)[1][2]) { sums.add(some[0]); },
+      [&] {
+        sums.reduce(threads);
+        of_sum = F::of_sum(sums.sum, Exponential<O>(sums.max));
+      },
+      [&](const Part<T, THREADS>& part, long long at, int k, const Pack<T>(&some)[1]) {
+        const Exponential<O> exp(sums.max);
+        put_held(part, y + at, k,
+                 [&](int e) { return F::template y<O>(exp(some[0][e]), some[0][e] - sums.max, of_sum); });
+      });
+}
+
+// Grid, block, shared memory: as softmax_held.
+template <typename F, int THREADS, typename T, typename O>
+__device__ __forceinline__ void softmax_held_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
+                                                 T* __restrict__ grad_x, long long rows, long long size, int packs) {
+  using A = acc_t<O>;
+  using Threads = RowThreads<A, true>;
+  __shared__ typename Threads::Room room;
+  Threads threads(room);
+  A total = A(0);
+  const O* const from[] = {grad_y, y};
+  const bool aligned = is_aligned16(grad_y) && is_aligned16(y) && is_aligned16(grad_x);
+  each_held<THREADS, 1>(
+      from, HeldRows{rows, size, size, packs, aligned}, from_acc<O>(A(0)), threads, [&](long long) { total = A(0); },
+      [&](const Pack<O>(&some)[2][1]) {
+        total +=
+            reduce_elements<Sum, 1, kVecWidth<O>>([&](int k, int e) { return F::term(some[0][k][e], some[1][k][e]); });
+      },
+      [&] { total = threads.template reduce<Sum>(total); },
+      [&](const Part<O, THREADS>& part, long long at, int k, const Pack<O>(&some)[2]) {
+        put_held(part, grad_x + at, k, [&](int e) { return F::template grad_x<T>(some[0][e], some[1][e], total); });
+      });
 }
 
 // --- wide rows ---
@@ -156,18 +158,18 @@ __device__ __forceinline__ void softmax_wide_row(const T* x, O* y, long long row
   Online<O> mine;
   for (int c = 0; c < parts; ++c) {
     load_row(Part::at(row, rows, size, c), x + c * (long long)Part::capacity(), from_acc<T>(-infinity<A>()), packs);
-    mine.template add<K * W>([&](int i) { return packs[i / W][i % W]; });
+    mine.template add<K * W>(largest(packs), [&](int i) { return packs[i / W][i % W]; });
   }
   const A max = block_reduce<Larger>(mine.max, shared);
-  const A of_sum = F::template of_sum<O>(block_reduce<Sum>(mine.sum_for(max), shared));
+  const Exponential<O> exp(max);
+  const A of_sum = F::of_sum(block_reduce<Sum>(mine.sum_for(max), shared), exp);
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, rows, size, c);
     const long long at = c * (long long)Part::capacity();
     load_row(part, x + at, T(), packs);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      store_pack(part, y + at, k,
-                 [&](int e) { return F::template y<O>(F::template value<O>(packs[k][e] - max), of_sum); });
+      store_pack(part, y + at, k, [&](int e) { return F::template y<O>(exp(packs[k][e]), packs[k][e] - max, of_sum); });
     }
   }
 }
@@ -225,151 +227,5 @@ __device__ __forceinline__ void softmax_wide_bwd(const O* __restrict__ grad_y, c
     const long long at = row * size;
     if (vectors) softmax_wide_row_bwd<F, K, true>(grad_y + at, y + at, grad_x + at, row, rows, size, shared);
     else softmax_wide_row_bwd<F, 1, false>(grad_y + at, y + at, grad_x + at, row, rows, size, shared);
-  }
-}
-
-// --- columns ---
-
-constexpr int kColumnThreads = 512;  // at most, in a block
-
-// V columns next to each other, and where they are.
-template <int V> struct Columns {
-  long long start;  // the first element of the first column
-  bool live;
-
-  // Columns are counted through all of `outer`; V divides inner, or is 1.
-  __device__ __forceinline__ Columns(long long group, long long outer, long long size, long long inner) {
-    const long long column = group * V;
-    live = column < outer * inner;
-    start = live ? column / inner * size * inner + column % inner : 0;
-  }
-};
-
-// V values of each thread over threadIdx.y. `shared` holds V values of each thread of the block. Begins with a barrier.
-template <typename Op, int V, typename A> __device__ __forceinline__ void reduce_columns(A (&values)[V], A* shared) {
-  if (blockDim.y == 1) return;
-  const int mine = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
-  __syncthreads();
-#pragma unroll
-  for (int v = 0; v < V; ++v) shared[v * threads + mine] = values[v];
-  for (int half = blockDim.y / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.y >= half) continue;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      A* at = shared + v * threads + mine;
-      *at = Op()(*at, at[half * blockDim.x]);
-    }
-  }
-  __syncthreads();
-#pragma unroll
-  for (int v = 0; v < V; ++v) values[v] = shared[v * threads + threadIdx.x];
-}
-
-// V neighbours, by one load where `vectors` says that every such address is a multiple of their size.
-template <int V, typename T>
-__device__ __forceinline__ Vec<T, V> load_columns(const T* at, bool live, bool vectors) {
-  Vec<T, V> result = {};
-  if (live && vectors) return load_vec<T, V>(at);
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-    if (live) result.data[v] = at[v];
-  }
-  return result;
-}
-
-template <typename T, int V> __device__ __forceinline__ bool aligned_for(const T* pointer) {
-  return reinterpret_cast<unsigned long long>(pointer) % sizeof(Vec<T, V>) == 0;
-}
-
-template <typename O, int V> __device__ __forceinline__ void store_columns(O* at, const Vec<O, V>& values,
-                                                                           bool vectors) {
-  if (vectors) return store_vec<O, V>(at, values);
-#pragma unroll
-  for (int v = 0; v < V; ++v) at[v] = values.data[v];
-}
-
-// Grid: any. Block: (neighbouring columns, a power of two that share the column's elements), at most kColumnThreads. A
-// thread owns V neighbouring columns, every blockDim.y-th element of each.
-template <typename F, int V, typename T, typename O>
-__device__ __forceinline__ void softmax_columns(const T* __restrict__ x, O* __restrict__ y, long long outer,
-                                                long long size, long long inner) {
-  using A = acc_t<T>;
-  constexpr int U = 4;  // loads under way in each thread
-  __shared__ A shared[kColumnThreads * V];
-  const bool x_vectors = aligned_for<T, V>(x), y_vectors = aligned_for<O, V>(y);
-  for (long long first = blockIdx.x * (long long)blockDim.x; first * V < outer * inner;
-       first += gridDim.x * (long long)blockDim.x) {
-    const Columns<V> columns(first + threadIdx.x, outer, size, inner);
-    Online<O> mine[V];
-    for (long long r = threadIdx.y; r < size; r += U * blockDim.y) {
-      Vec<T, V> values[U];
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-        const long long at = r + u * blockDim.y;
-        values[u] = load_columns<V>(x + columns.start + at * inner, columns.live && at < size, x_vectors);
-      }
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        mine[v].template add<U>(
-            [&](int u) { return r + u * blockDim.y < size ? to_acc(values[u].data[v]) : -infinity<A>(); });
-      }
-    }
-    A max[V], of_sum[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) max[v] = mine[v].max;
-    reduce_columns<Larger>(max, shared);
-#pragma unroll
-    for (int v = 0; v < V; ++v) of_sum[v] = mine[v].sum_for(max[v]);
-    reduce_columns<Sum>(of_sum, shared);
-#pragma unroll
-    for (int v = 0; v < V; ++v) of_sum[v] = F::template of_sum<O>(of_sum[v]);
-#pragma unroll U
-    for (long long r = threadIdx.y; columns.live && r < size; r += blockDim.y) {
-      const long long at = columns.start + r * inner;
-      const Vec<T, V> value = load_columns<V>(x + at, true, x_vectors);
-      Vec<O, V> result;
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        result.data[v] = from_acc<O>(F::template y<O>(F::template value<O>(to_acc(value.data[v]) - max[v]), of_sum[v]));
-      }
-      store_columns(y + at, result, y_vectors);
-    }
-  }
-}
-
-// Grid, block: as softmax_columns.
-template <typename F, int V, typename T, typename O>
-__device__ __forceinline__ void softmax_columns_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
-                                                    T* __restrict__ grad_x, long long outer, long long size,
-                                                    long long inner) {
-  using A = acc_t<O>;
-  constexpr int U = 4;
-  __shared__ A shared[kColumnThreads * V];
-  const bool g_vectors = aligned_for<O, V>(grad_y), y_vectors = aligned_for<O, V>(y),
-             x_vectors = aligned_for<T, V>(grad_x);
-  for (long long first = blockIdx.x * (long long)blockDim.x; first * V < outer * inner;
-       first += gridDim.x * (long long)blockDim.x) {
-    const Columns<V> columns(first + threadIdx.x, outer, size, inner);
-    A total[V] = {};
-#pragma unroll U
-    for (long long r = threadIdx.y; columns.live && r < size; r += blockDim.y) {
-      const Vec<O, V> g = load_columns<V>(grad_y + columns.start + r * inner, true, g_vectors);
-      const Vec<O, V> out = load_columns<V>(y + columns.start + r * inner, true, y_vectors);
-#pragma unroll
-      for (int v = 0; v < V; ++v) total[v] += F::term(to_acc(g.data[v]), to_acc(out.data[v]));
-    }
-    reduce_columns<Sum>(total, shared);
-#pragma unroll U
-    for (long long r = threadIdx.y; columns.live && r < size; r += blockDim.y) {
-      const long long at = columns.start + r * inner;
-      const Vec<O, V> g = load_columns<V>(grad_y + at, true, g_vectors), out = load_columns<V>(y + at, true, y_vectors);
-      Vec<T, V> result;
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        result.data[v] = from_acc<T>(F::template grad_x<T>(to_acc(g.data[v]), to_acc(out.data[v]), total[v]));
-      }
-      store_columns(grad_x + at, result, x_vectors);
-    }
   }
 }

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from .. import check
 from ..kernel import FLOATING, Kernel
-from . import clusters
+from . import held
 from .rows import PACKS, WIDEST, grid, is_symbolic, share, split
 
 _BOTH = (False, True)
-_WIDEST = WIDEST  # threads of one block that hold a row, before a cluster does, or it is read twice
+_WIDEST = WIDEST  # threads of one block that hold a row in registers
+_HELD = 1 << 15, 1 << 16  # bytes of a row, forward and backward, from which on shared memory is better than registers
 _WIDE_THREADS = 512, 1024  # of a block that reads rows twice: two blocks on a multiprocessor, or one
 _VERY_WIDE = 192 * 1024  # bytes of a row from which on one is better, since what it reads again is still in L2
 _ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
@@ -32,22 +33,25 @@ def why_not(dtype: torch.dtype, to: torch.dtype | None) -> str | None:
 
 
 class Forms(NamedTuple):
-    """The three forms of a kernel, forward or backward."""
+    """The forms of a kernel, forward or backward."""
 
     rows: Kernel
+    held: Kernel
     wide: Kernel
     columns: Kernel
 
 
 def forms(file: str, name: str) -> Forms:
-    """The kernels `name`, `name`_wide and `name`_columns of a file."""
+    """The kernels `name`, `name`_held, `name`_wide and `name`_columns of a file."""
     domain: dict[str, Any] = {
         "T": FLOATING,
         "WIDEN": _BOTH,
         "where": lambda T, WIDEN, **_: not WIDEN or T.itemsize == 2,
     }
+    threads = (held.MANY,) if name.endswith("_bwd") else held.THREADS
     return Forms(
         Kernel(file, f"{name}<T, WIDEN, K>", K=PACKS, **domain),
+        Kernel(file, f"{name}_held<T, WIDEN, THREADS>", THREADS=threads, **domain),
         Kernel(file, f"{name}_wide<T, WIDEN>", **domain),
         Kernel(file, f"{name}_columns<T, WIDEN, VECTORS>", VECTORS=_BOTH, **domain),
     )
@@ -63,22 +67,17 @@ def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
         launch = kernels.columns[grid(columns, block[0]), block]
         launch(*tensors, outer, size, inner, VECTORS=vectors, **template)
         return
-    itemsize = tensors[0].element_size()
+    itemsize, device = tensors[0].element_size(), tensors[0].device
+    read, plan = len(tensors) - 1, None
+    if size * itemsize > _HELD[read - 1]:
+        plan = held.plan(size, itemsize, read, device, held.clusters(device))
     division = share(size, itemsize, _WIDEST)
-    if division.packs:
+    if plan is not None:
+        plan.launch(kernels.held, outer)(*tensors, outer, size, plan.packs, THREADS=plan.threads, **template)
+    elif division.packs:
         kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
-        return
-    backward = len(tensors) > 2  # forward waits for the other blocks longer than a second read takes
-    among = _share_blocks(size, itemsize, tensors[0].device) if backward else None
-    if among is not None:
-        among.launch(kernels.rows, grid(outer))(*tensors, outer, size, K=clusters.PACKS, **template)
     else:
         kernels.wide[grid(outer), _WIDE_THREADS[size * itemsize >= _VERY_WIDE]](*tensors, outer, size, **template)
-
-
-def _share_blocks(size: int, itemsize: int, device: torch.device) -> clusters.Share | None:
-    """The blocks of a cluster that hold a row; None where it is read twice, as rows of odd sizes are."""
-    return clusters.share(size, itemsize) if size * itemsize % 16 == 0 and clusters.exist(device) else None
 
 
 @functools.lru_cache(maxsize=4096)

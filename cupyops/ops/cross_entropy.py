@@ -11,29 +11,34 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import check
-from ..common import clusters, losses
+from ..common import held, losses
 from ..common.rows import is_symbolic, packs_of
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..operator import operator
 
 MODES = CLASS, SMOOTHED, PROBABILITIES = 0, 1, 2
+PACKS = 4  # of 16 bytes, that a thread holds in registers of a row
 cross_entropy_fwd = Kernel("cross_entropy.cu", "cross_entropy_fwd<T, MODE>", T=FLOATING, MODE=MODES)
 cross_entropy_fwd_inner = Kernel("cross_entropy.cu", "cross_entropy_fwd_inner<T, MODE>", T=FLOATING, MODE=MODES)
 cross_entropy_fwd_weight = Kernel("cross_entropy.cu", "cross_entropy_fwd_weight<T>", T=FLOATING)
-cross_entropy_fwd_grad = Kernel("cross_entropy.cu", "cross_entropy_fwd_grad<T, K>", T=FLOATING, K=(clusters.PACKS,))
+cross_entropy_fwd_grad = Kernel("cross_entropy.cu", "cross_entropy_fwd_grad<T, K>", T=FLOATING, K=(PACKS,))
+cross_entropy_fwd_held = Kernel(
+    "cross_entropy.cu", "cross_entropy_fwd_held<T, THREADS>", T=FLOATING, THREADS=held.THREADS
+)
 cross_entropy_fwd_sum = Kernel("cross_entropy.cu", "cross_entropy_fwd_sum<T>", T=FLOATING)
 cross_entropy_bwd = Kernel("cross_entropy.cu", "cross_entropy_bwd<T, MODE>", T=FLOATING, MODE=MODES)
 cross_entropy_bwd_inner = Kernel("cross_entropy.cu", "cross_entropy_bwd_inner<T, MODE>", T=FLOATING, MODE=MODES)
 
 BLOCK = 256
 FEW_CLASSES = 16  # up to here a row is worth one thread
-HELD_BYTES = 1 << 14  # of a row, up to which forward holds it, and writes its gradient too
+IN_REGISTERS = 1 << 14  # bytes of a row, up to which forward holds it there
 WARP_CLASSES = 1024  # up to here a row is worth a warp, then a block
 SEGMENT = 16384  # columns of a row that one block of the backward owns
 CHUNK = 64  # classes that one thread of the backward owns where classes do not lie side by side
 MAX_BLOCKS = 4096  # of a sum over the batch; a block then adds their parts
 WEIGHT_BLOCKS = 32  # of the sum over the weights of the targets, whose parts a warp adds
 TARGETS = 4096  # that are worth a block of it
+FEW_TARGETS = 1 << 14  # up to here each block of the forward counts them
 LOOKING_BLOCKS = 1024  # of a backward that mostly finds its work done
 SUM_BLOCK = 1024
 
@@ -65,8 +70,8 @@ def _cross_entropy(
 @_cross_entropy.forward
 def _(x, target, weight, ignore_index, reduction, label_smoothing, needs_grad=None):
     given = _of_classes(x, target, weight, ignore_index, reduction, label_smoothing)
-    division = _division(given) if needs_grad is not None and needs_grad.x else None
-    return _forward(given) if division is None else _forward_with_grad(given, division)
+    block = _held(given) if needs_grad is not None and needs_grad.x else None
+    return _forward(given) if block is None else _forward_with_grad(given, block)
 
 
 @_cross_entropy.backward
@@ -209,7 +214,7 @@ def _forward(given: Given) -> tuple[Tensor, tuple[Tensor, ...]]:
     return y, (stats, total_weight)
 
 
-def _forward_with_grad(given: Given, division: clusters.Share) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _forward_with_grad(given: Given, block: tuple[int, int] | held.Plan) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The loss, and into the last that is saved the gradient for a grad_y of 1."""
     x, chosen = given.x, given.reduction
     classes, positions = losses.classes(x), given.target.numel()  # type: ignore[union-attr]
@@ -218,13 +223,20 @@ def _forward_with_grad(given: Given, division: clusters.Share) -> tuple[Tensor, 
     stats = torch.empty((2, positions), dtype=parts.dtype, device=x.device)
     counts = torch.empty(WEIGHT_BLOCKS, dtype=parts.dtype, device=x.device)
     grad_x = torch.empty_like(x)
-    counted = min(ceil_div(positions, TARGETS), WEIGHT_BLOCKS) if chosen == losses.REDUCTIONS["mean"] else 0
+    counts_itself = isinstance(block, held.Plan) and positions <= FEW_TARGETS
+    counted = 0
+    if chosen == losses.REDUCTIONS["mean"] and not counts_itself:
+        counted = min(ceil_div(positions, TARGETS), WEIGHT_BLOCKS)
     sizes = classes, given.ignore_index
     cross_entropy_fwd_weight[counted, SUM_BLOCK](given.target, given.weight, counts, positions, *sizes, T=x.dtype)
-    groups = min(ceil_div(positions, division.rows), MAX_BLOCKS)
     tensors = x, given.target, given.weight, y, stats, parts, total_weight, counts, grad_x
-    options = positions, classes, counted, given.ignore_index, chosen
-    division.launch(cross_entropy_fwd_grad, groups)(*tensors, *options, T=x.dtype, K=clusters.PACKS)
+    options = counted, given.ignore_index, chosen
+    if isinstance(block, held.Plan):
+        groups, launch = min(positions, block.groups), block.launch(cross_entropy_fwd_held, positions)
+        launch(*tensors, positions, classes, block.packs, *options, T=x.dtype, THREADS=block.threads)
+    else:
+        groups = min(ceil_div(positions, block[1]), MAX_BLOCKS)
+        cross_entropy_fwd_grad[groups, block](*tensors, positions, classes, *options, T=x.dtype, K=PACKS)
     if chosen:
         several = ceil_div(groups - 1, MAX_BLOCKS)  # 0 where one block has done it all
         cross_entropy_fwd_sum[several, SUM_BLOCK](parts, y, total_weight, groups, chosen, T=x.dtype)
@@ -255,24 +267,25 @@ def _backward(
         launch(*tensors, positions, classes, inner, chunks, *options, T=x.dtype, MODE=given.mode)
 
 
-def _division(given: Given) -> clusters.Share | None:
-    """How forward holds a row to write its gradient too; None where it does not."""
+def _held(given: Given) -> tuple[int, int] | held.Plan | None:
+    """How forward holds a row to write its gradient too: (threads of a row, rows of a block), or a plan; None where it does
+    not."""
     x = given.x
     classes = losses.classes(x)
     if given.mode != CLASS or losses.inner(x) != 1 or is_symbolic(*x.shape) or classes <= FEW_CLASSES or not x.numel():
         return None
-    if classes * x.element_size() > HELD_BYTES:
-        return None
-    return _divided(classes, x.element_size(), clusters.exist(x.device))
+    if classes * x.element_size() > IN_REGISTERS:
+        return held.plan(classes, x.element_size(), 1, x.device, held.clusters(x.device))
+    return _block_in_registers(classes, x.element_size())
 
 
 @functools.lru_cache(maxsize=4096)
-def _divided(classes: int, itemsize: int, in_clusters: bool) -> clusters.Share | None:
+def _block_in_registers(classes: int, itemsize: int) -> tuple[int, int]:
     vectors = packs_of(classes, itemsize)
-    if vectors <= 32 * clusters.PACKS:
-        threads = max(4, 1 << (ceil_div(vectors, clusters.PACKS) - 1).bit_length())
-        return clusters.Share(1, threads, BLOCK // threads)
-    return clusters.share(classes, itemsize, in_clusters)
+    if vectors > 32 * PACKS:
+        return ceil_div(vectors, PACKS * 32) * 32, 1
+    threads = max(4, 1 << (ceil_div(vectors, PACKS) - 1).bit_length())
+    return threads, BLOCK // threads
 
 
 def _row_block(classes: int) -> tuple[int, int]:

@@ -1,5 +1,4 @@
 import functools
-import importlib
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ from contract import Make, OperatorContract, Sample, assert_as_good_as_torch
 from torch.nn import functional as F
 
 import cupyops
+from cupyops.common import held
 
 
 @functools.wraps(F.cross_entropy)
@@ -31,7 +31,7 @@ class TestCrossEntropy(OperatorContract):
 
     function = staticmethod(cupyops.cross_entropy)
     torch_function = staticmethod(torch_cross_entropy)
-    kernels = KERNELS | {"cross_entropy_fwd_grad", "cross_entropy_fwd_weight"}
+    kernels = KERNELS | {"cross_entropy_fwd_grad", "cross_entropy_fwd_held", "cross_entropy_fwd_weight"}
 
     differs = {("indices", "gpu"): "one sample that is ignored: the mean is NaN, and 0 in PyTorch on a GPU alone"}
 
@@ -199,7 +199,7 @@ def test_large_logits_keep_their_differences(device, shape):
 # --- the gradient that forward writes ---
 
 # a few threads, a warp, a block, on sm_90 a cluster to a row; with several rows to a block, more than one block
-HELD = [(5, 17), (5, 24), (70, 40), (5, 1001), (3, 4096), (2, 12289)]
+HELD = [(5, 17), (5, 24), (70, 40), (5, 1001), (3, 4096), (2, 12289), (5, 30001)]
 
 
 def simulated_loss(x, target, weight=None, arch="sm_80", **options):
@@ -213,20 +213,23 @@ def simulated_loss(x, target, weight=None, arch="sm_80", **options):
 @pytest.mark.parametrize("shape", HELD)
 def test_gradient_in_forward(monkeypatch, arch, shape):
     """As good as PyTorch's for a grad_y of 1, which leaves it as it is, and for others, which write it anew."""
-    monkeypatch.setattr(importlib.import_module("cupyops.ops.cross_entropy"), "HELD_BYTES", 1 << 16)
+    if shape[1] == 30001:
+        monkeypatch.setattr(held, "card", lambda device: (2, 24000 if arch == "sm_90" else 200_000))
+    held.plan.cache_clear()
     dtype = torch.bfloat16 if arch == "sm_90" else torch.float32
     x, target = torch.randn(shape).to(dtype), torch.randint(shape[1], shape[:1])
     x = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(shape) if shape[1] == 40 else x  # off 16 bytes
     target[1] = 7
+    ours = functools.partial(simulated_loss, arch=arch)
     for weight, reduction, factor in [(None, "mean", 1), (torch.rand(shape[1]), "mean", 3), (None, "none", 1)]:
         options = dict(reduction=reduction, ignore_index=7)
         grads = []
-        for function, to in (simulated_loss, dtype), (F.cross_entropy, dtype), (F.cross_entropy, torch.float64):
+        for function, to in (ours, dtype), (F.cross_entropy, dtype), (F.cross_entropy, torch.float64):
             leaf = x.to(to).detach().requires_grad_()
             y = function(leaf, target, None if weight is None else weight.to(dtype).to(to), **options)
-            if function is simulated_loss:
+            if function is ours:
                 y, kernels = y
-                assert "cross_entropy_fwd_grad" in kernels
+                assert {"cross_entropy_fwd_grad", "cross_entropy_fwd_held"} & {*kernels}
             # of several losses one is weighed otherwise: its row alone is written anew
             grad_y = (
                 torch.full_like(y, factor) if y.dim() == 0 else torch.ones_like(y).index_fill(0, torch.tensor(0), 5)
@@ -283,7 +286,7 @@ def test_no_gradient_in_forward(what):
         function = lambda *_: (None, [record.kernel for record in trace.launches()])
     with torch.set_grad_enabled(what != "no_grad"):
         _, kernels = function(x, target, **options)
-    assert kernels and not any("fwd_grad" in kernel for kernel in kernels)
+    assert kernels and not any("fwd_grad" in kernel or "fwd_held" in kernel for kernel in kernels)
 
 
 def test_one_hot_probabilities_are_classes(device):

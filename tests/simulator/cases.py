@@ -22,7 +22,7 @@ import cupyops.nn
 import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
 from cupyops import kernel
 from cupyops.cli import jobs
-from cupyops.common import gemm, softmaxes
+from cupyops.common import gemm, held, linear_losses, softmaxes
 from cupyops.compilation import cache as disk
 from cupyops.compilation import source
 from cupyops.launching.ctype import c_token
@@ -84,6 +84,7 @@ def calls(file: str, dtype: torch.dtype) -> Iterator[Call]:
         if isinstance(test, SoftmaxContract):
             yield from softmax_in_vectors(test, dtype)
             yield from softmax_widened(test, dtype)
+            yield from softmax_held(test, dtype)
     yield from FURTHER.get(file, lambda dtype: [])(dtype)
 
 
@@ -137,6 +138,34 @@ def softmax_widened(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]
         yield partial(run, shape)
 
 
+def softmax_held(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
+    """Rows held by blocks of each size, forward and backward, and rows too long to hold."""
+    for size in (4000, 20000, 40000):
+        yield partial(test.held, dtype, None, 3, size // dtype.itemsize + 1, 60000)
+        if dtype in HALF:
+            yield partial(test.held, dtype, torch.float32, 2, size // dtype.itemsize + 1, 60000)
+    yield partial(test.held, dtype, None, 2, 100_000 // dtype.itemsize, 6000)
+
+
+def losses_held(file: str, dtype: torch.dtype) -> Iterator[Call]:
+    """The same of losses."""
+    make, (contract, *_) = Make(CPU, dtype), contracts()[file]
+    for classes in (size // dtype.itemsize + 1 for size in (4000, 20000, 40000)):
+        target = make.integers(3, high=classes)
+        logits = (make(3, 4), make(classes, 4), target) if "linear" in file else (make(3, classes), target)
+        yield partial(in_small_shared_memory, contract, Sample(*logits))
+
+
+def in_small_shared_memory(contract: type[OperatorContract], sample: Sample) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held, "card", lambda device: (2, 60000))
+        patch.setattr(linear_losses, "HELD", 0)
+        patch.setattr(importlib.import_module("cupyops.ops.cross_entropy"), "IN_REGISTERS", 0)
+        held.plan.cache_clear()
+        contract().compare(sample, f"held, {sample!r}")
+    held.plan.cache_clear()
+
+
 def optimizer_steps(contract: str, dtype: torch.dtype) -> Iterator[Call]:
     """Two steps of every shape that the optimizers' tests have, with the options that reach every instance."""
     module, _, name = contract.partition(".")
@@ -157,18 +186,20 @@ def little_scratch(dtype: torch.dtype) -> Iterator[Call]:
     make = Make(CPU, dtype)
     sample = Sample(make(19, 7), make(37, 7), make.integers(19, high=37), make(37), ignore_index=3)
     if dtype in HALF:
-        yield partial(in_scratch, 1500, contract, sample)
+        yield partial(in_scratch, 1200, contract, sample)
+    yield from losses_held("fused_linear_cross_entropy.cu", dtype)
 
 
 def in_scratch(size: int, contract: type[OperatorContract], sample: Sample) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("cupyops.ops.fused_linear_cross_entropy"), "SCRATCH", size)
+        patch.setattr(linear_losses, "SCRATCH", size)
         contract().compare(sample, f"in {size} bytes, {sample!r}")
 
 
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "matmul.cu": partial(tiles, "matmul", ["_plan"], products),
     "linear.cu": partial(tiles, "linear", ["_plan"], affine),
+    "cross_entropy.cu": partial(losses_held, "cross_entropy.cu"),
     "conv2d.cu": partial(tiles, "conv2d", ["_correlation", "_patch_sums"], convolutions),
     "adam.cu": partial(optimizer_steps, "test_adam.TestAdam"),
     "grad_norm.cu": gradients_clipped,

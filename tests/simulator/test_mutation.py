@@ -18,9 +18,9 @@ F32, F16 = torch.float32, torch.float16
 BARRIERS = [
     ("cross_entropy", F32, "common/reduce.cuh", "__syncthreads", 0, "Race"),
     ("cross_entropy", F32, "common/reduce.cuh", "__syncthreads", 1, "Race"),
-    ("softmax", F32, "common/softmax.cuh", "__syncthreads", 0, "Race"),
-    ("softmax", F32, "common/softmax.cuh", "__syncthreads", 1, "Race"),
-    ("softmax", F32, "common/softmax.cuh", "__syncthreads", 2, "Race"),
+    ("softmax", F32, "common/softmax_columns.cuh", "__syncthreads", 0, "Race"),
+    ("softmax", F32, "common/softmax_columns.cuh", "__syncthreads", 1, "Race"),
+    ("softmax", F32, "common/softmax_columns.cuh", "__syncthreads", 2, "Race"),
     ("softmax", F32, "common/cluster.cuh", "__syncthreads", 0, "Race"),
     ("nll_loss", F32, "common/losses.cuh", "__syncthreads", 0, "Race"),
     ("layer_norm", F32, "common/norm_bwd.cuh", "__syncthreads", 1, "Race"),
