@@ -2,84 +2,200 @@
 // grad_x[k, i] = grad_y[k] (x[k, i] = y[k]) / ties[k]
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. As PyTorch's, the gradient where y is NaN is
-// 0 / 0. Bytes per element of x: forward sizeof(T), backward twice that. Two comparisons; a product and a division.
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x8192 over 1 bf16 1932 / 1242,
-// 8192x8192 over 1 fp32 3161 / 2084, 4095x4095 over 1 bf16 984 / 329, 8192x8192 over 0 bf16 1993 / 1251, 8192x8192
-// over 0 fp32 3314 / 2080. Lost: the fold of {max, ties} takes several instructions an element, and odd widths of
-// backward go by single elements.
-#include "common/reduction.cuh"
+// 0 / 0. Forward keeps `ties` and where one of the largest is, so that backward need not read rows that have but one.
+// Bytes per element of x: forward sizeof(T), backward once that, and again what is tied. About three operations on each
+// element, of half types two elements at once in rows.
+// Reached on an H200 (GB/s of x, in backward of twice that; a copy: 4251): 8192x8192 over 1 bf16 3374 / 4692, fp32 3624 /
+// 7756; over 0 bf16 2651 / 3251, fp32 3617 / 7800; 4095x4095 bf16 over 1 2004 / 3181, over 0 1065 / 2581. Lost: of bf16 one
+// row in sixteen has a tie and is read; over 0 each element is compared and counted by itself.
+#include "common/shares.cuh"
 
-// The largest of some numbers, and how many are that.
-template <typename A> struct Top { A max, ties; };
+// The largest of some numbers, how many are that, and the number of one of them: of the element, in a line of its vector.
+template <typename A> struct Top {
+  A max, ties;
+  unsigned where;
+};
 
 template <typename A> __device__ __forceinline__ Top<A> shuffle_down(const Top<A>& value, int offset) {
-  return {shuffle_down(value.max, offset), shuffle_down(value.ties, offset)};
+  return {shuffle_down(value.max, offset), shuffle_down(value.ties, offset), shuffle_down(value.where, offset)};
 }
 
+// +0 before -0, in any order.
+template <typename A> __device__ __forceinline__ A larger(A a, A b) { return a == b && signbit(b) ? a : max_nan(a, b); }
+#if __CUDA_ARCH__ >= 800
+template <> __device__ __forceinline__ float larger(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
 template <typename A> struct TopRule {
-  static __device__ __forceinline__ Top<A> identity_() { return {-infinity<A>(), A(0)}; }
-  static __device__ __forceinline__ Top<A> combine_(Top<A> a, Top<A> b) {
-    const A max = a.max == b.max && signbit(b.max) ? a.max : max_nan(a.max, b.max);  // +0 before -0, in any order
-    return {max, (a.max == max ? a.ties : A(0)) + (b.max == max ? b.ties : A(0))};
+  static constexpr bool kEach = false;
+  static __device__ __forceinline__ Top<A> identity_() { return {-infinity<A>(), A(0), 0}; }
+  static __device__ __forceinline__ Top<A> combine_(const Top<A>& a, const Top<A>& b) {
+    const A max = larger(a.max, b.max);
+    const bool first = a.max == max, second = b.max == max;
+    return {max, (first ? a.ties : A(0)) + (second ? b.ties : A(0)), second ? b.where : a.where};
+  }
+
+  // What is not there is -inf.
+  template <int U, int E, typename Number>
+  static __device__ __forceinline__ void take_(Top<A>& top, const A (&values)[U][E], int, int, Number number) {
+    A best[U], max = top.max;
+#pragma unroll
+    for (int i = 0; i < U; ++i) {
+      best[i] = values[i][0];
+#pragma unroll
+      for (int e = 1; e < E; ++e) best[i] = larger(best[i], values[i][e]);
+      max = larger(max, best[i]);
+    }
+    top.ties = top.max == max ? top.ties : A(0);
+    top.max = max;
+#pragma unroll
+    for (int i = 0; i < U; ++i) {
+      if (best[i] == max) top.where = static_cast<unsigned>(number(i));
+#pragma unroll
+      for (int e = 0; e < E; ++e) top.ties += A(values[i][e] == max);
+    }
   }
 };
+
+// Two neighbours of a half type.
+template <typename T> struct Two;
+template <> struct Two<__half> { using type = __half2; };
+template <> struct Two<__nv_bfloat16> { using type = __nv_bfloat162; };
+
+// TopRule::take_() of whole vectors of a half type, two elements at a time. A count of 2 U K is exact in any.
+template <typename T, int U, int K, typename Number>
+__device__ __forceinline__ void take_pairs(Top<float>& top, const Vec<T, K> (&vectors)[U], Number number) {
+  using P = typename Two<T>::type;
+  P values[U][K / 2], best[U], all;
+#pragma unroll
+  for (int i = 0; i < U; ++i) {
+#pragma unroll
+    for (int k = 0; k < K / 2; ++k) {
+      values[i][k] = P{vectors[i].data[2 * k], vectors[i].data[2 * k + 1]};
+      best[i] = k == 0 ? values[i][0] : __hmax2_nan(best[i], values[i][k]);
+    }
+    all = i == 0 ? best[0] : __hmax2_nan(all, best[i]);
+  }
+  const float max = larger(top.max, larger(to_acc(all.x), to_acc(all.y)));
+  const T rounded = from_acc<T>(max);  // exact
+  const P both{rounded, rounded};
+  P count = __heq2(values[0][0], both);
+#pragma unroll
+  for (int i = 0; i < U; ++i) {
+#pragma unroll
+    for (int k = 0; k < K / 2; ++k) {
+      if (i + k > 0) count = __hadd2(count, __heq2(values[i][k], both));
+    }
+    const P found = __heq2(best[i], both);
+    if (to_acc(found.x) + to_acc(found.y) > 0.0f) top.where = static_cast<unsigned>(number(i));
+  }
+  top.ties = (top.max == max ? top.ties : 0.0f) + to_acc(count.x) + to_acc(count.y);
+  top.max = max;
+}
 
 template <typename T> struct TopResult {
   TopRule<acc_t<T>> rule_;
   T* __restrict__ y;
   acc_t<T>* __restrict__ ties;
+  unsigned* __restrict__ where;
+  acc_t<T> count;  // of what is reduced
 
-  __device__ __forceinline__ void store_(Top<acc_t<T>> top, long long, long long at) const {
+  __device__ __forceinline__ void store_(const Top<acc_t<T>>& top, long long, long long at) const {
+    const bool none = top.max == -infinity<acc_t<T>>();  // as what was not there
     y[at] = from_acc<T>(top.max);
-    ties[at] = top.ties;
+    ties[at] = none ? count : top.ties;
+    where[at] = none ? 0 : top.where;
   }
 };
 
-template <typename T> struct TopUnit {
-  using A = acc_t<T>;
-  TopRule<A> rule_;
-  const T* __restrict__ x;
-  Top<A>* __restrict__ partial;  // [slabs x results], null where there is one slab
+template <typename T> struct TopUnit : Elements<T> {
+  using State = Top<acc_t<T>>;
+  TopRule<acc_t<T>> rule_;
+  State* __restrict__ partial;  // [slabs x results], null where there is one slab
   long long results;
+  long long period;  // rows side by side
   TopResult<T> result;
 
-  template <int K, typename V>
-  __device__ __forceinline__ void map_(const Offsets<2>& from, const Offsets<1>& at, const V&,
-                                       Top<A> (&mapped)[K]) const {
-    const Vec<T, K> unit = load_vec<T, K>(x + from.at[0] + at.at[0]);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const A value = to_acc(unit.data[k]);
-      mapped[k] = {value, A(value == value)};
-    }
+  static constexpr bool kTakesVectors = sizeof(T) == 2;
+  template <int U, int K, typename Number>
+  static __device__ __forceinline__ void take_vectors_(State& top, const Vec<T, K> (&loaded)[U], Number number) {
+    if constexpr (kTakesVectors) take_pairs(top, loaded, number);
   }
-  template <int K>
-  __device__ __forceinline__ long long until_vector_(const Offsets<2>& from, long long begin, long long) const {
-    return until_vector<K>(x + from.at[0] + begin);
+  template <int K> static __device__ __forceinline__ Vec<T, K> none_() {
+    return splat<T, K>(from_acc<T>(-infinity<acc_t<T>>()));
   }
-  __device__ __forceinline__ void store_(Top<A> value, long long slab, long long at) const {
-    if (partial) partial[slab * results + at] = value;
-    else result.store_(value, slab, at);
+  __device__ __forceinline__ void store_(State top, long long slab, long long at) const {
+    if (period > 1) top.where = static_cast<unsigned>(top.where * period + at / (results / period));
+    if (partial) partial[slab * results + at] = top;
+    else result.store_(top, slab, at);
   }
 };
 
-// Grid, block: see fold(). `partial` holds pairs.
+// Grid, block: see fold(). `partial` holds Top<A>.
 template <typename T, int FORM>
-__global__ void amax_fwd(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ ties,
-                         acc_t<T>* __restrict__ partial, const __grid_constant__ Layout<2> kept,
-                         const __grid_constant__ Layout<1> reduced, const __grid_constant__ Division division,
-                         long long results) {
-  using A = acc_t<T>;
-  const TopUnit<T> unit{{}, x, reinterpret_cast<Top<A>*>(partial), results, {{}, y, ties}};
-  fold<FORM, kVecWidth<T>, Top<A>>(unit, kept, reduced, division);
+__global__ void CUPYOPS_FOLD amax_fwd(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ ties,
+                                      unsigned* __restrict__ where, acc_t<T>* __restrict__ partial, acc_t<T> count,
+                                      const __grid_constant__ Layout<2> kept, const __grid_constant__ Layout<1> reduced,
+                                      const __grid_constant__ Division division, long long results) {
+  Top<acc_t<T>>* tops = reinterpret_cast<Top<acc_t<T>>*>(partial);
+  const TopUnit<T> unit{{x}, {}, tops, results, division.period, {{}, y, ties, where, count}};
+  fold<FORM, kVecWidth<T>>(unit, kept, reduced, division);
 }
 
 // Grid, block: see fold_slabs().
 template <typename T>
 __global__ void amax_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ y, acc_t<T>* __restrict__ ties,
-                            long long slabs, long long results) {
+                            unsigned* __restrict__ where, acc_t<T> count, long long slabs, long long results) {
   using A = acc_t<T>;
-  fold_slabs<Top<A>>(TopResult<T>{{}, y, ties}, reinterpret_cast<const Top<A>*>(partial), slabs, results);
+  fold_slabs<Top<A>>(TopResult<T>{{}, y, ties, where, count}, reinterpret_cast<const Top<A>*>(partial), slabs, results);
+}
+
+// What a result's gradient is to the elements that are the largest and to the others. As PyTorch's: of NaN 0 / 0.
+template <typename T> struct TopShare {
+  static constexpr bool kReads = false;
+  T max, chosen, other;
+  bool tied;
+  long long where;
+
+  __device__ __forceinline__ bool wants_(long long at, int count) const {
+    return tied || (at < where + kVecWidth<T> && where < at + count);
+  }
+  __device__ __forceinline__ T get_(T value) const { return to_acc(value) == to_acc(max) ? chosen : other; }
+  __device__ __forceinline__ T rest_(long long at) const { return at == where ? chosen : other; }
+};
+
+template <typename T> struct TopShares {
+  const T* __restrict__ y;
+  const T* __restrict__ grad_y;
+  const acc_t<T>* __restrict__ ties;
+  const unsigned* __restrict__ where;
+
+  __device__ __forceinline__ TopShare<T> operator()(long long result, int row) const {
+    using A = acc_t<T>;
+    const A grad = to_acc(grad_y[result]), count = ties[result];
+    const A other = count == A(0) ? A(0) / count : grad * A(0), chosen = count == A(0) ? other : grad / count;
+    return {y[result], from_acc<T>(chosen), from_acc<T>(other), count > A(1), (long long)where[result] - row};
+  }
+};
+
+// Grid, block: see spread_rows(). Where one element alone is the largest, its vector is all that is read of x.
+template <typename T>
+__global__ void amax_bwd_rows(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
+                              const acc_t<T>* __restrict__ ties, const unsigned* __restrict__ where,
+                              T* __restrict__ grad_x, long long rows, long long size) {
+  spread_rows(x, grad_x, rows, size, TopShares<T>{y, grad_y, ties, where});
+}
+
+// Grid, block: see spread_columns().
+template <typename T>
+__global__ void amax_bwd_columns(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
+                                 const acc_t<T>* __restrict__ ties, const unsigned* __restrict__ where,
+                                 T* __restrict__ grad_x, long long rows, long long size, int period) {
+  spread_columns(x, grad_x, rows, size, period, TopShares<T>{y, grad_y, ties, where});
 }
 
 template <typename T> struct TopGradient {
@@ -99,8 +215,9 @@ template <typename T> struct TopGradient {
     Vec<T, K> result;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const A chosen = A(to_acc(xs.data[k]) == to_acc(ys.data[k]));
-      result.data[k] = from_acc<T>(to_acc(grads.data[k]) * chosen / counts.data[k]);
+      const A grad = to_acc(grads.data[k]), count = counts.data[k];
+      const A other = count == A(0) ? A(0) / count : grad * A(0);
+      result.data[k] = from_acc<T>(to_acc(xs.data[k]) == to_acc(ys.data[k]) ? grad / count : other);
     }
     store_vec<T, K>(grad_x + to, result);
   }

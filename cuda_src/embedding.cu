@@ -1,21 +1,23 @@
 // y[i]           = weight[indices[i]]
 // grad_weight[r] = (sum over i with indices[i] = r of grad_y[i]) / d     d = 1, or how many they are; 0 for padding_idx
 //
-// Backward gets the indices sorted, equal ones in the order of their positions
-// (`keys`, and `order`, where each was), cut into runs of a fixed length. What has one key within a run is a piece: a
-// thread adds its rows one by one, for a vector of columns. A piece that is a whole segment is rounded and stored; those
-// of a segment that crosses runs go to `partial`, which a second kernel adds. A fixed order: the same bits every time.
-// Rows that no index names are zeros already.
+// Backward sorts the indices, equal ones in the order of their positions (`keys`, and `order`, where each was), and cuts
+// them into runs of a fixed length. What has one key within a run is a piece: a thread adds its rows one by one, for a
+// vector of columns. A piece that is a whole segment is rounded and stored; those of a segment that crosses runs go to
+// `partial`, which a third kernel adds. A fixed order: the same bits every time. Rows that no index names are zeros
+// already.
 //
 // Bytes: forward the rows once in, once out; backward grad_y once in, grad_weight once out (twice the rows that are
 // named). Backward adds once per element of grad_y.
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 16384 of 128256x4096 bf16 3687 / 2356,
-// 16384 of 50257x768 bf16 2883 / 778, 16384 of 50257x768 fp16 2886 / 868, 16384 of 50257x768 fp32 3465 / 1530, 16384
-// of 50257x1000 bf16 3079 / 916. Lost: in backward the sort of the indices; rows of odd size go by single elements.
+// The sort is by one block, while the others write the zeros of grad_weight; of more than 16384 indices it is PyTorch's.
+// Reached on an H200 (GB/s of those bytes; a copy: 4251): forward 16384 of 128256x4096 bf16 3687, 16384 of 50257x768 bf16
+// 2883, fp32 3465; backward 16384 of 50257x768 bf16 1750, all of them one row 1719, 256 of 50257x768 2670. Lost: in backward
+// three launches, of which the sort takes 33 us where the zeros would take 21; rows of odd size go by single elements.
 #include "common/reduce.cuh"
 #include "common/vec.cuh"
 
-constexpr int kFinishColumns = 32, kFinishLanes = 8;
+constexpr int kSortWarps = 32, kDigits = 256, kSortKeys = 16;
+constexpr int kFinishColumns = 32, kFinishRuns = 16, kShort = 8;
 
 // Stops the program, as PyTorch's device assertion does: an index out of range is never a wild read.
 __device__ __forceinline__ long long row_at(const long long* indices, long long position, long long rows) {
@@ -51,47 +53,135 @@ __global__ void embedding_fwd(const T* __restrict__ weight, const long long* __r
   }
 }
 
+// Grid: any from 2 blocks on. Block: kSortWarps warps. Shared memory: 8 bytes for each of `count` indices, kSortKeys for
+// each thread at most. The first block sorts, 8 bits at a time and stable: a warp has a part of the positions, counts its
+// digits, each key's rank among those that are alike on the way, and knows from the counts of all where it puts the
+// first of each. The other blocks write the zeros of grad_weight meanwhile.
+template <typename T>
+__global__ void __launch_bounds__(kSortWarps* kWarp)
+    embedding_bwd_sort(const long long* __restrict__ indices, int* __restrict__ keys, long long* __restrict__ order,
+                       T* __restrict__ grad_weight, int count, int passes, long long elements) {
+  extern __shared__ int2 exchange[];  // key, position
+  __shared__ int counts[kSortWarps][kDigits], starts[kDigits / kWarp];
+  const int thread = threadIdx.x, lane = thread % kWarp, warp = thread / kWarp;
+  if (blockIdx.x > 0) {
+    constexpr int K = kVecWidth<T>;
+    const long long vectors = elements / K, step = (gridDim.x - 1) * (long long)blockDim.x;
+    const long long first = (blockIdx.x - 1) * (long long)blockDim.x + thread;
+#pragma unroll 4
+    for (long long v = first; v < vectors; v += step) store_vec<T, K>(grad_weight + v * K, Vec<T, K>{});
+    if (first < elements % K) grad_weight[vectors * K + first] = T(0.0f);
+    return;
+  }
+  const int part = (count + kSortWarps * kWarp - 1) / (kSortWarps * kWarp) * kWarp, begin = warp * part + lane;
+  const int end = warp * part + part < count ? warp * part + part : count;
+  int key[kSortKeys] = {}, place[kSortKeys];
+#pragma unroll
+  for (int i = 0; i < kSortKeys; ++i) {
+    place[i] = begin + i * kWarp;
+    if (place[i] < end) key[i] = static_cast<int>(indices[place[i]]);
+  }
+#pragma unroll 1
+  for (int pass = 0; pass < passes; ++pass) {
+    const int shift = 8 * pass;
+    for (int i = thread; i < kSortWarps * kDigits; i += kSortWarps * kWarp) (&counts[0][0])[i] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kSortKeys; ++i) {
+      if (i * kWarp >= part) break;
+      const int at = begin + i * kWarp;
+      if (pass > 0 && at < end) key[i] = exchange[at].x, place[i] = exchange[at].y;
+      const int digit = key[i] >> shift & (kDigits - 1);
+      unsigned same = __ballot_sync(kFullMask, at < end);
+#pragma unroll
+      for (int bit = 1; bit < kDigits; bit *= 2) {
+        const unsigned set = __ballot_sync(kFullMask, digit & bit);
+        same &= digit & bit ? set : ~set;
+      }
+      const int before = __popc(same & ((1u << lane) - 1));
+      const bool leads = at < end && before == 0;
+      int rank = leads ? counts[warp][digit] : 0;
+      if (leads) counts[warp][digit] = rank + __popc(same);
+      rank = __shfl_sync(kFullMask, rank, at < end ? __ffs(same) - 1 : lane) + before;
+      place[i] |= rank << 16;
+      __syncwarp();
+    }
+    __syncthreads();
+    int total = 0, sum = 0;
+    if (thread < kDigits) {
+#pragma unroll 8
+      for (int w = 0; w < kSortWarps; ++w) {
+        const int here = counts[w][thread];
+        counts[w][thread] = total;
+        total += here;
+      }
+      sum = total;
+#pragma unroll
+      for (int offset = 1; offset < kWarp; offset *= 2) {
+        const int other = __shfl_up_sync(kFullMask, sum, offset);
+        sum += lane >= offset ? other : 0;
+      }
+      if (lane == kWarp - 1) starts[warp] = sum;
+    }
+    __syncthreads();
+    if (thread < kDigits) {
+      int start = sum - total;
+      for (int w = 0; w < warp; ++w) start += starts[w];
+#pragma unroll 8
+      for (int w = 0; w < kSortWarps; ++w) counts[w][thread] += start;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kSortKeys; ++i) {
+      if (begin + i * kWarp >= end) break;
+      exchange[counts[warp][key[i] >> shift & (kDigits - 1)] + (place[i] >> 16)] = {key[i], place[i] & 0xffff};
+    }
+    __syncthreads();
+  }
+  for (int i = thread; i < count; i += kSortWarps * kWarp) keys[i] = exchange[i].x, order[i] = exchange[i].y;
+}
+
 // Grid: (ceil(runs / blockDim.y), ceil(vectors of a row / blockDim.x)). Block: any. Of run r, partial[2 * r] is the piece
 // that goes on with a segment, partial[2 * r + 1] the one that begins a segment and does not end it.
-template <typename T, bool VEC>
+template <typename T, bool VEC, bool FREQ>
 __global__ void embedding_bwd(const T* __restrict__ grad_y, const int* __restrict__ keys,
                               const long long* __restrict__ order, T* __restrict__ grad_weight,
                               acc_t<T>* __restrict__ partial, long long count, long long size, int run,
-                              long long padding_idx, bool by_freq) {
+                              long long padding_idx) {
   using A = acc_t<T>;
-  constexpr int K = VEC ? kVecWidth<T> : 1, U = VEC ? 4 : 8;
+  constexpr int K = VEC ? kVecWidth<T> : 1, U = 4;
   const long long r = blockIdx.x * (long long)blockDim.y + threadIdx.y, begin = r * run;
   const long long column = (blockIdx.y * (long long)blockDim.x + threadIdx.x) * K;
   if (begin >= count || column >= size) return;
   const long long end = begin + run < count ? begin + run : count;
   const bool before = begin > 0 && keys[begin - 1] == keys[begin], after = end < count && keys[end] == keys[end - 1];
-  A sum[K] = {};
+  Vec<A, K> sum = {};
   int key = keys[begin];
   long long first = begin;
   auto finish = [&](long long past) {
     if (key == padding_idx) return;
     const bool head = before && first == begin, tail = after && past == end;
     if (head || tail) {
-      A* to = partial + (2 * r + !head) * size + column;
-#pragma unroll
-      for (int k = 0; k < K; ++k) to[k] = sum[k];
+      store_vec<A, K>(partial + (2 * r + !head) * size + column, sum);
       return;
     }
-    const A divisor = by_freq ? A(past - first) : A(1);
     Vec<T, K> rounded;
 #pragma unroll
-    for (int k = 0; k < K; ++k) rounded.data[k] = from_acc<T>(sum[k] / divisor);
+    for (int k = 0; k < K; ++k) rounded.data[k] = from_acc<T>(FREQ ? sum.data[k] / A(past - first) : sum.data[k]);
     store_vec<T, K>(grad_weight + key * size + column, rounded);
   };
   for (long long p = begin; p < end; p += U) {
     int found[U];
+    long long place[U];
     Vec<T, K> rows[U];
 #pragma unroll
     for (int i = 0; i < U; ++i) {
-      if (p + i >= end) continue;
-      found[i] = keys[p + i];
-      if (found[i] != padding_idx) rows[i] = load_vec<T, K>(grad_y + order[p + i] * size + column);
+      const long long here = p + i < end ? p + i : p;  // no branch: in it a load is waited for
+      found[i] = keys[here];
+      place[i] = order[here];
     }
+#pragma unroll
+    for (int i = 0; i < U; ++i) rows[i] = load_vec<T, K>(grad_y + place[i] * size + column);
 #pragma unroll
     for (int i = 0; i < U; ++i) {
       if (p + i >= end) continue;
@@ -100,11 +190,11 @@ __global__ void embedding_bwd(const T* __restrict__ grad_y, const int* __restric
         key = found[i];
         first = p + i;
 #pragma unroll
-        for (int k = 0; k < K; ++k) sum[k] = A(0);
+        for (int k = 0; k < K; ++k) sum.data[k] = A(0);
       }
       if (key == padding_idx) continue;
 #pragma unroll
-      for (int k = 0; k < K; ++k) sum[k] += to_acc(rows[i].data[k]);
+      for (int k = 0; k < K; ++k) sum.data[k] += to_acc(rows[i].data[k]);
     }
   }
   finish(end);
@@ -120,37 +210,79 @@ __device__ __forceinline__ long long end_of(const int* keys, int key, long long 
   return begin;
 }
 
-// Grid: (runs - 1, any); the blocks of a run share its columns. Block: (kFinishColumns, kFinishLanes). Adds the pieces of
-// the segment that begins in this run and does not end there, if there is one.
+// Grid: (ceil((runs - 1) / kFinishRuns), ceil(size / kFinishColumns)). Block: (kFinishColumns, kFinishRuns). Adds the
+// pieces of the segments that begin in these runs and do not end there: a thread those of one run, all of them of one
+// that goes on for more than kShort runs.
 template <typename T>
 __global__ void embedding_bwd_finish(const int* __restrict__ keys, const acc_t<T>* __restrict__ partial,
                                      T* __restrict__ grad_weight, long long count, long long size, int run,
-                                     long long padding_idx, bool by_freq) {
+                                     long long runs, long long padding_idx, bool by_freq) {
   using A = acc_t<T>;
-  __shared__ A sums[kFinishLanes][kFinishColumns];
-  const long long r = blockIdx.x, begin = r * run, end = begin + run;
-  const int key = keys[end - 1];
-  if (keys[end] != key || key == padding_idx || (begin > 0 && keys[begin - 1] == key)) return;
-  const long long past = end_of(keys, key, end, count), last = (past - 1) / run;
-  long long first = begin;
-  if (by_freq)
-    while (keys[first] != key) ++first;
-  const A divisor = by_freq ? A(past - first) : A(1);
-  for (long long tile = blockIdx.y * kFinishColumns; tile < size; tile += gridDim.y * kFinishColumns) {
-    const long long column = tile + threadIdx.x;
+  __shared__ A sums[kFinishRuns][kFinishColumns];
+  __shared__ long long longer[kFinishRuns];
+  const long long r = blockIdx.x * (long long)kFinishRuns + threadIdx.y, begin = r * run, end = begin + run;
+  const long long column = blockIdx.y * (long long)kFinishColumns + threadIdx.x;
+  const bool inside = column < size;
+  auto piece = [&](long long first, long long s) {
+    return partial[(2 * s + (s == first)) * size + (inside ? column : 0)];
+  };
+  auto store = [&](int key, long long from, A sum) {
+    A divisor = A(1);
+    if (by_freq) {
+      const long long past = end_of(keys, key, (from + 1) * run, count);
+      long long first = from * run;
+      while (keys[first] != key) ++first;
+      divisor = A(past - first);
+    }
+    if (inside) grad_weight[key * size + column] = from_acc<T>(sum / divisor);
+  };
+  int next[kShort];  // the keys that the runs after this one begin with
+#pragma unroll
+  for (int i = 0; i < kShort; ++i) next[i] = keys[r + 1 + i < runs ? (r + 1 + i) * run : count - 1];
+  const int key = keys[end < count ? end - 1 : count - 1], before = keys[begin > 0 && begin < count ? begin - 1 : 0];
+  const bool mine = end < count && next[0] == key && key != padding_idx && (begin == 0 || before != key);
+  const bool is_long = mine && r + kShort < runs && next[kShort - 1] == key;
+  if (mine && !is_long) {
+    A pieces[kShort], sum = A(0);
+#pragma unroll
+    for (int i = 0; i < kShort; ++i) {
+      const bool there = i == 0 || (r + i < runs && next[i - 1] == key);
+      pieces[i] = piece(r, there ? r + i : r);
+    }
+#pragma unroll
+    for (int i = 0; i < kShort; ++i) sum += i == 0 || (r + i < runs && next[i - 1] == key) ? pieces[i] : A(0);
+    store(key, r, sum);
+  }
+  if (threadIdx.x == 0) longer[threadIdx.y] = is_long ? r : -1;
+  if (__syncthreads_or(is_long) == 0) return;
+#pragma unroll 1
+  for (int y = 0; y < kFinishRuns; ++y) {
+    const long long from = longer[y];
+    if (from < 0) continue;
+    const int key = keys[from * run + run - 1];
     A sum = A(0);
-    if (column < size) {
-#pragma unroll 4
-      for (long long s = r + threadIdx.y; s <= last; s += kFinishLanes) {
-        sum += partial[(2 * s + (s == r)) * size + column];
+    bool goes_on = true;
+#pragma unroll 1
+    for (long long s = from + threadIdx.y; s < runs && goes_on; s += kShort * kFinishRuns) {
+      bool there[kShort];
+      A pieces[kShort];
+#pragma unroll
+      for (int i = 0; i < kShort; ++i) {
+        const long long here = s + i * kFinishRuns;
+        there[i] = here == from || (here < runs && keys[here * run] == key);
       }
+#pragma unroll
+      for (int i = 0; i < kShort; ++i) pieces[i] = piece(from, there[i] ? s + i * kFinishRuns : from);
+#pragma unroll
+      for (int i = 0; i < kShort; ++i) sum += there[i] ? pieces[i] : A(0);
+      goes_on = there[kShort - 1];
     }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.y == 0 && column < size) {
+    if (threadIdx.y == 0) {
 #pragma unroll
-      for (int lane = 1; lane < kFinishLanes; ++lane) sum += sums[lane][threadIdx.x];
-      grad_weight[key * size + column] = from_acc<T>(sum / divisor);
+      for (int lane = 1; lane < kFinishRuns; ++lane) sum += sums[lane][threadIdx.x];
+      store(key, from, sum);
     }
     __syncthreads();
   }

@@ -4,14 +4,26 @@
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. Summed in acc_t<T>, divided once, rounded once.
 // Bytes per element of x: sizeof(T). One addition.
-// Reached on an H200 (GB/s of those bytes; a copy: 4251): 8192x8192 over 1 bf16 3065, 8192x8192 over 1 fp16 3093,
-// 8192x8192 over 1 fp32 3531, 8192x8192 over 0 bf16 2705, 8192x8192 over 0 fp32 3364. Lost: the start of a small
-// launch, and a second launch where a sum is cut.
+// Reached on an H200 (GB/s of those bytes; reading alone: 4149): 8192x8192 over 1 bf16 3622, fp32 3682; over 0 bf16 3239,
+// fp32 3670; over all bf16 3269, fp32 3468; 65536x1000 over 1 bf16 3507, 2097152x32 over 1 3458, 4095x4095 over 1 2157,
+// over 0 1562, 64x256x56x56 over (0, 2, 3) 3189. Lost: the start of a launch, which 4 us are; a second launch where a sum
+// is cut; over 0 the blocks run at once, and the last decides.
 #include "common/reduction.cuh"
 
 template <typename A> struct SumRule {
+  static constexpr bool kEach = true;
   static __device__ __forceinline__ A identity_() { return A(0); }
   static __device__ __forceinline__ A combine_(A a, A b) { return a + b; }
+
+  // What is not there is 0.
+  template <int U, int E, typename Number>
+  static __device__ __forceinline__ void take_(A& sum, const A (&values)[U][E], int, int, Number) {
+#pragma unroll
+    for (int i = 0; i < U; ++i) {
+#pragma unroll
+      for (int e = 0; e < E; ++e) sum += values[i][e];
+    }
+  }
 };
 
 // A result in T; or in acc_t<T>, where it is `wide`.
@@ -27,25 +39,14 @@ template <typename T> struct SumResult {
   }
 };
 
-template <typename T> struct SumUnit {
-  using A = acc_t<T>;
-  SumRule<A> rule_;
-  const T* __restrict__ x;
-  A* __restrict__ partial;  // [slabs x results], null where there is one slab
+template <typename T> struct SumUnit : Elements<T> {
+  using State = acc_t<T>;
+  SumRule<State> rule_;
+  State* __restrict__ partial;  // [slabs x results], null where there is one slab
   long long results;
   SumResult<T> result;
 
-  template <int K, typename V>
-  __device__ __forceinline__ void map_(const Offsets<2>& from, const Offsets<1>& at, const V&, A (&mapped)[K]) const {
-    const Vec<T, K> unit = load_vec<T, K>(x + from.at[0] + at.at[0]);
-#pragma unroll
-    for (int k = 0; k < K; ++k) mapped[k] = to_acc(unit.data[k]);
-  }
-  template <int K>
-  __device__ __forceinline__ long long until_vector_(const Offsets<2>& from, long long begin, long long) const {
-    return until_vector<K>(x + from.at[0] + begin);
-  }
-  __device__ __forceinline__ void store_(A value, long long slab, long long at) const {
+  __device__ __forceinline__ void store_(State value, long long slab, long long at) const {
     if (partial) partial[slab * results + at] = value;
     else result.store_(value, slab, at);
   }
@@ -53,12 +54,12 @@ template <typename T> struct SumUnit {
 
 // Grid, block: see fold().
 template <typename T, int FORM>
-__global__ void sum_fwd(const T* __restrict__ x, void* __restrict__ y, acc_t<T>* __restrict__ partial, bool wide,
-                        acc_t<T> divisor, const __grid_constant__ Layout<2> kept,
-                        const __grid_constant__ Layout<1> reduced, const __grid_constant__ Division division,
-                        long long results) {
-  const SumUnit<T> unit{{}, x, partial, results, {{}, y, divisor, wide}};
-  fold<FORM, kVecWidth<T>, acc_t<T>>(unit, kept, reduced, division);
+__global__ void CUPYOPS_FOLD sum_fwd(const T* __restrict__ x, void* __restrict__ y, acc_t<T>* __restrict__ partial,
+                                     bool wide, acc_t<T> divisor, const __grid_constant__ Layout<2> kept,
+                                     const __grid_constant__ Layout<1> reduced,
+                                     const __grid_constant__ Division division, long long results) {
+  const SumUnit<T> unit{{x}, {}, partial, results, {{}, y, divisor, wide}};
+  fold<FORM, kVecWidth<T>>(unit, kept, reduced, division);
 }
 
 // Grid, block: see fold_slabs().

@@ -40,7 +40,8 @@ def elementwise(
             qualified, `"mylib::name"`, else it is in the namespace `user`; a later definition of a name replaces it.
         forward: C that assigns every output: one statement or several, with local variables, `if` and `?:`. It is
             computed in fp32, in fp64 for fp64; `float` and `T` name that type, literals are of it, and the one rounding is
-            at the end. `max` and `min` keep NaN as `torch.maximum` does; `fmax` and `fmin` drop it.
+            at the end; for half types `exp` and `sigmoid` are as exact as those can show. `max` and `min` keep NaN as
+            `torch.maximum` does; `fmax` and `fmin` drop it.
         backward: C that assigns `grad_x` for each tensor `x` of type T. It is given `grad_y`, the inputs, the numbers and,
             by name, the outputs. It must be the gradient of `forward`; `cupyops.testing.check` finds out. Without it the
             gradient is that of the reference: everywhere right, but slower, and it keeps more memory.

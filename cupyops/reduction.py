@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import check
 from .common.broadcast import empty_output, expanded
-from .common.reduction import Plan, arrange, finishing_block
+from .common.reduction import arrange, finishing_block
 from .errors import InputError
 from .expression import folds, kernels, references
 from .expression.arguments import checker
@@ -144,19 +144,15 @@ def _forward(declaration: Declaration, fold: Kernel, finish: Kernel) -> Callable
             return y, ()
         strides = tuple(y.stride(dim) for dim in kept) if keepdim else y.stride()
         plan, inputs = arrange(inputs, tuple(dims), strides, 16 // dtype.itemsize)
-        partial = None if plan.slabs == 1 else y.new_empty((plan.slabs, y.numel()), dtype=computed_in(dtype))
-        fold[plan.tiles * plan.slabs, plan.block](
-            *inputs, y, partial, *scalars, n, *_structs(plan), y.numel(), T=dtype, FORM=plan.form
+        partial = y.new_empty((plan.slabs, y.numel()), dtype=computed_in(dtype)) if plan.slabs else None
+        fold[plan.grid, plan.block](
+            *inputs, y, partial, *scalars, n, *plan.structs, plan.partials, T=dtype, FORM=plan.form
         )
         if partial is not None:
             _finish(finish, partial, y, scalars, n, plan.slabs, dtype)
         return y, ()
 
     return launch
-
-
-def _structs(plan: Plan) -> tuple[Any, ...]:
-    return plan.kept, plan.reduced, plan.division
 
 
 def _finish(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -307,6 +308,16 @@ def maxima() -> st.SearchStrategy[Call]:
 
 
 @st.composite
+def variances(draw: st.DrawFn) -> Call:
+    """As sums, of more elements than the correction."""
+    x, dims, keepdim = draw(sums()).args
+    reduced = range(x.dim()) if dims is None or dims == () else [dims] if isinstance(dims, int) else dims
+    elements = math.prod(x.shape[dim] for dim in reduced)
+    corrections = [one for one in (0, 1, 2.5) if one < elements] or [0]
+    return Call(x, dims, keepdim=keepdim, correction=draw(st.sampled_from(corrections)))
+
+
+@st.composite
 def lookups(draw: st.DrawFn) -> Call:
     """Rows of a table, some of them over and over."""
     dtype, rows, size = draw(_dtypes), draw(st.sampled_from([1, 3, 33])), draw(st.sampled_from([0, 1, 5, 8, 33]))
@@ -338,6 +349,7 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "embedding": (cupyops.embedding, F.embedding, lookups()),
     "amax": (cupyops.amax, torch.amax, maxima()),
     "sum": (cupyops.sum, torch.sum, sums()),
+    "var": (cupyops.var, torch.var, variances()),
     "mean": (cupyops.mean, torch.mean, sums()),
     "matmul": (cupyops.matmul, torch.matmul, products()),
     "linear": (cupyops.linear, F.linear, affine()),

@@ -476,6 +476,15 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.amax, m(17000, 2), 0),
         lambda m: (cupyops.amax, m(20, 7), 0),
     ],
+    "var": [
+        lambda m: (cupyops.var, m(7, 130)),
+        lambda m: (cupyops.var, m(5, 133), 1),
+        lambda m: (cupyops.var, m(40, 24), 0),
+        lambda m: (cupyops.var, m(3, 5, 16), (0, 2)),
+        lambda m: (cupyops.var, m(3, 5, 7), (0, 2)),
+        lambda m: (cupyops.var, m(17000, 2), 0),
+        lambda m: (cupyops.var, m(20, 7), 0),
+    ],
     "nll_loss": [
         lambda m: (cupyops.nll_loss, m(300, 5), m.integers(300, high=5)),
         lambda m: (cupyops.nll_loss, m(19, 101), m.integers(19, high=101), m(101).detach().abs(), {"ignore_index": 7}),

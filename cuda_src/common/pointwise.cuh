@@ -105,6 +105,22 @@ template <typename X> __device__ __forceinline__ auto sigmoid(X x) {
   return ::sigmoid(static_cast<floating_t<X>>(x)).s;
 }
 
+// As exactly as a result of 16 bits can show.
+namespace nearly {
+
+template <typename X> __device__ __forceinline__ auto exp(X x) {
+  using F = floating_t<X>;
+  if constexpr (sizeof(F) == 4) return exp_for<__half>(static_cast<F>(x));
+  else return ::exp(static_cast<F>(x));
+}
+
+template <typename X> __device__ __forceinline__ auto sigmoid(X x) {
+  using F = floating_t<X>;
+  if constexpr (sizeof(F) == 4) return sigmoid_for<__half>(static_cast<F>(x)).s;
+  else return ::sigmoid(static_cast<F>(x)).s;
+}
+
+}  // namespace nearly
 }  // namespace expression
 
 // An element as a body takes it: half types in float, integers as they are.

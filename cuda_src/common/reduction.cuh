@@ -8,76 +8,82 @@
 //     ...Vectors      units of 16 bytes' worth of neighbours, else of one element
 //
 // What is reduced is cut into slabs of `slab_units` units. Where there are several, their results are partial ones, which
-// fold_slabs() combines. Units are loaded in batches, so that a thread has 64 bytes under way, 32 of single elements.
+// fold_slabs() combines.
 #pragma once
 
+#include "common/combine.cuh"
 #include "common/pointwise.cuh"
-#include "common/reduce.cuh"
 
-constexpr int kFoldThreads = 256;
+constexpr int kFoldThreads = 512;  // of a block, at most
+constexpr int kVectorsAtOnce = 4, kSinglesAtOnce = 8, kSlabsAtOnce = 8;  // under way in a thread
+
+#define CUPYOPS_FOLD __launch_bounds__(kFoldThreads)
 
 // The numbers are those of reduction.py.
 enum Form { kLine, kRows, kRowVectors, kColumns, kColumnVectors };
-
-template <typename A> __device__ __forceinline__ A shuffle_down(const A& value, int offset) {
-  return __shfl_down_sync(kFullMask, value, offset);
-}
-
-// The C values of each of `count` threads, a power of two, combined into those of the first. A type that is no number has a shuffle_down() of its own. `index` is a thread's place
-// among them, in `shared` they are `stride` apart. All threads of the block take part. Neighbours shuffle within their
-// warps, whose results then cross one barrier.
-template <int C, typename A, typename Rule>
-__device__ __forceinline__ void fold_threads(A (&value)[C], A (*shared)[kFoldThreads], int index, int count, int stride,
-                                             const Rule& rule) {
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto shuffle = [&](int lanes) {
-    for (int half = lanes / 2; half > 0; half /= 2) {
-#pragma unroll
-      for (int c = 0; c < C; ++c) {
-        value[c] = rule.combine_(value[c], shuffle_down(value[c], half));
-      }
-    }
-  };
-  if (stride == 1) {
-    shuffle(count < kWarp ? count : kWarp);
-    if (count <= kWarp) return;
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      if (index % kWarp == 0) shared[c][thread / kWarp] = value[c];
-    }
-    __syncthreads();
-    if (index >= kWarp) return;
-    const int warps = count / kWarp;
-#pragma unroll
-    for (int c = 0; c < C; ++c) value[c] = shared[c][thread / kWarp + index % warps];
-    shuffle(warps);
-    return;
-  }
-  for (int half = count / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      if (index >= half && index < 2 * half) shared[c][thread] = value[c];
-    }
-    __syncthreads();  // one is enough: the next step writes what this one does not read
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      if (index < half) value[c] = rule.combine_(value[c], shared[c][thread + half * stride]);
-    }
-  }
-}
 
 // How a launch divides the work. Units are elements for kLine; else of K elements: of the reduced ones in rows, of the
 // results in columns.
 struct Division {
   long long results, units;  // to reduce to, in units in columns; of each to reduce
-  long long tiles, slab_units;
+  long long slab_units;  // below 2^30
+  long long whole;  // elements there are, where the last of the units is not there for all results; else 0
+  long long period;  // rows of the input that are one of units in columns
 };
 
-// locate() where there is one dimension.
-template <int N> __device__ __forceinline__ Offsets<N> step_to(const Layout<N>& layout, long long unit) {
+template <int BYTES> struct Word;
+template <> struct Word<1> { using type = unsigned char; };
+template <> struct Word<2> { using type = unsigned short; };
+template <> struct Word<4> { using type = unsigned; };
+template <> struct Word<8> { using type = uint2; };
+template <> struct Word<16> { using type = uint4; };
+
+// What is read once is the first to leave the L2 again: to make room for it, what others have written would have to be
+// written to memory at the same time.
+template <int K, typename X> __device__ __forceinline__ Vec<X, K> load_once(const X* from) {
+  if constexpr (sizeof(Vec<X, K>) > 16) {
+    return load_vec<X, K>(from);
+  } else {
+    using W = typename Word<sizeof(Vec<X, K>)>::type;
+    union {
+      W word;
+      Vec<X, K> vec;
+    } both = {__ldcs(reinterpret_cast<const W*>(from))};
+    return both.vec;
+  }
+}
+
+// K neighbours, or one number K times.
+template <int K, typename X> __device__ __forceinline__ Vec<X, K> load_unit_once(const X* from, bool broadcast) {
+  return broadcast ? splat<X, K>(*from) : load_once<K>(from);
+}
+
+// locate() where there are at most two dimensions, and fewer than 2^31 units.
+template <int N> __device__ __forceinline__ Offsets<N> locate_two(const Layout<N>& layout, long long unit) {
+  const unsigned low = static_cast<unsigned>(unit);
+  const unsigned outer = (__umulhi(low, layout.multiplier[0]) + low) >> layout.shift[0];
+  const unsigned inner = low - outer * static_cast<unsigned>(layout.size[0]);
   Offsets<N> offsets;
 #pragma unroll
-  for (int j = 0; j < N; ++j) offsets.at[j] = unit * layout.stride[j][0];
+  for (int j = 0; j < N; ++j) offsets.at[j] = inner * layout.stride[j][0] + outer * layout.stride[j][1];
+  return offsets;
+}
+
+// locate() in little code: what is read of it comes before the first unit is.
+template <int N> __device__ __forceinline__ Offsets<N> find(const Layout<N>& layout, long long unit) {
+  Offsets<N> offsets = {};
+#pragma unroll 1
+  for (int d = 0; d < layout.dims; ++d) {
+    long long rest = 0;
+    if (d + 1 < layout.dims) {
+      const unsigned low = static_cast<unsigned>(unit);
+      rest = layout.wide ? unit / layout.size[d] : (__umulhi(low, layout.multiplier[d]) + low) >> layout.shift[d];
+    }
+    const long long coordinate = unit - rest * layout.size[d];
+#pragma unroll
+    for (int j = 0; j < N; ++j) offsets.at[j] += coordinate * layout.stride[j][d];
+    unit = rest;
+  }
   return offsets;
 }
 
@@ -86,126 +92,213 @@ template <int K, typename X> __device__ __forceinline__ int until_vector(const X
   return static_cast<int>((K - reinterpret_cast<unsigned long long>(pointer) / sizeof(X) % K) % K);
 }
 
-// Combines `valid` of U units, `mapped`, into those of `folded`.
-template <int U, int K, int W, typename A, typename Rule>
-__device__ __forceinline__ void take(A (&folded)[W], const A (&mapped)[U][K], int valid, const Rule& rule) {
+// Units u, u + step ... below last, U at once, into the S states of a thread: of each element of a unit, or the one of
+// all. number(u) is a unit's, as take_() gets it, at(number) says where it is.
+template <int U, int K, int N, int S, typename Unit, typename V, typename Number, typename At>
+__device__ __forceinline__ void fold_units(typename Unit::State (&state)[S], const Unit& unit,
+                                           const Offsets<N + 1>& from, const V& vector, int u, int last, int step,
+                                           int& seen, Number number, At at) {
+  constexpr int E = K / S;
+#pragma unroll 1
+  for (; u < last; u += U * step) {
+    decltype(unit.template none_<K>()) loaded[U];
+    int valid = 0;
 #pragma unroll
-  for (int i = 0; i < U; ++i) {
+    for (int i = 0; i < U; ++i) {
+      const bool inside =
+          u + i * step < last;  // else another's again: behind a branch a load would be waited for there
+      loaded[i] = unit.template load_<K>(from, at(number(inside ? u + i * step : u)), vector);
+      valid += inside;
+    }
 #pragma unroll
-    for (int k = 0; k < K; ++k) folded[k] = i < valid ? rule.combine_(folded[k], mapped[i][k]) : folded[k];
+    for (int i = 0; i < U; ++i) {
+      if (i >= valid) loaded[i] = unit.template none_<K>();
+    }
+    auto place = [&](int i) { return number(u + i * step); };
+    if constexpr (E > 1 && Unit::kTakesVectors) {
+      unit.take_vectors_(state[0], loaded, place);
+    } else {
+#pragma unroll
+      for (int s = 0; s < S; ++s) {
+        typename Unit::Value values[U][E];
+#pragma unroll
+        for (int i = 0; i < U; ++i) {
+#pragma unroll
+          for (int e = 0; e < E; ++e) values[i][e] = unit.value_(loaded[i], s * E + e);
+        }
+        unit.rule_.take_(state[s], values, valid, seen, place);
+      }
+    }
+    seen += valid * E;
   }
 }
 
-// Every `step`-th unit from u to last, U at once; at(u) says where one is. The last batch repeats a unit for those that
-// are too many, and leaves them out.
-template <int U, int K, int N, int W, typename A, typename Unit, typename V, typename At>
-__device__ __forceinline__ void fold_units(A (&folded)[W], const Unit& unit, const Offsets<N + 1>& from,
-                                           const V& vector, long long u, long long last, long long step, At at) {
-  A mapped[U][K];
-  for (; u + (U - 1) * step < last; u += U * step) {
-    Offsets<N> where[U];
-#pragma unroll
-    for (int i = 0; i < U; ++i) where[i] = at(u + i * step);
-#pragma unroll
-    for (int i = 0; i < U; ++i) unit.template map_<K>(from, where[i], vector, mapped[i]);
-    take(folded, mapped, U, unit.rule_);
-  }
-  if (U == 1 || u >= last) return;
-  int valid = 0;
-#pragma unroll
-  for (int i = 0; i < U; ++i) {
-    const bool inside = u + i * step < last;
-    unit.template map_<K>(from, at(inside ? u + i * step : u), vector, mapped[i]);
-    valid += inside;
-  }
-  take(folded, mapped, valid, unit.rule_);
-}
-
-// The same of any strides: where there are several dimensions, fewer are under way, since each is located.
-template <int U, int K, int N, typename A, typename Unit, typename V>
-__device__ __forceinline__ void fold_any(A (&folded)[K], const Unit& unit, const Offsets<N + 1>& from,
-                                         const Layout<N>& reduced, const V& vector, long long u, long long last,
-                                         long long step) {
-  if (reduced.dims == 1) {
-    fold_units<U, K, N>(folded, unit, from, vector, u, last, step, [&](long long u) { return step_to(reduced, u); });
-  } else {
-    fold_units<2, K, N>(folded, unit, from, vector, u, last, step, [&](long long u) { return locate(reduced, u); });
-  }
-}
-
-// One run of neighbours, [begin, end) of it: single elements up to the first vector, vectors, single elements. The first
-// of the single ones is loaded before the vectors and combined after, so that nothing waits for it.
-template <int U, int K, int N, typename A, typename Unit>
-__device__ __forceinline__ void fold_line(A (&folded)[K], const Unit& unit, const Offsets<N + 1>& from,
-                                          const Layout<N>& reduced, long long begin, long long end, int index,
-                                          int count) {
+// One run of neighbours, `length` of it from `begin` on: single elements up to the first vector, vectors, single elements.
+template <int U, int K, int N, int S, typename Unit>
+__device__ __forceinline__ void fold_line(typename Unit::State (&state)[S], const Unit& unit,
+                                          const Offsets<N + 1>& from, const Layout<N>& reduced, long long begin,
+                                          int length, int index, int count) {
+  int seen = 0;
+  const int until = unit.template until_vector_<K>(from, begin, length), head = until < length ? until : length;
+  const int vectors = (length - head) / K, singles = length - vectors * K;
   auto at = [](long long element) { return everywhere<N>(element); };
-  const long long until = begin + unit.template until_vector_<K>(from, begin, end - begin);
-  const long long head = until < end ? until : end, tail = head + (end - head) / K * K;
-  const long long singles = head - begin + (end - tail);
-  auto place = [&](long long single) {
-    return single < head - begin ? begin + single : tail + (single - (head - begin));
-  };
-  A first[1][1] = {{unit.rule_.identity_()}};
-  if (index < singles) unit.template map_<1>(from, at(place(index)), reduced, first[0]);
-  fold_units<U, K, N>(folded, unit, from, reduced, index, (tail - head) / K, count,
-                      [&](long long u) { return at(head + u * K); });
-  take(folded, first, index < singles, unit.rule_);
-  fold_units<4, 1, N>(folded, unit, from, reduced, index + count, singles, count,
-                      [&](long long single) { return at(place(single)); });
+  typename Unit::State(&one)[1] = reinterpret_cast<typename Unit::State(&)[1]>(state);
+  fold_units<1, 1, N>(
+      one, unit, from, reduced, index, singles, count, seen,
+      [&](int single) { return begin + single + (single < head ? 0 : vectors * K); }, at);
+  fold_units<U, K, N>(
+      state, unit, from, reduced, index, vectors, count, seen, [&](int u) { return begin + head + (long long)u * K; },
+      at);
 }
 
-// Grid: tiles x slabs, one dimension, tiles fastest. Block: kFoldThreads, both dimensions powers of two. A thread takes
-// every blockDim.x-th (.y-th) unit of its slab. unit.map_<K>(from, at, vector, mapped) reads K elements, contiguous or
-// broadcast along the innermost dimension of `vector`; unit.until_vector_<K>(from, begin, length) counts the elements
-// from `begin` on before a vector may be loaded, `length` where the inputs are not aligned alike;
-// unit.store_(value, slab, offset) takes a result. The last of the offsets in `kept` is the output's.
-template <int FORM, int W, typename A, int N, typename Unit>
+// Whether the last of the units of this result of columns is whole. One that is not, since the tensor ends in it, is
+// folded here, by the thread of `index` 0.
+template <int K, int N, typename Unit>
+__device__ __forceinline__ bool ends_whole(typename Unit::State (&state)[K], const Unit& unit,
+                                           const Offsets<N + 1>& from, const Layout<N>& reduced,
+                                           const Layout<N + 1>& kept, const Division& division, long long result,
+                                           int index) {
+  const long long last = division.units - 1, left = division.whole - (last * division.results + result) * K;
+  if (left >= K) return true;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (index > 0 || k >= left) continue;
+    Offsets<N> at = locate_two(reduced, last);
+#pragma unroll
+    for (int j = 0; j < N; ++j) at.at[j] += k;
+    const typename Unit::Value values[1][1] = {{unit.value_(unit.template load_<1>(from, at, kept), 0)}};
+    typename Unit::State single = unit.rule_.identity_();
+    unit.rule_.take_(single, values, 1, 0, [&](int) { return last; });
+    state[k] = unit.rule_.combine_(state[k], single);
+  }
+  return false;
+}
+
+template <bool FIRST, typename A, typename B>
+__device__ __forceinline__ const auto& first_of(const A& first, const B& second) {
+  if constexpr (FIRST) return first;
+  else return second;
+}
+
+// Grid: (tiles, slabs). Block: both dimensions powers of two, kFoldThreads in all at most; half of those, or 16 lanes, of
+// column vectors. A thread takes every
+// blockDim.x-th (.y-th) unit of its slab. The last of the offsets in `kept` is the output's. Of a Unit:
+//
+//     State, Value             what elements are combined to, and what an element is before that
+//     load_<K>(from, at, v)    K elements, neighbours, or broadcast along the innermost dimension of v; none_<K>() in
+//                              place of those that are not there
+//     value_(loaded, k)        the value of the k-th
+//     until_vector_<K>(from, begin, length)   elements from `begin` on before a vector may be loaded; `length` or more
+//                              where the inputs are not aligned alike
+//     store_(state, slab, at)  takes a result
+//     rule_                    identity_(), combine_(a, b), and take_(state, values[U][E], valid, seen, number): of U units,
+//                              the first `valid` of which are there; the state has `seen` elements. number(0) ... are the
+//                              units' in what is reduced, in a line the numbers of their first elements
+//     rule_.kEach              whether a thread has a state for each element of a unit, in rows too
+//     kTakesVectors            whether, where it has one for all of them, take_vectors_(state, loaded[U], number) does
+//                              what value_() and take_() else do
+template <int FORM, int W, int N, typename Unit>
 __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept, const Layout<N>& reduced,
                                      const Division& division) {
+  using A = typename Unit::State;
   constexpr bool rows = FORM < kColumns;
-  constexpr int K = FORM == kRows || FORM == kColumns ? 1 : W, C = rows ? 1 : K, U = K == 1 ? 2 * W : 4;
-  __shared__ A shared[C][kFoldThreads];
-  const long long tile = blockIdx.x % division.tiles, slab = blockIdx.x / division.tiles;
+  constexpr int K = FORM == kRows || FORM == kColumns ? 1 : W, C = rows ? 1 : K,
+                U = K == 1 ? kSinglesAtOnce : kVectorsAtOnce;
+  constexpr int S = rows && !decltype(unit.rule_)::kEach ? 1 : K;
+  __shared__ A shared[C == 1 ? kFoldThreads : C * kFoldThreads / 2];
+  __shared__ long long places[rows ? 1 : kFoldThreads];
   const int index = rows ? threadIdx.x : threadIdx.y, count = rows ? blockDim.x : blockDim.y;
-  const long long result = rows ? tile * blockDim.y + threadIdx.y : tile * (long long)blockDim.x + threadIdx.x;
+  const long long result = rows ? blockIdx.x * (long long)blockDim.y + threadIdx.y : global_thread();
   const bool inside = result < division.results;
-  const Offsets<N + 1> from = locate(kept, inside ? result : 0);
-  A folded[K];
+  const Offsets<N + 1> from = find(kept, inside ? result : 0);
+  A state[S];
 #pragma unroll
-  for (int k = 0; k < K; ++k) folded[k] = unit.rule_.identity_();
-  const long long begin = slab * division.slab_units, end = begin + division.slab_units;
-  const long long last = !inside ? begin : end < division.units ? end : division.units;
+  for (int s = 0; s < S; ++s) state[s] = unit.rule_.identity_();
+  const long long begin = blockIdx.y * division.slab_units, left = division.units - begin;
+  int length = !inside ? 0 : static_cast<int>(left < division.slab_units ? left : division.slab_units);
   if constexpr (FORM == kLine) {
-    fold_line<U, K, N>(folded, unit, from, reduced, begin, last, index, count);
+    fold_line<U, K, N>(state, unit, from, reduced, begin, length, index, count);
   } else {
-    if constexpr (rows) fold_any<U, K, N>(folded, unit, from, reduced, reduced, begin + index, last, count);
-    else fold_any<U, K, N>(folded, unit, from, reduced, kept, begin + index, last, count);
+    const auto& vector = first_of<rows>(reduced, kept);
+    const bool ragged = FORM == kColumnVectors && division.whole && length && length == left;
+    A ending[S];
+    if constexpr (FORM == kColumnVectors) {
+      if (ragged) {
+#pragma unroll
+        for (int s = 0; s < S; ++s) ending[s] = state[s];
+        length -= !ends_whole<K, N>(ending, unit, from, reduced, kept, division, result, index);
+      }
+    }
+    auto number = [&](int u) { return begin + u; };
+    int seen = 0;
+    if (reduced.dims <= 2 && !reduced.wide) {
+      fold_units<U, K, N>(state, unit, from, vector, index, length, count, seen, number,
+                          [&](long long unit) { return locate_two(reduced, unit); });
+    } else {
+      fold_units<1, K, N>(state, unit, from, vector, index, length, count, seen, number,
+                          [&](long long unit) { return find(reduced, unit); });
+    }
+    if (ragged) {
+#pragma unroll
+      for (int s = 0; s < S; ++s) state[s] = unit.rule_.combine_(state[s], ending[s]);
+    }
   }
-  A value[C];
+  if constexpr (rows) {
 #pragma unroll
-  for (int c = 0; c < C; ++c) value[c] = folded[c];
-#pragma unroll
-  for (int k = C; k < K; ++k) value[0] = unit.rule_.combine_(value[0], folded[k]);
-  fold_threads<C>(value, shared, index, count, rows ? 1 : blockDim.x, unit.rule_);
-  if (index > 0 || !inside) return;
-#pragma unroll
-  for (int c = 0; c < C; ++c) unit.store_(value[c], slab, from.at[N] + c);
+    for (int s = 1; s < S; ++s) state[0] = unit.rule_.combine_(state[0], state[s]);
+    const A value = fold_neighbours(state[0], shared, index, count, unit.rule_);
+    if (index == 0 && inside) unit.store_(value, blockIdx.y, from.at[N]);
+  } else {
+    if (index == 0) places[threadIdx.x] = inside ? from.at[N] : -1;
+    fold_across(state, shared, unit.rule_, [&](const A& value, int x, int c) {
+      if (places[x] >= 0) unit.store_(value, blockIdx.y, places[x] + c);
+    });
+  }
 }
 
 // The partial results [slabs x results] combined, each given to store_(value, 0, offset). Grid: ceil(results /
-// blockDim.x). Block: as fold() has it without ROWS.
+// blockDim.x). Block: as fold() has it in columns.
 template <typename A, typename Unit>
 __device__ __forceinline__ void fold_slabs(const Unit& unit, const A* __restrict__ partial, long long slabs,
                                            long long results) {
-  __shared__ A shared[1][kFoldThreads];
-  const long long result = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  __shared__ A shared[kFoldThreads];
+  const long long first = blockIdx.x * (long long)blockDim.x, result = first + threadIdx.x;
   A value[1] = {unit.rule_.identity_()};
-  if (result < results) {
-    for (long long slab = threadIdx.y; slab < slabs; slab += blockDim.y) {
-      value[0] = unit.rule_.combine_(value[0], partial[slab * results + result]);
+  const int step = blockDim.y, last = result < results ? static_cast<int>(slabs) : 0;
+#pragma unroll 1
+  for (int slab = threadIdx.y; slab < last; slab += kSlabsAtOnce * step) {
+    A held[kSlabsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kSlabsAtOnce; ++i) {
+      const int here = slab + i * step < last ? slab + i * step : slab;
+      held[i] = partial[here * results + result];
+    }
+#pragma unroll
+    for (int i = 0; i < kSlabsAtOnce; ++i) {
+      if (slab + i * step < last) value[0] = unit.rule_.combine_(value[0], held[i]);
     }
   }
-  fold_threads<1>(value, shared, threadIdx.y, blockDim.y, blockDim.x, unit.rule_);
-  if (threadIdx.y == 0 && result < results) unit.store_(value[0], 0, result);
+  fold_across(value, shared, unit.rule_, [&](const A& total, int x, int) {
+    if (first + x < results) unit.store_(total, 0, first + x);
+  });
 }
+
+// The side of a Unit that reads one tensor, whose elements are reduced as they are.
+template <typename T> struct Elements {
+  using Value = acc_t<T>;
+  static constexpr bool kTakesVectors = false;
+  const T* __restrict__ x;
+
+  template <int K> static __device__ __forceinline__ Vec<T, K> none_() { return {}; }
+  template <int K, int N, typename V>
+  __device__ __forceinline__ Vec<T, K> load_(const Offsets<N>& from, const Offsets<1>& at, const V&) const {
+    return load_once<K>(x + from.at[0] + at.at[0]);
+  }
+  template <int K> static __device__ __forceinline__ Value value_(const Vec<T, K>& loaded, int k) {
+    return to_acc(loaded.data[k]);
+  }
+  template <int K, int N>
+  __device__ __forceinline__ int until_vector_(const Offsets<N>& from, long long begin, int) const {
+    return until_vector<K>(x + from.at[0] + begin);
+  }
+};

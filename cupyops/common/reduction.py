@@ -14,10 +14,16 @@ from torch import Tensor
 from ..kernel import ceil_div
 from .broadcast import innermost_first, packed_layout
 
-THREADS = 256  # kFoldThreads
+THREADS = 256  # of a block
+MOST_THREADS = 512  # kFoldThreads: of a block where there is one for each result, or tile of columns
 BLOCKS = 1024  # into which a launch is cut, whatever the GPU: the same bits on all
-UNITS = 16  # that a thread has at least, where a reduction is cut into slabs; and about, of a row
+ROW_BLOCKS = 8192  # of rows: the last ones to end are short
+ENOUGH_BLOCKS = 128  # that need not be cut into more
+LOADS = 4  # units of a row that a thread has, about
+UNITS = 16  # of columns that a thread has at least, where a reduction is cut into slabs
 ENOUGH_THREADS = 1 << 18  # to fill a GPU: with fewer rows' worth, more of them share a row
+LANES = 8  # of columns: 128 bytes
+MOST_UNITS = 1 << 30  # of a slab
 
 LINE, ROWS, ROW_VECTORS, COLUMNS, COLUMN_VECTORS = range(5)  # Form
 
@@ -26,34 +32,37 @@ Strides = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """One launch of fold(): its template values, grid, block and structs; and of fold_slabs(), if there are `slabs`."""
+    """One launch of fold(): its template value, grid, block and structs; and of fold_slabs() after it, if `slabs`.
+
+    `slabs` by `partials` partial results are combined to as many as there are.
+    """
 
     form: int
+    grid: tuple[int, int]
     block: tuple[int, int]
-    tiles: int
     slabs: int
-    kept: np.ndarray
-    reduced: np.ndarray
-    division: np.ndarray
+    partials: int
+    structs: tuple[np.ndarray, np.ndarray, np.ndarray]  # kept, reduced, Division
 
 
 def arrange(
-    inputs: Sequence[Tensor], dims: tuple[int, ...], output_strides: Strides, vector: int
+    inputs: Sequence[Tensor], dims: tuple[int, ...], output_strides: Strides, vector: int, loads: int = LOADS
 ) -> tuple[Plan, Sequence[Tensor]]:
     """The plan, and the inputs, copied where their strides are too many. They have one shape, not without elements.
 
-    `output_strides` are those of the dimensions that are kept; `vector` elements are loaded at once.
+    `output_strides` are those of the dimensions that are kept; `vector` elements are loaded at once, `loads` of them by a
+    thread of a row.
     """
     shape = tuple(inputs[0].shape)
     aligned = all(tensor.data_ptr() % (vector * tensor.element_size()) == 0 for tensor in inputs)
-    found = plan(shape, dims, output_strides, vector, aligned, *[tensor.stride() for tensor in inputs])
+    found = plan(shape, dims, output_strides, vector, aligned, loads, *[tensor.stride() for tensor in inputs])
     if found is not None:
         return found, inputs
     # [results x what is reduced], contiguous: one dimension of each
     order = [d for d in range(len(shape)) if d not in dims] + list(dims)
     back = sorted(range(len(order)), key=order.__getitem__)
     inputs = [tensor.permute(order).contiguous().permute(back) for tensor in inputs]
-    return arrange(inputs, dims, output_strides, vector)
+    return arrange(inputs, dims, output_strides, vector, loads)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -63,9 +72,11 @@ def plan(
     output_strides: Strides,
     vector: int,
     aligned: bool,
+    loads: int,
     *strides: Strides,
 ) -> Plan | None:
     """None if the dimensions kept, or those reduced, are too many to walk."""
+    whole_vector = vector
     order = [d for d in innermost_first(shape, strides) if shape[d] > 1] or [0]
     rank = {dim: place for place, dim in enumerate(order)}
     kept_dims = tuple(d for d in range(len(shape)) if d not in dims)
@@ -93,36 +104,90 @@ def plan(
         units, results = (count // width, results) if rows else (count, results // width)
     if along is None or across is None:
         return None
-    block, tiles, slabs = _division(rows, results, units, form)
+    whole, period = 0, 1
+    if form == COLUMNS and aligned and odd_columns(shape, dims, strides, output_strides):
+        # as many rows side by side as make whole vectors: what is left of the last ones ends within a unit
+        period = whole_vector // math.gcd(results, whole_vector)
+        whole, form = results * count, COLUMN_VECTORS
+        units, results = ceil_div(count, period), results * period // whole_vector
+        along = packed_layout((units,), (1,), 1, (results * whole_vector,))
+        across = packed_layout((results * whole_vector,), (1,), whole_vector, (1,), (1,))
+        assert along is not None and across is not None
+    block, tiles, slabs = _division(rows, results, units, form, loads)
     slab_units = max(ceil_div(units, slabs), 1)
     slabs = max(ceil_div(units, slab_units), 1)
     if form == LINE:
         units, slab_units = count, slab_units * vector
-    division = struct.pack("=4q", results, units, tiles, slab_units)
-    return Plan(form, block, tiles, slabs, across[0], along[0], np.frombuffer(division, np.uint8))
+    division = struct.pack("=5q", results, units, slab_units, whole, period)
+    several = slabs * period if slabs * period > 1 else 0
+    partials = results * (whole_vector if form == COLUMN_VECTORS else 1)
+    return Plan(
+        form, (tiles, slabs), block, several, partials, (across[0], along[0], np.frombuffer(division, np.uint8))
+    )
 
 
-def _division(rows: bool, results: int, units: int, form: int) -> tuple[tuple[int, int], int, int]:
+def odd_columns(
+    shape: Sequence[int], dims: tuple[int, ...], strides: Sequence[Strides], output_strides: Strides
+) -> bool:
+    """Whether it is one contiguous input whose first dimensions are reduced to contiguous results."""
+    kept = [d for d in range(len(shape)) if d not in dims]
+    first = max(dims, default=0) < min(kept, default=0)
+    contiguous = is_dense(shape, strides[0]) and is_dense([shape[d] for d in kept], output_strides)
+    return len(strides) == 1 and first and contiguous
+
+
+def is_dense(shape: Sequence[int], strides: Strides) -> bool:
+    """Whether a tensor of these strides is contiguous."""
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _division(rows: bool, results: int, units: int, form: int, loads: int) -> tuple[tuple[int, int], int, int]:
     """(block, tiles, slabs) for so many results, of so many units each."""
     if rows:
-        along, most = min(THREADS, _power_of_two(ceil_div(units, UNITS))), min(THREADS, _power_of_two(units))
+        along, most = min(THREADS, _power_of_two(ceil_div(units, loads))), min(THREADS, _power_of_two(units))
         while along < most and results * along < ENOUGH_THREADS:
             along *= 2
-        block = along, THREADS // along
+        if ENOUGH_BLOCKS <= results < BLOCKS and units >= MOST_THREADS * LOADS:
+            along = MOST_THREADS
+        block = along, max(THREADS // along, 1)
         tiles = ceil_div(results, block[1])
     else:
-        block = finishing_block(results, units, 128 if form == COLUMNS else 32)
+        lanes = LANES if form == COLUMN_VECTORS else 4 * LANES
+        deep = units >= MOST_THREADS // lanes * LOADS
+        block = finishing_block(results, units, lanes, MOST_THREADS) if deep else finishing_block(results, units)
         along = block[1]
         tiles = ceil_div(results, block[0])
-    return block, tiles, max(1, min(BLOCKS // tiles, units // (along * UNITS)))
+    cut = min(ROW_BLOCKS // tiles, units // (along * loads)) if rows else min(BLOCKS // tiles, units // (along * UNITS))
+    slabs = 1 if tiles >= ENOUGH_BLOCKS else cut
+    return block, tiles, max(1, slabs, ceil_div(units, MOST_UNITS))
 
 
-def finishing_block(results: int, units: int, wide: int = 32) -> tuple[int, int]:
+def finishing_block(results: int, units: int, wide: int = 32, threads: int = 0) -> tuple[int, int]:
     """A block whose x runs over results: `wide`, by default as a warp, and wider only where units to reduce are few."""
+    threads = threads or (THREADS if units < BLOCKS else MOST_THREADS)
     x = min(wide, _power_of_two(results))
-    while x < min(results, THREADS) and THREADS // x > units:
+    while x < min(results, threads) and threads // x > units:
         x *= 2
-    return x, THREADS // x
+    return x, threads // x
+
+
+def rows_block(rows: int, vectors: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(grid, block) of spread_rows() for rows of so many vectors."""
+    along = min(THREADS, _power_of_two(ceil_div(vectors, LOADS)))
+    parts = max(1, min(BLOCKS // rows, vectors // (along * UNITS)))
+    return (ceil_div(rows, THREADS // along), parts), (along, THREADS // along)
+
+
+def columns_block(across: int, units: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(grid, block) of spread_columns() for `units` rows of so many vectors."""
+    lanes = min(THREADS // 2, _power_of_two(across))
+    tiles, deep = ceil_div(across, lanes), THREADS // lanes
+    return (tiles, max(1, min(ceil_div(2 * BLOCKS, tiles), units // (deep * UNITS)))), (lanes, deep)
 
 
 def _power_of_two(least: int) -> int:

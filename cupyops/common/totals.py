@@ -1,4 +1,4 @@
-"""What sum and mean share: one kernel, dtypes, and gradients that are views; and with amax, dimensions."""
+"""What the reductions share: dimensions, launches, gradients; sum and mean, which are one kernel, and var and std."""
 
 from __future__ import annotations
 
@@ -12,12 +12,73 @@ from torch import Tensor
 from .. import check
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
-from .reduction import arrange, finishing_block
+from .broadcast import BLOCK, empty_output
+from .broadcast import arrange as walk
+from .reduction import LOADS, arrange, columns_block, finishing_block, rows_block
 
-sum_fwd = Kernel("sum.cu", "sum_fwd<T, FORM>", T=FLOATING, FORM=tuple(range(5)))
+FORM = tuple(range(5))  # of fold()
+STATE_LOADS = 32  # of a thread, where more than a number is combined with its neighbours'
+sum_fwd = Kernel("sum.cu", "sum_fwd<T, FORM>", T=FLOATING, FORM=FORM)
 sum_finish = Kernel("sum.cu", "sum_finish<T>", T=FLOATING)
+var_fwd = Kernel("var.cu", "var_fwd<T, FORM>", T=FLOATING, FORM=FORM)
+var_finish = Kernel("var.cu", "var_finish<T>", T=FLOATING)
+var_bwd_rows = Kernel("var.cu", "var_bwd_rows<T>", T=FLOATING)
+var_bwd_columns = Kernel("var.cu", "var_bwd_columns<T>", T=FLOATING)
+var_bwd = Kernel("var.cu", "var_bwd<T>", T=FLOATING)
+
+MOMENTS = 3  # numbers of Moments
 
 _HALVES = (torch.float16, torch.bfloat16)
+
+
+def give_roles(op: Any, *, mean: bool) -> None:
+    """What the operator of a sum, or of a mean, is beyond its reference."""
+
+    @op.unsupported
+    def _(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, size: list[int]) -> str | None:
+        if dtype is None or dtype is x.dtype or (dtype is torch.float32 and x.dtype in _HALVES):
+            return why_not(x, dim)
+        return f"no kernel for {x.dtype} to {dtype}"
+
+    @op.forward
+    def _(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, size: list[int]) -> Any:
+        y, strides = room(x, dim, keepdim, dtype or x.dtype)
+        divisor = count(x.shape, dim) if mean else 1
+        fold(sum_fwd, sum_finish, x, dim, strides, (y,), (y.dtype is not x.dtype, divisor))
+        return y, (x.new_empty(0),)  # the dtype of the gradient
+
+    def spread_evenly(saved: Any, grad_y: Tensor, dim: list[int], keepdim: bool, size: list[int]) -> Any:
+        grad_y = grad_y / count(size, dim) if mean else grad_y
+        return spread(grad_y.to(saved[0].dtype), dim, keepdim, size)
+
+    op.backward(spread_evenly)
+    op.reference_backward(spread_evenly)
+
+
+def give_var_roles(op: Any, *, root: bool) -> None:
+    """What the operator of a variance, or of its square root, is beyond its reference."""
+
+    @op.unsupported
+    def _(x: Tensor, dim: list[int], correction: float, keepdim: bool) -> str | None:
+        return why_not(x, dim) or (None if count(x.shape, dim) > correction else "no degrees of freedom")
+
+    @op.forward
+    def _(x: Tensor, dim: list[int], correction: float, keepdim: bool) -> Any:
+        y, strides = room(x, dim, keepdim, x.dtype)
+        mean = torch.empty(y.shape, dtype=accumulator(x), device=x.device)
+        options = count(x.shape, dim) - correction, root
+        fold(var_fwd, var_finish, x, dim, strides, (y, mean), options, MOMENTS)
+        return y, (mean,)
+
+    @op.backward
+    def _(saved: Any, grad_y: Tensor, x: Tensor, y: Tensor, dim: list[int], correction: float, keepdim: bool) -> Any:
+        kernels, options = (var_bwd_rows, var_bwd_columns, var_bwd), (count(x.shape, dim) - correction, root)
+        return gradient(kernels, x, dim, keepdim, (y, grad_y, saved[0]), options)
+
+
+def count(shape: Sequence[int], dims: Sequence[int]) -> int:
+    """How many elements are reduced to one."""
+    return math.prod(shape[dim] for dim in dims) if len(shape) else 1
 
 
 def room(x: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> tuple[Tensor, tuple[int, ...]]:
@@ -29,24 +90,77 @@ def room(x: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> t
     return y, tuple(y.stride(dim) for dim in kept) if keepdim else y.stride()
 
 
-def total(x: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None, mean: bool) -> Tensor:
-    """The sum over `dims`, or the mean, of x as `dtype`."""
-    y, strides = room(x, dims, keepdim, dtype or x.dtype)
-    if is_dry(y) or y.numel() == 0:
-        return y
-    count = math.prod(x.shape[dim] for dim in dims)
-    plan, (x,) = arrange((x,), tuple(dims), strides, 16 // x.element_size())
-    acc = torch.float64 if x.dtype is torch.float64 else torch.float32
-    results, wide, divisor = y.numel(), y.dtype is not x.dtype, count if mean else 1
-    partial = None if plan.slabs == 1 else torch.empty((plan.slabs, results), dtype=acc, device=x.device)
-    structs = plan.kept, plan.reduced, plan.division
-    sum_fwd[plan.tiles * plan.slabs, plan.block](
-        x, y, partial, wide, divisor, *structs, results, T=x.dtype, FORM=plan.form
+def accumulator(x: Tensor) -> torch.dtype:
+    """What the kernels compute in: acc_t."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+def fold(
+    first: Kernel,
+    last: Kernel,
+    x: Tensor,
+    dims: Sequence[int],
+    strides: tuple[int, ...],
+    outputs: Sequence[Tensor],
+    options: Sequence[Any],
+    state: int = 1,
+) -> None:
+    """Launches of fold(), and of fold_slabs() for what is combined of several slabs, of `state` numbers each.
+
+    They take (x, *outputs, partial, *options, ...) and (partial, *outputs, *options, ...). `strides` are of the outputs.
+    """
+    results = outputs[0].numel()
+    if is_dry(outputs[0]) or results == 0:
+        return
+    plan, (x,) = arrange((x,), tuple(dims), strides, 16 // x.element_size(), LOADS if state == 1 else STATE_LOADS)
+    room = (plan.slabs, results, state)
+    partial = torch.empty(room, dtype=accumulator(x), device=x.device) if plan.slabs else None
+    first[plan.grid, plan.block](
+        x, *outputs, partial, *options, *plan.structs, plan.partials, T=x.dtype, FORM=plan.form
     )
     if partial is not None:
         block = finishing_block(results, plan.slabs)
-        sum_finish[ceil_div(results, block[0]), block](partial, y, wide, divisor, plan.slabs, results, T=x.dtype)
-    return y
+        last[ceil_div(results, block[0]), block](partial, *outputs, *options, plan.slabs, results, T=x.dtype)
+
+
+def gradient(
+    kernels: tuple[Kernel, Kernel, Kernel],
+    x: Tensor,
+    dims: Sequence[int],
+    keepdim: bool,
+    results: Sequence[Tensor],
+    options: Sequence[Any] = (),
+    places: Sequence[Tensor] = (),
+) -> Tensor:
+    """The gradient of x by a launch of spread_rows(), of spread_columns(), or of pointwise() for any strides.
+
+    They take (x, *results, *options, grad_x, ...); the first two, for which x is contiguous, `places` after the results.
+    """
+    grad_x = empty_output(x)
+    if is_dry(x) or x.numel() == 0:
+        return grad_x
+    rows, columns, anyhow = kernels
+    kept, vector, size = (
+        [dim for dim in range(x.dim()) if dim not in dims],
+        16 // x.element_size(),
+        count(x.shape, dims),
+    )
+    if x.is_contiguous() and size < 1 << 31:
+        dense = [one.contiguous() for one in (*results, *places)]
+        number = x.numel() // size
+        if max(kept, default=-1) < min(dims, default=0):
+            grid, block = rows_block(number, ceil_div(size, vector))
+            rows[grid, block](x, *dense, *options, grad_x, number, size, T=x.dtype)
+            return grad_x
+        if max(dims) < min(kept) and (x.data_ptr() | grad_x.data_ptr()) % 16 == 0:
+            period = vector // math.gcd(number, vector)
+            grid, block = columns_block(number * period // vector, ceil_div(size, period))
+            columns[grid, block](x, *dense, *options, grad_x, size, number, period, T=x.dtype)
+            return grad_x
+    over = [spread(one, dims, keepdim, x.shape) for one in results]
+    blocks, layout, inputs = walk(grad_x, x, *over)
+    anyhow[blocks, BLOCK](*inputs, *options, grad_x, layout, x.numel(), T=x.dtype)
+    return grad_x
 
 
 def spread(grad_y: Tensor, dims: Sequence[int], keepdim: bool, size: Sequence[int]) -> Tensor:
@@ -58,13 +172,9 @@ def spread(grad_y: Tensor, dims: Sequence[int], keepdim: bool, size: Sequence[in
     return grad_y.expand(size)
 
 
-def why_not(x: Tensor, dims: Sequence[int], dtype: torch.dtype | None) -> str | None:
-    """Why the kernel does not serve a call, or None."""
-    if not all(x.shape[dim] for dim in dims if x.dim()):
-        return "nothing to reduce"
-    if dtype is None or dtype is x.dtype or (dtype is torch.float32 and x.dtype in _HALVES):
-        return None
-    return f"no kernel for {x.dtype} to {dtype}"
+def why_not(x: Tensor, dims: Sequence[int]) -> str | None:
+    """Why no kernel serves a call, or None."""
+    return None if all(x.shape[dim] for dim in dims if x.dim()) else "nothing to reduce"
 
 
 def given_dims(input: Tensor, dim: Any, keepdim: Any, dtype: Any) -> list[int]:
@@ -81,3 +191,34 @@ def given_dims(input: Tensor, dim: Any, keepdim: Any, dtype: Any) -> list[int]:
     if len(dims) < len(chosen) and (ndim or len(chosen) > 1):
         check.fail("dim", dim, "each dimension once")
     return dims
+
+
+def check_inexact(input: Tensor, dtype: torch.dtype | None = None) -> None:
+    """The dtype, by default that of `input`, is not one of integers."""
+    found = input.dtype if dtype is None else dtype
+    if not (found.is_floating_point or found.is_complex):
+        name, given = ("input", input) if dtype is None else ("dtype", dtype)
+        check.fail(name, given, "a floating or complex dtype")
+
+
+def var_arguments(
+    input: Any, dim: Any, unbiased: Any, keepdim: Any, correction: Any
+) -> tuple[Tensor, list[int], float, bool]:
+    """What the operator takes; all checked. A bool in place of `dim` is `unbiased`, as in PyTorch."""
+    if isinstance(dim, bool):
+        if unbiased is not None:
+            check.fail("unbiased", unbiased, "no second one")
+        dim, unbiased = None, dim
+    dims = given_dims(input, dim, keepdim, None)
+    check_inexact(input)
+    if unbiased is not None:
+        if not isinstance(unbiased, bool):
+            check.fail("unbiased", unbiased, "a bool or None")
+        if correction is not None:
+            check.fail("correction", correction, "None where `unbiased` is given")
+        correction = int(unbiased)
+    elif correction is None:
+        correction = 1
+    elif isinstance(correction, bool) or not isinstance(correction, (int, float, torch.SymInt, torch.SymFloat)):
+        check.fail("correction", correction, "a number or None")
+    return input, dims, float(correction), keepdim

@@ -55,6 +55,7 @@ def _assigning(name: str, text: str) -> Body:
 _RULE = """
 // What {name} combines and how, for values in A.
 template <typename A> struct {name}_rule {{
+  static constexpr bool kEach = true;
   {members}
   long long n;
 
@@ -67,6 +68,14 @@ template <typename A> struct {name}_rule {{
     A result_{{}};
     expression::{name}_reduce<A>({given_comma}a, b, result_);
     return result_;
+  }}
+  template <int U, int E, typename Number>
+  __device__ __forceinline__ void take_(A& state_, const A (&values_)[U][E], int valid_, int, Number) const {{
+#pragma unroll
+    for (int i_ = 0; i_ < U; ++i_) {{
+#pragma unroll
+      for (int e_ = 0; e_ < E; ++e_) state_ = i_ < valid_ ? combine_(state_, values_[i_][e_]) : state_;
+    }}
   }}
   __device__ __forceinline__ A post_(A a) const {{
     A result_{{}};
@@ -84,21 +93,26 @@ template <typename A> struct {name}_rule {{
 _KERNEL = """
 template <typename T> struct {name}_unit {{
   using A = acc_t<T>;
+  using State = A;
+  using Value = A;
+  static constexpr bool kTakesVectors = false;
   {name}_rule<A> rule_;
   {members}
   A* __restrict__ partial_;  // [slabs x results], null where there is one slab
   long long results_;
 
+  template <int K> struct Loaded {{ {vectors} }};
+  template <int K> static __device__ __forceinline__ Loaded<K> none_() {{ return {{}}; }}
   template <int K, typename V>
-  __device__ __forceinline__ void map_(const Offsets<{kept}>& from_, const Offsets<{count}>& at_, const V& vector_,
-                                      A (&mapped_)[K]) const {{
-    {loads}
-#pragma unroll
-    for (int k_ = 0; k_ < K; ++k_) mapped_[k_] = rule_.map_({values});
+  __device__ __forceinline__ Loaded<K> load_(const Offsets<{kept}>& from_, const Offsets<{count}>& at_,
+                                             const V& vector_) const {{
+    return {{{loads}}};
+  }}
+  template <typename Loaded> __device__ __forceinline__ A value_(const Loaded& loaded_, int k_) const {{
+    return rule_.map_({values});
   }}
   template <int K>
-  __device__ __forceinline__ long long until_vector_(const Offsets<{kept}>& from_, long long begin_,
-                                                     long long length_) const {{
+  __device__ __forceinline__ int until_vector_(const Offsets<{kept}>& from_, long long begin_, int length_) const {{
     const int until_ = until_vector<K>({first} + from_.at[0] + begin_);
     return {alike} ? until_ : length_;
   }}
@@ -110,12 +124,11 @@ template <typename T> struct {name}_unit {{
 
 // Grid, block: see fold(). Inputs of any strides; y is contiguous.
 template <typename T, int FORM>
-__global__ void {name}({parameters}, acc_t<T>* __restrict__ partial_{scalars}, long long n,
+__global__ void CUPYOPS_FOLD {name}({parameters}, acc_t<T>* __restrict__ partial_{scalars}, long long n,
                        const __grid_constant__ Layout<{kept}> kept_, const __grid_constant__ Layout<{count}> reduced_,
                        const __grid_constant__ Division division_, long long results_) {{
-  using A = acc_t<T>;
   const {name}_unit<T> unit_{{{{{given_comma}n}}, {names}, partial_, results_}};
-  fold<FORM, kVecWidth<T>, A>(unit_, kept_, reduced_, division_);
+  fold<FORM, kVecWidth<T>>(unit_, kept_, reduced_, division_);
 }}
 """
 
@@ -179,17 +192,17 @@ def kernels(unit: Unit, declaration: Declaration, fold: Fold) -> tuple[Generated
         for index, one in enumerate(tensors[1:], 1)
     ]
     loads = [
-        f"const auto {one.name}_unit_ = load_unit<K>({one.name} + from_.at[{index}] + at_.at[{index}], "
-        f"{broadcast.format(index=index)});"
+        f"load_unit_once<K>({one.name} + from_.at[{index}] + at_.at[{index}], {broadcast.format(index=index)})"
         for index, one in enumerate(tensors)
     ]
     whole = _KERNEL.format(
         name=first,
         members="\n  ".join(f"{one};" for one in (*inputs, output)),
-        loads="\n    ".join(loads),
+        vectors=" ".join(f"Vec<{pointee(one)}, K> {one.name};" for one in tensors),
+        loads=", ".join(loads),
         first=tensors[0].name,
         alike=" && ".join(alike) or "true",
-        values=", ".join(f"to_body({one.name}_unit_.data[k_])" for one in tensors),
+        values=", ".join(f"to_body(loaded_.{one.name}.data[k_])" for one in tensors),
         parameters=", ".join([*inputs, output]),
         names=", ".join([one.name for one in tensors] + [y.name]),
         **shared,

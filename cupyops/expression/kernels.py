@@ -98,18 +98,36 @@ def piece(body: Body) -> str:
     return f'#line 1 "{body.name}"\n{body.cuda}\n#line'
 
 
-def element(name: str, body: Body, given: Sequence[Parameter], assigned: Sequence[Parameter]) -> str:
-    """The device function of one element: `given` by value, `assigned` by reference."""
+_NEARLY = ("exp", "sigmoid")  # what half types have a quicker one of
+
+
+def element(
+    name: str, body: Body, given: Sequence[Parameter], assigned: Sequence[Parameter], nearly: bool = False
+) -> str:
+    """The device function of one element: `given` by value, `assigned` by reference. `nearly`: for half types too."""
     parameters = [f"{value_type(one)} {one.name}" for one in given]
     parameters += [f"{value_type(one)}& {one.name}" for one in assigned]
-    return f"""
-namespace expression {{
+    function = f"""
 template <typename A> __device__ __forceinline__ void {name}({", ".join(parameters)}) {{
   using T = A;
 {piece(body)}
 }}
-}}  // namespace expression
 """
+    more = f"namespace nearly {{{function}}}" if nearly and is_nearly(body) else ""
+    return f"\nnamespace expression {{{function}{more}}}  // namespace expression\n"
+
+
+def is_nearly(body: Body) -> bool:
+    """Whether half types have an element() of their own, in the namespace `nearly`."""
+    return any(word in body.words for word in _NEARLY)
+
+
+def called(name: str, body: Body, arguments: str) -> str:
+    """The call of element()."""
+    whole = f"expression::{name}<A>({arguments});"
+    if not is_nearly(body):
+        return whole
+    return f"if constexpr (sizeof(T) == 2) expression::nearly::{name}<A>({arguments});\n      else {whole}"
 
 
 def value_type(one: Parameter) -> str:
@@ -149,7 +167,7 @@ template <typename T, bool FLAT> struct {name}_unit {{
 #pragma unroll
     for (int k_ = 0; k_ < K; ++k_) {{
       {values}
-      expression::{name}_element<A>({arguments});
+      {element}
       {results}
     }}
     {stores}
@@ -255,9 +273,9 @@ def _pointwise(
         fits=" && ".join([*fits, *(one.fits for one in stored)]),
         units="\n    ".join([*loads, *(one.unit for one in stored)]),
         values="\n      ".join(f"{value_type(one)} {one.name}_value_{{}};" for one in outputs),
-        arguments=", ".join([*given, *(f"{one.name}_value_" for one in outputs)]),
+        element=called(f"{name}_element", body, ", ".join([*given, *(f"{one.name}_value_" for one in outputs)])),
         results="\n      ".join(f"{one.name}_unit_.data[k_] = {two.value};" for one, two in zip(outputs, stored)),
         stores="\n    ".join(one.store for one in stored),
     )
-    device = element(f"{name}_element", body, [*inputs, *scalars], outputs)
+    device = element(f"{name}_element", body, [*inputs, *scalars], outputs, nearly=True)
     return unit.kernel(name, "common/pointwise.cuh", device + text, [body], FLAT=(False, True))

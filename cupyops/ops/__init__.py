@@ -31,3 +31,4 @@ from .silu import silu as silu
 from .softmax import softmax as softmax
 from .sum import sum as sum
 from .swiglu import swiglu as swiglu
+from .var import var as var

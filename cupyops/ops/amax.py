@@ -9,16 +9,16 @@ from torch import Tensor
 
 from .. import check
 from ..common import totals
-from ..common.broadcast import BLOCK, empty_output
-from ..common.broadcast import arrange as spread_out
-from ..common.reduction import arrange, finishing_block
-from ..kernel import FLOATING, Kernel, ceil_div
-from ..layout import is_dry
+from ..kernel import FLOATING, Kernel
 from ..operator import operator
 
-amax_fwd = Kernel("amax.cu", "amax_fwd<T, FORM>", T=FLOATING, FORM=tuple(range(5)))
+amax_fwd = Kernel("amax.cu", "amax_fwd<T, FORM>", T=FLOATING, FORM=totals.FORM)
 amax_finish = Kernel("amax.cu", "amax_finish<T>", T=FLOATING)
+amax_bwd_rows = Kernel("amax.cu", "amax_bwd_rows<T>", T=FLOATING)
+amax_bwd_columns = Kernel("amax.cu", "amax_bwd_columns<T>", T=FLOATING)
 amax_bwd = Kernel("amax.cu", "amax_bwd<T>", T=FLOATING)
+
+STATE = 3  # numbers of a Top
 
 
 @operator("cupyops::amax")
@@ -29,27 +29,17 @@ def _amax(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
 @_amax.forward
 def _(x, dim, keepdim):
     y, strides = totals.room(x, dim, keepdim, x.dtype)
-    acc = torch.float64 if x.dtype is torch.float64 else torch.float32
-    ties = torch.empty(y.shape, dtype=acc, device=x.device)
-    if is_dry(y) or y.numel() == 0:
-        return y, (ties,)
-    plan, (x,) = arrange((x,), tuple(dim), strides, 16 // x.element_size())
-    results, structs = y.numel(), (plan.kept, plan.reduced, plan.division)
-    partial = None if plan.slabs == 1 else torch.empty((plan.slabs, results, 2), dtype=acc, device=x.device)
-    amax_fwd[plan.tiles * plan.slabs, plan.block](x, y, ties, partial, *structs, results, T=x.dtype, FORM=plan.form)
-    if partial is not None:
-        block = finishing_block(results, plan.slabs)
-        amax_finish[ceil_div(results, block[0]), block](partial, y, ties, plan.slabs, results, T=x.dtype)
-    return y, (ties,)
+    ties = torch.empty(y.shape, dtype=totals.accumulator(x), device=x.device)
+    where = torch.empty(y.shape, dtype=torch.int32, device=x.device)
+    totals.fold(amax_fwd, amax_finish, x, dim, strides, (y, ties, where), (totals.count(x.shape, dim),), STATE)
+    return y, (ties, where)
 
 
 @_amax.backward
 def _(saved, grad_y, x, y, dim, keepdim):
-    grad_x = empty_output(x)
-    over = [totals.spread(one, dim, keepdim, x.shape) for one in (y, grad_y, saved[0])]
-    grid, layout, inputs = spread_out(grad_x, x, *over)
-    amax_bwd[grid, BLOCK](*inputs, grad_x, layout, x.numel(), T=x.dtype)
-    return grad_x
+    ties, where = saved
+    kernels = amax_bwd_rows, amax_bwd_columns, amax_bwd
+    return totals.gradient(kernels, x, dim, keepdim, (y, grad_y, ties), places=(where,))
 
 
 @_amax.interface

@@ -15,14 +15,19 @@ from ..layout import is_dry
 from ..operator import operator
 
 embedding_fwd = Kernel("embedding.cu", "embedding_fwd<T, VEC>", T=FLOATING, VEC=(False, True))
-embedding_bwd = Kernel("embedding.cu", "embedding_bwd<T, VEC>", T=FLOATING, VEC=(False, True))
+embedding_bwd = Kernel("embedding.cu", "embedding_bwd<T, VEC, FREQ>", T=FLOATING, VEC=(False, True), FREQ=(False, True))
+embedding_bwd_sort = Kernel("embedding.cu", "embedding_bwd_sort<T>", T=FLOATING)
 embedding_bwd_finish = Kernel("embedding.cu", "embedding_bwd_finish<T>", T=FLOATING)
 
 THREADS = 256
 LOADS = 4  # of a thread of forward, about
-RUNS = 8, 64  # positions of a run of backward: so few, or more where that still makes
-ENOUGH_THREADS = 1 << 18
-FINISH_COLUMNS, FINISH_TILES = 32, 8  # kFinishColumns; tiles of so many that a block is to take
+RUNS = 8, 32  # positions of a run of backward: so few, or more where that still makes
+ENOUGH_THREADS = 1 << 16
+FINISH = 32, 16  # kFinishColumns, kFinishRuns
+SORT = 1024  # threads of a block that sorts, of which there is one
+MOST_SORTED = 1 << 14  # by it: kSortKeys each
+FILL = 1 << 15  # bytes of a block that writes zeros, about
+FILL_BLOCKS = 131 * 2
 
 
 @operator("cupyops::embedding")
@@ -60,20 +65,36 @@ def _(weight, indices, rows, padding_idx, scale_grad_by_freq, sparse):
 @_embedding.backward
 def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
     size, count = grad_y.shape[-1], indices.numel()
-    grad_weight = torch.zeros((rows, size), dtype=grad_y.dtype, device=grad_y.device)
     if is_dry(grad_y) or grad_y.numel() == 0:
-        return grad_weight
+        return torch.zeros((rows, size), dtype=grad_y.dtype, device=grad_y.device)
     grad_y = grad_y.contiguous()
-    keys, order = torch.sort(indices.reshape(-1).int(), stable=True)
+    keys, order, grad_weight = sort(indices.reshape(-1), grad_y, rows, size)
     vector = 16 // grad_y.element_size()
     vectors = size % vector == 0 and grad_y.data_ptr() % 16 == 0
     run, runs, grid, block, finish = backward_plan(count, size, vector if vectors else 1)
     acc = torch.float64 if grad_y.dtype is torch.float64 else torch.float32
     partial = torch.empty((2 * runs, size), dtype=acc, device=grad_y.device)
-    options = count, size, run, padding_idx, scale_grad_by_freq
-    embedding_bwd[grid, block](grad_y, keys, order, grad_weight, partial, *options, T=grad_y.dtype, VEC=vectors)
-    embedding_bwd_finish[finish, (FINISH_COLUMNS, 8)](keys, partial, grad_weight, *options, T=grad_y.dtype)
+    sizes, options = (count, size, run), (padding_idx, scale_grad_by_freq)
+    template = dict(T=grad_y.dtype, VEC=vectors, FREQ=scale_grad_by_freq)
+    embedding_bwd[grid, block](grad_y, keys, order, grad_weight, partial, *sizes, padding_idx, **template)
+    embedding_bwd_finish[finish, FINISH](keys, partial, grad_weight, *sizes, runs, *options, T=grad_y.dtype)
     return grad_weight
+
+
+def sort(indices: Tensor, like: Tensor, rows: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(the indices sorted, where each was, zeros for the gradient)."""
+    count = indices.numel()
+    if count > MOST_SORTED:
+        keys, order = torch.sort(indices.int(), stable=True)
+        return keys, order, torch.zeros((rows, size), dtype=like.dtype, device=like.device)
+    grad_weight = torch.empty((rows, size), dtype=like.dtype, device=like.device)
+    passes = max(1, ceil_div((rows - 1).bit_length(), 8))
+    keys = torch.empty(count, dtype=torch.int32, device=like.device)
+    order = torch.empty(count, dtype=torch.int64, device=like.device)
+    blocks = 1 + max(1, min(FILL_BLOCKS, grad_weight.numel() * like.element_size() // FILL))
+    given = indices.contiguous(), keys, order, grad_weight, count, passes, grad_weight.numel()
+    embedding_bwd_sort[blocks, SORT, 8 * count](*given, T=like.dtype)
+    return keys, order, grad_weight
 
 
 @_embedding.reference_backward
@@ -95,9 +116,12 @@ def backward_plan(
     """(positions of a run, runs, grid, block, grid of the second kernel): of the sizes alone, so the bits are too."""
     vectors = ceil_div(size, vector)
     run = min(max(_power_of_two(count * vectors // ENOUGH_THREADS), RUNS[0]), RUNS[1])
-    runs, along = ceil_div(count, run), min(THREADS, _power_of_two(vectors))
+    runs, along = (
+        ceil_div(count, run),
+        min(THREADS, ceil_div(vectors, 32) * 32 if vectors > 32 else _power_of_two(vectors)),
+    )
     grid = ceil_div(runs, THREADS // along), ceil_div(vectors, along)
-    finish = runs - 1, ceil_div(size, FINISH_COLUMNS * FINISH_TILES)
+    finish = ceil_div(runs - 1, FINISH[1]), ceil_div(size, FINISH[0])
     return run, runs, grid, (along, THREADS // along), finish
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from .. import check
 from ..common import totals
 from ..operator import operator
 
@@ -18,26 +16,7 @@ def _mean(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, s
     return torch.mean(x, dim, keepdim, dtype=dtype)
 
 
-@_mean.unsupported
-def _(x, dim, keepdim, dtype, size):
-    return totals.why_not(x, dim, dtype)
-
-
-@_mean.forward
-def _(x, dim, keepdim, dtype, size):
-    return totals.total(x, dim, keepdim, dtype, mean=True), (x.new_empty(0),)  # the dtype of the gradient
-
-
-@_mean.backward
-def _(saved, grad_y, dim, keepdim, size):
-    grad_y = grad_y / math.prod(size[one] for one in dim)
-    return totals.spread(grad_y.to(saved[0].dtype), dim, keepdim, size)
-
-
-@_mean.reference_backward
-def _(saved, grad_y, dim, keepdim, size):
-    grad_y = grad_y / math.prod(size[one] for one in dim)
-    return totals.spread(grad_y.to(saved[0].dtype), dim, keepdim, size)
+totals.give_roles(_mean, mean=True)
 
 
 @_mean.interface
@@ -67,8 +46,5 @@ def mean(
         tensor([1.5000, 3.5000])
     """
     dims = totals.given_dims(input, dim, keepdim, dtype)
-    if not ((dtype or input.dtype).is_floating_point or (dtype or input.dtype).is_complex):
-        check.fail(
-            "input" if dtype is None else "dtype", input if dtype is None else dtype, "a floating or complex dtype"
-        )
+    totals.check_inexact(input, dtype)
     return _mean(input, dims, keepdim, dtype, list(input.shape))

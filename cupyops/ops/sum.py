@@ -16,24 +16,7 @@ def _sum(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, si
     return torch.sum(x, dim, keepdim, dtype=dtype)
 
 
-@_sum.unsupported
-def _(x, dim, keepdim, dtype, size):
-    return totals.why_not(x, dim, dtype)
-
-
-@_sum.forward
-def _(x, dim, keepdim, dtype, size):
-    return totals.total(x, dim, keepdim, dtype, mean=False), (x.new_empty(0),)  # the dtype of the gradient
-
-
-@_sum.backward
-def _(saved, grad_y, dim, keepdim, size):
-    return totals.spread(grad_y.to(saved[0].dtype), dim, keepdim, size)
-
-
-@_sum.reference_backward
-def _(saved, grad_y, dim, keepdim, size):
-    return totals.spread(grad_y.to(saved[0].dtype), dim, keepdim, size)
+totals.give_roles(_sum, mean=False)
 
 
 @_sum.interface

@@ -1,10 +1,12 @@
 """cupyops.reduction: the contract, every way of walking against PyTorch, special values, and what is refused."""
 
+import math
+
 import pytest
 import torch
 
 import cupyops
-from cupyops.common.reduction import BLOCKS, COLUMN_VECTORS, LINE, plan
+from cupyops.common.reduction import BLOCKS, COLUMN_VECTORS, LINE, LOADS, ROW_BLOCKS, plan
 from cupyops.kernel import FLOATING
 
 norm2 = cupyops.reduction(
@@ -90,9 +92,9 @@ def test_large_ones_are_cut_into_slabs():
     """One result of many, few of many in rows and in columns: each has blocks to fill a GPU, and fixed ones."""
     for shape, dims, strides in (((1 << 26,), (0,), ()), ((2, 1 << 24), (1,), (1,)), ((1 << 24, 8), (0,), (1,))):
         contiguous = torch.empty(shape, device="meta").stride()
-        found = plan(shape, dims, strides, 4, True, contiguous)
-        assert found.form in (LINE, COLUMN_VECTORS) and BLOCKS // 2 <= found.tiles * found.slabs <= BLOCKS
-    assert plan((1 << 20, 64), (1,), (1,), 4, True, (64, 1)).slabs == 1
+        found = plan(shape, dims, strides, 4, True, LOADS, contiguous)
+        assert found.form in (LINE, COLUMN_VECTORS) and BLOCKS // 2 <= math.prod(found.grid) <= ROW_BLOCKS
+    assert plan((1 << 20, 64), (1,), (1,), 4, True, LOADS, (64, 1)).slabs == 0
 
 
 @pytest.mark.parametrize("dim", [None, 0, 2, (0, 1)])

@@ -16,6 +16,7 @@ FUNCTIONS = {
     "sum": "sum",
     "mean": "mean",
     "amax": "amax",
+    "var": "var",
     "nn.functional.embedding": "embedding",
     "matmul": "matmul",
     "nn.functional.linear": "linear",

@@ -8,7 +8,7 @@ import cupyops
 class TestAmax(OperatorContract):
     function = staticmethod(cupyops.amax)
     torch_function = staticmethod(torch.amax)
-    kernels = {"amax_fwd", "amax_finish", "amax_bwd"}
+    kernels = {"amax_fwd", "amax_finish", "amax_bwd", "amax_bwd_rows", "amax_bwd_columns"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
@@ -18,6 +18,8 @@ class TestAmax(OperatorContract):
         yield Sample(make(3, 5, 16), (0, 2))  # rows in vectors
         yield Sample(make(3, 5, 7), (0, 2))  # not in vectors
         yield Sample(make(17000, 2), 0)  # in slabs
+        yield Sample(make(19, 33), 0)  # columns whose rows begin at any alignment
+        yield Sample(make(2, 4099), 1)  # more than a thread has at once
 
     def small_samples(self, make: Make):
         yield Sample(make(3, 5), 1)

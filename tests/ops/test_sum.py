@@ -18,6 +18,7 @@ class TestSum(OperatorContract):
         yield Sample(make(3, 5, 16), (0, 2))  # rows in vectors
         yield Sample(make(3, 5, 7), (0, 2))  # not in vectors
         yield Sample(make(17000, 2), 0)  # in slabs
+        yield Sample(make(19, 33), 0)  # columns whose rows begin at any alignment
 
     def small_samples(self, make: Make):
         yield Sample(make(3, 5), 1)

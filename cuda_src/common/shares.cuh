@@ -1,0 +1,105 @@
+// The gradient of a reduction over the rows or the columns of a contiguous x: what a result's is to each element of it.
+//
+// Share: what is to be known of one result, made by shares(result, row). wants_(at, count) says whether elements `at` on
+// of what was reduced to it are to be read; get_(value) is the gradient of an element with that value, rest_(at) that of
+// one that is not read.
+#pragma once
+
+#include "common/reduction.cuh"
+
+constexpr int kSpreadUnits = 4;
+
+// Grid: (ceil(rows / blockDim.y), parts of a row). Block: any, x along a row. x and grad_x are [rows x size], the rows
+// reduced, at any alignment: whole vectors of grad_x.
+template <typename T, typename Shares>
+__device__ __forceinline__ void spread_rows(const T* __restrict__ x, T* __restrict__ grad_x, long long rows,
+                                            long long size, const Shares& shares) {
+  constexpr int K = kVecWidth<T>, U = kSpreadUnits;
+  const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+  if (row >= rows) return;
+  const auto share = shares(row, 0);
+  using Share = decltype(shares(row, 0));
+  const T* from = x + row * size;
+  T* to = grad_x + row * size;
+  const int until = until_vector<K>(to), head = until < size ? until : int(size);
+  const bool alike = until_vector<K>(from) == until;
+  const long long vectors = (size - head) / K, step = gridDim.y * (long long)blockDim.x;
+  const long long first = blockIdx.y * (long long)blockDim.x + threadIdx.x;
+#pragma unroll 1
+  for (long long v = first; v < vectors; v += U * step) {
+    Vec<T, K> held[U];
+    if (Share::kReads && alike) {
+#pragma unroll
+      for (int i = 0; i < U; ++i) {
+        const long long here = v + i * step < vectors ? v + i * step : v;  // no branch: in it a load is waited for
+        held[i] = load_once<K>(from + head + here * K);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < U; ++i) {
+      if (v + i * step >= vectors) continue;
+      const long long at = head + (v + i * step) * K;
+      const bool wanted = share.wants_(at, K);
+      if (wanted && !(Share::kReads && alike)) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) held[i].data[k] = from[at + k];
+      }
+      Vec<T, K> result;
+#pragma unroll
+      for (int k = 0; k < K; ++k) result.data[k] = wanted ? share.get_(held[i].data[k]) : share.rest_(-1);
+      store_vec<T, K>(to + at, result);
+    }
+  }
+  for (long long i = first; i < size - vectors * K; i += step) {
+    const long long at = i < head ? i : i + vectors * K;
+    to[at] = share.get_(from[at]);
+  }
+}
+
+// Grid: (ceil(P / blockDim.x), any), P vectors being `period` rows, the fewest that are whole vectors. Block: any. x and
+// grad_x are [rows x size], the columns reduced, at 16-byte boundaries. A thread has the columns of a vector, and every
+// P-th vector, which has the same.
+template <typename T, typename Shares>
+__device__ __forceinline__ void spread_columns(const T* __restrict__ x, T* __restrict__ grad_x, long long rows,
+                                               long long size, int period, const Shares& shares) {
+  constexpr int K = kVecWidth<T>, U = kSpreadUnits;
+  const long long first = global_thread(), across = size * period / K, n = rows * size, vectors = n / K;
+  const long long begin = blockIdx.y * (long long)blockDim.y + threadIdx.y, step = gridDim.y * (long long)blockDim.y;
+  if (begin == 0 && first < n % K) {
+    const long long at = vectors * K + first;
+    grad_x[at] = shares(at % size, 0).get_(x[at]);
+  }
+  if (first + begin * across >= vectors || first >= across) return;
+  const long long last = (vectors - first + across - 1) / across;  // of these vectors
+  decltype(shares(0, 0)) share[K];
+  bool wanted = false;
+  int row = static_cast<int>(first * K / size);
+  long long column = first * K - row * size;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    share[k] = shares(column, row);
+    wanted = wanted || share[k].wants_(0, 0);
+    if (++column == size) column = 0, ++row;
+  }
+#pragma unroll 1
+  for (long long v = begin; v < last; v += U * step) {
+    Vec<T, K> held[U];
+    if (wanted) {
+#pragma unroll
+      for (int i = 0; i < U; ++i) {
+        const long long here = v + i * step < last ? v + i * step : v;
+        held[i] = load_once<K>(x + (first + here * across) * K);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < U; ++i) {
+      if (v + i * step >= last) continue;
+      Vec<T, K> result;
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        result.data[k] = wanted ? share[k].get_(held[i].data[k]) : share[k].rest_((v + i * step) * period);
+      }
+      store_vec<T, K>(grad_x + (first + (v + i * step) * across) * K, result);
+    }
+  }
+}

@@ -1,0 +1,192 @@
+// mean[k]      = (sum over i of x[k, i]) / n
+// y[k]         = (sum over i of (x[k, i] - mean[k])^2) / (n - correction)            var
+// y[k]         = the square root of that                                           std
+// grad_x[k, i] = slope[k] (x[k, i] - mean[k])
+// slope        = grad_y 2 / (n - correction), of std divided by 2 y; 0 where that is 0
+//
+// Any dimensions, any strides, without a copy: see common/reduction.cuh. A thread takes a few elements about their own mean
+// and merges them into what it has: E[x^2] - mean^2 would cancel. Bytes per element of x: forward sizeof(T), backward
+// twice that. Forward about 4 operations on each element, backward two.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x8192 over 1 bf16 3337 / 3723; over 0
+// bf16 2364 / 3631, fp32 3482 / 3806; 4095x4095 bf16 over 1 1656 / 2969, over 0 761 / 2856. Lost: over 0 what a thread has
+// of each of its columns is merged every 4 rows.
+#include "common/moments.cuh"
+#include "common/shares.cuh"
+
+template <typename A> struct MomentsRule {
+  static constexpr bool kEach = false;
+  static __device__ __forceinline__ Moments<A> identity_() { return {}; }
+
+  // A mean that is infinite stays so.
+  static __device__ __forceinline__ A moved(A mean, A other, A share) {
+    const A apart = other - mean;
+    return isfinite(apart) ? mean + apart * share : mean + other;
+  }
+  static __device__ __forceinline__ Moments<A> combine_(const Moments<A>& a, const Moments<A>& b) {
+    const A count = a.count + b.count, share = count > A(0) ? b.count / count : A(0), apart = b.mean - a.mean;
+    return {count, moved(a.mean, b.mean, share), a.square + b.square + apart * (apart * (a.count * share))};
+  }
+
+  // What is not there is 0.
+  template <int U, int E, typename Number>
+  static __device__ __forceinline__ void take_(Moments<A>& state, const A (&values)[U][E], int valid, int seen,
+                                               Number) {
+    const A added = A(valid * E), before = A(seen), total = added + before, each = A(1) / added, share = added / total;
+    A sum = A(0), squares = A(0);
+#pragma unroll
+    for (int i = 0; i < U; ++i) {
+#pragma unroll
+      for (int e = 0; e < E; ++e) sum += values[i][e];
+    }
+    const A about = sum * each, apart = about - state.mean;
+#pragma unroll
+    for (int i = 0; i < U; ++i) {
+      if (i >= valid) break;
+#pragma unroll
+      for (int e = 0; e < E; ++e) squares += (values[i][e] - about) * (values[i][e] - about);
+    }
+    state.square += squares + apart * (apart * (before * share));
+    state.mean = moved(state.mean, about, share);
+    state.count = total;
+  }
+};
+
+template <typename A> __device__ __forceinline__ A sum_lanes(A value, int lanes) {
+  for (int half = lanes / 2; half > 0; half /= 2) value += shuffle_xor(value, half);
+  return value;
+}
+
+// About the mean of all: no division at each step, as a merge of two has it.
+template <typename A>
+__device__ __forceinline__ Moments<A> fold_lanes(const MomentsRule<A>&, const Moments<A>& value, int lanes) {
+  const A count = sum_lanes(value.count, lanes), share = count > A(0) ? value.count / count : A(0);
+  const A mean = sum_lanes(value.mean * share, lanes), apart = value.mean - mean;
+  return {count, mean, sum_lanes(value.square + apart * (apart * value.count), lanes)};
+}
+
+template <typename T> struct VarResult {
+  using A = acc_t<T>;
+  MomentsRule<A> rule_;
+  T* __restrict__ y;
+  A* __restrict__ mean;
+  A freedom;  // n - correction
+  bool root;
+
+  __device__ __forceinline__ void store_(const Moments<A>& value, long long, long long at) const {
+    const A var = value.square / freedom;
+    y[at] = from_acc<T>(root ? sqrt(var) : var);
+    mean[at] = value.mean;
+  }
+};
+
+template <typename T> struct VarUnit : Elements<T> {
+  using State = Moments<acc_t<T>>;
+  MomentsRule<acc_t<T>> rule_;
+  State* __restrict__ partial;  // [slabs x results], null where there is one slab
+  long long results;
+  VarResult<T> result;
+
+  __device__ __forceinline__ void store_(const State& value, long long slab, long long at) const {
+    if (partial) partial[slab * results + at] = value;
+    else result.store_(value, slab, at);
+  }
+};
+
+// Grid, block: see fold(). `partial` holds Moments<A>.
+template <typename T, int FORM>
+__global__ void CUPYOPS_FOLD var_fwd(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ mean,
+                                     acc_t<T>* __restrict__ partial, acc_t<T> freedom, bool root,
+                                     const __grid_constant__ Layout<2> kept, const __grid_constant__ Layout<1> reduced,
+                                     const __grid_constant__ Division division, long long results) {
+  using State = Moments<acc_t<T>>;
+  const VarUnit<T> unit{{x}, {}, reinterpret_cast<State*>(partial), results, {{}, y, mean, freedom, root}};
+  fold<FORM, kVecWidth<T>>(unit, kept, reduced, division);
+}
+
+// Grid, block: see fold_slabs().
+template <typename T>
+__global__ void var_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ y, acc_t<T>* __restrict__ mean,
+                           acc_t<T> freedom, bool root, long long slabs, long long results) {
+  using State = Moments<acc_t<T>>;
+  const VarResult<T> result{{}, y, mean, freedom, root};
+  fold_slabs<State>(result, reinterpret_cast<const State*>(partial), slabs, results);
+}
+
+template <typename A> __device__ __forceinline__ A slope(A grad, A y, A freedom, bool root) {
+  if (root) return y == A(0) ? A(0) : grad / (y * freedom);
+  return grad * (A(2) / freedom);
+}
+
+template <typename T> struct VarShare {
+  static constexpr bool kReads = true;
+  acc_t<T> mean, slope;
+
+  __device__ __forceinline__ bool wants_(long long, int) const { return true; }
+  __device__ __forceinline__ T get_(T value) const { return from_acc<T>(slope * (to_acc(value) - mean)); }
+  __device__ __forceinline__ T rest_(long long) const { return {}; }
+};
+
+template <typename T> struct VarShares {
+  const T* __restrict__ y;
+  const T* __restrict__ grad_y;
+  const acc_t<T>* __restrict__ mean;
+  acc_t<T> freedom;
+  bool root;
+
+  __device__ __forceinline__ VarShare<T> operator()(long long result, int) const {
+    return {mean[result], slope(to_acc(grad_y[result]), to_acc(y[result]), freedom, root)};
+  }
+};
+
+// Grid, block: see spread_rows().
+template <typename T>
+__global__ void var_bwd_rows(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
+                             const acc_t<T>* __restrict__ mean, acc_t<T> freedom, bool root, T* __restrict__ grad_x,
+                             long long rows, long long size) {
+  spread_rows(x, grad_x, rows, size, VarShares<T>{y, grad_y, mean, freedom, root});
+}
+
+// Grid, block: see spread_columns().
+template <typename T>
+__global__ void var_bwd_columns(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
+                                const acc_t<T>* __restrict__ mean, acc_t<T> freedom, bool root, T* __restrict__ grad_x,
+                                long long rows, long long size, int period) {
+  spread_columns(x, grad_x, rows, size, period, VarShares<T>{y, grad_y, mean, freedom, root});
+}
+
+template <typename T> struct VarGradient {
+  using A = acc_t<T>;
+  const T* __restrict__ x;
+  const T* __restrict__ y;
+  const T* __restrict__ grad_y;
+  const A* __restrict__ mean;
+  A freedom;
+  bool root;
+  T* __restrict__ grad_x;
+  const Layout<4>& layout;
+
+  template <int K> __device__ __forceinline__ void apply_(const Offsets<4>& from, long long to) const {
+    const Vec<T, K> xs = load_unit<K>(x + from.at[0], layout.stride[0][0] == 0);
+    const Vec<T, K> ys = load_unit<K>(y + from.at[1], layout.stride[1][0] == 0);
+    const Vec<T, K> grads = load_unit<K>(grad_y + from.at[2], layout.stride[2][0] == 0);
+    const Vec<A, K> means = load_unit<K>(mean + from.at[3], layout.stride[3][0] == 0);
+    Vec<T, K> result;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const A each = slope(to_acc(grads.data[k]), to_acc(ys.data[k]), freedom, root);
+      result.data[k] = from_acc<T>(each * (to_acc(xs.data[k]) - means.data[k]));
+    }
+    store_vec<T, K>(grad_x + to, result);
+  }
+};
+
+// Grid, block: see pointwise(). y, grad_y and mean are expanded to the shape of x; grad_x is dense.
+template <typename T>
+__global__ void var_bwd(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
+                        const acc_t<T>* __restrict__ mean, acc_t<T> freedom, bool root, T* __restrict__ grad_x,
+                        const __grid_constant__ Layout<4> layout, long long n) {
+  constexpr int W = kVecWidth<T>;
+  const bool fit = fits_vec<T, W>(x) && fits_vec<T, W>(y) && fits_vec<T, W>(grad_y) && fits_vec<T, W>(grad_x) &&
+                   fits_vec<acc_t<T>, W>(mean);
+  pointwise<false, W>(layout, n, fit, VarGradient<T>{x, y, grad_y, mean, freedom, root, grad_x, layout});
+}

@@ -1,0 +1,89 @@
+import pytest
+import torch
+from contract import Make, OperatorContract, Sample
+
+import cupyops
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+
+
+class TestVar(OperatorContract):
+    function = staticmethod(cupyops.var)
+    torch_function = staticmethod(torch.var)
+    kernels = {"var_fwd", "var_finish", "var_bwd", "var_bwd_rows", "var_bwd_columns"}
+
+    def samples(self, make: Make):
+        yield from self.small_samples(make)
+        yield Sample(make(7, 130))  # a line
+        yield Sample(make(5, 133), 1)  # whose rows begin at any alignment
+        yield Sample(make(40, 24), 0)  # columns in vectors
+        yield Sample(make(3, 5, 16), (0, 2))  # rows in vectors
+        yield Sample(make(3, 5, 7), (0, 2))  # not in vectors
+        yield Sample(make(17000, 2), 0)  # in slabs
+        yield Sample(make(19, 33), 0)  # columns whose rows begin at any alignment
+
+    def small_samples(self, make: Make):
+        yield Sample(make(3, 5), 1)
+        yield Sample(make(4, 3, 2), (0, 2), keepdim=True)
+        yield Sample(make(6, 7), dim=-2, correction=0)
+        yield Sample(make(9), unbiased=False)
+
+
+@pytest.mark.parametrize("arguments", [(), (True,), (False,), (1, False), (1, True, True), (0,), ((0, 1),)])
+def test_the_spellings(device, arguments):
+    x = torch.randn(4, 9, device=device)
+    with cupyops.simulate():
+        found = cupyops.var(x, *arguments)
+    torch.testing.assert_close(found, torch.var(x, *arguments))
+
+
+@pytest.mark.parametrize("correction", [0, 1, 2.5, 9])
+@pytest.mark.parametrize("shape, dim", [((), None), ((), 0), ((0,), None), ((3, 0), 1), ((0, 3), 1), ((1, 1), (0, 1))])
+def test_little_and_nothing(device, shape, dim, correction):
+    x = torch.randn(shape, device=device)
+    for keepdim in (False, True):
+        options = dict(dim=dim, keepdim=keepdim, correction=correction)
+        with cupyops.simulate():
+            found = cupyops.var(x, **options)
+        torch.testing.assert_close(found, torch.var(x, **options), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_nan_infinities_and_constants(device, dim):
+    x = torch.randn(9, 40, device=device)
+    x[0, 3], x[1, 2], x[2, 0], x[2, 8] = torch.nan, torch.inf, torch.inf, -torch.inf
+    x[:, 20], x[5] = 3.0, 3.0
+    found, expected = [], []
+    for values, library in ((found, cupyops), (expected, torch)):
+        leaf = x.clone().requires_grad_()
+        with cupyops.simulate():
+            y = library.var(leaf, dim)
+            values += [y, *torch.autograd.grad(y.sum(), leaf)]
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape, dim", [((3, 5000), 1), ((5000, 3), 0), ((5000, 16), 0), ((40, 8, 16), (0, 2))])
+def test_a_large_mean_does_not_cancel(device, shape, dim):
+    x = 4096 + torch.randn(shape, device=device)
+    with cupyops.simulate():
+        found = cupyops.var(x, dim)
+    torch.testing.assert_close(found.double(), torch.var(x.double(), dim), rtol=2e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    "message, change",
+    [
+        ("input", dict(input=None)),
+        ("input", dict(input=torch.arange(3))),
+        ("dim", dict(dim=2)),
+        ("dim", dict(dim=(0, -2))),
+        ("keepdim", dict(keepdim=1)),
+        ("unbiased", dict(unbiased=1)),
+        ("unbiased", dict(dim=True, unbiased=True)),
+        ("correction", dict(correction="1")),
+        ("correction", dict(unbiased=True, correction=1)),
+    ],
+)
+def test_bad_arguments(message, change):
+    with pytest.raises(cupyops.InputError, match=f"^{message} "):
+        cupyops.var(**dict(input=torch.zeros(3, 4)) | change)
