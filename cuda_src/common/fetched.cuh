@@ -4,17 +4,21 @@
 #include "common/async.cuh"
 #include "common/rows.cuh"
 
-// `stages` rows, 1 or 2, of each of TENSORS tensors, in dynamic shared memory: 16 TENSORS K bytes for each stage and thread.
+// `stages` rows, 1 or 2, of each of TENSORS tensors, and behind them the packs of a weight, in dynamic shared memory: those
+// of a thread next to each other, an odd number of packs, as which neighbouring threads do not meet in a bank.
 template <int TENSORS, int K, typename T> struct Fetched {
   uint4* mine;
 
-  static __device__ __forceinline__ Fetched of_thread() {
+  // The packs of a thread, weight included.
+  static __device__ __forceinline__ int packs(int stages) { return ((stages * TENSORS + 1) * K) | 1; }
+
+  static __device__ __forceinline__ Fetched of_thread(int stages) {
     extern __shared__ uint4 fetched[];
-    return {fetched + threadIdx.y * blockDim.x + threadIdx.x};
+    return {fetched + (threadIdx.y * blockDim.x + threadIdx.x) * packs(stages)};
   }
 
   __device__ __forceinline__ uint4* slot(int stage, int tensor, int k) const {
-    return mine + ((stage * TENSORS + tensor) * K + k) * (blockDim.x * blockDim.y);
+    return mine + (stage * TENSORS + tensor) * K + k;
   }
 
   // `row` points to the tile's first element; what is not the tile's becomes 0, at the ends by settle().

@@ -1,22 +1,16 @@
 // What the normalisations share: statistics of a row, and forward. CENTRED: about the mean, as layer_norm; else about 0,
 // as rms_norm. backward is in norm_bwd.cuh.
 //
-// Mean and variance are of one pass: each thread sums what its elements differ by from the mean of its first pack, each
-// warp what its threads' means do from the first one's, and the block the same of its warps. Such a shift is a mean of a
-// part of the row: at worst, where one part is far from all others, as many times as there are parts is lost to
-// cancellation, 32 at most, while E[x^2] - mean^2 loses (mean / std)^2.
+// Of rows that are held, mean and variance are of two passes; of longer ones each thread takes the moments of what it reads
+// at a time.
 #pragma once
 
 #include "common/fetched.cuh"
 #include "common/moments.cuh"
+#include "common/row_sums.cuh"
 
 template <typename A> struct Statistics {
   A mean, rstd;
-
-  static __device__ __forceinline__ Statistics of(const Moments<A>& row, A eps) { return {row.mean, row.rstd(eps)}; }
-  static __device__ __forceinline__ Statistics about_zero(A squares, long long size, A eps) {
-    return {A(0), inverse_sqrt(squares / size + eps)};
-  }
 
   template <bool CENTRED> __device__ __forceinline__ A centred(A x) const { return CENTRED ? x - mean : x; }
   template <bool CENTRED> __device__ __forceinline__ A xhat(A x) const { return centred<CENTRED>(x) * rstd; }
@@ -49,27 +43,15 @@ __device__ __forceinline__ auto own_moments(const Tile<K, W, VECTORS>& tile, Get
   return Moments<A>::of(A(count), about, sums[0].first, sums[0].second);
 }
 
-// The moments of those of `lanes` neighbours of a warp, a power of two. All 32 lanes take part.
-template <typename A> __device__ __forceinline__ Moments<A> merge_lanes(const Moments<A>& own, int lanes) {
-  const A about = __shfl_sync(kFullMask, own.mean, 0, lanes), sum = own.count * (own.mean - about);
-  Moments<A> all = {own.count, sum, own.square + sum * (own.mean - about)};
-  for (int offset = lanes / 2; offset > 0; offset /= 2) {
-    all.count += shuffle_xor(all.count, offset), all.mean += shuffle_xor(all.mean, offset);
-    all.square += shuffle_xor(all.square, offset);
-  }
-  return Moments<A>::of(all.count, about, all.mean, all.square);
+// 1 / sqrt(value), of half types as exact as their precision asks.
+template <typename T> __device__ __forceinline__ acc_t<T> rstd_of(acc_t<T> value) {
+  if constexpr (sizeof(T) == 2) return rsqrtf(value);
+  else return inverse_sqrt(value);
 }
 
-// Every thread of a row gets the moments of all its elements: as row_reduce.
-template <typename A> __device__ __forceinline__ Moments<A> row_moments(Moments<A> own, Moments<A>* shared) {
-  if (blockDim.x < kWarp) return merge_lanes(own, blockDim.x);
-  own = merge_lanes(own, kWarp);
-  if (blockDim.x == kWarp) return own;
-  const int lane = threadIdx.x % kWarp;
-  __syncthreads();
-  if (lane == 0) shared[threadIdx.x / kWarp] = own;
-  __syncthreads();
-  return merge_lanes(lane < blockDim.x / kWarp ? shared[lane] : Moments<A>{}, kWarp);
+// A power of two, 1 / count or less than twice that: a sum of numbers so scaled stays in range.
+template <typename A> __device__ __forceinline__ A scale_for(int count) {
+  return __int_as_float((127 - 31 + __clz(count)) << 23);
 }
 
 // The tensors of forward. weight and bias may be null; residual and summed are null but in add_rms_norm, mean unless
@@ -89,12 +71,6 @@ template <typename T> struct Forward {
     if (mean) mean[row] = of.mean;
     rstd[row] = of.rstd;
   }
-};
-
-// What the threads of a block share in forward.
-template <typename A> struct Shared {
-  A sums[kWarp];
-  Moments<A> moments[kWarp];
 };
 
 // A factor or a summand for each column; without it, 1 or 0.
@@ -129,6 +105,10 @@ __device__ __forceinline__ Pack<T> add_residual(const Tile<K, kVecWidth<T>, VECT
   return sum;
 }
 
+template <int W, typename A> __device__ __forceinline__ A tree_sum(const A (&parts)[W]) {
+  return reduce_elements<Sum, 1, W>([&](int, int e) { return parts[e]; });
+}
+
 // Of this thread's elements, the sum of the squares.
 template <int K, int W, typename Get> __device__ __forceinline__ auto own_squares(Get get) {
   decltype(get(0)) packs[K];
@@ -137,63 +117,108 @@ template <int K, int W, typename Get> __device__ __forceinline__ auto own_square
   return reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e] * packs[k][e]; });
 }
 
-// The statistics of a row of packs get(k), whose pads are 0.
-template <bool CENTRED, int K, bool VECTORS, typename T, typename Get, typename A = acc_t<T>>
-__device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to,
-                                                    Get get, Shared<A>& shared) {
+// What has been computed is kept: else the compiler computes it again wherever it is needed.
+__device__ __forceinline__ void keep(float& value) { asm volatile("" : "+f"(value)); }
+__device__ __forceinline__ void keep(double& value) { asm volatile("" : "+d"(value)); }
+
+// The statistics of a row, of which this thread has `values`, in packs whose pads are 0; where CENTRED, these become what
+// they differ from the mean by.
+template <bool CENTRED, int K, int W, bool VECTORS, typename T, typename Sums, typename A = acc_t<T>>
+__device__ __forceinline__ Statistics<A> statistics(const Tile<K, W, VECTORS>& tile, const Forward<T>& to,
+                                                    A (&values)[K][W], Sums& sums) {
+  const A count = A(int(to.size));
+  A parts[W] = {}, mean = A(0);  // of W sums that do not wait for each other
   if constexpr (CENTRED) {
-    return Statistics<A>::of(row_moments(own_moments<VECTORS ? K : 1>(tile, get), shared.moments), to.eps);
+    const A scale = scale_for<A>(int(to.size));
+    each_element<K, W>([&](int k, int e) { parts[e] = fma(values[k][e], scale, parts[e]); });
+    mean = sums.add(tree_sum(parts)) / (count * scale);
+    each_element<K, W>([&](int k, int e) { values[k][e] -= mean, keep(values[k][e]); });
+#pragma unroll
+    for (int e = 0; e < W; ++e) parts[e] = A(0);
+#pragma unroll
+    for (int k = 0; k < K; ++k) tile.each_of(k, [&](int e) { parts[e] = fma(values[k][e], values[k][e], parts[e]); });
   } else {
-    const A squares = row_reduce<Sum>(own_squares<K, kVecWidth<T>>(get), shared.sums);
-    return Statistics<A>::about_zero(squares, to.size, to.eps);
+    each_element<K, W>([&](int k, int e) { parts[e] = fma(values[k][e], values[k][e], parts[e]); });
   }
+  return {mean, rstd_of<T>(sums.add(tree_sum(parts)) / count + to.eps)};
 }
 
-// See norm_rows.
-template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T>
-__device__ __forceinline__ void norm_rows_of(const Forward<T>& to, bool two, Shared<acc_t<T>>& shared) {
-  using Row = Tile<K, kVecWidth<T>, VECTORS>;
-  const auto fetched = Fetched<TENSORS, K, T>::of_thread();
-  const auto fetch = [&](long long row, int stage) {
-    const Row tile = Row::at(row, to.rows, to.size);
-    fetched.fetch(tile, to.x + row * to.size, stage, 0);
-    if (TENSORS > 1) fetched.fetch(tile, to.residual + row * to.size, stage, 1);
-  };
-  const auto normalise = [&](long long row, int stage) {
-    const Row tile = Row::at(row, to.rows, to.size);
-    const long long at = row * to.size;
-    fetched.settle(tile, stage);
+// What this thread uses of weight and bias, in dynamic shared memory: 16 K bytes for each of the two and each thread.
+template <int K, typename T> struct HeldParameters {
+  uint4* mine;
+
+  static __device__ __forceinline__ HeldParameters of_thread() {
+    extern __shared__ uint4 held[];
+    return {held + threadIdx.y * blockDim.x + threadIdx.x};
+  }
+  __device__ __forceinline__ uint4* slot(int which, int k) const {
+    return mine + (which * K + k) * (blockDim.x * blockDim.y);
+  }
+  __device__ __forceinline__ void put(int which, int k, const Pack<T>& pack) const {
+    *slot(which, k) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+  }
+  __device__ __forceinline__ Pack<T> get(int which, int k) const {
+    return load_aligned(reinterpret_cast<const T*>(slot(which, k)));
+  }
+};
+
+// Rows held in registers, each read once. Grid: any; a multiple of W where not VECTORS. Block: see rows.cuh; K packs of each
+// thread are a row, or with K > 1 of each thread of a cluster. TENSORS are x and, in add_rms_norm, residual. Threads own
+// whole packs of x and y. mean and rstd are kept for backward, a number per row. Unless VECTORS, when size and all tensors
+// are to fit, threads keep what they use of the parameters, which begins alike within a pack in every W-th row; shared
+// memory: see HeldParameters.
+template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T, typename A = acc_t<T>>
+__device__ __forceinline__ void norm_rows(const Forward<T>& to) {
+  constexpr int W = kVecWidth<T>;
+  using Sums = RowSums<A, 1, (K > 1)>;
+  using Row = Tile<K, W, VECTORS>;
+  __shared__ typename Sums::Room room;
+  Sums sums(room);
+  const int period = VECTORS ? 1 : W, part = sums.part();
+  const long long group = sums.group(), stride = sums.groups() * blockDim.y, own = threadIdx.y * (long long)period;
+  const long long first = group / period * blockDim.y * period + group % period + own;
+  const long long start = part * (long long)Row::capacity();
+  const T *weight = to.weight ? to.weight + start : nullptr, *bias = to.bias ? to.bias + start : nullptr;
+  const auto held = HeldParameters<K, T>::of_thread();
+  if constexpr (!VECTORS) {
+    const Row columns = Row::at(first, first + 1, to.size, part);
+#pragma unroll 1
+    for (int k = 0; k < K; ++k) {
+      held.put(0, k, load_parameter(columns, weight, k, 1));
+      if (CENTRED) held.put(1, k, load_parameter(columns, bias, k, 0));
+    }
+  }
+  for (long long row = first; row - own < to.rows; row += stride) {
+    const Row tile = Row::at(row, to.rows, to.size, part);
+    const long long at = row * to.size + start;
+    Pack<T> x[K];
+    load_row_compact(tile, to.x + at, T(), x);
     if constexpr (TENSORS > 1) {
-#pragma unroll(VECTORS ? K : 1)
-      for (int k = 0; k < K; ++k) {
-        const Pack<T> x = fetched.get(stage, 0, k), residual = fetched.get(stage, 1, k);
-        fetched.put(add_residual(tile, x, residual, to.summed + at, k), stage, 0, k);
+      Pack<T> residual[K];
+      load_row_compact(tile, to.residual + at, T(), residual);
+#pragma unroll
+      for (int k = 0; k < K; ++k) x[k] = add_residual(tile, x[k], residual[k], to.summed + at, k);
+    }
+    A values[K][W];
+    each_element<K, W>([&](int k, int e) { values[k][e] = x[k][e], keep(values[k][e]); });
+    const auto of = statistics<CENTRED>(tile, to, values, sums);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const Pack<T> w = VECTORS ? load_parameter(tile, weight, k, 1) : held.get(0, k);
+      if constexpr (CENTRED) {
+        const Pack<T> b = VECTORS ? load_parameter(tile, bias, k, 0) : held.get(1, k);
+        store_pack(tile, to.y + at, k, [&](int e) { return values[k][e] * of.rstd * w[e] + b[e]; });
+      } else {
+        store_pack(tile, to.y + at, k, [&](int e) { return values[k][e] * of.rstd * w[e]; });
       }
     }
-    const auto of = statistics<CENTRED>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, shared);
-#pragma unroll(VECTORS ? K : 1)
-    for (int k = 0; k < K; ++k) {
-      store_normalised<CENTRED>(tile, to, to.y + at, 0, k, fetched.get(stage, 0, k), of);
-    }
-    if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
-  };
-  const long long first = blockIdx.x * (long long)blockDim.y + threadIdx.y, stride = gridDim.x * (long long)blockDim.y;
-  each_fetched(first, threadIdx.y, stride, to.rows, two, fetch, normalise);
-}
-
-// Rows held by a block, each read once. Grid: any. Block: see rows.cuh; K packs of each thread are a row. Shared memory:
-// see Fetched, with as many stages as said; TENSORS are x and, in add_rms_norm, residual. Threads own whole packs of x and
-// y. mean and rstd are kept for backward, a number per row.
-template <bool CENTRED, int TENSORS, int K, typename T>
-__device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
-  __shared__ Shared<acc_t<T>> shared;
-  if (to.vectors()) norm_rows_of<CENTRED, TENSORS, K, true>(to, stages == 2, shared);
-  else norm_rows_of<CENTRED, TENSORS, K, false>(to, stages == 2, shared);
+    if (threadIdx.x == 0 && part == 0 && row < to.rows) to.keep(row, of);
+  }
 }
 
 // See norm_wide: one row, read twice, the second time from its end: what was read last is still in cache.
 template <bool CENTRED, int K, bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, long long row, Shared<A>& shared) {
+__device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, long long row, Moments<A>* shared) {
   using Part = Tile<K, kVecWidth<T>, VECTORS>;
   const int parts = Part::count(to.size);
   const T *x = to.x + row * to.size, *source = to.residual ? to.summed + row * to.size : x;
@@ -217,8 +242,12 @@ __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, lon
     else squares += own_squares<K, kVecWidth<T>>(get);
   }
   Statistics<A> of;
-  if constexpr (CENTRED) of = Statistics<A>::of(row_moments(moments, shared.moments), to.eps);
-  else of = Statistics<A>::about_zero(block_reduce<Sum>(squares, shared.sums), to.size, to.eps);
+  if constexpr (CENTRED) {
+    const Moments<A> all = block_merge(moments, shared);
+    of = {all.mean, all.rstd(to.eps)};
+  } else {
+    of = {A(0), inverse_sqrt(block_reduce<Sum>(squares, &shared->count) / to.size + to.eps)};
+  }
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, to.rows, to.size, c);
     load(part, source + start(c));
@@ -232,7 +261,7 @@ __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, lon
 
 // As norm_rows, for rows too long for registers. Block: (a multiple of 32, 1).
 template <bool CENTRED, typename T> __device__ __forceinline__ void norm_wide(const Forward<T>& to) {
-  __shared__ Shared<acc_t<T>> shared;
+  __shared__ Moments<acc_t<T>> shared[kWarp];
   const bool vectors = to.vectors();
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
     const auto of =

@@ -36,11 +36,11 @@ __device__ __forceinline__ float unpack(unsigned word, int e, __half) {
 }
 __device__ __forceinline__ unsigned rounded_pair(float first, float second, __nv_bfloat16) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-  return raw_bits(pair.x) | raw_bits(pair.y) << 16;
+  return reinterpret_cast<const unsigned&>(pair);
 }
 __device__ __forceinline__ unsigned rounded_pair(float first, float second, __half) {
   const __half2 pair = __floats2half2_rn(first, second);
-  return raw_bits(pair.x) | raw_bits(pair.y) << 16;
+  return reinterpret_cast<const unsigned&>(pair);
 }
 
 // Element e of words of T.
@@ -110,7 +110,7 @@ template <int K, int W, bool VECTORS> struct Tile {
     const long long start = c * (long long)capacity(), left = row < rows ? size - start : 0;
     if constexpr (VECTORS) return {0, clipped(left, capacity()), 0, 0, 0};
     const int shift = int(row * size) & (W - 1);
-    return {c ? -shift : 0, clipped(left, capacity() - shift), -clipped(row * size + start, kFar),
+    return {c && left > 0 ? -shift : 0, clipped(left, capacity() - shift), -clipped(row * size + start, kFar),
             clipped((rows - row) * size - start, kFar), shift};
   }
 
@@ -218,30 +218,51 @@ __device__ __forceinline__ Pack<T> load_per_column(const Tile<K, kVecWidth<T>, V
   else return load_across(tile, row, i, tile.begin, tile.left, pad);
 }
 
-// All of this thread's packs, each under way before any is waited for: only then do the threads at the ends of a row mask
-// theirs.
+// All of this thread's packs of a row whose packs begin at 16-byte boundaries, each under way before any is waited for:
+// only then do the threads at the ends of a row mask theirs.
+template <int K, typename T>
+__device__ __forceinline__ void load_row_aligned(const Tile<K, kVecWidth<T>, false>& tile, const T* row, T pad,
+                                                 Pack<T> (&packs)[K]) {
+  constexpr int W = kVecWidth<T>;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const int i = tile.index(k, 0);
+    packs[k] = tile.any(i) && i + W <= tile.high ? load_aligned(row + i) : Pack<T>::filled(pad);
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const int i = tile.index(k, 0);
+    if (!tile.any(i) || tile.all(i)) continue;
+    packs[k] = i + W <= tile.high ? masked(tile, packs[k], i, pad) : load_elements(tile, row, i, pad);
+  }
+}
+
+// All of this thread's packs.
 template <int K, bool VECTORS, typename T>
 __device__ __forceinline__ void load_row(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, T pad,
                                          Pack<T> (&packs)[K]) {
-  constexpr int W = kVecWidth<T>;
   if constexpr (!VECTORS) {
-    if (is_aligned16(row + tile.index(0, 0))) {  // and so is every pack
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const int i = tile.index(k, 0);
-        packs[k] = tile.any(i) && i + W <= tile.high ? load_aligned(row + i) : Pack<T>::filled(pad);
-      }
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const int i = tile.index(k, 0);
-        if (!tile.any(i) || tile.all(i)) continue;
-        packs[k] = i + W <= tile.high ? masked(tile, packs[k], i, pad) : load_elements(tile, row, i, pad);
-      }
-      return;
-    }
+    if (is_aligned16(row + tile.index(0, 0))) return load_row_aligned(tile, row, pad, packs);  // and so is every pack
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) packs[k] = load_pack(tile, row, k, pad);
+}
+
+// The same where an array that begins elsewhere is rare: it is read more slowly, by less code.
+template <int K, bool VECTORS, typename T>
+__device__ __forceinline__ void load_row_compact(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, T pad,
+                                                 Pack<T> (&packs)[K]) {
+  if constexpr (VECTORS) {
+    load_row(tile, row, pad, packs);
+  } else if (is_aligned16(row + tile.index(0, 0))) {
+    load_row_aligned(tile, row, pad, packs);
+  } else {
+    Pack<T> slow[K];  // in local memory
+#pragma unroll 1
+    for (int k = 0; k < K; ++k) slow[k] = load_pack(tile, row, k, pad);
+#pragma unroll
+    for (int k = 0; k < K; ++k) packs[k] = slow[k];
+  }
 }
 
 // The words of elements first, first + 1, ... of f(e), rounded to O.
