@@ -17,8 +17,8 @@
 template <typename T, int K, bool VECTORS>
 __global__ void __launch_bounds__(1024)
     add_rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight, T* summed,
-                     T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
-  norm_rows<false, 2, K, VECTORS>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps});
+                     T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps, int stages) {
+  norm_rows<false, 2, K, VECTORS>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps}, stages);
 }
 
 // Grid, block, shared memory, ownership: see norm_small(). weight may be null.

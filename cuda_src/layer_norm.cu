@@ -18,8 +18,8 @@ template <typename T, int K, bool VECTORS>
 __global__ void __launch_bounds__(1024)
     layer_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows, long long size,
-                   acc_t<T> eps) {
-  norm_rows<true, 1, K, VECTORS>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps});
+                   acc_t<T> eps, int stages) {
+  norm_rows<true, 1, K, VECTORS>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps}, stages);
 }
 
 // Grid, block, shared memory, ownership: see norm_small(). weight and bias may be null.

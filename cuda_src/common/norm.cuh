@@ -49,10 +49,25 @@ template <typename T> __device__ __forceinline__ acc_t<T> rstd_of(acc_t<T> value
   else return inverse_sqrt(value);
 }
 
-// A power of two, 1 / count or less than twice that: a sum of numbers so scaled stays in range.
-template <typename A> __device__ __forceinline__ A scale_for(int count) {
-  return __int_as_float((127 - 31 + __clz(count)) << 23);
-}
+// The mean of `count` numbers from the sum of what each is times `scale`, a power of two: such a sum stays in range.
+template <typename T> struct Mean {
+  using A = acc_t<T>;
+  A count, scale, share;  // share: 1 / count
+
+  // A reciprocal of a half type is of the precision that its results show.
+  __device__ __forceinline__ explicit Mean(int number)
+      : count(A(number)), scale(__int_as_float((127 - 31 + __clz(number)) << 23)),
+        share(sizeof(T) == 2 ? A(__fdividef(1.f, float(count))) : A(1) / count) {}
+
+  __device__ __forceinline__ A operator()(A scaled) const {
+    const A whole = count * scale;
+    if constexpr (sizeof(T) > 2) return scaled / whole;
+    const A guess = scaled * (share / scale);
+    return fma(fma(-guess, whole, scaled), share / scale, guess);
+  }
+  // Of a sum of numbers as they are.
+  __device__ __forceinline__ A of_all(A sum) const { return sizeof(T) == 2 ? sum * share : sum / count; }
+};
 
 // The tensors of forward. weight and bias may be null; residual and summed are null but in add_rms_norm, mean unless
 // CENTRED.
@@ -95,125 +110,125 @@ __device__ __forceinline__ void store_normalised(const Tile<K, kVecWidth<T>, VEC
   }
 }
 
-// x + residual, rounded; and to `summed`.
-template <int K, bool VECTORS, typename T>
-__device__ __forceinline__ Pack<T> add_residual(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Pack<T>& x,
-                                                const Pack<T>& residual, T* summed, int k) {
-  Pack<T> sum;
-  round_to_words<T>(sum.word, 0, [&](int e) { return x[e] + residual[e]; });
-  store_words_of(tile, summed, k, sum.word);
-  return sum;
-}
-
 template <int W, typename A> __device__ __forceinline__ A tree_sum(const A (&parts)[W]) {
   return reduce_elements<Sum, 1, W>([&](int, int e) { return parts[e]; });
 }
 
-// Of this thread's elements, the sum of the squares.
-template <int K, int W, typename Get> __device__ __forceinline__ auto own_squares(Get get) {
-  decltype(get(0)) packs[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) packs[k] = get(k);
-  return reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e] * packs[k][e]; });
+template <typename T> __device__ __forceinline__ Pack<T> rounded_sum(const Pack<T>& a, const Pack<T>& b) {
+  Pack<T> sum;
+  round_to_words<T>(sum.word, 0, [&](int e) { return a[e] + b[e]; });
+  return sum;
 }
 
 // What has been computed is kept: else the compiler computes it again wherever it is needed.
+#ifndef LAB_NOKEEP
 __device__ __forceinline__ void keep(float& value) { asm volatile("" : "+f"(value)); }
 __device__ __forceinline__ void keep(double& value) { asm volatile("" : "+d"(value)); }
+#else
+__device__ __forceinline__ void keep(float& value) { }
+__device__ __forceinline__ void keep(double& value) { }
+#endif
 
-// The statistics of a row, of which this thread has `values`, in packs whose pads are 0; where CENTRED, these become what
-// they differ from the mean by.
-template <bool CENTRED, int K, int W, bool VECTORS, typename T, typename Sums, typename A = acc_t<T>>
-__device__ __forceinline__ Statistics<A> statistics(const Tile<K, W, VECTORS>& tile, const Forward<T>& to,
-                                                    A (&values)[K][W], Sums& sums) {
-  const A count = A(int(to.size));
+// The statistics of a row of packs get(k), whose pads are 0.
+template <bool CENTRED, int K, bool VECTORS, typename T, typename Get, typename Sums, typename A = acc_t<T>>
+__device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to,
+                                                    Get get, Sums& sums) {
+  constexpr int W = kVecWidth<T>;
+  const Mean<T> mean_of(int(to.size));
   A parts[W] = {}, mean = A(0);  // of W sums that do not wait for each other
   if constexpr (CENTRED) {
-    const A scale = scale_for<A>(int(to.size));
-    each_element<K, W>([&](int k, int e) { parts[e] = fma(values[k][e], scale, parts[e]); });
-    mean = sums.add(tree_sum(parts)) / (count * scale);
-    each_element<K, W>([&](int k, int e) { values[k][e] -= mean, keep(values[k][e]); });
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const Pack<T> x = get(k);
+#pragma unroll
+      for (int e = 0; e < W; ++e) parts[e] = fma(x[e], mean_of.scale, parts[e]);
+    }
+    mean = mean_of(sums.add(tree_sum(parts)));
 #pragma unroll
     for (int e = 0; e < W; ++e) parts[e] = A(0);
-#pragma unroll
-    for (int k = 0; k < K; ++k) tile.each_of(k, [&](int e) { parts[e] = fma(values[k][e], values[k][e], parts[e]); });
-  } else {
-    each_element<K, W>([&](int k, int e) { parts[e] = fma(values[k][e], values[k][e], parts[e]); });
   }
-  return {mean, rstd_of<T>(sums.add(tree_sum(parts)) / count + to.eps)};
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const Pack<T> x = get(k);
+    const auto square = [&](int e) {
+      const A apart = x[e] - mean;
+      parts[e] = fma(apart, apart, parts[e]);
+    };
+    if constexpr (CENTRED) {
+      tile.each_of(k, square);
+    } else {
+#pragma unroll
+      for (int e = 0; e < W; ++e) square(e);
+    }
+  }
+  return {mean, rstd_of<T>(mean_of.of_all(sums.add(tree_sum(parts))) + to.eps)};
 }
 
-// What this thread uses of weight and bias, in dynamic shared memory: 16 K bytes for each of the two and each thread.
-template <int K, typename T> struct HeldParameters {
-  uint4* mine;
-
-  static __device__ __forceinline__ HeldParameters of_thread() {
-    extern __shared__ uint4 held[];
-    return {held + threadIdx.y * blockDim.x + threadIdx.x};
-  }
-  __device__ __forceinline__ uint4* slot(int which, int k) const {
-    return mine + (which * K + k) * (blockDim.x * blockDim.y);
-  }
-  __device__ __forceinline__ void put(int which, int k, const Pack<T>& pack) const {
-    *slot(which, k) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
-  }
-  __device__ __forceinline__ Pack<T> get(int which, int k) const {
-    return load_aligned(reinterpret_cast<const T*>(slot(which, k)));
-  }
-};
-
-// Rows held in registers, each read once. Grid: any; a multiple of W where not VECTORS. Block: see rows.cuh; K packs of each
-// thread are a row, or with K > 1 of each thread of a cluster. TENSORS are x and, in add_rms_norm, residual. Threads own
-// whole packs of x and y. mean and rstd are kept for backward, a number per row. Unless VECTORS, when size and all tensors
-// are to fit, threads keep what they use of the parameters, which begins alike within a pack in every W-th row; shared
-// memory: see HeldParameters.
+// Rows held by a block, each read once. Grid: any; a multiple of W where not VECTORS. Block: see rows.cuh; K packs of each
+// thread are a row. Shared memory: see Fetched, with as many stages as said; TENSORS are x and, in add_rms_norm, residual.
+// Threads own whole packs of x and y. mean and rstd are kept for backward, a number per row. VECTORS: whether size is a
+// multiple of W, and the parameters begin at 16-byte boundaries; else threads keep what they use of the parameters, which
+// begins alike within a pack in every W-th row.
 template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void norm_rows(const Forward<T>& to) {
+__device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
   constexpr int W = kVecWidth<T>;
-  using Sums = RowSums<A, 1, (K > 1)>;
+  using Sums = RowSums<A, 1, false>;
   using Row = Tile<K, W, VECTORS>;
   __shared__ typename Sums::Room room;
   Sums sums(room);
-  const int period = VECTORS ? 1 : W, part = sums.part();
-  const long long group = sums.group(), stride = sums.groups() * blockDim.y, own = threadIdx.y * (long long)period;
-  const long long first = group / period * blockDim.y * period + group % period + own;
-  const long long start = part * (long long)Row::capacity();
-  const T *weight = to.weight ? to.weight + start : nullptr, *bias = to.bias ? to.bias + start : nullptr;
-  const auto held = HeldParameters<K, T>::of_thread();
+  const int period = VECTORS ? 1 : W;
+  const long long stride = gridDim.x * (long long)blockDim.y, own = threadIdx.y * (long long)period;
+  const long long first = (VECTORS ? blockIdx.x * (long long)blockDim.y
+                                   : blockIdx.x / period * blockDim.y * (long long)period + blockIdx.x % period) + own;
+  const Row columns = Row::at(first, first + 1, to.size);
+  const auto fetched = Fetched<TENSORS, K, T>::of_thread(stages, VECTORS ? 0 : 2);
+  // the places of the parameters, behind the stages
+  const auto parameter = [&](int which, int k) { return fetched.slot(stages, 0, which * K + k); };
   if constexpr (!VECTORS) {
-    const Row columns = Row::at(first, first + 1, to.size, part);
 #pragma unroll 1
     for (int k = 0; k < K; ++k) {
-      held.put(0, k, load_parameter(columns, weight, k, 1));
-      if (CENTRED) held.put(1, k, load_parameter(columns, bias, k, 0));
+      const Pack<T> w = load_parameter(columns, to.weight, k, 1), b = load_parameter(columns, to.bias, k, 0);
+      *parameter(0, k) = make_uint4(w.word[0], w.word[1], w.word[2], w.word[3]);
+      if (CENTRED) *parameter(1, k) = make_uint4(b.word[0], b.word[1], b.word[2], b.word[3]);
     }
   }
-  for (long long row = first; row - own < to.rows; row += stride) {
-    const Row tile = Row::at(row, to.rows, to.size, part);
-    const long long at = row * to.size + start;
-    Pack<T> x[K];
-    load_row_compact(tile, to.x + at, T(), x);
+  const auto held = [&](int which, int k) { return load_aligned(reinterpret_cast<const T*>(parameter(which, k))); };
+  const auto fetch = [&](long long row, int stage) {
+    const Row tile = columns.of(row, to.rows);
+    fetched.fetch(tile, to.x + row * to.size, stage, 0);
+    if (TENSORS > 1) fetched.fetch(tile, to.residual + row * to.size, stage, 1);
+  };
+  const auto normalise = [&](long long row, int stage) {
+    const Row tile = columns.of(row, to.rows);
+    const long long at = row * to.size;
+    fetched.settle(tile, stage);
     if constexpr (TENSORS > 1) {
-      Pack<T> residual[K];
-      load_row_compact(tile, to.residual + at, T(), residual);
 #pragma unroll
-      for (int k = 0; k < K; ++k) x[k] = add_residual(tile, x[k], residual[k], to.summed + at, k);
+      for (int k = 0; k < K; ++k) {
+        const Pack<T> x = fetched.get(stage, 0, k), residual = fetched.get(stage, 1, k);
+        const Pack<T> sum = rounded_sum(x, residual);
+        fetched.put(sum, stage, 0, k);
+        if (tile.all(tile.index(k, 0))) {
+          store_words(to.summed + at + tile.index(k, 0), sum.word[0], sum.word[1], sum.word[2], sum.word[3]);
+        }
+      }
+      fetched.finish(tile, to.summed + at, stage);
     }
-    A values[K][W];
-    each_element<K, W>([&](int k, int e) { values[k][e] = x[k][e], keep(values[k][e]); });
-    const auto of = statistics<CENTRED>(tile, to, values, sums);
+    const auto of = statistics<CENTRED>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, sums);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const Pack<T> w = VECTORS ? load_parameter(tile, weight, k, 1) : held.get(0, k);
+      const Pack<T> x = fetched.get(stage, 0, k), w = VECTORS ? load_parameter(tile, to.weight, k, 1) : held(0, k);
       if constexpr (CENTRED) {
-        const Pack<T> b = VECTORS ? load_parameter(tile, bias, k, 0) : held.get(1, k);
-        store_pack(tile, to.y + at, k, [&](int e) { return values[k][e] * of.rstd * w[e] + b[e]; });
+        const Pack<T> b = VECTORS ? load_parameter(tile, to.bias, k, 0) : held(1, k);
+        fetched.store(tile, to.y + at, stage, k, [&](int e) { return of.template xhat<true>(x[e]) * w[e] + b[e]; });
       } else {
-        store_pack(tile, to.y + at, k, [&](int e) { return values[k][e] * of.rstd * w[e]; });
+        fetched.store(tile, to.y + at, stage, k, [&](int e) { return of.template xhat<false>(x[e]) * w[e]; });
       }
     }
-    if (threadIdx.x == 0 && part == 0 && row < to.rows) to.keep(row, of);
-  }
+    fetched.finish(tile, to.y + at, stage);
+    if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
+  };
+  each_fetched(first, own, stride, to.rows, stages == 2, fetch, normalise);
 }
 
 // See norm_wide: one row, read twice, the second time from its end: what was read last is still in cache.
@@ -221,25 +236,23 @@ template <bool CENTRED, int K, bool VECTORS, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, long long row, Moments<A>* shared) {
   using Part = Tile<K, kVecWidth<T>, VECTORS>;
   const int parts = Part::count(to.size);
-  const T *x = to.x + row * to.size, *source = to.residual ? to.summed + row * to.size : x;
   Pack<T> packs[K], residual[K];
   const auto start = [](int c) { return c * (long long)Part::capacity(); };
-  const auto load = [&](const Part& part, const T* from) { load_row(part, from, from_acc<T>(0), packs); };
+  const auto load = [&](const Part& part, long long at) {
+    load_row(part, to.x + at, from_acc<T>(0), packs);
+    if (!to.residual) return;
+    load_row(part, to.residual + at, from_acc<T>(0), residual);
+#pragma unroll
+    for (int k = 0; k < K; ++k) packs[k] = rounded_sum(packs[k], residual[k]);
+  };
   const auto get = [&](int k) { return packs[k]; };
   A squares = A(0);
   Moments<A> moments = {};
   for (int c = 0; c < parts; ++c) {
     const Part part = Part::at(row, to.rows, to.size, c);
-    load(part, x + start(c));
-    if (to.residual) {
-      load_row(part, to.residual + row * to.size + start(c), from_acc<T>(0), residual);
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        packs[k] = add_residual(part, packs[k], residual[k], to.summed + row * to.size + start(c), k);
-      }
-    }
+    load(part, row * to.size + start(c));
     if constexpr (CENTRED) moments.merge(own_moments<K>(part, get));
-    else squares += own_squares<K, kVecWidth<T>>(get);
+    else squares += reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) { return packs[k][e] * packs[k][e]; });
   }
   Statistics<A> of;
   if constexpr (CENTRED) {
@@ -250,9 +263,10 @@ __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, lon
   }
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, to.rows, to.size, c);
-    load(part, source + start(c));
+    load(part, row * to.size + start(c));
 #pragma unroll
     for (int k = 0; k < K; ++k) {
+      if (to.residual) store_words_of(part, to.summed + row * to.size + start(c), k, packs[k].word);
       store_normalised<CENTRED>(part, to, to.y + row * to.size + start(c), start(c), k, packs[k], of);
     }
   }

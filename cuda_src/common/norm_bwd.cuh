@@ -107,7 +107,7 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   const long long first = group / period * blockDim.y * period + group % period + own;
   const int part = sums.part();
 
-  const auto fetched = Fetched<TENSORS, K, T>::of_thread(stages);
+  const auto fetched = Fetched<TENSORS, K, T>::of_thread(stages, 1);
   const int weights = two ? 2 : 1;  // the place of the weight, behind the stages
   const Row columns = Row::at(first, first + 1, to.size, part);
   const long long start = part * (long long)Row::capacity();
@@ -124,18 +124,17 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   Statistics<A> of = {}, coming_of = {};
   const auto fetch = [&](long long row, int stage) {
     of = coming_of, coming_of = to.statistics(row);
-    const Row tile = Row::at(row, to.rows, to.size, part);
+    const Row tile = columns.of(row, to.rows);
     const long long at = row * to.size + start;
     fetched.fetch(tile, to.x + at, stage, 0);
     fetched.fetch(tile, to.grad_y + at, stage, 1);
     if (TENSORS > 2) fetched.fetch(tile, to.grad_summed + at, stage, 2);
   };
 
-  const A count = A(int(to.size)), share = A(1) / count;
-  const auto mean_of = [&](A sum) { return sizeof(T) == 2 ? sum * share : sum / count; };
+  const Mean<T> mean_of(int(to.size));
   A weight_sum[K][W] = {}, bias_sum[K][W] = {};
   const auto differentiate = [&](long long row, int stage) {
-    const Row tile = Row::at(row, to.rows, to.size, part);
+    const Row tile = columns.of(row, to.rows);
     if (!two) of = coming_of;
     fetched.settle(tile, stage);
     const auto pack = [&](int k) {
@@ -159,16 +158,17 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
     }
     if (!to.grad_x) return;
     const Pair<A> c = row_sum<CENTRED>(sum[0] + sum[1], sums);
-    const A slope = of.rstd * mean_of(c.first), c2 = mean_of(c.second);
+    const A slope = of.rstd * mean_of.of_all(c.first), c2 = mean_of.of_all(c.second);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const Gradient<CENTRED, T> g = pack(k);
       const Pack<T> more = TENSORS > 2 ? fetched.get(stage, 2, k) : Pack<T>{};
-      store_pack(tile, to.grad_x + row * to.size + start, k, [&](int e) {
+      fetched.store(tile, to.grad_x + row * to.size + start, stage, k, [&](int e) {
         const A grad = g.grad_x(kKeepsProducts ? wg[kKeepsProducts ? k : 0][e] : g.wg(e), centred[k][e], slope, c2);
         return TENSORS > 2 ? grad + more[e] : grad;
       });
     }
+    fetched.finish(tile, to.grad_x + row * to.size + start, stage);
   };
   each_fetched(first, own, stride, to.rows, two, fetch, differentiate);
   if (!PARAMETERS) return;

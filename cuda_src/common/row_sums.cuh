@@ -8,7 +8,8 @@
 // the next arrive.
 template <typename A, int N, bool CLUSTERS> struct __align__(16) RowRoom { A parts[2][(CLUSTERS ? kMaxCluster : 1) * kWarp * N]; };
 
-// The threads of a row: those of threadIdx.x of a block, see rows.cuh; with CLUSTERS those of all blocks of a cluster,
+// The threads of a row: those of threadIdx.x of a block, see rows.cuh, where several rows of more than a warp may be too, at
+// most 512 threads; with CLUSTERS those of all blocks of a cluster,
 // which lies along x, each with a part of the row.
 template <typename A, int N, bool CLUSTERS> class RowSums {
  public:
@@ -31,7 +32,7 @@ template <typename A, int N, bool CLUSTERS> class RowSums {
     if (blockDim.x == kWarp && !several()) return;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
     const int blocks = several() ? cluster_blocks() : 1, count = warps * blocks;
-    A* parts = room.parts[turn ^= 1];
+    A* parts = room.parts[turn ^= 1] + threadIdx.y * ((warps + kAtOnce - 1) & -kAtOnce) * M;
     if (several()) {
       each<M>([&](int m) {
         if (lane < blocks) store_remote(parts + (cluster_rank() * warps + warp) * M + m, lane, values[m]);
@@ -43,7 +44,7 @@ template <typename A, int N, bool CLUSTERS> class RowSums {
       each<M>([&](int m) {
         if (lane <= pads) parts[(warp + lane) * M + m] = lane ? A(0) : values[m];
       });
-      __syncthreads();
+      row_barrier();
       if (warps <= 2 * kAtOnce) {  // each thread adds them up: sooner done than by shuffles
         A first[kAtOnce * M], second[kAtOnce * M];
         copy(first, parts);
@@ -90,6 +91,11 @@ template <typename A, int N, bool CLUSTERS> class RowSums {
     for (int offset = kWarp / 2; offset > 0; offset /= 2) {
       if (offset < lanes) each<M>([&](int m) { values[m] += shuffle_xor(values[m], offset); });
     }
+  }
+
+  static __device__ __forceinline__ void row_barrier() {
+    if (blockDim.y == 1) __syncthreads();
+    else asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory");
   }
 
   __device__ __forceinline__ bool several() const { return CLUSTERS && cluster_blocks() > 1; }

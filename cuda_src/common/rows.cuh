@@ -114,6 +114,21 @@ template <int K, int W, bool VECTORS> struct Tile {
             clipped((rows - row) * size - start, kFar), shift};
   }
 
+  // The same columns of another row, if there is one, of an array of which packs begin at 16-byte boundaries; the row is to
+  // begin within a pack as this tile's does.
+  __device__ __forceinline__ Tile of(long long row, long long rows) const {
+    Tile other = *this;
+    if (row >= rows) other.left = -W;
+    if (!VECTORS) other.high = row + 1 < rows ? kFar : left;
+    return other;
+  }
+
+  // Whether a part of one of this thread's packs, but not all of it, may be there.
+  __device__ __forceinline__ bool ends() const {
+    const int last = (left - 1 + shift) / W;  // the pack, of all threads
+    return (shift > 0 && threadIdx.x == 0) || ((left + shift) % W > 0 && last % blockDim.x == threadIdx.x);
+  }
+
   // Where element e of pack k lies.
   __device__ __forceinline__ int index(int k, int e) const {
     return (k * blockDim.x + threadIdx.x) * W + e - (VECTORS ? 0 : shift);
@@ -218,51 +233,30 @@ __device__ __forceinline__ Pack<T> load_per_column(const Tile<K, kVecWidth<T>, V
   else return load_across(tile, row, i, tile.begin, tile.left, pad);
 }
 
-// All of this thread's packs of a row whose packs begin at 16-byte boundaries, each under way before any is waited for:
-// only then do the threads at the ends of a row mask theirs.
-template <int K, typename T>
-__device__ __forceinline__ void load_row_aligned(const Tile<K, kVecWidth<T>, false>& tile, const T* row, T pad,
-                                                 Pack<T> (&packs)[K]) {
-  constexpr int W = kVecWidth<T>;
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const int i = tile.index(k, 0);
-    packs[k] = tile.any(i) && i + W <= tile.high ? load_aligned(row + i) : Pack<T>::filled(pad);
-  }
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const int i = tile.index(k, 0);
-    if (!tile.any(i) || tile.all(i)) continue;
-    packs[k] = i + W <= tile.high ? masked(tile, packs[k], i, pad) : load_elements(tile, row, i, pad);
-  }
-}
-
-// All of this thread's packs.
+// All of this thread's packs, each under way before any is waited for: only then do the threads at the ends of a row mask
+// theirs.
 template <int K, bool VECTORS, typename T>
 __device__ __forceinline__ void load_row(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, T pad,
                                          Pack<T> (&packs)[K]) {
+  constexpr int W = kVecWidth<T>;
   if constexpr (!VECTORS) {
-    if (is_aligned16(row + tile.index(0, 0))) return load_row_aligned(tile, row, pad, packs);  // and so is every pack
+    if (is_aligned16(row + tile.index(0, 0))) {  // and so is every pack
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int i = tile.index(k, 0);
+        packs[k] = tile.any(i) && i + W <= tile.high ? load_aligned(row + i) : Pack<T>::filled(pad);
+      }
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int i = tile.index(k, 0);
+        if (!tile.any(i) || tile.all(i)) continue;
+        packs[k] = i + W <= tile.high ? masked(tile, packs[k], i, pad) : load_elements(tile, row, i, pad);
+      }
+      return;
+    }
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) packs[k] = load_pack(tile, row, k, pad);
-}
-
-// The same where an array that begins elsewhere is rare: it is read more slowly, by less code.
-template <int K, bool VECTORS, typename T>
-__device__ __forceinline__ void load_row_compact(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, T pad,
-                                                 Pack<T> (&packs)[K]) {
-  if constexpr (VECTORS) {
-    load_row(tile, row, pad, packs);
-  } else if (is_aligned16(row + tile.index(0, 0))) {
-    load_row_aligned(tile, row, pad, packs);
-  } else {
-    Pack<T> slow[K];  // in local memory
-#pragma unroll 1
-    for (int k = 0; k < K; ++k) slow[k] = load_pack(tile, row, k, pad);
-#pragma unroll
-    for (int k = 0; k < K; ++k) packs[k] = slow[k];
-  }
 }
 
 // The words of elements first, first + 1, ... of f(e), rounded to O.

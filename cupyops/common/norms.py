@@ -13,12 +13,15 @@ from torch import Tensor
 from .. import check
 from ..kernel import FLOATING, Kernel, ceil_div
 from . import clusters
-from .rows import PACKS, WIDEST, grid, is_symbolic, share
+from .rows import PACKS, WIDEST, grid, is_symbolic, packs_of
 from .segments import is_aligned
 
 SMALL_ROWS = 256  # of a block, and its threads, that take a row each
 SMALL_BYTES = 128  # of a row, at most, that a thread takes
 FORWARD_RESIDENT = 1024  # threads of a multiprocessor that forward's registers allow
+FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
+FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
+_ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward take several rows
 BACKWARD_THREADS = 512  # of a block, at most
 BACKWARD_RESIDENT = 512  # threads of a multiprocessor: their sums of the parameters' gradients fill its registers
 WIDE_THREADS = 512  # of a block for a long row: two blocks run at once, one reads while the other reduces
@@ -47,12 +50,12 @@ def kernels(name: str) -> Kernels:
         Kernel(file, f"{name}_{form}<T>", T=FLOATING)
         for form in ("fwd_small", "fwd_wide", "bwd_small", "bwd_wide", "bwd_columns", "bwd_sum")
     )
-    held = {"T": FLOATING, "K": PACKS, "VECTORS": (False, True)}
+    held = {"T": FLOATING, "VECTORS": (False, True)}
     return Kernels(
-        Kernel(file, f"{name}_fwd<T, K, VECTORS>", **held),
+        Kernel(file, f"{name}_fwd<T, K, VECTORS>", **held, K=(1, 4, 8), where=lambda K, VECTORS, **_: VECTORS or K < 8),
         small,
         wide,
-        Kernel(file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", **held, PARAMETERS=(False, True)),
+        Kernel(file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", **held, K=PACKS, PARAMETERS=(False, True)),
         backward_small,
         backward_wide,
         columns,
@@ -84,21 +87,15 @@ def _is_small(size: int, itemsize: int) -> bool:
     return size * itemsize % 16 != 0 and size * itemsize <= SMALL_BYTES
 
 
-def _vectors(size: int, itemsize: int, tensors: Iterable[Tensor | None]) -> bool:
-    """Whether each pack of 16 bytes is one access: of rows, and tensors, that begin at such boundaries."""
-    return size * itemsize % 16 == 0 and all(tensor is None or is_aligned(tensor) for tensor in tensors)
+def _vectors(size: int, itemsize: int, parameters: Iterable[Tensor | None]) -> bool:
+    """Whether each pack of 16 bytes of a row, and of these, is one access."""
+    return size * itemsize % 16 == 0 and all(tensor is None or is_aligned(tensor) for tensor in parameters)
 
 
-def _held(size: int, itemsize: int, most: int, block: int, device: torch.device) -> Plan:
-    """How rows are held, if they are: in a block of at most `most` threads, of about `block` for several rows, or in a
-    cluster."""
-    division = share(size, itemsize, most, block)
-    if division.packs:
-        return Plan(division.packs, 0, division.block)
-    among = clusters.share(size, itemsize) if clusters.exist(device) else None
-    if among is None or among.threads > most:
-        return Plan()
-    return Plan(clusters.PACKS, 0, (among.threads, 1), cluster=among.blocks)
+def _threads(size: int, itemsize: int, packs: int) -> int:
+    """Threads that share a row, `packs` in each: a power of two up to 32, or a multiple."""
+    threads = ceil_div(packs_of(size, itemsize), packs)
+    return 1 << (threads - 1).bit_length() if threads <= 32 else ceil_div(threads, 32) * 32
 
 
 def _wave(plan: Plan, rows: int, vectors: bool, resident: int, itemsize: int, device: torch.device) -> int:
@@ -123,10 +120,11 @@ def forward(
     if is_symbolic(rows, size) or not x.numel():
         return
     itemsize = x.element_size()
-    vectors = _vectors(size, itemsize, (*read, *rest))
+    vectors = _vectors(size, itemsize, rest)
     plan = _forward_plan(rows, size, itemsize, len(read), vectors, x.device)
     if plan.packs:
-        plan.launch(kernels.fwd)(*read, *rest, rows, size, eps, T=x.dtype, K=plan.packs, VECTORS=vectors)
+        launch = plan.launch(kernels.fwd)
+        launch(*read, *rest, rows, size, eps, plan.stages, T=x.dtype, K=plan.packs, VECTORS=vectors)
     elif plan.small:
         plan.launch(kernels.fwd_small)(*read, *rest, rows, size, eps, T=x.dtype)
     else:
@@ -135,18 +133,30 @@ def forward(
 
 @functools.lru_cache(maxsize=4096)
 def _forward_plan(rows: int, size: int, itemsize: int, tensors: int, vectors: bool, device: torch.device) -> Plan:
+    sms, room = card(device)
     if _is_small(size, itemsize):
         shared = SMALL_ROWS * size * itemsize * tensors + 2 * size * max(itemsize, 4)
         return Plan(0, grid(rows, SMALL_ROWS), (SMALL_ROWS, 1), shared, small=True)
-    room = card(device)[1] - _RESERVED
-    each = 0 if vectors else 32  # bytes for a pack of weight and one of bias
-    plan = _held(size, itemsize, min(WIDEST, room // (each * PACKS[-1]) // 32 * 32) if each else WIDEST, 128, device)
-    if not plan.packs:
-        return plan
-    plan = plan._replace(shared=each * plan.packs * math.prod(plan.block))
-    if vectors and plan.cluster == 1:
-        return plan._replace(groups=grid(rows, plan.block[1]))
-    return plan._replace(groups=_wave(plan, rows, vectors, FORWARD_RESIDENT, itemsize, device))
+    most = 8 if vectors else 4
+    packs = next(
+        packs for packs in (1, 4, 8) if packs == most or _threads(size, itemsize, packs) <= (32, 16)[packs > 1]
+    )
+    threads = _threads(size, itemsize, packs)
+    if packs == 8 and threads * 8 > 1.125 * 4 * _threads(size, itemsize, 4):
+        packs, threads = 4, _threads(size, itemsize, 4)
+    plan = Plan(packs, 0, (threads, max(1, 128 // threads) if threads <= 32 else 1))
+
+    def shared(stages: int) -> int:
+        return 16 * math.prod(plan.block) * ((stages * tensors + (0 if vectors else 2)) * packs | 1)
+
+    if threads > WIDEST or shared(1) > room - _RESERVED:
+        return Plan()
+    if not vectors:
+        plan = plan._replace(shared=shared(1), stages=1)
+        return plan._replace(groups=_wave(plan, rows, vectors, FORWARD_RESIDENT, itemsize, device))
+    many = rows >= FORWARD_ROWS * _ENOUGH_BLOCKS * sms * plan.block[1]
+    stages = 2 if many and threads >= FORWARD_AHEAD and shared(2) <= room - _RESERVED else 1
+    return plan._replace(shared=shared(stages), stages=stages, groups=grid(rows, plan.block[1] * stages))
 
 
 # --- backward ---
@@ -168,7 +178,7 @@ def backward(kernels: Kernels, to: Gradients, rows: int, size: int) -> None:
     x: Any = to.read[1]
     wanted = any(grad is not None for grad in to.parameters)
     itemsize = x.element_size()
-    vectors = _vectors(size, itemsize, to.read)
+    vectors = _vectors(size, itemsize, to.read[2:3])
     plan = _backward_plan(rows, size, itemsize, len(to.read) - 1, wanted, vectors, x.device)
     if not plan.groups:
         _backward_wide(kernels, to, rows, size)
@@ -208,13 +218,24 @@ def _backward_plan(
         shared = SMALL_ROWS * size * itemsize * tensors + size * max(itemsize, 4)
         return Plan(0, _count(rows, SMALL_ROWS, SMALL_WAVE * sms), (SMALL_ROWS, 1), shared, small=True)
     room -= _RESERVED
-    packs = lambda of, stages: (stages * tensors + 1) * of | 1  # in shared memory: see fetched.cuh
-    plan = _held(size, itemsize, min(BACKWARD_THREADS, room // (16 * packs(PACKS[-1], 1)) // 32 * 32), 256, device)
-    if not plan.packs:
-        return plan
-    threads = 16 * math.prod(plan.block)
-    stages = 2 if threads * packs(plan.packs, 2) <= room else 1
-    plan = plan._replace(shared=threads * packs(plan.packs, stages), stages=stages)
+    packs = 1 if _threads(size, itemsize, 1) <= 32 else PACKS[-1]
+    threads, cluster = _threads(size, itemsize, packs), 1
+    if threads > BACKWARD_THREADS and clusters.exist(device):
+        among = clusters.share(size, itemsize)
+        threads, cluster = (among.threads, among.blocks) if among else (threads, 1)
+
+    def shared(stages: int) -> int:  # of one row: see fetched.cuh
+        return 16 * threads * ((stages * tensors + 1) * packs | 1)
+
+    if threads > BACKWARD_THREADS or shared(1) > room:
+        return Plan()
+    stages = 2 if shared(2) <= room else 1
+    together = (
+        1 if cluster > 1 else max(1, min((BACKWARD_THREADS if vectors else 256) // threads, room // shared(stages)))
+    )
+    if threads < 32:
+        together = 256 // threads
+    plan = Plan(packs, 0, (threads, together), together * shared(stages), stages, cluster)
     each = ROWS_EACH if parameters else 1
     return plan._replace(groups=_wave(plan, ceil_div(rows, each), vectors, BACKWARD_RESIDENT, itemsize, device))
 
@@ -292,8 +313,12 @@ def split(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, int]:
 
 
 def contiguous(*tensors: Tensor | None) -> list[Any]:
-    """Each as a flat array; None stays."""
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+    """Each as a flat array that begins at a 16-byte boundary; None stays."""
+    return [None if tensor is None else _aligned(tensor.contiguous()) for tensor in tensors]
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    return tensor if is_aligned(tensor) else tensor.clone()
 
 
 def acc(dtype: torch.dtype) -> torch.dtype:
