@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import check
 from ..kernel import FLOATING, Kernel, ceil_div
+from ..layout import is_dry
 from . import clusters
 from .rows import PACKS, WIDEST, grid, is_symbolic, packs_of
 from .segments import is_aligned
@@ -117,7 +118,7 @@ def forward(
     """`read`, all of the shape of the first, and `rest`, parameters first, are the tensors of the kernel in its order,
     contiguous."""
     x = read[0]
-    if is_symbolic(rows, size) or not x.numel():
+    if is_symbolic(rows, size) or is_dry(x) or not x.numel():
         return
     itemsize = x.element_size()
     vectors = _vectors(size, itemsize, rest)
@@ -173,9 +174,9 @@ class Gradients(NamedTuple):
 
 def backward(kernels: Kernels, to: Gradients, rows: int, size: int) -> None:
     """All gradients that are wanted; everything is contiguous."""
-    if is_symbolic(rows, size) or not size:
-        return
     x: Any = to.read[1]
+    if is_symbolic(rows, size) or is_dry(x) or not size:
+        return
     wanted = any(grad is not None for grad in to.parameters)
     itemsize = x.element_size()
     vectors = _vectors(size, itemsize, to.read[2:3])
@@ -318,7 +319,7 @@ def contiguous(*tensors: Tensor | None) -> list[Any]:
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    return tensor if is_aligned(tensor) else tensor.clone()
+    return tensor if is_dry(tensor) or is_aligned(tensor) else tensor.clone()
 
 
 def acc(dtype: torch.dtype) -> torch.dtype:
