@@ -17,15 +17,18 @@
 template <typename T, int K, bool VECTORS>
 __global__ void __launch_bounds__(1024)
     add_rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight, T* summed,
-                     T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps, int stages) {
-  norm_rows<false, 2, K, VECTORS>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps}, stages);
+                     T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps,
+                     int stages) {
+  norm_rows<false, 2, K, VECTORS>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps},
+                                  stages);
 }
 
 // Grid, block, shared memory, ownership: see norm_small(). weight may be null.
 template <typename T>
 __global__ void __launch_bounds__(kSmallRows)
-    add_rms_norm_fwd_small(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight, T* summed,
-                     T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
+    add_rms_norm_fwd_small(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
+                           T* summed, T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size,
+                           acc_t<T> eps) {
   norm_small<false, 2>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps});
 }
 
@@ -53,8 +56,8 @@ __global__ void __launch_bounds__(kBackwardThreads)
 template <typename T>
 __global__ void __launch_bounds__(kSmallRows)
     add_rms_norm_bwd_small(const T* __restrict__ grad_y, const T* __restrict__ summed, const T* __restrict__ weight,
-                     const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
-                     acc_t<T>* __restrict__ weight_parts, long long rows, long long size) {
+                           const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                           acc_t<T>* __restrict__ weight_parts, long long rows, long long size) {
   norm_small_bwd<false, 3>(
       Backward<T>{grad_y, summed, weight, grad_summed, nullptr, rstd, grad_x, weight_parts, nullptr, rows, size});
 }

@@ -13,9 +13,10 @@
 // tenth faster.
 #include "common/norm_small.cuh"
 
-// Grid, block, shared memory, ownership: see norm_rows(). weight and bias may be null.
+// Grid, block, shared memory, ownership: see norm_rows(). weight and bias may be null. Half types by vectors are bound by
+// latency: fewer registers, more blocks.
 template <typename T, int K, bool VECTORS>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(VECTORS && sizeof(T) == 2 ? 640 : 1024, VECTORS && sizeof(T) == 2 ? 2 : 1)
     layer_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows, long long size,
                    acc_t<T> eps, int stages) {
@@ -25,9 +26,9 @@ __global__ void __launch_bounds__(1024)
 // Grid, block, shared memory, ownership: see norm_small(). weight and bias may be null.
 template <typename T>
 __global__ void __launch_bounds__(kSmallRows)
-    layer_norm_fwd_small(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
-                   acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows, long long size,
-                   acc_t<T> eps) {
+    layer_norm_fwd_small(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
+                         T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows,
+                         long long size, acc_t<T> eps) {
   norm_small<true, 1>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps});
 }
 
@@ -55,9 +56,9 @@ __global__ void __launch_bounds__(kBackwardThreads)
 template <typename T>
 __global__ void __launch_bounds__(kSmallRows)
     layer_norm_bwd_small(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
-                   const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
-                   acc_t<T>* __restrict__ weight_parts, acc_t<T>* __restrict__ bias_parts, long long rows,
-                   long long size) {
+                         const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                         acc_t<T>* __restrict__ weight_parts, acc_t<T>* __restrict__ bias_parts, long long rows,
+                         long long size) {
   norm_small_bwd<true, 2>(
       Backward<T>{grad_y, x, weight, nullptr, mean, rstd, grad_x, weight_parts, bias_parts, rows, size});
 }

@@ -17,14 +17,15 @@ template <typename T, int K, bool VECTORS>
 __global__ void __launch_bounds__(1024)
     rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ rstd,
                  long long rows, long long size, acc_t<T> eps, int stages) {
-  norm_rows<false, 1, K, VECTORS>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps}, stages);
+  norm_rows<false, 1, K, VECTORS>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps},
+                                  stages);
 }
 
 // Grid, block, shared memory, ownership: see norm_small(). weight may be null.
 template <typename T>
 __global__ void __launch_bounds__(kSmallRows)
-    rms_norm_fwd_small(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ rstd,
-                 long long rows, long long size, acc_t<T> eps) {
+    rms_norm_fwd_small(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
+                       acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
   norm_small<false, 1>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps});
 }
 
@@ -50,8 +51,8 @@ __global__ void __launch_bounds__(kBackwardThreads)
 template <typename T>
 __global__ void __launch_bounds__(kSmallRows)
     rms_norm_bwd_small(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
-                 const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x, acc_t<T>* __restrict__ weight_parts,
-                 long long rows, long long size) {
+                       const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x, acc_t<T>* __restrict__ weight_parts,
+                       long long rows, long long size) {
   norm_small_bwd<false, 2>(
       Backward<T>{grad_y, x, weight, nullptr, nullptr, rstd, grad_x, weight_parts, nullptr, rows, size});
 }

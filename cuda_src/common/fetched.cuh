@@ -4,38 +4,32 @@
 #include "common/async.cuh"
 #include "common/rows.cuh"
 
-// `stages` rows, 1 or 2, of each of TENSORS tensors, and behind them the packs of `parameters` that all rows share, in
-// dynamic shared memory: those of a thread next to each other, an odd number of packs, as which neighbouring threads do not
-// meet in a bank. Tensors begin at 16-byte boundaries.
+// `stages` rows, 1 or 2, of each of TENSORS tensors, in dynamic shared memory: 16 TENSORS K bytes for each stage and thread.
 template <int TENSORS, int K, typename T> struct Fetched {
   uint4* mine;
 
-  static __device__ __forceinline__ Fetched of_thread(int stages, int parameters) {
+  static __device__ __forceinline__ Fetched of_thread() {
     extern __shared__ uint4 fetched[];
-    return {fetched + (threadIdx.y * blockDim.x + threadIdx.x) * (((stages * TENSORS + parameters) * K) | 1)};
+    return {fetched + threadIdx.y * blockDim.x + threadIdx.x};
   }
 
   __device__ __forceinline__ uint4* slot(int stage, int tensor, int k) const {
-    return mine + (stage * TENSORS + tensor) * K + k;
+    return mine + ((stage * TENSORS + tensor) * K + k) * (blockDim.x * blockDim.y);
   }
 
   // `row` points to the tile's first element; what is not the tile's becomes 0, at the ends by settle().
   template <bool VECTORS>
   __device__ __forceinline__ void fetch(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, int stage,
                                         int tensor) const {
-    constexpr int W = kVecWidth<T>;
-#pragma unroll
+#pragma unroll(VECTORS ? K : 1)
     for (int k = 0; k < K; ++k) {
       const int i = tile.index(k, 0);
-      if (tile.any(i) && (VECTORS || i + W <= tile.high)) fetch16(slot(stage, tensor, k), row + i);
-      else put(Pack<T>{}, stage, tensor, k);
-    }
-    if constexpr (!VECTORS) {
-      if (tile.high > tile.left) return;
-#pragma unroll 1
-      for (int k = 0; k < K; ++k) {  // of the last row, an end that is an end of the array
-        const int i = tile.index(k, 0);
-        if (tile.any(i) && i + W > tile.high) put(load_elements(tile, row, i, from_acc<T>(0)), stage, tensor, k);
+      if (!tile.any(i)) {
+        put(Pack<T>{}, stage, tensor, k);
+      } else if (VECTORS || (is_aligned16(row + i) && i + kVecWidth<T> <= tile.high)) {
+        fetch16(slot(stage, tensor, k), row + i);
+      } else {
+        put(load_pack(tile, row, k, from_acc<T>(0)), stage, tensor, k);
       }
     }
   }
@@ -44,36 +38,15 @@ template <int TENSORS, int K, typename T> struct Fetched {
   template <bool VECTORS>
   __device__ __forceinline__ void settle(const Tile<K, kVecWidth<T>, VECTORS>& tile, int stage) const {
     if constexpr (!VECTORS) {
-      at_ends(tile, [&](int i, int k) {
+#pragma unroll 1
+      for (int k = 0; k < K; ++k) {
+        const int i = tile.index(k, 0);
+        if (!tile.any(i) || tile.all(i)) continue;
 #pragma unroll 1
         for (int tensor = 0; tensor < TENSORS; ++tensor) {
           put(masked(tile, get(stage, tensor, k), i, from_acc<T>(0)), stage, tensor, k);
         }
-      });
-    }
-  }
-
-  // row[...] = f(e) for pack k; at the ends of the row by finish(), from the place of pack k of tensor 0 of the stage.
-  template <bool VECTORS, typename F>
-  __device__ __forceinline__ void store(const Tile<K, kVecWidth<T>, VECTORS>& tile, T* row, int stage, int k, F f) const {
-    const int i = tile.index(k, 0);
-    if (!tile.any(i)) return;
-    Pack<T> pack;
-    round_to_words<T>(pack.word, 0, f);
-    if (tile.all(i)) store_words(row + i, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
-    else put(pack, stage, 0, k);
-  }
-
-  template <bool VECTORS>
-  __device__ __forceinline__ void finish(const Tile<K, kVecWidth<T>, VECTORS>& tile, T* row, int stage) const {
-    if constexpr (!VECTORS) {
-      at_ends(tile, [&](int i, int k) {
-      const T* pack = reinterpret_cast<const T*>(slot(stage, 0, k));
-#pragma unroll 1
-      for (int e = 0; e < kVecWidth<T>; ++e) {
-        if (tile.template all<1>(i + e)) row[i + e] = pack[e];
       }
-    });
     }
   }
 
@@ -83,18 +56,6 @@ template <int TENSORS, int K, typename T> struct Fetched {
 
   __device__ __forceinline__ Pack<T> get(int stage, int tensor, int k) const {
     return load_aligned(reinterpret_cast<const T*>(slot(stage, tensor, k)));
-  }
-
- private:
-  // f(index, k) for each pack of this thread that the row has a part of.
-  template <typename F>
-  static __device__ __forceinline__ void at_ends(const Tile<K, kVecWidth<T>, false>& tile, F f) {
-    if (!tile.ends()) return;
-#pragma unroll 1
-    for (int k = 0; k < K; ++k) {
-      const int i = tile.index(k, 0);
-      if (tile.any(i) && !tile.all(i)) f(i, k);
-    }
   }
 };
 

@@ -49,25 +49,10 @@ template <typename T> __device__ __forceinline__ acc_t<T> rstd_of(acc_t<T> value
   else return inverse_sqrt(value);
 }
 
-// The mean of `count` numbers from the sum of what each is times `scale`, a power of two: such a sum stays in range.
-template <typename T> struct Mean {
-  using A = acc_t<T>;
-  A count, scale, share;  // share: 1 / count
-
-  // A reciprocal of a half type is of the precision that its results show.
-  __device__ __forceinline__ explicit Mean(int number)
-      : count(A(number)), scale(__int_as_float((127 - 31 + __clz(number)) << 23)),
-        share(sizeof(T) == 2 ? A(__fdividef(1.f, float(count))) : A(1) / count) {}
-
-  __device__ __forceinline__ A operator()(A scaled) const {
-    const A whole = count * scale;
-    if constexpr (sizeof(T) > 2) return scaled / whole;
-    const A guess = scaled * (share / scale);
-    return fma(fma(-guess, whole, scaled), share / scale, guess);
-  }
-  // Of a sum of numbers as they are.
-  __device__ __forceinline__ A of_all(A sum) const { return sizeof(T) == 2 ? sum * share : sum / count; }
-};
+// A power of two, 1 / count or less than twice that: a sum of numbers so scaled stays in range.
+template <typename A> __device__ __forceinline__ A scale_for(int count) {
+  return __int_as_float((127 - 31 + __clz(count)) << 23);
+}
 
 // The tensors of forward. weight and bias may be null; residual and summed are null but in add_rms_norm, mean unless
 // CENTRED.
@@ -120,115 +105,132 @@ template <typename T> __device__ __forceinline__ Pack<T> rounded_sum(const Pack<
   return sum;
 }
 
-// What has been computed is kept: else the compiler computes it again wherever it is needed.
-#ifndef LAB_NOKEEP
-__device__ __forceinline__ void keep(float& value) { asm volatile("" : "+f"(value)); }
-__device__ __forceinline__ void keep(double& value) { asm volatile("" : "+d"(value)); }
-#else
-__device__ __forceinline__ void keep(float& value) { }
-__device__ __forceinline__ void keep(double& value) { }
-#endif
+// Of this thread's elements, the sum of the squares.
+template <int K, int W, typename Get> __device__ __forceinline__ auto own_squares(Get get) {
+  decltype(get(0)) packs[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) packs[k] = get(k);
+  return reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e] * packs[k][e]; });
+}
 
 // The statistics of a row of packs get(k), whose pads are 0.
 template <bool CENTRED, int K, bool VECTORS, typename T, typename Get, typename Sums, typename A = acc_t<T>>
 __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to,
                                                     Get get, Sums& sums) {
-  constexpr int W = kVecWidth<T>;
-  const Mean<T> mean_of(int(to.size));
-  A parts[W] = {}, mean = A(0);  // of W sums that do not wait for each other
-  if constexpr (CENTRED) {
+  const A count = A(int(to.size));
+  if constexpr (!CENTRED) {
+    return {A(0), rstd_of<T>(sums.add(own_squares<K, kVecWidth<T>>(get)) / count + to.eps)};
+  } else {
+    constexpr int W = kVecWidth<T>;
+    const A scale = scale_for<A>(int(to.size));
+    A parts[W] = {};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const Pack<T> x = get(k);
 #pragma unroll
-      for (int e = 0; e < W; ++e) parts[e] = fma(x[e], mean_of.scale, parts[e]);
+      for (int e = 0; e < W; ++e) parts[e] = fma(x[e], scale, parts[e]);
     }
-    mean = mean_of(sums.add(tree_sum(parts)));
+    const A mean = sums.add(tree_sum(parts)) / (count * scale);
 #pragma unroll
     for (int e = 0; e < W; ++e) parts[e] = A(0);
-  }
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const Pack<T> x = get(k);
-    const auto square = [&](int e) {
-      const A apart = x[e] - mean;
-      parts[e] = fma(apart, apart, parts[e]);
-    };
-    if constexpr (CENTRED) {
-      tile.each_of(k, square);
-    } else {
-#pragma unroll
-      for (int e = 0; e < W; ++e) square(e);
+    for (int k = 0; k < K; ++k) {
+      const Pack<T> x = get(k);
+      tile.each_of(k, [&](int e) {
+        const A apart = x[e] - mean;
+        parts[e] = fma(apart, apart, parts[e]);
+      });
     }
+    return {mean, rstd_of<T>(sums.add(tree_sum(parts)) / count + to.eps)};
   }
-  return {mean, rstd_of<T>(mean_of.of_all(sums.add(tree_sum(parts))) + to.eps)};
 }
 
-// Rows held by a block, each read once. Grid: any; a multiple of W where not VECTORS. Block: see rows.cuh; K packs of each
-// thread are a row. Shared memory: see Fetched, with as many stages as said; TENSORS are x and, in add_rms_norm, residual.
-// Threads own whole packs of x and y. mean and rstd are kept for backward, a number per row. VECTORS: whether size is a
-// multiple of W, and the parameters begin at 16-byte boundaries; else threads keep what they use of the parameters, which
-// begins alike within a pack in every W-th row.
-template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
-  constexpr int W = kVecWidth<T>;
-  using Sums = RowSums<A, 1, false>;
-  using Row = Tile<K, W, VECTORS>;
-  __shared__ typename Sums::Room room;
-  Sums sums(room);
-  const int period = VECTORS ? 1 : W;
-  const long long stride = gridDim.x * (long long)blockDim.y, own = threadIdx.y * (long long)period;
-  const long long first = (VECTORS ? blockIdx.x * (long long)blockDim.y
-                                   : blockIdx.x / period * blockDim.y * (long long)period + blockIdx.x % period) + own;
-  const Row columns = Row::at(first, first + 1, to.size);
-  const auto fetched = Fetched<TENSORS, K, T>::of_thread(stages, VECTORS ? 0 : 2);
-  // the places of the parameters, behind the stages
-  const auto parameter = [&](int which, int k) { return fetched.slot(stages, 0, which * K + k); };
-  if constexpr (!VECTORS) {
-#pragma unroll 1
-    for (int k = 0; k < K; ++k) {
-      const Pack<T> w = load_parameter(columns, to.weight, k, 1), b = load_parameter(columns, to.bias, k, 0);
-      *parameter(0, k) = make_uint4(w.word[0], w.word[1], w.word[2], w.word[3]);
-      if (CENTRED) *parameter(1, k) = make_uint4(b.word[0], b.word[1], b.word[2], b.word[3]);
-    }
-  }
-  const auto held = [&](int which, int k) { return load_aligned(reinterpret_cast<const T*>(parameter(which, k))); };
+// As norm_rows, about 0: rows are fetched into shared memory, see Fetched, with as many stages as said.
+template <int TENSORS, int K, bool VECTORS, typename T, typename Sums>
+__device__ __forceinline__ void norm_rows_fetched(const Forward<T>& to, int stages, Sums& sums) {
+  using Row = Tile<K, kVecWidth<T>, VECTORS>;
+  const auto fetched = Fetched<TENSORS, K, T>::of_thread();
   const auto fetch = [&](long long row, int stage) {
-    const Row tile = columns.of(row, to.rows);
+    const Row tile = Row::at(row, to.rows, to.size);
     fetched.fetch(tile, to.x + row * to.size, stage, 0);
     if (TENSORS > 1) fetched.fetch(tile, to.residual + row * to.size, stage, 1);
   };
   const auto normalise = [&](long long row, int stage) {
-    const Row tile = columns.of(row, to.rows);
+    const Row tile = Row::at(row, to.rows, to.size);
     const long long at = row * to.size;
     fetched.settle(tile, stage);
     if constexpr (TENSORS > 1) {
-#pragma unroll
+#pragma unroll(VECTORS ? K : 1)
       for (int k = 0; k < K; ++k) {
-        const Pack<T> x = fetched.get(stage, 0, k), residual = fetched.get(stage, 1, k);
-        const Pack<T> sum = rounded_sum(x, residual);
+        const Pack<T> sum = rounded_sum(fetched.get(stage, 0, k), fetched.get(stage, 1, k));
+        store_words_of(tile, to.summed + at, k, sum.word);
         fetched.put(sum, stage, 0, k);
-        if (tile.all(tile.index(k, 0))) {
-          store_words(to.summed + at + tile.index(k, 0), sum.word[0], sum.word[1], sum.word[2], sum.word[3]);
-        }
-      }
-      fetched.finish(tile, to.summed + at, stage);
-    }
-    const auto of = statistics<CENTRED>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, sums);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const Pack<T> x = fetched.get(stage, 0, k), w = VECTORS ? load_parameter(tile, to.weight, k, 1) : held(0, k);
-      if constexpr (CENTRED) {
-        const Pack<T> b = VECTORS ? load_parameter(tile, to.bias, k, 0) : held(1, k);
-        fetched.store(tile, to.y + at, stage, k, [&](int e) { return of.template xhat<true>(x[e]) * w[e] + b[e]; });
-      } else {
-        fetched.store(tile, to.y + at, stage, k, [&](int e) { return of.template xhat<false>(x[e]) * w[e]; });
       }
     }
-    fetched.finish(tile, to.y + at, stage);
+    const auto of = statistics<false>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, sums);
+#pragma unroll(VECTORS ? K : 1)
+    for (int k = 0; k < K; ++k) store_normalised<false>(tile, to, to.y + at, 0, k, fetched.get(stage, 0, k), of);
     if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
   };
-  each_fetched(first, own, stride, to.rows, stages == 2, fetch, normalise);
+  const long long first = blockIdx.x * (long long)blockDim.y + threadIdx.y, stride = gridDim.x * (long long)blockDim.y;
+  each_fetched(first, threadIdx.y, stride, to.rows, stages == 2, fetch, normalise);
+}
+
+// As norm_rows: rows in registers.
+template <bool CENTRED, int K, bool VECTORS, typename T, typename Sums>
+__device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sums) {
+  constexpr int W = kVecWidth<T>;
+  using Row = Tile<K, W, VECTORS>;
+  const int period = VECTORS ? 1 : W;  // rows so far apart begin alike within a pack
+  const long long group = blockIdx.x, stride = gridDim.x * (long long)blockDim.y;
+  const long long own = threadIdx.y * (long long)period;
+  const long long first = group / period * blockDim.y * period + group % period + own;
+  const auto held = Fetched<1, K, T>::of_thread();  // weight and bias, in place of two stages
+  if constexpr (!VECTORS) {
+    const Row columns = Row::at(first, first + 1, to.size);
+#pragma unroll 1
+    for (int k = 0; k < K; ++k) {
+      held.put(load_parameter(columns, to.weight, k, 1), 0, 0, k);
+      if (CENTRED) held.put(load_parameter(columns, to.bias, k, 0), 1, 0, k);
+    }
+  }
+  for (long long row = first; row - own < to.rows; row += stride) {
+    const Row tile = Row::at(row, to.rows, to.size);
+    const long long at = row * to.size;
+    Pack<T> x[K];
+    load_row(tile, to.x + at, T(), x);
+    const auto get = [&](int k) {
+      x[k].fold();
+      return x[k];
+    };
+    const auto of = statistics<CENTRED>(tile, to, get, sums);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const Pack<T> w = VECTORS ? load_parameter(tile, to.weight, k, 1) : held.get(0, 0, k);
+      if constexpr (CENTRED) {
+        const Pack<T> b = VECTORS ? load_parameter(tile, to.bias, k, 0) : held.get(1, 0, k);
+        store_pack(tile, to.y + at, k, [&](int e) { return of.template xhat<true>(x[k][e]) * w[e] + b[e]; });
+      } else {
+        store_pack(tile, to.y + at, k, [&](int e) { return of.template xhat<false>(x[k][e]) * w[e]; });
+      }
+    }
+    if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
+  }
+}
+
+// Rows held by a block, each read once. Grid: any. Block: see rows.cuh; K packs of each thread are a row. TENSORS are x and,
+// in add_rms_norm, residual. Threads own whole packs of x and y. mean and rstd are kept for backward, a number per row.
+// VECTORS: whether all rows and tensors fit. Where `fetches`, shared memory as Fetched, with as many stages as said. Else
+// rows go to registers, and unless VECTORS threads keep what they use of the parameters, which begins alike within a pack in
+// every W-th row: the grid is a multiple of W, shared memory 32 K bytes for each thread.
+template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T>
+__device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
+  constexpr bool fetches = !CENTRED && (VECTORS || TENSORS > 1);
+  using Sums = RowSums<acc_t<T>, 1, false>;
+  __shared__ typename Sums::Room room;
+  Sums sums(room);
+  if constexpr (fetches) norm_rows_fetched<TENSORS, K, VECTORS>(to, stages, sums);
+  else norm_rows_loaded<CENTRED, K, VECTORS>(to, sums);
 }
 
 // See norm_wide: one row, read twice, the second time from its end: what was read last is still in cache.
@@ -238,21 +240,27 @@ __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, lon
   const int parts = Part::count(to.size);
   Pack<T> packs[K], residual[K];
   const auto start = [](int c) { return c * (long long)Part::capacity(); };
-  const auto load = [&](const Part& part, long long at) {
-    load_row(part, to.x + at, from_acc<T>(0), packs);
-    if (!to.residual) return;
+  const auto load = [&](const Part& part, long long at, bool again) {
+    const bool summed = VECTORS && again && to.residual;  // else packs have what other blocks may be about to write
+    load_row(part, (summed ? to.summed : to.x) + at, from_acc<T>(0), packs);
+    if (!to.residual || summed) return;
     load_row(part, to.residual + at, from_acc<T>(0), residual);
 #pragma unroll
     for (int k = 0; k < K; ++k) packs[k] = rounded_sum(packs[k], residual[k]);
+  };
+  const auto store_sum = [&](const Part& part, int c) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) store_words_of(part, to.summed + row * to.size + start(c), k, packs[k].word);
   };
   const auto get = [&](int k) { return packs[k]; };
   A squares = A(0);
   Moments<A> moments = {};
   for (int c = 0; c < parts; ++c) {
     const Part part = Part::at(row, to.rows, to.size, c);
-    load(part, row * to.size + start(c));
+    load(part, row * to.size + start(c), false);
+    if (VECTORS && to.residual) store_sum(part, c);
     if constexpr (CENTRED) moments.merge(own_moments<K>(part, get));
-    else squares += reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) { return packs[k][e] * packs[k][e]; });
+    else squares += own_squares<K, kVecWidth<T>>(get);
   }
   Statistics<A> of;
   if constexpr (CENTRED) {
@@ -263,10 +271,10 @@ __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, lon
   }
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, to.rows, to.size, c);
-    load(part, row * to.size + start(c));
+    load(part, row * to.size + start(c), true);
+    if (!VECTORS && to.residual) store_sum(part, c);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (to.residual) store_words_of(part, to.summed + row * to.size + start(c), k, packs[k].word);
       store_normalised<CENTRED>(part, to, to.y + row * to.size + start(c), start(c), k, packs[k], of);
     }
   }

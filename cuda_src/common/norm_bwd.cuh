@@ -33,7 +33,6 @@ template <bool CENTRED, typename T, typename A = acc_t<T>> struct Gradient {
   Pack<T> x, grad_y, weight;
   Statistics<A> of;
 
-  __device__ __forceinline__ A centred(int e) const { return of.template centred<CENTRED>(x[e]); }
   __device__ __forceinline__ A xhat(int e) const { return of.template xhat<CENTRED>(x[e]); }
   __device__ __forceinline__ A wg(int e) const { return mul_rn(grad_y[e], weight[e]); }
   __device__ __forceinline__ void add_to(Pair<A>& c, int e) const {
@@ -41,9 +40,8 @@ template <bool CENTRED, typename T, typename A = acc_t<T>> struct Gradient {
     if (CENTRED) c.second += wg(e);
   }
   // `slope`: rstd c1.
-  __device__ __forceinline__ A grad_x(int e, A slope, A c2) const { return grad_x(wg(e), centred(e), slope, c2); }
-  __device__ __forceinline__ A grad_x(A wg, A centred, A slope, A c2) const {
-    return of.rstd * fma(-centred, slope, CENTRED ? wg - c2 : wg);
+  __device__ __forceinline__ A grad_x(int e, A slope, A c2) const {
+    return of.rstd * ((CENTRED ? wg(e) - c2 : wg(e)) - of.template centred<CENTRED>(x[e]) * slope);
   }
 };
 
@@ -107,7 +105,7 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   const long long first = group / period * blockDim.y * period + group % period + own;
   const int part = sums.part();
 
-  const auto fetched = Fetched<TENSORS, K, T>::of_thread(stages, 1);
+  const auto fetched = Fetched<TENSORS, K, T>::of_thread();
   const int weights = two ? 2 : 1;  // the place of the weight, behind the stages
   const Row columns = Row::at(first, first + 1, to.size, part);
   const long long start = part * (long long)Row::capacity();
@@ -119,61 +117,53 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
 #pragma unroll 1
     for (int k = 0; k < K; ++k) fetched.put(load_parameter(columns, weight, k, 1), weights, 0, k);
   }
-  // what the first pass has computed is kept for the second, as far as there are registers
-  constexpr bool kKeepsProducts = K * W * sizeof(A) / 4 * (CENTRED && PARAMETERS ? 4 : 3) <= 96;
   Statistics<A> of = {}, coming_of = {};
   const auto fetch = [&](long long row, int stage) {
     of = coming_of, coming_of = to.statistics(row);
-    const Row tile = columns.of(row, to.rows);
+    const Row tile = Row::at(row, to.rows, to.size, part);
     const long long at = row * to.size + start;
     fetched.fetch(tile, to.x + at, stage, 0);
     fetched.fetch(tile, to.grad_y + at, stage, 1);
     if (TENSORS > 2) fetched.fetch(tile, to.grad_summed + at, stage, 2);
   };
 
-  const Mean<T> mean_of(int(to.size));
+  const A count = A(int(to.size)), share = A(1) / count;
+  const auto mean_of = [&](A sum) { return sizeof(T) == 2 ? sum * share : sum / count; };
   A weight_sum[K][W] = {}, bias_sum[K][W] = {};
   const auto differentiate = [&](long long row, int stage) {
-    const Row tile = columns.of(row, to.rows);
+    const Row tile = Row::at(row, to.rows, to.size, part);
     if (!two) of = coming_of;
     fetched.settle(tile, stage);
     const auto pack = [&](int k) {
       return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k), of};
     };
-    Pair<A> sum[2] = {};
-    A centred[K][W], wg[kKeepsProducts ? K : 1][W];
+    Pair<A> c = {};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const Gradient<CENTRED, T> g = pack(k);
 #pragma unroll
       for (int e = 0; e < W; ++e) {
-        const A product = g.wg(e), xhat = (centred[k][e] = g.centred(e)) * of.rstd;
-        keep(centred[k][e]);
-        if constexpr (kKeepsProducts) wg[k][e] = product, keep(wg[k][e]);
-        sum[e % 2].first += product * xhat;
-        if (CENTRED) sum[e % 2].second += product;
-        if (PARAMETERS) weight_sum[k][e] += g.grad_y[e] * xhat;
+        g.add_to(c, e);
+        if (PARAMETERS) weight_sum[k][e] += g.grad_y[e] * g.xhat(e);
         if (PARAMETERS && CENTRED) bias_sum[k][e] += g.grad_y[e];
       }
     }
     if (!to.grad_x) return;
-    const Pair<A> c = row_sum<CENTRED>(sum[0] + sum[1], sums);
-    const A slope = of.rstd * mean_of.of_all(c.first), c2 = mean_of.of_all(c.second);
-#pragma unroll
+    c = row_sum<CENTRED>(c, sums);
+    const A slope = of.rstd * mean_of(c.first), c2 = mean_of(c.second);
+#pragma unroll(VECTORS ? K : 1)
     for (int k = 0; k < K; ++k) {
       const Gradient<CENTRED, T> g = pack(k);
       const Pack<T> more = TENSORS > 2 ? fetched.get(stage, 2, k) : Pack<T>{};
-      fetched.store(tile, to.grad_x + row * to.size + start, stage, k, [&](int e) {
-        const A grad = g.grad_x(kKeepsProducts ? wg[kKeepsProducts ? k : 0][e] : g.wg(e), centred[k][e], slope, c2);
+      store_pack(tile, to.grad_x + row * to.size + start, k, [&](int e) {
+        const A grad = g.grad_x(e, slope, c2);
         return TENSORS > 2 ? grad + more[e] : grad;
       });
     }
-    fetched.finish(tile, to.grad_x + row * to.size + start, stage);
   };
   each_fetched(first, own, stride, to.rows, two, fetch, differentiate);
   if (!PARAMETERS) return;
-  extern __shared__ uint4 fetched_by_all[];
-  A* shared = reinterpret_cast<A*>(fetched_by_all);
+  A* shared = reinterpret_cast<A*>(fetched.mine - threadIdx.y * blockDim.x - threadIdx.x);
   const long long at = group * to.size + start;
   if (to.weight_parts) store_parts(columns, weight_sum, to.weight_parts + at, shared);
   if (to.bias_parts) store_parts(columns, bias_sum, to.bias_parts + at, shared);

@@ -35,9 +35,10 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
   for (int e = threadIdx.x; e < size; e += kSmallRows) {
     parameters[e] = {to.weight ? to_acc(to.weight[e]) : A(1), CENTRED && to.bias ? to_acc(to.bias[e]) : A(0)};
   }
-  const Mean<T> mean_of(size);
+  const A count = A(size), scale = scale_for<A>(size);
   T *own = x + threadIdx.x * size, *more = residual + threadIdx.x * size, *out = TENSORS > 1 ? more : own;
-  for (long long first = blockIdx.x * (long long)kSmallRows; first < to.rows; first += gridDim.x * (long long)kSmallRows) {
+  for (long long first = blockIdx.x * (long long)kSmallRows; first < to.rows;
+       first += gridDim.x * (long long)kSmallRows) {
     const int rows = int(to.rows - first < kSmallRows ? to.rows - first : kSmallRows), elements = rows * size;
     const long long at = first * size;
     __syncthreads();
@@ -54,15 +55,15 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
       }
       if (CENTRED) {
 #pragma unroll 8
-        for (int e = 0; e < size; ++e) mean = fma(to_acc(own[e]), mean_of.scale, mean);
-        mean = mean_of(mean);
+        for (int e = 0; e < size; ++e) mean = fma(to_acc(own[e]), scale, mean);
+        mean /= count * scale;
       }
 #pragma unroll 8
       for (int e = 0; e < size; ++e) {
         const A apart = to_acc(own[e]) - mean;
         squares = fma(apart, apart, squares);
       }
-      const Statistics<A> of = {mean, rstd_of<T>(mean_of.of_all(squares) + to.eps)};
+      const Statistics<A> of = {mean, rstd_of<T>(squares / count + to.eps)};
       to.keep(first + threadIdx.x, of);
 #pragma unroll 8
       for (int e = 0; e < size; ++e) {
@@ -89,9 +90,9 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
   A* weight = reinterpret_cast<A*>(x + TENSORS * kSmallRows * size);
   for (int e = threadIdx.x; e < size; e += kSmallRows) weight[e] = to.weight ? to_acc(to.weight[e]) : A(1);
   const int own = threadIdx.x * size;
-  const Mean<T> mean_of(size);
   A weight_sum = A(0), bias_sum = A(0);
-  for (long long first = blockIdx.x * (long long)kSmallRows; first < to.rows; first += gridDim.x * (long long)kSmallRows) {
+  for (long long first = blockIdx.x * (long long)kSmallRows; first < to.rows;
+       first += gridDim.x * (long long)kSmallRows) {
     const int rows = int(to.rows - first < kSmallRows ? to.rows - first : kSmallRows), elements = rows * size;
     const long long at = first * size;
     __syncthreads();
@@ -121,12 +122,13 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
         c1 += wg * of.template xhat<CENTRED>(to_acc(x[own + e]));
         if (CENTRED) c2 += wg;
       }
-      const A slope = of.rstd * mean_of.of_all(c1);
-      c2 = mean_of.of_all(c2);
+      const A slope = of.rstd * (c1 / A(size));
+      c2 /= A(size);
 #pragma unroll 8
       for (int e = 0; e < size; ++e) {
         const A wg = mul_rn(to_acc(grad[own + e]), weight[e]);
-        const A result = of.rstd * ((CENTRED ? wg - c2 : wg) - of.template centred<CENTRED>(to_acc(x[own + e])) * slope);
+        const A result =
+            of.rstd * ((CENTRED ? wg - c2 : wg) - of.template centred<CENTRED>(to_acc(x[own + e])) * slope);
         grad[own + e] = from_acc<T>(TENSORS > 2 ? result + to_acc(more[own + e]) : result);
       }
     }

@@ -2,14 +2,14 @@
 #pragma once
 
 #include "common/cluster.cuh"
-#include "common/vec.cuh"
 
 // In shared memory: N numbers of each warp of each block, twice, since those of one sum may still be read while those of
 // the next arrive.
-template <typename A, int N, bool CLUSTERS> struct __align__(16) RowRoom { A parts[2][(CLUSTERS ? kMaxCluster : 1) * kWarp * N]; };
+template <typename A, int N, bool CLUSTERS> struct __align__(16) RowRoom {
+  A parts[2][(CLUSTERS ? kMaxCluster : 1) * kWarp * N];
+};
 
-// The threads of a row: those of threadIdx.x of a block, see rows.cuh, where several rows of more than a warp may be too, at
-// most 512 threads; with CLUSTERS those of all blocks of a cluster,
+// The threads of a row: those of threadIdx.x of a block, see rows.cuh; with CLUSTERS those of all blocks of a cluster,
 // which lies along x, each with a part of the row.
 template <typename A, int N, bool CLUSTERS> class RowSums {
  public:
@@ -32,7 +32,7 @@ template <typename A, int N, bool CLUSTERS> class RowSums {
     if (blockDim.x == kWarp && !several()) return;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
     const int blocks = several() ? cluster_blocks() : 1, count = warps * blocks;
-    A* parts = room.parts[turn ^= 1] + threadIdx.y * ((warps + kAtOnce - 1) & -kAtOnce) * M;
+    A* parts = room.parts[turn ^= 1];
     if (several()) {
       each<M>([&](int m) {
         if (lane < blocks) store_remote(parts + (cluster_rank() * warps + warp) * M + m, lane, values[m]);
@@ -40,21 +40,18 @@ template <typename A, int N, bool CLUSTERS> class RowSums {
       cluster_arrive();
       cluster_wait();
     } else {
-      const int pads = warp == warps - 1 ? -warps & (kAtOnce - 1) : 0;
       each<M>([&](int m) {
-        if (lane <= pads) parts[(warp + lane) * M + m] = lane ? A(0) : values[m];
+        if (lane == 0) parts[warp * M + m] = values[m];
       });
-      row_barrier();
-      if (warps <= 2 * kAtOnce) {  // each thread adds them up: sooner done than by shuffles
-        A first[kAtOnce * M], second[kAtOnce * M];
-        copy(first, parts);
-        if (warps > kAtOnce) copy(second, parts + kAtOnce * M);
-        each<M>([&](int m) {
-          values[m] = (first[m] + first[M + m]) + (first[2 * M + m] + first[3 * M + m]);
-          if (warps > kAtOnce) values[m] += (second[m] + second[M + m]) + (second[2 * M + m] + second[3 * M + m]);
-        });
-        return;
+      __syncthreads();
+    }
+    if (count <= kFew) {  // each thread adds them up: sooner done than by shuffles
+      each<M>([&](int m) { values[m] = parts[m]; });
+#pragma unroll
+      for (int i = 1; i < kFew; ++i) {
+        if (i < count) each<M>([&](int m) { values[m] += parts[i * M + m]; });
       }
+      return;
     }
     each<M>([&](int m) { values[m] = A(0); });
     for (int i = lane; i < count; i += kWarp) each<M>([&](int m) { values[m] += parts[i * M + m]; });
@@ -68,18 +65,7 @@ template <typename A, int N, bool CLUSTERS> class RowSums {
   }
 
  private:
-  static constexpr int kAtOnce = 4;
-
-  // As accesses of 16 bytes.
-  template <int M> static __device__ __forceinline__ void copy(A (&to)[M], const A* from) {
-    constexpr int V = kVecWidth<A>;
-#pragma unroll
-    for (int i = 0; i < M; i += V) {
-      const Vec<A, V> vec = load_vec<A, V>(from + i);
-#pragma unroll
-      for (int v = 0; v < V; ++v) to[i + v] = vec.data[v];
-    }
-  }
+  static constexpr int kFew = 8;
 
   template <int M, typename F> static __device__ __forceinline__ void each(F f) {
 #pragma unroll
@@ -91,11 +77,6 @@ template <typename A, int N, bool CLUSTERS> class RowSums {
     for (int offset = kWarp / 2; offset > 0; offset /= 2) {
       if (offset < lanes) each<M>([&](int m) { values[m] += shuffle_xor(values[m], offset); });
     }
-  }
-
-  static __device__ __forceinline__ void row_barrier() {
-    if (blockDim.y == 1) __syncthreads();
-    else asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory");
   }
 
   __device__ __forceinline__ bool several() const { return CLUSTERS && cluster_blocks() > 1; }

@@ -36,11 +36,11 @@ __device__ __forceinline__ float unpack(unsigned word, int e, __half) {
 }
 __device__ __forceinline__ unsigned rounded_pair(float first, float second, __nv_bfloat16) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-  return reinterpret_cast<const unsigned&>(pair);
+  return raw_bits(pair.x) | raw_bits(pair.y) << 16;
 }
 __device__ __forceinline__ unsigned rounded_pair(float first, float second, __half) {
   const __half2 pair = __floats2half2_rn(first, second);
-  return reinterpret_cast<const unsigned&>(pair);
+  return raw_bits(pair.x) | raw_bits(pair.y) << 16;
 }
 
 // Element e of words of T.
@@ -112,21 +112,6 @@ template <int K, int W, bool VECTORS> struct Tile {
     const int shift = int(row * size) & (W - 1);
     return {c && left > 0 ? -shift : 0, clipped(left, capacity() - shift), -clipped(row * size + start, kFar),
             clipped((rows - row) * size - start, kFar), shift};
-  }
-
-  // The same columns of another row, if there is one, of an array of which packs begin at 16-byte boundaries; the row is to
-  // begin within a pack as this tile's does.
-  __device__ __forceinline__ Tile of(long long row, long long rows) const {
-    Tile other = *this;
-    if (row >= rows) other.left = -W;
-    if (!VECTORS) other.high = row + 1 < rows ? kFar : left;
-    return other;
-  }
-
-  // Whether a part of one of this thread's packs, but not all of it, may be there.
-  __device__ __forceinline__ bool ends() const {
-    const int last = (left - 1 + shift) / W;  // the pack, of all threads
-    return (shift > 0 && threadIdx.x == 0) || ((left + shift) % W > 0 && last % blockDim.x == threadIdx.x);
   }
 
   // Where element e of pack k lies.

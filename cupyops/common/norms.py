@@ -14,11 +14,12 @@ from .. import check
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from . import clusters
-from .rows import PACKS, WIDEST, grid, is_symbolic, packs_of
+from .rows import PACKS, WIDEST, grid, is_symbolic, share
 from .segments import is_aligned
 
 SMALL_ROWS = 256  # of a block, and its threads, that take a row each
 SMALL_BYTES = 128  # of a row, at most, that a thread takes
+CENTRED_THREADS = 640  # of a row of a half type in layer_norm by vectors: see its kernel
 FORWARD_RESIDENT = 1024  # threads of a multiprocessor that forward's registers allow
 FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
 FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
@@ -51,12 +52,12 @@ def kernels(name: str) -> Kernels:
         Kernel(file, f"{name}_{form}<T>", T=FLOATING)
         for form in ("fwd_small", "fwd_wide", "bwd_small", "bwd_wide", "bwd_columns", "bwd_sum")
     )
-    held = {"T": FLOATING, "VECTORS": (False, True)}
+    held = {"T": FLOATING, "K": PACKS, "VECTORS": (False, True)}
     return Kernels(
-        Kernel(file, f"{name}_fwd<T, K, VECTORS>", **held, K=(1, 4, 8), where=lambda K, VECTORS, **_: VECTORS or K < 8),
+        Kernel(file, f"{name}_fwd<T, K, VECTORS>", **held),
         small,
         wide,
-        Kernel(file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", **held, K=PACKS, PARAMETERS=(False, True)),
+        Kernel(file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", **held, PARAMETERS=(False, True)),
         backward_small,
         backward_wide,
         columns,
@@ -88,15 +89,9 @@ def _is_small(size: int, itemsize: int) -> bool:
     return size * itemsize % 16 != 0 and size * itemsize <= SMALL_BYTES
 
 
-def _vectors(size: int, itemsize: int, parameters: Iterable[Tensor | None]) -> bool:
-    """Whether each pack of 16 bytes of a row, and of these, is one access."""
-    return size * itemsize % 16 == 0 and all(tensor is None or is_aligned(tensor) for tensor in parameters)
-
-
-def _threads(size: int, itemsize: int, packs: int) -> int:
-    """Threads that share a row, `packs` in each: a power of two up to 32, or a multiple."""
-    threads = ceil_div(packs_of(size, itemsize), packs)
-    return 1 << (threads - 1).bit_length() if threads <= 32 else ceil_div(threads, 32) * 32
+def _vectors(size: int, itemsize: int, tensors: Iterable[Tensor | None]) -> bool:
+    """Whether each pack of 16 bytes is one access: of rows, and tensors, that begin at such boundaries."""
+    return size * itemsize % 16 == 0 and all(tensor is None or is_aligned(tensor) for tensor in tensors)
 
 
 def _wave(plan: Plan, rows: int, vectors: bool, resident: int, itemsize: int, device: torch.device) -> int:
@@ -121,8 +116,8 @@ def forward(
     if is_symbolic(rows, size) or is_dry(x) or not x.numel():
         return
     itemsize = x.element_size()
-    vectors = _vectors(size, itemsize, rest)
-    plan = _forward_plan(rows, size, itemsize, len(read), vectors, x.device)
+    vectors = _vectors(size, itemsize, (*read, *rest))
+    plan = _forward_plan(rows, size, itemsize, len(read), vectors, len(rest) > 4, x.device)
     if plan.packs:
         launch = plan.launch(kernels.fwd)
         launch(*read, *rest, rows, size, eps, plan.stages, T=x.dtype, K=plan.packs, VECTORS=vectors)
@@ -133,31 +128,30 @@ def forward(
 
 
 @functools.lru_cache(maxsize=4096)
-def _forward_plan(rows: int, size: int, itemsize: int, tensors: int, vectors: bool, device: torch.device) -> Plan:
+def _forward_plan(
+    rows: int, size: int, itemsize: int, tensors: int, vectors: bool, centred: bool, device: torch.device
+) -> Plan:
     sms, room = card(device)
     if _is_small(size, itemsize):
         shared = SMALL_ROWS * size * itemsize * tensors + 2 * size * max(itemsize, 4)
         return Plan(0, grid(rows, SMALL_ROWS), (SMALL_ROWS, 1), shared, small=True)
-    most = 8 if vectors else 4
-    packs = next(
-        packs for packs in (1, 4, 8) if packs == most or _threads(size, itemsize, packs) <= (32, 16)[packs > 1]
-    )
-    threads = _threads(size, itemsize, packs)
-    if packs == 8 and threads * 8 > 1.125 * 4 * _threads(size, itemsize, 4):
-        packs, threads = 4, _threads(size, itemsize, 4)
-    plan = Plan(packs, 0, (threads, max(1, 128 // threads) if threads <= 32 else 1))
-
-    def shared(stages: int) -> int:
-        return 16 * math.prod(plan.block) * ((stages * tensors + (0 if vectors else 2)) * packs | 1)
-
-    if threads > WIDEST or shared(1) > room - _RESERVED:
+    fetched = not centred and (vectors or tensors > 1)  # see norm_rows
+    each = 16 * tensors if fetched else 0 if vectors else 32  # bytes of shared memory for a pack of a row
+    most = CENTRED_THREADS if vectors and centred and itemsize == 2 else WIDEST
+    division = share(size, itemsize, min(most, (room - _RESERVED) // (each * PACKS[-1]) // 32 * 32) if each else most)
+    if not division.packs:
         return Plan()
-    if not vectors:
-        plan = plan._replace(shared=shared(1), stages=1)
+    packs = division.packs * division.threads * division.rows
+    plan = Plan(division.packs, 0, division.block, each * packs, 1)
+    if not vectors and not fetched:
         return plan._replace(groups=_wave(plan, rows, vectors, FORWARD_RESIDENT, itemsize, device))
-    many = rows >= FORWARD_ROWS * _ENOUGH_BLOCKS * sms * plan.block[1]
-    stages = 2 if many and threads >= FORWARD_AHEAD and shared(2) <= room - _RESERVED else 1
-    return plan._replace(shared=shared(stages), stages=stages, groups=grid(rows, plan.block[1] * stages))
+    many = rows >= FORWARD_ROWS * _ENOUGH_BLOCKS * sms * division.rows
+    if fetched and many and division.threads >= FORWARD_AHEAD:
+        stages = 2 if 2 * each * packs <= room - _RESERVED else 1
+        return plan._replace(
+            groups=grid(rows, FORWARD_ROWS * division.rows), shared=stages * each * packs, stages=stages
+        )
+    return plan._replace(groups=grid(rows, division.rows))
 
 
 # --- backward ---
@@ -179,7 +173,7 @@ def backward(kernels: Kernels, to: Gradients, rows: int, size: int) -> None:
         return
     wanted = any(grad is not None for grad in to.parameters)
     itemsize = x.element_size()
-    vectors = _vectors(size, itemsize, to.read[2:3])
+    vectors = _vectors(size, itemsize, to.read)
     plan = _backward_plan(rows, size, itemsize, len(to.read) - 1, wanted, vectors, x.device)
     if not plan.groups:
         _backward_wide(kernels, to, rows, size)
@@ -218,25 +212,18 @@ def _backward_plan(
     if _is_small(size, itemsize):
         shared = SMALL_ROWS * size * itemsize * tensors + size * max(itemsize, 4)
         return Plan(0, _count(rows, SMALL_ROWS, SMALL_WAVE * sms), (SMALL_ROWS, 1), shared, small=True)
+    least = 16 * (tensors + 1)  # bytes for a pack of each tensor and of the weight
     room -= _RESERVED
-    packs = 1 if _threads(size, itemsize, 1) <= 32 else PACKS[-1]
-    threads, cluster = _threads(size, itemsize, packs), 1
-    if threads > BACKWARD_THREADS and clusters.exist(device):
-        among = clusters.share(size, itemsize)
-        threads, cluster = (among.threads, among.blocks) if among else (threads, 1)
-
-    def shared(stages: int) -> int:  # of one row: see fetched.cuh
-        return 16 * threads * ((stages * tensors + 1) * packs | 1)
-
-    if threads > BACKWARD_THREADS or shared(1) > room:
-        return Plan()
-    stages = 2 if shared(2) <= room else 1
-    together = (
-        1 if cluster > 1 else max(1, min((BACKWARD_THREADS if vectors else 256) // threads, room // shared(stages)))
-    )
-    if threads < 32:
-        together = 256 // threads
-    plan = Plan(packs, 0, (threads, together), together * shared(stages), stages, cluster)
+    division = share(size, itemsize, min(BACKWARD_THREADS, room // (least * PACKS[-1]) // 32 * 32), 256)
+    plan = Plan(division.packs, 0, division.block)
+    if not division.packs:  # a cluster may hold what a block does not
+        among = clusters.share(size, itemsize) if clusters.exist(device) else None
+        if among is None or among.threads > BACKWARD_THREADS:
+            return Plan()
+        plan = Plan(clusters.PACKS, 0, (among.threads, 1), cluster=among.blocks)
+    packs = plan.packs * math.prod(plan.block)
+    stages = 2 if packs * (least + 16 * tensors) <= room else 1
+    plan = plan._replace(shared=packs * (least + 16 * tensors * (stages - 1)), stages=stages)
     each = ROWS_EACH if parameters else 1
     return plan._replace(groups=_wave(plan, ceil_div(rows, each), vectors, BACKWARD_RESIDENT, itemsize, device))
 
@@ -314,12 +301,8 @@ def split(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, int]:
 
 
 def contiguous(*tensors: Tensor | None) -> list[Any]:
-    """Each as a flat array that begins at a 16-byte boundary; None stays."""
-    return [None if tensor is None else _aligned(tensor.contiguous()) for tensor in tensors]
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    return tensor if is_dry(tensor) or is_aligned(tensor) else tensor.clone()
+    """Each as a flat array; None stays."""
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
 def acc(dtype: torch.dtype) -> torch.dtype:
