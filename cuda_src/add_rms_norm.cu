@@ -11,15 +11,25 @@
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 32768x4096 bf16 4045 / 3976, 8192x16384
 // bf16 4028 / 4026, 32768x4096 fp16 4067 / 3963, 32768x4096 fp32 4012 / 4162, 131072x1000 bf16 3988 / 3628. Lost:
 // rows of odd size, whose ends are stored by elements.
-#include "common/norm_bwd.cuh"
+#include "common/norm_small.cuh"
 
 // Grid, block, shared memory, ownership: see norm_rows(). weight may be null.
-template <typename T, int K>
+template <typename T, int K, bool VECTORS>
 __global__ void __launch_bounds__(1024)
     add_rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight, T* summed,
                      T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps,
                      int stages) {
-  norm_rows<false, 2, K>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps}, stages);
+  norm_rows<false, 2, K, VECTORS>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps},
+                                  stages);
+}
+
+// Grid, block, shared memory, ownership: see norm_small(). weight may be null.
+template <typename T>
+__global__ void __launch_bounds__(kSmallRows)
+    add_rms_norm_fwd_small(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
+                           T* summed, T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size,
+                           acc_t<T> eps) {
+  norm_small<false, 2>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps});
 }
 
 // Grid, block, ownership: see norm_wide(). weight may be null.
@@ -32,14 +42,24 @@ __global__ void __launch_bounds__(1024)
 }
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x and weight_parts may be null.
-template <typename T, int K, bool PARAMETERS>
+template <typename T, int K, bool VECTORS, bool PARAMETERS>
 __global__ void __launch_bounds__(kBackwardThreads)
     add_rms_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ summed, const T* __restrict__ weight,
                      const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                      acc_t<T>* __restrict__ weight_parts, long long rows, long long size, int stages) {
-  norm_rows_bwd<false, PARAMETERS, 3, K>(
+  norm_rows_bwd<false, PARAMETERS, 3, K, VECTORS>(
       Backward<T>{grad_y, summed, weight, grad_summed, nullptr, rstd, grad_x, weight_parts, nullptr, rows, size},
       stages);
+}
+
+// Grid, block, shared memory, ownership: see norm_small_bwd(). weight, grad_x and weight_parts may be null.
+template <typename T>
+__global__ void __launch_bounds__(kSmallRows)
+    add_rms_norm_bwd_small(const T* __restrict__ grad_y, const T* __restrict__ summed, const T* __restrict__ weight,
+                           const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                           acc_t<T>* __restrict__ weight_parts, long long rows, long long size) {
+  norm_small_bwd<false, 3>(
+      Backward<T>{grad_y, summed, weight, grad_summed, nullptr, rstd, grad_x, weight_parts, nullptr, rows, size});
 }
 
 // Grid, block, ownership: see norm_wide_bwd(). weight may be null.

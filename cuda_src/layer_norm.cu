@@ -11,15 +11,25 @@
 // 32768x4096 bf16 3541 / 3547, 8192x16384 bf16 3165 / 3521, 32768x4096 fp16 3507 / 3454, 32768x4096 fp32 3961 / 3915.
 // Lost: instructions, of the moments and of the second operand of each element: rms_norm, which has neither, is a
 // tenth faster.
-#include "common/norm_bwd.cuh"
+#include "common/norm_small.cuh"
 
-// Grid, block, shared memory, ownership: see norm_rows(). weight and bias may be null.
-template <typename T, int K>
-__global__ void __launch_bounds__(1024)
+// Grid, block, shared memory, ownership: see norm_rows(). weight and bias may be null. Half types by vectors are bound by
+// latency: fewer registers, more blocks.
+template <typename T, int K, bool VECTORS>
+__global__ void __launch_bounds__(VECTORS && sizeof(T) == 2 ? 640 : 1024, VECTORS && sizeof(T) == 2 ? 2 : 1)
     layer_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows, long long size,
                    acc_t<T> eps, int stages) {
-  norm_rows<true, 1, K>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps}, stages);
+  norm_rows<true, 1, K, VECTORS>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps}, stages);
+}
+
+// Grid, block, shared memory, ownership: see norm_small(). weight and bias may be null.
+template <typename T>
+__global__ void __launch_bounds__(kSmallRows)
+    layer_norm_fwd_small(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
+                         T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows,
+                         long long size, acc_t<T> eps) {
+  norm_small<true, 1>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps});
 }
 
 // Grid, block, ownership: see norm_wide(). weight and bias may be null.
@@ -32,14 +42,25 @@ __global__ void __launch_bounds__(1024)
 }
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x, weight_parts and bias_parts may be null.
-template <typename T, int K, bool PARAMETERS>
+template <typename T, int K, bool VECTORS, bool PARAMETERS>
 __global__ void __launch_bounds__(kBackwardThreads)
     layer_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                    acc_t<T>* __restrict__ weight_parts, acc_t<T>* __restrict__ bias_parts, long long rows,
                    long long size, int stages) {
-  norm_rows_bwd<true, PARAMETERS, 2, K>(
+  norm_rows_bwd<true, PARAMETERS, 2, K, VECTORS>(
       Backward<T>{grad_y, x, weight, nullptr, mean, rstd, grad_x, weight_parts, bias_parts, rows, size}, stages);
+}
+
+// Grid, block, shared memory, ownership: see norm_small_bwd(). weight, grad_x, weight_parts and bias_parts may be null.
+template <typename T>
+__global__ void __launch_bounds__(kSmallRows)
+    layer_norm_bwd_small(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
+                         const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                         acc_t<T>* __restrict__ weight_parts, acc_t<T>* __restrict__ bias_parts, long long rows,
+                         long long size) {
+  norm_small_bwd<true, 2>(
+      Backward<T>{grad_y, x, weight, nullptr, mean, rstd, grad_x, weight_parts, bias_parts, rows, size});
 }
 
 // Grid, block, ownership: see norm_wide_bwd(). weight may be null.

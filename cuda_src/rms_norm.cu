@@ -10,14 +10,23 @@
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 32768x4096 bf16 4051 / 3778, 8192x16384
 // bf16 3949 / 3665, 32768x4096 fp16 4062 / 3720, 32768x4096 fp32 4046 / 4074, 131072x1000 bf16 3938 / 3688. Lost: in
 // backward the barriers of wide rows, of which a block holds one at a time; rows of odd size.
-#include "common/norm_bwd.cuh"
+#include "common/norm_small.cuh"
 
 // Grid, block, shared memory, ownership: see norm_rows(). weight may be null.
-template <typename T, int K>
+template <typename T, int K, bool VECTORS>
 __global__ void __launch_bounds__(1024)
     rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ rstd,
                  long long rows, long long size, acc_t<T> eps, int stages) {
-  norm_rows<false, 1, K>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps}, stages);
+  norm_rows<false, 1, K, VECTORS>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps},
+                                  stages);
+}
+
+// Grid, block, shared memory, ownership: see norm_small(). weight may be null.
+template <typename T>
+__global__ void __launch_bounds__(kSmallRows)
+    rms_norm_fwd_small(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
+                       acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
+  norm_small<false, 1>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps});
 }
 
 // Grid, block, ownership: see norm_wide(). weight may be null.
@@ -29,13 +38,23 @@ __global__ void __launch_bounds__(1024)
 }
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x and weight_parts may be null.
-template <typename T, int K, bool PARAMETERS>
+template <typename T, int K, bool VECTORS, bool PARAMETERS>
 __global__ void __launch_bounds__(kBackwardThreads)
     rms_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                  const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x, acc_t<T>* __restrict__ weight_parts,
                  long long rows, long long size, int stages) {
-  norm_rows_bwd<false, PARAMETERS, 2, K>(
+  norm_rows_bwd<false, PARAMETERS, 2, K, VECTORS>(
       Backward<T>{grad_y, x, weight, nullptr, nullptr, rstd, grad_x, weight_parts, nullptr, rows, size}, stages);
+}
+
+// Grid, block, shared memory, ownership: see norm_small_bwd(). weight, grad_x and weight_parts may be null.
+template <typename T>
+__global__ void __launch_bounds__(kSmallRows)
+    rms_norm_bwd_small(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
+                       const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x, acc_t<T>* __restrict__ weight_parts,
+                       long long rows, long long size) {
+  norm_small_bwd<false, 2>(
+      Backward<T>{grad_y, x, weight, nullptr, nullptr, rstd, grad_x, weight_parts, nullptr, rows, size});
 }
 
 // Grid, block, ownership: see norm_wide_bwd(). weight may be null.

@@ -1,22 +1,16 @@
 // What the normalisations share: statistics of a row, and forward. CENTRED: about the mean, as layer_norm; else about 0,
 // as rms_norm. backward is in norm_bwd.cuh.
 //
-// Mean and variance are of one pass: each thread sums what its elements differ by from the mean of its first pack, each
-// warp what its threads' means do from the first one's, and the block the same of its warps. Such a shift is a mean of a
-// part of the row: at worst, where one part is far from all others, as many times as there are parts is lost to
-// cancellation, 32 at most, while E[x^2] - mean^2 loses (mean / std)^2.
+// Of rows that are held, mean and variance are of two passes; of longer ones each thread takes the moments of what it reads
+// at a time.
 #pragma once
 
 #include "common/fetched.cuh"
 #include "common/moments.cuh"
+#include "common/row_sums.cuh"
 
 template <typename A> struct Statistics {
   A mean, rstd;
-
-  static __device__ __forceinline__ Statistics of(const Moments<A>& row, A eps) { return {row.mean, row.rstd(eps)}; }
-  static __device__ __forceinline__ Statistics about_zero(A squares, long long size, A eps) {
-    return {A(0), inverse_sqrt(squares / size + eps)};
-  }
 
   template <bool CENTRED> __device__ __forceinline__ A centred(A x) const { return CENTRED ? x - mean : x; }
   template <bool CENTRED> __device__ __forceinline__ A xhat(A x) const { return centred<CENTRED>(x) * rstd; }
@@ -49,27 +43,15 @@ __device__ __forceinline__ auto own_moments(const Tile<K, W, VECTORS>& tile, Get
   return Moments<A>::of(A(count), about, sums[0].first, sums[0].second);
 }
 
-// The moments of those of `lanes` neighbours of a warp, a power of two. All 32 lanes take part.
-template <typename A> __device__ __forceinline__ Moments<A> merge_lanes(const Moments<A>& own, int lanes) {
-  const A about = __shfl_sync(kFullMask, own.mean, 0, lanes), sum = own.count * (own.mean - about);
-  Moments<A> all = {own.count, sum, own.square + sum * (own.mean - about)};
-  for (int offset = lanes / 2; offset > 0; offset /= 2) {
-    all.count += shuffle_xor(all.count, offset), all.mean += shuffle_xor(all.mean, offset);
-    all.square += shuffle_xor(all.square, offset);
-  }
-  return Moments<A>::of(all.count, about, all.mean, all.square);
+// 1 / sqrt(value), of half types as exact as their precision asks.
+template <typename T> __device__ __forceinline__ acc_t<T> rstd_of(acc_t<T> value) {
+  if constexpr (sizeof(T) == 2) return rsqrtf(value);
+  else return inverse_sqrt(value);
 }
 
-// Every thread of a row gets the moments of all its elements: as row_reduce.
-template <typename A> __device__ __forceinline__ Moments<A> row_moments(Moments<A> own, Moments<A>* shared) {
-  if (blockDim.x < kWarp) return merge_lanes(own, blockDim.x);
-  own = merge_lanes(own, kWarp);
-  if (blockDim.x == kWarp) return own;
-  const int lane = threadIdx.x % kWarp;
-  __syncthreads();
-  if (lane == 0) shared[threadIdx.x / kWarp] = own;
-  __syncthreads();
-  return merge_lanes(lane < blockDim.x / kWarp ? shared[lane] : Moments<A>{}, kWarp);
+// A power of two, 1 / count or less than twice that: a sum of numbers so scaled stays in range.
+template <typename A> __device__ __forceinline__ A scale_for(int count) {
+  return __int_as_float((127 - 31 + __clz(count)) << 23);
 }
 
 // The tensors of forward. weight and bias may be null; residual and summed are null but in add_rms_norm, mean unless
@@ -89,12 +71,6 @@ template <typename T> struct Forward {
     if (mean) mean[row] = of.mean;
     rstd[row] = of.rstd;
   }
-};
-
-// What the threads of a block share in forward.
-template <typename A> struct Shared {
-  A sums[kWarp];
-  Moments<A> moments[kWarp];
 };
 
 // A factor or a summand for each column; without it, 1 or 0.
@@ -119,13 +95,13 @@ __device__ __forceinline__ void store_normalised(const Tile<K, kVecWidth<T>, VEC
   }
 }
 
-// x + residual, rounded; and to `summed`.
-template <int K, bool VECTORS, typename T>
-__device__ __forceinline__ Pack<T> add_residual(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Pack<T>& x,
-                                                const Pack<T>& residual, T* summed, int k) {
+template <int W, typename A> __device__ __forceinline__ A tree_sum(const A (&parts)[W]) {
+  return reduce_elements<Sum, 1, W>([&](int, int e) { return parts[e]; });
+}
+
+template <typename T> __device__ __forceinline__ Pack<T> rounded_sum(const Pack<T>& a, const Pack<T>& b) {
   Pack<T> sum;
-  round_to_words<T>(sum.word, 0, [&](int e) { return x[e] + residual[e]; });
-  store_words_of(tile, summed, k, sum.word);
+  round_to_words<T>(sum.word, 0, [&](int e) { return a[e] + b[e]; });
   return sum;
 }
 
@@ -138,20 +114,40 @@ template <int K, int W, typename Get> __device__ __forceinline__ auto own_square
 }
 
 // The statistics of a row of packs get(k), whose pads are 0.
-template <bool CENTRED, int K, bool VECTORS, typename T, typename Get, typename A = acc_t<T>>
+template <bool CENTRED, int K, bool VECTORS, typename T, typename Get, typename Sums, typename A = acc_t<T>>
 __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to,
-                                                    Get get, Shared<A>& shared) {
-  if constexpr (CENTRED) {
-    return Statistics<A>::of(row_moments(own_moments<VECTORS ? K : 1>(tile, get), shared.moments), to.eps);
+                                                    Get get, Sums& sums) {
+  const A count = A(int(to.size));
+  if constexpr (!CENTRED) {
+    return {A(0), rstd_of<T>(sums.add(own_squares<K, kVecWidth<T>>(get)) / count + to.eps)};
   } else {
-    const A squares = row_reduce<Sum>(own_squares<K, kVecWidth<T>>(get), shared.sums);
-    return Statistics<A>::about_zero(squares, to.size, to.eps);
+    constexpr int W = kVecWidth<T>;
+    const A scale = scale_for<A>(int(to.size));
+    A parts[W] = {};
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const Pack<T> x = get(k);
+#pragma unroll
+      for (int e = 0; e < W; ++e) parts[e] = fma(x[e], scale, parts[e]);
+    }
+    const A mean = sums.add(tree_sum(parts)) / (count * scale);
+#pragma unroll
+    for (int e = 0; e < W; ++e) parts[e] = A(0);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const Pack<T> x = get(k);
+      tile.each_of(k, [&](int e) {
+        const A apart = x[e] - mean;
+        parts[e] = fma(apart, apart, parts[e]);
+      });
+    }
+    return {mean, rstd_of<T>(sums.add(tree_sum(parts)) / count + to.eps)};
   }
 }
 
-// See norm_rows.
-template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T>
-__device__ __forceinline__ void norm_rows_of(const Forward<T>& to, bool two, Shared<acc_t<T>>& shared) {
+// As norm_rows, about 0: rows are fetched into shared memory, see Fetched, with as many stages as said.
+template <int TENSORS, int K, bool VECTORS, typename T, typename Sums>
+__device__ __forceinline__ void norm_rows_fetched(const Forward<T>& to, int stages, Sums& sums) {
   using Row = Tile<K, kVecWidth<T>, VECTORS>;
   const auto fetched = Fetched<TENSORS, K, T>::of_thread();
   const auto fetch = [&](long long row, int stage) {
@@ -166,62 +162,117 @@ __device__ __forceinline__ void norm_rows_of(const Forward<T>& to, bool two, Sha
     if constexpr (TENSORS > 1) {
 #pragma unroll(VECTORS ? K : 1)
       for (int k = 0; k < K; ++k) {
-        const Pack<T> x = fetched.get(stage, 0, k), residual = fetched.get(stage, 1, k);
-        fetched.put(add_residual(tile, x, residual, to.summed + at, k), stage, 0, k);
+        const Pack<T> sum = rounded_sum(fetched.get(stage, 0, k), fetched.get(stage, 1, k));
+        store_words_of(tile, to.summed + at, k, sum.word);
+        fetched.put(sum, stage, 0, k);
       }
     }
-    const auto of = statistics<CENTRED>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, shared);
+    const auto of = statistics<false>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, sums);
 #pragma unroll(VECTORS ? K : 1)
-    for (int k = 0; k < K; ++k) {
-      store_normalised<CENTRED>(tile, to, to.y + at, 0, k, fetched.get(stage, 0, k), of);
-    }
+    for (int k = 0; k < K; ++k) store_normalised<false>(tile, to, to.y + at, 0, k, fetched.get(stage, 0, k), of);
     if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
   };
   const long long first = blockIdx.x * (long long)blockDim.y + threadIdx.y, stride = gridDim.x * (long long)blockDim.y;
-  each_fetched(first, threadIdx.y, stride, to.rows, two, fetch, normalise);
+  each_fetched(first, threadIdx.y, stride, to.rows, stages == 2, fetch, normalise);
 }
 
-// Rows held by a block, each read once. Grid: any. Block: see rows.cuh; K packs of each thread are a row. Shared memory:
-// see Fetched, with as many stages as said; TENSORS are x and, in add_rms_norm, residual. Threads own whole packs of x and
-// y. mean and rstd are kept for backward, a number per row.
-template <bool CENTRED, int TENSORS, int K, typename T>
+// As norm_rows: rows in registers.
+template <bool CENTRED, int K, bool VECTORS, typename T, typename Sums>
+__device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sums) {
+  constexpr int W = kVecWidth<T>;
+  using Row = Tile<K, W, VECTORS>;
+  const int period = VECTORS ? 1 : W;  // rows so far apart begin alike within a pack
+  const long long group = blockIdx.x, stride = gridDim.x * (long long)blockDim.y;
+  const long long own = threadIdx.y * (long long)period;
+  const long long first = group / period * blockDim.y * period + group % period + own;
+  const auto held = Fetched<1, K, T>::of_thread();  // weight and bias, in place of two stages
+  if constexpr (!VECTORS) {
+    const Row columns = Row::at(first, first + 1, to.size);
+#pragma unroll 1
+    for (int k = 0; k < K; ++k) {
+      held.put(load_parameter(columns, to.weight, k, 1), 0, 0, k);
+      if (CENTRED) held.put(load_parameter(columns, to.bias, k, 0), 1, 0, k);
+    }
+  }
+  for (long long row = first; row - own < to.rows; row += stride) {
+    const Row tile = Row::at(row, to.rows, to.size);
+    const long long at = row * to.size;
+    Pack<T> x[K];
+    load_row(tile, to.x + at, T(), x);
+    const auto get = [&](int k) {
+      x[k].fold();
+      return x[k];
+    };
+    const auto of = statistics<CENTRED>(tile, to, get, sums);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const Pack<T> w = VECTORS ? load_parameter(tile, to.weight, k, 1) : held.get(0, 0, k);
+      if constexpr (CENTRED) {
+        const Pack<T> b = VECTORS ? load_parameter(tile, to.bias, k, 0) : held.get(1, 0, k);
+        store_pack(tile, to.y + at, k, [&](int e) { return of.template xhat<true>(x[k][e]) * w[e] + b[e]; });
+      } else {
+        store_pack(tile, to.y + at, k, [&](int e) { return of.template xhat<false>(x[k][e]) * w[e]; });
+      }
+    }
+    if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
+  }
+}
+
+// Rows held by a block, each read once. Grid: any. Block: see rows.cuh; K packs of each thread are a row. TENSORS are x and,
+// in add_rms_norm, residual. Threads own whole packs of x and y. mean and rstd are kept for backward, a number per row.
+// VECTORS: whether all rows and tensors fit. Where `fetches`, shared memory as Fetched, with as many stages as said. Else
+// rows go to registers, and unless VECTORS threads keep what they use of the parameters, which begins alike within a pack in
+// every W-th row: the grid is a multiple of W, shared memory 32 K bytes for each thread.
+template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T>
 __device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
-  __shared__ Shared<acc_t<T>> shared;
-  if (to.vectors()) norm_rows_of<CENTRED, TENSORS, K, true>(to, stages == 2, shared);
-  else norm_rows_of<CENTRED, TENSORS, K, false>(to, stages == 2, shared);
+  constexpr bool fetches = !CENTRED && (VECTORS || TENSORS > 1);
+  using Sums = RowSums<acc_t<T>, 1, false>;
+  __shared__ typename Sums::Room room;
+  Sums sums(room);
+  if constexpr (fetches) norm_rows_fetched<TENSORS, K, VECTORS>(to, stages, sums);
+  else norm_rows_loaded<CENTRED, K, VECTORS>(to, sums);
 }
 
 // See norm_wide: one row, read twice, the second time from its end: what was read last is still in cache.
 template <bool CENTRED, int K, bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, long long row, Shared<A>& shared) {
+__device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, long long row, Moments<A>* shared) {
   using Part = Tile<K, kVecWidth<T>, VECTORS>;
   const int parts = Part::count(to.size);
-  const T *x = to.x + row * to.size, *source = to.residual ? to.summed + row * to.size : x;
   Pack<T> packs[K], residual[K];
   const auto start = [](int c) { return c * (long long)Part::capacity(); };
-  const auto load = [&](const Part& part, const T* from) { load_row(part, from, from_acc<T>(0), packs); };
+  const auto load = [&](const Part& part, long long at, bool again) {
+    const bool summed = VECTORS && again && to.residual;  // else packs have what other blocks may be about to write
+    load_row(part, (summed ? to.summed : to.x) + at, from_acc<T>(0), packs);
+    if (!to.residual || summed) return;
+    load_row(part, to.residual + at, from_acc<T>(0), residual);
+#pragma unroll
+    for (int k = 0; k < K; ++k) packs[k] = rounded_sum(packs[k], residual[k]);
+  };
+  const auto store_sum = [&](const Part& part, int c) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) store_words_of(part, to.summed + row * to.size + start(c), k, packs[k].word);
+  };
   const auto get = [&](int k) { return packs[k]; };
   A squares = A(0);
   Moments<A> moments = {};
   for (int c = 0; c < parts; ++c) {
     const Part part = Part::at(row, to.rows, to.size, c);
-    load(part, x + start(c));
-    if (to.residual) {
-      load_row(part, to.residual + row * to.size + start(c), from_acc<T>(0), residual);
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        packs[k] = add_residual(part, packs[k], residual[k], to.summed + row * to.size + start(c), k);
-      }
-    }
+    load(part, row * to.size + start(c), false);
+    if (VECTORS && to.residual) store_sum(part, c);
     if constexpr (CENTRED) moments.merge(own_moments<K>(part, get));
     else squares += own_squares<K, kVecWidth<T>>(get);
   }
   Statistics<A> of;
-  if constexpr (CENTRED) of = Statistics<A>::of(row_moments(moments, shared.moments), to.eps);
-  else of = Statistics<A>::about_zero(block_reduce<Sum>(squares, shared.sums), to.size, to.eps);
+  if constexpr (CENTRED) {
+    const Moments<A> all = block_merge(moments, shared);
+    of = {all.mean, all.rstd(to.eps)};
+  } else {
+    of = {A(0), inverse_sqrt(block_reduce<Sum>(squares, &shared->count) / to.size + to.eps)};
+  }
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, to.rows, to.size, c);
-    load(part, source + start(c));
+    load(part, row * to.size + start(c), true);
+    if (!VECTORS && to.residual) store_sum(part, c);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       store_normalised<CENTRED>(part, to, to.y + row * to.size + start(c), start(c), k, packs[k], of);
@@ -232,7 +283,7 @@ __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, lon
 
 // As norm_rows, for rows too long for registers. Block: (a multiple of 32, 1).
 template <bool CENTRED, typename T> __device__ __forceinline__ void norm_wide(const Forward<T>& to) {
-  __shared__ Shared<acc_t<T>> shared;
+  __shared__ Moments<acc_t<T>> shared[kWarp];
   const bool vectors = to.vectors();
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
     const auto of =

@@ -45,10 +45,17 @@ template <bool CENTRED, typename T, typename A = acc_t<T>> struct Gradient {
   }
 };
 
+template <bool CENTRED, int K, typename A> using BackwardSums = RowSums<A, CENTRED ? 2 : 1, (K > 1)>;
+
 // One number, of which a half is 0 unless CENTRED.
-template <bool CENTRED, typename A> __device__ __forceinline__ Pair<A> row_sum(Pair<A> c, Pair<A>* shared) {
-  if constexpr (CENTRED) return row_reduce<Sum>(c, shared);
-  return {row_reduce<Sum>(c.first, reinterpret_cast<A*>(shared)), A(0)};
+template <bool CENTRED, typename A, typename Sums> __device__ __forceinline__ Pair<A> row_sum(Pair<A> c, Sums& sums) {
+  if constexpr (CENTRED) {
+    A both[2] = {c.first, c.second};
+    sums.add(both);
+    return {both[0], both[1]};
+  } else {
+    return {sums.add(c.first), A(0)};
+  }
 }
 
 // The block's sum for each column, over threadIdx.y in order, to its place in a row of the parts. The tiles of all
@@ -80,37 +87,51 @@ __device__ __forceinline__ void store_parts(const Tile<K, W, VECTORS>& tile, con
   }
 }
 
-// See norm_rows_bwd.
+// All gradients in one pass. Grid: one wave of blocks that stride over the rows; a multiple of W where not VECTORS. Block:
+// see rows.cuh, at most kBackwardThreads; K packs in each thread hold a row, or with K > 1 in each thread of a cluster.
+// Shared memory: see Fetched, with as many stages as said, and 16 K bytes for each thread for the weight. With PARAMETERS,
+// each thread adds its columns' part of grad_weight and grad_bias, in acc_t<T>, over all rows of the block, and its row of
+// `weight_parts` and `bias_parts` (blocks or clusters, size) gets the block's sum. VECTORS: as norm_rows.
 template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void norm_rows_bwd_of(const Backward<T>& to, bool two, Pair<A>* sums) {
+__device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages) {
+  using Sums = BackwardSums<CENTRED, K, A>;
+  __shared__ typename Sums::Room room;
+  Sums sums(room);
+  const bool two = stages == 2;
   constexpr int W = kVecWidth<T>;
   using Row = Tile<K, W, VECTORS>;
-  const int period = VECTORS || to.size % W == 0 ? 1 : W;  // rows so far apart begin alike within a pack
-  const long long stride = gridDim.x * (long long)blockDim.y, own = threadIdx.y * (long long)period;
-  const long long first = blockIdx.x / period * (long long)blockDim.y * period + blockIdx.x % period + own;
+  const int period = VECTORS ? 1 : W;  // rows so far apart begin alike within a pack
+  const long long group = sums.group(), stride = sums.groups() * blockDim.y, own = threadIdx.y * (long long)period;
+  const long long first = group / period * blockDim.y * period + group % period + own;
+  const int part = sums.part();
 
   const auto fetched = Fetched<TENSORS, K, T>::of_thread();
   const int weights = two ? 2 : 1;  // the place of the weight, behind the stages
-  const Row columns = Row::at(first, first + 1, to.size);
-  if (VECTORS && to.weight) {
-    fetched.fetch(columns, to.weight, weights, 0);
+  const Row columns = Row::at(first, first + 1, to.size, part);
+  const long long start = part * (long long)Row::capacity();
+  const T* weight = to.weight ? to.weight + start : nullptr;
+  if (VECTORS && weight) {
+    fetched.fetch(columns, weight, weights, 0);
     end_group();
   } else {
 #pragma unroll 1
-    for (int k = 0; k < K; ++k) fetched.put(load_parameter(columns, to.weight, k, 1), weights, 0, k);
+    for (int k = 0; k < K; ++k) fetched.put(load_parameter(columns, weight, k, 1), weights, 0, k);
   }
   Statistics<A> of = {}, coming_of = {};
   const auto fetch = [&](long long row, int stage) {
     of = coming_of, coming_of = to.statistics(row);
-    const Row tile = Row::at(row, to.rows, to.size);
-    fetched.fetch(tile, to.x + row * to.size, stage, 0);
-    fetched.fetch(tile, to.grad_y + row * to.size, stage, 1);
-    if (TENSORS > 2) fetched.fetch(tile, to.grad_summed + row * to.size, stage, 2);
+    const Row tile = Row::at(row, to.rows, to.size, part);
+    const long long at = row * to.size + start;
+    fetched.fetch(tile, to.x + at, stage, 0);
+    fetched.fetch(tile, to.grad_y + at, stage, 1);
+    if (TENSORS > 2) fetched.fetch(tile, to.grad_summed + at, stage, 2);
   };
 
+  const A count = A(int(to.size)), share = A(1) / count;
+  const auto mean_of = [&](A sum) { return sizeof(T) == 2 ? sum * share : sum / count; };
   A weight_sum[K][W] = {}, bias_sum[K][W] = {};
   const auto differentiate = [&](long long row, int stage) {
-    const Row tile = Row::at(row, to.rows, to.size);
+    const Row tile = Row::at(row, to.rows, to.size, part);
     if (!two) of = coming_of;
     fetched.settle(tile, stage);
     const auto pack = [&](int k) {
@@ -129,12 +150,12 @@ __device__ __forceinline__ void norm_rows_bwd_of(const Backward<T>& to, bool two
     }
     if (!to.grad_x) return;
     c = row_sum<CENTRED>(c, sums);
-    const A slope = of.rstd * (c.first / to.size), c2 = c.second / to.size;
+    const A slope = of.rstd * mean_of(c.first), c2 = mean_of(c.second);
 #pragma unroll(VECTORS ? K : 1)
     for (int k = 0; k < K; ++k) {
       const Gradient<CENTRED, T> g = pack(k);
       const Pack<T> more = TENSORS > 2 ? fetched.get(stage, 2, k) : Pack<T>{};
-      store_pack(tile, to.grad_x + row * to.size, k, [&](int e) {
+      store_pack(tile, to.grad_x + row * to.size + start, k, [&](int e) {
         const A grad = g.grad_x(e, slope, c2);
         return TENSORS > 2 ? grad + more[e] : grad;
       });
@@ -143,26 +164,14 @@ __device__ __forceinline__ void norm_rows_bwd_of(const Backward<T>& to, bool two
   each_fetched(first, own, stride, to.rows, two, fetch, differentiate);
   if (!PARAMETERS) return;
   A* shared = reinterpret_cast<A*>(fetched.mine - threadIdx.y * blockDim.x - threadIdx.x);
-  const long long part = blockIdx.x * to.size;
-  if (to.weight_parts) store_parts(columns, weight_sum, to.weight_parts + part, shared);
-  if (to.bias_parts) store_parts(columns, bias_sum, to.bias_parts + part, shared);
-}
-
-// All gradients in one pass. Grid: one wave of blocks that stride over the rows; a multiple of W where size is not.
-// Block: see rows.cuh, at most kBackwardThreads; K packs in each thread hold a row. Shared memory: see Fetched,
-// with as many stages as said, and 16 K bytes for each thread for the weight. With PARAMETERS, each thread adds its
-// columns' part of grad_weight and grad_bias, in acc_t<T>, over all rows of the block, and row blockIdx.x of
-// `weight_parts` and `bias_parts` (gridDim.x, size) gets the block's sum.
-template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, typename T>
-__device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages) {
-  __shared__ Pair<acc_t<T>> sums[kWarp];
-  if (to.vectors()) norm_rows_bwd_of<CENTRED, PARAMETERS, TENSORS, K, true>(to, stages == 2, sums);
-  else norm_rows_bwd_of<CENTRED, PARAMETERS, TENSORS, K, false>(to, stages == 2, sums);
+  const long long at = group * to.size + start;
+  if (to.weight_parts) store_parts(columns, weight_sum, to.weight_parts + at, shared);
+  if (to.bias_parts) store_parts(columns, bias_sum, to.bias_parts + at, shared);
 }
 
 // See norm_wide_bwd: one row, read twice.
-template <bool CENTRED, int K, bool VECTORS, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long long row, Pair<A>* sums) {
+template <bool CENTRED, int K, bool VECTORS, typename T, typename Sums, typename A = acc_t<T>>
+__device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long long row, Sums& sums) {
   constexpr int W = kVecWidth<T>;
   using Part = Tile<K, W, VECTORS>;
   const int parts = Part::count(to.size);
@@ -205,7 +214,9 @@ __device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long lo
 // grad_x of rows too long for registers; the parameters' gradients are norm_columns_bwd's work. Grid: any. Block: (a
 // multiple of 64, 1), at most kBackwardThreads.
 template <bool CENTRED, typename T> __device__ __forceinline__ void norm_wide_bwd(const Backward<T>& to) {
-  __shared__ Pair<acc_t<T>> sums[kWarp];
+  using Sums = BackwardSums<CENTRED, 1, acc_t<T>>;
+  __shared__ typename Sums::Room room;
+  Sums sums(room);
   const bool vectors = to.vectors();
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
     if (vectors) norm_wide_row_bwd<CENTRED, 2, true>(to, row, sums);
@@ -246,10 +257,10 @@ template <bool CENTRED, typename T> __device__ __forceinline__ void norm_columns
   else norm_columns_bwd_of<CENTRED, false>(to, shared);
 }
 
-// The parameters' gradients from the parts of the blocks, (gridDim.y, count, size), added in order. Grid: (ceil(size /
-// blockDim.x), 1 or 2): grad_weight, then grad_bias, whichever is not null. Block: (kWarp, any), threadIdx.y dealing out
-// the parts; a thread of threadIdx.y 0 owns a column.
-template <typename T>
+// The parameters' gradients from the parts of the blocks, (gridDim.y, count, size), added in a fixed order. Grid: (ceil(size
+// / blockDim.x), 1 or 2): grad_weight, then grad_bias, whichever is not null. Block: powers of two, at most 1024 threads,
+// threadIdx.y dealing out the parts; a thread of threadIdx.y 0 owns a column.
+template <typename T, int AT_ONCE = 8>
 __device__ __forceinline__ void norm_sum_bwd(const acc_t<T>* __restrict__ parts, T* grad_weight, T* grad_bias,
                                              int count, long long size) {
   using A = acc_t<T>;
@@ -257,13 +268,23 @@ __device__ __forceinline__ void norm_sum_bwd(const acc_t<T>* __restrict__ parts,
   T* grad = blockIdx.y == 0 && grad_weight ? grad_weight : grad_bias;
   const A* part = parts + blockIdx.y * count * size;
   const long long column = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  const bool live = column < size;
   A sum = A(0);
-#pragma unroll 4
-  for (int p = threadIdx.y; column < size && p < count; p += blockDim.y) sum += part[p * size + column];
-  shared[threadIdx.y * blockDim.x + threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y > 0 || column >= size) return;
-#pragma unroll 8
-  for (int y = 1; y < blockDim.y; ++y) sum += shared[y * blockDim.x + threadIdx.x];
-  grad[column] = from_acc<T>(sum);
+  for (int first = threadIdx.y; first < count; first += AT_ONCE * blockDim.y) {
+    A values[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int p = first + i * blockDim.y;
+      values[i] = live && p < count ? part[p * size + column] : A(0);
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) sum += values[i];
+  }
+  A* mine = shared + threadIdx.y * blockDim.x + threadIdx.x;
+  *mine = sum;
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y < half) *mine += mine[half * blockDim.x];
+  }
+  if (threadIdx.y == 0 && live) grad[column] = from_acc<T>(*mine);
 }

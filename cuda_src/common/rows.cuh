@@ -110,7 +110,7 @@ template <int K, int W, bool VECTORS> struct Tile {
     const long long start = c * (long long)capacity(), left = row < rows ? size - start : 0;
     if constexpr (VECTORS) return {0, clipped(left, capacity()), 0, 0, 0};
     const int shift = int(row * size) & (W - 1);
-    return {c ? -shift : 0, clipped(left, capacity() - shift), -clipped(row * size + start, kFar),
+    return {c && left > 0 ? -shift : 0, clipped(left, capacity() - shift), -clipped(row * size + start, kFar),
             clipped((rows - row) * size - start, kFar), shift};
   }
 

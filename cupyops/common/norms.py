@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,24 +12,34 @@ from torch import Tensor
 
 from .. import check
 from ..kernel import FLOATING, Kernel, ceil_div
+from ..layout import is_dry
+from . import clusters
 from .rows import PACKS, WIDEST, grid, is_symbolic, share
+from .segments import is_aligned
 
+SMALL_ROWS = 256  # of a block, and its threads, that take a row each
+SMALL_BYTES = 128  # of a row, at most, that a thread takes
+CENTRED_THREADS = 640  # of a row of a half type in layer_norm by vectors: see its kernel
+FORWARD_RESIDENT = 1024  # threads of a multiprocessor that forward's registers allow
+FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
+FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
+_ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward take several rows
 BACKWARD_THREADS = 512  # of a block, at most
 BACKWARD_RESIDENT = 512  # threads of a multiprocessor: their sums of the parameters' gradients fill its registers
 WIDE_THREADS = 512  # of a block for a long row: two blocks run at once, one reads while the other reduces
-FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
-FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
 ROWS_EACH = 4  # that a block of backward takes at least before there are parts for all of the wave
-_ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward take several rows
-_RESERVED = 1280  # bytes of shared memory that a block takes besides
+SMALL_WAVE = 4  # blocks of small rows for each multiprocessor in backward
+_RESERVED = 5376  # bytes of shared memory that a block takes besides
 
 
 class Kernels(NamedTuple):
     """The kernels of a normalisation."""
 
     fwd: Kernel
+    fwd_small: Kernel
     fwd_wide: Kernel
     bwd: Kernel
+    bwd_small: Kernel
     bwd_wide: Kernel
     bwd_columns: Kernel
     bwd_sum: Kernel
@@ -38,17 +48,60 @@ class Kernels(NamedTuple):
 def kernels(name: str) -> Kernels:
     """Those of cuda_src/`name`.cu."""
     file = f"{name}.cu"
-    wide, backward_wide, columns, add = (
-        Kernel(file, f"{name}_{form}<T>", T=FLOATING) for form in ("fwd_wide", "bwd_wide", "bwd_columns", "bwd_sum")
+    small, wide, backward_small, backward_wide, columns, add = (
+        Kernel(file, f"{name}_{form}<T>", T=FLOATING)
+        for form in ("fwd_small", "fwd_wide", "bwd_small", "bwd_wide", "bwd_columns", "bwd_sum")
     )
+    held = {"T": FLOATING, "K": PACKS, "VECTORS": (False, True)}
     return Kernels(
-        Kernel(file, f"{name}_fwd<T, K>", T=FLOATING, K=PACKS),
+        Kernel(file, f"{name}_fwd<T, K, VECTORS>", **held),
+        small,
         wide,
-        Kernel(file, f"{name}_bwd<T, K, PARAMETERS>", T=FLOATING, K=PACKS, PARAMETERS=(False, True)),
+        Kernel(file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", **held, PARAMETERS=(False, True)),
+        backward_small,
         backward_wide,
         columns,
         add,
     )
+
+
+class Plan(NamedTuple):
+    """A launch: `packs` of a row in each thread of a block, or of a cluster of `cluster` blocks. No packs: rows that are
+    not held; or small ones, of which a thread takes one."""
+
+    packs: int = 0
+    groups: int = 0  # blocks, or clusters
+    block: tuple[int, int] = (0, 0)
+    shared: int = 0
+    stages: int = 0
+    cluster: int = 1
+    small: bool = False
+
+    def launch(self, kernel: Kernel) -> Callable[..., None]:
+        """The launch of `kernel`."""
+        if self.cluster == 1:
+            return kernel[self.groups, self.block, self.shared]
+        return kernel.configure(self.groups * self.cluster, self.block, shared=self.shared, cluster=self.cluster)
+
+
+def _is_small(size: int, itemsize: int) -> bool:
+    """Whether a thread takes a row: a short one off 16-byte boundaries."""
+    return size * itemsize % 16 != 0 and size * itemsize <= SMALL_BYTES
+
+
+def _vectors(size: int, itemsize: int, tensors: Iterable[Tensor | None]) -> bool:
+    """Whether each pack of 16 bytes is one access: of rows, and tensors, that begin at such boundaries."""
+    return size * itemsize % 16 == 0 and all(tensor is None or is_aligned(tensor) for tensor in tensors)
+
+
+def _wave(plan: Plan, rows: int, vectors: bool, resident: int, itemsize: int, device: torch.device) -> int:
+    """Groups that run at one time, of `resident` threads of a multiprocessor, none without `rows` rows; where rows are off
+    16-byte boundaries so many that every group has rows that begin alike within a pack."""
+    sms, room = card(device)
+    period = 1 if vectors else 16 // itemsize
+    blocks = max(1, min(resident // math.prod(plan.block), room // (plan.shared + _RESERVED)))
+    wave = max(sms * blocks // plan.cluster // period, 1) * period
+    return -(-max(1, min(ceil_div(rows, plan.block[1]), wave)) // period) * period
 
 
 # --- forward ---
@@ -57,52 +110,48 @@ def kernels(name: str) -> Kernels:
 def forward(
     kernels: Kernels, read: Sequence[Tensor], rest: Sequence[Tensor | None], rows: int, size: int, eps: float
 ) -> None:
-    """`read`, all of the shape of the first, and `rest` are the tensors of the kernel in its order, contiguous."""
+    """`read`, all of the shape of the first, and `rest`, parameters first, are the tensors of the kernel in its order,
+    contiguous."""
     x = read[0]
-    if is_symbolic(rows, size) or not x.numel():
+    if is_symbolic(rows, size) or is_dry(x) or not x.numel():
         return
-    plan = _forward_plan(rows, size, x.element_size(), len(read), x.device)
+    itemsize = x.element_size()
+    vectors = _vectors(size, itemsize, (*read, *rest))
+    plan = _forward_plan(rows, size, itemsize, len(read), vectors, len(rest) > 4, x.device)
     if plan.packs:
-        launch = kernels.fwd[grid(rows, plan.rows), plan.block, plan.shared]
-        launch(*read, *rest, rows, size, eps, plan.stages, T=x.dtype, K=plan.packs)
+        launch = plan.launch(kernels.fwd)
+        launch(*read, *rest, rows, size, eps, plan.stages, T=x.dtype, K=plan.packs, VECTORS=vectors)
+    elif plan.small:
+        plan.launch(kernels.fwd_small)(*read, *rest, rows, size, eps, T=x.dtype)
     else:
         kernels.fwd_wide[grid(rows), WIDE_THREADS](*read, *rest, rows, size, eps, T=x.dtype)
 
 
-class Plan(NamedTuple):
-    """The launch of a kernel of rows in registers: `rows` for a block, or a wave of `blocks`. No packs: they are too
-    long."""
-
-    packs: int
-    block: tuple[int, int] = (0, 0)
-    rows: int = 0
-    blocks: int = 0
-    shared: int = 0
-    stages: int = 0
-
-
 @functools.lru_cache(maxsize=4096)
-def _forward_plan(rows: int, size: int, itemsize: int, tensors: int, device: torch.device) -> Plan:
+def _forward_plan(
+    rows: int, size: int, itemsize: int, tensors: int, vectors: bool, centred: bool, device: torch.device
+) -> Plan:
     sms, room = card(device)
-    division = share(size, itemsize, _threads(WIDEST, _bytes(1, tensors, PACKS[-1]), room))
+    if _is_small(size, itemsize):
+        shared = SMALL_ROWS * size * itemsize * tensors + 2 * size * max(itemsize, 4)
+        return Plan(0, grid(rows, SMALL_ROWS), (SMALL_ROWS, 1), shared, small=True)
+    fetched = not centred and (vectors or tensors > 1)  # see norm_rows
+    each = 16 * tensors if fetched else 0 if vectors else 32  # bytes of shared memory for a pack of a row
+    most = CENTRED_THREADS if vectors and centred and itemsize == 2 else WIDEST
+    division = share(size, itemsize, min(most, (room - _RESERVED) // (each * PACKS[-1]) // 32 * 32) if each else most)
     if not division.packs:
-        return Plan(0)
+        return Plan()
+    packs = division.packs * division.threads * division.rows
+    plan = Plan(division.packs, 0, division.block, each * packs, 1)
+    if not vectors and not fetched:
+        return plan._replace(groups=_wave(plan, rows, vectors, FORWARD_RESIDENT, itemsize, device))
     many = rows >= FORWARD_ROWS * _ENOUGH_BLOCKS * sms * division.rows
-    each = FORWARD_ROWS if many and division.threads >= FORWARD_AHEAD else 1
-    threads = division.threads * division.rows
-    stages = 2 if each > 1 and threads * _bytes(2, tensors, division.packs) <= room - _RESERVED else 1
-    shared = threads * _bytes(stages, tensors, division.packs)
-    return Plan(division.packs, division.block, division.rows * each, 0, shared, stages)
-
-
-def _threads(most: int, each: int, room: int) -> int:
-    """How many threads share a row at most, where each takes so many bytes of shared memory."""
-    return min(most, (room - _RESERVED) // each // 32 * 32)
-
-
-def _bytes(stages: int, tensors: int, packs: int) -> int:
-    """Shared memory of a thread: see fetched.cuh."""
-    return 16 * stages * tensors * packs
+    if fetched and many and division.threads >= FORWARD_AHEAD:
+        stages = 2 if 2 * each * packs <= room - _RESERVED else 1
+        return plan._replace(
+            groups=grid(rows, FORWARD_ROWS * division.rows), shared=stages * each * packs, stages=stages
+        )
+    return plan._replace(groups=grid(rows, division.rows))
 
 
 # --- backward ---
@@ -119,18 +168,23 @@ class Gradients(NamedTuple):
 
 def backward(kernels: Kernels, to: Gradients, rows: int, size: int) -> None:
     """All gradients that are wanted; everything is contiguous."""
-    if is_symbolic(rows, size) or not size:
-        return
     x: Any = to.read[1]
+    if is_symbolic(rows, size) or is_dry(x) or not size:
+        return
     wanted = any(grad is not None for grad in to.parameters)
-    plan = _backward_plan(rows, size, x.element_size(), len(to.read) - 1, wanted, x.device)
-    if not plan.packs:
+    itemsize = x.element_size()
+    vectors = _vectors(size, itemsize, to.read)
+    plan = _backward_plan(rows, size, itemsize, len(to.read) - 1, wanted, vectors, x.device)
+    if not plan.groups:
         _backward_wide(kernels, to, rows, size)
     elif wanted or to.grad_x is not None:
-        parts, *each = _parts(plan.blocks, size, to.parameters, x)
-        launch = kernels.bwd[plan.blocks, plan.block, plan.shared]
-        template = {"T": x.dtype, "K": plan.packs, "PARAMETERS": wanted}
-        launch(*to.read, *to.statistics, to.grad_x, *each, rows, size, plan.stages, **template)
+        parts, *each = _parts(plan.groups, size, to.parameters, x)
+        args = (*to.read, *to.statistics, to.grad_x, *each, rows, size)
+        if plan.small:
+            plan.launch(kernels.bwd_small)(*args, T=x.dtype)
+        else:
+            template = {"T": x.dtype, "K": plan.packs, "VECTORS": vectors, "PARAMETERS": wanted}
+            plan.launch(kernels.bwd)(*args, plan.stages, **template)
         if wanted:
             _add(kernels, parts, to.parameters)
 
@@ -151,21 +205,27 @@ def _backward_wide(kernels: Kernels, to: Gradients, rows: int, size: int) -> Non
 
 
 @functools.lru_cache(maxsize=4096)
-def _backward_plan(rows: int, size: int, itemsize: int, tensors: int, parameters: bool, device: torch.device) -> Plan:
+def _backward_plan(
+    rows: int, size: int, itemsize: int, tensors: int, parameters: bool, vectors: bool, device: torch.device
+) -> Plan:
     sms, room = card(device)
-    weight = _bytes(1, 1, 1)  # of each pack
-    most = _threads(BACKWARD_THREADS, _bytes(1, tensors, PACKS[-1]) + weight * PACKS[-1], room)
-    division = share(size, itemsize, most, 256)
-    if not division.packs:
-        return Plan(0)
-    threads, weights = division.threads * division.rows, weight * division.packs
-    stages = 2 if threads * (_bytes(2, tensors, division.packs) + weights) <= room - _RESERVED else 1
-    shared = threads * (_bytes(stages, tensors, division.packs) + weights)
-    resident = max(1, min(BACKWARD_RESIDENT // threads, room // (shared + _RESERVED)))
-    period = 1 if size % (16 // itemsize) == 0 else 16 // itemsize  # see norm_rows_bwd
-    wave = max(sms * resident // period, 1) * period
-    blocks = _count(rows, division.rows * (ROWS_EACH if parameters else 1), wave)
-    return Plan(division.packs, division.block, 0, -(-blocks // period) * period, shared, stages)
+    if _is_small(size, itemsize):
+        shared = SMALL_ROWS * size * itemsize * tensors + size * max(itemsize, 4)
+        return Plan(0, _count(rows, SMALL_ROWS, SMALL_WAVE * sms), (SMALL_ROWS, 1), shared, small=True)
+    least = 16 * (tensors + 1)  # bytes for a pack of each tensor and of the weight
+    room -= _RESERVED
+    division = share(size, itemsize, min(BACKWARD_THREADS, room // (least * PACKS[-1]) // 32 * 32), 256)
+    plan = Plan(division.packs, 0, division.block)
+    if not division.packs:  # a cluster may hold what a block does not
+        among = clusters.share(size, itemsize) if clusters.exist(device) else None
+        if among is None or among.threads > BACKWARD_THREADS:
+            return Plan()
+        plan = Plan(clusters.PACKS, 0, (among.threads, 1), cluster=among.blocks)
+    packs = plan.packs * math.prod(plan.block)
+    stages = 2 if packs * (least + 16 * tensors) <= room else 1
+    plan = plan._replace(shared=packs * (least + 16 * tensors * (stages - 1)), stages=stages)
+    each = ROWS_EACH if parameters else 1
+    return plan._replace(groups=_wave(plan, ceil_div(rows, each), vectors, BACKWARD_RESIDENT, itemsize, device))
 
 
 @functools.cache
@@ -195,7 +255,7 @@ def _add(kernels: Kernels, parts: Tensor, grads: tuple[Tensor | None, ...]) -> N
     wanted, count, size = parts.shape
     block = (32, 32 if count > 32 else 8)
     dtype = next(grad.dtype for grad in grads if grad is not None)
-    kernels.bwd_sum[(ceil_div(size, 32), wanted), block](parts, *grads, count, size, T=dtype)
+    kernels.bwd_sum[(ceil_div(size, block[0]), wanted), block](parts, *grads, count, size, T=dtype)
 
 
 # --- arguments ---

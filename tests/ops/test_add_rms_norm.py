@@ -16,8 +16,10 @@ class TestAddRmsNorm(OperatorContract):
     torch_function = staticmethod(add_then_norm)
     kernels = {
         "add_rms_norm_fwd",
+        "add_rms_norm_fwd_small",
         "add_rms_norm_fwd_wide",
         "add_rms_norm_bwd",
+        "add_rms_norm_bwd_small",
         "add_rms_norm_bwd_wide",
         "add_rms_norm_bwd_columns",
         "add_rms_norm_bwd_sum",
@@ -29,9 +31,10 @@ class TestAddRmsNorm(OperatorContract):
     def samples(self, make: Make):
         yield from self.small_samples(make)
         yield Sample(make(530, 33), make(530, 33), (33,), make(33))  # several parts of several rows, off 16 bytes
-        yield Sample(make(5, 301), make(5, 301), (301,))
+        yield from (Sample(make(50, size), make(50, size), (size,), make(size)) for size in (64, 69, 1024))
+        yield from (Sample(make(5, size), make(5, size), (size,)) for size in (33, 64, 69, 301, 1024))
         yield Sample(make(9, 1031), make(9, 1031), (1031,), make(1031))
-        yield Sample(make(3, 32776), make(3, 32776), (32776,), make(32776))
+        yield Sample(make(2, 65544), make(2, 65544), (65544,), make(65544))
         yield Sample(make(0, 7), make(0, 7), (7,), make(7))
         yield Sample(make(7, 0), make(7, 0), (0,), make(0))
 

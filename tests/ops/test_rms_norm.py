@@ -6,8 +6,9 @@ import cupyops
 
 NAN, INF = float("nan"), float("inf")
 
-# one for each form of the kernels: packs of one warp, several packs, a block for a row, wide rows
-SIZES = [7, 300, 1031, 32776]
+# one for each form of the kernels: a thread for a row, packs of one warp, several packs, a block for a row, a cluster or wide
+# rows
+SIZES = [7, 69, 300, 1031, 32776]
 # PyTorch says so where the dtypes differ
 mixed = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 
@@ -17,8 +18,10 @@ class TestRmsNorm(OperatorContract):
     torch_function = staticmethod(torch.nn.functional.rms_norm)
     kernels = {
         "rms_norm_fwd",
+        "rms_norm_fwd_small",
         "rms_norm_fwd_wide",
         "rms_norm_bwd",
+        "rms_norm_bwd_small",
         "rms_norm_bwd_wide",
         "rms_norm_bwd_columns",
         "rms_norm_bwd_sum",
@@ -30,9 +33,10 @@ class TestRmsNorm(OperatorContract):
     def samples(self, make: Make):
         yield from self.small_samples(make)
         yield Sample(make(530, 33), (33,), make(33))  # several parts of several rows, rows off 16 bytes
-        yield Sample(make(5, 301), (301,))  # no gradient but grad_x
+        yield from (Sample(make(50, size), (size,), make(size)) for size in (64, 69, 1031))
+        yield from (Sample(make(5, size), (size,)) for size in (33, 64, 69, 301, 1024))  # no gradient but grad_x
         yield Sample(make(9, 2, 1024), (2, 1024), make(2, 1024))
-        yield Sample(make(3, 32776), (32776,), make(32776))
+        yield Sample(make(2, 65544), (65544,), make(65544))
         yield Sample(make(0, 7), (7,), make(7))
         yield Sample(make(7, 0), (0,), make(0))
 
