@@ -4,7 +4,8 @@
 
 #include "common/reduce.cuh"
 
-constexpr int kMaxCluster = 4;  // blocks: 8 is what every GPU with clusters allows, but all must wait for all
+constexpr int kMaxCluster = 8;  // blocks: what every GPU with clusters allows
+constexpr int kRowCluster = 4;  // of those that share a row by RowThreads: all must wait for all
 
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank = 0;
@@ -56,7 +57,7 @@ template <typename A, bool CLUSTERS> class RowThreads {
  public:
   // In shared memory: what each warp of each block gives, twice, since the parts of a reduction may still be read while
   // those of the next arrive.
-  struct Room { A parts[2][CLUSTERS ? kMaxCluster * kWarp : kWarp]; };
+  struct Room { A parts[2][CLUSTERS ? kRowCluster * kWarp : kWarp]; };
 
   __device__ __forceinline__ explicit RowThreads(Room& room) : room(room) {
     if (several()) cluster_arrive();  // no block may store to another before that has begun

@@ -52,12 +52,12 @@ def kernels(name: str) -> Kernels:
         Kernel(file, f"{name}_{form}<T>", T=FLOATING)
         for form in ("fwd_small", "fwd_wide", "bwd_small", "bwd_wide", "bwd_columns", "bwd_sum")
     )
-    held = {"T": FLOATING, "K": PACKS, "VECTORS": (False, True)}
+    both = (False, True)
     return Kernels(
-        Kernel(file, f"{name}_fwd<T, K, VECTORS>", **held),
+        Kernel(file, f"{name}_fwd<T, K, VECTORS>", T=FLOATING, K=PACKS, VECTORS=both),
         small,
         wide,
-        Kernel(file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", **held, PARAMETERS=(False, True)),
+        Kernel(file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", T=FLOATING, K=PACKS, VECTORS=both, PARAMETERS=both),
         backward_small,
         backward_wide,
         columns,
