@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import bias_gelu, geglu, gelu, log_softmax, relu, silu, softmax, swiglu
+from ..ops.bias_gelu import bias_gelu
+from ..ops.geglu import geglu
+from ..ops.gelu import gelu
+from ..ops.log_softmax import log_softmax
+from ..ops.relu import relu
+from ..ops.silu import silu
+from ..ops.softmax import softmax
+from ..ops.swiglu import swiglu
 
 
 class ReLU(torch.nn.ReLU):

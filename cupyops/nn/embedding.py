@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops import embedding
+from ..ops.embedding import embedding
 
 
 class Embedding(torch.nn.Embedding):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops import add_rms_norm, batch_norm, group_norm, layer_norm, rms_norm
+from ..ops.add_rms_norm import add_rms_norm
+from ..ops.batch_norm import batch_norm
+from ..ops.group_norm import group_norm
+from ..ops.layer_norm import layer_norm
+from ..ops.rms_norm import rms_norm
 
 
 class BatchNorm1d(torch.nn.BatchNorm1d):

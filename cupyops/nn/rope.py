@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import rope
+from ..ops.rope import rope
 
 
 class RoPE(torch.nn.Module):

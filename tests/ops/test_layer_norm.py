@@ -4,12 +4,11 @@ import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
 
 import cupyops
-from cupyops.common import norms
 
 NAN, INF = float("nan"), float("inf")
 
-# one for each form of the kernels: a thread for a row, packs of one warp, several packs, a block for a row, a cluster or wide
-# rows
+# one for each form of the kernels: a thread for a row, packs of one warp, several packs, a block, a cluster or wide
+
 SIZES = [7, 69, 300, 1031, 16389, 32776]
 
 

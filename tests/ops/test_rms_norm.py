@@ -6,8 +6,8 @@ import cupyops
 
 NAN, INF = float("nan"), float("inf")
 
-# one for each form of the kernels: a thread for a row, packs of one warp, several packs, a block for a row, a cluster or wide
-# rows
+# one for each form of the kernels: a thread for a row, packs of one warp, several packs, a block, a cluster or wide
+
 SIZES = [7, 69, 300, 1031, 32776]
 # PyTorch says so where the dtypes differ
 mixed = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
