@@ -1,8 +1,7 @@
 // mean[k]      = (sum over i of x[k, i]) / n
-// y[k]         = (sum over i of (x[k, i] - mean[k])^2) / (n - correction)            var
-// y[k]         = the square root of that                                           std
+// y[k]         = (sum over i of (x[k, i] - mean[k])^2) / (n - correction)
 // grad_x[k, i] = slope[k] (x[k, i] - mean[k])
-// slope        = grad_y 2 / (n - correction), of std divided by 2 y; 0 where that is 0
+// slope        = grad_y 2 / (n - correction)
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. A thread takes a few elements about their own mean
 // and merges them into what it has: E[x^2] - mean^2 would cancel. Bytes per element of x: forward sizeof(T), backward
@@ -70,11 +69,9 @@ template <typename T> struct VarResult {
   T* __restrict__ y;
   A* __restrict__ mean;
   A freedom;  // n - correction
-  bool root;
 
   __device__ __forceinline__ void store_(const Moments<A>& value, long long, long long at) const {
-    const A var = value.square / freedom;
-    y[at] = from_acc<T>(root ? sqrt(var) : var);
+    y[at] = from_acc<T>(value.square / freedom);
     mean[at] = value.mean;
   }
 };
@@ -95,27 +92,24 @@ template <typename T> struct VarUnit : Elements<T> {
 // Grid, block: see fold(). `partial` holds Moments<A>.
 template <typename T, int FORM>
 __global__ void CUPYOPS_FOLD var_fwd(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ mean,
-                                     acc_t<T>* __restrict__ partial, acc_t<T> freedom, bool root,
+                                     acc_t<T>* __restrict__ partial, acc_t<T> freedom,
                                      const __grid_constant__ Layout<2> kept, const __grid_constant__ Layout<1> reduced,
                                      const __grid_constant__ Division division, long long results) {
   using State = Moments<acc_t<T>>;
-  const VarUnit<T> unit{{x}, {}, reinterpret_cast<State*>(partial), results, {{}, y, mean, freedom, root}};
+  const VarUnit<T> unit{{x}, {}, reinterpret_cast<State*>(partial), results, {{}, y, mean, freedom}};
   fold<FORM, kVecWidth<T>>(unit, kept, reduced, division);
 }
 
 // Grid, block: see fold_slabs().
 template <typename T>
 __global__ void var_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ y, acc_t<T>* __restrict__ mean,
-                           acc_t<T> freedom, bool root, long long slabs, long long results) {
+                           acc_t<T> freedom, long long slabs, long long results) {
   using State = Moments<acc_t<T>>;
-  const VarResult<T> result{{}, y, mean, freedom, root};
+  const VarResult<T> result{{}, y, mean, freedom};
   fold_slabs<State>(result, reinterpret_cast<const State*>(partial), slabs, results);
 }
 
-template <typename A> __device__ __forceinline__ A slope(A grad, A y, A freedom, bool root) {
-  if (root) return y == A(0) ? A(0) : grad / (y * freedom);
-  return grad * (A(2) / freedom);
-}
+template <typename A> __device__ __forceinline__ A slope(A grad, A freedom) { return grad * (A(2) / freedom); }
 
 template <typename T> struct VarShare {
   static constexpr bool kReads = true;
@@ -127,66 +121,59 @@ template <typename T> struct VarShare {
 };
 
 template <typename T> struct VarShares {
-  const T* __restrict__ y;
   const T* __restrict__ grad_y;
   const acc_t<T>* __restrict__ mean;
   acc_t<T> freedom;
-  bool root;
 
   __device__ __forceinline__ VarShare<T> operator()(long long result, int) const {
-    return {mean[result], slope(to_acc(grad_y[result]), to_acc(y[result]), freedom, root)};
+    return {mean[result], slope(to_acc(grad_y[result]), freedom)};
   }
 };
 
 // Grid, block: see spread_rows().
 template <typename T>
-__global__ void var_bwd_rows(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
-                             const acc_t<T>* __restrict__ mean, acc_t<T> freedom, bool root, T* __restrict__ grad_x,
-                             long long rows, long long size) {
-  spread_rows(x, grad_x, rows, size, VarShares<T>{y, grad_y, mean, freedom, root});
+__global__ void var_bwd_rows(const T* __restrict__ x, const T* __restrict__ grad_y, const acc_t<T>* __restrict__ mean,
+                             acc_t<T> freedom, T* __restrict__ grad_x, long long rows, long long size) {
+  spread_rows(x, grad_x, rows, size, VarShares<T>{grad_y, mean, freedom});
 }
 
 // Grid, block: see spread_columns().
 template <typename T>
-__global__ void var_bwd_columns(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
-                                const acc_t<T>* __restrict__ mean, acc_t<T> freedom, bool root, T* __restrict__ grad_x,
+__global__ void var_bwd_columns(const T* __restrict__ x, const T* __restrict__ grad_y,
+                                const acc_t<T>* __restrict__ mean, acc_t<T> freedom, T* __restrict__ grad_x,
                                 long long rows, long long size, int period) {
-  spread_columns(x, grad_x, rows, size, period, VarShares<T>{y, grad_y, mean, freedom, root});
+  spread_columns(x, grad_x, rows, size, period, VarShares<T>{grad_y, mean, freedom});
 }
 
 template <typename T> struct VarGradient {
   using A = acc_t<T>;
   const T* __restrict__ x;
-  const T* __restrict__ y;
   const T* __restrict__ grad_y;
   const A* __restrict__ mean;
   A freedom;
-  bool root;
   T* __restrict__ grad_x;
-  const Layout<4>& layout;
+  const Layout<3>& layout;
 
-  template <int K> __device__ __forceinline__ void apply_(const Offsets<4>& from, long long to) const {
+  template <int K> __device__ __forceinline__ void apply_(const Offsets<3>& from, long long to) const {
     const Vec<T, K> xs = load_unit<K>(x + from.at[0], layout.stride[0][0] == 0);
-    const Vec<T, K> ys = load_unit<K>(y + from.at[1], layout.stride[1][0] == 0);
-    const Vec<T, K> grads = load_unit<K>(grad_y + from.at[2], layout.stride[2][0] == 0);
-    const Vec<A, K> means = load_unit<K>(mean + from.at[3], layout.stride[3][0] == 0);
+    const Vec<T, K> grads = load_unit<K>(grad_y + from.at[1], layout.stride[1][0] == 0);
+    const Vec<A, K> means = load_unit<K>(mean + from.at[2], layout.stride[2][0] == 0);
     Vec<T, K> result;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const A each = slope(to_acc(grads.data[k]), to_acc(ys.data[k]), freedom, root);
+      const A each = slope(to_acc(grads.data[k]), freedom);
       result.data[k] = from_acc<T>(each * (to_acc(xs.data[k]) - means.data[k]));
     }
     store_vec<T, K>(grad_x + to, result);
   }
 };
 
-// Grid, block: see pointwise(). y, grad_y and mean are expanded to the shape of x; grad_x is dense.
+// Grid, block: see pointwise(). grad_y and mean are expanded to the shape of x; grad_x is dense.
 template <typename T>
-__global__ void var_bwd(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
-                        const acc_t<T>* __restrict__ mean, acc_t<T> freedom, bool root, T* __restrict__ grad_x,
-                        const __grid_constant__ Layout<4> layout, long long n) {
+__global__ void var_bwd(const T* __restrict__ x, const T* __restrict__ grad_y, const acc_t<T>* __restrict__ mean,
+                        acc_t<T> freedom, T* __restrict__ grad_x, const __grid_constant__ Layout<3> layout,
+                        long long n) {
   constexpr int W = kVecWidth<T>;
-  const bool fit = fits_vec<T, W>(x) && fits_vec<T, W>(y) && fits_vec<T, W>(grad_y) && fits_vec<T, W>(grad_x) &&
-                   fits_vec<acc_t<T>, W>(mean);
-  pointwise<false, W>(layout, n, fit, VarGradient<T>{x, y, grad_y, mean, freedom, root, grad_x, layout});
+  const bool fit = fits_vec<T, W>(x) && fits_vec<T, W>(grad_y) && fits_vec<T, W>(grad_x) && fits_vec<acc_t<T>, W>(mean);
+  pointwise<false, W>(layout, n, fit, VarGradient<T>{x, grad_y, mean, freedom, grad_x, layout});
 }

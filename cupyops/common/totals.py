@@ -1,4 +1,4 @@
-"""What the reductions share: dimensions, launches, gradients; sum and mean, which are one kernel, and var and std."""
+"""What the reductions share: dimensions, launches, gradients; sum and mean, which are one kernel, and var."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def give_roles(op: Any, *, mean: bool) -> None:
     op.reference_backward(spread_evenly)
 
 
-def give_var_roles(op: Any, *, root: bool) -> None:
-    """What the operator of a variance, or of its square root, is beyond its reference."""
+def give_var_roles(op: Any) -> None:
+    """What the operator of a variance is beyond its reference."""
 
     @op.unsupported
     def _(x: Tensor, dim: list[int], correction: float, keepdim: bool) -> str | None:
@@ -66,14 +66,13 @@ def give_var_roles(op: Any, *, root: bool) -> None:
     def _(x: Tensor, dim: list[int], correction: float, keepdim: bool) -> Any:
         y, strides = room(x, dim, keepdim, x.dtype)
         mean = torch.empty(y.shape, dtype=accumulator(x), device=x.device)
-        options = count(x.shape, dim) - correction, root
-        fold(var_fwd, var_finish, x, dim, strides, (y, mean), options, MOMENTS)
+        fold(var_fwd, var_finish, x, dim, strides, (y, mean), (count(x.shape, dim) - correction,), MOMENTS)
         return y, (mean,)
 
     @op.backward
-    def _(saved: Any, grad_y: Tensor, x: Tensor, y: Tensor, dim: list[int], correction: float, keepdim: bool) -> Any:
-        kernels, options = (var_bwd_rows, var_bwd_columns, var_bwd), (count(x.shape, dim) - correction, root)
-        return gradient(kernels, x, dim, keepdim, (y, grad_y, saved[0]), options)
+    def _(saved: Any, grad_y: Tensor, x: Tensor, dim: list[int], correction: float, keepdim: bool) -> Any:
+        kernels, options = (var_bwd_rows, var_bwd_columns, var_bwd), (count(x.shape, dim) - correction,)
+        return gradient(kernels, x, dim, keepdim, (grad_y, saved[0]), options)
 
 
 def count(shape: Sequence[int], dims: Sequence[int]) -> int:

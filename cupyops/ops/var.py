@@ -16,7 +16,7 @@ def _var(x: Tensor, dim: list[int], correction: float, keepdim: bool) -> Tensor:
     return torch.var(x, dim, correction=correction, keepdim=keepdim)
 
 
-totals.give_var_roles(_var, root=False)
+totals.give_var_roles(_var)
 
 
 @_var.interface
