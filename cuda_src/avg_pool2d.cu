@@ -4,158 +4,291 @@
 // What lies outside the plane counts as 0. d is the number given, or how many elements the window has: with `padded`
 // those of the padding too, but not those beyond it, where a last window sticks out.
 //
-// Contiguous planes are worked on in bands: a block keeps in shared memory what its rows read, forward the elements,
-// backward the quotients. Bytes per input element, k x k at stride k: (1 + 1 / k^2) sizeof(T), each way. kh * kw additions
-// per output; backward as many as windows cover an element.
+// Contiguous planes are worked on in bands: a block copies to shared memory what its rows read, 16 bytes at a time.
+// Bytes per input element, k x k at stride k: (1 + 1 / k^2) sizeof(T), each way.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 256x64x112x112 k2 fp32 2256 / 1072,
-// 256x64x112x112 k2 bf16 1257 / 532, 256x64x112x112 k3 s2 p1 bf16 1101 / 404, 256x64x111x111 k2 bf16 1230 / 526,
-// 256x2048x7x7 k7 bf16 1728 / 480. Lost: backward makes one element a thread, and divides for each; forward too is
-// bound by instructions in half types.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 256x64x112x112 k2 fp32 4269 / 3919,
+// 256x64x112x112 k2 bf16 4110 / 3874, 256x64x111x111 k2 bf16 3721 / 3840, 256x64x112x112 k3 s2 p1 bf16 3445 / 3298,
+// 256x64x112x112 k3 s2 p1 last bf16 3635 / 3625, 256x2048x7x7 k7 bf16 2392 / 3163. Lost: where windows overlap, in
+// half types, instructions, one element at a time; and in windows of other sizes (k3 bf16 2712 / 650).
+#include "common/reduce.cuh"
+#include "common/sigmoid.cuh"
 #include "common/window.cuh"
 
-// The number that a window's sum is divided by. given: where it is not 0. 1 for a window without elements.
-struct Averaging { long long given, padded; };
+// The number that a window's sum is divided by. given: where it is not 0.
+struct Averaging {
+  long long given, padded;
 
-template <typename A> __device__ __forceinline__ A divisor_of(const Window& p, const Averaging& a, int oh, int ow) {
-  if (a.given) return A(a.given);
-  const Taps down = Taps::down(p, oh), across = Taps::across(p, ow);
-  if (a.padded) return A(min(p.kh, p.H + p.ph - down.start)) * A(min(p.kw, p.W + p.pw - across.start));
-  return down.any() && across.any() ? A(down.last - down.first + 1) * A(across.last - across.first + 1) : A(1);
+  // How many elements of a window count in each direction.
+  template <bool INSIDE, typename A> __device__ __forceinline__ A down(const Window& p, int oh) const {
+    const A count = A(INSIDE ? p.kh : counted(oh * p.sh - p.ph, p.kh, p.ph, p.H));
+    return given ? A(given) : count;
+  }
+  template <bool INSIDE, typename A> __device__ __forceinline__ A across(const Window& p, int ow) const {
+    const A count = A(INSIDE ? p.kw : counted(ow * p.sw - p.pw, p.kw, p.pw, p.W));
+    return given ? A(1) : count;
+  }
+
+ private:
+  __device__ __forceinline__ int counted(int start, int kernel, int pad, int length) const {
+    const int border = padded ? pad : 0;
+    return min(start + kernel, length + border) - max(start, -border);
+  }
+};
+
+// Half types take the quotient to 2 ulp of fp32, by a reciprocal.
+template <typename T> __device__ __forceinline__ acc_t<T> quotient(acc_t<T> sum, acc_t<T> d) {
+  if constexpr (sizeof(T) == 2) return sum * fast_reciprocal(d);
+  else return sum / d;
 }
 
-// The averages of N planes side by side over the window at (oh, ow). load(h, w) gives their elements there.
-template <int N, typename T, typename F>
-__device__ __forceinline__ Vec<T, N> window_average(const Window& p, const Averaging& a, int oh, int ow, F load) {
-  using A = acc_t<T>;
-  const Taps down = Taps::down(p, oh), across = Taps::across(p, ow);
-  A sum[N] = {};
-  for (int h = down.start + down.first; h <= down.start + down.last; ++h) {
-#pragma unroll 4
-    for (int w = across.start + across.first; w <= across.start + across.last; ++w) {
-      const Vec<T, N> x = load(h, w);
+template <typename T, int N> struct Sums {
+  acc_t<T> data[N];
+
+  __device__ __forceinline__ void fold(const Sums& other) {
 #pragma unroll
-      for (int n = 0; n < N; ++n) sum[n] += to_acc(x.data[n]);
-    }
+    for (int n = 0; n < N; ++n) data[n] += other.data[n];
   }
-  const A d = divisor_of<A>(p, a, oh, ow);
-  Vec<T, N> y;
+  __device__ __forceinline__ Vec<T, N> rounded() const {
+    Vec<T, N> result;
 #pragma unroll
-  for (int n = 0; n < N; ++n) y.data[n] = from_acc<T>(sum[n] / d);
-  return y;
+    for (int n = 0; n < N; ++n) result.data[n] = from_acc<T>(data[n]);
+    return result;
+  }
+};
+
+// The averages of N planes side by side, first <= oh < last of column ow. load(h, start, j) gives their elements at row h
+// and column start + j.
+template <int K, int S, typename T, int N, typename Load, typename Store>
+__device__ __forceinline__ void averages_down(const Window& p, const Averaging& a, int first, int last, int ow,
+                                              Load load, Store store) {
+  const Taps taps = Taps::across(p, ow);
+  const acc_t<T> across = a.across<kInside<K, S>, acc_t<T>>(p, ow);
+  int rows[K ? K : 1];  // in which there is something at tap j
+#pragma unroll
+  for (int j = 0; j < K; ++j) rows[j] = j >= taps.first && j <= taps.last ? p.H : 0;
+  const auto row = [&](int h, int, bool) {
+    Sums<T, N> sum = {};
+#pragma unroll(K ? K : 4)
+    for (int j = K ? 0 : taps.first; j < (K ? K : taps.last + 1); ++j) {
+      Vec<T, N> x = {};
+      if (K == 0 || kInside<K, S> || unsigned(h) < unsigned(rows[K ? j : 0])) x = load(h, taps.start, j);
+#pragma unroll
+      for (int n = 0; n < N; ++n) sum.data[n] = K && j == 0 ? to_acc(x.data[n]) : sum.data[n] + to_acc(x.data[n]);
+    }
+    return sum;
+  };
+  windows_down<K, S, kRowsAtOnce<N>>(p, first, last, row, [&](int oh, Sums<T, N>& sum) {
+    const acc_t<T> d = a.down<kInside<K, S>, acc_t<T>>(p, oh) * across;
+#pragma unroll
+    for (int n = 0; n < N; ++n) sum.data[n] = quotient<T>(sum.data[n], d);
+    store(oh, sum.rounded());
+  });
+}
+
+// The gradients of N planes side by side, of a column of tiles. load(oh, ow) gives those of the outputs.
+template <int K, int S, typename T, int N, typename Load, typename Store>
+__device__ __forceinline__ void shares_down(const Window& p, const Averaging& a, const Divisor& sh, const Divisor& sw,
+                                            int first, int last, int column, Load load, Store store) {
+  acc_t<T> across[K ? (K + S - 1) / S : 1];
+#pragma unroll
+  for (int u = 0; u * S < K; ++u) across[u] = a.across<kInside<K, S>, acc_t<T>>(p, column - u);
+  const auto get = [&](bool there, int oh, int ow, int u) {
+    Sums<T, N> share = {};
+    Vec<T, N> grad = {};
+    if (there) grad = load(oh, ow);
+    const acc_t<T> d = a.down<kInside<K, S>, acc_t<T>>(p, oh) * (K ? across[u] : a.across<false, acc_t<T>>(p, ow));
+#pragma unroll
+    for (int n = 0; n < N; ++n) share.data[n] = there ? quotient<T>(to_acc(grad.data[n]), d) : acc_t<T>(0);
+    return share;
+  };
+  const auto add = [](Sums<T, N>& sum, const Sums<T, N>& share, int, int, int, int, bool first) {
+    if (first) sum = share;
+    else sum.fold(share);
+  };
+  tiles_down<K, S, kRowsAtOnce<N>, Sums<T, N>>(
+      p, sh, sw, first, last, column, get, add,
+      [&](int h, int w, const Sums<T, N>& sum) { store(h, w, sum.rounded()); });
 }
 
 // --- contiguous planes ---
 
-// Grid: the bands of rows of outputs. Block: any. Each thread owns outputs, neighbours on neighbouring threads. Shared
-// memory: the rows of x that the band reads, if they fit.
-template <typename T>
+// Grid: the bands of rows of outputs. Block: any. Each thread owns strips of columns, neighbours on neighbouring threads.
+// Shared memory: the rows of x that the band reads; without K only if they fit.
+template <typename T, int K, int S>
 __global__ void __launch_bounds__(256)
-    avg_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, Window p, Bands b, Averaging a) {
+    avg_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, Window geometry, Bands b, Averaging a) {
   extern __shared__ uint4 shared[];
+  const Window p = geometry.known<K, S, false>();
   const Band band(b, p.OH);
-  const int first = max(band.first * p.sh - p.ph, 0);
-  const T* run = x + (band.plane * p.H + first) * p.W;
-  const T* held = reinterpret_cast<const T*>(shared) + lead_of(run);
-  if (b.shared) {
-    const int planes = b.count > 1 ? 1 : band.last / p.OH;
-    const int last = b.count > 1 ? min((band.last - 1) * p.sh - p.ph + p.kh, p.H) : p.H;
-    fetch_run(reinterpret_cast<T*>(shared), run, ((planes - 1) * p.H + last - first) * p.W);
-  }
-  const long long start = (band.plane * p.OH + band.first) * p.OW;
-  const int count = (band.last - band.first) * p.OW;
-  for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    const Output at(b, band.first, i);
-    const int above = at.plane * p.H - first;
-    const auto near = [&](int h, int w) { return Vec<T, 1>{held[(above + h) * p.W + w]}; };
-    const auto far = [&](int h, int w) { return Vec<T, 1>{run[(long long)(above + h) * p.W + w]}; };
-    y[start + i] =
-        (b.shared ? window_average<1, T>(p, a, at.oh, at.ow, near) : window_average<1, T>(p, a, at.oh, at.ow, far))
-            .data[0];
-  }
+  const int top = max(band.first * p.sh - p.ph, 0), bottom = min((band.last - 1) * p.sh - p.ph + p.kh, p.H);
+  const T* run = x + (band.plane * p.H + top) * p.W;
+  T* result = y + (band.plane * p.OH + band.first) * p.OW;
+  const auto work = [&](const T* rows, T* averages) {
+    band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
+      const T* from = rows + (offset_t<K>(plane) * p.H - top) * p.W;
+      T* to = averages + (offset_t<K>(plane) * p.OH + first - band.first) * p.OW + ow;
+      averages_down<K, S, T, 1>(
+          p, a, first, last, ow,
+          [&](int h, int start, int j) { return Vec<T, 1>{(from + start + offset_t<K>(h) * p.W)[j]}; },
+          [&](int, Vec<T, 1> average) { *to = average.data[0], to += p.OW; });
+    });
+  };
+  if (K == 0 && !b.shared) return work(run, result);
+  uint4* room = shared;
+  const T* held = fetch_run(room, run, ((band.planes - 1) * p.H + bottom - top) * p.W);
+  wait_for_runs();
+  work(held, result);
 }
 
-// Grid: the bands of rows of grad_x. Block: any. Each thread owns elements, neighbours on neighbouring threads. Shared
-// memory: the quotients of the windows that reach the band, if they fit. b divides rows of grad_x, `windows` those of y.
-template <typename T>
-__global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad_y, T* __restrict__ grad_x, Window p,
-                                                      Bands b, Bands windows, Divisor sh, Divisor sw, Averaging a) {
-  using A = acc_t<T>;
+// Grid: the bands of rows of tiles of grad_x. Block, threads: as above, of tiles. Shared memory: the rows of grad_y that
+// the band has shares of, and the band; without K only if they fit.
+template <typename T, int K, int S>
+__global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad_y, T* __restrict__ grad_x,
+                                                      Window geometry, Bands b, Divisor sh, Divisor sw, Averaging a) {
   extern __shared__ uint4 shared[];
-  A* quotients = reinterpret_cast<A*>(shared);
-  const Band band(b, p.H);
-  const int planes = b.count > 1 ? 1 : band.last / p.H;
-  const int first = b.count > 1 ? Covering(band.first, p.ph, p.kh, p.OH, sh).first : 0;
-  const int last = b.count > 1 ? Covering(band.last - 1, p.ph, p.kh, p.OH, sh).last : p.OH - 1;
-  const T* run = grad_y + (band.plane * p.OH + first) * p.OW;
-  const auto quotient = [&](int oh, int ow, long long i) { return to_acc(run[i]) / divisor_of<A>(p, a, oh, ow); };
-  if (b.shared) {
-    const int count = ((planes - 1) * p.OH + last - first + 1) * p.OW;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-      const Output from(windows, first, i);
-      quotients[i] = quotient(from.oh, from.ow, i);
-    }
-    __syncthreads();
-  }
-  const long long start = (band.plane * p.H + band.first) * p.W;
-  const int count = (band.last - band.first) * p.W;
-  for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    const Output at(b, band.first, i);  // an element of grad_x
-    const Covering down(at.oh, p.ph, p.kh, p.OH, sh), across(at.ow, p.pw, p.kw, p.OW, sw);
-    A sum = A(0);
-    for (int oh = down.first; oh <= down.last; ++oh) {
-      const int row = at.plane * p.OH + oh - first;
-#pragma unroll 2
-      for (int ow = across.first; ow <= across.last; ++ow) {
-        sum += b.shared ? quotients[row * p.OW + ow] : quotient(oh, ow, (long long)row * p.OW + ow);
-      }
-    }
-    grad_x[start + i] = from_acc<T>(sum);
-  }
+  const Window p = geometry.known<K, S, false>();
+  const Tiles<K, S> tiles(p);
+  const Band band(b, tiles.rows);
+  const Extent<K, S> extent(p, sh, band.first, band.last);
+  const T* run = grad_y + (band.plane * p.OH + extent.begin) * p.OW;
+  T* result = grad_x + (band.plane * p.H + extent.top) * p.W;
+  const auto work = [&](const T* rows, T* sums) {
+    band.each_strip(b, tiles.columns, [&](int plane, int first, int last, int column) {
+      const T* from = rows + (offset_t<K>(plane) * p.OH - extent.begin) * p.OW;
+      T* to = sums + (offset_t<K>(plane) * p.H - extent.top) * p.W;
+      shares_down<K, S, T, 1>(
+          p, a, sh, sw, first, last, column,
+          [&](int oh, int ow) { return Vec<T, 1>{from[offset_t<K>(oh) * p.OW + ow]}; },
+          [&](int h, int w, Vec<T, 1> sum) { to[offset_t<K>(h) * p.W + w] = sum.data[0]; });
+    });
+  };
+  if (K == 0 && !b.shared) return work(run, result);
+  uint4* room = shared;
+  const T* held = fetch_run(room, run, max((band.planes - 1) * p.OH + extent.end - extent.begin, 0) * p.OW);
+  const int count = ((band.planes - 1) * p.H + extent.bottom - extent.top) * p.W;
+  T* sums = take_room(room, result, count);
+  wait_for_runs();
+  work(held, sums);
+  __syncthreads();
+  store_run(result, sums, count);
 }
 
 // --- channels last ---
 
-// Grid: ceil(N * OH * OW * C / V / blockDim.x), one dimension. Each thread owns V channels of an output, side by side:
-// 16 bytes of them with VECTORS, when V divides C, else one.
-template <typename T, bool VECTORS>
+// Grid: any number of threads that is N * strips * OW * C / V or more. Each thread owns V channels of a strip of outputs,
+// side by side: 16 bytes of them with VECTORS, when C and the addresses allow it, else one.
+template <typename T, int K, int S, bool VECTORS>
 __global__ void __launch_bounds__(256)
-    avg_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, long long threads, int C, Window p, Cells cells,
-                        Averaging a) {
+    avg_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, long long threads, int C, Window geometry,
+                        Cells cells, Averaging a) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1;
-  const long long thread = global_thread();
-  if (thread >= threads) return;
-  const Cell at(cells, thread, V);
-  const T* image = x + at.image * p.H * p.W * C + at.c;
-  const auto load = [&](int h, int w) { return read<T, V>(image + ((long long)h * p.W + w) * C); };
-  store_vec<T, V>(y + thread * V, window_average<V, T>(p, a, at.h, at.w, load));
+  if (global_thread() >= threads) return;
+  const Window p = geometry.known<K, S, false>();
+  const Cell at(cells, global_thread(), V, p.OH);
+  x += at.image * p.H * p.W * C + at.c;
+  y += ((at.image * p.OH + at.first) * p.OW + at.column) * C + at.c;
+  averages_down<K, S, T, V>(
+      p, a, at.first, at.last, at.column,
+      [&](int h, int start, int j) {
+        return load_vec<T, V>(x + offset_t<K>(start) * C + offset_t<K>(h) * p.W * C + j * C);
+      },
+      [&](int, Vec<T, V> average) { store_vec<T, V>(y, average), y += (long long)p.OW * C; });
 }
 
-// Grid, threads: as above, of grad_x.
-template <typename T, bool VECTORS>
+// Grid, threads: as above, of the tiles of grad_x.
+template <typename T, int K, int S, bool VECTORS>
 __global__ void __launch_bounds__(256)
-    avg_pool2d_bwd_last(const T* __restrict__ grad_y, T* __restrict__ grad_x, long long threads, int C, Window p,
-                        Cells cells, Averaging a) {
-  using A = acc_t<T>;
+    avg_pool2d_bwd_last(const T* __restrict__ grad_y, T* __restrict__ grad_x, long long threads, int C, Window geometry,
+                        Cells cells, Divisor sh, Divisor sw, Averaging a) {
   constexpr int V = VECTORS ? kVecWidth<T> : 1;
-  const long long thread = global_thread();
-  if (thread >= threads) return;
-  const Cell at(cells, thread, V);
-  const T* image = grad_y + at.image * p.OH * p.OW * C + at.c;
-  const Covering down(at.h, p.ph, p.kh, p.OH, cells.sh), across(at.w, p.pw, p.kw, p.OW, cells.sw);
-  A sum[V] = {};
-  for (int oh = down.first; oh <= down.last; ++oh) {
-#pragma unroll 2
-    for (int ow = across.first; ow <= across.last; ++ow) {
-      const Vec<T, V> grad = read<T, V>(image + ((long long)oh * p.OW + ow) * C);
-      const A d = divisor_of<A>(p, a, oh, ow);
+  if (global_thread() >= threads) return;
+  const Window p = geometry.known<K, S, false>();
+  const Cell at(cells, global_thread(), V, Tiles<K, S>(p).rows);
+  grad_y += at.image * p.OH * p.OW * C + at.c;
+  grad_x += at.image * p.H * p.W * C + at.c;
+  shares_down<K, S, T, V>(
+      p, a, sh, sw, at.first, at.last, at.column,
+      [&](int oh, int ow) { return load_vec<T, V>(grad_y + (offset_t<K>(oh) * p.OW + ow) * C); },
+      [&](int h, int w, Vec<T, V> sum) { store_vec<T, V>(grad_x + (offset_t<K>(h) * p.W + w) * C, sum); });
+}
+
+// --- one window that is the whole of a contiguous plane: d is a number, the plane a row ---
+
+// Grid: ceil(planes / each). Block: a multiple of 32. Each group of `lanes` threads, a power of two up to 32 or all of the
+// block's, owns a plane at a time. Shared memory: those of the block, if they fit.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    avg_pool2d_fwd_whole(const T* __restrict__ x, T* __restrict__ y, long long planes, long long size, acc_t<T> d,
+                         int each, int lanes, bool fits) {
+  using A = acc_t<T>;
+  extern __shared__ uint4 shared[];
+  __shared__ A parts[kWarp];
+  const long long first = blockIdx.x * (long long)each;
+  const int count = int(min((long long)each, planes - first)), lane = threadIdx.x & (lanes - 1);
+  const auto sum_of = [&](const T* plane) {
+    A sum = 0;
+#pragma unroll 8
+    for (long long e = lane; e < size; e += lanes) sum += to_acc(plane[e]);
+    return sum;
+  };
+  x += first * size;
+  const T* held = nullptr;
+  if (fits) {
+    uint4* room = shared;
+    held = fetch_run(room, x, int(count * size));
+    wait_for_runs();
+  }
+  const int groups = blockDim.x / lanes;
+  for (int begin = 0; begin < count; begin += groups) {
+    const int plane = begin + threadIdx.x / lanes;
+    A sum = 0;
+    if (plane < count) sum = fits ? sum_of(held + plane * int(size)) : sum_of(x + plane * size);
+    if (lanes > kWarp) {
+      sum = block_reduce<Sum>(sum, parts);
+    } else {
+      for (int offset = lanes / 2; offset > 0; offset /= 2) sum += shuffle_xor(sum, offset);
+    }
+    if (lane == 0 && plane < count) y[first + plane] = from_acc<T>(quotient<T>(sum, d));
+  }
+}
+
+// Grid: ceil(elements / (kPacks * kVecWidth<T> * blockDim.x)), one dimension. Each thread owns kPacks times 16 bytes of
+// grad_x, or what is left. A plane has 16 elements or more.
+constexpr int kPacks = 2;
+template <typename T>
+__global__ void avg_pool2d_bwd_whole(const T* __restrict__ grad_y, T* __restrict__ grad_x, long long elements,
+                                     Divisor size, acc_t<T> d) {
+  constexpr int V = kVecWidth<T>;
+  const long long first = (blockIdx.x * (long long)kPacks * blockDim.x + threadIdx.x) * V;
+  T grad[kPacks][2];  // of the plane where the pack begins, and of the next
+  int left[kPacks];
 #pragma unroll
-      for (int v = 0; v < V; ++v) sum[v] += to_acc(grad.data[v]) / d;
+  for (int u = 0; u < kPacks; ++u) {
+    const long long start = first + u * V * (long long)blockDim.x;
+    if (start >= elements) break;
+    int at;
+    const long long plane = divide(start, size, at);
+    left[u] = int(size.divisor) - at;
+    grad[u][0] = grad_y[plane];
+    grad[u][1] = grad_y[start + left[u] < elements ? plane + 1 : plane];
+  }
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    const long long start = first + u * V * (long long)blockDim.x;
+    if (start >= elements) break;
+    const T own = from_acc<T>(quotient<T>(to_acc(grad[u][0]), d)),
+            next = from_acc<T>(quotient<T>(to_acc(grad[u][1]), d));
+    Vec<T, V> pack;
+#pragma unroll
+    for (int k = 0; k < V; ++k) pack.data[k] = k < left[u] ? own : next;
+    if (start + V <= elements) {
+      store_vec<T, V>(grad_x + start, pack);
+    } else {
+#pragma unroll
+      for (int k = 0; k < V; ++k) {
+        if (start + k < elements) grad_x[start + k] = pack.data[k];
+      }
     }
   }
-  Vec<T, V> result;
-#pragma unroll
-  for (int v = 0; v < V; ++v) result.data[v] = from_acc<T>(sum[v]);
-  store_vec<T, V>(grad_x + thread * V, result);
 }

@@ -3,198 +3,202 @@
 //
 // What lies outside the plane counts as -inf, a window that is all outside gives -inf. NaN wins; of equals, the first.
 //
-// Forward keeps the place of each maximum: as a byte, i * kw + j, or as PyTorch's index, h * W + w. Contiguous planes are
-// worked on in bands, contiguous runs that a block copies to shared memory, or sums up there: backward adds each window's
-// gradient at its place, windows that may meet one after the other, so in a fixed order and without atomics. Channels last,
-// and where no band fits, each element of grad_x looks at the windows that cover it.
-// Bytes per input element, k x k at stride k: forward sizeof(T) + (sizeof(T) + 1) / k^2, backward the same. kh * kw
-// comparisons per output.
+// Forward keeps the place of each maximum: as a byte, i * kw + j, or as PyTorch's index, h * W + w. Backward is a gather:
+// each element of grad_x looks at the windows that cover it, so in a fixed order and without atomics. Contiguous planes are
+// worked on in bands: a block copies to shared memory what its rows read, 16 bytes at a time.
+// Bytes per input element, k x k at stride k: forward sizeof(T) + (sizeof(T) + 1) / k^2, backward the same.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 256x64x112x112 k2 fp32 4094 / 3832,
-// 256x64x112x112 k2 bf16 3781 / 3632, 256x64x112x112 k3 s2 p1 bf16 1205 / 1108, 256x64x112x112 k3 s2 p1 last bf16
-// 1348 / 630, 256x64x111x111 k2 bf16 1640 / 1247. Lost: windows that overlap take many instructions for each element.
+// Reached on an H200 (GB/s of those bytes but the places', forward / backward; a copy: 4251): 256x64x112x112 k2 fp32
+// 4094 / 3772, 256x64x112x112 k2 bf16 3624 / 3575, 256x64x111x111 k2 bf16 3072 / 3013, 256x64x112x112 k3 s2 p1 bf16
+// 2912 / 2762, 256x64x112x112 k3 s2 p1 last bf16 3282 / 2874. Lost: where windows overlap, in half types, instructions,
+// some four to a comparison.
 #include "common/window.cuh"
 
-// What is kept of the maximum at tap (i, j) of a window that begins at (h, w).
-template <typename I> __device__ __forceinline__ I place(const Window& p, int h, int w, int i, int j) {
-  if constexpr (sizeof(I) == 1) return I(i * p.kw + j);
-  else return I(h + i * p.dh) * p.W + (w + j * p.dw);
-}
+// What a place is computed in: planes are less than 2^31 elements where K is known.
+template <typename I, int K> struct PlaceOf { using type = int; };
+template <> struct PlaceOf<long long, 0> { using type = long long; };
+template <typename I, int K> using place_t = typename PlaceOf<I, K>::type;
 
-// The maxima of N planes side by side over a window. load(h, w) gives their elements there, several of them under way.
-// K is kh = kw where that is known: taps outside repeat the nearest inside, which changes nothing.
-template <typename I, int K, int N, typename T, typename F>
-__device__ __forceinline__ void window_max(const Window& p, const Taps& down, const Taps& across, F load, Vec<T, N>& y,
-                                           I (&argmax)[N]) {
+// The maxima of N planes side by side, and where they are.
+template <typename A, typename P, int N> struct Best {
+  A value[N];
+  P at[N];
+
+  __device__ __forceinline__ void offer(int n, A other, P there) {
+    const bool wins = other > value[n] || other != other;
+    value[n] = wins ? other : value[n];
+    at[n] = wins ? there : at[n];
+  }
+  __device__ __forceinline__ void fold(const Best& below) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) offer(n, below.value[n], below.at[n]);
+  }
+};
+
+// The maxima of N planes side by side, first <= oh < last of column ow. load(h, w, j) gives their elements at column w + j.
+// Where windows overlap, taps outside repeat the nearest inside, which changes nothing, and places are counted from the
+// plane's first element until the end: they serve several windows.
+template <int K, int S, typename T, typename I, int N, typename Load, typename Store>
+__device__ __forceinline__ void maxima_down(const Window& p, int first, int last, int ow, Load load, Store store) {
   using A = acc_t<T>;
-  constexpr int U = K ? K : 3;
-  A best[N];
-  int best_i[N], best_j[N];
+  using P = place_t<I, K>;
+  constexpr bool BYTE = sizeof(I) == 1, SHARED = K > 0 && !kInside<K, S>, TAPS = BYTE && !SHARED;
+  const int pitch = BYTE ? p.kw : p.W;  // from one row's places to the next
+  const Taps taps = Taps::across(p, ow);
+  const auto row = [&](int h, int i, bool any) {
+    h = SHARED ? min(max(h, 0), p.H - 1) : h;
+    const P before = P(TAPS ? i : h) * pitch;
+    Best<A, P, N> best;
+    if constexpr (K == 0) {
 #pragma unroll
-  for (int n = 0; n < N; ++n) best[n] = -infinity<A>(), best_i[n] = down.first, best_j[n] = across.first;
-  const bool any = down.any() && across.any();
-  const int begin_i = K ? 0 : down.first, end_i = !any ? 0 : K ? K : down.last + 1;
-  const int begin_j = K ? 0 : across.first, end_j = K ? K : across.last + 1;
-#pragma unroll(K ? K : 1)
-  for (int row = begin_i; row < end_i; ++row) {
-    const int i = down.clamp(row), h = down.start + i * p.dh;
-#pragma unroll(K ? K : 1)
-    for (int column = begin_j; column < end_j; column += U) {
-      Vec<T, N> x[U];
-#pragma unroll
-      for (int u = 0; u < U; ++u) x[u] = load(h, across.start + across.clamp(column + u) * p.dw);
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-#pragma unroll
-        for (int n = 0; n < N; ++n) {
-          const A value = to_acc(x[u].data[n]);
-          const bool wins = value > best[n] || value != value;
-          best[n] = wins ? value : best[n];
-          best_i[n] = wins ? i : best_i[n];
-          best_j[n] = wins ? column + u : best_j[n];
-        }
+      for (int n = 0; n < N; ++n) {
+        best.value[n] = -infinity<A>(), best.at[n] = TAPS ? taps.first : taps.start + taps.first * p.dw;
       }
     }
-  }
+#pragma unroll(K ? K : 3)
+    for (int j = K ? 0 : taps.first; j < (K ? K : any ? taps.last + 1 : 0); ++j) {
+      const int w = SHARED ? min(max(taps.start + j, 0), p.W - 1) : taps.start + j * p.dw;
+      const Vec<T, N> x = kInside<K, S> ? load(h, taps.start, j) : load(h, w, 0);
 #pragma unroll
-  for (int n = 0; n < N; ++n) {
-    y.data[n] = from_acc<T>(best[n]);
-    argmax[n] = place<I>(p, down.start, across.start, best_i[n], any ? across.clamp(best_j[n]) : best_j[n]);
-  }
+      for (int n = 0; n < N; ++n) {
+        const A value = to_acc(x.data[n]);
+        if (K && j == 0) best.value[n] = value, best.at[n] = TAPS ? j : w;
+        else best.offer(n, value, TAPS ? j : w);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) best.at[n] += before;
+    return best;
+  };
+  windows_down<K, S, kRowsAtOnce<N>>(p, first, last, row, [&](int oh, const Best<A, P, N>& best) {
+    const int base = SHARED && BYTE ? (oh * S - p.ph) * K + taps.start : 0;
+    Vec<T, N> y;
+    I argmax[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n) y.data[n] = from_acc<T>(best.value[n]), argmax[n] = I(best.at[n] - base);
+    store(oh, y, argmax);
+  });
+}
+
+// Gradients of N outputs side by side, and where their maxima are.
+template <typename T, typename P, int N> struct Chosen {
+  Vec<T, N> grad;
+  P at[N];
+};
+
+// The gradients of N elements: of one window each, or sums.
+template <bool ONE, typename T> struct Summed { using type = acc_t<T>; };
+template <typename T> struct Summed<true, T> { using type = T; };
+template <typename A, int N> struct Sums { A data[N]; };
+
+// The gradients of N planes side by side, of a column of tiles. load(oh, ow, chosen) gives those of the outputs.
+template <int K, int S, typename T, typename I, int N, typename Load, typename Store>
+__device__ __forceinline__ void gradients_down(const Window& p, const Divisor& sh, const Divisor& sw, int first,
+                                               int last, int column, Load load, Store store) {
+  constexpr bool ONE = kInside<K, S>;
+  using P = place_t<I, K>;
+  using All = Sums<typename Summed<ONE, T>::type, N>;
+  const auto get = [&](bool there, int oh, int ow, int) {
+    Chosen<T, P, N> chosen = {};
+#pragma unroll
+    for (int n = 0; n < N; ++n) chosen.at[n] = -1;
+    if (there) load(oh, ow, chosen);
+    return chosen;
+  };
+  const auto add = [&](All& sum, const Chosen<T, P, N>& chosen, int i, int j, int h, int w, bool first) {
+    const P here = sizeof(I) == 1 ? P(i * (K ? K : p.kw) + j) : P(h) * p.W + w;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const bool here_too = chosen.at[n] == here;
+      if constexpr (ONE) {
+        if (here_too) sum.data[n] = chosen.grad.data[n];
+      } else {
+        const acc_t<T> grad = here_too ? to_acc(chosen.grad.data[n]) : acc_t<T>(0);
+        sum.data[n] = first ? grad : sum.data[n] + grad;
+      }
+    }
+  };
+  tiles_down<K, S, kRowsAtOnce<N>, All>(p, sh, sw, first, last, column, get, add, [&](int h, int w, const All& sum) {
+    Vec<T, N> rounded;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if constexpr (ONE) rounded.data[n] = sum.data[n];
+      else rounded.data[n] = from_acc<T>(sum.data[n]);
+    }
+    store(h, w, rounded);
+  });
 }
 
 // --- contiguous planes ---
 
-// Grid: the bands of rows of outputs. Block: any. Each thread owns outputs, neighbours on neighbouring threads. Shared
-// memory: the rows of x that the band reads, if they fit.
-template <typename T, typename I, int K>
+// Grid: the bands of rows of outputs. Block: any. Each thread owns strips of columns, neighbours on neighbouring threads.
+// Shared memory: the rows of x that the band reads; without K only if they fit.
+template <typename T, typename I, int K, int S>
 __global__ void __launch_bounds__(256)
-    max_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, Window p, Bands b) {
+    max_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, Window geometry, Bands b) {
   extern __shared__ uint4 shared[];
+  const Window p = geometry.known<K, S, true>();
   const Band band(b, p.OH);
-  const int first = max(band.first * p.sh - p.ph, 0);
-  const T* run = x + (band.plane * p.H + first) * p.W;
-  const T* held = reinterpret_cast<const T*>(shared) + lead_of(run);
-  if (b.shared) {
-    const int planes = b.count > 1 ? 1 : band.last / p.OH;
-    const int last = b.count > 1 ? min((band.last - 1) * p.sh - p.ph + (p.kh - 1) * p.dh + 1, p.H) : p.H;
-    fetch_run(reinterpret_cast<T*>(shared), run, ((planes - 1) * p.H + last - first) * p.W);
-  }
-  const long long start = (band.plane * p.OH + band.first) * p.OW;
-  const int count = (band.last - band.first) * p.OW;
-  for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    const Output at(b, band.first, i);
-    const Taps down = Taps::down(p, at.oh), across = Taps::across(p, at.ow);
-    const int above = at.plane * p.H - first;
-    Vec<T, 1> best;
-    I which[1];
-    if (b.shared) {
-      const auto load = [&](int h, int w) { return Vec<T, 1>{held[(above + h) * p.W + w]}; };
-      window_max<I, K>(p, down, across, load, best, which);
-    } else {
-      const auto load = [&](int h, int w) { return Vec<T, 1>{run[(long long)(above + h) * p.W + w]}; };
-      window_max<I, 0>(p, down, across, load, best, which);
-    }
-    y[start + i] = best.data[0];
-    argmax[start + i] = which[0];
-  }
+  const int top = max(band.first * p.sh - p.ph, 0);
+  const int bottom = min((band.last - 1) * p.sh - p.ph + (p.kh - 1) * p.dh + 1, p.H);
+  const T* run = x + (band.plane * p.H + top) * p.W;
+  y += (band.plane * p.OH + band.first) * p.OW, argmax += (band.plane * p.OH + band.first) * p.OW;
+  const auto work = [&](const T* rows, T* maxima, I* places) {
+    band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
+      const T* from = rows + (offset_t<K>(plane) * p.H - top) * p.W;
+      auto to = (offset_t<K>(plane) * p.OH + first - band.first) * p.OW + ow;
+      maxima_down<K, S, T, I, 1>(
+          p, first, last, ow, [&](int h, int w, int j) { return Vec<T, 1>{(from + w + offset_t<K>(h) * p.W)[j]}; },
+          [&](int, Vec<T, 1> best, const I(&at)[1]) {
+            maxima[to] = best.data[0], places[to] = at[0];
+            to += p.OW;
+          });
+    });
+  };
+  if (K == 0 && !b.shared) return work(run, y, argmax);
+  uint4* room = shared;
+  const T* held = fetch_run(room, run, ((band.planes - 1) * p.H + bottom - top) * p.W);
+  wait_for_runs();
+  work(held, y, argmax);
 }
 
-// Where in its plane the maximum of a window is, or -1 if the window is empty.
-template <typename I> __device__ __forceinline__ int position(const Window& p, const Divisor& kw, int oh, int ow,
-                                                              I kept) {
-  const Taps down = Taps::down(p, oh), across = Taps::across(p, ow);
-  if (!down.any() || !across.any()) return -1;
-  if constexpr (sizeof(I) > 1) return int(kept);
-  const int i = kw.divide(int(kept)), j = int(kept) - i * p.kw;
-  return (down.start + i * p.dh) * p.W + across.start + j * p.dw;
-}
-
-// Grid: the bands of rows of grad_x. Block: any. Each thread owns kWindows windows at a time that reach the band. Those
-// that are less than `phases` apart (a power of two each way) may meet: they add one after the other. Shared memory: the
-// band, in acc_t<T>.
-constexpr int kWindows = 4;
-template <typename T, typename I>
+// Grid: the bands of rows of tiles of grad_x. Block, threads: as above, of tiles. Shared memory: the rows of grad_y and
+// argmax that may lie in the band, and the band; without K only if they fit.
+template <typename T, typename I, int K, int S>
 __global__ void __launch_bounds__(256)
-    max_pool2d_bwd(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x, Window p,
-                   Bands b, Divisor kw, int phases_h, int phases_w) {
-  using A = acc_t<T>;
+    max_pool2d_bwd(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x, Window geometry,
+                   Bands b, Divisor sh, Divisor sw) {
   extern __shared__ uint4 shared[];
-  const Band band(b, p.H);
-  T* run = grad_x + (band.plane * p.H + band.first) * p.W;
-  const int count = (band.last - band.first) * p.W, lead = lead_of(run);
-  A* sums = reinterpret_cast<A*>(shared) + lead;
-  for (int i = threadIdx.x; i < int((lead + count) * sizeof(A) + 15) / 16; i += blockDim.x) {
-    shared[i] = make_uint4(0, 0, 0, 0);
-  }
-  const int planes = b.count > 1 ? 1 : band.last / p.H, bottom = b.count > 1 ? band.last - 1 : p.H - 1;
-  const int reach = band.first + p.ph - (p.kh - 1) * p.dh;
-  const int first = reach <= 0 ? 0 : (reach + p.sh - 1) / p.sh, last = min(p.OH - 1, (bottom + p.ph) / p.sh);
-  const int windows = ((planes - 1) * p.OH + last - first + 1) * p.OW, phases = phases_h * phases_w;
-  const long long start = (band.plane * p.OH + first) * p.OW;
-  for (int begin = 0; begin < windows; begin += kWindows * blockDim.x) {
-    A grad[kWindows];
-    int at[kWindows], phase[kWindows];
-    I kept[kWindows];
-#pragma unroll
-    for (int u = 0; u < kWindows; ++u) {
-      const int i = begin + u * blockDim.x + threadIdx.x;
-      grad[u] = i < windows ? to_acc(grad_y[start + i]) : A(0);
-      kept[u] = i < windows ? argmax[start + i] : I(0);
-    }
-#pragma unroll
-    for (int u = 0; u < kWindows; ++u) {
-      const int i = begin + u * blockDim.x + threadIdx.x;
-      phase[u] = -1;
-      if (i >= windows) continue;
-      const Output from(b, first, i);
-      const int inside = position(p, kw, from.oh, from.ow, kept[u]);
-      at[u] = (from.plane * p.H - band.first) * p.W + inside;
-      if (inside < 0 || at[u] < 0 || at[u] >= count) continue;
-      phase[u] = (from.oh & (phases_h - 1)) * phases_w + (from.ow & (phases_w - 1));
-    }
-    for (int now = 0; now < phases; ++now) {
-      __syncthreads();
-#pragma unroll
-      for (int u = 0; u < kWindows; ++u) {
-        if (phase[u] == now) sums[at[u]] += grad[u];
-      }
-    }
-  }
+  const Window p = geometry.known<K, S, true>();
+  const Tiles<K, S> tiles(p);
+  const Band band(b, tiles.rows);
+  const Extent<K, S> extent(p, sh, band.first, band.last);
+  const long long begin = (band.plane * p.OH + extent.begin) * p.OW;
+  T* result = grad_x + (band.plane * p.H + extent.top) * p.W;
+  const auto work = [&](const T* grads, const I* places, T* sums) {
+    band.each_strip(b, tiles.columns, [&](int plane, int first, int last, int column) {
+      const offset_t<K> from = (offset_t<K>(plane) * p.OH - extent.begin) * p.OW,
+                        to = (offset_t<K>(plane) * p.H - extent.top) * p.W;
+      gradients_down<K, S, T, I, 1>(
+          p, sh, sw, first, last, column,
+          [&](int oh, int ow, Chosen<T, place_t<I, K>, 1>& chosen) {
+            chosen.grad.data[0] = grads[from + offset_t<K>(oh) * p.OW + ow];
+            chosen.at[0] = places[from + offset_t<K>(oh) * p.OW + ow];
+          },
+          [&](int h, int w, Vec<T, 1> sum) { sums[to + offset_t<K>(h) * p.W + w] = sum.data[0]; });
+    });
+  };
+  if (K == 0 && !b.shared) return work(grad_y + begin, argmax + begin, result);
+  uint4* room = shared;
+  const int windows = max((band.planes - 1) * p.OH + extent.end - extent.begin, 0) * p.OW;
+  const T* grads = fetch_run(room, grad_y + begin, windows);
+  const I* places = fetch_run(room, argmax + begin, windows);
+  const int count = ((band.planes - 1) * p.H + extent.bottom - extent.top) * p.W;
+  T* sums = take_room(room, result, count);
+  wait_for_runs();
+  work(grads, places, sums);
   __syncthreads();
-  store_run(run, reinterpret_cast<const A*>(shared), count);
-}
-
-// Calls f(output element, its argmax if it were at (h, w)) for the windows that cover (h, w), in order.
-template <typename I, typename F> __device__ __forceinline__ void covering_windows(const Window& p, int h, int w, F f) {
-  const int h_end = h + p.ph, w_end = w + p.pw;
-  const int oh_first = max(0, (h_end - (p.kh - 1) * p.dh + p.sh - 1) / p.sh), oh_last = min(p.OH - 1, h_end / p.sh);
-  const int ow_first = max(0, (w_end - (p.kw - 1) * p.dw + p.sw - 1) / p.sw), ow_last = min(p.OW - 1, w_end / p.sw);
-  for (int oh = oh_first; oh <= oh_last; ++oh) {
-    const int rows = h_end - oh * p.sh;
-    if (p.dh != 1 && rows % p.dh != 0) continue;
-    for (int ow = ow_first; ow <= ow_last; ++ow) {
-      const int columns = w_end - ow * p.sw;
-      if (p.dw != 1 && columns % p.dw != 0) continue;
-      f((long long)oh * p.OW + ow, place<I>(p, oh * p.sh - p.ph, ow * p.sw - p.pw, rows / p.dh, columns / p.dw));
-    }
-  }
-}
-
-// Where no band fits, or too many windows meet. Grid: ceil(planes * H * W / blockDim.x), one dimension. Each thread owns
-// an element of grad_x, summed in acc_t<T>.
-template <typename T, typename I>
-__global__ void max_pool2d_bwd_gather(const T* __restrict__ grad_y, const I* __restrict__ argmax,
-                                      T* __restrict__ grad_x, long long inputs, Window p, Cells cells) {
-  const long long input = global_thread();
-  if (input >= inputs) return;
-  const Cell at(cells, input, 1);
-  const long long plane = at.image * p.OH * p.OW;
-  acc_t<T> sum = 0;
-  covering_windows<I>(p, at.h, at.w, [&](long long output, I here) {
-    if (argmax[plane + output] == here) sum += to_acc(grad_y[plane + output]);
-  });
-  grad_x[input] = from_acc<T>(sum);
+  store_run(result, sums, count);
 }
 
 // --- channels last ---
@@ -202,132 +206,57 @@ __global__ void max_pool2d_bwd_gather(const T* __restrict__ grad_y, const I* __r
 // Of V places, how many one access takes.
 template <typename I, int V> constexpr int kPlaces = V * sizeof(I) > 16 ? 16 / sizeof(I) : V;
 
-// Grid: ceil(N * OH * OW * C / V / blockDim.x), one dimension. Each thread owns V channels of an output, side by side:
-// 16 bytes of them with VECTORS, when V divides C, else one.
-template <typename T, typename I, bool VECTORS>
+// Grid: any number of threads that is N * strips * OW * C / V or more. Each thread owns V channels of a strip of outputs,
+// side by side: 16 bytes of them with VECTORS, when C and the addresses allow it, else one.
+template <typename T, typename I, int K, int S, bool VECTORS>
 __global__ void __launch_bounds__(256)
     max_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, long long threads, int C,
-                        Window p, Cells cells) {
-  constexpr int V = VECTORS ? kVecWidth<T> : 1;
-  const long long thread = global_thread();
-  if (thread >= threads) return;
-  const Cell at(cells, thread, V);
-  const T* image = x + at.image * p.H * p.W * C + at.c;
-  Vec<T, V> best;
-  I which[V];
-  const auto load = [&](int h, int w) { return read<T, V>(image + ((long long)h * p.W + w) * C); };
-  window_max<I, 0>(p, Taps::down(p, at.h), Taps::across(p, at.w), load, best, which);
-  store_vec<T, V>(y + thread * V, best);
-  constexpr int P = kPlaces<I, V>;
+                        Window geometry, Cells cells) {
+  constexpr int V = VECTORS ? kVecWidth<T> : 1, P = kPlaces<I, V>;
+  if (global_thread() >= threads) return;
+  const Window p = geometry.known<K, S, true>();
+  const Cell at(cells, global_thread(), V, p.OH);
+  x += at.image * p.H * p.W * C + at.c;
+  const long long to = ((at.image * p.OH + at.first) * p.OW + at.column) * C + at.c;
+  y += to, argmax += to;
+  maxima_down<K, S, T, I, V>(
+      p, at.first, at.last, at.column,
+      [&](int h, int w, int j) { return load_vec<T, V>(x + offset_t<K>(w) * C + offset_t<K>(h) * p.W * C + j * C); },
+      [&](int, Vec<T, V> best, const I(&which)[V]) {
+        store_vec<T, V>(y, best);
 #pragma unroll
-  for (int first = 0; first < V; first += P) {
-    Vec<I, P> places;
+        for (int first = 0; first < V; first += P) {
+          Vec<I, P> places;
 #pragma unroll
-    for (int v = 0; v < P; ++v) places.data[v] = which[first + v];
-    store_vec<I, P>(argmax + thread * V + first, places);
-  }
+          for (int v = 0; v < P; ++v) places.data[v] = which[first + v];
+          store_vec<I, P>(argmax + first, places);
+        }
+        y += (long long)p.OW * C, argmax += (long long)p.OW * C;
+      });
 }
 
-// Grid: ceil(N * H * W * C / V / blockDim.x), one dimension. Each thread owns V channels of an element of grad_x, as
-// above. The windows that cover it are read two by two, all four under way.
-template <typename T, typename I, bool VECTORS>
+// Grid, threads: as above, of the tiles of grad_x.
+template <typename T, typename I, int K, int S, bool VECTORS>
 __global__ void __launch_bounds__(256)
     max_pool2d_bwd_last(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x,
-                        long long threads, int C, Window p, Cells cells) {
-  constexpr int V = VECTORS ? kVecWidth<T> : 1;
-  constexpr int P = kPlaces<I, V>;
-  const long long thread = global_thread();
-  if (thread >= threads) return;
-  const Cell at(cells, thread, V);
-  const long long image = at.image * p.OH * p.OW;
-  const Covering down(at.h, p.ph, (p.kh - 1) * p.dh + 1, p.OH, cells.sh);
-  const Covering across(at.w, p.pw, (p.kw - 1) * p.dw + 1, p.OW, cells.sw);
-  acc_t<T> sum[V] = {};
-  for (int row = down.first; row <= down.last; row += 2) {
-    for (int column = across.first; column <= across.last; column += 2) {
-      Vec<T, V> grad[4];
-      Vec<I, P> which[4][V / P];
-      I here[4];
-      bool there[4];
+                        long long threads, int C, Window geometry, Cells cells, Divisor sh, Divisor sw) {
+  constexpr int V = VECTORS ? kVecWidth<T> : 1, P = kPlaces<I, V>;
+  if (global_thread() >= threads) return;
+  const Window p = geometry.known<K, S, true>();
+  const Cell at(cells, global_thread(), V, Tiles<K, S>(p).rows);
+  grad_y += at.image * p.OH * p.OW * C + at.c, argmax += at.image * p.OH * p.OW * C + at.c;
+  grad_x += at.image * p.H * p.W * C + at.c;
+  gradients_down<K, S, T, I, V>(
+      p, sh, sw, at.first, at.last, at.column,
+      [&](int oh, int ow, Chosen<T, place_t<I, K>, V>& chosen) {
+        const auto from = (offset_t<K>(oh) * p.OW + ow) * C;
+        chosen.grad = load_vec<T, V>(grad_y + from);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int oh = row + k / 2, ow = column + k % 2, h0 = oh * p.sh - p.ph, w0 = ow * p.sw - p.pw;
-        const int i = p.dh == 1 ? at.h - h0 : (at.h - h0) / p.dh, j = p.dw == 1 ? at.w - w0 : (at.w - w0) / p.dw;
-        there[k] = oh <= down.last && ow <= across.last && h0 + i * p.dh == at.h && w0 + j * p.dw == at.w;
-        here[k] = place<I>(p, h0, w0, i, j);
-        if (!there[k]) continue;
-        const long long from = (image + (long long)oh * p.OW + ow) * C + at.c;
-        grad[k] = read<T, V>(grad_y + from);
+        for (int first = 0; first < V; first += P) {
+          const Vec<I, P> places = load_vec<I, P>(argmax + from + first);
 #pragma unroll
-        for (int part = 0; part < V / P; ++part) which[k][part] = read<I, P>(argmax + from + part * P);
-      }
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (!there[k]) continue;
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          if (which[k][v / P].data[v % P] == here[k]) sum[v] += to_acc(grad[k].data[v]);
+          for (int v = 0; v < P; ++v) chosen.at[first + v] = places.data[v];
         }
-      }
-    }
-  }
-  Vec<T, V> result;
-#pragma unroll
-  for (int v = 0; v < V; ++v) result.data[v] = from_acc<T>(sum[v]);
-  store_vec<T, V>(grad_x + thread * V, result);
-}
-
-// --- 2 x 2 windows that tile contiguous planes: the most common pooling, with every access a vector ---
-
-// Grid: ceil(rows * groups / blockDim.x), one dimension; rows = planes * OH, groups.divisor = W / kVecWidth<T>. Each thread
-// owns 16 bytes of two rows of x and the outputs of that.
-template <typename T>
-__global__ void max_pool2d_fwd_2x2(const T* __restrict__ x, T* __restrict__ y, unsigned char* __restrict__ argmax,
-                                   long long rows, Divisor groups) {
-  constexpr int W = kVecWidth<T>;
-  int group;
-  const long long thread = global_thread(), row = divide(thread, groups, group);
-  if (row >= rows) return;
-  const T* at = x + (2 * row * groups.divisor + group) * W;
-  const Vec<T, W> upper = read<T, W>(at), lower = read<T, W>(at + groups.divisor * W);
-  Vec<T, W / 2> best;
-  Vec<unsigned char, W / 2> which;
-#pragma unroll
-  for (int n = 0; n < W / 2; ++n) {
-    const T taps[4] = {upper.data[2 * n], upper.data[2 * n + 1], lower.data[2 * n], lower.data[2 * n + 1]};
-    acc_t<T> max = -infinity<acc_t<T>>();
-    int place = 0;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const acc_t<T> value = to_acc(taps[k]);
-      const bool wins = value > max || value != value;
-      max = wins ? value : max;
-      place = wins ? k : place;
-    }
-    best.data[n] = from_acc<T>(max);
-    which.data[n] = place;
-  }
-  store_vec<T, W / 2>(y + thread * (W / 2), best);
-  store_vec<unsigned char, W / 2>(argmax + thread * (W / 2), which);
-}
-
-// Grid, threads: as above, of grad_x.
-template <typename T>
-__global__ void max_pool2d_bwd_2x2(const T* __restrict__ grad_y, const unsigned char* __restrict__ argmax,
-                                   T* __restrict__ grad_x, long long rows, Divisor groups) {
-  constexpr int W = kVecWidth<T>;
-  int group;
-  const long long thread = global_thread(), row = divide(thread, groups, group);
-  if (row >= rows) return;
-  const Vec<T, W / 2> grad = read<T, W / 2>(grad_y + thread * (W / 2));
-  const Vec<unsigned char, W / 2> which = read<unsigned char, W / 2>(argmax + thread * (W / 2));
-  Vec<T, W> upper, lower;
-#pragma unroll
-  for (int n = 0; n < W; ++n) {
-    upper.data[n] = which.data[n / 2] == n % 2 ? grad.data[n / 2] : from_acc<T>(0);
-    lower.data[n] = which.data[n / 2] == 2 + n % 2 ? grad.data[n / 2] : from_acc<T>(0);
-  }
-  T* at = grad_x + (2 * row * groups.divisor + group) * W;
-  store_vec<T, W>(at, upper);
-  store_vec<T, W>(at + groups.divisor * W, lower);
+      },
+      [&](int h, int w, Vec<T, V> sum) { store_vec<T, V>(grad_x + (offset_t<K>(h) * p.W + w) * C, sum); });
 }

@@ -429,7 +429,7 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.max_pool2d, m(2, 5, 31, 13), (5, 3), (2, 3), (2, 1), {"ceil_mode": True}),
         lambda m: (cupyops.max_pool2d, m(2, 5, 4), (2, 3), {"stride": (2, 1), "padding": (0, 1), "dilation": (3, 1)}),
         lambda m: (cupyops.max_pool2d, m(3, 2, 9, 8), 3, 1, 1),
-        lambda m: (cupyops.max_pool2d, m(1, 2, 6, 7), 5, 1, 2),  # too many windows meet
+        lambda m: (cupyops.max_pool2d, m(1, 2, 6, 7), 5, 1, 2),  # many windows to an element
         lambda m: (cupyops.max_pool2d, m(1, 2, 6, 7), 5, 1, 2, {"return_indices": True}),
         *[
             lambda m, window=window: (cupyops.max_pool2d, m(1, 2, 9, 8), window, 1, 1, {"return_indices": True})

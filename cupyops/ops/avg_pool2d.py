@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,18 +12,33 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import check
-from ..common.window import BLOCK, cells, fwd_bands, gather_bands, is_channels_last, output_size, planes
+from ..common.window import (
+    BLOCK,
+    SHAPES,
+    aligned,
+    bwd_bands,
+    cells,
+    fwd_bands,
+    is_channels_last,
+    output_size,
+    planes,
+    steps,
+    whole_planes,
+)
 from ..common.window import window as arguments
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from ..operator import operator
 
-avg_pool2d_fwd = Kernel("avg_pool2d.cu", "avg_pool2d_fwd<T>", T=FLOATING)
-avg_pool2d_bwd = Kernel("avg_pool2d.cu", "avg_pool2d_bwd<T>", T=FLOATING)
-avg_pool2d_fwd_last = Kernel("avg_pool2d.cu", "avg_pool2d_fwd_last<T, VECTORS>", T=FLOATING, VECTORS=(False, True))
-avg_pool2d_bwd_last = Kernel("avg_pool2d.cu", "avg_pool2d_bwd_last<T, VECTORS>", T=FLOATING, VECTORS=(False, True))
-
-SUM_BYTES = {torch.float16: 4, torch.bfloat16: 4, torch.float32: 4, torch.float64: 8}
+DOMAIN: dict[str, Any] = dict(T=FLOATING, K=(0, 2, 3), S=(0, 1, 2), where=lambda K, S, **_: (K, S) in SHAPES)
+VECTORS = (False, True)
+PACKS = 2  # of 16 bytes, to a thread of avg_pool2d_bwd_whole
+avg_pool2d_fwd = Kernel("avg_pool2d.cu", "avg_pool2d_fwd<T, K, S>", **DOMAIN)
+avg_pool2d_bwd = Kernel("avg_pool2d.cu", "avg_pool2d_bwd<T, K, S>", **DOMAIN)
+avg_pool2d_fwd_last = Kernel("avg_pool2d.cu", "avg_pool2d_fwd_last<T, K, S, VECTORS>", VECTORS=VECTORS, **DOMAIN)
+avg_pool2d_bwd_last = Kernel("avg_pool2d.cu", "avg_pool2d_bwd_last<T, K, S, VECTORS>", VECTORS=VECTORS, **DOMAIN)
+avg_pool2d_fwd_whole = Kernel("avg_pool2d.cu", "avg_pool2d_fwd_whole<T>", T=FLOATING)
+avg_pool2d_bwd_whole = Kernel("avg_pool2d.cu", "avg_pool2d_bwd_whole<T>", T=FLOATING)
 
 
 @operator("cupyops::avg_pool2d")
@@ -47,17 +63,20 @@ def _(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_ove
     y = torch.empty((*x.shape[:-2], *out), dtype=x.dtype, device=x.device, memory_format=layout)
     if is_dry(y) or y.numel() == 0:
         return y, ()
-    geometry, averaging = (
-        (*size, *out, *kernel_size, *stride, *padding, 1, 1),
-        _averaging(divisor_override, count_include_pad),
-    )
+    geometry = (*size, *out, *kernel_size, *stride, *padding, 1, 1)
+    averaging, itemsize = _averaging(divisor_override, count_include_pad), x.element_size()
     if layout is torch.channels_last:
-        wide, threads, structs = _cells(y, x.shape[1], geometry, False)
-        grid = ceil_div(threads, BLOCK)
-        avg_pool2d_fwd_last[grid, BLOCK](x, y, threads, x.shape[1], *structs, averaging, T=x.dtype, VECTORS=wide)
+        c = cells(*x.shape[:2], geometry, itemsize, aligned(x), False)
+        avg_pool2d_fwd_last[c.grid, BLOCK](
+            x, y, c.threads, x.shape[1], c.window, c.cells, averaging, T=x.dtype, **c.shape
+        )
+    elif _whole(geometry):
+        w = whole_planes(y.numel(), size[0] * size[1], itemsize)
+        d = divisor_override or w.size
+        avg_pool2d_fwd_whole[w.grid, BLOCK, w.shared](x, y, y.numel(), w.size, d, w.each, w.lanes, w.fits, T=x.dtype)
     else:
-        bands = fwd_bands(y.numel() // (out[0] * out[1]), geometry, x.element_size())
-        avg_pool2d_fwd[bands.grid, BLOCK, bands.shared](x, y, bands.window, bands.bands, averaging, T=x.dtype)
+        b = fwd_bands(y.numel() // (out[0] * out[1]), geometry, itemsize)
+        avg_pool2d_fwd[b.grid, b.block, b.shared](x, y, b.window, b.bands, averaging, T=x.dtype, **b.shape)
     return y, ()
 
 
@@ -70,14 +89,21 @@ def _(saved, grad_y, kernel_size, stride, padding, count_include_pad, divisor_ov
         return grad_x
     geometry = (*size, *grad_y.shape[-2:], *kernel_size, *stride, *padding, 1, 1)
     averaging = _averaging(divisor_override, count_include_pad)
+    itemsize = grad_x.element_size()
     if layout is torch.channels_last:
-        wide, threads, structs = _cells(grad_x, shape[1], geometry, True)
-        grid = ceil_div(threads, BLOCK)
-        avg_pool2d_bwd_last[grid, BLOCK](grad_y, grad_x, threads, shape[1], *structs, averaging, T=dtype, VECTORS=wide)
+        c = cells(*shape[:2], geometry, itemsize, aligned(grad_y), True)
+        avg_pool2d_bwd_last[c.grid, BLOCK](
+            grad_y, grad_x, c.threads, shape[1], c.window, c.cells, *steps(geometry), averaging, T=dtype, **c.shape
+        )
+    elif _whole(geometry):
+        w = whole_planes(grad_y.numel(), size[0] * size[1], itemsize)
+        count, d = grad_x.numel(), divisor_override or w.size
+        grid = ceil_div(count, PACKS * 16 // itemsize * BLOCK)
+        avg_pool2d_bwd_whole[grid, BLOCK](grad_y, grad_x, count, w.divisor, d, T=dtype)
     else:
-        bands, windows, steps = gather_bands(grad_x.numel() // (size[0] * size[1]), geometry, SUM_BYTES[dtype])
-        avg_pool2d_bwd[bands.grid, BLOCK, bands.shared](
-            grad_y, grad_x, bands.window, bands.bands, windows, *steps, averaging, T=dtype
+        b = bwd_bands(grad_x.numel() // (size[0] * size[1]), geometry, itemsize)
+        avg_pool2d_bwd[b.grid, b.block, b.shared](
+            grad_y, grad_x, b.window, b.bands, *steps(geometry), averaging, T=dtype, **b.shape
         )
     return grad_x
 
@@ -135,11 +161,6 @@ def _averaging(divisor_override: int | None, count_include_pad: bool) -> np.ndar
     return np.array([divisor_override or 0, count_include_pad], dtype=np.int64)
 
 
-def _cells(
-    result: Tensor, channels: int, geometry: tuple[int, ...], backward: bool
-) -> tuple[bool, int, tuple[np.ndarray, np.ndarray]]:
-    """Whether threads own 16 bytes of channels, how many threads, and `struct Window` and `struct Cells`."""
-    vector = 16 // result.element_size()
-    wide = channels % vector == 0
-    vector = vector if wide else 1
-    return wide, result.numel() // vector, cells(channels, geometry, vector, backward)
+def _whole(geometry: tuple[int, ...]) -> bool:
+    """Whether there is one window, all of its plane, which has 16 elements or more."""
+    return geometry[:2] == geometry[4:6] and geometry[8:10] == (0, 0) and 16 <= geometry[0] * geometry[1] < 1 << 31

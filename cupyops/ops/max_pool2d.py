@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..common.gemm import divisor
-from ..common.window import BLOCK, bwd_bands, cells, fwd_bands, is_channels_last, output_size, planes
+from ..common.window import (
+    BLOCK,
+    SHAPES,
+    aligned,
+    bwd_bands,
+    cells,
+    fwd_bands,
+    is_channels_last,
+    output_size,
+    planes,
+    steps,
+)
 from ..common.window import window as arguments
-from ..kernel import FLOATING, Kernel, ceil_div
+from ..kernel import FLOATING, Kernel
 from ..layout import is_dry
 from ..operator import operator
 
 PLACES = (torch.uint8, torch.int64)  # i * kw + j, h * W + w
-max_pool2d_fwd = Kernel("max_pool2d.cu", "max_pool2d_fwd<T, I, K>", T=FLOATING, I=PLACES, K=(0, 2, 3))
-max_pool2d_fwd_last = Kernel(
-    "max_pool2d.cu", "max_pool2d_fwd_last<T, I, VECTORS>", T=FLOATING, I=PLACES, VECTORS=(False, True)
-)
-max_pool2d_fwd_2x2 = Kernel("max_pool2d.cu", "max_pool2d_fwd_2x2<T>", T=FLOATING)
-max_pool2d_bwd = Kernel("max_pool2d.cu", "max_pool2d_bwd<T, I>", T=FLOATING, I=PLACES)
-max_pool2d_bwd_gather = Kernel("max_pool2d.cu", "max_pool2d_bwd_gather<T, I>", T=FLOATING, I=PLACES)
-max_pool2d_bwd_last = Kernel(
-    "max_pool2d.cu", "max_pool2d_bwd_last<T, I, VECTORS>", T=FLOATING, I=PLACES, VECTORS=(False, True)
-)
-max_pool2d_bwd_2x2 = Kernel("max_pool2d.cu", "max_pool2d_bwd_2x2<T>", T=FLOATING)
+DOMAIN: dict[str, Any] = dict(T=FLOATING, I=PLACES, K=(0, 2, 3), S=(0, 1, 2), where=lambda K, S, **_: (K, S) in SHAPES)
+VECTORS = (False, True)
+max_pool2d_fwd = Kernel("max_pool2d.cu", "max_pool2d_fwd<T, I, K, S>", **DOMAIN)
+max_pool2d_bwd = Kernel("max_pool2d.cu", "max_pool2d_bwd<T, I, K, S>", **DOMAIN)
+max_pool2d_fwd_last = Kernel("max_pool2d.cu", "max_pool2d_fwd_last<T, I, K, S, VECTORS>", VECTORS=VECTORS, **DOMAIN)
+max_pool2d_bwd_last = Kernel("max_pool2d.cu", "max_pool2d_bwd_last<T, I, K, S, VECTORS>", VECTORS=VECTORS, **DOMAIN)
 
 Window = tuple[list[int], ...]  # kernel, stride, padding, dilation
-TILING_2X2 = (2, 2, 2, 2, 0, 0, 1, 1)
-SUM_BYTES = {torch.float16: 4, torch.bfloat16: 4, torch.float32: 4, torch.float64: 8}
-MAX_PHASES = 16
 MAX_WINDOW = 256  # of which a byte holds the place
 
 
@@ -151,22 +151,14 @@ def _forward(x: Tensor, window: Window, ceil_mode: bool, places: torch.dtype) ->
     argmax = torch.empty_like(y, dtype=places)
     if is_dry(y) or y.numel() == 0:
         return y, argmax  # what would be launched depends on sizes that may be symbols
-    vector, geometry = 16 // x.element_size(), (*size, *out, *window[0], *window[1], *window[2], *window[3])
+    geometry = (*size, *out, *window[0], *window[1], *window[2], *window[3])
+    types, itemsize = dict(T=x.dtype, I=places), x.element_size()
     if layout is torch.channels_last:
-        wide = x.shape[1] % vector == 0
-        threads = y.numel() // (vector if wide else 1)
-        structs = cells(x.shape[1], geometry, vector if wide else 1, False)
-        grid = ceil_div(threads, BLOCK)
-        max_pool2d_fwd_last[grid, BLOCK](x, y, argmax, threads, x.shape[1], *structs, T=x.dtype, I=places, VECTORS=wide)
-    elif places is torch.uint8 and _tiles_2x2(geometry, vector):
-        grid = ceil_div(y.numel() // (vector // 2), BLOCK)
-        max_pool2d_fwd_2x2[grid, BLOCK](x, y, argmax, y.numel() // out[1], _divisor(size[1] // vector), T=x.dtype)
+        c = cells(*x.shape[:2], geometry, itemsize, aligned(x), False)
+        max_pool2d_fwd_last[c.grid, BLOCK](x, y, argmax, c.threads, x.shape[1], c.window, c.cells, **types, **c.shape)
     else:
-        known = 2 if window[0] == [2, 2] else 3 if window[0] == [3, 3] else 0
-        bands = fwd_bands(y.numel() // (out[0] * out[1]), geometry, x.element_size())
-        max_pool2d_fwd[bands.grid, BLOCK, bands.shared](
-            x, y, argmax, bands.window, bands.bands, T=x.dtype, I=places, K=known
-        )
+        b = fwd_bands(y.numel() // (out[0] * out[1]), geometry, itemsize)
+        max_pool2d_fwd[b.grid, b.block, b.shared](x, y, argmax, b.window, b.bands, **types, **b.shape)
     return y, argmax
 
 
@@ -177,47 +169,19 @@ def _backward(grad_y: Tensor, argmax: Tensor, window: Window, size: Sequence[int
     count = grad_x.numel()
     if is_dry(grad_x) or count == 0:
         return grad_x
-    vector, geometry = 16 // grad_y.element_size(), (*size, *out, *window[0], *window[1], *window[2], *window[3])
-    types: dict[str, Any] = dict(T=grad_y.dtype, I=argmax.dtype)
+    geometry = (*size, *out, *window[0], *window[1], *window[2], *window[3])
+    types, itemsize = dict(T=grad_y.dtype, I=argmax.dtype), grad_y.element_size()
     if layout is torch.channels_last:
-        wide = shape[1] % vector == 0
-        threads = count // (vector if wide else 1)
-        structs = cells(shape[1], geometry, vector if wide else 1, True)
-        grid = ceil_div(threads, BLOCK)
-        max_pool2d_bwd_last[grid, BLOCK](grad_y, argmax, grad_x, threads, shape[1], *structs, **types, VECTORS=wide)
-    elif argmax.dtype is torch.uint8 and _tiles_2x2(geometry, vector):
-        grid, groups = ceil_div(count // (2 * vector), BLOCK), _divisor(size[1] // vector)
-        max_pool2d_bwd_2x2[grid, BLOCK](grad_y, argmax, grad_x, grad_y.numel() // out[1], groups, T=grad_y.dtype)
+        c = cells(*shape[:2], geometry, itemsize, aligned(grad_y, argmax), True)
+        max_pool2d_bwd_last[c.grid, BLOCK](
+            grad_y, argmax, grad_x, c.threads, shape[1], c.window, c.cells, *steps(geometry), **types, **c.shape
+        )
     else:
-        bands, phases = bwd_bands(count // (size[0] * size[1]), geometry, SUM_BYTES[grad_y.dtype]), _phases(geometry)
-        if bands.fits and phases[0] * phases[1] <= MAX_PHASES:
-            max_pool2d_bwd[bands.grid, BLOCK, bands.shared](
-                grad_y, argmax, grad_x, bands.window, bands.bands, _divisor(geometry[5]), *phases, **types
-            )
-        else:
-            structs = cells(1, geometry, 1, True)
-            max_pool2d_bwd_gather[ceil_div(count, BLOCK), BLOCK](grad_y, argmax, grad_x, count, *structs, **types)
+        b = bwd_bands(count // (size[0] * size[1]), geometry, itemsize, argmax.element_size())
+        max_pool2d_bwd[b.grid, b.block, b.shared](
+            grad_y, argmax, grad_x, b.window, b.bands, *steps(geometry), **types, **b.shape
+        )
     return grad_x
-
-
-@functools.lru_cache(maxsize=4096)
-def _phases(geometry: tuple[int, ...]) -> tuple[int, int]:
-    """Windows as far apart as this have no element in common: powers of two."""
-    kernel, stride, dilation = geometry[4:6], geometry[6:8], geometry[10:12]
-    spans = ((k - 1) * d + 1 for k, d in zip(kernel, dilation))
-    down, across = (1 << (ceil_div(span, step) - 1).bit_length() for span, step in zip(spans, stride))
-    return down, across
-
-
-@functools.lru_cache(maxsize=4096)
-def _divisor(value: int) -> np.ndarray:
-    return np.array(divisor(value), dtype=np.int64)
-
-
-def _tiles_2x2(geometry: tuple[int, ...], vector: int) -> bool:
-    """Whether windows of 2 x 2 cover each element once, in rows of whole vectors."""
-    h, w, out_h, out_w = geometry[:4]
-    return geometry[4:] == TILING_2X2 and h == 2 * out_h and w == 2 * out_w and w % vector == 0
 
 
 def _starts(place: Tensor, dim: int, stride: Sequence[int], padding: Sequence[int]) -> Tensor:

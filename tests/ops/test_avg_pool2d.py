@@ -23,15 +23,21 @@ def is_channels_last(x):
 class TestAvgPool2d(OperatorContract):
     function = staticmethod(cupyops.avg_pool2d)
     torch_function = staticmethod(by_torch)
-    kernels = {f"avg_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("", "_last")}
+    kernels = {f"avg_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("", "_last", "_whole")}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
-        yield Sample(make(2, 3, 12, 16), 2)
+        for window in [(2,), (3, 1, 1), (3, 2, 1), (3,)]:  # all but the last have kernels of their own
+            yield Sample(make(2, 3, 11, 18), *window)
+            yield Sample(channels_last(make(2, 3, 6, 7)), *window)
+            yield Sample(channels_last(make(2, 8, 9, 7)), *window)  # channels in vectors
+        yield Sample(make(1, 2, 5, 7), 2, ceil_mode=True)  # tiles that stick out
         yield Sample(make(5, 3, 7, 7), 7)  # a plane to a window
-        yield Sample(channels_last(make(2, 8, 9, 7)), 3, 2, 1)  # channels in vectors
+        yield Sample(make(2, 1, 30, 40), (30, 40), divisor_override=7)  # many threads to a plane
+        yield Sample(make(1, 2, 160, 170), (160, 170))  # that does not fit into shared memory
         yield Sample(make(2, 5, 31, 13), (5, 3), (2, 4), (2, 1), ceil_mode=True)  # windows that stick out, gaps
         yield Sample(make(1, 1, 40, 20), 16, 7, 8, count_include_pad=False)
+        yield Sample(make(1, 1, 2, 13000), (2, 3))  # a row that does not fit into shared memory
 
     def small_samples(self, make: Make):
         yield Sample(make(1, 3, 4, 8), 2)
