@@ -4,85 +4,93 @@
 // The bits of element i, counted in the order of the tensor's dimensions whatever its layout, are word i % 4 of
 // Philox4x32-7 (Salmon and others, 2011) with the seed for its key and i / 4 for its counter.
 //
-// Bytes per element: 2 x sizeof(T), either way. About 10 operations on integers, which is what
-// half types are bound by: seven rounds, and the keys of the rounds once for all that a thread owns.
+// Bytes per element: 2 x sizeof(T), either way. About 10 operations on integers: seven rounds for four elements, and the keys
+// of the rounds once for all that a thread owns.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 134217728 bf16 3444 / 3450, 134217728
-// fp16 3464 / 3471, 67108864 fp32 4159 / 4153, 134217727 bf16 3397 / 3399, 65536 bf16 52 / 52. Lost: in half types
-// the integer arithmetic of Philox.
+// Reached on an H200 (GB/s of those bytes, forward and backward alike; a copy: 4251): 2^27 elements of bf16 4125, of fp16
+// 4151, 2^26 of fp32 4164; 2^16 of bf16 in 4.0 us.
 #include "common/broadcast.cuh"
 #include "common/philox.cuh"
 
 template <typename T> struct Drop {
   using A = acc_t<T>;
-  unsigned long long seed;
   unsigned threshold;
   A scale;
 
   __device__ __forceinline__ T apply(T x, unsigned bits) const {
     return from_acc<T>(to_acc(x) * (bits >= threshold ? scale : A(0)));
   }
-
-  __device__ __forceinline__ T apply_at(T x, long long i) const {
-    const Philox four = philox(seed, i / 4);
-    return apply(x, i & 2 ? (i & 1 ? four.word[3] : four.word[2]) : (i & 1 ? four.word[1] : four.word[0]));
-  }
 };
 
-// Neighbours that a thread drops at once: whole fours, and whole vectors. It has kRuns such runs.
+// Neighbours that a thread drops at once: whole fours, and whole vectors. It has kRuns<T> such runs, whose loads are all under
+// way while the first bits are made.
 template <typename T> constexpr int kRun = kVecWidth<T> < 4 ? 4 : kVecWidth<T>;
-constexpr int kRuns = 2;
+template <typename T> constexpr int kRuns = sizeof(T) == 2 ? 2 : 1;
+constexpr int kBlock = 128;
 
-// Grid: ceil(n / (blockDim.x * kRun<T> * kRuns)). Block: any, one dimension. y is dense. `flat`: x and y are contiguous, and
-// a thread's runs are blockDim.x runs apart; else `layout` says where an element of y lies in x, and what its number is,
-// and a thread owns every blockDim.x-th element of its block. y may be x.
+// Grid: ceil(n / (kBlock * kRun<T> * kRuns<T>)). Block: kBlock. x and y are contiguous; y may be x. A thread's runs are kBlock
+// runs apart.
 template <typename T>
-__global__ void dropout(const T* x, const long long* __restrict__ seed, T* y, const __grid_constant__ Layout<2> layout,
-                        long long n, unsigned threshold, acc_t<T> scale, int flat) {
-  constexpr int N = kRun<T>, W = kVecWidth<T>;
-  const Drop<T> drop = {static_cast<unsigned long long>(*seed), threshold, scale};
-  const long long first = blockIdx.x * (long long)blockDim.x * (N * kRuns), step = blockDim.x * N;
-  if (!flat) {
-    for (int k = 0; k < N * kRuns; ++k) {
-      const long long i = first + k * blockDim.x + threadIdx.x;
-      if (i >= n) return;
-      const Offsets<2> from = locate(layout, i);
-      y[i] = drop.apply_at(x[from.at[0]], from.at[1]);
+__global__ void __launch_bounds__(kBlock, 10)
+    dropout(const T* x, const long long* __restrict__ seed, T* y, long long n, unsigned threshold, acc_t<T> scale) {
+  constexpr int N = kRun<T>, W = kVecWidth<T>, RUNS = kRuns<T>, STEP = kBlock * N;
+  const Drop<T> drop = {threshold, scale};
+  const long long first = (blockIdx.x * (long long)(kBlock * RUNS) + threadIdx.x) * N;
+  if (first + (RUNS - 1) * STEP + N > n || !is_aligned16(x) || !is_aligned16(y)) {
+    for (int run = 0; run < RUNS; ++run) {
+      for (int k = 0; k < N; k += 4) {
+        const long long here = first + run * STEP + k;
+        if (here >= n) return;
+        const Philox four = philox(*seed, here / 4);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (here + j < n) y[here + j] = drop.apply(x[here + j], four.word[j]);
+        }
+      }
     }
     return;
   }
-  const long long at = first + threadIdx.x * N;
-  if (is_aligned16(y) && at + (kRuns - 1) * step + N <= n) {
-    const bool aligned = is_aligned16(x);
-    Vec<T, W> values[kRuns][N / W];
+  Vec<T, W> values[RUNS][N / W];
 #pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
+  for (int run = 0; run < RUNS; ++run) {
 #pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const T* from = x + at + run * step + k;
-        if (!aligned) values[run][k / W].data[k % W] = *from;
-        else if (k % W == 0) values[run][k / W] = load_vec<T, W>(from);
+    for (int k = 0; k < N; k += W) values[run][k / W] = load_vec<T, W>(x + first + run * STEP + k);
+  }
+  const unsigned long long key = *seed;
+#pragma unroll
+  for (int run = 0; run < RUNS; ++run) {
+    const long long here = first + run * STEP;
+#pragma unroll
+    for (int k = 0; k < N; k += 4) {
+      const Philox four = philox(key, (here + k) / 4);
+#pragma unroll
+      for (int j = k; j < k + 4; ++j) {
+        T& value = values[run][j / W].data[j % W];
+        value = drop.apply(value, four.word[j % 4]);
       }
     }
 #pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
-      const long long here = at + run * step;
-#pragma unroll
-      for (int k = 0; k < N; k += 4) {
-        const Philox four = philox(drop.seed, (here + k) / 4);
-#pragma unroll
-        for (int j = k; j < k + 4; ++j) {
-          T& value = values[run][j / W].data[j % W];
-          value = drop.apply(value, four.word[j % 4]);
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < N; k += W) store_vec<T, W>(y + here + k, values[run][k / W]);
-    }
-  } else {
-    for (int run = 0; run < kRuns; ++run) {
-      const long long here = at + run * step;
-      for (long long i = here; i < here + N && i < n; ++i) y[i] = drop.apply_at(x[i], i);
-    }
+    for (int k = 0; k < N; k += W) store_vec<T, W>(y + here + k, values[run][k / W]);
+  }
+}
+
+// Grid: ceil(n / (blockDim.x * kStrided)). Block: any, one dimension. The same for any layout: `layout` says where an element
+// of the dense y lies in x, and what its number is. A thread owns kStrided elements, blockDim.x apart. y may be x.
+constexpr int kStrided = 4;
+
+template <typename T>
+__global__ void dropout_strided(const T* x, const long long* __restrict__ seed, T* y,
+                                const __grid_constant__ Layout<2> layout, long long n, unsigned threshold,
+                                acc_t<T> scale) {
+  const Drop<T> drop = {threshold, scale};
+#pragma unroll 1
+  for (int k = 0; k < kStrided; ++k) {
+    const long long i = (blockIdx.x * (long long)kStrided + k) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const Offsets<2> from = locate(layout, i);
+    const Philox four = philox(*seed, from.at[1] / 4);
+    const int word = int(from.at[1] & 3);
+    y[i] = drop.apply(x[from.at[0]],
+                      word & 2 ? (word & 1 ? four.word[3] : four.word[2]) : (word & 1 ? four.word[1] : four.word[0]));
   }
 }

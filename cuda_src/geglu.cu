@@ -2,25 +2,24 @@
 // grad_gate = grad_y up gelu'(gate)
 // grad_up = grad_y gelu(gate)
 //
-// Bytes per element: forward 3 x sizeof(T), backward 5 x sizeof(T). About 20 and 30 flops (none), 17 and 28 (tanh).
+// Bytes per element: forward 3 x sizeof(T), backward 5 x sizeof(T). About 18 and 30 flops (none), 17 and 28 (tanh).
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x14336 tanh bf16 4072 / 3990,
-// 8192x14336 none bf16 3864 / 4003, 8192x14336 tanh fp16 4170 / 4064, 8192x7168 tanh fp32 4237 / 4244, 67108x1000
-// tanh bf16 3977 / 3897. Lost: the error function, in half types.
+// Reached on an H200 (bf16, 8192x14336, GB/s of those bytes, forward / backward; a copy: 4251): none 4251 / 4254, tanh 4243 /
+// 4256. Packed rows of odd size: see swiglu.cu.
 #include "common/gated.cuh"
 #include "common/gelu.cuh"
 
 // Grid, block, who owns what: see gated_forward().
 template <typename T, bool TANH>
-__global__ void geglu_fwd(const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ y, long long rows,
-                          long long cols, long long gate_stride, long long up_stride) {
-  gated_forward<Gelu<TANH>>(gate, up, y, rows, cols, gate_stride, up_stride);
+__global__ void geglu_fwd(const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ y,
+                          const __grid_constant__ Rows shape, long long gate_stride, long long up_stride) {
+  gated_forward<Gelu<TANH>>(gate, up, y, shape, gate_stride, up_stride);
 }
 
 // Grid, block, who owns what: see gated_backward().
 template <typename T, bool TANH>
 __global__ void geglu_bwd(const T* __restrict__ grad_y, const T* __restrict__ gate, const T* __restrict__ up,
-                          T* __restrict__ grad_gate, T* __restrict__ grad_up, long long rows, long long cols,
+                          T* __restrict__ grad_gate, T* __restrict__ grad_up, const __grid_constant__ Rows shape,
                           long long gate_stride, long long up_stride) {
-  gated_backward<Gelu<TANH>>(grad_y, gate, up, grad_gate, grad_up, rows, cols, gate_stride, up_stride);
+  gated_backward<Gelu<TANH>>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
 }

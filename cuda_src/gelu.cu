@@ -3,10 +3,11 @@
 // tanh:  y = x s,  s = (1 + tanh u) / 2 = sigmoid(2u),  u = sqrt(2 / pi) (x + 0.044715 x^3)
 //        grad_x = grad_y (s + x (ds/du) (du/dx)),  ds/du = 2 s (1 - s),  du/dx = sqrt(2 / pi) (1 + 3 * 0.044715 x^2)
 //
-// Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T). About 25 flops either way (none), 15 and 25 (tanh).
+// Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T). About 15 and 25 flops either way.
 //
-// Reached on an H200 (bf16, 2^27 elements, GB/s of those bytes, forward / backward; a copy: 4276): none 3696 / 4272, tanh
-// 4030 / 4216. Lost: forward (none) has as much arithmetic as backward for two thirds of its bytes.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): bf16, 2^27 elements, none 4084 / 4292, tanh
+// 4165; fp16, 2^26, none 4002, tanh 4037; fp32, 2^26, none 4014. Lost, forward (none): twice the instructions of a copy
+// that waits for memory.
 #include "common/elementwise.cuh"
 #include "common/gelu.cuh"
 

@@ -6,9 +6,10 @@
 // Bytes per element: forward 3 x sizeof(T), backward 5 x sizeof(T). About 16 and 28 flops, one exponential and one
 // reciprocal each.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x14336 bf16 4204 / 4157, 8192x14336
-// fp16 4238 / 4197, 8192x7168 fp32 4259 / 4248, 67108x1000 bf16 4072 / 4060, 67108x2x1000 bf16 3884 / 3660. Lost:
-// packed rows of odd size, whose halves begin at different places of a vector.
+// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4251): 8192x14336 4253 / 4259, 8192x2x14336
+// 4243 / 4281, 67108x1000 4143 / 4226, 67108x2x1000 4117 / 4172, 16388x4095 4128 / 4210, 16388x2x4095 4001 / 3387. Lost, in
+// backward of packed rows of odd size: their two gradients begin at different places of a vector, so each is computed for
+// itself, 66 instructions for an element instead of 37.
 #include "common/gated.cuh"
 #include "common/sigmoid.cuh"
 
@@ -25,15 +26,15 @@ struct Silu {
 
 // Grid, block, who owns what: see gated_forward().
 template <typename T>
-__global__ void swiglu_fwd(const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ y, long long rows,
-                           long long cols, long long gate_stride, long long up_stride) {
-  gated_forward<Silu>(gate, up, y, rows, cols, gate_stride, up_stride);
+__global__ void swiglu_fwd(const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ y,
+                           const __grid_constant__ Rows shape, long long gate_stride, long long up_stride) {
+  gated_forward<Silu>(gate, up, y, shape, gate_stride, up_stride);
 }
 
 // Grid, block, who owns what: see gated_backward().
 template <typename T>
 __global__ void swiglu_bwd(const T* __restrict__ grad_y, const T* __restrict__ gate, const T* __restrict__ up,
-                           T* __restrict__ grad_gate, T* __restrict__ grad_up, long long rows, long long cols,
+                           T* __restrict__ grad_gate, T* __restrict__ grad_up, const __grid_constant__ Rows shape,
                            long long gate_stride, long long up_stride) {
-  gated_backward<Silu>(grad_y, gate, up, grad_gate, grad_up, rows, cols, gate_stride, up_stride);
+  gated_backward<Silu>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
 }

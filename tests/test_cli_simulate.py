@@ -645,6 +645,7 @@ def test_a_built_in_kernel_with_its_includes(folder):
         "relu_fwd<float>",
         "randn(1000)",
         "empty(1000)",
+        "null",
         1000,
         file="relu.cu",
         grid=4,

@@ -7,7 +7,7 @@
 // the vectors, then the tail elements, of its grid-stride. A pointer off 16 bytes (a view such as x[1:]) sends the whole
 // launch down the scalar path.
 template <typename T, typename F, typename... In>
-__device__ __forceinline__ void elementwise(long long n, F f, T* __restrict__ out, const In* __restrict__... in) {
+__device__ __forceinline__ void elementwise(long long n, F f, T* out, const In*... in) {
   constexpr int W = kVecWidth<T>;
   const bool vectors_fit = is_aligned16(out) && (is_aligned16(in) && ...);
   const long long vectors = vectors_fit ? n / W : 0;

@@ -4,12 +4,13 @@
 
 #include "common/types.cuh"
 
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 template <typename O> __device__ __forceinline__ acc_t<O> exp_for(acc_t<O> x) {
-  if constexpr (sizeof(O) == 2) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
-    return y;
-  } else {
-    return exp(x);
-  }
+  if constexpr (sizeof(O) == 2) return fast_exp2(x * 1.4426950408889634f);
+  else return exp(x);
 }

@@ -30,8 +30,8 @@ def forward(kernel: Kernel, gate: Tensor, up: Tensor | None, **template: Any) ->
         shape = (*gate.shape[:-1], gate.shape[-1] // 2)
         y = torch.empty(shape, dtype=gate.dtype, device=gate.device)
         if not is_dry(y):
-            config, rows, cols, _ = spans(shape, y.stride(), y.itemsize, flat=False)  # type: ignore[misc]
-            kernel[config](gate, None, y, rows, cols, 2 * cols, 2 * cols, T=y.dtype, **template)
+            config, rows, _ = spans(shape, y.stride(), y.itemsize, flat=False)  # type: ignore[misc]
+            kernel[config](gate, None, y, rows, gate.shape[-1], gate.shape[-1], T=y.dtype, **template)
         return y
     y = empty_output(gate, up)
     if not is_dry(y):
@@ -39,8 +39,8 @@ def forward(kernel: Kernel, gate: Tensor, up: Tensor | None, **template: Any) ->
         if launch is None:
             gate, up = restride(gate, y.stride()), restride(up, y.stride())
             launch = spans(y.shape, y.stride(), y.itemsize, y.stride(), y.stride())
-        config, rows, cols, strides = launch  # type: ignore[misc]
-        kernel[config](gate, up, y, rows, cols, *strides, T=y.dtype, **template)
+        config, rows, strides = launch  # type: ignore[misc]
+        kernel[config](gate, up, y, rows, *strides, T=y.dtype, **template)
     return y
 
 
@@ -52,8 +52,10 @@ def backward(
         gate, grad_y = gate.contiguous(), grad_y.contiguous()
         grad = torch.empty_like(gate)
         if not is_dry(grad):
-            config, rows, cols, _ = spans(grad_y.shape, grad_y.stride(), grad.itemsize, flat=False)  # type: ignore[misc]
-            kernel[config](grad_y, gate, None, grad, None, rows, cols, 2 * cols, 2 * cols, T=grad.dtype, **template)
+            config, rows, _ = spans(grad_y.shape, grad_y.stride(), grad.itemsize, flat=False)  # type: ignore[misc]
+            kernel[config](
+                grad_y, gate, None, grad, None, rows, gate.shape[-1], gate.shape[-1], T=grad.dtype, **template
+            )
         return grad, None
     grad_gate = torch.empty_like(grad_y) if needs_grad.gate else None
     grad_up = torch.empty_like(grad_y) if needs_grad.up else None
@@ -62,8 +64,8 @@ def backward(
         if launch is None:
             gate, up = restride(gate, grad_y.stride()), restride(up, grad_y.stride())
             launch = spans(grad_y.shape, grad_y.stride(), grad_y.itemsize, grad_y.stride(), grad_y.stride())
-        config, rows, cols, strides = launch  # type: ignore[misc]
-        kernel[config](grad_y, gate, up, grad_gate, grad_up, rows, cols, *strides, T=grad_y.dtype, **template)
+        config, rows, strides = launch  # type: ignore[misc]
+        kernel[config](grad_y, gate, up, grad_gate, grad_up, rows, *strides, T=grad_y.dtype, **template)
     return grad_gate, grad_up
 
 

@@ -6,7 +6,10 @@ import functools
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from ..kernel import ceil_div
+from .gemm import divisor
 
 BLOCK = 128
 
@@ -14,9 +17,8 @@ BLOCK = 128
 class Spans(NamedTuple):
     """A launch over [rows x cols], and how far apart the rows of each input are."""
 
-    config: tuple[int, tuple[int, int]]  # grid, block
-    rows: int
-    cols: int
+    config: tuple[int, int]  # grid, block
+    shape: np.ndarray  # `struct Rows`
     strides: tuple[int, ...]
 
 
@@ -30,14 +32,14 @@ def spans(
     """
     n = math.prod(shape)
     if n == 0:
-        return Spans((0, (1, 1)), 0, 0, (0,) * len(inputs))  # nothing is launched
+        return Spans((0, 1), np.zeros(6, dtype=np.int64), (0,) * len(inputs))  # nothing is launched
     if flat and all(stride == output for stride in inputs):
-        return Spans(_config(1, n, itemsize), 1, n, (n,) * len(inputs))
+        return Spans(*_walk(1, n, itemsize), (n,) * len(inputs))
     cols = shape[-1] if shape else 1
     apart = [row_stride(shape, stride) for stride in (output, *inputs)]
     if apart[0] != cols or None in apart:
         return None
-    return Spans(_config(n // cols, cols, itemsize), n // cols, cols, tuple(apart[1:]))  # type: ignore[arg-type]
+    return Spans(*_walk(n // cols, cols, itemsize), tuple(apart[1:]))  # type: ignore[arg-type]
 
 
 def row_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
@@ -58,13 +60,10 @@ def row_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
     return shape[-1] if stride is None else stride
 
 
-def _config(rows: int, cols: int, itemsize: int) -> tuple[int, tuple[int, int]]:
-    """Blocks of about `BLOCK` threads that fit the rows: tiles of equal size, several short rows to a block."""
-    packs = max(1, ceil_div(cols * itemsize, 16))
-    tiles = ceil_div(packs, BLOCK)
-    threads = ceil_div(packs, tiles)
-    if threads > 32:
-        threads = ceil_div(threads, 32) * 32
-    together = max(1, min(BLOCK // threads, rows))
-    tiles = ceil_div(cols, threads * (16 // itemsize))
-    return tiles * ceil_div(rows, together), (threads, together)
+def _walk(rows: int, cols: int, itemsize: int) -> tuple[tuple[int, int], np.ndarray]:
+    """The launch and the `struct Rows`. Rows that are no whole number of vectors begin, and end, within one."""
+    width = 16 // itemsize
+    count = cols // width if cols % width == 0 else (cols + 2 * width - 2) // width
+    total = rows * count
+    by_count = divisor(count) if total < 2**31 - BLOCK else (0, 0, 0)
+    return (ceil_div(total, BLOCK), BLOCK), np.array((rows, cols, count, *by_count), dtype=np.int64)

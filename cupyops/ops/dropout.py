@@ -16,11 +16,12 @@ from ..layout import is_dry
 from ..operator import operator
 
 dropout_kernel = Kernel("dropout.cu", "dropout<T>", T=FLOATING)
+dropout_strided = Kernel("dropout.cu", "dropout_strided<T>", T=FLOATING)
 
-BLOCK, RUNS = 128, 2  # RUNS: kRuns
-ELEMENTS = {dtype: BLOCK * RUNS * max(4, 16 // dtype.itemsize) for dtype in FLOATING}  # of one block
+BLOCK, STRIDED = 128, 4  # kBlock, kStrided
+RUNS = {dtype: 2 if dtype.itemsize == 2 else 1 for dtype in FLOATING}  # kRuns
+ELEMENTS = {dtype: BLOCK * runs * max(4, 16 // dtype.itemsize) for dtype, runs in RUNS.items()}  # of one block
 ROUNDS = 7  # kPhiloxRounds
-_FLAT = packed_layout((1,), (1,), 1, (1,), (1,))[0]  # type: ignore[index]  # not read where all is contiguous
 
 
 @operator("cupyops::dropout")
@@ -95,17 +96,17 @@ def _factors(p: float) -> tuple[int, float]:
 
 def _launch(x: Tensor, seed: Tensor, y: Tensor, p: float) -> None:
     n, dtype = y.numel(), y.dtype
-    flat, layout = x.is_contiguous() and y.is_contiguous(), _FLAT
-    if not flat:
-        if is_dry(y) or n == 0:
-            return
-        numbers = tuple(math.prod(y.shape[dim + 1 :]) for dim in range(y.dim()))
-        found: Any = packed_layout(y.shape, y.stride(), 1, x.stride(), numbers)
-        if found is None:  # too many dimensions to walk
-            y.copy_(_dropped(x, seed, p))
-            return
-        layout = found[0]
-    dropout_kernel[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, seed, y, layout, n, *_factors(p), flat, T=dtype)
+    if x.is_contiguous() and y.is_contiguous():
+        dropout_kernel[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, seed, y, n, *_factors(p), T=dtype)
+        return
+    if is_dry(y) or n == 0:
+        return
+    numbers = tuple(math.prod(y.shape[dim + 1 :]) for dim in range(y.dim()))
+    found: Any = packed_layout(y.shape, y.stride(), 1, x.stride(), numbers)
+    if found is None:  # too many dimensions to walk
+        y.copy_(_dropped(x, seed, p))
+        return
+    dropout_strided[ceil_div(n, BLOCK * STRIDED), BLOCK](x, seed, y, found[0], n, *_factors(p), T=dtype)
 
 
 def _dropped(x: Tensor, seed: Tensor, p: float) -> Tensor:

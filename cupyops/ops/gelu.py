@@ -13,7 +13,7 @@ from ..operator import operator
 gelu_fwd = Kernel("gelu.cu", "gelu_fwd<T, TANH>", T=FLOATING, TANH=(False, True))
 gelu_bwd = Kernel("gelu.cu", "gelu_bwd<T, TANH>", T=FLOATING, TANH=(False, True))
 
-BLOCK = 256
+BLOCK = 128
 VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements per thread
 
 

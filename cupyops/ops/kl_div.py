@@ -21,11 +21,13 @@ LOG = (False, True)
 kl_div_fwd = Kernel("kl_div.cu", "kl_div_fwd<T, LOG>", T=FLOATING, LOG=LOG)
 kl_div_fwd_parts = Kernel("kl_div.cu", "kl_div_fwd_parts<T, LOG>", T=FLOATING, LOG=LOG)
 kl_div_fwd_sum = Kernel("kl_div.cu", "kl_div_fwd_sum<T>", T=FLOATING)
-kl_div_bwd = Kernel("kl_div.cu", "kl_div_bwd<T, LOG>", T=FLOATING, LOG=LOG)
+kl_div_bwd = Kernel("kl_div.cu", "kl_div_bwd<T, LOG, TARGET>", T=FLOATING, LOG=LOG, TARGET=(False, True))
 
-BLOCK = 256
-TILE = {dtype: BLOCK * 16 // dtype.itemsize for dtype in FLOATING}  # elements that a block takes at once
-MAX_BLOCKS = 1024  # of a sum; a block then adds their parts
+BLOCK = 128
+TILE = {dtype: BLOCK * 16 // dtype.itemsize for dtype in FLOATING}  # elements of one block
+SUM_BLOCK, IN_FLIGHT = 256, 4  # of a sum: threads, and vectors of each input that one of them loads at once, kInFlight
+SUM_TILE = {dtype: SUM_BLOCK * IN_FLIGHT * 16 // dtype.itemsize for dtype in FLOATING}
+MAX_BLOCKS, LAST = 4224, 1024  # of a sum; a block of LAST threads then adds their parts
 REDUCTIONS = ("none", "mean", "sum", "batchmean")
 
 
@@ -49,11 +51,12 @@ def _(x, target, reduction, log_target, batch):
     if reduction == "none":
         kl_div_fwd[ceil_div(n, TILE[dtype]), BLOCK](x, target, like, n, T=dtype, LOG=log_target)
         return like, ()
-    blocks = losses.blocks(n, TILE[dtype], MAX_BLOCKS, 1)
+    blocks = losses.blocks(n, SUM_TILE[dtype], MAX_BLOCKS, 1)
     parts = torch.empty(MAX_BLOCKS, dtype=losses.accumulator(dtype), device=x.device)
-    y = torch.empty((), dtype=dtype, device=x.device)
-    kl_div_fwd_parts[blocks, BLOCK](x, target, parts, n, T=dtype, LOG=log_target)
-    kl_div_fwd_sum[1, MAX_BLOCKS](parts, y, blocks, _divisor(reduction, n, batch), T=dtype)
+    y, divisor = torch.empty((), dtype=dtype, device=x.device), _divisor(reduction, n, batch)
+    kl_div_fwd_parts[blocks, SUM_BLOCK](x, target, parts, y, n, divisor, T=dtype, LOG=log_target)
+    if type(blocks) is not int or blocks > 1:
+        kl_div_fwd_sum[1, LAST](parts, y, blocks, divisor, T=dtype)
     return y, ()
 
 
@@ -66,7 +69,8 @@ def _(saved, grad_y, x, target, reduction, log_target, batch, needs_grad):
     grad_y = restride(grad_y, like.stride()) if reduction == "none" else grad_y
     tensors = grad_y, x, target, grad_x, grad_target
     divisor = 0 if reduction == "none" else _divisor(reduction, n, batch)
-    kl_div_bwd[ceil_div(n, TILE[dtype]), BLOCK](*tensors, n, divisor, T=dtype, LOG=log_target)
+    launch = kl_div_bwd[ceil_div(n, TILE[dtype]), BLOCK]
+    launch(*tensors, n, divisor, T=dtype, LOG=log_target, TARGET=needs_grad.target)
     return grad_x, grad_target
 
 

@@ -6,15 +6,18 @@ import torch
 from torch import Tensor
 
 from ..arrays import overwrite
+from ..common.in_place import change
+from ..derivation.distributed import is_spread
 from ..kernel import FLOATING, Kernel, ceil_div
-from ..layout import restride
+from ..layout import alike, restride
 from ..operator import operator
 
 relu_fwd = Kernel("relu.cu", "relu_fwd<T>", T=FLOATING)
 relu_bwd = Kernel("relu.cu", "relu_bwd<T>", T=FLOATING)
 
-BLOCK = 256
-ELEMENTS = {dtype: BLOCK * 16 // dtype.itemsize for dtype in FLOATING}  # of one block: 16 bytes a thread
+BLOCK = 128
+VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements of a thread, whose bits are a byte of the mask
+ELEMENTS = {dtype: BLOCK * width for dtype, width in VECTOR.items()}  # of one block
 
 
 @operator("cupyops::relu")
@@ -23,23 +26,57 @@ def _relu(input: Tensor) -> Tensor:
 
 
 @_relu.forward
-def _(input):
+def _(input, needs_grad=None):
     y = torch.empty_like(input)
     x = input if input.is_contiguous() else restride(input, y.stride())
     n, dtype = y.numel(), y.dtype
-    relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, n, T=dtype)
-    return y, ()
+    mask = None
+    # a bit for each element, which backward reads in place of y: a third less to move. y is kept all the same, for a second
+    # derivative; the next operator mostly keeps it too
+    if needs_grad is not None:
+        mask = torch.empty(ceil_div(n, VECTOR[dtype]), dtype=torch.uint8, device=y.device)
+    relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, mask, n, T=dtype)
+    return y, () if mask is None else (mask,)
 
 
 @_relu.backward
 def _(saved, grad_y, y):
-    grad_x = torch.empty_like(y)
-    n, dtype = y.numel(), y.dtype
-    relu_bwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](grad_y, y, grad_x, n, T=dtype)
+    grad_x = torch.empty_like(grad_y)
+    n, dtype = grad_x.numel(), grad_x.dtype
+    y, mask = (None, saved[0]) if saved else (y, None)  # none of torch.compile, which does not say whether it needs one
+    relu_bwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](grad_y, y, mask, grad_x, n, T=dtype)
     return grad_x
 
 
 @_relu.reference_backward
+def _(saved, grad_y, y):
+    return torch.where(y <= 0, 0, grad_y)
+
+
+# --- in place ---
+
+
+@operator("cupyops::relu_", mutates=("input",))
+def _relu_(input: Tensor) -> Tensor:
+    return torch.relu_(input)
+
+
+@_relu_.forward
+def _(input):
+    n, dtype = input.numel(), input.dtype
+    change(input, lambda x, y: relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, None, n, T=dtype))
+    return input, ()
+
+
+@_relu_.backward
+def _(saved, grad_y, y):
+    grad_x, grad_y, y = alike(grad_y, y)
+    n, dtype = y.numel(), y.dtype
+    relu_bwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](grad_y, y, None, grad_x, n, T=dtype)
+    return grad_x
+
+
+@_relu_.reference_backward
 def _(saved, grad_y, y):
     return torch.where(y <= 0, 0, grad_y)
 
@@ -50,7 +87,7 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
 
     Args:
         input: any shape, any real dtype; kernels serve fp16, bf16, fp32 and fp64.
-        inplace: write the result into `input` and return it.
+        inplace: write the result into `input` and return it. A leaf that requires a gradient is refused, as in PyTorch.
 
     Returns:
         Tensor of the shape, dtype and strides of `input`. NaN stays NaN; the gradient at 0 is 0.
@@ -62,5 +99,9 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
         >>> cupyops.relu(torch.tensor([-1.0, 0.0, 2.0]))
         tensor([0., 0., 2.])
     """
-    y = _relu(input)
-    return overwrite(input, y) if inplace else y
+    if not inplace:
+        return _relu(input)
+    if isinstance(input, Tensor) and not is_spread(input):
+        refused = input.requires_grad and input.is_leaf and torch.is_grad_enabled()
+        return torch.relu_(input) if refused else _relu_(input)  # in the words of PyTorch
+    return overwrite(input, _relu(input))

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..common.in_place import change
+from ..derivation.distributed import is_spread
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import alike
 from ..operator import operator
@@ -13,7 +15,7 @@ from ..operator import operator
 silu_fwd = Kernel("silu.cu", "silu_fwd<T>", T=FLOATING)
 silu_bwd = Kernel("silu.cu", "silu_bwd<T>", T=FLOATING)
 
-BLOCK = 256
+BLOCK = 128
 VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements per thread
 
 
@@ -36,6 +38,18 @@ def _(saved, grad_y, x):
     n, dtype = grad_x.numel(), grad_x.dtype
     silu_bwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](grad_y, x, grad_x, n, T=dtype)
     return grad_x
+
+
+@operator("cupyops::silu_", mutates=("x",))
+def _silu_(x: Tensor) -> Tensor:
+    return torch.nn.functional.silu(x, inplace=True)
+
+
+@_silu_.forward
+def _(x):
+    n, dtype = x.numel(), x.dtype
+    change(x, lambda x, y: silu_fwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](x, y, n, T=dtype))
+    return x, ()
 
 
 @_silu.interface
@@ -61,6 +75,6 @@ def silu(input: Tensor, inplace: bool = False) -> Tensor:
         check.fail("input", input, "a tensor of a floating-point or complex dtype")
     if not inplace:
         return _silu(input)
-    # backward reads the input as it was: the copy is what autograd keeps
-    kept = input.clone() if torch.is_grad_enabled() and input.requires_grad else input
-    return input.copy_(_silu(kept))
+    if torch.is_grad_enabled() and input.requires_grad:
+        return input.copy_(_silu(input.clone()))  # backward reads the input as it was: the copy is what autograd keeps
+    return input.copy_(_silu(input)) if is_spread(input) else _silu_(input)

@@ -35,12 +35,13 @@ def by_mask(x, p):
 class TestDropout(OperatorContract):
     function = staticmethod(seeded)
     torch_function = staticmethod(by_mask)
-    kernels = {"dropout"}
+    kernels = {"dropout", "dropout_strided"}
 
     def samples(self, make: Make):
         yield Sample(make(3, 7), 0.5)
         yield Sample(make(2, 3, 4, 5), 0.25)
         yield Sample(make(1031), 0.1)
+        yield Sample(make(6, 9, 4).detach().transpose(0, 2)[:, ::2].requires_grad_(make.requires_grad), 0.3)
         yield Sample(make(), 0.5)
         yield Sample(make(0, 3), 0.5)
 

@@ -1,5 +1,8 @@
+import numpy as np
+import pytest
 import torch
 from contract import Make, OperatorContract, Sample
+from torch.nn import functional as F
 
 import cupyops
 
@@ -14,6 +17,18 @@ class TestRelu(OperatorContract):
             yield Sample(make(*shape))
 
 
+class TestReluInPlace(OperatorContract):
+    """Of something that is no leaf."""
+
+    function = staticmethod(lambda x: cupyops.relu(x * 1, inplace=True))
+    torch_function = staticmethod(lambda x: F.relu(x * 1, inplace=True))
+    kernels = {"relu_fwd", "relu_bwd"}
+
+    def samples(self, make: Make):
+        for shape in [(3, 7), (2, 3, 4, 5), (1031,), ()]:
+            yield Sample(make(*shape))
+
+
 def test_special_values(device):
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-42], device=device, requires_grad=True)
     y = cupyops.relu(x)
@@ -21,3 +36,38 @@ def test_special_values(device):
     (ours,) = torch.autograd.grad(y.sum(), x)
     (theirs,) = torch.autograd.grad(torch.relu(x).sum(), x)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_special_values_in_the_simulator():
+    with cupyops.simulate():
+        test_special_values("cpu")
+
+
+def test_a_mask_is_kept_where_a_gradient_is_wanted():
+    """Of a bit for each element, in the kernels' words: the rest of a byte is 0."""
+    x = torch.randn(35, requires_grad=True)
+    with cupyops.simulate():
+        y = cupyops.relu(x)
+    kept = [tensor for tensor in y.grad_fn.saved_tensors if tensor.dtype is torch.uint8]
+    bits = (kept[0][:, None] >> torch.arange(4)) & 1
+    assert len(kept) == 1 and torch.equal(bits.flatten()[:35].bool(), x > 0) and int(bits.flatten()[35:].sum()) == 0
+
+
+def test_compiled(device):
+    """There no mask is kept: backward reads the output."""
+    x = torch.randn(100, device=device, requires_grad=True)
+    y = torch.compile(cupyops.relu, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], (x > 0).float())
+
+
+def test_what_is_kept_may_not_be_changed(device):
+    """As in PyTorch: the output is kept for a second derivative."""
+    y = cupyops.relu(torch.randn(5, device=device, requires_grad=True))
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_an_array_in_place():
+    x = np.array([-1.0, 2.0], dtype=np.float32)
+    assert cupyops.relu(x, inplace=True) is x and x.tolist() == [0.0, 2.0]

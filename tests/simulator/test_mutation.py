@@ -34,7 +34,8 @@ BARRIERS = [
     ("matmul", F16, "common/gemm.cuh", "wait_async<STAGES - 2>", 1, "Race"),
 ]
 BOUNDS = [
-    ("relu", F32, "common/elementwise.cuh", "i < n", 0, "OutOfBounds"),
+    ("silu", F32, "common/elementwise.cuh", "i < n", 0, "OutOfBounds"),
+    ("relu", F32, "relu.cu", "first + k < n) to", 0, "OutOfBounds"),
     ("softmax", F16, "common/rows.cuh", "VECTORS ? i < left", 0, "OutOfBounds"),
     ("layer_norm", F32, "common/norm_bwd.cuh", "p < count", 1, "OutOfBounds"),
     ("nll_loss", F32, "nll_loss.cu", "i < positions", 0, "OutOfBounds"),
