@@ -218,7 +218,7 @@ def test_compiling_needs_no_gpu():
     )
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["3", "b'\\x7fELF'"]
+    assert done.stdout.split() == ["4", "b'\\x7fELF'"]
 
 
 def test_the_headers_match_the_compiler():

@@ -396,7 +396,7 @@ def test_trace():
     assert trace.routes() == {"simulator"}
     forward, backward = trace.launches()
     assert (forward.operator, backward.operator) == ("cupyops::relu", "cupyops::relu (backward)")
-    assert (forward.kernel, forward.grid, forward.block) == ("relu_fwd<float>", (1, 1, 1), (256, 1, 1))
+    assert (forward.kernel, forward.grid, forward.block) == ("relu_fwd<float>", (2, 1, 1), (128, 1, 1))
     for record in (forward, backward):
         assert record.instructions > 1000 and 0 < record.microseconds < 60e6
     assert f"{forward.instructions:,}" in str(trace) and "instructions" in str(trace)
