@@ -42,7 +42,9 @@ MAX_STEPS = 20_000  # many times what any sample takes
 _PATTERNS = {
     "syncthreads": re.compile(r"__syncthreads\(\);"),
     "syncwarp": re.compile(r"__syncwarp\(\);"),
-    "wait": re.compile(r"wait_async<[^;>]*>\(\);|cluster_wait\(\);|asm volatile\(\"cp\.async\.wait_\w+[^;\"]*;?\"[^;]*\);"),
+    "wait": re.compile(
+        r"wait_async<[^;>]*>\(\);|cluster_wait\(\);|asm volatile\(\"cp\.async\.wait_\w+[^;\"]*;?\"[^;]*\);"
+    ),
     "bound": re.compile(r"(?<= )<(?= )"),  # a template's bracket has no space before it or none behind it
 }
 
