@@ -9,8 +9,8 @@
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 256x64x112x112 k2 fp32 4269 / 3919,
 // 256x64x112x112 k2 bf16 4110 / 3874, 256x64x111x111 k2 bf16 3721 / 3840, 256x64x112x112 k3 s2 p1 bf16 3445 / 3298,
-// 256x64x112x112 k3 s2 p1 last bf16 3635 / 3625, 256x2048x7x7 k7 bf16 2392 / 3163. Lost: where windows overlap, in
-// half types, instructions, one element at a time; and in windows of other sizes (k3 bf16 2712 / 650).
+// 256x64x112x112 k3 s2 p1 last bf16 3635 / 3625, 256x2048x7x7 k7 bf16 2392 / 3163. Other windows: k3 bf16 2712 /
+// 650. Lost, it seems, for want of a profile: instructions, in half types, one element at a time.
 #include "common/reduce.cuh"
 #include "common/sigmoid.cuh"
 #include "common/window.cuh"

@@ -9,8 +9,9 @@
 // gradients that are wanted and, for grad_t, x; sizeof(T) more with no reduction. One log or exp and about 4 flops.
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x32000 bf16 4245 / 4224, fp32 4380 / 4262,
-// with log_target bf16 4288 / 4211; 65536x1000 bf16 3545 / 4031, 16384x4095 3521 / 4013, 2048x50257 3738 / 4084. Lost, in
-// forward of 75 us: 4 of them to the launch that adds the parts.
+// with log_target bf16 4288 / 4211; 65536x1000 bf16 3545 / 4031, 16384x4095 3521 / 4013, 2048x50257 3738 / 4084. Forward
+// of 8192x32000 and 2048x50257 was timed with up to 8448 blocks, the rest as it is. Lost, it seems, in short calls: a launch
+// that adds the parts.
 #include "common/elementwise.cuh"
 #include "common/exponential.cuh"
 #include "common/reduce.cuh"

@@ -30,6 +30,16 @@ def alike(first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     return (output, restride(first, strides), *[restride(tensor, strides) for tensor in others])
 
 
+def laid_out_alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether the tensors, of one shape, are dense and hold their elements in the same order."""
+    if all(t.is_contiguous() for t in tensors):
+        return True
+    strides = tensors[0].stride()
+    # a copy keeps the strides of a dense tensor, and of no other
+    dense = torch.empty_like(tensors[0], device="meta").stride() == strides
+    return dense and all(t.stride() == strides for t in tensors)
+
+
 def is_dry(value: Any) -> bool:
     """Whether it is a tensor without storage: a dry run, for the shapes that torch.compile and torch.export ask for."""
     return isinstance(value, FakeTensor) or (isinstance(value, Tensor) and value.is_meta)

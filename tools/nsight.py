@@ -11,6 +11,7 @@ import contextlib
 import csv
 import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -83,8 +84,9 @@ def _rows(rows: list[dict[str, str]]) -> Iterator[dict[str, str | float]]:
         # backward runs in a thread of autograd's, which the range does not reach: it belongs to the last forward
         named = (re.search(r"domain>:(.+?):none", value) for name, value in row.items() if "Range" in name and value)
         case = next((match[1] for match in named if match), case)
-        figures = {name: float(row[metric].replace(",", "")) * SCALE.get(name, 1) for name, metric in METRICS.items()}
-        stalls = {name: float(row[f"{STALL}{name}_per_issue_active.ratio"]) for name in STALLS}
+        figures = {name: _number(row[metric]) * SCALE.get(name, 1) for name, metric in METRICS.items()}
+        every = {name: _number(row[f"{STALL}{name}_per_issue_active.ratio"]) for name in STALLS}
+        stalls = {name: waits for name, waits in every.items() if not math.isnan(waits)}
         most = sorted(stalls, key=lambda name: -stalls[name])[:3]
         yield {
             "case": case,
@@ -92,6 +94,14 @@ def _rows(rows: list[dict[str, str]]) -> Iterator[dict[str, str | float]]:
             **{name: round(value, 1) for name, value in figures.items()},
             "stalls": ", ".join(f"{name} {stalls[name]:.1f}" for name in most),
         }
+
+
+def _number(text: str) -> float:
+    """NaN where this GPU has no such counter."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return math.nan
 
 
 def _show(found: list[dict[str, str | float]]) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from ..layout import alike
+from ..layout import alike, laid_out_alike
 
 
 def change(x: Tensor, launch: Callable[[Tensor, Tensor], None]) -> None:
     """`launch(x, x)` where the memory of `x` can be read as a flat array; else on a copy, which is then written back."""
-    if x.is_contiguous() or torch.empty_like(x, device="meta").stride() == x.stride():
+    if laid_out_alike((x,)):
         launch(x, x)
         return
     y, flat = alike(x)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..kernel import FLOATING, addressing, ceil_div, executors
+from ..layout import laid_out_alike
 
 # As the header has them: the threads of a block, and the bytes of a tensor that it owns.
 BLOCK = 256
@@ -112,13 +113,3 @@ def why_not(tensors: Sequence[Tensor]) -> str | None:
             return "negative bit"
         contiguous = contiguous and tensor.is_contiguous()
     return None if contiguous or laid_out_alike(tensors) else "tensors that differ in strides, or have gaps"
-
-
-def laid_out_alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether the tensors, of one shape, are dense and hold their elements in the same order."""
-    if all(t.is_contiguous() for t in tensors):
-        return True
-    strides = tensors[0].stride()
-    # a copy keeps the strides of a dense tensor, and of no other
-    dense = torch.empty_like(tensors[0], device="meta").stride() == strides
-    return dense and all(t.stride() == strides for t in tensors)

@@ -48,9 +48,11 @@ def _(saved, grad_y, y):
     return grad_x
 
 
-@_relu.reference_backward
-def _(saved, grad_y, y):
+def _where_positive(saved, grad_y, y):
     return torch.where(y <= 0, 0, grad_y)
+
+
+_relu.reference_backward(_where_positive)
 
 
 # --- in place ---
@@ -76,9 +78,7 @@ def _(saved, grad_y, y):
     return grad_x
 
 
-@_relu_.reference_backward
-def _(saved, grad_y, y):
-    return torch.where(y <= 0, 0, grad_y)
+_relu_.reference_backward(_where_positive)
 
 
 @_relu.interface(hands_on=True)

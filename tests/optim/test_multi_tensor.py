@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from cupyops.common import multi_tensor
+from cupyops.layout import laid_out_alike
 
 
 def test_tables():
@@ -26,7 +27,7 @@ def test_tables():
 def test_laid_out_alike():
     x = torch.randn(2, 3, 4, 5)
     last = x.to(memory_format=torch.channels_last)
-    alike = multi_tensor.laid_out_alike
+    alike = laid_out_alike
     assert alike((x, x)) and alike((last, last))
     assert not alike((x, last))
     assert not alike((x[..., ::2], x[..., ::2])), "gaps between the elements"

@@ -54,6 +54,14 @@ def examiner(tmp_path_factory):
         yield mutation.Examiner()
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_missing_wait_for_the_cluster_is_noticed(examiner, index):
+    """Those blocks share rows as sm_90 alone."""
+    waits = [m for m in mutation.all_mutants("cluster") if m.kind == "wait"]
+    verdict = mutation.Examiner("sm_90").examine(waits[index], only="softmax", dtypes=[F32])
+    assert len(waits) == 2 and verdict.outcome == "check", verdict
+
+
 @pytest.mark.parametrize("operator, dtype, file, piece, index, by", BARRIERS + BOUNDS)
 def test_a_fault_is_noticed(examiner, operator, dtype, file, piece, index, by):
     fitting = [m for m in mutation.all_mutants(Path(file).stem) if m.file == file and piece in m.source]
