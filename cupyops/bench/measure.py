@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..testing import Failure, Tolerance
 from .case import Case
-from .results import Figure, Row
+from .results import BASE, Figure, Row
 from .timing import Clock, interleaved, leaves, peak_memory, wall
 
 _LOOSE = {torch.float64: 1e-10, torch.float32: 1e-3}  # of a peer's result; half types 5e-2
@@ -21,7 +21,6 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
     """The row of a case. What gives a wrong result, or raises, has a reason in the place of its figures."""
     torch.manual_seed(0)
     arguments = case.make(torch.device("cuda"), case.dtype)
-    wanted = leaves(arguments)
     row = Row.of(case)
     calls = {
         "ours": case.ours,
@@ -30,9 +29,9 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
     if "compile" in against and case.compiled:
         torch._dynamo.reset()
         calls["compile"] = torch.compile(case.eager, dynamic=False)
-    for name in _right(case, arguments, wanted, calls, row):
+    for name in _right(case, arguments, calls, row):
         del calls[name]
-    runs = {name: _run(case, call, arguments, wanted) for name, call in calls.items()}
+    runs = {name: _run(case, call, _given(name, arguments)) for name, call in calls.items()}
     for name, (_, whole) in runs.items():
         for _ in range(2):
             whole()
@@ -60,16 +59,17 @@ def compare(case: Case, device: str) -> bool:
     """Ours against PyTorch; False where there is nothing to compare. Raises `Failure` where it is wrong."""
     arguments = case.make(torch.device(device), case.dtype)
     row = Row.of(case)
-    _right(case, arguments, leaves(arguments), {"ours": case.ours, "eager": case.eager}, row)
+    _right(case, arguments, {"ours": case.ours, "eager": case.eager}, row)
     if "ours" in row.wrong:
         raise Failure(f"{case}: {row.wrong['ours']}")
     return row.compared
 
 
 def _run(
-    case: Case, call: Callable[..., Any], arguments: tuple[Any, ...], wanted: list[Tensor]
+    case: Case, call: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> tuple[Callable[[Clock], dict[str, float]], Callable[[], Any]]:
     """(one sample of each part, all of it at once)."""
+    wanted = leaves(arguments)
     if not wanted or not (case.backward_bytes or case.backward_flops or case.unit == "us"):
 
         def forward(clock: Clock) -> dict[str, float]:
@@ -111,38 +111,51 @@ def _gradients(found: Any, wanted: list[Tensor], grads: list[Tensor] | None) -> 
     return torch.autograd.grad(given, wanted, grads, allow_unused=True)
 
 
-def _right(
-    case: Case, arguments: Any, wanted: list[Tensor], calls: dict[str, Callable[..., Any]], row: Row
-) -> list[str]:
+def _right(case: Case, arguments: Any, calls: dict[str, Callable[..., Any]], row: Row) -> list[str]:
     """The names of what is not to be timed; the row has the reasons."""
-    wide = tuple(_double(one) for one in arguments)
     truth = theirs = None
     if case.same:
         torch.manual_seed(1)
-        truth = _results(case.eager, wide, leaves(wide))
-        theirs = _results(case.eager, arguments, wanted)
+        # of contiguous arguments: PyTorch's backward of overlapping windows is another one in channels_last
+        truth, theirs = (
+            _results(case.eager, _own(arguments, dtype, torch.contiguous_format)) for dtype in (torch.float64, None)
+        )
     row.compared = bool(truth)
     for name, call in calls.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = _results(call, arguments, wanted)
-            if truth is not None and theirs is not None and name != "eager":
+                found = _results(call, _given(name, arguments))
+            if truth is not None and theirs is not None:
                 _judge(case, name, found, theirs, truth)
         except Exception as error:  # whatever a peer raises: its place in the table says so
             row.wrong[name] = told(error)
     return [name for name in row.wrong if name in calls]
 
 
-def _double(one: Any) -> Any:
-    if not isinstance(one, Tensor) or not one.is_floating_point():
-        return one
-    return one.detach().double().requires_grad_(one.requires_grad)
+def _given(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments for one of the calls: Liger writes gradients over what was saved, so others have their own."""
+    return arguments if name in ("ours", *BASE) else _own(arguments)
 
 
-def _results(call: Callable[..., Any], arguments: Any, wanted: list[Tensor]) -> list[Tensor]:
+def _own(
+    arguments: Iterable[Any],
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> tuple[Any, ...]:
+    """Copies of the tensors of numbers, in a dtype."""
+
+    def copy(one: Any) -> Any:
+        if not isinstance(one, Tensor) or not one.is_floating_point():
+            return one
+        return one.detach().to(dtype, copy=True, memory_format=memory_format).requires_grad_(one.requires_grad)
+
+    return tuple(copy(one) for one in arguments)
+
+
+def _results(call: Callable[..., Any], arguments: Any) -> list[Tensor]:
     """Outputs and gradients, of a gradient that is the same for all."""
-    found = call(*arguments)
+    found, wanted = call(*arguments), leaves(arguments)
     every = [y for y in (found if isinstance(found, (tuple, list)) else (found,)) if isinstance(y, Tensor)]
     generator = torch.Generator(device="cuda" if every and every[0].is_cuda else "cpu").manual_seed(2)
     grads = []

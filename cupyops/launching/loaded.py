@@ -20,7 +20,7 @@ from ..errors import LaunchError
 from . import driver, fastpath, faults, signature
 from .configuration import Configuration
 
-_DEFAULT_SHARED = 48 * 1024  # more is to be asked for, by function and device
+_DEFAULT_SHARED = 48 * 1024  # static and dynamic together; more is to be asked for, by function and device
 _DEVICE_TO_DEVICE = 3  # of cudaMemcpyKind
 
 # Loaded for good: a captured graph may launch from a module long after its Kernel is gone.
@@ -135,9 +135,9 @@ class Loaded:
             )
 
     def _reserve(self, shared: int) -> None:
-        """More than 48 KB of dynamic shared memory is to be asked for."""
+        """Dynamic shared memory that with the static is more than 48 KB is to be asked for."""
         with _reserving:
-            if shared > _reserved.get(self._function, _DEFAULT_SHARED):
+            if shared > _reserved.get(self._function, _DEFAULT_SHARED - self._static):
                 calls = backend.cupy().cuda.driver
                 calls.funcSetAttribute(self._function, calls.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
                 _reserved[self._function] = shared

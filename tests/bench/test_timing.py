@@ -59,7 +59,7 @@ def relu(**options):
 
 def runs(case, call=torch.relu):
     arguments = case.make("cpu", case.dtype)
-    return measure._run(case, call, arguments, timing.leaves(arguments))
+    return measure._run(case, call, arguments)
 
 
 def test_the_parts_of_a_sample():
@@ -133,7 +133,7 @@ def test_a_sample_does_not_wait_for_ever(gpu):
 def judged(case, **calls):
     arguments = case.make("cpu", case.dtype)
     row = Row.of(case)
-    names = measure._right(case, arguments, timing.leaves(arguments), {"ours": case.ours, **calls}, row)
+    names = measure._right(case, arguments, {"ours": case.ours, **calls}, row)
     return names, row
 
 
@@ -156,6 +156,30 @@ def test_a_wrong_gradient_is_not():
 def test_a_peer_that_raises_is_left_out():
     names, row = judged(relu(), liger=lambda x: 1 / 0)
     assert names == ["liger"] and row.wrong["liger"] == "ZeroDivisionError: division by zero"
+
+
+def test_a_peer_that_writes_over_its_arguments_spoils_no_other():
+    def liger(x):
+        y = torch.relu(x)
+        x.data.fill_(7)
+        return y
+
+    names, _ = judged(relu(), liger=liger, compile=torch.relu)
+    assert names == []
+
+
+def test_a_layout_in_which_pytorch_is_wrong():
+    """PyTorch has no figure there, and what is right has one."""
+
+    def eager(x):
+        return x.exp() if x.is_contiguous() else x.exp() + 1
+
+    def make(device, dtype):
+        return (torch.randn(4, 6, device=device, dtype=dtype).t().requires_grad_(),)
+
+    case = Case("exp", "4x6", torch.float32, make, torch.exp, eager, forward_bytes=8)
+    names, row = judged(case, eager=eager)
+    assert names == ["eager"] and "off by 1" in row.wrong["eager"]
 
 
 def test_what_is_not_the_same_is_not_compared():

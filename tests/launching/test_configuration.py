@@ -221,3 +221,20 @@ class TestGPU:
         f.configure(16, 32, shared=limit, cluster=2)(x)
         with pytest.raises(LaunchError, match=re.escape(f"{limit + 1} bytes of shared memory, the device has {limit}")):
             f.configure(16, 32, shared=limit + 1, cluster=2)(x)
+
+    def test_static_and_dynamic_shared_memory_together_above_48_kb(self):
+        code = """
+        __global__ void f(int* x, int n) {
+            __shared__ int own[6000];
+            extern __shared__ int given[];
+            for (int i = threadIdx.x; i < 6000; i += blockDim.x) own[i] = i;
+            for (int i = threadIdx.x; i < n; i += blockDim.x) given[i] = 2 * i;
+            __syncthreads();
+            for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = given[n - 1 - i] + own[i % 6000];
+        }
+        """
+        f = Kernel(code, "f")
+        for n in (6200, 8000, 6200):
+            x, i = torch.zeros(n, dtype=torch.int32, device="cuda"), torch.arange(n, dtype=torch.int32, device="cuda")
+            f.configure(1, 256, shared=4 * n)(x, n)
+            assert torch.equal(x, 2 * (n - 1 - i) + i % 6000)
