@@ -79,18 +79,28 @@ template <int K, typename T, typename Step> struct Gradients {
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if (!there[u]) continue;
+      const bool whole = !CUT || end[u] - begin[u] == W;
+      // few vectors are not: no test of each element of those that are
+      if (!whole) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) {
+          if (k < begin[u] || k >= end[u]) grads[u].data[k] = values[u].data[k] = T(0);
+        }
+      }
       Vec<T, W> result;
 #pragma unroll
       for (int k = 0; k < W; ++k) {
-        const bool in = !CUT || (k >= begin[u] && k < end[u]);
-        const T grad = in ? grads[u].data[k] : T(0), value = Step::READS && in ? values[u].data[k] : T(0);
-        result.data[k] = from_acc<T>(add(step, k, grad, value, parameters[k % K]));
+        const T value = Step::READS ? values[u].data[k] : T(0);
+        result.data[k] = from_acc<T>(add(step, k, grads[u].data[k], value, parameters[k % K]));
       }
       if (!grad_x) continue;
-      if (!CUT || end[u] - begin[u] == W) store_whole(grad_x + at[u], result);
+      if (whole) {
+        store_whole(grad_x + at[u], result);
+        continue;
+      }
 #pragma unroll
-      for (int k = 0; CUT && k < W; ++k) {
-        if (end[u] - begin[u] < W && k >= begin[u] && k < end[u]) grad_x[at[u] + k] = result.data[k];
+      for (int k = 0; k < W; ++k) {
+        if (k >= begin[u] && k < end[u]) grad_x[at[u] + k] = result.data[k];
       }
     }
   }

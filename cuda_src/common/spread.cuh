@@ -6,8 +6,7 @@
 #include "common/whole.cuh"
 
 // The numbers are those of spread.py.
-constexpr int kEachColumn =
-    0;  // inner is 1, and `step` vectors are whole rows: a thread's parameters stay in registers
+constexpr int kEachColumn = 0;  // inner is 1, `step` vectors are whole rows: a thread's parameters stay in registers
 constexpr int kWholeSpans = 1;  // spans are whole vectors, each of one channel
 constexpr int kCutSpans = 2;  // inner is at least a vector, which so has two channels at most
 

@@ -30,7 +30,9 @@ class TestAdd(OperatorContract):
         yield Sample(make(3, 8), make(), alpha=3)
         yield Sample(make(1), make(4, 16))
         yield Sample(make(9, 16), make(9, 1))
-        yield Sample(make(2, 3, 4, 8), make(3, 1, 1))
+        for shape in [(2, 3, 4, 8), (2, 3, 5, 7)]:  # spans that are whole vectors, and not
+            yield Sample(make(*shape), make(3, 1, 1))
+            yield Sample(make(3, 1, 1), make(*shape), alpha=0.5)
         yield Sample(make(2, 3, 1, 8), make(1, 5, 1))
         yield Sample(make(2, 0, 3), make(3))
         # six dimensions in turn broadcast: more than a kernel walks, so one is copied first

@@ -20,6 +20,10 @@ class TestBiasGelu(OperatorContract):
         for approximate in ("none", "tanh"):
             yield Sample(make(5, 7), make(7), approximate)
             yield Sample(make(2, 3, 16), make(16), approximate)
+            for rows in (8, 17):  # columns that are whole vectors, and not
+                yield Sample(make(24, rows).t(), make(24), approximate)
+            # columns apart, and shorter than a vector where a copy brings them together
+            yield Sample(make(14, 3).t()[:, ::2], make(7), approximate)
         yield Sample(make(9), make(9))
         yield Sample(make(70, 3), make(3))
         yield Sample(make(0, 3), make(3))

@@ -42,7 +42,8 @@ class TestRope(OperatorContract):
 
     def samples(self, make: Make):
         for interleaved in (False, True):
-            yield Sample(make(2, 3, 5, 6), *tables(make, 5, 3), interleaved=interleaved)  # single elements
+            for size in (7, 6, 12, 24):  # single elements, two at once, four; in the wider dtypes vectors
+                yield Sample(make(2, 3, 5, size), *tables(make, 5, size // 2), interleaved=interleaved)
             yield Sample(
                 make(2, 5, 3, 48), *tables(make, 9, 16), interleaved=interleaved, seq_dim=-3
             )  # vectors, partial

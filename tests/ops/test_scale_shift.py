@@ -31,6 +31,9 @@ class TestScaleShift(OperatorContract):
         yield Sample(make(3, 2, 5, 7), make(2, 1, 1), make(2, 1, 1))
         yield Sample(make(3, 40), make(3, 1))
         yield Sample(make(6, 40), make(1), make(40))  # weight and bias of different patterns
+        yield Sample(make(3, 40), make(40), make(3, 1))
+        yield Sample(make(3, 2, 5, 7), make(7), make(2, 1, 1))
+        yield Sample(make(3, 2, 5, 7), make(2, 1, 1))
         yield Sample(make(6, 40), make(6, 1), bias=make(6, 40))
         yield Sample(make(6, 7), make(6, 7), make(7))
         yield Sample(make(7), make(3, 7), make(7))  # the input is broadcast
