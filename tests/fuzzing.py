@@ -309,7 +309,7 @@ def maxima() -> st.SearchStrategy[Call]:
 
 @st.composite
 def variances(draw: st.DrawFn) -> Call:
-    """As sums, of more elements than the correction; not over `()`, of which PyTorch's own gradient is that of one element."""
+    """As sums, of more elements than the correction; not over `()`: PyTorch's own gradient is wrong then."""
     x, dims, keepdim = draw(sums()).args
     dims = None if dims == () else dims
     reduced = range(x.dim()) if dims is None else [dims] if isinstance(dims, int) else dims

@@ -31,7 +31,7 @@ class TestVar(OperatorContract):
         yield Sample(make(9), unbiased=False)
 
 
-@pytest.mark.parametrize("arguments", [(), (True,), (False,), (1, False), (1, True, True), (0,), ((0, 1),)])
+@pytest.mark.parametrize("arguments", [(), ((),), (True,), (False,), (1, False), (1, True, True), (0,), ((0, 1),)])
 def test_the_spellings(device, arguments):
     x = torch.randn(4, 9, device=device)
     with cupyops.simulate():
@@ -64,7 +64,9 @@ def test_nan_infinities_and_constants(device, dim):
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("shape, dim", [((3, 5000), 1), ((5000, 3), 0), ((5000, 16), 0), ((40, 8, 16), (0, 2)), ((17000, 2), 0)])
+@pytest.mark.parametrize(
+    "shape, dim", [((3, 5000), 1), ((5000, 3), 0), ((5000, 16), 0), ((40, 8, 16), (0, 2)), ((17000, 2), 0)]
+)
 def test_a_large_mean_does_not_cancel(device, shape, dim):
     x = 4096 + torch.randn(shape, device=device)
     with cupyops.simulate():
@@ -74,7 +76,15 @@ def test_a_large_mean_does_not_cancel(device, shape, dim):
 
 @pytest.mark.parametrize(
     "shape, dim",
-    [((3, 1001), 1), ((7, 70000), 1), ((40, 24), 0), ((19, 33), 0), ((17000, 2), 0), ((3, 5, 7), (0, 2)), ((3, 7, 5), 1)],
+    [
+        ((3, 1001), 1),
+        ((7, 70000), 1),
+        ((40, 24), 0),
+        ((19, 33), 0),
+        ((17000, 2), 0),
+        ((3, 5, 7), (0, 2)),
+        ((3, 7, 5), 1),
+    ],
 )
 def test_a_constant_has_none(device, shape, dim):
     """Exactly, though 0.1 times their number is rounded."""
