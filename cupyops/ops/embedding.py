@@ -118,10 +118,8 @@ def backward_plan(
     """(positions of a run, runs, grid, block, grid of the second kernel): of the sizes alone, so the bits are too."""
     vectors = ceil_div(size, vector)
     run = min(max(_power_of_two(count * vectors // ENOUGH_THREADS), RUNS[0]), RUNS[1])
-    runs, along = (
-        ceil_div(count, run),
-        min(THREADS, ceil_div(vectors, 32) * 32 if vectors > 32 else _power_of_two(vectors)),
-    )
+    runs = ceil_div(count, run)
+    along = min(THREADS, ceil_div(vectors, 32) * 32 if vectors > 32 else _power_of_two(vectors))
     grid = ceil_div(runs, THREADS // along), ceil_div(vectors, along)
     finish = ceil_div(runs - 1, FINISH[1]), ceil_div(size, FINISH[0])
     return run, runs, grid, (along, THREADS // along), finish
