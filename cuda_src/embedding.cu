@@ -9,7 +9,8 @@
 //
 // Bytes: forward the rows once in, once out; backward grad_y once in, grad_weight once out (twice the rows that are
 // named). Backward adds once per element of grad_y.
-// The sort is by one block, while the others write the zeros of grad_weight; of more than 16384 indices it is PyTorch's.
+// The sort is by one block, while the others write the zeros of grad_weight; of more than 16384 indices, or than shared
+// memory holds, it is PyTorch's.
 // Reached on an H200 (GB/s of those bytes; a copy: 4251): forward 16384 of 128256x4096 bf16 3687, 16384 of 50257x768 bf16
 // 2883, fp32 3465; backward 16384 of 50257x768 bf16 1750, all of them one row 1719, 256 of 50257x768 2670. Lost: in backward
 // three launches, of which the sort takes 33 us where the zeros would take 21; rows of odd size go by single elements.

@@ -4,8 +4,8 @@
 // slope        = grad_y 2 / (n - correction)
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. A thread takes a few elements about their own mean
-// and merges them into what it has: E[x^2] - mean^2 would cancel. Bytes per element of x: forward sizeof(T), backward
-// twice that. Forward about 4 operations on each element, backward two.
+// and merges them into what it has: E[x^2] - mean^2 would cancel. Of a constant y is exactly 0. Bytes per element of x:
+// forward sizeof(T), backward twice that. Forward about 4 operations on each element, backward two.
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x8192 over 1 bf16 3337 / 3723; over 0
 // bf16 2364 / 3631, fp32 3482 / 3806; 4095x4095 bf16 over 1 1656 / 2969, over 0 761 / 2856. Lost: over 0 what a thread has
 // of each of its columns is merged every 4 rows.
@@ -26,18 +26,38 @@ template <typename A> struct MomentsRule {
     return {count, moved(a.mean, b.mean, share), a.square + b.square + apart * (apart * (a.count * share))};
   }
 
+  // In pairs: where all are the same, exact for powers of two.
+  template <int N> static __device__ __forceinline__ A total(const A (&values)[N]) {
+    A sums[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) sums[i] = values[i];
+#pragma unroll
+    for (int half = N / 2; half > 0; half /= 2) {
+#pragma unroll
+      for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+    }
+    return sums[0];
+  }
+
   // What is not there is 0.
   template <int U, int E, typename Number>
   static __device__ __forceinline__ void take_(Moments<A>& state, const A (&values)[U][E], int valid, int seen,
                                                Number) {
-    const A added = A(valid * E), before = A(seen), total = added + before, each = A(1) / added, share = added / total;
-    A sum = A(0), squares = A(0);
+    const A added = A(valid * E), before = A(seen), all = added + before, each = A(1) / added, share = added / all;
+    A sums[U], squares = A(0);
 #pragma unroll
-    for (int i = 0; i < U; ++i) {
+    for (int i = 0; i < U; ++i) sums[i] = total(values[i]);
+    A about = mul_rn(total(sums), each);
+    if (valid < U) {  // of other numbers it is rounded: the mean of a constant would not be that
+      A left = A(0);
 #pragma unroll
-      for (int e = 0; e < E; ++e) sum += values[i][e];
+      for (int i = 0; i < U; ++i) {
+#pragma unroll
+        for (int e = 0; e < E; ++e) left += i < valid ? values[i][e] - about : A(0);
+      }
+      if (isfinite(left)) about += left * each;
     }
-    const A about = sum * each, apart = about - state.mean;
+    const A apart = about - state.mean;
 #pragma unroll
     for (int i = 0; i < U; ++i) {
       if (i >= valid) break;
@@ -46,7 +66,7 @@ template <typename A> struct MomentsRule {
     }
     state.square += squares + apart * (apart * (before * share));
     state.mean = moved(state.mean, about, share);
-    state.count = total;
+    state.count = all;
   }
 };
 
@@ -55,11 +75,18 @@ template <typename A> __device__ __forceinline__ A sum_lanes(A value, int lanes)
   return value;
 }
 
-// About the mean of all: no division at each step, as a merge of two has it.
+// About the mean of all: no division at each step, as a merge of two has it. That mean is the first one and what the others
+// differ from it by, of a constant exactly it.
 template <typename A>
 __device__ __forceinline__ Moments<A> fold_lanes(const MomentsRule<A>&, const Moments<A>& value, int lanes) {
   const A count = sum_lanes(value.count, lanes), share = count > A(0) ? value.count / count : A(0);
-  const A mean = sum_lanes(value.mean * share, lanes), apart = value.mean - mean;
+  const A first = __shfl_sync(kFullMask, value.mean, 0, lanes);
+  A mean = first + sum_lanes((value.mean - first) * share, lanes);
+  if (__any_sync(kFullMask, !isfinite(mean))) {
+    const A infinite = sum_lanes(value.mean * share, lanes);
+    mean = isfinite(mean) ? mean : infinite;
+  }
+  const A apart = value.mean - mean;
   return {count, mean, sum_lanes(value.square + apart * (apart * value.count), lanes)};
 }
 

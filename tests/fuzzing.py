@@ -309,9 +309,10 @@ def maxima() -> st.SearchStrategy[Call]:
 
 @st.composite
 def variances(draw: st.DrawFn) -> Call:
-    """As sums, of more elements than the correction."""
+    """As sums, of more elements than the correction; not over `()`: PyTorch's own gradient is wrong then."""
     x, dims, keepdim = draw(sums()).args
-    reduced = range(x.dim()) if dims is None or dims == () else [dims] if isinstance(dims, int) else dims
+    dims = None if dims == () else dims
+    reduced = range(x.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
     elements = math.prod(x.shape[dim] for dim in reduced)
     corrections = [one for one in (0, 1, 2.5) if one < elements] or [0]
     return Call(x, dims, keepdim=keepdim, correction=draw(st.sampled_from(corrections)))

@@ -466,6 +466,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.sum, m(3, 5, 7), (0, 2)),
         lambda m: (cupyops.mean, m(17000, 2), 0),
         lambda m: (cupyops.sum, m(20, 7), 0),
+        lambda m: (cupyops.sum, m(3, 2), 0),
+        lambda m: (cupyops.sum, m(3, 7, 5), 1),
     ],
     "amax": [
         lambda m: (cupyops.amax, m(7, 130)),
@@ -475,6 +477,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.amax, m(3, 5, 7), (0, 2)),
         lambda m: (cupyops.amax, m(17000, 2), 0),
         lambda m: (cupyops.amax, m(20, 7), 0),
+        lambda m: (cupyops.amax, m(3, 2), 0),
+        lambda m: (cupyops.amax, m(3, 7, 5), 1),
     ],
     "var": [
         lambda m: (cupyops.var, m(7, 130)),
@@ -484,6 +488,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.var, m(3, 5, 7), (0, 2)),
         lambda m: (cupyops.var, m(17000, 2), 0),
         lambda m: (cupyops.var, m(20, 7), 0),
+        lambda m: (cupyops.var, m(3, 2), 0),
+        lambda m: (cupyops.var, m(3, 7, 5), 1),
     ],
     "nll_loss": [
         lambda m: (cupyops.nll_loss, m(300, 5), m.integers(300, high=5)),

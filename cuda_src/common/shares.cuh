@@ -65,8 +65,7 @@ __device__ __forceinline__ void spread_columns(const T* __restrict__ x, T* __res
   constexpr int K = kVecWidth<T>, U = kSpreadUnits;
   const long long first = global_thread(), across = size * period / K, n = rows * size, vectors = n / K;
   const long long begin = blockIdx.y * (long long)blockDim.y + threadIdx.y, step = gridDim.y * (long long)blockDim.y;
-  if (begin == 0 && first < n % K) {
-    const long long at = vectors * K + first;
+  for (long long at = vectors * K + begin; first == 0 && at < n; at += step) {
     grad_x[at] = shares(at % size, 0).get_(x[at]);
   }
   if (first + begin * across >= vectors || first >= across) return;

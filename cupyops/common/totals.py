@@ -139,19 +139,18 @@ def gradient(
     if is_dry(x) or x.numel() == 0:
         return grad_x
     rows, columns, anyhow = kernels
-    kept, vector, size = (
-        [dim for dim in range(x.dim()) if dim not in dims],
-        16 // x.element_size(),
-        count(x.shape, dims),
-    )
+    vector, size = 16 // x.element_size(), count(x.shape, dims)
     if x.is_contiguous() and size < 1 << 31:
         dense = [one.contiguous() for one in (*results, *places)]
         number = x.numel() // size
-        if max(kept, default=-1) < min(dims, default=0):
+        # as arrange() has it, which what forward knows of places hangs on: dimensions of size 1 are neither kept nor reduced
+        longer = [dim for dim in range(x.dim()) if x.shape[dim] > 1]
+        kept, reduced = [dim for dim in longer if dim not in dims], [dim for dim in longer if dim in dims]
+        if not kept or (reduced and kept[-1] < reduced[0]):
             grid, block = rows_block(number, ceil_div(size, vector))
             rows[grid, block](x, *dense, *options, grad_x, number, size, T=x.dtype)
             return grad_x
-        if max(dims) < min(kept) and (x.data_ptr() | grad_x.data_ptr()) % 16 == 0:
+        if (not reduced or reduced[-1] < kept[0]) and (x.data_ptr() | grad_x.data_ptr()) % 16 == 0:
             period = vector // math.gcd(number, vector)
             grid, block = columns_block(number * period // vector, ceil_div(size, period))
             columns[grid, block](x, *dense, *options, grad_x, size, number, period, T=x.dtype)

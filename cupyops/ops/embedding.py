@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..common.norms import card
 from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
@@ -25,7 +26,8 @@ RUNS = 8, 32  # positions of a run of backward: so few, or more where that still
 ENOUGH_THREADS = 1 << 16
 FINISH = 32, 16  # kFinishColumns, kFinishRuns
 SORT = 1024  # threads of a block that sorts, of which there is one
-MOST_SORTED = 1 << 14  # by it: kSortKeys each
+MOST_SORTED = 1 << 14  # by it: kSortKeys each; fewer where the device has less shared memory than these need
+COUNTS = 32 * 1024 + 32  # bytes of it that are no keys
 FILL = 1 << 15  # bytes of a block that writes zeros, about
 FILL_BLOCKS = 131 * 2
 
@@ -84,7 +86,7 @@ def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
 def sort(indices: Tensor, like: Tensor, rows: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """(the indices sorted, where each was, zeros for the gradient)."""
     count = indices.numel()
-    if count > MOST_SORTED:
+    if count > min(MOST_SORTED, (card(like.device)[1] - COUNTS) // 8):
         keys, order = torch.sort(indices.int(), stable=True)
         return keys, order, torch.zeros((rows, size), dtype=like.dtype, device=like.device)
     grad_weight = torch.empty((rows, size), dtype=like.dtype, device=like.device)
@@ -116,10 +118,8 @@ def backward_plan(
     """(positions of a run, runs, grid, block, grid of the second kernel): of the sizes alone, so the bits are too."""
     vectors = ceil_div(size, vector)
     run = min(max(_power_of_two(count * vectors // ENOUGH_THREADS), RUNS[0]), RUNS[1])
-    runs, along = (
-        ceil_div(count, run),
-        min(THREADS, ceil_div(vectors, 32) * 32 if vectors > 32 else _power_of_two(vectors)),
-    )
+    runs = ceil_div(count, run)
+    along = min(THREADS, ceil_div(vectors, 32) * 32 if vectors > 32 else _power_of_two(vectors))
     grid = ceil_div(runs, THREADS // along), ceil_div(vectors, along)
     finish = ceil_div(runs - 1, FINISH[1]), ceil_div(size, FINISH[0])
     return run, runs, grid, (along, THREADS // along), finish

@@ -30,7 +30,7 @@ def var(
 ) -> Tensor:
     """Variance over any dimensions; as `torch.var`.
 
-    Summed about the mean: it does not cancel where the mean is large.
+    Summed about the mean: it does not cancel where the mean is large, and of a constant it is exactly 0.
 
     Args:
         input: any shape and strides; kernels serve fp16, bf16, fp32 and fp64.

@@ -17,6 +17,9 @@ class TestAmax(OperatorContract):
         yield Sample(make(40, 24), 0)  # columns in vectors
         yield Sample(make(3, 5, 16), (0, 2))  # rows in vectors
         yield Sample(make(3, 5, 7), (0, 2))  # not in vectors
+        yield Sample(make(3, 2), 0)  # columns that end within a vector
+        yield Sample(make(4, 3, 1), (0, 1), keepdim=True)  # rows, though what is kept lies within
+        yield Sample(make(3, 7, 5), 1)  # columns not in vectors
         yield Sample(make(17000, 2), 0)  # in slabs
         yield Sample(make(19, 33), 0)  # columns whose rows begin at any alignment
         yield Sample(make(2, 4099), 1)  # more than a thread has at once

@@ -21,12 +21,13 @@ def by_torch(input, weight, *args, **kwargs):
 class TestEmbedding(OperatorContract):
     function = staticmethod(cupyops.embedding)
     torch_function = staticmethod(by_torch)
-    kernels = {"embedding_fwd", "embedding_bwd", "embedding_bwd_finish"}
+    kernels = {"embedding_fwd", "embedding_bwd_sort", "embedding_bwd", "embedding_bwd_finish"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
         yield Sample(make.integers(300, high=5), make(5, 40), 2)  # segments of many runs
         yield Sample(make.integers(2, 61, high=500), make(500, 33), scale_grad_by_freq=True)
+        yield Sample(make.integers(40, high=6), make(6, 16), scale_grad_by_freq=True)  # in vectors
 
     def small_samples(self, make: Make):
         yield Sample(make.integers(4, 5, high=7), make(7, 3))
@@ -54,6 +55,19 @@ def test_segments(device, counts, padding_idx, by_freq):
     with cupyops.simulate():
         found = gradients(cupyops.embedding, indices, weight, **options)
     torch.testing.assert_close(found, gradients(F.embedding, indices, weight, **options))
+
+
+def test_more_than_shared_memory_can_sort(device, monkeypatch):
+    """PyTorch sorts then."""
+    indices, weight = torch.arange(60, device=device).remainder(7), torch.randn(7, 4, device=device)
+    with cupyops.simulate(), cupyops.trace() as trace:
+        few = gradients(cupyops.embedding, indices, weight)
+        monkeypatch.setattr(sys.modules["cupyops.ops.embedding"], "card", lambda device: (2, 33000))
+        many = gradients(cupyops.embedding, indices, weight)
+    launched = [record.kernel for record in trace.launches()]
+    assert len([name for name in launched if "sort" in name]) == 1 and len(launched) == 7
+    torch.testing.assert_close(many, few, rtol=0, atol=0)
+    torch.testing.assert_close(many, gradients(F.embedding, indices, weight))
 
 
 @pytest.mark.parametrize("shape, table", [((0,), (3, 4)), ((2, 0), (0, 4)), ((3,), (5, 0)), ((), (1, 1))])

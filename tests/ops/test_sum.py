@@ -17,6 +17,7 @@ class TestSum(OperatorContract):
         yield Sample(make(40, 24), 0)  # columns in vectors
         yield Sample(make(3, 5, 16), (0, 2))  # rows in vectors
         yield Sample(make(3, 5, 7), (0, 2))  # not in vectors
+        yield Sample(make(3, 7, 5), 1)  # columns not in vectors
         yield Sample(make(17000, 2), 0)  # in slabs
         yield Sample(make(19, 33), 0)  # columns whose rows begin at any alignment
 

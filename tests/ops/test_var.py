@@ -19,7 +19,9 @@ class TestVar(OperatorContract):
         yield Sample(make(40, 24), 0)  # columns in vectors
         yield Sample(make(3, 5, 16), (0, 2))  # rows in vectors
         yield Sample(make(3, 5, 7), (0, 2))  # not in vectors
-        yield Sample(make(17000, 2), 0)  # in slabs
+        yield Sample(make(3, 2), 0)  # columns that end within a vector
+        yield Sample(make(4, 3, 1), (0, 1), keepdim=True)  # rows, though what is kept lies within
+        yield Sample(make(2, 520, 33), 1)  # columns not in vectors, in slabs
         yield Sample(make(19, 33), 0)  # columns whose rows begin at any alignment
 
     def small_samples(self, make: Make):
@@ -29,7 +31,7 @@ class TestVar(OperatorContract):
         yield Sample(make(9), unbiased=False)
 
 
-@pytest.mark.parametrize("arguments", [(), (True,), (False,), (1, False), (1, True, True), (0,), ((0, 1),)])
+@pytest.mark.parametrize("arguments", [(), ((),), (True,), (False,), (1, False), (1, True, True), (0,), ((0, 1),)])
 def test_the_spellings(device, arguments):
     x = torch.randn(4, 9, device=device)
     with cupyops.simulate():
@@ -62,12 +64,35 @@ def test_nan_infinities_and_constants(device, dim):
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("shape, dim", [((3, 5000), 1), ((5000, 3), 0), ((5000, 16), 0), ((40, 8, 16), (0, 2))])
+@pytest.mark.parametrize(
+    "shape, dim", [((3, 5000), 1), ((5000, 3), 0), ((5000, 16), 0), ((40, 8, 16), (0, 2)), ((17000, 2), 0)]
+)
 def test_a_large_mean_does_not_cancel(device, shape, dim):
     x = 4096 + torch.randn(shape, device=device)
     with cupyops.simulate():
         found = cupyops.var(x, dim)
     torch.testing.assert_close(found.double(), torch.var(x.double(), dim), rtol=2e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    "shape, dim",
+    [
+        ((3, 1001), 1),
+        ((7, 70000), 1),
+        ((40, 24), 0),
+        ((19, 33), 0),
+        ((17000, 2), 0),
+        ((3, 5, 7), (0, 2)),
+        ((3, 7, 5), 1),
+    ],
+)
+def test_a_constant_has_none(device, shape, dim):
+    """Exactly, though 0.1 times their number is rounded."""
+    x = torch.full(shape, 0.1, device=device, requires_grad=True)
+    with cupyops.simulate():
+        y = cupyops.var(x, dim)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+    assert not y.any() and not grad.any()
 
 
 @pytest.mark.parametrize(
