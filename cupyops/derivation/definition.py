@@ -51,6 +51,7 @@ class Definition:
         self.forward: Callable[..., Any] | None = None  # as the author wrote it
         self.forward_asks = False  # for needs_grad
         self.backward_asks = False  # for last
+        self.named: Callable[[Sequence[bool]], Any] = lambda needs: None  # NeedsGrad, where there is a backward
         self.launch_forward: Callable[..., Any] | None = None  # as calls run it
         self.launch_backward: Backward | None = None
         self.gradient: Backward | None = None  # reference_backward
@@ -134,9 +135,7 @@ class Definition:
 
     def asked(self, needs: Sequence[bool] | None) -> dict[str, Any]:
         """What the forward kernels are told besides their arguments, where they ask."""
-        if needs is None or not self.forward_asks or self.launch_backward is None:
-            return {}
-        return {"needs_grad": self.needs_type._make(needs)}
+        return {"needs_grad": self.named(tuple(needs))} if self.forward_asks and needs is not None else {}
 
     def call_kernels(self, args: Sequence[Any]) -> Any:
         """What a call returns, by the forward kernels."""
@@ -259,7 +258,7 @@ class Definition:
     def set_backward(self, launch: Callable[..., Any]) -> None:
         """Take the backward role."""
         self.launch_backward = role = Backward(self, launch, "backward")
-        self.needs_type, self.backward_asks = role.needs_type, ("last", 0) in role.wants
+        self.named, self.backward_asks = role.named, ("last", 0) in role.wants
         self._choose_kept()
 
     def set_gradient(self, gradient: Callable[..., Any]) -> None:
@@ -308,6 +307,7 @@ class Backward:
         changed = (*of.mutated, *of.updated)
         known |= {name: ("input", index) for name, index in position.items() if index not in changed}
         self.needs_type: Any = namedtuple("NeedsGrad", position)  # type: ignore[misc]
+        self.named = functools.cache(self.needs_type._make)
         asked = names[1 + of.outputs :]
         if lost := [name for name in asked if name in of.mutates and name not in known]:
             raise InputError(
@@ -328,7 +328,7 @@ class Backward:
         places |= {("needs", 0): "named(needs)", ("last", 0): "last"}
         extra = ", ".join(places.get(one, f"values[{one[1]}]") for one in self.wants)
         source = f"lambda grads, tensors, values, needs, last: launch(tensors[{len(tensors)}:], *grads, {extra})"
-        call = eval(source, {"launch": self.launch, "named": functools.cache(self.needs_type._make)})
+        call = eval(source, {"launch": self.launch, "named": self.named})
 
         def run(
             grads: Sequence[Tensor | None], tensors: tuple[Tensor, ...], values: Sequence[Any], needs: Any, last: bool
@@ -350,7 +350,7 @@ class Backward:
             if kind == "input"
             else outputs[index]
             if kind == "output"
-            else self.needs_type._make(needs)
+            else self.named(tuple(needs))
             if kind == "needs"
             else last
             for kind, index in self.wants
