@@ -51,7 +51,7 @@ class Definition:
         self.forward: Callable[..., Any] | None = None  # as the author wrote it
         self.forward_asks = False  # for needs_grad
         self.backward_asks = False  # for last
-        self.named: Callable[[Sequence[bool]], Any] = lambda needs: None  # NeedsGrad, where there is a backward
+        self.named: Callable[..., Any] = lambda needs: None  # NeedsGrad of a tuple, where there is a backward
         self.launch_forward: Callable[..., Any] | None = None  # as calls run it
         self.launch_backward: Backward | None = None
         self.gradient: Backward | None = None  # reference_backward
@@ -307,7 +307,7 @@ class Backward:
         changed = (*of.mutated, *of.updated)
         known |= {name: ("input", index) for name, index in position.items() if index not in changed}
         self.needs_type: Any = namedtuple("NeedsGrad", position)  # type: ignore[misc]
-        self.named = functools.cache(self.needs_type._make)
+        self.named: Callable[..., Any] = functools.cache(self.needs_type._make)  # type: ignore[attr-defined]
         asked = names[1 + of.outputs :]
         if lost := [name for name in asked if name in of.mutates and name not in known]:
             raise InputError(
