@@ -32,7 +32,8 @@ KERNELS.sort(key=lambda k: (k.source.name, k.base, k.options))
 
 
 def global_functions(text):
-    plain = re.sub(r"\b__\w+__\s*\((?:[^()]|\([^()]*\))*\)", " ", source.strip_comments(text))  # __launch_bounds__(256) and its kind
+    # without __launch_bounds__(f(x, y)) and its kind
+    plain = re.sub(r"\b__\w+__\s*\((?:[^()]|\([^()]*\))*\)", " ", source.strip_comments(text))
     return set(re.findall(r"__global__[^;{}()]*\b(\w+)\s*\(", plain))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import cupyops
 from cupyops.common import gemm, rows, softmaxes
+from cupyops.ops.relu import MASKED
 
 _A_CARD = (132, 232448)  # multiprocessors and shared memory that every plan of a GEMM is made for, whatever runs it
 
@@ -272,7 +273,11 @@ def _unary(function: Any) -> list[Call]:
 
 
 _SAMPLES: dict[str, list[Call]] = {
-    "relu": _unary(cupyops.relu),
+    "relu": [
+        *_unary(cupyops.relu),
+        lambda m: (cupyops.relu, m(MASKED + 3)),
+        lambda m: (cupyops.relu, _off(m(MASKED + 3))),
+    ],
     "silu": _unary(cupyops.silu),
     "gelu": [*_unary(cupyops.gelu), lambda m: (cupyops.gelu, m(7, 301), {"approximate": "tanh"})],
     "swiglu": [
@@ -302,6 +307,7 @@ _SAMPLES: dict[str, list[Call]] = {
     "conv2d_relu_max_pool2d": [
         lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 3, 9, 12), m(6, 3, 3, 3), m(6), {"padding": 1}),
         lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 1, 8, 40), m(5, 1, 5, 5), {"padding": 2}),
+        lambda m: (cupyops.conv2d_relu_max_pool2d, m(1, 17, 5, 8), m(18, 17, 3, 3), m(18), {"padding": 1}),
     ],
     "scale_shift": [
         lambda m: (cupyops.scale_shift, m(37, 24), m(24), m(24)),

@@ -36,7 +36,7 @@ def differentiable(op: Definition) -> Callable[..., Any]:
         # the same, for the usual case of one output and in a microsecond less
         try:
             if op.forward_asks:
-                y, saved = op.launch_forward(*args, **op.asked(ctx.needs_input_grad))  # type: ignore[misc]
+                y, saved = op.launch_forward(*args, needs_grad=op.named(ctx.needs_input_grad))  # type: ignore[misc]
             else:
                 y, saved = op.launch_forward(*args)  # type: ignore[misc]
         except CupyopsError as error:

@@ -6,9 +6,7 @@ the eager and the registered operator from it; `operator.py` chooses between the
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections import namedtuple
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +17,7 @@ from ..errors import CupyopsError, InputError
 from ..kernel import FLOATING, executors
 from ..layout import is_dry, restride
 from . import results, schema
+from .backward import Backward
 from .kept import Kept
 
 
@@ -51,6 +50,7 @@ class Definition:
         self.forward: Callable[..., Any] | None = None  # as the author wrote it
         self.forward_asks = False  # for needs_grad
         self.backward_asks = False  # for last
+        self.named: Callable[..., Any] = lambda needs: None  # NeedsGrad of a tuple, where there is a backward
         self.launch_forward: Callable[..., Any] | None = None  # as calls run it
         self.launch_backward: Backward | None = None
         self.gradient: Backward | None = None  # reference_backward
@@ -134,9 +134,7 @@ class Definition:
 
     def asked(self, needs: Sequence[bool] | None) -> dict[str, Any]:
         """What the forward kernels are told besides their arguments, where they ask."""
-        if needs is None or not self.forward_asks or self.launch_backward is None:
-            return {}
-        return {"needs_grad": self.needs_type._make(needs)}
+        return {"needs_grad": self.named(tuple(needs))} if self.forward_asks and needs is not None else {}
 
     def call_kernels(self, args: Sequence[Any]) -> Any:
         """What a call returns, by the forward kernels."""
@@ -259,7 +257,7 @@ class Definition:
     def set_backward(self, launch: Callable[..., Any]) -> None:
         """Take the backward role."""
         self.launch_backward = role = Backward(self, launch, "backward")
-        self.needs_type, self.backward_asks = role.needs_type, ("last", 0) in role.wants
+        self.named, self.backward_asks = role.named, ("last", 0) in role.wants
         self._choose_kept()
 
     def set_gradient(self, gradient: Callable[..., Any]) -> None:
@@ -279,104 +277,6 @@ class Definition:
         if self.launch_backward is not None:
             self.launch_backward.direct = self.launch_backward.directly(self.kept_by_kernels)
         self.kept_by_reference = Kept(self.arity, self.tensors, self.outputs, lasting, ())
-
-
-Direct = Callable[[Sequence[Tensor | None], tuple[Tensor, ...], Sequence[Any], Any, bool], tuple[Tensor | None, ...]]
-
-
-class Backward:
-    """A backward role, understood once: what its parameters name is what it is given."""
-
-    direct: Direct | None = (
-        None  # the role on gradients and what autograd has of the call: (saved tensors, values, needs, last)
-    )
-
-    def __init__(self, of: Definition, launch: Callable[..., Any], role: str) -> None:
-        self.name, self.tensors = of.name, of.tensors
-        self.launch, self.role = launch, role
-        names = list(inspect.signature(launch).parameters)
-        grads = names[1 : 1 + of.outputs]
-        if names[:1] != ["saved"] or len(grads) != of.outputs or not all(n.startswith("grad_") for n in grads):
-            expected = ["saved", *(["grad_y"] if of.outputs == 1 else [f"grad_y{i}" for i in range(of.outputs)])]
-            raise InputError(
-                f"{of.name}: a backward begins with ({', '.join(expected)}); this one has ({', '.join(names)})"
-            )
-        outputs = {name.removeprefix("grad_"): index for index, name in enumerate(grads)}
-        position = {one.name: index for index, one in enumerate(of.parameters)}
-        known = {"needs_grad": ("needs", 0), "last": ("last", 0)}
-        known |= {name: ("output", index) for name, index in outputs.items()}
-        changed = (*of.mutated, *of.updated)
-        known |= {name: ("input", index) for name, index in position.items() if index not in changed}
-        self.needs_type: Any = namedtuple("NeedsGrad", position)  # type: ignore[misc]
-        asked = names[1 + of.outputs :]
-        if lost := [name for name in asked if name in of.mutates and name not in known]:
-            raise InputError(
-                f"{of.name}: backward asks for {lost[0]!r}, which forward overwrites; it can name the outputs"
-            )
-        if unknown := [name for name in asked if name not in known]:
-            raise InputError(f"{of.name}: backward asks for {unknown[0]!r}; it can have {', '.join(known)}")
-        self.wants = [known[name] for name in asked]
-        self.inputs = {index for kind, index in self.wants if kind == "input"}
-        self.outputs = {index for kind, index in self.wants if kind == "output"}
-
-    def directly(self, kept: Kept) -> Direct:
-        """`direct`, with as little Python as there can be, where `kept` is what is kept of a call."""
-        arity, most = kept.arity, len(self.tensors)
-        leading = self.tensors == tuple(range(most))
-        tensors = [("input", index) for index in kept.inputs] + [("output", index) for index in kept.outputs]
-        places = {one: f"tensors[{place}]" for place, one in enumerate(tensors)}
-        places |= {("needs", 0): "named(needs)", ("last", 0): "last"}
-        extra = ", ".join(places.get(one, f"values[{one[1]}]") for one in self.wants)
-        source = f"lambda grads, tensors, values, needs, last: launch(tensors[{len(tensors)}:], *grads, {extra})"
-        call = eval(source, {"launch": self.launch, "named": functools.cache(self.needs_type._make)})
-
-        def run(
-            grads: Sequence[Tensor | None], tensors: tuple[Tensor, ...], values: Sequence[Any], needs: Any, last: bool
-        ) -> tuple[Tensor | None, ...]:
-            found = call(grads, tensors, values, needs, last)
-            if isinstance(found, Tensor):
-                found = (found,)
-            if leading and found is not None and len(found) <= most:
-                return (*found, *(None,) * (arity - len(found)))
-            return tuple(self._placed(found, needs))
-
-        return run
-
-    def __call__(
-        self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any, last: bool = False
-    ) -> list[Tensor | None]:
-        extra = [
-            args[index]
-            if kind == "input"
-            else outputs[index]
-            if kind == "output"
-            else self.needs_type._make(needs)
-            if kind == "needs"
-            else last
-            for kind, index in self.wants
-        ]
-        found = self.launch(saved, *grads, *extra)
-        return self._placed((found,) if isinstance(found, Tensor) else found, needs)
-
-    def _placed(self, found: Sequence[Tensor | None] | None, needs: Sequence[bool]) -> list[Tensor | None]:
-        """The gradients in the places of their parameters."""
-        if found is None:
-            raise self._forgotten(needs)
-        if len(found) > len(self.tensors):
-            raise InputError(f"{self.name}: backward gave {len(found)} gradients for {len(self.tensors)} tensors")
-        result: list[Tensor | None] = [None] * len(needs)
-        for index, gradient in zip(self.tensors, found):
-            if needs[index]:
-                result[index] = gradient
-        return result
-
-    def _forgotten(self, needs: Sequence[bool]) -> InputError:
-        """The error of a role that returns nothing at all, as a function without `return` does."""
-        wanted = ", ".join(name for name, need in zip(self.needs_type._fields, needs) if need)
-        return InputError(
-            f"{self.name}: {self.role} returned None, expected a gradient for {wanted}; to leave one out on purpose, "
-            "return (None,)"
-        )
 
 
 def like_outputs(grads: Sequence[Tensor | None], strides: Sequence[Any]) -> list[Tensor | None]:

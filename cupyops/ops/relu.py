@@ -17,6 +17,7 @@ relu_bwd = Kernel("relu.cu", "relu_bwd<T>", T=FLOATING)
 
 BLOCK = 128
 VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements of a thread, whose bits are a byte of the mask
+MASKED = 1 << 18  # elements from which on a mask is worth its memory: with fewer, the GPU is done before the host is
 ELEMENTS = {dtype: BLOCK * width for dtype, width in VECTOR.items()}  # of one block
 
 
@@ -33,7 +34,7 @@ def _(input, needs_grad=None):
     mask = None
     # a bit for each element, which backward reads in place of y: a third less to move. y is kept all the same, for a second
     # derivative; the next operator mostly keeps it too
-    if needs_grad is not None:
+    if needs_grad is not None and n >= MASKED:
         mask = torch.empty(ceil_div(n, VECTOR[dtype]), dtype=torch.uint8, device=y.device)
     relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, mask, n, T=dtype)
     return y, () if mask is None else (mask,)
@@ -43,7 +44,7 @@ def _(input, needs_grad=None):
 def _(saved, grad_y, y):
     grad_x = torch.empty_like(grad_y)
     n, dtype = grad_x.numel(), grad_x.dtype
-    y, mask = (None, saved[0]) if saved else (y, None)  # none of torch.compile, which does not say whether it needs one
+    y, mask = (None, saved[0]) if saved else (y, None)
     relu_bwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](grad_y, y, mask, grad_x, n, T=dtype)
     return grad_x
 

@@ -1,6 +1,9 @@
+import itertools
+from contextlib import contextmanager
+
 import pytest
 import torch
-from contract import Make, OperatorContract, Sample
+from contract import DTYPES, Make, OperatorContract, Sample
 from torch.nn import functional as F
 
 import cupyops
@@ -17,7 +20,10 @@ def in_three(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1
 class TestConv2dReluMaxPool2d(OperatorContract):
     function = staticmethod(cupyops.conv2d_relu_max_pool2d)
     torch_function = staticmethod(in_three)
-    kernels = {f"conv2d_relu_max_pool2d_{form}" for form in ("fwd", "bwd", "bwd_weight", "bwd_sum")}
+    kernels = {
+        f"conv2d_relu_max_pool2d_{form}"
+        for form in ("fwd", "bwd", "bwd_weight", "bwd_sum", "fwd_mma", "bwd_mma", "bwd_weight_mma")
+    }
 
     differs = {
         ("special_values", backend): "0 times NaN is left out of the gradients: what is no maximum has no part in them"
@@ -26,13 +32,18 @@ class TestConv2dReluMaxPool2d(OperatorContract):
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
-        yield Sample(make(1, 33, 4, 5), make(6, 33, 3, 3), make(6), padding=1)  # channels in several chunks
+        yield Sample(make(1, 33, 4, 5), make(9, 33, 3, 3), make(9), padding=1)  # channels in several chunks
         yield Sample(make(1, 1, 5, 38), make(2, 1, 5, 5), None, padding=(2, 4))  # several tiles
 
     def small_samples(self, make: Make):
         yield Sample(make(2, 1, 6, 7), make(5, 1, 3, 3), make(5), padding=1)
         yield Sample(make(1, 3, 8, 6), make(2, 3, 5, 5), padding=(1, 2))
         yield Sample(make(2, 5, 4), make(3, 2, 3, 3), make(3))
+
+    def samples_of_many(self, make: Make):
+        """For `much`: few and many channels and filters, which FMAs and tensor cores deal out differently."""
+        for channels, filters, taps in itertools.product((3, 17), (3, 17), (3, 5)):
+            yield Sample(make(3, channels, 4, 5), make(filters, channels, taps, taps), make(filters), padding=taps // 2)
 
 
 def result(function, *tensors, **kwargs):
@@ -41,20 +52,42 @@ def result(function, *tensors, **kwargs):
     return y.detach(), *torch.autograd.grad(y.sum(), leaves)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_as_where_there_is_much(dtype, monkeypatch):
-    """A block for several tiles, channels in several chunks, threads with many filters: what large tensors alone have."""
+@contextmanager
+def much(**more):
+    """Small tensors as if there were much of them: a block for several tiles, threads with many filters."""
     planned = (pooled.forward, pooled.backward, pooled.backward_weight)
-    for name, value in {"FEW": 1, "MANY": 1, "BLOCKS": 2, "MMA_BLOCKS": 2, "WIDE_SHARED": 16 << 10}.items():
-        monkeypatch.setattr(pooled, name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ({"FEW": 1, "MANY": 1, "BLOCKS": 2, "MMA_BLOCKS": 2} | more).items():
+            patch.setattr(pooled, name, value)
+        for plan in planned:
+            plan.cache_clear()
+        yield
     for plan in planned:
         plan.cache_clear()
+
+
+def compare_of_many(sample):
+    with much():
+        TestConv2dReluMaxPool2d().compare(sample, f"many, {sample!r}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_many(dtype):
+    """In the simulator this is part of the test of every instance."""
+    for sample in TestConv2dReluMaxPool2d().samples_of_many(Make("cuda", dtype)):
+        compare_of_many(sample)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_in_little_shared_memory(dtype):
+    """Channels in several chunks, and FMAs where the tensor cores' filters do not fit."""
     args = [torch.randn(shape).to(dtype) for shape in ((3, 19, 9, 10), (35, 19, 3, 3), (35,))]
     args[1] /= 13
-    with cupyops.simulate():
+    with cupyops.simulate(), cupyops.trace() as trace, much(WIDE_SHARED=16 << 10):
         ours = result(cupyops.conv2d_relu_max_pool2d, *args, padding=1)
-    for plan in planned:
-        plan.cache_clear()
+    launched = {record.kernel.partition("<")[0] for record in trace.launches()}
+    assert launched >= {"conv2d_relu_max_pool2d_fwd", "conv2d_relu_max_pool2d_bwd"}
     theirs, truth = (result(in_three, *(a.to(to) for a in args), padding=1) for to in (dtype, torch.float64))
     for index, numbers in enumerate(zip(ours, theirs, truth)):
         Tolerance().judge(*numbers, f"result {index}")

@@ -5,6 +5,7 @@ from contract import Make, OperatorContract, Sample
 from torch.nn import functional as F
 
 import cupyops
+from cupyops.ops.relu import MASKED
 
 
 class TestRelu(OperatorContract):
@@ -13,8 +14,12 @@ class TestRelu(OperatorContract):
     kernels = {"relu_fwd", "relu_bwd"}
 
     def samples(self, make: Make):
-        for shape in [(3, 7), (2, 3, 4, 5), (5,), (1031,), (1,), ()]:
+        for shape in [(3, 7), (2, 3, 4, 5), (5,), (1031,), (1,), (), (521, 505)]:  # the last with a mask
             yield Sample(make(*shape))
+
+    def small_samples(self, make: Make):
+        yield Sample(make(3, 7))
+        yield Sample(make(2, 3, 4, 5))
 
 
 class TestReluInPlace(OperatorContract):
@@ -43,14 +48,17 @@ def test_special_values_in_the_simulator():
         test_special_values("cpu")
 
 
-def test_a_mask_is_kept_where_a_gradient_is_wanted():
-    """Of a bit for each element, in the kernels' words: the rest of a byte is 0."""
-    x = torch.randn(35, requires_grad=True)
+@pytest.mark.parametrize("n", [MASKED - 1, MASKED + 3])
+def test_what_is_kept(n):
+    """Of many elements a mask too: a bit for each, in the kernels' words; the rest of a byte is 0."""
+    x = torch.randn(n, requires_grad=True)
     with cupyops.simulate():
         y = cupyops.relu(x)
     kept = [tensor for tensor in y.grad_fn.saved_tensors if tensor.dtype is torch.uint8]
-    bits = (kept[0][:, None] >> torch.arange(4)) & 1
-    assert len(kept) == 1 and torch.equal(bits.flatten()[:35].bool(), x > 0) and int(bits.flatten()[35:].sum()) == 0
+    assert len(kept) == (n >= MASKED)
+    for mask in kept:
+        bits = ((mask[:, None] >> torch.arange(4)) & 1).flatten()
+        assert torch.equal(bits[:n].bool(), x > 0) and int(bits[n:].sum()) == 0
 
 
 def test_compiled(device):

@@ -64,19 +64,21 @@ def ptx(job: jobs.Job, arch: str) -> str:
 
 @cache
 def contracts() -> dict[str, list[type[OperatorContract]]]:
-    """For each file of kernels the contracts of its operators."""
+    """For each file of kernels the contracts of its operators, which may launch those of other files too."""
     found: dict[str, list[type[OperatorContract]]] = {}
     for path in sorted((TESTS / "ops").glob("test_*.py")):
         module = importlib.import_module(f"ops.{path.stem}")
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, OperatorContract) and value.__module__ == module.__name__:
-                (file,) = {k.source.name for k in KERNELS if k.base in value.kernels}
-                found.setdefault(file, []).append(value)
+                for file in sorted({k.source.name for k in KERNELS if k.base in value.kernels}):
+                    found.setdefault(file, []).append(value)
     return found
 
 
 def calls(file: str, dtype: torch.dtype) -> Iterator[Call]:
-    """What to run for a file, piece by piece."""
+    """What to run for a file, piece by piece; nothing, where it has no kernel for the dtype."""
+    if not instances(file, dtype):
+        return
     for contract in contracts().get(file, []):
         test = contract()
         for sample in test.samples(Make(CPU, dtype)):
@@ -196,11 +198,20 @@ def in_scratch(size: int, contract: type[OperatorContract], sample: Sample) -> N
         contract().compare(sample, f"in {size} bytes, {sample!r}")
 
 
+def pooled_of_many(dtype: torch.dtype) -> Iterator[Call]:
+    """What is launched where there are many images, and many filters of y, of x, or of both."""
+    module = importlib.import_module("ops.test_conv2d_relu_max_pool2d")
+    for sample in module.TestConv2dReluMaxPool2d().samples_of_many(Make(CPU, dtype)):
+        yield partial(module.compare_of_many, sample)
+
+
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "matmul.cu": partial(tiles, "matmul", ["_plan"], products),
     "linear.cu": partial(tiles, "linear", ["_plan"], affine),
     "cross_entropy.cu": partial(losses_held, "cross_entropy.cu"),
     "conv2d.cu": partial(tiles, "conv2d", ["_correlation", "_patch_sums"], convolutions),
+    "conv2d_relu_max_pool2d.cu": pooled_of_many,
+    "conv2d_relu_max_pool2d_mma.cu": pooled_of_many,
     "adam.cu": partial(optimizer_steps, "test_adam.TestAdam"),
     "grad_norm.cu": gradients_clipped,
     "lion.cu": partial(optimizer_steps, "test_lion.TestLion"),

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...derivation.definition import Backward, Definition
+from ...derivation.backward import Backward
+from ...derivation.definition import Definition
 from ...operator import operators
 from ..call import Call, Outcome, differentiable, gradients, tensors_of
 from ..case import Case
