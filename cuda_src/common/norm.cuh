@@ -124,7 +124,7 @@ __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, 
     constexpr int W = kVecWidth<T>;
     const A scale = scale_for<A>(int(to.size));
     A parts[W] = {}, mean;
-    if constexpr (K == 1) {  // short rows may chance to be nearly constant: only about an element is the mean then exact
+    if constexpr (K == 1) {  // about an element: of short rows that chance to be nearly constant the mean is then exact
       const Pack<T> x = get(0);
       const A about = __shfl_sync(kFullMask, x[0], 0, blockDim.x) * scale;
       tile.each_of(0, [&](int e) { parts[e] = fma(x[e], scale, -about); });
