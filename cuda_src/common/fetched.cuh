@@ -5,16 +5,31 @@
 #include "common/rows.cuh"
 
 // `stages` rows, 1 or 2, of each of TENSORS tensors, in dynamic shared memory: 16 TENSORS K bytes for each stage and thread.
+// Those of a warp lie together: from a thread's first slot on, all are at constant distances.
 template <int TENSORS, int K, typename T> struct Fetched {
   uint4* mine;
 
-  static __device__ __forceinline__ Fetched of_thread() {
+  static __device__ __forceinline__ uint4* room() {
     extern __shared__ uint4 fetched[];
-    return {fetched + threadIdx.y * blockDim.x + threadIdx.x};
+    return fetched;
+  }
+
+  // `tensors`: of all stages, and what else there is a place of K packs for.
+  static __device__ __forceinline__ Fetched of_thread(int tensors) {
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    return {room() + thread / kWarp * (tensors * K * kWarp) + thread % kWarp};
   }
 
   __device__ __forceinline__ uint4* slot(int stage, int tensor, int k) const {
-    return mine + ((stage * TENSORS + tensor) * K + k) * (blockDim.x * blockDim.y);
+    return mine + ((stage * TENSORS + tensor) * K + k) * kWarp;
+  }
+
+  // This thread's first `count` packs, from 16-byte boundaries on: `row` points to the first, all being there.
+  __device__ __forceinline__ void fetch_first(int count, const T* row, int stage, int tensor) const {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (k < count) fetch16(slot(stage, tensor, k), row + k * (blockDim.x * kVecWidth<T>));
+    }
   }
 
   // `row` points to the tile's first element; what is not the tile's becomes 0, at the ends by settle().

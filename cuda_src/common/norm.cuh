@@ -9,6 +9,8 @@
 #include "common/moments.cuh"
 #include "common/row_sums.cuh"
 
+constexpr int kAheadThreads = 768;  // of a block of forward that reads ahead into registers, at most
+
 template <typename A> struct Statistics {
   A mean, rstd;
 
@@ -105,6 +107,26 @@ template <typename T> __device__ __forceinline__ Pack<T> rounded_sum(const Pack<
   return sum;
 }
 
+// Which of this thread's K packs are of a row, the same in all rows that begin alike within a pack: pack k where k < count,
+// and wholly, each one access, where from <= k < whole.
+template <int K, int W, bool VECTORS> struct OwnPacks {
+  int from, whole = 0, count = 0;
+
+  __device__ __forceinline__ OwnPacks(const Tile<K, W, VECTORS>& tile, bool aligned)
+      : from(tile.index(0, 0) < tile.begin) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const int i = tile.index(k, 0);
+      count += tile.any(i);
+      whole += aligned && i + W <= tile.left;
+    }
+  }
+
+  __device__ __forceinline__ bool any(int k) const { return k < count; }
+  __device__ __forceinline__ bool is_whole(int k) const { return (VECTORS || k >= from) && k < whole; }
+  __device__ __forceinline__ bool all_whole() const { return VECTORS || (from == 0 && whole == count); }
+};
+
 // Of this thread's elements, the sum of the squares.
 template <int K, int W, typename Get> __device__ __forceinline__ auto own_squares(Get get) {
   decltype(get(0)) packs[K];
@@ -132,6 +154,7 @@ __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, 
     } else {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
+        if (!VECTORS && !tile.any(tile.index(k, 0))) continue;
         const Pack<T> x = get(k);
 #pragma unroll
         for (int e = 0; e < W; ++e) parts[e] = fma(x[e], scale, parts[e]);
@@ -156,7 +179,7 @@ __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, 
 template <int TENSORS, int K, bool VECTORS, typename T, typename Sums>
 __device__ __forceinline__ void norm_rows_fetched(const Forward<T>& to, int stages, Sums& sums) {
   using Row = Tile<K, kVecWidth<T>, VECTORS>;
-  const auto fetched = Fetched<TENSORS, K, T>::of_thread();
+  const auto fetched = Fetched<TENSORS, K, T>::of_thread(stages * TENSORS);
   const auto fetch = [&](long long row, int stage) {
     const Row tile = Row::at(row, to.rows, to.size);
     fetched.fetch(tile, to.x + row * to.size, stage, 0);
@@ -183,25 +206,36 @@ __device__ __forceinline__ void norm_rows_fetched(const Forward<T>& to, int stag
   each_fetched(first, threadIdx.y, stride, to.rows, stages == 2, fetch, normalise);
 }
 
-// As norm_rows: rows in registers.
-template <bool CENTRED, int K, bool VECTORS, typename T, typename Sums>
-__device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sums) {
-  constexpr int W = kVecWidth<T>;
-  using Row = Tile<K, W, VECTORS>;
-  const int period = VECTORS ? 1 : W;  // rows so far apart begin alike within a pack
-  const long long group = blockIdx.x, stride = gridDim.x * (long long)blockDim.y;
-  const long long own = threadIdx.y * (long long)period;
-  const long long first = group / period * blockDim.y * period + group % period + own;
-  const auto held = Fetched<1, K, T>::of_thread();  // weight and bias, in place of two stages
-  if constexpr (!VECTORS) {
-    const Row columns = Row::at(first, first + 1, to.size);
-#pragma unroll 1
-    for (int k = 0; k < K; ++k) {
-      held.put(load_parameter(columns, to.weight, k, 1), 0, 0, k);
-      if (CENTRED) held.put(load_parameter(columns, to.bias, k, 0), 1, 0, k);
-    }
+// Element k, not known to the compiler, of an array in registers.
+template <int K, typename T> __device__ __forceinline__ Pack<T> chosen(const Pack<T> (&packs)[K], int k) {
+  Pack<T> pack = packs[0];
+#pragma unroll
+  for (int i = 1; i < K; ++i) {
+    if (i == k) pack = packs[i];
   }
-  for (long long row = first; row - own < to.rows; row += stride) {
+  return pack;
+}
+template <int K, typename T> __device__ __forceinline__ void replace(Pack<T> (&packs)[K], int k, const Pack<T>& pack) {
+#pragma unroll
+  for (int i = 0; i < K; ++i) {
+    if (i == k) packs[i] = pack;
+  }
+}
+
+// y for a pack x.
+template <bool CENTRED, typename T>
+__device__ __forceinline__ acc_t<T> normalised(const Statistics<acc_t<T>>& of, const Pack<T>& x, const Pack<T>& weight,
+                                               const Pack<T>& bias, int e) {
+  const acc_t<T> y = of.template xhat<CENTRED>(x[e]) * weight[e];
+  return CENTRED ? y + bias[e] : y;
+}
+
+// As norm_rows: rows in registers.
+template <bool CENTRED, int K, typename T, typename Sums>
+__device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sums) {
+  using Row = Tile<K, kVecWidth<T>, true>;
+  const long long first = blockIdx.x * (long long)blockDim.y + threadIdx.y, stride = gridDim.x * (long long)blockDim.y;
+  for (long long row = first; row - threadIdx.y < to.rows; row += stride) {
     const Row tile = Row::at(row, to.rows, to.size);
     const long long at = row * to.size;
     Pack<T> x[K];
@@ -212,32 +246,97 @@ __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sum
     };
     const auto of = statistics<CENTRED>(tile, to, get, sums);
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const Pack<T> w = VECTORS ? load_parameter(tile, to.weight, k, 1) : held.get(0, 0, k);
-      if constexpr (CENTRED) {
-        const Pack<T> b = VECTORS ? load_parameter(tile, to.bias, k, 0) : held.get(1, 0, k);
-        store_pack(tile, to.y + at, k, [&](int e) { return of.template xhat<true>(x[k][e]) * w[e] + b[e]; });
-      } else {
-        store_pack(tile, to.y + at, k, [&](int e) { return of.template xhat<false>(x[k][e]) * w[e]; });
+    for (int k = 0; k < K; ++k) store_normalised<CENTRED>(tile, to, to.y + at, 0, k, x[k], of);
+    if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
+  }
+}
+
+// As norm_rows, off 16-byte boundaries: rows in registers, the next on its way while one is reduced. All rows of a thread
+// begin alike within a pack, and so use the same of the parameters, which it keeps.
+template <bool CENTRED, int K, typename T, typename Sums>
+__device__ __forceinline__ void norm_rows_ahead(const Forward<T>& to, Sums& sums) {
+  constexpr int W = kVecWidth<T>;
+  using Row = Tile<K, W, false>;
+  const long long group = sums.group(), stride = sums.groups() * blockDim.y, own = threadIdx.y * (long long)W;
+  const long long first = group / W * blockDim.y * W + group % W + own;
+  const int part = sums.part();
+  const long long start = part * (long long)Row::capacity();
+  const Row tile = Row::at(first, first + 1, to.size, part);
+  const auto held = Fetched<1, K, T>::of_thread(2);
+#pragma unroll 1
+  for (int k = 0; k < K; ++k) {
+    held.put(load_parameter(tile, to.weight ? to.weight + start : nullptr, k, 1), 0, 0, k);
+    if (CENTRED) held.put(load_parameter(tile, to.bias ? to.bias + start : nullptr, k, 0), 1, 0, k);
+  }
+  const OwnPacks<K, W, false> packs(tile, is_aligned16(to.x) && is_aligned16(to.y));
+  const auto load = [&](long long row, Pack<T>(&x)[K]) {
+    const T* from = to.x + row * to.size + start;
+    if (is_aligned16(to.x) && row + 1 < to.rows) {  // a pack at an end has neighbours of other rows
+#pragma unroll
+      for (int k = 0; k < K; ++k) x[k] = packs.any(k) ? load_aligned(from + tile.index(k, 0)) : Pack<T>{};
+    } else {
+      const Row last = Row::at(row, to.rows, to.size, part);
+#pragma unroll 1
+      for (int k = 0; k < K; ++k) replace(x, k, load_pack(last, from, k, T()));
+    }
+  };
+  Pack<T> coming[K] = {};
+  for (long long row = first - stride; row - own < to.rows; row += stride) {
+    Pack<T> x[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) x[k] = coming[k];
+    if (!packs.all_whole()) {
+#pragma unroll 1
+      for (int k = 0; k < packs.count; ++k) {
+        if (!packs.is_whole(k)) replace(x, k, masked(tile, chosen(x, k), tile.index(k, 0), T()));
       }
     }
-    if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
+    load(row + stride, coming);
+    if (row < first) continue;
+    const auto get = [&](int k) {
+      x[k].fold();
+      return x[k];
+    };
+    const auto of = statistics<CENTRED>(tile, to, get, sums);
+    if (row >= to.rows) continue;
+    T* y = to.y + row * to.size + start;
+    const auto words_of = [&](const Pack<T>& x, int k, unsigned(&word)[4]) {
+      const Pack<T> w = held.get(0, 0, k), b = CENTRED ? held.get(1, 0, k) : Pack<T>{};
+      round_to_words<T>(word, 0, [&](int e) { return normalised<CENTRED>(of, x, w, b, e); });
+    };
+    unsigned word[4];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!packs.is_whole(k)) continue;
+      words_of(x[k], k, word);
+      store_words(y + tile.index(k, 0), word[0], word[1], word[2], word[3]);
+    }
+    if (!packs.all_whole()) {
+#pragma unroll 1
+      for (int k = 0; k < packs.count; ++k) {
+        if (packs.is_whole(k)) continue;
+        words_of(chosen(x, k), k, word);
+        store_words_of(tile, y, k, word);
+      }
+    }
+    if (threadIdx.x == 0 && part == 0) to.keep(row, of);
   }
 }
 
 // Rows held by a block, each read once. Grid: any. Block: see rows.cuh; K packs of each thread are a row. TENSORS are x and,
 // in add_rms_norm, residual. Threads own whole packs of x and y. mean and rstd are kept for backward, a number per row.
 // VECTORS: whether all rows and tensors fit. Where `fetches`, shared memory as Fetched, with as many stages as said. Else
-// rows go to registers, and unless VECTORS threads keep what they use of the parameters, which begins alike within a pack in
-// every W-th row: the grid is a multiple of W, shared memory 32 K bytes for each thread.
+// rows go to registers, and unless VECTORS a row with K > 1 may have a cluster, the blocks or clusters are a multiple of W,
+// and shared memory is 32 K bytes for each thread.
 template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T>
 __device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
   constexpr bool fetches = !CENTRED && (VECTORS || TENSORS > 1);
-  using Sums = RowSums<acc_t<T>, 1, false>;
+  using Sums = RowSums<acc_t<T>, 1, (!fetches && !VECTORS && K > 1)>;
   __shared__ typename Sums::Room room;
   Sums sums(room);
   if constexpr (fetches) norm_rows_fetched<TENSORS, K, VECTORS>(to, stages, sums);
-  else norm_rows_loaded<CENTRED, K, VECTORS>(to, sums);
+  else if constexpr (VECTORS) norm_rows_loaded<CENTRED, K>(to, sums);
+  else norm_rows_ahead<CENTRED, K>(to, sums);
 }
 
 // See norm_wide: one row, read twice, the second time from its end: what was read last is still in cache.

@@ -105,7 +105,7 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   const long long first = group / period * blockDim.y * period + group % period + own;
   const int part = sums.part();
 
-  const auto fetched = Fetched<TENSORS, K, T>::of_thread();
+  const auto fetched = Fetched<TENSORS, K, T>::of_thread(stages * TENSORS + 1);
   const int weights = two ? 2 : 1;  // the place of the weight, behind the stages
   const Row columns = Row::at(first, first + 1, to.size, part);
   const long long start = part * (long long)Row::capacity();
@@ -117,11 +117,21 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
 #pragma unroll 1
     for (int k = 0; k < K; ++k) fetched.put(load_parameter(columns, weight, k, 1), weights, 0, k);
   }
+  const bool aligned = VECTORS || (is_aligned16(to.x) && is_aligned16(to.grad_y) && is_aligned16(to.grad_summed) &&
+                                   is_aligned16(to.grad_x));
+  const OwnPacks<K, W, VECTORS> packs(columns, aligned);
   Statistics<A> of = {}, coming_of = {};
   const auto fetch = [&](long long row, int stage) {
     of = coming_of, coming_of = to.statistics(row);
-    const Row tile = Row::at(row, to.rows, to.size, part);
     const long long at = row * to.size + start;
+    if (!VECTORS && aligned && row + 1 < to.rows) {  // a pack at an end has neighbours of other rows
+      const int i = columns.index(0, 0);
+      fetched.fetch_first(packs.count, to.x + at + i, stage, 0);
+      fetched.fetch_first(packs.count, to.grad_y + at + i, stage, 1);
+      if (TENSORS > 2) fetched.fetch_first(packs.count, to.grad_summed + at + i, stage, 2);
+      return;
+    }
+    const Row tile = Row::at(row, to.rows, to.size, part);
     fetched.fetch(tile, to.x + at, stage, 0);
     fetched.fetch(tile, to.grad_y + at, stage, 1);
     if (TENSORS > 2) fetched.fetch(tile, to.grad_summed + at, stage, 2);
@@ -131,15 +141,15 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   const auto mean_of = [&](A sum) { return sizeof(T) == 2 ? sum * share : sum / count; };
   A weight_sum[K][W] = {}, bias_sum[K][W] = {};
   const auto differentiate = [&](long long row, int stage) {
-    const Row tile = Row::at(row, to.rows, to.size, part);
     if (!two) of = coming_of;
-    fetched.settle(tile, stage);
+    if (!packs.all_whole()) fetched.settle(Row::at(row, to.rows, to.size, part), stage);
     const auto pack = [&](int k) {
       return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k), of};
     };
     Pair<A> c = {};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
+      if (!VECTORS && !packs.any(k)) continue;
       const Gradient<CENTRED, T> g = pack(k);
 #pragma unroll
       for (int e = 0; e < W; ++e) {
@@ -150,20 +160,35 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
     }
     if (!to.grad_x) return;
     c = row_sum<CENTRED>(c, sums);
+    if (row >= to.rows) return;
     const A slope = of.rstd * mean_of(c.first), c2 = mean_of(c.second);
-#pragma unroll(VECTORS ? K : 1)
-    for (int k = 0; k < K; ++k) {
+    T* grad_x = to.grad_x + row * to.size + start;
+    const auto words_of = [&](int k, unsigned(&word)[4]) {
       const Gradient<CENTRED, T> g = pack(k);
       const Pack<T> more = TENSORS > 2 ? fetched.get(stage, 2, k) : Pack<T>{};
-      store_pack(tile, to.grad_x + row * to.size + start, k, [&](int e) {
+      round_to_words<T>(word, 0, [&](int e) {
         const A grad = g.grad_x(e, slope, c2);
         return TENSORS > 2 ? grad + more[e] : grad;
       });
+    };
+    unsigned word[4];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!packs.is_whole(k)) continue;
+      words_of(k, word);
+      store_words(grad_x + columns.index(k, 0), word[0], word[1], word[2], word[3]);
+    }
+    if (packs.all_whole()) return;
+#pragma unroll 1
+    for (int k = 0; k < packs.count; ++k) {
+      if (packs.is_whole(k)) continue;
+      words_of(k, word);
+      store_words_of(columns, grad_x, k, word);
     }
   };
   each_fetched(first, own, stride, to.rows, two, fetch, differentiate);
   if (!PARAMETERS) return;
-  A* shared = reinterpret_cast<A*>(fetched.mine - threadIdx.y * blockDim.x - threadIdx.x);
+  A* shared = reinterpret_cast<A*>(fetched.room());
   const long long at = group * to.size + start;
   if (to.weight_parts) store_parts(columns, weight_sum, to.weight_parts + at, shared);
   if (to.bias_parts) store_parts(columns, bias_sum, to.bias_parts + at, shared);

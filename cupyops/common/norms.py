@@ -104,6 +104,14 @@ def _wave(plan: Plan, rows: int, vectors: bool, resident: int, itemsize: int, de
     return -(-max(1, min(ceil_div(rows, plan.block[1]), wave)) // period) * period
 
 
+def _of_clusters(size: int, itemsize: int, most: int, device: torch.device) -> Plan:
+    """For rows that a block does not hold, of blocks of at most `most` threads; without packs if a cluster does not either."""
+    among = clusters.share(size, itemsize) if clusters.exist(device) else None
+    if among is None or among.threads > most:
+        return Plan()
+    return Plan(clusters.PACKS, 0, (among.threads, 1), cluster=among.blocks)
+
+
 # --- forward ---
 
 
@@ -139,11 +147,15 @@ def _forward_plan(
     each = 16 * tensors if fetched else 0 if vectors else 32  # bytes of shared memory for a pack of a row
     most = CENTRED_THREADS if vectors and centred and itemsize == 2 else WIDEST
     division = share(size, itemsize, min(most, (room - _RESERVED) // (each * PACKS[-1]) // 32 * 32) if each else most)
+    loaded = not vectors and not fetched
+    plan = Plan(division.packs, 0, division.block, stages=1)
     if not division.packs:
-        return Plan()
-    packs = division.packs * division.threads * division.rows
-    plan = Plan(division.packs, 0, division.block, each * packs, 1)
-    if not vectors and not fetched:
+        plan = _of_clusters(size, itemsize, WIDEST, device) if loaded else plan
+        if not plan.packs:
+            return Plan()
+    packs = plan.packs * math.prod(plan.block)
+    plan = plan._replace(shared=each * packs, stages=1)
+    if loaded:
         return plan._replace(groups=_wave(plan, rows, vectors, FORWARD_RESIDENT, itemsize, device))
     many = rows >= FORWARD_ROWS * _ENOUGH_BLOCKS * sms * division.rows
     if fetched and many and division.threads >= FORWARD_AHEAD:
@@ -216,11 +228,10 @@ def _backward_plan(
     room -= _RESERVED
     division = share(size, itemsize, min(BACKWARD_THREADS, room // (least * PACKS[-1]) // 32 * 32), 256)
     plan = Plan(division.packs, 0, division.block)
-    if not division.packs:  # a cluster may hold what a block does not
-        among = clusters.share(size, itemsize) if clusters.exist(device) else None
-        if among is None or among.threads > BACKWARD_THREADS:
-            return Plan()
-        plan = Plan(clusters.PACKS, 0, (among.threads, 1), cluster=among.blocks)
+    if not division.packs:
+        plan = _of_clusters(size, itemsize, BACKWARD_THREADS, device)
+        if not plan.packs:
+            return plan
     packs = plan.packs * math.prod(plan.block)
     stages = 2 if packs * (least + 16 * tensors) <= room else 1
     plan = plan._replace(shared=packs * (least + 16 * tensors * (stages - 1)), stages=stages)
