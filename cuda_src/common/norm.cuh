@@ -120,6 +120,7 @@ template <int K, int W, bool VECTORS> struct OwnPacks {
       count += tile.any(i);
       whole += aligned && i + W <= tile.left;
     }
+    asm volatile("" : "+r"(from), "+r"(whole), "+r"(count));  // else they are found anew for each row
   }
 
   __device__ __forceinline__ bool any(int k) const { return k < count; }

@@ -20,7 +20,8 @@ from .segments import is_aligned
 SMALL_ROWS = 256  # of a block, and its threads, that take a row each
 SMALL_BYTES = 128  # of a row, at most, that a thread takes
 CENTRED_THREADS = 640  # of a row of a half type in layer_norm by vectors: see its kernel
-FORWARD_RESIDENT = 1024  # threads of a multiprocessor that forward's registers allow
+AHEAD_THREADS = 768  # of a block of forward that reads ahead into registers: kAheadThreads
+AHEAD_RESIDENT = 800  # threads of a multiprocessor that its registers allow
 FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
 FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
 _ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward take several rows
@@ -145,18 +146,18 @@ def _forward_plan(
         return Plan(0, grid(rows, SMALL_ROWS), (SMALL_ROWS, 1), shared, small=True)
     fetched = not centred and (vectors or tensors > 1)  # see norm_rows
     each = 16 * tensors if fetched else 0 if vectors else 32  # bytes of shared memory for a pack of a row
-    most = CENTRED_THREADS if vectors and centred and itemsize == 2 else WIDEST
+    ahead = not vectors and not fetched  # see norm_rows
+    most = CENTRED_THREADS if vectors and centred and itemsize == 2 else AHEAD_THREADS if ahead else WIDEST
     division = share(size, itemsize, min(most, (room - _RESERVED) // (each * PACKS[-1]) // 32 * 32) if each else most)
-    loaded = not vectors and not fetched
-    plan = Plan(division.packs, 0, division.block, stages=1)
-    if not division.packs:
-        plan = _of_clusters(size, itemsize, WIDEST, device) if loaded else plan
-        if not plan.packs:
-            return Plan()
+    plan = Plan(division.packs, 0, division.block) if division.packs else Plan()
+    if ahead and not plan.packs:
+        plan = _of_clusters(size, itemsize, most, device)
+    if not plan.packs:
+        return plan
     packs = plan.packs * math.prod(plan.block)
     plan = plan._replace(shared=each * packs, stages=1)
-    if loaded:
-        return plan._replace(groups=_wave(plan, rows, vectors, FORWARD_RESIDENT, itemsize, device))
+    if ahead:
+        return plan._replace(groups=_wave(plan, rows, vectors, AHEAD_RESIDENT, itemsize, device))
     many = rows >= FORWARD_ROWS * _ENOUGH_BLOCKS * sms * division.rows
     if fetched and many and division.threads >= FORWARD_AHEAD:
         stages = 2 if 2 * each * packs <= room - _RESERVED else 1
