@@ -301,7 +301,7 @@ __device__ __forceinline__ void norm_rows_ahead(const Forward<T>& to, Sums& sums
     const auto of = statistics<CENTRED>(tile, to, get, sums);
     if (row >= to.rows) continue;
     T* y = to.y + row * to.size + start;
-    const auto words_of = [&](const Pack<T>& x, int k, unsigned(&word)[4]) {
+    const auto words_of = [&](const Pack<T>& x, int k, unsigned (&word)[4]) {
       const Pack<T> w = held.get(0, 0, k), b = CENTRED ? held.get(1, 0, k) : Pack<T>{};
       round_to_words<T>(word, 0, [&](int e) { return normalised<CENTRED>(of, x, w, b, e); });
     };

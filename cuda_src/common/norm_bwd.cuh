@@ -163,7 +163,7 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
     if (row >= to.rows) return;
     const A slope = of.rstd * mean_of(c.first), c2 = mean_of(c.second);
     T* grad_x = to.grad_x + row * to.size + start;
-    const auto words_of = [&](int k, unsigned(&word)[4]) {
+    const auto words_of = [&](int k, unsigned (&word)[4]) {
       const Gradient<CENTRED, T> g = pack(k);
       const Pack<T> more = TENSORS > 2 ? fetched.get(stage, 2, k) : Pack<T>{};
       round_to_words<T>(word, 0, [&](int e) {

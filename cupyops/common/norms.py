@@ -106,7 +106,7 @@ def _wave(plan: Plan, rows: int, vectors: bool, resident: int, itemsize: int, de
 
 
 def _of_clusters(size: int, itemsize: int, most: int, device: torch.device) -> Plan:
-    """For rows that a block does not hold, of blocks of at most `most` threads; without packs if a cluster does not either."""
+    """For rows that a block does not hold; without packs if a cluster of blocks of `most` threads does not either."""
     among = clusters.share(size, itemsize) if clusters.exist(device) else None
     if among is None or among.threads > most:
         return Plan()

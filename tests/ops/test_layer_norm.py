@@ -4,6 +4,7 @@ import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
 
 import cupyops
+from cupyops.common import norms
 
 NAN, INF = float("nan"), float("inf")
 
@@ -236,3 +237,26 @@ def test_rows_that_are_nearly_constant(size):
     truth = torch.nn.functional.layer_norm(x.double(), (size,))
     rounding = 1.01 * 2**-15 * torch.rsqrt(x.double().var(1, keepdim=True, correction=0) + 1e-5)
     assert ((y - truth).abs() <= rounding + 8 * torch.finfo(torch.float32).eps * truth.abs()).all()
+
+
+# packs of one warp, a block, a row that is read twice, a cluster
+@pytest.mark.parametrize(("size", "arch"), [(69, "sm_80"), (1031, "sm_80"), (32773, "sm_80"), (16389, "sm_90")])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_several_rows_of_a_block(monkeypatch, size, arch, offset):
+    """On a small GPU blocks of rows off 16-byte boundaries take several: one is read while another is reduced."""
+    monkeypatch.setattr(norms, "card", lambda device: (1, 101376))
+    plans = norms._forward_plan, norms._backward_plan
+    for plan in plans:
+        plan.cache_clear()
+    make = Make("cpu", torch.bfloat16)
+    rows = 19 * 8 if size == 69 else 19  # more than 8 blocks, or clusters, take at a time
+    x = make(rows * size + offset).detach()[offset:].view(rows, size)
+    args = (make(rows, size).detach(), x, make(size).detach(), make(size).detach())
+    with cupyops.simulate(arch):
+        ours = gradients(cupyops.layer_norm, *args)
+    for plan in plans:
+        plan.cache_clear()
+    theirs = gradients(torch.nn.functional.layer_norm, *args)
+    truth = gradients(torch.nn.functional.layer_norm, *(t.double() for t in args))
+    for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
+        assert_as_good_as_torch(a, b, c, what)

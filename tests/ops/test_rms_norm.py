@@ -155,3 +155,23 @@ def test_rows_read_ahead(monkeypatch, size):
     (one_by_one, single), (ahead, double) = forward(norms.WIDEST + 1), forward(0)
     norms._forward_plan.cache_clear()
     assert (single, double) == (1, 2) and torch.equal(ahead, one_by_one)
+
+
+@pytest.mark.parametrize(("size", "arch"), [(69, "sm_80"), (1031, "sm_80"), (16389, "sm_90")])  # the last by clusters
+def test_several_rows_of_a_block(monkeypatch, size, arch):
+    """On a small GPU blocks of rows off 16-byte boundaries take several: one is read while another is reduced."""
+    monkeypatch.setattr(norms, "card", lambda device: (1, 101376))
+    plans = norms._forward_plan, norms._backward_plan
+    for plan in plans:
+        plan.cache_clear()
+    make = Make("cpu", torch.bfloat16)
+    rows = 19 * 8 if size == 69 else 19  # more than 8 blocks, or clusters, take at a time
+    args = (make(rows, size).detach(), make(rows, size).detach(), make(size).detach())
+    with cupyops.simulate(arch):
+        ours = gradients(cupyops.rms_norm, *args)
+    for plan in plans:
+        plan.cache_clear()
+    theirs = gradients(torch.nn.functional.rms_norm, *args)
+    truth = gradients(torch.nn.functional.rms_norm, *(t.double() for t in args))
+    for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight")):
+        assert_as_good_as_torch(a, b, c, what)
