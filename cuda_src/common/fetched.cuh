@@ -56,11 +56,16 @@ template <int TENSORS, int K, typename T> struct Fetched {
 #pragma unroll 1
       for (int k = 0; k < K; ++k) {
         const int i = tile.index(k, 0);
-        if (!tile.any(i) || tile.all(i)) continue;
+        if (tile.any(i) && !tile.all(i)) settle_pack(tile, stage, k);
+      }
+    }
+  }
+  template <bool VECTORS>
+  __device__ __forceinline__ void settle_pack(const Tile<K, kVecWidth<T>, VECTORS>& tile, int stage, int k) const {
+    if constexpr (!VECTORS) {
 #pragma unroll 1
-        for (int tensor = 0; tensor < TENSORS; ++tensor) {
-          put(masked(tile, get(stage, tensor, k), i, from_acc<T>(0)), stage, tensor, k);
-        }
+      for (int tensor = 0; tensor < TENSORS; ++tensor) {
+        put(masked(tile, get(stage, tensor, k), tile.index(k, 0), from_acc<T>(0)), stage, tensor, k);
       }
     }
   }

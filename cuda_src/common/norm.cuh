@@ -110,10 +110,11 @@ template <typename T> __device__ __forceinline__ Pack<T> rounded_sum(const Pack<
 // Which of this thread's K packs are of a row, the same in all rows that begin alike within a pack: pack k where k < count,
 // and wholly, each one access, where from <= k < whole.
 template <int K, int W, bool VECTORS> struct OwnPacks {
+  Tile<K, W, VECTORS> tile;  // of one of them
   int from, whole = 0, count = 0;
 
   __device__ __forceinline__ OwnPacks(const Tile<K, W, VECTORS>& tile, bool aligned)
-      : from(tile.index(0, 0) < tile.begin) {
+      : tile(tile), from(tile.index(0, 0) < tile.begin) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const int i = tile.index(k, 0);
@@ -126,6 +127,19 @@ template <int K, int W, bool VECTORS> struct OwnPacks {
   __device__ __forceinline__ bool any(int k) const { return k < count; }
   __device__ __forceinline__ bool is_whole(int k) const { return (VECTORS || k >= from) && k < whole; }
   __device__ __forceinline__ bool all_whole() const { return VECTORS || (from == 0 && whole == count); }
+
+  // f(e) for each element of pack k that is the row's.
+  template <typename F> __device__ __forceinline__ void each_of(int k, F f) const {
+    if (is_whole(k)) {
+#pragma unroll
+      for (int e = 0; e < W; ++e) f(e);
+    } else if (any(k)) {
+#pragma unroll
+      for (int e = 0; e < W; ++e) {
+        if (tile.template all<1>(tile.index(k, e))) f(e);
+      }
+    }
+  }
 };
 
 // Of this thread's elements, the sum of the squares.
@@ -136,10 +150,9 @@ template <int K, int W, typename Get> __device__ __forceinline__ auto own_square
   return reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e] * packs[k][e]; });
 }
 
-// The statistics of a row of packs get(k), whose pads are 0.
-template <bool CENTRED, int K, bool VECTORS, typename T, typename Get, typename Sums, typename A = acc_t<T>>
-__device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to,
-                                                    Get get, Sums& sums) {
+// The statistics of a row of packs get(k), whose pads are 0. `cut`: a Tile, or OwnPacks.
+template <bool CENTRED, int K, typename Cut, typename T, typename Get, typename Sums, typename A = acc_t<T>>
+__device__ __forceinline__ Statistics<A> statistics(const Cut& cut, const Forward<T>& to, Get get, Sums& sums) {
   const A count = A(int(to.size));
   if constexpr (!CENTRED) {
     return {A(0), rstd_of<T>(sums.add(own_squares<K, kVecWidth<T>>(get)) / count + to.eps)};
@@ -150,12 +163,11 @@ __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, 
     if constexpr (K == 1) {  // about an element: of short rows that chance to be nearly constant the mean is then exact
       const Pack<T> x = get(0);
       const A about = __shfl_sync(kFullMask, x[0], 0, blockDim.x) * scale;
-      tile.each_of(0, [&](int e) { parts[e] = fma(x[e], scale, -about); });
+      cut.each_of(0, [&](int e) { parts[e] = fma(x[e], scale, -about); });
       mean = (about + sums.add(tree_sum(parts)) / count) / scale;
     } else {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        if (!VECTORS && !tile.any(tile.index(k, 0))) continue;
         const Pack<T> x = get(k);
 #pragma unroll
         for (int e = 0; e < W; ++e) parts[e] = fma(x[e], scale, parts[e]);
@@ -167,7 +179,7 @@ __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, 
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const Pack<T> x = get(k);
-      tile.each_of(k, [&](int e) {
+      cut.each_of(k, [&](int e) {
         const A apart = x[e] - mean;
         parts[e] = fma(apart, apart, parts[e]);
       });
@@ -198,29 +210,13 @@ __device__ __forceinline__ void norm_rows_fetched(const Forward<T>& to, int stag
         fetched.put(sum, stage, 0, k);
       }
     }
-    const auto of = statistics<false>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, sums);
+    const auto of = statistics<false, K>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, sums);
 #pragma unroll(VECTORS ? K : 1)
     for (int k = 0; k < K; ++k) store_normalised<false>(tile, to, to.y + at, 0, k, fetched.get(stage, 0, k), of);
     if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
   };
   const long long first = blockIdx.x * (long long)blockDim.y + threadIdx.y, stride = gridDim.x * (long long)blockDim.y;
   each_fetched(first, threadIdx.y, stride, to.rows, stages == 2, fetch, normalise);
-}
-
-// Element k, not known to the compiler, of an array in registers.
-template <int K, typename T> __device__ __forceinline__ Pack<T> chosen(const Pack<T> (&packs)[K], int k) {
-  Pack<T> pack = packs[0];
-#pragma unroll
-  for (int i = 1; i < K; ++i) {
-    if (i == k) pack = packs[i];
-  }
-  return pack;
-}
-template <int K, typename T> __device__ __forceinline__ void replace(Pack<T> (&packs)[K], int k, const Pack<T>& pack) {
-#pragma unroll
-  for (int i = 0; i < K; ++i) {
-    if (i == k) packs[i] = pack;
-  }
 }
 
 // y for a pack x.
@@ -245,7 +241,7 @@ __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sum
       x[k].fold();
       return x[k];
     };
-    const auto of = statistics<CENTRED>(tile, to, get, sums);
+    const auto of = statistics<CENTRED, K>(tile, to, get, sums);
 #pragma unroll
     for (int k = 0; k < K; ++k) store_normalised<CENTRED>(tile, to, to.y + at, 0, k, x[k], of);
     if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
@@ -278,7 +274,13 @@ __device__ __forceinline__ void norm_rows_ahead(const Forward<T>& to, Sums& sums
     } else {
       const Row last = Row::at(row, to.rows, to.size, part);
 #pragma unroll 1
-      for (int k = 0; k < K; ++k) replace(x, k, load_pack(last, from, k, T()));
+      for (int k = 0; k < K; ++k) {
+        const Pack<T> pack = load_pack(last, from, k, T());
+#pragma unroll
+        for (int i = 0; i < K; ++i) {
+          if (i == k) x[i] = pack;
+        }
+      }
     }
   };
   Pack<T> coming[K] = {};
@@ -287,9 +289,9 @@ __device__ __forceinline__ void norm_rows_ahead(const Forward<T>& to, Sums& sums
 #pragma unroll
     for (int k = 0; k < K; ++k) x[k] = coming[k];
     if (!packs.all_whole()) {
-#pragma unroll 1
-      for (int k = 0; k < packs.count; ++k) {
-        if (!packs.is_whole(k)) replace(x, k, masked(tile, chosen(x, k), tile.index(k, 0), T()));
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (packs.any(k) && !packs.is_whole(k)) x[k] = masked(tile, x[k], tile.index(k, 0), T());
       }
     }
     load(row + stride, coming);
@@ -298,27 +300,17 @@ __device__ __forceinline__ void norm_rows_ahead(const Forward<T>& to, Sums& sums
       x[k].fold();
       return x[k];
     };
-    const auto of = statistics<CENTRED>(tile, to, get, sums);
+    const auto of = statistics<CENTRED, K>(packs, to, get, sums);
     if (row >= to.rows) continue;
     T* y = to.y + row * to.size + start;
-    const auto words_of = [&](const Pack<T>& x, int k, unsigned (&word)[4]) {
-      const Pack<T> w = held.get(0, 0, k), b = CENTRED ? held.get(1, 0, k) : Pack<T>{};
-      round_to_words<T>(word, 0, [&](int e) { return normalised<CENTRED>(of, x, w, b, e); });
-    };
-    unsigned word[4];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (!packs.is_whole(k)) continue;
-      words_of(x[k], k, word);
-      store_words(y + tile.index(k, 0), word[0], word[1], word[2], word[3]);
-    }
-    if (!packs.all_whole()) {
-#pragma unroll 1
-      for (int k = 0; k < packs.count; ++k) {
-        if (packs.is_whole(k)) continue;
-        words_of(chosen(x, k), k, word);
-        store_words_of(tile, y, k, word);
-      }
+      if (!packs.any(k)) continue;
+      const Pack<T> w = held.get(0, 0, k), b = CENTRED ? held.get(1, 0, k) : Pack<T>{};
+      unsigned word[4];
+      round_to_words<T>(word, 0, [&](int e) { return normalised<CENTRED>(of, x[k], w, b, e); });
+      if (packs.is_whole(k)) store_words(y + tile.index(k, 0), word[0], word[1], word[2], word[3]);
+      else store_words_of(tile, y, k, word);
     }
     if (threadIdx.x == 0 && part == 0) to.keep(row, of);
   }

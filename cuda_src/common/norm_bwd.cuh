@@ -142,7 +142,12 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   A weight_sum[K][W] = {}, bias_sum[K][W] = {};
   const auto differentiate = [&](long long row, int stage) {
     if (!two) of = coming_of;
-    if (!packs.all_whole()) fetched.settle(Row::at(row, to.rows, to.size, part), stage);
+    if (!packs.all_whole()) {
+#pragma unroll 1
+      for (int k = 0; k < packs.count; ++k) {
+        if (!packs.is_whole(k)) fetched.settle_pack(columns, stage, k);
+      }
+    }
     const auto pack = [&](int k) {
       return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k), of};
     };
