@@ -241,11 +241,11 @@ def _layer_norm(m: Make, rows: int, size: int) -> tuple[Any, ...]:
 def _rms_norms(call: Callable[..., tuple[Any, ...]]) -> list[Call]:
     """call(m, rows, size, weight or None, options): rows held by few threads, by many, by a block, too long for one."""
     return [
-        lambda m: call(m, 130, 33, m(33)),
+        lambda m: call(m, 300, 33, m(33)),
         lambda m: call(m, 5, 300, None),
         lambda m: call(m, 3, 1024, m(1024)),
         lambda m: call(m, 1, 4096 * m.width + 8, m(4096 * m.width + 8)),
-        lambda m: call(m, 40, 5, None),
+        lambda m: call(m, 300, 5, m(5)),
         lambda m: call(m, 3, 40 * m.width, m(40 * m.width)),
         lambda m: call(m, 5, 1031, m(1031), {"blocks": 2}),
     ]
@@ -341,12 +341,12 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.group_norm, m(1, 2, 1100 * m.width + 1), 1, m(2), m(2)),
     ],
     "layer_norm": [
-        lambda m: (cupyops.layer_norm, m(130, 33), (33,), m(33), m(33)),
+        lambda m: (cupyops.layer_norm, m(300, 33), (33,), m(33), m(33)),
         lambda m: (cupyops.layer_norm, m(9, 4, 64), (64,), m(64), m(64)),
         lambda m: (cupyops.layer_norm, m(5, 300), (300,), {"bias": m(300)}),
         lambda m: (cupyops.layer_norm, m(3, 1024), (1024,), m(1024)),
         lambda m: _layer_norm(m, 1, 4096 * m.width + 8),
-        lambda m: (cupyops.layer_norm, m(40, 5), (5,)),
+        lambda m: (cupyops.layer_norm, m(300, 5), (5,), m(5), m(5)),
         lambda m: (cupyops.layer_norm, m(3, 40 * m.width), (40 * m.width,)),
         lambda m: (cupyops.layer_norm, m(3, 40 * m.width + 1), (40 * m.width + 1,)),
         lambda m: (cupyops.layer_norm, m(37, 33), (33,), m(33), m(33), {"blocks": 2}),

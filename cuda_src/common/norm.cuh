@@ -123,14 +123,21 @@ __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, 
   } else {
     constexpr int W = kVecWidth<T>;
     const A scale = scale_for<A>(int(to.size));
-    A parts[W] = {};
+    A parts[W] = {}, mean;
+    if constexpr (K == 1) {  // about an element: of short rows that chance to be nearly constant the mean is then exact
+      const Pack<T> x = get(0);
+      const A about = __shfl_sync(kFullMask, x[0], 0, blockDim.x) * scale;
+      tile.each_of(0, [&](int e) { parts[e] = fma(x[e], scale, -about); });
+      mean = (about + sums.add(tree_sum(parts)) / count) / scale;
+    } else {
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const Pack<T> x = get(k);
+      for (int k = 0; k < K; ++k) {
+        const Pack<T> x = get(k);
 #pragma unroll
-      for (int e = 0; e < W; ++e) parts[e] = fma(x[e], scale, parts[e]);
+        for (int e = 0; e < W; ++e) parts[e] = fma(x[e], scale, parts[e]);
+      }
+      mean = sums.add(tree_sum(parts)) / (count * scale);
     }
-    const A mean = sums.add(tree_sum(parts)) / (count * scale);
 #pragma unroll
     for (int e = 0; e < W; ++e) parts[e] = A(0);
 #pragma unroll

@@ -225,3 +225,14 @@ def test_a_variance_that_overflows(size):
         (grad,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(y[1], torch.zeros(size)) and torch.equal(grad[1], torch.zeros(size))
     assert torch.equal(torch.nn.functional.layer_norm(x, (size,))[1], torch.zeros(size))
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 8])
+def test_rows_that_are_nearly_constant(size):
+    """The mean is off by no more than its own rounding, and that by rstd is all that y is off by."""
+    x = 1000 + torch.randn(500, size) / 16
+    with cupyops.simulate():
+        y = cupyops.layer_norm(x, (size,)).double()
+    truth = torch.nn.functional.layer_norm(x.double(), (size,))
+    rounding = 1.01 * 2**-15 * torch.rsqrt(x.double().var(1, keepdim=True, correction=0) + 1e-5)
+    assert ((y - truth).abs() <= rounding + 8 * torch.finfo(torch.float32).eps * truth.abs()).all()

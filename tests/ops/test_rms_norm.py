@@ -3,6 +3,7 @@ import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
 
 import cupyops
+from cupyops.common import norms
 
 NAN, INF = float("nan"), float("inf")
 
@@ -135,3 +136,22 @@ X = torch.ones(2, 3)
 def test_bad_input(args, kwargs, culprit):
     with pytest.raises(cupyops.InputError, match=f"^{culprit} is "):
         cupyops.rms_norm(*args, **kwargs)
+
+
+@pytest.mark.parametrize("size", [64, 1032])
+def test_rows_read_ahead(monkeypatch, size):
+    """The same bits, whether or not a block reads a row while it reduces the one before."""
+    make = Make("cpu", torch.float32)
+    x, weight = make(37, size).detach(), make(size).detach()
+
+    def forward(ahead):
+        monkeypatch.setattr(norms, "FORWARD_AHEAD", ahead)
+        norms._forward_plan.cache_clear()
+        with cupyops.simulate():
+            y = cupyops.rms_norm(x, (size,), weight)
+        return y, norms._forward_plan(37, size, 4, 1, True, False, x.device).stages
+
+    monkeypatch.setattr(norms, "_ENOUGH_BLOCKS", 0)
+    (one_by_one, single), (ahead, double) = forward(norms.WIDEST + 1), forward(0)
+    norms._forward_plan.cache_clear()
+    assert (single, double) == (1, 2) and torch.equal(ahead, one_by_one)
