@@ -248,6 +248,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
   held.load(grad_y, grads);
   held.load(x, inputs);
   const A mu = held.live ? mean[held.row] : A(0), r = held.live ? rstd[held.row] : A(0);
+  const Centre<T> centre(mu, r);
   const PackSums<A> packs{shared + threadIdx.y * count, shared + (blockDim.y + threadIdx.y) * count};
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -259,7 +260,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
 #pragma unroll
         for (int e = 0; e < W; ++e) {
           if (from > e || e >= to) continue;
-          own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - mu);
+          own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - centre.about);
         }
         if (first) begun = own;
         else next = own;
@@ -278,7 +279,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
     const int c = first + threadIdx.x / lanes;
     Pair<A> own = packs.template of<W>(c, plane, from, c < channels ? count : 0, lane, lanes);
     if (lane > 0 || c >= channels || !held.live) continue;
-    own.second *= r;
+    own = centre.moved(own), own.second *= r;
     A* to = sums + 2 * ((held.row * channels + c) * parts + threads.part());
     to[0] = own.first, to[1] = own.second;
     const A w = parameter(weight, groups.first(held.row) + c, 1);
@@ -368,9 +369,11 @@ __global__ void __launch_bounds__(kThreads)
   const bool live = plane < planes;
   Part<T> part(runs, plane, int(place % runs.parts), x);
   if (!live) part.begin = part.end = 0;
-  const A mu = live ? mean[plane / channels] : A(0);
-  const Pair<A> of = row_reduce<Sum>(part_sums(part, Source<T>{grad_y}, Source<T>{x}, mu), shared);
-  if (threadIdx.x == 0 && live) sums[2 * place] = of.first, sums[2 * place + 1] = of.second * rstd[plane / channels];
+  const A mu = live ? mean[plane / channels] : A(0), r = live ? rstd[plane / channels] : A(0);
+  const Centre<T> centre(mu, r);
+  const Pair<A> of =
+      centre.moved(row_reduce<Sum>(part_sums(part, Source<T>{grad_y}, Source<T>{x}, centre.about), shared));
+  if (threadIdx.x == 0 && live) sums[2 * place] = of.first, sums[2 * place + 1] = of.second * r;
 }
 
 // grad_x of what group_norm_bwd_sums left, `count` parts for each plane. Grid and block: as group_norm_fwd_wide.
