@@ -186,8 +186,9 @@ __device__ __forceinline__ void forward_row(Threads& threads, const T* x, const 
   centred = threads.template reduce<Sum>(centred);
   fold(packs);
   if (!held.live) return;
-  const auto of = Moments<A>::of(A(size), about, centred.first, centred.second);
+  auto of = Moments<A>::of(A(size), about, centred.first, centred.second);
   const A r = of.rstd(eps);
+  if (fabs(about * r) < A(0.125)) of.mean = about;  // the more exact: see Centre
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (!held.any(k)) continue;
