@@ -143,13 +143,14 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
   const long long c = runs.segment(blockIdx.x);
   const Part<T, WHOLE> part(runs, c, runs.part(blockIdx.x), x);
   const A mu = mean[c], r = rstd[c];
+  const Centre<T> centre(mu, r);
   const Source<T> grads{grad_y, kept, room}, inputs{x, kept + room, room};
   grads.fetch(part), inputs.fetch(part);
   wait_for_groups<0>();
-  share_in_cluster(block_reduce<Sum>(part_sums(part, grads, inputs, mu), shared), all);
+  share_in_cluster(block_reduce<Sum>(part_sums(part, grads, inputs, centre.about), shared), all);
   Pair<A> sums = all[0];
   for (int i = 1; i < runs.parts; ++i) sums = sums + all[i];
-  sums.second *= r;
+  sums = centre.moved(sums), sums.second *= r;
   if (runs.part(blockIdx.x) == 0 && threadIdx.x == 0) set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
   if (!grad_x) return;
   const A w = parameter<T>(weight, c, wide, A(1)), count = A(runs.count * runs.size);
@@ -171,12 +172,13 @@ __global__ void __launch_bounds__(kThreads)
   const long long c = runs.segment(blockIdx.x);
   const P part(runs, c, runs.part(blockIdx.x), x);
   const Pair<A> of = Statistics<T>{mean, rstd, running_mean, running_var, wide, eps}[c];
+  const Centre<T> centre(of.first, of.second);
   const A scale = of.second * parameter<T>(weight, c, wide, A(1));
   Pair<A> sums = {};
   each_packs(
       part,
       [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
-        add_products(sums, places, packs[0], packs[1], of.first);
+        add_products(sums, places, packs[0], packs[1], centre.about);
 #pragma unroll
         for (int u = 0; u < U; ++u) {
           if (grad_x) part.store(grad_x, places[u], [&](int e) { return packs[0][u][e] * scale; });
@@ -184,7 +186,7 @@ __global__ void __launch_bounds__(kThreads)
       },
       Source<T>{grad_y}, Source<T>{x});
   if (!parts) return;
-  sums = block_reduce<Sum>(sums, shared);
+  sums = centre.moved(block_reduce<Sum>(sums, shared));
   A* at = parts + 2 * (long long)blockIdx.x;
   if (threadIdx.x == 0) at[0] = sums.first, at[1] = sums.second * of.second;
 }
