@@ -265,29 +265,28 @@ __global__ void __launch_bounds__(kColumnThreads)
   __shared__ Pair<A> shared[kColumnThreads * W];
   const Statistics<T> statistics{mean, rstd, running_mean, running_var, wide, eps};
   const ColumnTile<T> tile(rows, size, blockIdx.y, x);
-  A mu[W] = {}, r[W] = {}, scale[W] = {};
+  A about[W] = {}, scale[W] = {};
   tile.each([&](int e, long long column) {
     const long long c = channel_of(column, pixels);
     const Pair<A> of = statistics[c];
-    mu[e] = of.first, r[e] = of.second;
+    about[e] = Centre<T>(of.first, of.second).about;
     scale[e] = grad_x ? of.second * parameter<T>(weight, c, wide, A(1)) : A(0);
   });
   Pair<A> sums[W] = {};
   const ColumnPacks<T> to(tile, grad_x);
-  column_sums(tile, grad_y, x, mu, sums, [&](int i, int there, const Pack<T>(&packs)[2][U]) {
+  column_sums(tile, grad_y, x, about, sums, [&](int i, int there, const Pack<T>(&packs)[2][U]) {
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if (grad_x && u < there) to.store(i + u, [&](int e) { return packs[0][u][e] * scale[e]; });
     }
   });
   if (!parts) return;
-#pragma unroll
-  for (int e = 0; e < W; ++e) sums[e].second *= r[e];
   share_columns(tile, sums, shared);
   A* at = parts + 2 * blockIdx.y * size + tile.start;
   for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < tile.left; i += kColumnThreads) {
-    const Pair<A> of = tile_sums(shared, W * blockDim.x, i);
-    at[i] = of.first, at[size + i] = of.second;
+    const Pair<A> of = statistics[channel_of(tile.start + i, pixels)];
+    const Pair<A> own = Centre<T>(of.first, of.second).moved(tile_sums(shared, W * blockDim.x, i));
+    at[i] = own.first, at[size + i] = own.second * of.second;
   }
 }
 
@@ -517,10 +516,10 @@ __global__ void __launch_bounds__(kColumnThreads)
   const ColumnTile<T> tile(rows, size, blockIdx.y, x);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   const long long column = tile.start + thread;
-  A mu[W] = {};
-  tile.each([&](int e, long long c) { mu[e] = mean[c]; });
+  A about[W] = {};
+  tile.each([&](int e, long long c) { about[e] = Centre<T>(mean[c], rstd[c]).about; });
   Pair<A> own[W] = {};
-  column_sums(tile, grad_y, x, mu, own, [](int, int, const Pack<T>(&)[2][kRowsAtOnce / 2]) {});
+  column_sums(tile, grad_y, x, about, own, [](int, int, const Pack<T>(&)[2][kRowsAtOnce / 2]) {});
   share_columns(tile, own, shared);
   if (gridDim.y > 1) cluster_wait();
   if (thread < tile.left) share_tile(tile_sums(shared, kColumns, thread), all, kColumns, thread);
@@ -528,7 +527,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   if (thread < tile.left) {
     Pair<A> sums = {};
     for (int i = 0; i < gridDim.y; ++i) sums = sums + all[i * kColumns + thread];
-    sums.second *= rstd[column];
+    sums = Centre<T>(mean[column], rstd[column]).moved(sums), sums.second *= rstd[column];
     shared[thread] = sums;
     if (blockIdx.y == 0) set_gradients<T>(sums, column, grad_weight, grad_bias, wide);
   }
@@ -536,7 +535,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   __syncthreads();
   Gradient<T> of[W] = {};
   tile.each([&](int e, long long c) {
-    of[e] = Gradient<T>::of(mu[e], rstd[c], parameter<T>(weight, c, wide, A(1)), shared[tile.first + e], A(rows));
+    of[e] = Gradient<T>::of(mean[c], rstd[c], parameter<T>(weight, c, wide, A(1)), shared[tile.first + e], A(rows));
   });
   store_gradient<true>(tile, grad_y, x, grad_x, of);
 }
