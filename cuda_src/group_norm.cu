@@ -370,11 +370,10 @@ __global__ void __launch_bounds__(kThreads)
   const bool live = plane < planes;
   Part<T> part(runs, plane, int(place % runs.parts), x);
   if (!live) part.begin = part.end = 0;
-  const A mu = live ? mean[plane / channels] : A(0), r = live ? rstd[plane / channels] : A(0);
-  const Centre<T> centre(mu, r);
+  const Centre<T> centre(live ? mean[plane / channels] : A(0), live ? rstd[plane / channels] : A(0));
   const Pair<A> of =
       centre.moved(row_reduce<Sum>(part_sums(part, Source<T>{grad_y}, Source<T>{x}, centre.about), shared));
-  if (threadIdx.x == 0 && live) sums[2 * place] = of.first, sums[2 * place + 1] = of.second * r;
+  if (threadIdx.x == 0 && live) sums[2 * place] = of.first, sums[2 * place + 1] = of.second * rstd[plane / channels];
 }
 
 // grad_x of what group_norm_bwd_sums left, `count` parts for each plane. Grid and block: as group_norm_fwd_wide.
