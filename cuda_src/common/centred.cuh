@@ -69,12 +69,13 @@ __device__ __forceinline__ Moments<A> merged(int groups, Count count_of, Of of) 
     count += here, apart += (of(i).first - pivot) * here;
   }
   if (count == A(0)) return {};
-  const A mean = pivot + apart / count;
+  const A about = pivot + apart / count;
+  A left = A(0);
 #pragma unroll 8
   for (int i = 0; i < groups; ++i) {
     const Pair<A> one = of(i);
-    const A left = one.first - mean;
-    square += one.second + left * left * count_of(i);
+    const A here = (one.first - about) * count_of(i);
+    left += here, square += one.second + (one.first - about) * here;
   }
-  return {count, mean, square};
+  return Moments<A>::of(count, about, left, square);
 }
