@@ -22,44 +22,13 @@
 // 2868 / 2952, bf16 2295 / 2752; inference fp32 4018 / 3791, bf16 3666 / 3458; training channels_last bf16 1993 / 1982;
 // 4096x1000 bf16 740 / 1115; 4096x4095 bf16 1053 / 1105; 256x2048x7x7 bf16 1500 / 1366. Lost: half types are bound by
 // the instructions for a pack of eight; the forms without clusters read everything twice.
-#include "common/batch_norm.cuh"
-#include "common/columns.cuh"
-#include "common/runs.cuh"
+#include "common/batch_norm_columns.cuh"
+#include "common/batch_norm_runs.cuh"
 
 constexpr int kThreads = 256;
 constexpr int kClusterThreads = 512;
-constexpr int kFinishers = 32;  // threads that share the parts of a channel
-constexpr int kFinished = 8;  // channels of a block that combines parts
 
 // --- images: (n, c, s). WHOLE: every run of every tensor is whole packs ---
-
-template <typename P, typename T, typename Of>
-__device__ __forceinline__ void store_normalised(const P& part, const Source<T>& x, T* y, Of of) {
-  constexpr int U = P::kAtOnce;
-  each_packs<true>(
-      part,
-      [&](const Place(&places)[U], const Pack<T>(&packs)[1][U]) {
-        const Affine<T> affine = of();
-#pragma unroll
-        for (int u = 0; u < U; ++u) part.store(y, places[u], [&](int e) { return affine(packs[0][u][e]); });
-      },
-      x);
-}
-
-template <typename P, typename T>
-__device__ __forceinline__ void store_gradient(const P& part, const Source<T>& grad_y, const Source<T>& x, T* grad_x,
-                                               const Gradient<T>& of) {
-  constexpr int U = P::kAtOnce;
-  each_packs<true>(
-      part,
-      [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          part.store(grad_x, places[u], [&](int e) { return of(packs[0][u][e], packs[1][u][e]); });
-        }
-      },
-      grad_y, x);
-}
 
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: channels x runs.parts, in clusters of
 // runs.parts. Block: a multiple of 32. Shared memory: for `room` packs, of 16 bytes.
@@ -218,21 +187,6 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- columns: (m, c), or (n, c s) ---
 
-__device__ __forceinline__ long long channel_of(long long column, int pixels) {
-  return pixels == 1 ? column : unsigned(column) / unsigned(pixels);
-}
-
-// The sums of column i of this block's tile: in eight that a tree adds up, which is more exact than one after the other.
-template <typename A> __device__ __forceinline__ Pair<A> tile_sums(const Pair<A>* shared, int slab, int i) {
-  constexpr int kSums = 8;
-  Pair<A> sums[kSums] = {};
-  for (int y = 0; y < blockDim.y; y += kSums) {
-#pragma unroll
-    for (int k = 0; k < kSums; ++k) sums[k] = sums[k] + shared[(y + k) * slab + i];
-  }
-  return reduce_elements<Sum, 1, kSums>([&](int, int k) { return sums[k]; });
-}
-
 // Mean and square, (2, size), of each part of the rows, for each column. Grid: (tiles of columns, parts). Block: see
 // columns.cuh, kColumnThreads.
 template <typename T>
@@ -288,22 +242,6 @@ __global__ void __launch_bounds__(kColumnThreads)
     const Pair<A> own = Centre<T>(of.first, of.second).moved(tile_sums(shared, W * blockDim.x, i));
     at[i] = own.first, at[size + i] = own.second * of.second;
   }
-}
-
-// The parts of a channel dealt out over threadIdx.y, and merge(own, other) what threads then have, in a fixed order.
-// own(i, step) for the parts i, i + step, ...; kept(result) by one thread. Block: (kFinished, kFinishers).
-template <typename V, typename Own, typename Merge, typename Kept>
-__device__ __forceinline__ void finish_channel(bool live, Own own, Merge merge, Kept kept) {
-  __shared__ V shared[kFinishers][kFinished];
-  V value = {};
-  if (live) value = own(threadIdx.y);
-  for (int half = kFinishers / 2; half > 0; half /= 2) {
-    shared[threadIdx.y][threadIdx.x] = value;
-    __syncthreads();
-    if (threadIdx.y < half) merge(value, shared[threadIdx.y + half][threadIdx.x]);
-    __syncthreads();
-  }
-  if (threadIdx.y == 0 && live) kept(value);
 }
 
 // mean, rstd and the running statistics, of the `count` parts that batch_norm_columns_moments left of rows by channels x
@@ -369,38 +307,6 @@ __global__ void __launch_bounds__(kFinished* kFinishers)
       });
 }
 
-template <bool BACK, typename T>
-__device__ __forceinline__ void store_normalised(const ColumnTile<T>& tile, const T* x, T* y,
-                                                 const Affine<T> (&of)[kVecWidth<T>]) {
-  constexpr int U = kRowsAtOnce;
-  const ColumnPacks<T> to(tile, y);
-  each_rows<BACK>(
-      tile,
-      [&](int i, int there, const Pack<T>(&packs)[1][U]) {
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          if (u < there) to.store(i + u, [&](int e) { return of[e](packs[0][u][e]); });
-        }
-      },
-      ColumnPacks<T>(tile, x));
-}
-
-template <bool BACK, typename T>
-__device__ __forceinline__ void store_gradient(const ColumnTile<T>& tile, const T* grad_y, const T* x, T* grad_x,
-                                               const Gradient<T> (&of)[kVecWidth<T>]) {
-  constexpr int U = kRowsAtOnce / 2;
-  const ColumnPacks<T> to(tile, grad_x);
-  each_rows<BACK>(
-      tile,
-      [&](int i, int there, const Pack<T>(&packs)[2][U]) {
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          if (u < there) to.store(i + u, [&](int e) { return of[e](packs[0][u][e], packs[1][u][e]); });
-        }
-      },
-      ColumnPacks<T>(tile, grad_y), ColumnPacks<T>(tile, x));
-}
-
 // y. mean and rstd, or running_mean and running_var; the others are null. Grid and block: as batch_norm_columns_moments.
 template <typename T>
 __global__ void __launch_bounds__(kColumnThreads)
@@ -435,22 +341,6 @@ __global__ void __launch_bounds__(kColumnThreads)
     of[e] = Gradient<T>::of(mean[c], rstd[c], w, {sums[2 * c], sums[2 * c + 1]}, A(rows) * A(pixels));
   });
   store_gradient<false>(tile, grad_y, x, grad_x, of);
-}
-
-constexpr int kClusterAlong = 8;  // threads along the columns of a tile that a cluster has
-
-__device__ __forceinline__ void meet_tile() {
-  if (gridDim.y == 1) return __syncthreads();
-  cluster_arrive();
-  cluster_wait();
-}
-
-// What the blocks of a cluster have for each column of a tile, to all of them: `all` is (gridDim.y, columns).
-template <typename V> __device__ __forceinline__ void share_tile(const V& value, V* all, int columns, int i) {
-  for (int rank = 0; rank < gridDim.y; ++rank) {
-    if (gridDim.y > 1) store_remote(all + blockIdx.y * columns + i, rank, value);
-    else all[i] = value;
-  }
 }
 
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: (tiles of columns, a cluster). Block:
