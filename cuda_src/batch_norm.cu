@@ -22,44 +22,13 @@
 // 2868 / 2952, bf16 2295 / 2752; inference fp32 4018 / 3791, bf16 3666 / 3458; training channels_last bf16 1993 / 1982;
 // 4096x1000 bf16 740 / 1115; 4096x4095 bf16 1053 / 1105; 256x2048x7x7 bf16 1500 / 1366. Lost: half types are bound by
 // the instructions for a pack of eight; the forms without clusters read everything twice.
-#include "common/batch_norm.cuh"
-#include "common/columns.cuh"
-#include "common/runs.cuh"
+#include "common/batch_norm_columns.cuh"
+#include "common/batch_norm_runs.cuh"
 
 constexpr int kThreads = 256;
 constexpr int kClusterThreads = 512;
-constexpr int kFinishers = 32;  // threads that share the parts of a channel
-constexpr int kFinished = 8;  // channels of a block that combines parts
 
 // --- images: (n, c, s). WHOLE: every run of every tensor is whole packs ---
-
-template <typename P, typename T, typename Of>
-__device__ __forceinline__ void store_normalised(const P& part, const Source<T>& x, T* y, Of of) {
-  constexpr int U = P::kAtOnce;
-  each_packs<true>(
-      part,
-      [&](const Place(&places)[U], const Pack<T>(&packs)[1][U]) {
-        const Affine<T> affine = of();
-#pragma unroll
-        for (int u = 0; u < U; ++u) part.store(y, places[u], [&](int e) { return affine(packs[0][u][e]); });
-      },
-      x);
-}
-
-template <typename P, typename T>
-__device__ __forceinline__ void store_gradient(const P& part, const Source<T>& grad_y, const Source<T>& x, T* grad_x,
-                                               const Gradient<T>& of) {
-  constexpr int U = P::kAtOnce;
-  each_packs<true>(
-      part,
-      [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          part.store(grad_x, places[u], [&](int e) { return of(packs[0][u][e], packs[1][u][e]); });
-        }
-      },
-      grad_y, x);
-}
 
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: channels x runs.parts, in clusters of
 // runs.parts. Block: a multiple of 32. Shared memory: for `room` packs, of 16 bytes.
@@ -143,13 +112,14 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
   const long long c = runs.segment(blockIdx.x);
   const Part<T, WHOLE> part(runs, c, runs.part(blockIdx.x), x);
   const A mu = mean[c], r = rstd[c];
+  const Centre<T> centre(mu, r);
   const Source<T> grads{grad_y, kept, room}, inputs{x, kept + room, room};
   grads.fetch(part), inputs.fetch(part);
   wait_for_groups<0>();
-  share_in_cluster(block_reduce<Sum>(part_sums(part, grads, inputs, mu), shared), all);
+  share_in_cluster(block_reduce<Sum>(part_sums(part, grads, inputs, centre.about), shared), all);
   Pair<A> sums = all[0];
   for (int i = 1; i < runs.parts; ++i) sums = sums + all[i];
-  sums.second *= r;
+  sums = centre.moved(sums), sums.second *= r;
   if (runs.part(blockIdx.x) == 0 && threadIdx.x == 0) set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
   if (!grad_x) return;
   const A w = parameter<T>(weight, c, wide, A(1)), count = A(runs.count * runs.size);
@@ -171,12 +141,13 @@ __global__ void __launch_bounds__(kThreads)
   const long long c = runs.segment(blockIdx.x);
   const P part(runs, c, runs.part(blockIdx.x), x);
   const Pair<A> of = Statistics<T>{mean, rstd, running_mean, running_var, wide, eps}[c];
+  const Centre<T> centre(of.first, of.second);
   const A scale = of.second * parameter<T>(weight, c, wide, A(1));
   Pair<A> sums = {};
   each_packs(
       part,
       [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
-        add_products(sums, places, packs[0], packs[1], of.first);
+        add_products(sums, places, packs[0], packs[1], centre.about);
 #pragma unroll
         for (int u = 0; u < U; ++u) {
           if (grad_x) part.store(grad_x, places[u], [&](int e) { return packs[0][u][e] * scale; });
@@ -184,7 +155,7 @@ __global__ void __launch_bounds__(kThreads)
       },
       Source<T>{grad_y}, Source<T>{x});
   if (!parts) return;
-  sums = block_reduce<Sum>(sums, shared);
+  sums = centre.moved(block_reduce<Sum>(sums, shared));
   A* at = parts + 2 * (long long)blockIdx.x;
   if (threadIdx.x == 0) at[0] = sums.first, at[1] = sums.second * of.second;
 }
@@ -215,21 +186,6 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // --- columns: (m, c), or (n, c s) ---
-
-__device__ __forceinline__ long long channel_of(long long column, int pixels) {
-  return pixels == 1 ? column : unsigned(column) / unsigned(pixels);
-}
-
-// The sums of column i of this block's tile: in eight that a tree adds up, which is more exact than one after the other.
-template <typename A> __device__ __forceinline__ Pair<A> tile_sums(const Pair<A>* shared, int slab, int i) {
-  constexpr int kSums = 8;
-  Pair<A> sums[kSums] = {};
-  for (int y = 0; y < blockDim.y; y += kSums) {
-#pragma unroll
-    for (int k = 0; k < kSums; ++k) sums[k] = sums[k] + shared[(y + k) * slab + i];
-  }
-  return reduce_elements<Sum, 1, kSums>([&](int, int k) { return sums[k]; });
-}
 
 // Mean and square, (2, size), of each part of the rows, for each column. Grid: (tiles of columns, parts). Block: see
 // columns.cuh, kColumnThreads.
@@ -263,46 +219,29 @@ __global__ void __launch_bounds__(kColumnThreads)
   __shared__ Pair<A> shared[kColumnThreads * W];
   const Statistics<T> statistics{mean, rstd, running_mean, running_var, wide, eps};
   const ColumnTile<T> tile(rows, size, blockIdx.y, x);
-  A mu[W] = {}, r[W] = {}, scale[W] = {};
+  A about[W] = {}, scale[W] = {};
   tile.each([&](int e, long long column) {
     const long long c = channel_of(column, pixels);
     const Pair<A> of = statistics[c];
-    mu[e] = of.first, r[e] = of.second;
+    about[e] = Centre<T>(of.first, of.second).about;
     scale[e] = grad_x ? of.second * parameter<T>(weight, c, wide, A(1)) : A(0);
   });
   Pair<A> sums[W] = {};
   const ColumnPacks<T> to(tile, grad_x);
-  column_sums(tile, grad_y, x, mu, sums, [&](int i, int there, const Pack<T>(&packs)[2][U]) {
+  column_sums(tile, grad_y, x, about, sums, [&](int i, int there, const Pack<T>(&packs)[2][U]) {
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if (grad_x && u < there) to.store(i + u, [&](int e) { return packs[0][u][e] * scale[e]; });
     }
   });
   if (!parts) return;
-#pragma unroll
-  for (int e = 0; e < W; ++e) sums[e].second *= r[e];
   share_columns(tile, sums, shared);
   A* at = parts + 2 * blockIdx.y * size + tile.start;
   for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < tile.left; i += kColumnThreads) {
-    const Pair<A> of = tile_sums(shared, W * blockDim.x, i);
-    at[i] = of.first, at[size + i] = of.second;
+    const Pair<A> of = statistics[channel_of(tile.start + i, pixels)];
+    const Pair<A> own = Centre<T>(of.first, of.second).moved(tile_sums(shared, W * blockDim.x, i));
+    at[i] = own.first, at[size + i] = own.second * of.second;
   }
-}
-
-// The parts of a channel dealt out over threadIdx.y, and merge(own, other) what threads then have, in a fixed order.
-// own(i, step) for the parts i, i + step, ...; kept(result) by one thread. Block: (kFinished, kFinishers).
-template <typename V, typename Own, typename Merge, typename Kept>
-__device__ __forceinline__ void finish_channel(bool live, Own own, Merge merge, Kept kept) {
-  __shared__ V shared[kFinishers][kFinished];
-  V value = {};
-  if (live) value = own(threadIdx.y);
-  for (int half = kFinishers / 2; half > 0; half /= 2) {
-    shared[threadIdx.y][threadIdx.x] = value;
-    __syncthreads();
-    if (threadIdx.y < half) merge(value, shared[threadIdx.y + half][threadIdx.x]);
-    __syncthreads();
-  }
-  if (threadIdx.y == 0 && live) kept(value);
 }
 
 // mean, rstd and the running statistics, of the `count` parts that batch_norm_columns_moments left of rows by channels x
@@ -368,38 +307,6 @@ __global__ void __launch_bounds__(kFinished* kFinishers)
       });
 }
 
-template <bool BACK, typename T>
-__device__ __forceinline__ void store_normalised(const ColumnTile<T>& tile, const T* x, T* y,
-                                                 const Affine<T> (&of)[kVecWidth<T>]) {
-  constexpr int U = kRowsAtOnce;
-  const ColumnPacks<T> to(tile, y);
-  each_rows<BACK>(
-      tile,
-      [&](int i, int there, const Pack<T>(&packs)[1][U]) {
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          if (u < there) to.store(i + u, [&](int e) { return of[e](packs[0][u][e]); });
-        }
-      },
-      ColumnPacks<T>(tile, x));
-}
-
-template <bool BACK, typename T>
-__device__ __forceinline__ void store_gradient(const ColumnTile<T>& tile, const T* grad_y, const T* x, T* grad_x,
-                                               const Gradient<T> (&of)[kVecWidth<T>]) {
-  constexpr int U = kRowsAtOnce / 2;
-  const ColumnPacks<T> to(tile, grad_x);
-  each_rows<BACK>(
-      tile,
-      [&](int i, int there, const Pack<T>(&packs)[2][U]) {
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          if (u < there) to.store(i + u, [&](int e) { return of[e](packs[0][u][e], packs[1][u][e]); });
-        }
-      },
-      ColumnPacks<T>(tile, grad_y), ColumnPacks<T>(tile, x));
-}
-
 // y. mean and rstd, or running_mean and running_var; the others are null. Grid and block: as batch_norm_columns_moments.
 template <typename T>
 __global__ void __launch_bounds__(kColumnThreads)
@@ -434,22 +341,6 @@ __global__ void __launch_bounds__(kColumnThreads)
     of[e] = Gradient<T>::of(mean[c], rstd[c], w, {sums[2 * c], sums[2 * c + 1]}, A(rows) * A(pixels));
   });
   store_gradient<false>(tile, grad_y, x, grad_x, of);
-}
-
-constexpr int kClusterAlong = 8;  // threads along the columns of a tile that a cluster has
-
-__device__ __forceinline__ void meet_tile() {
-  if (gridDim.y == 1) return __syncthreads();
-  cluster_arrive();
-  cluster_wait();
-}
-
-// What the blocks of a cluster have for each column of a tile, to all of them: `all` is (gridDim.y, columns).
-template <typename V> __device__ __forceinline__ void share_tile(const V& value, V* all, int columns, int i) {
-  for (int rank = 0; rank < gridDim.y; ++rank) {
-    if (gridDim.y > 1) store_remote(all + blockIdx.y * columns + i, rank, value);
-    else all[i] = value;
-  }
 }
 
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: (tiles of columns, a cluster). Block:
@@ -515,10 +406,10 @@ __global__ void __launch_bounds__(kColumnThreads)
   const ColumnTile<T> tile(rows, size, blockIdx.y, x);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   const long long column = tile.start + thread;
-  A mu[W] = {};
-  tile.each([&](int e, long long c) { mu[e] = mean[c]; });
+  A about[W] = {};
+  tile.each([&](int e, long long c) { about[e] = Centre<T>(mean[c], rstd[c]).about; });
   Pair<A> own[W] = {};
-  column_sums(tile, grad_y, x, mu, own, [](int, int, const Pack<T>(&)[2][kRowsAtOnce / 2]) {});
+  column_sums(tile, grad_y, x, about, own, [](int, int, const Pack<T>(&)[2][kRowsAtOnce / 2]) {});
   share_columns(tile, own, shared);
   if (gridDim.y > 1) cluster_wait();
   if (thread < tile.left) share_tile(tile_sums(shared, kColumns, thread), all, kColumns, thread);
@@ -526,7 +417,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   if (thread < tile.left) {
     Pair<A> sums = {};
     for (int i = 0; i < gridDim.y; ++i) sums = sums + all[i * kColumns + thread];
-    sums.second *= rstd[column];
+    sums = Centre<T>(mean[column], rstd[column]).moved(sums), sums.second *= rstd[column];
     shared[thread] = sums;
     if (blockIdx.y == 0) set_gradients<T>(sums, column, grad_weight, grad_bias, wide);
   }
@@ -534,7 +425,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   __syncthreads();
   Gradient<T> of[W] = {};
   tile.each([&](int e, long long c) {
-    of[e] = Gradient<T>::of(mu[e], rstd[c], parameter<T>(weight, c, wide, A(1)), shared[tile.first + e], A(rows));
+    of[e] = Gradient<T>::of(mean[c], rstd[c], parameter<T>(weight, c, wide, A(1)), shared[tile.first + e], A(rows));
   });
   store_gradient<true>(tile, grad_y, x, grad_x, of);
 }

@@ -186,8 +186,9 @@ __device__ __forceinline__ void forward_row(Threads& threads, const T* x, const 
   centred = threads.template reduce<Sum>(centred);
   fold(packs);
   if (!held.live) return;
-  const auto of = Moments<A>::of(A(size), about, centred.first, centred.second);
+  auto of = Moments<A>::of(A(size), about, centred.first, centred.second);
   const A r = of.rstd(eps);
+  if (fabs(about * r) < A(0.125)) of.mean = about;  // the more exact: see Centre
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (!held.any(k)) continue;
@@ -248,6 +249,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
   held.load(grad_y, grads);
   held.load(x, inputs);
   const A mu = held.live ? mean[held.row] : A(0), r = held.live ? rstd[held.row] : A(0);
+  const Centre<T> centre(mu, r);
   const PackSums<A> packs{shared + threadIdx.y * count, shared + (blockDim.y + threadIdx.y) * count};
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -259,7 +261,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
 #pragma unroll
         for (int e = 0; e < W; ++e) {
           if (from > e || e >= to) continue;
-          own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - mu);
+          own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - centre.about);
         }
         if (first) begun = own;
         else next = own;
@@ -278,7 +280,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
     const int c = first + threadIdx.x / lanes;
     Pair<A> own = packs.template of<W>(c, plane, from, c < channels ? count : 0, lane, lanes);
     if (lane > 0 || c >= channels || !held.live) continue;
-    own.second *= r;
+    own = centre.moved(own), own.second *= r;
     A* to = sums + 2 * ((held.row * channels + c) * parts + threads.part());
     to[0] = own.first, to[1] = own.second;
     const A w = parameter(weight, groups.first(held.row) + c, 1);
@@ -368,8 +370,9 @@ __global__ void __launch_bounds__(kThreads)
   const bool live = plane < planes;
   Part<T> part(runs, plane, int(place % runs.parts), x);
   if (!live) part.begin = part.end = 0;
-  const A mu = live ? mean[plane / channels] : A(0);
-  const Pair<A> of = row_reduce<Sum>(part_sums(part, Source<T>{grad_y}, Source<T>{x}, mu), shared);
+  const Centre<T> centre(live ? mean[plane / channels] : A(0), live ? rstd[plane / channels] : A(0));
+  const Pair<A> of =
+      centre.moved(row_reduce<Sum>(part_sums(part, Source<T>{grad_y}, Source<T>{x}, centre.about), shared));
   if (threadIdx.x == 0 && live) sums[2 * place] = of.first, sums[2 * place + 1] = of.second * rstd[plane / channels];
 }
 

@@ -157,10 +157,10 @@ __device__ __forceinline__ void column_moments(const ColumnTile<T>& tile, const 
   }
 }
 
-// sum(grad_y) and sum(grad_y (x - mean)) of each of this thread's columns; f(i, there, packs) besides.
+// sum(grad_y) and sum(grad_y (x - about)) of each of this thread's columns; f(i, there, packs) besides.
 template <typename T, typename F, typename A = acc_t<T>>
 __device__ __forceinline__ void column_sums(const ColumnTile<T>& tile, const T* grad_y, const T* x,
-                                            const A (&mean)[kVecWidth<T>], Pair<A> (&sums)[kVecWidth<T>], F f) {
+                                            const A (&about)[kVecWidth<T>], Pair<A> (&sums)[kVecWidth<T>], F f) {
   constexpr int U = kRowsAtOnce / 2, W = kVecWidth<T>;
   each_rows(
       tile,
@@ -170,7 +170,7 @@ __device__ __forceinline__ void column_sums(const ColumnTile<T>& tile, const T* 
           Pair<A> own = {};
 #pragma unroll
           for (int u = 0; u < U; ++u) {
-            const A centred = u < there ? packs[1][u][e] - mean[e] : A(0);  // else 0 x inf would be NaN
+            const A centred = u < there ? packs[1][u][e] - about[e] : A(0);  // else 0 x inf would be NaN
             own.first += packs[0][u][e], own.second += packs[0][u][e] * centred;
           }
           sums[e] = sums[e] + own;
