@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(1024)
   const AddToSums<T> add{sums, class_weight, spread, shift};
   read_row(row, row, 0, classes, threadIdx.x, blockDim.x, add);
   sums.template reduce<true>(shared);
-  const A log_sum = sums.log_sum();
+  const A log_sum = log(sums.sum);
   if (threadIdx.x == 0) {
     stats[position] = sums.max;
     stats[positions + position] = log_sum;
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
       [&](long long row) { return scale ? scale[(first + row) * options.scale_step] : A(1); },
       [&](long long row, const Label<A>& label, const OnlinePacks<T>& sums, A picked) {
         const long long position = first + row;
-        const A log_sum = sums.log_sum();
+        const A log_sum = log(sums.sum);
         losses[position] = label.t < 0 ? A(0) : label.a * ((sums.max - picked) + log_sum);
         stats[position] = label.t < 0 ? A(0) : sums.max;
         stats[positions + position] = label.t < 0 ? A(0) : log_sum;

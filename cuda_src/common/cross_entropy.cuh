@@ -38,7 +38,7 @@ template <typename T, int MODE> struct Shares {
 template <typename T, int MODE, typename A = acc_t<T>>
 __device__ __forceinline__ A position_loss(const RowSums<T>& sums, A a, A picked, A shift, bool valid, A* stats,
                                            long long position, long long positions) {
-  const A log_sum = sums.log_sum();
+  const A log_sum = log(sums.sum);
   stats[position] = valid ? sums.max : A(0);
   stats[positions + position] = valid ? log_sum : A(0);
   if (MODE != kClass) stats[2 * positions + position] = valid ? sums.share : A(0);

@@ -30,12 +30,12 @@ __device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>
 #pragma unroll
     for (int e = 0; e < W; ++e) exps[e] = exp(packs[0][e]);
     const A sum = reduce_elements<Sum, 1, W>([&](int, int e) { return exps[e]; });
-    const A of_sum = F::of_sum(threads.template over_lanes<Sum>(sum), exp);
+    const A of_sum = F::template of_sum<O>(threads.template over_lanes<Sum>(sum));
     store_pack(tile, y, 0, [&](int e) { return F::template y<O>(exps[e], packs[0][e] - max, of_sum); });
   } else {
     const Pair<A> sums = online_row<O>(packs, threads);
     const Exponential<O> exp(sums.first);
-    const A of_sum = F::of_sum(sums.second, exp);
+    const A of_sum = F::template of_sum<O>(sums.second);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       store_pack(tile, y, k,
@@ -111,7 +111,7 @@ __device__ __forceinline__ void softmax_held(const T* __restrict__ x, O* __restr
       [&](long long) { sums = OnlinePacks<O>(); }, [&](const Pack<T>(&some)[1][2]) { sums.add(some[0]); },
       [&] {
         sums.reduce(threads);
-        of_sum = F::of_sum(sums.sum, Exponential<O>(sums.max));
+        of_sum = F::template of_sum<O>(sums.sum);
       },
       [&](const Part<T, THREADS>& part, long long at, int k, const Pack<T>(&some)[1]) {
         const Exponential<O> exp(sums.max);
@@ -162,7 +162,7 @@ __device__ __forceinline__ void softmax_wide_row(const T* x, O* y, long long row
   }
   const A max = block_reduce<Larger>(mine.max, shared);
   const Exponential<O> exp(max);
-  const A of_sum = F::of_sum(block_reduce<Sum>(mine.sum_for(max), shared), exp);
+  const A of_sum = F::template of_sum<O>(block_reduce<Sum>(mine.sum_for(max), shared));
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, rows, size, c);
     const long long at = c * (long long)Part::capacity();
