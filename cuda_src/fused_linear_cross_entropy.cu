@@ -188,8 +188,9 @@ template <typename T> struct Copy {
   }
 };
 
-// Grid: a block for each row of a chunk, whose first is number `first` of `rows`; block: one dimension. Deals the gradients of
-// its logits to tiles of so many classes: tile i is [rows x its classes], from weight `i * tile` of grad_weight on.
+// Grid: a block for each row of a chunk, whose first is number `first` of `rows`; block: one dimension. Deals the
+// gradients of its logits to tiles of so many classes: tile i is [rows x its classes], from weight `i * tile` of
+// grad_weight on.
 template <typename T>
 __global__ void linear_cross_entropy_keep(const T* __restrict__ d, T* __restrict__ grad_weight, long long first,
                                           long long rows, int classes, int tile, long long features, long long stride) {
