@@ -171,7 +171,7 @@ _flags = threading.Lock()
 
 @contextmanager
 def _whole_sums(dtype: torch.dtype) -> Iterator[None]:
-    """No GEMM that is asked for here adds parts of a sum in a half type. One thread at a time, as PyTorch has but one flag."""
+    """No GEMM asked for here adds parts of a sum in a half type. One thread at a time, as PyTorch has but one flag."""
     of, name = torch.backends.cuda.matmul, "fp16" if dtype is torch.float16 else "bf16"
     flag = f"allow_{name}_reduced_precision_reduction"
     with _flags:
