@@ -7,17 +7,21 @@ In fp32 and fp64 it is added up chunk by chunk: three GEMMs. In a half type that
 eight chunks the error is up to 3 times that of PyTorch's one rounding. So, unless one chunk holds all rows, or all but a
 few, it is made in tiles of classes, each from the gradients of all rows and rounded once. Those of the first rows are
 kept, in the memory of the weight's gradient itself, which has room for as many rows as the input has features, and those
-of the last in what the tiles leave of the scratch; those of the rows between are computed again.
+of the last in what the tiles leave of the scratch; those of the rows between are computed again. So that their logits are
+the same again, where the product of a tile divides its sums and that of a chunk does not, no part of a sum is rounded: what
+cuBLAS may do in a half type.
 
-A GEMM of a half type is fast where all its sizes are multiples of 16 bytes. So the last classes that are not make a GEMM
-of their own, with weights of zero up to the next multiple.
+A GEMM of a half type is fast where all its sizes are multiples of 16 bytes. So there the last classes that are not make
+a GEMM of their own, with weights of zero up to the next multiple.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -95,7 +99,7 @@ class Division(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The classes from `first` on, a multiple of 16 bytes, with zeros up to the next; None: there are none."""
+    """The classes from `first` on, a multiple of 16 bytes, with zeros up to the next; None: no GEMM of their own."""
 
     first: int
     weight: Tensor | None
@@ -153,8 +157,32 @@ def compute(given: Given, each: Tensor, scale: Scale, wanted: int) -> Gradients:
             if one is not None:
                 one.zero_()
         return gradients
-    Work(given, each, scale, gradients).run()
+    work = Work(given, each, scale, gradients)
+    if work.tiled:
+        with _whole_sums(x.dtype):
+            work.run()
+    else:
+        work.run()
     return gradients
+
+
+_flags = threading.Lock()
+
+
+@contextmanager
+def _whole_sums(dtype: torch.dtype) -> Iterator[None]:
+    """No GEMM asked for here adds parts of a sum in a half type. One thread at a time, as PyTorch has but one flag."""
+    of, name = torch.backends.cuda.matmul, "fp16" if dtype is torch.float16 else "bf16"
+    flag = f"allow_{name}_reduced_precision_reduction"
+    with _flags:
+        if not getattr(of, flag):
+            yield
+            return
+        setattr(of, flag, False)
+        try:
+            yield
+        finally:
+            setattr(of, flag, True)
 
 
 class Work:
@@ -279,7 +307,7 @@ def _tail(given: Given) -> Tail:
     classes, features = weight.shape
     width = 16 // weight.element_size()
     first = classes // width * width
-    if first == classes:
+    if first == classes or weight.dtype not in HALF:
         return Tail(classes, None, None)
     padded = weight.new_zeros(width, features)
     padded[: classes - first] = weight[first:]
