@@ -44,7 +44,7 @@ SCRATCH = 240 << 20  # bytes of logits, or of their gradients, at a time
 ROW_STEP = 64  # rows of a chunk are a multiple of it, and the classes of a tile of CLASS_STEP: what suits a GEMM
 CLASS_STEP = 256
 TILE = 2048  # classes of a tile: enough for a GEMM of all rows
-FEW = 8  # a first chunk of so small a part of the rows may be rounded by itself
+FEW = 4  # a first chunk of this part of the rows may be rounded by itself: half as large, it adds half a last place
 HELD = 1 << 14  # bytes of a row from which on a block holds it
 ROW_BLOCK = 1024
 TILE_BLOCK = 256
@@ -112,8 +112,11 @@ def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratc
     stride, elements = ceil_div(classes, width) * width, scratch // dtype.itemsize
     most = max(elements // stride, 1)
     most -= most % ROW_STEP if most > ROW_STEP else 0
-    if rows <= most or (dtype in HALF and rows - most <= rows // FEW):
-        return Division(min(rows, most), stride, stride, True, 0, 0)
+    if rows <= most:
+        return Division(rows, stride, stride, True, 0, 0)
+    if dtype in HALF and rows - most <= rows // FEW:  # no less in the first: the GEMM of a few rows is as slow
+        most -= (most - (rows - rows // FEW)) // ROW_STEP * ROW_STEP
+        return Division(most, stride, stride, True, 0, 0)
     if dtype not in HALF:
         return Division(_even(rows, most, ROW_STEP), stride, stride, True, 0, 0)
     tile = ceil_div(_even(stride, min(elements // rows, TILE), CLASS_STEP), width) * width

@@ -169,6 +169,7 @@ def test_tiles_use_rows_that_were_kept(scratch):
     ("rows", "features", "classes", "dtype"),
     [
         (8192, 4096, 128256, torch.bfloat16),
+        (4096, 4096, 32000, torch.bfloat16),
         (16384, 2048, 50257, torch.float16),
         (4096, 4096, 32000, torch.float32),
         (1, 8, 3, torch.float64),
