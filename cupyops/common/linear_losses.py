@@ -8,7 +8,7 @@ eight chunks the error is up to 3 times that of PyTorch's one rounding. So, unle
 few, it is made in tiles of classes, each from the gradients of all rows and rounded once. Those of the first rows are
 kept, in the memory of the weight's gradient itself, which has room for as many rows as the input has features, and those
 of the last in what the tiles leave of the scratch; those of the rows between are computed again. So that their logits are
-the same again, where the product of a tile divides its sums and that of a chunk does not, no part of a sum is rounded: what
+the same again, both times each tile has a GEMM of its own, of the same sizes, and no part of a sum is rounded in it, as
 cuBLAS may do in a half type.
 
 A GEMM of a half type is fast where all its sizes are multiples of 16 bytes. So there the last classes that are not make
@@ -207,6 +207,7 @@ class Work:
         self.tensors = given.target, given.class_weight, scale.factors, each, self.stats
         self.options = given.options(scale.step)
         self.tail = _tail(given)
+        self.twice: list[tuple[int, int]] = []  # rows whose logits are computed with the losses, and for each tile
 
     def run(self) -> None:
         """First the rows that are computed twice, as the memory of the weight's gradient is free for them."""
@@ -215,8 +216,10 @@ class Work:
         if self.kept and grad_weight is not None and grad_weight.numel() > room.numel():
             room = grad_weight.view(-1)
             most = _even(max(between - self.kept, 1), room.numel() // self.division.stride, ROW_STEP)
-        for begin, end in _parts(self.kept, between, most):
-            self.chunk(begin, end, room)
+        parts = list(_parts(self.kept, between, most))
+        self.twice = parts if self.tiled else []
+        for begin, end in parts:
+            self.chunk(begin, end, room, again=self.tiled)
         for begin, end in _parts(0, self.kept, _even(self.kept, self.division.rows, ROW_STEP)):
             self.keep(begin, end, self.chunk(begin, end, self.scratch))
         if self.stored:
@@ -224,11 +227,17 @@ class Work:
         for first in range(0, self.classes if self.tiled else 0, self.division.classes):
             self.tile(first, min(first + self.division.classes, self.classes))
 
-    def chunk(self, begin: int, end: int, room: Tensor) -> Tensor:
-        """The losses of rows, the input's gradient and, where it can be added up, the weight's. Gives the logits'."""
+    def chunk(self, begin: int, end: int, room: Tensor, again: bool = False) -> Tensor:
+        """The losses of rows, the input's gradient and, where it can be added up, the weight's. Gives the logits'.
+
+        again: the logits will be computed once more, tile by tile.
+        """
         given, gradients, stride, dtype = self.given, self.gradients, self.division.stride, self.given.x.dtype
         d = room[: (end - begin) * stride].view(end - begin, stride)
-        self.logits(begin, end, 0, self.classes, d)
+        width = self.division.classes if again else stride
+        for first in range(0, self.classes, width):
+            last = min(first + width, self.classes)
+            self.logits(begin, end, first, last, d[:, first : first + min(width, stride - first)])
         wanted = int(gradients != (None, None, None))
         size, device = self.classes * dtype.itemsize, d.device
         plan = None
@@ -264,8 +273,8 @@ class Work:
         gradients, width, dtype = self.gradients, self.division.classes, self.given.x.dtype
         stride, between = min(width, self.division.stride - first), self.rows - self.stored
         tile = self.scratch[: self.rows * stride].view(self.rows, stride)
-        if self.kept < between:
-            self.logits(self.kept, between, first, last, tile[self.kept : between])
+        for begin, end in self.twice:
+            self.logits(begin, end, first, last, tile[begin:end])
         kept = None if gradients.weight is None else gradients.weight[first:]
         target, class_weight, factors, _, stats = self.tensors
         where = self.kept, between, self.rows, first, last - first, stride, self.division.stride
