@@ -25,7 +25,9 @@ batch_norm_bwd_finish = Kernel("batch_norm.cu", "batch_norm_bwd_finish<T>", T=FL
 batch_norm_columns_moments = Kernel("batch_norm.cu", "batch_norm_columns_moments<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
 batch_norm_columns_finish = Kernel("batch_norm.cu", "batch_norm_columns_finish<T>", T=FLOATING)
 batch_norm_columns_fwd = Kernel("batch_norm.cu", "batch_norm_columns_fwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_columns_fwd_cluster = Kernel("batch_norm.cu", "batch_norm_columns_fwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_columns_fwd_cluster = Kernel(
+    "batch_norm.cu", "batch_norm_columns_fwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
+)
 batch_norm_columns_bwd_sums = Kernel(
     "batch_norm.cu",
     "batch_norm_columns_bwd_sums<T, WHOLE, TRAINING>",
@@ -34,7 +36,9 @@ batch_norm_columns_bwd_sums = Kernel(
     TRAINING=(False, True),
 )
 batch_norm_columns_bwd = Kernel("batch_norm.cu", "batch_norm_columns_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_columns_bwd_cluster = Kernel("batch_norm.cu", "batch_norm_columns_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_columns_bwd_cluster = Kernel(
+    "batch_norm.cu", "batch_norm_columns_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
+)
 
 INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}  # by the size of an element: shorter than those that reduce
 SMALL_PLANE = 256  # elements
@@ -203,7 +207,9 @@ def _backward_columns(grad_y, x, weight, statistics, grad_x, grad_weight, grad_b
         return
     last = training and grad_x is not None
     of = parts.new_empty(x.shape[1], 4) if last else None
-    _finish(x, parts, (weight, *statistics[:2], of), grad_weight, grad_bias, pixels, plan.parts, (2 * size, 1, size), wide)
+    _finish(
+        x, parts, (weight, *statistics[:2], of), grad_weight, grad_bias, pixels, plan.parts, (2 * size, 1, size), wide
+    )
     if last:
         launch = batch_norm_columns_bwd[plan.grid, plan.block]
         launch(grad_y, x, of, grad_x, *matrix, T=x.dtype, WHOLE=plan.whole)
