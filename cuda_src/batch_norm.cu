@@ -11,17 +11,16 @@
 // small planes, (n, c s), whose columns belong to channels by the `pixels`. A channel, or a tile of columns, that the
 // blocks of a cluster share is read once from memory, and again from shared memory or the cache. Else a first pass leaves
 // the moments, or the sums, of each block's part; the second combines them, and goes from the end: what was read last is
-// still in cache.
+// still in cache. Of columns, a kernel between the two combines them once for all blocks.
 //
 // weight, bias, running_mean and running_var are of T, or with `wide` of float beside a half type.
 //
 // Bytes per element: training forward 2 x sizeof(T) (3 without clusters), backward 3 x sizeof(T) (5); else forward
 // 2 x sizeof(T), backward 3 x sizeof(T). About 8 flops forward, 10 backward.
 //
-// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251): 64x256x56x56 training fp32
-// 2868 / 2952, bf16 2295 / 2752; inference fp32 4018 / 3791, bf16 3666 / 3458; training channels_last bf16 1993 / 1982;
-// 4096x1000 bf16 740 / 1115; 4096x4095 bf16 1053 / 1105; 256x2048x7x7 bf16 1500 / 1366. Lost: half types are bound by
-// the instructions for a pack of eight; the forms without clusters read everything twice.
+// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251), of images: 64x256x56x56 training
+// fp32 2868 / 2952, bf16 2295 / 2752; inference fp32 4018 / 3791, bf16 3666 / 3458. Lost: half types are bound by the
+// instructions for a pack of eight; the forms without clusters read everything twice, of which the cache holds the end.
 #include "common/batch_norm_columns.cuh"
 #include "common/batch_norm_runs.cuh"
 
