@@ -11,17 +11,16 @@
 // small planes, (n, c s), whose columns belong to channels by the `pixels`. A channel, or a tile of columns, that the
 // blocks of a cluster share is read once from memory, and again from shared memory or the cache. Else a first pass leaves
 // the moments, or the sums, of each block's part; the second combines them, and goes from the end: what was read last is
-// still in cache.
+// still in cache. Of columns, a kernel between the two combines them once for all blocks.
 //
 // weight, bias, running_mean and running_var are of T, or with `wide` of float beside a half type.
 //
 // Bytes per element: training forward 2 x sizeof(T) (3 without clusters), backward 3 x sizeof(T) (5); else forward
 // 2 x sizeof(T), backward 3 x sizeof(T). About 8 flops forward, 10 backward.
 //
-// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251): 64x256x56x56 training fp32
-// 2868 / 2952, bf16 2295 / 2752; inference fp32 4018 / 3791, bf16 3666 / 3458; training channels_last bf16 1993 / 1982;
-// 4096x1000 bf16 740 / 1115; 4096x4095 bf16 1053 / 1105; 256x2048x7x7 bf16 1500 / 1366. Lost: half types are bound by
-// the instructions for a pack of eight; the forms without clusters read everything twice.
+// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251), of images: 64x256x56x56 training
+// fp32 2868 / 2952, bf16 2295 / 2752; inference fp32 4018 / 3791, bf16 3666 / 3458. Lost: half types are bound by the
+// instructions for a pack of eight; the forms without clusters read everything twice, of which the cache holds the end.
 #include "common/batch_norm_columns.cuh"
 #include "common/batch_norm_runs.cuh"
 
@@ -185,17 +184,17 @@ __global__ void __launch_bounds__(kThreads)
                  Gradient<T>::of(mean[c], rstd[c], w, sums, count));
 }
 
-// --- columns: (m, c), or (n, c s) ---
+// --- columns: (m, c), or (n, c s). WHOLE: see columns.cuh ---
 
-// Mean and square, (2, size), of each part of the rows, for each column. Grid: (tiles of columns, parts). Block: see
-// columns.cuh, kColumnThreads.
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
+// Mean and square, (2, size), of each part of the rows, for each column. Grid: (tiles of columns, parts). Block:
+// kColumnThreads, see columns.cuh.
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
     batch_norm_columns_moments(const T* __restrict__ x, acc_t<T>* __restrict__ parts, long long rows, long long size) {
   using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>;
+  constexpr int W = ColumnTile<T, WHOLE>::W;
   __shared__ Pair<A> shared[kColumnThreads * W];
-  const ColumnTile<T> tile(rows, size, blockIdx.y, x);
+  const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
   Pair<A> own[W] = {};
   column_moments(tile, x, own);
   share_columns(tile, own, shared);
@@ -206,39 +205,36 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
 }
 
-// Sums, (2, size), of each part of the rows, for each column: as batch_norm_bwd_sums. Grid and block: the same.
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
+// Sums, (2, size), of each part of the rows, for each column: as batch_norm_bwd_sums, but grad_x, which may be null, only
+// where the statistics were not of TRAINING. Grid and block: as batch_norm_columns_moments.
+template <typename T, bool WHOLE, bool TRAINING>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE> - !TRAINING))
     batch_norm_columns_bwd_sums(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
                                 const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                                 const void* __restrict__ running_mean, const void* __restrict__ running_var,
                                 T* __restrict__ grad_x, acc_t<T>* __restrict__ parts, long long rows, long long size,
                                 int pixels, int wide, acc_t<T> eps) {
   using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>, U = kRowsAtOnce / 2;
+  constexpr int W = ColumnTile<T, WHOLE>::W;
   __shared__ Pair<A> shared[kColumnThreads * W];
   const Statistics<T> statistics{mean, rstd, running_mean, running_var, wide, eps};
-  const ColumnTile<T> tile(rows, size, blockIdx.y, x);
+  const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
   A about[W] = {}, scale[W] = {};
-  tile.each([&](int e, long long column) {
-    const long long c = channel_of(column, pixels);
+  tile.each(pixels, [&](int e, long long c) {
     const Pair<A> of = statistics[c];
     about[e] = Centre<T>(of.first, of.second).about;
-    scale[e] = grad_x ? of.second * parameter<T>(weight, c, wide, A(1)) : A(0);
+    if (!TRAINING) scale[e] = of.second * parameter<T>(weight, c, wide, A(1));
   });
   Pair<A> sums[W] = {};
-  const ColumnPacks<T> to(tile, grad_x);
-  column_sums(tile, grad_y, x, about, sums, [&](int i, int there, const Pack<T>(&packs)[2][U]) {
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      if (grad_x && u < there) to.store(i + u, [&](int e) { return packs[0][u][e] * scale[e]; });
-    }
+  column_sums(tile, grad_y, x, about, sums, [&](long long at, int there, const Pieces<T, WHOLE, 2>& pieces) {
+    if (TRAINING || !grad_x) return;
+    store_rows(tile, grad_x, at, there, pieces, [&](int u, int e) { return pieces.of[0][u][e] * scale[e]; });
   });
   if (!parts) return;
   share_columns(tile, sums, shared);
   A* at = parts + 2 * blockIdx.y * size + tile.start;
   for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < tile.left; i += kColumnThreads) {
-    const Pair<A> of = statistics[channel_of(tile.start + i, pixels)];
+    const Pair<A> of = statistics[pixels == 1 ? tile.start + i : unsigned(tile.start + i) / unsigned(pixels)];
     const Pair<A> own = Centre<T>(of.first, of.second).moved(tile_sums(shared, W * blockDim.x, i));
     at[i] = own.first, at[size + i] = own.second * of.second;
   }
@@ -278,14 +274,16 @@ __global__ void __launch_bounds__(kFinished* kFinishers)
       [&](const Moments<A>& of) { keep<T>(of, c, mean, rstd, running_mean, running_var, wide, momentum, eps); });
 }
 
-// grad_weight and grad_bias, of `count` parts for each of the `pixels` of a channel; `sums`, (channels, 2), gets both as
-// they are summed. Each may be null. Part p of column i is at p step_part + i step_column, its second number `second`
-// further. Grid and block: as batch_norm_columns_finish.
+// grad_weight and grad_bias, of `count` parts for each of the `pixels` of a channel, and `of`, what grad_x follows from in
+// training, of so many `values`. Each may be null. Part p of column i is at p step_part + i step_column, its second number
+// `second` further. Grid and block: as batch_norm_columns_finish.
 template <typename T>
 __global__ void __launch_bounds__(kFinished* kFinishers)
-    batch_norm_bwd_finish(const acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ sums,
-                          void* __restrict__ grad_weight, void* __restrict__ grad_bias, long long channels, int pixels,
-                          int count, long long step_part, long long step_column, long long second, int wide) {
+    batch_norm_bwd_finish(const acc_t<T>* __restrict__ parts, const void* __restrict__ weight,
+                          const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
+                          Gradient<T>* __restrict__ of, void* __restrict__ grad_weight, void* __restrict__ grad_bias,
+                          long long channels, long long values, int pixels, int count, long long step_part,
+                          long long step_column, long long second, int wide) {
   using A = acc_t<T>;
   const long long c = blockIdx.x * (long long)kFinished + threadIdx.x;
   finish_channel<Pair<A>>(
@@ -301,63 +299,53 @@ __global__ void __launch_bounds__(kFinished* kFinishers)
         return own;
       },
       [](Pair<A>& own, const Pair<A>& other) { own = own + other; },
-      [&](const Pair<A>& of) {
-        if (sums) sums[2 * c] = of.first, sums[2 * c + 1] = of.second;
-        set_gradients<T>(of, c, grad_weight, grad_bias, wide);
+      [&](const Pair<A>& sums) {
+        if (of) of[c] = Gradient<T>::of(mean[c], rstd[c], parameter<T>(weight, c, wide, A(1)), sums, A(values));
+        set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
       });
 }
 
 // y. mean and rstd, or running_mean and running_var; the others are null. Grid and block: as batch_norm_columns_moments.
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
     batch_norm_columns_fwd(const T* __restrict__ x, const void* __restrict__ weight, const void* __restrict__ bias,
                            T* __restrict__ y, const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                            const void* __restrict__ running_mean, const void* __restrict__ running_var, long long rows,
                            long long size, int pixels, int wide, acc_t<T> eps) {
   const Statistics<T> statistics{mean, rstd, running_mean, running_var, wide, eps};
   const Parameters<T> parameters{weight, bias, wide};
-  const ColumnTile<T> tile(rows, size, gridDim.y - 1 - blockIdx.y, y);
-  Affine<T> of[kVecWidth<T>] = {};
-  tile.each([&](int e, long long column) {
-    const long long c = channel_of(column, pixels);
-    of[e] = parameters.affine(c, statistics[c]);
-  });
-  store_normalised<false>(tile, x, y, of);
+  const ColumnTile<T, WHOLE> tile(rows, size, gridDim.y - 1 - blockIdx.y);
+  Affine<T> of[ColumnTile<T, WHOLE>::W] = {};
+  tile.each(pixels, [&](int e, long long c) { of[e] = parameters.affine(c, statistics[c]); });
+  store_normalised(tile, x, y, of);
 }
 
-// grad_x in training; `sums` as batch_norm_bwd_finish left them. Grid and block: as batch_norm_columns_moments.
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
-    batch_norm_columns_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
-                           const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
-                           const acc_t<T>* __restrict__ sums, T* __restrict__ grad_x, long long rows, long long size,
-                           int pixels, int wide) {
-  using A = acc_t<T>;
-  const ColumnTile<T> tile(rows, size, gridDim.y - 1 - blockIdx.y, grad_x);
-  Gradient<T> of[kVecWidth<T>] = {};
-  tile.each([&](int e, long long column) {
-    const long long c = channel_of(column, pixels);
-    const A w = parameter<T>(weight, c, wide, A(1));
-    of[e] = Gradient<T>::of(mean[c], rstd[c], w, {sums[2 * c], sums[2 * c + 1]}, A(rows) * A(pixels));
-  });
-  store_gradient<false>(tile, grad_y, x, grad_x, of);
+// grad_x in training; `given` as batch_norm_bwd_finish left it. Grid and block: as batch_norm_columns_bwd_sums.
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
+    batch_norm_columns_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const Gradient<T>* __restrict__ given,
+                           T* __restrict__ grad_x, long long rows, long long size, int pixels) {
+  const ColumnTile<T, WHOLE> tile(rows, size, gridDim.y - 1 - blockIdx.y);
+  Gradient<T> of[ColumnTile<T, WHOLE>::W] = {};
+  tile.each(pixels, [&](int e, long long c) { of[e] = given[c]; });
+  store_gradient(tile, grad_y, x, grad_x, of);
 }
 
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: (tiles of columns, a cluster). Block:
-// (kClusterAlong, kColumnThreads / kClusterAlong).
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
+// kColumnThreads, kClusterColumns<T> along the columns.
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
     batch_norm_columns_fwd_cluster(const T* __restrict__ x, const void* __restrict__ weight,
                                    const void* __restrict__ bias, T* __restrict__ y, acc_t<T>* __restrict__ mean,
                                    acc_t<T>* __restrict__ rstd, void* running_mean, void* running_var, long long rows,
                                    long long size, int wide, acc_t<T> momentum, acc_t<T> eps) {
   using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>, kColumns = kClusterAlong * W;
+  constexpr int W = ColumnTile<T, WHOLE>::W, kColumns = kClusterColumns<T>;
   __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
   __shared__ Moments<A> parts[kColumnThreads / kColumns][kColumns];
   if (gridDim.y > 1) cluster_arrive();
   const Parameters<T> parameters{weight, bias, wide};
-  const ColumnTile<T> tile(rows, size, blockIdx.y, x);
+  const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   Pair<A> own[W] = {};
   column_moments(tile, x, own);
@@ -386,30 +374,30 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
   __syncthreads();
   Affine<T> of[W] = {};
-  tile.each([&](int e, long long c) { of[e] = parameters.affine(c, shared[tile.first + e]); });
-  store_normalised<true>(tile, x, y, of);
+  tile.each(1, [&](int e, long long c) { of[e] = parameters.affine(c, shared[tile.first + e]); });
+  store_normalised(tile, x, y, of);
 }
 
 // Training: grad_x, grad_weight and grad_bias, each of which may be null. Grid and block: as
 // batch_norm_columns_fwd_cluster.
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
     batch_norm_columns_bwd_cluster(const T* __restrict__ grad_y, const T* __restrict__ x,
                                    const void* __restrict__ weight, const acc_t<T>* __restrict__ mean,
                                    const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                                    void* __restrict__ grad_weight, void* __restrict__ grad_bias, long long rows,
                                    long long size, int wide) {
   using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>, kColumns = kClusterAlong * W;
+  constexpr int W = ColumnTile<T, WHOLE>::W, kColumns = kClusterColumns<T>;
   __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
   if (gridDim.y > 1) cluster_arrive();
-  const ColumnTile<T> tile(rows, size, blockIdx.y, x);
+  const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   const long long column = tile.start + thread;
   A about[W] = {};
-  tile.each([&](int e, long long c) { about[e] = Centre<T>(mean[c], rstd[c]).about; });
+  tile.each(1, [&](int e, long long c) { about[e] = Centre<T>(mean[c], rstd[c]).about; });
   Pair<A> own[W] = {};
-  column_sums(tile, grad_y, x, about, own, [](int, int, const Pack<T>(&)[2][kRowsAtOnce / 2]) {});
+  column_sums(tile, grad_y, x, about, own, [](long long, int, const Pieces<T, WHOLE, 2>&) {});
   share_columns(tile, own, shared);
   if (gridDim.y > 1) cluster_wait();
   if (thread < tile.left) share_tile(tile_sums(shared, kColumns, thread), all, kColumns, thread);
@@ -424,8 +412,8 @@ __global__ void __launch_bounds__(kColumnThreads)
   if (!grad_x) return;
   __syncthreads();
   Gradient<T> of[W] = {};
-  tile.each([&](int e, long long c) {
+  tile.each(1, [&](int e, long long c) {
     of[e] = Gradient<T>::of(mean[c], rstd[c], parameter<T>(weight, c, wide, A(1)), shared[tile.first + e], A(rows));
   });
-  store_gradient<true>(tile, grad_y, x, grad_x, of);
+  store_gradient(tile, grad_y, x, grad_x, of);
 }

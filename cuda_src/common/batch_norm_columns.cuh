@@ -7,11 +7,7 @@
 
 constexpr int kFinishers = 32;  // threads that share the parts of a channel
 constexpr int kFinished = 8;  // channels of a block that combines parts
-constexpr int kClusterAlong = 8;  // threads along the columns of a tile that a cluster has
-
-__device__ __forceinline__ long long channel_of(long long column, int pixels) {
-  return pixels == 1 ? column : unsigned(column) / unsigned(pixels);
-}
+template <typename T> constexpr int kClusterColumns = 8 * kVecWidth<T>;  // of a tile that a cluster has
 
 // The sums of column i of this block's tile: in eight that a tree adds up, which is more exact than one after the other.
 template <typename A> __device__ __forceinline__ Pair<A> tile_sums(const Pair<A>* shared, int slab, int i) {
@@ -19,7 +15,9 @@ template <typename A> __device__ __forceinline__ Pair<A> tile_sums(const Pair<A>
   Pair<A> sums[kSums] = {};
   for (int y = 0; y < blockDim.y; y += kSums) {
 #pragma unroll
-    for (int k = 0; k < kSums; ++k) sums[k] = sums[k] + shared[(y + k) * slab + i];
+    for (int k = 0; k < kSums; ++k) {
+      if (y + k < blockDim.y) sums[k] = sums[k] + shared[(y + k) * slab + i];
+    }
   }
   return reduce_elements<Sum, 1, kSums>([&](int, int k) { return sums[k]; });
 }
@@ -54,34 +52,25 @@ template <typename V> __device__ __forceinline__ void share_tile(const V& value,
   }
 }
 
-template <bool BACK, typename T>
-__device__ __forceinline__ void store_normalised(const ColumnTile<T>& tile, const T* x, T* y,
-                                                 const Affine<T> (&of)[kVecWidth<T>]) {
-  constexpr int U = kRowsAtOnce;
-  const ColumnPacks<T> to(tile, y);
-  each_rows<BACK>(
+template <typename T, bool WHOLE, int W>
+__device__ __forceinline__ void store_normalised(const ColumnTile<T, WHOLE>& tile, const T* x, T* y,
+                                                 const Affine<T> (&of)[W]) {
+  each_rows<true>(
       tile,
-      [&](int i, int there, const Pack<T>(&packs)[1][U]) {
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          if (u < there) to.store(i + u, [&](int e) { return of[e](packs[0][u][e]); });
-        }
+      [&](long long at, int there, const Pieces<T, WHOLE, 1>& pieces) {
+        store_rows(tile, y, at, there, pieces, [&](int u, int e) { return of[e](pieces.of[0][u][e]); });
       },
-      ColumnPacks<T>(tile, x));
+      x);
 }
 
-template <bool BACK, typename T>
-__device__ __forceinline__ void store_gradient(const ColumnTile<T>& tile, const T* grad_y, const T* x, T* grad_x,
-                                               const Gradient<T> (&of)[kVecWidth<T>]) {
-  constexpr int U = kRowsAtOnce / 2;
-  const ColumnPacks<T> to(tile, grad_x);
-  each_rows<BACK>(
+template <typename T, bool WHOLE, int W>
+__device__ __forceinline__ void store_gradient(const ColumnTile<T, WHOLE>& tile, const T* grad_y, const T* x, T* grad_x,
+                                               const Gradient<T> (&of)[W]) {
+  each_rows<true>(
       tile,
-      [&](int i, int there, const Pack<T>(&packs)[2][U]) {
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          if (u < there) to.store(i + u, [&](int e) { return of[e](packs[0][u][e], packs[1][u][e]); });
-        }
+      [&](long long at, int there, const Pieces<T, WHOLE, 2>& pieces) {
+        store_rows(tile, grad_x, at, there, pieces,
+                   [&](int u, int e) { return of[e](pieces.of[0][u][e], pieces.of[1][u][e]); });
       },
-      ColumnPacks<T>(tile, grad_y), ColumnPacks<T>(tile, x));
+      grad_y, x);
 }

@@ -15,7 +15,7 @@ template <typename A> struct Centred {
 
   // From now on about the mean of the `count` so far.
   __device__ __forceinline__ void draw_nearer(A count) {
-    const A nearer = about + sum / count, step = nearer - about, left = sum - count * step;
+    const A nearer = about + sum * (A(1) / count), step = nearer - about, left = sum - count * step;
     const A fewer = squares - step * (sum + left);
     if (isfinite(squares) && fewer > A(0)) squares = fewer;
     about = nearer, sum = left;
