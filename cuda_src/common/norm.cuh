@@ -54,6 +54,12 @@ template <typename A> __device__ __forceinline__ A scale_for(int count) {
   return __int_as_float((127 - 31 + __clz(count)) << 23);
 }
 
+// The mean of `count` numbers x from about = x_0 scale and the sum of x scale - about. It is in range where theirs is, and the
+// least numbers lose no more than a bit.
+template <typename A> __device__ __forceinline__ A mean_about(A about, A sum, A count, A scale) {
+  return A(2) * (about * (A(0.5) / scale) + sum / (A(2) * count * scale));
+}
+
 // The tensors of forward. weight and bias may be null; residual and summed are null but in add_rms_norm, mean unless
 // CENTRED.
 template <typename T> struct Forward {
@@ -128,7 +134,7 @@ __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, 
       const Pack<T> x = get(0);
       const A about = __shfl_sync(kFullMask, x[0], 0, blockDim.x) * scale;
       tile.each_of(0, [&](int e) { parts[e] = fma(x[e], scale, -about); });
-      mean = (about + sums.add(tree_sum(parts)) / count) / scale;
+      mean = mean_about(about, sums.add(tree_sum(parts)), count, scale);
     } else {
 #pragma unroll
       for (int k = 0; k < K; ++k) {

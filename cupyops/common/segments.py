@@ -21,7 +21,7 @@ PACKS = 4  # that a thread has under way
 FINISHERS = (8, 32)  # the block of a kernel that combines parts
 COLUMN_BLOCKS = {True: 132 * 3, False: 132 * 5}  # of a pass over columns, which all find room: for whole packs, else
 COLUMN_WAVES = 4  # of them, where there are more tiles than that
-COLUMN_ALONG = {True: 32, False: 64}  # threads along the columns of a tile, at most
+COLUMN_ALONG = {True: 32, False: 128}  # threads along the columns of a tile, at most
 CLUSTER = 8  # blocks of a cluster, at most
 CLUSTER_THREADS = 256
 CLUSTER_PACKS = 1024  # of a block, where the cluster may still grow
@@ -30,7 +30,7 @@ CLUSTER_ROOM = 55 << 10  # bytes of shared memory of a block: four to a multipro
 LARGE_CLUSTER_PACKS = 8192  # of a block, beyond which it has twice the threads and the room
 FEWEST = 64  # blocks that are worth while
 CLUSTER_ROWS = 8192
-TILE_BLOCKS = 132 * 4  # of clusters, beyond which two passes are faster
+TILE_BLOCKS = 132 * 2  # of clusters, beyond which two passes are faster
 CLUSTER_ALONG = 8  # packs along the columns of a cluster's tile
 MOST_PACKS = (1 << 31) - THREADS * PACKS  # of a segment: counted in 32 bits, a step beyond the last included
 
