@@ -11,55 +11,23 @@
 // small planes, (n, c s), whose columns belong to channels by the `pixels`. A channel, or a tile of columns, that the
 // blocks of a cluster share is read once from memory, and again from shared memory or the cache. Else a first pass leaves
 // the moments, or the sums, of each block's part; the second combines them, and goes from the end: what was read last is
-// still in cache.
+// still in cache. Of columns, a kernel between the two combines them once for all blocks.
 //
 // weight, bias, running_mean and running_var are of T, or with `wide` of float beside a half type.
 //
 // Bytes per element: training forward 2 x sizeof(T) (3 without clusters), backward 3 x sizeof(T) (5); else forward
 // 2 x sizeof(T), backward 3 x sizeof(T). About 8 flops forward, 10 backward.
 //
-// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251): 64x256x56x56 training fp32
-// 2868 / 2952, bf16 2295 / 2752; inference fp32 4018 / 3791, bf16 3666 / 3458; training channels_last bf16 1993 / 1982;
-// 4096x1000 bf16 740 / 1115; 4096x4095 bf16 1053 / 1105; 256x2048x7x7 bf16 1500 / 1366. Lost: half types are bound by
-// the instructions for a pack of eight; the forms without clusters read everything twice.
-#include "common/batch_norm.cuh"
-#include "common/columns.cuh"
-#include "common/runs.cuh"
+// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251), of images: 64x256x56x56 training
+// fp32 2868 / 2952, bf16 2295 / 2752; inference fp32 4018 / 3791, bf16 3666 / 3458. Lost: half types are bound by the
+// instructions for a pack of eight; the forms without clusters read everything twice, of which the cache holds the end.
+#include "common/batch_norm_columns.cuh"
+#include "common/batch_norm_runs.cuh"
 
 constexpr int kThreads = 256;
 constexpr int kClusterThreads = 512;
-constexpr int kFinishers = 32;  // threads that share the parts of a channel
-constexpr int kFinished = 8;  // channels of a block that combines parts
 
 // --- images: (n, c, s). WHOLE: every run of every tensor is whole packs ---
-
-template <typename P, typename T, typename Of>
-__device__ __forceinline__ void store_normalised(const P& part, const Source<T>& x, T* y, Of of) {
-  constexpr int U = P::kAtOnce;
-  each_packs<true>(
-      part,
-      [&](const Place(&places)[U], const Pack<T>(&packs)[1][U]) {
-        const Affine<T> affine = of();
-#pragma unroll
-        for (int u = 0; u < U; ++u) part.store(y, places[u], [&](int e) { return affine(packs[0][u][e]); });
-      },
-      x);
-}
-
-template <typename P, typename T>
-__device__ __forceinline__ void store_gradient(const P& part, const Source<T>& grad_y, const Source<T>& x, T* grad_x,
-                                               const Gradient<T>& of) {
-  constexpr int U = P::kAtOnce;
-  each_packs<true>(
-      part,
-      [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          part.store(grad_x, places[u], [&](int e) { return of(packs[0][u][e], packs[1][u][e]); });
-        }
-      },
-      grad_y, x);
-}
 
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: channels x runs.parts, in clusters of
 // runs.parts. Block: a multiple of 32. Shared memory: for `room` packs, of 16 bytes.
@@ -143,13 +111,14 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
   const long long c = runs.segment(blockIdx.x);
   const Part<T, WHOLE> part(runs, c, runs.part(blockIdx.x), x);
   const A mu = mean[c], r = rstd[c];
+  const Centre<T> centre(mu, r);
   const Source<T> grads{grad_y, kept, room}, inputs{x, kept + room, room};
   grads.fetch(part), inputs.fetch(part);
   wait_for_groups<0>();
-  share_in_cluster(block_reduce<Sum>(part_sums(part, grads, inputs, mu), shared), all);
+  share_in_cluster(block_reduce<Sum>(part_sums(part, grads, inputs, centre.about), shared), all);
   Pair<A> sums = all[0];
   for (int i = 1; i < runs.parts; ++i) sums = sums + all[i];
-  sums.second *= r;
+  sums = centre.moved(sums), sums.second *= r;
   if (runs.part(blockIdx.x) == 0 && threadIdx.x == 0) set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
   if (!grad_x) return;
   const A w = parameter<T>(weight, c, wide, A(1)), count = A(runs.count * runs.size);
@@ -171,12 +140,13 @@ __global__ void __launch_bounds__(kThreads)
   const long long c = runs.segment(blockIdx.x);
   const P part(runs, c, runs.part(blockIdx.x), x);
   const Pair<A> of = Statistics<T>{mean, rstd, running_mean, running_var, wide, eps}[c];
+  const Centre<T> centre(of.first, of.second);
   const A scale = of.second * parameter<T>(weight, c, wide, A(1));
   Pair<A> sums = {};
   each_packs(
       part,
       [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
-        add_products(sums, places, packs[0], packs[1], of.first);
+        add_products(sums, places, packs[0], packs[1], centre.about);
 #pragma unroll
         for (int u = 0; u < U; ++u) {
           if (grad_x) part.store(grad_x, places[u], [&](int e) { return packs[0][u][e] * scale; });
@@ -184,7 +154,7 @@ __global__ void __launch_bounds__(kThreads)
       },
       Source<T>{grad_y}, Source<T>{x});
   if (!parts) return;
-  sums = block_reduce<Sum>(sums, shared);
+  sums = centre.moved(block_reduce<Sum>(sums, shared));
   A* at = parts + 2 * (long long)blockIdx.x;
   if (threadIdx.x == 0) at[0] = sums.first, at[1] = sums.second * of.second;
 }
@@ -214,32 +184,17 @@ __global__ void __launch_bounds__(kThreads)
                  Gradient<T>::of(mean[c], rstd[c], w, sums, count));
 }
 
-// --- columns: (m, c), or (n, c s) ---
+// --- columns: (m, c), or (n, c s). WHOLE: see columns.cuh ---
 
-__device__ __forceinline__ long long channel_of(long long column, int pixels) {
-  return pixels == 1 ? column : unsigned(column) / unsigned(pixels);
-}
-
-// The sums of column i of this block's tile: in eight that a tree adds up, which is more exact than one after the other.
-template <typename A> __device__ __forceinline__ Pair<A> tile_sums(const Pair<A>* shared, int slab, int i) {
-  constexpr int kSums = 8;
-  Pair<A> sums[kSums] = {};
-  for (int y = 0; y < blockDim.y; y += kSums) {
-#pragma unroll
-    for (int k = 0; k < kSums; ++k) sums[k] = sums[k] + shared[(y + k) * slab + i];
-  }
-  return reduce_elements<Sum, 1, kSums>([&](int, int k) { return sums[k]; });
-}
-
-// Mean and square, (2, size), of each part of the rows, for each column. Grid: (tiles of columns, parts). Block: see
-// columns.cuh, kColumnThreads.
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
+// Mean and square, (2, size), of each part of the rows, for each column. Grid: (tiles of columns, parts). Block:
+// kColumnThreads, see columns.cuh.
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
     batch_norm_columns_moments(const T* __restrict__ x, acc_t<T>* __restrict__ parts, long long rows, long long size) {
   using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>;
+  constexpr int W = ColumnTile<T, WHOLE>::W;
   __shared__ Pair<A> shared[kColumnThreads * W];
-  const ColumnTile<T> tile(rows, size, blockIdx.y, x);
+  const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
   Pair<A> own[W] = {};
   column_moments(tile, x, own);
   share_columns(tile, own, shared);
@@ -250,59 +205,39 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
 }
 
-// Sums, (2, size), of each part of the rows, for each column: as batch_norm_bwd_sums. Grid and block: the same.
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
+// Sums, (2, size), of each part of the rows, for each column: as batch_norm_bwd_sums, but grad_x, which may be null, only
+// where the statistics were not of TRAINING. Grid and block: as batch_norm_columns_moments.
+template <typename T, bool WHOLE, bool TRAINING>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE> - !TRAINING))
     batch_norm_columns_bwd_sums(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
                                 const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                                 const void* __restrict__ running_mean, const void* __restrict__ running_var,
                                 T* __restrict__ grad_x, acc_t<T>* __restrict__ parts, long long rows, long long size,
                                 int pixels, int wide, acc_t<T> eps) {
   using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>, U = kRowsAtOnce / 2;
+  constexpr int W = ColumnTile<T, WHOLE>::W;
   __shared__ Pair<A> shared[kColumnThreads * W];
   const Statistics<T> statistics{mean, rstd, running_mean, running_var, wide, eps};
-  const ColumnTile<T> tile(rows, size, blockIdx.y, x);
-  A mu[W] = {}, r[W] = {}, scale[W] = {};
-  tile.each([&](int e, long long column) {
-    const long long c = channel_of(column, pixels);
+  const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
+  A about[W] = {}, scale[W] = {};
+  tile.each(pixels, [&](int e, long long c) {
     const Pair<A> of = statistics[c];
-    mu[e] = of.first, r[e] = of.second;
-    scale[e] = grad_x ? of.second * parameter<T>(weight, c, wide, A(1)) : A(0);
+    about[e] = Centre<T>(of.first, of.second).about;
+    if (!TRAINING) scale[e] = of.second * parameter<T>(weight, c, wide, A(1));
   });
   Pair<A> sums[W] = {};
-  const ColumnPacks<T> to(tile, grad_x);
-  column_sums(tile, grad_y, x, mu, sums, [&](int i, int there, const Pack<T>(&packs)[2][U]) {
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      if (grad_x && u < there) to.store(i + u, [&](int e) { return packs[0][u][e] * scale[e]; });
-    }
+  column_sums(tile, grad_y, x, about, sums, [&](long long at, int there, const Pieces<T, WHOLE, 2>& pieces) {
+    if (TRAINING || !grad_x) return;
+    store_rows(tile, grad_x, at, there, pieces, [&](int u, int e) { return pieces.of[0][u][e] * scale[e]; });
   });
   if (!parts) return;
-#pragma unroll
-  for (int e = 0; e < W; ++e) sums[e].second *= r[e];
   share_columns(tile, sums, shared);
   A* at = parts + 2 * blockIdx.y * size + tile.start;
   for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < tile.left; i += kColumnThreads) {
-    const Pair<A> of = tile_sums(shared, W * blockDim.x, i);
-    at[i] = of.first, at[size + i] = of.second;
+    const Pair<A> of = statistics[pixels == 1 ? tile.start + i : unsigned(tile.start + i) / unsigned(pixels)];
+    const Pair<A> own = Centre<T>(of.first, of.second).moved(tile_sums(shared, W * blockDim.x, i));
+    at[i] = own.first, at[size + i] = own.second * of.second;
   }
-}
-
-// The parts of a channel dealt out over threadIdx.y, and merge(own, other) what threads then have, in a fixed order.
-// own(i, step) for the parts i, i + step, ...; kept(result) by one thread. Block: (kFinished, kFinishers).
-template <typename V, typename Own, typename Merge, typename Kept>
-__device__ __forceinline__ void finish_channel(bool live, Own own, Merge merge, Kept kept) {
-  __shared__ V shared[kFinishers][kFinished];
-  V value = {};
-  if (live) value = own(threadIdx.y);
-  for (int half = kFinishers / 2; half > 0; half /= 2) {
-    shared[threadIdx.y][threadIdx.x] = value;
-    __syncthreads();
-    if (threadIdx.y < half) merge(value, shared[threadIdx.y + half][threadIdx.x]);
-    __syncthreads();
-  }
-  if (threadIdx.y == 0 && live) kept(value);
 }
 
 // mean, rstd and the running statistics, of the `count` parts that batch_norm_columns_moments left of rows by channels x
@@ -339,14 +274,16 @@ __global__ void __launch_bounds__(kFinished* kFinishers)
       [&](const Moments<A>& of) { keep<T>(of, c, mean, rstd, running_mean, running_var, wide, momentum, eps); });
 }
 
-// grad_weight and grad_bias, of `count` parts for each of the `pixels` of a channel; `sums`, (channels, 2), gets both as
-// they are summed. Each may be null. Part p of column i is at p step_part + i step_column, its second number `second`
-// further. Grid and block: as batch_norm_columns_finish.
+// grad_weight and grad_bias, of `count` parts for each of the `pixels` of a channel, and `of`, what grad_x follows from in
+// training, of so many `values`. Each may be null. Part p of column i is at p step_part + i step_column, its second number
+// `second` further. Grid and block: as batch_norm_columns_finish.
 template <typename T>
 __global__ void __launch_bounds__(kFinished* kFinishers)
-    batch_norm_bwd_finish(const acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ sums,
-                          void* __restrict__ grad_weight, void* __restrict__ grad_bias, long long channels, int pixels,
-                          int count, long long step_part, long long step_column, long long second, int wide) {
+    batch_norm_bwd_finish(const acc_t<T>* __restrict__ parts, const void* __restrict__ weight,
+                          const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
+                          Gradient<T>* __restrict__ of, void* __restrict__ grad_weight, void* __restrict__ grad_bias,
+                          long long channels, long long values, int pixels, int count, long long step_part,
+                          long long step_column, long long second, int wide) {
   using A = acc_t<T>;
   const long long c = blockIdx.x * (long long)kFinished + threadIdx.x;
   finish_channel<Pair<A>>(
@@ -362,111 +299,53 @@ __global__ void __launch_bounds__(kFinished* kFinishers)
         return own;
       },
       [](Pair<A>& own, const Pair<A>& other) { own = own + other; },
-      [&](const Pair<A>& of) {
-        if (sums) sums[2 * c] = of.first, sums[2 * c + 1] = of.second;
-        set_gradients<T>(of, c, grad_weight, grad_bias, wide);
+      [&](const Pair<A>& sums) {
+        if (of) of[c] = Gradient<T>::of(mean[c], rstd[c], parameter<T>(weight, c, wide, A(1)), sums, A(values));
+        set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
       });
 }
 
-template <bool BACK, typename T>
-__device__ __forceinline__ void store_normalised(const ColumnTile<T>& tile, const T* x, T* y,
-                                                 const Affine<T> (&of)[kVecWidth<T>]) {
-  constexpr int U = kRowsAtOnce;
-  const ColumnPacks<T> to(tile, y);
-  each_rows<BACK>(
-      tile,
-      [&](int i, int there, const Pack<T>(&packs)[1][U]) {
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          if (u < there) to.store(i + u, [&](int e) { return of[e](packs[0][u][e]); });
-        }
-      },
-      ColumnPacks<T>(tile, x));
-}
-
-template <bool BACK, typename T>
-__device__ __forceinline__ void store_gradient(const ColumnTile<T>& tile, const T* grad_y, const T* x, T* grad_x,
-                                               const Gradient<T> (&of)[kVecWidth<T>]) {
-  constexpr int U = kRowsAtOnce / 2;
-  const ColumnPacks<T> to(tile, grad_x);
-  each_rows<BACK>(
-      tile,
-      [&](int i, int there, const Pack<T>(&packs)[2][U]) {
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          if (u < there) to.store(i + u, [&](int e) { return of[e](packs[0][u][e], packs[1][u][e]); });
-        }
-      },
-      ColumnPacks<T>(tile, grad_y), ColumnPacks<T>(tile, x));
-}
-
 // y. mean and rstd, or running_mean and running_var; the others are null. Grid and block: as batch_norm_columns_moments.
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
     batch_norm_columns_fwd(const T* __restrict__ x, const void* __restrict__ weight, const void* __restrict__ bias,
                            T* __restrict__ y, const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                            const void* __restrict__ running_mean, const void* __restrict__ running_var, long long rows,
                            long long size, int pixels, int wide, acc_t<T> eps) {
   const Statistics<T> statistics{mean, rstd, running_mean, running_var, wide, eps};
   const Parameters<T> parameters{weight, bias, wide};
-  const ColumnTile<T> tile(rows, size, gridDim.y - 1 - blockIdx.y, y);
-  Affine<T> of[kVecWidth<T>] = {};
-  tile.each([&](int e, long long column) {
-    const long long c = channel_of(column, pixels);
-    of[e] = parameters.affine(c, statistics[c]);
-  });
-  store_normalised<false>(tile, x, y, of);
+  const ColumnTile<T, WHOLE> tile(rows, size, gridDim.y - 1 - blockIdx.y);
+  Affine<T> of[ColumnTile<T, WHOLE>::W] = {};
+  tile.each(pixels, [&](int e, long long c) { of[e] = parameters.affine(c, statistics[c]); });
+  store_normalised(tile, x, y, of);
 }
 
-// grad_x in training; `sums` as batch_norm_bwd_finish left them. Grid and block: as batch_norm_columns_moments.
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
-    batch_norm_columns_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
-                           const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
-                           const acc_t<T>* __restrict__ sums, T* __restrict__ grad_x, long long rows, long long size,
-                           int pixels, int wide) {
-  using A = acc_t<T>;
-  const ColumnTile<T> tile(rows, size, gridDim.y - 1 - blockIdx.y, grad_x);
-  Gradient<T> of[kVecWidth<T>] = {};
-  tile.each([&](int e, long long column) {
-    const long long c = channel_of(column, pixels);
-    const A w = parameter<T>(weight, c, wide, A(1));
-    of[e] = Gradient<T>::of(mean[c], rstd[c], w, {sums[2 * c], sums[2 * c + 1]}, A(rows) * A(pixels));
-  });
-  store_gradient<false>(tile, grad_y, x, grad_x, of);
-}
-
-constexpr int kClusterAlong = 8;  // threads along the columns of a tile that a cluster has
-
-__device__ __forceinline__ void meet_tile() {
-  if (gridDim.y == 1) return __syncthreads();
-  cluster_arrive();
-  cluster_wait();
-}
-
-// What the blocks of a cluster have for each column of a tile, to all of them: `all` is (gridDim.y, columns).
-template <typename V> __device__ __forceinline__ void share_tile(const V& value, V* all, int columns, int i) {
-  for (int rank = 0; rank < gridDim.y; ++rank) {
-    if (gridDim.y > 1) store_remote(all + blockIdx.y * columns + i, rank, value);
-    else all[i] = value;
-  }
+// grad_x in training; `given` as batch_norm_bwd_finish left it. Grid and block: as batch_norm_columns_bwd_sums.
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
+    batch_norm_columns_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const Gradient<T>* __restrict__ given,
+                           T* __restrict__ grad_x, long long rows, long long size, int pixels) {
+  const ColumnTile<T, WHOLE> tile(rows, size, gridDim.y - 1 - blockIdx.y);
+  Gradient<T> of[ColumnTile<T, WHOLE>::W] = {};
+  tile.each(pixels, [&](int e, long long c) { of[e] = given[c]; });
+  store_gradient(tile, grad_y, x, grad_x, of);
 }
 
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: (tiles of columns, a cluster). Block:
-// (kClusterAlong, kColumnThreads / kClusterAlong).
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
+// kColumnThreads, kClusterColumns<T> along the columns.
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
     batch_norm_columns_fwd_cluster(const T* __restrict__ x, const void* __restrict__ weight,
                                    const void* __restrict__ bias, T* __restrict__ y, acc_t<T>* __restrict__ mean,
                                    acc_t<T>* __restrict__ rstd, void* running_mean, void* running_var, long long rows,
                                    long long size, int wide, acc_t<T> momentum, acc_t<T> eps) {
   using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>, kColumns = kClusterAlong * W;
+  constexpr int W = ColumnTile<T, WHOLE>::W, kColumns = kClusterColumns<T>;
   __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
   __shared__ Moments<A> parts[kColumnThreads / kColumns][kColumns];
   if (gridDim.y > 1) cluster_arrive();
   const Parameters<T> parameters{weight, bias, wide};
-  const ColumnTile<T> tile(rows, size, blockIdx.y, x);
+  const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   Pair<A> own[W] = {};
   column_moments(tile, x, own);
@@ -495,30 +374,30 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
   __syncthreads();
   Affine<T> of[W] = {};
-  tile.each([&](int e, long long c) { of[e] = parameters.affine(c, shared[tile.first + e]); });
-  store_normalised<true>(tile, x, y, of);
+  tile.each(1, [&](int e, long long c) { of[e] = parameters.affine(c, shared[tile.first + e]); });
+  store_normalised(tile, x, y, of);
 }
 
 // Training: grad_x, grad_weight and grad_bias, each of which may be null. Grid and block: as
 // batch_norm_columns_fwd_cluster.
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
     batch_norm_columns_bwd_cluster(const T* __restrict__ grad_y, const T* __restrict__ x,
                                    const void* __restrict__ weight, const acc_t<T>* __restrict__ mean,
                                    const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                                    void* __restrict__ grad_weight, void* __restrict__ grad_bias, long long rows,
                                    long long size, int wide) {
   using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>, kColumns = kClusterAlong * W;
+  constexpr int W = ColumnTile<T, WHOLE>::W, kColumns = kClusterColumns<T>;
   __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
   if (gridDim.y > 1) cluster_arrive();
-  const ColumnTile<T> tile(rows, size, blockIdx.y, x);
+  const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   const long long column = tile.start + thread;
-  A mu[W] = {};
-  tile.each([&](int e, long long c) { mu[e] = mean[c]; });
+  A about[W] = {};
+  tile.each(1, [&](int e, long long c) { about[e] = Centre<T>(mean[c], rstd[c]).about; });
   Pair<A> own[W] = {};
-  column_sums(tile, grad_y, x, mu, own, [](int, int, const Pack<T>(&)[2][kRowsAtOnce / 2]) {});
+  column_sums(tile, grad_y, x, about, own, [](long long, int, const Pieces<T, WHOLE, 2>&) {});
   share_columns(tile, own, shared);
   if (gridDim.y > 1) cluster_wait();
   if (thread < tile.left) share_tile(tile_sums(shared, kColumns, thread), all, kColumns, thread);
@@ -526,15 +405,15 @@ __global__ void __launch_bounds__(kColumnThreads)
   if (thread < tile.left) {
     Pair<A> sums = {};
     for (int i = 0; i < gridDim.y; ++i) sums = sums + all[i * kColumns + thread];
-    sums.second *= rstd[column];
+    sums = Centre<T>(mean[column], rstd[column]).moved(sums), sums.second *= rstd[column];
     shared[thread] = sums;
     if (blockIdx.y == 0) set_gradients<T>(sums, column, grad_weight, grad_bias, wide);
   }
   if (!grad_x) return;
   __syncthreads();
   Gradient<T> of[W] = {};
-  tile.each([&](int e, long long c) {
-    of[e] = Gradient<T>::of(mu[e], rstd[c], parameter<T>(weight, c, wide, A(1)), shared[tile.first + e], A(rows));
+  tile.each(1, [&](int e, long long c) {
+    of[e] = Gradient<T>::of(mean[c], rstd[c], parameter<T>(weight, c, wide, A(1)), shared[tile.first + e], A(rows));
   });
-  store_gradient<true>(tile, grad_y, x, grad_x, of);
+  store_gradient(tile, grad_y, x, grad_x, of);
 }

@@ -123,7 +123,8 @@ __global__ void cross_entropy_fwd_weight(const long long* __restrict__ target, c
 }
 
 // inner == 1, mode kClass: the loss, and the gradient for a grad_y of 1. Grid: any. Block: (threads of a row, rows), see
-// RowThreads; K packs in each thread hold a row. Each logit is read once. `counts` are the `counted` sums of cross_entropy_fwd_weight, for the mean alone.
+// RowThreads; K packs in each thread hold a row. Each logit is read once. `counts` are the `counted` sums of
+// cross_entropy_fwd_weight, for the mean alone.
 template <typename T, int K>
 __global__ void __launch_bounds__(1024)
     cross_entropy_fwd_grad(const T* __restrict__ x, const long long* __restrict__ target, const T* __restrict__ weight,

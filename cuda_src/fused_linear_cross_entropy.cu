@@ -68,6 +68,33 @@ template <typename T> struct Replace {
   }
 };
 
+// From one number of a half type near 1 to the next.
+template <typename T> constexpr float kUnit = 0x1p-10f;
+template <> constexpr float kUnit<__nv_bfloat16> = 0x1p-7f;
+
+// The same of logits that are computed anew, by another product than that of which max and log_sum are: what lies between
+// two numbers of T may be rounded to the other one. That matters where it is the largest logit and outweighs all others
+// together: its p is off by a whole unit, and was all but exact. None of the others is then as near, so it is known by that.
+template <typename T> struct ReplaceAnew {
+  using A = acc_t<T>;
+  Replace<T> replace;
+  A near;
+
+  __device__ __forceinline__ ReplaceAnew(const RowGrad<T>& grad, T* row, int begin)
+      : replace{grad, row, begin}, near(grad.max) {
+    const A unit = kUnit<T> * fabs(grad.max);
+    if (exp(grad.log_sum) < A(1) + exp(A(-2) * unit)) near -= unit;
+  }
+
+  template <int N> __device__ __forceinline__ void operator()(int c, Vec<T, N> x) const {
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if (to_acc(x.data[k]) >= near) x.data[k] = from_acc<T>(replace.grad.max);
+    }
+    replace(c, x);
+  }
+};
+
 // N consecutive logits of a row go into its sums.
 template <typename T> struct AddToSums {
   using A = acc_t<T>;
@@ -112,7 +139,7 @@ __global__ void __launch_bounds__(1024)
   const AddToSums<T> add{sums, class_weight, spread, shift};
   read_row(row, row, 0, classes, threadIdx.x, blockDim.x, add);
   sums.template reduce<true>(shared);
-  const A log_sum = sums.log_sum();
+  const A log_sum = log(sums.sum);
   if (threadIdx.x == 0) {
     stats[position] = sums.max;
     stats[positions + position] = log_sum;
@@ -145,7 +172,7 @@ __global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
       [&](long long row) { return scale ? scale[(first + row) * options.scale_step] : A(1); },
       [&](long long row, const Label<A>& label, const OnlinePacks<T>& sums, A picked) {
         const long long position = first + row;
-        const A log_sum = sums.log_sum();
+        const A log_sum = log(sums.sum);
         losses[position] = label.t < 0 ? A(0) : label.a * ((sums.max - picked) + log_sum);
         stats[position] = label.t < 0 ? A(0) : sums.max;
         stats[positions + position] = label.t < 0 ? A(0) : log_sum;
@@ -161,8 +188,9 @@ template <typename T> struct Copy {
   }
 };
 
-// Grid: a block for each row of a chunk, whose first is number `first` of `rows`; block: one dimension. Deals the gradients of
-// its logits to tiles of so many classes: tile i is [rows x its classes], from weight `i * tile` of grad_weight on.
+// Grid: a block for each row of a chunk, whose first is number `first` of `rows`; block: one dimension. Deals the
+// gradients of its logits to tiles of so many classes: tile i is [rows x its classes], from weight `i * tile` of
+// grad_weight on.
 template <typename T>
 __global__ void linear_cross_entropy_keep(const T* __restrict__ d, T* __restrict__ grad_weight, long long first,
                                           long long rows, int classes, int tile, long long features, long long stride) {
@@ -193,7 +221,7 @@ __global__ void linear_cross_entropy_tile(T* logits, const T* __restrict__ kept,
   const int t = class_at(target, position, options.classes, options.ignore_index);
   if (t < 0) return zero_row(row, 0, count, threadIdx.x, blockDim.x);
   const RowGrad<T> grad = row_grad<T>(class_weight, scale, stats, position, positions, t, options);
-  read_row(row, row, 0, count, threadIdx.x, blockDim.x, Replace<T>{grad, row, begin});
+  read_row(row, row, 0, count, threadIdx.x, blockDim.x, ReplaceAnew<T>(grad, row, begin));
 }
 
 // Grid: 1. Block: one dimension, a multiple of 32. The sum of the weights of the targets that are not ignored, then what

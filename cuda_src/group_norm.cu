@@ -12,10 +12,10 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
 //
-// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251): 32x512x32x32 G32 bf16
-// 2473 / 2225, fp32 2544 / 2311; 8x256x128x128 G32 bf16 2174 / 2022; 32x512x31x33 G32 bf16 1669 / 1427; 64x256x4095 G32
-// bf16 1745 / 1637; 1024x64x7x7 G16 bf16 849 / 714. Lost: registers leave room for two or three blocks, which load, wait
-// for each other and store in turn; planes that are no whole packs cost the more instructions.
+// Reached on an H200 (GB/s of the least of these bytes, forward; a copy: 4251): 32x512x32x32 G32 bf16 2473, fp32 2544;
+// 8x256x128x128 G32 bf16 2174; 32x512x31x33 G32 bf16 1669; 64x256x4095 G32 bf16 1745; 1024x64x7x7 G16 bf16 849. Lost:
+// registers leave room for two or three blocks, which load, wait for each other and store in turn; planes that are no
+// whole packs cost the more instructions.
 #include "common/cluster.cuh"
 #include "common/runs.cuh"
 
@@ -128,7 +128,7 @@ template <int K, typename T, bool WHOLE> struct Held {
 
   __device__ __forceinline__ bool any(int k) const { return tile.any(tile.index(k, 0)); }
 
-  // Packs of a tensor, what is not the row's replaced by 0; and one to its place.
+  // Packs of a tensor; what is not the row's replaced by 0, once others too are under way; and one to its place.
   __device__ __forceinline__ void load(const T* tensor, Pack<T> (&packs)[K]) const {
     const T* from = tensor + row * size + start;
 #pragma unroll
@@ -139,6 +139,8 @@ template <int K, typename T, bool WHOLE> struct Held {
       if (WHOLE || (i >= tile.low && i + W <= tile.high && is_aligned16(from + i))) packs[k] = load_aligned(from + i);
       else packs[k] = load_one_by_one(from + i, tile.begin - i, tile.left - i);
     }
+  }
+  __device__ __forceinline__ void mask(Pack<T> (&packs)[K]) const {
     if constexpr (!WHOLE) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
@@ -159,6 +161,12 @@ template <int K, typename T, bool WHOLE> struct Held {
       if (tile.template all<1>(i + e)) to[e] = element<T>(pack.word, e);
     }
   }
+  // The channel that all of the block's packs are of; below 0 where there are several, or it would not pay to ask.
+  __device__ __forceinline__ int channel(const Groups& groups) const {
+    if (!WHOLE || K < 4 || blockDim.y > 1) return -1;
+    const int c = groups.plane.divide(int(start)), last = int(min(start + Row::capacity(), size)) - 1;
+    return groups.plane.divide(last) == c ? c : -1;
+  }
   __device__ __forceinline__ InGroup place(int k) const {
     const int i = tile.index(k, 0);
     return {int(start) + i, max(tile.begin - i, 0), min(tile.left - i, W)};
@@ -172,6 +180,7 @@ __device__ __forceinline__ void forward_row(Threads& threads, const T* x, const 
   const Held<K, T, WHOLE> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   Pack<T> packs[K];
   held.load(x, packs);
+  held.mask(packs);
   const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
   const A about = threads.template reduce<Sum>({sum, A(0)}).first / A(size);
   fold(packs);
@@ -186,8 +195,9 @@ __device__ __forceinline__ void forward_row(Threads& threads, const T* x, const 
   centred = threads.template reduce<Sum>(centred);
   fold(packs);
   if (!held.live) return;
-  const auto of = Moments<A>::of(A(size), about, centred.first, centred.second);
+  auto of = Moments<A>::of(A(size), about, centred.first, centred.second);
   const A r = of.rstd(eps);
+  if (fabs(about * r) < A(0.125)) of.mean = about;  // the more exact: see Centre
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (!held.any(k)) continue;
@@ -228,6 +238,7 @@ template <typename A> struct PackSums {
     };
     const int low = pack(c), high = pack(c + 1);
     Pair<A> sums = {};
+#pragma unroll 4
     for (int i = low + lane; i < high; i += lanes) sums = sums + begun[i];
     if (lane == 0 && low > 0 && c * plane - from > 0 && (c * plane - from) % W && (c * plane - from) / W < count) {
       sums = sums + next[low - 1];
@@ -247,42 +258,58 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
   Pack<T> grads[K], inputs[K];
   held.load(grad_y, grads);
   held.load(x, inputs);
+  held.mask(grads), held.mask(inputs);
   const A mu = held.live ? mean[held.row] : A(0), r = held.live ? rstd[held.row] : A(0);
-  const PackSums<A> packs{shared + threadIdx.y * count, shared + (blockDim.y + threadIdx.y) * count};
+  const Centre<T> centre(mu, r);
+  const auto sum = [&](int k, int from, int to) {
+    Pair<A> own = {};
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    Pair<A> begun = {}, next = {};
-    bool first = true;
-    if (held.any(k)) {
-      held.place(k).template each_channel<WHOLE>(groups, [&](int, int from, int to) {
-        Pair<A> own = {};
-#pragma unroll
-        for (int e = 0; e < W; ++e) {
-          if (from > e || e >= to) continue;
-          own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - mu);
-        }
-        if (first) begun = own;
-        else next = own;
-        first = false;
-      });
+    for (int e = 0; e < W; ++e) {
+      if (from > e || e >= to) continue;
+      own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - centre.about);
     }
-    packs.begun[k * blockDim.x + threadIdx.x] = begun;
-    if (!WHOLE) packs.next[k * blockDim.x + threadIdx.x] = next;
-  }
-  __syncthreads();
-  const int lane = threadIdx.x % lanes, step = blockDim.x / lanes,
-            from = int(held.start) + held.tile.index(0, 0) - int(threadIdx.x) * W;
-  const int parts = cluster_blocks();
+    return own;
+  };
   Pair<A> total = {};
-  for (int first = 0; first < channels; first += step) {
-    const int c = first + threadIdx.x / lanes;
-    Pair<A> own = packs.template of<W>(c, plane, from, c < channels ? count : 0, lane, lanes);
-    if (lane > 0 || c >= channels || !held.live) continue;
-    own.second *= r;
-    A* to = sums + 2 * ((held.row * channels + c) * parts + threads.part());
+  const auto keep = [&](int c, Pair<A> own) {
+    own = centre.moved(own), own.second *= r;
+    A* to = sums + 2 * ((held.row * channels + c) * cluster_blocks() + threads.part());
     to[0] = own.first, to[1] = own.second;
     const A w = parameter(weight, groups.first(held.row) + c, 1);
     total = total + Pair<A>{w * own.first, w * own.second};
+  };
+  if (const int only = held.channel(groups); only >= 0) {
+    Pair<A> own = {};
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (held.any(k)) own = own + sum(k, 0, W);
+    }
+    own = block_reduce<Sum>(own, shared);
+    for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{});
+  } else {
+    const PackSums<A> packs{shared + threadIdx.y * count, shared + (blockDim.y + threadIdx.y) * count};
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      Pair<A> begun = {}, next = {};
+      bool first = true;
+      if (held.any(k)) {
+        held.place(k).template each_channel<WHOLE>(groups, [&](int, int from, int to) {
+          if (first) begun = sum(k, from, to);
+          else next = sum(k, from, to);
+          first = false;
+        });
+      }
+      packs.begun[k * blockDim.x + threadIdx.x] = begun;
+      if (!WHOLE) packs.next[k * blockDim.x + threadIdx.x] = next;
+    }
+    __syncthreads();
+    const int lane = threadIdx.x % lanes, step = blockDim.x / lanes,
+              from = int(held.start) + held.tile.index(0, 0) - int(threadIdx.x) * W;
+    for (int first = 0; first < channels; first += step) {
+      const int c = first + threadIdx.x / lanes;
+      const Pair<A> own = packs.template of<W>(c, plane, from, c < channels ? count : 0, lane, lanes);
+      if (lane == 0 && c < channels && held.live) keep(c, own);
+    }
   }
   total = threads.template reduce<Sum>(total);
   if (!grad_x || !held.live) return;
@@ -368,8 +395,9 @@ __global__ void __launch_bounds__(kThreads)
   const bool live = plane < planes;
   Part<T> part(runs, plane, int(place % runs.parts), x);
   if (!live) part.begin = part.end = 0;
-  const A mu = live ? mean[plane / channels] : A(0);
-  const Pair<A> of = row_reduce<Sum>(part_sums(part, Source<T>{grad_y}, Source<T>{x}, mu), shared);
+  const Centre<T> centre(live ? mean[plane / channels] : A(0), live ? rstd[plane / channels] : A(0));
+  const Pair<A> of =
+      centre.moved(row_reduce<Sum>(part_sums(part, Source<T>{grad_y}, Source<T>{x}, centre.about), shared));
   if (threadIdx.x == 0 && live) sums[2 * place] = of.first, sums[2 * place + 1] = of.second * rstd[plane / channels];
 }
 

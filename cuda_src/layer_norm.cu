@@ -16,8 +16,7 @@
 // Grid, block, shared memory, ownership: see norm_rows(). weight and bias may be null. Half types by vectors are bound by
 // latency: fewer registers, more blocks.
 template <typename T, int K, bool VECTORS>
-__global__ void __launch_bounds__(VECTORS ? sizeof(T) == 2 ? 640 : 1024 : kAheadThreads,
-                                  VECTORS && sizeof(T) == 2 ? 2 : 1)
+__global__ void __launch_bounds__(VECTORS && sizeof(T) == 2 ? 640 : 1024, VECTORS && sizeof(T) == 2 ? 2 : 1)
     layer_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows, long long size,
                    acc_t<T> eps, int stages) {

@@ -14,7 +14,7 @@
 
 // Grid, block, shared memory, ownership: see norm_rows(). weight may be null.
 template <typename T, int K, bool VECTORS>
-__global__ void __launch_bounds__(VECTORS ? 1024 : kAheadThreads)
+__global__ void __launch_bounds__(1024)
     rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ rstd,
                  long long rows, long long size, acc_t<T> eps, int stages) {
   norm_rows<false, 1, K, VECTORS>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps},

@@ -83,6 +83,7 @@ class Graphed:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream(device)):
                 outputs = _detached(self.step(*args, **kwargs))
         except Exception as error:
+            _leave(self._stream(device))
             raise _explained(error, self.step) from None
         captured.inputs = [one for one in inputs if isinstance(one, Tensor)]
         captured.graph, captured.outputs = graph, outputs
@@ -91,6 +92,15 @@ class Graphed:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         return self._streams[device]
+
+
+def _leave(stream: torch.cuda.Stream) -> None:
+    """After a capture that failed: PyTorch's random numbers stay inside one that CUDA refuses to end, and the next would raise.
+    One that is ended takes them out."""
+    with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is empty
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            pass
 
 
 def graph(step: Callable[..., Any], *, warmup: int = 3) -> Graphed:

@@ -69,7 +69,7 @@ template <typename T> struct Parameters {
 
 // scale (grad_y - c2 - (x - mean) slope),   slope = rstd c1. Half types, whose mean is no more than a few thousand times
 // what they differ from it by, have mean slope subtracted from c2 once.
-template <typename T> struct Gradient {
+template <typename T> struct __align__(16) Gradient {
   using A = acc_t<T>;
   A mean, scale, slope, c2;
 

@@ -15,13 +15,33 @@ template <typename A> struct Centred {
 
   // From now on about the mean of the `count` so far.
   __device__ __forceinline__ void draw_nearer(A count) {
-    const A nearer = about + sum / count, step = nearer - about, left = sum - count * step;
+    const A nearer = about + sum * (A(1) / count), step = nearer - about, left = sum - count * step;
     const A fewer = squares - step * (sum + left);
     if (isfinite(squares) && fewer > A(0)) squares = fewer;
     about = nearer, sum = left;
   }
 
   __device__ __forceinline__ Moments<A> moments(A count) const { return Moments<A>::of(count, about, sum, squares); }
+};
+
+// A mean in two: `about`, rounded to a small part of the deviation, from which numbers differ by what is mostly exact, and
+// the rest. What x - mean is rounded by is the same for every x of a magnitude, and over many of them adds up. Half types
+// are rounded to less than that.
+template <typename T> struct Centre {
+  using A = acc_t<T>;
+  A about, rest;
+
+  __device__ __forceinline__ Centre(A mean, A rstd) : about(mean) {
+    const A coarse = A(8) / rstd;  // of a sum with it the last bit is that of the x of up to eight deviations
+    if (sizeof(T) > 2 && isfinite(coarse)) about = (mean + coarse) - coarse;
+    rest = mean - about;
+  }
+
+  // sum(g) and sum(g (x - mean)), of sum(g) and sum(g (x - about)).
+  __device__ __forceinline__ Pair<A> moved(Pair<A> sums) const {
+    if (sizeof(T) > 2 && isfinite(sums.first)) sums.second -= rest * sums.first;
+    return sums;
+  }
 };
 
 // Every thread gets the moments of all the block's numbers, in fewer instructions than block_merge: `shared` holds kWarp
@@ -49,12 +69,13 @@ __device__ __forceinline__ Moments<A> merged(int groups, Count count_of, Of of) 
     count += here, apart += (of(i).first - pivot) * here;
   }
   if (count == A(0)) return {};
-  const A mean = pivot + apart / count;
+  const A about = pivot + apart / count;
+  A left = A(0);
 #pragma unroll 8
   for (int i = 0; i < groups; ++i) {
     const Pair<A> one = of(i);
-    const A left = one.first - mean;
-    square += one.second + left * left * count_of(i);
+    const A here = (one.first - about) * count_of(i);
+    left += here, square += one.second + (one.first - about) * here;
   }
-  return {count, mean, square};
+  return Moments<A>::of(count, about, left, square);
 }

@@ -1,20 +1,20 @@
 // Statistics of the columns of a contiguous array of `rows` by `size`: channels that lie side by side.
 //
-//     blockDim.x   threads along the columns, a pack of W columns each; blockIdx.x is the tile of columns
-//     blockDim.y   rows at a time, a multiple of W; blockIdx.y is the part of the rows, of gridDim.y
+//     blockDim.x   threads along the columns, W neighbours each; blockIdx.x is the tile of columns
+//     blockDim.y   rows at a time; blockIdx.y is the part of the rows, of gridDim.y
 //
-// A thread has W neighbouring columns, the same in all its rows, in packs that begin at 16-byte boundaries of one tensor:
-// where rows are no whole packs, they begin elsewhere in each row, but W rows on at the same column again. A tile then is
-// a pack narrower than its threads, and what they read beside it is not used:
-//
-//     row 0   |01234567|89abcdef|g.......            a tile of 8 columns and two threads:
-//     row 1    .0123456|789abcde|fg......|           (0, 0) has 0..7; (0, 1) 0..6, (1, 1) 7; (0, 2) 0..5, (1, 2) 6 and 7
+// WHOLE: all rows of all tensors are whole packs, of which a thread has one in each of its rows. Else it has one element:
+// neighbouring threads together still read neighbouring bytes, and packs that begin elsewhere in each row would cost the
+// more instructions.
 #pragma once
 
 #include "common/runs.cuh"
 
 constexpr int kColumnThreads = 256;
-constexpr int kRowsAtOnce = 8;  // packs under way in a thread, of all tensors together
+constexpr int kRowsAtOnce = 8;  // under way in a thread: packs of all tensors together, or elements of each
+
+// Blocks that find room on a multiprocessor: COLUMN_BLOCKS of segments.py.
+template <typename T, bool WHOLE> constexpr int kColumnBlocks = WHOLE ? 3 : sizeof(T) == 8 ? 4 : 5;
 
 // How many of `rows` rows are before part i, and in it: each part but the last ones has equally many.
 __device__ __forceinline__ long long rows_before(long long rows, int parts, int i) {
@@ -27,129 +27,120 @@ __device__ __forceinline__ long long rows_of(long long rows, int parts, int i) {
   return rows_before(rows, parts, i + 1) - rows_before(rows, parts, i);
 }
 
-// The columns of a block and the rows of its part; of those a thread's.
-template <typename T> struct ColumnTile {
-  static constexpr int W = kVecWidth<T>;
-  long long size, start;  // of the array; the tile's first column
-  long long at, pitch;  // where this thread's first pack begins; how far apart its packs are
-  int count;  // of its packs
-  int first, left;  // where in the tile this thread's first column is, which may be below 0; columns of the tile
-  int rows;  // of the part
-  bool inside;  // whether its packs lie in the array with all that is beside its columns
+// What a thread has of a row.
+template <typename T, bool WHOLE> struct Piece {
+  T value;
 
-  // `like` is the tensor by whose boundaries packs are cut.
-  __device__ __forceinline__ ColumnTile(long long all_rows, long long size, int part, const T* like) : size(size) {
-    const bool whole = vectors_fit<W>(size, like);
-    const int most = W * (blockDim.x - !whole);
+  __device__ __forceinline__ acc_t<T> operator[](int) const { return to_acc(value); }
+  static __device__ __forceinline__ Piece load(const T* from) { return {*from}; }
+  static __device__ __forceinline__ Piece none() { return {from_acc<T>(0)}; }
+  template <typename F> static __device__ __forceinline__ void store(T* to, F f) { *to = from_acc<T>(f(0)); }
+};
+
+template <typename T> struct Piece<T, true> {
+  Pack<T> pack;
+
+  __device__ __forceinline__ acc_t<T> operator[](int e) const { return pack[e]; }
+  static __device__ __forceinline__ Piece load(const T* from) { return {load_aligned(from)}; }
+  static __device__ __forceinline__ Piece none() { return {}; }
+  template <typename F> static __device__ __forceinline__ void store(T* to, F f) {
+    unsigned word[4];
+    round_to_words<T>(word, 0, f);
+    store_words(to, word[0], word[1], word[2], word[3]);
+  }
+};
+
+// The columns of a block and the rows of its part; of those a thread's.
+template <typename T, bool WHOLE> struct ColumnTile {
+  static constexpr int W = WHOLE ? kVecWidth<T> : 1;
+  long long start;  // the tile's first column
+  long long at, pitch;  // where this thread's first piece is; how far apart they are
+  int first, left;  // of the tile: this thread's first column; how many there are
+  int rows, count;  // of the part; of this thread
+
+  __device__ __forceinline__ ColumnTile(long long all_rows, long long size, int part) {
+    const int most = W * blockDim.x;
     start = blockIdx.x * (long long)most;
     left = int(min(size - start, (long long)most));
     rows = int(rows_of(all_rows, gridDim.y, part));
-    const long long row = rows_before(all_rows, gridDim.y, part) + threadIdx.y;
-    const int off = int(reinterpret_cast<unsigned long long>(like) / sizeof(T) % W);
-    first = threadIdx.x * W - (whole ? 0 : int((row * size + start + off) % W));
+    first = threadIdx.x * W;
     count = any() && threadIdx.y < rows ? (rows - 1 - threadIdx.y) / blockDim.y + 1 : 0;
-    at = row * size + start + first, pitch = blockDim.y * size;
-    inside = at >= 0 && at + (count - 1) * pitch + W <= all_rows * size;
+    at = (rows_before(all_rows, gridDim.y, part) + threadIdx.y) * size + start + first, pitch = blockDim.y * size;
   }
 
-  __device__ __forceinline__ bool has(int e) const { return first + e >= 0 && first + e < left; }
-  __device__ __forceinline__ bool any() const { return first > -W && first < left; }
-  __device__ __forceinline__ bool all() const { return first >= 0 && first + W <= left; }
+  __device__ __forceinline__ bool any() const { return first < left; }
 
-  // f(e, column) for each of this thread's columns.
-  template <typename F> __device__ __forceinline__ void each(F f) const {
+  // f(e, c) for each of this thread's columns, which is of channel c: each has so many `pixels`.
+  template <typename F> __device__ __forceinline__ void each(int pixels, F f) const {
+    if (!any()) return;
+    long long c = start + first;
+    int column = 0;
+    if (pixels > 1) column = unsigned(c) % unsigned(pixels), c = unsigned(c) / unsigned(pixels);
 #pragma unroll
     for (int e = 0; e < W; ++e) {
-      if (has(e)) f(e, start + first + e);
+      f(e, c);
+      if (++column == pixels) column = 0, ++c;
     }
   }
 };
 
-// This thread's packs of a tensor: what is beside its columns may be anything.
-template <typename T> struct ColumnPacks {
-  static constexpr int W = kVecWidth<T>;
-  const ColumnTile<T>& tile;
-  T* begin;
-  bool loads, stores;  // of whole packs
-
-  __device__ __forceinline__ ColumnPacks(const ColumnTile<T>& tile, const T* tensor)
-      : tile(tile), begin(const_cast<T*>(tensor) + tile.at) {
-    const bool aligned = is_aligned16(begin);
-    loads = aligned && tile.inside, stores = aligned && tile.all();
-  }
-
-  __device__ __forceinline__ Pack<T> load(int i) const {
-    const T* from = begin + i * tile.pitch;
-    if (loads) return load_aligned(from);
-    return load_one_by_one(from, -tile.first, tile.left - tile.first);
-  }
-
-  template <typename F> __device__ __forceinline__ void store(int i, F f) const {
-    Pack<T> pack;
-    round_to_words<T>(pack.word, 0, f);
-    T* to = begin + i * tile.pitch;
-    if (stores) {
-      store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
-      return;
-    }
-#pragma unroll
-    for (int e = 0; e < W; ++e) {
-      if (tile.has(e)) to[e] = element<T>(pack.word, e);
-    }
-  }
+// What a thread has under way of N tensors.
+template <typename T, bool WHOLE, int N> struct Pieces {
+  static constexpr int U = WHOLE ? kRowsAtOnce / N : kRowsAtOnce;
+  Piece<T, WHOLE> of[N][U];
 };
 
-// f(i, there, packs...) for U packs at a time of each tensor, number i and on, the first `there` of which are. With BACK
+// f(at, there, pieces) for the rows of each tensor U at a time, the first at element `at`, `there` of which are; with BACK
 // from the end.
-template <bool BACK = false, typename T, typename F, typename... Tensors>
-__device__ __forceinline__ void each_rows(const ColumnTile<T>& tile, F f, const ColumnPacks<T>& tensor,
-                                          const Tensors&... more) {
-  constexpr int N = 1 + sizeof...(more), U = kRowsAtOnce / N;
+template <bool BACK = false, typename T, bool WHOLE, typename F, typename... Tensors>
+__device__ __forceinline__ void each_rows(const ColumnTile<T, WHOLE>& tile, F f, const Tensors*... tensors) {
+  constexpr int N = sizeof...(tensors), U = Pieces<T, WHOLE, N>::U;
+  using P = Piece<T, WHOLE>;
+  const auto step = [&](int i, int there) {
+    const long long at = tile.at + i * tile.pitch;
+    Pieces<T, WHOLE, N> pieces;
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      int t = 0;
+      ((pieces.of[t++][u] = u < there ? P::load(tensors + at + u * tile.pitch) : P::none()), ...);
+    }
+    f(at, there, pieces);
+  };
   const int steps = (tile.count + U - 1) / U;
 #pragma unroll 1
   for (int s = 0; s < steps; ++s) {
-    const int i = (BACK ? steps - 1 - s : s) * U, there = min(tile.count - i, U);
-    Pack<T> packs[N][U];
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      int t = 1;
-      packs[0][u] = u < there ? tensor.load(i + u) : Pack<T>{};
-      ((packs[t++][u] = u < there ? more.load(i + u) : Pack<T>{}), ...);
-    }
-    f(i, there, packs);
+    const int i = (BACK ? steps - 1 - s : s) * U;
+    if (i + U <= tile.count) step(i, U);  // in which the compiler asks no more
+    else step(i, tile.count - i);
   }
 }
 
 // The moments of each of this thread's columns, each of tile.count numbers.
-template <typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void column_moments(const ColumnTile<T>& tile, const T* x, Pair<A> (&result)[kVecWidth<T>]) {
-  constexpr int U = kRowsAtOnce, W = kVecWidth<T>;
+template <typename T, bool WHOLE, typename A = acc_t<T>, int W = ColumnTile<T, WHOLE>::W>
+__device__ __forceinline__ void column_moments(const ColumnTile<T, WHOLE>& tile, const T* x, Pair<A> (&result)[W]) {
+  constexpr int U = Pieces<T, WHOLE, 1>::U;
   Centred<A> own[W] = {};
   int steps = 0;
   A count = A(0);
+  if (tile.count > 0) {
+    const Piece<T, WHOLE> first = Piece<T, WHOLE>::load(x + tile.at);
+#pragma unroll
+    for (int e = 0; e < W; ++e) own[e].about = first[e];
+  }
   each_rows(
       tile,
-      [&](int, int there, const Pack<T>(&packs)[1][U]) {
-        if (steps == 0) {
-#pragma unroll
-          for (int e = 0; e < W; ++e) {
-            A sum = A(0);
-#pragma unroll
-            for (int u = 0; u < U; ++u) sum += packs[0][u][e];  // those that are not there are 0
-            own[e].about = sum / A(there);
-          }
-        }
+      [&](long long, int there, const Pieces<T, WHOLE, 1>& pieces) {
 #pragma unroll
         for (int u = 0; u < U; ++u) {
 #pragma unroll
-          for (int e = 0; e < W && u < there; ++e) own[e].add(packs[0][u][e]);
+          for (int e = 0; e < W && u < there; ++e) own[e].add(pieces.of[0][u][e]);
         }
         count += A(there);
         if ((++steps & (steps - 1)) != 0) return;  // 1, 2, 4, 8 ...
 #pragma unroll
         for (int e = 0; e < W; ++e) own[e].draw_nearer(count);
       },
-      ColumnPacks<T>(tile, x));
+      x);
 #pragma unroll
   for (int e = 0; e < W; ++e) {
     const Moments<A> of = own[e].moments(count);
@@ -157,45 +148,52 @@ __device__ __forceinline__ void column_moments(const ColumnTile<T>& tile, const 
   }
 }
 
-// sum(grad_y) and sum(grad_y (x - mean)) of each of this thread's columns; f(i, there, packs) besides.
-template <typename T, typename F, typename A = acc_t<T>>
-__device__ __forceinline__ void column_sums(const ColumnTile<T>& tile, const T* grad_y, const T* x,
-                                            const A (&mean)[kVecWidth<T>], Pair<A> (&sums)[kVecWidth<T>], F f) {
-  constexpr int U = kRowsAtOnce / 2, W = kVecWidth<T>;
+// sum(grad_y) and sum(grad_y (x - about)) of each of this thread's columns; f(at, there, pieces) besides.
+template <typename T, bool WHOLE, typename F, typename A = acc_t<T>, int W = ColumnTile<T, WHOLE>::W>
+__device__ __forceinline__ void column_sums(const ColumnTile<T, WHOLE>& tile, const T* grad_y, const T* x,
+                                            const A (&about)[W], Pair<A> (&sums)[W], F f) {
   each_rows(
       tile,
-      [&](int i, int there, const Pack<T>(&packs)[2][U]) {
+      [&](long long at, int there, const Pieces<T, WHOLE, 2>& pieces) {
 #pragma unroll
         for (int e = 0; e < W; ++e) {
           Pair<A> own = {};
 #pragma unroll
-          for (int u = 0; u < U; ++u) {
-            const A centred = u < there ? packs[1][u][e] - mean[e] : A(0);  // else 0 x inf would be NaN
-            own.first += packs[0][u][e], own.second += packs[0][u][e] * centred;
+          for (int u = 0; u < pieces.U; ++u) {
+            const A centred = u < there ? pieces.of[1][u][e] - about[e] : A(0);  // else 0 x inf would be NaN
+            own.first += pieces.of[0][u][e], own.second += pieces.of[0][u][e] * centred;
           }
           sums[e] = sums[e] + own;
         }
-        f(i, there, packs);
+        f(at, there, pieces);
       },
-      ColumnPacks<T>(tile, grad_y), ColumnPacks<T>(tile, x));
+      grad_y, x);
+}
+
+// to[...] = f(u, e) for the rows that each_rows has given.
+template <typename T, bool WHOLE, int N, typename F>
+__device__ __forceinline__ void store_rows(const ColumnTile<T, WHOLE>& tile, T* to, long long at, int there,
+                                           const Pieces<T, WHOLE, N>&, F f) {
+#pragma unroll
+  for (int u = 0; u < Pieces<T, WHOLE, N>::U; ++u) {
+    if (u < there) Piece<T, WHOLE>::store(to + at + u * tile.pitch, [&](int e) { return f(u, e); });
+  }
 }
 
 // What each thread has for its columns put side by side: `shared` is (blockDim.y, blockDim.x W).
-template <typename T, typename V>
-__device__ __forceinline__ void share_columns(const ColumnTile<T>& tile, const V (&values)[kVecWidth<T>], V* shared) {
-  V* row = shared + threadIdx.y * (blockDim.x * kVecWidth<T>);
+template <typename T, bool WHOLE, typename V, int W>
+__device__ __forceinline__ void share_columns(const ColumnTile<T, WHOLE>& tile, const V (&values)[W], V* shared) {
+  V* row = shared + threadIdx.y * (blockDim.x * W) + tile.first;
 #pragma unroll
-  for (int e = 0; e < kVecWidth<T>; ++e) {
-    if (tile.has(e)) row[tile.first + e] = values[e];
-  }
+  for (int e = 0; e < W; ++e) row[e] = values[e];
   __syncthreads();
 }
 
 // The moments of column i of a tile that share_columns has put side by side, those of threads y, y + step, ...
-template <typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Moments<A> tile_moments(const ColumnTile<T>& tile, const Pair<A>* shared, int i, int y = 0,
-                                                   int step = 1) {
-  const int each = tile.rows / int(blockDim.y), more = tile.rows % int(blockDim.y), slab = blockDim.x * kVecWidth<T>;
+template <typename T, bool WHOLE, typename A = acc_t<T>>
+__device__ __forceinline__ Moments<A> tile_moments(const ColumnTile<T, WHOLE>& tile, const Pair<A>* shared, int i,
+                                                   int y = 0, int step = 1) {
+  const int each = tile.rows / int(blockDim.y), more = tile.rows % int(blockDim.y), slab = blockDim.x * tile.W;
   return merged<A>((int(blockDim.y) - y + step - 1) / step, [&](int k) { return A(each + (y + k * step < more)); },
                    [&](int k) { return y + k * step < tile.rows ? shared[(y + k * step) * slab + i] : Pair<A>{}; });
 }

@@ -38,7 +38,7 @@ template <typename T, int MODE> struct Shares {
 template <typename T, int MODE, typename A = acc_t<T>>
 __device__ __forceinline__ A position_loss(const RowSums<T>& sums, A a, A picked, A shift, bool valid, A* stats,
                                            long long position, long long positions) {
-  const A log_sum = sums.log_sum();
+  const A log_sum = log(sums.sum);
   stats[position] = valid ? sums.max : A(0);
   stats[positions + position] = valid ? log_sum : A(0);
   if (MODE != kClass) stats[2 * positions + position] = valid ? sums.share : A(0);
@@ -148,8 +148,9 @@ __device__ __forceinline__ A weight_of_targets(const long long* target, const T*
 
 // --- loss and gradient of a row that is held in registers ---
 
-// The gradients of a row for grad_y = 1. Gives max and sum of the row. All threads of the row take part. The row is under way before its class is asked for, by find(): were that
-// first, each row would wait for memory twice. So an ignored row is read too.
+// The gradients of a row for grad_y = 1. Gives max and sum of the row. All threads of the row take part. The row is
+// under way before its class is asked for, by find(): were that first, each row would wait for memory twice. So an
+// ignored row is read too.
 template <typename T, int K, bool VECTORS, typename Find, typename Threads, typename A = acc_t<T>>
 __device__ __forceinline__ Pair<A> write_row_grads(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, T* grad_x,
                                                    A scale, Find find, Label<A>& label, Threads& threads) {

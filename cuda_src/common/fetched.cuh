@@ -5,8 +5,9 @@
 #include "common/rows.cuh"
 
 // `stages` rows, 1 or 2, of each of TENSORS tensors, in dynamic shared memory: 16 TENSORS K bytes for each stage and thread.
-// Those of a warp lie together: from a thread's first slot on, all are at constant distances.
-template <int TENSORS, int K, typename T> struct Fetched {
+// BY_WARPS: those of a warp lie together, so that from a thread's first slot on all are at constant distances. That saves
+// what branches on the packs would find anew; code without them is better off with the block's slots one after the other.
+template <int TENSORS, int K, typename T, bool BY_WARPS = false> struct Fetched {
   uint4* mine;
 
   static __device__ __forceinline__ uint4* room() {
@@ -14,14 +15,17 @@ template <int TENSORS, int K, typename T> struct Fetched {
     return fetched;
   }
 
-  // `tensors`: of all stages, and what else there is a place of K packs for.
-  static __device__ __forceinline__ Fetched of_thread(int tensors) {
+  // `tensors`, for BY_WARPS: of all stages, and what else there is a place of K packs for.
+  static __device__ __forceinline__ Fetched of_thread(int tensors = 0) {
+    if constexpr (!BY_WARPS) return {room() + threadIdx.y * blockDim.x + threadIdx.x};
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
     return {room() + thread / kWarp * (tensors * K * kWarp) + thread % kWarp};
   }
 
   __device__ __forceinline__ uint4* slot(int stage, int tensor, int k) const {
-    return mine + ((stage * TENSORS + tensor) * K + k) * kWarp;
+    const int number = (stage * TENSORS + tensor) * K + k;
+    if constexpr (BY_WARPS) return mine + number * kWarp;
+    return mine + number * (blockDim.x * blockDim.y);
   }
 
   // This thread's first `count` packs, from 16-byte boundaries on: `row` points to the first, all being there.
@@ -60,13 +64,10 @@ template <int TENSORS, int K, typename T> struct Fetched {
       }
     }
   }
-  template <bool VECTORS>
-  __device__ __forceinline__ void settle_pack(const Tile<K, kVecWidth<T>, VECTORS>& tile, int stage, int k) const {
-    if constexpr (!VECTORS) {
+  __device__ __forceinline__ void settle_pack(const Tile<K, kVecWidth<T>, false>& tile, int stage, int k) const {
 #pragma unroll 1
-      for (int tensor = 0; tensor < TENSORS; ++tensor) {
-        put(masked(tile, get(stage, tensor, k), tile.index(k, 0), from_acc<T>(0)), stage, tensor, k);
-      }
+    for (int tensor = 0; tensor < TENSORS; ++tensor) {
+      put(masked(tile, get(stage, tensor, k), tile.index(k, 0), from_acc<T>(0)), stage, tensor, k);
     }
   }
 

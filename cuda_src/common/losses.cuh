@@ -48,10 +48,10 @@ template <typename T> struct RowSums : Online<T> {
     share += other.share;
   }
 
-  // The sum of q * (max + log_sum - x). A share that is infinite, with all that it is multiplied by above 0, makes that
-  // infinite too, where dot may be NaN.
+  // The sum of q * (max + log_sum - x), and -0 where q is zeros of both signs, as PyTorch has it. A share that is infinite,
+  // with all that it is multiplied by above 0, makes that infinite too, where dot may be NaN.
   __device__ __forceinline__ A spread_loss(A log_sum, A shift) const {
-    return isinf(share) ? share + A(0) * log_sum : share * ((this->max - shift) + log_sum) - dot;
+    return isinf(share) ? share + A(0) * log_sum : -(dot - share * ((this->max - shift) + log_sum));
   }
 
   // Over the threads of a row; see row_reduce.

@@ -9,8 +9,6 @@
 #include "common/moments.cuh"
 #include "common/row_sums.cuh"
 
-constexpr int kAheadThreads = 768;  // of a block of forward that reads ahead into registers, at most
-
 template <typename A> struct Statistics {
   A mean, rstd;
 
@@ -54,6 +52,12 @@ template <typename T> __device__ __forceinline__ acc_t<T> rstd_of(acc_t<T> value
 // A power of two, 1 / count or less than twice that: a sum of numbers so scaled stays in range.
 template <typename A> __device__ __forceinline__ A scale_for(int count) {
   return __int_as_float((127 - 31 + __clz(count)) << 23);
+}
+
+// The mean of `count` numbers x from about = x_0 scale and the sum of x scale - about. It is in range where theirs is, and the
+// least numbers lose no more than a bit.
+template <typename A> __device__ __forceinline__ A mean_about(A about, A sum, A count, A scale) {
+  return A(2) * (about * (A(0.5) / scale) + sum / (A(2) * count * scale));
 }
 
 // The tensors of forward. weight and bias may be null; residual and summed are null but in add_rms_norm, mean unless
@@ -107,41 +111,6 @@ template <typename T> __device__ __forceinline__ Pack<T> rounded_sum(const Pack<
   return sum;
 }
 
-// Which of this thread's K packs are of a row, the same in all rows that begin alike within a pack: pack k where k < count,
-// and wholly, each one access, where from <= k < whole.
-template <int K, int W, bool VECTORS> struct OwnPacks {
-  Tile<K, W, VECTORS> tile;  // of one of them
-  int from, whole = 0, count = 0;
-
-  __device__ __forceinline__ OwnPacks(const Tile<K, W, VECTORS>& tile, bool aligned)
-      : tile(tile), from(tile.index(0, 0) < tile.begin) {
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const int i = tile.index(k, 0);
-      count += tile.any(i);
-      whole += aligned && i + W <= tile.left;
-    }
-    asm volatile("" : "+r"(from), "+r"(whole), "+r"(count));  // else they are found anew for each row
-  }
-
-  __device__ __forceinline__ bool any(int k) const { return k < count; }
-  __device__ __forceinline__ bool is_whole(int k) const { return (VECTORS || k >= from) && k < whole; }
-  __device__ __forceinline__ bool all_whole() const { return VECTORS || (from == 0 && whole == count); }
-
-  // f(e) for each element of pack k that is the row's.
-  template <typename F> __device__ __forceinline__ void each_of(int k, F f) const {
-    if (is_whole(k)) {
-#pragma unroll
-      for (int e = 0; e < W; ++e) f(e);
-    } else if (any(k)) {
-#pragma unroll
-      for (int e = 0; e < W; ++e) {
-        if (tile.template all<1>(tile.index(k, e))) f(e);
-      }
-    }
-  }
-};
-
 // Of this thread's elements, the sum of the squares.
 template <int K, int W, typename Get> __device__ __forceinline__ auto own_squares(Get get) {
   decltype(get(0)) packs[K];
@@ -150,9 +119,10 @@ template <int K, int W, typename Get> __device__ __forceinline__ auto own_square
   return reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e] * packs[k][e]; });
 }
 
-// The statistics of a row of packs get(k), whose pads are 0. `cut`: a Tile, or OwnPacks.
-template <bool CENTRED, int K, typename Cut, typename T, typename Get, typename Sums, typename A = acc_t<T>>
-__device__ __forceinline__ Statistics<A> statistics(const Cut& cut, const Forward<T>& to, Get get, Sums& sums) {
+// The statistics of a row of packs get(k), whose pads are 0.
+template <bool CENTRED, int K, bool VECTORS, typename T, typename Get, typename Sums, typename A = acc_t<T>>
+__device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to,
+                                                    Get get, Sums& sums) {
   const A count = A(int(to.size));
   if constexpr (!CENTRED) {
     return {A(0), rstd_of<T>(sums.add(own_squares<K, kVecWidth<T>>(get)) / count + to.eps)};
@@ -163,8 +133,8 @@ __device__ __forceinline__ Statistics<A> statistics(const Cut& cut, const Forwar
     if constexpr (K == 1) {  // about an element: of short rows that chance to be nearly constant the mean is then exact
       const Pack<T> x = get(0);
       const A about = __shfl_sync(kFullMask, x[0], 0, blockDim.x) * scale;
-      cut.each_of(0, [&](int e) { parts[e] = fma(x[e], scale, -about); });
-      mean = (about + sums.add(tree_sum(parts)) / count) / scale;
+      tile.each_of(0, [&](int e) { parts[e] = fma(x[e], scale, -about); });
+      mean = mean_about(about, sums.add(tree_sum(parts)), count, scale);
     } else {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
@@ -179,7 +149,7 @@ __device__ __forceinline__ Statistics<A> statistics(const Cut& cut, const Forwar
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const Pack<T> x = get(k);
-      cut.each_of(k, [&](int e) {
+      tile.each_of(k, [&](int e) {
         const A apart = x[e] - mean;
         parts[e] = fma(apart, apart, parts[e]);
       });
@@ -192,7 +162,7 @@ __device__ __forceinline__ Statistics<A> statistics(const Cut& cut, const Forwar
 template <int TENSORS, int K, bool VECTORS, typename T, typename Sums>
 __device__ __forceinline__ void norm_rows_fetched(const Forward<T>& to, int stages, Sums& sums) {
   using Row = Tile<K, kVecWidth<T>, VECTORS>;
-  const auto fetched = Fetched<TENSORS, K, T>::of_thread(stages * TENSORS);
+  const auto fetched = Fetched<TENSORS, K, T>::of_thread();
   const auto fetch = [&](long long row, int stage) {
     const Row tile = Row::at(row, to.rows, to.size);
     fetched.fetch(tile, to.x + row * to.size, stage, 0);
@@ -210,7 +180,7 @@ __device__ __forceinline__ void norm_rows_fetched(const Forward<T>& to, int stag
         fetched.put(sum, stage, 0, k);
       }
     }
-    const auto of = statistics<false, K>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, sums);
+    const auto of = statistics<false>(tile, to, [&](int k) { return fetched.get(stage, 0, k); }, sums);
 #pragma unroll(VECTORS ? K : 1)
     for (int k = 0; k < K; ++k) store_normalised<false>(tile, to, to.y + at, 0, k, fetched.get(stage, 0, k), of);
     if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
@@ -219,20 +189,25 @@ __device__ __forceinline__ void norm_rows_fetched(const Forward<T>& to, int stag
   each_fetched(first, threadIdx.y, stride, to.rows, stages == 2, fetch, normalise);
 }
 
-// y for a pack x.
-template <bool CENTRED, typename T>
-__device__ __forceinline__ acc_t<T> normalised(const Statistics<acc_t<T>>& of, const Pack<T>& x, const Pack<T>& weight,
-                                               const Pack<T>& bias, int e) {
-  const acc_t<T> y = of.template xhat<CENTRED>(x[e]) * weight[e];
-  return CENTRED ? y + bias[e] : y;
-}
-
 // As norm_rows: rows in registers.
-template <bool CENTRED, int K, typename T, typename Sums>
+template <bool CENTRED, int K, bool VECTORS, typename T, typename Sums>
 __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sums) {
-  using Row = Tile<K, kVecWidth<T>, true>;
-  const long long first = blockIdx.x * (long long)blockDim.y + threadIdx.y, stride = gridDim.x * (long long)blockDim.y;
-  for (long long row = first; row - threadIdx.y < to.rows; row += stride) {
+  constexpr int W = kVecWidth<T>;
+  using Row = Tile<K, W, VECTORS>;
+  const int period = VECTORS ? 1 : W;  // rows so far apart begin alike within a pack
+  const long long group = blockIdx.x, stride = gridDim.x * (long long)blockDim.y;
+  const long long own = threadIdx.y * (long long)period;
+  const long long first = group / period * blockDim.y * period + group % period + own;
+  const auto held = Fetched<1, K, T>::of_thread();  // weight and bias, in place of two stages
+  if constexpr (!VECTORS) {
+    const Row columns = Row::at(first, first + 1, to.size);
+#pragma unroll 1
+    for (int k = 0; k < K; ++k) {
+      held.put(load_parameter(columns, to.weight, k, 1), 0, 0, k);
+      if (CENTRED) held.put(load_parameter(columns, to.bias, k, 0), 1, 0, k);
+    }
+  }
+  for (long long row = first; row - own < to.rows; row += stride) {
     const Row tile = Row::at(row, to.rows, to.size);
     const long long at = row * to.size;
     Pack<T> x[K];
@@ -241,95 +216,34 @@ __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sum
       x[k].fold();
       return x[k];
     };
-    const auto of = statistics<CENTRED, K>(tile, to, get, sums);
-#pragma unroll
-    for (int k = 0; k < K; ++k) store_normalised<CENTRED>(tile, to, to.y + at, 0, k, x[k], of);
-    if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
-  }
-}
-
-// As norm_rows, off 16-byte boundaries: rows in registers, the next on its way while one is reduced. All rows of a thread
-// begin alike within a pack, and so use the same of the parameters, which it keeps.
-template <bool CENTRED, int K, typename T, typename Sums>
-__device__ __forceinline__ void norm_rows_ahead(const Forward<T>& to, Sums& sums) {
-  constexpr int W = kVecWidth<T>;
-  using Row = Tile<K, W, false>;
-  const long long group = sums.group(), stride = sums.groups() * blockDim.y, own = threadIdx.y * (long long)W;
-  const long long first = group / W * blockDim.y * W + group % W + own;
-  const int part = sums.part();
-  const long long start = part * (long long)Row::capacity();
-  const Row tile = Row::at(first, first + 1, to.size, part);
-  const auto held = Fetched<1, K, T>::of_thread(2);
-#pragma unroll 1
-  for (int k = 0; k < K; ++k) {
-    held.put(load_parameter(tile, to.weight ? to.weight + start : nullptr, k, 1), 0, 0, k);
-    if (CENTRED) held.put(load_parameter(tile, to.bias ? to.bias + start : nullptr, k, 0), 1, 0, k);
-  }
-  const OwnPacks<K, W, false> packs(tile, is_aligned16(to.x) && is_aligned16(to.y));
-  const auto load = [&](long long row, Pack<T>(&x)[K]) {
-    const T* from = to.x + row * to.size + start;
-    if (is_aligned16(to.x) && row + 1 < to.rows) {  // a pack at an end has neighbours of other rows
-#pragma unroll
-      for (int k = 0; k < K; ++k) x[k] = packs.any(k) ? load_aligned(from + tile.index(k, 0)) : Pack<T>{};
-    } else {
-      const Row last = Row::at(row, to.rows, to.size, part);
-#pragma unroll 1
-      for (int k = 0; k < K; ++k) {
-        const Pack<T> pack = load_pack(last, from, k, T());
-#pragma unroll
-        for (int i = 0; i < K; ++i) {
-          if (i == k) x[i] = pack;
-        }
-      }
-    }
-  };
-  Pack<T> coming[K] = {};
-  for (long long row = first - stride; row - own < to.rows; row += stride) {
-    Pack<T> x[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) x[k] = coming[k];
-    if (!packs.all_whole()) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        if (packs.any(k) && !packs.is_whole(k)) x[k] = masked(tile, x[k], tile.index(k, 0), T());
-      }
-    }
-    load(row + stride, coming);
-    if (row < first) continue;
-    const auto get = [&](int k) {
-      x[k].fold();
-      return x[k];
-    };
-    const auto of = statistics<CENTRED, K>(packs, to, get, sums);
-    if (row >= to.rows) continue;
-    T* y = to.y + row * to.size + start;
+    const auto of = statistics<CENTRED>(tile, to, get, sums);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (!packs.any(k)) continue;
-      const Pack<T> w = held.get(0, 0, k), b = CENTRED ? held.get(1, 0, k) : Pack<T>{};
-      unsigned word[4];
-      round_to_words<T>(word, 0, [&](int e) { return normalised<CENTRED>(of, x[k], w, b, e); });
-      if (packs.is_whole(k)) store_words(y + tile.index(k, 0), word[0], word[1], word[2], word[3]);
-      else store_words_of(tile, y, k, word);
+      const Pack<T> w = VECTORS ? load_parameter(tile, to.weight, k, 1) : held.get(0, 0, k);
+      if constexpr (CENTRED) {
+        const Pack<T> b = VECTORS ? load_parameter(tile, to.bias, k, 0) : held.get(1, 0, k);
+        store_pack(tile, to.y + at, k, [&](int e) { return of.template xhat<true>(x[k][e]) * w[e] + b[e]; });
+      } else {
+        store_pack(tile, to.y + at, k, [&](int e) { return of.template xhat<false>(x[k][e]) * w[e]; });
+      }
     }
-    if (threadIdx.x == 0 && part == 0) to.keep(row, of);
+    if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
   }
 }
 
 // Rows held by a block, each read once. Grid: any. Block: see rows.cuh; K packs of each thread are a row. TENSORS are x and,
 // in add_rms_norm, residual. Threads own whole packs of x and y. mean and rstd are kept for backward, a number per row.
 // VECTORS: whether all rows and tensors fit. Where `fetches`, shared memory as Fetched, with as many stages as said. Else
-// rows go to registers, and unless VECTORS a row with K > 1 may have a cluster, the blocks or clusters are a multiple of W,
-// and shared memory is 32 K bytes for each thread.
+// rows go to registers, and unless VECTORS threads keep what they use of the parameters, which begins alike within a pack in
+// every W-th row: the grid is a multiple of W, shared memory 32 K bytes for each thread.
 template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T>
 __device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
   constexpr bool fetches = !CENTRED && (VECTORS || TENSORS > 1);
-  using Sums = RowSums<acc_t<T>, 1, (!fetches && !VECTORS && K > 1)>;
+  using Sums = RowSums<acc_t<T>, 1, false>;
   __shared__ typename Sums::Room room;
   Sums sums(room);
   if constexpr (fetches) norm_rows_fetched<TENSORS, K, VECTORS>(to, stages, sums);
-  else if constexpr (VECTORS) norm_rows_loaded<CENTRED, K>(to, sums);
-  else norm_rows_ahead<CENTRED, K>(to, sums);
+  else norm_rows_loaded<CENTRED, K, VECTORS>(to, sums);
 }
 
 // See norm_wide: one row, read twice, the second time from its end: what was read last is still in cache.

@@ -87,6 +87,29 @@ __device__ __forceinline__ void store_parts(const Tile<K, W, VECTORS>& tile, con
   }
 }
 
+// Which of this thread's K packs are of a row, the same in all rows that begin alike within a pack: pack k where k < count,
+// and wholly, each one access, where from <= k < whole. Nothing of this is found, nor to be asked, where VECTORS.
+template <int K, int W> struct OwnPacks {
+  int from = 0, whole = 0, count = 0;
+
+  template <bool VECTORS> __device__ __forceinline__ OwnPacks(const Tile<K, W, VECTORS>& tile, bool aligned) {
+    if constexpr (!VECTORS) {
+      from = tile.index(0, 0) < tile.begin;
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int i = tile.index(k, 0);
+        count += tile.any(i);
+        whole += aligned && i + W <= tile.left;
+      }
+      asm volatile("" : "+r"(from), "+r"(whole), "+r"(count));  // else they are found anew for each row
+    }
+  }
+
+  __device__ __forceinline__ bool any(int k) const { return k < count; }
+  __device__ __forceinline__ bool is_whole(int k) const { return k >= from && k < whole; }
+  __device__ __forceinline__ bool all_whole() const { return from == 0 && whole == count; }
+};
+
 // All gradients in one pass. Grid: one wave of blocks that stride over the rows; a multiple of W where not VECTORS. Block:
 // see rows.cuh, at most kBackwardThreads; K packs in each thread hold a row, or with K > 1 in each thread of a cluster.
 // Shared memory: see Fetched, with as many stages as said, and 16 K bytes for each thread for the weight. With PARAMETERS,
@@ -105,7 +128,7 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   const long long first = group / period * blockDim.y * period + group % period + own;
   const int part = sums.part();
 
-  const auto fetched = Fetched<TENSORS, K, T>::of_thread(stages * TENSORS + 1);
+  const auto fetched = Fetched<TENSORS, K, T, !VECTORS>::of_thread(stages * TENSORS + 1);
   const int weights = two ? 2 : 1;  // the place of the weight, behind the stages
   const Row columns = Row::at(first, first + 1, to.size, part);
   const long long start = part * (long long)Row::capacity();
@@ -117,21 +140,24 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
 #pragma unroll 1
     for (int k = 0; k < K; ++k) fetched.put(load_parameter(columns, weight, k, 1), weights, 0, k);
   }
-  const bool aligned = VECTORS || (is_aligned16(to.x) && is_aligned16(to.grad_y) && is_aligned16(to.grad_summed) &&
-                                   is_aligned16(to.grad_x));
-  const OwnPacks<K, W, VECTORS> packs(columns, aligned);
+  const bool aligned =
+      is_aligned16(to.x) && is_aligned16(to.grad_y) && is_aligned16(to.grad_summed) && is_aligned16(to.grad_x);
+  const OwnPacks<K, W> packs(columns, aligned);
   Statistics<A> of = {}, coming_of = {};
   const auto fetch = [&](long long row, int stage) {
     of = coming_of, coming_of = to.statistics(row);
-    const long long at = row * to.size + start;
-    if (!VECTORS && aligned && row + 1 < to.rows) {  // a pack at an end has neighbours of other rows
-      const int i = columns.index(0, 0);
-      fetched.fetch_first(packs.count, to.x + at + i, stage, 0);
-      fetched.fetch_first(packs.count, to.grad_y + at + i, stage, 1);
-      if (TENSORS > 2) fetched.fetch_first(packs.count, to.grad_summed + at + i, stage, 2);
-      return;
+    if constexpr (!VECTORS) {
+      const long long from = row * to.size + start;
+      if (aligned && row + 1 < to.rows) {  // a pack at an end has neighbours of other rows
+        const int i = columns.index(0, 0);
+        fetched.fetch_first(packs.count, to.x + from + i, stage, 0);
+        fetched.fetch_first(packs.count, to.grad_y + from + i, stage, 1);
+        if (TENSORS > 2) fetched.fetch_first(packs.count, to.grad_summed + from + i, stage, 2);
+        return;
+      }
     }
     const Row tile = Row::at(row, to.rows, to.size, part);
+    const long long at = row * to.size + start;
     fetched.fetch(tile, to.x + at, stage, 0);
     fetched.fetch(tile, to.grad_y + at, stage, 1);
     if (TENSORS > 2) fetched.fetch(tile, to.grad_summed + at, stage, 2);
@@ -141,11 +167,14 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   const auto mean_of = [&](A sum) { return sizeof(T) == 2 ? sum * share : sum / count; };
   A weight_sum[K][W] = {}, bias_sum[K][W] = {};
   const auto differentiate = [&](long long row, int stage) {
+    const Row tile = Row::at(row, to.rows, to.size, part);
     if (!two) of = coming_of;
-    if (!packs.all_whole()) {
+    if constexpr (!VECTORS) {
+      if (!packs.all_whole()) {
 #pragma unroll 1
-      for (int k = 0; k < packs.count; ++k) {
-        if (!packs.is_whole(k)) fetched.settle_pack(columns, stage, k);
+        for (int k = 0; k < packs.count; ++k) {
+          if (!packs.is_whole(k)) fetched.settle_pack(columns, stage, k);
+        }
       }
     }
     const auto pack = [&](int k) {
@@ -165,30 +194,35 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
     }
     if (!to.grad_x) return;
     c = row_sum<CENTRED>(c, sums);
-    if (row >= to.rows) return;
+    if (!VECTORS && row >= to.rows) return;
     const A slope = of.rstd * mean_of(c.first), c2 = mean_of(c.second);
     T* grad_x = to.grad_x + row * to.size + start;
-    const auto words_of = [&](int k, unsigned (&word)[4]) {
+    const auto gradient = [&](int k) {
       const Gradient<CENTRED, T> g = pack(k);
       const Pack<T> more = TENSORS > 2 ? fetched.get(stage, 2, k) : Pack<T>{};
-      round_to_words<T>(word, 0, [&](int e) {
+      return [=](int e) {
         const A grad = g.grad_x(e, slope, c2);
         return TENSORS > 2 ? grad + more[e] : grad;
-      });
+      };
     };
-    unsigned word[4];
+    if constexpr (VECTORS) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (!packs.is_whole(k)) continue;
-      words_of(k, word);
-      store_words(grad_x + columns.index(k, 0), word[0], word[1], word[2], word[3]);
-    }
-    if (packs.all_whole()) return;
+      for (int k = 0; k < K; ++k) store_pack(tile, grad_x, k, gradient(k));
+    } else {
+      unsigned word[4];
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (!packs.is_whole(k)) continue;
+        round_to_words<T>(word, 0, gradient(k));
+        store_words(grad_x + columns.index(k, 0), word[0], word[1], word[2], word[3]);
+      }
+      if (packs.all_whole()) return;
 #pragma unroll 1
-    for (int k = 0; k < packs.count; ++k) {
-      if (packs.is_whole(k)) continue;
-      words_of(k, word);
-      store_words_of(columns, grad_x, k, word);
+      for (int k = 0; k < packs.count; ++k) {
+        if (packs.is_whole(k)) continue;
+        round_to_words<T>(word, 0, gradient(k));
+        store_words_of(columns, grad_x, k, word);
+      }
     }
   };
   each_fetched(first, own, stride, to.rows, two, fetch, differentiate);

@@ -35,7 +35,7 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
   for (int e = threadIdx.x; e < size; e += kSmallRows) {
     parameters[e] = {to.weight ? to_acc(to.weight[e]) : A(1), CENTRED && to.bias ? to_acc(to.bias[e]) : A(0)};
   }
-  const A count = A(size), scale = scale_for<A>(size), unscale = A(1) / scale;
+  const A count = A(size), scale = scale_for<A>(size);
   T *own = x + threadIdx.x * size, *more = residual + threadIdx.x * size, *out = TENSORS > 1 ? more : own;
   for (long long first = blockIdx.x * (long long)kSmallRows; first < to.rows;
        first += gridDim.x * (long long)kSmallRows) {
@@ -57,7 +57,7 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
         const A about = to_acc(own[0]) * scale;
 #pragma unroll 8
         for (int e = 1; e < size; ++e) mean += fma(to_acc(own[e]), scale, -about);
-        mean = (about + mean / count) * unscale;
+        mean = mean_about(about, mean, count, scale);
       }
 #pragma unroll 8
       for (int e = 0; e < size; ++e) {

@@ -11,7 +11,8 @@ struct Larger {
   template <typename A> __device__ __forceinline__ A operator()(A a, A b) const { return fmax(a, b); }
 };
 
-// exp(x - max), as exactly as a result of type O can show.
+// exp(x - max), as exactly as a result of type O can show. The difference comes first: it is exact near the maximum, where a
+// product rounded before would show, and 1 at the maximum itself.
 template <typename O> struct Exponential {
   using A = acc_t<O>;
   A base;
@@ -20,33 +21,7 @@ template <typename O> struct Exponential {
   __device__ __forceinline__ explicit Exponential(A max) : base(max == -infinity<A>() ? A(0) : max) {}
 
   __device__ __forceinline__ A operator()(A x) const { return exp_for<O>(x - base); }
-  __device__ __forceinline__ A log_sum(A sum) const { return log(sum); }
 };
-
-// For half types a power of two: one multiplication and addition, rounded once. The offset is rounded, but the same for
-// all of a row; log_sum() takes that back. Of numbers near the largest of bf16, whose products would overflow, no two are
-// so near each other that a unit so small matters.
-struct PowerOfTwo {
-  float unit, offset, max;
-
-  __device__ __forceinline__ explicit PowerOfTwo(float top)
-      : unit(fabsf(top) < 1e30f ? 1.4426950408889634f : 0x1p-10f), max(top == -infinity<float>() ? 0.f : top) {
-    offset = max * unit;
-  }
-
-  __device__ __forceinline__ float operator()(float x) const {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, unit, -offset)));
-    return y;
-  }
-
-  // log(sum of exp(x - max)), where `sum` is that of these.
-  __device__ __forceinline__ float log_sum(float sum) const {
-    return log(sum) - 0.6931471805599453f * fmaf(max, unit, -offset);
-  }
-};
-template <> struct Exponential<__half> : PowerOfTwo { using PowerOfTwo::PowerOfTwo; };
-template <> struct Exponential<__nv_bfloat16> : PowerOfTwo { using PowerOfTwo::PowerOfTwo; };
 
 // The maximum, and the sum for it.
 template <typename O> struct Online {
@@ -72,6 +47,4 @@ template <typename O> struct Online {
 
   // The sum, for a maximum over more numbers than these.
   __device__ __forceinline__ A sum_for(A top) const { return sum * Exponential<O>(top)(max); }
-
-  __device__ __forceinline__ A log_sum() const { return Exponential<O>(max).log_sum(sum); }
 };

@@ -66,8 +66,9 @@ template <typename O> struct OnlinePacks : Online<O> {
   }
 };
 
-// The same of packs that are held in registers; all threads of the row take part; pads are -inf. packs are left folded: who needs an
-// exponential again computes it again, since to keep it costs registers, and with them the blocks that overlap.
+// The same of packs that are held in registers; all threads of the row take part; pads are -inf. packs are left folded:
+// who needs an exponential again computes it again, since to keep it costs registers, and with them the blocks that
+// overlap.
 template <typename O, typename T, int K, typename Threads>
 __device__ __forceinline__ Pair<acc_t<T>> online_row(Pack<T> (&packs)[K], Threads& threads) {
   using A = acc_t<T>;

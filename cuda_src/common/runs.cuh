@@ -238,26 +238,26 @@ template <typename P, typename T> __device__ __forceinline__ Moments<acc_t<T>> p
   return own.moments(count);
 }
 
-// To the sums of what they are, and times (x - mean), U packs of grad_y.
+// To the sums of what they are, and times (x - about), U packs of grad_y.
 template <typename T, int U, typename A>
 __device__ __forceinline__ void add_products(Pair<A>& sums, const Place (&places)[U], const Pack<T> (&grad_y)[U],
-                                             const Pack<T> (&x)[U], A mean) {
+                                             const Pack<T> (&x)[U], A about) {
   Pair<A> own = {};  // added up apart: in a very long segment the sum so far is large
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    each_there(places[u], [&](A g, A value) { own.first += g, own.second += g * (value - mean); }, grad_y[u], x[u]);
+    each_there(places[u], [&](A g, A value) { own.first += g, own.second += g * (value - about); }, grad_y[u], x[u]);
   }
   sums = sums + own;
 }
 
-// sum(grad_y) and sum(grad_y (x - mean)) of this thread's packs of a part.
+// sum(grad_y) and sum(grad_y (x - about)) of this thread's packs of a part.
 template <typename P, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Pair<A> part_sums(const P& part, const Source<T>& grad_y, const Source<T>& x, A mean) {
+__device__ __forceinline__ Pair<A> part_sums(const P& part, const Source<T>& grad_y, const Source<T>& x, A about) {
   Pair<A> sums = {};
   each_packs(
       part,
       [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[2][P::kAtOnce]) {
-        add_products(sums, places, packs[0], packs[1], mean);
+        add_products(sums, places, packs[0], packs[1], about);
       },
       grad_y, x);
   return sums;

@@ -30,12 +30,12 @@ __device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>
 #pragma unroll
     for (int e = 0; e < W; ++e) exps[e] = exp(packs[0][e]);
     const A sum = reduce_elements<Sum, 1, W>([&](int, int e) { return exps[e]; });
-    const A of_sum = F::of_sum(threads.template over_lanes<Sum>(sum), exp);
+    const A of_sum = F::template of_sum<O>(threads.template over_lanes<Sum>(sum));
     store_pack(tile, y, 0, [&](int e) { return F::template y<O>(exps[e], packs[0][e] - max, of_sum); });
   } else {
     const Pair<A> sums = online_row<O>(packs, threads);
     const Exponential<O> exp(sums.first);
-    const A of_sum = F::of_sum(sums.second, exp);
+    const A of_sum = F::template of_sum<O>(sums.second);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       store_pack(tile, y, k,
@@ -95,6 +95,12 @@ __device__ __forceinline__ void softmax_rows_bwd(const O* __restrict__ grad_y, c
 
 // --- held rows ---
 
+// What the sum over a long row is added in: of fp32 double, once for each pack, else where the terms cancel the rounding of
+// their sums is larger than what is left.
+template <typename O> struct LongSum { using type = acc_t<O>; };
+template <> struct LongSum<float> { using type = double; };
+template <typename O> using long_sum_t = typename LongSum<O>::type;
+
 // Grid, block, shared memory: see each_held(). A row has a block or a cluster.
 template <typename F, int THREADS, typename T, typename O>
 __device__ __forceinline__ void softmax_held(const T* __restrict__ x, O* __restrict__ y, long long rows, long long size,
@@ -111,7 +117,7 @@ __device__ __forceinline__ void softmax_held(const T* __restrict__ x, O* __restr
       [&](long long) { sums = OnlinePacks<O>(); }, [&](const Pack<T>(&some)[1][2]) { sums.add(some[0]); },
       [&] {
         sums.reduce(threads);
-        of_sum = F::of_sum(sums.sum, Exponential<O>(sums.max));
+        of_sum = F::template of_sum<O>(sums.sum);
       },
       [&](const Part<T, THREADS>& part, long long at, int k, const Pack<T>(&some)[1]) {
         const Exponential<O> exp(sums.max);
@@ -125,19 +131,21 @@ template <typename F, int THREADS, typename T, typename O>
 __device__ __forceinline__ void softmax_held_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
                                                  T* __restrict__ grad_x, long long rows, long long size, int packs) {
   using A = acc_t<O>;
-  using Threads = RowThreads<A, true>;
+  using S = long_sum_t<O>;
+  using Threads = RowThreads<S, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
+  S sum = S(0);
   A total = A(0);
   const O* const from[] = {grad_y, y};
   const bool aligned = is_aligned16(grad_y) && is_aligned16(y) && is_aligned16(grad_x);
   each_held<THREADS, 1>(
-      from, HeldRows{rows, size, size, packs, aligned}, from_acc<O>(A(0)), threads, [&](long long) { total = A(0); },
+      from, HeldRows{rows, size, size, packs, aligned}, from_acc<O>(A(0)), threads, [&](long long) { sum = S(0); },
       [&](const Pack<O>(&some)[2][1]) {
-        total +=
+        sum +=
             reduce_elements<Sum, 1, kVecWidth<O>>([&](int k, int e) { return F::term(some[0][k][e], some[1][k][e]); });
       },
-      [&] { total = threads.template reduce<Sum>(total); },
+      [&] { total = A(threads.template reduce<Sum>(sum)); },
       [&](const Part<O, THREADS>& part, long long at, int k, const Pack<O>(&some)[2]) {
         put_held(part, grad_x + at, k, [&](int e) { return F::template grad_x<T>(some[0][e], some[1][e], total); });
       });
@@ -162,7 +170,7 @@ __device__ __forceinline__ void softmax_wide_row(const T* x, O* y, long long row
   }
   const A max = block_reduce<Larger>(mine.max, shared);
   const Exponential<O> exp(max);
-  const A of_sum = F::of_sum(block_reduce<Sum>(mine.sum_for(max), shared), exp);
+  const A of_sum = F::template of_sum<O>(block_reduce<Sum>(mine.sum_for(max), shared));
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, rows, size, c);
     const long long at = c * (long long)Part::capacity();
@@ -188,23 +196,24 @@ __device__ __forceinline__ void softmax_wide(const T* __restrict__ x, O* __restr
 }
 
 // As softmax_wide_row.
-template <typename F, int K, bool VECTORS, typename T, typename O, typename A = acc_t<O>>
+template <typename F, int K, bool VECTORS, typename T, typename O, typename S = long_sum_t<O>>
 __device__ __forceinline__ void softmax_wide_row_bwd(const O* grad_y, const O* y, T* grad_x, long long row,
-                                                     long long rows, long long size, A* shared) {
+                                                     long long rows, long long size, S* shared) {
+  using A = acc_t<O>;
   constexpr int W = kVecWidth<O>;
   using Part = Tile<K, W, VECTORS>;
   const int parts = Part::count(size);
   const O zero = from_acc<O>(A(0));
   Pack<O> grads[K], outputs[K];
-  A total = A(0);
+  S sum = S(0);
   for (int c = 0; c < parts; ++c) {
     const Part part = Part::at(row, rows, size, c);
     const long long at = c * (long long)Part::capacity();
     load_row(part, grad_y + at, zero, grads);
     load_row(part, y + at, zero, outputs);
-    total += reduce_elements<Sum, K, W>([&](int k, int e) { return F::term(grads[k][e], outputs[k][e]); });
+    sum += reduce_elements<Sum, K, W>([&](int k, int e) { return F::term(grads[k][e], outputs[k][e]); });
   }
-  total = block_reduce<Sum>(total, shared);
+  const A total = A(block_reduce<Sum>(sum, shared));
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, rows, size, c);
     const long long at = c * (long long)Part::capacity();
@@ -221,7 +230,7 @@ __device__ __forceinline__ void softmax_wide_row_bwd(const O* grad_y, const O* y
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_wide_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
                                                  T* __restrict__ grad_x, long long rows, long long size) {
-  __shared__ acc_t<O> shared[kWarp];
+  __shared__ long_sum_t<O> shared[kWarp];
   const bool vectors = vectors_fit<kVecWidth<O>>(size, grad_y, y, grad_x);
   for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
     const long long at = row * size;

@@ -99,7 +99,7 @@ __device__ __forceinline__ void softmax_columns(const T* __restrict__ x, O* __re
     for (int v = 0; v < V; ++v) of_sum[v] = mine[v].sum_for(max[v]);
     reduce_columns<Sum>(of_sum, shared);
 #pragma unroll
-    for (int v = 0; v < V; ++v) of_sum[v] = F::of_sum(of_sum[v], Exponential<O>(max[v]));
+    for (int v = 0; v < V; ++v) of_sum[v] = F::template of_sum<O>(of_sum[v]);
 #pragma unroll U
     for (long long r = threadIdx.y; columns.live && r < size; r += blockDim.y) {
       const long long at = columns.start + r * inner;

@@ -12,7 +12,7 @@ template <typename T, bool WIDEN> using out_t = typename Widened<T, WIDEN>::type
 // y(exp, centred, of_sum): of exp(x - max), x - max, and what of_sum() makes of the sum of the first.
 struct Softmax {
   // Wider types divide: the error of a reciprocal is the same in all of a row, and the row no longer sums to 1.
-  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum, const Exponential<O>&) {
+  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum) {
     return sizeof(O) == 2 ? 1 / sum : sum;
   }
   template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O> exp, acc_t<O>, acc_t<O> of_sum) {
@@ -27,9 +27,7 @@ struct Softmax {
 };
 
 struct LogSoftmax {
-  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum, const Exponential<O>& exp) {
-    return exp.log_sum(sum);
-  }
+  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum) { return log(sum); }
   template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O>, acc_t<O> centred, acc_t<O> of_sum) {
     return centred - of_sum;
   }

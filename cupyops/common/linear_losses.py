@@ -7,17 +7,21 @@ In fp32 and fp64 it is added up chunk by chunk: three GEMMs. In a half type that
 eight chunks the error is up to 3 times that of PyTorch's one rounding. So, unless one chunk holds all rows, or all but a
 few, it is made in tiles of classes, each from the gradients of all rows and rounded once. Those of the first rows are
 kept, in the memory of the weight's gradient itself, which has room for as many rows as the input has features, and those
-of the last in what the tiles leave of the scratch; those of the rows between are computed again.
+of the last in what the tiles leave of the scratch; those of the rows between are computed again. So that their logits are
+the same again, both times each tile has a GEMM of its own, of the same sizes, and no part of a sum is rounded in it, as
+cuBLAS may do in a half type.
 
-A GEMM of a half type is fast where all its sizes are multiples of 16 bytes. So the last classes that are not make a GEMM
-of their own, with weights of zero up to the next multiple.
+A GEMM of a half type is fast where all its sizes are multiples of 16 bytes. So there the last classes that are not make
+a GEMM of their own, with weights of zero up to the next multiple.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +44,7 @@ SCRATCH = 240 << 20  # bytes of logits, or of their gradients, at a time
 ROW_STEP = 64  # rows of a chunk are a multiple of it, and the classes of a tile of CLASS_STEP: what suits a GEMM
 CLASS_STEP = 256
 TILE = 2048  # classes of a tile: enough for a GEMM of all rows
-FEW = 8  # a first chunk of so small a part of the rows may be rounded by itself
+FEW = 4  # a first chunk of this part of the rows may be rounded by itself: half as large, it adds half a last place
 HELD = 1 << 14  # bytes of a row from which on a block holds it
 ROW_BLOCK = 1024
 TILE_BLOCK = 256
@@ -95,7 +99,7 @@ class Division(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The classes from `first` on, a multiple of 16 bytes, with zeros up to the next; None: there are none."""
+    """The classes from `first` on, a multiple of 16 bytes, with zeros up to the next; None: no GEMM of their own."""
 
     first: int
     weight: Tensor | None
@@ -108,8 +112,11 @@ def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratc
     stride, elements = ceil_div(classes, width) * width, scratch // dtype.itemsize
     most = max(elements // stride, 1)
     most -= most % ROW_STEP if most > ROW_STEP else 0
-    if rows <= most or (dtype in HALF and rows - most <= rows // FEW):
-        return Division(min(rows, most), stride, stride, True, 0, 0)
+    if rows <= most:
+        return Division(rows, stride, stride, True, 0, 0)
+    if dtype in HALF and rows - most <= rows // FEW:  # no less in the first: the GEMM of a few rows is as slow
+        most -= (most - (rows - rows // FEW)) // ROW_STEP * ROW_STEP
+        return Division(most, stride, stride, True, 0, 0)
     if dtype not in HALF:
         return Division(_even(rows, most, ROW_STEP), stride, stride, True, 0, 0)
     tile = ceil_div(_even(stride, min(elements // rows, TILE), CLASS_STEP), width) * width
@@ -153,8 +160,32 @@ def compute(given: Given, each: Tensor, scale: Scale, wanted: int) -> Gradients:
             if one is not None:
                 one.zero_()
         return gradients
-    Work(given, each, scale, gradients).run()
+    work = Work(given, each, scale, gradients)
+    if work.tiled:
+        with _whole_sums(x.dtype):
+            work.run()
+    else:
+        work.run()
     return gradients
+
+
+_flags = threading.Lock()
+
+
+@contextmanager
+def _whole_sums(dtype: torch.dtype) -> Iterator[None]:
+    """No GEMM asked for here adds parts of a sum in a half type. One thread at a time, as PyTorch has but one flag."""
+    of, name = torch.backends.cuda.matmul, "fp16" if dtype is torch.float16 else "bf16"
+    flag = f"allow_{name}_reduced_precision_reduction"
+    with _flags:
+        if not getattr(of, flag):
+            yield
+            return
+        setattr(of, flag, False)
+        try:
+            yield
+        finally:
+            setattr(of, flag, True)
 
 
 class Work:
@@ -176,6 +207,7 @@ class Work:
         self.tensors = given.target, given.class_weight, scale.factors, each, self.stats
         self.options = given.options(scale.step)
         self.tail = _tail(given)
+        self.twice: list[tuple[int, int]] = []  # rows whose logits are computed with the losses, and for each tile
 
     def run(self) -> None:
         """First the rows that are computed twice, as the memory of the weight's gradient is free for them."""
@@ -184,8 +216,10 @@ class Work:
         if self.kept and grad_weight is not None and grad_weight.numel() > room.numel():
             room = grad_weight.view(-1)
             most = _even(max(between - self.kept, 1), room.numel() // self.division.stride, ROW_STEP)
-        for begin, end in _parts(self.kept, between, most):
-            self.chunk(begin, end, room)
+        parts = list(_parts(self.kept, between, most))
+        self.twice = parts if self.tiled else []
+        for begin, end in parts:
+            self.chunk(begin, end, room, again=self.tiled)
         for begin, end in _parts(0, self.kept, _even(self.kept, self.division.rows, ROW_STEP)):
             self.keep(begin, end, self.chunk(begin, end, self.scratch))
         if self.stored:
@@ -193,11 +227,17 @@ class Work:
         for first in range(0, self.classes if self.tiled else 0, self.division.classes):
             self.tile(first, min(first + self.division.classes, self.classes))
 
-    def chunk(self, begin: int, end: int, room: Tensor) -> Tensor:
-        """The losses of rows, the input's gradient and, where it can be added up, the weight's. Gives the logits'."""
+    def chunk(self, begin: int, end: int, room: Tensor, again: bool = False) -> Tensor:
+        """The losses of rows, the input's gradient and, where it can be added up, the weight's. Gives the logits'.
+
+        again: the logits will be computed once more, tile by tile.
+        """
         given, gradients, stride, dtype = self.given, self.gradients, self.division.stride, self.given.x.dtype
         d = room[: (end - begin) * stride].view(end - begin, stride)
-        self.logits(begin, end, 0, self.classes, d)
+        width = self.division.classes if again else stride
+        for first in range(0, self.classes, width):
+            last = min(first + width, self.classes)
+            self.logits(begin, end, first, last, d[:, first : first + min(width, stride - first)])
         wanted = int(gradients != (None, None, None))
         size, device = self.classes * dtype.itemsize, d.device
         plan = None
@@ -233,8 +273,8 @@ class Work:
         gradients, width, dtype = self.gradients, self.division.classes, self.given.x.dtype
         stride, between = min(width, self.division.stride - first), self.rows - self.stored
         tile = self.scratch[: self.rows * stride].view(self.rows, stride)
-        if self.kept < between:
-            self.logits(self.kept, between, first, last, tile[self.kept : between])
+        for begin, end in self.twice:
+            self.logits(begin, end, first, last, tile[begin:end])
         kept = None if gradients.weight is None else gradients.weight[first:]
         target, class_weight, factors, _, stats = self.tensors
         where = self.kept, between, self.rows, first, last - first, stride, self.division.stride
@@ -279,7 +319,7 @@ def _tail(given: Given) -> Tail:
     classes, features = weight.shape
     width = 16 // weight.element_size()
     first = classes // width * width
-    if first == classes:
+    if first == classes or weight.dtype not in HALF:
         return Tail(classes, None, None)
     padded = weight.new_zeros(width, features)
     padded[: classes - first] = weight[first:]

@@ -20,8 +20,7 @@ from .segments import is_aligned
 SMALL_ROWS = 256  # of a block, and its threads, that take a row each
 SMALL_BYTES = 128  # of a row, at most, that a thread takes
 CENTRED_THREADS = 640  # of a row of a half type in layer_norm by vectors: see its kernel
-AHEAD_THREADS = 768  # of a block of forward that reads ahead into registers: kAheadThreads
-AHEAD_RESIDENT = 800  # threads of a multiprocessor that its registers allow
+FORWARD_RESIDENT = 1024  # threads of a multiprocessor that forward's registers allow
 FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
 FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
 _ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward take several rows
@@ -105,14 +104,6 @@ def _wave(plan: Plan, rows: int, vectors: bool, resident: int, itemsize: int, de
     return -(-max(1, min(ceil_div(rows, plan.block[1]), wave)) // period) * period
 
 
-def _of_clusters(size: int, itemsize: int, most: int, device: torch.device) -> Plan:
-    """For rows that a block does not hold; without packs if a cluster of blocks of `most` threads does not either."""
-    among = clusters.share(size, itemsize) if clusters.exist(device) else None
-    if among is None or among.threads > most:
-        return Plan()
-    return Plan(clusters.PACKS, 0, (among.threads, 1), cluster=among.blocks)
-
-
 # --- forward ---
 
 
@@ -146,18 +137,14 @@ def _forward_plan(
         return Plan(0, grid(rows, SMALL_ROWS), (SMALL_ROWS, 1), shared, small=True)
     fetched = not centred and (vectors or tensors > 1)  # see norm_rows
     each = 16 * tensors if fetched else 0 if vectors else 32  # bytes of shared memory for a pack of a row
-    ahead = not vectors and not fetched  # see norm_rows
-    most = CENTRED_THREADS if vectors and centred and itemsize == 2 else AHEAD_THREADS if ahead else WIDEST
+    most = CENTRED_THREADS if vectors and centred and itemsize == 2 else WIDEST
     division = share(size, itemsize, min(most, (room - _RESERVED) // (each * PACKS[-1]) // 32 * 32) if each else most)
-    plan = Plan(division.packs, 0, division.block) if division.packs else Plan()
-    if ahead and not plan.packs:
-        plan = _of_clusters(size, itemsize, most, device)
-    if not plan.packs:
-        return plan
-    packs = plan.packs * math.prod(plan.block)
-    plan = plan._replace(shared=each * packs, stages=1)
-    if ahead:
-        return plan._replace(groups=_wave(plan, rows, vectors, AHEAD_RESIDENT, itemsize, device))
+    if not division.packs:
+        return Plan()
+    packs = division.packs * division.threads * division.rows
+    plan = Plan(division.packs, 0, division.block, each * packs, 1)
+    if not vectors and not fetched:
+        return plan._replace(groups=_wave(plan, rows, vectors, FORWARD_RESIDENT, itemsize, device))
     many = rows >= FORWARD_ROWS * _ENOUGH_BLOCKS * sms * division.rows
     if fetched and many and division.threads >= FORWARD_AHEAD:
         stages = 2 if 2 * each * packs <= room - _RESERVED else 1
@@ -229,10 +216,11 @@ def _backward_plan(
     room -= _RESERVED
     division = share(size, itemsize, min(BACKWARD_THREADS, room // (least * PACKS[-1]) // 32 * 32), 256)
     plan = Plan(division.packs, 0, division.block)
-    if not division.packs:
-        plan = _of_clusters(size, itemsize, BACKWARD_THREADS, device)
-        if not plan.packs:
-            return plan
+    if not division.packs:  # a cluster may hold what a block does not
+        among = clusters.share(size, itemsize) if clusters.exist(device) else None
+        if among is None or among.threads > BACKWARD_THREADS:
+            return Plan()
+        plan = Plan(clusters.PACKS, 0, (among.threads, 1), cluster=among.blocks)
     packs = plan.packs * math.prod(plan.block)
     stages = 2 if packs * (least + 16 * tensors) <= room else 1
     plan = plan._replace(shared=packs * (least + 16 * tensors * (stages - 1)), stages=stages)

@@ -19,7 +19,9 @@ THREADS = 256  # of a block, at most
 BLOCKS = 132 * 16  # into which a launch is cut, whatever the GPU: the same bits on all
 PACKS = 4  # that a thread has under way
 FINISHERS = (8, 32)  # the block of a kernel that combines parts
-COLUMN_PARTS = 132 * 2  # blocks of a pass whose parts are combined
+COLUMN_BLOCKS = {True: 132 * 3, False: 132 * 5}  # of a pass over columns, which all find room: for whole packs, else
+COLUMN_WAVES = 4  # of them, where there are more tiles than that
+COLUMN_ALONG = {True: 32, False: 128}  # threads along the columns of a tile, at most
 CLUSTER = 8  # blocks of a cluster, at most
 CLUSTER_THREADS = 256
 CLUSTER_PACKS = 1024  # of a block, where the cluster may still grow
@@ -28,10 +30,8 @@ CLUSTER_ROOM = 55 << 10  # bytes of shared memory of a block: four to a multipro
 LARGE_CLUSTER_PACKS = 8192  # of a block, beyond which it has twice the threads and the room
 FEWEST = 64  # blocks that are worth while
 CLUSTER_ROWS = 8192
-FORWARD_TILE_BLOCKS = 132 * 4  # of clusters, beyond which two passes are faster
-BACKWARD_TILE_BLOCKS = 1 << 20
-CLUSTER_ALONG = 8  # threads along the columns of a cluster's tile
-CLUSTER_COLUMN_THREADS = 256
+TILE_BLOCKS = 132 * 2  # of clusters, beyond which two passes are faster
+CLUSTER_ALONG = 8  # packs along the columns of a cluster's tile
 MOST_PACKS = (1 << 31) - THREADS * PACKS  # of a segment: counted in 32 bits, a step beyond the last included
 
 
@@ -51,6 +51,7 @@ class Columns(NamedTuple):
 
     grid: tuple[int, int]
     block: tuple[int, int]
+    whole: bool  # every row is whole packs
 
     @property
     def parts(self) -> int:
@@ -112,30 +113,33 @@ def _whole(size: int, itemsize: int, aligned: bool) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def columns(rows: int, size: int, itemsize: int, aligned: bool, blocks: int) -> Columns:
-    """Columns of `rows` by `size` elements, in about so many blocks."""
-    whole = aligned and size * itemsize % 16 == 0
-    packs = ceil_div(size * itemsize, 16) + (not whole)
-    along = min(32, max(1 << (packs - 1).bit_length(), 1 if whole else 2))
-    tiles = ceil_div(size * itemsize, 16 * (along - (not whole)))
-    across = THREADS // along
-    parts = max(1, min(ceil_div(blocks, tiles), rows // (across * PACKS), 65535))
-    return Columns((tiles, parts), (along, across))
+def columns(rows: int, size: int, itemsize: int, aligned: bool) -> Columns:
+    """Columns of `rows` by `size` elements; `aligned`: every tensor begins at 16 bytes.
+
+    One launch for all passes: a thread then goes from the end where it was last, which is still in cache.
+    """
+    whole = _whole(size, itemsize, aligned)
+    pieces = size * itemsize // 16 if whole else size
+    along = min(COLUMN_ALONG[whole], 1 << (pieces - 1).bit_length())
+    tiles, across, blocks = ceil_div(pieces, along), THREADS // along, COLUMN_BLOCKS[whole]
+    most = blocks // tiles or ceil_div(COLUMN_WAVES * blocks, tiles)
+    parts = max(1, min(most, rows // (across * PACKS), 65535))
+    return Columns((tiles, parts), (along, across), whole)
 
 
 @functools.lru_cache(maxsize=4096)
-def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: int, most_blocks: int) -> Columns | None:
+def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: int) -> Columns | None:
     """The same where a tile is a cluster's, of `most` blocks at most, which read it twice; None: too many rows or blocks."""
     if rows > CLUSTER_ROWS * most // CLUSTER:
         return None
-    tiles = ceil_div(size * itemsize, 16 * (CLUSTER_ALONG - (not (aligned and size * itemsize % 16 == 0))))
-    across = CLUSTER_COLUMN_THREADS // CLUSTER_ALONG
+    whole = _whole(size, itemsize, aligned)
+    wide = CLUSTER_ALONG * 16 // itemsize
+    tiles, along = ceil_div(size, wide), CLUSTER_ALONG if whole else wide
+    across = THREADS // along
     blocks = 1
     while blocks < most and rows > blocks * across * 2:
         blocks *= 2
-    if tiles * blocks > most_blocks:
-        return None
-    return Columns((tiles, blocks), (CLUSTER_ALONG, across))
+    return Columns((tiles, blocks), (along, across), whole) if tiles * blocks <= TILE_BLOCKS else None
 
 
 def is_aligned(tensor: Tensor) -> bool:

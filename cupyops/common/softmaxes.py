@@ -16,7 +16,6 @@ from .rows import PACKS, WIDEST, grid, is_symbolic, share, split
 
 _BOTH = (False, True)
 _WIDEST = WIDEST  # threads of one block that hold a row in registers
-_HELD = 1 << 15, 1 << 16  # bytes of a row, forward and backward, from which on shared memory is better than registers
 _WIDE_THREADS = 512, 1024  # of a block that reads rows twice: two blocks on a multiprocessor, or one
 _VERY_WIDE = 192 * 1024  # bytes of a row from which on one is better, since what it reads again is still in L2
 _ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
@@ -68,14 +67,13 @@ def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
         launch(*tensors, outer, size, inner, VECTORS=vectors, **template)
         return
     itemsize, device = tensors[0].element_size(), tensors[0].device
-    read, plan = len(tensors) - 1, None
-    if size * itemsize > _HELD[read - 1]:
-        plan = held.plan(size, itemsize, read, device, held.clusters(device))
     division = share(size, itemsize, _WIDEST)
+    if division.packs:
+        kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
+        return
+    plan = held.plan(size, itemsize, len(tensors) - 1, device, held.clusters(device))
     if plan is not None:
         plan.launch(kernels.held, outer)(*tensors, outer, size, plan.packs, THREADS=plan.threads, **template)
-    elif division.packs:
-        kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
     else:
         kernels.wide[grid(outer), _WIDE_THREADS[size * itemsize >= _VERY_WIDE]](*tensors, outer, size, **template)
 

@@ -22,13 +22,23 @@ batch_norm_bwd_sums = Kernel("batch_norm.cu", "batch_norm_bwd_sums<T, WHOLE>", T
 batch_norm_bwd = Kernel("batch_norm.cu", "batch_norm_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
 batch_norm_bwd_cluster = Kernel("batch_norm.cu", "batch_norm_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
 batch_norm_bwd_finish = Kernel("batch_norm.cu", "batch_norm_bwd_finish<T>", T=FLOATING)
-batch_norm_columns_moments = Kernel("batch_norm.cu", "batch_norm_columns_moments<T>", T=FLOATING)
+batch_norm_columns_moments = Kernel("batch_norm.cu", "batch_norm_columns_moments<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
 batch_norm_columns_finish = Kernel("batch_norm.cu", "batch_norm_columns_finish<T>", T=FLOATING)
-batch_norm_columns_fwd = Kernel("batch_norm.cu", "batch_norm_columns_fwd<T>", T=FLOATING)
-batch_norm_columns_fwd_cluster = Kernel("batch_norm.cu", "batch_norm_columns_fwd_cluster<T>", T=FLOATING)
-batch_norm_columns_bwd_sums = Kernel("batch_norm.cu", "batch_norm_columns_bwd_sums<T>", T=FLOATING)
-batch_norm_columns_bwd = Kernel("batch_norm.cu", "batch_norm_columns_bwd<T>", T=FLOATING)
-batch_norm_columns_bwd_cluster = Kernel("batch_norm.cu", "batch_norm_columns_bwd_cluster<T>", T=FLOATING)
+batch_norm_columns_fwd = Kernel("batch_norm.cu", "batch_norm_columns_fwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_columns_fwd_cluster = Kernel(
+    "batch_norm.cu", "batch_norm_columns_fwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
+)
+batch_norm_columns_bwd_sums = Kernel(
+    "batch_norm.cu",
+    "batch_norm_columns_bwd_sums<T, WHOLE, TRAINING>",
+    T=FLOATING,
+    WHOLE=WHOLE,
+    TRAINING=(False, True),
+)
+batch_norm_columns_bwd = Kernel("batch_norm.cu", "batch_norm_columns_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_columns_bwd_cluster = Kernel(
+    "batch_norm.cu", "batch_norm_columns_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
+)
 
 INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}  # by the size of an element: shorter than those that reduce
 SMALL_PLANE = 256  # elements
@@ -78,12 +88,12 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
 
 def _forward_columns(x, weight, bias, y, kept, matrix, options):
     (mean, rstd, *_), (wide, _, eps), (rows, size, pixels) = kept, options, matrix
-    if plan := _column_cluster(x, *matrix, segments.FORWARD_TILE_BLOCKS):
+    if plan := _column_cluster(matrix, x, y):
         launch = batch_norm_columns_fwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
-        return launch(x, weight, bias, y, *kept, rows, size, *options, T=x.dtype)
-    plan = _columns(x, rows, size, segments.COLUMN_PARTS)
+        return launch(x, weight, bias, y, *kept, rows, size, *options, T=x.dtype, WHOLE=plan.whole)
+    plan = _columns(matrix, x, y)
     parts = x.new_empty(plan.parts * size * 2, dtype=mean.dtype)
-    batch_norm_columns_moments[plan.grid, plan.block](x, parts, rows, size, T=x.dtype)
+    batch_norm_columns_moments[plan.grid, plan.block](x, parts, rows, size, T=x.dtype, WHOLE=plan.whole)
     channels = x.shape[1]
     finish = batch_norm_columns_finish[ceil_div(channels, FINISHERS[0]), FINISHERS]
     finish(parts, *kept, rows, channels, pixels, plan.parts, *options, T=x.dtype)
@@ -91,8 +101,9 @@ def _forward_columns(x, weight, bias, y, kept, matrix, options):
 
 
 def _normalise_columns(x, weight, bias, y, statistics, matrix, wide, eps):
-    plan = _columns(y, *matrix[:2], segments.BLOCKS)
-    batch_norm_columns_fwd[plan.grid, plan.block](x, weight, bias, y, *statistics, *matrix, wide, eps, T=x.dtype)
+    plan = _columns(matrix, x, y)
+    launch = batch_norm_columns_fwd[plan.grid, plan.block]
+    launch(x, weight, bias, y, *statistics, *matrix, wide, eps, T=x.dtype, WHOLE=plan.whole)
 
 
 @_batch_norm.backward
@@ -176,28 +187,32 @@ def _backward(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, wid
         launch = batch_norm_bwd[plan.grid, plan.block]
         launch(grad_y, x, weight, *statistics[:2], parts, *results, plan.packed, wide, T=x.dtype, WHOLE=plan.whole)
     elif parts is not None:
-        _finish(parts, None, grad_weight, grad_bias, x.shape[1], 1, plan.parts, (2, 2 * plan.parts, 1), wide, x.dtype)
+        steps = 2, 2 * plan.parts, 1
+        _finish(x, parts, (None, None, None, None), grad_weight, grad_bias, 1, plan.parts, steps, wide)
 
 
 def _backward_columns(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, matrix, wide, eps, training):
     rows, size, pixels = matrix
-    if training and (plan := _column_cluster(x, *matrix, segments.BACKWARD_TILE_BLOCKS)):
+    tensors = (x, grad_y) if grad_x is None else (x, grad_y, grad_x)
+    if training and (plan := _column_cluster(matrix, *tensors)):
         launch = batch_norm_columns_bwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
         given = (grad_y, x, weight, *statistics[:2], grad_x, grad_weight, grad_bias, rows, size, wide)
-        return launch(*given, T=x.dtype)
-    plan = _columns(x, rows, size, segments.COLUMN_PARTS)
+        return launch(*given, T=x.dtype, WHOLE=plan.whole)
+    plan = _columns(matrix, *tensors)
     at_once, parts = _first_results(x, grad_x, grad_weight, grad_bias, training, plan.parts * size * 2)
     launch = batch_norm_columns_bwd_sums[plan.grid, plan.block]
-    launch(grad_y, x, weight, *statistics, at_once, parts, *matrix, wide, eps, T=x.dtype)
+    given = (grad_y, x, weight, *statistics, at_once, parts, *matrix, wide, eps)
+    launch(*given, T=x.dtype, WHOLE=plan.whole, TRAINING=training)
     if parts is None:
         return
     last = training and grad_x is not None
-    sums = parts.new_empty(x.shape[1], 2) if last else None
-    _finish(parts, sums, grad_weight, grad_bias, x.shape[1], pixels, plan.parts, (2 * size, 1, size), wide, x.dtype)
+    of = parts.new_empty(x.shape[1], 4) if last else None
+    _finish(
+        x, parts, (weight, *statistics[:2], of), grad_weight, grad_bias, pixels, plan.parts, (2 * size, 1, size), wide
+    )
     if last:
-        plan = _columns(grad_x, rows, size, segments.BLOCKS)
         launch = batch_norm_columns_bwd[plan.grid, plan.block]
-        launch(grad_y, x, weight, *statistics[:2], sums, grad_x, *matrix, wide, T=x.dtype)
+        launch(grad_y, x, of, grad_x, *matrix, T=x.dtype, WHOLE=plan.whole)
 
 
 def _first_results(x, grad_x, grad_weight, grad_bias, training, parts):
@@ -206,9 +221,11 @@ def _first_results(x, grad_x, grad_weight, grad_bias, training, parts):
     return None if training else grad_x, x.new_empty(parts, dtype=accumulator(x.dtype)) if summed else None
 
 
-def _finish(parts, sums, grad_weight, grad_bias, channels, pixels, count, steps, wide, dtype):
+def _finish(x, parts, given, grad_weight, grad_bias, pixels, count, steps, wide):
+    channels = x.shape[1]
+    sizes = (channels, x.numel() // channels, pixels, count)
     launch = batch_norm_bwd_finish[ceil_div(channels, FINISHERS[0]), FINISHERS]
-    launch(parts, sums, grad_weight, grad_bias, channels, pixels, count, *steps, wide, T=dtype)
+    launch(parts, *given, grad_weight, grad_bias, *sizes, *steps, wide, T=x.dtype)
 
 
 @_batch_norm.interface
@@ -304,14 +321,15 @@ def _matrix(x: Tensor) -> tuple[int, int, int] | None:
     return None
 
 
-def _columns(like: Tensor, rows: int, size: int, blocks: int) -> segments.Columns:
-    return segments.columns(rows, size, like.element_size(), is_aligned(like), blocks)
+def _columns(matrix: tuple[int, int, int], *tensors: Tensor) -> segments.Columns:
+    return segments.columns(*matrix[:2], tensors[0].element_size(), _aligned(*tensors))
 
 
-def _column_cluster(x: Tensor, rows: int, size: int, pixels: int, most_blocks: int) -> segments.Columns | None:
+def _column_cluster(matrix: tuple[int, int, int], x: Tensor, *others: Tensor) -> segments.Columns | None:
+    rows, size, pixels = matrix
     if pixels > 1:
         return None
-    return segments.cluster_columns(rows, size, x.element_size(), is_aligned(x), _most_blocks(x), most_blocks)
+    return segments.cluster_columns(rows, size, x.element_size(), _aligned(x, *others), _most_blocks(x))
 
 
 def _runs(x: Tensor, *others: Tensor, blocks: int = segments.BLOCKS) -> segments.Runs:

@@ -20,18 +20,21 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import suggested_format
 from ..operator import operator
 
-MOST_HELD = {True: ((1, 128), (2, 256), (4, 1024), (8, 2048)), False: ((1, 128), (2, 256), (4, 2048))}
-HELD: dict[str, Any] = {
-    "T": FLOATING,
-    "K": (1, 2, 4, 8),
-    "WHOLE": (False, True),
-    "where": lambda T, K, WHOLE: WHOLE or K < 8,
-}
+EIGHT = ((1, 128), (2, 256), (4, 1024), (8, 2048))  # packs of a thread, and of a block with those at most
+FOUR = ((1, 128), (2, 256), (4, 2048))
+HELD: dict[str, Any] = {"T": FLOATING, "K": (1, 2, 4, 8), "WHOLE": (False, True)}
 
-group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K, WHOLE>", **HELD)
+group_norm_fwd = Kernel(
+    "group_norm.cu", "group_norm_fwd<T, K, WHOLE>", **HELD, where=lambda T, K, WHOLE: WHOLE or K < 8
+)
 group_norm_moments = Kernel("group_norm.cu", "group_norm_moments<T>", T=FLOATING)
 group_norm_fwd_wide = Kernel("group_norm.cu", "group_norm_fwd_wide<T>", T=FLOATING)
-group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K, WHOLE>", **HELD)
+group_norm_bwd = Kernel(
+    "group_norm.cu",
+    "group_norm_bwd<T, K, WHOLE>",
+    **HELD,
+    where=lambda T, K, WHOLE: WHOLE or K < 8 or T is not torch.float64,
+)
 group_norm_bwd_sums = Kernel("group_norm.cu", "group_norm_bwd_sums<T>", T=FLOATING)
 group_norm_bwd_wide = Kernel("group_norm.cu", "group_norm_bwd_wide<T>", T=FLOATING)
 group_norm_bwd_parameters = Kernel("group_norm.cu", "group_norm_bwd_parameters<T>", T=FLOATING)
@@ -109,7 +112,7 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     rows, size, itemsize = images * num_groups, channels // num_groups * pixels, x.element_size()
     division = _groups(num_groups, channels // num_groups, pixels)
     whole = aligned and pixels * itemsize % 16 == 0
-    held = pixels * itemsize >= 16 and _held(rows, size, itemsize, aligned, whole, clusters.exist(x.device))
+    held = pixels * itemsize >= 16 and _held(rows, size, itemsize, aligned, whole, clusters.exist(x.device), True)
     if held:
         sums = x.new_empty(images * channels * held.blocks * 2, dtype=saved[0].dtype)
         pairs = held.packs * held.block[0] * held.block[1] * (1 if whole else 2)
@@ -208,7 +211,9 @@ class Held(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _held(rows: int, size: int, itemsize: int, aligned: bool, whole: bool, in_clusters: bool) -> Held | None:
+def _held(
+    rows: int, size: int, itemsize: int, aligned: bool, whole: bool, in_clusters: bool, backward: bool = False
+) -> Held | None:
     """None: a group is too long, or there are so few that more blocks are to share each."""
     total = segments.packs_of(size, itemsize, aligned)
     if total <= 32:
@@ -222,7 +227,8 @@ def _held(rows: int, size: int, itemsize: int, aligned: bool, whole: bool, in_cl
     while blocks < segments.CLUSTER and in_clusters and total > blocks * PREFERRED // fewer:
         blocks *= 2
     each = ceil_div(total, blocks)
-    packs = next((k for k, most in MOST_HELD[whole] if each <= (most // fewer if k == 4 else most)), 0)
+    table = EIGHT if whole or (backward and itemsize < 8) else FOUR
+    packs = next((k for k, most in table if each <= (most // fewer if table is FOUR and k == 4 else most)), 0)
     if not packs or (rows * blocks < FEWEST and total > 4 * PREFERRED):
         return None
     return Held(packs, (ceil_div(each, 32 * packs) * 32, 1), blocks, rows * blocks)

@@ -125,6 +125,7 @@ def test_what_cannot_be_captured_is_named():
     fast(x)
     with pytest.raises(cupyops.LaunchError, match=r"test_graph.py:\d+: `return x \* x.sum\(\).item\(\)`"):
         fast(x)
+    assert torch.rand(3, device="cuda").isfinite().all(), "random numbers outside of a graph go on"
 
 
 @pytest.mark.gpu

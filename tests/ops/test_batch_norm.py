@@ -56,7 +56,9 @@ class TestBatchNorm(OperatorContract):
         )  # a cluster, or several blocks
         yield Sample(make(3, 1, 2900 * width), None, None, make(1), make(1), **IN_TRAINING)  # several blocks
         yield Sample(make(3, 1, 2900 * width + 1), None, None, make(1), make(1), **IN_TRAINING)
-        yield Sample(make(17, 2, 5), None, None, make(2), make(2), **IN_TRAINING)  # small planes
+        yield Sample(make(17, 3, 5), None, None, make(3), make(3), **IN_TRAINING)  # small planes
+        yield Sample(make(17, 8, 3), None, None, make(8), make(8), **IN_TRAINING)  # of whole packs together
+        yield Sample(make(6, 8), *running(make, 8), make(8), make(8))
         yield Sample(make(5, 600), None, None, make(600), make(600), **IN_TRAINING)
         yield Sample(make(90, 8), None, None, make(8), make(8), **IN_TRAINING)
         if make.device.type == "cpu":  # PyTorch's CUDA kernels refuse a bias alone
@@ -101,7 +103,7 @@ def tensors(shape, dtype, parameters, device="cpu", shift=0.0):
 
 
 NAMES = ("y", "grad_x", "grad_weight", "grad_bias", "running_mean", "running_var")
-SHAPES = [(4, 3, 5, 7), (2, 2, 2500), (17, 2, 5), (9, 5), (70, 16)]  # for the forms of the kernels
+SHAPES = [(4, 3, 5, 7), (2, 2, 2500), (17, 2, 5), (18, 8, 3), (9, 5), (70, 16)]  # for the forms of the kernels
 
 
 def compare(args, **options):

@@ -1,13 +1,10 @@
-import sys
-
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample, assert_as_good_as_torch
 from torch.nn import functional as F
 
 import cupyops
-
-MODULE = sys.modules["cupyops.common.linear_losses"]
+from cupyops.common import linear_losses as MODULE
 
 
 def both(
@@ -100,7 +97,7 @@ def compare(call, grad=None, **options):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1500, 4000])
+@pytest.mark.parametrize("size", [500, 700, 1200, 1500, 4000])
 def test_parts(dtype, size, scratch):
     """Several chunks of rows and tiles of classes: every gradient as exact as PyTorch's one product."""
     scratch(size)
@@ -115,6 +112,43 @@ def test_parts(dtype, size, scratch):
 def test_parts_on_a_gpu(dtype, scratch):
     scratch(1 << 20)
     compare(make_call(dtype, "cuda", 700, 264, 5003))
+
+
+@pytest.mark.parametrize("dtype", MODULE.HALF)
+def test_logits_that_are_rounded_otherwise_the_second_time(dtype, scratch, monkeypatch):
+    """The product of a tile is another than that of a chunk: what it rounds otherwise is no more than a rounding."""
+    scratch(1 << 20)
+    affine, tile, otherwise = MODULE._affine, MODULE.Work.tile, []
+
+    def of_tile(self, first, last):
+        otherwise.append(True)
+        tile(self, first, last)
+        otherwise.pop()
+
+    def rounded_otherwise(x, weight, bias, out):
+        affine(x, weight, bias, out)
+        if otherwise:
+            exact = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+            out.copy_(exact * (1 + torch.finfo(dtype).eps * (torch.rand_like(exact) - 0.5) / 16))
+
+    monkeypatch.setattr(MODULE.Work, "tile", of_tile)
+    monkeypatch.setattr(MODULE, "_affine", rounded_otherwise)
+    with cupyops.simulate(check=False):
+        compare(make_call(dtype, "cpu", 700, 264, 5003))
+
+
+def test_sums_are_whole_where_logits_are_computed_twice(scratch, monkeypatch):
+    """And the flag is afterwards as it was."""
+    flags, found = torch.backends.cuda.matmul, []
+    run = MODULE.Work.run
+    note = lambda self: (found.append(flags.allow_bf16_reduced_precision_reduction), run(self))
+    monkeypatch.setattr(MODULE.Work, "run", note)
+    for size in (700, 1 << 20):
+        scratch(size)
+        with cupyops.simulate():
+            results(cupyops.fused_linear_cross_entropy, make_call(torch.bfloat16))
+        assert flags.allow_bf16_reduced_precision_reduction
+    assert found == [False, True]
 
 
 def test_tiles_use_rows_that_were_kept(scratch):
@@ -135,6 +169,7 @@ def test_tiles_use_rows_that_were_kept(scratch):
     ("rows", "features", "classes", "dtype"),
     [
         (8192, 4096, 128256, torch.bfloat16),
+        (4096, 4096, 32000, torch.bfloat16),
         (16384, 2048, 50257, torch.float16),
         (4096, 4096, 32000, torch.float32),
         (1, 8, 3, torch.float64),

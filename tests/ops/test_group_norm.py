@@ -40,6 +40,9 @@ class TestGroupNorm(OperatorContract):
         yield Sample(make(40, 6, 1), 3, make(6), make(6))  # planes of one element
         yield Sample(make(1, 2, 1024 * width + 1), 1, make(2), make(2))  # a cluster
         yield Sample(make(1, 2, 4200 * width), 1, make(2), make(2))  # several blocks
+        yield Sample(make(1, 2, 260 * width), 2, make(2), make(2))  # a block has one channel
+        yield Sample(make(1, 2, 1100 * width), 1, make(2), make(2))  # the second block of a cluster has
+        yield Sample(make(1, 2, 513 * width + 1), 1, make(2), make(2))  # eight in a thread, backward
         yield Sample(make(0, 4, 3), 2, make(4), make(4))
 
     def small_samples(self, make: Make):

@@ -239,11 +239,11 @@ def test_rows_that_are_nearly_constant(size):
     assert ((y - truth).abs() <= rounding + 8 * torch.finfo(torch.float32).eps * truth.abs()).all()
 
 
-# packs of one warp, a block, a row that is read twice, a cluster
+# packs of one warp, a block, a row that is read twice, in backward a cluster
 @pytest.mark.parametrize(("size", "arch"), [(69, "sm_80"), (1031, "sm_80"), (32773, "sm_80"), (16389, "sm_90")])
 @pytest.mark.parametrize("offset", [0, 1])
 def test_several_rows_of_a_block(monkeypatch, size, arch, offset):
-    """On a small GPU blocks of rows off 16-byte boundaries take several: one is read while another is reduced."""
+    """On a small GPU blocks of rows off 16-byte boundaries take several; in backward one is read while another is reduced."""
     monkeypatch.setattr(norms, "card", lambda device: (1, 101376))
     plans = norms._forward_plan, norms._backward_plan
     for plan in plans:
