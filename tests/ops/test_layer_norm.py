@@ -243,7 +243,7 @@ def test_rows_that_are_nearly_constant(size):
 @pytest.mark.parametrize(("size", "arch"), [(69, "sm_80"), (1031, "sm_80"), (32773, "sm_80"), (16389, "sm_90")])
 @pytest.mark.parametrize("offset", [0, 1])
 def test_several_rows_of_a_block(monkeypatch, size, arch, offset):
-    """On a small GPU blocks of rows off 16-byte boundaries take several; in backward one is read while another is reduced."""
+    """On a small GPU blocks of rows off 16-byte boundaries take several; backward reads one while it reduces another."""
     monkeypatch.setattr(norms, "card", lambda device: (1, 101376))
     plans = norms._forward_plan, norms._backward_plan
     for plan in plans:

@@ -157,9 +157,10 @@ def test_rows_read_ahead(monkeypatch, size):
     assert (single, double) == (1, 2) and torch.equal(ahead, one_by_one)
 
 
-@pytest.mark.parametrize(("size", "arch"), [(69, "sm_80"), (1031, "sm_80"), (16389, "sm_90")])  # the last's backward by clusters
+# packs of one warp, a block, in backward a cluster
+@pytest.mark.parametrize(("size", "arch"), [(69, "sm_80"), (1031, "sm_80"), (16389, "sm_90")])
 def test_several_rows_of_a_block(monkeypatch, size, arch):
-    """On a small GPU blocks of rows off 16-byte boundaries take several; in backward one is read while another is reduced."""
+    """On a small GPU blocks of rows off 16-byte boundaries take several; backward reads one while it reduces another."""
     monkeypatch.setattr(norms, "card", lambda device: (1, 101376))
     plans = norms._forward_plan, norms._backward_plan
     for plan in plans:
