@@ -31,10 +31,11 @@ template <typename T> struct Centre {
   using A = acc_t<T>;
   A about, rest;
 
-  __device__ __forceinline__ Centre(A mean, A rstd) : about(mean) {
+  // `left`: what the mean has been rounded by.
+  __device__ __forceinline__ Centre(A mean, A rstd, A left = A(0)) : about(mean) {
     const A coarse = A(8) / rstd;  // of a sum with it the last bit is that of the x of up to eight deviations
     if (sizeof(T) > 2 && isfinite(coarse)) about = (mean + coarse) - coarse;
-    rest = mean - about;
+    rest = (mean - about) + left;
   }
 
   // sum(g) and sum(g (x - mean)), of sum(g) and sum(g (x - about)).
