@@ -94,7 +94,7 @@ __device__ __forceinline__ Pack<T> normalised(const InGroup& place, const Groups
 // c2 and c1, of the sums over a group, c2 together with what xhat owes to the rest of the mean.
 template <typename A> __device__ __forceinline__ Pair<A> means(Pair<A> sums, A size, Mean<A> mean, A rstd) {
   Pair<A> c{sums.first / size, sums.second / size};
-  if (mean.second != A(0)) c.first -= mean.second * rstd * c.second;
+  if (mean.second != A(0) && isfinite(c.second)) c.first -= mean.second * rstd * c.second;
   return c;
 }
 
