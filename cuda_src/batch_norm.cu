@@ -358,8 +358,9 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
   parts[thread / kColumns][thread % kColumns] = part;
   __syncthreads();
   if (thread < tile.left) {
-    Moments<A> of = parts[0][thread];
-    for (int i = 1; i < groups; ++i) of.merge(parts[i][thread]);
+    const Moments<A> of = merged<A>(  // in one go: a mean rounded at each step would cost a short channel its variance
+        groups, [&](int i) { return parts[i][thread].count; },
+        [&](int i) { return Pair<A>{parts[i][thread].mean, parts[i][thread].square}; });
     share_tile(Pair<A>{of.mean, of.square}, all, kColumns, thread);
   }
   meet_tile();
