@@ -207,7 +207,7 @@ def test_an_interrupt_keeps_what_is_measured(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(running.timing, "GpuClock", lambda: None)
     monkeypatch.setattr(running.timing, "ceilings", lambda clock: {})
-    monkeypatch.setattr(running, "machine", lambda: {})
+    monkeypatch.setattr(running, "machine", dict)
     monkeypatch.setattr(running.measure, "measure", measure)
     assert running.run(["first", "second", "third"], ["eager"]).rows == ["first"]
     assert "interrupted: 1 of 3 cases" in capsys.readouterr().err
