@@ -12,10 +12,9 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
 //
-// Reached on an H200 (GB/s of the least of these bytes, forward; a copy: 4251): 32x512x32x32 G32 bf16 2473, fp32 2544;
-// 8x256x128x128 G32 bf16 2174; 32x512x31x33 G32 bf16 1669; 64x256x4095 G32 bf16 1745; 1024x64x7x7 G16 bf16 849. Lost:
-// registers leave room for two or three blocks, which load, wait for each other and store in turn; planes that are no
-// whole packs cost the more instructions.
+// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251), G32 bf16: 32x512x32x32 2473 /
+// 2172, 8x256x128x128 2174 / 2334, 32x512x31x33 1669 / 1281, 64x256x4095 1745 / 1785. Lost: registers leave room for two or
+// three blocks, which load, wait for each other and store in turn; planes that are no whole packs cost the more instructions.
 #include "common/cluster.cuh"
 #include "common/runs.cuh"
 
