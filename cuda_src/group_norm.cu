@@ -12,10 +12,9 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
 //
-// Reached on an H200 (GB/s of the least of these bytes, forward; a copy: 4251): 32x512x32x32 G32 bf16 2473, fp32 2544;
-// 8x256x128x128 G32 bf16 2174; 32x512x31x33 G32 bf16 1669; 64x256x4095 G32 bf16 1745; 1024x64x7x7 G16 bf16 849. Lost:
-// registers leave room for two or three blocks, which load, wait for each other and store in turn; planes that are no
-// whole packs cost the more instructions.
+// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251), G32 bf16: 32x512x32x32 2473 /
+// 2172, 8x256x128x128 2174 / 2334, 32x512x31x33 1669 / 1281, 64x256x4095 1745 / 1785. Lost: registers leave room for two or
+// three blocks, which load, wait for each other and store in turn; planes that are no whole packs cost the more instructions.
 #include "common/cluster.cuh"
 #include "common/runs.cuh"
 
@@ -54,14 +53,19 @@ template <typename T> __device__ __forceinline__ acc_t<T> parameter(const T* val
   return values ? to_acc(values[c]) : acc_t<T>(otherwise);
 }
 
+// A mean as rounded, and what that left out: in short groups that chance to be nearly constant it weighs, times rstd.
+// Half types differ by more than that, and long groups too: there it is 0.
+template <typename A> using Mean = Pair<A>;
+
 // (x - mean) rstd weight + bias of a channel; with an infinite weight as PyTorch has it, x (rstd weight) and the rest. So
 // half types always, whose mean is no more than a few thousand times what they differ from it by: it is one operation.
 template <typename T> struct Affine {
   acc_t<T> mean, scale, shift;
 
-  __device__ __forceinline__ Affine(acc_t<T> mu, acc_t<T> rstd, const T* weight, const T* bias, long long c)
-      : mean(mu), scale(rstd * parameter(weight, c, 1)), shift(parameter(bias, c, 0)) {
+  __device__ __forceinline__ Affine(Mean<acc_t<T>> mu, acc_t<T> rstd, const T* weight, const T* bias, long long c)
+      : mean(mu.first), scale(rstd * parameter(weight, c, 1)), shift(parameter(bias, c, 0)) {
     if (sizeof(T) == 2 || !isfinite(scale)) shift -= mean * scale, mean = 0;
+    else if (mu.second != acc_t<T>(0)) shift -= mu.second * scale;
   }
   __device__ __forceinline__ acc_t<T> operator()(acc_t<T> x) const {
     return sizeof(T) == 2 ? fma(x, scale, shift) : (x - mean) * scale + shift;
@@ -71,7 +75,7 @@ template <typename T> struct Affine {
 // y of a pack of x.
 template <bool ONE, typename T>
 __device__ __forceinline__ Pack<T> normalised(const InGroup& place, const Groups& groups, long long group,
-                                              const Pack<T>& x, const T* weight, const T* bias, acc_t<T> mean,
+                                              const Pack<T>& x, const T* weight, const T* bias, Mean<acc_t<T>> mean,
                                               acc_t<T> rstd) {
   constexpr int W = kVecWidth<T>;
   acc_t<T> y[W] = {};
@@ -84,6 +88,13 @@ __device__ __forceinline__ Pack<T> normalised(const InGroup& place, const Groups
   Pack<T> pack;
   round_to_words<T>(pack.word, 0, [&](int e) { return y[e]; });
   return pack;
+}
+
+// c2 and c1, of the sums over a group, c2 together with what xhat owes to the rest of the mean.
+template <typename A> __device__ __forceinline__ Pair<A> means(Pair<A> sums, A size, Mean<A> mean, A rstd) {
+  Pair<A> c{sums.first / size, sums.second / size};
+  if (mean.second != A(0) && isfinite(c.second)) c.first -= mean.second * rstd * c.second;
+  return c;
 }
 
 // grad_x of a pack: rstd (grad_y weight - c2 - xhat c1).
@@ -174,8 +185,9 @@ template <int K, typename T, bool WHOLE> struct Held {
 };
 
 template <bool WHOLE, int K, typename T, typename Threads, typename A = acc_t<T>>
-__device__ __forceinline__ void forward_row(Threads& threads, const T* x, const T* weight, const T* bias, T* y, A* mean,
-                                            A* rstd, const Groups& groups, long long rows, long long size, A eps) {
+__device__ __forceinline__ void forward_row(Threads& threads, const T* x, const T* weight, const T* bias, T* y,
+                                            Mean<A>* mean, A* rstd, const Groups& groups, long long rows,
+                                            long long size, A eps) {
   constexpr int W = kVecWidth<T>;
   const Held<K, T, WHOLE> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   Pack<T> packs[K];
@@ -197,25 +209,29 @@ __device__ __forceinline__ void forward_row(Threads& threads, const T* x, const 
   if (!held.live) return;
   auto of = Moments<A>::of(A(size), about, centred.first, centred.second);
   const A r = of.rstd(eps);
-  if (fabs(about * r) < A(0.125)) of.mean = about;  // the more exact: see Centre
+  Mean<A> mu = {about, A(0)};  // of a mean that is small the more exact: see Centre
+  if (!(fabs(about * r) < A(0.125))) {
+    mu.first = of.mean;
+    if (K == 1 && sizeof(T) > 2) mu.second = (about - of.mean) + centred.first / A(size);
+  }
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (!held.any(k)) continue;
-    const Pack<T> pack = normalised<WHOLE>(held.place(k), groups, held.row, packs[k], weight, bias, of.mean, r);
+    const Pack<T> pack = normalised<WHOLE>(held.place(k), groups, held.row, packs[k], weight, bias, mu, r);
     held.store(y, k, pack);
   }
-  if (threadIdx.x == 0 && held.start == 0) mean[held.row] = of.mean, rstd[held.row] = r;
+  if (threadIdx.x == 0 && held.start == 0) mean[held.row] = mu, rstd[held.row] = r;
 }
 
 // Grid: ceil(rows / blockDim.y), or a cluster for each row. Block: (threads of a row, rows): see rows.cuh; K packs in each
-// thread hold a row, or a block's part of it. mean and rstd are kept for backward, one number for each row. weight and
+// thread hold a row, or a block's part of it. mean and rstd are kept for backward, one of each for a row. weight and
 // bias may be null.
 template <typename T, int K, bool WHOLE>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3
                                                                : K == 4 ? 2
                                                                         : 1)
     group_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
-                   acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, Groups groups, long long rows,
+                   Mean<acc_t<T>>* __restrict__ mean, acc_t<T>* __restrict__ rstd, Groups groups, long long rows,
                    long long size, acc_t<T> eps) {
   using Threads = RowThreads<Pair<acc_t<T>>, true>;
   __shared__ typename Threads::Room room;
@@ -250,7 +266,7 @@ template <typename A> struct PackSums {
 
 template <bool WHOLE, int K, typename T, typename Threads, typename A = acc_t<T>>
 __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, const T* grad_y, const T* x,
-                                             const T* weight, const A* mean, const A* rstd, T* grad_x, A* sums,
+                                             const T* weight, const Mean<A>* mean, const A* rstd, T* grad_x, A* sums,
                                              const Groups& groups, long long rows, long long size, int lanes) {
   constexpr int W = kVecWidth<T>;
   const Held<K, T, WHOLE> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
@@ -259,8 +275,9 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
   held.load(grad_y, grads);
   held.load(x, inputs);
   held.mask(grads), held.mask(inputs);
-  const A mu = held.live ? mean[held.row] : A(0), r = held.live ? rstd[held.row] : A(0);
-  const Centre<T> centre(mu, r);
+  const Mean<A> mu = held.live ? mean[held.row] : Mean<A>{};
+  const A r = held.live ? rstd[held.row] : A(0);
+  const Centre<T> centre(mu.first, r, mu.second);
   const auto sum = [&](int k, int from, int to) {
     Pair<A> own = {};
 #pragma unroll
@@ -314,11 +331,11 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
   total = threads.template reduce<Sum>(total);
   if (!grad_x || !held.live) return;
   fold(grads), fold(inputs);
-  const Pair<A> c{total.first / A(size), total.second / A(size)};
+  const Pair<A> c = means(total, A(size), mu, r);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (!held.any(k)) continue;
-    const Pack<T> pack = gradient<WHOLE>(held.place(k), groups, held.row, grads[k], inputs[k], weight, mu, r, c);
+    const Pack<T> pack = gradient<WHOLE>(held.place(k), groups, held.row, grads[k], inputs[k], weight, mu.first, r, c);
     held.store(grad_x, k, pack);
   }
 }
@@ -329,7 +346,7 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
 template <typename T, int K, bool WHOLE>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 || (K == 4 && !WHOLE) ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
-                   const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                   const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                    acc_t<T>* __restrict__ sums, Groups groups, long long rows, long long size, int lanes) {
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, true>;
@@ -356,7 +373,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     group_norm_fwd_wide(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
-                        T* __restrict__ y, const acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ mean,
+                        T* __restrict__ y, const acc_t<T>* __restrict__ parts, Mean<acc_t<T>>* __restrict__ mean,
                         acc_t<T>* __restrict__ rstd, Runs runs, Groups groups, acc_t<T> eps) {
   using A = acc_t<T>;
   __shared__ Moments<A> shared[kWarp];
@@ -366,7 +383,8 @@ __global__ void __launch_bounds__(kThreads)
   Moments<A> of = block_merge_parts(parts + 3 * row * runs.parts, int(runs.parts), shared);
   of.count = A(runs.size);
   const A r = of.rstd(eps);
-  if (number == 0 && threadIdx.x == 0) mean[row] = of.mean, rstd[row] = r;
+  const Mean<A> mu = {of.mean, A(0)};
+  if (number == 0 && threadIdx.x == 0) mean[row] = mu, rstd[row] = r;
   using P = Part<T>;
   const P part(runs, row, number, y);
   each_packs<true>(
@@ -376,7 +394,7 @@ __global__ void __launch_bounds__(kThreads)
         for (int u = 0; u < P::kAtOnce; ++u) {
           if (places[u].first == places[u].last) continue;
           const InGroup place{places[u].in_run, places[u].first, places[u].last};
-          part.put(y, places[u], normalised<false>(place, groups, row, packs[0][u], weight, bias, of.mean, r));
+          part.put(y, places[u], normalised<false>(place, groups, row, packs[0][u], weight, bias, mu, r));
         }
       },
       Source<T>{x});
@@ -386,7 +404,7 @@ __global__ void __launch_bounds__(kThreads)
 // parts ask for a blockDim.y of 1. Block: (threads of a plane, planes): see rows.cuh.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    group_norm_bwd_sums(const T* __restrict__ grad_y, const T* __restrict__ x, const acc_t<T>* __restrict__ mean,
+    group_norm_bwd_sums(const T* __restrict__ grad_y, const T* __restrict__ x, const Mean<acc_t<T>>* __restrict__ mean,
                         const acc_t<T>* __restrict__ rstd, acc_t<T>* __restrict__ sums, Runs runs, long long channels,
                         long long planes) {
   using A = acc_t<T>;
@@ -395,7 +413,8 @@ __global__ void __launch_bounds__(kThreads)
   const bool live = plane < planes;
   Part<T> part(runs, plane, int(place % runs.parts), x);
   if (!live) part.begin = part.end = 0;
-  const Centre<T> centre(live ? mean[plane / channels] : A(0), live ? rstd[plane / channels] : A(0));
+  const Mean<A> mu = live ? mean[plane / channels] : Mean<A>{};
+  const Centre<T> centre(mu.first, live ? rstd[plane / channels] : A(0), mu.second);
   const Pair<A> of =
       centre.moved(row_reduce<Sum>(part_sums(part, Source<T>{grad_y}, Source<T>{x}, centre.about), shared));
   if (threadIdx.x == 0 && live) sums[2 * place] = of.first, sums[2 * place + 1] = of.second * rstd[plane / channels];
@@ -405,7 +424,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     group_norm_bwd_wide(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
-                        const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
+                        const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                         const acc_t<T>* __restrict__ sums, T* __restrict__ grad_x, Runs runs, Groups groups,
                         int count) {
   using A = acc_t<T>;
@@ -420,8 +439,9 @@ __global__ void __launch_bounds__(kThreads)
     total = total + Pair<A>{w * at[0], w * at[1]};
   }
   total = block_reduce<Sum>(total, shared);
-  const Pair<A> c{total.first / A(runs.size), total.second / A(runs.size)};
-  const A mu = mean[row], r = rstd[row];
+  const Mean<A> mu = mean[row];
+  const A r = rstd[row];
+  const Pair<A> c = means(total, A(runs.size), mu, r);
   using P = Part<T>;
   const P part(runs, row, runs.part(block), grad_x);
   each_packs<true>(
@@ -431,7 +451,8 @@ __global__ void __launch_bounds__(kThreads)
         for (int u = 0; u < P::kAtOnce; ++u) {
           if (places[u].first == places[u].last) continue;
           const InGroup place{places[u].in_run, places[u].first, places[u].last};
-          part.put(grad_x, places[u], gradient<false>(place, groups, row, packs[0][u], packs[1][u], weight, mu, r, c));
+          part.put(grad_x, places[u],
+                   gradient<false>(place, groups, row, packs[0][u], packs[1][u], weight, mu.first, r, c));
         }
       },
       Source<T>{grad_y}, Source<T>{x});

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,8 +97,8 @@ class Graphed:
 
 
 def _leave(stream: torch.cuda.Stream) -> None:
-    """After a capture that failed: PyTorch's random numbers stay inside one that CUDA refuses to end, and the next would raise.
-    One that is ended takes them out."""
+    """After a capture that failed: PyTorch's random numbers stay inside one that CUDA refuses to end, and the next would
+    raise. One that is ended takes them out."""
     with contextlib.suppress(RuntimeError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is empty
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):

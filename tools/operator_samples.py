@@ -453,7 +453,7 @@ _SAMPLES: dict[str, list[Call]] = {
     ],
     "fused_linear_cross_entropy": [
         lambda m: _linear_loss(m, 19, 7, 37, m(37)),
-        lambda m: _linear_loss(m, 19, 7, 37, m(37), scratch=1500, reduction="sum"),
+        lambda m: _linear_loss(m, 19, 7, 37, m(37), scratch=900, reduction="sum"),
         lambda m: _linear_loss(m, 21, 9, 1031, scratch=20000, label_smoothing=0.2, class_weight=m(1031).detach().abs()),
         lambda m: _linear_loss(m, 5, 8, 24, reduction="none"),
     ],

@@ -24,6 +24,17 @@ template <typename A> struct Centred {
   __device__ __forceinline__ Moments<A> moments(A count) const { return Moments<A>::of(count, about, sum, squares); }
 };
 
+// Moments, and what their mean has been rounded by.
+template <typename A> struct Exact {
+  Moments<A> of;
+  A rest;
+
+  static __device__ __forceinline__ Exact make(const Centred<A>& sums, A count) {
+    const Moments<A> of = sums.moments(count);
+    return {of, count > A(0) ? (sums.about - of.mean) + sums.sum / count : A(0)};
+  }
+};
+
 // A mean in two: `about`, rounded to a small part of the deviation, from which numbers differ by what is mostly exact, and
 // the rest. What x - mean is rounded by is the same for every x of a magnitude, and over many of them adds up. Half types
 // are rounded to less than that.
@@ -31,10 +42,11 @@ template <typename T> struct Centre {
   using A = acc_t<T>;
   A about, rest;
 
-  __device__ __forceinline__ Centre(A mean, A rstd) : about(mean) {
+  // `left`: what the mean has been rounded by.
+  __device__ __forceinline__ Centre(A mean, A rstd, A left = A(0)) : about(mean) {
     const A coarse = A(8) / rstd;  // of a sum with it the last bit is that of the x of up to eight deviations
     if (sizeof(T) > 2 && isfinite(coarse)) about = (mean + coarse) - coarse;
-    rest = mean - about;
+    rest = (mean - about) + left;
   }
 
   // sum(g) and sum(g (x - mean)), of sum(g) and sum(g (x - about)).
@@ -47,11 +59,12 @@ template <typename T> struct Centre {
 // Every thread gets the moments of all the block's numbers, in fewer instructions than block_merge: `shared` holds kWarp
 // pairs. `all` is about how many there are.
 template <typename A>
-__device__ __forceinline__ Moments<A> block_moments(const Moments<A>& own, A all, Pair<A>* shared) {
+__device__ __forceinline__ Moments<A> block_moments(const Exact<A>& exact, A all, Pair<A>* shared) {
+  const Moments<A>& own = exact.of;
   const A part = own.count / all;  // and not the count itself, by which a large mean would overflow
   const Pair<A> sums = block_reduce<Sum>(Pair<A>{part, own.count > A(0) ? own.mean * part : A(0)}, shared);
   if (sums.first == A(0)) return {};
-  const A about = sums.second / sums.first, apart = own.mean - about, left = apart * own.count;
+  const A about = sums.second / sums.first, apart = (own.mean - about) + exact.rest, left = apart * own.count;
   const Pair<A> none = {}, centred = {left, own.square + apart * left};
   const Pair<A> of = block_reduce<Sum>(own.count > A(0) ? centred : none, shared);
   return Moments<A>::of(rint(sums.first * all), about, of.first, of.second);

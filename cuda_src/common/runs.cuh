@@ -212,8 +212,8 @@ __device__ __forceinline__ void each_there(const Place& place, F f, const Pack<T
 }
 
 // The moments of this thread's packs of a part.
-template <typename P, typename T> __device__ __forceinline__ Moments<acc_t<T>> part_moments(const P& part,
-                                                                                            const Source<T>& x) {
+template <typename P, typename T> __device__ __forceinline__ Exact<acc_t<T>> part_moments(const P& part,
+                                                                                          const Source<T>& x) {
   using A = acc_t<T>;
   Centred<A> own = {};
   A count = A(0);
@@ -235,7 +235,7 @@ template <typename P, typename T> __device__ __forceinline__ Moments<acc_t<T>> p
         if ((++steps & (steps - 1)) == 0 && count > A(0)) own.draw_nearer(count);  // 1, 2, 4, 8 ...
       },
       x);
-  return own.moments(count);
+  return Exact<A>::make(own, count);
 }
 
 // To the sums of what they are, and times (x - about), U packs of grad_y.

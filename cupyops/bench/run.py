@@ -22,7 +22,12 @@ from .results import Results, Row
 
 
 def run(cases: Sequence[Case], against: Sequence[str], with_host: bool = False) -> Results:
-    """Measure. Raises `InputError` where there is no GPU."""
+    """Measure; an interrupt (Ctrl-C) keeps what has been measured until then.
+
+    Raises:
+        InputError: there is no GPU.
+        KeyboardInterrupt: nothing has been measured yet.
+    """
     if not torch.cuda.is_available():
         raise InputError("this machine has no CUDA GPU to measure on; --dry-run compares small twins on the CPU")
     with _without_tf32(), Bar("measuring", total=len(cases)) as bar:
@@ -30,13 +35,18 @@ def run(cases: Sequence[Case], against: Sequence[str], with_host: bool = False) 
         results = Results(machine(), timing.ceilings(clock), [])
         if with_host:
             results.host = host.times()
-        for done, case in enumerate(cases):
-            bar.update(done, title=str(case))
-            if not sys.stderr.isatty():
-                print(f"{done + 1}/{len(cases)} {case}", file=sys.stderr, flush=True)
-            results.rows.append(_row(case, against, clock))
-            gc.collect()
-            torch.cuda.empty_cache()
+        try:
+            for done, case in enumerate(cases):
+                bar.update(done, title=str(case))
+                if not sys.stderr.isatty():
+                    print(f"{done + 1}/{len(cases)} {case}", file=sys.stderr, flush=True)
+                results.rows.append(_row(case, against, clock))
+                gc.collect()
+                torch.cuda.empty_cache()
+        except KeyboardInterrupt:
+            if not results.rows:
+                raise
+            print(f"interrupted: {len(results.rows)} of {len(cases)} cases are measured", file=sys.stderr)
     return results
 
 

@@ -66,7 +66,7 @@ def _(x, num_groups, weight, bias, eps):
     x, weight, bias = _contiguous(x, weight, bias)
     y = torch.empty_like(x)
     rows = x.shape[0] * num_groups
-    mean, rstd = (x.new_empty(rows, dtype=accumulator(x.dtype)) for _ in range(2))
+    mean, rstd = (x.new_empty(shape, dtype=accumulator(x.dtype)) for shape in ((rows, 2), (rows,)))  # and its rounding
     if not is_there(x):
         return y.contiguous(memory_format=memory), (mean, rstd)
     size = x.shape[1] // num_groups * spatial(x)

@@ -198,6 +198,23 @@ def test_a_worker_takes_every_so_manieth_case(monkeypatch):
     assert failures[0] == f"{cases[1]}: torch.compile: RuntimeError: no compiler"
 
 
+def test_an_interrupt_keeps_what_is_measured(monkeypatch, capsys):
+    def measure(case, against, clock):
+        if case == "second":
+            raise KeyboardInterrupt
+        return case
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(running.timing, "GpuClock", lambda: None)
+    monkeypatch.setattr(running.timing, "ceilings", lambda clock: {})
+    monkeypatch.setattr(running, "machine", dict)
+    monkeypatch.setattr(running.measure, "measure", measure)
+    assert running.run(["first", "second", "third"], ["eager"]).rows == ["first"]
+    assert "interrupted: 1 of 3 cases" in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        running.run(["second"], ["eager"])
+
+
 def test_tf32_is_off_and_then_as_before():
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32

@@ -134,6 +134,16 @@ def test_running_statistics(dtype, shape):
         compare(tensors(shape, dtype, dtype), momentum=0.3)
 
 
+@pytest.mark.parametrize("shape", [(3, 40), (8, 40), (2, 40, 2), (2, 40, 4)], ids=str)
+def test_variance_of_short_channels_far_from_zero(shape):
+    """No part's mean is rounded before the variance is had of them: that is exact but for its own rounding."""
+    x, mean, var = 1000 + torch.randn(shape), torch.zeros(40), torch.zeros(40)
+    with cupyops.simulate():
+        cupyops.batch_norm(x, mean, var, training=True, momentum=1.0)
+    truth = x.double().transpose(0, 1).reshape(40, -1).var(1)
+    torch.testing.assert_close(var.double(), truth, rtol=4 * torch.finfo(torch.float32).eps, atol=0)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 1.0])
 def test_extreme_momentum(device, momentum):
     args = tensors((6, 3, 5), torch.float32, torch.float32, device)

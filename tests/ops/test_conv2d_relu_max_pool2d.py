@@ -50,7 +50,9 @@ class TestConv2dReluMaxPool2d(OperatorContract):
             return make(*shape).detach().round().clamp(-1, 1).requires_grad_(make.requires_grad)
 
         for channels, filters, taps in itertools.product((3, 17), (3, 17), (3, 5)):
-            yield Sample(whole(3, channels, 4, 5), whole(filters, channels, taps, taps), whole(filters), padding=taps // 2)
+            yield Sample(
+                whole(3, channels, 4, 5), whole(filters, channels, taps, taps), whole(filters), padding=taps // 2
+            )
 
 
 def result(function, *tensors, **kwargs):

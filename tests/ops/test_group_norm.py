@@ -89,6 +89,20 @@ def test_mean_far_from_zero(dtype, shape):
     torch.testing.assert_close(y.double(), truth, rtol=0, atol=4000 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("plane", [(2, 1), (3, 1), (8, 1), (16, 1), (1, 3), (2, 4), (3, 5)], ids=str)
+def test_groups_that_are_nearly_constant(plane):
+    """The mean's rounding, which weighs times rstd, is in neither y nor the gradient."""
+    x = 1000 + torch.randn(100, *plane) / 16
+    grad_y, weight, bias = torch.randn_like(x), torch.randn(plane[0]), torch.zeros(plane[0])
+    with cupyops.simulate():
+        ours = gradients(cupyops.group_norm, grad_y, x, 1, weight, bias)
+    truth = gradients(F.group_norm, grad_y.double(), x.double(), 1, weight.double(), bias.double())
+    rstd = torch.rsqrt(x.double().var((1, 2), keepdim=True, correction=0) + 1e-5)
+    scale = weight.abs().max() * torch.finfo(torch.float32).eps
+    for a, b, allowed in zip(ours, truth, (8 * scale, 16 * scale * rstd * grad_y.abs().amax((1, 2), keepdim=True))):
+        assert ((a.double() - b).abs() <= allowed).all()
+
+
 def test_a_constant_group_is_the_bias():
     weight, bias = torch.randn(4), torch.randn(4)
     with cupyops.simulate():
