@@ -7,10 +7,10 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T), the parameters' gradients included; about 8 flops
 // forward, 14 backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 131072x1024 bf16 3737 / 3744,
-// 32768x4096 bf16 3541 / 3547, 8192x16384 bf16 3165 / 3521, 32768x4096 fp16 3507 / 3454, 32768x4096 fp32 3961 / 3915.
-// Lost: instructions, of the moments and of the second operand of each element: rms_norm, which has neither, is a
-// tenth faster.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4238), bf16: 131072x1024 3939 / 3876, 32768x4096
+// 3982 / 3585, 8192x16384 3343 / 3432, 131072x1000 3881 / 3481, 32768x4095 2696 / 2955, 2048x50257 1629 / 1538, 1000003x17
+// 2100 / 1751. Lost: instructions (8192x16384 forward issues in 70% of the cycles, at 68% of the memory's rate), of odd rows
+// more for each element; a row longer than a block holds off 16-byte boundaries is read twice in forward.
 #include "common/norm_small.cuh"
 
 // Grid, block, shared memory, ownership: see norm_rows(). weight and bias may be null. Half types by vectors are bound by
