@@ -127,7 +127,8 @@ def wrong(op):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_benchmark_on_a_gpu(kind, folder, imported):
+def test_the_benchmark_on_a_gpu(kind, folder, imported, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")  # a line for each figure
     imported(f"a_{kind}")
     path = folder / f"bench_a_{kind}.py"
     result = CliRunner().invoke(app, ["bench", str(path), "--against", "eager", "--only", "4096x1000 float32"])
