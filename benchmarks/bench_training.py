@@ -32,15 +32,17 @@ def step_of(nn, optimizer):
 
 
 def case(batch, want=None, graphed=False):
-    """Under `cupyops.graph` beside PyTorch's steps one by one, which is what its users come from."""
+    """Both as they are, or both under `cupyops.graph`."""
 
     def make(device, dtype):
         return torch.rand(batch, 1, 28, 28, device=device), torch.randint(0, 10, (batch,), device=device)
 
-    ours = step_of(cupyops.nn, cupyops.optim.SGD)
+    ours, theirs = step_of(cupyops.nn, cupyops.optim.SGD), step_of(torch.nn, torch.optim.SGD)
+    if graphed:
+        ours, theirs = cupyops.graph(ours), cupyops.graph(theirs)
     return Case(
         "training step", f"SimpleCNN, batch {batch}" + ", graph" * graphed, torch.float32, make,
-        cupyops.graph(ours) if graphed else ours, step_of(torch.nn, torch.optim.SGD), unit="us", want=want, same=False,
+        ours, theirs, unit="us", want=want, same=False,
         compiled=False, wall=True,
     )  # fmt: skip
 

@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import docs_site
 
+from cupyops.bench.results import Results, mean
+
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -77,3 +79,19 @@ def test_commands_and_files_that_it_names_are_there():
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\(([A-Z]+(?:\.md)?)\)", TEXT):
         assert (ROOT / link).is_file(), link
+
+
+def test_the_figures_are_those_of_the_benchmark():
+    results = Results.read(docs_site.RESULTS)
+    rows = {row.name: row for row in results.rows}
+    _, _, text = TEXT.partition("## How fast")
+    table = [line.strip("| ").split("|") for line in text.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    for name, *told in table[1:]:
+        figures = [rows[name.strip()].figures.get(who, {}) for who in ("ours", "eager", "compile", "liger")]
+        sums = [f"{sum(f.us for f in ways.values()):,.0f}" if ways else "" for ways in figures]
+        assert [cell.strip() for cell in told] + [""] * (4 - len(told)) == sums, name
+    assert len(table) > 10
+    both = [x for x, name in results.slowest_rows() if not re.search("^lion|graph", name)]
+    assert f"{len(both)} cases" in text and f"{mean(both):.2f} times as fast" in text
+    for way, us in results.host.items():
+        assert all(f"{us[who]:.1f}" in text for who in us), way
