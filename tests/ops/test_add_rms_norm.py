@@ -1,9 +1,9 @@
 import pytest
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
+from normalisations import compare_read_ahead
 
 import cupyops
-from cupyops.common import norms
 
 
 def add_then_norm(input, residual, normalized_shape, weight=None, eps=None):
@@ -121,19 +121,6 @@ def test_bad_input(args, kwargs, culprit):
 
 
 @pytest.mark.parametrize("size", [33, 64, 1031])
-def test_rows_read_ahead(monkeypatch, size):
-    """The same bits, whether or not a block reads a row while it reduces the one before."""
-    make = Make("cpu", torch.float32)
-    x, residual, weight = make(37, size).detach(), make(37, size).detach(), make(size).detach()
-
-    def forward(ahead):
-        monkeypatch.setattr(norms, "FORWARD_AHEAD", ahead)
-        norms._forward_plan.cache_clear()
-        with cupyops.simulate():
-            results = cupyops.add_rms_norm(x, residual, (size,), weight)
-        return results, norms._forward_plan(37, size, 4, 2, size == 64, False, x.device).stages
-
-    monkeypatch.setattr(norms, "_ENOUGH_BLOCKS", 0)
-    (one_by_one, single), (ahead, double) = forward(norms.WIDEST + 1), forward(0)
-    norms._forward_plan.cache_clear()
-    assert (single, double) == (1, 2) and all(map(torch.equal, ahead, one_by_one))
+def test_rows_read_ahead(size):
+    weight = torch.randn(size)
+    compare_read_ahead(lambda x, residual: cupyops.add_rms_norm(x, residual, (size,), weight), 2, size)

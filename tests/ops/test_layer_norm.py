@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
+from normalisations import compare_several_rows, gradients
 
 import cupyops
-from cupyops.common import norms
 
 NAN, INF = float("nan"), float("inf")
 
@@ -57,12 +57,6 @@ class TestLayerNorm(OperatorContract):
         x = make(2, 3, 4, 5).detach().to(memory_format=torch.channels_last)
         yield Sample(x.requires_grad_(), (4, 5), make(4, 5), make(4, 5))
         yield Sample(make(6).detach().expand(3, 6).requires_grad_(), (6,), make(1).detach().expand(6).requires_grad_())
-
-
-def gradients(function, grad_y, x, *parameters):
-    x, *parameters = (t.detach().requires_grad_() for t in (x, *parameters))
-    y = function(x, x.shape[1:], *parameters)
-    return y, *torch.autograd.grad(y, (x, *parameters), grad_y.to(y.dtype))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -242,21 +236,5 @@ def test_rows_that_are_nearly_constant(size):
 # packs of one warp, a block, a row that is read twice, in backward a cluster
 @pytest.mark.parametrize(("size", "arch"), [(69, "sm_80"), (1031, "sm_80"), (32773, "sm_80"), (16389, "sm_90")])
 @pytest.mark.parametrize("offset", [0, 1])
-def test_several_rows_of_a_block(monkeypatch, size, arch, offset):
-    """On a small GPU blocks of rows off 16-byte boundaries take several; backward reads one while it reduces another."""
-    monkeypatch.setattr(norms, "card", lambda device: (1, 101376))
-    plans = norms._forward_plan, norms._backward_plan
-    for plan in plans:
-        plan.cache_clear()
-    make = Make("cpu", torch.bfloat16)
-    rows = 19 * 8 if size == 69 else 19  # more than 8 blocks, or clusters, take at a time
-    x = make(rows * size + offset).detach()[offset:].view(rows, size)
-    args = (make(rows, size).detach(), x, make(size).detach(), make(size).detach())
-    with cupyops.simulate(arch):
-        ours = gradients(cupyops.layer_norm, *args)
-    for plan in plans:
-        plan.cache_clear()
-    theirs = gradients(torch.nn.functional.layer_norm, *args)
-    truth = gradients(torch.nn.functional.layer_norm, *(t.double() for t in args))
-    for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
-        assert_as_good_as_torch(a, b, c, what)
+def test_several_rows_of_a_block(size, arch, offset):
+    compare_several_rows(cupyops.layer_norm, torch.nn.functional.layer_norm, size, arch, offset, parameters=2)

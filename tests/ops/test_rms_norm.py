@@ -1,9 +1,9 @@
 import pytest
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
+from normalisations import compare_read_ahead, compare_several_rows, gradients
 
 import cupyops
-from cupyops.common import norms
 
 NAN, INF = float("nan"), float("inf")
 
@@ -46,12 +46,6 @@ class TestRmsNorm(OperatorContract):
         yield Sample(make(2, 2, 3), (2, 3), make(2, 3), eps=0.1)
         yield Sample(make(2, 7), [7])
         yield Sample(make(8), torch.Size([8]), make(8), 1e-3)
-
-
-def gradients(function, grad_y, x, weight):
-    x, weight = (t.detach().requires_grad_() for t in (x, weight))
-    y = function(x, x.shape[1:], weight)
-    return y, *torch.autograd.grad(y, (x, weight), grad_y.to(y.dtype))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -139,40 +133,12 @@ def test_bad_input(args, kwargs, culprit):
 
 
 @pytest.mark.parametrize("size", [64, 1032])
-def test_rows_read_ahead(monkeypatch, size):
-    """The same bits, whether or not a block reads a row while it reduces the one before."""
-    make = Make("cpu", torch.float32)
-    x, weight = make(37, size).detach(), make(size).detach()
-
-    def forward(ahead):
-        monkeypatch.setattr(norms, "FORWARD_AHEAD", ahead)
-        norms._forward_plan.cache_clear()
-        with cupyops.simulate():
-            y = cupyops.rms_norm(x, (size,), weight)
-        return y, norms._forward_plan(37, size, 4, 1, True, False, x.device).stages
-
-    monkeypatch.setattr(norms, "_ENOUGH_BLOCKS", 0)
-    (one_by_one, single), (ahead, double) = forward(norms.WIDEST + 1), forward(0)
-    norms._forward_plan.cache_clear()
-    assert (single, double) == (1, 2) and torch.equal(ahead, one_by_one)
+def test_rows_read_ahead(size):
+    weight = torch.randn(size)
+    compare_read_ahead(lambda x: (cupyops.rms_norm(x, (size,), weight),), 1, size)
 
 
 # packs of one warp, a block, in backward a cluster
 @pytest.mark.parametrize(("size", "arch"), [(69, "sm_80"), (1031, "sm_80"), (16389, "sm_90")])
-def test_several_rows_of_a_block(monkeypatch, size, arch):
-    """On a small GPU blocks of rows off 16-byte boundaries take several; backward reads one while it reduces another."""
-    monkeypatch.setattr(norms, "card", lambda device: (1, 101376))
-    plans = norms._forward_plan, norms._backward_plan
-    for plan in plans:
-        plan.cache_clear()
-    make = Make("cpu", torch.bfloat16)
-    rows = 19 * 8 if size == 69 else 19  # more than 8 blocks, or clusters, take at a time
-    args = (make(rows, size).detach(), make(rows, size).detach(), make(size).detach())
-    with cupyops.simulate(arch):
-        ours = gradients(cupyops.rms_norm, *args)
-    for plan in plans:
-        plan.cache_clear()
-    theirs = gradients(torch.nn.functional.rms_norm, *args)
-    truth = gradients(torch.nn.functional.rms_norm, *(t.double() for t in args))
-    for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight")):
-        assert_as_good_as_torch(a, b, c, what)
+def test_several_rows_of_a_block(size, arch):
+    compare_several_rows(cupyops.rms_norm, torch.nn.functional.rms_norm, size, arch)
