@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,14 +14,17 @@ from torch import Tensor
 from ..kernel import FLOATING, addressing, ceil_div, executors
 from ..layout import laid_out_alike
 
+try:  # what torch.compile asks its own guards
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # then each call looks at each tensor
+    TensorGuards = None  # type: ignore[assignment,misc]
+
 # As the header has them: the threads of a block, and the bytes of a tensor that it owns.
 BLOCK = 256
 CHUNK_BYTES = BLOCK * 4 * 16
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _SERVED = frozenset(FLOATING)
-
-Columns = tuple[tuple[int, ...], ...]
 
 
 class Launch(NamedTuple):
@@ -46,23 +49,8 @@ def struct(arrays: int) -> np.dtype:
     return np.dtype(fields, align=True)
 
 
-def launches(arrays: Sequence[Sequence[Tensor] | None], per_chunk: int | None = None) -> list[Launch]:
-    """The launches for tensors given array by array: `arrays[0]` are those whose sizes count. None is null throughout.
-
-    Those of an earlier call where every tensor is where it was.
-    """
-    first = arrays[0]
-    assert first is not None
-    address = addressing(first[0].device)
-    null = (0,) * len(first)
-    columns = tuple(null if array is None else tuple(map(address, array)) for array in arrays)
-    sizes = tuple([tensor.numel() for tensor in first])
-    return tables(columns, sizes, per_chunk or CHUNK_BYTES // first[0].element_size())
-
-
-@lru_cache(maxsize=64)
-def tables(columns: Columns, sizes: tuple[int, ...], chunk: int) -> list[Launch]:
-    """The launches for tensors of these addresses and sizes, `chunk` elements to a block."""
+def tables(columns: Sequence[Sequence[int]], sizes: Sequence[int], chunk: int) -> list[Launch]:
+    """The launches for tensors of these addresses, array by array, and sizes; `chunk` elements to a block."""
     width, found = capacity(len(columns)), []
     for start in range(0, len(sizes), width):
         part = slice(start, start + width)
@@ -76,19 +64,50 @@ def tables(columns: Columns, sizes: tuple[int, ...], chunk: int) -> list[Launch]
 
 
 class Moving:
-    """The launches over tensors of which one array is to move: tables of their own, in which it is written anew."""
+    """The launches over tensors given array by array, of which one array may move from call to call.
+
+    `arrays[0]` are those whose sizes count. None is null throughout.
+    """
 
     def __init__(self, arrays: Sequence[Sequence[Tensor] | None]) -> None:
         first = arrays[0]
         assert first is not None
         self._address = addressing(first[0].device)
-        self.launches = [one._replace(table=one.table.copy()) for one in launches(arrays)]
+        null = [0] * len(first)
+        self._columns = [null if array is None else list(map(self._address, array)) for array in arrays]
+        sizes = [tensor.numel() for tensor in first]
+        self.launches = tables(self._columns, sizes, CHUNK_BYTES // first[0].element_size())
 
     def move(self, index: int, tensors: Sequence[Tensor]) -> None:
         """From now on the array of that index is `tensors`, of the sizes that it had."""
         addresses = list(map(self._address, tensors))
+        if addresses == self._columns[index]:
+            return
+        self._columns[index] = addresses
         for table, start, count, _ in self.launches:
             table["arrays"][0, index, :count] = addresses[start : start + count]
+
+
+class Alike:
+    """Whether tensors are what those were that it was made of, wherever they lie, and the same runs the launches.
+
+    To look at each in Python costs microseconds, and there are hundreds. This asks of all at once, in C: types, dtypes,
+    devices, sizes and strides.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._executors = executors.copy()
+        sizes: Any = [list(one.shape) for one in tensors]  # a None among them would be let pass
+        strides: Any = [list(one.stride()) for one in tensors]
+        self._check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+    @staticmethod
+    def can_tell() -> bool:
+        """Whether this PyTorch has what it asks."""
+        return TensorGuards is not None
+
+    def __call__(self, tensors: Iterable[Tensor]) -> bool:
+        return executors == self._executors and bool(self._check(*tensors))
 
 
 def why_not(tensors: Sequence[Tensor]) -> str | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 import warnings
 from collections.abc import Iterable
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
-from ..common.multi_tensor import BLOCK, launches, why_not
+from ..common.multi_tensor import BLOCK, Alike, Moving, why_not
 from ..kernel import FLOATING, Kernel
 from ..tracing import operator as traced
 
@@ -22,6 +24,7 @@ grad_clip = Kernel("grad_norm.cu", "grad_clip<T>", T=FLOATING)
 FOLDERS = 1024  # threads that fold what the blocks found
 
 _NAME = "cupyops.nn.utils.clip_grad_norm_"
+_grad = attrgetter("grad")
 
 
 @torch.no_grad()
@@ -68,60 +71,86 @@ def clip_grad_norm_(
             warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3)
     else:
         parameters = list(parameters)
-    grads = [p.grad for p in parameters if p.grad is not None]
-    reason = _why_not(grads, float(norm_type), foreach)
-    if reason is not None:
-        with traced(_NAME, "reference", note=reason):
-            return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+    grads = [grad for grad in map(_grad, parameters) if grad is not None]
+    norm_type = float(norm_type)
+    reason = _why_not_at_all(norm_type, foreach)
+    known = None if reason is not None or not grads else _known.get(key := (id(parameters[0]), len(grads), norm_type))
+    if known is None or not known.serves(grads):
+        reason = reason or _why_not(grads, norm_type)
+        if reason is not None:
+            with traced(_NAME, "reference", note=reason):
+                return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        known = _Known(grads)
+        if Alike.can_tell():
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[key] = known
     with traced(_NAME, "kernel"):
-        return _by_kernels(grads, float(max_norm), float(norm_type), error_if_nonfinite)
+        return known.clip(grads, float(max_norm), norm_type, error_if_nonfinite)
 
 
-def _by_kernels(grads: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
-    kind = "Squares" if norm_type == 2 else "Largest"
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for grad in grads:
-        by_dtype.setdefault(grad.dtype, []).append(grad)
-    planned = [(dtype, group, launches((group,))) for dtype, group in by_dtype.items()]
-    wide = torch.float64 if torch.float64 in by_dtype else torch.float32
-    partials = grads[0].new_empty(sum(one.blocks for *_, plan in planned for one in plan), dtype=wide)
-    begin = 0
-    for dtype, group, plan in planned:
-        for table, start, count, blocks in plan:
-            here = partials[begin : begin + blocks]
-            grad_norm_partial[blocks, BLOCK](group[start], table, count, here, T=dtype, NORM=kind)
-            begin += blocks
-    norm = partials.new_empty(())
-    grad_norm[1, FOLDERS](partials, norm, begin, T=grads[0].dtype, NORM=kind)
-    total = norm.to(_common(by_dtype))
-    if error_if_nonfinite and not math.isfinite(total.item()):
-        raise RuntimeError(
-            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped. "
-            "To disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
-        )
-    torch.autograd.graph.increment_version(grads)
-    for dtype, group, plan in planned:
-        for table, start, count, blocks in plan:
-            grad_clip[blocks, BLOCK](group[start], table, count, max_norm, norm, T=dtype)
-    return total
+class _Known:
+    """What has been found out about gradients, for later ones that are like them wherever they lie; keeps none alive."""
+
+    def __init__(self, grads: list[Tensor]) -> None:
+        self._alike = Alike(grads) if Alike.can_tell() else None
+        places: dict[torch.dtype, list[int]] = {}
+        for place, grad in enumerate(grads):
+            places.setdefault(grad.dtype, []).append(place)
+        self._groups = [(dtype, at, Moving(([grads[i] for i in at],))) for dtype, at in places.items()]
+        self._blocks = sum(one.blocks for *_, moving in self._groups for one in moving.launches)
+        self._wide = torch.float64 if torch.float64 in places else torch.float32
+        self._dtype = functools.reduce(torch.promote_types, places)
+
+    def serves(self, grads: list[Tensor]) -> bool:
+        """Whether these are like them."""
+        if self._alike is None or not self._alike(grads):
+            return False
+        for _, at, moving in self._groups:
+            moving.move(0, [grads[i] for i in at])
+        return True
+
+    def clip(self, grads: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
+        """The norm; the gradients are scaled."""
+        kind = "Squares" if norm_type == 2 else "Largest"
+        partials = grads[0].new_empty(self._blocks, dtype=self._wide)
+        begin = 0
+        for dtype, at, moving in self._groups:
+            for table, start, count, blocks in moving.launches:
+                here = partials[begin : begin + blocks] if begin else partials
+                grad_norm_partial[blocks, BLOCK](grads[at[start]], table, count, here, T=dtype, NORM=kind)
+                begin += blocks
+        norm = partials.new_empty(())
+        grad_norm[1, FOLDERS](partials, norm, begin, T=grads[0].dtype, NORM=kind)
+        total = norm.to(self._dtype)
+        if error_if_nonfinite and not math.isfinite(total.item()):
+            raise RuntimeError(
+                f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
+                "clipped. To disable this error and scale the gradients by the non-finite norm anyway, set "
+                "`error_if_nonfinite=False`"
+            )
+        torch.autograd.graph.increment_version(grads)
+        for dtype, at, moving in self._groups:
+            for table, start, count, blocks in moving.launches:
+                grad_clip[blocks, BLOCK](grads[at[start]], table, count, max_norm, norm, T=dtype)
+        return total
 
 
-def _common(dtypes: Iterable[torch.dtype]) -> torch.dtype:
-    """What the norms of these dtypes have together."""
-    first, *others = dtypes
-    for other in others:
-        first = torch.promote_types(first, other)
-    return first
+_known: dict[tuple[int, int, float], _Known] = {}  # by the first parameter's id, the count of gradients, and norm_type
+_MOST_KNOWN = 64
 
 
-def _why_not(grads: list[Tensor], norm_type: float, foreach: bool | None) -> str | None:
-    """Why PyTorch must do it; None where it need not."""
+def _why_not_at_all(norm_type: float, foreach: bool | None) -> str | None:
+    """Why PyTorch must do it, whatever the gradients; None where it need not."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return "traced"
     if foreach is not None:
         return "foreach was asked for"
-    if norm_type not in (2.0, math.inf):
-        return f"norm_type {norm_type}"
+    return None if norm_type in (2.0, math.inf) else f"norm_type {norm_type}"
+
+
+def _why_not(grads: list[Tensor], norm_type: float) -> str | None:
+    """Why PyTorch must do it for these gradients; None where it need not."""
     sizes = [grad.numel() for grad in grads]
     if not any(sizes):
         return "no gradients"

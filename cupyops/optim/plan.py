@@ -1,26 +1,21 @@
 """What a step of an optimizer has found out, for the next one to go by where nothing but gradients has moved.
 
-To look at each parameter in Python costs microseconds, and there are hundreds. A plan asks the same of all at once, in C:
-whether types, dtypes, devices, sizes, strides and addresses are those that the kernel was found to serve.
+A plan asks of all at once whether types, dtypes, devices, sizes, strides and addresses are those that the kernel was found
+to serve.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import compress
-from operator import attrgetter, itemgetter
+from itertools import chain, compress
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..common.multi_tensor import Launch, Moving
-from ..kernel import addressing, executors
-
-try:  # what torch.compile asks its own guards
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:  # no plans: each step looks at each parameter
-    TensorGuards = None  # type: ignore[assignment,misc]
+from ..common.multi_tensor import Alike, Launch, Moving
+from ..kernel import addressing
 
 Group = dict[str, Any]
 
@@ -70,7 +65,7 @@ class Batch:
 
 def can_last(batches: list[Batch]) -> bool:
     """Whether there can be a plan of these."""
-    return TensorGuards is not None and len({batch.device.type for batch in batches}) == 1
+    return Alike.can_tell() and len({batch.device.type for batch in batches}) == 1
 
 
 class Plan:
@@ -84,16 +79,15 @@ class Plan:
         names: tuple[str, ...],
         options: tuple[Any, ...],
     ) -> None:
-        self._batches, self._options, self._executors = batches, options, executors.copy()
+        self._batches, self._options = batches, options
         self._present = [param.grad is not None for param in group["params"]]
         self._absent = [not present for present in self._present]
         self._fields = [itemgetter(name) for name in names]
         self._address = addressing(batches[0].device)
-        params, grads, *states = self._columns(group, state)
-        tensors = [one for column in (params, grads, *states) for one in column]
-        sizes: Any = [list(one.shape) for one in tensors]  # a None among them would be let pass
-        strides: Any = [list(one.stride()) for one in tensors]
-        self._alike = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        columns = params, _, *states = self._columns(group, state)
+        # steps on the host are views of a bank: where they lie says all of them
+        self._looked_at = len(columns) - all(batch.bank is not None for batch in batches)
+        self._alike = Alike([*chain.from_iterable(columns[: self._looked_at])])
         self._addresses = [list(map(self._address, column)) for column in (params, *states)]
 
     def renewed(
@@ -101,18 +95,17 @@ class Plan:
     ) -> list[Batch] | None:
         """The batches with the gradients that there are now; None where anything else has changed."""
         given = group["params"]
-        if options != self._options or executors != self._executors or len(given) != len(self._present):
+        if options != self._options or len(given) != len(self._present):
             return None
         if any(param.grad is not None for param in compress(given, self._absent)):
             return None
         try:
-            columns = self._columns(group, state)
-        except (KeyError, TypeError):  # a parameter or a name without state
+            columns = params, grads, *states = self._columns(group, state)
+            alike = self._alike(chain.from_iterable(columns[: self._looked_at]))
+            addresses = [list(map(self._address, column)) for column in (params, *states)]
+        except (KeyError, TypeError):  # a parameter or a name without state, or a state that is no tensor
             return None
-        params, grads, *states = columns
-        if not self._alike(*[one for column in columns for one in column]):
-            return None
-        if [list(map(self._address, column)) for column in (params, *states)] != self._addresses:
+        if not alike or addresses != self._addresses:
             return None
         for batch in self._batches:
             if len(batch.places) == len(params):
@@ -126,6 +119,8 @@ class Plan:
         params = list(compress(group["params"], self._present))
         columns = [params, list(map(_grad, params))]
         if self._fields:
-            dicts: list[Any] = list(map(state.get, params))
+            # all in their order, as a rule: to look each up hashes it in Python
+            whole = len(state) == len(params) and all(map(is_, state, params))
+            dicts: list[Any] = list(state.values() if whole else map(state.get, params))
             columns += [list(map(field, dicts)) for field in self._fields]
         return columns

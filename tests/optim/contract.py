@@ -386,16 +386,15 @@ class OptimizerContract:
         assert trace.routes() == {"kernel"}, str(trace)
 
     @pytest.mark.gpu
-    def test_a_new_rate_rebuilds_no_table(self):
+    def test_a_new_rate_rebuilds_no_table(self, monkeypatch):
         params = parameters("cuda", torch.float32)
         optimizer = self.ours(params, lr=0.1, **self.usual)
         set_grads([params], 0)
         optimizer.step()
         optimizer.step()
-        built = multi_tensor.tables.cache_info().misses
+        monkeypatch.setattr(multi_tensor, "tables", None)
         optimizer.param_groups[0]["lr"] = 0.05
         optimizer.step()
-        assert multi_tensor.tables.cache_info().misses == built
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("numel", [2**20 + 3, 2**24])

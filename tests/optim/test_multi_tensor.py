@@ -21,7 +21,6 @@ def test_tables():
         assert np.diff(ends, prepend=0).tolist() == chunks and blocks == sum(chunks)
         owners = np.searchsorted(ends, np.arange(blocks), side="right")
         assert np.bincount(owners, minlength=count).tolist() == chunks
-    assert multi_tensor.tables(columns, sizes, 10) is found
 
 
 def test_laid_out_alike():

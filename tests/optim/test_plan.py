@@ -13,7 +13,6 @@ from torch import nn
 
 import cupyops
 from cupyops.common import multi_tensor
-from cupyops.optim import plan
 from cupyops.optim.fused import Fused
 
 SHAPES = [(3, 3), (7,), (2, 5)]
@@ -289,7 +288,7 @@ def test_a_copy_has_none(device):
 
 def test_without_pytorch_s_guards(device, monkeypatch, sorts):
     """Which are not part of its interface."""
-    monkeypatch.setattr(plan, "TensorGuards", None)
+    monkeypatch.setattr(multi_tensor, "TensorGuards", None)
     lists, optimizers = make(PAIRS["adamw"], device)
     with kernels(device):
         steps(lists, optimizers, 0, 3)
