@@ -1,7 +1,9 @@
 """cupyops.nn.utils.clip_grad_norm_ against torch.nn.utils' own."""
 
+import contextlib
 import inspect
 import math
+import weakref
 
 import pytest
 import torch
@@ -118,6 +120,69 @@ def test_foreach_is_pytorch_s(device):
     with cupyops.trace() as trace:
         clip_grad_norm_(p, 0.1, foreach=False)
     assert trace.routes() == {"reference"}
+
+
+LATER = {
+    "elsewhere": (False, lambda grad, index: grad.clone()),
+    "fewer": (True, lambda grad, index: grad if index else None),
+    "transposed": (True, lambda grad, index: grad.t().contiguous().t() if grad.dim() == 2 else grad),
+    "another dtype": (True, lambda grad, index: grad.bfloat16()),
+    "every other": (True, lambda grad, index: grad.repeat_interleave(2, dim=-1)[..., ::2]),
+}
+
+
+@pytest.mark.parametrize("kind", LATER)
+def test_later_gradients(device, monkeypatch, kind):
+    """Those that are like the last ones are not looked at one by one; what differs is noticed."""
+    looked, why_not = [], clip._why_not
+    monkeypatch.setattr(clip, "_known", {})
+    monkeypatch.setattr(clip, "_why_not", lambda *args: looked.append(1) or why_not(*args))
+    anew, change = LATER[kind]
+    lists = [parameters(device, torch.float32, [(3, 5), (7,), (1031,)]) for _ in range(2)]
+    with cupyops.simulate(check=False) if device.type == "cpu" else contextlib.nullcontext():
+        for step in range(4):
+            if kind == "another dtype" and step == 2:
+                lists = [[nn.Parameter(p.detach().bfloat16()) for p in params] for params in lists]
+            set_grads(lists, step, change if step > 1 else lambda grad, index: grad)
+            norms = [f(p, 0.5) for f, p in zip((clip_grad_norm_, torch.nn.utils.clip_grad_norm_), lists)]
+            torch.testing.assert_close(*norms)
+            torch.testing.assert_close(*([p.grad for p in params] for params in lists))
+            if step == 1:
+                assert len(looked) == 1
+    assert (len(looked) > 1) == anew
+
+
+def test_a_later_gradient_with_a_negative_bit(device):
+    """It is left to PyTorch, which refuses it."""
+    params = parameters(device, torch.float32, [(3, 5), (7,)])
+    with cupyops.simulate(check=False) if device.type == "cpu" else contextlib.nullcontext():
+        for step in range(2):
+            set_grads([params], step)
+            clip_grad_norm_(params, 0.5)
+        params[0].grad = torch.complex(params[0].grad, -params[0].grad).conj().imag
+        with pytest.raises(RuntimeError, match="negation"):
+            clip_grad_norm_(params, 0.5)
+
+
+def test_no_gradient_is_kept_alive(device):
+    params = parameters(device, torch.float32, [(3, 5), (7,)])
+    set_grads([params], 0)
+    with cupyops.simulate(check=False) if device.type == "cpu" else contextlib.nullcontext():
+        clip_grad_norm_(params, 0.5)
+    grads = [weakref.ref(p.grad) for p in params]
+    for p in params:
+        p.grad = None
+    assert not any(grad() is not None for grad in grads)
+
+
+def test_what_is_known_is_bounded(device, monkeypatch):
+    monkeypatch.setattr(clip, "_known", {})
+    with cupyops.simulate(check=False) if device.type == "cpu" else contextlib.nullcontext():
+        lists = [parameters(device, torch.float32, [(3,)]) for _ in range(clip._MOST_KNOWN + 1)]
+        set_grads(lists, 0)
+        for params in lists:
+            clip_grad_norm_(params, 0.5)
+    assert len(clip._known) == 1
 
 
 @pytest.mark.gpu
