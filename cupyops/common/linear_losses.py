@@ -38,7 +38,7 @@ linear_cross_entropy_tile = Kernel(FILE, "linear_cross_entropy_tile<T>", T=HALF)
 linear_cross_entropy_bias = Kernel(FILE, "linear_cross_entropy_bias<T>", T=FLOATING)
 
 SCRATCH = 240 << 20  # bytes of logits, or of their gradients, at a time
-ADDED = 2  # chunks that are added to the weight's gradient in a half type: Tolerance lets them pass, by its unit of a result
+ADDED = 2  # chunks that a half type's weight's gradient has added: so its error stays within twice that of PyTorch's
 ROW_STEP = 128  # rows of a chunk are a multiple of it, and the classes of a tile of CLASS_STEP: what suits a GEMM
 CLASS_STEP = 256
 TILE = 2048  # classes of a tile: enough for a GEMM of all rows
@@ -104,15 +104,15 @@ class Tail(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratch: int) -> Division:
+def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratch: int, added: int) -> Division:
     width = 16 // dtype.itemsize
     stride, elements = ceil_div(classes, width) * width, scratch // dtype.itemsize
     most = max(elements // stride, 1)
     most -= most % ROW_STEP if most > ROW_STEP else 0
-    if dtype not in HALF or rows <= (1 + ADDED) * most:
+    if dtype not in HALF or rows <= (1 + added) * most:
         return Division(most, stride)
     waiting = features + elements // (2 * stride)  # rows whose gradients can, at least
-    tiled = rows - min(max(rows - waiting, 0), ADDED * most)
+    tiled = rows - min(max(rows - waiting, 0), added * most)
     tile = ceil_div(_even(stride, min(elements // (2 * tiled), TILE), CLASS_STEP), width) * width
     kept = min(features, tiled)
     stored = min(max(elements - tiled * tile, 0) // stride, tiled - kept)
@@ -165,7 +165,7 @@ class Work:
         self.given, self.scale, self.gradients = given, scale, gradients
         x, weight = given.x, given.weight
         (self.rows, features), self.classes = x.shape, weight.shape[0]
-        division = _division(self.rows, features, self.classes, x.dtype, SCRATCH)
+        division = _division(self.rows, features, self.classes, x.dtype, SCRATCH, ADDED)
         self.division = division if gradients.weight is not None else Division(division.rows, division.stride)
         _, stride, tiled, tile, kept, stored = self.division
         behind, some = tiled * tile, max(stored, 1) if tiled else 0

@@ -140,9 +140,10 @@ def test_logits_are_the_same_the_second_time(size, scratch, monkeypatch):
     assert all(torch.equal(a[1], b[1]) for a, b in zip(*by_place))
 
 
-def test_tiles_use_rows_that_were_kept(scratch):
+def test_tiles_use_rows_that_were_kept(scratch, monkeypatch):
     """What waits in the memory of the weight's gradient is what would be computed again."""
     call = make_call(torch.bfloat16, rows=40, size=24)
+    monkeypatch.setattr(MODULE, "ADDED", 0)
     found = []
     with cupyops.simulate():
         for size in (1 << 20, 1500):
@@ -167,7 +168,7 @@ def test_tiles_use_rows_that_were_kept(scratch):
 )
 def test_division(rows, features, classes, dtype):
     """Parts cover everything, fit, begin at 16 bytes, and none is a small rest."""
-    division = MODULE._division(rows, features, classes, dtype, MODULE.SCRATCH)
+    division = MODULE._division(rows, features, classes, dtype, MODULE.SCRATCH, MODULE.ADDED)
     assert division.stride % (16 // dtype.itemsize) == 0 and 0 <= division.stride - classes < 16
     assert division.rows == 1 or division.rows * division.stride * dtype.itemsize <= MODULE.SCRATCH
     used = division.tiled * division.classes + division.stored * division.stride
