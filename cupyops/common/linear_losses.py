@@ -8,7 +8,7 @@ at most half a last place, so that no more than ADDED are. What the rows before 
 tiles of classes, each from the gradients of all these rows. Those of the first are kept, in the memory of the weight's
 gradient itself, which has room for as many rows as the input has features, and those of the last in what the tiles leave
 of the scratch; the logits of the rows between are computed again. Both times they are the same, bit for bit, as the GEMM is
-the same: the first time, too, they are made in the place of the tile, from where they are copied.
+the same: the first time, too, it writes a tile, as wide and as aligned, which is then copied.
 
 A GEMM of a half type is fast where all its sizes are multiples of 16 bytes. So there the last classes that are not make
 a GEMM of their own, with weights of zero up to the next multiple.
@@ -42,6 +42,7 @@ ADDED = 2  # chunks that a half type's weight's gradient has added: so its error
 ROW_STEP = 128  # rows of a chunk are a multiple of it, and the classes of a tile of CLASS_STEP: what suits a GEMM
 CLASS_STEP = 256
 TILE = 2048  # classes of a tile: enough for a GEMM of all rows
+LINE = 128  # elements of a half type, 256 bytes: cuBLAS sees no alignment beyond that
 HELD = 1 << 14  # bytes of a row from which on a block holds it
 ROW_BLOCK = 1024
 TILE_BLOCK = 256
@@ -113,7 +114,7 @@ def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratc
         return Division(most, stride)
     waiting = features + elements // (2 * stride)  # rows whose gradients can, at least
     tiled = rows - min(max(rows - waiting, 0), added * most)
-    tile = ceil_div(_even(stride, min(elements // (2 * tiled), TILE), CLASS_STEP), width) * width
+    tile = ceil_div(_even(stride, min(elements // tiled, TILE), CLASS_STEP), width) * width
     kept = min(features, tiled)
     stored = min(max(elements - tiled * tile, 0) // stride, tiled - kept)
     return Division(most, stride, tiled, tile, kept, stored)
@@ -168,14 +169,14 @@ class Work:
         division = _division(self.rows, features, self.classes, x.dtype, SCRATCH, ADDED)
         self.division = division if gradients.weight is not None else Division(division.rows, division.stride)
         _, stride, tiled, tile, kept, stored = self.division
-        behind, some = tiled * tile, max(stored, 1) if tiled else 0
-        size = max(min(division.rows, self.rows) * stride, behind + some * stride)
+        behind, least = tiled * tile, LINE + tile + stride if tiled else 0
+        size = max(min(division.rows, self.rows) * stride, behind + stored * stride, least)
         self.scratch = torch.empty(size, dtype=x.dtype, device=x.device)
-        self.store = room = self.scratch[behind:]
-        if gradients.weight is not None and gradients.weight.numel() > room.numel():
-            room = gradients.weight.view(-1)
-        self.room = room  # for the first time of the rows whose logits are computed twice
-        self.twice = list(_parts(kept, tiled - stored, room.numel() // stride))
+        self.store = self.scratch[behind:]
+        self.room, self.twice = self.scratch, list[tuple[int, int]]()
+        if kept + stored < tiled:
+            self.room, most = self.first_room()
+            self.twice = list(_parts(kept, tiled - stored, most))
         self.stats = torch.empty((3, self.rows), dtype=each.dtype, device=x.device)
         self.sums = None if gradients.bias is None else torch.zeros(self.classes, dtype=each.dtype, device=x.device)
         self.tensors = given.target, given.class_weight, scale.factors, each, self.stats
@@ -206,13 +207,24 @@ class Work:
             columns = min(width, stride - first)
             yield first, min(first + width, self.classes), self.scratch[: tiled * columns].view(tiled, columns)
 
+    def first_room(self) -> tuple[Tensor, int]:
+        """For logits that will be computed once more, and for how many rows' at a time: the tile is in the scratch, too."""
+        scratch, weight, (_, stride, _, tile, _, _) = self.scratch, self.gradients.weight, self.division
+        size = scratch.numel() - LINE
+        most = size // (tile + stride)
+        if weight is None or weight.numel() // stride <= most:
+            return scratch[LINE + most * tile :], most
+        return weight.view(-1), min(weight.numel() // stride, size // tile)
+
     def first_time(self, begin: int, end: int) -> None:
-        """Rows whose logits will be computed again in the place of the tiles, and so are now."""
+        """Rows whose logits will be computed once more, in the tiles: by the same products."""
         d = self.logits_in(self.room, begin, end)
         for first, last, tile in self.tiles():
-            self.logits(begin, end, first, last, tile[begin:end])
-            words = (t.view(torch.complex128) for t in (d[:, first : first + tile.shape[1]], tile[begin:end]))
-            next(words).copy_(next(words))  # 16 bytes at a time
+            columns = tile.shape[1]
+            again = self.scratch[begin * columns % LINE :][: (end - begin) * columns].view(end - begin, columns)
+            self.logits(begin, end, first, last, again)
+            words = [t.view(torch.complex128) for t in (d[:, first : first + columns], again)]  # 16 bytes each
+            words[0].copy_(words[1])
         self.losses(begin, end, d)
 
     def chunk(self, begin: int, end: int, room: Tensor) -> Tensor:
