@@ -10,8 +10,8 @@
 //
 // Reached on an H200 (TFLOP/s of three products, forward and backward): 8192x4096x128256 bf16 570,
 // 4096x4096x32000 bf16 693 (with a first chunk of 192 rows, not of a quarter), 8192x2048x50257 bf16 537, 2048x1000x32000
-// fp16 557, fp32 48. Lost: where 240 MiB do not hold the logits, those of some rows are computed twice, as the weight's
-// gradient is to be rounded once: of 8192x4096x128256 the GEMMs take 37 ms of 41, by a profile.
+// fp16 557, fp32 48. Lost: where 240 MiB do not hold the logits of all rows, some are computed twice, of 8192x4096x128256
+// those of 1426 rows; and each chunk that is added to the weight's gradient reads that once more.
 #include "common/elementwise.cuh"
 #include "common/held_losses.cuh"
 
@@ -66,33 +66,6 @@ template <typename T> struct Replace {
 
   template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
     store_vec<T, N>(row + c, grad(begin + c, x));
-  }
-};
-
-// From one number of a half type near 1 to the next.
-template <typename T> constexpr float kUnit = 0x1p-10f;
-template <> constexpr float kUnit<__nv_bfloat16> = 0x1p-7f;
-
-// The same of logits that are computed anew, by another product than that of which max and log_sum are: what lies between
-// two numbers of T may be rounded to the other one. That matters where it is the largest logit and outweighs all others
-// together: its p is off by a whole unit, and was all but exact. None of the others is then as near, so it is known by that.
-template <typename T> struct ReplaceAnew {
-  using A = acc_t<T>;
-  Replace<T> replace;
-  A near;
-
-  __device__ __forceinline__ ReplaceAnew(const RowGrad<T>& grad, T* row, int begin)
-      : replace{grad, row, begin}, near(grad.max) {
-    const A unit = kUnit<T> * fabs(grad.max);
-    if (exp(grad.log_sum) < A(1) + exp(A(-2) * unit)) near -= unit;
-  }
-
-  template <int N> __device__ __forceinline__ void operator()(int c, Vec<T, N> x) const {
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (to_acc(x.data[k]) >= near) x.data[k] = from_acc<T>(replace.grad.max);
-    }
-    replace(c, x);
   }
 };
 
@@ -222,7 +195,7 @@ __global__ void linear_cross_entropy_tile(T* logits, const T* __restrict__ kept,
   const int t = class_at(target, position, options.classes, options.ignore_index);
   if (t < 0) return zero_row(row, 0, count, threadIdx.x, blockDim.x);
   const RowGrad<T> grad = row_grad<T>(class_weight, scale, stats, position, positions, t, options);
-  read_row(row, row, 0, count, threadIdx.x, blockDim.x, ReplaceAnew<T>(grad, row, begin));
+  read_row(row, row, 0, count, threadIdx.x, blockDim.x, Replace<T>{grad, row, begin});
 }
 
 // Grid: 1. Block: one dimension, a multiple of 32. The sum of the weights of the targets that are not ignored, then what
@@ -258,11 +231,11 @@ __global__ void linear_cross_entropy_sum(const acc_t<T>* __restrict__ losses, co
   if (threadIdx.x == 0) *y = from_acc<T>(total ? sum / *total : sum);
 }
 
-// Grid: ceil(columns / 32). Block: (32, 8). grad_bias[c] = the sum of column c of d, whose rows lie `stride` apart, and of
-// what grad_bias is already where `add`. Eight threads to a column; their sums are added in order.
+// Grid: ceil(columns / 32). Block: (32, 8). grad_bias[c] += factor * the sum of column c of d, whose rows lie `stride` apart.
+// Eight threads to a column; their sums are added in order.
 template <typename T>
-__global__ void linear_cross_entropy_bias(const T* __restrict__ d, T* __restrict__ grad_bias, long long rows,
-                                          int columns, long long stride, acc_t<T> factor, int add) {
+__global__ void linear_cross_entropy_bias(const T* __restrict__ d, acc_t<T>* __restrict__ grad_bias, long long rows,
+                                          int columns, long long stride, acc_t<T> factor) {
   using A = acc_t<T>;
   __shared__ A sums[8][kWarp];
   const int c = blockIdx.x * kWarp + threadIdx.x;
@@ -273,7 +246,7 @@ __global__ void linear_cross_entropy_bias(const T* __restrict__ d, T* __restrict
   __syncthreads();
   if (threadIdx.y != 0 || c >= columns) return;
   for (int other = 1; other < 8; ++other) sum += sums[other][threadIdx.x];
-  grad_bias[c] = from_acc<T>(factor * sum + (add ? to_acc(grad_bias[c]) : A(0)));
+  grad_bias[c] += factor * sum;
 }
 
 // Grid, block: see elementwise(). y = grad_y factor x, where y may be x: nothing is done where that would change nothing.

@@ -3,13 +3,12 @@
 Rows are taken in chunks: a GEMM of PyTorch's gives a chunk's logits, our kernel the losses and, in the place of the logits,
 their gradients, and a second GEMM that of the input. What is left is the weight's gradient, a sum over all rows.
 
-In fp32 and fp64 it is added up chunk by chunk: three GEMMs. In a half type that would round it once for each chunk: for
-eight chunks the error is up to 3 times that of PyTorch's one rounding. So, unless one chunk holds all rows, or all but a
-few, it is made in tiles of classes, each from the gradients of all rows and rounded once. Those of the first rows are
-kept, in the memory of the weight's gradient itself, which has room for as many rows as the input has features, and those
-of the last in what the tiles leave of the scratch; those of the rows between are computed again. So that their logits are
-the same again, both times each tile has a GEMM of its own, of the same sizes, and no part of a sum is rounded in it, as
-cuBLAS may do in a half type.
+In fp32 and fp64 it is added up chunk by chunk: three GEMMs. In a half type each chunk that is added rounds it once more, by
+at most half a last place, so that no more than ADDED are. What the rows before those give is rounded once: it is made in
+tiles of classes, each from the gradients of all these rows. Those of the first are kept, in the memory of the weight's
+gradient itself, which has room for as many rows as the input has features, and those of the last in what the tiles leave
+of the scratch; the logits of the rows between are computed again. Both times they are the same, bit for bit, as the GEMM is
+the same: the first time, too, it writes a tile, as wide and as aligned, which is then copied.
 
 A GEMM of a half type is fast where all its sizes are multiples of 16 bytes. So there the last classes that are not make
 a GEMM of their own, with weights of zero up to the next multiple.
@@ -19,9 +18,7 @@ from __future__ import annotations
 
 import functools
 import struct
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -41,10 +38,11 @@ linear_cross_entropy_tile = Kernel(FILE, "linear_cross_entropy_tile<T>", T=HALF)
 linear_cross_entropy_bias = Kernel(FILE, "linear_cross_entropy_bias<T>", T=FLOATING)
 
 SCRATCH = 240 << 20  # bytes of logits, or of their gradients, at a time
-ROW_STEP = 64  # rows of a chunk are a multiple of it, and the classes of a tile of CLASS_STEP: what suits a GEMM
+ADDED = 2  # chunks that a half type's weight's gradient has added: so its error stays within twice that of PyTorch's
+ROW_STEP = 128  # rows of a chunk are a multiple of it, and the classes of a tile of CLASS_STEP: what suits a GEMM
 CLASS_STEP = 256
 TILE = 2048  # classes of a tile: enough for a GEMM of all rows
-FEW = 4  # a first chunk of this part of the rows may be rounded by itself: half as large, it adds half a last place
+LINE = 128  # elements of a half type, 256 bytes: cuBLAS sees no alignment beyond that
 HELD = 1 << 14  # bytes of a row from which on a block holds it
 ROW_BLOCK = 1024
 TILE_BLOCK = 256
@@ -88,14 +86,14 @@ class Gradients(NamedTuple):
 
 
 class Division(NamedTuple):
-    """Rows of a chunk and classes of a tile; `stride` from a chunk's row to the next, so that each begins at 16 bytes."""
+    """`stride` from one row of a chunk's logits to the next, so that each begins at 16 bytes; 0 rows in tiles: no tiles."""
 
-    rows: int
-    classes: int
+    rows: int  # of a chunk, at most
     stride: int
-    at_once: bool  # the weight's gradient is added up by chunks
-    kept: int  # first rows, whose gradients wait in the memory of the weight's gradient
-    stored: int  # last rows, whose gradients wait in the scratch, behind the tile
+    tiled: int = 0  # first rows, whose part of the weight's gradient is made in tiles
+    classes: int = 1  # of a tile
+    kept: int = 0  # the first of these, whose gradients wait in the memory of the weight's gradient
+    stored: int = 0  # and the last, whose gradients wait in the scratch, behind the tile
 
 
 class Tail(NamedTuple):
@@ -107,22 +105,19 @@ class Tail(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratch: int) -> Division:
+def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratch: int, added: int) -> Division:
     width = 16 // dtype.itemsize
     stride, elements = ceil_div(classes, width) * width, scratch // dtype.itemsize
     most = max(elements // stride, 1)
     most -= most % ROW_STEP if most > ROW_STEP else 0
-    if rows <= most:
-        return Division(rows, stride, stride, True, 0, 0)
-    if dtype in HALF and rows - most <= rows // FEW:  # no less in the first: the GEMM of a few rows is as slow
-        most -= (most - (rows - rows // FEW)) // ROW_STEP * ROW_STEP
-        return Division(most, stride, stride, True, 0, 0)
-    if dtype not in HALF:
-        return Division(_even(rows, most, ROW_STEP), stride, stride, True, 0, 0)
-    tile = ceil_div(_even(stride, min(elements // rows, TILE), CLASS_STEP), width) * width
-    kept = min(features, rows)
-    stored = min(max(elements - rows * tile, 0) // stride, rows - kept)
-    return Division(_even(rows, most, ROW_STEP), tile, stride, False, kept, stored)
+    if dtype not in HALF or rows <= (1 + added) * most:
+        return Division(most, stride)
+    waiting = features + elements // (2 * stride)  # rows whose gradients can, at least
+    tiled = rows - min(max(rows - waiting, 0), added * most)
+    tile = ceil_div(_even(stride, min(elements // tiled, TILE), CLASS_STEP), width) * width
+    kept = min(features, tiled)
+    stored = min(max(elements - tiled * tile, 0) // stride, tiled - kept)
+    return Division(most, stride, tiled, tile, kept, stored)
 
 
 def _even(count: int, most: int, step: int) -> int:
@@ -135,8 +130,9 @@ def _even(count: int, most: int, step: int) -> int:
     return ceil_div(part, step) * step
 
 
-def _parts(begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """Of `size`, but the first, which is what is left."""
+def _parts(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    """Rows, at most so many at a time, and alike in number but the first, which are what is left."""
+    size = _even(end - begin, most, ROW_STEP)
     first = (end - begin) % size
     if first:
         yield begin, begin + first
@@ -154,38 +150,13 @@ def compute(given: Given, each: Tensor, scale: Scale, wanted: int) -> Gradients:
     )
     if is_dry(x):
         return gradients
-    rows, features = x.shape
-    if rows == 0:
+    if x.shape[0]:
+        Work(given, each, scale, gradients).run()
+    else:
         for one in gradients[1:]:
             if one is not None:
                 one.zero_()
-        return gradients
-    work = Work(given, each, scale, gradients)
-    if work.tiled:
-        with _whole_sums(x.dtype):
-            work.run()
-    else:
-        work.run()
     return gradients
-
-
-_flags = threading.Lock()
-
-
-@contextmanager
-def _whole_sums(dtype: torch.dtype) -> Iterator[None]:
-    """No GEMM asked for here adds parts of a sum in a half type. One thread at a time, as PyTorch has but one flag."""
-    of, name = torch.backends.cuda.matmul, "fp16" if dtype is torch.float16 else "bf16"
-    flag = f"allow_{name}_reduced_precision_reduction"
-    with _flags:
-        if not getattr(of, flag):
-            yield
-            return
-        setattr(of, flag, False)
-        try:
-            yield
-        finally:
-            setattr(of, flag, True)
 
 
 class Work:
@@ -195,96 +166,117 @@ class Work:
         self.given, self.scale, self.gradients = given, scale, gradients
         x, weight = given.x, given.weight
         (self.rows, features), self.classes = x.shape, weight.shape[0]
-        self.division = division = _division(self.rows, features, self.classes, x.dtype, SCRATCH)
-        self.tiled = not division.at_once and (gradients.weight is not None or gradients.bias is not None)
-        self.kept = division.kept if self.tiled and gradients.weight is not None else 0
-        self.stored = division.stored if self.tiled else 0
-        behind = self.rows * division.classes if self.tiled else 0
-        size = max(min(division.rows, self.rows) * division.stride, behind + self.stored * division.stride)
+        division = _division(self.rows, features, self.classes, x.dtype, SCRATCH, ADDED)
+        self.division = division if gradients.weight is not None else Division(division.rows, division.stride)
+        _, stride, tiled, tile, kept, stored = self.division
+        behind, least = tiled * tile, LINE + tile + stride if tiled else 0
+        size = max(min(division.rows, self.rows) * stride, behind + stored * stride, least)
         self.scratch = torch.empty(size, dtype=x.dtype, device=x.device)
         self.store = self.scratch[behind:]
+        self.room, self.twice = self.scratch, list[tuple[int, int]]()
+        if kept + stored < tiled:
+            self.room, most = self.first_room()
+            self.twice = list(_parts(kept, tiled - stored, most))
         self.stats = torch.empty((3, self.rows), dtype=each.dtype, device=x.device)
+        self.sums = None if gradients.bias is None else torch.zeros(self.classes, dtype=each.dtype, device=x.device)
         self.tensors = given.target, given.class_weight, scale.factors, each, self.stats
         self.options = given.options(scale.step)
         self.tail = _tail(given)
-        self.twice: list[tuple[int, int]] = []  # rows whose logits are computed with the losses, and for each tile
 
     def run(self) -> None:
         """First the rows that are computed twice, as the memory of the weight's gradient is free for them."""
-        grad_weight, between = self.gradients.weight, self.rows - self.stored
-        room, most = self.scratch, self.division.rows
-        if self.kept and grad_weight is not None and grad_weight.numel() > room.numel():
-            room = grad_weight.view(-1)
-            most = _even(max(between - self.kept, 1), room.numel() // self.division.stride, ROW_STEP)
-        parts = list(_parts(self.kept, between, most))
-        self.twice = parts if self.tiled else []
-        for begin, end in parts:
-            self.chunk(begin, end, room, again=self.tiled)
-        for begin, end in _parts(0, self.kept, _even(self.kept, self.division.rows, ROW_STEP)):
+        most, _, tiled, _, kept, stored = self.division
+        for begin, end in self.twice:
+            self.first_time(begin, end)
+        for begin, end in _parts(0, kept, most):
             self.keep(begin, end, self.chunk(begin, end, self.scratch))
-        if self.stored:
-            self.chunk(between, self.rows, self.store)
-        for first in range(0, self.classes if self.tiled else 0, self.division.classes):
-            self.tile(first, min(first + self.division.classes, self.classes))
+        if stored:
+            self.chunk(tiled - stored, tiled, self.store)
+        for first, last, tile in self.tiles():
+            self.tile(first, last, tile)
+        for begin, end in _parts(tiled, self.rows, most):
+            d = self.chunk(begin, end, self.scratch)
+            self.weight_gradient(d, 0, self.classes, slice(begin, end), int(begin > 0))
+        if self.gradients.bias is not None and self.sums is not None:
+            self.gradients.bias.copy_(self.sums)
 
-    def chunk(self, begin: int, end: int, room: Tensor, again: bool = False) -> Tensor:
-        """The losses of rows, the input's gradient and, where it can be added up, the weight's. Gives the logits'.
+    def tiles(self) -> Iterator[tuple[int, int, Tensor]]:
+        """First and last class, and the place of the tile: a row for each of `tiled`, as long as a multiple of 16 bytes."""
+        _, stride, tiled, width, _, _ = self.division
+        for first in range(0, self.classes if tiled else 0, width):
+            columns = min(width, stride - first)
+            yield first, min(first + width, self.classes), self.scratch[: tiled * columns].view(tiled, columns)
 
-        again: the logits will be computed once more, tile by tile.
-        """
-        given, gradients, stride, dtype = self.given, self.gradients, self.division.stride, self.given.x.dtype
-        d = room[: (end - begin) * stride].view(end - begin, stride)
-        width = self.division.classes if again else stride
-        for first in range(0, self.classes, width):
-            last = min(first + width, self.classes)
-            self.logits(begin, end, first, last, d[:, first : first + min(width, stride - first)])
-        wanted = int(gradients != (None, None, None))
-        size, device = self.classes * dtype.itemsize, d.device
+    def first_room(self) -> tuple[Tensor, int]:
+        """For logits that will be computed once more, and for how many rows' at a time: the tile is in the scratch, too."""
+        scratch, weight, (_, stride, _, tile, _, _) = self.scratch, self.gradients.weight, self.division
+        size = scratch.numel() - LINE
+        most = size // (tile + stride)
+        if weight is None or weight.numel() // stride <= most:
+            return scratch[LINE + most * tile :], most
+        return weight.view(-1), min(weight.numel() // stride, size // tile)
+
+    def first_time(self, begin: int, end: int) -> None:
+        """Rows whose logits will be computed once more, in the tiles: by the same products."""
+        d = self.logits_in(self.room, begin, end)
+        for first, last, tile in self.tiles():
+            columns = tile.shape[1]
+            again = self.scratch[begin * columns % LINE :][: (end - begin) * columns].view(end - begin, columns)
+            self.logits(begin, end, first, last, again)
+            words = [t.view(torch.complex128) for t in (d[:, first : first + columns], again)]  # 16 bytes each
+            words[0].copy_(words[1])
+        self.losses(begin, end, d)
+
+    def chunk(self, begin: int, end: int, room: Tensor) -> Tensor:
+        """Rows whose logits are computed once. Gives the gradients of those."""
+        d = self.logits_in(room, begin, end)
+        self.logits(begin, end, 0, self.classes, d)
+        self.losses(begin, end, d)
+        return d
+
+    def logits_in(self, room: Tensor, begin: int, end: int) -> Tensor:
+        stride = self.division.stride
+        return room[: (end - begin) * stride].view(end - begin, stride)
+
+    def losses(self, begin: int, end: int, d: Tensor) -> None:
+        """Of logits, which become their gradients; those of the rows' inputs, and the rows' part of the bias's."""
+        gradients, (rows, stride), dtype, device = self.gradients, d.shape, d.dtype, d.device
+        wanted, size = int(gradients != (None, None, None)), self.classes * dtype.itemsize
         plan = None
-        if size >= HELD and not given.label_smoothing:
+        if size >= HELD and not self.given.label_smoothing:
             plan = held.plan(self.classes, dtype.itemsize, 1, device, held.clusters(device))
         if plan is not None:
-            launch, options = (
-                plan.launch(linear_cross_entropy_held, end - begin),
-                (stride, plan.packs, self.options, wanted),
-            )
-            launch(d, *self.tensors, begin, end - begin, self.rows, *options, T=dtype, THREADS=plan.threads)
+            launch, options = plan.launch(linear_cross_entropy_held, rows), (stride, plan.packs, self.options, wanted)
+            launch(d, *self.tensors, begin, rows, self.rows, *options, T=dtype, THREADS=plan.threads)
         else:
             block = min(ROW_BLOCK, max(32, 1 << (ceil_div(size, 64) - 1).bit_length()))
-            launch = linear_cross_entropy_rows[end - begin, block]
+            launch = linear_cross_entropy_rows[rows, block]
             launch(d, *self.tensors, begin, self.rows, stride, self.options, wanted, T=dtype)
         if gradients.x is not None:
             self.input_gradient(d, gradients.x[begin:end])
-        if self.division.at_once:
-            if gradients.weight is not None:
-                self.weight_gradient(d, 0, self.classes, slice(begin, end), int(begin > 0))
-            _sum_columns(gradients.bias, d, self.classes, self.scale.alpha, begin > 0)
-        return d
+        if self.sums is not None:
+            launch = linear_cross_entropy_bias[ceil_div(self.classes, 32), (32, 8)]
+            launch(d, self.sums, rows, self.classes, stride, self.scale.alpha, T=dtype)
 
     def keep(self, begin: int, end: int, d: Tensor) -> None:
         """The gradients of rows' logits, each tile's in the tile's own part of the weight's gradient."""
-        to, tile = self.gradients.weight, self.division.classes
+        to, division = self.gradients.weight, self.division
         assert to is not None
         launch = linear_cross_entropy_keep[end - begin, TILE_BLOCK]
-        launch(d, to, begin, self.kept, self.classes, tile, to.shape[1], d.stride(0), T=d.dtype)
+        launch(d, to, begin, division.kept, self.classes, division.classes, to.shape[1], division.stride, T=d.dtype)
 
-    def tile(self, first: int, last: int) -> None:
-        """The gradients of some classes' weights and biases, from those of all rows' logits."""
-        gradients, width, dtype = self.gradients, self.division.classes, self.given.x.dtype
-        stride, between = min(width, self.division.stride - first), self.rows - self.stored
-        tile = self.scratch[: self.rows * stride].view(self.rows, stride)
+    def tile(self, first: int, last: int, tile: Tensor) -> None:
+        """The gradient of some classes' weights, from those of the logits of all rows in tiles."""
+        gradients, (_, stride, tiled, _, kept, stored) = self.gradients, self.division
+        assert gradients.weight is not None
         for begin, end in self.twice:
             self.logits(begin, end, first, last, tile[begin:end])
-        kept = None if gradients.weight is None else gradients.weight[first:]
         target, class_weight, factors, _, stats = self.tensors
-        where = self.kept, between, self.rows, first, last - first, stride, self.division.stride
-        sources = kept if self.kept else None, self.store[first:] if self.stored else None
-        launch = linear_cross_entropy_tile[self.rows, TILE_BLOCK]
-        launch(tile, *sources, target, class_weight, factors, stats, *where, self.options, T=dtype)
-        if gradients.weight is not None:
-            self.weight_gradient(tile, first, last, slice(None), 0)
-        if gradients.bias is not None:
-            _sum_columns(gradients.bias[first:last], tile, last - first, self.scale.alpha, False)
+        where = kept, tiled - stored, self.rows, first, last - first, tile.shape[1], stride
+        sources = gradients.weight[first:] if kept else None, self.store[first:] if stored else None
+        launch = linear_cross_entropy_tile[tiled, TILE_BLOCK]
+        launch(tile, *sources, target, class_weight, factors, stats, *where, self.options, T=tile.dtype)
+        self.weight_gradient(tile, first, last, slice(tiled), 0)
 
     # --- products ---
 
@@ -307,10 +299,10 @@ class Work:
             _product(out, d[:, :first], self.given.weight[:first], alpha, int(self.tail.weight is not None))
 
     def weight_gradient(self, d: Tensor, first: int, last: int, rows: slice, beta: int) -> None:
+        """Of some classes, added to what is there where `beta`, from the gradients of their logits in some rows."""
         x, out, middle = self.given.x[rows], self.gradients.weight, min(last, self.tail.first)
-        assert out is not None
         for begin, end in ((first, middle), (middle, last)):
-            if begin < end:
+            if out is not None and begin < end:
                 _product(out[begin:end], d[:, begin - first : end - first].t(), x, self.scale.alpha, beta)
 
 
@@ -338,11 +330,3 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None
 def _product(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: int = 0) -> None:
     """out = alpha a b + beta out."""
     torch.addmm(out, a, b, beta=beta, alpha=alpha, out=out)
-
-
-def _sum_columns(grad_bias: Tensor | None, d: Tensor, columns: int, factor: float, add: bool) -> None:
-    if grad_bias is None:
-        return
-    rows, stride = d.shape
-    launch = linear_cross_entropy_bias[ceil_div(columns, 32), (32, 8)]
-    launch(d, grad_bias, rows, columns, stride, factor, int(add), T=d.dtype)

@@ -191,7 +191,7 @@ def little_scratch(dtype: torch.dtype) -> Iterator[Call]:
     make = Make(CPU, dtype)
     sample = Sample(make(19, 7), make(37, 7), make.integers(19, high=37), make(37), ignore_index=3)
     if dtype in HALF:
-        yield partial(in_scratch, 900, contract, sample)
+        yield partial(in_scratch, 500, contract, sample)
     yield from losses_held("fused_linear_cross_entropy.cu", dtype)
 
 
