@@ -1,15 +1,14 @@
 // y = x + alpha other
 // grad_x = grad_y                 (no launch: the same tensor)
-// grad_other = alpha grad_y       (the same tensor where alpha = 1); where other is broadcast, the sum of that
+// grad_other = alpha grad_y       (the same tensor where alpha = 1); where other is broadcast, the sum of that, by sum.cu
 //
 // Bytes per element: forward 3 x sizeof(T), fewer where an input is broadcast; grad_other 2 x sizeof(T), or
 // sizeof(T) where it is summed. Two flops.
 //
-// Reached on an H200 (GB/s of those bytes, without those of an input that is broadcast, forward / backward; a copy in those
-// runs: 4150), bf16: 32768x4096 + 4096 4071 / 3482, 32768x4095 + 4095 4018 / 3508, 32768x4096 + 32768x1 4088 / 3684,
-// 64x256x56x56 + 256x1x1 3796 / 2571. Lost: in backward the start of two launches.
+// Reached on an H200 (GB/s of those bytes, without those of an input that is broadcast, forward; a copy in those runs: 4150),
+// bf16: 32768x4096 + 4096 4071, 32768x4095 + 4095 4018, 32768x4096 + 32768x1 4088, 64x256x56x56 + 256x1x1 3796. Sums: see
+// sum.cu.
 #include "common/broadcast.cuh"
-#include "common/column_sums.cuh"
 #include "common/elementwise.cuh"
 #include "common/spread.cuh"
 
@@ -53,40 +52,4 @@ template <typename T>
 __global__ void add_bwd_other(const T* __restrict__ grad_y, T* __restrict__ grad_other, acc_t<T> alpha, long long n) {
   using A = acc_t<T>;
   elementwise<T>(n, [alpha](A grad_y) { return alpha * grad_y; }, grad_other, grad_y);
-}
-
-template <typename A> struct SumAlone {
-  static constexpr bool READS = false;
-  static constexpr int SUMS = 1;
-
-  __device__ __forceinline__ A operator()(A grad_y, A, A, A (&term)[1]) const { return term[0] = grad_y; }
-};
-
-// Grid, block, partial: see sum_columns().
-template <typename T>
-__global__ void __launch_bounds__(kSumThreads, kSumBlocks<T>)
-    add_bwd_columns(const T* __restrict__ grad_y, acc_t<T>* __restrict__ partial,
-                    const __grid_constant__ Columns columns) {
-  sum_columns<4, T>(columns, SumAlone<acc_t<T>>(), grad_y, nullptr, nullptr, nullptr, partial);
-}
-
-// Grid, block: see sum_spans(). partial: [slabs][channels], or null where there is one slab: the sums are grad_other.
-template <typename T, bool CUT>
-__global__ void __launch_bounds__(kSumThreads, kSumBlocks<T>)
-    add_bwd_spans(const T* __restrict__ grad_y, acc_t<T>* __restrict__ partial, T* __restrict__ grad_other,
-                  const __grid_constant__ Spans spans, acc_t<T> alpha) {
-  sum_spans<CUT, CUT ? 2 : 4, T>(spans, SumAlone<acc_t<T>>(), grad_y, nullptr, nullptr, nullptr,
-                                 [&](int, long long slab, long long channel, double total) {
-                                   const acc_t<T> sum = total;
-                                   if (partial) partial[slab * spans.channels + channel] = sum;
-                                   else grad_other[channel] = from_acc<T>(alpha * sum);
-                                 });
-}
-
-// Grid, block: see finish_sums().
-template <typename T>
-__global__ void __launch_bounds__(kFinishThreads)
-    add_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_other, long long slabs,
-                   long long channels, long long inner, acc_t<T> alpha) {
-  finish_sums<T>(partial, grad_other, nullptr, slabs, channels, inner, alpha);
 }

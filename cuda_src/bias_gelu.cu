@@ -56,5 +56,5 @@ template <typename T>
 __global__ void __launch_bounds__(kFinishThreads)
     bias_gelu_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_bias, long long slabs,
                          long long columns) {
-  finish_sums<T>(partial, grad_bias, nullptr, slabs, columns, 1, acc_t<T>(1));
+  finish_sums<T>(partial, grad_bias, nullptr, slabs, columns, 1);
 }

@@ -3,8 +3,7 @@
 // grad_x[i, t_i] = -w[t_i] * g_i, 0 elsewhere;  g_i = grad_y_i (none), grad_y (sum), grad_y / sum(w[t_i]) (mean)
 //
 // x is (outer, classes, inner): a position i is an (outer, inner). Forward reads one element of x per position;
-// backward writes outer * classes * inner elements, nearly all of them zeros (a memset) and one per position here. A
-// flop or two each.
+// backward writes outer * classes * inner elements, nearly all of them zeros. A flop or two each.
 #include "common/losses.cuh"
 
 // Where class t of a position lies in x.
@@ -42,6 +41,14 @@ __global__ void nll_loss_fwd_sum(const acc_t<T>* __restrict__ parts, T* __restri
   add_parts(parts, count, reduction, y, total_weight);
 }
 
+// What the element of the target of a position is, where its class is t.
+template <typename T>
+__device__ __forceinline__ T gradient_at(const T* grad_y, const T* weight, const acc_t<T>* total_weight,
+                                         long long position, int t, int reduction) {
+  const acc_t<T> w = weight ? to_acc(weight[t]) : acc_t<T>(1);
+  return from_acc<T>(-w * loss_scale(grad_y, position, reduction, total_weight));
+}
+
 // Grid, block: any, one dimension; threads stride over the positions, each writes the one element of its target. grad_x
 // is all zeros before.
 template <typename T>
@@ -49,11 +56,41 @@ __global__ void nll_loss_bwd(const T* __restrict__ grad_y, const long long* __re
                              const T* __restrict__ weight, const acc_t<T>* __restrict__ total_weight,
                              T* __restrict__ grad_x, long long positions, int classes, long long inner,
                              long long ignore_index, int reduction) {
-  using A = acc_t<T>;
   for (long long i = global_thread(); i < positions; i += global_threads()) {
     const int t = class_at(target, i, classes, ignore_index);
     if (t < 0) continue;
-    const A w = weight ? to_acc(weight[t]) : A(1);
-    grad_x[element_of(i, t, classes, inner)] = from_acc<T>(-w * loss_scale(grad_y, i, reduction, total_weight));
+    grad_x[element_of(i, t, classes, inner)] = gradient_at(grad_y, weight, total_weight, i, t, reduction);
+  }
+}
+
+// The same of rows of classes side by side, zeros included. Grid: ceil(n / (blockDim.x * kZeros * kVecWidth<T>)) for the n
+// elements of grad_x. Block: any, one dimension. A block owns kZeros vectors for each of its threads, neighbours, whatever
+// rows they are of: it makes them zeros and then writes those of the targets that are among them.
+constexpr int kZeros = 4;
+
+template <typename T>
+__global__ void nll_loss_bwd_rows(const T* __restrict__ grad_y, const long long* __restrict__ target,
+                                  const T* __restrict__ weight, const acc_t<T>* __restrict__ total_weight, T* grad_x,
+                                  long long positions, int classes, long long ignore_index, int reduction) {
+  constexpr int W = kVecWidth<T>;
+  const long long each = blockDim.x * (kZeros * W), begin = blockIdx.x * each,
+                  end = min(begin + each, positions * classes);
+#pragma unroll
+  for (int k = 0; k < kZeros; ++k) {
+    const long long at = begin + (k * blockDim.x + threadIdx.x) * W;
+    if (is_aligned16(grad_x) && at + W <= end) {
+      store_vec(grad_x + at, Vec<T, W>{});
+    } else {
+#pragma unroll 1
+      for (long long i = at; i < min(at + W, end); ++i) grad_x[i] = from_acc<T>(0);
+    }
+  }
+  __syncthreads();
+  for (long long i = begin / classes + threadIdx.x; i * classes < end; i += blockDim.x) {
+    const int t = class_at(target, i, classes, ignore_index);
+    const long long at = i * classes + t;
+    if (t >= 0 && begin <= at && at < end) {
+      grad_x[at] = gradient_at(grad_y, weight, total_weight, i, t, reduction);
+    }
   }
 }

@@ -43,19 +43,18 @@ template <typename T> __global__ void relu_fwd(const T* x, T* y, unsigned char* 
   using A = acc_t<T>;
   constexpr int W = kVecWidth<T>;
   if (mask == nullptr) return elementwise<T>(n, [](A x) { return x <= A(0) ? A(0) : x; }, y, x);
-  const bool fit = is_aligned16(x) && is_aligned16(y);
-  for (long long v = global_thread(); v * W < n; v += global_threads()) {
-    const Place<T> place(v * W, n, fit);
-    Words<T> values = place.load(x);
-    unsigned bits = 0;
+  const long long v = global_thread();
+  if (v * W >= n) return;
+  const Place<T> place(v * W, n, is_aligned16(x) && is_aligned16(y));
+  Words<T> values = place.load(x);
+  unsigned bits = 0;
 #pragma unroll
-    for (int k = 0; k < W; ++k) {
-      if (to_acc(values.elements.data[k]) <= A(0)) values.elements.data[k] = from_acc<T>(A(0));
-      else bits |= 1u << k;
-    }
-    place.store(y, values);
-    mask[v] = static_cast<unsigned char>(bits);
+  for (int k = 0; k < W; ++k) {
+    if (to_acc(values.elements.data[k]) <= A(0)) values.elements.data[k] = from_acc<T>(A(0));
+    else bits |= 1u << k;
   }
+  place.store(y, values);
+  mask[v] = static_cast<unsigned char>(bits);
 }
 
 // Grid, block: see elementwise(). Reads the mask, or, where there is none, the output: the input need not be kept.
@@ -67,15 +66,14 @@ __global__ void relu_bwd(const T* __restrict__ grad_y, const T* __restrict__ y, 
   if (mask == nullptr) {
     return elementwise<T>(n, [](A grad_y, A y) { return y <= A(0) ? A(0) : grad_y; }, grad_x, grad_y, y);
   }
-  const bool fit = is_aligned16(grad_y) && is_aligned16(grad_x);
-  for (long long v = global_thread(); v * W < n; v += global_threads()) {
-    const Place<T> place(v * W, n, fit);
-    const unsigned bits = mask[v];
-    Words<T> grads = place.load(grad_y);
+  const long long v = global_thread();
+  if (v * W >= n) return;
+  const Place<T> place(v * W, n, is_aligned16(grad_y) && is_aligned16(grad_x));
+  const unsigned bits = mask[v];
+  Words<T> grads = place.load(grad_y);
 #pragma unroll
-    for (int k = 0; k < W; ++k) {
-      if ((bits >> k & 1) == 0) grads.elements.data[k] = from_acc<T>(A(0));
-    }
-    place.store(grad_x, grads);
+  for (int k = 0; k < W; ++k) {
+    if ((bits >> k & 1) == 0) grads.elements.data[k] = from_acc<T>(A(0));
   }
+  place.store(grad_x, grads);
 }

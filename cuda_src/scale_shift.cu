@@ -93,5 +93,5 @@ template <typename T>
 __global__ void __launch_bounds__(kFinishThreads)
     scale_shift_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_first,
                            T* __restrict__ grad_second, long long slabs, long long channels, long long inner) {
-  finish_sums<T>(partial, grad_first, grad_second, slabs, channels, inner, acc_t<T>(1));
+  finish_sums<T>(partial, grad_first, grad_second, slabs, channels, inner);
 }

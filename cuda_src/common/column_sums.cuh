@@ -244,14 +244,14 @@ __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, c
   }
 }
 
-// grad[channel] = scale times the sum of partial [slabs x channels x inner] over slabs and inner; for blockIdx.y = 1 of the
+// grad[channel] = the sum of partial [slabs x channels x inner] over slabs and inner; for blockIdx.y = 1 of the
 // second such array, into `second`. Grid: ceil(channels / blockDim.x), 1 or 2. Block: (x, y), powers of two, kFinishThreads
 // at most; a thread owns a channel and every blockDim.y-th slab.
 constexpr int kFinishThreads = 1024;
 
 template <typename T>
 __device__ __forceinline__ void finish_sums(const acc_t<T>* __restrict__ partial, T* first, T* second, long long slabs,
-                                            long long channels, long long inner, acc_t<T> scale) {
+                                            long long channels, long long inner) {
   constexpr int U = 4;  // loads under way
   using A = acc_t<T>;
   __shared__ double shared[kFinishThreads];
@@ -275,6 +275,6 @@ __device__ __forceinline__ void finish_sums(const acc_t<T>* __restrict__ partial
   }
   T* const to = blockIdx.y == 0 ? first : second;
   sum_over_y<1>(sum, shared, [&](int x, int, double total) {
-    if (tile + x < channels) to[tile + x] = from_acc<T>(scale * static_cast<A>(total));
+    if (tile + x < channels) to[tile + x] = from_acc<T>(static_cast<A>(total));
   });
 }

@@ -3,23 +3,23 @@
 
 #include "common/vec.cuh"
 
-// Grid: any, one dimension; ceil(n / (blockDim.x * kVecWidth<T>)) blocks give each thread one vector. Each thread owns
-// the vectors, then the tail elements, of its grid-stride. A pointer off 16 bytes (a view such as x[1:]) sends the whole
-// launch down the scalar path.
+// Grid: ceil(n / (blockDim.x * kVecWidth<T>)), one dimension: a thread for each vector, and one for what is left. A pointer
+// off 16 bytes (a view such as x[1:]) sends the whole launch down the scalar path, where threads stride over the elements.
 template <typename T, typename F, typename... In>
 __device__ __forceinline__ void elementwise(long long n, F f, T* out, const In*... in) {
   constexpr int W = kVecWidth<T>;
+  const long long at = global_thread() * W;
   const bool vectors_fit = is_aligned16(out) && (is_aligned16(in) && ...);
-  const long long vectors = vectors_fit ? n / W : 0;
-  for (long long v = global_thread(); v < vectors; v += global_threads()) {
+  if (vectors_fit && at + W <= n) {
     Vec<T, W> result;
     [&](Vec<In, W>... loaded) {
 #pragma unroll
       for (int k = 0; k < W; ++k) result.data[k] = from_acc<T>(f(to_acc(loaded.data[k])...));
-    }(load_vec<In, W>(in + v * W)...);
-    store_vec<T, W>(out + v * W, result);
+    }(load_vec<In, W>(in + at)...);
+    store_vec<T, W>(out + at, result);
+    return;
   }
-  for (long long i = vectors * W + global_thread(); i < n; i += global_threads()) {
-    out[i] = from_acc<T>(f(to_acc(in[i])...));
-  }
+  const long long first = vectors_fit ? at : global_thread(), step = vectors_fit ? 1 : global_threads();
+#pragma unroll 1
+  for (long long i = first; i < n; i += step) out[i] = from_acc<T>(f(to_acc(in[i])...));
 }

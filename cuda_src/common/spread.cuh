@@ -3,6 +3,7 @@
 // sizes run at the pace of even ones.
 #pragma once
 
+#include "common/divisor.cuh"
 #include "common/whole.cuh"
 
 // The numbers are those of spread.py.
@@ -12,6 +13,7 @@ constexpr int kCutSpans = 2;  // inner is at least a vector, which so has two ch
 
 // spread.py makes it. A thread has every `step`-th vector, the first of them at an element below 2^31.
 struct Spread {
+  Divisor by_channels, by_inner;
   int channels, inner, step;
   int channel_step, offset_step;  // what `step` vectors are, in channels and elements of a span
   int turns, rest;  // each thread has `turns` vectors, the first `rest` of them one more
@@ -21,8 +23,10 @@ struct Spread {
 struct Place {
   unsigned channel, offset;
 
-  __device__ __forceinline__ Place(const Spread& spread, unsigned first)
-      : channel(first / spread.inner % spread.channels), offset(first % spread.inner) {}
+  __device__ __forceinline__ Place(const Spread& spread, unsigned first) {
+    const unsigned span = spread.by_inner.divide(first);
+    channel = span - spread.by_channels.divide(span) * spread.channels, offset = first - span * spread.inner;
+  }
 
   __device__ __forceinline__ unsigned next(const Spread& spread) const {
     return channel + 1 == spread.channels ? 0 : channel + 1;

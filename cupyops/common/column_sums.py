@@ -15,7 +15,7 @@ BLOCK = 256  # kSumThreads
 FINISH = 1024  # kFinishThreads
 BLOCKS = 528  # into which the rows are cut, whatever the GPU: the same bits on all
 SHORT = 32  # spans of fewer elements are read as columns
-WARPS = 16384  # into which spans are cut, if nothing else is asked for
+WARPS = 16384  # into which spans are cut
 LEAST = 8  # vectors of a thread, where there are slabs
 
 Pattern = tuple[int, int, int]  # (outer, channels, inner) in memory order, one number for each channel
@@ -56,11 +56,11 @@ class Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(outer: int, channels: int, inner: int, width: int, warps: int = WARPS) -> Plan:
+def plan(outer: int, channels: int, inner: int, width: int) -> Plan:
     """For an array [outer x channels x inner], none of them 0, whose channels are summed; vectors of `width`."""
     if inner < SHORT:
         return _of_columns(outer, channels, inner, width)
-    return _of_spans(outer, channels, inner, width, warps)
+    return _of_spans(outer, channels, inner, width)
 
 
 def _of_columns(outer: int, channels: int, inner: int, width: int) -> Plan:
@@ -79,10 +79,10 @@ def _of_columns(outer: int, channels: int, inner: int, width: int) -> Plan:
     )  # fmt: skip
 
 
-def _of_spans(outer: int, channels: int, inner: int, width: int, warps: int) -> Plan:
+def _of_spans(outer: int, channels: int, inner: int, width: int) -> Plan:
     cut = inner % width > 0
     units = inner // width + 2 * cut
-    slab_units = ceil_div(outer * units, max(1, min(warps // channels, outer * units // (LEAST * 32))))
+    slab_units = ceil_div(outer * units, max(1, min(WARPS // channels, outer * units // (LEAST * 32))))
     slab_units = min(ceil_div(slab_units, 32) * 32, outer * units)  # whole turns of a warp
     slabs = ceil_div(outer * units, slab_units)
     numbers = (outer * channels * inner, channels, inner, units, slab_units, slabs, outer * units)

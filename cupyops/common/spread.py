@@ -13,6 +13,7 @@ from torch import Tensor
 from ..kernel import ceil_div
 from ..layout import is_dry
 from .broadcast import BLOCK, merged
+from .gemm import divisor
 
 EACH_COLUMN, WHOLE_SPANS, CUT_SPANS = FORMS = (0, 1, 2)
 TURNS = 4  # vectors of a thread, about
@@ -64,7 +65,8 @@ def _plan(
     step = min(ceil_div(step, row), MOST // (row * width)) * row
     whole = step * width
     steps = (whole // inner % channels, whole % inner)
-    packed = struct.pack("=7i", channels, inner, step, *steps, vectors // step, vectors % step)
+    divisors = (*divisor(channels), *divisor(inner))
+    packed = struct.pack("=6q8i", *divisors, channels, inner, step, *steps, vectors // step, vectors % step, 0)
     return Plan(ceil_div(max(min(step, vectors), 1), BLOCK), np.frombuffer(packed, np.uint8), form)
 
 

@@ -42,9 +42,7 @@ def give_roles(op: Any, *, mean: bool) -> None:
 
     @op.forward
     def _(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, size: list[int]) -> Any:
-        y, strides = room(x, dim, keepdim, dtype or x.dtype)
-        divisor = count(x.shape, dim) if mean else 1
-        fold(sum_fwd, sum_finish, x, dim, strides, (y,), (y.dtype is not x.dtype, divisor))
+        y = total(x, dim, dtype or x.dtype, keepdim, count(x.shape, dim) if mean else 1)
         return y, (x.new_empty(0),)  # the dtype of the gradient
 
     def spread_evenly(saved: Any, grad_y: Tensor, dim: list[int], keepdim: bool, size: list[int]) -> Any:
@@ -53,6 +51,13 @@ def give_roles(op: Any, *, mean: bool) -> None:
 
     op.backward(spread_evenly)
     op.reference_backward(spread_evenly)
+
+
+def total(x: Tensor, dims: Sequence[int], dtype: torch.dtype, keepdim: bool = True, divisor: int = 1) -> Tensor:
+    """The sum over `dims`, divided once and rounded once to `dtype`, that of `x` or what it is summed in."""
+    y, strides = room(x, dims, keepdim, dtype)
+    fold(sum_fwd, sum_finish, x, dims, strides, (y,), (y.dtype is not x.dtype, divisor))
+    return y
 
 
 def give_var_roles(op: Any) -> None:

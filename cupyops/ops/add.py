@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import check, tracing
-from ..common import column_sums, spread
+from ..common import spread, totals
 from ..common.broadcast import BLOCK, arrange, broadcast_shape, empty_output
 from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
@@ -23,9 +23,6 @@ add_fwd_broadcast = Kernel("add.cu", "add_fwd_broadcast<T>", T=FLOATING)
 add_scalar_fwd = Kernel("add.cu", "add_scalar_fwd<T>", T=FLOATING)
 add_fwd_spread = Kernel("add.cu", "add_fwd_spread<T, OTHER, FORM>", T=FLOATING, OTHER=BOTH, FORM=spread.FORMS)
 add_bwd_other = Kernel("add.cu", "add_bwd_other<T>", T=FLOATING)
-add_bwd_columns = Kernel("add.cu", "add_bwd_columns<T>", T=FLOATING)
-add_bwd_spans = Kernel("add.cu", "add_bwd_spans<T, CUT>", T=FLOATING, CUT=BOTH)
-add_bwd_finish = Kernel("add.cu", "add_bwd_finish<T>", T=FLOATING)
 
 VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements per thread
 NUMBERS = (int, float, complex, np.number, np.bool_, torch.SymInt, torch.SymFloat)
@@ -145,23 +142,11 @@ def add(input: Tensor, other: Tensor | float, *, alpha: float = 1) -> Tensor:
 
 def _summed(grad_y: Tensor, alpha: float, size: tuple[int, ...]) -> Tensor:
     """The gradient of an `other` of that size: alpha times sums over what it is broadcast along."""
-    if is_dry(grad_y) or grad_y.numel() == 0:
+    if not is_dry(grad_y) and grad_y.numel() == 0:
         return grad_y.sum_to_size(size)
-    pattern = column_sums.pattern(grad_y.shape, grad_y.stride(), size)
-    if pattern is None:
-        return grad_y.sum_to_size(size) * alpha
-    grad_other, dtype = grad_y.new_empty(size), grad_y.dtype
-    found = column_sums.plan(*pattern, VECTOR[dtype], warps=8448)
-    partial = None
-    if found.columns or found.partial[0] > 1:
-        partial = grad_y.new_empty(found.partial, dtype=torch.promote_types(dtype, torch.float32))
-    if found.columns:
-        add_bwd_columns[found.grid, found.block](grad_y, partial, found.size, T=dtype)
-    else:
-        add_bwd_spans[found.grid, found.block](grad_y, partial, grad_other, found.size, alpha, T=dtype, CUT=found.cut)
-    if partial is not None:
-        add_bwd_finish[found.finish](partial, grad_other, *found.left, alpha, T=dtype)
-    return grad_other
+    dims = [dim for dim, kept in enumerate(size) if kept != grad_y.shape[dim]]
+    summed = totals.total(grad_y, dims, grad_y.dtype if alpha == 1 else totals.accumulator(grad_y))
+    return summed if alpha == 1 else (summed * alpha).to(grad_y.dtype)
 
 
 def _by_pytorch(input: Tensor | complex, other: Tensor | complex, alpha: Tensor | complex) -> Tensor:

@@ -14,9 +14,11 @@ from ..operator import operator
 nll_loss_fwd = Kernel("nll_loss.cu", "nll_loss_fwd<T>", T=FLOATING)
 nll_loss_fwd_sum = Kernel("nll_loss.cu", "nll_loss_fwd_sum<T>", T=FLOATING)
 nll_loss_bwd = Kernel("nll_loss.cu", "nll_loss_bwd<T>", T=FLOATING)
+nll_loss_bwd_rows = Kernel("nll_loss.cu", "nll_loss_bwd_rows<T>", T=FLOATING)
 
 BLOCK = 256
 MAX_BLOCKS = 1024  # of a sum over the batch; a block then adds their parts
+ZEROS = 4 * 16  # bytes of grad_x for a thread: kZeros vectors
 
 
 @operator("cupyops::nll_loss", autocast="fp32_everywhere")
@@ -43,11 +45,15 @@ def _(x, target, weight, ignore_index, reduction):
 @_nll_loss.backward
 def _(saved, grad_y, x, target, weight, ignore_index, reduction):
     x, target, weight = losses.dense(x), target.contiguous(), losses.contiguous(weight)
-    grad_x = torch.zeros_like(x)
-    positions = target.numel()
-    sizes = positions, losses.classes(x), losses.inner(x), ignore_index, losses.REDUCTIONS[reduction]
-    blocks = ceil_div(positions, BLOCK)
-    nll_loss_bwd[blocks, BLOCK](grad_y, target, weight, saved[0], grad_x, *sizes, T=x.dtype)
+    given, chosen = (grad_y, target, weight, saved[0]), losses.REDUCTIONS[reduction]
+    positions, classes = target.numel(), losses.classes(x)
+    if losses.side_by_side(x):
+        grad_x = torch.empty_like(x)
+        blocks = ceil_div(grad_x.numel(), BLOCK * ZEROS // grad_x.itemsize)
+        nll_loss_bwd_rows[blocks, BLOCK](*given, grad_x, positions, classes, ignore_index, chosen, T=x.dtype)
+    else:
+        grad_x, sizes = torch.zeros_like(x), (positions, classes, losses.inner(x), ignore_index, chosen)
+        nll_loss_bwd[ceil_div(positions, BLOCK), BLOCK](*given, grad_x, *sizes, T=x.dtype)
     return grad_x
 
 

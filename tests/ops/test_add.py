@@ -11,7 +11,7 @@ class TestAdd(OperatorContract):
     torch_function = staticmethod(torch.add)
     kernels = {
         *("add_fwd", "add_fwd_spread", "add_fwd_broadcast", "add_scalar_fwd"),
-        *("add_bwd_other", "add_bwd_columns", "add_bwd_spans", "add_bwd_finish"),
+        *("add_bwd_other", "sum_fwd", "sum_finish"),
     }
 
     def samples(self, make: Make):

@@ -19,7 +19,7 @@ def torch_nll_loss(input, target, weight=None, **options):
 class TestNllLoss(OperatorContract):
     function = staticmethod(cupyops.nll_loss)
     torch_function = staticmethod(torch_nll_loss)
-    kernels = {"nll_loss_fwd", "nll_loss_fwd_sum", "nll_loss_bwd"}
+    kernels = {"nll_loss_fwd", "nll_loss_fwd_sum", "nll_loss_bwd", "nll_loss_bwd_rows"}
 
     differs = {
         ("indices", "gpu"): "one sample that is ignored: the mean is NaN, and 0 in PyTorch on a GPU alone",
@@ -34,6 +34,7 @@ class TestNllLoss(OperatorContract):
                 make(523, 3), make.integers(523, high=3), weights(make, 3), reduction=reduction, ignore_index=1
             )
         yield Sample(make(3, 5, 17, 11), make.integers(3, 17, 11, high=5), weights(make, 5))
+        yield Sample(make(3, 4099), make.integers(3, high=4099))  # blocks of backward end within a row
 
     def small_samples(self, make: Make):
         make = log_probabilities(make)
