@@ -17,8 +17,8 @@
 constexpr int kFoldThreads = 512;  // of a block, at most
 constexpr int kVectorsAtOnce = 4, kColumnsAtOnce = 8, kSinglesAtOnce = 8, kSlabsAtOnce = 8;  // under way in a thread
 
-// With a least number of blocks: else few registers count for more than loads under way.
-#define CUPYOPS_FOLD __launch_bounds__(kFoldThreads, 1)
+// Of a kernel that has a FORM. Where no number of blocks is given, few registers count for more than loads under way.
+#define CUPYOPS_FOLD __launch_bounds__(kFoldThreads, FORM < kColumns ? 2 : 1)
 
 // The numbers are those of reduction.py.
 enum Form { kLine, kRows, kRowVectors, kColumns, kColumnVectors };
