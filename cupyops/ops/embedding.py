@@ -20,8 +20,8 @@ embedding_bwd = Kernel("embedding.cu", "embedding_bwd<T, VEC, FREQ>", T=FLOATING
 embedding_bwd_sort = Kernel("embedding.cu", "embedding_bwd_sort<T>", T=FLOATING)
 embedding_bwd_finish = Kernel("embedding.cu", "embedding_bwd_finish<T>", T=FLOATING)
 
-THREADS = 256
-LOADS = {True: 4, False: 16}  # of a thread of forward, about: vectors, single elements
+THREADS = 256  # kThreads
+LOADS = 4  # of a thread of forward, about
 COLUMNS = 4  # kColumns: single elements of a row that a thread of backward has
 RUNS = 8, 32  # positions of a run of backward: so few, or more where that still makes
 ENOUGH_THREADS = 1 << 16
@@ -60,7 +60,7 @@ def _(weight, indices, rows, padding_idx, scale_grad_by_freq, sparse):
         weight = weight.contiguous()
     vector, stride, tokens = 16 // weight.element_size(), weight.stride(0), indices.numel()
     vectors = size % vector == 0 and stride % vector == 0 and (weight.data_ptr() | y.data_ptr()) % 16 == 0
-    grid, block = forward_plan(tokens, size // vector if vectors else size, LOADS[vectors])
+    grid, block = forward_plan(tokens, size // vector if vectors else ceil_div(size, vector) + 1)
     embedding_fwd[grid, block](weight, indices.contiguous(), y, tokens, rows, size, stride, T=weight.dtype, VEC=vectors)
     return y, ()
 
@@ -106,9 +106,9 @@ def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
 
 
 @functools.lru_cache(maxsize=4096)
-def forward_plan(tokens: int, units: int, loads: int) -> tuple[int, tuple[int, int]]:
-    """(grid, block) for rows of so many vectors, or elements."""
-    along = min(THREADS, _power_of_two(ceil_div(units, loads)))
+def forward_plan(tokens: int, units: int) -> tuple[int, tuple[int, int]]:
+    """(grid, block) for rows of so many vectors, or spans."""
+    along = min(THREADS, _power_of_two(ceil_div(units, LOADS)))
     return ceil_div(tokens, THREADS // along), (along, THREADS // along)
 
 
