@@ -33,9 +33,9 @@ __device__ __forceinline__ long long row_at(const long long* indices, long long 
   return row;
 }
 
-// A row to one that begins anywhere, by what is a vector of it. See Span.
-template <typename T, Lie LIE>
-__device__ __forceinline__ void copy_row(const T* __restrict__ from, T* __restrict__ to, long long size) {
+// A row to one that begins anywhere, by what is a vector of it. See Span. Not __restrict__: loads would be put off behind
+// stores.
+template <typename T, Lie LIE> __device__ __forceinline__ void copy_row(const T* from, T* to, long long size) {
   constexpr int W = kVecWidth<T>, U = LIE == kNearEnd ? 1 : 4;
   const int past = LIE == kWhole ? 0 : int(reinterpret_cast<unsigned long long>(to) & 15) / int(sizeof(T));
   const int step = blockDim.x;
@@ -60,8 +60,8 @@ __device__ __forceinline__ void copy_row(const T* __restrict__ from, T* __restri
 // one of weight to the next. VEC: all of them are at 16-byte boundaries.
 template <typename T, bool VEC>
 __global__ void __launch_bounds__(kThreads, 4)
-    embedding_fwd(const T* __restrict__ weight, const long long* __restrict__ indices, T* __restrict__ y,
-                  long long tokens, long long rows, long long size, long long stride) {
+    embedding_fwd(const T* weight, const long long* __restrict__ indices, T* y, long long tokens, long long rows,
+                  long long size, long long stride) {
   const long long token = blockIdx.x * (long long)blockDim.y + threadIdx.y;
   if (token >= tokens) return;
   const long long row = row_at(indices, token, rows);
@@ -187,7 +187,8 @@ __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
   for (int c = 0; c < C; ++c) columns[c] = first_column + c * (int(blockDim.x) * K);
   const long long end = begin + run < count ? begin + run : count;
-  const long long head = begin > 0 && keys[begin - 1] == keys[begin] ? begin : -1;  // where the piece goes on with a segment
+  const long long head =
+      begin > 0 && keys[begin - 1] == keys[begin] ? begin : -1;  // where the piece goes on with a segment
   const long long tail = end < count && keys[end] == keys[end - 1] ? end : -1;  // before which it does not end one
   Vec<A, K> sum[C] = {};
   int key = keys[begin];

@@ -218,7 +218,9 @@ __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept
   using A = typename Unit::State;
   constexpr bool rows = FORM < kColumns;
   constexpr int K = FORM == kRows || FORM == kColumns ? 1 : W, C = rows ? 1 : K,
-                U = K == 1 ? kSinglesAtOnce : rows ? kVectorsAtOnce : kColumnsAtOnce;
+                U = K == 1 ? kSinglesAtOnce
+                    : rows ? kVectorsAtOnce
+                           : kColumnsAtOnce;
   constexpr int S = rows && !decltype(unit.rule_)::kEach ? 1 : K;
   __shared__ A shared[C == 1 ? kFoldThreads : C * kFoldThreads / 2];
   __shared__ long long places[rows ? 1 : kFoldThreads];
