@@ -216,11 +216,11 @@ template <int FORM, int W, int N, typename Unit>
 __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept, const Layout<N>& reduced,
                                      const Division& division) {
   using A = typename Unit::State;
-  constexpr bool rows = FORM < kColumns;
+  constexpr bool rows = FORM < kColumns, several = sizeof(unit.template none_<W>()) > 16;  // inputs
   constexpr int K = FORM == kRows || FORM == kColumns ? 1 : W, C = rows ? 1 : K,
-                U = K == 1 ? kSinglesAtOnce
-                    : rows ? kVectorsAtOnce
-                           : kColumnsAtOnce;
+                U = K == 1            ? kSinglesAtOnce
+                    : rows || several ? kVectorsAtOnce
+                                      : kColumnsAtOnce;
   constexpr int S = rows && !decltype(unit.rule_)::kEach ? 1 : K;
   __shared__ A shared[C == 1 ? kFoldThreads : C * kFoldThreads / 2];
   __shared__ long long places[rows ? 1 : kFoldThreads];
