@@ -13,7 +13,7 @@
 // memory holds, it is PyTorch's.
 // Reached on an H200 (GB/s of those bytes; a copy: 4251): forward 16384 of 128256x4096 bf16 3687, 16384 of 50257x768 bf16
 // 2883, fp32 3465; backward 16384 of 50257x768 bf16 1750, all of them one row 1719, 256 of 50257x768 2670. Lost: in backward
-// three launches, of which the sort takes 33 us where the zeros would take 21; rows of odd size go by single elements.
+// three launches, of which the sort takes 33 us where the zeros would take 21; there rows of odd size go by single elements.
 #include "common/reduce.cuh"
 #include "common/spans.cuh"
 #include "common/whole.cuh"
@@ -21,7 +21,7 @@
 constexpr int kSortWarps = 32, kDigits = 256, kSortKeys = 16;
 constexpr int kFinishColumns = 32, kFinishRuns = 16, kShort = 8;
 constexpr int kThreads = 256;  // of a block of forward, or of backward, at most
-constexpr int kColumns = 4;  // single elements of a row that a thread of backward has
+constexpr int kSingles = 4;  // single elements of a row that a thread of backward has
 
 // Stops the program, as PyTorch's device assertion does: an index out of range is never a wild read.
 __device__ __forceinline__ long long row_at(const long long* indices, long long position, long long rows) {
@@ -170,16 +170,16 @@ template <typename T, int K> __device__ __forceinline__ void store_unit(T* to, c
   else *to = unit.data[0];
 }
 
-// Grid: (ceil(runs / blockDim.y), ceil(vectors of a row / (C blockDim.x))), C being 1 for vectors, kColumns for single
-// elements. Block: kThreads at most. Of run r, partial[2 * r] is the piece that goes on with a segment, partial[2 * r + 1] the one that
-// begins a segment and does not end it.
+// Grid: (ceil(runs / blockDim.y), ceil(vectors of a row / (C blockDim.x))), C being 1 for vectors, kSingles for single
+// elements. Block: kThreads at most. Of run r, partial[2 * r] is the piece that goes on with a segment,
+// partial[2 * r + 1] the one that begins a segment and does not end it.
 template <typename T, bool VEC, bool FREQ>
 __global__ void __launch_bounds__(kThreads, 3)
     embedding_bwd(const T* __restrict__ grad_y, const int* __restrict__ keys, const long long* __restrict__ order,
                   T* __restrict__ grad_weight, acc_t<T>* __restrict__ partial, long long count, long long size, int run,
                   long long padding_idx) {
   using A = acc_t<T>;
-  constexpr int K = VEC ? kVecWidth<T> : 1, C = VEC ? 1 : kColumns, U = 4;
+  constexpr int K = VEC ? kVecWidth<T> : 1, C = VEC ? 1 : kSingles, U = 4;
   const long long r = blockIdx.x * (long long)blockDim.y + threadIdx.y, begin = r * run;
   const long long first_column = (blockIdx.y * (long long)blockDim.x * C + threadIdx.x) * K;
   if (begin >= count || first_column >= size) return;

@@ -22,7 +22,7 @@ embedding_bwd_finish = Kernel("embedding.cu", "embedding_bwd_finish<T>", T=FLOAT
 
 THREADS = 256  # kThreads
 LOADS = 4  # of a thread of forward, about
-COLUMNS = 4  # kColumns: single elements of a row that a thread of backward has
+SINGLES = 4  # kSingles: single elements of a row that a thread of backward has
 RUNS = 8, 32  # positions of a run of backward: so few, or more where that still makes
 ENOUGH_THREADS = 1 << 16
 FINISH = 32, 16  # kFinishColumns, kFinishRuns
@@ -117,7 +117,7 @@ def backward_plan(
     count: int, size: int, vector: int
 ) -> tuple[int, int, tuple[int, int], tuple[int, int], tuple[int, int]]:
     """(positions of a run, runs, grid, block, grid of the second kernel): of the sizes alone, so the bits are too."""
-    vectors = ceil_div(size, vector if vector > 1 else COLUMNS)  # or as many single elements as a thread has
+    vectors = ceil_div(size, vector if vector > 1 else SINGLES)  # or as many single elements as a thread has
     run = min(max(_power_of_two(count * vectors // ENOUGH_THREADS), RUNS[0]), RUNS[1])
     runs = ceil_div(count, run)
     along = min(THREADS, ceil_div(vectors, 32) * 32 if vectors > 32 else _power_of_two(vectors))

@@ -23,6 +23,8 @@ class TestVar(OperatorContract):
         yield Sample(make(4, 3, 1), (0, 1), keepdim=True)  # rows, though what is kept lies within
         yield Sample(make(2, 520, 33), 1)  # columns not in vectors, in slabs
         yield Sample(make(19, 33), 0)  # columns whose rows begin at any alignment
+        yield Sample(make(2, 8203), 1)  # more than a thread has at once
+        yield Sample(make(17000, 2), 0)  # the same of columns
 
     def small_samples(self, make: Make):
         yield Sample(make(3, 5), 1)
