@@ -13,12 +13,15 @@
 // memory holds, it is PyTorch's.
 // Reached on an H200 (GB/s of those bytes; a copy: 4251): forward 16384 of 128256x4096 bf16 3687, 16384 of 50257x768 bf16
 // 2883, fp32 3465; backward 16384 of 50257x768 bf16 1750, all of them one row 1719, 256 of 50257x768 2670. Lost: in backward
-// three launches, of which the sort takes 33 us where the zeros would take 21; rows of odd size go by single elements.
+// three launches, of which the sort takes 33 us where the zeros would take 21; there rows of odd size go by single elements.
 #include "common/reduce.cuh"
-#include "common/vec.cuh"
+#include "common/spans.cuh"
+#include "common/whole.cuh"
 
 constexpr int kSortWarps = 32, kDigits = 256, kSortKeys = 16;
 constexpr int kFinishColumns = 32, kFinishRuns = 16, kShort = 8;
+constexpr int kThreads = 256;  // of a block of forward, or of backward, at most
+constexpr int kSingles = 4;  // single elements of a row that a thread of backward has
 
 // Stops the program, as PyTorch's device assertion does: an index out of range is never a wild read.
 __device__ __forceinline__ long long row_at(const long long* indices, long long position, long long rows) {
@@ -30,27 +33,46 @@ __device__ __forceinline__ long long row_at(const long long* indices, long long 
   return row;
 }
 
-// Grid: ceil(tokens / blockDim.y). Block: any; threadIdx.x runs along a row, of `size` elements, `stride` from one of
-// weight to the next. VEC: all of them are at 16-byte boundaries.
+// A row to one that begins anywhere, by what is a vector of it. See Span. Not __restrict__: loads would be put off behind
+// stores.
+template <typename T, Lie LIE> __device__ __forceinline__ void copy_row(const T* from, T* to, long long size) {
+  constexpr int W = kVecWidth<T>, U = LIE == kNearEnd ? 1 : 4;
+  const int past = LIE == kWhole ? 0 : int(reinterpret_cast<unsigned long long>(to) & 15) / int(sizeof(T));
+  const int step = blockDim.x;
+  const long long spans = (size + past + W - 1) / W;
+  const auto span = [&](long long s) {
+    const long long col = s * W - past;
+    return Span<T, LIE>{0, col, col < 0 ? past : 0, size - col < W ? int(size - col) : W};
+  };
+#pragma unroll 1
+  for (long long s = threadIdx.x; s < spans; s += U * step) {
+    Vec<T, W> held[U];
+#pragma unroll
+    for (int i = 0; i < U; ++i) held[i] = span(s + i * step < spans ? s + i * step : s).load(from, 0);
+#pragma unroll
+    for (int i = 0; i < U; ++i) {
+      if (s + i * step < spans) span(s + i * step).store(to, 0, held[i]);
+    }
+  }
+}
+
+// Grid: ceil(tokens / blockDim.y). Block: kThreads at most; threadIdx.x runs along a row, of `size` elements, `stride` from
+// one of weight to the next. VEC: all of them are at 16-byte boundaries.
 template <typename T, bool VEC>
-__global__ void embedding_fwd(const T* __restrict__ weight, const long long* __restrict__ indices, T* __restrict__ y,
-                              long long tokens, long long rows, long long size, long long stride) {
-  constexpr int K = VEC ? kVecWidth<T> : 1, U = VEC ? 4 : 8;
+__global__ void __launch_bounds__(kThreads, 4)
+    embedding_fwd(const T* weight, const long long* __restrict__ indices, T* y, long long tokens, long long rows,
+                  long long size, long long stride) {
   const long long token = blockIdx.x * (long long)blockDim.y + threadIdx.y;
   if (token >= tokens) return;
-  const T* from = weight + row_at(indices, token, rows) * stride;
+  const long long row = row_at(indices, token, rows);
+  const T* from = weight + row * stride;
   T* to = y + token * size;
-  const long long step = blockDim.x * K;
-  for (long long c = threadIdx.x * K; c < size; c += U * step) {
-    Vec<T, K> held[U];
-#pragma unroll
-    for (int i = 0; i < U; ++i) {
-      if (c + i * step < size) held[i] = load_vec<T, K>(from + c + i * step);
-    }
-#pragma unroll
-    for (int i = 0; i < U; ++i) {
-      if (c + i * step < size) store_vec<T, K>(to + c + i * step, held[i]);
-    }
+  if constexpr (VEC) {
+    copy_row<T, kWhole>(from, to, size);
+  } else if (row > 0 && row + 1 < rows && stride >= 2 * kVecWidth<T>) {  // what is around it is of weight too
+    copy_row<T, kAcross>(from, to, size);
+  } else {
+    copy_row<T, kNearEnd>(from, to, size);
   }
 }
 
@@ -142,39 +164,57 @@ __global__ void __launch_bounds__(kSortWarps* kWarp)
   for (int i = thread; i < count; i += kSortWarps * kWarp) keys[i] = exchange[i].x, order[i] = exchange[i].y;
 }
 
-// Grid: (ceil(runs / blockDim.y), ceil(vectors of a row / blockDim.x)). Block: any. Of run r, partial[2 * r] is the piece
-// that goes on with a segment, partial[2 * r + 1] the one that begins a segment and does not end it.
+// A vector as one, or a single element.
+template <typename T, int K> __device__ __forceinline__ void store_unit(T* to, const Vec<T, K>& unit) {
+  if constexpr (K == kVecWidth<T>) store_whole(to, unit);
+  else *to = unit.data[0];
+}
+
+// Grid: (ceil(runs / blockDim.y), ceil(vectors of a row / (C blockDim.x))), C being 1 for vectors, kSingles for single
+// elements. Block: kThreads at most. Of run r, partial[2 * r] is the piece that goes on with a segment,
+// partial[2 * r + 1] the one that begins a segment and does not end it.
 template <typename T, bool VEC, bool FREQ>
-__global__ void embedding_bwd(const T* __restrict__ grad_y, const int* __restrict__ keys,
-                              const long long* __restrict__ order, T* __restrict__ grad_weight,
-                              acc_t<T>* __restrict__ partial, long long count, long long size, int run,
-                              long long padding_idx) {
+__global__ void __launch_bounds__(kThreads, 3)
+    embedding_bwd(const T* __restrict__ grad_y, const int* __restrict__ keys, const long long* __restrict__ order,
+                  T* __restrict__ grad_weight, acc_t<T>* __restrict__ partial, long long count, long long size, int run,
+                  long long padding_idx) {
   using A = acc_t<T>;
-  constexpr int K = VEC ? kVecWidth<T> : 1, U = 4;
+  constexpr int K = VEC ? kVecWidth<T> : 1, C = VEC ? 1 : kSingles, U = 4;
   const long long r = blockIdx.x * (long long)blockDim.y + threadIdx.y, begin = r * run;
-  const long long column = (blockIdx.y * (long long)blockDim.x + threadIdx.x) * K;
-  if (begin >= count || column >= size) return;
+  const long long first_column = (blockIdx.y * (long long)blockDim.x * C + threadIdx.x) * K;
+  if (begin >= count || first_column >= size) return;
+  long long columns[C];
+#pragma unroll
+  for (int c = 0; c < C; ++c) columns[c] = first_column + c * (int(blockDim.x) * K);
   const long long end = begin + run < count ? begin + run : count;
-  const bool before = begin > 0 && keys[begin - 1] == keys[begin], after = end < count && keys[end] == keys[end - 1];
-  Vec<A, K> sum = {};
+  const long long head =
+      begin > 0 && keys[begin - 1] == keys[begin] ? begin : -1;  // where the piece goes on with a segment
+  const long long tail = end < count && keys[end] == keys[end - 1] ? end : -1;  // before which it does not end one
+  Vec<A, K> sum[C] = {};
   int key = keys[begin];
   long long first = begin;
   auto finish = [&](long long past) {
     if (key == padding_idx) return;
-    const bool head = before && first == begin, tail = after && past == end;
-    if (head || tail) {
-      store_vec<A, K>(partial + (2 * r + !head) * size + column, sum);
-      return;
-    }
-    Vec<T, K> rounded;
 #pragma unroll
-    for (int k = 0; k < K; ++k) rounded.data[k] = from_acc<T>(FREQ ? sum.data[k] / A(past - first) : sum.data[k]);
-    store_vec<T, K>(grad_weight + key * size + column, rounded);
+    for (int c = 0; c < C; ++c) {
+      if (columns[c] >= size) break;
+      if (first == head || past == tail) {
+        store_vec<A, K>(partial + (2 * r + (first != head)) * size + columns[c], sum[c]);
+        continue;
+      }
+      Vec<T, K> rounded;
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        rounded.data[k] = from_acc<T>(FREQ ? sum[c].data[k] / A(past - first) : sum[c].data[k]);
+      }
+      store_unit(grad_weight + key * size + columns[c], rounded);
+    }
   };
+#pragma unroll 1
   for (long long p = begin; p < end; p += U) {
     int found[U];
     long long place[U];
-    Vec<T, K> rows[U];
+    Vec<T, K> rows[U][C];
 #pragma unroll
     for (int i = 0; i < U; ++i) {
       const long long here = p + i < end ? p + i : p;  // no branch: in it a load is waited for
@@ -182,7 +222,12 @@ __global__ void embedding_bwd(const T* __restrict__ grad_y, const int* __restric
       place[i] = order[here];
     }
 #pragma unroll
-    for (int i = 0; i < U; ++i) rows[i] = load_vec<T, K>(grad_y + place[i] * size + column);
+    for (int i = 0; i < U; ++i) {
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        rows[i][c] = load_vec<T, K>(grad_y + place[i] * size + (columns[c] < size ? columns[c] : first_column));
+      }
+    }
 #pragma unroll
     for (int i = 0; i < U; ++i) {
       if (p + i >= end) continue;
@@ -191,11 +236,14 @@ __global__ void embedding_bwd(const T* __restrict__ grad_y, const int* __restric
         key = found[i];
         first = p + i;
 #pragma unroll
-        for (int k = 0; k < K; ++k) sum.data[k] = A(0);
+        for (int c = 0; c < C; ++c) sum[c] = {};
       }
       if (key == padding_idx) continue;
 #pragma unroll
-      for (int k = 0; k < K; ++k) sum.data[k] += to_acc(rows[i].data[k]);
+      for (int c = 0; c < C; ++c) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) sum[c].data[k] += to_acc(rows[i][c].data[k]);
+      }
     }
   }
   finish(end);

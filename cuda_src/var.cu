@@ -8,9 +8,13 @@
 // forward sizeof(T), backward twice that. Forward about 4 operations on each element, backward two.
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x8192 over 1 bf16 3337 / 3723; over 0
 // bf16 2364 / 3631, fp32 3482 / 3806; 4095x4095 bf16 over 1 1656 / 2969, over 0 761 / 2856. Lost: over 0 what a thread has
-// of each of its columns is merged every 4 rows.
+// of each of its columns is merged every 8 rows.
 #include "common/moments.cuh"
 #include "common/shares.cuh"
+
+// A share of a difference need not be exact.
+__device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
+__device__ __forceinline__ double quotient(double a, double b) { return a / b; }
 
 template <typename A> struct MomentsRule {
   static constexpr bool kEach = false;
@@ -22,7 +26,7 @@ template <typename A> struct MomentsRule {
     return isfinite(apart) ? mean + apart * share : mean + other;
   }
   static __device__ __forceinline__ Moments<A> combine_(const Moments<A>& a, const Moments<A>& b) {
-    const A count = a.count + b.count, share = count > A(0) ? b.count / count : A(0), apart = b.mean - a.mean;
+    const A count = a.count + b.count, share = count > A(0) ? quotient(b.count, count) : A(0), apart = b.mean - a.mean;
     return {count, moved(a.mean, b.mean, share), a.square + b.square + apart * (apart * (a.count * share))};
   }
 
@@ -136,8 +140,6 @@ __global__ void var_finish(const acc_t<T>* __restrict__ partial, T* __restrict__
   fold_slabs<State>(result, reinterpret_cast<const State*>(partial), slabs, results);
 }
 
-template <typename A> __device__ __forceinline__ A slope(A grad, A freedom) { return grad * (A(2) / freedom); }
-
 template <typename T> struct VarShare {
   static constexpr bool kReads = true;
   acc_t<T> mean, slope;
@@ -150,10 +152,10 @@ template <typename T> struct VarShare {
 template <typename T> struct VarShares {
   const T* __restrict__ grad_y;
   const acc_t<T>* __restrict__ mean;
-  acc_t<T> freedom;
+  acc_t<T> slope;  // of a gradient of 1
 
   __device__ __forceinline__ VarShare<T> operator()(long long result, int) const {
-    return {mean[result], slope(to_acc(grad_y[result]), freedom)};
+    return {mean[result], to_acc(grad_y[result]) * slope};
   }
 };
 
@@ -161,7 +163,7 @@ template <typename T> struct VarShares {
 template <typename T>
 __global__ void var_bwd_rows(const T* __restrict__ x, const T* __restrict__ grad_y, const acc_t<T>* __restrict__ mean,
                              acc_t<T> freedom, T* __restrict__ grad_x, long long rows, long long size) {
-  spread_rows(x, grad_x, rows, size, VarShares<T>{grad_y, mean, freedom});
+  spread_rows(x, grad_x, rows, size, VarShares<T>{grad_y, mean, acc_t<T>(2) / freedom});
 }
 
 // Grid, block: see spread_columns().
@@ -169,7 +171,7 @@ template <typename T>
 __global__ void var_bwd_columns(const T* __restrict__ x, const T* __restrict__ grad_y,
                                 const acc_t<T>* __restrict__ mean, acc_t<T> freedom, T* __restrict__ grad_x,
                                 long long rows, long long size, int period) {
-  spread_columns(x, grad_x, rows, size, period, VarShares<T>{grad_y, mean, freedom});
+  spread_columns(x, grad_x, rows, size, period, VarShares<T>{grad_y, mean, acc_t<T>(2) / freedom});
 }
 
 template <typename T> struct VarGradient {
@@ -188,8 +190,8 @@ template <typename T> struct VarGradient {
     Vec<T, K> result;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const A each = slope(to_acc(grads.data[k]), freedom);
-      result.data[k] = from_acc<T>(each * (to_acc(xs.data[k]) - means.data[k]));
+      const A slope = to_acc(grads.data[k]) * (A(2) / freedom);
+      result.data[k] = from_acc<T>(slope * (to_acc(xs.data[k]) - means.data[k]));
     }
     store_vec<T, K>(grad_x + to, result);
   }

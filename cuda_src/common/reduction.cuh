@@ -15,9 +15,10 @@
 #include "common/pointwise.cuh"
 
 constexpr int kFoldThreads = 512;  // of a block, at most
-constexpr int kVectorsAtOnce = 4, kSinglesAtOnce = 8, kSlabsAtOnce = 8;  // under way in a thread
+constexpr int kVectorsAtOnce = 4, kColumnsAtOnce = 8, kSinglesAtOnce = 8, kSlabsAtOnce = 8;  // under way in a thread
 
-#define CUPYOPS_FOLD __launch_bounds__(kFoldThreads)
+// Of a kernel that has a FORM. Where no number of blocks is given, few registers count for more than loads under way.
+#define CUPYOPS_FOLD __launch_bounds__(kFoldThreads, FORM < kColumns ? 2 : 1)
 
 // The numbers are those of reduction.py.
 enum Form { kLine, kRows, kRowVectors, kColumns, kColumnVectors };
@@ -92,48 +93,64 @@ template <int K, typename X> __device__ __forceinline__ int until_vector(const X
   return static_cast<int>((K - reinterpret_cast<unsigned long long>(pointer) / sizeof(X) % K) % K);
 }
 
-// Units u, u + step ... below last, U at once, into the S states of a thread: of each element of a unit, or the one of
-// all. number(u) is a unit's, as take_() gets it, at(number) says where it is.
+// Units u, u + step ..., `valid` of U, into the S states of a thread: of each element of a unit, or the one of all.
+// number(u) is a unit's, as take_() gets it, at(number) says where it is.
 template <int U, int K, int N, int S, typename Unit, typename V, typename Number, typename At>
-__device__ __forceinline__ void fold_units(typename Unit::State (&state)[S], const Unit& unit,
-                                           const Offsets<N + 1>& from, const V& vector, int u, int last, int step,
+__device__ __forceinline__ void fold_batch(typename Unit::State (&state)[S], const Unit& unit,
+                                           const Offsets<N + 1>& from, const V& vector, int u, int step, int valid,
                                            int& seen, Number number, At at) {
   constexpr int E = K / S;
-#pragma unroll 1
-  for (; u < last; u += U * step) {
-    decltype(unit.template none_<K>()) loaded[U];
-    int valid = 0;
+  decltype(unit.template none_<K>()) loaded[U];
 #pragma unroll
-    for (int i = 0; i < U; ++i) {
-      const bool inside =
-          u + i * step < last;  // else another's again: behind a branch a load would be waited for there
-      loaded[i] = unit.template load_<K>(from, at(number(inside ? u + i * step : u)), vector);
-      valid += inside;
-    }
+  for (int i = 0; i < U; ++i) {
+    const int here = i < valid ? u + i * step : u;  // another's again: behind a branch a load would be waited for there
+    loaded[i] = unit.template load_<K>(from, at(number(here)), vector);
+  }
 #pragma unroll
-    for (int i = 0; i < U; ++i) {
-      if (i >= valid) loaded[i] = unit.template none_<K>();
-    }
-    auto place = [&](int i) { return number(u + i * step); };
-    if constexpr (E > 1 && Unit::kTakesVectors) {
-      unit.take_vectors_(state[0], loaded, place);
-    } else {
+  for (int i = 0; i < U; ++i) {
+    if (i >= valid) loaded[i] = unit.template none_<K>();
+  }
+  auto place = [&](int i) { return number(u + i * step); };
+  if constexpr (E > 1 && Unit::kTakesVectors) {
+    unit.take_vectors_(state[0], loaded, place);
+  } else {
 #pragma unroll
-      for (int s = 0; s < S; ++s) {
-        typename Unit::Value values[U][E];
+    for (int s = 0; s < S; ++s) {
+      typename Unit::Value values[U][E];
 #pragma unroll
-        for (int i = 0; i < U; ++i) {
+      for (int i = 0; i < U; ++i) {
 #pragma unroll
-          for (int e = 0; e < E; ++e) values[i][e] = unit.value_(loaded[i], s * E + e);
-        }
-        unit.rule_.take_(state[s], values, valid, seen, place);
+        for (int e = 0; e < E; ++e) values[i][e] = unit.value_(loaded[i], s * E + e);
       }
+      unit.rule_.take_(state[s], values, valid, seen, place);
     }
-    seen += valid * E;
+  }
+  seen += valid * E;
+}
+
+// Units index, index + step ... below last, U at once, where all threads have so many: what takes less is not masked.
+template <int U, int K, int N, int S, typename Unit, typename V, typename Number, typename At>
+__device__ __forceinline__ void fold_units(typename Unit::State (&state)[S], const Unit& unit,
+                                           const Offsets<N + 1>& from, const V& vector, int index, int last, int step,
+                                           int& seen, Number number, At at) {
+  int begin = 0;
+  if constexpr (U > 1) {
+#pragma unroll 1
+    for (; begin + U * step <= last; begin += U * step) {
+      fold_batch<U, K, N>(state, unit, from, vector, begin + index, step, U, seen, number, at);
+    }
+  }
+#pragma unroll 1
+  for (int u = begin + index; u < last; u += U * step) {
+    int valid = 1;
+#pragma unroll
+    for (int i = 1; i < U; ++i) valid += u + i * step < last;
+    fold_batch<U, K, N>(state, unit, from, vector, u, step, valid, seen, number, at);
   }
 }
 
-// One run of neighbours, `length` of it from `begin` on: single elements up to the first vector, vectors, single elements.
+// One run of neighbours, `length` of it from `begin` on: vectors, and the single elements before and behind them, the first
+// of which is under way meanwhile.
 template <int U, int K, int N, int S, typename Unit>
 __device__ __forceinline__ void fold_line(typename Unit::State (&state)[S], const Unit& unit,
                                           const Offsets<N + 1>& from, const Layout<N>& reduced, long long begin,
@@ -141,37 +158,35 @@ __device__ __forceinline__ void fold_line(typename Unit::State (&state)[S], cons
   int seen = 0;
   const int until = unit.template until_vector_<K>(from, begin, length), head = until < length ? until : length;
   const int vectors = (length - head) / K, singles = length - vectors * K;
-  auto at = [](long long element) { return everywhere<N>(element); };
-  typename Unit::State(&one)[1] = reinterpret_cast<typename Unit::State(&)[1]>(state);
-  fold_units<1, 1, N>(
-      one, unit, from, reduced, index, singles, count, seen,
-      [&](int single) { return begin + single + (single < head ? 0 : vectors * K); }, at);
+  auto place = [&](int single) { return begin + single + (single < head ? 0 : vectors * K); };
+  auto load = [&](int single) { return unit.template load_<1>(from, everywhere<N>(place(single)), reduced); };
+  auto next = unit.template none_<1>();
+  if (index < singles) next = load(index);
   fold_units<U, K, N>(
       state, unit, from, reduced, index, vectors, count, seen, [&](int u) { return begin + head + (long long)u * K; },
-      at);
+      [](long long element) { return everywhere<N>(element); });
+#pragma unroll 1
+  for (int single = index; single < singles; single += count) {
+    const typename Unit::Value values[1][1] = {{unit.value_(next, 0)}};
+    unit.rule_.take_(state[0], values, 1, seen++, [&](int) { return place(single); });
+    if (single + count < singles) next = load(single + count);
+  }
 }
 
-// Whether the last of the units of this result of columns is whole. One that is not, since the tensor ends in it, is
-// folded here, by the thread of `index` 0.
+// The first elements of a unit of columns, `there` of them.
 template <int K, int N, typename Unit>
-__device__ __forceinline__ bool ends_whole(typename Unit::State (&state)[K], const Unit& unit,
-                                           const Offsets<N + 1>& from, const Layout<N>& reduced,
-                                           const Layout<N + 1>& kept, const Division& division, long long result,
-                                           int index) {
-  const long long last = division.units - 1, left = division.whole - (last * division.results + result) * K;
-  if (left >= K) return true;
+__device__ __forceinline__ void fold_ending(typename Unit::State (&state)[K], const Unit& unit,
+                                            const Offsets<N + 1>& from, const Layout<N>& reduced,
+                                            const Layout<N + 1>& kept, long long last, long long there, int seen) {
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if (index > 0 || k >= left) continue;
+    if (k >= there) continue;
     Offsets<N> at = locate_two(reduced, last);
 #pragma unroll
     for (int j = 0; j < N; ++j) at.at[j] += k;
     const typename Unit::Value values[1][1] = {{unit.value_(unit.template load_<1>(from, at, kept), 0)}};
-    typename Unit::State single = unit.rule_.identity_();
-    unit.rule_.take_(single, values, 1, 0, [&](int) { return last; });
-    state[k] = unit.rule_.combine_(state[k], single);
+    unit.rule_.take_(state[k], values, 1, seen, [&](int) { return last; });
   }
-  return false;
 }
 
 template <bool FIRST, typename A, typename B>
@@ -201,16 +216,19 @@ template <int FORM, int W, int N, typename Unit>
 __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept, const Layout<N>& reduced,
                                      const Division& division) {
   using A = typename Unit::State;
-  constexpr bool rows = FORM < kColumns;
+  constexpr bool rows = FORM < kColumns, several = sizeof(unit.template none_<W>()) > 16;  // inputs
   constexpr int K = FORM == kRows || FORM == kColumns ? 1 : W, C = rows ? 1 : K,
-                U = K == 1 ? kSinglesAtOnce : kVectorsAtOnce;
+                U = K == 1            ? kSinglesAtOnce
+                    : rows || several ? kVectorsAtOnce
+                                      : kColumnsAtOnce;
   constexpr int S = rows && !decltype(unit.rule_)::kEach ? 1 : K;
   __shared__ A shared[C == 1 ? kFoldThreads : C * kFoldThreads / 2];
   __shared__ long long places[rows ? 1 : kFoldThreads];
   const int index = rows ? threadIdx.x : threadIdx.y, count = rows ? blockDim.x : blockDim.y;
   const long long result = rows ? blockIdx.x * (long long)blockDim.y + threadIdx.y : global_thread();
   const bool inside = result < division.results;
-  const Offsets<N + 1> from = find(kept, inside ? result : 0);
+  const bool flat = kept.dims <= 2 && !kept.wide;
+  const Offsets<N + 1> from = flat ? locate_two(kept, inside ? result : 0) : find(kept, inside ? result : 0);
   A state[S];
 #pragma unroll
   for (int s = 0; s < S; ++s) state[s] = unit.rule_.identity_();
@@ -220,14 +238,11 @@ __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept
     fold_line<U, K, N>(state, unit, from, reduced, begin, length, index, count);
   } else {
     const auto& vector = first_of<rows>(reduced, kept);
-    const bool ragged = FORM == kColumnVectors && division.whole && length && length == left;
-    A ending[S];
-    if constexpr (FORM == kColumnVectors) {
-      if (ragged) {
-#pragma unroll
-        for (int s = 0; s < S; ++s) ending[s] = state[s];
-        length -= !ends_whole<K, N>(ending, unit, from, reduced, kept, division, result, index);
-      }
+    // of the last unit, within which the tensor may end
+    long long there = K;
+    if (FORM == kColumnVectors && division.whole && length && length == left) {
+      there = division.whole - ((division.units - 1) * division.results + result) * K;
+      length -= there < K;
     }
     auto number = [&](int u) { return begin + u; };
     int seen = 0;
@@ -238,9 +253,8 @@ __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept
       fold_units<1, K, N>(state, unit, from, vector, index, length, count, seen, number,
                           [&](long long unit) { return find(reduced, unit); });
     }
-    if (ragged) {
-#pragma unroll
-      for (int s = 0; s < S; ++s) state[s] = unit.rule_.combine_(state[s], ending[s]);
+    if constexpr (FORM == kColumnVectors) {
+      if (there < K && index == 0) fold_ending<K, N>(state, unit, from, reduced, kept, division.units - 1, there, seen);
     }
   }
   if constexpr (rows) {

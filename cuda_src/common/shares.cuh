@@ -1,11 +1,14 @@
 // The gradient of a reduction over the rows or the columns of a contiguous x: what a result's is to each element of it.
 //
+// The first loads of x go out before those of what a result has.
+//
 // Share: what is to be known of one result, made by shares(result, row). wants_(at, count) says whether elements `at` on
 // of what was reduced to it are to be read; get_(value) is the gradient of an element with that value, rest_(at) that of
 // one that is not read.
 #pragma once
 
 #include "common/reduction.cuh"
+#include "common/whole.cuh"
 
 constexpr int kSpreadUnits = 4;
 
@@ -17,28 +20,30 @@ __device__ __forceinline__ void spread_rows(const T* __restrict__ x, T* __restri
   constexpr int K = kVecWidth<T>, U = kSpreadUnits;
   const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
   if (row >= rows) return;
-  const auto share = shares(row, 0);
   using Share = decltype(shares(row, 0));
   const T* from = x + row * size;
   T* to = grad_x + row * size;
   const int until = until_vector<K>(to), head = until < size ? until : int(size);
   const bool alike = until_vector<K>(from) == until;
-  const long long vectors = (size - head) / K, step = gridDim.y * (long long)blockDim.x;
-  const long long first = blockIdx.y * (long long)blockDim.x + threadIdx.x;
-#pragma unroll 1
-  for (long long v = first; v < vectors; v += U * step) {
-    Vec<T, K> held[U];
-    if (Share::kReads && alike) {
+  const int vectors = int(size - head) / K, step = gridDim.y * blockDim.x;
+  const int first = blockIdx.y * blockDim.x + threadIdx.x;
+  Vec<T, K> held[U];
+  const auto load = [&](int v) {
+    if (!Share::kReads || !alike || v >= vectors) return;
 #pragma unroll
-      for (int i = 0; i < U; ++i) {
-        const long long here = v + i * step < vectors ? v + i * step : v;  // no branch: in it a load is waited for
-        held[i] = load_once<K>(from + head + here * K);
-      }
+    for (int i = 0; i < U; ++i) {
+      const int here = v + i * step < vectors ? v + i * step : v;  // no branch: in it a load is waited for
+      held[i] = load_once<K>(from + head + here * (long long)K);
     }
+  };
+  load(first);
+  const Share share = shares(row, 0);
+#pragma unroll 1
+  for (int v = first; v < vectors; v += U * step, load(v)) {
 #pragma unroll
     for (int i = 0; i < U; ++i) {
       if (v + i * step >= vectors) continue;
-      const long long at = head + (v + i * step) * K;
+      const long long at = head + (v + i * step) * (long long)K;
       const bool wanted = share.wants_(at, K);
       if (wanted && !(Share::kReads && alike)) {
 #pragma unroll
@@ -47,11 +52,11 @@ __device__ __forceinline__ void spread_rows(const T* __restrict__ x, T* __restri
       Vec<T, K> result;
 #pragma unroll
       for (int k = 0; k < K; ++k) result.data[k] = wanted ? share.get_(held[i].data[k]) : share.rest_(-1);
-      store_vec<T, K>(to + at, result);
+      store_whole(to + at, result);
     }
   }
-  for (long long i = first; i < size - vectors * K; i += step) {
-    const long long at = i < head ? i : i + vectors * K;
+  for (int i = first; i < size - vectors * (long long)K; i += step) {
+    const long long at = i < head ? i : i + vectors * (long long)K;
     to[at] = share.get_(from[at]);
   }
 }
@@ -70,8 +75,19 @@ __device__ __forceinline__ void spread_columns(const T* __restrict__ x, T* __res
   }
   if (first + begin * across >= vectors || first >= across) return;
   const long long last = (vectors - first + across - 1) / across;  // of these vectors
-  decltype(shares(0, 0)) share[K];
+  using Share = decltype(shares(0, 0));
+  Share share[K];
   bool wanted = false;
+  Vec<T, K> held[U];
+  const auto load = [&](long long v) {
+    if (v >= last) return;
+#pragma unroll
+    for (int i = 0; i < U; ++i) {
+      const long long here = v + i * step < last ? v + i * step : v;
+      held[i] = load_once<K>(x + (first + here * across) * K);
+    }
+  };
+  if (Share::kReads) load(begin);
   int row = static_cast<int>(first * K / size);
   long long column = first * K - row * size;
 #pragma unroll
@@ -80,16 +96,9 @@ __device__ __forceinline__ void spread_columns(const T* __restrict__ x, T* __res
     wanted = wanted || share[k].wants_(0, 0);
     if (++column == size) column = 0, ++row;
   }
+  if (!Share::kReads && wanted) load(begin);
 #pragma unroll 1
   for (long long v = begin; v < last; v += U * step) {
-    Vec<T, K> held[U];
-    if (wanted) {
-#pragma unroll
-      for (int i = 0; i < U; ++i) {
-        const long long here = v + i * step < last ? v + i * step : v;
-        held[i] = load_once<K>(x + (first + here * across) * K);
-      }
-    }
 #pragma unroll
     for (int i = 0; i < U; ++i) {
       if (v + i * step >= last) continue;
@@ -98,7 +107,8 @@ __device__ __forceinline__ void spread_columns(const T* __restrict__ x, T* __res
       for (int k = 0; k < K; ++k) {
         result.data[k] = wanted ? share[k].get_(held[i].data[k]) : share[k].rest_((v + i * step) * period);
       }
-      store_vec<T, K>(grad_x + (first + (v + i * step) * across) * K, result);
+      store_whole(grad_x + (first + (v + i * step) * across) * K, result);
     }
+    if (wanted) load(v + U * step);
   }
 }

@@ -19,10 +19,14 @@ MOST_THREADS = 512  # kFoldThreads: of a block where there is one for each resul
 BLOCKS = 1024  # into which a launch is cut, whatever the GPU: the same bits on all
 ROW_BLOCKS = 8192  # of rows: the last ones to end are short
 ENOUGH_BLOCKS = 128  # that need not be cut into more
-LOADS = 4  # units of a row that a thread has, about
+LOADS = 8  # units of a row that a thread has, about
+SPREAD_LOADS = 4  # the same of a thread of spread_rows(): kSpreadUnits
+DEEP = 4  # units of columns that a thread has at least, where few columns make a block
 UNITS = 16  # of columns that a thread has at least, where a reduction is cut into slabs
 ENOUGH_THREADS = 1 << 18  # to fill a GPU: with fewer rows' worth, more of them share a row
 LANES = 8  # of columns: 128 bytes
+COLUMN_THREADS = 1 << 16  # for whose vectors there are registers, so many being under way at once
+FEWEST_THREADS = 128  # of a block of them
 MOST_UNITS = 1 << 30  # of a slab
 
 LINE, ROWS, ROW_VECTORS, COLUMNS, COLUMN_VECTORS = range(5)  # Form
@@ -157,9 +161,13 @@ def _division(rows: bool, results: int, units: int, form: int, loads: int) -> tu
         block = along, max(THREADS // along, 1)
         tiles = ceil_div(results, block[1])
     else:
-        lanes = LANES if form == COLUMN_VECTORS else 4 * LANES
-        deep = units >= MOST_THREADS // lanes * LOADS
-        block = finishing_block(results, units, lanes, MOST_THREADS) if deep else finishing_block(results, units)
+        lanes, threads = 4 * LANES, MOST_THREADS
+        if form == COLUMN_VECTORS:
+            lanes = LANES
+            while threads > FEWEST_THREADS and ceil_div(results, lanes) * threads > COLUMN_THREADS:
+                threads //= 2
+        deep = units >= threads // lanes * DEEP
+        block = finishing_block(results, units, lanes, threads) if deep else finishing_block(results, units)
         along = block[1]
         tiles = ceil_div(results, block[0])
     cut = min(ROW_BLOCKS // tiles, units // (along * loads)) if rows else min(BLOCKS // tiles, units // (along * UNITS))
@@ -178,7 +186,7 @@ def finishing_block(results: int, units: int, wide: int = 32, threads: int = 0) 
 
 def rows_block(rows: int, vectors: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """(grid, block) of spread_rows() for rows of so many vectors."""
-    along = min(THREADS, _power_of_two(ceil_div(vectors, LOADS)))
+    along = min(THREADS, _power_of_two(ceil_div(vectors, SPREAD_LOADS)))
     parts = max(1, min(BLOCKS // rows, vectors // (along * UNITS)))
     return (ceil_div(rows, THREADS // along), parts), (along, THREADS // along)
 

@@ -17,7 +17,7 @@ from .broadcast import arrange as walk
 from .reduction import LOADS, arrange, columns_block, finishing_block, rows_block
 
 FORM = tuple(range(5))  # of fold()
-STATE_LOADS = 32  # of a thread, where more than a number is combined with its neighbours'
+STATE_LOADS = 16  # of a thread, where more than a number is combined with its neighbours'
 sum_fwd = Kernel("sum.cu", "sum_fwd<T, FORM>", T=FLOATING, FORM=FORM)
 sum_finish = Kernel("sum.cu", "sum_finish<T>", T=FLOATING)
 var_fwd = Kernel("var.cu", "var_fwd<T, FORM>", T=FLOATING, FORM=FORM)

@@ -20,8 +20,9 @@ embedding_bwd = Kernel("embedding.cu", "embedding_bwd<T, VEC, FREQ>", T=FLOATING
 embedding_bwd_sort = Kernel("embedding.cu", "embedding_bwd_sort<T>", T=FLOATING)
 embedding_bwd_finish = Kernel("embedding.cu", "embedding_bwd_finish<T>", T=FLOATING)
 
-THREADS = 256
+THREADS = 256  # kThreads
 LOADS = 4  # of a thread of forward, about
+SINGLES = 4  # kSingles: single elements of a row that a thread of backward has
 RUNS = 8, 32  # positions of a run of backward: so few, or more where that still makes
 ENOUGH_THREADS = 1 << 16
 FINISH = 32, 16  # kFinishColumns, kFinishRuns
@@ -59,7 +60,7 @@ def _(weight, indices, rows, padding_idx, scale_grad_by_freq, sparse):
         weight = weight.contiguous()
     vector, stride, tokens = 16 // weight.element_size(), weight.stride(0), indices.numel()
     vectors = size % vector == 0 and stride % vector == 0 and (weight.data_ptr() | y.data_ptr()) % 16 == 0
-    grid, block = forward_plan(tokens, size // vector if vectors else size)
+    grid, block = forward_plan(tokens, size // vector if vectors else ceil_div(size, vector) + 1)
     embedding_fwd[grid, block](weight, indices.contiguous(), y, tokens, rows, size, stride, T=weight.dtype, VEC=vectors)
     return y, ()
 
@@ -106,7 +107,7 @@ def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
 
 @functools.lru_cache(maxsize=4096)
 def forward_plan(tokens: int, units: int) -> tuple[int, tuple[int, int]]:
-    """(grid, block) for rows of so many vectors, or elements."""
+    """(grid, block) for rows of so many vectors, or spans."""
     along = min(THREADS, _power_of_two(ceil_div(units, LOADS)))
     return ceil_div(tokens, THREADS // along), (along, THREADS // along)
 
@@ -116,7 +117,7 @@ def backward_plan(
     count: int, size: int, vector: int
 ) -> tuple[int, int, tuple[int, int], tuple[int, int], tuple[int, int]]:
     """(positions of a run, runs, grid, block, grid of the second kernel): of the sizes alone, so the bits are too."""
-    vectors = ceil_div(size, vector)
+    vectors = ceil_div(size, vector if vector > 1 else SINGLES)  # or as many single elements as a thread has
     run = min(max(_power_of_two(count * vectors // ENOUGH_THREADS), RUNS[0]), RUNS[1])
     runs = ceil_div(count, run)
     along = min(THREADS, ceil_div(vectors, 32) * 32 if vectors > 32 else _power_of_two(vectors))

@@ -22,7 +22,7 @@ class TestAmax(OperatorContract):
         yield Sample(make(3, 7, 5), 1)  # columns not in vectors
         yield Sample(make(17000, 2), 0)  # in slabs
         yield Sample(make(19, 33), 0)  # columns whose rows begin at any alignment
-        yield Sample(make(2, 4099), 1)  # more than a thread has at once
+        yield Sample(make(2, 8203), 1)  # more than a thread has at once
 
     def small_samples(self, make: Make):
         yield Sample(make(3, 5), 1)
