@@ -26,7 +26,7 @@ __global__ void add_fwd_spread(const T* __restrict__ whole, const T* __restrict_
                                const __grid_constant__ Spread spread, acc_t<T> alpha, long long n) {
   using A = acc_t<T>;
   const T* const in[] = {part};
-  spread_over<FORM, FORM == kEachColumn ? 4 : 2>(
+  spread_over<FORM, 1>(
       spread, n, [alpha](A whole, const A(&p)[1]) { return OTHER ? p[0] + alpha * whole : whole + alpha * p[0]; }, y,
       whole, in);
 }

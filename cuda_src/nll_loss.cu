@@ -66,7 +66,7 @@ __global__ void nll_loss_bwd(const T* __restrict__ grad_y, const long long* __re
 // The same of rows of classes side by side, zeros included. Grid: ceil(n / (blockDim.x * kZeros * kVecWidth<T>)) for the n
 // elements of grad_x. Block: any, one dimension. A block owns kZeros vectors for each of its threads, neighbours, whatever
 // rows they are of: it makes them zeros and then writes those of the targets that are among them.
-constexpr int kZeros = 4;
+constexpr int kZeros = 2;
 
 template <typename T>
 __global__ void nll_loss_bwd_rows(const T* __restrict__ grad_y, const long long* __restrict__ target,

@@ -76,16 +76,16 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks<T>)
 // Grid, block: see sum_spans(). partial: [sums][slabs][channels], or null where there is one slab: the sums go to first and
 // second at once.
 template <typename T, bool WEIGHT, bool CUT>
-__global__ void __launch_bounds__(kSumThreads, kSumBlocks<T>)
+__global__ void __launch_bounds__(kSumThreads, kSpanBlocks<T>)
     scale_shift_bwd_spans(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                           T* __restrict__ grad_x, acc_t<T>* __restrict__ partial, T* first, T* second,
                           const __grid_constant__ Spans spans) {
-  sum_spans<CUT, CUT ? 1 : 2, T>(spans, ScaleShift<acc_t<T>, WEIGHT>(), grad_y, x, weight, grad_x,
-                                 [&](int s, long long slab, long long channel, double total) {
-                                   T* const to = s == 0 ? first : second;
-                                   if (partial) partial[(s * spans.slabs + slab) * spans.channels + channel] = total;
-                                   else if (to) to[channel] = from_acc<T>(static_cast<acc_t<T>>(total));
-                                 });
+  sum_spans<CUT, T>(spans, ScaleShift<acc_t<T>, WEIGHT>(), grad_y, x, weight, grad_x,
+                    [&](int s, long long slab, long long channel, double total) {
+                      T* const to = s == 0 ? first : second;
+                      if (partial) partial[(s * spans.slabs + slab) * spans.channels + channel] = total;
+                      else if (to) to[channel] = from_acc<T>(static_cast<acc_t<T>>(total));
+                    });
 }
 
 // Grid, block: see finish_sums().

@@ -183,6 +183,8 @@ __device__ __forceinline__ void sum_columns(const Columns& size, const Step& ste
   }
 }
 
+template <typename T> constexpr int kSpanBlocks = sizeof(T) == 8 ? 2 : 6;  // of a multiprocessor, at least
+
 // An array [outer x channels x inner], a channel's outer x units vectors cut into slabs of `slab_units`.
 struct Spans {
   long long n, channels, inner;
@@ -191,10 +193,10 @@ struct Spans {
 };
 
 // Grid: any that gives each slab of each channel a warp, channels fastest. Block: kSumThreads. The lanes of a warp take
-// every 32nd vector of their slab, U under way at once. CUT: spans are no whole vectors: a unit is the part of a vector
-// that lies in the span, empty where `units` are more than there are.
+// every 32nd vector of their slab; many blocks, and not a thread's next vectors, hide memory's latency. CUT: spans are no
+// whole vectors: a unit is the part of a vector that lies in the span, empty where `units` are more than there are.
 // store(s, slab, channel, total) takes sum s of a slab; `parameters` [channels] may be null, for a step that has none.
-template <bool CUT, int U, typename T, typename Step, typename F>
+template <bool CUT, typename T, typename Step, typename F>
 __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, const T* __restrict__ grad_y, const T* x,
                                           const T* parameters, T* grad_x, F store) {
   constexpr int W = kVecWidth<T>;
@@ -210,32 +212,14 @@ __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, c
   long long b = unit - before * size.units, start = before * around + channel * size.inner;
 #pragma unroll 1
   while (unit < last) {
-    long long at[U];
-    int begin[U], end[U];
-    bool there[U];
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      at[u] = (CUT ? start & -W : start) + b * W;
-      begin[u] = CUT ? static_cast<int>(max(start - at[u], 0LL)) : 0;
-      end[u] = CUT ? static_cast<int>(max(min(start + size.inner - at[u], (long long)W), 0LL)) : W;
-      if (unit >= last) end[u] = 0;
-      there[u] = aligned && begin[u] < end[u] && (!CUT || at[u] + W <= size.n);
-      unit += kWarp, b += size.unit_step, start += size.start_step;
-      if (b >= size.units) b -= size.units, start += around;
-    }
+    const long long at[1] = {(CUT ? start & -W : start) + b * W};
+    const int begin[1] = {CUT ? static_cast<int>(max(start - at[0], 0LL)) : 0};
+    const int end[1] = {CUT ? static_cast<int>(max(min(start + size.inner - at[0], (long long)W), 0LL)) : W};
+    const bool there[1] = {aligned && begin[0] < end[0] && (!CUT || at[0] + W <= size.n)};
+    unit += kWarp, b += size.unit_step, start += size.start_step;
+    if (b >= size.units) b -= size.units, start += around;
     gradients.template add_vectors<CUT>(step, at, there, begin, end, own);
-    if (aligned && (!CUT || at[U - 1] + W <= size.n)) continue;
-#pragma unroll 1
-    for (int u = 0; u < U; ++u) {
-      long long from_at = at[0];
-      int from = begin[0], to = end[0];
-      bool left = !there[0];
-#pragma unroll
-      for (int w = 1; w < U; ++w) {
-        if (u == w) from_at = at[w], from = begin[w], to = end[w], left = !there[w];
-      }
-      if (left) gradients.add_singly(step, from_at, from, to, own);
-    }
+    if (!there[0]) gradients.add_singly(step, at[0], begin[0], end[0], own);
   }
 #pragma unroll
   for (int s = 0; s < Step::SUMS; ++s) {

@@ -39,7 +39,7 @@ linear_cross_entropy_bias = Kernel(FILE, "linear_cross_entropy_bias<T>", T=FLOAT
 
 SCRATCH = 240 << 20  # bytes of logits, or of their gradients, at a time
 ADDED = 2  # chunks that a half type's weight's gradient has added: so its error stays within twice that of PyTorch's
-ROW_STEP = 128  # rows of a chunk are a multiple of it, and the classes of a tile of CLASS_STEP: what suits a GEMM
+ROW_STEP = 256  # rows of a chunk are a multiple of it, and the classes of a tile of CLASS_STEP: what suits a GEMM
 CLASS_STEP = 256
 TILE = 2048  # classes of a tile: enough for a GEMM of all rows
 LINE = 128  # elements of a half type, 256 bytes: cuBLAS sees no alignment beyond that

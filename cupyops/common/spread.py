@@ -16,7 +16,7 @@ from .broadcast import BLOCK, merged
 from .gemm import divisor
 
 EACH_COLUMN, WHOLE_SPANS, CUT_SPANS = FORMS = (0, 1, 2)
-TURNS = 4  # vectors of a thread, about
+TURNS = 1  # vectors of a thread, about
 FILL = 132 * 2048  # threads; where there are fewer vectors, each has one
 MOST = (1 << 31) - 1  # elements of a stride, and of what is counted in an int
 
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
 def plan(output: Tensor, x: Tensor, *parameters: Tensor, kept: int = 0) -> Plan | None:
     """The launch, for parameters expanded to the shape of the dense output; None where another kernel has to do it.
 
-    `kept`: the vectors of a thread that keeps its parameters, if not `TURNS`.
+    `kept`: the vectors of a thread that keeps its parameters from one to the next, if not `TURNS`.
     """
     if is_dry(output) or output.numel() == 0:
         return None

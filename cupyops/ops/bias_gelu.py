@@ -29,7 +29,7 @@ def _(x, bias, approximate):
     bias = bias.expand(x.shape)
     y = empty_output(x, bias)
     template = {"T": y.dtype, "TANH": approximate == "tanh"}
-    if (found := spread.plan(y, x, bias)) is not None:
+    if (found := spread.plan(y, x, bias, kept=4)) is not None:
         bias_gelu_fwd[found.grid, BLOCK](x, bias, y, found.spread, y.numel(), FORM=found.form, **template)
     else:
         grid, layout, (x, bias) = arrange(y, x, bias)

@@ -18,7 +18,7 @@ nll_loss_bwd_rows = Kernel("nll_loss.cu", "nll_loss_bwd_rows<T>", T=FLOATING)
 
 BLOCK = 256
 MAX_BLOCKS = 1024  # of a sum over the batch; a block then adds their parts
-ZEROS = 4 * 16  # bytes of grad_x for a thread: kZeros vectors
+ZEROS = 2 * 16  # bytes of grad_x for a thread: kZeros vectors
 
 
 @operator("cupyops::nll_loss", autocast="fp32_everywhere")
