@@ -18,11 +18,16 @@ template <typename A> struct SumRule {
   // What is not there is 0.
   template <int U, int E, typename Number>
   static __device__ __forceinline__ void take_(A& sum, const A (&values)[U][E], int, int, Number) {
+    A terms[U * E];
 #pragma unroll
-    for (int i = 0; i < U; ++i) {
+    for (int i = 0; i < U * E; ++i) terms[i] = values[i / E][i % E];
+    // in pairs: a long column rounds U * E times less often
 #pragma unroll
-      for (int e = 0; e < E; ++e) sum += values[i][e];
+    for (int count = U * E; count > 1; count = (count + 1) / 2) {
+#pragma unroll
+      for (int i = 0; i < count / 2; ++i) terms[i] += terms[i + (count + 1) / 2];
     }
+    sum += terms[0];
   }
 };
 

@@ -39,8 +39,8 @@ linear_cross_entropy_bias = Kernel(FILE, "linear_cross_entropy_bias<T>", T=FLOAT
 
 SCRATCH = 240 << 20  # bytes of logits, or of their gradients, at a time
 ADDED = 2  # chunks that a half type's weight's gradient has added: so its error stays within twice that of PyTorch's
-ROW_STEP = 256  # rows of a chunk are a multiple of it, and the classes of a tile of CLASS_STEP: what suits a GEMM
-CLASS_STEP = 256
+ROW_STEP = CLASS_STEP = 256  # rows of a chunk, and classes of a tile, are a multiple of it: what suits a GEMM
+ADDED_STEP = 64  # the same of a chunk that is added: the more rows these have, the fewer are computed twice
 TILE = 2048  # classes of a tile: enough for a GEMM of all rows
 LINE = 128  # elements of a half type, 256 bytes: cuBLAS sees no alignment beyond that
 HELD = 1 << 14  # bytes of a row from which on a block holds it
@@ -109,11 +109,12 @@ def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratc
     width = 16 // dtype.itemsize
     stride, elements = ceil_div(classes, width) * width, scratch // dtype.itemsize
     most = max(elements // stride, 1)
-    most -= most % ROW_STEP if most > ROW_STEP else 0
+    most -= most % ADDED_STEP if most > ADDED_STEP else 0
     if dtype not in HALF or rows <= (1 + added) * most:
         return Division(most, stride)
     waiting = features + elements // (2 * stride)  # rows whose gradients can, at least
-    tiled = rows - min(max(rows - waiting, 0), added * most)
+    needed = ceil_div(max(rows - waiting, 0), ADDED_STEP) * ADDED_STEP
+    tiled = max(rows - min(needed, added * most), 0)
     tile = ceil_div(_even(stride, min(elements // tiled, TILE), CLASS_STEP), width) * width
     kept = min(features, tiled)
     stored = min(max(elements - tiled * tile, 0) // stride, tiled - kept)
@@ -130,9 +131,9 @@ def _even(count: int, most: int, step: int) -> int:
     return ceil_div(part, step) * step
 
 
-def _parts(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+def _parts(begin: int, end: int, most: int, step: int = ROW_STEP) -> Iterator[tuple[int, int]]:
     """Rows, at most so many at a time, and alike in number but the first, which are what is left."""
-    size = _even(end - begin, most, ROW_STEP)
+    size = _even(end - begin, most, step)
     first = (end - begin) % size
     if first:
         yield begin, begin + first
@@ -194,7 +195,7 @@ class Work:
             self.chunk(tiled - stored, tiled, self.store)
         for first, last, tile in self.tiles():
             self.tile(first, last, tile)
-        for begin, end in _parts(tiled, self.rows, most):
+        for begin, end in _parts(tiled, self.rows, most, ADDED_STEP):
             d = self.chunk(begin, end, self.scratch)
             self.weight_gradient(d, 0, self.classes, slice(begin, end), int(begin > 0))
         if self.gradients.bias is not None and self.sums is not None:
