@@ -109,11 +109,12 @@ def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratc
     width = 16 // dtype.itemsize
     stride, elements = ceil_div(classes, width) * width, scratch // dtype.itemsize
     most = max(elements // stride, 1)
-    most -= most % ADDED_STEP if most > ADDED_STEP else 0
+    step = ADDED_STEP if most > ADDED_STEP else 1
+    most -= most % step
     if dtype not in HALF or rows <= (1 + added) * most:
         return Division(most, stride)
     waiting = features + elements // (2 * stride)  # rows whose gradients can, at least
-    needed = ceil_div(max(rows - waiting, 0), ADDED_STEP) * ADDED_STEP
+    needed = ceil_div(max(rows - waiting, 0), step) * step
     tiled = max(rows - min(needed, added * most), 0)
     tile = ceil_div(_even(stride, min(elements // tiled, TILE), CLASS_STEP), width) * width
     kept = min(features, tiled)
