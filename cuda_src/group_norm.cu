@@ -5,9 +5,9 @@
 // grad_x = rstd (grad_y weight - c2 - xhat c1),   c1 = sum(weight h) / m,   c2 = sum(weight g) / m        over the group
 // grad_weight = sum(h),   grad_bias = sum(g)                                                                  over the n
 //
-// A group, channels of one image, is a row of neighbours. Where it fits the registers of a block, or of the blocks of a
-// cluster, it is read once. Else several blocks share it: a first pass leaves what each has found, the second combines
-// that, from the end: what was read last is still in cache.
+// A group, channels of one image, is a row of neighbours. Where it fits a block, or the blocks of a cluster, it is read
+// once: into registers where planes are whole packs of 16 bytes, else into shared memory. Else several blocks share it: a
+// first pass leaves what each has found, the second combines that, from the end: what was read last is still in cache.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
@@ -167,8 +167,8 @@ template <int K, typename T> struct Held {
     load_row(tile, tensor + row * size + start, from_acc<T>(0), packs);
   }
   __device__ __forceinline__ void store(T* tensor, int k, const Pack<T>& pack) const {
-    const unsigned(&word)[4] = pack.word;
-    store_words(tensor + row * size + start + tile.index(k, 0), word[0], word[1], word[2], word[3]);
+    T* to = tensor + row * size + start + tile.index(k, 0);
+    store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
   }
   // The channel that all of the block's packs are of; below 0 where there are several, or it would not pay to ask.
   __device__ __forceinline__ int channel(const Groups& groups) const {
@@ -192,6 +192,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, true>;
   constexpr int W = kVecWidth<T>;
+  constexpr bool kExact = K == 1 && sizeof(T) != 2;
   __shared__ typename Threads::Room room;
   Threads threads(room);
   const Held<K, T> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
@@ -212,7 +213,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3
   fold(packs);
   if (!held.live) return;
   A r;
-  const Mean<A> mu = statistics<K == 1 && sizeof(T) != 2>(about, centred, A(size), eps, r);
+  const Mean<A> mu = statistics<kExact>(about, centred, A(size), eps, r);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (!held.any(k)) continue;
@@ -443,6 +444,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
                           Pieces pieces, Groups groups, long long rows, long long size, acc_t<T> eps) {
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, true>;
+  constexpr bool kExact = sizeof(T) != 2;
   extern __shared__ uint4 kept[];
   __shared__ typename Threads::Room room;
   Threads threads(room);
@@ -470,7 +472,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
   });
   centred = threads.template reduce<Sum>(centred);
   A r;
-  const Mean<A> mu = statistics<sizeof(T) != 2>(about, centred, A(size), eps, r);
+  const Mean<A> mu = statistics<kExact>(about, centred, A(size), eps, r);
   share.each([&](int, int c, int from, int to) {
     if (from >= to) return;
     const Affine<T> affine(mu, r, weight, bias, groups.first(share.row) + c);
@@ -641,29 +643,35 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // grad_weight and grad_bias of the sums of planes, (images, channels, count, 2), added in a fixed order. Grid:
-// ceil(channels / kFinished). Block: (kFinished, a power of two, at most kMostFinishers): channels by threadIdx.x, parts
+// ceil(channels / kFinished). Block: (kFinished, a power of two, from 4 to kMostFinishers): channels by threadIdx.x, parts
 // dealt out over threadIdx.y. Each gradient may be null.
 template <typename T>
 __global__ void __launch_bounds__(kFinished* kMostFinishers)
     group_norm_bwd_parameters(const acc_t<T>* __restrict__ sums, T* __restrict__ grad_weight, T* __restrict__ grad_bias,
                               long long images, long long channels, int count) {
   using A = acc_t<T>;
-  __shared__ Pair<A> shared[kMostFinishers][kFinished];
+  constexpr int kLines = kWarp / kFinished;  // of a warp
+  __shared__ Pair<A> shared[kMostFinishers / kLines][kFinished];
   const long long c = blockIdx.x * (long long)kFinished + threadIdx.x;
   Pair<A> own = {};
   for (int part = 0; c < channels && part < count; ++part) {
 #pragma unroll 8
     for (long long image = threadIdx.y; image < images; image += blockDim.y) {
-      const A* at = sums + 2 * ((image * channels + c) * count + part);
-      own = own + Pair<A>{at[0], at[1]};
+      const Vec<A, 2> at = load_vec<A, 2>(sums + 2 * ((image * channels + c) * count + part));
+      own = own + Pair<A>{at.data[0], at.data[1]};
     }
   }
-  for (int half = blockDim.y / 2; half > 0; half /= 2) {
-    shared[threadIdx.y][threadIdx.x] = own;
-    __syncthreads();
-    if (threadIdx.y < half) own = own + shared[threadIdx.y + half][threadIdx.x];
-    __syncthreads();
-  }
+  const auto add_lines = [&] {
+#pragma unroll
+    for (int offset = kFinished; offset < kWarp; offset *= 2) own = own + shuffle_xor(own, offset);
+  };
+  add_lines();
+  if (threadIdx.y % kLines == 0) shared[threadIdx.y / kLines][threadIdx.x] = own;
+  __syncthreads();
+  if (threadIdx.y >= kLines) return;
+  own = {};
+  for (int warp = threadIdx.y; warp < blockDim.y / kLines; warp += kLines) own = own + shared[warp][threadIdx.x];
+  add_lines();
   if (threadIdx.y > 0 || c >= channels) return;
   if (grad_weight) grad_weight[c] = from_acc<T>(own.second);
   if (grad_bias) grad_bias[c] = from_acc<T>(own.first);
