@@ -33,18 +33,18 @@ class TestGroupNorm(OperatorContract):
         width = 16 // make.dtype.itemsize
         yield from self.small_samples(make)
         yield Sample(make(3, 4, 2, width), 2, make(4), make(4))  # whole packs, one in a thread
-        yield Sample(make(2, 2, width + 1), 1, make(2), make(2))  # others, a thread for a piece
-        yield Sample(make(5, 4, 9, 11), 2, make(4), make(4))  # four
+        yield Sample(make(2, 2, width + 1), 1, make(2), make(2))  # others: a thread for a piece of a plane
         yield Sample(make(1, 4, 33 * width), 1, make(4), make(4))  # two
-        yield Sample(make(1, 4, 33 * width + 1), 1, make(4), make(4))  # a warp
+        yield Sample(make(1, 4, 33 * width + 1), 1, make(4), make(4))  # a warp for a piece
         yield Sample(make(1, 2, 140 * width), 1, make(2), make(2))  # four
-        yield Sample(make(1, 2, 140 * width + 1), 1, make(2), make(2))  # several pieces of a plane
+        yield Sample(make(1, 2, 140 * width + 1), 1, make(2), make(2))
         yield Sample(make(1, 2, 513 * width), 1, make(2), make(2))  # eight
         yield Sample(make(40, 6, 1), 3, make(6), make(6))  # planes of one element
-        yield Sample(make(1, 2, 1400 * width + 1), 1, make(2), make(2))  # a cluster, backward
+        yield Sample(make(1, 2, 1400 * width + 1), 1, make(2), make(2))  # several pieces of a plane; a cluster, backward
         yield Sample(make(1, 2, 4200 * width), 1, make(2), make(2))  # several blocks
         yield Sample(make(1, 2, 260 * width), 2, make(2), make(2))  # a block has one channel
         yield Sample(make(1, 2, 1100 * width), 1, make(2), make(2))  # the second block of a cluster has
+        yield Sample(make(5, 4, 9, 11), 2, make(4), make(4))  # four threads for a piece
         yield Sample(make(0, 4, 3), 2, make(4), make(4))
 
     def small_samples(self, make: Make):
