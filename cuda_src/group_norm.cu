@@ -14,7 +14,7 @@
 //
 // Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251), G32 bf16: 32x512x32x32 2473 /
 // 2172, 8x256x128x128 2174 / 2334, 32x512x31x33 1669 / 1281, 64x256x4095 1745 / 1785. Lost: registers leave room for two or
-// three blocks, which load, wait for each other and store in turn; planes that are no whole packs cost the more instructions.
+// three blocks, which load, wait for each other and store in turn; elements of other planes are met one or two at a time.
 #include "common/cluster.cuh"
 #include "common/runs.cuh"
 
@@ -308,8 +308,8 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
 
 // --- groups that shared memory holds, of other planes ---
 //
-// Packs are cut by 16-byte boundaries on their way to shared memory and back; between, threads meet single elements, and
-// no pack is of two channels. A plane is cut into pieces, each of LANES neighbouring threads:
+// Packs are cut by 16-byte boundaries on their way to shared memory and back; between, threads meet an element or two at a
+// time, never of two channels. A plane is cut into pieces, each of LANES neighbouring threads:
 //
 //     |0.......|1.......|2...|0.......|1.......|2...|       three pieces of a plane, two planes of a group
 
@@ -435,8 +435,8 @@ template <typename T, int LANES> struct Share {
   }
 };
 
-// As group_norm_fwd, but of the block `of_block` pieces, or all of blockDim.y rows. blockDim.x is a multiple of LANES.
-// Shared memory: for the packs of a block.
+// As group_norm_fwd; a block has `of_block` pieces of a row, or all of blockDim.y rows. blockDim.x is a multiple of LANES.
+// Shared memory: for the packs of a block. Tensors begin at 16-byte boundaries.
 template <typename T, int LANES>
 __global__ void __launch_bounds__(kHeldThreads, 3)
     group_norm_fwd_pieces(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,

@@ -116,10 +116,10 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
         held.launch(group_norm_bwd, shared)(*given, sums, division, rows, size, lanes, T=x.dtype, K=held.packs)
         return sums, held.blocks
     if aligned and not whole and (pieces := _pieces(rows, each, pixels, itemsize, in_clusters, 2)):
-        sums = x.new_empty(rows * pieces.count * 2, dtype=kept)
+        sums = x.new_empty(rows * pieces.number * 2, dtype=kept)
         launch = pieces.launch(group_norm_bwd_pieces, pieces.room * 32)
         launch(*given, sums, pieces.packed, division, rows, size, pieces.room, T=x.dtype, LANES=pieces.lanes)
-        return sums, pieces.count // each
+        return sums, pieces.number // each
     planes = _planes(images * channels, pixels, itemsize, aligned)
     sums = x.new_empty(images * channels * planes.parts * 2, dtype=kept)
     launch = group_norm_bwd_sums[planes.grid, planes.block]
@@ -213,7 +213,7 @@ class Pieces(NamedTuple):
     """How shared memory holds others: `struct Pieces`, packed, of so many pieces, and `room` packs for a tensor."""
 
     packed: np.ndarray
-    count: int
+    number: int
     lanes: int
     room: int
     block: tuple[int, int]
