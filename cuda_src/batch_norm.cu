@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
   extern __shared__ uint4 kept[];
   __shared__ Pair<A> shared[kWarp];
   __shared__ Moments<A> all[kMaxCluster];
-  if (cluster_blocks() > 1) cluster_arrive();
+  if (cluster_blocks() > 1) cluster_begin();
   const long long c = runs.segment(blockIdx.x);
   const Part<T, WHOLE> part(runs, c, runs.part(blockIdx.x), y);
   const Source<T> source{x, kept, room};
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
   using A = acc_t<T>;
   extern __shared__ uint4 kept[];
   __shared__ Pair<A> shared[kWarp], all[kMaxCluster];
-  if (cluster_blocks() > 1) cluster_arrive();
+  if (cluster_blocks() > 1) cluster_begin();
   const long long c = runs.segment(blockIdx.x);
   const Part<T, WHOLE> part(runs, c, runs.part(blockIdx.x), x);
   const A mu = mean[c], r = rstd[c];
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
   constexpr int W = ColumnTile<T, WHOLE>::W, kColumns = kClusterColumns<T>;
   __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
   __shared__ Moments<A> parts[kColumnThreads / kColumns][kColumns];
-  if (gridDim.y > 1) cluster_arrive();
+  if (gridDim.y > 1) cluster_begin();
   const Parameters<T> parameters{weight, bias, wide};
   const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
@@ -393,7 +393,7 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
   using A = acc_t<T>;
   constexpr int W = ColumnTile<T, WHOLE>::W, kColumns = kClusterColumns<T>;
   __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
-  if (gridDim.y > 1) cluster_arrive();
+  if (gridDim.y > 1) cluster_begin();
   const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   const long long column = tile.start + thread;

@@ -5,16 +5,16 @@
 // grad_x = rstd (grad_y weight - c2 - xhat c1),   c1 = sum(weight h) / m,   c2 = sum(weight g) / m        over the group
 // grad_weight = sum(h),   grad_bias = sum(g)                                                                  over the n
 //
-// A group, channels of one image, is a row of neighbours. Where it fits the registers of a block, or of the blocks of a
-// cluster, it is read once. Else several blocks share it: a first pass leaves what each has found, the second combines
-// that, from the end: what was read last is still in cache.
+// A group, channels of one image, is a row of neighbours. Where it fits a block, or the blocks of a cluster, it is read
+// once: into registers where planes are whole packs of 16 bytes, else into shared memory. Else several blocks share it: a
+// first pass leaves what each has found, the second combines that, from the end: what was read last is still in cache.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
 //
 // Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251), G32 bf16: 32x512x32x32 2473 /
 // 2172, 8x256x128x128 2174 / 2334, 32x512x31x33 1669 / 1281, 64x256x4095 1745 / 1785. Lost: registers leave room for two or
-// three blocks, which load, wait for each other and store in turn; planes that are no whole packs cost the more instructions.
+// three blocks, which load, wait for each other and store in turn; elements of other planes are met one or two at a time.
 #include "common/cluster.cuh"
 #include "common/runs.cuh"
 
@@ -97,35 +97,59 @@ template <typename A> __device__ __forceinline__ Pair<A> means(Pair<A> sums, A s
   return c;
 }
 
-// grad_x of a pack: rstd (grad_y weight - c2 - xhat c1).
+// rstd (grad_y weight - c2 - xhat c1) of a channel; half types have what all of it have in common computed once.
+template <typename T> struct Gradient {
+  using A = acc_t<T>;
+  static constexpr bool kHalf = sizeof(T) == 2;
+  A mean, rstd, weight, slope, rest;
+
+  __device__ __forceinline__ Gradient(A mean, A rstd, Pair<A> c, A w)
+      : mean(mean),
+        rstd(rstd),
+        weight(kHalf ? w * rstd : w),
+        slope(kHalf ? -rstd * rstd * c.second : c.second),
+        rest(kHalf ? -rstd * c.first - mean * slope : c.first) {}
+
+  __device__ __forceinline__ A operator()(A grad_y, A x) const {
+    if (kHalf) return grad_y * weight + fma(x, slope, rest);
+    return rstd * (grad_y * weight - rest - (x - mean) * rstd * slope);
+  }
+};
+
+// grad_x of a pack.
 template <bool ONE, typename T>
 __device__ __forceinline__ Pack<T> gradient(const InGroup& place, const Groups& groups, long long group,
                                             const Pack<T>& grad_y, const Pack<T>& x, const T* weight, acc_t<T> mean,
                                             acc_t<T> rstd, Pair<acc_t<T>> c) {
   constexpr int W = kVecWidth<T>;
-  using A = acc_t<T>;
-  A weighed[W] = {};
+  acc_t<T> grad_x[W] = {};
   const long long channel = groups.first(group);
-  const bool half = sizeof(T) == 2;
-  const A slope = -rstd * rstd * c.second, rest = -rstd * c.first - mean * slope;
-  place.template each_channel<ONE>(groups, [&](int c, int from, int to) {
-    const A w = parameter(weight, channel + c, 1) * (half ? rstd : A(1));
+  place.template each_channel<ONE>(groups, [&](int of, int from, int to) {
+    const Gradient<T> gradient(mean, rstd, c, parameter(weight, channel + of, 1));
 #pragma unroll
-    for (int e = 0; e < W; ++e) weighed[e] = from <= e && e < to ? grad_y[e] * w : weighed[e];
+    for (int e = 0; e < W; ++e) grad_x[e] = from <= e && e < to ? gradient(grad_y[e], x[e]) : grad_x[e];
   });
   Pack<T> pack;
-  round_to_words<T>(pack.word, 0, [&](int e) {
-    return half ? weighed[e] + fma(x[e], slope, rest) : rstd * (weighed[e] - c.first - (x[e] - mean) * rstd * c.second);
-  });
+  round_to_words<T>(pack.word, 0, [&](int e) { return grad_x[e]; });
   return pack;
 }
 
-// --- groups that are held: see rows.cuh; a row may be shared by the blocks of a cluster, along x ---
+// What a group is normalised by, of sums about what is nearly its mean; of a mean that is small the more exact: see Centre.
+template <bool EXACT, typename A>
+__device__ __forceinline__ Mean<A> statistics(A about, Pair<A> centred, A size, A eps, A& rstd) {
+  const auto of = Moments<A>::of(size, about, centred.first, centred.second);
+  rstd = of.rstd(eps);
+  if (fabs(about * rstd) < A(0.125)) return {about, A(0)};
+  return {of.mean, EXACT ? (about - of.mean) + centred.first / size : A(0)};
+}
+
+// --- groups that are held, of planes that are whole packs: see rows.cuh; a row may be shared by the blocks of a cluster,
+// along x ---
 
 // The part of a row that this block has, as tile and as place in the row.
-template <int K, typename T, bool WHOLE> struct Held {
-  using Row = Tile<K, kVecWidth<T>, WHOLE>;
+template <int K, typename T> struct Held {
   static constexpr int W = kVecWidth<T>;
+  using Row = Tile<K, W, true>;
   Row tile;
   long long row, size, start;  // of a row; of the part, in it
   bool live;
@@ -139,60 +163,41 @@ template <int K, typename T, bool WHOLE> struct Held {
 
   __device__ __forceinline__ bool any(int k) const { return tile.any(tile.index(k, 0)); }
 
-  // Packs of a tensor; what is not the row's replaced by 0, once others too are under way; and one to its place.
   __device__ __forceinline__ void load(const T* tensor, Pack<T> (&packs)[K]) const {
-    const T* from = tensor + row * size + start;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const int i = tile.index(k, 0);
-      packs[k] = Pack<T>{};
-      if (!tile.any(i)) continue;
-      if (WHOLE || (i >= tile.low && i + W <= tile.high && is_aligned16(from + i))) packs[k] = load_aligned(from + i);
-      else packs[k] = load_one_by_one(from + i, tile.begin - i, tile.left - i);
-    }
-  }
-  __device__ __forceinline__ void mask(Pack<T> (&packs)[K]) const {
-    if constexpr (!WHOLE) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const int i = tile.index(k, 0);
-        if (tile.any(i) && !tile.all(i)) packs[k] = masked(tile, packs[k], i, from_acc<T>(0));
-      }
-    }
+    load_row(tile, tensor + row * size + start, from_acc<T>(0), packs);
   }
   __device__ __forceinline__ void store(T* tensor, int k, const Pack<T>& pack) const {
-    const int i = tile.index(k, 0);
-    T* to = tensor + row * size + start + i;
-    if (WHOLE || (tile.all(i) && is_aligned16(to))) {
-      store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
-      return;
-    }
-#pragma unroll
-    for (int e = 0; e < W; ++e) {
-      if (tile.template all<1>(i + e)) to[e] = element<T>(pack.word, e);
-    }
+    T* to = tensor + row * size + start + tile.index(k, 0);
+    store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
   }
   // The channel that all of the block's packs are of; below 0 where there are several, or it would not pay to ask.
   __device__ __forceinline__ int channel(const Groups& groups) const {
-    if (!WHOLE || K < 4 || blockDim.y > 1) return -1;
+    if (K < 4 || blockDim.y > 1) return -1;
     const int c = groups.plane.divide(int(start)), last = int(min(start + Row::capacity(), size)) - 1;
     return groups.plane.divide(last) == c ? c : -1;
   }
-  __device__ __forceinline__ InGroup place(int k) const {
-    const int i = tile.index(k, 0);
-    return {int(start) + i, max(tile.begin - i, 0), min(tile.left - i, W)};
-  }
+  __device__ __forceinline__ InGroup place(int k) const { return {int(start) + tile.index(k, 0), 0, W}; }
 };
 
-template <bool WHOLE, int K, typename T, typename Threads, typename A = acc_t<T>>
-__device__ __forceinline__ void forward_row(Threads& threads, const T* x, const T* weight, const T* bias, T* y,
-                                            Mean<A>* mean, A* rstd, const Groups& groups, long long rows,
-                                            long long size, A eps) {
+// Grid: ceil(rows / blockDim.y), or a cluster for each row. Block: (threads of a row, rows): see rows.cuh; K packs in each
+// thread hold a row, or a block's part of it. mean and rstd are kept for backward, one of each for a row. weight and
+// bias may be null.
+template <typename T, int K>
+__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3
+                                                               : K == 4 ? 2
+                                                                        : 1)
+    group_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
+                   Mean<acc_t<T>>* __restrict__ mean, acc_t<T>* __restrict__ rstd, Groups groups, long long rows,
+                   long long size, acc_t<T> eps) {
+  using A = acc_t<T>;
+  using Threads = RowThreads<Pair<A>, true>;
   constexpr int W = kVecWidth<T>;
-  const Held<K, T, WHOLE> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
+  constexpr bool kExact = K == 1 && sizeof(T) != 2;
+  __shared__ typename Threads::Room room;
+  Threads threads(room);
+  const Held<K, T> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   Pack<T> packs[K];
   held.load(x, packs);
-  held.mask(packs);
   const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
   const A about = threads.template reduce<Sum>({sum, A(0)}).first / A(size);
   fold(packs);
@@ -207,84 +212,58 @@ __device__ __forceinline__ void forward_row(Threads& threads, const T* x, const 
   centred = threads.template reduce<Sum>(centred);
   fold(packs);
   if (!held.live) return;
-  auto of = Moments<A>::of(A(size), about, centred.first, centred.second);
-  const A r = of.rstd(eps);
-  Mean<A> mu = {about, A(0)};  // of a mean that is small the more exact: see Centre
-  if (!(fabs(about * r) < A(0.125))) {
-    mu.first = of.mean;
-    if (K == 1 && sizeof(T) > 2) mu.second = (about - of.mean) + centred.first / A(size);
-  }
+  A r;
+  const Mean<A> mu = statistics<kExact>(about, centred, A(size), eps, r);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (!held.any(k)) continue;
-    const Pack<T> pack = normalised<WHOLE>(held.place(k), groups, held.row, packs[k], weight, bias, mu, r);
+    const Pack<T> pack = normalised<true>(held.place(k), groups, held.row, packs[k], weight, bias, mu, r);
     held.store(y, k, pack);
   }
   if (threadIdx.x == 0 && held.start == 0) mean[held.row] = mu, rstd[held.row] = r;
 }
 
-// Grid: ceil(rows / blockDim.y), or a cluster for each row. Block: (threads of a row, rows): see rows.cuh; K packs in each
-// thread hold a row, or a block's part of it. mean and rstd are kept for backward, one of each for a row. weight and
-// bias may be null.
-template <typename T, int K, bool WHOLE>
-__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3
-                                                               : K == 4 ? 2
-                                                                        : 1)
-    group_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
-                   Mean<acc_t<T>>* __restrict__ mean, acc_t<T>* __restrict__ rstd, Groups groups, long long rows,
-                   long long size, acc_t<T> eps) {
-  using Threads = RowThreads<Pair<acc_t<T>>, true>;
-  __shared__ typename Threads::Room room;
-  Threads threads(room);
-  forward_row<WHOLE, K>(threads, x, weight, bias, y, mean, rstd, groups, rows, size, eps);
+// The sum over channel c of a row of what `packs` in shared memory hold, by `lanes` neighbouring threads of which this is
+// number `lane`. The packs are `count`, of W elements, the first beginning at element `from` of the row.
+template <int W, typename A>
+__device__ __forceinline__ Pair<A> channel_sum(const Pair<A>* packs, int c, int plane, int from, int count, int lane,
+                                               int lanes) {
+  const auto first = [&](int c) { return min(max(c * plane - from, 0) / W, count); };
+  const int high = first(c + 1);
+  Pair<A> sums = {};
+#pragma unroll 4
+  for (int i = first(c) + lane; i < high; i += lanes) sums = sums + packs[i];
+  for (int offset = lanes / 2; offset > 0; offset /= 2) sums = Sum()(sums, shuffle_xor(sums, offset));
+  return sums;
 }
 
-// What packs hold of channels, in shared memory: of the channel in which a pack begins, and of the next, if it reaches
-// into that. A channel is at least a pack.
-template <typename A> struct PackSums {
-  Pair<A>*begun, *next;
-
-  // Of channel c of a row, by `lanes` neighbouring threads of which this is number `lane`. The packs are `count`, of W
-  // elements, the first beginning at element `from` of the row, or before it.
-  template <int W>
-  __device__ __forceinline__ Pair<A> of(int c, int plane, int from, int count, int lane, int lanes) const {
-    const auto pack = [&](int c) {  // the first that begins in channel c, were the row to go on
-      const int apart = c * plane - from;
-      return apart <= 0 || c == 0 ? 0 : min((apart + W - 1) / W, count);
-    };
-    const int low = pack(c), high = pack(c + 1);
-    Pair<A> sums = {};
-#pragma unroll 4
-    for (int i = low + lane; i < high; i += lanes) sums = sums + begun[i];
-    if (lane == 0 && low > 0 && c * plane - from > 0 && (c * plane - from) % W && (c * plane - from) / W < count) {
-      sums = sums + next[low - 1];
-    }
-    for (int offset = lanes / 2; offset > 0; offset /= 2) sums = Sum()(sums, shuffle_xor(sums, offset));
-    return sums;
-  }
-};
-
-template <bool WHOLE, int K, typename T, typename Threads, typename A = acc_t<T>>
-__device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, const T* grad_y, const T* x,
-                                             const T* weight, const Mean<A>* mean, const A* rstd, T* grad_x, A* sums,
-                                             const Groups& groups, long long rows, long long size, int lanes) {
+// g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
+// threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: a pair for each
+// pack that a block holds. weight and grad_x may be null.
+template <typename T, int K>
+__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
+    group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
+                   const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                   acc_t<T>* __restrict__ sums, Groups groups, long long rows, long long size, int lanes) {
+  using A = acc_t<T>;
+  using Threads = RowThreads<Pair<A>, true>;
   constexpr int W = kVecWidth<T>;
-  const Held<K, T, WHOLE> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
+  extern __shared__ __align__(16) unsigned char bytes[];
+  __shared__ typename Threads::Room room;
+  Threads threads(room);
+  Pair<A>* shared = reinterpret_cast<Pair<A>*>(bytes);
+  const Held<K, T> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   const int channels = int(groups.channels), plane = int(groups.plane.divisor), count = K * blockDim.x;
   Pack<T> grads[K], inputs[K];
   held.load(grad_y, grads);
   held.load(x, inputs);
-  held.mask(grads), held.mask(inputs);
   const Mean<A> mu = held.live ? mean[held.row] : Mean<A>{};
   const A r = held.live ? rstd[held.row] : A(0);
   const Centre<T> centre(mu.first, r, mu.second);
-  const auto sum = [&](int k, int from, int to) {
+  const auto sum = [&](int k) {
     Pair<A> own = {};
 #pragma unroll
-    for (int e = 0; e < W; ++e) {
-      if (from > e || e >= to) continue;
-      own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - centre.about);
-    }
+    for (int e = 0; e < W; ++e) own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - centre.about);
     return own;
   };
   Pair<A> total = {};
@@ -299,32 +278,19 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
     Pair<A> own = {};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (held.any(k)) own = own + sum(k, 0, W);
+      if (held.any(k)) own = own + sum(k);
     }
     own = block_reduce<Sum>(own, shared);
     for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{});
   } else {
-    const PackSums<A> packs{shared + threadIdx.y * count, shared + (blockDim.y + threadIdx.y) * count};
+    Pair<A>* packs = shared + threadIdx.y * count;
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      Pair<A> begun = {}, next = {};
-      bool first = true;
-      if (held.any(k)) {
-        held.place(k).template each_channel<WHOLE>(groups, [&](int, int from, int to) {
-          if (first) begun = sum(k, from, to);
-          else next = sum(k, from, to);
-          first = false;
-        });
-      }
-      packs.begun[k * blockDim.x + threadIdx.x] = begun;
-      if (!WHOLE) packs.next[k * blockDim.x + threadIdx.x] = next;
-    }
+    for (int k = 0; k < K; ++k) packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
     __syncthreads();
-    const int lane = threadIdx.x % lanes, step = blockDim.x / lanes,
-              from = int(held.start) + held.tile.index(0, 0) - int(threadIdx.x) * W;
+    const int lane = threadIdx.x % lanes, step = blockDim.x / lanes;
     for (int first = 0; first < channels; first += step) {
       const int c = first + threadIdx.x / lanes;
-      const Pair<A> own = packs.template of<W>(c, plane, from, c < channels ? count : 0, lane, lanes);
+      const Pair<A> own = channel_sum<W>(packs, c, plane, int(held.start), c < channels ? count : 0, lane, lanes);
       if (lane == 0 && c < channels && held.live) keep(c, own);
     }
   }
@@ -335,26 +301,244 @@ __device__ __forceinline__ void backward_row(Threads& threads, Pair<A>* shared, 
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (!held.any(k)) continue;
-    const Pack<T> pack = gradient<WHOLE>(held.place(k), groups, held.row, grads[k], inputs[k], weight, mu.first, r, c);
+    const Pack<T> pack = gradient<true>(held.place(k), groups, held.row, grads[k], inputs[k], weight, mu.first, r, c);
     held.store(grad_x, k, pack);
   }
 }
 
-// g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
-// threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: two pairs for each
-// pack that a block holds. weight and grad_x may be null.
-template <typename T, int K, bool WHOLE>
-__global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 || (K == 4 && !WHOLE) ? 2 : 1)
-    group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
-                   const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
-                   acc_t<T>* __restrict__ sums, Groups groups, long long rows, long long size, int lanes) {
+// --- groups that shared memory holds, of other planes ---
+//
+// Packs are cut by 16-byte boundaries on their way to shared memory and back; between, threads meet an element or two at a
+// time, never of two channels. A plane is cut into pieces, each of LANES neighbouring threads:
+//
+//     |0.......|1.......|2...|0.......|1.......|2...|       three pieces of a plane, two planes of a group
+
+struct Pieces {
+  long long count, each, of_block;  // pieces of a group; elements of a piece but the last of a plane; pieces of a block
+  Divisor of_plane;  // pieces of a plane
+};
+
+// The elements of a tensor of `all`, from a 16-byte boundary on, that a block has, and may write.
+template <typename T> struct Span {
+  static constexpr int W = kVecWidth<T>;
+  long long begin, end, all;
+
+  // How far into a pack they begin.
+  __device__ __forceinline__ int before() const { return int(begin) & (W - 1); }
+
+  // f(pack, at) for the packs that hold them, dealt out over the block: the number, and where in the tensor it begins.
+  template <typename F> __device__ __forceinline__ void each_pack(F f) const {
+    const int packs = int(end - begin + before() + W - 1) / W;
+    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < packs; i += blockDim.x * blockDim.y) {
+      f(i, begin - before() + i * (long long)W);
+    }
+  }
+  template <typename F> __device__ __forceinline__ void each_element(long long at, F f) const {
+#pragma unroll 1
+    for (int e = 0; e < W; ++e) {
+      if (begin <= at + e && at + e < end) f(e);
+    }
+  }
+
+  __device__ __forceinline__ void fetch(const T* tensor, uint4* room) const {
+    each_pack([&](int i, long long at) {
+      if (at + W <= all) return fetch16(room + i, tensor + at);
+      each_element(at, [&](int e) { reinterpret_cast<T*>(room + i)[e] = tensor[at + e]; });
+    });
+  }
+  __device__ __forceinline__ void store(T* tensor, const uint4* room) const {
+    each_pack([&](int i, long long at) {
+      if (at >= begin && at + W <= end) return store16(tensor + at, room[i]);
+      each_element(at, [&](int e) { tensor[at + e] = reinterpret_cast<const T*>(room + i)[e]; });
+    });
+  }
+};
+
+// Neighbours in shared memory that make a word, of half types two, or the first of them alone.
+template <typename T> struct Few {
+  static constexpr int kMost = sizeof(T) == 2 ? 2 : 1;
+  Vec<T, kMost> of;
+
+  static __device__ __forceinline__ Few load(const T* from, int count) {
+    Few few;
+    if (count == kMost) few.of = load_vec<T, kMost>(from);
+    else few.of.data[0] = *from;
+    return few;
+  }
+  template <typename F> static __device__ __forceinline__ void store(T* to, int count, F f) {
+    if (count == 1) *to = from_acc<T>(f(0));
+    else if constexpr (kMost == 2) *reinterpret_cast<unsigned*>(to) = rounded_pair(f(0), f(1), T());
+  }
+  __device__ __forceinline__ acc_t<T> operator[](int e) const { return to_acc(of.data[e]); }
+};
+
+// What a thread has of a row by pieces.
+template <typename T, int LANES> struct Share {
+  const Pieces& pieces;
+  int plane, first, last, lane;  // the block's pieces
+  long long row, size;
+  bool live;
+  Span<T> span;
+
+  template <typename Threads>
+  __device__ __forceinline__ Share(const Threads& threads, const Pieces& pieces, const Groups& groups, long long rows,
+                                   long long size)
+      : pieces(pieces), plane(int(groups.plane.divisor)), size(size) {
+    const long long above = threads.group() * blockDim.y, below = min(above + blockDim.y, rows);
+    first = int(min(threads.part() * pieces.of_block, pieces.count));
+    last = int(min(first + pieces.of_block, pieces.count));
+    lane = threadIdx.x % LANES;
+    row = above + threadIdx.y, live = row < rows;
+    span = {above * size + start(first), (below - 1) * size + start(last), rows * size};
+  }
+
+  // Where in `room` the row would begin.
+  __device__ __forceinline__ T* own(uint4* room) const {
+    return reinterpret_cast<T*>(room) + (span.before() + row * size - span.begin);
+  }
+
+  __device__ __forceinline__ int channel(int piece) const { return pieces.of_plane.divide(piece); }
+  __device__ __forceinline__ int start(int piece) const {
+    const int c = channel(piece);
+    return c * plane + (piece - c * int(pieces.of_plane.divisor)) * int(pieces.each);
+  }
+
+  // f(piece, channel, from, to) for each of this thread's pieces, equally often in all threads of a warp: some may be empty.
+  template <typename F> __device__ __forceinline__ void each(F f) const {
+    for (int next = first; next < last; next += blockDim.x / LANES) {
+      const int piece = next + threadIdx.x / LANES, c = channel(piece), from = start(piece);
+      f(piece, c, from, live && piece < last ? min(from + int(pieces.each), (c + 1) * plane) : 0);
+    }
+  }
+
+  // use(i, count, load(i, count)) for the `count` elements from i on of this thread's part of a piece: as many as a word
+  // has, but where the piece begins or ends within one. Several are loaded before any is used.
+  template <typename Load, typename Use>
+  __device__ __forceinline__ void elements(const T* own, int from, int to, Load load, Use use) const {
+    constexpr int N = Few<T>::kMost, U = LANES == 32 ? 4 : 2, kStep = N * LANES;
+    if (N > 1 && reinterpret_cast<unsigned long long>(own + from) % (N * sizeof(T)) != 0) {
+      if (lane == 0 && from < to) use(from, 1, load(from, 1));
+      ++from;
+    }
+    int i = from + N * lane;
+#pragma unroll 1
+    for (; i + (U - 1) * kStep + N <= to; i += U * kStep) {
+      decltype(load(0, N)) values[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) values[u] = load(i + u * kStep, N);
+#pragma unroll
+      for (int u = 0; u < U; ++u) use(i + u * kStep, N, values[u]);
+    }
+#pragma unroll 1
+    for (; i + N <= to; i += kStep) use(i, N, load(i, N));
+    if (N > 1 && i < to) use(i, 1, load(i, 1));
+  }
+};
+
+// As group_norm_fwd; a block has `of_block` pieces of a row, or all of blockDim.y rows. blockDim.x is a multiple of LANES.
+// Shared memory: for the packs of a block. Tensors begin at 16-byte boundaries.
+template <typename T, int LANES>
+__global__ void __launch_bounds__(kHeldThreads, 3)
+    group_norm_fwd_pieces(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
+                          T* __restrict__ y, Mean<acc_t<T>>* __restrict__ mean, acc_t<T>* __restrict__ rstd,
+                          Pieces pieces, Groups groups, long long rows, long long size, acc_t<T> eps) {
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, true>;
-  extern __shared__ __align__(16) unsigned char bytes[];
+  constexpr bool kExact = sizeof(T) != 2;
+  extern __shared__ uint4 kept[];
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  Pair<A>* shared = reinterpret_cast<Pair<A>*>(bytes);
-  backward_row<WHOLE, K>(threads, shared, grad_y, x, weight, mean, rstd, grad_x, sums, groups, rows, size, lanes);
+  const Share<T, LANES> share(threads, pieces, groups, rows, size);
+  share.span.fetch(x, kept);
+  end_group(), wait_for_groups<0>();
+  __syncthreads();
+  T* const own = share.own(kept);
+  const auto load = [&](int i, int count) { return Few<T>::load(own + i, count); };
+  A sum = A(0);
+  share.each([&](int, int, int from, int to) {
+    share.elements(own, from, to, load, [&](int, int count, const Few<T>& few) {
+      for (int e = 0; e < count; ++e) sum += few[e];
+    });
+  });
+  const A about = threads.template reduce<Sum>({sum, A(0)}).first / A(size);
+  Pair<A> centred = {};
+  share.each([&](int, int, int from, int to) {
+    share.elements(own, from, to, load, [&](int, int count, const Few<T>& few) {
+      for (int e = 0; e < count; ++e) {
+        const A one = few[e] - about;
+        centred.first += one, centred.second += one * one;
+      }
+    });
+  });
+  centred = threads.template reduce<Sum>(centred);
+  A r;
+  const Mean<A> mu = statistics<kExact>(about, centred, A(size), eps, r);
+  share.each([&](int, int c, int from, int to) {
+    if (from >= to) return;
+    const Affine<T> affine(mu, r, weight, bias, groups.first(share.row) + c);
+    share.elements(own, from, to, load, [&](int i, int count, const Few<T>& few) {
+      Few<T>::store(own + i, count, [&](int e) { return affine(few[e]); });
+    });
+  });
+  if (threadIdx.x == 0 && threads.part() == 0 && share.live) mean[share.row] = mu, rstd[share.row] = r;
+  __syncthreads();
+  share.span.store(y, kept);
+}
+
+// g and h of each piece, (rows, pieces, 2), and grad_x. Grid and block: as group_norm_fwd_pieces. Shared memory: for `most`
+// packs of each tensor. weight and grad_x may be null.
+template <typename T, int LANES>
+__global__ void __launch_bounds__(kHeldThreads, 3)
+    group_norm_bwd_pieces(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
+                          const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
+                          T* __restrict__ grad_x, acc_t<T>* __restrict__ sums, Pieces pieces, Groups groups,
+                          long long rows, long long size, int most) {
+  using A = acc_t<T>;
+  using Threads = RowThreads<Pair<A>, true>;
+  extern __shared__ uint4 kept[];
+  __shared__ typename Threads::Room room;
+  Threads threads(room);
+  const Share<T, LANES> share(threads, pieces, groups, rows, size);
+  share.span.fetch(grad_y, kept), share.span.fetch(x, kept + most);
+  end_group(), wait_for_groups<0>();
+  const Mean<A> mu = share.live ? mean[share.row] : Mean<A>{};
+  const A r = share.live ? rstd[share.row] : A(0);
+  const Centre<T> centre(mu.first, r, mu.second);
+  __syncthreads();
+  T *const grads = share.own(kept), *const inputs = share.own(kept + most);
+  using Both = Pair<Few<T>>;
+  const auto load = [&](int i, int count) {
+    return Both{Few<T>::load(grads + i, count), Few<T>::load(inputs + i, count)};
+  };
+  Pair<A> total = {};
+  share.each([&](int piece, int c, int from, int to) {
+    Pair<A> own = {};
+    share.elements(grads, from, to, load, [&](int, int count, const Both& few) {
+      for (int e = 0; e < count; ++e) {
+        own.first += few.first[e], own.second += few.first[e] * (few.second[e] - centre.about);
+      }
+    });
+#pragma unroll
+    for (int offset = LANES / 2; offset > 0; offset /= 2) own = own + shuffle_xor(own, offset);
+    if (share.lane > 0 || from >= to) return;
+    own = centre.moved(own), own.second *= r;
+    A* at = sums + 2 * (share.row * pieces.count + piece);
+    at[0] = own.first, at[1] = own.second;
+    const A w = parameter(weight, groups.first(share.row) + c, 1);
+    total = total + Pair<A>{w * own.first, w * own.second};
+  });
+  total = threads.template reduce<Sum>(total);
+  if (!grad_x) return;
+  const Pair<A> of = means(total, A(size), mu, r);
+  share.each([&](int, int c, int from, int to) {
+    if (from >= to) return;
+    const Gradient<T> gradient(mu.first, r, of, parameter(weight, groups.first(share.row) + c, 1));
+    share.elements(grads, from, to, load, [&](int i, int count, const Both& few) {
+      Few<T>::store(grads + i, count, [&](int e) { return gradient(few.first[e], few.second[e]); });
+    });
+  });
+  __syncthreads();
+  share.span.store(grad_x, kept);
 }
 
 // --- groups that are not ---
@@ -459,29 +643,35 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // grad_weight and grad_bias of the sums of planes, (images, channels, count, 2), added in a fixed order. Grid:
-// ceil(channels / kFinished). Block: (kFinished, a power of two, at most kMostFinishers): channels by threadIdx.x, parts
+// ceil(channels / kFinished). Block: (kFinished, a power of two, from 4 to kMostFinishers): channels by threadIdx.x, parts
 // dealt out over threadIdx.y. Each gradient may be null.
 template <typename T>
 __global__ void __launch_bounds__(kFinished* kMostFinishers)
     group_norm_bwd_parameters(const acc_t<T>* __restrict__ sums, T* __restrict__ grad_weight, T* __restrict__ grad_bias,
                               long long images, long long channels, int count) {
   using A = acc_t<T>;
-  __shared__ Pair<A> shared[kMostFinishers][kFinished];
+  constexpr int kLines = kWarp / kFinished;  // of a warp
+  __shared__ Pair<A> shared[kMostFinishers / kLines][kFinished];
   const long long c = blockIdx.x * (long long)kFinished + threadIdx.x;
   Pair<A> own = {};
   for (int part = 0; c < channels && part < count; ++part) {
 #pragma unroll 8
     for (long long image = threadIdx.y; image < images; image += blockDim.y) {
-      const A* at = sums + 2 * ((image * channels + c) * count + part);
-      own = own + Pair<A>{at[0], at[1]};
+      const Vec<A, 2> at = load_vec<A, 2>(sums + 2 * ((image * channels + c) * count + part));
+      own = own + Pair<A>{at.data[0], at.data[1]};
     }
   }
-  for (int half = blockDim.y / 2; half > 0; half /= 2) {
-    shared[threadIdx.y][threadIdx.x] = own;
-    __syncthreads();
-    if (threadIdx.y < half) own = own + shared[threadIdx.y + half][threadIdx.x];
-    __syncthreads();
-  }
+  const auto add_lines = [&] {
+#pragma unroll
+    for (int offset = kFinished; offset < kWarp; offset *= 2) own = own + shuffle_xor(own, offset);
+  };
+  add_lines();
+  if (threadIdx.y % kLines == 0) shared[threadIdx.y / kLines][threadIdx.x] = own;
+  __syncthreads();
+  if (threadIdx.y >= kLines) return;
+  own = {};
+  for (int warp = threadIdx.y; warp < blockDim.y / kLines; warp += kLines) own = own + shared[warp][threadIdx.x];
+  add_lines();
   if (threadIdx.y > 0 || c >= channels) return;
   if (grad_weight) grad_weight[c] = from_acc<T>(own.second);
   if (grad_bias) grad_bias[c] = from_acc<T>(own.first);

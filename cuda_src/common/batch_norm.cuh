@@ -84,7 +84,7 @@ template <typename T> struct __align__(16) Gradient {
 };
 
 // What each block of a cluster has, to all of them: `all` has kMaxCluster. `value` is the same in every thread of a block,
-// and cluster_arrive() came before.
+// and cluster_begin() came before.
 template <typename V> __device__ __forceinline__ void share_in_cluster(const V& value, V* all) {
   if (cluster_blocks() == 1) {
     if (threadIdx.x == 0) all[0] = value;

@@ -23,6 +23,13 @@ __device__ __forceinline__ unsigned cluster_blocks() {
   return blocks;
 }
 
+// The first half of a barrier that only says that this block has begun: others may store to it. No store is waited for.
+__device__ __forceinline__ void cluster_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
 // A barrier of all threads of the cluster in two halves: what was stored before the first is seen after the second.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
@@ -60,7 +67,7 @@ template <typename A, bool CLUSTERS> class RowThreads {
   struct Room { A parts[2][CLUSTERS ? kRowCluster * kWarp : kWarp]; };
 
   __device__ __forceinline__ explicit RowThreads(Room& room) : room(room) {
-    if (several()) cluster_arrive();  // no block may store to another before that has begun
+    if (several()) cluster_begin();  // no block may store to another before that has begun
   }
 
   // Which group of threads this is, of how many.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,21 +20,15 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import suggested_format
 from ..operator import operator
 
-EIGHT = ((1, 128), (2, 256), (4, 1024), (8, 2048))  # packs of a thread, and of a block with those at most
-FOUR = ((1, 128), (2, 256), (4, 2048))
-HELD: dict[str, Any] = {"T": FLOATING, "K": (1, 2, 4, 8), "WHOLE": (False, True)}
+HELD = ((1, 128), (2, 256), (4, 1024), (8, 2048))  # packs of a thread, and of a block with those at most
+LANES = (1, 4, 32)  # threads of a piece
 
-group_norm_fwd = Kernel(
-    "group_norm.cu", "group_norm_fwd<T, K, WHOLE>", **HELD, where=lambda T, K, WHOLE: WHOLE or K < 8
-)
+group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K>", T=FLOATING, K=(1, 2, 4, 8))
+group_norm_fwd_pieces = Kernel("group_norm.cu", "group_norm_fwd_pieces<T, LANES>", T=FLOATING, LANES=LANES)
 group_norm_moments = Kernel("group_norm.cu", "group_norm_moments<T>", T=FLOATING)
 group_norm_fwd_wide = Kernel("group_norm.cu", "group_norm_fwd_wide<T>", T=FLOATING)
-group_norm_bwd = Kernel(
-    "group_norm.cu",
-    "group_norm_bwd<T, K, WHOLE>",
-    **HELD,
-    where=lambda T, K, WHOLE: WHOLE or K < 8 or T is not torch.float64,
-)
+group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K>", T=FLOATING, K=(1, 2, 4, 8))
+group_norm_bwd_pieces = Kernel("group_norm.cu", "group_norm_bwd_pieces<T, LANES>", T=FLOATING, LANES=LANES)
 group_norm_bwd_sums = Kernel("group_norm.cu", "group_norm_bwd_sums<T>", T=FLOATING)
 group_norm_bwd_wide = Kernel("group_norm.cu", "group_norm_bwd_wide<T>", T=FLOATING)
 group_norm_bwd_parameters = Kernel("group_norm.cu", "group_norm_bwd_parameters<T>", T=FLOATING)
@@ -69,15 +63,17 @@ def _(x, num_groups, weight, bias, eps):
     mean, rstd = (x.new_empty(shape, dtype=accumulator(x.dtype)) for shape in ((rows, 2), (rows,)))  # and its rounding
     if not is_there(x):
         return y.contiguous(memory_format=memory), (mean, rstd)
-    size = x.shape[1] // num_groups * spatial(x)
-    aligned = is_aligned(x) and is_aligned(y)
-    division = _groups(num_groups, x.shape[1] // num_groups, spatial(x))
-    whole = aligned and spatial(x) * x.element_size() % 16 == 0
-    if held := _held(rows, size, x.element_size(), aligned, whole, clusters.exist(x.device)):
-        args = (x, weight, bias, y, mean, rstd, division, rows, size, eps)
-        held.launch(group_norm_fwd)(*args, T=x.dtype, K=held.packs, WHOLE=whole)
+    channels, pixels, itemsize = x.shape[1] // num_groups, spatial(x), x.element_size()
+    size, aligned, in_clusters = channels * pixels, is_aligned(x) and is_aligned(y), clusters.exist(x.device)
+    division, whole = _groups(num_groups, channels, pixels), aligned and pixels * itemsize % 16 == 0
+    given, options = (x, weight, bias, y, mean, rstd), (division, rows, size, eps)
+    if whole and (held := _held(rows, size, itemsize, in_clusters)):
+        held.launch(group_norm_fwd)(*given, *options, T=x.dtype, K=held.packs)
+    elif aligned and not whole and (pieces := _pieces(rows, channels, pixels, itemsize, in_clusters, 1)):
+        launch = pieces.launch(group_norm_fwd_pieces, pieces.room * 16)
+        launch(*given, pieces.packed, *options, T=x.dtype, LANES=pieces.lanes)
     else:
-        plan = segments.runs(rows, 1, size, x.element_size(), aligned)
+        plan = segments.runs(rows, 1, size, itemsize, aligned)
         parts = x.new_empty(plan.grid * 3, dtype=mean.dtype)
         group_norm_moments[plan.grid, plan.block](x, parts, plan.packed, T=x.dtype)
         launch = group_norm_fwd_wide[plan.grid, plan.block]
@@ -109,21 +105,25 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     """grad_x, where it is wanted, and the sums of each plane, of so many parts."""
     images, channels, pixels = x.shape[0], x.shape[1], spatial(x)
     aligned = is_aligned(x) and is_aligned(grad_y) and (grad_x is None or is_aligned(grad_x))
-    rows, size, itemsize = images * num_groups, channels // num_groups * pixels, x.element_size()
-    division = _groups(num_groups, channels // num_groups, pixels)
-    whole = aligned and pixels * itemsize % 16 == 0
-    held = pixels * itemsize >= 16 and _held(rows, size, itemsize, aligned, whole, clusters.exist(x.device), True)
-    if held:
-        sums = x.new_empty(images * channels * held.blocks * 2, dtype=saved[0].dtype)
-        pairs = held.packs * held.block[0] * held.block[1] * (1 if whole else 2)
+    rows, each, itemsize = images * num_groups, channels // num_groups, x.element_size()
+    size, in_clusters, kept = each * pixels, clusters.exist(x.device), saved[0].dtype
+    division, whole = _groups(num_groups, each, pixels), aligned and pixels * itemsize % 16 == 0
+    given = (grad_y, x, weight, *saved, grad_x)
+    if whole and (held := _held(rows, size, itemsize, in_clusters)):
+        sums = x.new_empty(images * channels * held.blocks * 2, dtype=kept)
+        shared = held.packs * held.block[0] * held.block[1] * 2 * kept.itemsize
         lanes = min(32, held.block[0] & -held.block[0], 1 << (pixels * itemsize // 64).bit_length())
-        args = (grad_y, x, weight, *saved, grad_x, sums, division, rows, size, lanes)
-        held.launch(group_norm_bwd, pairs * 2 * saved[0].element_size())(*args, T=x.dtype, K=held.packs, WHOLE=whole)
+        held.launch(group_norm_bwd, shared)(*given, sums, division, rows, size, lanes, T=x.dtype, K=held.packs)
         return sums, held.blocks
+    if aligned and not whole and (pieces := _pieces(rows, each, pixels, itemsize, in_clusters, 2)):
+        sums = x.new_empty(rows * pieces.number * 2, dtype=kept)
+        launch = pieces.launch(group_norm_bwd_pieces, pieces.room * 32)
+        launch(*given, sums, pieces.packed, division, rows, size, pieces.room, T=x.dtype, LANES=pieces.lanes)
+        return sums, pieces.number // each
     planes = _planes(images * channels, pixels, itemsize, aligned)
-    sums = x.new_empty(images * channels * planes.parts * 2, dtype=saved[0].dtype)
+    sums = x.new_empty(images * channels * planes.parts * 2, dtype=kept)
     launch = group_norm_bwd_sums[planes.grid, planes.block]
-    launch(grad_y, x, *saved, sums, planes.packed, channels // num_groups, images * channels, T=x.dtype)
+    launch(grad_y, x, *saved, sums, planes.packed, each, images * channels, T=x.dtype)
     if grad_x is not None:
         plan = segments.runs(rows, 1, size, itemsize, aligned)
         launch = group_norm_bwd_wide[plan.grid, plan.block]
@@ -197,7 +197,8 @@ def _check_dtypes(input: Tensor, given: dict[str, Tensor]) -> None:
 
 
 class Held(NamedTuple):
-    """How groups are held: `packs` in each thread of a block of (threads of a row, rows), `blocks` that share a row."""
+    """How groups of whole packs are held: `packs` in each thread of a block of (threads of a row, rows), `blocks` that
+    share a row."""
 
     packs: int
     block: tuple[int, int]
@@ -205,38 +206,83 @@ class Held(NamedTuple):
     grid: int
 
     def launch(self, kernel: Kernel, shared: int = 0) -> Callable[..., None]:
-        if self.blocks == 1:
-            return kernel[self.grid, self.block, shared] if shared else kernel[self.grid, self.block]
-        return kernel.configure(self.grid, self.block, shared=shared, cluster=self.blocks)
+        return _launch(kernel, self.grid, self.block, self.blocks, shared)
+
+
+class Pieces(NamedTuple):
+    """How shared memory holds others: `struct Pieces`, packed, of so many pieces, and `room` packs for a tensor."""
+
+    packed: np.ndarray
+    number: int
+    lanes: int
+    room: int
+    block: tuple[int, int]
+    blocks: int
+    grid: int
+
+    def launch(self, kernel: Kernel, shared: int) -> Callable[..., None]:
+        return _launch(kernel, self.grid, self.block, self.blocks, shared)
+
+
+def _launch(kernel: Kernel, grid: int, block: tuple[int, int], blocks: int, shared: int) -> Callable[..., None]:
+    if blocks == 1:
+        return kernel[grid, block, shared] if shared else kernel[grid, block]
+    return kernel.configure(grid, block, shared=shared, cluster=blocks)
 
 
 @functools.lru_cache(maxsize=4096)
-def _held(
-    rows: int, size: int, itemsize: int, aligned: bool, whole: bool, in_clusters: bool, backward: bool = False
-) -> Held | None:
+def _held(rows: int, size: int, itemsize: int, in_clusters: bool) -> Held | None:
     """None: a group is too long, or there are so few that more blocks are to share each."""
-    total = segments.packs_of(size, itemsize, aligned)
+    total = size * itemsize // 16
     if total <= 32:
         packs = SMALL_PACKS if total > 8 else 1
         threads = 1 << (ceil_div(total, packs) - 1).bit_length()
         return Held(packs, (threads, 128 // threads), 1, ceil_div(rows, 128 // threads))
-    blocks, fewer = (
-        1,
-        2 if itemsize == 8 and not whole else 1,
-    )  # else backward asks for more shared memory than some have
-    while blocks < segments.CLUSTER and in_clusters and total > blocks * PREFERRED // fewer:
+    blocks = 1
+    while blocks < segments.CLUSTER and in_clusters and total > blocks * PREFERRED:
         blocks *= 2
     each = ceil_div(total, blocks)
-    table = EIGHT if whole or (backward and itemsize < 8) else FOUR
-    packs = next((k for k, most in table if each <= (most // fewer if table is FOUR and k == 4 else most)), 0)
+    packs = next((k for k, most in HELD if each <= most), 0)
     if not packs or (rows * blocks < FEWEST and total > 4 * PREFERRED):
         return None
     return Held(packs, (ceil_div(each, 32 * packs) * 32, 1), blocks, rows * blocks)
 
 
+@functools.lru_cache(maxsize=4096)
+def _pieces(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bool, tensors: int) -> Pieces | None:
+    """None: as `_held`."""
+    each = ceil_div(pixels, ceil_div(pixels, PIECE))
+    of_plane = ceil_div(pixels, each)
+    count, lanes = channels * of_plane, next((n for n in LANES if each <= FEW * n), LANES[-1])
+    blocks, most = 1, ROOM[in_clusters] // (16 * tensors)  # packs
+    while blocks < segments.CLUSTER and in_clusters and _room(ceil_div(count, blocks) * each, itemsize) > most:
+        blocks *= 2
+    of_block = ceil_div(count, blocks)
+    total = channels * pixels * itemsize // 16
+    if _room(of_block * each, itemsize) > most or (rows * blocks < FEWEST and total > 4 * PREFERRED):
+        return None
+    threads, together = min(PIECE_THREADS, ceil_div(of_block * lanes, 32) * 32), 1
+    if blocks == 1 and of_block * lanes <= 32:
+        threads = 1 << (of_block * lanes - 1).bit_length()
+        together = 128 // threads
+        while together * threads > 32 and _room(together * channels * pixels, itemsize) > most:
+            together //= 2
+    room = _room(together * min(of_block * each, channels * pixels), itemsize)
+    packed = np.array([count, each, of_block, *divisor(of_plane)], dtype=np.int64)
+    return Pieces(packed, count, lanes, room, (threads, together), blocks, ceil_div(rows, together) * blocks)
+
+
+def _room(size: int, itemsize: int) -> int:
+    return segments.packs_of(size, itemsize, False)
+
+
 SMALL_PACKS = 4  # in each thread of a group of at most 32: several groups share a warp
 PREFERRED = 2048  # packs of a group that a block holds: more blocks find room
 FEWEST = 64  # blocks that are worth while
+PIECE = 1024  # elements of a piece, at most
+FEW = 64  # of a thread
+PIECE_THREADS = 512  # of a block, at most
+ROOM = {True: 72 << 10, False: 48 << 10}  # bytes of shared memory of a block: three to a multiprocessor, with clusters
 
 
 @functools.lru_cache(maxsize=4096)

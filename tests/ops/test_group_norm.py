@@ -13,9 +13,11 @@ class TestGroupNorm(OperatorContract):
     torch_function = staticmethod(F.group_norm)
     kernels = {
         "group_norm_fwd",
+        "group_norm_fwd_pieces",
         "group_norm_moments",
         "group_norm_fwd_wide",
         "group_norm_bwd",
+        "group_norm_bwd_pieces",
         "group_norm_bwd_sums",
         "group_norm_bwd_wide",
         "group_norm_bwd_parameters",
@@ -31,18 +33,20 @@ class TestGroupNorm(OperatorContract):
         width = 16 // make.dtype.itemsize
         yield from self.small_samples(make)
         yield Sample(make(3, 4, 2, width), 2, make(4), make(4))  # whole packs, one in a thread
-        yield Sample(make(2, 2, width + 1), 1, make(2), make(2))  # others
+        yield Sample(make(2, 2, width + 1), 1, make(2), make(2))  # others: a thread for a piece of a plane
         yield Sample(make(1, 4, 33 * width), 1, make(4), make(4))  # two
-        yield Sample(make(1, 4, 33 * width + 1), 1, make(4), make(4))
+        yield Sample(make(1, 4, 33 * width + 1), 1, make(4), make(4))  # a warp for a piece
         yield Sample(make(1, 2, 140 * width), 1, make(2), make(2))  # four
         yield Sample(make(1, 2, 140 * width + 1), 1, make(2), make(2))
         yield Sample(make(1, 2, 513 * width), 1, make(2), make(2))  # eight
         yield Sample(make(40, 6, 1), 3, make(6), make(6))  # planes of one element
-        yield Sample(make(1, 2, 1024 * width + 1), 1, make(2), make(2))  # a cluster
+        yield Sample(
+            make(1, 2, 1400 * width + 1), 1, make(2), make(2)
+        )  # several pieces of a plane; a cluster, backward
         yield Sample(make(1, 2, 4200 * width), 1, make(2), make(2))  # several blocks
         yield Sample(make(1, 2, 260 * width), 2, make(2), make(2))  # a block has one channel
         yield Sample(make(1, 2, 1100 * width), 1, make(2), make(2))  # the second block of a cluster has
-        yield Sample(make(1, 2, 513 * width + 1), 1, make(2), make(2))  # eight in a thread, backward
+        yield Sample(make(5, 4, 9, 11), 2, make(4), make(4))  # four threads for a piece
         yield Sample(make(0, 4, 3), 2, make(4), make(4))
 
     def small_samples(self, make: Make):
@@ -87,6 +91,23 @@ def test_mean_far_from_zero(dtype, shape):
         y = cupyops.group_norm(x, 2)
     truth = F.group_norm(x.double() - 1000, 2)
     torch.testing.assert_close(y.double(), truth, rtol=0, atol=4000 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 13001), (1, 9, 4333), (1, 1, 39001)], ids=str)
+def test_pieces_of_a_cluster(shape):
+    """Its blocks have planes, pieces of several, or of one."""
+    x, grad_y = (Make("cpu", torch.float16)(*shape).detach() for _ in range(2))
+    weight, bias = (Make("cpu", torch.float16)(shape[1]).detach() for _ in range(2))
+    with cupyops.simulate("sm_90"), cupyops.trace() as trace:
+        ours = gradients(cupyops.group_norm, grad_y, x, 1, weight, bias)
+    assert {record.kernel for record in trace.launches()} >= {
+        "group_norm_fwd_pieces<__half, 32>",
+        "group_norm_bwd_pieces<__half, 32>",
+    }
+    theirs = gradients(F.group_norm, grad_y, x, 1, weight, bias)
+    truth = gradients(F.group_norm, grad_y.double(), x.double(), 1, weight.double(), bias.double())
+    for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
+        assert_as_good_as_torch(a, b, c, what)
 
 
 @pytest.mark.parametrize("plane", [(2, 1), (3, 1), (8, 1), (16, 1), (1, 3), (2, 4), (3, 5)], ids=str)
