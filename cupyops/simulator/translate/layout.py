@@ -52,24 +52,27 @@ class Layout:
     def _origins(self, instructions: list[Instruction]) -> dict[str, set[int]]:
         """For each register the parameters it may come from; -1 for memory."""
         sources: dict[str, set[int]] = {}
+        passed_on = []  # (the registers read, the registers written) of what is no load
+        for instruction in instructions:
+            written, read = (
+                [name for operand in operands for name in registers_in(operand)]
+                for operands in destination_operands(instruction)
+            )
+            if instruction.opcode != "ld":
+                passed_on.append((read, written))
+            elif found := self._loaded(instruction):
+                for name in written:
+                    sources.setdefault(name, set()).update(found)
         changed = True
         while changed:
             changed = False
-            for instruction in instructions:
-                written, read = destination_operands(instruction)
-                found: set[int] = set()
-                if instruction.opcode == "ld":
-                    found = self._loaded(instruction)
-                else:
-                    for operand in read:
-                        for name in registers_in(operand):
-                            found |= sources.get(name, set())
-                for operand in written:
-                    for name in registers_in(operand):
-                        old = sources.setdefault(name, set())
-                        if not found <= old:
-                            old |= found
-                            changed = True
+            for read, written in passed_on:
+                found = set().union(*(sources[name] for name in read if name in sources))
+                for name in written if found else ():
+                    old = sources.setdefault(name, set())
+                    if not found <= old:
+                        old |= found
+                        changed = True
         return sources
 
     def _loaded(self, instruction: Instruction) -> set[int]:
