@@ -23,7 +23,7 @@ from .ptx import (
     Special,
     Symbol,
     Vector,
-    registers_in,
+    registers_of,
 )
 
 _WARP_WIDE = frozenset(
@@ -131,8 +131,7 @@ def analyse(function: Function, is_pure: Callable[[Instruction], bool]) -> Flow:
 def uses_and_definitions(instruction: Instruction) -> tuple[list[str], list[str]]:
     """The registers that an instruction reads, and those that it writes; a guarded write reads too: it may leave the old."""
     destinations, sources = destination_operands(instruction)
-    used = [name for operand in sources for name in registers_in(operand)]
-    defined = [name for operand in destinations for name in registers_in(operand)]
+    used, defined = registers_of(sources), registers_of(destinations)
     if instruction.opcode == "wgmma":
         used += defined  # the accumulators
     if instruction.guard is not None:

@@ -44,7 +44,7 @@ class CompiledBlock:
 
     @cached_property
     def function(self) -> Callable[..., Any]:
-        """Of the machine and a group. Compiled when the block is first run: a launch runs few of a kernel's blocks."""
+        """Of the machine and a group. Compiled when the block is first run: many never are."""
         name = f"block_{self.index}"
         exec(compile(self.text, f"<{name}>", "exec"), self.namespace)
         function: Callable[..., Any] = self.namespace[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..errors import InvalidPtx
@@ -509,13 +509,15 @@ class _Parser:
         return _immediate(text) or self._name(text, line)
 
     def _name(self, text: str, line: int) -> Operand:
+        name = self._resolve(text)
+        assert self._function is not None
+        if name in self._function.registers:
+            return Register(name)
         if _SPECIALS.match(text):
             return Special(text)
         if not _NAME.match(text):
             raise InvalidPtx(f"PTX line {line}: cannot read the operand {text!r}")
-        name = self._resolve(text)
-        assert self._function is not None
-        return Register(name) if name in self._function.registers else Symbol(name)
+        return Symbol(name)
 
     def _address(self, text: str, line: int) -> Address:
         first, *more = _split(text) or [""]
@@ -574,6 +576,17 @@ def _immediate(text: str) -> Immediate | None:
     if re.fullmatch(r"-?\d+\.\d*(?:[eE][-+]?\d+)?", text):
         return Immediate("f64", int.from_bytes(struct.pack(">d", float(text)), "big"))
     return None
+
+
+def registers_of(operands: Iterable[Operand]) -> list[str]:
+    """`registers_in` of several operands, most of which are registers."""
+    names: list[str] = []
+    for operand in operands:
+        if isinstance(operand, Register):
+            names.append(operand.name)
+        else:
+            names.extend(registers_in(operand))
+    return names
 
 
 def registers_in(operand: Operand) -> Iterator[str]:
