@@ -30,8 +30,8 @@ from torch import Tensor
 
 import cupyops
 from cupyops import simulation
-from cupyops.compilation import backend, compiler
-from cupyops.compilation.binary import Binary, parameters
+from cupyops.compilation import compiler
+from cupyops.compilation.binary import Binary
 from cupyops.compilation.source import Source, cuda_src, strip_comments
 from cupyops.errors import CompileError, SimulatorError
 from cupyops.kernel import Kernel, Specialised, kernels
@@ -231,24 +231,13 @@ def _begin(folder: str, arch: str) -> None:
     _examiner = Examiner(arch)
 
 
+_compile = compiler.compile
+
+
 def ptx_alone(source: Source, name: str, arch: str, options: tuple[str, ...] = ()) -> tuple[Binary, bytes]:
-    """`compiler.compile` without the machine code, which takes longest and which nobody runs here."""
-    nvrtc = backend.nvrtc()
-    flags = (*compiler.BASE_OPTIONS, f"-arch={arch.replace('sm', 'compute')}", f"-I{backend.cuda_include()}", *options)
-    headers = [text.encode() for text in source.includes.values()]
-    program = nvrtc.createProgram(source.text, source.name, headers, [file.encode() for file in source.includes])
-    try:
-        nvrtc.addNameExpression(program, name)
-        nvrtc.compileProgram(program, flags)
-        ptx, symbol = (
-            x.decode() if isinstance(x, bytes) else x
-            for x in (nvrtc.getPTX(program), nvrtc.getLoweredName(program, name))
-        )
-    except nvrtc.NVRTCError:
-        raise CompileError(nvrtc.getProgramLog(program)) from None
-    finally:
-        nvrtc.destroyProgram(program)
-    return Binary(name, symbol, arch, ptx.rstrip("\0"), parameters(ptx, symbol)), b""
+    """`compiler.compile` without the machine code, which nobody runs here."""
+    binary, nothing = _compile(source, name, arch.replace("sm", "compute"), options)
+    return replace(binary, arch=arch), nothing
 
 
 def _examine(mutant: Mutant) -> Verdict:

@@ -128,7 +128,7 @@ def _fresh(source: Source, name: str, arch: str, options: tuple[str, ...], stem:
 
 
 def compile(source: Source, name: str, arch: str, options: tuple[str, ...] = ()) -> tuple[Binary, bytes]:
-    """Run NVRTC and nothing else: no cache is read or written."""
+    """Run NVRTC and nothing else: no cache is read or written. For "compute_90" the PTX of sm_90, and no machine code."""
     nvrtc = backend.nvrtc()
     flags = (*BASE_OPTIONS, f"-arch={arch}", f"-I{backend.cuda_include()}", *options)
     includes = [text.encode() for text in source.includes.values()]
@@ -139,7 +139,7 @@ def compile(source: Source, name: str, arch: str, options: tuple[str, ...] = ())
             nvrtc.compileProgram(program, flags)
             ptx = nvrtc.getPTX(program)
             symbol = nvrtc.getLoweredName(program, name)
-            cubin = nvrtc.getCUBIN(program)
+            cubin = b"" if arch.startswith("compute_") else nvrtc.getCUBIN(program)
         except RuntimeError as error:  # NVRTC's own, or CuPy's where the options leave no cubin
             log = nvrtc.getProgramLog(program)
             raise CompileError(explain(source, name, arch, log or str(error))) from None

@@ -59,6 +59,14 @@ def ptx(job: jobs.Job, arch: str) -> str:
     return re.sub(r"^\.target.*$", "", binary.ptx, flags=re.MULTILINE)
 
 
+def differs(job: jobs.Job, dtype: torch.dtype) -> bool:
+    """Whether the text of an instance for sm_90 is another than for sm_80.
+
+    Machine code for sm_90 is made where the tests of compilation want it too; else the text alone, which is quicker.
+    """
+    return ptx(job, "sm_80") != ptx(job, "sm_90" if dtype == torch.bfloat16 else "compute_90")
+
+
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 

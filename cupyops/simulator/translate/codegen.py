@@ -58,12 +58,12 @@ def compile_kernel(module: Module, kernel: Function, globals_at: dict[str, int])
     layout = lay_out(module, flat, globals_at)
     flow = analyse(flat, is_pure)
     writer = _KernelWriter(flat, layout, flow)
-    text = "\n".join(writer.block(block) for block in flow.blocks)
-    exec(compile(text, f"<{kernel.name}>", "exec"), writer.namespace)
+    texts = [writer.block(block) for block in flow.blocks]
     blocks = [
         CompiledBlock(
             block.index,
-            writer.namespace[f"block_{block.index}"],
+            texts[block.index],
+            writer.namespace,
             block.ends,
             block.targets,
             block.first,
@@ -77,7 +77,8 @@ def compile_kernel(module: Module, kernel: Function, globals_at: dict[str, int])
     early = (flow.live_in[0] | writer.reduced) & writer.crossing
     registers = [DTYPES[STORAGE[kind]] if name in early else None for name, kind in flat.registers.items()]
     instructions = [instruction for block in flow.blocks for instruction in block.instructions]
-    return Compiled(flat, layout, blocks, instructions, registers, layout.written_parameters(instructions), text)
+    written = layout.written_parameters(instructions)
+    return Compiled(flat, layout, blocks, instructions, registers, written, "\n".join(texts))
 
 
 def is_pure(instruction: Instruction) -> bool:

@@ -23,7 +23,7 @@ from .ptx import (
     Special,
     Symbol,
     Vector,
-    registers_in,
+    registers_of,
 )
 
 _WARP_WIDE = frozenset(
@@ -122,7 +122,7 @@ def analyse(function: Function, is_pure: Callable[[Instruction], bool]) -> Flow:
             live = (live - set(defined)) | set(used)
         return live
 
-    return Flow(blocks, live_in, live_out, live_after, _uniform(blocks, is_pure))
+    return Flow(blocks, live_in, live_out, live_after, _uniform(blocks, uses, is_pure))
 
 
 # --- uses and definitions ------------------------------------------------------------------------------------------
@@ -131,8 +131,7 @@ def analyse(function: Function, is_pure: Callable[[Instruction], bool]) -> Flow:
 def uses_and_definitions(instruction: Instruction) -> tuple[list[str], list[str]]:
     """The registers that an instruction reads, and those that it writes; a guarded write reads too: it may leave the old."""
     destinations, sources = destination_operands(instruction)
-    used = [name for operand in sources for name in registers_in(operand)]
-    defined = [name for operand in destinations for name in registers_in(operand)]
+    used, defined = registers_of(sources), registers_of(destinations)
     if instruction.opcode == "wgmma":
         used += defined  # the accumulators
     if instruction.guard is not None:
@@ -249,9 +248,10 @@ def _target(operand: Operand, starts: dict[str, int], instruction: Instruction) 
 # --- liveness and uniformity ---------------------------------------------------------------------------------------
 
 
-def _liveness(
-    blocks: list[Block], uses: list[list[tuple[list[str], list[str]]]]
-) -> tuple[list[set[str]], list[set[str]]]:
+_Uses = list[list[tuple[list[str], list[str]]]]  # for each block and instruction the registers read, and written
+
+
+def _liveness(blocks: list[Block], uses: _Uses) -> tuple[list[set[str]], list[set[str]]]:
     """The registers whose values are wanted at the start and at the end of each block."""
     wanted: list[set[str]] = []  # read before written, within the block
     written: list[set[str]] = []
@@ -278,29 +278,30 @@ def _liveness(
     return live_in, live_out
 
 
-def _uniform(blocks: list[Block], is_pure: Callable[[Instruction], bool]) -> set[str]:
+def _uniform(blocks: list[Block], uses: _Uses, is_pure: Callable[[Instruction], bool]) -> set[str]:
     """Registers with one value in all threads of the grid: written once, of operands that are so themselves."""
     writers: dict[str, list[Instruction]] = {}
     for block in blocks:
-        for instruction in block.instructions:
-            for name in uses_and_definitions(instruction)[1]:
+        for instruction, (_, defined) in zip(block.instructions, uses[block.index]):
+            for name in defined:
                 writers.setdefault(name, []).append(instruction)
+    once = ((name, found[0]) for name, found in writers.items() if len(found) == 1)
+    waiting = [(name, writer.operands[1:]) for name, writer in once if _may_be_uniform(writer, is_pure)]
     uniform: set[str] = set()
-    waiting = [(name, found[0]) for name, found in writers.items() if len(found) == 1]
     while True:
-        ready = [(name, writer) for name, writer in waiting if _is_uniform(writer, uniform, is_pure)]
-        if not ready:
+        left = []
+        for name, operands in waiting:
+            if all(_constant(operand, uniform) for operand in operands):
+                uniform.add(name)
+            else:
+                left.append((name, operands))
+        if len(left) == len(waiting):
             return uniform
-        uniform.update(name for name, _ in ready)
-        waiting = [(name, writer) for name, writer in waiting if name not in uniform]
+        waiting = left
 
 
-def _is_uniform(writer: Instruction, uniform: set[str], is_pure: Callable[[Instruction], bool]) -> bool:
-    if writer.guard is not None or not is_pure(writer):
-        return False
-    if isinstance(writer.operands[0], (Pair, Vector)):
-        return False
-    return all(_constant(operand, uniform) for operand in writer.operands[1:])
+def _may_be_uniform(writer: Instruction, is_pure: Callable[[Instruction], bool]) -> bool:
+    return writer.guard is None and is_pure(writer) and not isinstance(writer.operands[0], (Pair, Vector))
 
 
 def _constant(operand: Operand, uniform: set[str]) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from .layout import Layout
@@ -32,13 +33,22 @@ class CompiledBlock:
     """A basic block, ready to run."""
 
     index: int
-    function: Callable[..., Any]  # of the machine and a group
+    text: str  # of its function
+    namespace: dict[str, Any] = field(repr=False, compare=False)  # what the text names
     ends: str
     targets: tuple[int, ...]
     first: int  # number of its first instruction
     size: int  # instructions
     members: Members | None
     reduction: Reduction | None
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """Of the machine and a group. Compiled when the block is first run: many never are."""
+        name = f"block_{self.index}"
+        exec(compile(self.text, f"<{name}>", "exec"), self.namespace)
+        function: Callable[..., Any] = self.namespace[name]
+        return function
 
 
 @dataclass(frozen=True)

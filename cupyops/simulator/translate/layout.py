@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from ..errors import UnsupportedInstruction
 from .flow import destination_operands
-from .ptx import SIZES, Address, Function, Instruction, Module, Symbol, Variable, registers_in
+from .ptx import SIZES, Address, Function, Instruction, Module, Symbol, Variable, registers_of
+
+_MEMORY = 1  # where a register's value may come from, as bits
+
+
+def _parameter(number: int) -> int:
+    return 2 << number
 
 
 @dataclass
@@ -36,52 +42,51 @@ class Layout:
         Which parameters a register may come from is followed through every instruction, without regard to order.
         """
         sources = self._origins(instructions)
-        written: set[int] = set()
+        written = 0
         for instruction in instructions:
             if not _writes_global(instruction):
                 continue
-            for operand in instruction.operands:
-                if isinstance(operand, Address):
-                    for name in registers_in(operand):
-                        found = sources.get(name, set())
-                        if -1 in found or not found:
-                            return None
-                        written |= found
-        return written
+            for name in registers_of(operand for operand in instruction.operands if isinstance(operand, Address)):
+                found = sources.get(name, 0)
+                if found & _MEMORY or not found:
+                    return None
+                written |= found
+        return {number for number in range(len(self.parameter_names)) if written & _parameter(number)}
 
-    def _origins(self, instructions: list[Instruction]) -> dict[str, set[int]]:
-        """For each register the parameters it may come from; -1 for memory."""
-        sources: dict[str, set[int]] = {}
+    def _origins(self, instructions: list[Instruction]) -> dict[str, int]:
+        """For each register where it may come from: `_MEMORY` and `_parameter` bits."""
+        sources: dict[str, int] = {}
+        passed_on = []  # (the registers written, the registers read) of what is no load
+        for instruction in instructions:
+            written, read = map(registers_of, destination_operands(instruction))
+            if instruction.opcode != "ld":
+                passed_on.append((written, read))
+            elif found := self._loaded(instruction):
+                for name in written:
+                    sources[name] = sources.get(name, 0) | found
         changed = True
         while changed:
             changed = False
-            for instruction in instructions:
-                written, read = destination_operands(instruction)
-                found: set[int] = set()
-                if instruction.opcode == "ld":
-                    found = self._loaded(instruction)
-                else:
-                    for operand in read:
-                        for name in registers_in(operand):
-                            found |= sources.get(name, set())
-                for operand in written:
-                    for name in registers_in(operand):
-                        old = sources.setdefault(name, set())
-                        if not found <= old:
-                            old |= found
-                            changed = True
+            for written, read in passed_on:
+                found = 0
+                for name in read:
+                    found |= sources.get(name, 0)
+                for name in written if found else ():
+                    old = sources.get(name, 0)
+                    if found | old != old:
+                        sources[name] = found | old
+                        changed = True
         return sources
 
-    def _loaded(self, instruction: Instruction) -> set[int]:
+    def _loaded(self, instruction: Instruction) -> int:
         if "param" not in instruction.modifiers:
             # floats are no addresses; 32-bit and smaller values are offsets
-            return {-1} if instruction.modifiers[-1] in ("u64", "b64", "s64") else set()
+            return _MEMORY if instruction.modifiers[-1] in ("u64", "b64", "s64") else 0
         address = instruction.operands[1]
         assert isinstance(address, Address)
         if isinstance(address.base, Symbol) and address.base.name in self.parameters:
-            number = self.parameter_names.index(address.base.name)
-            return {number}
-        return {-1}
+            return _parameter(self.parameter_names.index(address.base.name))
+        return _MEMORY
 
 
 def lay_out(module: Module, function: Function, globals_at: dict[str, int]) -> Layout:

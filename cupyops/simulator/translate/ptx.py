@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..errors import InvalidPtx
@@ -209,6 +209,7 @@ _INSTRUCTION = re.compile(
 )
 _IGNORED = (".pragma", ".maxnreg", ".callprototype", ".minnctapersm")
 _NAME = re.compile(r"[%$A-Za-z_][\w$]*(?:\.[xyzw])?$")
+_BRACKET = re.compile(r"[{\[(]")
 _INTEGER = re.compile(r"(-?)(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _SPECIALS = re.compile(
     r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(\.[xyzw])?$"
@@ -285,7 +286,16 @@ class _Parser:
             self._close()
         elif char == ";":
             self._advance(self._position + 1)
-        elif match := _LINE_DIRECTIVE.match(self._text, self._position):
+        elif char == ".":
+            self._directive()
+        elif self._function is not None and (match := _LABEL.match(self._text, self._position)):
+            self._function.body.append(Label(match.group(1)))
+            self._advance(match.end())
+        else:
+            self._declaration_or_instruction()
+
+    def _directive(self) -> None:
+        if match := _LINE_DIRECTIVE.match(self._text, self._position):
             self._line_directive(match.group(1), match.group(2))
             self._advance(match.end())
         elif self._text.startswith(".section", self._position):
@@ -293,12 +303,8 @@ class _Parser:
             self._advance(self._position + 1)
         elif _FUNCTION.match(self._text, self._position):
             self._function_head()
-        elif self._function is not None and (match := _LABEL.match(self._text, self._position)):
-            self._function.body.append(Label(match.group(1)))
-            self._advance(match.end())
         else:
-            line = self._line
-            self._declaration_or_instruction(self._until(";").strip(), line)
+            self._declaration_or_instruction()
 
     def _open(self) -> None:
         if self._function is None:
@@ -388,7 +394,9 @@ class _Parser:
         self._known.clear()
         self._place = None
 
-    def _declaration_or_instruction(self, text: str, line: int) -> None:
+    def _declaration_or_instruction(self) -> None:
+        line = self._line
+        text = self._until(";").strip()
         if text.startswith(".reg"):
             self._registers(text)
         elif text.startswith(".branchtargets"):
@@ -501,13 +509,15 @@ class _Parser:
         return _immediate(text) or self._name(text, line)
 
     def _name(self, text: str, line: int) -> Operand:
+        name = self._resolve(text)
+        assert self._function is not None
+        if name in self._function.registers:
+            return Register(name)
         if _SPECIALS.match(text):
             return Special(text)
         if not _NAME.match(text):
             raise InvalidPtx(f"PTX line {line}: cannot read the operand {text!r}")
-        name = self._resolve(text)
-        assert self._function is not None
-        return Register(name) if name in self._function.registers else Symbol(name)
+        return Symbol(name)
 
     def _address(self, text: str, line: int) -> Address:
         first, *more = _split(text) or [""]
@@ -539,7 +549,7 @@ def _limits(function: Function, directives: str) -> None:
 
 def _split(text: str) -> list[str]:
     """Split at commas outside brackets."""
-    if not any(bracket in text for bracket in "{[("):
+    if not _BRACKET.search(text):
         return [part for part in map(str.strip, text.split(",")) if part]
     parts, depth, current = [], 0, ""
     for char in text:
@@ -553,6 +563,8 @@ def _split(text: str) -> list[str]:
 
 
 def _immediate(text: str) -> Immediate | None:
+    if text[0] not in "-0123456789":
+        return None
     if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
         return Immediate("f32", int(text[2:], 16))
     if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
@@ -564,6 +576,17 @@ def _immediate(text: str) -> Immediate | None:
     if re.fullmatch(r"-?\d+\.\d*(?:[eE][-+]?\d+)?", text):
         return Immediate("f64", int.from_bytes(struct.pack(">d", float(text)), "big"))
     return None
+
+
+def registers_of(operands: Iterable[Operand]) -> list[str]:
+    """`registers_in` of several operands, most of which are registers."""
+    names: list[str] = []
+    for operand in operands:
+        if isinstance(operand, Register):
+            names.append(operand.name)
+        else:
+            names.extend(registers_in(operand))
+    return names
 
 
 def registers_in(operand: Operand) -> Iterator[str]:
