@@ -24,15 +24,14 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from . import arrays, tracing
-from .derivation import distributed
+from .derivation import distributed, written
 from .derivation.autocast import POLICIES, cast, dtype_for
 from .derivation.autograd import differentiable
 from .derivation.definition import Definition, wants_gradient
 from .derivation.registration import Registration
-from .errors import CupyopsError, InputError
-from .kernel import FLOATING, executors
+from .errors import InputError
+from .kernel import executors
 
-_FLOATING = frozenset(FLOATING)
 _PLAIN = frozenset((Tensor, Parameter))
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -99,6 +98,12 @@ def operators() -> dict[str, Operator]:
 class Operator:
     """An operator: call it as a function; complete it with `.forward`, `.backward` and, where useful, the other roles."""
 
+    _differentiable: Callable[..., Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Operator:
+        # a class of its own, which is where Python looks for __call__
+        return super().__new__(type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__}))
+
     def __init__(
         self,
         name: str,
@@ -115,8 +120,6 @@ class Operator:
         self.definition = Definition(name, reference, mutates, updates, mixed)
         self._autocast = autocast
         self._tensors = self.definition.tensors
-        self._arity = self.definition.arity
-        self._differentiable = differentiable(self.definition)
         if name in _registry:
             _registry[name]._registration.remove()
         self._registration: Registration = Registration(self.definition)
@@ -135,6 +138,7 @@ class Operator:
         for, so that it may do some of that work at once. None where there is no backward, or where torch.compile has it.
         """
         self.definition.set_forward(launch)
+        self._has_another_role()
         return launch
 
     def backward(self, launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +151,7 @@ class Operator:
         for one that has none); trailing ones may be left out.
         """
         self.definition.set_backward(launch)
-        self._differentiable = differentiable(self.definition)  # anew: it looks at the first gradients
+        self._has_another_role()
         return launch
 
     def reference_backward(self, gradient: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,11 +161,13 @@ class Operator:
         forward `saved` counts as constant in it.
         """
         self.definition.set_gradient(gradient)
+        self._has_another_role()
         return gradient
 
     def unsupported(self, reason: Callable[..., str | None]) -> Callable[..., str | None]:
         """Why the kernels have no case for these arguments, or None: takes the reference's arguments, looks at metadata."""
         self.definition.refusal = reason
+        self._has_another_role()
         return reason
 
     def interface(self, function: Callable[..., Any] | None = None, *, hands_on: bool = False) -> Any:
@@ -188,48 +194,16 @@ class Operator:
     # --- the call ---
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # the first call with these roles: it writes out what the later ones go through
         if is_dynamo_compiling():
             return self._compiling(self.definition.bind(args, kwargs))
-        if kwargs or len(args) != self._arity:
-            args = self.definition.bind(args, kwargs)
-        if _functorch_active() or _dispatch_modes() or forward_ad._current_level >= 0 or tracing.active is not None:
-            return self._otherwise(args)
-        # From here to the launch every tenth of a microsecond counts: one loop, and plain CUDA tensors go straight on.
-        wants_grad, first = False, None
-        for index in self._tensors:
-            tensor = args[index]
-            if type(tensor) is Tensor or type(tensor) is Parameter:
-                if first is None:
-                    first, dtype, device = tensor, tensor.dtype, tensor.get_device()
-                    if not tensor.is_cuda or dtype not in _FLOATING:
-                        return self._otherwise(args)
-                elif tensor.get_device() != device or (
-                    tensor.dtype is not dtype
-                    and index not in self.definition.mixed
-                    and (tensor.is_floating_point() or tensor.is_complex())
-                ):
-                    return self._otherwise(args)
-                if tensor.requires_grad:
-                    wants_grad = True
-                if tensor.is_neg():
-                    return self._otherwise(args)
-            elif tensor is not None or index in self.definition.required:
-                return self._otherwise(args)
-        definition = self.definition
-        launch = definition.launch_forward
-        if (
-            launch is None
-            or (definition.refusal is not None and definition.refusal(*args) is not None)
-            or (self._autocast and torch.is_autocast_enabled("cuda"))
-        ):
-            return self._otherwise(args)
-        if wants_grad and torch.is_grad_enabled():
-            return self._differentiable(*args)
-        try:
-            return launch(*args)[0]
-        except CupyopsError as error:
-            definition.add_note(error, "forward")
-            raise
+        self._differentiable = differentiable(self.definition)
+        type(self).__call__ = written.call(self.definition, bool(self._autocast))  # type: ignore[method-assign]
+        return self(*args, **kwargs)
+
+    def _has_another_role(self) -> None:
+        if "__call__" in vars(type(self)):
+            del type(self).__call__
 
     def _otherwise(self, args: tuple[Any, ...]) -> Any:
         """The call by the route that `_route` finds, with a word about it for an open trace."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import tracing
 from ..errors import CupyopsError, InputError
-from . import results
+from . import results, written
 from .definition import Definition, like_outputs
 
 _functorch_active = torch._C._are_functorch_transforms_active
@@ -31,21 +31,6 @@ def differentiable(op: Definition) -> Callable[..., Any]:
         ctx.save_for_backward(*kept.pack(args, outputs, saved))
         ctx.mark_non_differentiable(*[y for y in outputs if not y.dtype.is_floating_point])
         return outputs
-
-    def forward_of_one(ctx: Any, *args: Any) -> Any:
-        # the same, for the usual case of one output and in a microsecond less
-        try:
-            if op.forward_asks:
-                y, saved = op.launch_forward(*args, needs_grad=op.named(ctx.needs_input_grad))  # type: ignore[misc]
-            else:
-                y, saved = op.launch_forward(*args)  # type: ignore[misc]
-        except CupyopsError as error:
-            op.add_note(error, "forward")
-            raise
-        kept = op.kept_by_kernels
-        ctx.call = kept.values(args), (y.stride(),)
-        ctx.save_for_backward(*kept.pack(args, (y,), saved))
-        return y
 
     def forward_in_place(ctx: Any, *args: Any) -> Any:
         ctx.mark_dirty(*op.changed(args))
@@ -78,7 +63,7 @@ def differentiable(op: Definition) -> Callable[..., Any]:
         return found
 
     name = "".join(part.capitalize() for part in op.name.partition("::")[2].split("_"))
-    chosen = forward_in_place if op.mutated else forward_of_one if op.outputs == 1 else forward
+    chosen = forward_in_place if op.mutated else written.forward(op) if op.outputs == 1 else forward
     functions = {"forward": staticmethod(chosen), "backward": staticmethod(backward_looked_at)}
     function = type(name, (torch.autograd.Function,), functions)
     # Function.apply of Python only looks for functorch, as the router has done already: the C method saves 1 us
