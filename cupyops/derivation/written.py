@@ -40,10 +40,9 @@ def call(op: Definition, autocasts: bool) -> Callable[..., Any]:
 
     By position alone, so that no name of the operator's own parameters meets one of these.
     """
-    first, *others = op.tensors or (None,)
+    first, *others = op.tensors
     named = _names(op)
-    elsewhere = ["True"] if first is None else [_not_plain(first), f"not a{first}.is_cuda", f"a{first}.is_neg()"]
-    elsewhere += [] if first is None else [f"a{first}.dtype not in FLOATING"]
+    elsewhere = [_not_plain(first), f"not a{first}.is_cuda", f"a{first}.dtype not in FLOATING", f"a{first}.is_neg()"]
     for index in others:
         found = [_not_plain(index), f"a{index}.get_device() != a{first}.get_device()", f"a{index}.is_neg()"]
         if index not in op.mixed:
@@ -59,10 +58,9 @@ def call(op: Definition, autocasts: bool) -> Callable[..., Any]:
     wanted = [
         f"a{i}.requires_grad" if i in op.required else f"a{i} is not None and a{i}.requires_grad" for i in op.tensors
     ]
-    some_missing = f"a{op.arity - 1} is missing or " if op.arity else ""
     source = f"""
 def __call__(self, {"".join(f"a{index}=missing, " for index in range(op.arity))}/, *more, **kwargs):
-    if {some_missing}more or kwargs:
+    if a{op.arity - 1} is missing or more or kwargs:
         args = tuple([one for one in ({named}*more,) if one is not missing])
         return self(*op.bind(args, kwargs))
     if is_dynamo_compiling():
@@ -71,7 +69,7 @@ def __call__(self, {"".join(f"a{index}=missing, " for index in range(op.arity))}
         return self._otherwise(({named}))
     if {" or ".join(elsewhere)}:
         return self._otherwise(({named}))
-    if ({" or ".join(wanted) or "False"}) and is_grad_enabled():
+    if ({" or ".join(wanted)}) and is_grad_enabled():
         return self._differentiable({named})
     try:
         return op.launch_forward({named})[0]

@@ -1517,3 +1517,23 @@ class TestInterface:
     def test_without_interface_the_operator_is_public(self):
         op, _ = toys.product()
         assert op.public is op
+
+
+def test_names_of_parameters_meet_no_others():
+    """An operator's parameters may have any."""
+
+    @cupyops.operator("test_operator::names")
+    def names(a1: torch.Tensor, a0: float, args: float, op: float) -> torch.Tensor:
+        return a1 * a0 + args - op
+
+    expected = torch.full((2,), 4.0)
+    for found in (
+        names(torch.ones(2), 2.0, 3.0, 1.0),
+        names(a0=2.0, a1=torch.ones(2), op=1.0, args=3.0),
+        names(torch.ones(2), 2.0, op=1.0, args=3.0),
+    ):
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(TypeError, match="takes 4 arguments, got 5"):
+        names(torch.ones(2), 2.0, 3.0, 1.0, 5.0)
+    with pytest.raises(TypeError, match="misses the argument 'a1'"):
+        names()
