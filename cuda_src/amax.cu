@@ -5,8 +5,8 @@
 // 0 / 0. Forward keeps `ties` and where one of the largest is, so that backward need not read rows that have but one.
 // Bytes per element of x: forward sizeof(T), backward once that, and again what is tied. About three operations on each
 // element, of half types two elements at once in rows.
-// Reached on an H200 (GB/s of x, in backward of twice that; a copy: 4251): 8192x8192 over 1 bf16 3374 / 4692, fp32 3624 /
-// 7756; over 0 bf16 2651 / 3251, fp32 3617 / 7800; 4095x4095 bf16 over 1 2004 / 3181, over 0 1065 / 2581. Lost: of bf16 one
+// Reached on an H200 (GB/s of x, in backward of twice that; a copy: 4252): 8192x8192 over 1 bf16 3300 / 5010, fp32 3682 /
+// 7785; over 0 bf16 2994 / 3255, fp32 3598 / 7796; 4095x4095 bf16 over 1 2086 / 3700, over 0 1506 / 2586. Lost: of bf16 one
 // row in sixteen has a tie and is read; over 0 each element is compared and counted by itself.
 #include "common/shares.cuh"
 

@@ -5,8 +5,8 @@
 // Bytes per element: forward 2 x sizeof(T) (bias stays in the caches), backward 3 x sizeof(T): one pass reads grad_y and x,
 // writes grad_x and leaves partial sums. About 26 flops.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy in that run: 4153): 16384x4096 bf16 3733 / 3592,
-// tanh 3794 / 3575, 16384x4095 bf16 3690 / 3588. A thread keeps the bias of its columns and goes through four vectors one
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252): 16384x4096 bf16 3765 / 3530, tanh 3808 /
+// 3523, 16384x4095 bf16 3749 / 3575. A thread keeps the bias of its columns and goes through four vectors one
 // by one; four under way, in twice the registers, reach 3491. Lost: gelu's arithmetic (gelu alone, of 16384x4095: 3627);
 // in backward the second launch.
 #include "common/broadcast.cuh"

@@ -5,9 +5,9 @@
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T). About 15 and 25 flops either way.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): bf16, 2^27 elements, none 4084 / 4292, tanh
-// 4165; fp16, 2^26, none 4002, tanh 4037; fp32, 2^26, none 4014. Lost, forward (none): twice the instructions of a copy
-// that waits for memory.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252): bf16, 2^27 elements, none 3995 / 4282, tanh
+// 4162 / 4277; fp16, 2^26, none 3989 / 4143, tanh 4013 / 4135; fp32, 2^26, none 4155 / 4246, tanh 4188 / 4277. Lost,
+// forward (none): twice the instructions of a copy that waits for memory.
 #include "common/elementwise.cuh"
 #include "common/gelu.cuh"
 

@@ -14,9 +14,9 @@
 // unless a warp has all of a channel. A thread adds its few elements in acc_t<T>; sums across threads and slabs are few,
 // and made in double.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy in those runs: 4150): 131072x1024 per column bf16
-// 4077 / 3844, fp16 4044 / 3848, fp32 4158 / 4008, scalar 4024 / 3767, per row 4064 / 4059, 64x256x56x56 per channel 3807 /
-// 3419, 16383x1001 per column 2945 / 2429. Lost: in backward the second launch (scale_shift_bwd_finish alone, of cold
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252): 131072x1024 per column bf16 4030 /
+// 3835, fp16 4061 / 3830, fp32 4161 / 3989, scalar 4061 / 3815, per row 4051 / 4151, 64x256x56x56 per channel 3946 / 3438,
+// 16383x1001 per column 2897 / 2407. Lost: in backward the second launch (scale_shift_bwd_finish alone, of cold
 // caches: 6.9 us); in what takes 20 or 40 us, the start of launches.
 #include "common/broadcast.cuh"
 #include "common/column_sums.cuh"

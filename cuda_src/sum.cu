@@ -4,9 +4,9 @@
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. Summed in acc_t<T>, divided once, rounded once.
 // Bytes per element of x: sizeof(T). One addition.
-// Reached on an H200 (GB/s of those bytes; reading alone: 4149): 8192x8192 over 1 bf16 3622, fp32 3682; over 0 bf16 3239,
-// fp32 3670; over all bf16 3269, fp32 3468; 65536x1000 over 1 bf16 3507, 2097152x32 over 1 3458, 4095x4095 over 1 2157,
-// over 0 1562, 64x256x56x56 over (0, 2, 3) 3189. Lost: the start of a launch, which 4 us are; a second launch where a sum
+// Reached on an H200 (GB/s of those bytes; reading alone: 4139): 8192x8192 over 1 bf16 3616, fp32 3742; over 0 bf16 3358;
+// over all bf16 3273, fp32 3551; 65536x1000 over 1 bf16 3459, 2097152x32 over 1 3466, 4095x4095 over 1 2324, over 0 1725,
+// 64x256x56x56 over (0, 2, 3) 3231. Lost: the start of a launch, which 4 us are; a second launch where a sum
 // is cut; over 0 the blocks run at once, and the last decides.
 #include "common/reduction.cuh"
 

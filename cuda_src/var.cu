@@ -6,8 +6,9 @@
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. A thread takes a few elements about their own mean
 // and merges them into what it has: E[x^2] - mean^2 would cancel. Of a constant y is exactly 0. Bytes per element of x:
 // forward sizeof(T), backward twice that. Forward about 4 operations on each element, backward two.
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 8192x8192 over 1 bf16 3337 / 3723; over 0
-// bf16 2364 / 3631, fp32 3482 / 3806; 4095x4095 bf16 over 1 1656 / 2969, over 0 761 / 2856. Lost: over 0 what a thread has
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252): 8192x8192 over 1 bf16 3205 / 3873, fp32 3711 /
+// 3813; over 0 bf16 3109 / 3660, fp32 3623 / 3775; 65536x1000 over 1 bf16 3004 / 3682; 4095x4095 bf16 over 1 1720 / 3154,
+// over 0 1524 / 2619. Lost: the start of a launch, about 4 us; over 0 what a thread has
 // of each of its columns is merged every 8 rows.
 #include "common/moments.cuh"
 #include "common/shares.cuh"
