@@ -13,10 +13,10 @@
 // more for each element; a row longer than a block holds off 16-byte boundaries is read twice in forward.
 #include "common/norm_small.cuh"
 
-// Grid, block, shared memory, ownership: see norm_rows(). weight and bias may be null. Half types by vectors are bound by
+// Grid, block, shared memory, ownership, parameters: see norm_rows(); weight and bias may be null. Half types are bound by
 // latency: fewer registers, more blocks.
 template <typename T, int K, bool VECTORS>
-__global__ void __launch_bounds__(VECTORS && sizeof(T) == 2 ? 640 : 1024, VECTORS && sizeof(T) == 2 ? 2 : 1)
+__global__ void __launch_bounds__(sizeof(T) == 2 ? 640 : 1024, sizeof(T) == 2 ? 2 : 1)
     layer_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows, long long size,
                    acc_t<T> eps, int stages) {
@@ -39,6 +39,15 @@ __global__ void __launch_bounds__(1024)
                         T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows,
                         long long size, acc_t<T> eps) {
   norm_wide<true>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps});
+}
+
+// Grid, block, ownership: see shift_parameter(); blockIdx.z is 0 for weight, 1 for bias. They may be null.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    layer_norm_fwd_shift(const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ shifted_weight,
+                         T* __restrict__ shifted_bias, long long size) {
+  if (blockIdx.z == 0 && weight) shift_parameter(weight, shifted_weight, size);
+  if (blockIdx.z == 1 && bias) shift_parameter(bias, shifted_bias, size);
 }
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x, weight_parts and bias_parts may be null.

@@ -12,7 +12,7 @@
 // the barriers of wide rows, of which a block holds one at a time; rows of odd size, as in layer_norm.cu.
 #include "common/norm_small.cuh"
 
-// Grid, block, shared memory, ownership: see norm_rows(). weight may be null.
+// Grid, block, shared memory, ownership, weight: see norm_rows(); weight may be null.
 template <typename T, int K, bool VECTORS>
 __global__ void __launch_bounds__(1024)
     rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ rstd,
@@ -35,6 +35,13 @@ __global__ void __launch_bounds__(1024)
     rms_norm_fwd_wide(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
                       acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
   norm_wide<false>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps});
+}
+
+// Grid, block, ownership: see shift_parameter().
+template <typename T>
+__global__ void __launch_bounds__(256)
+    rms_norm_fwd_shift(const T* __restrict__ weight, T* __restrict__ shifted_weight, long long size) {
+  shift_parameter(weight, shifted_weight, size);
 }
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x and weight_parts may be null.

@@ -1,4 +1,5 @@
-// Sums over the threads that share a row, in a fixed order, with one barrier.
+// Sums over the threads that share a row, in a fixed order, with one barrier: of a block; in a cluster an mbarrier of each
+// block, which counts what the others send it. The cluster's own barrier would wait for all that has been stored to memory.
 #pragma once
 
 #include "common/cluster.cuh"
@@ -7,7 +8,50 @@
 // the next arrive.
 template <typename A, int N, bool CLUSTERS> struct __align__(16) RowRoom {
   A parts[2][(CLUSTERS ? kMaxCluster : 1) * kWarp * N];
+  unsigned long long arrived[2];  // mbarriers, in a cluster: what of the parts is there
 };
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ unsigned shared_address(const void* shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+__device__ __forceinline__ unsigned remote_address(const void* shared, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(shared)), "r"(rank));
+  return remote;
+}
+
+// *to = value in the block `rank`, where `to` and `arrived` are the addresses in this block's own shared memory: the mbarrier
+// there counts the bytes.
+template <typename A>
+__device__ __forceinline__ void send(A* to, unsigned rank, A value, unsigned long long* arrived) {
+  const unsigned place = remote_address(to, rank), barrier = remote_address(arrived, rank);
+  if constexpr (sizeof(A) == 8) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(place),
+                 "l"(__double_as_longlong(value)), "r"(barrier)
+                 : "memory");
+  } else {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(place),
+                 "r"(__float_as_uint(value)), "r"(barrier)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void expect_bytes(unsigned long long* arrived, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrived)), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void wait_for_bytes(unsigned long long* arrived, int parity) {
+  unsigned over = 0;
+  while (!over) {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(over)
+                 : "r"(shared_address(arrived)), "r"(parity)
+                 : "memory");
+  }
+}
+#endif
 
 // The threads of a row: those of threadIdx.x of a block, see rows.cuh; with CLUSTERS those of all blocks of a cluster,
 // which lies along x, each with a part of the row.
@@ -16,7 +60,16 @@ template <typename A, int N, bool CLUSTERS> class RowSums {
   using Room = RowRoom<A, N, CLUSTERS>;
 
   __device__ __forceinline__ explicit RowSums(Room& room) : room(room) {
-    if (several()) cluster_arrive(), cluster_wait();  // no block may store to another before that has begun
+#if __CUDA_ARCH__ >= 900
+    if (!several()) return;
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < 2; ++i) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(room.arrived + i)) : "memory");
+      }
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    cluster_arrive(), cluster_wait();  // no block may store to another before that has begun
+#endif
   }
 
   // Which group of threads this is, of how many, and which part of a row is this block's.
@@ -32,19 +85,23 @@ template <typename A, int N, bool CLUSTERS> class RowSums {
     if (blockDim.x == kWarp && !several()) return;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
     const int blocks = several() ? cluster_blocks() : 1, count = warps * blocks;
-    A* parts = room.parts[turn ^= 1];
+    A* parts = room.parts[turn & 1];
     if (several()) {
+#if __CUDA_ARCH__ >= 900
+      unsigned long long* arrived = room.arrived + (turn & 1);
+      if (threadIdx.x == 0) expect_bytes(arrived, count * M * int(sizeof(A)));
       each<M>([&](int m) {
-        if (lane < blocks) store_remote(parts + (cluster_rank() * warps + warp) * M + m, lane, values[m]);
+        if (lane < blocks) send(parts + (cluster_rank() * warps + warp) * M + m, lane, values[m], arrived);
       });
-      cluster_arrive();
-      cluster_wait();
+      wait_for_bytes(arrived, turn >> 1 & 1);
+#endif
     } else {
       each<M>([&](int m) {
         if (lane == 0) parts[warp * M + m] = values[m];
       });
       __syncthreads();
     }
+    ++turn;
     if (count <= kFew) {  // each thread adds them up: sooner done than by shuffles
       each<M>([&](int m) { values[m] = parts[m]; });
 #pragma unroll
@@ -53,8 +110,10 @@ template <typename A, int N, bool CLUSTERS> class RowSums {
       }
       return;
     }
-    each<M>([&](int m) { values[m] = A(0); });
-    for (int i = lane; i < count; i += kWarp) each<M>([&](int m) { values[m] += parts[i * M + m]; });
+    each<M>([&](int m) { values[m] = lane < count ? parts[lane * M + m] : A(0); });
+    for (int i = lane + kWarp; CLUSTERS && i < count; i += kWarp) {
+      each<M>([&](int m) { values[m] += parts[i * M + m]; });
+    }
     over_lanes(values, kWarp);
   }
 

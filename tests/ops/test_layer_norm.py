@@ -20,6 +20,7 @@ class TestLayerNorm(OperatorContract):
         "layer_norm_fwd",
         "layer_norm_fwd_small",
         "layer_norm_fwd_wide",
+        "layer_norm_fwd_shift",
         "layer_norm_bwd",
         "layer_norm_bwd_small",
         "layer_norm_bwd_wide",

@@ -21,6 +21,7 @@ class TestRmsNorm(OperatorContract):
         "rms_norm_fwd",
         "rms_norm_fwd_small",
         "rms_norm_fwd_wide",
+        "rms_norm_fwd_shift",
         "rms_norm_bwd",
         "rms_norm_bwd_small",
         "rms_norm_bwd_wide",
