@@ -32,6 +32,15 @@ __global__ void __launch_bounds__(kSmallRows)
   norm_small<false, 2>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps});
 }
 
+// Grid, block, shared memory, ownership, parameters: see norm_held(). weight may be null.
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    add_rms_norm_fwd_held(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
+                          T* summed, T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size,
+                          acc_t<T> eps) {
+  norm_held<false, 2>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps});
+}
+
 // Grid, block, ownership: see norm_wide(). weight may be null.
 template <typename T>
 __global__ void __launch_bounds__(1024)

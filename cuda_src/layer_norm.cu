@@ -32,6 +32,15 @@ __global__ void __launch_bounds__(kSmallRows)
   norm_small<true, 1>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps});
 }
 
+// Grid, block, shared memory, ownership, parameters: see norm_held(). weight and bias may be null.
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    layer_norm_fwd_held(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
+                        T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows,
+                        long long size, acc_t<T> eps) {
+  norm_held<true, 1>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps});
+}
+
 // Grid, block, ownership: see norm_wide(). weight and bias may be null.
 template <typename T>
 __global__ void __launch_bounds__(1024)
@@ -41,13 +50,13 @@ __global__ void __launch_bounds__(1024)
   norm_wide<true>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps});
 }
 
-// Grid, block, ownership: see shift_parameter(); blockIdx.z is 0 for weight, 1 for bias. They may be null.
+// Grid, block, ownership: see shift_parameter(); blockIdx.z is 0 for the first parameter, 1 for another.
 template <typename T>
 __global__ void __launch_bounds__(256)
-    layer_norm_fwd_shift(const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ shifted_weight,
-                         T* __restrict__ shifted_bias, long long size) {
-  if (blockIdx.z == 0 && weight) shift_parameter(weight, shifted_weight, size);
-  if (blockIdx.z == 1 && bias) shift_parameter(bias, shifted_bias, size);
+    layer_norm_fwd_shift(const T* __restrict__ one, const T* __restrict__ other, T* __restrict__ shifted,
+                         T* __restrict__ other_shifted, long long size) {
+  if (blockIdx.z == 0) shift_parameter(one, shifted, size);
+  else shift_parameter(other, other_shifted, size);
 }
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x, weight_parts and bias_parts may be null.

@@ -120,8 +120,8 @@ template <int K, int W, typename Get> __device__ __forceinline__ auto own_square
 
 // The statistics of a row of packs get(k), whose pads are 0, and where `lone` of an element `alone` more, which else is 0.
 template <bool CENTRED, int K, typename T, typename Get, typename Sums, typename A = acc_t<T>>
-__device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, true>& tile, const Forward<T>& to, Get get,
-                                                    Sums& sums, bool lone = false, A alone = A(0)) {
+__device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, true>& tile, const Forward<T>& to,
+                                                    Get get, Sums& sums, bool lone = false, A alone = A(0)) {
   constexpr int W = kVecWidth<T>;
   const A count = A(int(to.size));
   if constexpr (!CENTRED) {
@@ -196,7 +196,8 @@ __device__ __forceinline__ void norm_rows_fetched(const Forward<T>& to, int stag
 template <typename T> __device__ __forceinline__ void shift_parameter(const T* parameter, T* shifted, long long size) {
   constexpr int W = kVecWidth<T>;
   const long long packs = (size + W - 1) / W;
-  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < packs; i += gridDim.x * (long long)blockDim.x) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < packs;
+       i += gridDim.x * (long long)blockDim.x) {
     Pack<T> pack = {};
 #pragma unroll
     for (int e = 0; e < W; ++e) {
@@ -207,16 +208,28 @@ template <typename T> __device__ __forceinline__ void shift_parameter(const T* p
   }
 }
 
-// Whole packs of y's, and `head` elements before those: together with what is left behind them, fewer than 2 W.
+// A row off 16-byte boundaries: whole packs of y, and up to 2 W - 2 elements before and behind them, of which a thread takes
+// one.
 template <int W, bool VECTORS> struct Cut {
-  int head = 0, whole;  // elements
+  int head = 0, whole;  // elements before the packs, and those of the packs
+  bool lone = false;  // whether this thread has one
+  int column = 0;  // its place
 
-  __device__ __forceinline__ Cut(long long row, long long size) : whole(int(size)) {
+  __device__ __forceinline__ Cut(long long row, long long rows, long long size) : whole(int(size)) {
     if (VECTORS) return;
     head = -int(row * size) & (W - 1);
     whole = (whole - head) & -W;
+    lone = threadIdx.x < int(size) - whole && row < rows;
+    column = threadIdx.x + (threadIdx.x < head ? 0 : whole);
   }
 };
+
+// *y = what is said of the thread's lone element, of `column`.
+template <bool CENTRED, typename T, typename A = acc_t<T>>
+__device__ __forceinline__ void store_lone(const Forward<T>& to, T* y, int column, T x, const Statistics<A>& of) {
+  const A w = to.weight ? to_acc(to.weight[column]) : A(1), b = CENTRED && to.bias ? to_acc(to.bias[column]) : A(0);
+  *y = from_acc<T>(of.template y<CENTRED>(to_acc(x), w, b));
+}
 
 // This thread's packs of a tile, the first at `own`; 0 for others. Unless VECTORS they may be off 16-byte boundaries.
 template <bool VECTORS, int K, typename T>
@@ -238,25 +251,23 @@ __device__ __forceinline__ void load_own(const Tile<K, kVecWidth<T>, true>& tile
 }
 
 // As norm_rows: rows in registers.
-template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T, typename Sums, typename A = acc_t<T>>
+template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T, typename Sums>
 __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sums) {
   constexpr int W = kVecWidth<T>;
   using Row = Tile<K, W, true>;
   const unsigned own = threadIdx.x * W, step = blockDim.x * W;
-  const int size = int(to.size), pitch = (size + W - 1) & -W;
+  const long long pitch = (to.size + W - 1) & -W;
   const long long first = blockIdx.x * (long long)blockDim.y + threadIdx.y, stride = gridDim.x * (long long)blockDim.y;
   for (long long row = first; row - threadIdx.y < to.rows; row += stride) {
-    const Cut<W, VECTORS> cut(row, to.size);
+    const Cut<W, VECTORS> cut(row, to.rows, to.size);
     const Row tile = Row::at(row, to.rows, cut.whole);
     long long at = row * to.size + cut.head + own;
     fold_address(at);
     Pack<T> x[K];
     load_own<VECTORS>(tile, to.x + at, x);
-    const bool lone = !VECTORS && threadIdx.x < size - cut.whole && row < to.rows;
-    const int column = threadIdx.x + (threadIdx.x < cut.head ? 0 : cut.whole);
-    const long long place = row * to.size + column;
+    const long long place = row * to.size + cut.column;
     T alone = from_acc<T>(0);
-    if (lone) alone = to.x[place];
+    if (cut.lone) alone = to.x[place];
     if constexpr (TENSORS > 1) {
       Pack<T> residual[K];
       load_own<VECTORS>(tile, to.residual + at, residual);
@@ -265,18 +276,19 @@ __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sum
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         x[k] = rounded_sum(x[k], residual[k]);
-        if (tile.any(own + k * step)) store_words(summed + k * step, x[k].word[0], x[k].word[1], x[k].word[2], x[k].word[3]);
+        if (tile.any(own + k * step))
+          store_words(summed + k * step, x[k].word[0], x[k].word[1], x[k].word[2], x[k].word[3]);
       }
-      if (lone) to.summed[place] = alone = from_acc<T>(to_acc(alone) + to_acc(to.residual[place]));
+      if (cut.lone) to.summed[place] = alone = from_acc<T>(to_acc(alone) + to_acc(to.residual[place]));
     }
     const auto get = [&](int k) {
       x[k].fold();
       return x[k];
     };
-    const auto of = statistics<CENTRED>(tile, to, get, sums, lone, to_acc(alone));
+    const auto of = statistics<CENTRED>(tile, to, get, sums, cut.lone, to_acc(alone));
     T* y = to.y + at;
     fold_address(y);
-    const long long shifted = own + (VECTORS ? 0 : cut.head * (long long)pitch);
+    const long long shifted = own + (VECTORS ? 0 : cut.head * pitch);
     const auto parameter = [&](const T* values, int k, float otherwise) {
       return values ? load_aligned(values + (shifted + k * step)) : Pack<T>::filled(from_acc<T>(otherwise));
     };
@@ -288,10 +300,7 @@ __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sum
       round_to_words<T>(word, 0, [&](int e) { return of.template y<CENTRED>(x[k][e], w[e], b[e]); });
       store_words(y + k * step, word[0], word[1], word[2], word[3]);
     }
-    if (lone) {
-      const A w = to.weight ? to_acc(to.weight[column]) : A(1), b = CENTRED && to.bias ? to_acc(to.bias[column]) : A(0);
-      to.y[place] = from_acc<T>(of.template y<CENTRED>(to_acc(alone), w, b));
-    }
+    if (cut.lone) store_lone<CENTRED>(to, to.y + place, cut.column, alone, of);
     if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
   }
 }
@@ -308,6 +317,89 @@ __device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
   Sums sums(room);
   if constexpr (!CENTRED && VECTORS) norm_rows_fetched<TENSORS, K>(to, stages, sums);
   else norm_rows_loaded<CENTRED, TENSORS, K, VECTORS>(to, sums);
+}
+
+// As norm_rows unless VECTORS, for rows too long for registers: they wait in shared memory, 16 bytes for each pack, which each
+// thread fills and reads for itself. Where rows and parameters fit, the parameters are as they come. Block: (a multiple of
+// 32, 1).
+template <bool CENTRED, int TENSORS, typename T, typename A = acc_t<T>>
+__device__ __forceinline__ void norm_held(const Forward<T>& to) {
+  constexpr int W = kVecWidth<T>, K = 4;  // packs under way at a time
+  using Part = Tile<K, W, true>;
+  using Sums = RowSums<A, 1, false>;
+  extern __shared__ uint4 held[];
+  __shared__ typename Sums::Room room;
+  Sums sums(room);
+  const unsigned own = threadIdx.x * W, step = blockDim.x * W;
+  const A count = A(int(to.size)), scale = scale_for<A>(int(to.size));
+  const long long pitch = (to.size + W - 1) & -W;
+  for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
+    const Cut<W, false> cut(row, to.rows, to.size);
+    const long long at = row * to.size + cut.head + own, place = row * to.size + cut.column;
+    const auto part_at = [&](int start) { return Part{0, cut.whole - start, 0, 0, 0}; };
+    const auto slot = [&](int start, int k) { return held + (start + own + k * step) / W; };
+    const auto get = [&](int start, int k) { return load_aligned(reinterpret_cast<const T*>(slot(start, k))); };
+    A parts[W] = {}, mean = A(0);
+    T alone = from_acc<T>(0);
+    if (cut.lone) alone = to.x[place];
+    if (TENSORS > 1 && cut.lone) to.summed[place] = alone = from_acc<T>(to_acc(alone) + to_acc(to.residual[place]));
+    for (int start = 0; start < cut.whole; start += Part::capacity()) {
+      const Part part = part_at(start);
+      Pack<T> x[K], residual[K];
+      load_own<false>(part, to.x + at + start, x);
+      if (TENSORS > 1) load_own<false>(part, to.residual + at + start, residual);
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (TENSORS > 1) {
+          x[k] = rounded_sum(x[k], residual[k]);
+          store_words_of(part, to.summed + row * to.size + cut.head + start, k, x[k].word);
+        }
+        if (part.any(part.index(k, 0)))
+          *slot(start, k) = make_uint4(x[k].word[0], x[k].word[1], x[k].word[2], x[k].word[3]);
+#pragma unroll
+        for (int e = 0; e < W; ++e) parts[e] = fma(x[k][e], CENTRED ? scale : x[k][e], parts[e]);
+      }
+    }
+    if constexpr (CENTRED) {
+      parts[0] += to_acc(alone) * scale;
+      mean = sums.add(tree_sum(parts)) / (count * scale);
+#pragma unroll
+      for (int e = 0; e < W; ++e) parts[e] = A(0);
+      for (int start = 0; start < cut.whole; start += Part::capacity()) {
+        const Part part = part_at(start);
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          if (!part.any(part.index(k, 0))) continue;
+          const Pack<T> x = get(start, k);
+#pragma unroll
+          for (int e = 0; e < W; ++e) parts[e] = fma(x[e] - mean, x[e] - mean, parts[e]);
+        }
+      }
+    }
+    if (cut.lone) parts[0] += (to_acc(alone) - mean) * (to_acc(alone) - mean);
+    const Statistics<A> of = {mean, rstd_of<T>(sums.add(tree_sum(parts)) / count + to.eps)};
+    for (int start = 0; start < cut.whole; start += Part::capacity()) {
+      const Part part = part_at(start);
+      Pack<T> w[K], b[K];
+      const auto load = [&](const T* values, Pack<T>(&packs)[K], float otherwise) {
+        if (values) return load_own<true>(part, values + cut.head * pitch + own + start, packs);
+#pragma unroll
+        for (int k = 0; k < K; ++k) packs[k] = Pack<T>::filled(from_acc<T>(otherwise));
+      };
+      load(to.weight, w, 1);
+      if (CENTRED) load(to.bias, b, 0);
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (!part.any(part.index(k, 0))) continue;
+        const Pack<T> x = get(start, k);
+        unsigned word[4];
+        round_to_words<T>(word, 0, [&](int e) { return of.template y<CENTRED>(x[e], w[k][e], b[k][e]); });
+        store_words(to.y + at + start + k * step, word[0], word[1], word[2], word[3]);
+      }
+    }
+    if (cut.lone) store_lone<CENTRED>(to, to.y + place, cut.column, alone, of);
+    if (threadIdx.x == 0) to.keep(row, of);
+  }
 }
 
 // See norm_wide: one row, read twice, the second time from its end: what was read last is still in cache.
@@ -358,7 +450,7 @@ __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, lon
   return of;
 }
 
-// As norm_rows, for rows too long for registers. Block: (a multiple of 32, 1).
+// As norm_rows, for rows too long to be held, whose parameters are as they come. Block: (a multiple of 32, 1).
 template <bool CENTRED, typename T> __device__ __forceinline__ void norm_wide(const Forward<T>& to) {
   __shared__ Moments<acc_t<T>> shared[kWarp];
   const bool vectors = to.vectors();

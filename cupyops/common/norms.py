@@ -26,6 +26,7 @@ _ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward t
 BACKWARD_THREADS = 512  # of a block, at most
 BACKWARD_RESIDENT = 512  # threads of a multiprocessor: their sums of the parameters' gradients fill its registers
 WIDE_THREADS = 512  # of a block for a long row: two blocks run at once, one reads while the other reduces
+SHIFT_THREADS = 256  # of a block that lays out parameters
 ROWS_EACH = 4  # that a block of backward takes at least before there are parts for all of the wave
 SMALL_WAVE = 4  # blocks of small rows for each multiprocessor in backward
 _RESERVED = 5376  # bytes of shared memory that a block takes besides
@@ -36,6 +37,7 @@ class Kernels(NamedTuple):
 
     fwd: Kernel
     fwd_small: Kernel
+    fwd_held: Kernel
     fwd_wide: Kernel
     fwd_shift: Kernel
     bwd: Kernel
@@ -48,14 +50,24 @@ class Kernels(NamedTuple):
 def kernels(name: str) -> Kernels:
     """Those of cuda_src/`name`.cu."""
     file = f"{name}.cu"
-    small, wide, shift, backward_small, backward_wide, columns, add = (
+    small, held, wide, shift, backward_small, backward_wide, columns, add = (
         Kernel(file, f"{name}_{form}<T>", T=FLOATING)
-        for form in ("fwd_small", "fwd_wide", "fwd_shift", "bwd_small", "bwd_wide", "bwd_columns", "bwd_sum")
+        for form in (
+            "fwd_small",
+            "fwd_held",
+            "fwd_wide",
+            "fwd_shift",
+            "bwd_small",
+            "bwd_wide",
+            "bwd_columns",
+            "bwd_sum",
+        )
     )
     both = (False, True)
     return Kernels(
         Kernel(file, f"{name}_fwd<T, K, VECTORS>", T=FLOATING, K=PACKS, VECTORS=both),
         small,
+        held,
         wide,
         shift,
         Kernel(file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", T=FLOATING, K=PACKS, VECTORS=both, PARAMETERS=both),
@@ -67,8 +79,8 @@ def kernels(name: str) -> Kernels:
 
 
 class Plan(NamedTuple):
-    """A launch: `packs` of a row in each thread of a block, or of a cluster of `cluster` blocks. No packs: rows that are
-    not held; or small ones, of which a thread takes one."""
+    """A launch: `packs` of a row in each thread of a block, or of a cluster of `cluster` blocks. No packs: small rows, of
+    which a thread takes one; in forward, rows in shared memory; or, without groups, rows that are not held."""
 
     packs: int = 0
     groups: int = 0  # blocks, or clusters
@@ -120,28 +132,32 @@ def forward(
     vectors = _vectors(size, itemsize, (*read, *rest))
     centred = len(rest) > 4
     plan = _forward_plan(rows, size, itemsize, len(read), vectors, centred, x.device)
+    if plan.groups and not plan.small and not vectors:
+        parameters = 2 if centred else 1
+        rest = (*_shifted(kernels, rest[:parameters], x), *rest[parameters:])
+    args = (*read, *rest, rows, size, eps)
     if plan.packs:
-        if not vectors:
-            parameters = 2 if centred else 1
-            rest = (*_shifted(kernels, rest[:parameters], x), *rest[parameters:])
-        launch = plan.launch(kernels.fwd)
-        launch(*read, *rest, rows, size, eps, plan.stages, T=x.dtype, K=plan.packs, VECTORS=vectors)
-    elif plan.small:
-        plan.launch(kernels.fwd_small)(*read, *rest, rows, size, eps, T=x.dtype)
+        plan.launch(kernels.fwd)(*args, plan.stages, T=x.dtype, K=plan.packs, VECTORS=vectors)
+    elif plan.groups:
+        plan.launch(kernels.fwd_small if plan.small else kernels.fwd_held)(*args, T=x.dtype)
     else:
-        kernels.fwd_wide[grid(rows), WIDE_THREADS](*read, *rest, rows, size, eps, T=x.dtype)
+        kernels.fwd_wide[grid(rows), WIDE_THREADS](*args, T=x.dtype)
 
 
 def _shifted(kernels: Kernels, parameters: Sequence[Tensor | None], x: Tensor) -> list[Tensor | None]:
     """The parameters laid out for rows off 16-byte boundaries: see shift_parameter()."""
-    size = next((parameter.numel() for parameter in parameters if parameter is not None), 0)
-    if not size:
+    given = [parameter for parameter in parameters if parameter is not None]
+    if not given:
         return list(parameters)
     width = 16 // x.element_size()
+    size = given[0].numel()
     packs = ceil_div(size, width)
-    shifted = [None if p is None else x.new_empty(width * packs * width) for p in parameters]
-    kernels.fwd_shift[(ceil_div(packs, 256), width, len(parameters)), 256](*parameters, *shifted, size, T=x.dtype)
-    return shifted
+    shifted = [x.new_empty(width * packs * width) for _ in given]
+    none = [None] * (len(parameters) - len(given))
+    launch = kernels.fwd_shift[(ceil_div(packs, SHIFT_THREADS), width, len(given)), SHIFT_THREADS]
+    launch(*given, *none, *shifted, *none, size, T=x.dtype)
+    places = iter(shifted)
+    return [None if parameter is None else next(places) for parameter in parameters]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -160,7 +176,9 @@ def _forward_plan(
     whole = max(size // width, least) * width
     division = share(whole, itemsize, min(most, (room - _RESERVED) // (each * PACKS[-1]) // 32 * 32) if each else most)
     if not division.packs:
-        return Plan()
+        shared = 16 * (size // width)
+        threads = WIDE_THREADS if 2 * (shared + _RESERVED) <= room else WIDEST
+        return Plan(0, grid(rows), (threads, 1), shared) if shared + _RESERVED <= room else Plan()
     packs = division.packs * division.threads * division.rows
     plan = Plan(division.packs, 0, division.block, each * packs, 1)
     many = rows >= FORWARD_ROWS * _ENOUGH_BLOCKS * sms * division.rows
