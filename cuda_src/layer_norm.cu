@@ -10,7 +10,7 @@
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4238), bf16: 131072x1024 3939 / 3876, 32768x4096
 // 3982 / 3585, 8192x16384 3343 / 3432, 131072x1000 3881 / 3481, 32768x4095 2696 / 2955, 2048x50257 1629 / 1538, 1000003x17
 // 2100 / 1751. Lost: instructions (8192x16384 forward issues in 70% of the cycles, at 68% of the memory's rate), of odd rows
-// more for each element; a row longer than a block holds off 16-byte boundaries is read twice in forward.
+// in backward more for each element; a row longer than shared memory holds is read twice.
 #include "common/norm_small.cuh"
 
 // Grid, block, shared memory, ownership, parameters: see norm_rows(); weight and bias may be null. Half types are bound by
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kSmallRows)
 
 // Grid, block, shared memory, ownership, parameters: see norm_held(). weight and bias may be null.
 template <typename T>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(kHeldThreads, 2)
     layer_norm_fwd_held(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
                         T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows,
                         long long size, acc_t<T> eps) {

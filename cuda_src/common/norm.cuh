@@ -1,13 +1,15 @@
 // What the normalisations share: statistics of a row, and forward. CENTRED: about the mean, as layer_norm; else about 0,
 // as rms_norm. backward is in norm_bwd.cuh.
 //
-// Of rows that are held, mean and variance are of two passes; of longer ones each thread takes the moments of what it reads
-// at a time.
+// Of rows that are held, in registers or shared memory, mean and variance are of two passes; of longer ones each thread takes
+// the moments of what it reads at a time.
 #pragma once
 
 #include "common/fetched.cuh"
 #include "common/moments.cuh"
 #include "common/row_sums.cuh"
+
+constexpr int kHeldThreads = 512;  // of a row in shared memory
 
 template <typename A> struct Statistics {
   A mean, rstd;
@@ -104,10 +106,14 @@ template <int W, typename A> __device__ __forceinline__ A tree_sum(const A (&par
   return reduce_elements<Sum, 1, W>([&](int, int e) { return parts[e]; });
 }
 
+template <typename T, typename F> __device__ __forceinline__ Pack<T> rounded(F f) {
+  Pack<T> pack;
+  round_to_words<T>(pack.word, 0, f);
+  return pack;
+}
+
 template <typename T> __device__ __forceinline__ Pack<T> rounded_sum(const Pack<T>& a, const Pack<T>& b) {
-  Pack<T> sum;
-  round_to_words<T>(sum.word, 0, [&](int e) { return a[e] + b[e]; });
-  return sum;
+  return rounded<T>([&](int e) { return a[e] + b[e]; });
 }
 
 // Of this thread's elements, the sum of the squares.
@@ -217,7 +223,7 @@ template <int W, bool VECTORS> struct Cut {
 
   __device__ __forceinline__ Cut(long long row, long long rows, long long size) : whole(int(size)) {
     if (VECTORS) return;
-    head = -int(row * size) & (W - 1);
+    head = int(-row * size) & (W - 1);
     whole = (whole - head) & -W;
     lone = threadIdx.x < int(size) - whole && row < rows;
     column = threadIdx.x + (threadIdx.x < head ? 0 : whole);
@@ -231,23 +237,26 @@ __device__ __forceinline__ void store_lone(const Forward<T>& to, T* y, int colum
   *y = from_acc<T>(of.template y<CENTRED>(to_acc(x), w, b));
 }
 
-// This thread's packs of a tile, the first at `own`; 0 for others. Unless VECTORS they may be off 16-byte boundaries.
+// K packs `step` elements apart, the first at `own`; 0 for those `left` elements or more behind that. Unless VECTORS they may
+// be off 16-byte boundaries.
 template <bool VECTORS, int K, typename T>
-__device__ __forceinline__ void load_own(const Tile<K, kVecWidth<T>, true>& tile, const T* own, Pack<T> (&packs)[K]) {
-  constexpr int W = kVecWidth<T>;
-  const unsigned step = blockDim.x * W;
+__device__ __forceinline__ void load_own(const T* own, int left, int step, Pack<T> (&packs)[K]) {
   if (VECTORS || is_aligned16(own)) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) packs[k] = tile.any(tile.index(k, 0)) ? load_aligned(own + k * step) : Pack<T>{};
+    for (int k = 0; k < K; ++k) packs[k] = k * step < left ? load_aligned(own + k * step) : Pack<T>{};
   } else {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       packs[k] = {};
-      if (!tile.any(tile.index(k, 0))) continue;
+      if (k * step >= left) continue;
 #pragma unroll
-      for (int e = 0; e < W; ++e) packs[k].set(e, own[k * step + e]);
+      for (int e = 0; e < kVecWidth<T>; ++e) packs[k].set(e, own[k * step + e]);
     }
   }
+}
+
+template <typename T> __device__ __forceinline__ void store_words(T* to, const Pack<T>& pack) {
+  store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
 }
 
 // As norm_rows: rows in registers.
@@ -255,29 +264,29 @@ template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T, typename S
 __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sums) {
   constexpr int W = kVecWidth<T>;
   using Row = Tile<K, W, true>;
-  const unsigned own = threadIdx.x * W, step = blockDim.x * W;
+  const int own = threadIdx.x * W, step = blockDim.x * W;
   const long long pitch = (to.size + W - 1) & -W;
   const long long first = blockIdx.x * (long long)blockDim.y + threadIdx.y, stride = gridDim.x * (long long)blockDim.y;
   for (long long row = first; row - threadIdx.y < to.rows; row += stride) {
     const Cut<W, VECTORS> cut(row, to.rows, to.size);
     const Row tile = Row::at(row, to.rows, cut.whole);
+    const int left = tile.left - own;
     long long at = row * to.size + cut.head + own;
     fold_address(at);
     Pack<T> x[K];
-    load_own<VECTORS>(tile, to.x + at, x);
+    load_own<VECTORS>(to.x + at, left, step, x);
     const long long place = row * to.size + cut.column;
     T alone = from_acc<T>(0);
     if (cut.lone) alone = to.x[place];
     if constexpr (TENSORS > 1) {
       Pack<T> residual[K];
-      load_own<VECTORS>(tile, to.residual + at, residual);
+      load_own<VECTORS>(to.residual + at, left, step, residual);
       T* summed = to.summed + at;
       fold_address(summed);
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         x[k] = rounded_sum(x[k], residual[k]);
-        if (tile.any(own + k * step))
-          store_words(summed + k * step, x[k].word[0], x[k].word[1], x[k].word[2], x[k].word[3]);
+        if (k * step < left) store_words(summed + k * step, x[k]);
       }
       if (cut.lone) to.summed[place] = alone = from_acc<T>(to_acc(alone) + to_acc(to.residual[place]));
     }
@@ -288,17 +297,15 @@ __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sum
     const auto of = statistics<CENTRED>(tile, to, get, sums, cut.lone, to_acc(alone));
     T* y = to.y + at;
     fold_address(y);
-    const long long shifted = own + (VECTORS ? 0 : cut.head * pitch);
+    const long long shifted = cut.head * pitch + own;
     const auto parameter = [&](const T* values, int k, float otherwise) {
-      return values ? load_aligned(values + (shifted + k * step)) : Pack<T>::filled(from_acc<T>(otherwise));
+      return values ? load_aligned(values + shifted + k * step) : Pack<T>::filled(from_acc<T>(otherwise));
     };
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (!tile.any(own + k * step)) continue;
+      if (k * step >= left) continue;
       const Pack<T> w = parameter(to.weight, k, 1), b = CENTRED ? parameter(to.bias, k, 0) : Pack<T>{};
-      unsigned word[4];
-      round_to_words<T>(word, 0, [&](int e) { return of.template y<CENTRED>(x[k][e], w[e], b[e]); });
-      store_words(y + k * step, word[0], word[1], word[2], word[3]);
+      store_words(y + k * step, rounded<T>([&](int e) { return of.template y<CENTRED>(x[k][e], w[e], b[e]); }));
     }
     if (cut.lone) store_lone<CENTRED>(to, to.y + place, cut.column, alone, of);
     if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
@@ -320,42 +327,37 @@ __device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
 }
 
 // As norm_rows unless VECTORS, for rows too long for registers: they wait in shared memory, 16 bytes for each pack, which each
-// thread fills and reads for itself. Where rows and parameters fit, the parameters are as they come. Block: (a multiple of
-// 32, 1).
+// thread fills and reads for itself. Where rows and parameters fit, the parameters are as they come. Block: kHeldThreads.
 template <bool CENTRED, int TENSORS, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void norm_held(const Forward<T>& to) {
   constexpr int W = kVecWidth<T>, K = 4;  // packs under way at a time
-  using Part = Tile<K, W, true>;
+  constexpr int STEP = kHeldThreads * W;
   using Sums = RowSums<A, 1, false>;
   extern __shared__ uint4 held[];
   __shared__ typename Sums::Room room;
   Sums sums(room);
-  const unsigned own = threadIdx.x * W, step = blockDim.x * W;
+  T* mine = reinterpret_cast<T*>(held + threadIdx.x);
+  const int own = threadIdx.x * W;
   const A count = A(int(to.size)), scale = scale_for<A>(int(to.size));
   const long long pitch = (to.size + W - 1) & -W;
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
     const Cut<W, false> cut(row, to.rows, to.size);
     const long long at = row * to.size + cut.head + own, place = row * to.size + cut.column;
-    const auto part_at = [&](int start) { return Part{0, cut.whole - start, 0, 0, 0}; };
-    const auto slot = [&](int start, int k) { return held + (start + own + k * step) / W; };
-    const auto get = [&](int start, int k) { return load_aligned(reinterpret_cast<const T*>(slot(start, k))); };
+    const int left = cut.whole - own;
     A parts[W] = {}, mean = A(0);
     T alone = from_acc<T>(0);
     if (cut.lone) alone = to.x[place];
     if (TENSORS > 1 && cut.lone) to.summed[place] = alone = from_acc<T>(to_acc(alone) + to_acc(to.residual[place]));
-    for (int start = 0; start < cut.whole; start += Part::capacity()) {
-      const Part part = part_at(start);
+    for (int start = 0; start < left; start += K * STEP) {
       Pack<T> x[K], residual[K];
-      load_own<false>(part, to.x + at + start, x);
-      if (TENSORS > 1) load_own<false>(part, to.residual + at + start, residual);
+      load_own<false>(to.x + at + start, left - start, STEP, x);
+      if (TENSORS > 1) load_own<false>(to.residual + at + start, left - start, STEP, residual);
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        if (TENSORS > 1) {
-          x[k] = rounded_sum(x[k], residual[k]);
-          store_words_of(part, to.summed + row * to.size + cut.head + start, k, x[k].word);
-        }
-        if (part.any(part.index(k, 0)))
-          *slot(start, k) = make_uint4(x[k].word[0], x[k].word[1], x[k].word[2], x[k].word[3]);
+        if (start + k * STEP >= left) break;
+        if (TENSORS > 1) store_words(to.summed + at + start + k * STEP, x[k] = rounded_sum(x[k], residual[k]));
+        *reinterpret_cast<uint4*>(mine + start + k * STEP) =
+            make_uint4(x[k].word[0], x[k].word[1], x[k].word[2], x[k].word[3]);
 #pragma unroll
         for (int e = 0; e < W; ++e) parts[e] = fma(x[k][e], CENTRED ? scale : x[k][e], parts[e]);
       }
@@ -365,24 +367,20 @@ __device__ __forceinline__ void norm_held(const Forward<T>& to) {
       mean = sums.add(tree_sum(parts)) / (count * scale);
 #pragma unroll
       for (int e = 0; e < W; ++e) parts[e] = A(0);
-      for (int start = 0; start < cut.whole; start += Part::capacity()) {
-        const Part part = part_at(start);
+#pragma unroll 4
+      for (int start = 0; start < left; start += STEP) {
+        const Pack<T> x = load_aligned(mine + start);
 #pragma unroll
-        for (int k = 0; k < K; ++k) {
-          if (!part.any(part.index(k, 0))) continue;
-          const Pack<T> x = get(start, k);
-#pragma unroll
-          for (int e = 0; e < W; ++e) parts[e] = fma(x[e] - mean, x[e] - mean, parts[e]);
-        }
+        for (int e = 0; e < W; ++e) parts[e] = fma(x[e] - mean, x[e] - mean, parts[e]);
       }
     }
     if (cut.lone) parts[0] += (to_acc(alone) - mean) * (to_acc(alone) - mean);
     const Statistics<A> of = {mean, rstd_of<T>(sums.add(tree_sum(parts)) / count + to.eps)};
-    for (int start = 0; start < cut.whole; start += Part::capacity()) {
-      const Part part = part_at(start);
+    const long long shifted = cut.head * pitch + own;
+    for (int start = 0; start < left; start += K * STEP) {
       Pack<T> w[K], b[K];
       const auto load = [&](const T* values, Pack<T>(&packs)[K], float otherwise) {
-        if (values) return load_own<true>(part, values + cut.head * pitch + own + start, packs);
+        if (values) return load_own<true>(values + shifted + start, left - start, STEP, packs);
 #pragma unroll
         for (int k = 0; k < K; ++k) packs[k] = Pack<T>::filled(from_acc<T>(otherwise));
       };
@@ -390,11 +388,10 @@ __device__ __forceinline__ void norm_held(const Forward<T>& to) {
       if (CENTRED) load(to.bias, b, 0);
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        if (!part.any(part.index(k, 0))) continue;
-        const Pack<T> x = get(start, k);
-        unsigned word[4];
-        round_to_words<T>(word, 0, [&](int e) { return of.template y<CENTRED>(x[e], w[k][e], b[k][e]); });
-        store_words(to.y + at + start + k * step, word[0], word[1], word[2], word[3]);
+        if (start + k * STEP >= left) break;
+        const Pack<T> x = load_aligned(mine + start + k * STEP);
+        store_words(to.y + at + start + k * STEP,
+                    rounded<T>([&](int e) { return of.template y<CENTRED>(x[e], w[k][e], b[k][e]); }));
       }
     }
     if (cut.lone) store_lone<CENTRED>(to, to.y + place, cut.column, alone, of);

@@ -177,8 +177,7 @@ def _forward_plan(
     division = share(whole, itemsize, min(most, (room - _RESERVED) // (each * PACKS[-1]) // 32 * 32) if each else most)
     if not division.packs:
         shared = 16 * (size // width)
-        threads = WIDE_THREADS if 2 * (shared + _RESERVED) <= room else WIDEST
-        return Plan(0, grid(rows), (threads, 1), shared) if shared + _RESERVED <= room else Plan()
+        return Plan(0, grid(rows), (WIDE_THREADS, 1), shared) if shared + _RESERVED <= room else Plan()
     packs = division.packs * division.threads * division.rows
     plan = Plan(division.packs, 0, division.block, each * packs, 1)
     many = rows >= FORWARD_ROWS * _ENOUGH_BLOCKS * sms * division.rows
