@@ -1,8 +1,8 @@
 // What the normalisations share: statistics of a row, and forward. CENTRED: about the mean, as layer_norm; else about 0,
 // as rms_norm. backward is in norm_bwd.cuh.
 //
-// Of rows that are held, in registers or shared memory, mean and variance are of two passes; of longer ones each thread takes
-// the moments of what it reads at a time.
+// Of rows that are held, in registers or shared memory, mean and variance are of two passes; of longer ones each thread
+// takes the moments of what it reads at a time.
 #pragma once
 
 #include "common/fetched.cuh"
@@ -237,8 +237,8 @@ __device__ __forceinline__ void store_lone(const Forward<T>& to, T* y, int colum
   *y = from_acc<T>(of.template y<CENTRED>(to_acc(x), w, b));
 }
 
-// K packs `step` elements apart, the first at `own`; 0 for those `left` elements or more behind that. Unless VECTORS they may
-// be off 16-byte boundaries.
+// K packs `step` elements apart, the first at `own`; 0 for those `left` elements or more behind that. Unless VECTORS they
+// may be off 16-byte boundaries.
 template <bool VECTORS, int K, typename T>
 __device__ __forceinline__ void load_own(const T* own, int left, int step, Pack<T> (&packs)[K]) {
   if (VECTORS || is_aligned16(own)) {
@@ -315,8 +315,8 @@ __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sum
 // Rows held by a block, each read once. Grid: any. Block: see rows.cuh; K packs of each thread are a row. TENSORS are x and,
 // in add_rms_norm, residual. Threads own whole packs of y. mean and rstd are kept for backward, a number per row. VECTORS:
 // whether all rows and tensors fit; about 0, shared memory is then as Fetched, with as many stages as said. Else rows go to
-// registers, at least 2 W threads share one, only what is written must begin at 16-byte boundaries, and the parameters are as
-// shift_parameter() leaves them.
+// registers, at least 2 W threads share one that is not of whole packs, only what is written must begin at 16-byte
+// boundaries, and the parameters are as shift_parameter() leaves them.
 template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T>
 __device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
   using Sums = RowSums<acc_t<T>, 1, false>;
@@ -326,8 +326,8 @@ __device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
   else norm_rows_loaded<CENTRED, TENSORS, K, VECTORS>(to, sums);
 }
 
-// As norm_rows unless VECTORS, for rows too long for registers: they wait in shared memory, 16 bytes for each pack, which each
-// thread fills and reads for itself. Where rows and parameters fit, the parameters are as they come. Block: kHeldThreads.
+// As norm_rows unless VECTORS, for rows too long for registers: they wait in shared memory, 16 bytes for each pack, which
+// each thread fills and reads for itself. Where all fits, the parameters are as they come. Block: kHeldThreads.
 template <bool CENTRED, int TENSORS, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void norm_held(const Forward<T>& to) {
   constexpr int W = kVecWidth<T>, K = 4;  // packs under way at a time
