@@ -13,10 +13,14 @@
 // in backward more for each element; a row longer than shared memory holds is read twice.
 #include "common/norm_small.cuh"
 
-// Grid, block, shared memory, ownership, parameters: see norm_rows(); weight and bias may be null. Half types are bound by
-// latency: fewer registers, more blocks.
+// Of layer_norm_fwd, at most; and blocks of a multiprocessor, at least. Half types are bound by latency: fewer registers,
+// more blocks, as far as they do without memory.
+template <typename T, bool VECTORS> constexpr int kThreads = sizeof(T) == 2 ? (VECTORS ? 512 : 640) : 1024;
+template <typename T, bool VECTORS> constexpr int kBlocks = sizeof(T) == 2 ? (VECTORS ? 3 : 2) : 1;
+
+// Grid, block, shared memory, ownership, parameters: see norm_rows(); weight and bias may be null.
 template <typename T, int K, bool VECTORS>
-__global__ void __launch_bounds__(sizeof(T) == 2 ? 640 : 1024, sizeof(T) == 2 ? 2 : 1)
+__global__ void __launch_bounds__(kThreads<T, VECTORS>, kBlocks<T, VECTORS>)
     layer_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows, long long size,
                    acc_t<T> eps, int stages) {

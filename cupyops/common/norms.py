@@ -19,7 +19,7 @@ from .segments import is_aligned
 
 SMALL_ROWS = 256  # of a block, and its threads, that take a row each
 SMALL_BYTES = 128  # of a row, at most, that a thread takes
-CENTRED_THREADS = 640  # of a row of a half type in layer_norm: see its kernel
+CENTRED_THREADS = 512  # of a row of a half type in layer_norm: see its kernel
 FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
 FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
 _ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward take several rows
