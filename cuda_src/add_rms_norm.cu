@@ -10,10 +10,10 @@
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 32768x4096 bf16 4045 / 3976, 8192x16384
 // bf16 4028 / 4026, 32768x4096 fp16 4067 / 3963, 32768x4096 fp32 4012 / 4162, 131072x1000 bf16 3988 / 3628. Lost:
-// rows of odd size, whose ends are stored by elements.
+// in backward, rows of odd size, whose ends are stored by elements.
 #include "common/norm_small.cuh"
 
-// Grid, block, shared memory, ownership: see norm_rows(). weight may be null.
+// Grid, block, shared memory, ownership, weight: see norm_rows(); weight may be null.
 template <typename T, int K, bool VECTORS>
 __global__ void __launch_bounds__(1024)
     add_rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight, T* summed,
@@ -32,6 +32,15 @@ __global__ void __launch_bounds__(kSmallRows)
   norm_small<false, 2>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps});
 }
 
+// Grid, block, shared memory, ownership, parameters: see norm_held(). weight may be null.
+template <typename T>
+__global__ void __launch_bounds__(kHeldThreads, 2)
+    add_rms_norm_fwd_held(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
+                          T* summed, T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size,
+                          acc_t<T> eps) {
+  norm_held<false, 2>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps});
+}
+
 // Grid, block, ownership: see norm_wide(). weight may be null.
 template <typename T>
 __global__ void __launch_bounds__(1024)
@@ -39,6 +48,13 @@ __global__ void __launch_bounds__(1024)
                           T* summed, T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size,
                           acc_t<T> eps) {
   norm_wide<false>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps});
+}
+
+// Grid, block, ownership: see shift_parameter().
+template <typename T>
+__global__ void __launch_bounds__(256)
+    add_rms_norm_fwd_shift(const T* __restrict__ weight, T* __restrict__ shifted_weight, long long size) {
+  shift_parameter(weight, shifted_weight, size);
 }
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x and weight_parts may be null.

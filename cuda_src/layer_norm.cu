@@ -10,13 +10,17 @@
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4238), bf16: 131072x1024 3939 / 3876, 32768x4096
 // 3982 / 3585, 8192x16384 3343 / 3432, 131072x1000 3881 / 3481, 32768x4095 2696 / 2955, 2048x50257 1629 / 1538, 1000003x17
 // 2100 / 1751. Lost: instructions (8192x16384 forward issues in 70% of the cycles, at 68% of the memory's rate), of odd rows
-// more for each element; a row longer than a block holds off 16-byte boundaries is read twice in forward.
+// in backward more for each element; a row longer than shared memory holds is read twice.
 #include "common/norm_small.cuh"
 
-// Grid, block, shared memory, ownership: see norm_rows(). weight and bias may be null. Half types by vectors are bound by
-// latency: fewer registers, more blocks.
+// Of layer_norm_fwd, at most; and blocks of a multiprocessor, at least. Half types are bound by latency: fewer registers,
+// more blocks, as far as they do without memory.
+template <typename T, bool VECTORS> constexpr int kThreads = sizeof(T) == 2 ? (VECTORS ? 512 : 640) : 1024;
+template <typename T, bool VECTORS> constexpr int kBlocks = sizeof(T) == 2 ? (VECTORS ? 3 : 2) : 1;
+
+// Grid, block, shared memory, ownership, parameters: see norm_rows(); weight and bias may be null.
 template <typename T, int K, bool VECTORS>
-__global__ void __launch_bounds__(VECTORS && sizeof(T) == 2 ? 640 : 1024, VECTORS && sizeof(T) == 2 ? 2 : 1)
+__global__ void __launch_bounds__(kThreads<T, VECTORS>, kBlocks<T, VECTORS>)
     layer_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows, long long size,
                    acc_t<T> eps, int stages) {
@@ -32,6 +36,15 @@ __global__ void __launch_bounds__(kSmallRows)
   norm_small<true, 1>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps});
 }
 
+// Grid, block, shared memory, ownership, parameters: see norm_held(). weight and bias may be null.
+template <typename T>
+__global__ void __launch_bounds__(kHeldThreads, 2)
+    layer_norm_fwd_held(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
+                        T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows,
+                        long long size, acc_t<T> eps) {
+  norm_held<true, 1>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps});
+}
+
 // Grid, block, ownership: see norm_wide(). weight and bias may be null.
 template <typename T>
 __global__ void __launch_bounds__(1024)
@@ -39,6 +52,15 @@ __global__ void __launch_bounds__(1024)
                         T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows,
                         long long size, acc_t<T> eps) {
   norm_wide<true>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps});
+}
+
+// Grid, block, ownership: see shift_parameter(); blockIdx.z is 0 for the first parameter, 1 for another.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    layer_norm_fwd_shift(const T* __restrict__ one, const T* __restrict__ other, T* __restrict__ shifted,
+                         T* __restrict__ other_shifted, long long size) {
+  if (blockIdx.z == 0) shift_parameter(one, shifted, size);
+  else shift_parameter(other, other_shifted, size);
 }
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x, weight_parts and bias_parts may be null.

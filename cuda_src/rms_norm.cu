@@ -9,10 +9,10 @@
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4238), bf16: 32768x4096 4001 / 3835, 8192x16384 3894
 // / 3525, 131072x1000 3888 / 3696, 32768x4095 3483 / 3379, 2048x50257 2302 / 1677, 1000003x17 2434 / 1852. Lost: in backward
-// the barriers of wide rows, of which a block holds one at a time; rows of odd size, as in layer_norm.cu.
+// the barriers of wide rows, of which a block holds one at a time; rows of odd size in backward, as in layer_norm.cu.
 #include "common/norm_small.cuh"
 
-// Grid, block, shared memory, ownership: see norm_rows(). weight may be null.
+// Grid, block, shared memory, ownership, weight: see norm_rows(); weight may be null.
 template <typename T, int K, bool VECTORS>
 __global__ void __launch_bounds__(1024)
     rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ rstd,
@@ -29,12 +29,27 @@ __global__ void __launch_bounds__(kSmallRows)
   norm_small<false, 1>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps});
 }
 
+// Grid, block, shared memory, ownership, parameters: see norm_held(). weight may be null.
+template <typename T>
+__global__ void __launch_bounds__(kHeldThreads, 2)
+    rms_norm_fwd_held(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
+                      acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
+  norm_held<false, 1>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps});
+}
+
 // Grid, block, ownership: see norm_wide(). weight may be null.
 template <typename T>
 __global__ void __launch_bounds__(1024)
     rms_norm_fwd_wide(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
                       acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps) {
   norm_wide<false>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps});
+}
+
+// Grid, block, ownership: see shift_parameter().
+template <typename T>
+__global__ void __launch_bounds__(256)
+    rms_norm_fwd_shift(const T* __restrict__ weight, T* __restrict__ shifted_weight, long long size) {
+  shift_parameter(weight, shifted_weight, size);
 }
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x and weight_parts may be null.

@@ -48,12 +48,12 @@ def compare_several_rows(function, torch_function, size, arch, offset=0, paramet
 
 
 def compare_read_ahead(forward, tensors, size):
-    """The same bits, whether or not a block reads a row of `tensors` tensors while it reduces the one before."""
+    """The same bits, whether or not a block reads a row of `tensors` tensors while it reduces the one before; by vectors."""
     args = [Make("cpu", torch.float32, seed=seed)(37, size).detach() for seed in range(tensors)]
     results, stages = [], []
     for ahead in (norms.WIDEST + 1, 0):
         with planned(FORWARD_AHEAD=ahead, _ENOUGH_BLOCKS=0), cupyops.simulate():
             results.append(forward(*args))
-            plan = norms._forward_plan(37, size, 4, tensors, size % 4 == 0, False, args[0].device)
+            plan = norms._forward_plan(37, size, 4, tensors, True, False, args[0].device)
             stages.append(plan.stages)
     assert stages == [1, 2] and all(map(torch.equal, *results))

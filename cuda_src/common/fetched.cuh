@@ -4,6 +4,9 @@
 #include "common/async.cuh"
 #include "common/rows.cuh"
 
+// An index or an address, which else is computed anew for each of the packs from there on.
+template <typename I> __device__ __forceinline__ void fold_address(I& at) { asm volatile("" : "+l"(at)); }
+
 // `stages` rows, 1 or 2, of each of TENSORS tensors, in dynamic shared memory: 16 TENSORS K bytes for each stage and thread.
 // BY_WARPS: those of a warp lie together, so that from a thread's first slot on all are at constant distances. That saves
 // what branches on the packs would find anew; code without them is better off with the block's slots one after the other.
@@ -36,7 +39,8 @@ template <int TENSORS, int K, typename T, bool BY_WARPS = false> struct Fetched 
     }
   }
 
-  // `row` points to the tile's first element; what is not the tile's becomes 0, at the ends by settle().
+  // `row` points to the tile's first element; what is not the tile's becomes 0, at the ends by
+  // settle_pack().
   template <bool VECTORS>
   __device__ __forceinline__ void fetch(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, int stage,
                                         int tensor) const {
@@ -53,17 +57,7 @@ template <int TENSORS, int K, typename T, bool BY_WARPS = false> struct Fetched 
     }
   }
 
-  // Once what was fetched is there: packs at an end of the row have neighbours of other rows.
-  template <bool VECTORS>
-  __device__ __forceinline__ void settle(const Tile<K, kVecWidth<T>, VECTORS>& tile, int stage) const {
-    if constexpr (!VECTORS) {
-#pragma unroll 1
-      for (int k = 0; k < K; ++k) {
-        const int i = tile.index(k, 0);
-        if (tile.any(i) && !tile.all(i)) settle_pack(tile, stage, k);
-      }
-    }
-  }
+  // Once what was fetched is there: a pack at an end of the row has neighbours of other rows.
   __device__ __forceinline__ void settle_pack(const Tile<K, kVecWidth<T>, false>& tile, int stage, int k) const {
 #pragma unroll 1
     for (int tensor = 0; tensor < TENSORS; ++tensor) {

@@ -45,7 +45,8 @@ template <bool CENTRED, typename T, typename A = acc_t<T>> struct Gradient {
   }
 };
 
-template <bool CENTRED, int K, typename A> using BackwardSums = RowSums<A, CENTRED ? 2 : 1, (K > 1)>;
+template <bool CENTRED, int K, bool VECTORS, typename A>
+using BackwardSums = RowSums<A, CENTRED ? 2 : 1, (K > 1), (K > 1 && !VECTORS)>;
 
 // One number, of which a half is 0 unless CENTRED.
 template <bool CENTRED, typename A, typename Sums> __device__ __forceinline__ Pair<A> row_sum(Pair<A> c, Sums& sums) {
@@ -117,7 +118,7 @@ template <int K, int W> struct OwnPacks {
 // `weight_parts` and `bias_parts` (blocks or clusters, size) gets the block's sum. VECTORS: as norm_rows.
 template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, bool VECTORS, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages) {
-  using Sums = BackwardSums<CENTRED, K, A>;
+  using Sums = BackwardSums<CENTRED, K, VECTORS, A>;
   __shared__ typename Sums::Room room;
   Sums sums(room);
   const bool two = stages == 2;
@@ -278,7 +279,7 @@ __device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long lo
 // grad_x of rows too long for registers; the parameters' gradients are norm_columns_bwd's work. Grid: any. Block: (a
 // multiple of 64, 1), at most kBackwardThreads.
 template <bool CENTRED, typename T> __device__ __forceinline__ void norm_wide_bwd(const Backward<T>& to) {
-  using Sums = BackwardSums<CENTRED, 1, acc_t<T>>;
+  using Sums = BackwardSums<CENTRED, 1, true, acc_t<T>>;
   __shared__ typename Sums::Room room;
   Sums sums(room);
   const bool vectors = to.vectors();

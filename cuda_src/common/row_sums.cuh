@@ -1,22 +1,88 @@
-// Sums over the threads that share a row, in a fixed order, with one barrier.
+// Sums over the threads that share a row, in a fixed order, with one barrier: of the block or of the cluster; or, where
+// blocks send, an mbarrier of each, which counts what comes: the cluster's barrier waits for all that has been stored to
+// memory. Code that holds rows in registers is better off with that than with the loop that waits for an mbarrier.
 #pragma once
 
 #include "common/cluster.cuh"
 
 // In shared memory: N numbers of each warp of each block, twice, since those of one sum may still be read while those of
 // the next arrive.
-template <typename A, int N, bool CLUSTERS> struct __align__(16) RowRoom {
+template <typename A, int N, bool CLUSTERS, bool SENDS> struct __align__(16) RowRoom {
   A parts[2][(CLUSTERS ? kMaxCluster : 1) * kWarp * N];
 };
+template <typename A, int N, bool CLUSTERS> struct RowRoom<A, N, CLUSTERS, true> : RowRoom<A, N, CLUSTERS, false> {
+  unsigned long long arrived[2];  // mbarriers: what of the parts is there
+};
+
+__device__ __forceinline__ unsigned shared_address(const void* shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+__device__ __forceinline__ unsigned remote_address(const void* shared, unsigned rank) {
+  unsigned remote = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(shared)), "r"(rank));
+#endif
+  return remote;
+}
+
+// By one thread of a block, before its cluster meets.
+__device__ __forceinline__ void begin_to_count(unsigned long long (&arrived)[2]) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x > 0) return;
+  for (int i = 0; i < 2; ++i) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrived + i)) : "memory");
+  }
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// *to = value in the block `rank`, where `to` and `arrived` are the addresses in this block's own shared memory: the mbarrier
+// there counts the bytes.
+template <typename A>
+__device__ __forceinline__ void send(A* to, unsigned rank, A value, unsigned long long* arrived) {
+#if __CUDA_ARCH__ >= 900
+  const unsigned place = remote_address(to, rank), barrier = remote_address(arrived, rank);
+  if constexpr (sizeof(A) == 8) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(place),
+                 "l"(__double_as_longlong(value)), "r"(barrier)
+                 : "memory");
+  } else {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(place),
+                 "r"(__float_as_uint(value)), "r"(barrier)
+                 : "memory");
+  }
+#endif
+}
+
+__device__ __forceinline__ void expect_bytes(unsigned long long* arrived, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrived)), "r"(bytes)
+               : "memory");
+#endif
+}
+
+__device__ __forceinline__ void wait_for_bytes(unsigned long long* arrived, int parity) {
+#if __CUDA_ARCH__ >= 900
+  unsigned over = 0;
+  while (!over) {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(over)
+                 : "r"(shared_address(arrived)), "r"(parity)
+                 : "memory");
+  }
+#endif
+}
 
 // The threads of a row: those of threadIdx.x of a block, see rows.cuh; with CLUSTERS those of all blocks of a cluster,
-// which lies along x, each with a part of the row.
-template <typename A, int N, bool CLUSTERS> class RowSums {
+// which lies along x, each with a part of the row; SENDS says how those meet.
+template <typename A, int N, bool CLUSTERS, bool SENDS = false> class RowSums {
  public:
-  using Room = RowRoom<A, N, CLUSTERS>;
+  using Room = RowRoom<A, N, CLUSTERS, SENDS>;
 
   __device__ __forceinline__ explicit RowSums(Room& room) : room(room) {
-    if (several()) cluster_arrive(), cluster_wait();  // no block may store to another before that has begun
+    if (!several()) return;
+    if constexpr (SENDS) begin_to_count(room.arrived);
+    cluster_arrive(), cluster_wait();  // no block may store to another before that has begun
   }
 
   // Which group of threads this is, of how many, and which part of a row is this block's.
@@ -32,19 +98,30 @@ template <typename A, int N, bool CLUSTERS> class RowSums {
     if (blockDim.x == kWarp && !several()) return;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
     const int blocks = several() ? cluster_blocks() : 1, count = warps * blocks;
-    A* parts = room.parts[turn ^= 1];
+    A* parts = room.parts[SENDS ? turn & 1 : (turn ^= 1)];
     if (several()) {
-      each<M>([&](int m) {
-        if (lane < blocks) store_remote(parts + (cluster_rank() * warps + warp) * M + m, lane, values[m]);
-      });
-      cluster_arrive();
-      cluster_wait();
+      A* mine = parts + (cluster_rank() * warps + warp) * M;
+      if constexpr (SENDS) {
+        unsigned long long* arrived = room.arrived + (turn & 1);
+        if (threadIdx.x == 0) expect_bytes(arrived, count * M * int(sizeof(A)));
+        each<M>([&](int m) {
+          if (lane < blocks) send(mine + m, lane, values[m], arrived);
+        });
+        wait_for_bytes(arrived, turn >> 1 & 1);
+      } else {
+        each<M>([&](int m) {
+          if (lane < blocks) store_remote(mine + m, lane, values[m]);
+        });
+        cluster_arrive();
+        cluster_wait();
+      }
     } else {
       each<M>([&](int m) {
         if (lane == 0) parts[warp * M + m] = values[m];
       });
       __syncthreads();
     }
+    if (SENDS) ++turn;
     if (count <= kFew) {  // each thread adds them up: sooner done than by shuffles
       each<M>([&](int m) { values[m] = parts[m]; });
 #pragma unroll

@@ -19,14 +19,14 @@ from .segments import is_aligned
 
 SMALL_ROWS = 256  # of a block, and its threads, that take a row each
 SMALL_BYTES = 128  # of a row, at most, that a thread takes
-CENTRED_THREADS = 640  # of a row of a half type in layer_norm by vectors: see its kernel
-FORWARD_RESIDENT = 1024  # threads of a multiprocessor that forward's registers allow
+CENTRED_THREADS = 512  # of a row of a half type in layer_norm: see its kernel
 FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
 FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
 _ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward take several rows
 BACKWARD_THREADS = 512  # of a block, at most
 BACKWARD_RESIDENT = 512  # threads of a multiprocessor: their sums of the parameters' gradients fill its registers
 WIDE_THREADS = 512  # of a block for a long row: two blocks run at once, one reads while the other reduces
+SHIFT_THREADS = 256  # of a block that lays out parameters
 ROWS_EACH = 4  # that a block of backward takes at least before there are parts for all of the wave
 SMALL_WAVE = 4  # blocks of small rows for each multiprocessor in backward
 _RESERVED = 5376  # bytes of shared memory that a block takes besides
@@ -37,7 +37,9 @@ class Kernels(NamedTuple):
 
     fwd: Kernel
     fwd_small: Kernel
+    fwd_held: Kernel
     fwd_wide: Kernel
+    fwd_shift: Kernel
     bwd: Kernel
     bwd_small: Kernel
     bwd_wide: Kernel
@@ -48,15 +50,26 @@ class Kernels(NamedTuple):
 def kernels(name: str) -> Kernels:
     """Those of cuda_src/`name`.cu."""
     file = f"{name}.cu"
-    small, wide, backward_small, backward_wide, columns, add = (
+    small, held, wide, shift, backward_small, backward_wide, columns, add = (
         Kernel(file, f"{name}_{form}<T>", T=FLOATING)
-        for form in ("fwd_small", "fwd_wide", "bwd_small", "bwd_wide", "bwd_columns", "bwd_sum")
+        for form in (
+            "fwd_small",
+            "fwd_held",
+            "fwd_wide",
+            "fwd_shift",
+            "bwd_small",
+            "bwd_wide",
+            "bwd_columns",
+            "bwd_sum",
+        )
     )
     both = (False, True)
     return Kernels(
         Kernel(file, f"{name}_fwd<T, K, VECTORS>", T=FLOATING, K=PACKS, VECTORS=both),
         small,
+        held,
         wide,
+        shift,
         Kernel(file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", T=FLOATING, K=PACKS, VECTORS=both, PARAMETERS=both),
         backward_small,
         backward_wide,
@@ -66,8 +79,8 @@ def kernels(name: str) -> Kernels:
 
 
 class Plan(NamedTuple):
-    """A launch: `packs` of a row in each thread of a block, or of a cluster of `cluster` blocks. No packs: rows that are
-    not held; or small ones, of which a thread takes one."""
+    """A launch: `packs` of a row in each thread of a block, or of a cluster of `cluster` blocks. No packs: small rows, of
+    which a thread takes one; in forward, rows in shared memory; or, without groups, rows that are not held."""
 
     packs: int = 0
     groups: int = 0  # blocks, or clusters
@@ -94,12 +107,12 @@ def _vectors(size: int, itemsize: int, tensors: Iterable[Tensor | None]) -> bool
     return size * itemsize % 16 == 0 and all(tensor is None or is_aligned(tensor) for tensor in tensors)
 
 
-def _wave(plan: Plan, rows: int, vectors: bool, resident: int, itemsize: int, device: torch.device) -> int:
-    """Groups that run at one time, of `resident` threads of a multiprocessor, none without `rows` rows; where rows are off
-    16-byte boundaries so many that every group has rows that begin alike within a pack."""
+def _wave(plan: Plan, rows: int, vectors: bool, itemsize: int, device: torch.device) -> int:
+    """Groups of backward that run at one time, none without `rows` rows; where rows are off 16-byte boundaries so many that
+    every group has rows that begin alike within a pack."""
     sms, room = card(device)
     period = 1 if vectors else 16 // itemsize
-    blocks = max(1, min(resident // math.prod(plan.block), room // (plan.shared + _RESERVED)))
+    blocks = max(1, min(BACKWARD_RESIDENT // math.prod(plan.block), room // (plan.shared + _RESERVED)))
     wave = max(sms * blocks // plan.cluster // period, 1) * period
     return -(-max(1, min(ceil_div(rows, plan.block[1]), wave)) // period) * period
 
@@ -117,14 +130,34 @@ def forward(
         return
     itemsize = x.element_size()
     vectors = _vectors(size, itemsize, (*read, *rest))
-    plan = _forward_plan(rows, size, itemsize, len(read), vectors, len(rest) > 4, x.device)
+    centred = len(rest) > 4
+    plan = _forward_plan(rows, size, itemsize, len(read), vectors, centred, x.device)
+    if plan.groups and not plan.small and not vectors:
+        parameters = 2 if centred else 1
+        rest = (*_shifted(kernels, rest[:parameters], x), *rest[parameters:])
+    args = (*read, *rest, rows, size, eps)
     if plan.packs:
-        launch = plan.launch(kernels.fwd)
-        launch(*read, *rest, rows, size, eps, plan.stages, T=x.dtype, K=plan.packs, VECTORS=vectors)
-    elif plan.small:
-        plan.launch(kernels.fwd_small)(*read, *rest, rows, size, eps, T=x.dtype)
+        plan.launch(kernels.fwd)(*args, plan.stages, T=x.dtype, K=plan.packs, VECTORS=vectors)
+    elif plan.groups:
+        plan.launch(kernels.fwd_small if plan.small else kernels.fwd_held)(*args, T=x.dtype)
     else:
-        kernels.fwd_wide[grid(rows), WIDE_THREADS](*read, *rest, rows, size, eps, T=x.dtype)
+        kernels.fwd_wide[grid(rows), WIDE_THREADS](*args, T=x.dtype)
+
+
+def _shifted(kernels: Kernels, parameters: Sequence[Tensor | None], x: Tensor) -> list[Tensor | None]:
+    """The parameters laid out for rows off 16-byte boundaries: see shift_parameter()."""
+    given = [parameter for parameter in parameters if parameter is not None]
+    if not given:
+        return list(parameters)
+    width = 16 // x.element_size()
+    size = given[0].numel()
+    packs = ceil_div(size, width)
+    shifted = [x.new_empty(width * packs * width) for _ in given]
+    none = [None] * (len(parameters) - len(given))
+    launch = kernels.fwd_shift[(ceil_div(packs, SHIFT_THREADS), width, len(given)), SHIFT_THREADS]
+    launch(*given, *none, *shifted, *none, size, T=x.dtype)
+    places = iter(shifted)
+    return [None if parameter is None else next(places) for parameter in parameters]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -135,16 +168,18 @@ def _forward_plan(
     if _is_small(size, itemsize):
         shared = SMALL_ROWS * size * itemsize * tensors + 2 * size * max(itemsize, 4)
         return Plan(0, grid(rows, SMALL_ROWS), (SMALL_ROWS, 1), shared, small=True)
-    fetched = not centred and (vectors or tensors > 1)  # see norm_rows
-    each = 16 * tensors if fetched else 0 if vectors else 32  # bytes of shared memory for a pack of a row
-    most = CENTRED_THREADS if vectors and centred and itemsize == 2 else WIDEST
-    division = share(size, itemsize, min(most, (room - _RESERVED) // (each * PACKS[-1]) // 32 * 32) if each else most)
+    fetched = not centred and vectors  # see norm_rows
+    each = 16 * tensors if fetched else 0  # bytes of shared memory for a pack of a row
+    most = CENTRED_THREADS if centred and itemsize == 2 else WIDEST
+    width = 16 // itemsize
+    least = 2 * width if size % width else 0  # threads that take what is not of whole packs: see norm_rows
+    whole = max(size // width, least) * width
+    division = share(whole, itemsize, min(most, (room - _RESERVED) // (each * PACKS[-1]) // 32 * 32) if each else most)
     if not division.packs:
-        return Plan()
+        shared = 16 * (size // width)
+        return Plan(0, grid(rows), (WIDE_THREADS, 1), shared) if shared + _RESERVED <= room else Plan()
     packs = division.packs * division.threads * division.rows
     plan = Plan(division.packs, 0, division.block, each * packs, 1)
-    if not vectors and not fetched:
-        return plan._replace(groups=_wave(plan, rows, vectors, FORWARD_RESIDENT, itemsize, device))
     many = rows >= FORWARD_ROWS * _ENOUGH_BLOCKS * sms * division.rows
     if fetched and many and division.threads >= FORWARD_AHEAD:
         stages = 2 if 2 * each * packs <= room - _RESERVED else 1
@@ -225,7 +260,7 @@ def _backward_plan(
     stages = 2 if packs * (least + 16 * tensors) <= room else 1
     plan = plan._replace(shared=packs * (least + 16 * tensors * (stages - 1)), stages=stages)
     each = ROWS_EACH if parameters else 1
-    return plan._replace(groups=_wave(plan, ceil_div(rows, each), vectors, BACKWARD_RESIDENT, itemsize, device))
+    return plan._replace(groups=_wave(plan, ceil_div(rows, each), vectors, itemsize, device))
 
 
 @functools.cache

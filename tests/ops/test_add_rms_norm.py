@@ -18,7 +18,9 @@ class TestAddRmsNorm(OperatorContract):
     kernels = {
         "add_rms_norm_fwd",
         "add_rms_norm_fwd_small",
+        "add_rms_norm_fwd_held",
         "add_rms_norm_fwd_wide",
+        "add_rms_norm_fwd_shift",
         "add_rms_norm_bwd",
         "add_rms_norm_bwd_small",
         "add_rms_norm_bwd_wide",
@@ -35,6 +37,8 @@ class TestAddRmsNorm(OperatorContract):
         yield from (Sample(make(50, size), make(50, size), (size,), make(size)) for size in (64, 69, 1024))
         yield from (Sample(make(5, size), make(5, size), (size,)) for size in (33, 64, 69, 301, 1024))
         yield Sample(make(9, 1031), make(9, 1031), (1031,), make(1031))
+        held = (8197, 16389, 32783)  # in shared memory
+        yield from (Sample(make(2, size), make(2, size), (size,), make(size)) for size in held)
         yield Sample(make(2, 65544), make(2, 65544), (65544,), make(65544))
         yield Sample(make(0, 7), make(0, 7), (7,), make(7))
         yield Sample(make(7, 0), make(7, 0), (0,), make(0))
@@ -120,7 +124,7 @@ def test_bad_input(args, kwargs, culprit):
         cupyops.add_rms_norm(*args, **kwargs)
 
 
-@pytest.mark.parametrize("size", [33, 64, 1031])
+@pytest.mark.parametrize("size", [64, 1032])
 def test_rows_read_ahead(size):
     weight = torch.randn(size)
     compare_read_ahead(lambda x, residual: cupyops.add_rms_norm(x, residual, (size,), weight), 2, size)

@@ -8,7 +8,7 @@ import cupyops
 
 NAN, INF = float("nan"), float("inf")
 
-# one for each form of the kernels: a thread for a row, packs of one warp, several packs, a block, a cluster or wide
+# one for each form of the kernels: a thread for a row, packs of one warp, several packs, a block, a cluster, held or wide
 
 SIZES = [7, 69, 300, 1031, 16389, 32776]
 
@@ -19,7 +19,9 @@ class TestLayerNorm(OperatorContract):
     kernels = {
         "layer_norm_fwd",
         "layer_norm_fwd_small",
+        "layer_norm_fwd_held",
         "layer_norm_fwd_wide",
+        "layer_norm_fwd_shift",
         "layer_norm_bwd",
         "layer_norm_bwd_small",
         "layer_norm_bwd_wide",
@@ -41,6 +43,9 @@ class TestLayerNorm(OperatorContract):
         yield Sample(make(9, 2, 1024), (2, 1024), make(2, 1024))
         yield Sample(make(5, 16389), (16389,), make(16389), make(16389))
         yield Sample(make(2, 16389), (16389,), None, make(16389))
+        yield from (
+            Sample(make(2, size), (size,), make(size), make(size)) for size in (8197, 32783)
+        )  # in shared memory
         yield Sample(make(2, 65544), (65544,), make(65544), make(65544))  # by vectors
         yield Sample(make(0, 7), (7,), make(7), make(7))
         yield Sample(make(7, 0), (0,), make(0), make(0))
@@ -233,7 +238,7 @@ def test_rows_that_are_nearly_constant(size):
     assert ((y - truth).abs() <= rounding + 8 * torch.finfo(torch.float32).eps * truth.abs()).all()
 
 
-# packs of one warp, a block, a row that is read twice, in backward a cluster
+# packs of one warp, a block, a row in shared memory, in backward a cluster
 @pytest.mark.parametrize(("size", "arch"), [(69, "sm_80"), (1031, "sm_80"), (32773, "sm_80"), (16389, "sm_90")])
 @pytest.mark.parametrize("offset", [0, 1])
 def test_several_rows_of_a_block(size, arch, offset):

@@ -7,7 +7,7 @@ import cupyops
 
 NAN, INF = float("nan"), float("inf")
 
-# one for each form of the kernels: a thread for a row, packs of one warp, several packs, a block, a cluster or wide
+# one for each form of the kernels: a thread for a row, packs of one warp, several packs, a block, a cluster, held or wide
 
 SIZES = [7, 69, 300, 1031, 32776]
 # PyTorch says so where the dtypes differ
@@ -20,7 +20,9 @@ class TestRmsNorm(OperatorContract):
     kernels = {
         "rms_norm_fwd",
         "rms_norm_fwd_small",
+        "rms_norm_fwd_held",
         "rms_norm_fwd_wide",
+        "rms_norm_fwd_shift",
         "rms_norm_bwd",
         "rms_norm_bwd_small",
         "rms_norm_bwd_wide",
@@ -37,6 +39,7 @@ class TestRmsNorm(OperatorContract):
         yield from (Sample(make(50, size), (size,), make(size)) for size in (64, 69, 1031))
         yield from (Sample(make(5, size), (size,)) for size in (33, 64, 69, 301, 1024))  # no gradient but grad_x
         yield Sample(make(9, 2, 1024), (2, 1024), make(2, 1024))
+        yield from (Sample(make(2, size), (size,), make(size)) for size in (8197, 16389, 32783))  # in shared memory
         yield Sample(make(2, 65544), (65544,), make(65544))
         yield Sample(make(0, 7), (7,), make(7))
         yield Sample(make(7, 0), (0,), make(0))

@@ -339,6 +339,40 @@ __global__ void __cluster_dims__(4, 1, 1) gather(int* y) {
 )
 
 
+SENT = (
+    PRELUDE
+    + """
+__global__ void __cluster_dims__(4, 1, 1) send(int* y) {
+    __shared__ int s[4][32];
+    __shared__ unsigned long long bar;
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    if (threadIdx.x == 0) init(&bar, 1);
+    cluster_sync();
+    if (threadIdx.x == 0) expect(&bar, 4 * 32 * 4);
+    for (int i = 0; i < 4; i++) {
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                     :: "r"(of_rank(s[rank] + threadIdx.x, i)), "r"(100 * blockIdx.x + threadIdx.x), "r"(of_rank(&bar, i))
+                     : "memory");
+    }
+    wait(&bar, 0);
+    int sum = 0;
+    for (int i = 0; i < 4; i++) sum = sum * 3 + s[i][31 - threadIdx.x];
+    y[blockIdx.x * 32 + threadIdx.x] = sum;
+}
+"""
+)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_what_other_blocks_send(seed):
+    y = np.zeros((8, 32), np.int32)
+    run(SENT, "send", 8, 32, y, seed=seed, **HOPPER)
+    own = 100 * np.arange(8)[:, None] + np.arange(32)[::-1]
+    expected = [((own[4 * c] * 3 + own[4 * c + 1]) * 3 + own[4 * c + 2]) * 3 + own[4 * c + 3] for c in (0, 1)]
+    np.testing.assert_array_equal(y, np.repeat(expected, 4, axis=0))
+
+
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_shared_memory_of_the_other_blocks(seed):
     y = np.zeros((8, 32), np.int32)

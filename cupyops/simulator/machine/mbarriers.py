@@ -77,6 +77,11 @@ class MBarriers:
             phase.bytes -= count
             self._advance(position, phase)
 
+    def stored(self, group: Group, address: Any, count: int, pc: int) -> None:
+        """st.async: each thread has stored `count` bytes."""
+        for one in self.position(group, address, pc):
+            self.transferred(int(one), count)
+
     def test(self, group: Group, address: Any, phase: Any, parity: bool, pc: int) -> np.ndarray:
         """mbarrier.test_wait and try_wait: whether the phase (a token, or its parity) is over."""
         position, asked = self.position(group, address, pc), group.spread(phase).astype(np.int64)

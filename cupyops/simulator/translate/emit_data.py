@@ -122,10 +122,11 @@ def _ld(w: BlockWriter, instruction: Instruction) -> None:
 @emits("st")
 def _st(w: BlockWriter, instruction: Instruction) -> None:
     kind = storage_of(instruction.modifiers[-1])
-    if instruction.modifiers[0] == "async" or "bulk" in instruction.modifiers:
+    if "bulk" in instruction.modifiers:
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     address = w.address(instruction.operands[0])
     values = w.read_all(instruction.operands[1], kind)
+    barrier = w.address(instruction.operands[2]) if instruction.modifiers[0] == "async" else None
     space = space_of(instruction)
     if space == "const" or space == "param":
         raise UnsupportedInstruction(f"a store to .{space} memory")
@@ -135,7 +136,10 @@ def _st(w: BlockWriter, instruction: Instruction) -> None:
 
     def call(g: str, pick: Callable[[str], str]) -> str:
         picked = "".join(f"{pick(value)}, " for value in values)
-        return f"m.{_SPACES[space]}.store({g}, {pick(address)}, ({picked}), {kind}, {size_of(kind)}, {w.pc}, {strong})"
+        store = f"m.{_SPACES[space]}.store({g}, {pick(address)}, ({picked}), {kind}, {size_of(kind)}, {w.pc}, {strong})"
+        if barrier is None:
+            return store
+        return f"({store}, m.copies.barriers.stored({g}, {pick(barrier)}, {len(values) * size_of(kind)}, {w.pc}))"
 
     w.masked([], kind, call)
 
