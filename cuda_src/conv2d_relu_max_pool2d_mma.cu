@@ -77,22 +77,16 @@ __global__ void __launch_bounds__(448, 2)
     float sums[2][NB][4] = {};
     correlate_mma<T, K, NB>(g, tile, filters + n0 * up * kUnit, pitch, min(group + lane % 8, th * tw - 1), chunks,
                             sums);
-    const int window = group + lane / 4, h = 2 * (part.a + window / tw), w = 2 * (part.b + window % tw);
-    if (window >= th * tw || w >= W) continue;
+    const int window = group + lane / 4;
+    if (window >= th * tw) continue;
 #pragma unroll
     for (int n = 0; n < NB; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int c = first + n0 + n * 8 + lane % 4 * 2 + i % 2, di = i / 2;
-        if (c >= C || h + di >= H) continue;
-        T* to = grad_x + ((part.n * C + c) * H + h + di) * W + w;
-        const T left = from_acc<T>(sums[di][n][i % 2]), right = from_acc<T>(sums[di][n][2 + i % 2]);
-        if (W % 2 == 0) {
-          store_vec<T, 2>(to, {left, right});
-        } else {
-          to[0] = left;
-          if (w + 1 < W) to[1] = right;
-        }
+      for (int e = 0; e < 2; ++e) {
+        const int c = first + n0 + n * 8 + lane % 4 * 2 + e;
+        if (c >= C) continue;
+        const float values[4] = {sums[0][n][e], sums[0][n][2 + e], sums[1][n][e], sums[1][n][2 + e]};
+        store_window(grad_x + (part.n * C + c) * H * W, H, W, part.a + window / tw, part.b + window % tw, values);
       }
     }
   }

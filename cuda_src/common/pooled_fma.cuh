@@ -6,7 +6,11 @@
 
 constexpr int kChannels = 2;  // of a thread of the gradient of weight
 constexpr int kWarpSize = 32;
-constexpr int kPitch = kWarpSize + 1;  // so that neighbours in either direction lie in different banks
+
+// Threads of a block, NF filters each, and blocks of a multiprocessor, at the least.
+template <int NF> constexpr int kThreads = NF > 4 ? 448 : 512;
+template <int NF> constexpr int kBlocks = NF > 4 ? 2 : 1;
+template <typename A, int K> constexpr int kWeightBlocks = K == 3 && sizeof(A) == 4 ? 2 : 1;
 
 // *to = *from, or 0 where `from` is null; it is there after wait_for_groups(), and a barrier for other threads. What needs
 // no conversion is copied without a register in between.
@@ -31,6 +35,32 @@ template <typename A> struct Placed {
   int place;
 };
 
+// visit(c, row, column) for all of them, neighbouring threads on neighbouring columns.
+template <typename F> __device__ __forceinline__ void for_each(int channels, int rows, int columns, F visit) {
+  const int area = rows * columns, step_c = blockDim.x / area, step = blockDim.x - step_c * area;
+  const int step_row = step / columns, step_column = step - step_row * columns;
+  int c = threadIdx.x / area, row = (threadIdx.x - c * area) / columns;
+  int column = threadIdx.x - c * area - row * columns;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < channels * area; i += blockDim.x) {
+    visit(c, row, column);
+    c += step_c, row += step_row, column += step_column;
+    if (column >= columns) column -= columns, ++row;
+    if (row >= rows) row -= rows, ++c;
+  }
+}
+
+// Channels of an image of H x W; a pixel outside is nowhere.
+template <typename T> struct Planes {
+  const T* data;
+  int H, W;
+
+  __device__ __forceinline__ const T* at(int c, int h, int w) const {
+    const bool inside = unsigned(h) < unsigned(H) && unsigned(w) < unsigned(W);
+    return inside ? data + ((long long)c * (H * W) + (h * W + w)) : nullptr;
+  }
+};
+
 // What th x tw windows of 2 x 2 read, in shared memory, for each channel. Two rows, which is what windows are apart, take
 // `pair` numbers: as many as let neighbouring windows lie in neighbouring banks, from one row of windows to the next too.
 template <int K> struct Patch {
@@ -42,19 +72,12 @@ template <int K> struct Patch {
     return (row >> 1) * pair + (row & 1) * columns + column;
   }
 
-  // tile[c][row][column] = *source(c, row, column), or 0 where that is null.
-  template <typename A, typename F> __device__ __forceinline__ void fill(A* tile, int channels, F source) const {
-    const int area = rows * columns, step_c = blockDim.x / area, step = blockDim.x - step_c * area;
-    const int step_row = step / columns, step_column = step - step_row * columns;
-    int c = threadIdx.x / area, row = (threadIdx.x - c * area) / columns;
-    int column = threadIdx.x - c * area - row * columns;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < channels * area; i += blockDim.x) {
-      fetch(tile + c * size() + at(row, column), source(c, row, column));
-      c += step_c, row += step_row, column += step_column;
-      if (column >= columns) column -= columns, ++row;
-      if (row >= rows) row -= rows, ++c;
-    }
+  // tile[c][row][column] = the pixel at (h0 + row, w0 + column), 0 outside.
+  template <typename T, typename A>
+  __device__ __forceinline__ void fill(A* tile, int channels, const Planes<T>& image, int h0, int w0) const {
+    for_each(channels, rows, columns, [&](int c, int row, int column) {
+      fetch(tile + c * size() + at(row, column), image.at(c, h0 + row, w0 + column));
+    });
   }
 
   // tile[c][row][column] of what the windows (a, b) of an image were before their pooling, its first pixel being (h0, w0):
@@ -140,16 +163,44 @@ __device__ __forceinline__ void fill_filters(A* to, const T* weight, int first, 
   }
 }
 
-// The values of this thread's window and filters: over `channels`, at most `chunk` of them in shared memory at a time.
-// fill(tile, first, here) brings channels of the images there, fill_weights(to, filters, first, here) the filters.
+// Adds, in order, the values of the splits to those of split 0; from a split to the next it is so many threads. Shared
+// memory: `slots` of N numbers for each thread.
+template <typename A, int N>
+__device__ __forceinline__ void add_splits(A* slots, int split, int splits, int threads, A (&values)[N]) {
+  if (splits == 1) return;
+  slots += threadIdx.x;
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < N; ++k) slots[k * blockDim.x] = values[k];
+  __syncthreads();
+  for (int s = 1; split == 0 && s < splits; ++s) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) values[k] += slots[k * blockDim.x + s * threads];
+  }
+}
+
+// A thread's part of a tile: a window, a group of filters, and every so many channels.
+struct Role {
+  int team, window, group, split, splits;
+
+  __device__ __forceinline__ Role(const Images& g) : team(g.th * g.tw * g.groups), splits(blockDim.x / team) {
+    const int windows = g.th * g.tw;
+    split = threadIdx.x / team;
+    window = threadIdx.x % windows;
+    group = threadIdx.x % team / windows;
+  }
+};
+
+// The values of this thread's window and filters, of which those of split 0 are whole: over `channels`, at most `chunk` of
+// them in shared memory at a time. fill(tile, first, here) brings channels of the images there, fill_weights(to, filters,
+// first, here) the filters.
 template <int K, int NF, typename A, typename Fill, typename FillFilters>
-__device__ __forceinline__ void correlate_tile(const Images& g, A* shared, int channels, int chunk, Fill fill,
-                                               FillFilters fill_weights, A (&values)[NF][4]) {
+__device__ __forceinline__ void correlate_tile(const Images& g, const Role& role, A* shared, int channels, int chunk,
+                                               Fill fill, FillFilters fill_weights, A (&values)[NF][4]) {
   const Patch<K> patch(g);
-  const int windows = g.th * g.tw, window = threadIdx.x % windows, group = threadIdx.x / windows;
-  const int filters = blockDim.x / windows * NF, row = filters_pitch(filters);
+  const int filters = g.groups * NF, row = filters_pitch(filters);
   A* tile = shared + chunk * K * K * row;
-  const int at = patch.at(window / g.tw * 2, window % g.tw * 2);
+  const int at = patch.at(role.window / g.tw * 2, role.window % g.tw * 2);
   for (int first = 0; first < channels; first += chunk) {
     const int here = min(chunk, channels - first);
     __syncthreads();
@@ -158,8 +209,125 @@ __device__ __forceinline__ void correlate_tile(const Images& g, A* shared, int c
     end_group();
     wait_for_groups<0>();
     __syncthreads();
-    for (int c = 0; group * NF < filters && c < here; ++c) {
-      correlate<K>(tile + at + c * patch.size(), patch, shared + c * K * K * row + group * NF, row, values);
+    for (int c = role.split; role.split < role.splits && c < here; c += role.splits) {
+      correlate<K>(tile + at + c * patch.size(), patch, shared + c * K * K * row + role.group * NF, row, values);
+    }
+  }
+  if (role.splits == 1) return;
+#pragma unroll
+  for (int k = 0; k < NF; ++k) add_splits(shared, role.split, role.splits, role.team, values[k]);
+}
+
+// The same of a tile of y, of the filters from `first` on: x by the filters, turned round unless FORWARD.
+template <typename T, int K, int NF, bool FORWARD>
+__device__ __forceinline__ void correlate_image(const Images& g, const Role& role, const Part& part, int first,
+                                                int chunk, const T* x, const T* weight, acc_t<T> (&values)[NF][4]) {
+  using A = acc_t<T>;
+  const long long plane = (long long)g.H * g.W;
+  correlate_tile<K>(
+      g, role, shared_memory<A>(), g.C, chunk,
+      [&](A* tile, int from, int here) {
+        const Planes<T> image{x + (part.n * g.C + from) * plane, g.H, g.W};
+        Patch<K>(g).fill(tile, here, image, 2 * part.a - g.ph, 2 * part.b - g.pw);
+      },
+      [&](A* to, int filters, int from, int here) {
+        fill_filters<K, FORWARD>(to, weight, first, filters, g.F, from, here, g.C);
+      },
+      values);
+}
+
+// Of the gradient of weight: in shared memory, the four of each window for each of these filters.
+__device__ __forceinline__ int grads_pitch(int filters) { return filters + 1; }
+
+// A part of grad_weight and grad_bias for each block of a column of the grid. Grid: (parts, chunks of `chunk` channels,
+// ceil(F / (32 * NF))): blocks stride over the tiles of all images, which have windows_h x windows_w windows. Block: a warp
+// is 32 * NF filters and kChannels channels, and there are `splits` such for the same, which share the windows. Row
+// blockIdx.x of `parts` (gridDim.x, F * C * K * K + F) gets the sums. Shared memory: the gradients of the tile's windows,
+// which fill(grads, filters, part) brings, and the tile of `chunk` channels; then the splits' sums.
+template <typename T, int K, int NF, typename Fill>
+__device__ __forceinline__ void sum_patches(const Images& g, int windows_h, int windows_w, const T* x, acc_t<T>* parts,
+                                            long long tiles, int chunk, int splits, Fill fill) {
+  using A = acc_t<T>;
+  constexpr int V = kVecWidth<A>, kFilters = kWarpSize * NF;
+  const Patch<K> patch(g);
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, windows = g.th * g.tw;
+  const int split = warp % splits, mine = warp / splits * kChannels;
+  const int first = blockIdx.y * chunk, here = min(chunk, g.C - first), f0 = blockIdx.z * kFilters;
+  const int pitch = 4 * grads_pitch(kFilters), step_row = splits / g.tw, step_column = splits % g.tw;
+  const bool biased = first + mine == 0;
+  A* grads = shared_memory<A>();
+  A* tile = grads + windows * pitch;
+  A sums[NF][kChannels][K][K] = {}, bias_sums[NF] = {};
+  for (long long index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const Part part(g, index, windows_h, windows_w);
+    const Planes<T> image{x + (part.n * g.C + first) * ((long long)g.H * g.W), g.H, g.W};
+    __syncthreads();
+    patch.fill(tile, here, image, 2 * part.a - g.ph, 2 * part.b - g.pw);
+    fill(grads, kFilters, part);
+    end_group();
+    wait_for_groups<0>();
+    __syncthreads();
+    int row = split / g.tw, column = split % g.tw;
+    for (int window = split; window < windows; window += splits) {
+      A grad[NF][4];
+#pragma unroll
+      for (int n = 0; n < NF; ++n) {
+#pragma unroll
+        for (int d = 0; d < 4; d += V) {
+          const A* from = grads + window * pitch + (n * kWarpSize + lane) * 4 + d;
+          const Vec<A, V> some = load_vec<A, V>(from);
+#pragma unroll
+          for (int e = 0; e < V; ++e) grad[n][d + e] = some.data[e];
+        }
+        if (biased) bias_sums[n] += (grad[n][0] + grad[n][1]) + (grad[n][2] + grad[n][3]);
+      }
+      const A* from = tile + mine * patch.size() + patch.at(2 * row, 2 * column);
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c, from += patch.size()) {
+        if (mine + c >= here) continue;
+#pragma unroll
+        for (int r = 0; r <= K; ++r) {
+          A pixels[K + 1];
+#pragma unroll
+          for (int j = 0; j <= K; j += 2) {
+            const Vec<A, 2> two = load_vec<A, 2>(from + patch.at(r, j));
+            pixels[j] = two.data[0], pixels[j + 1] = two.data[1];
+          }
+#pragma unroll
+          for (int di = 0; di < 2; ++di) {
+            const int i = r - di;
+            if (i < 0 || i >= K) continue;
+#pragma unroll
+            for (int j = 0; j < K; ++j) {
+#pragma unroll
+              for (int n = 0; n < NF; ++n) {
+                A& sum = sums[n][c][i][j];
+                sum = fma(grad[n][2 * di], pixels[j], sum);
+                sum = fma(grad[n][2 * di + 1], pixels[j + 1], sum);
+              }
+            }
+          }
+        }
+      }
+      row += step_row, column += step_column;
+      if (column >= g.tw) column -= g.tw, ++row;
+    }
+  }
+  A* to = parts + blockIdx.x * ((long long)g.F * g.C * (K * K) + g.F);
+  add_splits(grads, split, splits, kWarpSize, bias_sums);
+#pragma unroll
+  for (int n = 0; n < NF; ++n) {
+    const int f = f0 + n * kWarpSize + lane;
+    if (biased && split == 0 && f < g.F) to[g.C * (K * K) * g.F + f] = bias_sums[n];
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+#pragma unroll
+      for (int i = 0; i < K; ++i) {
+        add_splits(grads, split, splits, kWarpSize, sums[n][c][i]);
+        if (split > 0 || mine + c >= here || f >= g.F) continue;
+#pragma unroll
+        for (int j = 0; j < K; ++j) to[((first + mine + c) * (K * K) + i * K + j) * g.F + f] = sums[n][c][i][j];
+      }
     }
   }
 }
