@@ -6,8 +6,8 @@
 #include "common/pooled_fma.cuh"
 
 // y = x correlated with weight (F, C, K, K), or, unless FORWARD, with weight (C, F, K, K) turned round: from grad_y, grad_x.
-// Grid: (tiles of 2 x 2 windows over all of y, ceil(F / (NF * groups))). Block: th * tw windows, times groups of NF filters,
-// times the splits of the channels, in whole warps. A thread owns one window of its filters. Shared memory: for each of
+// Grid: (tiles of 2 x 2 windows over all of y, ceil(F / (NF * groups))). Block: half of th * tw windows, times groups of NF filters,
+// times the splits of the channels, in whole warps. A thread owns two windows of its filters. Shared memory: for each of
 // `chunk` channels the weights of the block's filters and the tile; then the splits' sums.
 template <typename T, int K, int NF, bool FORWARD>
 __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
@@ -19,16 +19,17 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
   const Part part(g, blockIdx.x, (YH + 1) / 2, (YW + 1) / 2);
   const Role role(g);
   const int first = blockIdx.y * groups * NF;
-  A values[NF][4] = {};
+  A values[NF][4 * kWindows] = {};
   correlate_image<T, K, NF, FORWARD>(g, role, part, first, chunk, x, weight, values);
-  if (role.split > 0) return;
+  role.for_windows(g, [&](int v, int row, int column) {
 #pragma unroll
-  for (int k = 0; k < NF; ++k) {
-    const int f = first + role.group * NF + k;
-    if (f >= F) return;
-    store_window(y + (part.n * F + f) * YH * YW, YH, YW, part.a + role.window / tw, part.b + role.window % tw,
-                 values[k], bias ? to_acc(bias[f]) : A(0));
-  }
+    for (int k = 0; k < NF; ++k) {
+      const int f = first + role.group * NF + k;
+      if (f >= F) return;
+      store_window(y + (part.n * F + f) * YH * YW, YH, YW, part.a + row, part.b + column, values[k] + 4 * v,
+                   bias ? to_acc(bias[f]) : A(0));
+    }
+  });
 }
 
 // Grid, block, shared memory: see sum_patches().

@@ -20,8 +20,8 @@
 // block leave a quarter of a multiprocessor's schedulers a warp more than the rest.
 #include "common/pooled_fma.cuh"
 
-// Grid: (tiles of all images, ceil(F / (NF * groups))). Block: th * tw windows, times groups of NF filters, times the
-// splits of the channels, in whole warps. A thread owns one window of its filters. Shared memory: for each of `chunk`
+// Grid: (tiles of all images, ceil(F / (NF * groups))). Block: half of th * tw windows, times groups of NF filters, times the
+// splits of the channels, in whole warps. A thread owns two windows of its filters. Shared memory: for each of `chunk`
 // channels the weights of the block's filters and the tile; then the splits' sums.
 template <typename T, int K, int NF>
 __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
@@ -33,23 +33,25 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
   const Part part(g, blockIdx.x, PH, PW);
   const Role role(g);
   const int first = blockIdx.y * groups * NF;
-  A values[NF][4] = {};
+  A values[NF][4 * kWindows] = {};
   correlate_image<T, K, NF, true>(g, role, part, first, chunk, x, weight, values);
-  const int a = part.a + role.window / tw, b = part.b + role.window % tw;
-  if (role.split > 0 || a >= PH || b >= PW) return;
+  role.for_windows(g, [&](int v, int row, int column) {
+    const int a = part.a + row, b = part.b + column;
+    if (a >= PH || b >= PW) return;
 #pragma unroll
-  for (int k = 0; k < NF; ++k) {
-    const int f = first + role.group * NF + k;
-    if (f >= F) return;
-    const long long at = ((part.n * F + f) * PH + a) * PW + b;
-    pool<T>(values[k], bias ? to_acc(bias[f]) : A(0), y + at, place + at);
-  }
+    for (int k = 0; k < NF; ++k) {
+      const int f = first + role.group * NF + k;
+      if (f >= F) return;
+      const long long at = ((part.n * F + f) * PH + a) * PW + b;
+      pool<T>(values[k] + 4 * v, bias ? to_acc(bias[f]) : A(0), y + at, place + at);
+    }
+  });
 }
 
 // Grid: (tiles of 2 x 2 windows over all of x, ceil(C / (NF * groups))). Block, shared memory: as above, the filters being
-// channels of x and the channels those of y. A thread owns 2 x 2 elements of its channels.
+// channels of x and the channels those of y. A thread owns twice 2 x 2 elements of its channels.
 template <typename T, int K, int NF>
-__global__ void __launch_bounds__(kThreads<NF>)
+__global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
     conv2d_relu_max_pool2d_bwd(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                const T* __restrict__ weight, T* __restrict__ grad_x, int C, int H, int W, int F, int PH,
                                int PW, int ph, int pw, int th, int tw, int pair, int groups, int chunk) {
@@ -60,7 +62,7 @@ __global__ void __launch_bounds__(kThreads<NF>)
   const int first = blockIdx.y * groups * NF;
   const int h0 = 2 * part.a - (K - 1 - ph), w0 = 2 * part.b - (K - 1 - pw);
   const long long plane = part.n * F * PH * PW;
-  A values[NF][4] = {};
+  A values[NF][4 * kWindows] = {};
   correlate_tile<K>(
       g, role, shared_memory<A>(), F, chunk,
       [&](A* tile, int from, int here) {
@@ -74,14 +76,14 @@ __global__ void __launch_bounds__(kThreads<NF>)
         fill_filters<K, false>(to, weight, first, filters, C, from, here, F);
       },
       values);
-  if (role.split > 0) return;
+  role.for_windows(g, [&](int v, int row, int column) {
 #pragma unroll
-  for (int k = 0; k < NF; ++k) {
-    const int c = first + role.group * NF + k;
-    if (c >= C) return;
-    store_window(grad_x + (part.n * C + c) * H * W, H, W, part.a + role.window / tw, part.b + role.window % tw,
-                 values[k]);
-  }
+    for (int k = 0; k < NF; ++k) {
+      const int c = first + role.group * NF + k;
+      if (c >= C) return;
+      store_window(grad_x + (part.n * C + c) * H * W, H, W, part.a + row, part.b + column, values[k] + 4 * v);
+    }
+  });
 }
 
 // Grid, block, shared memory: see sum_patches().

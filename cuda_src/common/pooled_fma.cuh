@@ -7,8 +7,10 @@
 constexpr int kChannels = 2;  // of a thread of the gradient of weight
 constexpr int kWarpSize = 32;
 
+constexpr int kWindows = 2;  // of a thread: each weight that it loads serves eight multiplications
+
 // Threads of a block, NF filters each, and blocks of a multiprocessor, at the least.
-template <int NF> constexpr int kThreads = NF > 4 ? 448 : 512;
+template <int NF> constexpr int kThreads = NF > 4 ? 256 : 512;
 template <int NF> constexpr int kBlocks = NF > 4 ? 2 : 1;
 template <typename A, int K> constexpr int kWeightBlocks = K == 3 && sizeof(A) == 4 ? 2 : 1;
 
@@ -112,17 +114,21 @@ template <int K> struct Patch {
 // Filters in shared memory are [channel][tap][filter], in rows of so many: a few more, for the banks.
 __device__ __forceinline__ int filters_pitch(int filters) { return filters + 4; }
 
-// values[f][2 di + dj] += the sum over the taps of filter f, in rows of `row`, and the patch at (di, dj).
+// values[f][4 v + 2 di + dj] += the sum over the taps of filter f, in rows of `row`, and the patch at (di, dj) of window v,
+// which begins at starts[v].
 template <int K, int NF, typename A>
-__device__ __forceinline__ void correlate(const A* tile, const Patch<K>& patch, const A* weights, int row,
-                                          A (&values)[NF][4]) {
-  A x[K + 1][K + 1];
+__device__ __forceinline__ void correlate(const A* tile, const Patch<K>& patch, const int (&starts)[kWindows],
+                                          const A* weights, int row, A (&values)[NF][4 * kWindows]) {
+  A x[kWindows][K + 1][K + 1];
 #pragma unroll
-  for (int i = 0; i <= K; ++i) {
+  for (int v = 0; v < kWindows; ++v) {
 #pragma unroll
-    for (int j = 0; j <= K; j += 2) {
-      const Vec<A, 2> pair = load_vec<A, 2>(tile + patch.at(i, j));
-      x[i][j] = pair.data[0], x[i][j + 1] = pair.data[1];
+    for (int i = 0; i <= K; ++i) {
+#pragma unroll
+      for (int j = 0; j <= K; j += 2) {
+        const Vec<A, 2> pair = load_vec<A, 2>(tile + starts[v] + patch.at(i, j));
+        x[v][i][j] = pair.data[0], x[v][i][j + 1] = pair.data[1];
+      }
     }
   }
   constexpr int W = kVecWidth<A>;
@@ -134,8 +140,9 @@ __device__ __forceinline__ void correlate(const A* tile, const Patch<K>& patch, 
 #pragma unroll
       for (int e = 0; e < W; ++e) {
 #pragma unroll
-        for (int d = 0; d < 4; ++d) {
-          values[f + e][d] = fma(w.data[e], x[d / 2 + k / K][d % 2 + k % K], values[f + e][d]);
+        for (int d = 0; d < 4 * kWindows; ++d) {
+          const A pixel = x[d / 4][d % 4 / 2 + k / K][d % 2 + k % K];
+          values[f + e][d] = fma(w.data[e], pixel, values[f + e][d]);
         }
       }
     }
@@ -179,28 +186,46 @@ __device__ __forceinline__ void add_splits(A* slots, int split, int splits, int 
   }
 }
 
-// A thread's part of a tile: a window, a group of filters, and every so many channels.
+// A thread's part of a tile: kWindows windows, far apart, so that neighbouring threads have neighbours; a group of filters;
+// and every so many channels.
 struct Role {
-  int team, window, group, split, splits;
+  int windows, apart, team, window, group, split, splits;
 
-  __device__ __forceinline__ Role(const Images& g) : team(g.th * g.tw * g.groups), splits(blockDim.x / team) {
-    const int windows = g.th * g.tw;
+  __device__ __forceinline__ Role(const Images& g)
+      : windows(g.th * g.tw),
+        apart((windows + kWindows - 1) / kWindows),
+        team(apart * g.groups),
+        splits(blockDim.x / team) {
     split = threadIdx.x / team;
-    window = threadIdx.x % windows;
-    group = threadIdx.x % team / windows;
+    window = threadIdx.x % apart;
+    group = threadIdx.x % team / apart;
+  }
+
+  // visit(v, row, column) for its windows, where these are its to write.
+  template <typename F> __device__ __forceinline__ void for_windows(const Images& g, F visit) const {
+#pragma unroll
+    for (int v = 0; v < kWindows; ++v) {
+      const int index = window + v * apart;
+      if (split == 0 && index < windows) visit(v, index / g.tw, index % g.tw);
+    }
   }
 };
 
-// The values of this thread's window and filters, of which those of split 0 are whole: over `channels`, at most `chunk` of
+// The values of this thread's windows and filters, of which those of split 0 are whole: over `channels`, at most `chunk` of
 // them in shared memory at a time. fill(tile, first, here) brings channels of the images there, fill_weights(to, filters,
 // first, here) the filters.
 template <int K, int NF, typename A, typename Fill, typename FillFilters>
 __device__ __forceinline__ void correlate_tile(const Images& g, const Role& role, A* shared, int channels, int chunk,
-                                               Fill fill, FillFilters fill_weights, A (&values)[NF][4]) {
+                                               Fill fill, FillFilters fill_weights, A (&values)[NF][4 * kWindows]) {
   const Patch<K> patch(g);
   const int filters = g.groups * NF, row = filters_pitch(filters);
   A* tile = shared + chunk * K * K * row;
-  const int at = patch.at(role.window / g.tw * 2, role.window % g.tw * 2);
+  int starts[kWindows];
+#pragma unroll
+  for (int v = 0; v < kWindows; ++v) {
+    const int index = min(role.window + v * role.apart, role.windows - 1);
+    starts[v] = patch.at(index / g.tw * 2, index % g.tw * 2);
+  }
   for (int first = 0; first < channels; first += chunk) {
     const int here = min(chunk, channels - first);
     __syncthreads();
@@ -210,7 +235,7 @@ __device__ __forceinline__ void correlate_tile(const Images& g, const Role& role
     wait_for_groups<0>();
     __syncthreads();
     for (int c = role.split; role.split < role.splits && c < here; c += role.splits) {
-      correlate<K>(tile + at + c * patch.size(), patch, shared + c * K * K * row + role.group * NF, row, values);
+      correlate<K>(tile + c * patch.size(), patch, starts, shared + c * K * K * row + role.group * NF, row, values);
     }
   }
   if (role.splits == 1) return;
@@ -221,7 +246,8 @@ __device__ __forceinline__ void correlate_tile(const Images& g, const Role& role
 // The same of a tile of y, of the filters from `first` on: x by the filters, turned round unless FORWARD.
 template <typename T, int K, int NF, bool FORWARD>
 __device__ __forceinline__ void correlate_image(const Images& g, const Role& role, const Part& part, int first,
-                                                int chunk, const T* x, const T* weight, acc_t<T> (&values)[NF][4]) {
+                                                int chunk, const T* x, const T* weight,
+                                                acc_t<T> (&values)[NF][4 * kWindows]) {
   using A = acc_t<T>;
   const long long plane = (long long)g.H * g.W;
   correlate_tile<K>(

@@ -22,7 +22,8 @@ MAX_CHANNELS = 64  # of input and output: with more, a GEMM's larger tiles read 
 CHANNELS = 2  # of a thread of the gradient of weight, as pooled_fma.cuh has it
 WINDOWS = 64  # of a block, at most
 LITTLE = 32  # the same of the gradient of weight before sm_80, which has less shared memory
-THREADS = {4: 512, 8: 448}  # of a block, at most, whose threads have so many filters
+EACH = 2  # windows of a thread
+THREADS = {4: 512, 8: 256}  # of a block, at most, whose threads have so many filters
 SHARED = 46 * 1024  # bytes of a block that every GPU gives without being asked
 WIDE_SHARED = 96 * 1024  # the same of sm_80 and later, when asked; two such blocks fit on a large GPU's multiprocessor
 BLOCKS = 264  # that a large GPU runs at once: more would only make more parts to add
@@ -130,13 +131,14 @@ def _correlation(
             return launch
     itemsize = _itemsize(dtype)
     # filters of a thread
-    mine = 8 if dtype is not torch.float64 and filters > 16 and tiles >= MANY else 4
+    mine = 8 if dtype is not torch.float64 and filters > 16 and channels > 8 and tiles >= MANY else 4
+    places = ceil_div(tall * wide, EACH)
     groups = ceil_div(filters, mine)
     # no fewer blocks than fill the GPU, though each reads the images again
-    blocks = max(ceil_div(groups, THREADS[mine] // (tall * wide)), min(groups, ceil_div(FEW, tiles)))
+    blocks = max(ceil_div(groups, THREADS[mine] // places), min(groups, ceil_div(FEW, tiles)))
     groups = ceil_div(groups, blocks)
-    splits = max(1, min(channels, THREADS[mine] // (tall * wide * groups)))
-    threads = ceil_div(tall * wide * groups * splits, 32) * 32
+    splits = max(1, min(channels, THREADS[mine] // (places * groups)))
+    threads = ceil_div(places * groups * splits, 32) * 32
     row = 2 * wide + taps - 1
     pair = 2 * row + (2 * wide - 2 * row) % 32
     channel = itemsize * (taps * taps * (groups * mine + 4) + (2 * tall + taps - 1) // 2 * pair)
@@ -144,7 +146,7 @@ def _correlation(
     chunk = ceil_div(channels, ceil_div(channels, most))
     numbers = (*sizes[1:], tall, wide, pair, groups, chunk)
     grid = (tiles, ceil_div(filters, groups * mine))
-    shared = max(chunk * channel, 4 * itemsize * threads if splits > 1 else 0)
+    shared = max(chunk * channel, 4 * EACH * itemsize * threads if splits > 1 else 0)
     return Launch(False, (grid, threads, shared), numbers, {"T": dtype, "K": taps, "NF": mine})
 
 
