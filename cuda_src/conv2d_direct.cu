@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
   using A = acc_t<T>;
   const Images g{C, H, W, F, YH, YW, ph, pw, th, tw, pair, groups};
   const Part part(g, blockIdx.x, (YH + 1) / 2, (YW + 1) / 2);
-  const Role role(g);
+  const Role role(g, C);
   const int first = blockIdx.y * groups * NF;
   A values[NF][4 * kWindows] = {};
   correlate_image<T, K, NF, FORWARD>(g, role, part, first, chunk, x, weight, values);
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
 
 // Grid, block, shared memory: see sum_patches().
 template <typename T, int K, int NF>
-__global__ void __launch_bounds__(512, kWeightBlocks<acc_t<T>, K>)
+__global__ void __launch_bounds__(512)
     conv2d_direct_bwd_weight(const T* __restrict__ grad_y, const T* __restrict__ x, acc_t<T>* __restrict__ parts,
                              long long tiles, int C, int H, int W, int F, int YH, int YW, int ph, int pw, int th,
                              int tw, int pair, int chunk, int splits) {

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
   using A = acc_t<T>;
   const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pair, groups};
   const Part part(g, blockIdx.x, PH, PW);
-  const Role role(g);
+  const Role role(g, C);
   const int first = blockIdx.y * groups * NF;
   A values[NF][4 * kWindows] = {};
   correlate_image<T, K, NF, true>(g, role, part, first, chunk, x, weight, values);
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
   using A = acc_t<T>;
   const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pair, groups};
   const Part part(g, blockIdx.x, (H + 1) / 2, (W + 1) / 2);
-  const Role role(g);
+  const Role role(g, F);
   const int first = blockIdx.y * groups * NF;
   const int h0 = 2 * part.a - (K - 1 - ph), w0 = 2 * part.b - (K - 1 - pw);
   const long long plane = part.n * F * PH * PW;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
 
 // Grid, block, shared memory: see sum_patches().
 template <typename T, int K, int NF>
-__global__ void __launch_bounds__(512, kWeightBlocks<acc_t<T>, K>)
+__global__ void __launch_bounds__(512)
     conv2d_relu_max_pool2d_bwd_weight(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                       const T* __restrict__ x, acc_t<T>* __restrict__ parts, long long tiles, int C,
                                       int H, int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int pair,

@@ -12,7 +12,9 @@ constexpr int kWindows = 2;  // of a thread: each weight that it loads serves ei
 // Threads of a block, NF filters each, and blocks of a multiprocessor, at the least.
 template <int NF> constexpr int kThreads = NF > 4 ? 256 : 512;
 template <int NF> constexpr int kBlocks = NF > 4 ? 2 : 1;
-template <typename A, int K> constexpr int kWeightBlocks = K == 3 && sizeof(A) == 4 ? 2 : 1;
+
+// Lanes of a warp that differ in their filters, NF each, of the gradient of weight; the others differ in channels.
+template <int NF> constexpr int kLanes = NF > 1 ? 16 : 32;
 
 // *to = *from, or 0 where `from` is null; it is there after wait_for_groups(), and a barrier for other threads. What needs
 // no conversion is copied without a register in between.
@@ -180,6 +182,7 @@ __device__ __forceinline__ void add_splits(A* slots, int split, int splits, int 
 #pragma unroll
   for (int k = 0; k < N; ++k) slots[k * blockDim.x] = values[k];
   __syncthreads();
+#pragma unroll 1
   for (int s = 1; split == 0 && s < splits; ++s) {
 #pragma unroll
     for (int k = 0; k < N; ++k) values[k] += slots[k * blockDim.x + s * threads];
@@ -191,11 +194,11 @@ __device__ __forceinline__ void add_splits(A* slots, int split, int splits, int 
 struct Role {
   int windows, apart, team, window, group, split, splits;
 
-  __device__ __forceinline__ Role(const Images& g)
+  __device__ __forceinline__ Role(const Images& g, int channels)
       : windows(g.th * g.tw),
         apart((windows + kWindows - 1) / kWindows),
         team(apart * g.groups),
-        splits(blockDim.x / team) {
+        splits(min(blockDim.x / team, channels)) {
     split = threadIdx.x / team;
     window = threadIdx.x % apart;
     group = threadIdx.x % team / apart;
@@ -266,18 +269,19 @@ __device__ __forceinline__ void correlate_image(const Images& g, const Role& rol
 __device__ __forceinline__ int grads_pitch(int filters) { return filters + 1; }
 
 // A part of grad_weight and grad_bias for each block of a column of the grid. Grid: (parts, chunks of `chunk` channels,
-// ceil(F / (32 * NF))): blocks stride over the tiles of all images, which have windows_h x windows_w windows. Block: a warp
-// is 32 * NF filters and kChannels channels, and there are `splits` such for the same, which share the windows. Row
-// blockIdx.x of `parts` (gridDim.x, F * C * K * K + F) gets the sums. Shared memory: the gradients of the tile's windows,
-// which fill(grads, filters, part) brings, and the tile of `chunk` channels; then the splits' sums.
+// ceil(F / kFilters)): blocks stride over the tiles of all images, which have windows_h x windows_w windows. Block: a warp
+// is kFilters filters and a few channels, kChannels of a lane, and there are `splits` such for the same, which share the
+// windows. Row blockIdx.x of `parts` (gridDim.x, F * C * K * K + F) gets the sums. Shared memory: the gradients of the tile's
+// windows, which fill(grads, filters, part) brings, and the tile of `chunk` channels; then the splits' sums.
 template <typename T, int K, int NF, typename Fill>
 __device__ __forceinline__ void sum_patches(const Images& g, int windows_h, int windows_w, const T* x, acc_t<T>* parts,
                                             long long tiles, int chunk, int splits, Fill fill) {
   using A = acc_t<T>;
-  constexpr int V = kVecWidth<A>, kFilters = kWarpSize * NF;
+  constexpr int V = kVecWidth<A>, kFilters = kLanes<NF> * NF;
   const Patch<K> patch(g);
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, windows = g.th * g.tw;
-  const int split = warp % splits, mine = warp / splits * kChannels;
+  const int lane = threadIdx.x % kLanes<NF>, warp = threadIdx.x / kWarpSize, windows = g.th * g.tw;
+  const int split = warp % splits;
+  const int mine = (warp / splits * (kWarpSize / kLanes<NF>)+threadIdx.x % kWarpSize / kLanes<NF>)*kChannels;
   const int first = blockIdx.y * chunk, here = min(chunk, g.C - first), f0 = blockIdx.z * kFilters;
   const int pitch = 4 * grads_pitch(kFilters), step_row = splits / g.tw, step_column = splits % g.tw;
   const bool biased = first + mine == 0;
@@ -300,7 +304,7 @@ __device__ __forceinline__ void sum_patches(const Images& g, int windows_h, int 
       for (int n = 0; n < NF; ++n) {
 #pragma unroll
         for (int d = 0; d < 4; d += V) {
-          const A* from = grads + window * pitch + (n * kWarpSize + lane) * 4 + d;
+          const A* from = grads + window * pitch + (n * kLanes<NF> + lane) * 4 + d;
           const Vec<A, V> some = load_vec<A, V>(from);
 #pragma unroll
           for (int e = 0; e < V; ++e) grad[n][d + e] = some.data[e];
@@ -343,7 +347,7 @@ __device__ __forceinline__ void sum_patches(const Images& g, int windows_h, int 
   add_splits(grads, split, splits, kWarpSize, bias_sums);
 #pragma unroll
   for (int n = 0; n < NF; ++n) {
-    const int f = f0 + n * kWarpSize + lane;
+    const int f = f0 + n * kLanes<NF> + lane;
     if (biased && split == 0 && f < g.F) to[g.C * (K * K) * g.F + f] = bias_sums[n];
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {

@@ -57,8 +57,8 @@ class Sizes(NamedTuple):
     pad_width: int
 
 
-def weight_in_pairs(T: torch.dtype, K: int, NF: int) -> bool:
-    """Where a thread of the gradient of weight has so many filters: two, where the registers suffice."""
+def in_fours(T: torch.dtype, K: int, NF: int) -> bool:
+    """Where a thread of the gradient of weight has NF filters: four, where the registers suffice."""
     return NF == 1 or (K == 3 and T is not torch.float64)
 
 
@@ -137,8 +137,8 @@ def _correlation(
     # no fewer blocks than fill the GPU, though each reads the images again
     blocks = max(ceil_div(groups, THREADS[mine] // places), min(groups, ceil_div(FEW, tiles)))
     groups = ceil_div(groups, blocks)
-    splits = max(1, min(channels, THREADS[mine] // (places * groups)))
-    threads = ceil_div(places * groups * splits, 32) * 32
+    threads = ceil_div(places * groups * max(1, min(channels, THREADS[mine] // (places * groups))), 32) * 32
+    splits = min(channels, threads // (places * groups))  # teams of threads that share the channels
     row = 2 * wide + taps - 1
     pair = 2 * row + (2 * wide - 2 * row) % 32
     channel = itemsize * (taps * taps * (groups * mine + 4) + (2 * tall + taps - 1) // 2 * pair)
@@ -184,18 +184,19 @@ def _weight_fma(sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, devic
     tall, wide, count = _cut(*windows, WINDOWS if capability(device) >= 8 else LITTLE)
     tiles = sizes.images * count
     itemsize, row = _itemsize(dtype), 2 * wide + taps - 1
-    mine = 2 if sizes.filters > 32 and weight_in_pairs(dtype, taps, 2) else 1  # filters of a thread
-    patch, grads = itemsize * (2 * tall + taps - 1) * row, itemsize * tall * wide * 4 * (32 * mine + 1)
-    most = min(32, (_shared(device) - grads) // patch)
-    columns = ceil_div(sizes.filters, 32 * mine)
+    mine = 4 if sizes.filters > 32 and in_fours(dtype, taps, 4) else 1  # filters of a thread
+    filters, channels = (64, 2 * CHANNELS) if mine > 1 else (32, CHANNELS)  # of a warp
+    patch, grads = itemsize * (2 * tall + taps - 1) * row, itemsize * tall * wide * 4 * (filters + 1)
+    most = min(32, (_shared(device) - grads) // patch) // channels  # groups of warps
+    columns = ceil_div(sizes.filters, filters)
     # no fewer blocks than fill the GPU, though each reads the gradients again
-    groups = ceil_div(sizes.channels, CHANNELS)
-    groups = ceil_div(groups, max(ceil_div(sizes.channels, most), min(groups, ceil_div(FEW, tiles * columns))))
-    chunk = min(CHANNELS * groups, sizes.channels)
+    groups = ceil_div(sizes.channels, channels)
+    groups = ceil_div(groups, max(ceil_div(groups, most), min(groups, ceil_div(FEW, max(1, tiles) * columns))))
+    chunk = min(channels * groups, sizes.channels)
     splits = max(1, min(8, 16 // groups))  # warps that share the windows of the same channels
     threads = 32 * groups * splits
     chunks = ceil_div(sizes.channels, chunk)
-    grid = (max(1, min(tiles, BLOCKS // (chunks * columns))), chunks, columns)
+    grid = (max(1, min(tiles, BLOCKS // ((2 if mine > 1 else 1) * chunks * columns))), chunks, columns)
     shared = max(chunk * patch + grads, taps * threads * itemsize)
     numbers = (tiles, *sizes[1:], tall, wide, 2 * row, chunk, splits)
     return Launch(False, (grid, threads, shared), numbers, {"T": dtype, "K": taps, "NF": mine})

@@ -24,7 +24,7 @@ conv2d_direct = Kernel(
     "conv2d_direct.cu", "conv2d_direct<T, K, NF, FORWARD>", **DIRECT, NF=(4, 8), FORWARD=(False, True)
 )
 conv2d_direct_bwd_weight = Kernel(
-    "conv2d_direct.cu", "conv2d_direct_bwd_weight<T, K, NF>", **DIRECT, NF=(1, 2), where=pooled.weight_in_pairs
+    "conv2d_direct.cu", "conv2d_direct_bwd_weight<T, K, NF>", **DIRECT, NF=(1, 4), where=pooled.in_fours
 )
 
 

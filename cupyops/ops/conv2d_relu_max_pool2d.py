@@ -22,7 +22,7 @@ conv2d_relu_max_pool2d_fwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_fwd_mm
 conv2d_relu_max_pool2d_bwd = Kernel(FILE, "conv2d_relu_max_pool2d_bwd<T, K, NF>", **FMA, **NF)
 conv2d_relu_max_pool2d_bwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_bwd_mma<T, K, NB>", **MMA, NB=(2, 4))
 conv2d_relu_max_pool2d_bwd_weight = Kernel(
-    FILE, "conv2d_relu_max_pool2d_bwd_weight<T, K, NF>", **FMA, NF=(1, 2), where=pooled.weight_in_pairs
+    FILE, "conv2d_relu_max_pool2d_bwd_weight<T, K, NF>", **FMA, NF=(1, 4), where=pooled.in_fours
 )
 conv2d_relu_max_pool2d_bwd_weight_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_bwd_weight_mma<T, K>", **MMA)
 
