@@ -1,14 +1,14 @@
-// conv2d.cu's equations for K x K filters with stride 1, no dilation and one group, of few channels: tiles of 2 x 2 windows of
-// the result, by FMAs, as conv2d_relu_max_pool2d.cu, and the sum over blocks that both share.
+// conv2d.cu's equations for K x K filters with stride 1, no dilation and one group, of few channels: tiles of 2 x 2
+// windows of the result, by FMAs, as conv2d_relu_max_pool2d.cu, and the sum over blocks that both share.
 //
 // Bytes: (x + weight + y) x sizeof(T); 2 K^2 C flops per element of y, and as many for grad_x and for grad_weight. At 50
 // TFLOP/s, n64 32->64 14x14 takes 9 us for each; 1->32 28x28 is 6.4 MB, twice 2 us. Each launch has another 3 us.
 #include "common/pooled_fma.cuh"
 
 // y = x correlated with weight (F, C, K, K), or, unless FORWARD, with weight (C, F, K, K) turned round: from grad_y, grad_x.
-// Grid: (tiles of 2 x 2 windows over all of y, ceil(F / (NF * groups))). Block: half of th * tw windows, times groups of NF filters,
-// times the splits of the channels, in whole warps. A thread owns two windows of its filters. Shared memory: for each of
-// `chunk` channels the weights of the block's filters and the tile; then the splits' sums.
+// Grid: (tiles of 2 x 2 windows over all of y, ceil(F / (NF * groups))). Block: half of th * tw windows, times groups of NF
+// filters, times the splits of the channels, in whole warps. A thread owns two windows of its filters. Shared memory: for
+// each of `chunk` channels the weights of the block's filters and the tile; then the splits' sums.
 template <typename T, int K, int NF, bool FORWARD>
 __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
     conv2d_direct(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,

@@ -11,17 +11,20 @@
 //
 // u is never stored: forward reads x and writes a quarter of u's elements, and a byte for each; the three kernels of a
 // layer (convolution, relu, pooling) are one launch, which is what a small network waits for. 2 K^2 C flops for each
-// element of u, by FMAs in acc_t<T>; as many for grad_x, a quarter as many for grad_weight, whose grad_u is read as it is
-// kept: one number for four places.
+// element of u, by FMAs in acc_t<T>; as many for grad_x and grad_weight, zeros of grad_u included.
 //
-// Reached on an H200, forward / backward (PyTorch's three layers, the better of eager and compiled): n64 1->32 28x28 fp32
-// 7.5 / 19 us (22 / 47), n64 32->64 14x14 fp32 27 / 62 us (31 / 79), n1024 32->64 14x14 fp32 281 / 523 us (244 / 865); half
-// types see conv2d_relu_max_pool2d_mma.cu. Lost: a thread reads 26 times from shared memory for 288 FMAs, and 13 warps of a
-// block leave a quarter of a multiprocessor's schedulers a warp more than the rest.
+// What shared memory gives a multiprocessor is a word for every four FMAs, equal words of a warp counted too. Hence two
+// windows of 8 filters for a thread, 104 words for 576 FMAs of a channel, and four filters of two channels for that of the
+// gradient of weight, 48 for 288. n1024 32->64 14x14 is 150 us of FMAs forward and twice that backward.
+//
+// Reached on an H200, forward / backward (PyTorch's three layers, the better of eager and compiled), with one window for a
+// thread, before: n64 1->32 28x28 fp32 8.1 / 18 us (23 / 46), n64 32->64 14x14 fp32 24 / 58 us (32 / 79), n1024 32->64 14x14
+// fp32 273 / 556 us (245 / 865); half types see conv2d_relu_max_pool2d_mma.cu. Lost: the last warp of a block is a quarter
+// full, and a block waits for its tile and its weights.
 #include "common/pooled_fma.cuh"
 
-// Grid: (tiles of all images, ceil(F / (NF * groups))). Block: half of th * tw windows, times groups of NF filters, times the
-// splits of the channels, in whole warps. A thread owns two windows of its filters. Shared memory: for each of `chunk`
+// Grid: (tiles of all images, ceil(F / (NF * groups))). Block: half of th * tw windows, times groups of NF filters, times
+// the splits of the channels, in whole warps. A thread owns two windows of its filters. Shared memory: for each of `chunk`
 // channels the weights of the block's filters and the tile; then the splits' sums.
 template <typename T, int K, int NF>
 __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)

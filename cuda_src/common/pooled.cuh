@@ -1,5 +1,5 @@
-// What the kernels of a convolution by tiles of 2 x 2 windows have in common, FMAs' and tensor cores', with a pooling by 2 at
-// its end or without.
+// What the kernels of a convolution by tiles of 2 x 2 windows have in common, FMAs' and tensor cores', with a pooling by 2
+// at its end or without.
 #pragma once
 
 #include "common/vec.cuh"

@@ -271,8 +271,8 @@ __device__ __forceinline__ int grads_pitch(int filters) { return filters + 1; }
 // A part of grad_weight and grad_bias for each block of a column of the grid. Grid: (parts, chunks of `chunk` channels,
 // ceil(F / kFilters)): blocks stride over the tiles of all images, which have windows_h x windows_w windows. Block: a warp
 // is kFilters filters and a few channels, kChannels of a lane, and there are `splits` such for the same, which share the
-// windows. Row blockIdx.x of `parts` (gridDim.x, F * C * K * K + F) gets the sums. Shared memory: the gradients of the tile's
-// windows, which fill(grads, filters, part) brings, and the tile of `chunk` channels; then the splits' sums.
+// windows. Row blockIdx.x of `parts` (gridDim.x, F * C * K * K + F) gets the sums. Shared memory: the gradients of the
+// tile's windows, which fill(grads, filters, part) brings, and the tile of `chunk` channels; then the splits' sums.
 template <typename T, int K, int NF, typename Fill>
 __device__ __forceinline__ void sum_patches(const Images& g, int windows_h, int windows_w, const T* x, acc_t<T>* parts,
                                             long long tiles, int chunk, int splits, Fill fill) {

@@ -181,7 +181,7 @@ def _weight_mma(sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, devic
 
 
 def _weight_fma(sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, device: torch.device) -> Launch:
-    tall, wide, count = _cut(*windows, WINDOWS if capability(device) >= 8 else LITTLE)
+    tall, wide, count = _cut(*windows, most=WINDOWS if capability(device) >= 8 else LITTLE)
     tiles = sizes.images * count
     itemsize, row = _itemsize(dtype), 2 * wide + taps - 1
     mine = 4 if sizes.filters > 32 and in_fours(dtype, taps, 4) else 1  # filters of a thread
@@ -197,7 +197,7 @@ def _weight_fma(sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, devic
     threads = 32 * groups * splits
     chunks = ceil_div(sizes.channels, chunk)
     grid = (max(1, min(tiles, BLOCKS // ((2 if mine > 1 else 1) * chunks * columns))), chunks, columns)
-    shared = max(chunk * patch + grads, taps * threads * itemsize)
+    shared = max(chunk * patch + grads, max(taps, mine) * threads * itemsize)
     numbers = (tiles, *sizes[1:], tall, wide, 2 * row, chunk, splits)
     return Launch(False, (grid, threads, shared), numbers, {"T": dtype, "K": taps, "NF": mine})
 
