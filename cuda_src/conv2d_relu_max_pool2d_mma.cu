@@ -1,6 +1,6 @@
-// conv2d_relu_max_pool2d.cu's equations for half types by tensor cores, on sm_80 and later: implicit GEMMs whose rows are
-// the pixels of a tile of an image, which lies in shared memory once, and whose k are the channels under one tap after another.
-// The sums of a window's four pixels meet in one thread, which pools them. Sums in fp32.
+// conv2d_relu_max_pool2d.cu's equations for half types by tensor cores, on sm_80 and later: implicit GEMMs whose rows
+// are the pixels of a tile of an image, which lies in shared memory once, and whose k are the channels under one tap
+// after another. The sums of a window's four pixels meet in one thread, which pools them. Sums in fp32.
 //
 // Reached on an H200, forward / backward, bf16 (PyTorch's three layers, the better of eager and compiled): n64 32->64 14x14
 // 13 / 36 us (26 / 68), n1024 57 / 156 us (104 / 312). Lost: a block waits for its tile, and computes little on it.
@@ -53,10 +53,11 @@ __global__ void __launch_bounds__(448, 2)
 #endif
 }
 
-// The same parts as conv2d_relu_max_pool2d_bwd_weight's, by tensor cores. Grid: (parts, ceil(C / 32)). Block: a warp for
-// each row of taps and 16 filters. A warp multiplies 16 filters of grad_u, whose fragments it makes of grad_y and place (four
-// windows are the 16 pixels of a step), by the pixels under its taps. Shared memory: 16 bytes of zeros, a tile of 32
-// channels, a word with grad_y and place for each filter and window in rows of `grads_row`, and where the windows begin.
+// The same parts as conv2d_relu_max_pool2d_bwd_weight's, by tensor cores. Grid: (parts, ceil(C / 32)). Block: a warp
+// for each row of taps and 16 filters. A warp multiplies 16 filters of grad_u, whose fragments it makes of grad_y and
+// place (four windows are the 16 pixels of a step), by the pixels under its taps. Shared memory: 16 bytes of zeros, a
+// tile of 32 channels, a word with grad_y and place for each filter and window in rows of `grads_row`, and where the
+// windows begin.
 template <typename T, int K>
 __global__ void __launch_bounds__(128 * K, K == 3 ? 2 : 1)
     conv2d_relu_max_pool2d_bwd_weight_mma(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
