@@ -131,7 +131,7 @@ def _correlation(
             return launch
     itemsize = _itemsize(dtype)
     # filters of a thread
-    mine = 8 if dtype is not torch.float64 and filters > 16 and channels > 8 and tiles >= MANY else 4
+    mine = 8 if dtype is torch.float32 and filters > 16 and channels > 8 and tiles >= MANY else 4
     places = ceil_div(tall * wide, EACH)
     groups = ceil_div(filters, mine)
     # no fewer blocks than fill the GPU, though each reads the images again
