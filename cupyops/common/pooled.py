@@ -123,7 +123,7 @@ def _correlation(
     sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, device: torch.device, channels: int, filters: int
 ) -> Launch:
     """`filters` outputs, each summed over `channels`."""
-    tall, wide, count = _cut(*windows)
+    tall, wide, count = _cut(windows)
     tiles = sizes.images * count
     if _by_mma(dtype, device, channels):
         launch = _mma(tall, wide, tiles, taps, dtype, channels, filters, sizes)
@@ -168,7 +168,7 @@ def _mma(
 
 
 def _weight_mma(sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, device: torch.device) -> Launch:
-    tall, wide, count = _cut(*windows)
+    tall, wide, count = _cut(windows)
     tiles = sizes.images * count
     up, row, quarter = _units(tall, wide, taps, 2)
     parts, steps = ceil_div(sizes.filters, 16), ceil_div(tall * wide, 4)
@@ -181,7 +181,7 @@ def _weight_mma(sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, devic
 
 
 def _weight_fma(sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, device: torch.device) -> Launch:
-    tall, wide, count = _cut(*windows, most=WINDOWS if capability(device) >= 8 else LITTLE)
+    tall, wide, count = _cut(windows, WINDOWS if capability(device) >= 8 else LITTLE)
     tiles = sizes.images * count
     itemsize, row = _itemsize(dtype), 2 * wide + taps - 1
     mine = 4 if sizes.filters > 32 and in_fours(dtype, taps, 4) else 1  # filters of a thread
@@ -220,8 +220,9 @@ def _windows(height: int, width: int) -> tuple[int, int]:
     return ceil_div(height, 2), ceil_div(width, 2)
 
 
-def _cut(height: int, width: int, most: int = WINDOWS) -> tuple[int, int, int]:
+def _cut(windows: tuple[int, int], most: int = WINDOWS) -> tuple[int, int, int]:
     """Height and width of tiles of at most so many windows, evenly, and their number."""
+    height, width = windows
     wide = ceil_div(width, ceil_div(width, 16))
     tall = ceil_div(height, ceil_div(height, max(1, most // wide)))
     return tall, wide, ceil_div(height, tall) * ceil_div(width, wide)
