@@ -6,9 +6,9 @@
 #include "common/pooled_fma.cuh"
 
 // y = x correlated with weight (F, C, K, K), or, unless FORWARD, with weight (C, F, K, K) turned round: from grad_y, grad_x.
-// Grid: (tiles of 2 x 2 windows over all of y, ceil(F / (NF * groups))). Block: half of th * tw windows, times groups of NF
-// filters, times the splits of the channels, in whole warps. A thread owns two windows of its filters. Shared memory: for
-// each of `chunk` channels the weights of the block's filters and the tile; then the splits' sums.
+// Grid: (tiles of 2 x 2 windows over all of y, ceil(F / (NF * groups))). Block: th * tw windows, times groups of NF filters,
+// times the splits of the channels, in whole warps. A thread owns one window of its filters. Shared memory: for each of
+// `chunk` channels the weights of the block's filters and the tile; then the splits' sums.
 template <typename T, int K, int NF, bool FORWARD>
 __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
     conv2d_direct(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
@@ -17,38 +17,111 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
   using A = acc_t<T>;
   const Images g{C, H, W, F, YH, YW, ph, pw, th, tw, pair, groups};
   const Part part(g, blockIdx.x, (YH + 1) / 2, (YW + 1) / 2);
-  const Role role(g, C);
+  const Role<NF> role(g, C);
   const int first = blockIdx.y * groups * NF;
-  A values[NF][4 * kWindows] = {};
+  A values[NF][4] = {};
   correlate_image<T, K, NF, FORWARD>(g, role, part, first, chunk, x, weight, values);
-  role.for_windows(g, [&](int v, int row, int column) {
+  if (role.split > 0) return;
 #pragma unroll
-    for (int k = 0; k < NF; ++k) {
-      const int f = first + role.group * NF + k;
-      if (f >= F) return;
-      store_window(y + (part.n * F + f) * YH * YW, YH, YW, part.a + row, part.b + column, values[k] + 4 * v,
-                   bias ? to_acc(bias[f]) : A(0));
-    }
-  });
+  for (int k = 0; k < NF; ++k) {
+    const int f = first + role.group * NF + k;
+    if (f >= F) return;
+    store_window(y + (part.n * F + f) * YH * YW, YH, YW, part.a + role.window / tw, part.b + role.window % tw,
+                 values[k], bias ? to_acc(bias[f]) : A(0));
+  }
 }
 
-// Grid, block, shared memory: see sum_patches().
+// Lanes of a warp that differ in their filters, NF each, of the gradient of weight; the others differ in channels.
+template <int NF> constexpr int kLanes = NF > 1 ? 16 : 32;
+
+// A part of grad_weight and grad_bias for each block of a column of the grid. Grid: (parts, chunks of `chunk` channels,
+// ceil(F / kFilters)): blocks stride over the tiles of all images. Block: a warp is kFilters filters and a few channels,
+// kChannels of a lane, and there are `splits` such for the same, which share the windows. Row blockIdx.x of `parts`
+// (gridDim.x, F * C * K * K + F) gets the sums. Shared memory: [window][filter] the four of grad_y, and the tile of `chunk`
+// channels; then the splits' sums.
 template <typename T, int K, int NF>
 __global__ void __launch_bounds__(512)
     conv2d_direct_bwd_weight(const T* __restrict__ grad_y, const T* __restrict__ x, acc_t<T>* __restrict__ parts,
                              long long tiles, int C, int H, int W, int F, int YH, int YW, int ph, int pw, int th,
                              int tw, int pair, int chunk, int splits) {
   using A = acc_t<T>;
-  const Images g{C, H, W, F, YH, YW, ph, pw, th, tw, pair, 1};
-  sum_patches<T, K, NF>(g, (YH + 1) / 2, (YW + 1) / 2, x, parts, tiles, chunk, splits,
-                        [&](A* grads, int filters, const Part& part) {
-                          const int pitch = 4 * grads_pitch(filters), f0 = blockIdx.z * filters;
-                          const Planes<T> image{grad_y + (part.n * F + f0) * YH * YW, YH, YW};
-                          for_each(filters, 2 * th, 2 * tw, [&](int f, int row, int column) {
-                            const T* from = f0 + f < F ? image.at(f, 2 * part.a + row, 2 * part.b + column) : nullptr;
-                            fetch(grads + (row / 2 * tw + column / 2) * pitch + 4 * f + row % 2 * 2 + column % 2, from);
-                          });
-                        });
+  constexpr int V = kVecWidth<A>, kFilters = kLanes<NF> * NF, kPitch = 4 * (kFilters + 1);
+  const Images g{C, H, W, F, YH, YW, ph, pw, th, tw, pair};
+  const Patch<K> patch(g);
+  const int lane = threadIdx.x % kLanes<NF>, warp = threadIdx.x / kWarpSize, windows = th * tw;
+  const int split = warp % splits;
+  const int mine = (warp / splits * (kWarpSize / kLanes<NF>)+threadIdx.x % kWarpSize / kLanes<NF>)*kChannels;
+  const int first = blockIdx.y * chunk, here = min(chunk, C - first), f0 = blockIdx.z * kFilters;
+  const int step_row = splits / tw, step_column = splits % tw;
+  const bool biased = first + mine == 0;
+  A* grads = shared_memory<A>();
+  A* tile = grads + windows * kPitch;
+  A sums[NF][kChannels][K][K] = {}, bias_sums[NF] = {};
+  for (long long index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const Part part(g, index, (YH + 1) / 2, (YW + 1) / 2);
+    const Planes<T> image{x + (part.n * C + first) * H * W, H, W};
+    const Planes<T> grad_image{grad_y + (part.n * F + f0) * YH * YW, YH, YW};
+    __syncthreads();
+    patch.fill(tile, here, image, 2 * part.a - ph, 2 * part.b - pw);
+    for_each(kFilters, 2 * th, 2 * tw, [&](int f, int row, int column) {
+      const T* from = f0 + f < F ? grad_image.at(f, 2 * part.a + row, 2 * part.b + column) : nullptr;
+      fetch(grads + (row / 2 * tw + column / 2) * kPitch + 4 * f + row % 2 * 2 + column % 2, from);
+    });
+    end_group();
+    wait_for_groups<0>();
+    __syncthreads();
+    int row = split / tw, column = split % tw;
+    for (int window = split; window < windows; window += splits) {
+      A grad[NF][4];
+#pragma unroll
+      for (int n = 0; n < NF; ++n) {
+#pragma unroll
+        for (int d = 0; d < 4; d += V) {
+          const A* from = grads + window * kPitch + (n * kLanes<NF> + lane) * 4 + d;
+          const Vec<A, V> some = load_vec<A, V>(from);
+#pragma unroll
+          for (int e = 0; e < V; ++e) grad[n][d + e] = some.data[e];
+        }
+        if (biased) bias_sums[n] += (grad[n][0] + grad[n][1]) + (grad[n][2] + grad[n][3]);
+      }
+      const A* from = tile + mine * patch.size() + patch.at(2 * row, 2 * column);
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c, from += patch.size()) {
+        if (mine + c >= here) continue;
+#pragma unroll
+        for (int r = 0; r <= K; ++r) {
+          A pixels[K + 1];
+#pragma unroll
+          for (int j = 0; j <= K; j += 2) {
+            const Vec<A, 2> two = load_vec<A, 2>(from + patch.at(r, j));
+            pixels[j] = two.data[0], pixels[j + 1] = two.data[1];
+          }
+#pragma unroll
+          for (int di = 0; di < 2; ++di) {
+            const int i = r - di;
+            if (i < 0 || i >= K) continue;
+#pragma unroll
+            for (int j = 0; j < K; ++j) {
+#pragma unroll
+              for (int n = 0; n < NF; ++n) {
+                A& sum = sums[n][c][i][j];
+                sum = fma(grad[n][2 * di], pixels[j], sum);
+                sum = fma(grad[n][2 * di + 1], pixels[j + 1], sum);
+              }
+            }
+          }
+        }
+      }
+      row += step_row, column += step_column;
+      if (column >= tw) column -= tw, ++row;
+    }
+  }
+  A* to = parts + blockIdx.x * ((long long)F * C * (K * K) + F);
+#pragma unroll
+  for (int n = 0; n < NF; ++n) {
+    const int f = f0 + n * kLanes<NF> + lane;
+    store_part(g, to, grads, split, splits, first + mine, first + here, f, sums[n], bias_sums[n]);
+  }
 }
 
 // grad_weight and grad_bias from `count` parts of `size` numbers, which are (channel, tap, filter) and then `filters` of

@@ -11,21 +11,18 @@
 //
 // u is never stored: forward reads x and writes a quarter of u's elements, and a byte for each; the three kernels of a
 // layer (convolution, relu, pooling) are one launch, which is what a small network waits for. 2 K^2 C flops for each
-// element of u, by FMAs in acc_t<T>; as many for grad_x and grad_weight, zeros of grad_u included.
+// element of u, by FMAs in acc_t<T>; as many for grad_x, a quarter as many for grad_weight, whose grad_u is read as it is
+// kept: one number for four places.
 //
-// What shared memory gives a multiprocessor is a word for every four FMAs, equal words of a warp counted too. Hence two
-// windows of 8 filters for a thread, 104 words for 576 FMAs of a channel, and four filters of two channels for that of the
-// gradient of weight, 48 for 288. n1024 32->64 14x14 is 150 us of FMAs forward and twice that backward.
-//
-// Reached on an H200, forward / backward (PyTorch's three layers, the better of eager and compiled), with one window for a
-// thread, before: n64 1->32 28x28 fp32 8.1 / 18 us (23 / 46), n64 32->64 14x14 fp32 24 / 58 us (32 / 79), n1024 32->64 14x14
-// fp32 273 / 556 us (245 / 865); half types see conv2d_relu_max_pool2d_mma.cu. Lost: the last warp of a block is a quarter
-// full, and a block waits for its tile and its weights.
+// Reached on an H200, forward / backward (PyTorch's three layers, the better of eager and compiled): n64 1->32 28x28 fp32
+// 7.5 / 19 us (22 / 47), n64 32->64 14x14 fp32 27 / 62 us (31 / 79), n1024 32->64 14x14 fp32 281 / 523 us (244 / 865); half
+// types see conv2d_relu_max_pool2d_mma.cu. Lost: a thread reads 26 times from shared memory for 288 FMAs, and 13 warps of a
+// block leave a quarter of a multiprocessor's schedulers a warp more than the rest.
 #include "common/pooled_fma.cuh"
 
-// Grid: (tiles of all images, ceil(F / (NF * groups))). Block: half of th * tw windows, times groups of NF filters, times
-// the splits of the channels, in whole warps. A thread owns two windows of its filters. Shared memory: for each of `chunk`
-// channels the weights of the block's filters and the tile; then the splits' sums.
+// Grid: (tiles of all images, ceil(F / (NF * groups))). Block: th * tw windows, times groups of NF filters, times the splits
+// of the channels, in whole warps. A thread owns one window of its filters. Shared memory: for each of `chunk` channels the
+// weights of the block's filters and the tile; then the splits' sums.
 template <typename T, int K, int NF>
 __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
     conv2d_relu_max_pool2d_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
@@ -34,38 +31,36 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
   using A = acc_t<T>;
   const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pair, groups};
   const Part part(g, blockIdx.x, PH, PW);
-  const Role role(g, C);
+  const Role<NF> role(g, C);
   const int first = blockIdx.y * groups * NF;
-  A values[NF][4 * kWindows] = {};
+  A values[NF][4] = {};
   correlate_image<T, K, NF, true>(g, role, part, first, chunk, x, weight, values);
-  role.for_windows(g, [&](int v, int row, int column) {
-    const int a = part.a + row, b = part.b + column;
-    if (a >= PH || b >= PW) return;
+  const int a = part.a + role.window / tw, b = part.b + role.window % tw;
+  if (role.split > 0 || a >= PH || b >= PW) return;
 #pragma unroll
-    for (int k = 0; k < NF; ++k) {
-      const int f = first + role.group * NF + k;
-      if (f >= F) return;
-      const long long at = ((part.n * F + f) * PH + a) * PW + b;
-      pool<T>(values[k] + 4 * v, bias ? to_acc(bias[f]) : A(0), y + at, place + at);
-    }
-  });
+  for (int k = 0; k < NF; ++k) {
+    const int f = first + role.group * NF + k;
+    if (f >= F) return;
+    const long long at = ((part.n * F + f) * PH + a) * PW + b;
+    pool<T>(values[k], bias ? to_acc(bias[f]) : A(0), y + at, place + at);
+  }
 }
 
 // Grid: (tiles of 2 x 2 windows over all of x, ceil(C / (NF * groups))). Block, shared memory: as above, the filters being
-// channels of x and the channels those of y. A thread owns twice 2 x 2 elements of its channels.
+// channels of x and the channels those of y. A thread owns 2 x 2 elements of its channels.
 template <typename T, int K, int NF>
-__global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
+__global__ void __launch_bounds__(kThreads<NF>)
     conv2d_relu_max_pool2d_bwd(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                const T* __restrict__ weight, T* __restrict__ grad_x, int C, int H, int W, int F, int PH,
                                int PW, int ph, int pw, int th, int tw, int pair, int groups, int chunk) {
   using A = acc_t<T>;
   const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pair, groups};
   const Part part(g, blockIdx.x, (H + 1) / 2, (W + 1) / 2);
-  const Role role(g, F);
+  const Role<NF> role(g, F);
   const int first = blockIdx.y * groups * NF;
   const int h0 = 2 * part.a - (K - 1 - ph), w0 = 2 * part.b - (K - 1 - pw);
   const long long plane = part.n * F * PH * PW;
-  A values[NF][4 * kWindows] = {};
+  A values[NF][4] = {};
   correlate_tile<K>(
       g, role, shared_memory<A>(), F, chunk,
       [&](A* tile, int from, int here) {
@@ -79,41 +74,74 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
         fill_filters<K, false>(to, weight, first, filters, C, from, here, F);
       },
       values);
-  role.for_windows(g, [&](int v, int row, int column) {
+  if (role.split > 0) return;
 #pragma unroll
-    for (int k = 0; k < NF; ++k) {
-      const int c = first + role.group * NF + k;
-      if (c >= C) return;
-      store_window(grad_x + (part.n * C + c) * H * W, H, W, part.a + row, part.b + column, values[k] + 4 * v);
-    }
-  });
+  for (int k = 0; k < NF; ++k) {
+    const int c = first + role.group * NF + k;
+    if (c >= C) return;
+    store_window(grad_x + (part.n * C + c) * H * W, H, W, part.a + role.window / tw, part.b + role.window % tw,
+                 values[k]);
+  }
 }
 
-// Grid, block, shared memory: see sum_patches().
-template <typename T, int K, int NF>
+// A part of grad_weight and grad_bias for each block of a column of the grid. Grid: (parts, chunks of `chunk` channels,
+// ceil(F / 32)): blocks stride over the tiles of all images. Block: a warp is 32 filters and kChannels channels, and
+// there are `splits` such for the same, which share the windows. Row blockIdx.x of `parts` (gridDim.x, F * C * K * K + F)
+// gets the sums. Shared memory: the tile of `chunk` channels, and of 32 filters grad_y and place; then the splits' sums.
+template <typename T, int K>
 __global__ void __launch_bounds__(512)
     conv2d_relu_max_pool2d_bwd_weight(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                       const T* __restrict__ x, acc_t<T>* __restrict__ parts, long long tiles, int C,
                                       int H, int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int pair,
                                       int chunk, int splits) {
   using A = acc_t<T>;
-  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pair, 1};
-  sum_patches<T, K, NF>(g, PH, PW, x, parts, tiles, chunk, splits, [&](A* grads, int filters, const Part& part) {
-    const int pitch = 4 * grads_pitch(filters), f0 = blockIdx.z * filters;
-    const Planes<T> image{grad_y + (part.n * F + f0) * PH * PW, PH, PW};
-    const unsigned char* places = place + (part.n * F + f0) * PH * PW;
-    for_each(filters, th, tw, [&](int f, int row, int column) {
-      const T* from = f0 + f < F ? image.at(f, part.a + row, part.b + column) : nullptr;
-      const A grad = from ? to_acc(*from) : A(0);
-      const int at = from ? places[from - image.data] : kNone;
-      A* to = grads + (row * tw + column) * pitch + 4 * f;
+  constexpr int kPitch = kWarpSize + 1;  // so that neighbours in either direction lie in different banks
+  const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pair};
+  const Patch<K> patch(g);
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, windows = th * tw;
+  const int split = warp % splits, mine = warp / splits * kChannels;
+  const int first = blockIdx.y * chunk, here = min(chunk, C - first), f = blockIdx.z * kWarpSize + lane;
+  A* tile = shared_memory<A>();
+  A* grads = tile + chunk * patch.size();  // [window][filter]
+  int* starts = reinterpret_cast<int*>(grads + windows * kPitch);
+  A sums[kChannels][K][K] = {}, bias_sum = A(0);
+  for (long long index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const Part part(g, index, PH, PW);
+    const Planes<T> image{x + (part.n * C + first) * H * W, H, W};
+    __syncthreads();
+    patch.fill(tile, here, image, 2 * part.a - ph, 2 * part.b - pw);
+    // neighbouring threads on neighbouring windows of a filter
+#pragma unroll 4
+    for (int i = threadIdx.x; i < windows * kWarpSize; i += blockDim.x) {
+      const int filter = i / windows, window = i - filter * windows;
+      const int a = part.a + window / tw, b = part.b + window % tw, from = blockIdx.z * kWarpSize + filter;
+      const bool live = a < PH && b < PW && from < F;
+      const long long at = ((part.n * F + from) * PH + a) * PW + b;
+      const int d = live ? place[at] : kNone;
+      const A grad = live ? to_acc(grad_y[at]) : A(0);
+      grads[window * kPitch + filter] = d == kNone ? A(0) : grad;
+      const int row = window / tw * 2 + (d == kNone ? 0 : d / 2), column = window % tw * 2 + (d == kNone ? 0 : d % 2);
+      starts[window * kPitch + filter] = row * patch.columns + column;
+    }
+    end_group();
+    wait_for_groups<0>();
+    __syncthreads();
+#pragma unroll 2
+    for (int window = split; window < windows; window += splits) {
+      const A grad = grads[window * kPitch + lane];
+      const A* from = tile + mine * patch.size() + starts[window * kPitch + lane];
+      bias_sum += grad;
 #pragma unroll
-      for (int d = 0; d < 4; d += kVecWidth<A>) {
-        Vec<A, kVecWidth<A>> some;
+      for (int c = 0; c < kChannels; ++c) {
+        if (mine + c >= here) continue;
 #pragma unroll
-        for (int e = 0; e < kVecWidth<A>; ++e) some.data[e] = at == d + e ? grad : A(0);
-        store_vec<A, kVecWidth<A>>(to + d, some);
+        for (int k = 0; k < K * K; ++k) {
+          A& sum = sums[c][k / K][k % K];
+          sum = fma(grad, from[c * patch.size() + k / K * patch.columns + k % K], sum);
+        }
       }
-    });
-  });
+    }
+  }
+  A* to = parts + blockIdx.x * ((long long)F * C * (K * K) + F);
+  store_part(g, to, shared_memory<A>(), split, splits, first + mine, first + here, f, sums, bias_sum);
 }

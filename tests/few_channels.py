@@ -9,7 +9,7 @@ from contract import Make, OperatorContract, Sample
 
 from cupyops.common import pooled
 
-PLANS = (pooled.forward, pooled.backward, pooled.direct, pooled.backward_weight)
+PLANS = (pooled.forward, pooled.backward, pooled.direct, pooled.backward_weight, pooled.direct_weight)
 
 
 @contextmanager

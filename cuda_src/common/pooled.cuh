@@ -26,7 +26,7 @@ struct Part {
 
 // relu and pooling of a window's four, and which of them it was.
 template <typename T>
-__device__ __forceinline__ void pool(const acc_t<T>* values, acc_t<T> shift, T* y, unsigned char* place) {
+__device__ __forceinline__ void pool(const acc_t<T> (&values)[4], acc_t<T> shift, T* y, unsigned char* place) {
   acc_t<T> best = 0;
   int at = kNone;
 #pragma unroll
@@ -40,7 +40,7 @@ __device__ __forceinline__ void pool(const acc_t<T>* values, acc_t<T> shift, T* 
 
 // The four of window (a, b) of an image of H x W, as many as lie inside.
 template <typename T>
-__device__ __forceinline__ void store_window(T* image, int H, int W, int a, int b, const acc_t<T>* values,
+__device__ __forceinline__ void store_window(T* image, int H, int W, int a, int b, const acc_t<T> (&values)[4],
                                              acc_t<T> shift = 0) {
   const int w = 2 * b;
 #pragma unroll

@@ -7,14 +7,9 @@
 constexpr int kChannels = 2;  // of a thread of the gradient of weight
 constexpr int kWarpSize = 32;
 
-constexpr int kWindows = 2;  // of a thread: each weight that it loads serves eight multiplications
-
 // Threads of a block, NF filters each, and blocks of a multiprocessor, at the least.
-template <int NF> constexpr int kThreads = NF > 4 ? 256 : 512;
+template <int NF> constexpr int kThreads = NF > 4 ? 448 : 512;
 template <int NF> constexpr int kBlocks = NF > 4 ? 2 : 1;
-
-// Lanes of a warp that differ in their filters, NF each, of the gradient of weight; the others differ in channels.
-template <int NF> constexpr int kLanes = NF > 1 ? 16 : 32;
 
 // *to = *from, or 0 where `from` is null; it is there after wait_for_groups(), and a barrier for other threads. What needs
 // no conversion is copied without a register in between.
@@ -116,21 +111,17 @@ template <int K> struct Patch {
 // Filters in shared memory are [channel][tap][filter], in rows of so many: a few more, for the banks.
 __device__ __forceinline__ int filters_pitch(int filters) { return filters + 4; }
 
-// values[f][4 v + 2 di + dj] += the sum over the taps of filter f, in rows of `row`, and the patch at (di, dj) of window v,
-// which begins at starts[v].
+// values[f][2 di + dj] += the sum over the taps of filter f, in rows of `row`, and the patch at (di, dj).
 template <int K, int NF, typename A>
-__device__ __forceinline__ void correlate(const A* tile, const Patch<K>& patch, const int (&starts)[kWindows],
-                                          const A* weights, int row, A (&values)[NF][4 * kWindows]) {
-  A x[kWindows][K + 1][K + 1];
+__device__ __forceinline__ void correlate(const A* tile, const Patch<K>& patch, const A* weights, int row,
+                                          A (&values)[NF][4]) {
+  A x[K + 1][K + 1];
 #pragma unroll
-  for (int v = 0; v < kWindows; ++v) {
+  for (int i = 0; i <= K; ++i) {
 #pragma unroll
-    for (int i = 0; i <= K; ++i) {
-#pragma unroll
-      for (int j = 0; j <= K; j += 2) {
-        const Vec<A, 2> pair = load_vec<A, 2>(tile + starts[v] + patch.at(i, j));
-        x[v][i][j] = pair.data[0], x[v][i][j + 1] = pair.data[1];
-      }
+    for (int j = 0; j <= K; j += 2) {
+      const Vec<A, 2> pair = load_vec<A, 2>(tile + patch.at(i, j));
+      x[i][j] = pair.data[0], x[i][j + 1] = pair.data[1];
     }
   }
   constexpr int W = kVecWidth<A>;
@@ -142,9 +133,8 @@ __device__ __forceinline__ void correlate(const A* tile, const Patch<K>& patch, 
 #pragma unroll
       for (int e = 0; e < W; ++e) {
 #pragma unroll
-        for (int d = 0; d < 4 * kWindows; ++d) {
-          const A pixel = x[d / 4][d % 4 / 2 + k / K][d % 2 + k % K];
-          values[f + e][d] = fma(w.data[e], pixel, values[f + e][d]);
+        for (int d = 0; d < 4; ++d) {
+          values[f + e][d] = fma(w.data[e], x[d / 2 + k / K][d % 2 + k % K], values[f + e][d]);
         }
       }
     }
@@ -189,46 +179,30 @@ __device__ __forceinline__ void add_splits(A* slots, int split, int splits, int 
   }
 }
 
-// A thread's part of a tile: kWindows windows, far apart, so that neighbouring threads have neighbours; a group of filters;
-// and every so many channels.
-struct Role {
-  int windows, apart, team, window, group, split, splits;
+// A thread's part of a tile: a window, a group of NF filters, and every so many channels. Only blocks of few filters have
+// threads to spare that split the channels.
+template <int NF> struct Role {
+  int team, window, group, split, splits;
 
   __device__ __forceinline__ Role(const Images& g, int channels)
-      : windows(g.th * g.tw),
-        apart((windows + kWindows - 1) / kWindows),
-        team(apart * g.groups),
-        splits(min(blockDim.x / team, channels)) {
+      : team(g.th * g.tw * g.groups), splits(NF > 4 ? 1 : min(blockDim.x / team, channels)) {
+    const int windows = g.th * g.tw;
     split = threadIdx.x / team;
-    window = threadIdx.x % apart;
-    group = threadIdx.x % team / apart;
-  }
-
-  // visit(v, row, column) for its windows, where these are its to write.
-  template <typename F> __device__ __forceinline__ void for_windows(const Images& g, F visit) const {
-#pragma unroll
-    for (int v = 0; v < kWindows; ++v) {
-      const int index = window + v * apart;
-      if (split == 0 && index < windows) visit(v, index / g.tw, index % g.tw);
-    }
+    window = threadIdx.x % windows;
+    group = threadIdx.x % team / windows;
   }
 };
 
-// The values of this thread's windows and filters, of which those of split 0 are whole: over `channels`, at most `chunk` of
+// The values of this thread's window and filters, of which those of split 0 are whole: over `channels`, at most `chunk` of
 // them in shared memory at a time. fill(tile, first, here) brings channels of the images there, fill_weights(to, filters,
 // first, here) the filters.
 template <int K, int NF, typename A, typename Fill, typename FillFilters>
-__device__ __forceinline__ void correlate_tile(const Images& g, const Role& role, A* shared, int channels, int chunk,
-                                               Fill fill, FillFilters fill_weights, A (&values)[NF][4 * kWindows]) {
+__device__ __forceinline__ void correlate_tile(const Images& g, const Role<NF>& role, A* shared, int channels,
+                                               int chunk, Fill fill, FillFilters fill_weights, A (&values)[NF][4]) {
   const Patch<K> patch(g);
   const int filters = g.groups * NF, row = filters_pitch(filters);
   A* tile = shared + chunk * K * K * row;
-  int starts[kWindows];
-#pragma unroll
-  for (int v = 0; v < kWindows; ++v) {
-    const int index = min(role.window + v * role.apart, role.windows - 1);
-    starts[v] = patch.at(index / g.tw * 2, index % g.tw * 2);
-  }
+  const int at = patch.at(role.window / g.tw * 2, role.window % g.tw * 2);
   for (int first = 0; first < channels; first += chunk) {
     const int here = min(chunk, channels - first);
     __syncthreads();
@@ -238,19 +212,17 @@ __device__ __forceinline__ void correlate_tile(const Images& g, const Role& role
     wait_for_groups<0>();
     __syncthreads();
     for (int c = role.split; role.split < role.splits && c < here; c += role.splits) {
-      correlate<K>(tile + c * patch.size(), patch, starts, shared + c * K * K * row + role.group * NF, row, values);
+      correlate<K>(tile + at + c * patch.size(), patch, shared + c * K * K * row + role.group * NF, row, values);
     }
   }
-  if (role.splits == 1) return;
 #pragma unroll
   for (int k = 0; k < NF; ++k) add_splits(shared, role.split, role.splits, role.team, values[k]);
 }
 
 // The same of a tile of y, of the filters from `first` on: x by the filters, turned round unless FORWARD.
 template <typename T, int K, int NF, bool FORWARD>
-__device__ __forceinline__ void correlate_image(const Images& g, const Role& role, const Part& part, int first,
-                                                int chunk, const T* x, const T* weight,
-                                                acc_t<T> (&values)[NF][4 * kWindows]) {
+__device__ __forceinline__ void correlate_image(const Images& g, const Role<NF>& role, const Part& part, int first,
+                                                int chunk, const T* x, const T* weight, acc_t<T> (&values)[NF][4]) {
   using A = acc_t<T>;
   const long long plane = (long long)g.H * g.W;
   correlate_tile<K>(
@@ -265,99 +237,23 @@ __device__ __forceinline__ void correlate_image(const Images& g, const Role& rol
       values);
 }
 
-// Of the gradient of weight: in shared memory, the four of each window for each of these filters.
-__device__ __forceinline__ int grads_pitch(int filters) { return filters + 1; }
-
-// A part of grad_weight and grad_bias for each block of a column of the grid. Grid: (parts, chunks of `chunk` channels,
-// ceil(F / kFilters)): blocks stride over the tiles of all images, which have windows_h x windows_w windows. Block: a warp
-// is kFilters filters and a few channels, kChannels of a lane, and there are `splits` such for the same, which share the
-// windows. Row blockIdx.x of `parts` (gridDim.x, F * C * K * K + F) gets the sums. Shared memory: the gradients of the
-// tile's windows, which fill(grads, filters, part) brings, and the tile of `chunk` channels; then the splits' sums.
-template <typename T, int K, int NF, typename Fill>
-__device__ __forceinline__ void sum_patches(const Images& g, int windows_h, int windows_w, const T* x, acc_t<T>* parts,
-                                            long long tiles, int chunk, int splits, Fill fill) {
-  using A = acc_t<T>;
-  constexpr int V = kVecWidth<A>, kFilters = kLanes<NF> * NF;
-  const Patch<K> patch(g);
-  const int lane = threadIdx.x % kLanes<NF>, warp = threadIdx.x / kWarpSize, windows = g.th * g.tw;
-  const int split = warp % splits;
-  const int mine = (warp / splits * (kWarpSize / kLanes<NF>)+threadIdx.x % kWarpSize / kLanes<NF>)*kChannels;
-  const int first = blockIdx.y * chunk, here = min(chunk, g.C - first), f0 = blockIdx.z * kFilters;
-  const int pitch = 4 * grads_pitch(kFilters), step_row = splits / g.tw, step_column = splits % g.tw;
-  const bool biased = first + mine == 0;
-  A* grads = shared_memory<A>();
-  A* tile = grads + windows * pitch;
-  A sums[NF][kChannels][K][K] = {}, bias_sums[NF] = {};
-  for (long long index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const Part part(g, index, windows_h, windows_w);
-    const Planes<T> image{x + (part.n * g.C + first) * ((long long)g.H * g.W), g.H, g.W};
-    __syncthreads();
-    patch.fill(tile, here, image, 2 * part.a - g.ph, 2 * part.b - g.pw);
-    fill(grads, kFilters, part);
-    end_group();
-    wait_for_groups<0>();
-    __syncthreads();
-    int row = split / g.tw, column = split % g.tw;
-    for (int window = split; window < windows; window += splits) {
-      A grad[NF][4];
+// A thread's sums for filter f and kChannels channels from c on, as many as are below `end`, into a part of grad_weight, and
+// its bias_sum, where c is 0, of grad_bias. The part is (C * K * K + 1, F). Shared memory: K numbers for each thread.
+template <int K, typename A>
+__device__ __forceinline__ void store_part(const Images& g, A* part, A* slots, int split, int splits, int c, int end,
+                                           int f, A (&sums)[kChannels][K][K], A bias_sum) {
+  A bias_sums[1] = {bias_sum};
+  add_splits(slots, split, splits, kWarpSize, bias_sums);
+  const bool stores = split == 0 && f < g.F;
+  if (stores && c == 0) part[g.C * (K * K) * g.F + f] = bias_sums[0];
 #pragma unroll
-      for (int n = 0; n < NF; ++n) {
+  for (int k = 0; k < kChannels; ++k) {
 #pragma unroll
-        for (int d = 0; d < 4; d += V) {
-          const A* from = grads + window * pitch + (n * kLanes<NF> + lane) * 4 + d;
-          const Vec<A, V> some = load_vec<A, V>(from);
+    for (int i = 0; i < K; ++i) {
+      add_splits(slots, split, splits, kWarpSize, sums[k][i]);
+      if (!stores || c + k >= end) continue;
 #pragma unroll
-          for (int e = 0; e < V; ++e) grad[n][d + e] = some.data[e];
-        }
-        if (biased) bias_sums[n] += (grad[n][0] + grad[n][1]) + (grad[n][2] + grad[n][3]);
-      }
-      const A* from = tile + mine * patch.size() + patch.at(2 * row, 2 * column);
-#pragma unroll
-      for (int c = 0; c < kChannels; ++c, from += patch.size()) {
-        if (mine + c >= here) continue;
-#pragma unroll
-        for (int r = 0; r <= K; ++r) {
-          A pixels[K + 1];
-#pragma unroll
-          for (int j = 0; j <= K; j += 2) {
-            const Vec<A, 2> two = load_vec<A, 2>(from + patch.at(r, j));
-            pixels[j] = two.data[0], pixels[j + 1] = two.data[1];
-          }
-#pragma unroll
-          for (int di = 0; di < 2; ++di) {
-            const int i = r - di;
-            if (i < 0 || i >= K) continue;
-#pragma unroll
-            for (int j = 0; j < K; ++j) {
-#pragma unroll
-              for (int n = 0; n < NF; ++n) {
-                A& sum = sums[n][c][i][j];
-                sum = fma(grad[n][2 * di], pixels[j], sum);
-                sum = fma(grad[n][2 * di + 1], pixels[j + 1], sum);
-              }
-            }
-          }
-        }
-      }
-      row += step_row, column += step_column;
-      if (column >= g.tw) column -= g.tw, ++row;
-    }
-  }
-  A* to = parts + blockIdx.x * ((long long)g.F * g.C * (K * K) + g.F);
-  add_splits(grads, split, splits, kWarpSize, bias_sums);
-#pragma unroll
-  for (int n = 0; n < NF; ++n) {
-    const int f = f0 + n * kLanes<NF> + lane;
-    if (biased && split == 0 && f < g.F) to[g.C * (K * K) * g.F + f] = bias_sums[n];
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c) {
-#pragma unroll
-      for (int i = 0; i < K; ++i) {
-        add_splits(grads, split, splits, kWarpSize, sums[n][c][i]);
-        if (split > 0 || mine + c >= here || f >= g.F) continue;
-#pragma unroll
-        for (int j = 0; j < K; ++j) to[((first + mine + c) * (K * K) + i * K + j) * g.F + f] = sums[n][c][i][j];
-      }
+      for (int j = 0; j < K; ++j) part[((c + k) * (K * K) + i * K + j) * g.F + f] = sums[k][i][j];
     }
   }
 }

@@ -21,9 +21,7 @@ MAX_CHANNELS = 64  # of input and output: with more, a GEMM's larger tiles read 
 
 CHANNELS = 2  # of a thread of the gradient of weight, as pooled_fma.cuh has it
 WINDOWS = 64  # of a block, at most
-LITTLE = 32  # the same of the gradient of weight before sm_80, which has less shared memory
-EACH = 2  # windows of a thread
-THREADS = {4: 512, 8: 256}  # of a block, at most, whose threads have so many filters
+THREADS = {4: 512, 8: 448}  # of a block, at most, whose threads have so many filters
 SHARED = 46 * 1024  # bytes of a block that every GPU gives without being asked
 WIDE_SHARED = 96 * 1024  # the same of sm_80 and later, when asked; two such blocks fit on a large GPU's multiprocessor
 BLOCKS = 264  # that a large GPU runs at once: more would only make more parts to add
@@ -55,11 +53,6 @@ class Sizes(NamedTuple):
     out_width: int
     pad_height: int
     pad_width: int
-
-
-def in_fours(T: torch.dtype, K: int, NF: int) -> bool:
-    """Where a thread of the gradient of weight has NF filters: four, where the registers suffice."""
-    return NF == 1 or (K == 3 and T is not torch.float64)
 
 
 def unsupported(
@@ -98,24 +91,36 @@ def backward(sizes: Sizes, taps: int, dtype: torch.dtype, device: torch.device) 
 
 
 @functools.lru_cache(maxsize=1024)
-def backward_weight(
-    sizes: Sizes, taps: int, dtype: torch.dtype, device: torch.device, pooling: bool
-) -> tuple[Launch, int, Any]:
-    """Of conv2d_relu_max_pool2d_bwd_weight, or conv2d_direct_bwd_weight; its parts, and the configuration that adds them."""
-    windows = sizes[5:7] if pooling else _windows(*sizes[5:7])
-    mma = pooling and _by_mma(dtype, device, sizes.channels)
-    plan = _weight_mma if mma else _weight_fma
-    launch = plan(sizes, windows, taps, dtype, device)
-    size = sizes.filters * (sizes.channels * taps * taps + 1)
-    return launch, launch.config[0][0], (ceil_div(size, 32), (32, 8 if size > 4096 else 32))
+def backward_weight(sizes: Sizes, taps: int, dtype: torch.dtype, device: torch.device) -> Launch:
+    """Of conv2d_relu_max_pool2d_bwd_weight."""
+    if _by_mma(dtype, device, sizes.channels):
+        return _weight_mma(sizes, taps, dtype)
+    window = 33 * (_itemsize(dtype) + 4)
+    config, numbers = _weight_fma(sizes, sizes[5:7], taps, dtype, 32, CHANNELS, window, SHARED, BLOCKS)
+    return Launch(False, config, numbers, {"T": dtype, "K": taps})
 
 
-def sum_patches(kernel: Kernel, plan: Any, of: tuple[Tensor, ...], grad_weight: Any, grad_bias: Any, size: int) -> None:
-    """grad_weight and grad_bias, `size` numbers, either of which may be None, by a plan of backward_weight()."""
-    launch, count, add = plan
-    dtype, filters = of[0].dtype, launch.numbers[4]
+@functools.lru_cache(maxsize=1024)
+def direct_weight(sizes: Sizes, taps: int, dtype: torch.dtype, device: torch.device) -> Launch:
+    """Of conv2d_direct_bwd_weight."""
+    # filters of a thread, and, of four, filters and channels of a warp and a block for each multiprocessor
+    mine, filters, channels, blocks = (
+        (4, 64, 2 * CHANNELS, BLOCKS // 2) if sizes.filters > 32 and taps == 3 else (1, 32, CHANNELS, BLOCKS)
+    )
+    window = 4 * (filters + 1) * _itemsize(dtype)
+    windows = _windows(*sizes[5:7])
+    config, numbers = _weight_fma(sizes, windows, taps, dtype, filters, channels, window, WIDE_SHARED, blocks)
+    return Launch(False, config, numbers, {"T": dtype, "K": taps, "NF": mine})
+
+
+def sum_patches(kernel: Kernel, launch: Launch, of: tuple[Tensor, ...], grad_weight: Any, grad_bias: Any) -> None:
+    """grad_weight and grad_bias, either of which may be None, by a launch of backward_weight() or direct_weight()."""
+    count, taps, dtype = launch.config[0][0], launch.template["K"], of[0].dtype
+    channels, filters = launch.numbers[1], launch.numbers[4]
+    size = filters * (channels * taps * taps + 1)
     parts = of[0].new_empty((count, size), dtype=torch.float64 if dtype is torch.float64 else torch.float32)
     kernel[launch.config](*of, parts, *launch.numbers, **launch.template)
+    add = ceil_div(size, 32), (32, 8 if size > 4096 else 32)
     conv2d_direct_sum[add](parts, grad_weight, grad_bias, count, size, filters, T=dtype)
 
 
@@ -131,22 +136,23 @@ def _correlation(
             return launch
     itemsize = _itemsize(dtype)
     # filters of a thread
-    mine = 8 if dtype is torch.float32 and filters > 16 and channels > 8 and tiles >= MANY else 4
-    places = ceil_div(tall * wide, EACH)
+    mine = 8 if dtype is not torch.float64 and filters > 16 and tiles >= MANY else 4
+    windows = tall * wide
     groups = ceil_div(filters, mine)
     # no fewer blocks than fill the GPU, though each reads the images again
-    blocks = max(ceil_div(groups, THREADS[mine] // places), min(groups, ceil_div(FEW, tiles)))
+    blocks = max(ceil_div(groups, THREADS[mine] // windows), min(groups, ceil_div(FEW, tiles)))
     groups = ceil_div(groups, blocks)
-    threads = ceil_div(places * groups * max(1, min(channels, THREADS[mine] // (places * groups))), 32) * 32
-    splits = min(channels, threads // (places * groups))  # teams of threads that share the channels
+    team = windows * groups
+    splits = 1 if mine > 4 else max(1, min(channels, THREADS[mine] // team))  # teams of threads that share the channels
+    threads = ceil_div(team * splits, 32) * 32
     row = 2 * wide + taps - 1
     pair = 2 * row + (2 * wide - 2 * row) % 32
     channel = itemsize * (taps * taps * (groups * mine + 4) + (2 * tall + taps - 1) // 2 * pair)
-    most = max(1, _shared(device) // channel)
+    most = max(1, (WIDE_SHARED if capability(device) >= 8 else SHARED) // channel)
     chunk = ceil_div(channels, ceil_div(channels, most))
     numbers = (*sizes[1:], tall, wide, pair, groups, chunk)
     grid = (tiles, ceil_div(filters, groups * mine))
-    shared = max(chunk * channel, 4 * EACH * itemsize * threads if splits > 1 else 0)
+    shared = max(chunk * channel, 4 * itemsize * threads if threads >= 2 * team else 0)
     return Launch(False, (grid, threads, shared), numbers, {"T": dtype, "K": taps, "NF": mine})
 
 
@@ -167,8 +173,8 @@ def _mma(
     return Launch(True, (grid, 32 * groups * parts, shared), numbers, {"T": dtype, "K": taps, "NB": fragments})
 
 
-def _weight_mma(sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, device: torch.device) -> Launch:
-    tall, wide, count = _cut(windows)
+def _weight_mma(sizes: Sizes, taps: int, dtype: torch.dtype) -> Launch:
+    tall, wide, count = _cut(sizes[5:7])
     tiles = sizes.images * count
     up, row, quarter = _units(tall, wide, taps, 2)
     parts, steps = ceil_div(sizes.filters, 16), ceil_div(tall * wide, 4)
@@ -180,26 +186,34 @@ def _weight_mma(sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, devic
     return Launch(True, (grid, 32 * taps * parts, shared), numbers, {"T": dtype, "K": taps})
 
 
-def _weight_fma(sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, device: torch.device) -> Launch:
-    tall, wide, count = _cut(windows, WINDOWS if capability(device) >= 8 else LITTLE)
+def _weight_fma(
+    sizes: Sizes,
+    windows: Any,
+    taps: int,
+    dtype: torch.dtype,
+    filters: int,
+    channels: int,
+    window: int,
+    room: int,
+    most: int,
+) -> tuple[Any, tuple[int, ...]]:
+    """Of warps of so many filters and channels: `window` bytes are the gradients of a window in the `room` of a block."""
+    tall, wide, count = _cut(windows)
     tiles = sizes.images * count
     itemsize, row = _itemsize(dtype), 2 * wide + taps - 1
-    mine = 4 if sizes.filters > 32 and in_fours(dtype, taps, 4) else 1  # filters of a thread
-    filters, channels = (64, 2 * CHANNELS) if mine > 1 else (32, CHANNELS)  # of a warp
-    patch, grads = itemsize * (2 * tall + taps - 1) * row, itemsize * tall * wide * 4 * (filters + 1)
-    most = min(32, (_shared(device) - grads) // patch) // channels  # groups of warps
+    patch, grads = itemsize * (2 * tall + taps - 1) * row, tall * wide * window
+    fit = min(32, (room - grads) // patch) // channels  # groups of warps
     columns = ceil_div(sizes.filters, filters)
     # no fewer blocks than fill the GPU, though each reads the gradients again
     groups = ceil_div(sizes.channels, channels)
-    groups = ceil_div(groups, max(ceil_div(groups, most), min(groups, ceil_div(FEW, max(1, tiles) * columns))))
+    groups = ceil_div(groups, max(ceil_div(groups, fit), min(groups, ceil_div(FEW, max(1, tiles) * columns))))
     chunk = min(channels * groups, sizes.channels)
     splits = max(1, min(8, 16 // groups))  # warps that share the windows of the same channels
     threads = 32 * groups * splits
     chunks = ceil_div(sizes.channels, chunk)
-    grid = (max(1, min(tiles, BLOCKS // ((2 if mine > 1 else 1) * chunks * columns))), chunks, columns)
-    shared = max(chunk * patch + grads, max(taps, mine) * threads * itemsize)
-    numbers = (tiles, *sizes[1:], tall, wide, 2 * row, chunk, splits)
-    return Launch(False, (grid, threads, shared), numbers, {"T": dtype, "K": taps, "NF": mine})
+    grid = (max(1, min(tiles, most // (chunks * columns))), chunks, columns)
+    shared = max(chunk * patch + grads, taps * threads * itemsize)
+    return (grid, threads, shared), (tiles, *sizes[1:], tall, wide, 2 * row, chunk, splits)
 
 
 def _by_mma(dtype: torch.dtype, device: torch.device, channels: int) -> bool:
@@ -211,20 +225,16 @@ def _itemsize(dtype: torch.dtype) -> int:
     return 8 if dtype is torch.float64 else 4
 
 
-def _shared(device: torch.device) -> int:
-    return WIDE_SHARED if capability(device) >= 8 else SHARED
-
-
 def _windows(height: int, width: int) -> tuple[int, int]:
     """Of 2 x 2 pixels, that cover an image."""
     return ceil_div(height, 2), ceil_div(width, 2)
 
 
-def _cut(windows: tuple[int, int], most: int = WINDOWS) -> tuple[int, int, int]:
-    """Height and width of tiles of at most so many windows, evenly, and their number."""
+def _cut(windows: tuple[int, ...]) -> tuple[int, int, int]:
+    """Height and width of tiles of at most WINDOWS windows, evenly, and their number."""
     height, width = windows
     wide = ceil_div(width, ceil_div(width, 16))
-    tall = ceil_div(height, ceil_div(height, max(1, most // wide)))
+    tall = ceil_div(height, ceil_div(height, max(1, WINDOWS // wide)))
     return tall, wide, ceil_div(height, tall) * ceil_div(width, wide)
 
 

@@ -23,8 +23,12 @@ DIRECT: dict[str, Any] = {"T": (torch.float32,), "K": pooled.TAPS}
 conv2d_direct = Kernel(
     "conv2d_direct.cu", "conv2d_direct<T, K, NF, FORWARD>", **DIRECT, NF=(4, 8), FORWARD=(False, True)
 )
-conv2d_direct_bwd_weight = Kernel(
-    "conv2d_direct.cu", "conv2d_direct_bwd_weight<T, K, NF>", **DIRECT, NF=(1, 4), where=pooled.in_fours
+conv2d_direct_bwd_weight = Kernel(  # with four filters of a thread where its registers suffice
+    "conv2d_direct.cu",
+    "conv2d_direct_bwd_weight<T, K, NF>",
+    **DIRECT,
+    NF=(1, 4),
+    where=lambda T, K, NF: NF == 1 or K == 3,
 )
 
 
@@ -72,9 +76,8 @@ def _(saved, grad_y, x, weight, bias, stride, padding, dilation, groups, needs_g
             _correlate_directly(grad_x, grad_y, weight, None, reach, forward=False)
         if grad_weight is not None or grad_bias is not None:
             sizes = pooled.Sizes(*x.shape, *grad_y.shape[1:], *padding)
-            plan = pooled.backward_weight(sizes, weight.shape[2], x.dtype, x.device, False)
-            size = weight.numel() + weight.shape[0]
-            pooled.sum_patches(conv2d_direct_bwd_weight, plan, (grad_y, x), grad_weight, grad_bias, size)
+            launch = pooled.direct_weight(sizes, weight.shape[2], x.dtype, x.device)
+            pooled.sum_patches(conv2d_direct_bwd_weight, launch, (grad_y, x), grad_weight, grad_bias)
     else:
         if _in_vectors(x, weight, groups):
             grad_y = _channels_last(grad_y)  # once, for both

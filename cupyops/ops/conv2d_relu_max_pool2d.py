@@ -16,14 +16,12 @@ from ..operator import operator
 FILE, MMA_FILE = "conv2d_relu_max_pool2d.cu", "conv2d_relu_max_pool2d_mma.cu"
 FMA: dict[str, Any] = {"T": FLOATING, "K": pooled.TAPS}
 MMA: dict[str, Any] = {"T": gemm.HALF, "K": pooled.TAPS}
-NF: dict[str, Any] = {"NF": (4, 8), "where": lambda T, K, NF: NF == 4 or T is torch.float32}
+NF: dict[str, Any] = {"NF": (4, 8), "where": lambda T, K, NF: NF == 4 or T is not torch.float64}
 conv2d_relu_max_pool2d_fwd = Kernel(FILE, "conv2d_relu_max_pool2d_fwd<T, K, NF>", **FMA, **NF)
 conv2d_relu_max_pool2d_fwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_fwd_mma<T, K, NB>", **MMA, NB=(2, 4))
 conv2d_relu_max_pool2d_bwd = Kernel(FILE, "conv2d_relu_max_pool2d_bwd<T, K, NF>", **FMA, **NF)
 conv2d_relu_max_pool2d_bwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_bwd_mma<T, K, NB>", **MMA, NB=(2, 4))
-conv2d_relu_max_pool2d_bwd_weight = Kernel(
-    FILE, "conv2d_relu_max_pool2d_bwd_weight<T, K, NF>", **FMA, NF=(1, 4), where=pooled.in_fours
-)
+conv2d_relu_max_pool2d_bwd_weight = Kernel(FILE, "conv2d_relu_max_pool2d_bwd_weight<T, K>", **FMA)
 conv2d_relu_max_pool2d_bwd_weight_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_bwd_weight_mma<T, K>", **MMA)
 
 
@@ -72,10 +70,9 @@ def _(saved, grad_y, x, weight, bias, padding, needs_grad):
             kernel = conv2d_relu_max_pool2d_bwd_mma if launch.mma else conv2d_relu_max_pool2d_bwd
             kernel[launch.config](grad_y, saved[0], weight, grad_x, *launch.numbers, **launch.template)
         if grad_weight is not None or grad_bias is not None:
-            plan = pooled.backward_weight(sizes, weight.shape[2], x.dtype, x.device, True)
-            kernel = conv2d_relu_max_pool2d_bwd_weight_mma if plan[0].mma else conv2d_relu_max_pool2d_bwd_weight
-            size = weight.numel() + weight.shape[0]
-            pooled.sum_patches(kernel, plan, (grad_y, saved[0], x), grad_weight, grad_bias, size)
+            launch = pooled.backward_weight(sizes, weight.shape[2], x.dtype, x.device)
+            kernel = conv2d_relu_max_pool2d_bwd_weight_mma if launch.mma else conv2d_relu_max_pool2d_bwd_weight
+            pooled.sum_patches(kernel, launch, (grad_y, saved[0], x), grad_weight, grad_bias)
     if memory is torch.channels_last:
         gradients = (grad_x, grad_weight)
         grad_x, grad_weight = (g if g is None else g.contiguous(memory_format=memory) for g in gradients)
