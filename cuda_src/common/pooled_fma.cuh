@@ -9,7 +9,7 @@ constexpr int kWarpSize = 32;
 
 // Threads of a block, NF filters each, and blocks of a multiprocessor, at the least.
 template <int NF> constexpr int kThreads = NF > 4 ? 448 : 512;
-template <int NF> constexpr int kBlocks = NF > 4 ? 2 : 1;
+template <int NF> constexpr int kBlocks = NF == 4 ? 1 : 2;
 
 // *to = *from, or 0 where `from` is null; it is there after wait_for_groups(), and a barrier for other threads. What needs
 // no conversion is copied without a register in between.
@@ -124,7 +124,7 @@ __device__ __forceinline__ void correlate(const A* tile, const Patch<K>& patch, 
       x[i][j] = pair.data[0], x[i][j + 1] = pair.data[1];
     }
   }
-  constexpr int W = kVecWidth<A>;
+  constexpr int W = NF < kVecWidth<A> ? NF : kVecWidth<A>;
 #pragma unroll
   for (int k = 0; k < K * K; ++k) {
 #pragma unroll

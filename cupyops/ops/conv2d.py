@@ -21,7 +21,7 @@ conv2d_channels_last = Kernel("conv2d.cu", "conv2d_channels_last<T>", T=gemm.HAL
 
 DIRECT: dict[str, Any] = {"T": (torch.float32,), "K": pooled.TAPS}
 conv2d_direct = Kernel(
-    "conv2d_direct.cu", "conv2d_direct<T, K, NF, FORWARD>", **DIRECT, NF=(4, 8), FORWARD=(False, True)
+    "conv2d_direct.cu", "conv2d_direct<T, K, NF, FORWARD>", **DIRECT, NF=(1, 4, 8), FORWARD=(False, True)
 )
 conv2d_direct_bwd_weight = Kernel(  # with four filters of a thread where its registers suffice
     "conv2d_direct.cu",

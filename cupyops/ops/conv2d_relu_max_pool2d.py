@@ -16,7 +16,7 @@ from ..operator import operator
 FILE, MMA_FILE = "conv2d_relu_max_pool2d.cu", "conv2d_relu_max_pool2d_mma.cu"
 FMA: dict[str, Any] = {"T": FLOATING, "K": pooled.TAPS}
 MMA: dict[str, Any] = {"T": gemm.HALF, "K": pooled.TAPS}
-NF: dict[str, Any] = {"NF": (4, 8), "where": lambda T, K, NF: NF == 4 or T is not torch.float64}
+NF: dict[str, Any] = {"NF": (1, 4, 8), "where": lambda T, K, NF: NF < 8 or T is not torch.float64}
 conv2d_relu_max_pool2d_fwd = Kernel(FILE, "conv2d_relu_max_pool2d_fwd<T, K, NF>", **FMA, **NF)
 conv2d_relu_max_pool2d_fwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_fwd_mma<T, K, NB>", **MMA, NB=(2, 4))
 conv2d_relu_max_pool2d_bwd = Kernel(FILE, "conv2d_relu_max_pool2d_bwd<T, K, NF>", **FMA, **NF)
