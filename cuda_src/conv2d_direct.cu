@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(512)
     __syncthreads();
     patch.fill(tile, here, image, 2 * part.a - ph, 2 * part.b - pw);
     for_each(kFilters, 2 * th, 2 * tw, [&](int f, int row, int column) {
-      const T* from = f0 + f < F ? grad_image.at(f, 2 * part.a + row, 2 * part.b + column) : nullptr;
-      fetch(grads + (row / 2 * tw + column / 2) * kPitch + 4 * f + row % 2 * 2 + column % 2, from);
+      A* to = grads + (row / 2 * tw + column / 2) * kPitch + 4 * f + row % 2 * 2 + column % 2;
+      grad_image.fetch_pixel(to, f, 2 * part.a + row, 2 * part.b + column, f0 + f < F);
     });
     end_group();
     wait_for_groups<0>();

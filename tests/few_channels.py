@@ -26,7 +26,7 @@ def much(**more: int) -> Iterator[None]:
 
 
 def samples(make: Make) -> Iterator[Sample]:
-    """For `much`: few and many channels and filters, which FMAs and tensor cores deal out differently.
+    """For `much`: one, few and many channels and filters, which FMAs and tensor cores deal out differently.
 
     Of -1, 0 and 1, whose sums are exact: which of several values is the largest is no matter of rounding.
     """
@@ -34,7 +34,7 @@ def samples(make: Make) -> Iterator[Sample]:
     def whole(*shape: int) -> object:
         return make(*shape).detach().round().clamp(-1, 1).requires_grad_(make.requires_grad)
 
-    for channels, filters, taps in itertools.product((3, 17), (3, 17), (3, 5)):
+    for (channels, filters), taps in itertools.product([(1, 1), (3, 3), (3, 17), (17, 3), (17, 17)], (3, 5)):
         yield Sample(whole(3, channels, 4, 5), whole(filters, channels, taps, taps), whole(filters), padding=taps // 2)
 
 

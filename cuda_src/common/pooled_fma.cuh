@@ -11,19 +11,19 @@ constexpr int kWarpSize = 32;
 template <int NF> constexpr int kThreads = NF > 4 ? 448 : 512;
 template <int NF> constexpr int kBlocks = NF == 4 ? 1 : 2;
 
-// *to = *from, or 0 where `from` is null; it is there after wait_for_groups(), and a barrier for other threads. What needs
-// no conversion is copied without a register in between.
-template <typename T, typename A> __device__ __forceinline__ void fetch(A* to, const T* from) {
+// *to = *from, or 0 where that is not `present`; it is there after wait_for_groups(), and a barrier for other threads. What
+// needs no conversion is copied without a register in between.
+template <typename T, typename A> __device__ __forceinline__ void fetch(A* to, const T* from, bool present) {
 #if __CUDA_ARCH__ >= 800
   if constexpr (sizeof(T) == sizeof(A)) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(sizeof(T)),
-                 "r"(from ? int(sizeof(T)) : 0)
+                 "r"(present ? int(sizeof(T)) : 0)
                  : "memory");
     return;
   }
 #endif
-  *to = from ? to_acc(*from) : A(0);
+  *to = present ? to_acc(*from) : A(0);
 }
 
 constexpr int kUnder = 8;  // loads of a thread that are under way at once
@@ -49,14 +49,16 @@ template <typename F> __device__ __forceinline__ void for_each(int channels, int
   }
 }
 
-// Channels of an image of H x W; a pixel outside is nowhere.
+// Channels of an image of H x W.
 template <typename T> struct Planes {
   const T* data;
   int H, W;
 
-  __device__ __forceinline__ const T* at(int c, int h, int w) const {
+  // *to = the pixel (h, w) of channel c, 0 outside and where it is not `present`.
+  template <typename A>
+  __device__ __forceinline__ void fetch_pixel(A* to, int c, int h, int w, bool present = true) const {
     const bool inside = unsigned(h) < unsigned(H) && unsigned(w) < unsigned(W);
-    return inside ? data + ((long long)c * (H * W) + (h * W + w)) : nullptr;
+    fetch(to, data + ((long long)c * (H * W) + (h * W + w)), inside && present);
   }
 };
 
@@ -75,7 +77,7 @@ template <int K> struct Patch {
   template <typename T, typename A>
   __device__ __forceinline__ void fill(A* tile, int channels, const Planes<T>& image, int h0, int w0) const {
     for_each(channels, rows, columns, [&](int c, int row, int column) {
-      fetch(tile + c * size() + at(row, column), image.at(c, h0 + row, w0 + column));
+      image.fetch_pixel(tile + c * size() + at(row, column), c, h0 + row, w0 + column);
     });
   }
 
@@ -108,8 +110,8 @@ template <int K> struct Patch {
   }
 };
 
-// Filters in shared memory are [channel][tap][filter], in rows of so many: a few more, for the banks.
-__device__ __forceinline__ int filters_pitch(int filters) { return filters + 4; }
+// Filters in shared memory are [channel][tap][filter], in rows of so many: a few more, for the banks, and whole vectors.
+__device__ __forceinline__ int filters_pitch(int filters) { return (filters | 3) + 1; }
 
 // values[f][2 di + dj] += the sum over the taps of filter f, in rows of `row`, and the patch at (di, dj).
 template <int K, int NF, typename A>
@@ -157,7 +159,7 @@ __device__ __forceinline__ void fill_filters(A* to, const T* weight, int first, 
     for (int e = threadIdx.x % kWarpSize; e < inner; e += kWarpSize) {
       const int m = e / (K * K), tap = e - m * (K * K);
       const int at = FORWARD ? e * row + o : (o * K * K + K * K - 1 - tap) * row + m;
-      fetch(to + at, there && e < present ? from + e : nullptr);
+      fetch(to + at, from + e, there && e < present);
     }
   }
 }

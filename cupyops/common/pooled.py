@@ -21,7 +21,7 @@ MAX_CHANNELS = 64  # of input and output: with more, a GEMM's larger tiles read 
 
 CHANNELS = 2  # of a thread of the gradient of weight, as pooled_fma.cuh has it
 WINDOWS = 64  # of a block, at most
-THREADS = {4: 512, 8: 448}  # of a block, at most, whose threads have so many filters
+THREADS = {1: 512, 4: 512, 8: 448}  # of a block, at most, whose threads have so many filters
 SHARED = 46 * 1024  # bytes of a block that every GPU gives without being asked
 WIDE_SHARED = 96 * 1024  # the same of sm_80 and later, when asked; two such blocks fit on a large GPU's multiprocessor
 BLOCKS = 264  # that a large GPU runs at once: more would only make more parts to add
@@ -136,7 +136,7 @@ def _correlation(
             return launch
     itemsize = _itemsize(dtype)
     # filters of a thread
-    mine = 8 if dtype is not torch.float64 and filters > 16 and tiles >= MANY else 4
+    mine = 8 if dtype is not torch.float64 and filters > 16 and tiles >= MANY else 4 if filters > 1 else 1
     windows = tall * wide
     groups = ceil_div(filters, mine)
     # no fewer blocks than fill the GPU, though each reads the images again
@@ -147,7 +147,7 @@ def _correlation(
     threads = ceil_div(team * splits, 32) * 32
     row = 2 * wide + taps - 1
     pair = 2 * row + (2 * wide - 2 * row) % 32
-    channel = itemsize * (taps * taps * (groups * mine + 4) + (2 * tall + taps - 1) // 2 * pair)
+    channel = itemsize * (taps * taps * ((groups * mine | 3) + 1) + (2 * tall + taps - 1) // 2 * pair)
     most = max(1, (WIDE_SHARED if capability(device) >= 8 else SHARED) // channel)
     chunk = ceil_div(channels, ceil_div(channels, most))
     numbers = (*sizes[1:], tall, wide, pair, groups, chunk)
