@@ -101,16 +101,14 @@ def backward_weight(sizes: Sizes, taps: int, dtype: torch.dtype, device: torch.d
 
 
 @functools.lru_cache(maxsize=1024)
-def direct_weight(sizes: Sizes, taps: int, dtype: torch.dtype, device: torch.device) -> Launch:
+def direct_weight(sizes: Sizes, taps: int, dtype: torch.dtype) -> Launch:
     """Of conv2d_direct_bwd_weight."""
-    # filters of a thread, and, of four, filters and channels of a warp and a block for each multiprocessor
-    mine, filters, channels, blocks = (
-        (4, 64, 2 * CHANNELS, BLOCKS // 2) if sizes.filters > 32 and taps == 3 else (1, 32, CHANNELS, BLOCKS)
-    )
+    in_fours = sizes.filters > 32 and taps == 3  # filters of a thread: a multiprocessor holds one block of them
+    filters, channels, most = (64, 2 * CHANNELS, BLOCKS // 2) if in_fours else (32, CHANNELS, BLOCKS)
     window = 4 * (filters + 1) * _itemsize(dtype)
     windows = _windows(*sizes[5:7])
-    config, numbers = _weight_fma(sizes, windows, taps, dtype, filters, channels, window, WIDE_SHARED, blocks)
-    return Launch(False, config, numbers, {"T": dtype, "K": taps, "NF": mine})
+    config, numbers = _weight_fma(sizes, windows, taps, dtype, filters, channels, window, WIDE_SHARED, most)
+    return Launch(False, config, numbers, {"T": dtype, "K": taps, "NF": 4 if in_fours else 1})
 
 
 def sum_patches(kernel: Kernel, launch: Launch, of: tuple[Tensor, ...], grad_weight: Any, grad_bias: Any) -> None:
@@ -137,12 +135,11 @@ def _correlation(
     itemsize = _itemsize(dtype)
     # filters of a thread
     mine = 8 if dtype is not torch.float64 and filters > 16 and tiles >= MANY else 4 if filters > 1 else 1
-    windows = tall * wide
     groups = ceil_div(filters, mine)
     # no fewer blocks than fill the GPU, though each reads the images again
-    blocks = max(ceil_div(groups, THREADS[mine] // windows), min(groups, ceil_div(FEW, tiles)))
+    blocks = max(ceil_div(groups, THREADS[mine] // (tall * wide)), min(groups, ceil_div(FEW, tiles)))
     groups = ceil_div(groups, blocks)
-    team = windows * groups
+    team = tall * wide * groups
     splits = 1 if mine > 4 else max(1, min(channels, THREADS[mine] // team))  # teams of threads that share the channels
     threads = ceil_div(team * splits, 32) * 32
     row = 2 * wide + taps - 1

@@ -76,7 +76,7 @@ def _(saved, grad_y, x, weight, bias, stride, padding, dilation, groups, needs_g
             _correlate_directly(grad_x, grad_y, weight, None, reach, forward=False)
         if grad_weight is not None or grad_bias is not None:
             sizes = pooled.Sizes(*x.shape, *grad_y.shape[1:], *padding)
-            launch = pooled.direct_weight(sizes, weight.shape[2], x.dtype, x.device)
+            launch = pooled.direct_weight(sizes, weight.shape[2], x.dtype)
             pooled.sum_patches(conv2d_direct_bwd_weight, launch, (grad_y, x), grad_weight, grad_bias)
     else:
         if _in_vectors(x, weight, groups):
