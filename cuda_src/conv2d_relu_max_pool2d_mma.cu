@@ -1,13 +1,13 @@
-// conv2d_relu_max_pool2d.cu's equations for half types by tensor cores, on sm_80 and later: implicit GEMMs whose rows are the
-// pixels of a tile of an image, which lies in shared memory once, and whose k are the channels under one tap after another.
-// The sums of a window's four pixels meet in one thread, which pools them. Sums in fp32.
+// conv2d_relu_max_pool2d.cu's equations for half types by tensor cores, on sm_80 and later: implicit GEMMs whose rows
+// are the pixels of a tile of an image, which lies in shared memory once, and whose k are the channels under one tap
+// after another. The sums of a window's four pixels meet in one thread, which pools them. Sums in fp32.
 //
 // Reached on an H200, forward / backward, bf16 (PyTorch's three layers, the better of eager and compiled): n64 32->64 14x14
 // 13 / 36 us (26 / 68), n1024 57 / 156 us (104 / 312). Lost: a block waits for its tile, and computes little on it.
 #include "common/pooled_mma.cuh"
 
-// The same as conv2d_relu_max_pool2d_fwd by tensor cores, on sm_80 and later. Grid: (blocks that stride over the tiles of all
-// images, ceil(F / filters of a block)). Block: a warp for each 8 windows of a tile and 8 NB filters. Shared memory: the
+// The same as conv2d_relu_max_pool2d_fwd by tensor cores, on sm_80 and later. Grid: (blocks that stride over the tiles of
+// all images, ceil(F / filters of a block)). Block: a warp for each 8 windows of a tile and 8 NB filters. Shared memory: the
 // filters, then a tile.
 template <typename T, int K, int NB>
 __global__ void __launch_bounds__(448, 2)
@@ -17,36 +17,16 @@ __global__ void __launch_bounds__(448, 2)
                                    int quarter) {
 #if __CUDA_ARCH__ >= 800
   const Tile<K> g{th, tw, up, row, quarter};
-  const Images images{C, H, W, F, PH, PW, ph, pw, th, tw, 0};
-  const int warp = threadIdx.x / 32, groups = (th * tw + 7) / 8, lane = threadIdx.x % 32;
-  const int outputs = blockDim.x / 32 / groups * 8 * NB, first = blockIdx.y * outputs,
-            pitch = filters_pitch(outputs, up);
-  const int n0 = warp / groups * 8 * NB, chunks = (C + 15) / 16, group = warp % groups * 8;
-  T* filters = shared_memory<T>();
-  T* tile = filters + K * K * pitch;
-  fill_filters<T, K, true>(filters, weight, first, outputs, F, C, up);
-  for (long long index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const Part part(images, index, PH, PW);
-    __syncthreads();
-    g.fill(tile, x + part.n * C * H * W, 2 * chunks, C, H, W, 2 * part.a - ph, 2 * part.b - pw);
-    __syncthreads();
-    float sums[2][NB][4] = {};
-    correlate_mma<T, K, NB>(g, tile, filters + n0 * up * kUnit, pitch, min(group + lane % 8, th * tw - 1), chunks,
-                            sums);
-    const int window = group + lane / 4, a = part.a + window / tw, b = part.b + window % tw;
-    if (window >= th * tw || a >= PH || b >= PW) continue;
-#pragma unroll
-    for (int n = 0; n < NB; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int f = first + n0 + n * 8 + lane % 4 * 2 + e;
-        if (f >= F) continue;
-        const float values[4] = {sums[0][n][e], sums[0][n][2 + e], sums[1][n][e], sums[1][n][2 + e]};
+  const Images images{C, H, W, F, PH, PW, ph, pw, th, tw};
+  correlate_tiles<T, K, NB, true>(
+      g, images, tiles, PH, PW, weight, F, C,
+      [&](T* tile, const Part& part, int units) {
+        g.fill(tile, x + part.n * C * H * W, units, C, H, W, 2 * part.a - ph, 2 * part.b - pw);
+      },
+      [&](const Part& part, int f, int a, int b, const float (&values)[4]) {
         const long long at = ((part.n * F + f) * PH + a) * PW + b;
         pool<T>(values, bias ? to_acc(bias[f]) : 0.0f, y + at, place + at);
-      }
-    }
-  }
+      });
 #endif
 }
 
@@ -59,50 +39,25 @@ __global__ void __launch_bounds__(448, 2)
                                    int quarter) {
 #if __CUDA_ARCH__ >= 800
   const Tile<K> g{th, tw, up, row, quarter};
-  const Images images{C, H, W, F, PH, PW, ph, pw, th, tw, 0};
-  const int warp = threadIdx.x / 32, groups = (th * tw + 7) / 8, lane = threadIdx.x % 32;
-  const int outputs = blockDim.x / 32 / groups * 8 * NB, first = blockIdx.y * outputs,
-            pitch = filters_pitch(outputs, up);
-  const int n0 = warp / groups * 8 * NB, chunks = (F + 15) / 16, group = warp % groups * 8;
-  T* filters = shared_memory<T>();
-  T* tile = filters + K * K * pitch;
-  fill_filters<T, K, false>(filters, weight, first, outputs, C, F, up);
-  for (long long index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const Part part(images, index, (H + 1) / 2, (W + 1) / 2);
-    const long long plane = part.n * F * PH * PW;
-    __syncthreads();
-    g.fill(tile, grad_y + plane, place + plane, 2 * chunks, F, PH, PW, 2 * part.a - (K - 1 - ph),
-           2 * part.b - (K - 1 - pw));
-    __syncthreads();
-    float sums[2][NB][4] = {};
-    correlate_mma<T, K, NB>(g, tile, filters + n0 * up * kUnit, pitch, min(group + lane % 8, th * tw - 1), chunks,
-                            sums);
-    const int window = group + lane / 4, h = 2 * (part.a + window / tw), w = 2 * (part.b + window % tw);
-    if (window >= th * tw || w >= W) continue;
-#pragma unroll
-    for (int n = 0; n < NB; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int c = first + n0 + n * 8 + lane % 4 * 2 + i % 2, di = i / 2;
-        if (c >= C || h + di >= H) continue;
-        T* to = grad_x + ((part.n * C + c) * H + h + di) * W + w;
-        const T left = from_acc<T>(sums[di][n][i % 2]), right = from_acc<T>(sums[di][n][2 + i % 2]);
-        if (W % 2 == 0) {
-          store_vec<T, 2>(to, {left, right});
-        } else {
-          to[0] = left;
-          if (w + 1 < W) to[1] = right;
-        }
-      }
-    }
-  }
+  const Images images{C, H, W, F, PH, PW, ph, pw, th, tw};
+  correlate_tiles<T, K, NB, false>(
+      g, images, tiles, (H + 1) / 2, (W + 1) / 2, weight, C, F,
+      [&](T* tile, const Part& part, int units) {
+        const long long plane = part.n * F * PH * PW;
+        g.fill(tile, grad_y + plane, place + plane, units, F, PH, PW, 2 * part.a - (K - 1 - ph),
+               2 * part.b - (K - 1 - pw));
+      },
+      [&](const Part& part, int c, int a, int b, const float (&values)[4]) {
+        store_window(grad_x + (part.n * C + c) * H * W, H, W, a, b, values);
+      });
 #endif
 }
 
-// The same parts as conv2d_relu_max_pool2d_bwd_weight's, by tensor cores. Grid: (parts, ceil(C / 32)). Block: a warp for each
-// row of taps and 16 filters. A warp multiplies 16 filters of grad_u, whose fragments it makes of grad_y and place (four
-// windows are the 16 pixels of a step), by the pixels under its taps. Shared memory: 16 bytes of zeros, a tile of 32
-// channels, a word with grad_y and place for each filter and window in rows of `grads_row`, and where the windows begin.
+// The same parts as conv2d_relu_max_pool2d_bwd_weight's, by tensor cores. Grid: (parts, ceil(C / 32)). Block: a warp
+// for each row of taps and 16 filters. A warp multiplies 16 filters of grad_u, whose fragments it makes of grad_y and
+// place (four windows are the 16 pixels of a step), by the pixels under its taps. Shared memory: 16 bytes of zeros, a
+// tile of 32 channels, a word with grad_y and place for each filter and window in rows of `grads_row`, and where the
+// windows begin.
 template <typename T, int K>
 __global__ void __launch_bounds__(128 * K, K == 3 ? 2 : 1)
     conv2d_relu_max_pool2d_bwd_weight_mma(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
@@ -111,7 +66,7 @@ __global__ void __launch_bounds__(128 * K, K == 3 ? 2 : 1)
                                           int row, int quarter, int grads_row) {
 #if __CUDA_ARCH__ >= 800
   const Tile<K> g{th, tw, up, row, quarter};
-  const Images images{C, H, W, F, PH, PW, ph, pw, th, tw, 0};
+  const Images images{C, H, W, F, PH, PW, ph, pw, th, tw};
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, i = warp % K, f0 = warp / K * 16;
   const int filters = blockDim.x / 32 / K * 16, first = blockIdx.y * 32, steps = (th * tw + 3) / 4;
   T* zeros = shared_memory<T>();

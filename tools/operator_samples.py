@@ -402,7 +402,7 @@ _SAMPLES: dict[str, list[Call]] = {
     "conv2d": [
         lambda m: (cupyops.conv2d, m(2, 3, 7, 9), m(5, 3, 3, 3), m(5), {"stride": 2, "padding": 1}),
         lambda m: (cupyops.conv2d, m(1, 4, 9, 8), m(6, 2, 3, 3), m(6), (2, 1), (2, 1), (1, 2), 2),
-        lambda m: (cupyops.conv2d, m(4, 1, 12, 12), m(32, 1, 3, 3), m(32)),
+        lambda m: (cupyops.conv2d, m(4, 1, 12, 12), m(32, 1, 2, 3), m(32)),
         lambda m: (
             cupyops.conv2d,
             _channels_last(m(2, 8, 5, 6)),
@@ -410,7 +410,9 @@ _SAMPLES: dict[str, list[Call]] = {
             m(16),
             {"padding": 1},
         ),
-        lambda m: (cupyops.conv2d, m(1, 34, 3, 3), m(2, 34, 3, 3), m(2), {"padding": 1}),
+        lambda m: (cupyops.conv2d, m(1, 50, 3, 3), m(2, 50, 2, 3), m(2), {"padding": 1}),
+        lambda m: (cupyops.conv2d, m(1, 3, 7, 6), m(34, 3, 3, 3), m(34), {"padding": (1, 3)}),
+        lambda m: (cupyops.conv2d, m(2, 3, 8, 9), m(5, 3, 5, 5), {"padding": 1}),
         lambda m: (cupyops.conv2d, m(3, 6, 5), m(70, 3, 1, 1), m(70)),
         lambda m: (cupyops.conv2d, m(2, 9, 7, 9), m(66, 9, 3, 3), m(66), {"padding": 1, "tile": (64, 2)}),
         lambda m: (cupyops.conv2d, m(1, 16, 12, 12), m(136, 16, 2, 2), m(136), {"tile": (128, 1)}),

@@ -142,6 +142,41 @@ __device__ __forceinline__ void correlate_mma(const Tile<K>& g, const T* tile, c
   }
 }
 
+// All of a block's tiles, of images of windows_h x windows_w windows: fill(tile, part, units) brings the pixels there,
+// store(part, output, a, b, values) gets the four of window (a, b). Block, grid, shared memory: as of the kernels.
+template <typename T, int K, int NB, bool FORWARD, typename Fill, typename Store>
+__device__ __forceinline__ void correlate_tiles(const Tile<K>& g, const Images& images, long long tiles, int windows_h,
+                                                int windows_w, const T* weight, int all, int channels, Fill fill,
+                                                Store store) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, windows = g.th * g.tw, groups = (windows + 7) / 8;
+  const int outputs = blockDim.x / 32 / groups * 8 * NB, pitch = filters_pitch(outputs, g.up);
+  const int first = blockIdx.y * outputs, n0 = warp / groups * 8 * NB, group = warp % groups * 8;
+  const int chunks = (channels + 15) / 16;
+  T* filters = shared_memory<T>();
+  T* tile = filters + K * K * pitch;
+  fill_filters<T, K, FORWARD>(filters, weight, first, outputs, all, channels, g.up);
+  for (long long index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const Part part(images, index, windows_h, windows_w);
+    __syncthreads();
+    fill(tile, part, 2 * chunks);
+    __syncthreads();
+    float sums[2][NB][4] = {};
+    correlate_mma<T, K, NB>(g, tile, filters + n0 * g.up * kUnit, pitch, min(group + lane % 8, windows - 1), chunks,
+                            sums);
+    const int window = group + lane / 4, a = part.a + window / g.tw, b = part.b + window % g.tw;
+    if (window >= windows || a >= windows_h || b >= windows_w) continue;
+#pragma unroll
+    for (int n = 0; n < NB; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int output = first + n0 + n * 8 + lane % 4 * 2 + e;
+        const float values[4] = {sums[0][n][e], sums[0][n][2 + e], sums[1][n][e], sums[1][n][2 + e]};
+        if (output < all) store(part, output, a, b, values);
+      }
+    }
+  }
+}
+
 __device__ __forceinline__ unsigned bits_of(__half value) { return __half_as_ushort(value); }
 __device__ __forceinline__ unsigned bits_of(__nv_bfloat16 value) { return __bfloat16_as_ushort(value); }
 

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..common import convolution, gemm
+from ..common import convolution, gemm, pooled
 from ..common.gemm import Layout, Problem, divisor
-from ..kernel import FLOATING, Kernel, ceil_div
+from ..kernel import FLOATING, Kernel, capability, ceil_div
 from ..operator import operator
 
 conv2d_fwd = Kernel("conv2d.cu", "conv2d_fwd<T, TILE>", T=FLOATING, TILE=gemm.TILES)
 conv2d_bwd_weight = Kernel("conv2d.cu", "conv2d_bwd_weight<T, TILE>", T=FLOATING, TILE=gemm.TILES)
 conv2d_sum = Kernel("conv2d.cu", "conv2d_sum<T>", T=FLOATING)
 conv2d_channels_last = Kernel("conv2d.cu", "conv2d_channels_last<T>", T=gemm.HALF)
+
+DIRECT: dict[str, Any] = {"T": (torch.float32,), "K": pooled.TAPS}
+conv2d_direct = Kernel(
+    "conv2d_direct.cu", "conv2d_direct<T, K, NF, FORWARD>", **DIRECT, NF=(1, 4, 8), FORWARD=(False, True)
+)
+conv2d_direct_bwd_weight = Kernel(  # with four filters of a thread where its registers suffice
+    "conv2d_direct.cu",
+    "conv2d_direct_bwd_weight<T, K, NF>",
+    **DIRECT,
+    NF=(1, 4),
+    where=lambda T, K, NF: NF == 1 or K == 3,
+)
 
 
 @operator("cupyops::conv2d", autocast="lower")
@@ -40,7 +53,10 @@ def _(x, weight, bias, stride, padding, dilation, groups):
     y = torch.empty((x.shape[0], weight.shape[0], *size), dtype=x.dtype, device=x.device, memory_format=memory)
     bias = bias if bias is None else bias.contiguous()
     if not gemm.is_dry(y):
-        _correlate(y, x, weight, bias, stride, padding, dilation, groups)
+        if _is_direct(x, weight, stride, padding, dilation, groups):
+            _correlate_directly(y, x, weight, bias, padding, forward=True)
+        else:
+            _correlate(y, x, weight, bias, stride, padding, dilation, groups)
     return y, ()
 
 
@@ -52,7 +68,17 @@ def _(saved, grad_y, x, weight, bias, stride, padding, dilation, groups, needs_g
     grad_x = torch.empty_like(x, memory_format=memory) if needs_grad.x else None
     grad_weight = torch.empty_like(weight, memory_format=memory) if needs_grad.weight else None
     grad_bias = torch.empty_like(bias, memory_format=torch.contiguous_format) if needs_grad.bias else None
-    if not gemm.is_dry(grad_y):
+    if gemm.is_dry(grad_y):
+        return grad_x, grad_weight, grad_bias
+    if _is_direct(x, weight, stride, padding, dilation, groups):
+        if grad_x is not None:
+            reach = [weight.shape[2] - 1 - p for p in padding]
+            _correlate_directly(grad_x, grad_y, weight, None, reach, forward=False)
+        if grad_weight is not None or grad_bias is not None:
+            sizes = pooled.Sizes(*x.shape, *grad_y.shape[1:], *padding)
+            launch = pooled.direct_weight(sizes, weight.shape[2], x.dtype)
+            pooled.sum_patches(conv2d_direct_bwd_weight, launch, (grad_y, x), grad_weight, grad_bias)
+    else:
         if _in_vectors(x, weight, groups):
             grad_y = _channels_last(grad_y)  # once, for both
         geometry = (stride, padding, dilation, groups)
@@ -112,6 +138,24 @@ def conv2d(
     if input.dim() == 3:
         return _conv2d(input.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
     return _conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+
+# --- few channels ------------------------------------------------------------------------------------------------
+
+
+def _is_direct(x: Tensor, weight: Tensor, stride: list[int], *geometry: Any) -> bool:
+    """Whether a tile of the image lies in shared memory once, rather than a GEMM reading patches."""
+    if x.dtype is not torch.float32 or not x.is_contiguous() or capability(x.device) < 8:
+        return False
+    return pooled.unsupported(x, weight, stride, *geometry) is None
+
+
+def _correlate_directly(out, image, weight, bias, padding, forward):
+    """out = image correlated with weight, or with weight turned round."""
+    if out.numel():
+        sizes = pooled.Sizes(*image.shape, *out.shape[1:], *padding)
+        launch = pooled.direct(sizes, weight.shape[2], out.dtype, out.device)
+        conv2d_direct[launch.config](image, weight, bias, out, *launch.numbers, FORWARD=forward, **launch.template)
 
 
 # --- geometry ----------------------------------------------------------------------------------------------------

@@ -13,19 +13,16 @@ from ..common import convolution, gemm, pooled
 from ..kernel import FLOATING, Kernel
 from ..operator import operator
 
-FILE, MMA_FILE, SIZES = "conv2d_relu_max_pool2d.cu", "conv2d_relu_max_pool2d_mma.cu", (3, 5)
-FMA: dict[str, Any] = {"T": FLOATING, "K": SIZES}
-MMA: dict[str, Any] = {"T": gemm.HALF, "K": SIZES}
-NF: dict[str, Any] = {"NF": (4, 8), "where": lambda T, K, NF: NF == 4 or T is not torch.float64}
+FILE, MMA_FILE = "conv2d_relu_max_pool2d.cu", "conv2d_relu_max_pool2d_mma.cu"
+FMA: dict[str, Any] = {"T": FLOATING, "K": pooled.TAPS}
+MMA: dict[str, Any] = {"T": gemm.HALF, "K": pooled.TAPS}
+NF: dict[str, Any] = {"NF": (1, 4, 8), "where": lambda T, K, NF: NF < 8 or T is not torch.float64}
 conv2d_relu_max_pool2d_fwd = Kernel(FILE, "conv2d_relu_max_pool2d_fwd<T, K, NF>", **FMA, **NF)
 conv2d_relu_max_pool2d_fwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_fwd_mma<T, K, NB>", **MMA, NB=(2, 4))
 conv2d_relu_max_pool2d_bwd = Kernel(FILE, "conv2d_relu_max_pool2d_bwd<T, K, NF>", **FMA, **NF)
 conv2d_relu_max_pool2d_bwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_bwd_mma<T, K, NB>", **MMA, NB=(2, 4))
 conv2d_relu_max_pool2d_bwd_weight = Kernel(FILE, "conv2d_relu_max_pool2d_bwd_weight<T, K>", **FMA)
 conv2d_relu_max_pool2d_bwd_weight_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_bwd_weight_mma<T, K>", **MMA)
-conv2d_relu_max_pool2d_bwd_sum = Kernel(FILE, "conv2d_relu_max_pool2d_bwd_sum<T>", T=FLOATING)
-
-MAX_CHANNELS = 64  # of input and output: with more, the tensor cores or a larger tile are worth three launches
 
 
 @operator("cupyops::conv2d_relu_max_pool2d", autocast="lower")
@@ -73,7 +70,9 @@ def _(saved, grad_y, x, weight, bias, padding, needs_grad):
             kernel = conv2d_relu_max_pool2d_bwd_mma if launch.mma else conv2d_relu_max_pool2d_bwd
             kernel[launch.config](grad_y, saved[0], weight, grad_x, *launch.numbers, **launch.template)
         if grad_weight is not None or grad_bias is not None:
-            _launch_weight(grad_y, saved[0], x, weight, grad_weight, grad_bias, sizes)
+            launch = pooled.backward_weight(sizes, weight.shape[2], x.dtype, x.device)
+            kernel = conv2d_relu_max_pool2d_bwd_weight_mma if launch.mma else conv2d_relu_max_pool2d_bwd_weight
+            pooled.sum_patches(kernel, launch, (grad_y, saved[0], x), grad_weight, grad_bias)
     if memory is torch.channels_last:
         gradients = (grad_x, grad_weight)
         grad_x, grad_weight = (g if g is None else g.contiguous(memory_format=memory) for g in gradients)
@@ -82,17 +81,9 @@ def _(saved, grad_y, x, weight, bias, padding, needs_grad):
 
 @_conv2d_relu_max_pool2d.unsupported
 def _(x, weight, bias, stride, padding, dilation, groups, pool):
-    if stride != [1, 1] or dilation != [1, 1] or groups != 1 or pool != [2, 2, 2, 2]:
-        return "not stride 1, dilation 1, one group, and pooling by 2"
-    images, channels, height, width = x.shape
-    filters, _, tall, wide = weight.shape
-    if tall != wide or tall not in SIZES:
-        return "a kernel other than 3 x 3 and 5 x 5"
-    if channels > MAX_CHANNELS or filters > MAX_CHANNELS:
-        return f"more than {MAX_CHANNELS} channels"
-    if not channels * height * width or max(height, width, *padding) > 1 << 15 or images * height * width >> 33:
-        return "no elements, or too many"
-    return None
+    if pool != [2, 2, 2, 2]:
+        return "not pooling by 2"
+    return pooled.unsupported(x, weight, stride, padding, dilation, groups)
 
 
 @_conv2d_relu_max_pool2d.interface
@@ -153,16 +144,3 @@ def _geometry(input, weight, bias, stride, padding, dilation, groups, pool_kerne
     if any(extent < k for extent, k in zip(size, kernel)):
         check.fail("pool_kernel_size", pool_kernel_size, f"a window that fits the convolution's {tuple(size)}")
     return stride, padding, dilation, groups, pool
-
-
-# --- launches ---
-
-
-def _launch_weight(grad_y, place, x, weight, grad_weight, grad_bias, sizes):
-    """grad_weight and grad_bias, either of which may be None."""
-    launch, count, add = pooled.backward_weight(sizes, weight.shape[2], x.dtype, x.device)
-    size = weight.numel() + sizes.filters
-    parts = x.new_empty((count, size), dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
-    kernel = conv2d_relu_max_pool2d_bwd_weight_mma if launch.mma else conv2d_relu_max_pool2d_bwd_weight
-    kernel[launch.config](grad_y, place, x, parts, *launch.numbers, **launch.template)
-    conv2d_relu_max_pool2d_bwd_sum[add](parts, grad_weight, grad_bias, count, size, sizes.filters, T=x.dtype)

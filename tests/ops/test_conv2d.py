@@ -1,5 +1,6 @@
 import importlib
 
+import few_channels
 import gemms
 import pytest
 import torch
@@ -30,7 +31,10 @@ def tile(request):
 class TestConv2d(OperatorContract):
     function = staticmethod(cupyops.conv2d)
     torch_function = staticmethod(F.conv2d)
-    kernels = {"conv2d_fwd", "conv2d_bwd_weight", "conv2d_sum", "conv2d_channels_last"}
+    kernels = {
+        *("conv2d_fwd", "conv2d_bwd_weight", "conv2d_sum", "conv2d_channels_last"),
+        *("conv2d_direct", "conv2d_direct_bwd_weight", "conv2d_direct_sum"),
+    }
     too_large = f"a dimension over {gemm.MAX_INDEX}"
     differs = {
         ("special_values", backend): "a NaN in weight: grad_x is NaN at the border too, where the tap meets padding"
@@ -41,16 +45,18 @@ class TestConv2d(OperatorContract):
         yield from self.small_samples(make)
         yield Sample(make(2, 3, 7, 9), make(5, 3, 3, 3), make(5), stride=2, padding=1)
         yield Sample(make(1, 4, 9, 8), make(6, 2, 3, 3), make(6), (2, 1), (2, 1), (1, 2), 2)
-        yield Sample(make(4, 1, 12, 12), make(32, 1, 3, 3), make(32))  # grad_weight splits k
+        yield Sample(make(4, 1, 12, 12), make(32, 1, 2, 3), make(32))  # grad_weight splits k
         yield Sample(channels_last(make(2, 8, 5, 6)), channels_last(make(16, 8, 3, 3)), make(16), padding=1)  # vectors
         yield Sample(make(2, 16, 5, 7), make(24, 16, 3, 3), make(24), padding=1)  # halves are copied to channels_last
         yield Sample(channels_last(make(1, 3, 6, 5)), make(4, 3, 3, 2), padding="same")
-        yield Sample(make(1, 34, 3, 3), make(2, 34, 3, 3), make(2), padding=1)  # forward splits k
+        yield Sample(make(1, 50, 3, 3), make(2, 50, 2, 3), make(2), padding=1)  # forward splits k
+        yield Sample(make(1, 3, 7, 6), make(34, 3, 3, 3), make(34), padding=(1, 3))  # float32 directly
         yield Sample(make(3, 6, 5), make(70, 3, 1, 1), make(70))
 
     def small_samples(self, make: Make):
         yield Sample(make(1, 2, 6, 7), make(5, 2, 3, 4), make(5), padding=1)
         yield Sample(make(2, 2, 4, 5), make(3, 2, 3, 2), make(3))
+        yield Sample(make(2, 3, 8, 9), make(5, 3, 5, 5), padding=1)  # float32 directly
         yield Sample(make(1, 2, 4, 4), make(2, 1, 3, 3), stride=2, padding=(1, 2), groups=2)
         yield Sample(make(2, 5, 5), make(2, 2, 2, 2), make(2), dilation=2, padding="valid")
         yield Sample(channels_last(make(1, 2, 3, 4)), make(2, 2, 2, 2), padding="same")
@@ -86,6 +92,13 @@ def test_every_tile(device, dtype, tile, last):
     theirs = [truth, *torch.autograd.grad(truth, exact, grad.double())]
     for a, b in zip(ours, theirs):
         assert (a.double() - b).abs().max() <= UNITS[dtype] * torch.finfo(dtype).eps * b.abs().max()
+
+
+@pytest.mark.gpu
+def test_many():
+    """In the simulator this is part of the test of every instance."""
+    for sample in few_channels.samples(Make("cuda", torch.float32)):
+        few_channels.compare(TestConv2d, sample)
 
 
 def test_empty_batch(device):

@@ -1,13 +1,10 @@
-import itertools
-from contextlib import contextmanager
-
+import few_channels
 import pytest
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample
 from torch.nn import functional as F
 
 import cupyops
-from cupyops.common import pooled
 from cupyops.testing import Tolerance
 
 
@@ -22,8 +19,8 @@ class TestConv2dReluMaxPool2d(OperatorContract):
     torch_function = staticmethod(in_three)
     kernels = {
         f"conv2d_relu_max_pool2d_{form}"
-        for form in ("fwd", "bwd", "bwd_weight", "bwd_sum", "fwd_mma", "bwd_mma", "bwd_weight_mma")
-    }
+        for form in ("fwd", "bwd", "bwd_weight", "fwd_mma", "bwd_mma", "bwd_weight_mma")
+    } | {"conv2d_direct_sum"}
 
     differs = {
         ("special_values", backend): "0 times NaN is left out of the gradients: what is no maximum has no part in them"
@@ -40,20 +37,6 @@ class TestConv2dReluMaxPool2d(OperatorContract):
         yield Sample(make(1, 3, 8, 6), make(2, 3, 5, 5), padding=(1, 2))
         yield Sample(make(2, 5, 4), make(3, 2, 3, 3), make(3))
 
-    def samples_of_many(self, make: Make):
-        """For `much`: few and many channels and filters, which FMAs and tensor cores deal out differently.
-
-        Of -1, 0 and 1, whose sums are exact: which of several values is the largest is no matter of rounding.
-        """
-
-        def whole(*shape):
-            return make(*shape).detach().round().clamp(-1, 1).requires_grad_(make.requires_grad)
-
-        for channels, filters, taps in itertools.product((3, 17), (3, 17), (3, 5)):
-            yield Sample(
-                whole(3, channels, 4, 5), whole(filters, channels, taps, taps), whole(filters), padding=taps // 2
-            )
-
 
 def result(function, *tensors, **kwargs):
     leaves = [t.detach().requires_grad_() for t in tensors]
@@ -61,31 +44,12 @@ def result(function, *tensors, **kwargs):
     return y.detach(), *torch.autograd.grad(y.sum(), leaves)
 
 
-@contextmanager
-def much(**more):
-    """Small tensors as if there were much of them: a block for several tiles, threads with many filters."""
-    planned = (pooled.forward, pooled.backward, pooled.backward_weight)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ({"FEW": 1, "MANY": 1, "BLOCKS": 2, "MMA_BLOCKS": 2} | more).items():
-            patch.setattr(pooled, name, value)
-        for plan in planned:
-            plan.cache_clear()
-        yield
-    for plan in planned:
-        plan.cache_clear()
-
-
-def compare_of_many(sample):
-    with much():
-        TestConv2dReluMaxPool2d().compare(sample, f"many, {sample!r}")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_many(dtype):
     """In the simulator this is part of the test of every instance."""
-    for sample in TestConv2dReluMaxPool2d().samples_of_many(Make("cuda", dtype)):
-        compare_of_many(sample)
+    for sample in few_channels.samples(Make("cuda", dtype)):
+        few_channels.compare(TestConv2dReluMaxPool2d, sample)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -93,7 +57,7 @@ def test_in_little_shared_memory(dtype):
     """Channels in several chunks, and FMAs where the tensor cores' filters do not fit."""
     shapes = (3, 19, 9, 10), (35, 19, 3, 3), (35,)
     args = [torch.randint(-1, 2, shape).to(dtype) for shape in shapes]  # whose sums are exact, whatever the order
-    with cupyops.simulate(), cupyops.trace() as trace, much(WIDE_SHARED=16 << 10):
+    with cupyops.simulate(), cupyops.trace() as trace, few_channels.much(WIDE_SHARED=16 << 10):
         ours = result(cupyops.conv2d_relu_max_pool2d, *args, padding=1)
     launched = {record.kernel.partition("<")[0] for record in trace.launches()}
     assert launched >= {"conv2d_relu_max_pool2d_fwd", "conv2d_relu_max_pool2d_bwd"}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
+import few_channels
 import gemms
 import pytest
 import torch
@@ -209,11 +210,11 @@ def in_scratch(size: int, contract: type[OperatorContract], sample: Sample) -> N
         contract().compare(sample, f"in {size} bytes, {sample!r}")
 
 
-def pooled_of_many(dtype: torch.dtype) -> Iterator[Call]:
+def of_many(file: str, dtype: torch.dtype) -> Iterator[Call]:
     """What is launched where there are many images, and many filters of y, of x, or of both."""
-    module = importlib.import_module("ops.test_conv2d_relu_max_pool2d")
-    for sample in module.TestConv2dReluMaxPool2d().samples_of_many(Make(CPU, dtype)):
-        yield partial(module.compare_of_many, sample)
+    for contract in contracts()[file]:
+        for sample in few_channels.samples(Make(CPU, dtype)):
+            yield partial(few_channels.compare, contract, sample)
 
 
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
@@ -221,8 +222,9 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "linear.cu": partial(tiles, "linear", ["_plan"], affine),
     "cross_entropy.cu": partial(losses_held, "cross_entropy.cu"),
     "conv2d.cu": partial(tiles, "conv2d", ["_correlation", "_patch_sums"], convolutions),
-    "conv2d_relu_max_pool2d.cu": pooled_of_many,
-    "conv2d_relu_max_pool2d_mma.cu": pooled_of_many,
+    "conv2d_direct.cu": partial(of_many, "conv2d_direct.cu"),
+    "conv2d_relu_max_pool2d.cu": partial(of_many, "conv2d_relu_max_pool2d.cu"),
+    "conv2d_relu_max_pool2d_mma.cu": partial(of_many, "conv2d_relu_max_pool2d_mma.cu"),
     "adam.cu": partial(optimizer_steps, "test_adam.TestAdam"),
     "grad_norm.cu": gradients_clipped,
     "lion.cu": partial(optimizer_steps, "test_lion.TestLion"),
