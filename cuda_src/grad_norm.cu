@@ -85,14 +85,14 @@ template <typename T> struct Scaled {
 };
 
 // Grid and block: as grad_norm_partial. Multiplies the gradients by the coefficient that the norm asks for; where that is
-// 1, they are not even read. NaN is no number to stop at.
+// 1, they are not even read. NaN is no number to stop at. The last come first: the cache still has them from the norm.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     grad_clip(T* anchor, const __grid_constant__ Table<1> table, int tensors, acc_t<T> max_norm, const acc_t<T>* norm) {
   const acc_t<T> coefficient = max_norm / (*norm + acc_t<T>(1e-6));
   if (coefficient >= acc_t<T>(1)) return;
 #pragma unroll 1
-  for (int c = blockIdx.x; c < table.chunk_ends[tensors - 1]; c += gridDim.x) {
+  for (int c = table.chunk_ends[tensors - 1] - 1 - blockIdx.x; c >= 0; c -= gridDim.x) {
     update<T>(table, own_chunk<T>(table, tensors, c), Scaled<T>{coefficient});
   }
 }

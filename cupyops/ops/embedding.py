@@ -77,7 +77,8 @@ def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
     vectors = size % vector == 0 and grad_y.data_ptr() % 16 == 0
     if count <= FEW and grad_y.numel() * grad_y.element_size() <= FEW_BYTES:
         grad_weight = torch.empty((rows, size), dtype=grad_y.dtype, device=grad_y.device)
-        tile, tiles, block, shared = few_plan(rows, size, grad_y.element_size(), vectors)
+        tile, tiles = tiles_of(rows)
+        block, shared = few_plan(size, grad_y.element_size(), vectors)
         given = (grad_y, indices, grad_weight, count, tile, rows, size, padding_idx, scale_grad_by_freq)
         embedding_bwd_few[tiles, block, shared](*given, T=grad_y.dtype, VEC=vectors)
         return grad_weight
@@ -114,12 +115,12 @@ def tiles_of(rows: int) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def few_plan(rows: int, size: int, itemsize: int, vectors: bool) -> tuple[int, int, tuple[int, int], int]:
-    """(rows of a tile, grid, block, bytes of shared memory)."""
+def few_plan(size: int, itemsize: int, vectors: bool) -> tuple[tuple[int, int], int]:
+    """(block, bytes of shared memory)."""
     units = size * itemsize // 16 if vectors else size
     along = min(FEW_THREADS, _power_of_two(units))
     each = max(itemsize, 4) * (16 // itemsize if vectors else 1)
-    return (*tiles_of(rows), (along, FEW_THREADS // along), FEW_THREADS * each)
+    return (along, FEW_THREADS // along), FEW_THREADS * each
 
 
 @_embedding.reference_backward

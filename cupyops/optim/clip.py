@@ -132,8 +132,8 @@ class _Known:
                 "`error_if_nonfinite=False`"
             )
         torch.autograd.graph.increment_version(grads)
-        for dtype, at, moving in self._groups:
-            for launch in moving.launches:
+        for dtype, at, moving in reversed(self._groups):
+            for launch in reversed(moving.launches):
                 given = grads[at[launch.start]], launch.table, launch.tensors
                 grad_clip[_grid(launch), BLOCK](*given, max_norm, norm, T=dtype)
         return total
