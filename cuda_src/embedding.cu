@@ -157,15 +157,15 @@ __device__ __forceinline__ void sort_tile(const long long* __restrict__ indices,
   }
 }
 
-// Zeros for the rows of a tile that no index names, and for padding_idx: in vectors, of which one that a named row
-// shares with another is zeros as well. The tile begins at a 16-byte boundary.
+// Zeros for the rows of a tile that no index names, and for padding_idx, by the gridDim.y blocks that have it: in vectors,
+// of which one that a named row shares with another is zeros as well. The tile begins at a 16-byte boundary.
 template <typename T>
 __device__ __forceinline__ void zero_tile(T* grad_weight, int low, int rows, long long size,
                                           const int (&starts)[kTile + 1], long long padding_idx) {
   constexpr int W = kVecWidth<T>;
   T* to = grad_weight + low * size;
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const long long elements = rows * size, step = blockDim.x * blockDim.y * W;
+  const int thread = (blockIdx.y * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  const long long elements = rows * size, step = gridDim.y * blockDim.x * blockDim.y * W;
   auto named = [&](int row) { return starts[row] < starts[row + 1] && low + row != padding_idx; };
   int row = static_cast<int>(thread * W / size), rows_on = static_cast<int>(step / size);
   long long column = thread * W % size, columns_on = step % size;
@@ -179,8 +179,8 @@ __device__ __forceinline__ void zero_tile(T* grad_weight, int low, int rows, lon
   if (thread < elements % W) to[elements - 1 - thread] = T(0.0f);
 }
 
-// Grid: ceil(rows / tile). Block: kSortWarps warps. A block sorts the indices that name its tile of the rows, kTile at
-// most and a multiple of 16 bytes, and writes the zeros there.
+// Grid: (ceil(rows / tile), any). Block: kSortWarps warps. The blocks of a column sort the indices that name their tile of
+// the rows, kTile at most and a multiple of 16 bytes, and write the zeros there.
 template <typename T>
 __global__ void __launch_bounds__(kSortWarps* kWarp, 2)
     embedding_bwd_sort(const long long* __restrict__ indices, int* __restrict__ keys, long long* __restrict__ order,
@@ -189,8 +189,7 @@ __global__ void __launch_bounds__(kSortWarps* kWarp, 2)
   __shared__ int starts[kTile + 1];
   const int low = blockIdx.x * tile, here = rows - low < tile ? int(rows - low) : tile;
   sort_tile<kSortWarps>(indices, count, low, here, starts, [&](int place, int row, int position) {
-    keys[place] = row;
-    order[place] = position;
+    if (blockIdx.y == 0) keys[place] = row, order[place] = position;
   });
   zero_tile(grad_weight, low, here, size, starts, padding_idx);
 }

@@ -31,6 +31,7 @@ MOST_SORTED = 1 << 16  # by it: 64 of each thread
 MOST_SCANNED = 1 << 24  # by all blocks together, each of which reads all
 TILES = 132 * 2  # of the rows of the table: as many as find room, unless they had more than
 MOST_ROWS = 256  # kTile
+FILL = 1 << 16  # bytes of zeros of a block at least, where tiles are few and their rows long
 FEW, FEW_THREADS = 256, 512  # kFew, kFewWarps: indices that one kernel sorts and adds, and threads of its block
 FEW_BYTES = 1 << 19  # of grad_y, at most: all of it may be one block's
 
@@ -75,9 +76,9 @@ def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
     grad_y, indices = grad_y.contiguous(), indices.reshape(-1).contiguous()
     vector = 16 // grad_y.element_size()
     vectors = size % vector == 0 and grad_y.data_ptr() % 16 == 0
-    if count <= FEW and grad_y.numel() * grad_y.element_size() <= FEW_BYTES:
+    tile, tiles, slices = tiles_of(rows, size * grad_y.element_size())
+    if count <= FEW and slices == 1 and grad_y.numel() * grad_y.element_size() <= FEW_BYTES:
         grad_weight = torch.empty((rows, size), dtype=grad_y.dtype, device=grad_y.device)
-        tile, tiles = tiles_of(rows)
         block, shared = few_plan(size, grad_y.element_size(), vectors)
         given = (grad_y, indices, grad_weight, count, tile, rows, size, padding_idx, scale_grad_by_freq)
         embedding_bwd_few[tiles, block, shared](*given, T=grad_y.dtype, VEC=vectors)
@@ -96,7 +97,7 @@ def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
 def sort(indices: Tensor, like: Tensor, rows: int, size: int, padding_idx: int) -> tuple[Tensor, Tensor, Tensor]:
     """(the indices sorted, where each was, the gradient with zeros for what none names)."""
     count = indices.numel()
-    tile, tiles = tiles_of(rows)
+    tile, tiles, slices = tiles_of(rows, size * like.element_size())
     if count > MOST_SORTED or count * tiles > MOST_SCANNED:
         keys, order = torch.sort(indices.int(), stable=True)
         return keys, order, torch.zeros((rows, size), dtype=like.dtype, device=like.device)
@@ -104,14 +105,15 @@ def sort(indices: Tensor, like: Tensor, rows: int, size: int, padding_idx: int) 
     keys = torch.empty(count, dtype=torch.int32, device=like.device)
     order = torch.empty(count, dtype=torch.int64, device=like.device)
     given = indices, keys, order, grad_weight, count, tile, rows, size, padding_idx
-    embedding_bwd_sort[tiles, SORT](*given, T=like.dtype)
+    embedding_bwd_sort[(tiles, slices), SORT](*given, T=like.dtype)
     return keys, order, grad_weight
 
 
-def tiles_of(rows: int) -> tuple[int, int]:
-    """(rows of a tile, whole 16-byte vectors whatever they are; tiles)."""
+def tiles_of(rows: int, row_bytes: int) -> tuple[int, int, int]:
+    """(rows of a tile, whole 16-byte vectors whatever they are; tiles; blocks that write the zeros of one)."""
     tile = min(ceil_div(rows, TILES * 8) * 8, MOST_ROWS)
-    return tile, ceil_div(rows, tile)
+    tiles = ceil_div(rows, tile)
+    return tile, tiles, max(1, min(TILES // tiles, tile * row_bytes // FILL))
 
 
 @functools.lru_cache(maxsize=4096)

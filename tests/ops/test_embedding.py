@@ -82,11 +82,13 @@ def test_more_than_blocks_can_sort(device, monkeypatch, limit):
 @pytest.mark.parametrize("few", [0, 256])
 @pytest.mark.parametrize("rows, size", [(1, 3), (19, 1), (300, 5), (2500, 8), (2307, 3)])
 def test_tiles(device, monkeypatch, few, rows, size):
-    """Whole ones and a last one, of rows that share vectors and that are shorter; none, some or all rows are named."""
+    """Whole ones and a last one, of rows that share vectors and that are shorter; none, some or all rows are named; the
+    zeros of one by several blocks."""
     monkeypatch.setattr(module, "FEW", few)
     for indices in (torch.randint(rows, (150,)), torch.full((40,), rows - 1), torch.arange(min(rows, 256))):
-        for tiles in (2, 264):
+        for tiles, fill in ((2, 1 << 16), (264, 1 << 16), (264, 64)):
             monkeypatch.setattr(module, "TILES", tiles)
+            monkeypatch.setattr(module, "FILL", fill)
             given = indices.to(device), torch.randn(rows, size, device=device)
             with cupyops.simulate():
                 found = gradients(cupyops.embedding, *given, padding_idx=0)
