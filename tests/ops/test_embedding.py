@@ -80,7 +80,7 @@ def test_more_than_blocks_can_sort(device, monkeypatch, limit):
 
 
 @pytest.mark.parametrize("few", [0, 256])
-@pytest.mark.parametrize("rows, size", [(1, 3), (19, 1), (300, 5), (2500, 8), (2307, 3)])
+@pytest.mark.parametrize("rows, size", [(1, 3), (190, 1), (300, 5), (2500, 8), (2307, 3)])
 def test_tiles(device, monkeypatch, few, rows, size):
     """Whole ones and a last one, of rows that share vectors and that are shorter; none, some or all rows are named; the
     zeros of one by several blocks."""
