@@ -20,7 +20,8 @@
 #include "common/whole.cuh"
 
 constexpr int kTile = 256;  // rows that a block sorts the indices of, at most
-constexpr int kSortWarps = 32, kFewWarps = 16, kScans = 8, kFew = 256;
+constexpr int kSortWarps = 32, kFewWarps = 16, kFew = 256;
+constexpr int kScans = 8;  // indices that a thread has under way
 constexpr int kFinishColumns = 32, kFinishRuns = 16, kShort = 8;
 constexpr int kThreads = 256;  // of a block of forward, or of backward, at most
 constexpr int kSingles = 4;  // single elements of a row that a thread of backward has
@@ -209,7 +210,7 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 2)
                       int count, int tile, long long rows, long long size, long long padding_idx, bool by_freq) {
   using A = acc_t<T>;
   constexpr int K = VEC ? kVecWidth<T> : 1, U = 4;
-  extern __shared__ __align__(16) unsigned char scratch[];
+  extern __shared__ __align__(32) unsigned char scratch[];
   Vec<A, K>* parts = reinterpret_cast<Vec<A, K>*>(scratch);
   __shared__ int starts[kTile + 1], order[kFew];
   const int low = blockIdx.x * tile, here = rows - low < tile ? int(rows - low) : tile;
