@@ -3,8 +3,8 @@
 //
 // Bytes per element: sizeof(T) for the norm, 2 x sizeof(T) more where the gradients are scaled, none where they are not;
 // 3 flops.
-// Reached on an H200 (GB/s of two reads and a write, scaled): 24x2^22 bf16 3641, 24x2^22 fp32 3859. Lost: the first
-// pass leaves too few loads under way in half types.
+// Reached on an H200 (GB/s of two reads and a write, scaled): 24x2^22 bf16 3641, 24x2^22 fp32 3859. Lost: three
+// launches, each of which waits for the one before.
 #include "common/multi_tensor.cuh"
 #include "common/reduce.cuh"
 
@@ -41,19 +41,23 @@ __device__ __forceinline__ acc_t<T> fold(const T* grads, int begin, int end, acc
   return total;
 }
 
-// Grid: one block per chunk of each gradient, that is table.chunk_ends[tensors - 1]. Block: kThreads. A block owns one
-// chunk, and partials[blockIdx.x].
+// Grid: one block per chunk of each gradient, that is table.chunk_ends[tensors - 1], or fewer, which take the others in
+// turn. Block: kThreads. A block owns partials[blockIdx.x].
 template <typename T, typename Norm>
 __global__ void __launch_bounds__(kThreads)
     grad_norm_partial(const T* anchor, const __grid_constant__ Table<1> table, int tensors, acc_t<T>* partials) {
   using A = acc_t<T>;
   constexpr int W = kVecWidth<T>;
   __shared__ A shared[kWarp];
-  const Chunk chunk = own_chunk<T>(table, tensors);
-  const T* grads = static_cast<const T*>(table.arrays[0][chunk.tensor]) + chunk.begin;
-  const int vectors = is_aligned16(grads) ? chunk.count / W : 0;
-  A total = fold<Norm, W, 4>(grads, 0, vectors, A(0));
-  total = fold<Norm, 1, 4>(grads, vectors * W, chunk.count, total);
+  A total = A(0);
+#pragma unroll 1
+  for (int c = blockIdx.x; c < table.chunk_ends[tensors - 1]; c += gridDim.x) {
+    const Chunk chunk = own_chunk<T>(table, tensors, c);
+    const T* grads = static_cast<const T*>(table.arrays[0][chunk.tensor]) + chunk.begin;
+    const int vectors = is_aligned16(grads) ? chunk.count / W : 0;
+    total = fold<Norm, W, 4>(grads, 0, vectors, total);
+    total = fold<Norm, 1, 4>(grads, vectors * W, chunk.count, total);
+  }
   total = block_reduce<typename Norm::Fold>(total, shared);
   if (threadIdx.x == 0) partials[blockIdx.x] = total;
 }
@@ -81,11 +85,14 @@ template <typename T> struct Scaled {
 };
 
 // Grid and block: as grad_norm_partial. Multiplies the gradients by the coefficient that the norm asks for; where that is
-// 1, they are not even read. NaN is no number to stop at.
+// 1, they are not even read. NaN is no number to stop at. The last come first: the cache still has them from the norm.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     grad_clip(T* anchor, const __grid_constant__ Table<1> table, int tensors, acc_t<T> max_norm, const acc_t<T>* norm) {
   const acc_t<T> coefficient = max_norm / (*norm + acc_t<T>(1e-6));
   if (coefficient >= acc_t<T>(1)) return;
-  update<T>(table, own_chunk<T>(table, tensors), Scaled<T>{coefficient});
+#pragma unroll 1
+  for (int c = table.chunk_ends[tensors - 1] - 1 - blockIdx.x; c >= 0; c -= gridDim.x) {
+    update<T>(table, own_chunk<T>(table, tensors, c), Scaled<T>{coefficient});
+  }
 }

@@ -25,9 +25,9 @@ struct Chunk {
   int count;
 };
 
-// That of this block: its tensor is the first whose chunk_end exceeds blockIdx.x.
-template <typename T, int N> __device__ __forceinline__ Chunk own_chunk(const Table<N>& table, int tensors) {
-  const int chunk = blockIdx.x;
+// That of this block, or another: its tensor is the first whose chunk_end exceeds its number.
+template <typename T, int N>
+__device__ __forceinline__ Chunk own_chunk(const Table<N>& table, int tensors, int chunk = blockIdx.x) {
   int low = 0, high = tensors - 1;
   while (low < high) {
     const int middle = (low + high) / 2;

@@ -12,7 +12,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from ..common.multi_tensor import BLOCK, Alike, Moving, why_not
+from ..common.multi_tensor import BLOCK, Alike, Launch, Moving, why_not
 from ..kernel import FLOATING, Kernel
 from ..tracing import operator as traced
 
@@ -21,6 +21,7 @@ grad_norm_partial = Kernel("grad_norm.cu", "grad_norm_partial<T, NORM>", T=FLOAT
 grad_norm = Kernel("grad_norm.cu", "grad_norm<T, NORM>", T=FLOATING, NORM=_NORMS)
 grad_clip = Kernel("grad_norm.cu", "grad_clip<T>", T=FLOATING)
 
+BLOCKS = 132 * 8  # of a launch, at most: the same bits on all GPUs
 FOLDERS = 1024  # threads that fold what the blocks found
 
 _NAME = "cupyops.nn.utils.clip_grad_norm_"
@@ -98,7 +99,7 @@ class _Known:
         for place, grad in enumerate(grads):
             places.setdefault(grad.dtype, []).append(place)
         self._groups = [(dtype, at, Moving(([grads[i] for i in at],))) for dtype, at in places.items()]
-        self._blocks = sum(one.blocks for *_, moving in self._groups for one in moving.launches)
+        self._blocks = sum(_grid(one) for *_, moving in self._groups for one in moving.launches)
         self._wide = torch.float64 if torch.float64 in places else torch.float32
         self._dtype = functools.reduce(torch.promote_types, places)
 
@@ -116,9 +117,10 @@ class _Known:
         partials = grads[0].new_empty(self._blocks, dtype=self._wide)
         begin = 0
         for dtype, at, moving in self._groups:
-            for table, start, count, blocks in moving.launches:
+            for launch in moving.launches:
+                blocks, table, count = _grid(launch), launch.table, launch.tensors
                 here = partials[begin : begin + blocks] if begin else partials
-                grad_norm_partial[blocks, BLOCK](grads[at[start]], table, count, here, T=dtype, NORM=kind)
+                grad_norm_partial[blocks, BLOCK](grads[at[launch.start]], table, count, here, T=dtype, NORM=kind)
                 begin += blocks
         norm = partials.new_empty(())
         grad_norm[1, FOLDERS](partials, norm, begin, T=grads[0].dtype, NORM=kind)
@@ -130,14 +132,19 @@ class _Known:
                 "`error_if_nonfinite=False`"
             )
         torch.autograd.graph.increment_version(grads)
-        for dtype, at, moving in self._groups:
-            for table, start, count, blocks in moving.launches:
-                grad_clip[blocks, BLOCK](grads[at[start]], table, count, max_norm, norm, T=dtype)
+        for dtype, at, moving in reversed(self._groups):
+            for launch in reversed(moving.launches):
+                given = grads[at[launch.start]], launch.table, launch.tensors
+                grad_clip[_grid(launch), BLOCK](*given, max_norm, norm, T=dtype)
         return total
 
 
 _known: dict[tuple[int, int, float], _Known] = {}  # by the first parameter's id, the count of gradients, and norm_type
 _MOST_KNOWN = 64
+
+
+def _grid(launch: Launch) -> int:
+    return min(launch.blocks, BLOCKS)
 
 
 def _why_not_at_all(norm_type: float, foreach: bool | None) -> str | None:

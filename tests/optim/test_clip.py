@@ -54,6 +54,12 @@ def test_values(device, dtype):
     clipped(dtype, device)
 
 
+@pytest.mark.parametrize("norm_type", NORMS)
+def test_more_chunks_than_blocks(device, monkeypatch, norm_type):
+    monkeypatch.setattr(clip, "BLOCKS", 2)
+    compare(lambda: parameters(device, torch.float32, [(9,), (9001,), (4099,), (5,)]), 0.5, norm_type)
+
+
 def test_signature_is_torch_s():
     ours, theirs = (inspect.signature(f) for f in (clip_grad_norm_, torch.nn.utils.clip_grad_norm_))
     assert [(p.name, p.default) for p in ours.parameters.values()] == [
