@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
 }
 
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: (tiles of columns, a cluster). Block:
-// kColumnThreads, kClusterColumns<T> along the columns.
+// kColumnThreads, at most kClusterColumns<T> along the columns, a power of two.
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
     batch_norm_columns_fwd_cluster(const T* __restrict__ x, const void* __restrict__ weight,
@@ -345,34 +345,33 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
                                    acc_t<T>* __restrict__ rstd, void* running_mean, void* running_var, long long rows,
                                    long long size, int wide, acc_t<T> momentum, acc_t<T> eps) {
   using A = acc_t<T>;
-  constexpr int W = ColumnTile<T, WHOLE>::W, kColumns = kClusterColumns<T>;
-  __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
-  __shared__ Moments<A> parts[kColumnThreads / kColumns][kColumns];
+  constexpr int W = ColumnTile<T, WHOLE>::W;
+  __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kClusterColumns<T>];
+  __shared__ Moments<A> parts[kColumnThreads];
   if (gridDim.y > 1) cluster_begin();
   const Parameters<T> parameters{weight, bias, wide};
   const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, columns = blockDim.x * W;
   Pair<A> own[W] = {};
   column_moments(tile, x, own);
   share_columns(tile, own, shared);
   if (gridDim.y > 1) cluster_wait();
-  const int groups = kColumnThreads / kColumns;
+  const int groups = kColumnThreads / columns, column = thread & (columns - 1);
   Moments<A> part = {};
-  if (thread % kColumns < tile.left) part = tile_moments(tile, shared, thread % kColumns, thread / kColumns, groups);
-  __syncthreads();
-  parts[thread / kColumns][thread % kColumns] = part;
+  if (column < tile.left) part = tile_moments(tile, shared, column, unsigned(thread) / unsigned(columns), groups);
+  parts[thread] = part;
   __syncthreads();
   if (thread < tile.left) {
     const Moments<A> of = merged<A>(  // in one go: a mean rounded at each step would cost a short channel its variance
-        groups, [&](int i) { return parts[i][thread].count; },
-        [&](int i) { return Pair<A>{parts[i][thread].mean, parts[i][thread].square}; });
-    share_tile(Pair<A>{of.mean, of.square}, all, kColumns, thread);
+        groups, [&](int i) { return parts[i * columns + thread].count; },
+        [&](int i) { return Pair<A>{parts[i * columns + thread].mean, parts[i * columns + thread].square}; });
+    share_tile(Pair<A>{of.mean, of.square}, all, columns, thread);
   }
   meet_tile();
   if (thread < tile.left) {
     const Moments<A> of = merged<A>(
         gridDim.y, [&](int i) { return A(rows_of(rows, gridDim.y, i)); },
-        [&](int i) { return all[i * kColumns + thread]; });
+        [&](int i) { return all[i * columns + thread]; });
     shared[thread] = {of.mean, of.rstd(eps)};
     if (blockIdx.y == 0) {
       keep<T>(of, tile.start + thread, mean, rstd, running_mean, running_var, wide, momentum, eps);
@@ -394,11 +393,11 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
                                    void* __restrict__ grad_weight, void* __restrict__ grad_bias, long long rows,
                                    long long size, int wide) {
   using A = acc_t<T>;
-  constexpr int W = ColumnTile<T, WHOLE>::W, kColumns = kClusterColumns<T>;
-  __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
+  constexpr int W = ColumnTile<T, WHOLE>::W;
+  __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kClusterColumns<T>];
   if (gridDim.y > 1) cluster_begin();
   const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, columns = blockDim.x * W;
   const long long column = tile.start + thread;
   A about[W] = {};
   tile.each(size, 1, [&](int e, long long c) { about[e] = Centre<T>(mean[c], rstd[c]).about; });
@@ -406,11 +405,11 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
   column_sums(tile, grad_y, x, about, own, [](long long, int, const Pieces<T, WHOLE, 2>&) {});
   share_columns(tile, own, shared);
   if (gridDim.y > 1) cluster_wait();
-  if (thread < tile.left) share_tile(tile_sums(shared, kColumns, thread), all, kColumns, thread);
+  if (thread < tile.left) share_tile(tile_sums(shared, columns, thread), all, columns, thread);
   meet_tile();
   if (thread < tile.left) {
     Pair<A> sums = {};
-    for (int i = 0; i < gridDim.y; ++i) sums = sums + all[i * kColumns + thread];
+    for (int i = 0; i < gridDim.y; ++i) sums = sums + all[i * columns + thread];
     sums = Centre<T>(mean[column], rstd[column]).moved(sums), sums.second *= rstd[column];
     shared[thread] = sums;
     if (blockIdx.y == 0) set_gradients<T>(sums, column, grad_weight, grad_bias, wide);

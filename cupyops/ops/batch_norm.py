@@ -45,7 +45,7 @@ batch_norm_columns_bwd_cluster = Kernel(
 
 INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}  # by the size of an element: shorter than those that reduce
 SMALL_PLANE = 256  # elements
-FOLDED_ROWS = 32  # that are left at least, of several rows each: four for each thread
+FOLDED_ROWS = 128  # that are left at least, of several rows each: sums of fewer cost as much to combine as to make
 PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
 
