@@ -8,11 +8,11 @@
 // Not in training, mean and rstd are those of running_mean and running_var, and c1 = c2 = 0.
 //
 // Images (n, c, s) are read as runs.cuh has it; channels that lie side by side, (m, c), as columns.cuh has it, and so are
-// small planes, (n, c s), whose columns belong to channels by the `pixels`; several rows that are whole packs together are
-// read as one. A channel, or a tile of columns, that the
-// blocks of a cluster share is read once from memory, and again from shared memory or the cache. Else a first pass leaves
-// the moments, or the sums, of each block's part; the second combines them, and goes from the end: what was read last is
-// still in cache. Of columns, a kernel between the two combines them once for all blocks.
+// small planes, (n, c s), whose columns belong to channels by the `pixels`. Where k rows of columns are whole packs together
+// and one is not, they are read as one, (m / k, k c), of which k columns are of a channel. A channel, or a tile of columns,
+// that the blocks of a cluster share is read once from memory, and again from shared memory or the cache. Else a first pass
+// leaves the moments, or the sums, of each block's part; the second combines them, and goes from the end: what was read last
+// is still in cache. Of columns, a kernel between the two combines them once for all blocks.
 //
 // weight, bias, running_mean and running_var are of T, or with `wide` of float beside a half type.
 //
