@@ -8,10 +8,11 @@
 // Not in training, mean and rstd are those of running_mean and running_var, and c1 = c2 = 0.
 //
 // Images (n, c, s) are read as runs.cuh has it; channels that lie side by side, (m, c), as columns.cuh has it, and so are
-// small planes, (n, c s), whose columns belong to channels by the `pixels`. A channel, or a tile of columns, that the
-// blocks of a cluster share is read once from memory, and again from shared memory or the cache. Else a first pass leaves
-// the moments, or the sums, of each block's part; the second combines them, and goes from the end: what was read last is
-// still in cache. Of columns, a kernel between the two combines them once for all blocks.
+// small planes, (n, c s), whose columns belong to channels by the `pixels`. Where k rows of columns are whole packs together
+// and one is not, they are read as one, (m / k, k c), of which k columns are of a channel. A channel, or a tile of columns,
+// that the blocks of a cluster share is read once from memory, and again from shared memory or the cache. Else a first pass
+// leaves the moments, or the sums, of each block's part; the second combines them, and goes from the end: what was read last
+// is still in cache. Of columns, a kernel between the two combines them once for all blocks.
 //
 // weight, bias, running_mean and running_var are of T, or with `wide` of float beside a half type.
 //
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- columns: (m, c), or (n, c s). WHOLE: see columns.cuh ---
 
-// Mean and square, (2, size), of each part of the rows, for each column. Grid: (tiles of columns, parts). Block:
+// Mean and square, (size, 2), of each part of the rows, for each column. Grid: (tiles of columns, parts). Block:
 // kColumnThreads, see columns.cuh.
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
@@ -200,14 +201,14 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
   Pair<A> own[W] = {};
   column_moments(tile, x, own);
   share_columns(tile, own, shared);
-  A* at = parts + 2 * blockIdx.y * size + tile.start;
+  A* at = parts + 2 * (blockIdx.y * size + tile.start);
   for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < tile.left; i += kColumnThreads) {
     const Moments<A> of = tile_moments(tile, shared, i);
-    at[i] = of.mean, at[size + i] = of.square;
+    at[2 * i] = of.mean, at[2 * i + 1] = of.square;
   }
 }
 
-// Sums, (2, size), of each part of the rows, for each column: as batch_norm_bwd_sums, but grad_x, which may be null, only
+// Sums, (size, 2), of each part of the rows, for each column: as batch_norm_bwd_sums, but grad_x, which may be null, only
 // where the statistics were not of TRAINING. Grid and block: as batch_norm_columns_moments.
 template <typename T, bool WHOLE, bool TRAINING>
 __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE> - !TRAINING))
@@ -215,14 +216,14 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE> - !TR
                                 const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                                 const void* __restrict__ running_mean, const void* __restrict__ running_var,
                                 T* __restrict__ grad_x, acc_t<T>* __restrict__ parts, long long rows, long long size,
-                                int pixels, int wide, acc_t<T> eps) {
+                                long long channels, int pixels, int wide, acc_t<T> eps) {
   using A = acc_t<T>;
   constexpr int W = ColumnTile<T, WHOLE>::W;
   __shared__ Pair<A> shared[kColumnThreads * W];
   const Statistics<T> statistics{mean, rstd, running_mean, running_var, wide, eps};
   const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
   A about[W] = {}, scale[W] = {};
-  tile.each(pixels, [&](int e, long long c) {
+  tile.each(channels, pixels, [&](int e, long long c) {
     const Pair<A> of = statistics[c];
     about[e] = Centre<T>(of.first, of.second).about;
     if (!TRAINING) scale[e] = of.second * parameter<T>(weight, c, wide, A(1));
@@ -234,25 +235,27 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE> - !TR
   });
   if (!parts) return;
   share_columns(tile, sums, shared);
-  A* at = parts + 2 * blockIdx.y * size + tile.start;
+  A* at = parts + 2 * (blockIdx.y * size + tile.start);
   for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < tile.left; i += kColumnThreads) {
-    const Pair<A> of = statistics[pixels == 1 ? tile.start + i : unsigned(tile.start + i) / unsigned(pixels)];
+    const Pair<A> of = statistics[channel_of(tile.start + i, channels, pixels)];
     const Pair<A> own = Centre<T>(of.first, of.second).moved(tile_sums(shared, W * blockDim.x, i));
-    at[i] = own.first, at[size + i] = own.second * of.second;
+    at[2 * i] = own.first, at[2 * i + 1] = own.second * of.second;
   }
 }
 
-// mean, rstd and the running statistics, of the `count` parts that batch_norm_columns_moments left of rows by channels x
-// pixels. Grid: ceil(channels / kFinished). Block: (kFinished, kFinishers). running_mean and running_var may be null.
+// mean, rstd and the running statistics, of the `count` parts that batch_norm_columns_moments left of rows by `folds` x
+// channels x pixels. Grid: ceil(channels / kFinished). Block: (kFinished, kFinishers). running_mean and running_var may be
+// null.
 template <typename T>
 __global__ void __launch_bounds__(kFinished* kFinishers)
     batch_norm_columns_finish(const acc_t<T>* __restrict__ parts, acc_t<T>* __restrict__ mean,
                               acc_t<T>* __restrict__ rstd, void* running_mean, void* running_var, long long rows,
-                              long long channels, int pixels, int count, int wide, acc_t<T> momentum, acc_t<T> eps) {
+                              long long channels, int pixels, int folds, int count, int wide, acc_t<T> momentum,
+                              acc_t<T> eps) {
   using A = acc_t<T>;
   constexpr int kHeld = 8;  // parts under way
-  const long long c = blockIdx.x * (long long)kFinished + threadIdx.x, size = channels * pixels;
-  const int all = count * pixels;
+  const long long c = blockIdx.x * (long long)kFinished + threadIdx.x;
+  const int all = count * folds * pixels;
   finish_channel<Moments<A>>(
       c < channels,
       [&](int first) {
@@ -263,10 +266,10 @@ __global__ void __launch_bounds__(kFinished* kFinishers)
 #pragma unroll
           for (int k = 0; k < kHeld; ++k) {
             const int at = i + k * kFinishers, part = at / pixels;
-            counts[k] = at < all ? A(rows_of(rows, count, part)) : A(0), held[k] = {};
+            counts[k] = at < all ? A(rows_of(rows, count, part / folds)) : A(0), held[k] = {};
             if (at >= all) continue;
-            const A* from = parts + 2 * part * size + c * pixels + (at - part * pixels);
-            held[k] = {from[0], from[size]};
+            const A* from = parts + 2 * ((part * channels + c) * pixels + (at - part * pixels));
+            held[k] = {from[0], from[1]};
           }
           own.merge(merged<A>(kHeld, [&](int k) { return counts[k]; }, [&](int k) { return held[k]; }));
         }
@@ -277,15 +280,15 @@ __global__ void __launch_bounds__(kFinished* kFinishers)
 }
 
 // grad_weight and grad_bias, of `count` parts for each of the `pixels` of a channel, and `of`, what grad_x follows from in
-// training, of so many `values`. Each may be null. Part p of column i is at p step_part + i step_column, its second number
-// `second` further. Grid and block: as batch_norm_columns_finish.
+// training, of so many `values`. Each may be null. Part p of column i is at p step_part + i step_column. Grid and block: as
+// batch_norm_columns_finish.
 template <typename T>
 __global__ void __launch_bounds__(kFinished* kFinishers)
     batch_norm_bwd_finish(const acc_t<T>* __restrict__ parts, const void* __restrict__ weight,
                           const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                           Gradient<T>* __restrict__ of, void* __restrict__ grad_weight, void* __restrict__ grad_bias,
                           long long channels, long long values, int pixels, int count, long long step_part,
-                          long long step_column, long long second, int wide) {
+                          long long step_column, int wide) {
   using A = acc_t<T>;
   const long long c = blockIdx.x * (long long)kFinished + threadIdx.x;
   finish_channel<Pair<A>>(
@@ -296,7 +299,7 @@ __global__ void __launch_bounds__(kFinished* kFinishers)
         for (int i = first; i < count * pixels; i += kFinishers) {
           const int part = i / pixels;
           const A* at = parts + part * step_part + (c * pixels + i - part * pixels) * step_column;
-          own = own + Pair<A>{at[0], at[second]};
+          own = own + Pair<A>{at[0], at[1]};
         }
         return own;
       },
@@ -313,12 +316,12 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
     batch_norm_columns_fwd(const T* __restrict__ x, const void* __restrict__ weight, const void* __restrict__ bias,
                            T* __restrict__ y, const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                            const void* __restrict__ running_mean, const void* __restrict__ running_var, long long rows,
-                           long long size, int pixels, int wide, acc_t<T> eps) {
+                           long long size, long long channels, int pixels, int wide, acc_t<T> eps) {
   const Statistics<T> statistics{mean, rstd, running_mean, running_var, wide, eps};
   const Parameters<T> parameters{weight, bias, wide};
   const ColumnTile<T, WHOLE> tile(rows, size, gridDim.y - 1 - blockIdx.y);
   Affine<T> of[ColumnTile<T, WHOLE>::W] = {};
-  tile.each(pixels, [&](int e, long long c) { of[e] = parameters.affine(c, statistics[c]); });
+  tile.each(channels, pixels, [&](int e, long long c) { of[e] = parameters.affine(c, statistics[c]); });
   store_normalised(tile, x, y, of);
 }
 
@@ -326,15 +329,15 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
     batch_norm_columns_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const Gradient<T>* __restrict__ given,
-                           T* __restrict__ grad_x, long long rows, long long size, int pixels) {
+                           T* __restrict__ grad_x, long long rows, long long size, long long channels, int pixels) {
   const ColumnTile<T, WHOLE> tile(rows, size, gridDim.y - 1 - blockIdx.y);
   Gradient<T> of[ColumnTile<T, WHOLE>::W] = {};
-  tile.each(pixels, [&](int e, long long c) { of[e] = given[c]; });
+  tile.each(channels, pixels, [&](int e, long long c) { of[e] = given[c]; });
   store_gradient(tile, grad_y, x, grad_x, of);
 }
 
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: (tiles of columns, a cluster). Block:
-// kColumnThreads, kClusterColumns<T> along the columns.
+// kColumnThreads, at most kClusterColumns<T> along the columns, a power of two.
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
     batch_norm_columns_fwd_cluster(const T* __restrict__ x, const void* __restrict__ weight,
@@ -342,34 +345,33 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
                                    acc_t<T>* __restrict__ rstd, void* running_mean, void* running_var, long long rows,
                                    long long size, int wide, acc_t<T> momentum, acc_t<T> eps) {
   using A = acc_t<T>;
-  constexpr int W = ColumnTile<T, WHOLE>::W, kColumns = kClusterColumns<T>;
-  __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
-  __shared__ Moments<A> parts[kColumnThreads / kColumns][kColumns];
+  constexpr int W = ColumnTile<T, WHOLE>::W;
+  __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kClusterColumns<T>];
+  __shared__ Moments<A> parts[kColumnThreads];
   if (gridDim.y > 1) cluster_begin();
   const Parameters<T> parameters{weight, bias, wide};
   const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, columns = blockDim.x * W;
   Pair<A> own[W] = {};
   column_moments(tile, x, own);
   share_columns(tile, own, shared);
   if (gridDim.y > 1) cluster_wait();
-  const int groups = kColumnThreads / kColumns;
+  const int groups = kColumnThreads / columns, column = thread & (columns - 1);
   Moments<A> part = {};
-  if (thread % kColumns < tile.left) part = tile_moments(tile, shared, thread % kColumns, thread / kColumns, groups);
-  __syncthreads();
-  parts[thread / kColumns][thread % kColumns] = part;
+  if (column < tile.left) part = tile_moments(tile, shared, column, unsigned(thread) / unsigned(columns), groups);
+  parts[thread] = part;
   __syncthreads();
   if (thread < tile.left) {
     const Moments<A> of = merged<A>(  // in one go: a mean rounded at each step would cost a short channel its variance
-        groups, [&](int i) { return parts[i][thread].count; },
-        [&](int i) { return Pair<A>{parts[i][thread].mean, parts[i][thread].square}; });
-    share_tile(Pair<A>{of.mean, of.square}, all, kColumns, thread);
+        groups, [&](int i) { return parts[i * columns + thread].count; },
+        [&](int i) { return Pair<A>{parts[i * columns + thread].mean, parts[i * columns + thread].square}; });
+    share_tile(Pair<A>{of.mean, of.square}, all, columns, thread);
   }
   meet_tile();
   if (thread < tile.left) {
     const Moments<A> of = merged<A>(
         gridDim.y, [&](int i) { return A(rows_of(rows, gridDim.y, i)); },
-        [&](int i) { return all[i * kColumns + thread]; });
+        [&](int i) { return all[i * columns + thread]; });
     shared[thread] = {of.mean, of.rstd(eps)};
     if (blockIdx.y == 0) {
       keep<T>(of, tile.start + thread, mean, rstd, running_mean, running_var, wide, momentum, eps);
@@ -377,7 +379,7 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
   }
   __syncthreads();
   Affine<T> of[W] = {};
-  tile.each(1, [&](int e, long long c) { of[e] = parameters.affine(c, shared[tile.first + e]); });
+  tile.each(size, 1, [&](int e, long long c) { of[e] = parameters.affine(c, shared[tile.first + e]); });
   store_normalised(tile, x, y, of);
 }
 
@@ -391,23 +393,23 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
                                    void* __restrict__ grad_weight, void* __restrict__ grad_bias, long long rows,
                                    long long size, int wide) {
   using A = acc_t<T>;
-  constexpr int W = ColumnTile<T, WHOLE>::W, kColumns = kClusterColumns<T>;
-  __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kColumns];
+  constexpr int W = ColumnTile<T, WHOLE>::W;
+  __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kClusterColumns<T>];
   if (gridDim.y > 1) cluster_begin();
   const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, columns = blockDim.x * W;
   const long long column = tile.start + thread;
   A about[W] = {};
-  tile.each(1, [&](int e, long long c) { about[e] = Centre<T>(mean[c], rstd[c]).about; });
+  tile.each(size, 1, [&](int e, long long c) { about[e] = Centre<T>(mean[c], rstd[c]).about; });
   Pair<A> own[W] = {};
   column_sums(tile, grad_y, x, about, own, [](long long, int, const Pieces<T, WHOLE, 2>&) {});
   share_columns(tile, own, shared);
   if (gridDim.y > 1) cluster_wait();
-  if (thread < tile.left) share_tile(tile_sums(shared, kColumns, thread), all, kColumns, thread);
+  if (thread < tile.left) share_tile(tile_sums(shared, columns, thread), all, columns, thread);
   meet_tile();
   if (thread < tile.left) {
     Pair<A> sums = {};
-    for (int i = 0; i < gridDim.y; ++i) sums = sums + all[i * kColumns + thread];
+    for (int i = 0; i < gridDim.y; ++i) sums = sums + all[i * columns + thread];
     sums = Centre<T>(mean[column], rstd[column]).moved(sums), sums.second *= rstd[column];
     shared[thread] = sums;
     if (blockIdx.y == 0) set_gradients<T>(sums, column, grad_weight, grad_bias, wide);
@@ -415,7 +417,7 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
   if (!grad_x) return;
   __syncthreads();
   Gradient<T> of[W] = {};
-  tile.each(1, [&](int e, long long c) {
+  tile.each(size, 1, [&](int e, long long c) {
     of[e] = Gradient<T>::of(mean[c], rstd[c], parameter<T>(weight, c, wide, A(1)), shared[tile.first + e], A(rows));
   });
   store_gradient(tile, grad_y, x, grad_x, of);

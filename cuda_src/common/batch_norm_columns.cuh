@@ -7,7 +7,7 @@
 
 constexpr int kFinishers = 32;  // threads that share the parts of a channel
 constexpr int kFinished = 8;  // channels of a block that combines parts
-template <typename T> constexpr int kClusterColumns = 8 * kVecWidth<T>;  // of a tile that a cluster has
+template <typename T> constexpr int kClusterColumns = 8 * kVecWidth<T>;  // of a tile that a cluster has, at most
 
 // The sums of column i of this block's tile: in eight that a tree adds up, which is more exact than one after the other.
 template <typename A> __device__ __forceinline__ Pair<A> tile_sums(const Pair<A>* shared, int slab, int i) {

@@ -50,6 +50,13 @@ template <typename T> struct Piece<T, true> {
   }
 };
 
+// Which channel a column is of: so many columns of each, one after the other, and again from the first where a row is
+// several rows of channels.
+__device__ __forceinline__ long long channel_of(long long column, long long channels, int pixels) {
+  const long long c = pixels > 1 ? unsigned(column) / unsigned(pixels) : column;
+  return c < channels ? c : unsigned(c) % unsigned(channels);
+}
+
 // The columns of a block and the rows of its part; of those a thread's.
 template <typename T, bool WHOLE> struct ColumnTile {
   static constexpr int W = WHOLE ? kVecWidth<T> : 1;
@@ -70,16 +77,17 @@ template <typename T, bool WHOLE> struct ColumnTile {
 
   __device__ __forceinline__ bool any() const { return first < left; }
 
-  // f(e, c) for each of this thread's columns, which is of channel c: each has so many `pixels`.
-  template <typename F> __device__ __forceinline__ void each(int pixels, F f) const {
+  // f(e, c) for each of this thread's columns, which is of channel c.
+  template <typename F> __device__ __forceinline__ void each(long long channels, int pixels, F f) const {
     if (!any()) return;
-    long long c = start + first;
-    int column = 0;
-    if (pixels > 1) column = unsigned(c) % unsigned(pixels), c = unsigned(c) / unsigned(pixels);
+    long long c = channel_of(start + first, channels, pixels);
+    int pixel = pixels > 1 ? unsigned(start + first) % unsigned(pixels) : 0;
 #pragma unroll
     for (int e = 0; e < W; ++e) {
       f(e, c);
-      if (++column == pixels) column = 0, ++c;
+      if (++pixel < pixels) continue;
+      pixel = 0;
+      if (++c == channels) c = 0;
     }
   }
 };
@@ -122,14 +130,11 @@ __device__ __forceinline__ void column_moments(const ColumnTile<T, WHOLE>& tile,
   Centred<A> own[W] = {};
   int steps = 0;
   A count = A(0);
-  if (tile.count > 0) {
-    const Piece<T, WHOLE> first = Piece<T, WHOLE>::load(x + tile.at);
-#pragma unroll
-    for (int e = 0; e < W; ++e) own[e].about = first[e];
-  }
   each_rows(
       tile,
       [&](long long, int there, const Pieces<T, WHOLE, 1>& pieces) {
+#pragma unroll
+        for (int e = 0; e < W; ++e) own[e].about = steps == 0 ? pieces.of[0][0][e] : own[e].about;
 #pragma unroll
         for (int u = 0; u < U; ++u) {
 #pragma unroll

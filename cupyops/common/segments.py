@@ -31,7 +31,7 @@ LARGE_CLUSTER_PACKS = 8192  # of a block, beyond which it has twice the threads 
 FEWEST = 64  # blocks that are worth while
 CLUSTER_ROWS = 8192
 TILE_BLOCKS = 132 * 2  # of clusters, beyond which two passes are faster
-CLUSTER_ALONG = 8  # packs along the columns of a cluster's tile
+CLUSTER_ALONG = (4, 8)  # packs along the columns of a cluster's tile: the fewest of which there are not too many blocks
 MOST_PACKS = (1 << 31) - THREADS * PACKS  # of a segment: counted in 32 bits, a step beyond the last included
 
 
@@ -133,13 +133,16 @@ def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: in
     if rows > CLUSTER_ROWS * most // CLUSTER:
         return None
     whole = _whole(size, itemsize, aligned)
-    wide = CLUSTER_ALONG * 16 // itemsize
-    tiles, along = ceil_div(size, wide), CLUSTER_ALONG if whole else wide
-    across = THREADS // along
-    blocks = 1
-    while blocks < most and rows > blocks * across * 2:
-        blocks *= 2
-    return Columns((tiles, blocks), (along, across), whole) if tiles * blocks <= TILE_BLOCKS else None
+    for packs in CLUSTER_ALONG:
+        wide = packs * 16 // itemsize
+        tiles, along = ceil_div(size, wide), packs if whole else wide
+        across = THREADS // along
+        blocks = 1
+        while blocks < most and rows > blocks * across * 2:
+            blocks *= 2
+        if tiles * blocks <= TILE_BLOCKS:
+            return Columns((tiles, blocks), (along, across), whole)
+    return None
 
 
 def is_aligned(tensor: Tensor) -> bool:

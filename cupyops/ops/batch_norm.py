@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -42,6 +45,7 @@ batch_norm_columns_bwd_cluster = Kernel(
 
 INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}  # by the size of an element: shorter than those that reduce
 SMALL_PLANE = 256  # elements
+FOLDED_ROWS = 128  # that are left at least, of several rows each: sums of fewer cost as much to combine as to make
 PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -87,21 +91,21 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
 
 
 def _forward_columns(x, weight, bias, y, kept, matrix, options):
-    (mean, rstd, *_), (wide, _, eps), (rows, size, pixels) = kept, options, matrix
+    (mean, rstd, *_), (wide, _, eps) = kept, options
     if plan := _column_cluster(matrix, x, y):
         launch = batch_norm_columns_fwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
-        return launch(x, weight, bias, y, *kept, rows, size, *options, T=x.dtype, WHOLE=plan.whole)
-    plan = _columns(matrix, x, y)
+        return launch(x, weight, bias, y, *kept, *matrix[:2], *options, T=x.dtype, WHOLE=plan.whole)
+    matrix, plan = _columns(matrix, x, y)
+    rows, size, channels, pixels = matrix
     parts = x.new_empty(plan.parts * size * 2, dtype=mean.dtype)
     batch_norm_columns_moments[plan.grid, plan.block](x, parts, rows, size, T=x.dtype, WHOLE=plan.whole)
-    channels = x.shape[1]
     finish = batch_norm_columns_finish[ceil_div(channels, FINISHERS[0]), FINISHERS]
-    finish(parts, *kept, rows, channels, pixels, plan.parts, *options, T=x.dtype)
+    finish(parts, *kept, rows, channels, pixels, matrix.folds, plan.parts, *options, T=x.dtype)
     _normalise_columns(x, weight, bias, y, (mean, rstd, None, None), matrix, wide, eps)
 
 
 def _normalise_columns(x, weight, bias, y, statistics, matrix, wide, eps):
-    plan = _columns(matrix, x, y)
+    matrix, plan = _columns(matrix, x, y)
     launch = batch_norm_columns_fwd[plan.grid, plan.block]
     launch(x, weight, bias, y, *statistics, *matrix, wide, eps, T=x.dtype, WHOLE=plan.whole)
 
@@ -187,19 +191,18 @@ def _backward(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, wid
         launch = batch_norm_bwd[plan.grid, plan.block]
         launch(grad_y, x, weight, *statistics[:2], parts, *results, plan.packed, wide, T=x.dtype, WHOLE=plan.whole)
     elif parts is not None:
-        steps = 2, 2 * plan.parts, 1
+        steps = 2, 2 * plan.parts
         _finish(x, parts, (None, None, None, None), grad_weight, grad_bias, 1, plan.parts, steps, wide)
 
 
 def _backward_columns(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, matrix, wide, eps, training):
-    rows, size, pixels = matrix
     tensors = (x, grad_y) if grad_x is None else (x, grad_y, grad_x)
     if training and (plan := _column_cluster(matrix, *tensors)):
         launch = batch_norm_columns_bwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
-        given = (grad_y, x, weight, *statistics[:2], grad_x, grad_weight, grad_bias, rows, size, wide)
+        given = (grad_y, x, weight, *statistics[:2], grad_x, grad_weight, grad_bias, *matrix[:2], wide)
         return launch(*given, T=x.dtype, WHOLE=plan.whole)
-    plan = _columns(matrix, *tensors)
-    at_once, parts = _first_results(x, grad_x, grad_weight, grad_bias, training, plan.parts * size * 2)
+    matrix, plan = _columns(matrix, *tensors)
+    at_once, parts = _first_results(x, grad_x, grad_weight, grad_bias, training, plan.parts * matrix.size * 2)
     launch = batch_norm_columns_bwd_sums[plan.grid, plan.block]
     given = (grad_y, x, weight, *statistics, at_once, parts, *matrix, wide, eps)
     launch(*given, T=x.dtype, WHOLE=plan.whole, TRAINING=training)
@@ -207,9 +210,9 @@ def _backward_columns(grad_y, x, weight, statistics, grad_x, grad_weight, grad_b
         return
     last = training and grad_x is not None
     of = parts.new_empty(x.shape[1], 4) if last else None
-    _finish(
-        x, parts, (weight, *statistics[:2], of), grad_weight, grad_bias, pixels, plan.parts, (2 * size, 1, size), wide
-    )
+    _, _, channels, pixels = matrix
+    count, steps = plan.parts * matrix.folds, (2 * channels * pixels, 2)
+    _finish(x, parts, (weight, *statistics[:2], of), grad_weight, grad_bias, pixels, count, steps, wide)
     if last:
         launch = batch_norm_columns_bwd[plan.grid, plan.block]
         launch(grad_y, x, of, grad_x, *matrix, T=x.dtype, WHOLE=plan.whole)
@@ -310,26 +313,45 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous(memory_format=suggested_format(x))
 
 
-def _matrix(x: Tensor) -> tuple[int, int, int] | None:
-    """(rows, columns, columns of a channel) where the statistics are of columns: channels that lie side by side, and
-    planes so small that a run of one is no whole line of the cache."""
+class _Matrix(NamedTuple):
+    """A tensor as `rows` by `size` columns, of which column i is of channel i // pixels % channels."""
+
+    rows: int
+    size: int
+    channels: int
+    pixels: int
+
+    @property
+    def folds(self) -> int:
+        """Rows of channels in a row."""
+        return self.size // (self.channels * self.pixels)
+
+
+def _matrix(x: Tensor) -> _Matrix | None:
+    """Where the statistics are of columns: channels that lie side by side, and planes so small that a run of one is no
+    whole line of the cache."""
     images, channels, pixels = x.shape[0], x.shape[1], spatial(x)
     if pixels == 1 or not x.is_contiguous():
-        return images * pixels, channels, 1
+        return _Matrix(images * pixels, channels, channels, 1)
     if pixels <= SMALL_PLANE and pixels * x.element_size() % 16 and images >= 16 and channels * pixels < 1 << 31:
-        return images, channels * pixels, pixels
+        return _Matrix(images, channels * pixels, channels, pixels)
     return None
 
 
-def _columns(matrix: tuple[int, int, int], *tensors: Tensor) -> segments.Columns:
-    return segments.columns(*matrix[:2], tensors[0].element_size(), _aligned(*tensors))
+def _columns(matrix: _Matrix, x: Tensor, *others: Tensor) -> tuple[_Matrix, segments.Columns]:
+    """With so many rows in one as are whole packs together, where there are rows enough."""
+    rows, size, *columns = matrix
+    aligned = _aligned(x, *others)
+    folds = 16 // math.gcd(16, size * x.element_size())
+    if aligned and rows % folds == 0 and rows >= folds * FOLDED_ROWS and size * folds < 1 << 31:
+        matrix = _Matrix(rows // folds, size * folds, *columns)
+    return matrix, segments.columns(*matrix[:2], x.element_size(), aligned)
 
 
-def _column_cluster(matrix: tuple[int, int, int], x: Tensor, *others: Tensor) -> segments.Columns | None:
-    rows, size, pixels = matrix
-    if pixels > 1:
+def _column_cluster(matrix: _Matrix, x: Tensor, *others: Tensor) -> segments.Columns | None:
+    if matrix.pixels > 1:
         return None
-    return segments.cluster_columns(rows, size, x.element_size(), _aligned(x, *others), _most_blocks(x))
+    return segments.cluster_columns(*matrix[:2], x.element_size(), _aligned(x, *others), _most_blocks(x))
 
 
 def _runs(x: Tensor, *others: Tensor, blocks: int = segments.BLOCKS) -> segments.Runs:
