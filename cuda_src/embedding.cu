@@ -4,24 +4,21 @@
 // Backward sorts the indices, equal ones in the order of their positions (`keys`, and `order`, where each was), and cuts
 // them into runs of a fixed length. What has one key within a run is a piece: a thread adds its rows one by one, for a
 // vector of columns. A piece that is a whole segment is rounded and stored; those of a segment that crosses runs go to
-// `partial`, which a third kernel adds. A fixed order: the same bits every time. Few indices are sorted and added by one
-// kernel.
+// `partial`, which a third kernel adds. A fixed order: the same bits every time. Rows that no index names are zeros
+// already.
 //
-// Bytes: forward the rows once in, once out; backward grad_y once in, grad_weight once out. Backward adds once per element
-// of grad_y.
-// The sort is by tiles of rows: each block reads all of the indices, from the cache, counts those below its tile and so
-// knows the places of its own, and writes the zeros of the rows that none names. Where that would be too much to read it is
-// PyTorch's.
+// Bytes: forward the rows once in, once out; backward grad_y once in, grad_weight once out (twice the rows that are
+// named). Backward adds once per element of grad_y.
+// The sort is by one block, while the others write the zeros of grad_weight; of more than 16384 indices, or than shared
+// memory holds, it is PyTorch's.
 // Reached on an H200 (GB/s of those bytes; a copy: 4251): forward 16384 of 128256x4096 bf16 3687, 16384 of 50257x768 bf16
 // 2883, fp32 3465; backward 16384 of 50257x768 bf16 1750, all of them one row 1719, 256 of 50257x768 2670. Lost: in backward
-// three launches, and the sort before there is anything to write; there rows of odd size go by single elements.
+// three launches, of which the sort takes 33 us where the zeros would take 21; there rows of odd size go by single elements.
 #include "common/reduce.cuh"
 #include "common/spans.cuh"
 #include "common/whole.cuh"
 
-constexpr int kTile = 256;  // rows that a block sorts the indices of, at most
-constexpr int kSortWarps = 32, kFewWarps = 16, kFew = 256;
-constexpr int kScans = 8;  // indices that a thread has under way
+constexpr int kSortWarps = 32, kDigits = 256, kSortKeys = 16;
 constexpr int kFinishColumns = 32, kFinishRuns = 16, kShort = 8;
 constexpr int kThreads = 256;  // of a block of forward, or of backward, at most
 constexpr int kSingles = 4;  // single elements of a row that a thread of backward has
@@ -79,202 +76,98 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// Puts the indices that name rows [low, low + rows) where they belong among all, sorted: put(place, row, position), equal
-// ones in the order of their positions. Row low + r has the places from starts[r] up to starts[r + 1]. By a block of WARPS
-// warps, each with a part of the positions, that is 64 * kWarp at most: it counts what it finds in each row, and knows
-// from the counts of all where it puts the first.
-template <int WARPS, typename Put>
-__device__ __forceinline__ void sort_tile(const long long* __restrict__ indices, int count, int low, int rows,
-                                          int (&starts)[kTile + 1], const Put& put) {
-  __shared__ int counts[WARPS][kTile], below[WARPS], ends[kTile / kWarp];
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x, lane = thread % kWarp, warp = thread / kWarp;
-  const int groups = (count + WARPS * kWarp - 1) / (WARPS * kWarp), begin = warp * groups * kWarp + lane;
-  auto row_of = [&](int position) { return position < count ? static_cast<int>(indices[position]) : low + rows; };
-  for (int i = thread; i < WARPS * kTile; i += WARPS * kWarp) (&counts[0][0])[i] = 0;
-  __syncthreads();
-  unsigned long long found = 0;  // groups with something for this tile
-  int less = 0;
-#pragma unroll 1
-  for (int first = 0; first < groups; first += kScans) {
-    int row[kScans];
-#pragma unroll
-    for (int i = 0; i < kScans; ++i) row[i] = row_of(first + i < groups ? begin + (first + i) * kWarp : count);
-#pragma unroll
-    for (int i = 0; i < kScans; ++i) {
-      const bool inside = row[i] >= low && row[i] < low + rows;
-      less += row[i] < low;
-      if (inside) atomicAdd(&counts[warp][row[i] - low], 1);
-      if (__any_sync(kFullMask, inside)) found |= 1ull << (first + i);
-    }
-  }
-  less = warp_reduce<Sum>(less);
-  if (lane == 0) below[warp] = less;
-  __syncthreads();
-  int total = 0, sum = 0;
-  if (thread < kTile) {
-#pragma unroll 8
-    for (int w = 0; w < WARPS; ++w) {
-      const int here = counts[w][thread];
-      counts[w][thread] = total;
-      total += here;
-    }
-    sum = total;
-#pragma unroll
-    for (int offset = 1; offset < kWarp; offset *= 2) {
-      const int other = __shfl_up_sync(kFullMask, sum, offset);
-      sum += lane >= offset ? other : 0;
-    }
-    if (lane == kWarp - 1) ends[warp] = sum;
-  }
-  __syncthreads();
-  if (thread < kTile) {
-    int start = sum - total;
-    for (int w = 0; w < warp; ++w) start += ends[w];
-#pragma unroll 8
-    for (int w = 0; w < WARPS; ++w) start += below[w];
-#pragma unroll 8
-    for (int w = 0; w < WARPS; ++w) counts[w][thread] += start;
-    starts[thread] = start;
-    if (thread == kTile - 1) starts[kTile] = start + total;
-  }
-  __syncthreads();
-#pragma unroll 1
-  for (; found != 0; found &= found - 1) {
-    const int position = begin + (__ffsll(found) - 1) * kWarp, row = row_of(position);
-    const bool inside = row >= low && row < low + rows;
-    unsigned same = __ballot_sync(kFullMask, inside);
-#pragma unroll
-    for (int bit = 1; bit < kTile; bit *= 2) {
-      const unsigned set = __ballot_sync(kFullMask, row - low & bit);
-      same &= row - low & bit ? set : ~set;
-    }
-    const int before = __popc(same & ((1u << lane) - 1));
-    const bool leads = inside && before == 0;
-    int first = leads ? counts[warp][row - low] : 0;
-    if (leads) counts[warp][row - low] = first + __popc(same);
-    first = __shfl_sync(kFullMask, first, inside ? __ffs(same) - 1 : lane);
-    if (inside) put(first + before, row, position);
-    __syncwarp();
-  }
-}
-
-// Zeros for the rows of a tile that no index names, and for padding_idx, by the gridDim.y blocks that have it: in vectors,
-// of which one that a named row shares with another is zeros as well. The tile begins at a 16-byte boundary.
+// Grid: any from 2 blocks on. Block: kSortWarps warps. Shared memory: 8 bytes for each of `count` indices, kSortKeys for
+// each thread at most. The first block sorts, 8 bits at a time and stable: a warp has a part of the positions, counts its
+// digits, each key's rank among those that are alike on the way, and knows from the counts of all where it puts the
+// first of each. The other blocks write the zeros of grad_weight meanwhile.
 template <typename T>
-__device__ __forceinline__ void zero_tile(T* grad_weight, int low, int rows, long long size,
-                                          const int (&starts)[kTile + 1], long long padding_idx) {
-  constexpr int W = kVecWidth<T>;
-  T* to = grad_weight + low * size;
-  const int thread = (blockIdx.y * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-  const long long elements = rows * size, step = gridDim.y * blockDim.x * blockDim.y * W;
-  auto named = [&](int row) { return starts[row] < starts[row + 1] && low + row != padding_idx; };
-  int row = static_cast<int>(thread * W / size), rows_on = static_cast<int>(step / size);
-  long long column = thread * W % size, columns_on = step % size;
-#pragma unroll 4
-  for (long long e = thread * W; e + W <= elements; e += step) {
-    if (!named(row) || (column + W > size && (size < W || !named(row + 1)))) store_vec<T, W>(to + e, Vec<T, W>{});
-    row += rows_on;
-    column += columns_on;
-    if (column >= size) column -= size, ++row;
-  }
-  if (thread < elements % W) to[elements - 1 - thread] = T(0.0f);
-}
-
-// Grid: (ceil(rows / tile), any). Block: kSortWarps warps. The blocks of a column sort the indices that name their tile of
-// the rows, kTile at most and a multiple of 16 bytes, and write the zeros there.
-template <typename T>
-__global__ void __launch_bounds__(kSortWarps* kWarp, 2)
+__global__ void __launch_bounds__(kSortWarps* kWarp)
     embedding_bwd_sort(const long long* __restrict__ indices, int* __restrict__ keys, long long* __restrict__ order,
-                       T* __restrict__ grad_weight, int count, int tile, long long rows, long long size,
-                       long long padding_idx) {
-  __shared__ int starts[kTile + 1];
-  const int low = blockIdx.x * tile, here = rows - low < tile ? int(rows - low) : tile;
-  sort_tile<kSortWarps>(indices, count, low, here, starts, [&](int place, int row, int position) {
-    if (blockIdx.y == 0) keys[place] = row, order[place] = position;
-  });
-  zero_tile(grad_weight, low, here, size, starts, padding_idx);
+                       T* __restrict__ grad_weight, int count, int passes, long long elements) {
+  extern __shared__ int2 exchange[];  // key, position
+  __shared__ int counts[kSortWarps][kDigits], starts[kDigits / kWarp];
+  const int thread = threadIdx.x, lane = thread % kWarp, warp = thread / kWarp;
+  if (blockIdx.x > 0) {
+    constexpr int K = kVecWidth<T>;
+    const long long vectors = elements / K, step = (gridDim.x - 1) * (long long)blockDim.x;
+    const long long first = (blockIdx.x - 1) * (long long)blockDim.x + thread;
+#pragma unroll 4
+    for (long long v = first; v < vectors; v += step) store_vec<T, K>(grad_weight + v * K, Vec<T, K>{});
+    if (first < elements % K) grad_weight[vectors * K + first] = T(0.0f);
+    return;
+  }
+  const int part = (count + kSortWarps * kWarp - 1) / (kSortWarps * kWarp) * kWarp, begin = warp * part + lane;
+  const int end = warp * part + part < count ? warp * part + part : count;
+  int key[kSortKeys] = {}, place[kSortKeys];
+#pragma unroll
+  for (int i = 0; i < kSortKeys; ++i) {
+    place[i] = begin + i * kWarp;
+    if (place[i] < end) key[i] = static_cast<int>(indices[place[i]]);
+  }
+#pragma unroll 1
+  for (int pass = 0; pass < passes; ++pass) {
+    const int shift = 8 * pass;
+    for (int i = thread; i < kSortWarps * kDigits; i += kSortWarps * kWarp) (&counts[0][0])[i] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kSortKeys; ++i) {
+      if (i * kWarp >= part) break;
+      const int at = begin + i * kWarp;
+      if (pass > 0 && at < end) key[i] = exchange[at].x, place[i] = exchange[at].y;
+      const int digit = key[i] >> shift & (kDigits - 1);
+      unsigned same = __ballot_sync(kFullMask, at < end);
+#pragma unroll
+      for (int bit = 1; bit < kDigits; bit *= 2) {
+        const unsigned set = __ballot_sync(kFullMask, digit & bit);
+        same &= digit & bit ? set : ~set;
+      }
+      const int before = __popc(same & ((1u << lane) - 1));
+      const bool leads = at < end && before == 0;
+      int rank = leads ? counts[warp][digit] : 0;
+      if (leads) counts[warp][digit] = rank + __popc(same);
+      rank = __shfl_sync(kFullMask, rank, at < end ? __ffs(same) - 1 : lane) + before;
+      place[i] |= rank << 16;
+      __syncwarp();
+    }
+    __syncthreads();
+    int total = 0, sum = 0;
+    if (thread < kDigits) {
+#pragma unroll 8
+      for (int w = 0; w < kSortWarps; ++w) {
+        const int here = counts[w][thread];
+        counts[w][thread] = total;
+        total += here;
+      }
+      sum = total;
+#pragma unroll
+      for (int offset = 1; offset < kWarp; offset *= 2) {
+        const int other = __shfl_up_sync(kFullMask, sum, offset);
+        sum += lane >= offset ? other : 0;
+      }
+      if (lane == kWarp - 1) starts[warp] = sum;
+    }
+    __syncthreads();
+    if (thread < kDigits) {
+      int start = sum - total;
+      for (int w = 0; w < warp; ++w) start += starts[w];
+#pragma unroll 8
+      for (int w = 0; w < kSortWarps; ++w) counts[w][thread] += start;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kSortKeys; ++i) {
+      if (begin + i * kWarp >= end) break;
+      exchange[counts[warp][key[i] >> shift & (kDigits - 1)] + (place[i] >> 16)] = {key[i], place[i] & 0xffff};
+    }
+    __syncthreads();
+  }
+  for (int i = thread; i < count; i += kSortWarps * kWarp) keys[i] = exchange[i].x, order[i] = exchange[i].y;
 }
 
 // A vector as one, or a single element.
 template <typename T, int K> __device__ __forceinline__ void store_unit(T* to, const Vec<T, K>& unit) {
   if constexpr (K == kVecWidth<T>) store_whole(to, unit);
   else *to = unit.data[0];
-}
-
-// Grid: ceil(rows / tile). Block: (threads along a row, the others), kFewWarps warps in all. Shared memory: kFewWarps *
-// kWarp * Vec<acc_t<T>, K>. All of backward for kFew indices at most: a block sorts those that name its tile and writes
-// all of it. A segment of more than kShort is shared by all threads.
-template <typename T, bool VEC>
-__global__ void __launch_bounds__(kFewWarps* kWarp, 2)
-    embedding_bwd_few(const T* __restrict__ grad_y, const long long* __restrict__ indices, T* __restrict__ grad_weight,
-                      int count, int tile, long long rows, long long size, long long padding_idx, bool by_freq) {
-  using A = acc_t<T>;
-  constexpr int K = VEC ? kVecWidth<T> : 1, U = 4;
-  extern __shared__ __align__(32) unsigned char scratch[];
-  Vec<A, K>* parts = reinterpret_cast<Vec<A, K>*>(scratch);
-  __shared__ int starts[kTile + 1], order[kFew];
-  const int low = blockIdx.x * tile, here = rows - low < tile ? int(rows - low) : tile;
-  sort_tile<kFewWarps>(indices, count, low, here, starts,
-                       [&](int place, int, int position) { order[place] = position; });
-  zero_tile(grad_weight, low, here, size, starts, padding_idx);
-  __syncthreads();
-  auto length = [&](int row) { return low + row == padding_idx ? 0 : starts[row + 1] - starts[row]; };
-  auto add = [&](int begin, int end, long long column) {
-    Vec<A, K> sum = {};
-#pragma unroll 1
-    for (int p = begin; p < end; p += U) {
-      Vec<T, K> rows[U];
-#pragma unroll
-      for (int i = 0; i < U; ++i) {
-        rows[i] = load_vec<T, K>(grad_y + order[p + i < end ? p + i : p] * size + column);
-      }
-#pragma unroll
-      for (int i = 0; i < U; ++i) {
-#pragma unroll
-        for (int k = 0; k < K; ++k) sum.data[k] += p + i < end ? to_acc(rows[i].data[k]) : A(0);
-      }
-    }
-    return sum;
-  };
-  auto store = [&](int row, long long column, const Vec<A, K>& sum) {
-    const A divisor = by_freq ? A(length(row)) : A(1);
-    Vec<T, K> rounded;
-#pragma unroll
-    for (int k = 0; k < K; ++k) rounded.data[k] = from_acc<T>(sum.data[k] / divisor);
-    store_unit(grad_weight + (low + row) * size + column, rounded);
-  };
-  bool any_long = false;
-  for (int row = threadIdx.y; row < here; row += blockDim.y) {
-    const int own = length(row);
-    any_long |= own > kShort;
-    if (own == 0 || own > kShort) continue;
-#pragma unroll 1
-    for (long long column = threadIdx.x * K; column < size; column += blockDim.x * K) {
-      store(row, column, add(starts[row], starts[row + 1], column));
-    }
-  }
-  if (__syncthreads_or(any_long) == 0) return;
-  for (int row = 0; row < here; ++row) {
-    if (length(row) <= kShort) continue;
-    const int each = (length(row) + blockDim.y - 1) / blockDim.y, end = starts[row + 1];
-    const int begin = starts[row] + threadIdx.y * each;
-#pragma unroll 1
-    for (long long first = 0; first < size; first += blockDim.x * K) {
-      const long long column = first + threadIdx.x * K;
-      Vec<A, K> sum = {};
-      if (column < size) sum = add(begin, begin + each < end ? begin + each : end, column);
-      parts[threadIdx.y * blockDim.x + threadIdx.x] = sum;
-      __syncthreads();
-      if (threadIdx.y == 0 && column < size) {
-        for (int y = 1; y < blockDim.y; ++y) {
-#pragma unroll
-          for (int k = 0; k < K; ++k) sum.data[k] += parts[y * blockDim.x + threadIdx.x].data[k];
-        }
-        store(row, column, sum);
-      }
-      __syncthreads();
-    }
-  }
 }
 
 // Grid: (ceil(runs / blockDim.y), ceil(vectors of a row / (C blockDim.x))), C being 1 for vectors, kSingles for single

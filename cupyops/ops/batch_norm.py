@@ -46,6 +46,7 @@ batch_norm_columns_bwd_cluster = Kernel(
 INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}  # by the size of an element: shorter than those that reduce
 SMALL_PLANE = 256  # elements
 FOLDED_ROWS = 128  # that are left at least, of several rows each: sums of fewer cost as much to combine as to make
+FOLDED_SIZE = 64  # elements of such a row, at least: threads of fewer would sum a channel each for itself
 PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -343,7 +344,8 @@ def _columns(matrix: _Matrix, x: Tensor, *others: Tensor) -> tuple[_Matrix, segm
     rows, size, *columns = matrix
     aligned = _aligned(x, *others)
     folds = 16 // math.gcd(16, size * x.element_size())
-    if aligned and rows % folds == 0 and rows >= folds * FOLDED_ROWS and size * folds < 1 << 31:
+    enough = rows >= folds * FOLDED_ROWS and size >= FOLDED_SIZE
+    if aligned and enough and rows % folds == 0 and size * folds < 1 << 31:
         matrix = _Matrix(rows // folds, size * folds, *columns)
     return matrix, segments.columns(*matrix[:2], x.element_size(), aligned)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import check
+from ..common.norms import card
 from ..errors import InputError
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
@@ -17,7 +18,6 @@ from ..operator import operator
 embedding_fwd = Kernel("embedding.cu", "embedding_fwd<T, VEC>", T=FLOATING, VEC=(False, True))
 embedding_bwd = Kernel("embedding.cu", "embedding_bwd<T, VEC, FREQ>", T=FLOATING, VEC=(False, True), FREQ=(False, True))
 embedding_bwd_sort = Kernel("embedding.cu", "embedding_bwd_sort<T>", T=FLOATING)
-embedding_bwd_few = Kernel("embedding.cu", "embedding_bwd_few<T, VEC>", T=FLOATING, VEC=(False, True))
 embedding_bwd_finish = Kernel("embedding.cu", "embedding_bwd_finish<T>", T=FLOATING)
 
 THREADS = 256  # kThreads
@@ -26,14 +26,11 @@ SINGLES = 4  # kSingles: single elements of a row that a thread of backward has
 RUNS = 8, 32  # positions of a run of backward: so few, or more where that still makes
 ENOUGH_THREADS = 1 << 16
 FINISH = 32, 16  # kFinishColumns, kFinishRuns
-SORT = 1024  # threads of a block that sorts: kSortWarps
-MOST_SORTED = 1 << 16  # by it: 64 of each thread
-MOST_SCANNED = 1 << 24  # by all blocks together, each of which reads all
-TILES = 132 * 2  # of the rows of the table: as many as find room, unless they had more than
-MOST_ROWS = 256  # kTile
-FILL = 1 << 16  # bytes of zeros of a block at least, where tiles are few and their rows long
-FEW, FEW_THREADS = 256, 512  # kFew, kFewWarps: indices that one kernel sorts and adds, and threads of its block
-FEW_BYTES = 1 << 19  # of grad_y, at most: all of it may be one block's
+SORT = 1024  # threads of a block that sorts, of which there is one
+MOST_SORTED = 1 << 14  # by it: kSortKeys each; fewer where the device has less shared memory than these need
+COUNTS = 32 * 1024 + 32  # bytes of it that are no keys
+FILL = 1 << 15  # bytes of a block that writes zeros, about
+FILL_BLOCKS = 131 * 2
 
 
 @operator("cupyops::embedding")
@@ -73,17 +70,10 @@ def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
     size, count = grad_y.shape[-1], indices.numel()
     if is_dry(grad_y) or grad_y.numel() == 0:
         return torch.zeros((rows, size), dtype=grad_y.dtype, device=grad_y.device)
-    grad_y, indices = grad_y.contiguous(), indices.reshape(-1).contiguous()
+    grad_y = grad_y.contiguous()
+    keys, order, grad_weight = sort(indices.reshape(-1), grad_y, rows, size)
     vector = 16 // grad_y.element_size()
     vectors = size % vector == 0 and grad_y.data_ptr() % 16 == 0
-    tile, tiles, slices = tiles_of(rows, size * grad_y.element_size())
-    if count <= FEW and slices == 1 and grad_y.numel() * grad_y.element_size() <= FEW_BYTES:
-        grad_weight = torch.empty((rows, size), dtype=grad_y.dtype, device=grad_y.device)
-        block, shared = few_plan(size, grad_y.element_size(), vectors)
-        given = (grad_y, indices, grad_weight, count, tile, rows, size, padding_idx, scale_grad_by_freq)
-        embedding_bwd_few[tiles, block, shared](*given, T=grad_y.dtype, VEC=vectors)
-        return grad_weight
-    keys, order, grad_weight = sort(indices, grad_y, rows, size, padding_idx)
     run, runs, grid, block, finish = backward_plan(count, size, vector if vectors else 1)
     acc = torch.float64 if grad_y.dtype is torch.float64 else torch.float32
     partial = torch.empty((2 * runs, size), dtype=acc, device=grad_y.device)
@@ -94,35 +84,20 @@ def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
     return grad_weight
 
 
-def sort(indices: Tensor, like: Tensor, rows: int, size: int, padding_idx: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(the indices sorted, where each was, the gradient with zeros for what none names)."""
+def sort(indices: Tensor, like: Tensor, rows: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(the indices sorted, where each was, zeros for the gradient)."""
     count = indices.numel()
-    tile, tiles, slices = tiles_of(rows, size * like.element_size())
-    if count > MOST_SORTED or count * tiles > MOST_SCANNED:
+    if count > min(MOST_SORTED, (card(like.device)[1] - COUNTS) // 8):
         keys, order = torch.sort(indices.int(), stable=True)
         return keys, order, torch.zeros((rows, size), dtype=like.dtype, device=like.device)
     grad_weight = torch.empty((rows, size), dtype=like.dtype, device=like.device)
+    passes = max(1, ceil_div((rows - 1).bit_length(), 8))
     keys = torch.empty(count, dtype=torch.int32, device=like.device)
     order = torch.empty(count, dtype=torch.int64, device=like.device)
-    given = indices, keys, order, grad_weight, count, tile, rows, size, padding_idx
-    embedding_bwd_sort[(tiles, slices), SORT](*given, T=like.dtype)
+    blocks = 1 + max(1, min(FILL_BLOCKS, grad_weight.numel() * like.element_size() // FILL))
+    given = indices.contiguous(), keys, order, grad_weight, count, passes, grad_weight.numel()
+    embedding_bwd_sort[blocks, SORT, 8 * count](*given, T=like.dtype)
     return keys, order, grad_weight
-
-
-def tiles_of(rows: int, row_bytes: int) -> tuple[int, int, int]:
-    """(rows of a tile, whole 16-byte vectors whatever they are; tiles; blocks that write the zeros of one)."""
-    tile = min(ceil_div(rows, TILES * 8) * 8, MOST_ROWS)
-    tiles = ceil_div(rows, tile)
-    return tile, tiles, max(1, min(TILES // tiles, tile * row_bytes // FILL))
-
-
-@functools.lru_cache(maxsize=4096)
-def few_plan(size: int, itemsize: int, vectors: bool) -> tuple[tuple[int, int], int]:
-    """(block, bytes of shared memory)."""
-    units = size * itemsize // 16 if vectors else size
-    along = min(FEW_THREADS, _power_of_two(units))
-    each = max(itemsize, 4) * (16 // itemsize if vectors else 1)
-    return (along, FEW_THREADS // along), FEW_THREADS * each
 
 
 @_embedding.reference_backward
