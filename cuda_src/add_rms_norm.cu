@@ -8,9 +8,9 @@
 // Bytes per element: forward 4 x sizeof(T), backward 4 x sizeof(T), grad_weight included; about 5 flops forward, 11
 // backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 32768x4096 bf16 4045 / 3976, 8192x16384
-// bf16 4028 / 4026, 32768x4096 fp16 4067 / 3963, 32768x4096 fp32 4012 / 4162, 131072x1000 bf16 3988 / 3628. Lost:
-// in backward, rows of odd size, whose ends are stored by elements.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252), bf16: 32768x4096 4046 / 3992, 8192x16384 3988
+// / 3939, 131072x1000 3964 / 3842, 32768x4095 3969 / 3554, 2048x50257 3243 / 2177; fp32: 32768x4096 4061 / 3536. Lost: in
+// backward, the packs of odd rows, which columns meet at another place in each row.
 #include "common/norm_small.cuh"
 
 // Grid, block, shared memory, ownership, weight: see norm_rows(); weight may be null.

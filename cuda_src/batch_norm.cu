@@ -21,7 +21,7 @@
 //
 // Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251), of images: 64x256x56x56 training
 // fp32 2868 / 2952, bf16 2295 / 2752; inference fp32 4018 / 3791, bf16 3666 / 3458; of columns, training bf16: 64x256x56x56
-// channels_last 2030 / 2192, 256x2048x7x7 1916 / 2103, 4096x1000 896 / 1230, 4096x4095 1236 / 1366. Lost: half types are
+// channels_last 2030 / 2192, 256x2048x7x7 1916 / 2103, 4096x1000 876 / 1138, 4096x4095 1564 / 1804. Lost: half types are
 // bound by the instructions for a pack of eight; the forms without clusters read everything twice, of which the cache holds
 // the end.
 #include "common/batch_norm_columns.cuh"

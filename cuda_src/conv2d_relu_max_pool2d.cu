@@ -15,7 +15,7 @@
 // kept: one number for four places.
 //
 // Reached on an H200, forward / backward (PyTorch's three layers, the better of eager and compiled): n64 1->32 28x28 fp32
-// 8.1 / 18 us (23 / 46), n64 32->64 14x14 fp32 24 / 58 us (32 / 79), n1024 32->64 14x14 fp32 273 / 556 us (245 / 865); half
+// 7.7 / 17 us (23 / 46), n64 32->64 14x14 fp32 24 / 51 us (32 / 79), n1024 32->64 14x14 fp32 265 / 538 us (245 / 865); half
 // types see conv2d_relu_max_pool2d_mma.cu. Lost: a thread reads 26 times from shared memory for 288 FMAs, and 13 warps of a
 // block leave a quarter of a multiprocessor's schedulers a warp more than the rest.
 #include "common/pooled_fma.cuh"

@@ -8,10 +8,10 @@
 // sizeof(T) where a row is held, three times where it is too long for that and for the cache (read, read again, written);
 // twice in linear_cross_entropy_tile and in linear_cross_entropy_keep.
 //
-// Reached on an H200 (TFLOP/s of three products, forward and backward): 8192x4096x128256 bf16 613 (with 1690 rows computed
-// twice), 4096x4096x32000 bf16 712, 8192x2048x50257 bf16 654, 2048x1000x32000 fp16 555, fp32 48. Lost: where 240 MiB do
-// not hold the logits of all rows, some are computed twice, of 8192x4096x128256 those of 1296 rows; and each chunk that is
-// added to the weight's gradient reads that once more.
+// Reached on an H200 (TFLOP/s of three products, forward and backward): 8192x4096x128256 bf16 619, 4096x4096x32000 bf16 712,
+// 8192x2048x50257 bf16 654, 2048x1000x32000 fp16 555, fp32 48. Lost: where 240 MiB do not hold the logits of all rows, some
+// are computed twice, of 8192x4096x128256 those of 1296 rows; and each chunk that is added to the weight's gradient reads
+// that once more.
 #include "common/elementwise.cuh"
 #include "common/held_losses.cuh"
 

@@ -13,8 +13,8 @@
 // forward, 12 backward.
 //
 // Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251), G32 bf16: 32x512x32x32 2473 /
-// 2172, 8x256x128x128 2174 / 2334, 32x512x31x33 1669 / 1281, 64x256x4095 1745 / 1785. Lost: registers leave room for two or
-// three blocks, which load, wait for each other and store in turn; elements of other planes are met one or two at a time.
+// 2172, 8x256x128x128 2174 / 2334, 32x512x31x33 1764 / 1999, 64x256x4095 2485 / 2553, 1024x64x7x7 G16 1137 / 1047. Lost:
+// blocks load, wait for each other and store in turn; of small tensors, the start of launches.
 #include "common/cluster.cuh"
 #include "common/runs.cuh"
 

@@ -7,10 +7,10 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T), the parameters' gradients included; about 8 flops
 // forward, 14 backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4238), bf16: 131072x1024 3939 / 3876, 32768x4096
-// 3982 / 3585, 8192x16384 3343 / 3432, 131072x1000 3881 / 3481, 32768x4095 2696 / 2955, 2048x50257 1629 / 1538, 1000003x17
-// 2100 / 1751. Lost: instructions (8192x16384 forward issues in 70% of the cycles, at 68% of the memory's rate), of odd rows
-// in backward more for each element; a row longer than shared memory holds is read twice.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252), bf16: 131072x1024 3942 / 3861, 32768x4096 3936
+// / 3571, 8192x16384 3714 / 3445, 131072x1000 3896 / 3517, 32768x4095 3515 / 2939, 16383x1001 2344 / 1889, 2048x50257 2678 /
+// 1678, 1000003x17 2085 / 1748. Lost: instructions, of odd rows in backward most; in forward of odd rows one more launch,
+// and parameters that of a long row come from L2; a row longer than shared memory holds is read twice.
 #include "common/norm_small.cuh"
 
 // Of layer_norm_fwd, at most; and blocks of a multiprocessor, at least. Half types are bound by latency: fewer registers,

@@ -4,8 +4,9 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T), or 2 with a mask; no arithmetic to speak of. Either way
 // the mask is a bit for each element of a half type: what a training step moves goes from 5 x sizeof(T) to 4.1.
 //
-// Reached on an H200 (us, forward / backward; a copy of as much: 126): 2^27 elements of bf16 128 / 188, with a mask 134 / 132;
-// 2^26 of fp32 129 / 188, with a mask 134 / 133. Lost: the mask is 3% more to move, and a store of its own in each warp.
+// Reached on an H200 (us, forward / backward; a copy of as much: 126): 2^27 elements of bf16 128 / 188, with a mask 134 /
+// 132; 2^26 of fp32 129 / 188, with a mask 134 / 133. Lost: the mask is 3% more to move, and a store of its own in each
+// warp.
 #include "common/elementwise.cuh"
 
 // A vector of elements from `first` on; past the end, and where the address is off 16 bytes, element by element.

@@ -7,8 +7,8 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T), grad_weight included; about 4 flops forward, 10
 // backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4238), bf16: 32768x4096 4001 / 3835, 8192x16384 3894
-// / 3525, 131072x1000 3888 / 3696, 32768x4095 3483 / 3379, 2048x50257 2302 / 1677, 1000003x17 2434 / 1852. Lost: in backward
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252), bf16: 32768x4096 4018 / 3839, 8192x16384 3927
+// / 3531, 131072x1000 3929 / 3694, 32768x4095 3975 / 3370, 2048x50257 3146 / 1888, 1000003x17 2443 / 1846. Lost: in backward
 // the barriers of wide rows, of which a block holds one at a time; rows of odd size in backward, as in layer_norm.cu.
 #include "common/norm_small.cuh"
 
