@@ -81,12 +81,15 @@ class Graphed:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream(device)):
-                outputs = _detached(self.step(*args, **kwargs))
-        except Exception as error:
-            _leave(self._stream(device))
-            raise _explained(error, self.step) from None
+        with torch.cuda.stream(
+            torch.cuda.current_stream()
+        ):  # to be restored: a capture that fails leaves its own current
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream(device)):
+                    outputs = _detached(self.step(*args, **kwargs))
+            except Exception as error:
+                _leave(self._stream(device))
+                raise _explained(error, self.step) from None
         captured.inputs = [one for one in inputs if isinstance(one, Tensor)]
         captured.graph, captured.outputs = graph, outputs
 

@@ -31,15 +31,11 @@ _KNOWN = {
     "dispatch_modes": torch._C._len_torch_dispatch_stack,
     "is_grad_enabled": torch.is_grad_enabled,
     "is_autocast_enabled": torch.is_autocast_enabled,
-    "missing": object(),
 }
 
 
 def call(op: Definition, autocasts: bool) -> Callable[..., Any]:
-    """`Operator.__call__`: plain CUDA tensors go straight on, all else to `self._otherwise(args)`.
-
-    By position alone, so that no name of the operator's own parameters meets one of these.
-    """
+    """`Operator.__call__`: plain CUDA tensors go straight on, all else to `self._otherwise(args)`."""
     first, *others = op.tensors
     named = _names(op)
     elsewhere = [_not_plain(first), f"not a{first}.is_cuda", f"a{first}.dtype not in FLOATING", f"a{first}.is_neg()"]
@@ -59,16 +55,16 @@ def call(op: Definition, autocasts: bool) -> Callable[..., Any]:
         f"a{i}.requires_grad" if i in op.required else f"a{i} is not None and a{i}.requires_grad" for i in op.tensors
     ]
     source = f"""
-def __call__(self, {"".join(f"a{index}=missing, " for index in range(op.arity))}/, *more, **kwargs):
-    if a{op.arity - 1} is missing or more or kwargs:
-        args = tuple([one for one in ({named}*more,) if one is not missing])
-        return self(*op.bind(args, kwargs))
+def __call__(self, *args, **kwargs):
     if is_dynamo_compiling():
-        return self._compiling(({named}))
+        return self._compiling(self.definition.bind(args, kwargs))
+    if kwargs or len(args) != {op.arity}:
+        args = op.bind(args, kwargs)
     if functorch_active() or dispatch_modes() or forward_ad._current_level >= 0 or tracing.active is not None:
-        return self._otherwise(({named}))
+        return self._otherwise(args)
+    {named} = args
     if {" or ".join(elsewhere)}:
-        return self._otherwise(({named}))
+        return self._otherwise(args)
     if ({" or ".join(wanted)}) and is_grad_enabled():
         return self._differentiable({named})
     try:

@@ -123,9 +123,11 @@ def test_what_cannot_be_captured_is_named():
     fast = cupyops.graph(step, warmup=1)
     x = torch.ones(3, device="cuda")
     fast(x)
+    stream = torch.cuda.current_stream()
     with pytest.raises(cupyops.LaunchError, match=r"test_graph.py:\d+: `return x \* x.sum\(\).item\(\)`"):
         fast(x)
     assert torch.rand(3, device="cuda").isfinite().all(), "random numbers outside of a graph go on"
+    assert torch.cuda.current_stream() == stream, "and launches where they went before"
 
 
 @pytest.mark.gpu
