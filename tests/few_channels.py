@@ -20,9 +20,11 @@ def much(**more: int) -> Iterator[None]:
             patch.setattr(pooled, name, value)
         for plan in PLANS:
             plan.cache_clear()
-        yield
-    for plan in PLANS:
-        plan.cache_clear()
+        try:
+            yield
+        finally:
+            for plan in PLANS:
+                plan.cache_clear()
 
 
 def samples(make: Make) -> Iterator[Sample]:

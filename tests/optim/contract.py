@@ -6,6 +6,7 @@ layouts, sizes, groups, state, and whatever the kernel leaves to PyTorch.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import pickle
@@ -33,6 +34,11 @@ def twins(make):
     """Parameters for ours, for PyTorch's, and for PyTorch's in float64."""
     exact = [nn.Parameter(p.detach().to(torch.float64)) for p in make()]
     return make(), make(), exact
+
+
+def kernels(device):
+    """They run there, or in the simulator."""
+    return cupyops.simulate(check=False) if device.type == "cpu" else contextlib.nullcontext()
 
 
 def set_grads(all_params, step, change=lambda grad, index: grad):

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from optim.contract import parameters, set_grads
+from optim.contract import kernels, parameters, set_grads
 from optim.test_lion import Paper
 from torch import nn
 
@@ -55,11 +55,6 @@ def sorts(monkeypatch):
     found, sort = [], Fused._sort
     monkeypatch.setattr(Fused, "_sort", lambda self, *args: found.append(1) or sort(self, *args))
     return found
-
-
-def kernels(device):
-    """They run there, or in the simulator."""
-    return cupyops.simulate(check=False) if device.type == "cpu" else contextlib.nullcontext()
 
 
 def make(pair, device):
