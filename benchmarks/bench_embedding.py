@@ -1,4 +1,4 @@
-"""embedding: the tables of language models; odd rows, and one token over and over."""
+"""embedding: the tables of language models; tokens as often as words are; odd rows, and one token over and over."""
 
 from __future__ import annotations
 
@@ -23,31 +23,40 @@ def cases() -> Iterator[Case]:
     yield _case(50257, 768, torch.float16)
     yield _case(50257, 768, FLOAT)
     yield _case(50257, 1000, HALF)
+    yield _case(50257, 4096, HALF)
     yield _case(50257, 4095, HALF)
+    yield _case(50257, 768, HALF, zipf=True)
     yield _case(50257, 768, HALF, named=1)
     yield _case(50257, 768, HALF, tokens=256)
 
 
-def _case(rows: int, size: int, dtype: torch.dtype, tokens: int = TOKENS, named: int | None = None) -> Case:
+def _case(
+    rows: int, size: int, dtype: torch.dtype, tokens: int = TOKENS, named: int | None = None, zipf: bool = False
+) -> Case:
     element = dtype.itemsize
     return Case(
         op="embedding",
-        size=f"{tokens} of {rows}x{size}" + ("" if named is None else f", {named} named"),
+        size=f"{tokens} of {rows}x{size}" + ("" if named is None else f", {named} named") + ", zipf" * zipf,
         dtype=dtype,
-        make=_arguments(rows, size, tokens, named or rows),
+        make=_arguments(rows, size, tokens, named or rows, zipf),
         ours=cupyops.embedding,
         eager=F.embedding,
         liger=None,
         forward_bytes=2 * tokens * size * element + 8 * tokens,
         backward_bytes=(tokens + rows) * size * element + 8 * tokens,
         want=None,
-        small=lambda: _case(7, 5, dtype, 9, named),
+        small=lambda: _case(7, 5, dtype, 9, named, zipf),
     )
 
 
-def _arguments(rows: int, size: int, tokens: int, named: int) -> Callable[[Any, torch.dtype], tuple[Tensor, ...]]:
+def _arguments(
+    rows: int, size: int, tokens: int, named: int, zipf: bool
+) -> Callable[[Any, torch.dtype], tuple[Tensor, ...]]:
+    """With `zipf` the k-th token is k times rarer than the first, as words are."""
+
     def make(device: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
         weight = torch.randn(rows, size, device=device).to(dtype).requires_grad_()
-        return torch.randint(named, (tokens,), device=device), weight
+        often = torch.arange(1, named + 1, device=device, dtype=torch.float64).reciprocal() ** zipf
+        return torch.multinomial(often, tokens, replacement=True), weight
 
     return make

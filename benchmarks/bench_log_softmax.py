@@ -18,5 +18,5 @@ def cases():
     yield case(2048, 131072, HALF, (3900, 4000))
     for dtype in ALL[1:]:
         yield case(32768, 4096, dtype)
-    for rows, columns in ((131072, 1000), (32768, 4095), (4096, 50257), (1 << 20, 64)):
+    for rows, columns in ((131072, 1000), (32768, 4096), (32768, 4095), (4096, 50257), (1 << 20, 64)):
         yield case(rows, columns, HALF)

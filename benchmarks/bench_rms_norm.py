@@ -20,6 +20,7 @@ SIZES = [
     (32768, 4096, torch.float32, None),
     (131072, 1000, torch.bfloat16, None),
     (32768, 4095, torch.bfloat16, None),
+    (2048, 50256, torch.bfloat16, None),
     (2048, 50257, torch.bfloat16, None),
     (1000003, 17, torch.bfloat16, None),
 ]

@@ -5,9 +5,9 @@
 // Bytes per element: forward 3 x sizeof(T), fewer where an input is broadcast; grad_other 2 x sizeof(T), or
 // sizeof(T) where it is summed. Two flops.
 //
-// Reached on an H200 (GB/s of those bytes, without those of an input that is broadcast, forward / backward; a copy: 4252),
-// bf16: 32768x4096 + 4096 4156 / 3279, 32768x4095 + 4095 4105 / 2871, 32768x4096 + 32768x1 4089 / 3844, 64x256x56x56 +
-// 256x1x1 3876 / 3216. Lost: in backward what sum.cu loses, over the first dimension a second launch.
+// Reached on an H200 (GB/s of those bytes, without those of an input that is broadcast, forward / backward; a copy: 4253),
+// bf16: 32768x4096 + 4096 4149 / 3495, 32768x4095 + 4095 4103 / 3468, 32768x4096 + 32768x1 4095 / 3861, 64x256x56x56 +
+// 256x1x1 3901 / 3200. Lost: in backward what sum.cu loses, over the first dimension a second launch.
 #include "common/broadcast.cuh"
 #include "common/elementwise.cuh"
 #include "common/spread.cuh"

@@ -8,8 +8,8 @@
 // Bytes per element: forward 4 x sizeof(T), backward 4 x sizeof(T), grad_weight included; about 5 flops forward, 11
 // backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252), bf16: 32768x4096 4046 / 3992, 8192x16384 3988
-// / 3939, 131072x1000 3964 / 3842, 32768x4095 3969 / 3554, 2048x50257 3243 / 2177; fp32: 32768x4096 4061 / 3536. Lost: in
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253), bf16: 32768x4096 4030 / 3982, 8192x16384 4039
+// / 3935, 131072x1000 3948 / 3845, 32768x4095 3964 / 3532, 2048x50257 3246 / 2254; fp32: 32768x4096 4029 / 4152. Lost: in
 // backward, the packs of odd rows, which columns meet at another place in each row.
 #include "common/norm_small.cuh"
 
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(256)
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x and weight_parts may be null.
 template <typename T, int K, bool VECTORS, bool PARAMETERS>
-__global__ void __launch_bounds__(kBackwardThreads)
+__global__ void __launch_bounds__(kRowsThreads<false, VECTORS>, 1)
     add_rms_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ summed, const T* __restrict__ weight,
                      const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                      acc_t<T>* __restrict__ weight_parts, long long rows, long long size, int stages) {

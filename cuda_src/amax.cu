@@ -5,8 +5,8 @@
 // 0 / 0. Forward keeps `ties` and where one of the largest is, so that backward need not read rows that have but one.
 // Bytes per element of x: forward sizeof(T), backward once that, and again what is tied. About three operations on each
 // element, of half types two elements at once in rows.
-// Reached on an H200 (GB/s of x, in backward of twice that; a copy: 4252): 8192x8192 over 1 bf16 3300 / 5010, fp32 3682 /
-// 7785; over 0 bf16 2994 / 3255, fp32 3598 / 7796; 4095x4095 bf16 over 1 2086 / 3700, over 0 1506 / 2586. Lost: of bf16 one
+// Reached on an H200 (GB/s of x, in backward of twice that; a copy: 4253): 8192x8192 over 1 bf16 3308 / 6291, fp32 3668 /
+// 7811; over 0 bf16 3005 / 3151, fp32 3603 / 7765; 4095x4095 bf16 over 1 2092 / 4353, over 0 1565 / 2533. Lost: of bf16 one
 // row in sixteen has a tie and is read; over 0 each element is compared and counted by itself.
 #include "common/shares.cuh"
 
@@ -186,8 +186,8 @@ template <typename T> struct TopShares {
 template <typename T>
 __global__ void amax_bwd_rows(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
                               const acc_t<T>* __restrict__ ties, const unsigned* __restrict__ where,
-                              T* __restrict__ grad_x, long long rows, long long size) {
-  spread_rows(x, grad_x, rows, size, TopShares<T>{y, grad_y, ties, where});
+                              T* __restrict__ grad_x, long long rows, long long size, int parts) {
+  spread_rows(x, grad_x, rows, size, parts, TopShares<T>{y, grad_y, ties, where});
 }
 
 // Grid, block: see spread_columns().

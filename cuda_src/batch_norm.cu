@@ -19,11 +19,11 @@
 // Bytes per element: training forward 2 x sizeof(T) (3 without clusters), backward 3 x sizeof(T) (5); else forward
 // 2 x sizeof(T), backward 3 x sizeof(T). About 8 flops forward, 10 backward.
 //
-// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4251), of images: 64x256x56x56 training
-// fp32 2868 / 2952, bf16 2295 / 2752; inference fp32 4018 / 3791, bf16 3666 / 3458; of columns, training bf16: 64x256x56x56
-// channels_last 2030 / 2192, 256x2048x7x7 1916 / 2103, 4096x1000 876 / 1138, 4096x4095 1564 / 1804. Lost: half types are
-// bound by the instructions for a pack of eight; the forms without clusters read everything twice, of which the cache holds
-// the end.
+// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4253), of images: 64x256x56x56 training
+// fp32 2921 / 2989, bf16 2225 / 2776; inference fp32 4021 / 3784, bf16 3704 / 3493; 64x3x224x223 bf16 1444 / 1768; of
+// columns, training bf16: 64x256x56x56 channels_last 2052 / 2183, 256x2048x7x7 1958 / 2134, 4096x1000 892 / 1268, 4096x4095
+// 1552 / 1783. Lost: half types are bound by the instructions for a pack of eight; the forms without clusters read
+// everything twice, of which the cache holds the end.
 #include "common/batch_norm_columns.cuh"
 #include "common/batch_norm_runs.cuh"
 
@@ -346,12 +346,15 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
                                    long long size, int wide, acc_t<T> momentum, acc_t<T> eps) {
   using A = acc_t<T>;
   constexpr int W = ColumnTile<T, WHOLE>::W;
-  __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kClusterColumns<T>];
-  __shared__ Moments<A> parts[kColumnThreads];
+  __shared__ Pair<A> shared[kColumnThreads * W];
+  __shared__ Moments<A> parts[kColumnThreads], all[kMaxCluster * kClusterColumns<T>];
+  __shared__ Affine<T> affine[kClusterColumns<T>];
   if (gridDim.y > 1) cluster_begin();
-  const Parameters<T> parameters{weight, bias, wide};
   const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, columns = blockDim.x * W;
+  const long long channel = tile.start + thread;  // of the first threads, which combine what all have
+  Affine<T> given = {};
+  if (thread < tile.left) given = Parameters<T>{weight, bias, wide}.affine(channel, {A(0), A(1)});
   Pair<A> own[W] = {};
   column_moments(tile, x, own);
   share_columns(tile, own, shared);
@@ -361,26 +364,25 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
   if (column < tile.left) part = tile_moments(tile, shared, column, unsigned(thread) / unsigned(columns), groups);
   parts[thread] = part;
   __syncthreads();
-  if (thread < tile.left) {
-    const Moments<A> of = merged<A>(  // in one go: a mean rounded at each step would cost a short channel its variance
-        groups, [&](int i) { return parts[i * columns + thread].count; },
-        [&](int i) { return Pair<A>{parts[i * columns + thread].mean, parts[i * columns + thread].square}; });
-    share_tile(Pair<A>{of.mean, of.square}, all, columns, thread);
-  }
+  const auto merge = [&](const Moments<A>* from, int count) {
+    from += thread;
+    return merged<A>(  // in one go: a mean rounded at each step would cost a short channel its variance
+        count, [&](int i) { return from[i * columns].count; },
+        [&](int i) { return Pair<A>{from[i * columns].mean, from[i * columns].square}; });
+  };
+  if (thread < tile.left) share_tile(merge(parts, groups), all, columns, thread);
   meet_tile();
+  Moments<A> moments = {};
   if (thread < tile.left) {
-    const Moments<A> of = merged<A>(
-        gridDim.y, [&](int i) { return A(rows_of(rows, gridDim.y, i)); },
-        [&](int i) { return all[i * columns + thread]; });
-    shared[thread] = {of.mean, of.rstd(eps)};
-    if (blockIdx.y == 0) {
-      keep<T>(of, tile.start + thread, mean, rstd, running_mean, running_var, wide, momentum, eps);
-    }
+    moments = merge(all, gridDim.y);
+    affine[thread] = {moments.mean, moments.rstd(eps) * given.scale, given.shift};
   }
   __syncthreads();
   Affine<T> of[W] = {};
-  tile.each(size, 1, [&](int e, long long c) { of[e] = parameters.affine(c, shared[tile.first + e]); });
+  take_columns(tile, affine, of);
   store_normalised(tile, x, y, of);
+  if (blockIdx.y > 0 || thread >= tile.left) return;
+  keep<T>(moments, channel, mean, rstd, running_mean, running_var, wide, momentum, eps);  // last: no block waits for it
 }
 
 // Training: grad_x, grad_weight and grad_bias, each of which may be null. Grid and block: as
@@ -395,11 +397,13 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
   using A = acc_t<T>;
   constexpr int W = ColumnTile<T, WHOLE>::W;
   __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kClusterColumns<T>];
+  __shared__ Gradient<T> gradient[kClusterColumns<T>];
   if (gridDim.y > 1) cluster_begin();
   const ColumnTile<T, WHOLE> tile(rows, size, blockIdx.y);
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, columns = blockDim.x * W;
-  const long long column = tile.start + thread;
-  A about[W] = {};
+  const long long channel = tile.start + thread;  // of the first threads, which combine what all have
+  A mu = A(0), r = A(1), w = A(1), about[W] = {};
+  if (thread < tile.left) mu = mean[channel], r = rstd[channel], w = parameter<T>(weight, channel, wide, A(1));
   tile.each(size, 1, [&](int e, long long c) { about[e] = Centre<T>(mean[c], rstd[c]).about; });
   Pair<A> own[W] = {};
   column_sums(tile, grad_y, x, about, own, [](long long, int, const Pieces<T, WHOLE, 2>&) {});
@@ -410,15 +414,13 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
   if (thread < tile.left) {
     Pair<A> sums = {};
     for (int i = 0; i < gridDim.y; ++i) sums = sums + all[i * columns + thread];
-    sums = Centre<T>(mean[column], rstd[column]).moved(sums), sums.second *= rstd[column];
-    shared[thread] = sums;
-    if (blockIdx.y == 0) set_gradients<T>(sums, column, grad_weight, grad_bias, wide);
+    sums = Centre<T>(mu, r).moved(sums), sums.second *= r;
+    gradient[thread] = Gradient<T>::of(mu, r, w, sums, A(rows));
+    if (blockIdx.y == 0) set_gradients<T>(sums, channel, grad_weight, grad_bias, wide);
   }
   if (!grad_x) return;
   __syncthreads();
   Gradient<T> of[W] = {};
-  tile.each(size, 1, [&](int e, long long c) {
-    of[e] = Gradient<T>::of(mean[c], rstd[c], parameter<T>(weight, c, wide, A(1)), shared[tile.first + e], A(rows));
-  });
+  take_columns(tile, gradient, of);
   store_gradient(tile, grad_y, x, grad_x, of);
 }

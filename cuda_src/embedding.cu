@@ -1,27 +1,26 @@
 // y[i]           = weight[indices[i]]
 // grad_weight[r] = (sum over i with indices[i] = r of grad_y[i]) / d     d = 1, or how many they are; 0 for padding_idx
 //
-// Backward sorts the indices, equal ones in the order of their positions (`keys`, and `order`, where each was), and cuts
-// them into runs of a fixed length. What has one key within a run is a piece: a thread adds its rows one by one, for a
-// vector of columns. A piece that is a whole segment is rounded and stored; those of a segment that crosses runs go to
-// `partial`, which a third kernel adds. A fixed order: the same bits every time. Rows that no index names are zeros
-// already.
+// Backward makes a list of the positions that name each row: by atomics, in any order, so short ones are put in order, and
+// of long ones blocks find their positions again, in order; or, of more than 32768 indices, by PyTorch's sort. Blocks
+// share out the work: rows of zeros; short lists, added one by one, a thread taking a vector of columns; and long lists,
+// cut into pieces of a fixed length, of which a block adds one and the last block to end the sums. A fixed order: the
+// same bits every time.
 //
-// Bytes: forward the rows once in, once out; backward grad_y once in, grad_weight once out (twice the rows that are
-// named). Backward adds once per element of grad_y.
-// The sort is by one block, while the others write the zeros of grad_weight; of more than 16384 indices, or than shared
-// memory holds, it is PyTorch's.
-// Reached on an H200 (GB/s of those bytes; a copy: 4251): forward 16384 of 128256x4096 bf16 3687, 16384 of 50257x768 bf16
-// 2883, fp32 3465; backward 16384 of 50257x768 bf16 1750, all of them one row 1719, 256 of 50257x768 2670. Lost: in backward
-// three launches, of which the sort takes 33 us where the zeros would take 21; there rows of odd size go by single elements.
+// Bytes: forward the rows once in, once out; backward grad_y once in, grad_weight once out. Backward adds once per element
+// of grad_y.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253), 16384 indices: of 128256x4096 bf16 3727 /
+// 4104, of 50257x768 bf16 2926 / 2675, fp32 3500 / 3310, of 50257x4095 bf16 3699 / 3017, of 50257x4096 3767 / 3790; in
+// backward of 50257x768 bf16 as often as words are 1715, one row alone 1596. Lost: in backward two launches before the one
+// that moves the bytes, and where a row is named often, the blocks that find its positions and add them.
 #include "common/reduce.cuh"
 #include "common/spans.cuh"
-#include "common/whole.cuh"
 
-constexpr int kSortWarps = 32, kDigits = 256, kSortKeys = 16;
-constexpr int kFinishColumns = 32, kFinishRuns = 16, kShort = 8;
-constexpr int kThreads = 256;  // of a block of forward, or of backward, at most
-constexpr int kSingles = 4;  // single elements of a row that a thread of backward has
+constexpr int kThreads = 256;  // of a block, at most
+constexpr int kListed = 32;  // positions of a list that is not long
+constexpr int kLinked = 1 << 15;  // indices, at most, that are not sorted
+constexpr int kSlots = 128;  // positions at which lists may begin, for a block, at most
+constexpr int kAdded = 32 * kListed;  // positions of all short lists of a block, at most
 
 // Stops the program, as PyTorch's device assertion does: an index out of range is never a wild read.
 __device__ __forceinline__ long long row_at(const long long* indices, long long position, long long rows) {
@@ -76,263 +75,384 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// Grid: any from 2 blocks on. Block: kSortWarps warps. Shared memory: 8 bytes for each of `count` indices, kSortKeys for
-// each thread at most. The first block sorts, 8 bits at a time and stable: a warp has a part of the positions, counts its
-// digits, each key's rank among those that are alike on the way, and knows from the counts of all where it puts the
-// first of each. The other blocks write the zeros of grad_weight meanwhile.
+// What backward knows of the positions that name a row, `zeros` being there at the start. Those of row r lie at
+// lists + stride * (first[r] - 1), length[first[r] - 1] of them; first[r] is 0 where there are none.
+struct Lists {
+  int *first, *length, *done, *found, *lists;
+  int2* pieces;  // `found` of them: (first[row] - 1, which of its pieces)
+
+  __device__ __forceinline__ Lists(int* zeros, int* scratch, long long rows, long long count, int most)
+      : first(zeros),
+        length(first + rows),
+        done(length + count),
+        found(done + count),
+        lists(scratch + 2 * most),
+        pieces(reinterpret_cast<int2*>(scratch)) {}
+};
+
+// Grid: ceil(count / blockDim.x). Block: kThreads. Makes lists of a stride of kListed: in any order, and of a longer list
+// the pieces alone. T: of grad_y, as everywhere.
 template <typename T>
-__global__ void __launch_bounds__(kSortWarps* kWarp)
-    embedding_bwd_sort(const long long* __restrict__ indices, int* __restrict__ keys, long long* __restrict__ order,
-                       T* __restrict__ grad_weight, int count, int passes, long long elements) {
-  extern __shared__ int2 exchange[];  // key, position
-  __shared__ int counts[kSortWarps][kDigits], starts[kDigits / kWarp];
-  const int thread = threadIdx.x, lane = thread % kWarp, warp = thread / kWarp;
-  if (blockIdx.x > 0) {
-    constexpr int K = kVecWidth<T>;
-    const long long vectors = elements / K, step = (gridDim.x - 1) * (long long)blockDim.x;
-    const long long first = (blockIdx.x - 1) * (long long)blockDim.x + thread;
-#pragma unroll 4
-    for (long long v = first; v < vectors; v += step) store_vec<T, K>(grad_weight + v * K, Vec<T, K>{});
-    if (first < elements % K) grad_weight[vectors * K + first] = T(0.0f);
-    return;
+__global__ void embedding_bwd_link(const long long* __restrict__ indices, int* zeros, int* scratch, long long rows,
+                                   int count, int piece, int most, long long padding_idx) {
+  const Lists to(zeros, scratch, rows, count, most);
+  const int i = static_cast<int>(global_thread()), lane = threadIdx.x % kWarp;
+  const int row = i < count && indices[i] != padding_idx ? static_cast<int>(indices[i]) : -1;
+  const unsigned same = __match_any_sync(kFullMask, row);
+  const int leader = __ffs(same) - 1;
+  int list = 0, place = 0;
+  if (lane == leader && row >= 0) {
+    list = atomicCAS(to.first + row, 0, i + 1);
+    list = list == 0 ? i : list - 1;
+    place = atomicAdd(to.length + list, __popc(same));
   }
-  const int part = (count + kSortWarps * kWarp - 1) / (kSortWarps * kWarp) * kWarp, begin = warp * part + lane;
-  const int end = warp * part + part < count ? warp * part + part : count;
-  int key[kSortKeys] = {}, place[kSortKeys];
-#pragma unroll
-  for (int i = 0; i < kSortKeys; ++i) {
-    place[i] = begin + i * kWarp;
-    if (place[i] < end) key[i] = static_cast<int>(indices[place[i]]);
-  }
-#pragma unroll 1
-  for (int pass = 0; pass < passes; ++pass) {
-    const int shift = 8 * pass;
-    for (int i = thread; i < kSortWarps * kDigits; i += kSortWarps * kWarp) (&counts[0][0])[i] = 0;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kSortKeys; ++i) {
-      if (i * kWarp >= part) break;
-      const int at = begin + i * kWarp;
-      if (pass > 0 && at < end) key[i] = exchange[at].x, place[i] = exchange[at].y;
-      const int digit = key[i] >> shift & (kDigits - 1);
-      unsigned same = __ballot_sync(kFullMask, at < end);
-#pragma unroll
-      for (int bit = 1; bit < kDigits; bit *= 2) {
-        const unsigned set = __ballot_sync(kFullMask, digit & bit);
-        same &= digit & bit ? set : ~set;
-      }
-      const int before = __popc(same & ((1u << lane) - 1));
-      const bool leads = at < end && before == 0;
-      int rank = leads ? counts[warp][digit] : 0;
-      if (leads) counts[warp][digit] = rank + __popc(same);
-      rank = __shfl_sync(kFullMask, rank, at < end ? __ffs(same) - 1 : lane) + before;
-      place[i] |= rank << 16;
-      __syncwarp();
-    }
-    __syncthreads();
-    int total = 0, sum = 0;
-    if (thread < kDigits) {
-#pragma unroll 8
-      for (int w = 0; w < kSortWarps; ++w) {
-        const int here = counts[w][thread];
-        counts[w][thread] = total;
-        total += here;
-      }
-      sum = total;
-#pragma unroll
-      for (int offset = 1; offset < kWarp; offset *= 2) {
-        const int other = __shfl_up_sync(kFullMask, sum, offset);
-        sum += lane >= offset ? other : 0;
-      }
-      if (lane == kWarp - 1) starts[warp] = sum;
-    }
-    __syncthreads();
-    if (thread < kDigits) {
-      int start = sum - total;
-      for (int w = 0; w < warp; ++w) start += starts[w];
-#pragma unroll 8
-      for (int w = 0; w < kSortWarps; ++w) counts[w][thread] += start;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kSortKeys; ++i) {
-      if (begin + i * kWarp >= end) break;
-      exchange[counts[warp][key[i] >> shift & (kDigits - 1)] + (place[i] >> 16)] = {key[i], place[i] & 0xffff};
-    }
-    __syncthreads();
-  }
-  for (int i = thread; i < count; i += kSortWarps * kWarp) keys[i] = exchange[i].x, order[i] = exchange[i].y;
-}
-
-// A vector as one, or a single element.
-template <typename T, int K> __device__ __forceinline__ void store_unit(T* to, const Vec<T, K>& unit) {
-  if constexpr (K == kVecWidth<T>) store_whole(to, unit);
-  else *to = unit.data[0];
-}
-
-// Grid: (ceil(runs / blockDim.y), ceil(vectors of a row / (C blockDim.x))), C being 1 for vectors, kSingles for single
-// elements. Block: kThreads at most. Of run r, partial[2 * r] is the piece that goes on with a segment,
-// partial[2 * r + 1] the one that begins a segment and does not end it.
-template <typename T, bool VEC, bool FREQ>
-__global__ void __launch_bounds__(kThreads, 3)
-    embedding_bwd(const T* __restrict__ grad_y, const int* __restrict__ keys, const long long* __restrict__ order,
-                  T* __restrict__ grad_weight, acc_t<T>* __restrict__ partial, long long count, long long size, int run,
-                  long long padding_idx) {
-  using A = acc_t<T>;
-  constexpr int K = VEC ? kVecWidth<T> : 1, C = VEC ? 1 : kSingles, U = 4;
-  const long long r = blockIdx.x * (long long)blockDim.y + threadIdx.y, begin = r * run;
-  const long long first_column = (blockIdx.y * (long long)blockDim.x * C + threadIdx.x) * K;
-  if (begin >= count || first_column >= size) return;
-  long long columns[C];
-#pragma unroll
-  for (int c = 0; c < C; ++c) columns[c] = first_column + c * (int(blockDim.x) * K);
-  const long long end = begin + run < count ? begin + run : count;
-  const long long head =
-      begin > 0 && keys[begin - 1] == keys[begin] ? begin : -1;  // where the piece goes on with a segment
-  const long long tail = end < count && keys[end] == keys[end - 1] ? end : -1;  // before which it does not end one
-  Vec<A, K> sum[C] = {};
-  int key = keys[begin];
-  long long first = begin;
-  auto finish = [&](long long past) {
-    if (key == padding_idx) return;
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      if (columns[c] >= size) break;
-      if (first == head || past == tail) {
-        store_vec<A, K>(partial + (2 * r + (first != head)) * size + columns[c], sum[c]);
-        continue;
-      }
-      Vec<T, K> rounded;
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        rounded.data[k] = from_acc<T>(FREQ ? sum[c].data[k] / A(past - first) : sum[c].data[k]);
-      }
-      store_unit(grad_weight + key * size + columns[c], rounded);
-    }
-  };
-#pragma unroll 1
-  for (long long p = begin; p < end; p += U) {
-    int found[U];
-    long long place[U];
-    Vec<T, K> rows[U][C];
-#pragma unroll
-    for (int i = 0; i < U; ++i) {
-      const long long here = p + i < end ? p + i : p;  // no branch: in it a load is waited for
-      found[i] = keys[here];
-      place[i] = order[here];
-    }
-#pragma unroll
-    for (int i = 0; i < U; ++i) {
-#pragma unroll
-      for (int c = 0; c < C; ++c) {
-        rows[i][c] = load_vec<T, K>(grad_y + place[i] * size + (columns[c] < size ? columns[c] : first_column));
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < U; ++i) {
-      if (p + i >= end) continue;
-      if (found[i] != key) {
-        finish(p + i);
-        key = found[i];
-        first = p + i;
-#pragma unroll
-        for (int c = 0; c < C; ++c) sum[c] = {};
-      }
-      if (key == padding_idx) continue;
-#pragma unroll
-      for (int c = 0; c < C; ++c) {
-#pragma unroll
-        for (int k = 0; k < K; ++k) sum[c].data[k] += to_acc(rows[i][c].data[k]);
-      }
-    }
-  }
-  finish(end);
+  list = __shfl_sync(kFullMask, list, leader);
+  place = __shfl_sync(kFullMask, place, leader) + __popc(same & ((1u << lane) - 1));
+  if (row < 0) return;
+  if (place < kListed) to.lists[list * kListed + place] = i;
+  if (place == kListed || (place > 0 && place % piece == 0)) to.pieces[atomicAdd(to.found, 1)] = {list, place / piece};
 }
 
 // The first position from `begin` on whose key is another.
-__device__ __forceinline__ long long end_of(const int* keys, int key, long long begin, long long count) {
+__device__ __forceinline__ int end_of(const int* keys, int key, int begin, int count) {
   while (begin < count) {
-    const long long middle = begin + (count - begin) / 2;
+    const int middle = begin + (count - begin) / 2;
     if (keys[middle] == key) begin = middle + 1;
     else count = middle;
   }
   return begin;
 }
 
-// Grid: (ceil((runs - 1) / kFinishRuns), ceil(size / kFinishColumns)). Block: (kFinishColumns, kFinishRuns). Adds the
-// pieces of the segments that begin in these runs and do not end there: a thread those of one run, all of them of one
-// that goes on for more than kShort runs.
+// Grid: ceil(count / blockDim.x). Block: kThreads. The same of indices that are sorted, `keys`, and of where each was,
+// `order`: lists of a stride of 1.
 template <typename T>
-__global__ void embedding_bwd_finish(const int* __restrict__ keys, const acc_t<T>* __restrict__ partial,
-                                     T* __restrict__ grad_weight, long long count, long long size, int run,
-                                     long long runs, long long padding_idx, bool by_freq) {
-  using A = acc_t<T>;
-  __shared__ A sums[kFinishRuns][kFinishColumns];
-  __shared__ long long longer[kFinishRuns];
-  const long long r = blockIdx.x * (long long)kFinishRuns + threadIdx.y, begin = r * run, end = begin + run;
-  const long long column = blockIdx.y * (long long)kFinishColumns + threadIdx.x;
-  const bool inside = column < size;
-  auto piece = [&](long long first, long long s) {
-    return partial[(2 * s + (s == first)) * size + (inside ? column : 0)];
-  };
-  auto store = [&](int key, long long from, A sum) {
-    A divisor = A(1);
-    if (by_freq) {
-      const long long past = end_of(keys, key, (from + 1) * run, count);
-      long long first = from * run;
-      while (keys[first] != key) ++first;
-      divisor = A(past - first);
-    }
-    if (inside) grad_weight[key * size + column] = from_acc<T>(sum / divisor);
-  };
-  int next[kShort];  // the keys that the runs after this one begin with
+__global__ void embedding_bwd_segments(const int* __restrict__ keys, const long long* __restrict__ order, int* zeros,
+                                       int* scratch, long long rows, int count, int piece, int most,
+                                       long long padding_idx) {
+  const Lists to(zeros, scratch, rows, count, most);
+  const int i = static_cast<int>(global_thread());
+  if (i >= count) return;
+  const int row = keys[i];
+  to.lists[i] = static_cast<int>(order[i]);
+  if (row == padding_idx || (i > 0 && keys[i - 1] == row)) return;
+  const int length = end_of(keys, row, i, count) - i;
+  to.first[row] = i + 1;
+  to.length[i] = length;
+  if (length <= kListed) return;
+  const int pieces = (length + piece - 1) / piece, begin = atomicAdd(to.found, pieces);
+  for (int which = 0; which < pieces; ++which) to.pieces[begin + which] = {i, which};
+}
+
+// Of the ascending positions of `row`, those from number `begin` on, `count` at most, to shared memory. All of a block.
+__device__ __forceinline__ void find_positions(const long long* indices, int indices_count, int row, int begin,
+                                               int count, unsigned* bits, int* found) {
+  constexpr int U = 8;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warps = blockDim.x * blockDim.y / kWarp;
+  const int lane = thread % kWarp, words = (indices_count + kWarp - 1) / kWarp;
+#pragma unroll 1
+  for (int first = thread / kWarp; first < words; first += U * warps) {
+    bool named[U];
 #pragma unroll
-  for (int i = 0; i < kShort; ++i) next[i] = keys[r + 1 + i < runs ? (r + 1 + i) * run : count - 1];
-  const int key = keys[end < count ? end - 1 : count - 1], before = keys[begin > 0 && begin < count ? begin - 1 : 0];
-  const bool mine = end < count && next[0] == key && key != padding_idx && (begin == 0 || before != key);
-  const bool is_long = mine && r + kShort < runs && next[kShort - 1] == key;
-  if (mine && !is_long) {
-    A pieces[kShort], sum = A(0);
-#pragma unroll
-    for (int i = 0; i < kShort; ++i) {
-      const bool there = i == 0 || (r + i < runs && next[i - 1] == key);
-      pieces[i] = piece(r, there ? r + i : r);
+    for (int u = 0; u < U; ++u) {
+      const int i = (first + u * warps) * kWarp + lane;
+      named[u] = indices[i < indices_count ? i : 0] == row && i < indices_count;
     }
 #pragma unroll
-    for (int i = 0; i < kShort; ++i) sum += i == 0 || (r + i < runs && next[i - 1] == key) ? pieces[i] : A(0);
-    store(key, r, sum);
+    for (int u = 0; u < U; ++u) {
+      const unsigned word = __ballot_sync(kFullMask, named[u]);
+      if (lane == 0 && first + u * warps < words) bits[first + u * warps] = word;
+    }
   }
-  if (threadIdx.x == 0) longer[threadIdx.y] = is_long ? r : -1;
-  if (__syncthreads_or(is_long) == 0) return;
-#pragma unroll 1
-  for (int y = 0; y < kFinishRuns; ++y) {
-    const long long from = longer[y];
-    if (from < 0) continue;
-    const int key = keys[from * run + run - 1];
-    A sum = A(0);
-    bool goes_on = true;
-#pragma unroll 1
-    for (long long s = from + threadIdx.y; s < runs && goes_on; s += kShort * kFinishRuns) {
-      bool there[kShort];
-      A pieces[kShort];
+  __syncthreads();
+  if (thread < kWarp) {
+    const int each = (words + kWarp - 1) / kWarp, first = lane * each < words ? lane * each : words;
+    const int last = first + each < words ? first + each : words;
+    int total = 0;
+    for (int word = first; word < last; ++word) total += __popc(bits[word]);
+    int number = total;
 #pragma unroll
-      for (int i = 0; i < kShort; ++i) {
-        const long long here = s + i * kFinishRuns;
-        there[i] = here == from || (here < runs && keys[here * run] == key);
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      const int other = __shfl_up_sync(kFullMask, number, offset);
+      number += lane >= offset ? other : 0;
+    }
+    number -= total + begin;
+    for (int word = first; word < last; ++word) {
+      unsigned left = bits[word];
+      if (number + __popc(left) <= 0 || number >= count) {
+        number += __popc(left);
+        continue;
       }
-#pragma unroll
-      for (int i = 0; i < kShort; ++i) pieces[i] = piece(from, there[i] ? s + i * kFinishRuns : from);
-#pragma unroll
-      for (int i = 0; i < kShort; ++i) sum += there[i] ? pieces[i] : A(0);
-      goes_on = there[kShort - 1];
+      for (; left != 0; left &= left - 1, ++number) {
+        if (number >= 0 && number < count) found[number] = word * kWarp + __ffs(left) - 1;
+      }
     }
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y == 0) {
+  }
+}
+
+// The columns of a row of grad_weight that are one vector of it: K of them, aligned in whole rows only.
+template <typename T, Lie LIE> __device__ __forceinline__ Span<T, LIE> columns_of(const T* to, int unit,
+                                                                                  long long size) {
+  constexpr int W = kVecWidth<T>;
+  const int past = LIE == kWhole ? 0 : int(reinterpret_cast<unsigned long long>(to) & 15) / int(sizeof(T));
+  const long long col = unit * (long long)W - past;
+  return {0, col, col < 0 ? past : 0, size - col < W ? int(size - col) : W};
+}
+
+template <typename A, typename T, int W> __device__ __forceinline__ void add_to(Vec<A, W>& sum,
+                                                                                const Vec<T, W>& value) {
 #pragma unroll
-      for (int lane = 1; lane < kFinishRuns; ++lane) sum += sums[lane][threadIdx.x];
-      store(key, from, sum);
+  for (int k = 0; k < W; ++k) sum.data[k] += to_acc(value.data[k]);
+}
+
+template <typename T, Lie LIE, typename A, int W>
+__device__ __forceinline__ void store_sum(T* to, const Span<T, LIE>& span, Vec<A, W> sum, int divisor) {
+  if (divisor > 1) {
+#pragma unroll
+    for (int k = 0; k < W; ++k) sum.data[k] /= A(divisor);
+  }
+  Vec<T, W> rounded;
+#pragma unroll
+  for (int k = 0; k < W; ++k) rounded.data[k] = from_acc<T>(sum.data[k]);
+  span.store(to, 0, rounded);
+}
+
+// What is added: rows of grad_y by their positions, or pieces' sums by their numbers.
+template <typename T> struct Given {
+  const T* grad_y;
+  long long size;
+
+  template <Lie LIE> __device__ __forceinline__ Vec<T, kVecWidth<T>> load(int position, long long,
+                                                                          Span<T, LIE> columns) const {
+    columns.row = position;
+    return columns.load(grad_y, size);
+  }
+};
+
+template <typename T> struct Sums {
+  acc_t<T>* partial;
+  long long pitch;
+
+  template <Lie LIE> __device__ __forceinline__ Vec<acc_t<T>, kVecWidth<T>> load(int number, long long unit,
+                                                                                 const Span<T, LIE>&) const {
+    return load_vec<acc_t<T>, kVecWidth<T>>(partial + number * pitch + unit * kVecWidth<T>);
+  }
+};
+
+// To `sum` the rows number `first`, `first` + `step` and so on of a list.
+template <int LOADS, Lie LIE, typename From, typename T, typename A, int W>
+__device__ __forceinline__ void add_rows(Vec<A, W>& sum, const int* list, int first, int count, int step,
+                                         const From& from, long long unit, const Span<T, LIE>& columns) {
+  constexpr int U = LIE == kWhole ? LOADS : LIE == kAcross ? LOADS / 2 : 1;
+#pragma unroll 1
+  for (int i = first; i < count; i += U * step) {
+    decltype(from.load(0, unit, columns)) rows[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {  // no branch: in it a load is waited for
+      rows[u] = from.load(list[i + u * step < count ? i + u * step : i], unit, columns);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (i + u * step < count) add_to(sum, rows[u]);
+    }
+  }
+}
+
+// The rows of `list` that a block has in shared memory, added: its threads in y each take some, and `sums`, of all
+// threads, brings them together. To `partial`, or divided and rounded to a row of grad_weight.
+template <typename T, Lie LIE, typename From>
+__device__ __forceinline__ void add_up(T* to, acc_t<T>* partial, long long size, const int* list, int count,
+                                       int divisor, Vec<acc_t<T>, kVecWidth<T>>* sums, const From& from) {
+  constexpr int W = kVecWidth<T>;
+#pragma unroll 1
+  for (long long first = 0; columns_of<T, LIE>(to, first, size).end > 0; first += blockDim.x) {
+    const long long unit = first + threadIdx.x;
+    const Span<T, LIE> own = columns_of<T, LIE>(to, unit, size);
+    const bool inside = own.end > 0;
+    const Span<T, LIE> columns = inside ? own : columns_of<T, LIE>(to, first, size);
+    Vec<acc_t<T>, W> sum = {};
+    add_rows<8>(sum, list, threadIdx.y, count, blockDim.y, from, inside ? unit : first, columns);
+    if (blockDim.y > 1) {
+      __syncthreads();
+      sums[threadIdx.y * blockDim.x + threadIdx.x] = sum;
+      __syncthreads();
+      if (threadIdx.y > 0) continue;
+      for (int y = 1; y < blockDim.y; ++y) add_to(sum, sums[y * blockDim.x + threadIdx.x]);
+    }
+    if (!inside) continue;
+    if (partial == nullptr) store_sum<T>(to, columns, sum, divisor);
+    else store_vec<acc_t<T>, W>(partial + unit * W, sum);
+  }
+}
+
+// Zeros to a row of grad_weight, by `width` lanes.
+template <typename T, Lie LIE> __device__ __forceinline__ void clear_row(T* to, long long size, int lane, int width) {
+#pragma unroll 1
+  for (long long unit = lane;; unit += width) {
+    const Span<T, LIE> columns = columns_of<T, LIE>(to, unit, size);
+    if (columns.col >= size) break;
+    columns.store(to, 0, {});
+  }
+}
+
+// A position, and the row that it names: ~row where the list goes on.
+struct Added {
+  int position, signed_row;
+
+  __device__ __forceinline__ bool is_last() const { return signed_row >= 0; }
+  __device__ __forceinline__ int row() const { return signed_row < 0 ? ~signed_row : signed_row; }
+};
+
+// One vector of columns of lists [begin, end) of `added`, to their rows of grad_weight. Loads do not stop at the end of a
+// list.
+template <typename T, Lie LIE>
+__device__ __forceinline__ void write_lists(T* grad_weight, long long size, int unit, const Added* added, int begin,
+                                            int end, bool by_freq, const Given<T>& given) {
+  constexpr int W = kVecWidth<T>, U = LIE == kWhole ? 8 : LIE == kAcross ? 4 : 1;
+  Vec<acc_t<T>, W> sum = {};
+  int length = 0;
+#pragma unroll 1
+  for (int first = begin; first < end; first += U) {
+    Vec<T, W> rows[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {  // no branch: in it a load is waited for
+      const Added one = added[first + u < end ? first + u : first];
+      const T* to = grad_weight + one.row() * size;
+      const Span<T, LIE> columns = columns_of<T, LIE>(to, unit, size);
+      const bool inside = LIE == kWhole || columns.col < size;
+      rows[u] = given.load(one.position, unit, inside ? columns : columns_of<T, LIE>(to, 0, size));
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (u > 0 && first + u >= end) continue;
+      const Added one = added[first + u];
+      add_to(sum, rows[u]);
+      ++length;
+      if (!one.is_last()) continue;
+      T* to = grad_weight + one.row() * size;
+      const Span<T, LIE> columns = columns_of<T, LIE>(to, unit, size);
+      if (LIE == kWhole || columns.col < size) store_sum<T>(to, columns, sum, by_freq ? length : 1);
+      sum = {};
+      length = 0;
+    }
+  }
+}
+
+// Grid: `adders` blocks, `listers`, and ceil(rows / (batch * warps of a block)). Block: (x, y), kThreads at most, of whole
+// warps; x runs along a row. Shared memory: `piece` ints. The adders take the pieces of long lists, and the last of one that
+// has several adds them; a lister takes the short lists that begin at `slots` positions; a warp of the others takes `batch`
+// rows, kWarp at most, and writes those of no list.
+template <typename T, bool VEC>
+__global__ void __launch_bounds__(kThreads, 4)
+    embedding_bwd(const T* __restrict__ grad_y, const long long* __restrict__ indices, int* zeros, int* scratch,
+                  acc_t<T>* partial, T* __restrict__ grad_weight, long long rows, long long size, int count, int piece,
+                  int most, int adders, int listers, int slots, int batch, int stride, bool by_freq) {
+  constexpr int W = kVecWidth<T>;
+  __shared__ __align__(32) Added added[kAdded];
+  __shared__ unsigned bits[kLinked / kWarp];
+  __shared__ int4 listed[kSlots];  // the lists of several: (first, length, where in `added`, row)
+  __shared__ int listed_count, added_count;
+  __shared__ bool is_last, is_near_end;
+  extern __shared__ int list[];
+  auto* sums = reinterpret_cast<Vec<acc_t<T>, W>*>(added);
+  static_assert(sizeof(added) >= kThreads * sizeof(*sums), "one of each thread");
+  const Lists lists(zeros, scratch, rows, count, most);
+  const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const int lane = thread % kWarp, warp = thread / kWarp, warps = threads / kWarp;
+  const Given<T> given{grad_y, size};
+  // a position of a list: what it names is the row
+  const auto member = [&](int first) { return stride > 1 ? first : lists.lists[first]; };
+  if (blockIdx.x < adders) {
+    const long long pitch = VEC ? size : (size / W + 2) * W;
+    const Sums<T> in_partial{partial, pitch};
+#pragma unroll 1
+    for (int number = blockIdx.x; number < *lists.found; number += adders) {
+      const int first = lists.pieces[number].x, begin = lists.pieces[number].y * piece;
+      const int length = lists.length[first], here = length - begin < piece ? length - begin : piece;
+      const int pieces = (length + piece - 1) / piece, divisor = by_freq ? length : 1;
+      const long long row = indices[member(first)];
+      T* to = grad_weight + row * size;
+      acc_t<T>* sum = pieces > 1 ? partial + number * pitch : nullptr;
+      __syncthreads();
+      if (stride > 1) find_positions(indices, count, int(row), begin, here, bits, list);
+      else
+        for (int i = thread; i < here; i += threads) list[i] = lists.lists[first + begin + i];
+      __syncthreads();
+      // what is around a row that is neither the first nor the last is of grad_y too
+      if constexpr (VEC) add_up<T, kWhole>(to, sum, size, list, here, divisor, sums, given);
+      else if (list[0] > 0 && list[here - 1] + 1 < count && size >= 2 * W) {
+        add_up<T, kAcross>(to, sum, size, list, here, divisor, sums, given);
+      } else {
+        add_up<T, kNearEnd>(to, sum, size, list, here, divisor, sums, given);
+      }
+      if (pieces == 1) continue;
+      __threadfence();
+      __syncthreads();
+      if (thread == 0) is_last = atomicAdd(lists.done + first, 1) == pieces - 1;
+      __syncthreads();
+      if (!is_last) continue;
+      __threadfence();
+      for (int i = thread; i < *lists.found; i += threads) {
+        if (lists.pieces[i].x == first) list[lists.pieces[i].y] = i;
+      }
+      __syncthreads();
+      add_up<T, VEC ? kWhole : kAcross>(to, nullptr, size, list, pieces, divisor, sums, in_partial);
+    }
+    return;
+  }
+  if (blockIdx.x < adders + listers) {
+    if (thread == 0) listed_count = added_count = 0, is_near_end = size < 2 * W;
+    __syncthreads();
+    const auto add = [&](int at, int position, int signed_row) {
+      added[at] = {position, signed_row};
+      if (position == 0 || position + 1 == count) is_near_end = true;
+    };
+    for (int slot = thread; slot < slots; slot += threads) {
+      // most lists begin at one of the first positions, so a block takes some from everywhere; those in order, neighbours
+      const int block = blockIdx.x - adders;
+      const long long first = stride > 1 ? slot * (long long)listers + block : block * (long long)slots + slot;
+      if (first >= count) break;
+      const int length = lists.length[first], position = member(int(first)), row = int(indices[position]);
+      if (length == 0 || length > kListed) continue;
+      const int at = atomicAdd(&added_count, length);
+      if (length == 1) add(at, position, row);
+      else listed[atomicAdd(&listed_count, 1)] = make_int4(int(first), length, at, row);
     }
     __syncthreads();
+    for (int i = warp; i < listed_count; i += warps) {  // in order
+      const int first = listed[i].x, length = listed[i].y;
+      const int position = lists.lists[first * stride + (lane < length ? lane : 0)];
+      int before = 0;
+      for (int other = 0; other < length; ++other) before += __shfl_sync(kFullMask, position, other) < position;
+      if (lane < length) add(listed[i].z + before, position, before + 1 == length ? listed[i].w : ~listed[i].w);
+    }
+    __syncthreads();
+    const auto begin_of = [&](int y) {  // as many positions for each, but whole lists
+      int at = (y * added_count + int(blockDim.y) - 1) / int(blockDim.y);
+      while (at > 0 && at < added_count && !added[at - 1].is_last()) ++at;
+      return at;
+    };
+    const int begin = begin_of(threadIdx.y), end = begin_of(threadIdx.y + 1);
+    const int units = int((size + W - 1) / W) + (VEC ? 0 : 1);
+#pragma unroll 1
+    for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
+      if constexpr (VEC) {
+        write_lists<T, kWhole>(grad_weight, size, unit, added, begin, end, by_freq, given);
+      } else if (is_near_end && (unit < 2 || (unit + 2LL) * W > size)) {  // what is around may not be of grad_y
+        write_lists<T, kNearEnd>(grad_weight, size, unit, added, begin, end, by_freq, given);
+      } else {
+        write_lists<T, kAcross>(grad_weight, size, unit, added, begin, end, by_freq, given);
+      }
+    }
+    return;
+  }
+  const long long first = (blockIdx.x - adders - listers) * (long long)batch * warps + warp;
+  const long long own = first + lane * warps;
+  const unsigned named = __ballot_sync(kFullMask, lane < batch && own < rows && lists.first[own] != 0);
+  const int width = blockDim.x < kWarp ? blockDim.x : kWarp, at_once = kWarp / width;  // powers of two
+#pragma unroll 1
+  for (int r = lane / width; r < batch && first + r * warps < rows; r += at_once) {
+    if (named >> r & 1) continue;
+    T* to = grad_weight + (first + r * warps) * size;
+    clear_row<T, VEC ? kWhole : kNearEnd>(to, size, lane & (width - 1), width);
   }
 }

@@ -8,10 +8,10 @@
 // sizeof(T) where a row is held, three times where it is too long for that and for the cache (read, read again, written);
 // twice in linear_cross_entropy_tile and in linear_cross_entropy_keep.
 //
-// Reached on an H200 (TFLOP/s of three products, forward and backward): 8192x4096x128256 bf16 619, 4096x4096x32000 bf16 712,
-// 8192x2048x50257 bf16 654, 2048x1000x32000 fp16 555, fp32 48. Lost: where 240 MiB do not hold the logits of all rows, some
-// are computed twice, of 8192x4096x128256 those of 1296 rows; and each chunk that is added to the weight's gradient reads
-// that once more.
+// Reached on an H200 (TFLOP/s of three products, forward and backward): 8192x4096x128256 bf16 637, 4096x4096x32000 bf16
+// 763, 8192x2048x50257 bf16 684, 2048x1000x32000 fp16 560, fp32 48. Lost: each chunk of rows that is added to the weight's
+// gradient reads and writes that once more; and where 240 MiB do not hold the logits of the rows that are left, these are
+// computed twice.
 #include "common/elementwise.cuh"
 #include "common/held_losses.cuh"
 
@@ -176,20 +176,20 @@ __global__ void linear_cross_entropy_keep(const T* __restrict__ d, T* __restrict
   }
 }
 
-// Grid: a block for each of `positions` rows of a tile: `count` classes from `begin` on, rows `stride` apart. Block: one
-// dimension. What is in the tile's row becomes the logits' gradients: of the first rows a copy of `kept`, whose rows are
-// `count` apart; from row `between` on one of `stored`, rows `stored_stride` apart; the others' own logits are replaced.
+// Grid: a block for each row of a tile: `count` classes from `begin` on, rows `stride` apart. Block: one dimension. What is
+// in the tile's row becomes the logits' gradients: of the first rows a copy of `kept`, whose rows are `count` apart; from
+// row `first` on one of `stored`, rows `stored_stride` apart; from row `again` on its own logits are replaced.
 template <typename T>
 __global__ void linear_cross_entropy_tile(T* logits, const T* __restrict__ kept, const T* __restrict__ stored,
                                           const long long* __restrict__ target,
                                           const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
-                                          const acc_t<T>* __restrict__ stats, long long first, long long between,
+                                          const acc_t<T>* __restrict__ stats, long long first, long long again,
                                           long long positions, int begin, int count, long long stride,
                                           long long stored_stride, const __grid_constant__ Options options) {
   const long long position = blockIdx.x;
   T* row = logits + position * stride;
-  if (position < first || position >= between) {
-    const T* from = position < first ? kept + position * count : stored + (position - between) * stored_stride;
+  if (position < again) {
+    const T* from = position < first ? kept + position * count : stored + (position - first) * stored_stride;
     return read_row(from, row, 0, count, threadIdx.x, blockDim.x, Copy<T>{row});
   }
   const int t = class_at(target, position, options.classes, options.ignore_index);

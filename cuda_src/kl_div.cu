@@ -106,8 +106,10 @@ __global__ void kl_div_bwd(const T* __restrict__ grad_y, const T* __restrict__ x
     if (grad_x) elementwise<T>(n, to_x, grad_x, grad_y, target);
     if constexpr (TARGET) elementwise<T>(n, to_target, grad_target, grad_y, x, target);
   } else {
-    const A g = to_acc(*grad_y) / divisor;
-    if (grad_x) elementwise<T>(n, [=](A t) { return to_x(g, t); }, grad_x, target);
-    if constexpr (TARGET) elementwise<T>(n, [=](A x, A t) { return to_target(g, x, t); }, grad_target, x, target);
+    const A g = to_acc(*grad_y);  // divided once the others are on their way, too
+    if (grad_x) elementwise<T>(n, [=](A t) { return to_x(g / divisor, t); }, grad_x, target);
+    if constexpr (TARGET) {
+      elementwise<T>(n, [=](A x, A t) { return to_target(g / divisor, x, t); }, grad_target, x, target);
+    }
   }
 }

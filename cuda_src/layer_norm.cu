@@ -7,9 +7,10 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T), the parameters' gradients included; about 8 flops
 // forward, 14 backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252), bf16: 131072x1024 3942 / 3861, 32768x4096 3936
-// / 3571, 8192x16384 3714 / 3445, 131072x1000 3896 / 3517, 32768x4095 3515 / 2939, 16383x1001 2344 / 1889, 2048x50257 2678 /
-// 1678, 1000003x17 2085 / 1748. Lost: instructions, of odd rows in backward most; in forward of odd rows one more launch,
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253), bf16: 131072x1024 3936 / 3854, 32768x4096
+// 3937 / 3584, 8192x16384 3739 / 3508, 131072x1000 3894 / 3615, 32768x4095 3538 / 2910, 16383x1001 2347 / 1911, 2048x50257
+// 2653 / 1658, 1000003x17 2085 / 1764. Lost: instructions, which forward and backward issue in 70 to 78% of all cycles, of
+// odd rows in backward most, and of 8192x16384 the barriers of wide rows besides; in forward of odd rows one more launch,
 // and parameters that of a long row come from L2; a row longer than shared memory holds is read twice.
 #include "common/norm_small.cuh"
 
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(256)
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x, weight_parts and bias_parts may be null.
 template <typename T, int K, bool VECTORS, bool PARAMETERS>
-__global__ void __launch_bounds__(kBackwardThreads)
+__global__ void __launch_bounds__(kRowsThreads<true, VECTORS>, 1)
     layer_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                    acc_t<T>* __restrict__ weight_parts, acc_t<T>* __restrict__ bias_parts, long long rows,

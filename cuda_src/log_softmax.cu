@@ -5,10 +5,10 @@
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 5 flops and one exp, each way.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 65536x4096 bf16 4152 / 4297,
-// 2048x131072 bf16 3664 / 4034, 32768x4096 fp16 4062 / 4218, 32768x4096 fp32 4156 / 4298, 131072x1000 bf16 4072 /
-// 4226, 32768x4095 bf16 3227 / 3488, 4096x50257 bf16 3424 / 3812, 1048576x64 bf16 3631 / 4145. Lost: as in
-// softmax.cu.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253): 65536x4096 bf16 4102 / 4301, 2048x131072 bf16
+// 3692 / 4028, 32768x4096 fp16 4039 / 4234, fp32 4068 / 4305, 131072x1000 bf16 4061 / 4227, 32768x4095 bf16 4089 / 4227,
+// 4096x50257 bf16 3494 / 3824, 1048576x64 bf16 3637 / 4126. Lost: as in softmax.cu, of long rows that a multiprocessor
+// holds too few at a time.
 #include "common/softmax.cuh"
 
 // Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.

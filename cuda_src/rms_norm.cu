@@ -7,9 +7,10 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T), grad_weight included; about 4 flops forward, 10
 // backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252), bf16: 32768x4096 4018 / 3839, 8192x16384 3927
-// / 3531, 131072x1000 3929 / 3694, 32768x4095 3975 / 3370, 2048x50257 3146 / 1888, 1000003x17 2443 / 1846. Lost: in backward
-// the barriers of wide rows, of which a block holds one at a time; rows of odd size in backward, as in layer_norm.cu.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253), bf16: 32768x4096 4064 / 3821, 8192x16384 3905
+// / 3520, 131072x1000 3936 / 3679, 32768x4095 3946 / 3328, 2048x50257 3132 / 2166, 1000003x17 2415 / 1853; fp32: 32768x4096
+// 4035 / 4097. Lost: in backward the barriers of wide rows, of which a block holds one at a time; rows of odd size in
+// backward, as in layer_norm.cu.
 #include "common/norm_small.cuh"
 
 // Grid, block, shared memory, ownership, weight: see norm_rows(); weight may be null.
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(256)
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x and weight_parts may be null.
 template <typename T, int K, bool VECTORS, bool PARAMETERS>
-__global__ void __launch_bounds__(kBackwardThreads)
+__global__ void __launch_bounds__(kRowsThreads<false, VECTORS>, 1)
     rms_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                  const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x, acc_t<T>* __restrict__ weight_parts,
                  long long rows, long long size, int stages) {

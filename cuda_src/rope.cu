@@ -8,12 +8,12 @@
 //
 // Bytes per element: 2 x sizeof(T), either way; rows of cos and sin come from the caches. Three flops.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy in that run: 4153): 4x32x4096x128 r128 bf16
-// 3887 / 3880, fp32 4022 / 4008, 4x4096x32x128 r128 bshd bf16 3850 / 3864, 4x32x4096x128 r128 interleaved bf16 3585 /
-// 3548, 4x32x4096x128 r64 bf16 3535 / 3605, 4x32x4096x80 r80 bf16 3654 / 3638, 4x32x4096x126 r126 bf16 2909 / 2911,
-// 128x1x32x128 r128 bshd bf16 4.5 us. Halves of whole vectors go by rows, in the order of memory, and read the tables
-// again for every head, from L2 (by heads, which read them once: 3763). Other halves go by heads, since by rows single
-// elements leave too few bytes under way (1104).
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253): 4x32x4096x128 r128 bf16 3893 / 3901, fp32
+// 4107 / 4080, 4x4096x32x128 r128 bshd bf16 3902 / 3894, 4x32x4096x128 r128 interleaved bf16 3699 / 3727, 4x32x4096x128 r64
+// bf16 3565 / 3573, 4x32x4096x80 r80 bf16 3655 / 3684, 4x32x4096x126 r126 bf16 2954 / 2964, 128x1x32x128 r128 bshd bf16 4.3
+// and 4.7 us. Halves of whole vectors go by rows, in the order of memory, and read the tables again for every head, from L2
+// (by heads, which read them once: 3763). Other halves go by heads, since by rows single elements leave too few bytes under
+// way (1104).
 #include "common/broadcast.cuh"
 #include "common/whole.cuh"
 
@@ -38,38 +38,59 @@ template <typename T> __device__ __forceinline__ void turn(T& first, T& second, 
   second = from_acc<T>(b * c + a * s);
 }
 
-// `count` rows of `size` elements. EVEN: one is `x_row` elements behind the other in x, and `step` positions.
-struct Rows {
-  long long count, x_row, step;
-  int half, size;
-};
+// A vector of pairs, `half` elements apart. `back`: by -angle.
+template <typename T>
+__device__ __forceinline__ void turn_vector(const T* x, const T* cosine, const T* sine, T* y, int half, int back) {
+  constexpr int W = kVecWidth<T>;
+  Vec<T, W> first = load_vec<T, W>(x), second = load_vec<T, W>(x + half);
+  const auto cosines = load_vec<T, W>(cosine), sines = load_vec<T, W>(sine);
+  const acc_t<T> sign = back ? -1 : 1;
+#pragma unroll
+  for (int k = 0; k < W; ++k) turn(first.data[k], second.data[k], cosines.data[k], sines.data[k], sign);
+  store_whole(y, first);
+  store_whole(y + half, second);
+}
 
 // Pairs (j, j + half), where halves and rows are whole vectors. Grid: ceil(rows / blockDim.y). Block: (x, y), any; the
-// threads of a row share its vectors. y is dense; without EVEN, `layout` says where a row lies in x, and its position.
-// cosine, sine: [limit x half]. `back`: by -angle.
-template <typename T, bool EVEN>
+// threads of a row share its vectors. y is dense; `layout` says where a row lies in x, and its position. cosine, sine:
+// [limit x half].
+template <typename T>
 __global__ void rope(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
-                     const long long* __restrict__ positions, T* __restrict__ y, const __grid_constant__ Rows rows,
+                     const long long* __restrict__ positions, T* __restrict__ y, long long rows, int half, int size,
                      long long limit, int back, const __grid_constant__ Layout<2> layout) {
   constexpr int W = kVecWidth<T>;
   const long long r = blockIdx.x * (long long)blockDim.y + threadIdx.y;
-  if (r >= rows.count) return;
-  const Offsets<2> from = EVEN ? Offsets<2>{r * rows.x_row, r * rows.step} : locate(layout, r);
-  const long long angles = position_at(positions, from.at[1], limit) * rows.half;
+  if (r >= rows) return;
+  const Offsets<2> from = locate(layout, r);
+  const long long angles = position_at(positions, from.at[1], limit) * half;
   const T* row_x = x + from.at[0];
-  T* row_y = y + r * rows.size;
-  const acc_t<T> sign = back ? -1 : 1;
-  for (int j = threadIdx.x * W; j < rows.half; j += blockDim.x * W) {
-    Vec<T, W> first = load_vec<T, W>(row_x + j), second = load_vec<T, W>(row_x + rows.half + j);
-    const auto cosines = load_vec<T, W>(cosine + angles + j), sines = load_vec<T, W>(sine + angles + j);
-#pragma unroll
-    for (int k = 0; k < W; ++k) turn(first.data[k], second.data[k], cosines.data[k], sines.data[k], sign);
-    store_whole(row_y + j, first);
-    store_whole(row_y + rows.half + j, second);
+  T* row_y = y + r * size;
+  for (int j = threadIdx.x * W; j < half; j += blockDim.x * W) {
+    turn_vector(row_x + j, cosine + angles + j, sine + angles + j, row_y + j, half, back);
   }
-  for (int i = 2 * rows.half + threadIdx.x * W; i < rows.size; i += blockDim.x * W) {
+  for (int i = 2 * half + threadIdx.x * W; i < size; i += blockDim.x * W) {
     store_whole(row_y + i, load_vec<T, W>(row_x + i));
   }
+}
+
+// `count` rows whose halves are 2^shift vectors: one lies x_row elements behind the other in x, and their angles so many.
+struct Even {
+  unsigned count, x_row, angles;
+  int shift;
+};
+
+// The same of rows that are evenly spaced, and turn as a whole: as for one token, whose time is that of a launch, so that
+// little is read before the first load. Grid: as many threads as there are vectors in halves. Block: kEvenThreads.
+constexpr int kEvenThreads = 128;
+template <typename T>
+__global__ void __launch_bounds__(kEvenThreads)
+    rope_even(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine, T* __restrict__ y,
+              const __grid_constant__ Even rows, int back) {
+  const unsigned thread = blockIdx.x * kEvenThreads + threadIdx.x, r = thread >> rows.shift;
+  if (r >= rows.count) return;
+  const int half = kVecWidth<T> << rows.shift, j = thread * kVecWidth<T> & (half - 1);
+  const long long row = r, angles = row * rows.angles + j;
+  turn_vector(x + row * rows.x_row + j, cosine + angles, sine + angles, y + row * 2 * half + j, half, back);
 }
 
 // How rope.py divides the work of rope_heads(): `heads` rows of one position, some of which a thread has.

@@ -3,11 +3,10 @@
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 6 flops forward, 4 backward, and one exp.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 65536x4096 bf16 4082 / 4301, 2048x131072
-// bf16 3646 / 4053, 32768x4096 fp16 4118 / 4228, 32768x4096 fp32 3733 / 4304, 131072x1000 bf16 4057 / 4221, 32768x4095
-// bf16 3489 / 3444, 4096x50257 bf16 3455 / 3805, 1048576x64 bf16 3801 / 4138. Lost: of held rows two or three are on a
-// multiprocessor at a time, and of very long ones one, so that the loads of one do not always go on while another is
-// computed; rows of odd size, whose ends are stored by elements.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253): 65536x4096 bf16 4126 / 4299, 2048x131072 bf16
+// 3661 / 4038, 32768x4096 fp16 4043 / 4232, fp32 3377 / 4300, 131072x1000 bf16 4052 / 4223, 32768x4095 bf16 4077 / 4221,
+// 4096x50257 bf16 3438 / 3793, 1048576x64 bf16 3806 / 4140. Lost: of held rows two or three are on a multiprocessor at a
+// time, and of very long ones one, so that the loads of one do not always go on while another is computed.
 #include "common/softmax.cuh"
 
 // Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.

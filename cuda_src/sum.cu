@@ -2,13 +2,15 @@
 // y[k]    = (sum over i of x[k, i]) / divisor   mean, where the divisor is how many they are
 // grad_x  = grad_y, for mean divided too, broadcast: a view, for which there is no kernel
 //
-// Any dimensions, any strides, without a copy: see common/reduction.cuh. Summed in acc_t<T>, divided once, rounded once.
+// Any dimensions, any strides, without a copy: see common/reduction.cuh; rows of whole vectors, up to 32 KB, in registers:
+// see common/whole_rows.cuh. Summed in acc_t<T>, divided once, rounded once.
 // Bytes per element of x: sizeof(T). One addition.
-// Reached on an H200 (GB/s of those bytes; reading alone: 4139): 8192x8192 over 1 bf16 3616, fp32 3742; over 0 bf16 3358;
-// over all bf16 3273, fp32 3551; 65536x1000 over 1 bf16 3459, 2097152x32 over 1 3466, 4095x4095 over 1 2324, over 0 1725,
-// 64x256x56x56 over (0, 2, 3) 3231. Lost: the start of a launch, which 4 us are; a second launch where a sum
+// Reached on an H200 (GB/s of those bytes; reading alone: 4149): 8192x8192 over 1 bf16 3625, fp32 3860; over 0 bf16 3345,
+// fp32 3686; over all bf16 3224, fp32 3540; 65536x1000 over 1 bf16 3545, 2097152x32 over 1 3431, 4095x4095 over 1 2266,
+// over 0 1766, 64x256x56x56 over (0, 2, 3) 3181. Lost: the start of a launch, which 4 us are; a second launch where a sum
 // is cut; over 0 the blocks run at once, and the last decides.
 #include "common/reduction.cuh"
+#include "common/whole_rows.cuh"
 
 template <typename A> struct SumRule {
   static constexpr bool kEach = true;
@@ -65,6 +67,19 @@ __global__ void CUPYOPS_FOLD sum_fwd(const T* __restrict__ x, void* __restrict__
                                      const __grid_constant__ Division division, long long results) {
   const SumUnit<T> unit{{x}, {}, partial, results, {{}, y, divisor, wide}};
   fold<FORM, kVecWidth<T>>(unit, kept, reduced, division);
+}
+
+// Grid, block: see WholeRow.
+template <typename T>
+__global__ void __launch_bounds__(kWholeThreads, 2) sum_rows(const T* __restrict__ x, void* __restrict__ y, bool wide,
+                                                             acc_t<T> divisor, long long rows, long long size) {
+  using A = acc_t<T>;
+  __shared__ A shared[kWarp];
+  const WholeRow<T> held(x, rows, size);
+  const SumResult<T> result{{}, y, divisor, wide};
+  const A own = held.sum_of([](A value) { return value; });
+  const A all = fold_neighbours(own, shared, threadIdx.x, blockDim.x, result.rule_);
+  if (threadIdx.x == 0 && held.inside) result.store_(all, 0, held.row);
 }
 
 // Grid, block: see fold_slabs().

@@ -6,10 +6,10 @@
 // Bytes per element: forward 3 x sizeof(T), backward 5 x sizeof(T). About 16 and 28 flops, one exponential and one
 // reciprocal each.
 //
-// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4251): 8192x14336 4253 / 4259, 8192x2x14336
-// 4243 / 4281, 67108x1000 4143 / 4226, 67108x2x1000 4117 / 4172, 16388x4095 4128 / 4210, 16388x2x4095 4001 / 3387. Lost, in
-// backward of packed rows of odd size: their two gradients begin at different places of a vector, so each is computed for
-// itself: 66 instructions of PTX for an element instead of 37, as the simulator counts them.
+// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4253): 8192x14336 4248 / 4270, 8192x2x14336
+// 4253 / 4284, 67108x1000 4120 / 4181, 67108x2x1000 4111 / 4172, 16388x4095 4115 / 4178, 16388x2x4095 3993 / 3654. Lost, in
+// backward of packed rows of odd size: their two gradients begin at different places of a vector, so that one is passed on
+// to the next lane, and each warp computes one vector in 32 again.
 #include "common/gated.cuh"
 #include "common/sigmoid.cuh"
 

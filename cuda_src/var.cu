@@ -4,14 +4,16 @@
 // slope        = grad_y 2 / (n - correction)
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. A thread takes a few elements about their own mean
-// and merges them into what it has: E[x^2] - mean^2 would cancel. Of a constant y is exactly 0. Bytes per element of x:
-// forward sizeof(T), backward twice that. Forward about 4 operations on each element, backward two.
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252): 8192x8192 over 1 bf16 3205 / 3873, fp32 3711 /
-// 3813; over 0 bf16 3109 / 3660, fp32 3623 / 3775; 65536x1000 over 1 bf16 3004 / 3682; 4095x4095 bf16 over 1 1720 / 3154,
-// over 0 1524 / 2619. Lost: the start of a launch, about 4 us; over 0 what a thread has
-// of each of its columns is merged every 8 rows.
+// and merges them into what it has: E[x^2] - mean^2 would cancel. Rows of whole vectors of fp32 and fp64, up to 32 KB, are
+// in registers, the mean first: see common/whole_rows.cuh. Of a constant y is exactly 0. Bytes per element of x: forward
+// sizeof(T), backward twice that. Forward about 4 operations on each element, backward two.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253): 8192x8192 over 1 bf16 3199 / 3976, fp32 3890
+// / 4065; over 0 bf16 3116 / 3677, fp32 3600 / 3893; 65536x1000 over 1 bf16 2988 / 3842; 4095x4095 bf16 over 1 1708 / 3069,
+// over 0 1533 / 2552. Lost: the start of a launch, about 4 us; over 0 what a thread has of each of its columns is merged
+// every 8 rows.
 #include "common/moments.cuh"
 #include "common/shares.cuh"
+#include "common/whole_rows.cuh"
 
 // A share of a difference need not be exact.
 __device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
@@ -132,6 +134,35 @@ __global__ void CUPYOPS_FOLD var_fwd(const T* __restrict__ x, T* __restrict__ y,
   fold<FORM, kVecWidth<T>>(unit, kept, reduced, division);
 }
 
+// In two passes, the second of which finds what the mean of the first is off by. A mean that differs from an element by no
+// more than what its sum was rounded is taken to be that: of a constant it is. Grid, block: see WholeRow. Not for half
+// types, whose elements would be unpacked twice.
+template <typename T>
+__global__ void __launch_bounds__(kWholeThreads, 3)
+    var_rows(const T* __restrict__ x, T* __restrict__ y, T* __restrict__ mean, T freedom, long long rows,
+             long long size) {
+  constexpr int W = kVecWidth<T>;
+  __shared__ Pair<T> shared[kWarp];
+  const WholeRow<T> held(x, rows, size);
+  const T element = x[held.inside ? held.row * size : 0], count = T(int(size)), share = T(1) / count;
+  const T part = held.sum_of([&](T value) { return value * share; });
+  T about = row_reduce<Sum>(part, reinterpret_cast<T*>(shared));
+  if (fabs(about - element) <= fabs(element) * T(sizeof(T) == 8 ? 0x1p-47 : 0x1p-18)) about = element;
+  Pair<T> sums[W] = {};
+#pragma unroll
+  for (int k = 0; k < kWholePacks; ++k) {
+    held.tile.each_of(k, [&](int e) {
+      const T apart = held.packs[k][e] - about;
+      sums[e].first += apart, sums[e].second += apart * apart;
+    });
+  }
+  const Pair<T> all = row_reduce<Sum>(reduce_elements<Sum, 1, W>([&](int, int e) { return sums[e]; }), shared);
+  if (threadIdx.x > 0 || !held.inside) return;
+  Moments<T> of = Moments<T>::of(count, about, all.first, all.second);
+  if (!isfinite(about)) of.mean = about;
+  VarResult<T>{{}, y, mean, freedom}.store_(of, 0, held.row);
+}
+
 // Grid, block: see fold_slabs().
 template <typename T>
 __global__ void var_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ y, acc_t<T>* __restrict__ mean,
@@ -163,16 +194,16 @@ template <typename T> struct VarShares {
 // Grid, block: see spread_rows().
 template <typename T>
 __global__ void var_bwd_rows(const T* __restrict__ x, const T* __restrict__ grad_y, const acc_t<T>* __restrict__ mean,
-                             acc_t<T> freedom, T* __restrict__ grad_x, long long rows, long long size) {
-  spread_rows(x, grad_x, rows, size, VarShares<T>{grad_y, mean, acc_t<T>(2) / freedom});
+                             acc_t<T> slope, T* __restrict__ grad_x, long long rows, long long size, int parts) {
+  spread_rows(x, grad_x, rows, size, parts, VarShares<T>{grad_y, mean, slope});
 }
 
 // Grid, block: see spread_columns().
 template <typename T>
 __global__ void var_bwd_columns(const T* __restrict__ x, const T* __restrict__ grad_y,
-                                const acc_t<T>* __restrict__ mean, acc_t<T> freedom, T* __restrict__ grad_x,
+                                const acc_t<T>* __restrict__ mean, acc_t<T> slope, T* __restrict__ grad_x,
                                 long long rows, long long size, int period) {
-  spread_columns(x, grad_x, rows, size, period, VarShares<T>{grad_y, mean, acc_t<T>(2) / freedom});
+  spread_columns(x, grad_x, rows, size, period, VarShares<T>{grad_y, mean, slope});
 }
 
 template <typename T> struct VarGradient {
@@ -180,7 +211,7 @@ template <typename T> struct VarGradient {
   const T* __restrict__ x;
   const T* __restrict__ grad_y;
   const A* __restrict__ mean;
-  A freedom;
+  A slope;  // of a gradient of 1
   T* __restrict__ grad_x;
   const Layout<3>& layout;
 
@@ -191,8 +222,8 @@ template <typename T> struct VarGradient {
     Vec<T, K> result;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const A slope = to_acc(grads.data[k]) * (A(2) / freedom);
-      result.data[k] = from_acc<T>(slope * (to_acc(xs.data[k]) - means.data[k]));
+      const A own = to_acc(grads.data[k]) * slope;
+      result.data[k] = from_acc<T>(own * (to_acc(xs.data[k]) - means.data[k]));
     }
     store_vec<T, K>(grad_x + to, result);
   }
@@ -201,9 +232,8 @@ template <typename T> struct VarGradient {
 // Grid, block: see pointwise(). grad_y and mean are expanded to the shape of x; grad_x is dense.
 template <typename T>
 __global__ void var_bwd(const T* __restrict__ x, const T* __restrict__ grad_y, const acc_t<T>* __restrict__ mean,
-                        acc_t<T> freedom, T* __restrict__ grad_x, const __grid_constant__ Layout<3> layout,
-                        long long n) {
+                        acc_t<T> slope, T* __restrict__ grad_x, const __grid_constant__ Layout<3> layout, long long n) {
   constexpr int W = kVecWidth<T>;
   const bool fit = fits_vec<T, W>(x) && fits_vec<T, W>(grad_y) && fits_vec<T, W>(grad_x) && fits_vec<acc_t<T>, W>(mean);
-  pointwise<false, W>(layout, n, fit, VarGradient<T>{x, grad_y, mean, freedom, grad_x, layout});
+  pointwise<false, W>(layout, n, fit, VarGradient<T>{x, grad_y, mean, slope, grad_x, layout});
 }

@@ -198,7 +198,8 @@ class Operator:
         if is_dynamo_compiling():
             return self._compiling(self.definition.bind(args, kwargs))
         self._differentiable = differentiable(self.definition)
-        type(self).__call__ = written.call(self.definition, bool(self._autocast))  # type: ignore[method-assign]
+        call = written.call(self.definition, bool(self._autocast), self._differentiable)
+        type(self).__call__ = call  # type: ignore[method-assign]
         return self(*args, **kwargs)
 
     def _has_another_role(self) -> None:

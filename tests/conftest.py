@@ -1,11 +1,15 @@
 """Fixtures and the gpu marker. A test marked gpu is skipped, with the reason, where there is no GPU."""
 
 import gc
+from pathlib import Path
 
 import pytest
 import torch
 
+from cupyops.compilation import cache
+
 GPU = torch.cuda.is_available()
+CUBINS = Path(__file__).resolve().parents[1] / "build" / "cubins"
 
 torch.backends.cudnn.allow_tf32 = False  # PyTorch's float32 convolution is to be float32 where we compare with it
 # oneDNN 3.12's float16 convolution reads memory that nobody has written, on CPUs with AMX: now and then a NaN
@@ -25,6 +29,8 @@ def pytest_collection_finish():
     """What is there by now stays: no later garbage collection is to look through modules and thousands of tests again."""
     gc.collect()
     gc.freeze()
+    if not GPU:  # the simulator makes many objects and few cycles: to look for those was a quarter of its time
+        gc.set_threshold(100_000)
 
 
 @pytest.fixture(params=DEVICES)
@@ -45,6 +51,14 @@ def room_on_the_gpu(request, tmp_path_factory):
         torch.cuda.empty_cache()
         yield
         torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True)
+def kept_kernels(request, monkeypatch):
+    """Our own kernels, which these tests simulate, are kept where the tests of compilation keep them: compiled once."""
+    if not GPU and request.path.parent.name in ("ops", "nn", "optim"):
+        CUBINS.mkdir(parents=True, exist_ok=True)
+        monkeypatch.setattr(cache, "folder", lambda: CUBINS)
 
 
 @pytest.fixture(autouse=True)

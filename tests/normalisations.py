@@ -34,12 +34,12 @@ def planned(**settings):
 
 
 def compare_several_rows(function, torch_function, size, arch, offset=0, parameters=1):
-    """On a small GPU blocks of rows off 16-byte boundaries take several; backward reads one while it reduces another."""
+    """On one multiprocessor blocks take several rows off 16-byte boundaries; backward reads one while it reduces another."""
     make = Make("cpu", torch.bfloat16)
     rows = 19 * 8 if size == 69 else 19  # more than 8 blocks, or clusters, take at a time
     x = make(rows * size + offset).detach()[offset:].view(rows, size)
     args = (make(rows, size).detach(), x, *(make(size).detach() for _ in range(parameters)))
-    with planned(card=lambda device: (1, 101376)), cupyops.simulate(arch):
+    with planned(card=lambda device: (1, 232448)), cupyops.simulate(arch):
         ours = gradients(function, *args)
     theirs = gradients(torch_function, *args)
     truth = gradients(torch_function, *(t.double() for t in args))

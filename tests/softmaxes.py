@@ -29,6 +29,7 @@ class SoftmaxContract(OperatorContract):
         yield from self.small_samples(make)
         yield Sample(make(37, 33), dim=1)  # several blocks, rows off 16 bytes
         yield Sample(make(3, 300), -1)
+        yield Sample(make(3, 1024 // make.dtype.itemsize - 1), -1)  # off 16 bytes the last tile has part of a pack
         yield Sample(make(3, 1024), -1)
         yield Sample(make(2, 1031), 1)
         held = 65536 // make.dtype.itemsize  # by a block
@@ -55,6 +56,8 @@ class SoftmaxContract(OperatorContract):
         for dim in range(4):
             x = make(2, 3, 4, 5).detach().to(memory_format=torch.channels_last)
             yield Sample(x.requires_grad_(), dim=dim)
+        for size in (5, 1024 // make.dtype.itemsize - 1):
+            yield Sample(make(4, size).detach()[1:].requires_grad_(), dim=1)  # rows off 16 bytes, the first of them too
 
     @pytest.mark.parametrize(("shape", "dim"), FORMS)
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)

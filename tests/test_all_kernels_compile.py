@@ -1,8 +1,9 @@
 """Every built-in kernel compiles for every dtype and architecture, from Turing to Blackwell. NVRTC needs no GPU.
 
-For sm_80 all instances compile: the simulator runs their PTX. For sm_75, where the sources have code of its own, one
-instance for each kernel and dtype; for sm_90 all of bfloat16, whose PTX is another. Where nothing but the compiler's last
-stage differs, one for each kernel, its dtype changing from one architecture to the next.
+For sm_80 all instances compile: the simulator runs their PTX. For sm_75 one instance for each kernel and dtype: for half
+types alone, of which CUDA's headers have code of its own, where the sources have none; for sm_90 all of bfloat16, whose PTX
+is another. Where nothing but the compiler's last stage differs, one for each kernel, its dtype changing from one
+architecture to the next.
 `python -m cupyops compile` compiles all for all.
 
 One test for each kernel and architecture, so that pytest-xdist spreads them over processes. What is compiled is kept in
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from architectures import own_code
 
 import cupyops.nn
 import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
@@ -22,6 +24,7 @@ from cupyops import kernel
 from cupyops.cli import jobs
 from cupyops.compilation import cache, source
 
+HALF = {torch.float16, torch.bfloat16}
 CUBINS = Path(__file__).resolve().parent.parent / "build" / "cubins"
 
 BUILT_IN = {path.name: source.load(path) for path in sorted(source.cuda_src().glob("*.cu"))}
@@ -32,8 +35,8 @@ KERNELS.sort(key=lambda k: (k.source.name, k.base, k.options))
 
 
 def global_functions(text):
-    # without __launch_bounds__(f(x, y)) and its kind
-    plain = re.sub(r"\b__\w+__\s*\((?:[^()]|\([^()]*\))*\)", " ", source.strip_comments(text))
+    # without __launch_bounds__(f(g(x), y)) and its kind
+    plain = re.sub(r"\b__\w+__\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)", " ", source.strip_comments(text))
     return set(re.findall(r"__global__[^;{}()]*\b(\w+)\s*\(", plain))
 
 
@@ -54,7 +57,9 @@ def values_for(tested, arch):
     for number, (dtypes, alike) in enumerate(by_dtype.items()):
         if arch == "sm_80" or (arch == "sm_90" and torch.bfloat16 in dtypes):
             yield from alike
-        elif arch == "sm_75" or number == turn % len(by_dtype):
+        elif number == turn % len(by_dtype) or (
+            arch == "sm_75" and (HALF & {*dtypes} or own_code(tested.source, 75, 80))
+        ):
             yield alike[(turn + number) % len(alike)]
 
 

@@ -19,7 +19,7 @@ def tree(tmp_path):
     """A package in small."""
     for name in ("cuda_src/common/a.cuh", "cuda_src/b.cu", "cupyops/c.py", "cupyops/ops/d.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"// {name}\n")
+        (tmp_path / name).write_text(f"name = '{name}';\n")
     (tmp_path / "tests" / "opdb").mkdir(parents=True)
     return tmp_path
 
@@ -48,6 +48,18 @@ def test_a_change_makes_it_stale(tree, passed, name):
     assert [p.partition(":")[0] for p in problems(passed, tree)] == ["stale"]
     (tree / name).unlink()
     assert [p.partition(":")[0] for p in problems(passed, tree)] == ["stale"]
+
+
+def test_comments_on_a_kernel_do_not_but_what_only_looks_like_one_does(tree, passed):
+    path = tree / "cuda_src" / "b.cu"
+    code = path.read_text()
+    path.write_text(f"// reached: 4000 GB/s\n\n/* and why\n   not more */\n{code.rstrip()}  // a word\n")
+    assert problems(passed, tree) == []
+    path.write_text(code.replace("cuda_src", "//cuda_src"))
+    assert problems(passed, tree)
+    (tree / "cupyops" / "c.py").write_text((tree / "cupyops" / "c.py").read_text() + "# a word\n")
+    path.write_text(code)
+    assert problems(passed, tree)
 
 
 def test_a_new_name_makes_it_stale_and_other_files_do_not(tree, passed):

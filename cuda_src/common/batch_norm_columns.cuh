@@ -16,7 +16,7 @@ template <typename A> __device__ __forceinline__ Pair<A> tile_sums(const Pair<A>
   for (int y = 0; y < blockDim.y; y += kSums) {
 #pragma unroll
     for (int k = 0; k < kSums; ++k) {
-      if (y + k < blockDim.y) sums[k] = sums[k] + shared[(y + k) * slab + i];
+      if (y + k < blockDim.y) sums[k] = sums[k] + shared[slot((y + k) * slab + i)];
     }
   }
   return reduce_elements<Sum, 1, kSums>([&](int, int k) { return sums[k]; });
@@ -50,6 +50,13 @@ template <typename V> __device__ __forceinline__ void share_tile(const V& value,
     if (gridDim.y > 1) store_remote(all + blockIdx.y * columns + i, rank, value);
     else all[i] = value;
   }
+}
+
+// What follows for this thread's columns, of what `all` in shared memory has for those of the tile.
+template <typename T, bool WHOLE, typename V, int W>
+__device__ __forceinline__ void take_columns(const ColumnTile<T, WHOLE>& tile, const V* all, V (&own)[W]) {
+#pragma unroll
+  for (int e = 0; e < W && tile.any(); ++e) own[e] = all[tile.first + e];
 }
 
 template <typename T, bool WHOLE, int W>

@@ -141,7 +141,7 @@ __device__ __forceinline__ void column_moments(const ColumnTile<T, WHOLE>& tile,
           for (int e = 0; e < W && u < there; ++e) own[e].add(pieces.of[0][u][e]);
         }
         count += A(there);
-        if ((++steps & (steps - 1)) != 0) return;  // 1, 2, 4, 8 ...
+        if ((++steps & (steps - 1)) != 0 || steps * U >= tile.count) return;  // 1, 2, 4, 8 ... but the last
 #pragma unroll
         for (int e = 0; e < W; ++e) own[e].draw_nearer(count);
       },
@@ -185,12 +185,15 @@ __device__ __forceinline__ void store_rows(const ColumnTile<T, WHOLE>& tile, T* 
   }
 }
 
-// What each thread has for its columns put side by side: `shared` is (blockDim.y, blockDim.x W).
+// Where number i of share_columns lies: threads store neighbours one after the other, which would meet in the same banks.
+__device__ __forceinline__ int slot(int i) { return i ^ (i >> 3 & 7); }
+
+// What each thread has for its columns put side by side: `shared` is (blockDim.y, blockDim.x W), each number at its slot.
 template <typename T, bool WHOLE, typename V, int W>
 __device__ __forceinline__ void share_columns(const ColumnTile<T, WHOLE>& tile, const V (&values)[W], V* shared) {
-  V* row = shared + threadIdx.y * (blockDim.x * W) + tile.first;
+  const int first = threadIdx.y * (blockDim.x * W) + tile.first;
 #pragma unroll
-  for (int e = 0; e < W; ++e) row[e] = values[e];
+  for (int e = 0; e < W; ++e) shared[slot(first + e)] = values[e];
   __syncthreads();
 }
 
@@ -199,6 +202,7 @@ template <typename T, bool WHOLE, typename A = acc_t<T>>
 __device__ __forceinline__ Moments<A> tile_moments(const ColumnTile<T, WHOLE>& tile, const Pair<A>* shared, int i,
                                                    int y = 0, int step = 1) {
   const int each = tile.rows / int(blockDim.y), more = tile.rows % int(blockDim.y), slab = blockDim.x * tile.W;
-  return merged<A>((int(blockDim.y) - y + step - 1) / step, [&](int k) { return A(each + (y + k * step < more)); },
-                   [&](int k) { return y + k * step < tile.rows ? shared[(y + k * step) * slab + i] : Pair<A>{}; });
+  return merged<A>(
+      (int(blockDim.y) - y + step - 1) / step, [&](int k) { return A(each + (y + k * step < more)); },
+      [&](int k) { return y + k * step < tile.rows ? shared[slot((y + k * step) * slab + i)] : Pair<A>{}; });
 }

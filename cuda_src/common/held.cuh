@@ -45,20 +45,32 @@ template <typename T, int THREADS> struct Part : Tile<1, kVecWidth<T>, false> {
 
   __device__ __forceinline__ int at(int k) const { return first + k * (W * THREADS); }
   __device__ __forceinline__ bool is_whole(int k) const { return unsigned(k - from) < unsigned(whole); }
+  // Whether element i, of this part's first, is in one of this thread's packs.
+  __device__ __forceinline__ bool owns(int i) const {
+    return i >= this->begin && i < this->left && (i + this->shift) / W % THREADS == threadIdx.x;
+  }
 };
 
-// to[...] = f(e) for pack k; `to` points to the part's first element.
+// Where a pack belongs: a whole one at an index; else pack k of a part that begins at that index.
+template <typename T, int THREADS> struct Place {
+  const Part<T, THREADS>& part;
+  long long index;
+  int k;
+  bool whole;  // known to the compiler, wherever a pack is put
+};
+
+// to[...] = f(e) for the elements e of a pack.
 template <typename O, typename T, int THREADS, typename F>
-__device__ __forceinline__ void put_held(const Part<T, THREADS>& part, O* to, int k, F f) {
+__device__ __forceinline__ void put_held(const Place<T, THREADS>& place, O* to, F f) {
   constexpr int W = kVecWidth<T>, P = W < kVecWidth<O> ? W : kVecWidth<O>;
 #pragma unroll
   for (int p = 0; p < W; p += P) {
     unsigned word[P * sizeof(O) / 4];
     round_to_words<O>(word, p, f);
-    O* at = to + part.at(k) + p;
-    if (!part.is_whole(k)) store_words_of(part, to, k, word, p);
-    else if constexpr (P * sizeof(O) == 16) store_words(at, word[0], word[1], word[2], word[3]);
-    else store_words(at, word[0], word[1]);
+    O* at = to + place.index;
+    if (!place.whole) store_words_of(place.part, at, place.k, word, p);
+    else if constexpr (P * sizeof(O) == 16) store_words(at + p, word[0], word[1], word[2], word[3]);
+    else store_words(at + p, word[0], word[1]);
   }
 }
 
@@ -73,12 +85,13 @@ template <int MOST> __device__ __forceinline__ void wait_for_newest(int pending)
 //   start(row)               while it is on its way
 //   gather(packs)            PAIR packs of each tensor at a time, packs[n][u], with `pad` for what is not the row's
 //   reduce()                 after all of those
-//   put(part, at, k, packs)  for each pack k of a thread that is the row's, or partly; part begins at index `at`
+//   put(place, packs)        for each pack of a thread that is the row's, or partly: see put_held()
+//   finish(part)             after all of those, when the row's packs of this thread have been put
 // Grid: any; a multiple of the cluster. Block: THREADS. Dynamic shared memory: 16 N (packs - kOwn) bytes for each thread.
 template <int THREADS, int PAIR, int N, typename T, typename Threads, typename Start, typename Gather, typename Reduce,
-          typename Put>
+          typename Put, typename Finish>
 __device__ __forceinline__ void each_held(const T* const (&from)[N], const HeldRows& of, T pad, const Threads& threads,
-                                          Start start, Gather gather, Reduce reduce, Put put) {
+                                          Start start, Gather gather, Reduce reduce, Put put, Finish finish) {
   constexpr int OWN = kOwn<THREADS, N>;
   constexpr int W = kVecWidth<T>, GROUPS = 4;  // of fetches: the first is used while the others are on their way
   extern __shared__ uint4 held[];
@@ -87,7 +100,7 @@ __device__ __forceinline__ void each_held(const T* const (&from)[N], const HeldR
   const long long column = number * (long long)(of.packs * W * THREADS), stride = threads.groups();
   Pack<T> own[N][OWN > 0 ? OWN : 1];
   const auto slot = [&](int n, int k) { return held + (n * shared + k) * THREADS + threadIdx.x; };
-  const auto get = [&](int n, int k) { return load_aligned(reinterpret_cast<const T*>(slot(n, k))); };
+  const auto get = [](const uint4* from) { return load_aligned(reinterpret_cast<const T*>(from)); };
   const auto gather_one = [&](const Part<T, THREADS>& part, Pack<T>(&one)[N], int k) {
     Pack<T> some[N][PAIR];
 #pragma unroll
@@ -110,26 +123,28 @@ __device__ __forceinline__ void each_held(const T* const (&from)[N], const HeldR
 #pragma unroll 1
       for (int g = 0; g < GROUPS; ++g) {
         wait_for_newest<GROUPS - 1>(GROUPS - 1 - g);
+        const int end = min(shared, (g + 1) * group), stop = min(end, part.from + part.whole) - PAIR;
 #pragma unroll 1
-        for (int k = g * group; k < min(shared, (g + 1) * group); k += PAIR) {
-          if (k + PAIR <= shared && part.is_whole(k) && part.is_whole(k + PAIR - 1)) {
-            Pack<T> some[N][PAIR];
+        for (int k = g * group; k < end; ++k) {
+          if (k >= part.from && k <= stop) {  // a run of packs that are whole
+            const uint4* at = slot(0, k);
+#pragma unroll 1
+            for (; k <= stop; k += PAIR, at += PAIR * THREADS) {
+              Pack<T> some[N][PAIR];
 #pragma unroll
-            for (int u = 0; u < PAIR; ++u) {
+              for (int u = 0; u < PAIR; ++u) {
 #pragma unroll
-              for (int n = 0; n < N; ++n) some[n][u] = get(n, k + u);
+                for (int n = 0; n < N; ++n) some[n][u] = get(at + (n * shared + u) * THREADS);
+              }
+              gather(some);
             }
-            gather(some);
-            continue;
+            if (k == end) break;
           }
-#pragma unroll 1
-          for (int u = k; u < min(shared, k + PAIR); ++u) {
-            if (!part.any(part.at(u))) continue;
-            Pack<T> one[N];
+          if (!part.any(part.at(k))) continue;
+          Pack<T> one[N];
 #pragma unroll
-            for (int n = 0; n < N; ++n) one[n] = get(n, u);
-            gather_one(part, one, u);
-          }
+          for (int n = 0; n < N; ++n) one[n] = get(slot(n, k));
+          gather_one(part, one, k);
         }
       }
 #pragma unroll
@@ -151,31 +166,52 @@ __device__ __forceinline__ void each_held(const T* const (&from)[N], const HeldR
         if (coming.is_whole(k)) own[n][r] = load_aligned(from[n] + then + i);
         else if (coming.any(i)) own[n][r] = load_across(coming, from[n] + then, i, coming.low, coming.high, pad);
       }
-      if (live && part.any(part.at(k))) put(part, at, k, one);
+      if (!live) continue;
+      if (part.is_whole(k)) put({part, at + part.at(k), k, true}, one);
+      else if (part.any(part.at(k))) put({part, at, k, false}, one);
     }
-    const int both = live ? max(part.from, coming.from) : of.packs;  // from here on packs are whole in both rows
-    const unsigned whole = max(0, min(part.from + part.whole, coming.from + coming.whole) - both);
+    // from `both` on packs are whole in both rows, or in the last one
+    const bool more = row + stride < of.rows;
+    const int both = live ? max(part.from, coming.from) : of.packs,
+              last = min(part.from + part.whole, more ? coming.from + coming.whole : of.packs);
 #pragma unroll 1
     for (int g = 0; g < GROUPS; ++g) {
+      const int end = min(shared, (g + 1) * group), stop = min(end, last);
 #pragma unroll 1
-      for (int k = g * group; k < min(shared, (g + 1) * group); ++k) {
-        const bool quick = unsigned(k - both) < whole, here = quick || (live && part.any(part.at(k)));
+      for (int k = g * group; k < end; ++k) {
+        if (k >= both && k < stop) {  // a run of those
+          uint4* place = slot(0, k);
+          long long index = at + part.at(k), next = then + coming.at(k);
+#pragma unroll 1
+          for (; k < stop; ++k, place += THREADS, index += W * THREADS, next += W * THREADS) {
+            Pack<T> one[N];
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+              one[n] = get(place + n * shared * THREADS);
+              if (more) fetch16(place + n * shared * THREADS, from[n] + next);
+            }
+            put({part, index, k, true}, one);
+          }
+          if (k == end) break;
+        }
+        const bool here = live && part.any(part.at(k));
         const int i = coming.at(k);
         Pack<T> one[N];
 #pragma unroll
         for (int n = 0; n < N; ++n) {
-          if (here) one[n] = get(n, k);
-          if (quick || coming.is_whole(k)) {
+          if (here) one[n] = get(slot(n, k));
+          if (coming.is_whole(k)) {
             fetch16(slot(n, k), from[n] + then + i);
           } else if (coming.any(i)) {
             const Pack<T> pack = load_across(coming, from[n] + then, i, coming.low, coming.high, pad);
             *slot(n, k) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
           }
         }
-        if (here) put(part, at, k, one);
+        if (here) put({part, at, k, false}, one);
       }
       end_group();
     }
+    if (live) finish(part);
     part = coming;
   }
   wait_for_groups<0>();

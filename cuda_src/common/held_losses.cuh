@@ -25,7 +25,7 @@ __device__ __forceinline__ void held_losses(const T* x, const long long* target,
   long long row = 0, given = 0;
   Label<A> label;
   OnlinePacks<T> sums;
-  A picked = A(0), scale = A(0);
+  A picked = A(0), scale = A(0), factor = A(0);
   const T* const from[] = {x};
   each_held<THREADS, 2>(
       from, of, from_acc<T>(-infinity<A>()), threads,
@@ -40,17 +40,18 @@ __device__ __forceinline__ void held_losses(const T* x, const long long* target,
         scale = scale_of(row);
         picked = label.t < 0 ? A(0) : to_acc(x[row * of.pitch + label.t]);
         sums.reduce(threads);
+        factor = scale * label.a / sums.sum / sums.exp.of_max();
         if (leads) done(row, label, sums, picked);
       },
-      [&](const Part<T, THREADS>& part, long long at, int k, const Pack<T>(&some)[1]) {
+      [&](const Place<T, THREADS>& place, const Pack<T>(&some)[1]) {
         if (!write) return;
-        if (label.t < 0) return put_held(part, grad_x + at, k, [](int) { return A(0); });
-        const Exponential<T> exp(sums.max);
-        const A factor = scale * label.a / sums.sum;
-        put_held(part, grad_x + at, k, [&](int e) { return factor * exp(some[0][e]); });
-        const int t = label.t - column;  // once more, in the thread that owns it
-        if (unsigned(t - part.at(k)) < unsigned(kVecWidth<T>)) {
-          grad_x[at + t] = from_acc<T>(scale * (label.a * (exp(picked) / sums.sum) - label.a));
+        if (label.t < 0) put_held(place, grad_x, [](int) { return A(0); });
+        else put_held(place, grad_x, [&](int e) { return factor * sums.exp(some[0][e]); });
+      },
+      [&](const Part<T, THREADS>& part) {  // of its class once more, in the thread that has put it
+        if (write && label.t >= 0 && part.owns(label.t - column)) {
+          const A p = Exponential<T>(sums.max)(picked) / sums.sum;
+          grad_x[row * of.pitch + label.t] = from_acc<T>(scale * (label.a * p - label.a));
         }
       });
 }

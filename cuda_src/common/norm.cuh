@@ -214,22 +214,6 @@ template <typename T> __device__ __forceinline__ void shift_parameter(const T* p
   }
 }
 
-// A row off 16-byte boundaries: whole packs of y, and up to 2 W - 2 elements before and behind them, of which a thread takes
-// one.
-template <int W, bool VECTORS> struct Cut {
-  int head = 0, whole;  // elements before the packs, and those of the packs
-  bool lone = false;  // whether this thread has one
-  int column = 0;  // its place
-
-  __device__ __forceinline__ Cut(long long row, long long rows, long long size) : whole(int(size)) {
-    if (VECTORS) return;
-    head = int(-row * size) & (W - 1);
-    whole = (whole - head) & -W;
-    lone = threadIdx.x < int(size) - whole && row < rows;
-    column = threadIdx.x + (threadIdx.x < head ? 0 : whole);
-  }
-};
-
 // *y = what is said of the thread's lone element, of `column`.
 template <bool CENTRED, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void store_lone(const Forward<T>& to, T* y, int column, T x, const Statistics<A>& of) {

@@ -9,6 +9,11 @@
 
 constexpr int kBackwardThreads = 512;
 
+// Threads that hold rows, of a block at most, and of a multiprocessor: so many as leave each registers for its sums of the
+// parameters' gradients. Rows off 16-byte boundaries take longer on their way: more threads, of fewer registers, which one
+// sum for each column leaves enough of, two do not.
+template <bool CENTRED, bool VECTORS> constexpr int kRowsThreads = CENTRED || VECTORS ? kBackwardThreads : 640;
+
 // The tensors of backward. weight and what is written may be null; grad_summed is null but in add_rms_norm, mean and
 // bias_parts unless CENTRED.
 template <typename T> struct Backward {
@@ -112,7 +117,7 @@ template <int K, int W> struct OwnPacks {
 };
 
 // All gradients in one pass. Grid: one wave of blocks that stride over the rows; a multiple of W where not VECTORS. Block:
-// see rows.cuh, at most kBackwardThreads; K packs in each thread hold a row, or with K > 1 in each thread of a cluster.
+// see rows.cuh, at most kRowsThreads; K packs in each thread hold a row, or with K > 1 in each thread of a cluster.
 // Shared memory: see Fetched, with as many stages as said, and 16 K bytes for each thread for the weight. With PARAMETERS,
 // each thread adds its columns' part of grad_weight and grad_bias, in acc_t<T>, over all rows of the block, and its row of
 // `weight_parts` and `bias_parts` (blocks or clusters, size) gets the block's sum. VECTORS: as norm_rows.

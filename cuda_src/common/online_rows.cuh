@@ -45,41 +45,48 @@ __device__ __forceinline__ Pair<A> over_row(Pair<A> of_warp, Threads& threads) {
   });
 }
 
-// Max and sum of packs that are seen some at a time.
+// Max and sum of packs that are seen some at a time, and what makes exponentials of them.
 template <typename O> struct OnlinePacks : Online<O> {
   using A = acc_t<O>;
+  QuickExponential<O> exp{-infinity<A>()};
 
   template <int K, typename T> __device__ __forceinline__ void add(const Pack<T> (&packs)[K]) {
-    const A top = Larger()(this->max, largest(packs));
-    const Exponential<O> exp(top);
-    this->sum *= exp(this->max);
+    const A most = largest(packs);
+    if (most > this->max) {
+      const QuickExponential<O> larger(most);
+      this->sum *= larger.of(this->max, exp);
+      this->max = most, exp = larger;
+    }
     this->sum += reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) { return exp(packs[k][e]); });
-    this->max = top;
   }
 
   // Over all threads of a row.
   template <typename Threads> __device__ __forceinline__ void reduce(Threads& threads) {
+    this->sum /= exp.of_max();
     const A top = threads.template over_lanes<Larger>(this->max);
     const A sum = threads.template over_lanes<Sum>(this->sum_for(top));
     const Pair<A> all = over_row<O>(Pair<A>{top, sum}, threads);
     this->max = all.first, this->sum = all.second;
+    exp = QuickExponential<O>(this->max);
   }
 };
 
-// The same of packs that are held in registers; all threads of the row take part; pads are -inf. packs are left folded:
-// who needs an exponential again computes it again, since to keep it costs registers, and with them the blocks that
-// overlap.
-template <typename O, typename T, int K, typename Threads>
-__device__ __forceinline__ Pair<acc_t<T>> online_row(Pack<T> (&packs)[K], Threads& threads) {
-  using A = acc_t<T>;
-  A sum = A(0);
-  const A top = threads.template over_lanes<Larger>(largest(packs));
+// The same of packs that are held in registers, and where `lone` of an element `alone` more; all threads of the row take
+// part; pads are -inf. packs are left folded: who needs an exponential again computes it again, since to keep it costs
+// registers, and with them the blocks that overlap.
+template <typename O, typename T, int K, typename Threads, typename A = acc_t<T>>
+__device__ __forceinline__ Pair<A> online_row(Pack<T> (&packs)[K], Threads& threads, bool lone = false,
+                                              A alone = A(0)) {
+  A sum = A(0), most = largest(packs);
+  if (lone) most = Larger()(most, alone);
+  const A top = threads.template over_lanes<Larger>(most);
   const Exponential<O> exp(top);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     packs[k].fold();  // one pack after the other: unpacked at once they are too many registers
     sum += reduce_elements<Sum, 1, kVecWidth<T>>([&](int, int e) { return exp(packs[k][e]); });
   }
+  if (lone) sum += exp(alone);
   sum = threads.template over_lanes<Sum>(sum);
   fold(packs);
   return over_row<O>(Pair<A>{top, sum}, threads);

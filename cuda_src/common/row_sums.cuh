@@ -5,10 +5,12 @@
 
 #include "common/cluster.cuh"
 
+constexpr int kClusterWarps = 16;  // of a block that may be one of a cluster, at most
+
 // In shared memory: N numbers of each warp of each block, twice, since those of one sum may still be read while those of
 // the next arrive.
 template <typename A, int N, bool CLUSTERS, bool SENDS> struct __align__(16) RowRoom {
-  A parts[2][(CLUSTERS ? kMaxCluster : 1) * kWarp * N];
+  A parts[2][(CLUSTERS ? kMaxCluster * kClusterWarps : kWarp) * N];
 };
 template <typename A, int N, bool CLUSTERS> struct RowRoom<A, N, CLUSTERS, true> : RowRoom<A, N, CLUSTERS, false> {
   unsigned long long arrived[2];  // mbarriers: what of the parts is there

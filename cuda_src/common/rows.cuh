@@ -110,7 +110,7 @@ template <int K, int W, bool VECTORS> struct Tile {
     const long long start = c * (long long)capacity(), left = row < rows ? size - start : 0;
     if constexpr (VECTORS) return {0, clipped(left, capacity()), 0, 0, 0};
     const int shift = int(row * size) & (W - 1);
-    return {c && left > 0 ? -shift : 0, clipped(left, capacity() - shift), -clipped(row * size + start, kFar),
+    return {c && row < rows ? -shift : 0, clipped(left, capacity() - shift), -clipped(row * size + start, kFar),
             clipped((rows - row) * size - start, kFar), shift};
   }
 
@@ -144,6 +144,22 @@ template <int K, int W, bool VECTORS> struct Tile {
  private:
   static constexpr int kFar = 1 << 30;
   static __device__ __forceinline__ int clipped(long long value, int most) { return value < most ? int(value) : most; }
+};
+
+// A row off 16-byte boundaries, cut otherwise: whole packs of what is written, which begins at a boundary, and up to 2 W - 2
+// elements before and behind them, of which a thread takes one.
+template <int W, bool VECTORS> struct Cut {
+  int head = 0, whole;  // elements before the packs, and those of the packs
+  bool lone = false;  // whether this thread has one
+  int column = 0;  // its place
+
+  __device__ __forceinline__ Cut(long long row, long long rows, long long size) : whole(int(size)) {
+    if (VECTORS) return;
+    head = int(-row * size) & (W - 1);
+    whole = (whole - head) & -W;
+    lone = threadIdx.x < int(size) - whole && row < rows;
+    column = threadIdx.x + (threadIdx.x < head ? 0 : whole);
+  }
 };
 
 template <typename T> __device__ __forceinline__ Pack<T> load_aligned(const T* at) {

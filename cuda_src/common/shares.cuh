@@ -1,6 +1,7 @@
 // The gradient of a reduction over the rows or the columns of a contiguous x: what a result's is to each element of it.
 //
-// The first loads of x go out before those of what a result has.
+// The first loads of x go out before those of what a result has. Not as load_once() has them: as much is written as is read,
+// and room has to be made in the L2 in any case.
 //
 // Share: what is to be known of one result, made by shares(result, row). wants_(at, count) says whether elements `at` on
 // of what was reduced to it are to be read; get_(value) is the gradient of an element with that value, rest_(at) that of
@@ -12,50 +13,45 @@
 
 constexpr int kSpreadUnits = 4;
 
-// Grid: (ceil(rows / blockDim.y), parts of a row). Block: any, x along a row. x and grad_x are [rows x size], the rows
-// reduced, at any alignment: whole vectors of grad_x.
+// Grid: ceil(rows / blockDim.y) times `parts` of a row, which come first, each of kSpreadUnits vectors to a thread. Block:
+// any, x along a row. x and grad_x are [rows x size], the rows reduced, at any alignment: whole vectors of grad_x.
 template <typename T, typename Shares>
 __device__ __forceinline__ void spread_rows(const T* __restrict__ x, T* __restrict__ grad_x, long long rows,
-                                            long long size, const Shares& shares) {
+                                            long long size, int parts, const Shares& shares) {
   constexpr int K = kVecWidth<T>, U = kSpreadUnits;
-  const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+  const int tile = blockIdx.x / unsigned(parts), part = blockIdx.x - tile * parts, step = blockDim.x;
+  const long long row = tile * (long long)blockDim.y + threadIdx.y;
   if (row >= rows) return;
   using Share = decltype(shares(row, 0));
   const T* from = x + row * size;
   T* to = grad_x + row * size;
   const int until = until_vector<K>(to), head = until < size ? until : int(size);
   const bool alike = until_vector<K>(from) == until;
-  const int vectors = int(size - head) / K, step = gridDim.y * blockDim.x;
-  const int first = blockIdx.y * blockDim.x + threadIdx.x;
+  const int vectors = int(size - head) / K, first = part * U * step + threadIdx.x;
   Vec<T, K> held[U];
-  const auto load = [&](int v) {
-    if (!Share::kReads || !alike || v >= vectors) return;
+  if (Share::kReads && alike && first < vectors) {
 #pragma unroll
     for (int i = 0; i < U; ++i) {
-      const int here = v + i * step < vectors ? v + i * step : v;  // no branch: in it a load is waited for
-      held[i] = load_once<K>(from + head + here * (long long)K);
-    }
-  };
-  load(first);
-  const Share share = shares(row, 0);
-#pragma unroll 1
-  for (int v = first; v < vectors; v += U * step, load(v)) {
-#pragma unroll
-    for (int i = 0; i < U; ++i) {
-      if (v + i * step >= vectors) continue;
-      const long long at = head + (v + i * step) * (long long)K;
-      const bool wanted = share.wants_(at, K);
-      if (wanted && !(Share::kReads && alike)) {
-#pragma unroll
-        for (int k = 0; k < K; ++k) held[i].data[k] = from[at + k];
-      }
-      Vec<T, K> result;
-#pragma unroll
-      for (int k = 0; k < K; ++k) result.data[k] = wanted ? share.get_(held[i].data[k]) : share.rest_(-1);
-      store_whole(to + at, result);
+      const int here = first + i * step < vectors ? first + i * step : first;  // no branch: in it a load is waited for
+      held[i] = load_vec<T, K>(from + head + here * (long long)K);
     }
   }
-  for (int i = first; i < size - vectors * (long long)K; i += step) {
+  const Share share = shares(row, 0);
+#pragma unroll
+  for (int i = 0; i < U; ++i) {
+    if (first + i * step >= vectors) continue;
+    const long long at = head + (first + i * step) * (long long)K;
+    const bool wanted = share.wants_(at, K);
+    if (wanted && !(Share::kReads && alike)) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) held[i].data[k] = from[at + k];
+    }
+    Vec<T, K> result;
+#pragma unroll
+    for (int k = 0; k < K; ++k) result.data[k] = wanted ? share.get_(held[i].data[k]) : share.rest_(-1);
+    store_whole(to + at, result);
+  }
+  for (int i = threadIdx.x; part == 0 && i < size - vectors * (long long)K; i += step) {
     const long long at = i < head ? i : i + vectors * (long long)K;
     to[at] = share.get_(from[at]);
   }
@@ -84,7 +80,7 @@ __device__ __forceinline__ void spread_columns(const T* __restrict__ x, T* __res
 #pragma unroll
     for (int i = 0; i < U; ++i) {
       const long long here = v + i * step < last ? v + i * step : v;
-      held[i] = load_once<K>(x + (first + here * across) * K);
+      held[i] = load_vec<T, K>(x + (first + here * across) * K);
     }
   };
   if (Share::kReads) load(begin);

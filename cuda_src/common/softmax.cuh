@@ -6,7 +6,8 @@
 //     inner = 1, longer rows                                 wide rows   max and sum in one online pass, a second read
 //     inner > 1                                              columns     the same, neighbouring threads on neighbours
 //
-// Rows and wide rows come in two versions, by vectors and by elements; see rows.cuh.
+// Rows of one pack a thread, and wide rows, come in two versions, by vectors and by elements; see rows.cuh. Of other rows
+// what is no whole pack goes by elements.
 #pragma once
 
 #include "common/held.cuh"
@@ -15,14 +16,17 @@
 
 // --- rows ---
 
-// One row: packs in, y out. All threads of the row take part; the tile of those that have no row is empty.
-template <typename F, typename O, int K, bool VECTORS, typename T, typename Threads>
-__device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, O* y,
+// One row: packs in, y out. All threads of the row take part; those that have no row find nothing in it.
+template <typename F, int K, bool VECTORS, typename T, typename O, typename Threads>
+__device__ __forceinline__ void softmax_row(const T* x, O* y, long long row, long long rows, int size,
                                             Threads& threads) {
   using A = acc_t<T>;
   constexpr int W = kVecWidth<T>;
+  const Cut<W, K == 1> cut(row, rows, size);
+  const auto tile = Tile<K, W, VECTORS>::at(row, rows, cut.whole);
+  const long long at = row * size + cut.head, lone = row * size + cut.column;
   Pack<T> packs[K];
-  load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
+  load_row(tile, x + at, from_acc<T>(-infinity<A>()), packs);
   if constexpr (K == 1) {  // in a warp: what is computed for the sum is kept
     const A max = threads.template over_lanes<Larger>(largest(packs));
     const Exponential<O> exp(max);
@@ -31,50 +35,62 @@ __device__ __forceinline__ void softmax_row(const Tile<K, kVecWidth<T>, VECTORS>
     for (int e = 0; e < W; ++e) exps[e] = exp(packs[0][e]);
     const A sum = reduce_elements<Sum, 1, W>([&](int, int e) { return exps[e]; });
     const A of_sum = F::template of_sum<O>(threads.template over_lanes<Sum>(sum));
-    store_pack(tile, y, 0, [&](int e) { return F::template y<O>(exps[e], packs[0][e] - max, of_sum); });
+    store_pack(tile, y + at, 0, [&](int e) { return F::template y<O>(exps[e], packs[0][e] - max, of_sum); });
   } else {
-    const Pair<A> sums = online_row<O>(packs, threads);
+    const A alone = cut.lone ? to_acc(x[lone]) : -infinity<A>();
+    const Pair<A> sums = online_row<O>(packs, threads, cut.lone, alone);
     const Exponential<O> exp(sums.first);
     const A of_sum = F::template of_sum<O>(sums.second);
+    const auto result = [&](A value) { return F::template y<O>(exp(value), value - sums.first, of_sum); };
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      store_pack(tile, y, k,
-                 [&](int e) { return F::template y<O>(exp(packs[k][e]), packs[k][e] - sums.first, of_sum); });
-    }
+    for (int k = 0; k < K; ++k) store_pack(tile, y + at, k, [&](int e) { return result(packs[k][e]); });
+    if (cut.lone) y[lone] = from_acc<O>(result(alone));
   }
 }
 
-// Grid: any. Block: see rows.cuh; K packs in each thread hold a row. Threads own whole packs of x and y.
+// f(row) for each row of a thread, and for as many of others of its block.
+template <typename F> __device__ __forceinline__ void each_row(long long rows, F f) {
+  const long long stride = gridDim.x * (long long)blockDim.y;
+  for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += stride) f(first + threadIdx.y);
+}
+
+// Grid: any. Block: see rows.cuh; K packs in each thread hold a row. Several hold the whole packs of a Cut: 2 W - 2
+// threads or more then share a row, and all tensors begin at 16-byte boundaries. Threads own whole packs of x and y.
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows(const T* __restrict__ x, O* __restrict__ y, long long rows, int size) {
   using Threads = RowThreads<Pair<acc_t<T>>, false>;
-  constexpr int W = kVecWidth<T>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const bool vectors = vectors_fit<W>(size, x, y);
-  for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
-    const long long row = first + threadIdx.y, at = row * size;
-    if (vectors) softmax_row<F>(Tile<K, W, true>::at(row, rows, size), x + at, y + at, threads);
-    else softmax_row<F>(Tile<K, W, false>::at(row, rows, size), x + at, y + at, threads);
+  if (K > 1 || vectors_fit<kVecWidth<T>>(size, x, y)) {
+    each_row(rows, [&](long long row) { softmax_row<F, K, true>(x, y, row, rows, size, threads); });
+  } else if constexpr (K == 1) {
+    each_row(rows, [&](long long row) { softmax_row<F, K, false>(x, y, row, rows, size, threads); });
   }
 }
 
 // As softmax_row.
-template <typename F, typename T, int K, bool VECTORS, typename O, typename Threads>
-__device__ __forceinline__ void softmax_row_bwd(const Tile<K, kVecWidth<O>, VECTORS>& tile, const O* grad_y, const O* y,
-                                                T* grad_x, Threads& threads) {
+template <typename F, int K, bool VECTORS, typename T, typename O, typename Threads>
+__device__ __forceinline__ void softmax_row_bwd(const O* grad_y, const O* y, T* grad_x, long long row, long long rows,
+                                                int size, Threads& threads) {
   using A = acc_t<O>;
+  constexpr int W = kVecWidth<O>;
+  const Cut<W, K == 1> cut(row, rows, size);
+  const auto tile = Tile<K, W, VECTORS>::at(row, rows, cut.whole);
+  const long long at = row * size + cut.head, lone = row * size + cut.column;
   Pack<O> grads[K], outputs[K];
-  load_row(tile, grad_y, from_acc<O>(A(0)), grads);
-  load_row(tile, y, from_acc<O>(A(0)), outputs);
-  const A part =
-      reduce_elements<Sum, K, kVecWidth<O>>([&](int k, int e) { return F::term(grads[k][e], outputs[k][e]); });
+  load_row(tile, grad_y + at, from_acc<O>(A(0)), grads);
+  load_row(tile, y + at, from_acc<O>(A(0)), outputs);
+  A grad = A(0), output = A(0);
+  if (cut.lone) grad = to_acc(grad_y[lone]), output = to_acc(y[lone]);
+  A part = reduce_elements<Sum, K, W>([&](int k, int e) { return F::term(grads[k][e], outputs[k][e]); });
+  if (cut.lone) part += F::term(grad, output);
   const A total = threads.template reduce<Sum>(part);
   fold(grads), fold(outputs);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    store_pack(tile, grad_x, k, [&](int e) { return F::template grad_x<T>(grads[k][e], outputs[k][e], total); });
+    store_pack(tile, grad_x + at, k, [&](int e) { return F::template grad_x<T>(grads[k][e], outputs[k][e], total); });
   }
+  if (cut.lone) grad_x[lone] = from_acc<T>(F::template grad_x<T>(grad, output, total));
 }
 
 // Grid, block: as softmax_rows. T is the type of x and grad_x, O that of y and grad_y.
@@ -82,14 +98,12 @@ template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
                                                  T* __restrict__ grad_x, long long rows, int size) {
   using Threads = RowThreads<acc_t<O>, false>;
-  constexpr int W = kVecWidth<O>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const bool vectors = vectors_fit<W>(size, grad_y, y, grad_x);
-  for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
-    const long long row = first + threadIdx.y, at = row * size;
-    if (vectors) softmax_row_bwd<F>(Tile<K, W, true>::at(row, rows, size), grad_y + at, y + at, grad_x + at, threads);
-    else softmax_row_bwd<F>(Tile<K, W, false>::at(row, rows, size), grad_y + at, y + at, grad_x + at, threads);
+  if (K > 1 || vectors_fit<kVecWidth<O>>(size, grad_y, y, grad_x)) {
+    each_row(rows, [&](long long row) { softmax_row_bwd<F, K, true>(grad_y, y, grad_x, row, rows, size, threads); });
+  } else if constexpr (K == 1) {
+    each_row(rows, [&](long long row) { softmax_row_bwd<F, K, false>(grad_y, y, grad_x, row, rows, size, threads); });
   }
 }
 
@@ -117,13 +131,13 @@ __device__ __forceinline__ void softmax_held(const T* __restrict__ x, O* __restr
       [&](long long) { sums = OnlinePacks<O>(); }, [&](const Pack<T>(&some)[1][2]) { sums.add(some[0]); },
       [&] {
         sums.reduce(threads);
-        of_sum = F::template of_sum<O>(sums.sum);
+        of_sum = F::template of_sum<O>(sums.sum, sums.exp.of_max());
       },
-      [&](const Part<T, THREADS>& part, long long at, int k, const Pack<T>(&some)[1]) {
-        const Exponential<O> exp(sums.max);
-        put_held(part, y + at, k,
-                 [&](int e) { return F::template y<O>(exp(some[0][e]), some[0][e] - sums.max, of_sum); });
-      });
+      [&](const Place<T, THREADS>& place, const Pack<T>(&some)[1]) {
+        put_held(place, y,
+                 [&](int e) { return F::template y<O>(sums.exp(some[0][e]), some[0][e] - sums.max, of_sum); });
+      },
+      [](const Part<T, THREADS>&) {});
 }
 
 // Grid, block, shared memory: as softmax_held.
@@ -146,9 +160,10 @@ __device__ __forceinline__ void softmax_held_bwd(const O* __restrict__ grad_y, c
             reduce_elements<Sum, 1, kVecWidth<O>>([&](int k, int e) { return F::term(some[0][k][e], some[1][k][e]); });
       },
       [&] { total = A(threads.template reduce<Sum>(sum)); },
-      [&](const Part<O, THREADS>& part, long long at, int k, const Pack<O>(&some)[2]) {
-        put_held(part, grad_x + at, k, [&](int e) { return F::template grad_x<T>(some[0][e], some[1][e], total); });
-      });
+      [&](const Place<O, THREADS>& place, const Pack<O>(&some)[2]) {
+        put_held(place, grad_x, [&](int e) { return F::template grad_x<T>(some[0][e], some[1][e], total); });
+      },
+      [](const Part<O, THREADS>&) {});
 }
 
 // --- wide rows ---

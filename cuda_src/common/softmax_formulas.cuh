@@ -9,11 +9,12 @@ template <typename T, bool WIDEN> struct Widened { using type = T; };
 template <typename T> struct Widened<T, true> { using type = acc_t<T>; };
 template <typename T, bool WIDEN> using out_t = typename Widened<T, WIDEN>::type;
 
-// y(exp, centred, of_sum): of exp(x - max), x - max, and what of_sum() makes of the sum of the first.
+// y(exp, centred, of_sum): of exp(x - max) times a factor, x - max, and what of_sum() makes of the sum of exp(x - max) and the
+// factor.
 struct Softmax {
   // Wider types divide: the error of a reciprocal is the same in all of a row, and the row no longer sums to 1.
-  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum) {
-    return sizeof(O) == 2 ? 1 / sum : sum;
+  template <typename O, typename A = acc_t<O>> static __device__ __forceinline__ A of_sum(A sum, A factor = A(1)) {
+    return sizeof(O) == 2 ? 1 / (sum * factor) : sum;
   }
   template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O> exp, acc_t<O>, acc_t<O> of_sum) {
     return sizeof(O) == 2 ? exp * of_sum : exp / of_sum;
@@ -27,7 +28,9 @@ struct Softmax {
 };
 
 struct LogSoftmax {
-  template <typename O> static __device__ __forceinline__ acc_t<O> of_sum(acc_t<O> sum) { return log(sum); }
+  template <typename O, typename A = acc_t<O>> static __device__ __forceinline__ A of_sum(A sum, A = A(1)) {
+    return log(sum);
+  }
   template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O>, acc_t<O> centred, acc_t<O> of_sum) {
     return centred - of_sum;
   }

@@ -74,8 +74,7 @@ template <typename T> __device__ __forceinline__ bool rows_fit(const T* tensor, 
 struct Own {
   long long row, col;
 
-  template <typename T> static __device__ __forceinline__ Own of(const Rows& shape) {
-    const long long number = global_thread();
+  template <typename T> static __device__ __forceinline__ Own of(const Rows& shape, long long number) {
     long long row = 0;
     if (shape.rows > 1) row = shape.by_spans.divisor ? shape.by_spans.divide(int(number)) : number / shape.spans;
     return {row, (number - row * shape.spans) * kVecWidth<T>};

@@ -35,6 +35,8 @@ class Case:
         forward_flops, backward_flops: for TFLOP/s.
         unit: "GB/s", "TFLOP/s" or "us"; by default what bytes or flops make it.
         want: the figures to reach, forward and backward, in `unit`; None for none.
+        lost: why `want` is not reached, which the report says; by default what the head of the operator's .cu file has after
+            "Lost:".
         together: forward and backward are one figure, of which `want` has one.
         compiled: torch.compile is a peer too.
         same: all give the same numbers, which are compared first; not so for random ones and for optimizers' steps.
@@ -67,6 +69,7 @@ class Case:
     backward_flops: float = 0.0
     unit: str = ""
     want: tuple[float | None, ...] | float | None = None
+    lost: str = ""
     together: bool = False
     compiled: bool = True
     same: bool = True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import html
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..compilation.source import cuda_src
 from . import charts
 from .results import BASE, BEHIND, Results, Row, mean
 
@@ -17,10 +19,16 @@ table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabula
 th, td { padding: 3px 8px; border-bottom: 1px solid var(--line); text-align: right; }
 th { cursor: pointer; position: sticky; top: 0; background: Canvas; }
 td:nth-child(-n+4), th:nth-child(-n+4) { text-align: left; }
+.missed td:last-child, .missed th:last-child { text-align: left; } .missed td { vertical-align: top; }
+.missed td:first-child { white-space: nowrap; }
 .good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; }
 img { max-width: 100%; box-sizing: border-box; background: white; padding: 8px; border-radius: 6px; } /* in the dark too */
 .wide { overflow-x: auto; } dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; } dd { margin: 0; }
 """
+_MISSED = (
+    "<table class=missed><thead><tr><th>row</th><th>way</th><th>unit</th><th>want</th><th>ours</th><th>what is lost</th>"
+    "</tr></thead><tbody>"
+)
 _SORT = """
 const keyOf = cell => {
   const v = cell.dataset.v ?? cell.textContent;
@@ -83,6 +91,12 @@ def page(results: Results, path: Path) -> None:
         for row in results.rows
         for who, reason in row.wrong.items()
     )
+    missed = "".join(
+        f"<tr><td>{html.escape(row.name)}</td><td>{way}</td><td>{row.unit}</td><td>{row.want[way]:g}</td>"
+        f"<td>{rate(row, 'ours', way)}</td><td>{html.escape(lost(row))}</td></tr>"
+        for row, way in results.measured()
+        if row.reached(way) is False
+    )
     body = "".join(_line(row, way, others, results) for row in results.rows for way in row.ways())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
@@ -92,10 +106,21 @@ def page(results: Results, path: Path) -> None:
         + f"<dl>{machine}</dl>{pictures}<h2>Every figure</h2><div class=wide><table><thead><tr>"
         + "".join(f"<th>{html.escape(name)}</th>" for name in head)
         + f"</tr></thead><tbody>{body}</tbody></table></div>"
+        + (f"<h2 id=missed>Wanted, and not reached</h2>{_MISSED}{missed}</tbody></table>" if missed else "")
         + (f"<h2>Left out</h2><ul>{wrong}</ul>" if wrong else "")
         + f"<script>{_SORT}</script></html>\n",
         encoding="utf-8",
     )
+
+
+def lost(row: Row) -> str:
+    """Why a wanted figure is not reached: what the row says of it, or the head of the operator's kernels."""
+    path = cuda_src() / f"{row.op}.cu"
+    if row.lost or not path.is_file():
+        return row.lost
+    head = itertools.takewhile(lambda line: line.startswith("//"), path.read_text(encoding="utf-8").splitlines())
+    said = " ".join(line.removeprefix("//").strip() for line in head).partition("Lost:")[2].strip()
+    return said[:1].upper() + said[1:]
 
 
 def _line(row: Row, way: str, others: list[str], results: Results) -> str:

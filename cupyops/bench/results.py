@@ -37,7 +37,8 @@ class Figure:
 
 @dataclass
 class Row:
-    """One case: figures[who][way], bytes of memory, who is left out, with the reason; whether results were compared."""
+    """One case: figures[who][way], bytes of memory, who is left out, with the reason; whether results were compared; what is
+    said of figures that are wanted and not reached."""
 
     op: str
     size: str
@@ -49,13 +50,15 @@ class Row:
     memory: dict[str, int] = field(default_factory=dict)
     wrong: dict[str, str] = field(default_factory=dict)
     compared: bool = True
+    lost: str = ""
 
     @staticmethod
     def of(case: Case) -> Row:
         """A row without figures."""
         return Row(
             case.op, case.size, case.dtype_name, case.unit,
-            {way: case.work(way) for way in WAYS}, {way: case.wanted(way) for way in WAYS}, compared=case.same,
+            {way: case.work(way) for way in WAYS}, {way: case.wanted(way) for way in WAYS},
+            compared=case.same, lost=case.lost,
         )  # fmt: skip
 
     @property

@@ -38,6 +38,12 @@ def exist(device: torch.device) -> bool:
     return capability(device) >= _FIRST
 
 
+def shares(size: int, itemsize: int) -> list[Share]:
+    """Those for rows of `size` elements of any number of blocks."""
+    warps = -(-packs_of(size, itemsize) // (PACKS * 32))
+    return [Share(blocks, -(-warps // blocks) * 32) for blocks in range(2, _MOST_BLOCKS + 1)]
+
+
 @functools.lru_cache(maxsize=4096)
 def share(size: int, itemsize: int, several: bool = True) -> Share | None:
     """For rows of `size` elements, a power of two of blocks, or one where not `several`; None: too long to hold."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from .. import check
 from ..kernel import Kernel
 from ..layout import is_dry, restride
 from .broadcast import empty_output
-from .spans import spans
+from .spans import spans, walk
 
 
 def halves(f: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor | None) -> Tensor:
@@ -30,8 +31,9 @@ def forward(kernel: Kernel, gate: Tensor, up: Tensor | None, **template: Any) ->
         shape = (*gate.shape[:-1], gate.shape[-1] // 2)
         y = torch.empty(shape, dtype=gate.dtype, device=gate.device)
         if not is_dry(y):
-            config, rows, _ = spans(shape, y.stride(), y.itemsize, flat=False)  # type: ignore[misc]
-            kernel[config](gate, None, y, rows, gate.shape[-1], gate.shape[-1], T=y.dtype, **template)
+            stride = gate.shape[-1]
+            config, rows = walk(_rows(gate), stride // 2, y.itemsize)
+            kernel[config](gate, None, y, rows, stride, stride, T=y.dtype, **template)
         return y
     y = empty_output(gate, up)
     if not is_dry(y):
@@ -52,10 +54,10 @@ def backward(
         gate, grad_y = gate.contiguous(), grad_y.contiguous()
         grad = torch.empty_like(gate)
         if not is_dry(grad):
-            config, rows, _ = spans(grad_y.shape, grad_y.stride(), grad.itemsize, flat=False)  # type: ignore[misc]
-            kernel[config](
-                grad_y, gate, None, grad, None, rows, gate.shape[-1], gate.shape[-1], T=grad.dtype, **template
-            )
+            stride = gate.shape[-1]
+            cols = stride // 2
+            config, rows = walk(_rows(gate), cols, grad.itemsize, overlap=cols * grad.itemsize % 16 != 0)
+            kernel[config](grad_y, gate, None, grad, None, rows, stride, stride, T=grad.dtype, **template)
         return grad, None
     grad_gate = torch.empty_like(grad_y) if needs_grad.gate else None
     grad_up = torch.empty_like(grad_y) if needs_grad.up else None
@@ -67,6 +69,10 @@ def backward(
         config, rows, strides = launch  # type: ignore[misc]
         kernel[config](grad_y, gate, up, grad_gate, grad_up, rows, *strides, T=grad_y.dtype, **template)
     return grad_gate, grad_up
+
+
+def _rows(x: Tensor) -> int:
+    return math.prod(x.shape[:-1])
 
 
 def check_gated(gate: Any, up: Any) -> None:

@@ -6,9 +6,9 @@ their gradients, and a second GEMM that of the input. What is left is the weight
 In fp32 and fp64 it is added up chunk by chunk: three GEMMs. In a half type each chunk that is added rounds it once more, by
 at most half a last place, so that no more than ADDED are. What the rows before those give is rounded once: it is made in
 tiles of classes, each from the gradients of all these rows. Those of the first are kept, in the memory of the weight's
-gradient itself, which has room for as many rows as the input has features, and those of the last in what the tiles leave
-of the scratch; the logits of the rows between are computed again. Both times they are the same, bit for bit, as the GEMM is
-the same: the first time, too, it writes a tile, as wide and as aligned, which is then copied.
+gradient itself, which has room for as many rows as the input has features, and those of the next in what the tiles leave
+of the scratch; the logits of the rows after these are computed again. Both times they are the same, bit for bit, as the
+GEMM is the same: the first time, too, it writes a tile, as wide and as aligned, which is then copied.
 
 A GEMM of a half type is fast where all its sizes are multiples of 16 bytes. So there the last classes that are not make
 a GEMM of their own, with weights of zero up to the next multiple.
@@ -38,9 +38,9 @@ linear_cross_entropy_tile = Kernel(FILE, "linear_cross_entropy_tile<T>", T=HALF)
 linear_cross_entropy_bias = Kernel(FILE, "linear_cross_entropy_bias<T>", T=FLOATING)
 
 SCRATCH = 240 << 20  # bytes of logits, or of their gradients, at a time
-ADDED = 2  # chunks that a half type's weight's gradient has added: so its error stays within twice that of PyTorch's
-ROW_STEP = CLASS_STEP = 256  # rows of a chunk, and classes of a tile, are a multiple of it: what suits a GEMM
-ADDED_STEP = 64  # the same of a chunk that is added: the more rows these have, the fewer are computed twice
+ADDED = 4  # chunks that a half type's weight's gradient has added: their logits would be computed twice
+CLASS_STEP = 256  # classes of a tile are a multiple of it: what suits a GEMM
+ROW_STEP = 64  # the same of rows of a chunk: the more rows those have that are added, the fewer are computed twice
 TILE = 2048  # classes of a tile: enough for a GEMM of all rows
 LINE = 128  # elements of a half type, 256 bytes: cuBLAS sees no alignment beyond that
 HELD = 1 << 14  # bytes of a row from which on a block holds it
@@ -93,7 +93,7 @@ class Division(NamedTuple):
     tiled: int = 0  # first rows, whose part of the weight's gradient is made in tiles
     classes: int = 1  # of a tile
     kept: int = 0  # the first of these, whose gradients wait in the memory of the weight's gradient
-    stored: int = 0  # and the last, whose gradients wait in the scratch, behind the tile
+    stored: int = 0  # and the next, whose gradients wait at the end of the scratch, behind the tile
 
 
 class Tail(NamedTuple):
@@ -109,7 +109,7 @@ def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratc
     width = 16 // dtype.itemsize
     stride, elements = ceil_div(classes, width) * width, scratch // dtype.itemsize
     most = max(elements // stride, 1)
-    step = ADDED_STEP if most > ADDED_STEP else 1
+    step = ROW_STEP if most > ROW_STEP else 1
     most -= most % step
     if dtype not in HALF or rows <= (1 + added) * most:
         return Division(most, stride)
@@ -132,14 +132,23 @@ def _even(count: int, most: int, step: int) -> int:
     return ceil_div(part, step) * step
 
 
-def _parts(begin: int, end: int, most: int, step: int = ROW_STEP) -> Iterator[tuple[int, int]]:
+def _parts(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
     """Rows, at most so many at a time, and alike in number but the first, which are what is left."""
-    size = _even(end - begin, most, step)
+    size = _even(end - begin, most, ROW_STEP)
     first = (end - begin) % size
     if first:
         yield begin, begin + first
     for start in range(begin + first, end, size):
         yield start, start + size
+
+
+def _waiting(division: Division) -> Iterator[tuple[int, int]]:
+    """Chunks of the rows whose gradients wait for the tiles: those that are stored are all in the last."""
+    count = division.kept + division.stored
+    if count:
+        last = count - max(_even(count, division.rows, ROW_STEP), division.stored)
+        yield from _parts(0, last, division.rows)
+        yield last, count
 
 
 def compute(given: Given, each: Tensor, scale: Scale, wanted: int) -> Gradients:
@@ -171,14 +180,14 @@ class Work:
         division = _division(self.rows, features, self.classes, x.dtype, SCRATCH, ADDED)
         self.division = division if gradients.weight is not None else Division(division.rows, division.stride)
         _, stride, tiled, tile, kept, stored = self.division
-        behind, least = tiled * tile, LINE + tile + stride if tiled else 0
-        size = max(min(division.rows, self.rows) * stride, behind + stored * stride, least)
+        least = LINE + tile + stride if tiled else 0
+        size = max(min(division.rows, self.rows) * stride, tiled * tile + stored * stride, least)
         self.scratch = torch.empty(size, dtype=x.dtype, device=x.device)
-        self.store = self.scratch[behind:]
+        self.store = self.scratch[size - stored * stride :]
         self.room, self.twice = self.scratch, list[tuple[int, int]]()
         if kept + stored < tiled:
             self.room, most = self.first_room()
-            self.twice = list(_parts(kept, tiled - stored, most))
+            self.twice = list(_parts(kept + stored, tiled, most))
         self.stats = torch.empty((3, self.rows), dtype=each.dtype, device=x.device)
         self.sums = None if gradients.bias is None else torch.zeros(self.classes, dtype=each.dtype, device=x.device)
         self.tensors = given.target, given.class_weight, scale.factors, each, self.stats
@@ -190,14 +199,14 @@ class Work:
         most, _, tiled, _, kept, stored = self.division
         for begin, end in self.twice:
             self.first_time(begin, end)
-        for begin, end in _parts(0, kept, most):
-            self.keep(begin, end, self.chunk(begin, end, self.scratch))
-        if stored:
-            self.chunk(tiled - stored, tiled, self.store)
+        for begin, end in _waiting(self.division):
+            d = self.chunk(begin, end)
+            if begin < kept:
+                self.keep(begin, min(end, kept), d)
         for first, last, tile in self.tiles():
             self.tile(first, last, tile)
-        for begin, end in _parts(tiled, self.rows, most, ADDED_STEP):
-            d = self.chunk(begin, end, self.scratch)
+        for begin, end in _parts(tiled, self.rows, most):
+            d = self.chunk(begin, end)
             self.weight_gradient(d, 0, self.classes, slice(begin, end), int(begin > 0))
         if self.gradients.bias is not None and self.sums is not None:
             self.gradients.bias.copy_(self.sums)
@@ -229,9 +238,9 @@ class Work:
             words[0].copy_(words[1])
         self.losses(begin, end, d)
 
-    def chunk(self, begin: int, end: int, room: Tensor) -> Tensor:
-        """Rows whose logits are computed once. Gives the gradients of those."""
-        d = self.logits_in(room, begin, end)
+    def chunk(self, begin: int, end: int) -> Tensor:
+        """Rows whose logits are computed once, at the end of the scratch. Gives the gradients of those."""
+        d = self.logits_in(self.scratch[-(end - begin) * self.division.stride :], begin, end)
         self.logits(begin, end, 0, self.classes, d)
         self.losses(begin, end, d)
         return d
@@ -274,7 +283,7 @@ class Work:
         for begin, end in self.twice:
             self.logits(begin, end, first, last, tile[begin:end])
         target, class_weight, factors, _, stats = self.tensors
-        where = kept, tiled - stored, self.rows, first, last - first, tile.shape[1], stride
+        where = kept, kept + stored, self.rows, first, last - first, tile.shape[1], stride
         sources = gradients.weight[first:] if kept else None, self.store[first:] if stored else None
         launch = linear_cross_entropy_tile[tiled, TILE_BLOCK]
         launch(tile, *sources, target, class_weight, factors, stats, *where, self.options, T=tile.dtype)

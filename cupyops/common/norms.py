@@ -23,13 +23,17 @@ CENTRED_THREADS = 512  # of a row of a half type in layer_norm: see its kernel
 FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
 FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
 _ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward take several rows
-BACKWARD_THREADS = 512  # of a block, at most
-BACKWARD_RESIDENT = 512  # threads of a multiprocessor: their sums of the parameters' gradients fill its registers
+BACKWARD_THREADS = 512  # of a block, at most; of a multiprocessor those that hold rows: see kRowsThreads
+LEAN_THREADS = 640  # instead, where rows are off 16-byte boundaries and have one sum
 WIDE_THREADS = 512  # of a block for a long row: two blocks run at once, one reads while the other reduces
 SHIFT_THREADS = 256  # of a block that lays out parameters
 ROWS_EACH = 4  # that a block of backward takes at least before there are parts for all of the wave
 SMALL_WAVE = 4  # blocks of small rows for each multiprocessor in backward
-_RESERVED = 5376  # bytes of shared memory that a block takes besides
+_CLUSTER_SMS = 16  # multiprocessors, at least, among some of which a cluster's blocks lie
+_RESERVED = 5376  # bytes of shared memory that a block takes besides, at most
+_DRIVER = 1024  # of these, the driver's: a block cannot have them, a multiprocessor has
+_ROW_SUMS = 256  # numbers of each row sum in backward: see RowRoom
+_MBARRIERS = 16  # bytes of those that are with them, of rows off 16-byte boundaries
 
 
 class Kernels(NamedTuple):
@@ -107,13 +111,25 @@ def _vectors(size: int, itemsize: int, tensors: Iterable[Tensor | None]) -> bool
     return size * itemsize % 16 == 0 and all(tensor is None or is_aligned(tensor) for tensor in tensors)
 
 
-def _wave(plan: Plan, rows: int, vectors: bool, itemsize: int, device: torch.device) -> int:
+def _resident(vectors: bool, sums: int) -> int:
+    """Threads that hold rows in backward, of a multiprocessor."""
+    return BACKWARD_THREADS if vectors or sums > 1 else LEAN_THREADS
+
+
+def _wave(plan: Plan, rows: int, vectors: bool, itemsize: int, sums: int, device: torch.device) -> int:
     """Groups of backward that run at one time, none without `rows` rows; where rows are off 16-byte boundaries so many that
     every group has rows that begin alike within a pack."""
     sms, room = card(device)
     period = 1 if vectors else 16 // itemsize
-    blocks = max(1, min(BACKWARD_RESIDENT // math.prod(plan.block), room // (plan.shared + _RESERVED)))
-    wave = max(sms * blocks // plan.cluster // period, 1) * period
+    besides = _ROW_SUMS * sums * max(itemsize, 4) + (0 if vectors else _MBARRIERS) + _DRIVER
+    if plan.block[1] > 1:
+        besides = _RESERVED  # one more such block that just fits is slower: its rows wait for no barrier
+    resident = _resident(vectors, sums) // math.prod(plan.block)
+    blocks = max(1, min(resident, (room + _DRIVER) // (plan.shared + besides)))
+    wave = sms * blocks // plan.cluster
+    if not vectors and plan.cluster > 1:  # of any number of blocks: each part of the GPU may have some to spare
+        wave = sms // _CLUSTER_SMS * (_CLUSTER_SMS * blocks // plan.cluster)
+    wave = max(wave // period, 1) * period
     return -(-max(1, min(ceil_div(rows, plan.block[1]), wave)) // period) * period
 
 
@@ -209,7 +225,7 @@ def backward(kernels: Kernels, to: Gradients, rows: int, size: int) -> None:
     wanted = any(grad is not None for grad in to.parameters)
     itemsize = x.element_size()
     vectors = _vectors(size, itemsize, to.read)
-    plan = _backward_plan(rows, size, itemsize, len(to.read) - 1, wanted, vectors, x.device)
+    plan = _backward_plan(rows, size, itemsize, len(to.read) - 1, len(to.statistics), wanted, vectors, x.device)
     if not plan.groups:
         _backward_wide(kernels, to, rows, size)
     elif wanted or to.grad_x is not None:
@@ -241,7 +257,7 @@ def _backward_wide(kernels: Kernels, to: Gradients, rows: int, size: int) -> Non
 
 @functools.lru_cache(maxsize=4096)
 def _backward_plan(
-    rows: int, size: int, itemsize: int, tensors: int, parameters: bool, vectors: bool, device: torch.device
+    rows: int, size: int, itemsize: int, tensors: int, sums: int, parameters: bool, vectors: bool, device: torch.device
 ) -> Plan:
     sms, room = card(device)
     if _is_small(size, itemsize):
@@ -249,18 +265,28 @@ def _backward_plan(
         return Plan(0, _count(rows, SMALL_ROWS, SMALL_WAVE * sms), (SMALL_ROWS, 1), shared, small=True)
     least = 16 * (tensors + 1)  # bytes for a pack of each tensor and of the weight
     room -= _RESERVED
-    division = share(size, itemsize, min(BACKWARD_THREADS, room // (least * PACKS[-1]) // 32 * 32), 256)
-    plan = Plan(division.packs, 0, division.block)
-    if not division.packs:  # a cluster may hold what a block does not
-        among = clusters.share(size, itemsize) if clusters.exist(device) else None
-        if among is None or among.threads > BACKWARD_THREADS:
-            return Plan()
-        plan = Plan(clusters.PACKS, 0, (among.threads, 1), cluster=among.blocks)
-    packs = plan.packs * math.prod(plan.block)
-    stages = 2 if packs * (least + 16 * tensors) <= room else 1
-    plan = plan._replace(shared=packs * (least + 16 * tensors * (stages - 1)), stages=stages)
+    most = min(_resident(vectors, sums), room // (least * PACKS[-1]) // 32 * 32)
+    division = share(size, itemsize, most, 256)
     each = ROWS_EACH if parameters else 1
-    return plan._replace(groups=_wave(plan, ceil_div(rows, each), vectors, itemsize, device))
+
+    def launched(plan: Plan) -> Plan:
+        packs = plan.packs * math.prod(plan.block)
+        stages = 2 if packs * (least + 16 * tensors) <= room else 1
+        plan = plan._replace(shared=packs * (least + 16 * tensors * (stages - 1)), stages=stages)
+        return plan._replace(groups=_wave(plan, ceil_div(rows, each), vectors, itemsize, sums, device))
+
+    if division.packs:
+        return launched(Plan(division.packs, 0, division.block))
+    if not clusters.exist(device):
+        return Plan()
+    # a cluster may hold what a block does not: that of which most run at one time
+    shares = [clusters.share(size, itemsize)] if vectors else clusters.shares(size, itemsize)
+    plans = (
+        launched(Plan(clusters.PACKS, 0, (among.threads, 1), cluster=among.blocks))
+        for among in shares
+        if among and among.threads <= BACKWARD_THREADS
+    )
+    return max(plans, key=lambda plan: (plan.groups, plan.cluster), default=Plan())
 
 
 @functools.cache

@@ -20,7 +20,9 @@ BLOCKS = 1024  # into which a launch is cut, whatever the GPU: the same bits on 
 ROW_BLOCKS = 8192  # of rows: the last ones to end are short
 ENOUGH_BLOCKS = 128  # that need not be cut into more
 LOADS = 4  # units of a row that a thread has, about
-SPREAD_LOADS = 4  # the same of a thread of spread_rows(): kSpreadUnits
+SPREAD_LOADS = 4  # kSpreadUnits: vectors that a thread of spread_rows() has
+WHOLE_PACKS = 4  # kWholePacks: vectors that a thread has of a WholeRow
+SHORT_PACKS = 32  # of a row that is too short to be one
 DEEP = 4  # units of columns that a thread has at least, where few columns make a block
 UNITS = 16  # of columns that a thread has at least, where a reduction is cut into slabs
 ENOUGH_THREADS = 1 << 18  # to fill a GPU: with fewer rows' worth, more of them share a row
@@ -117,7 +119,7 @@ def plan(
         along = packed_layout((units,), (1,), 1, (results * whole_vector,))
         across = packed_layout((results * whole_vector,), (1,), whole_vector, (1,), (1,))
         assert along is not None and across is not None
-    block, tiles, slabs = _division(rows, results, units, form, loads)
+    block, tiles, slabs = _division(rows, results, units, form, loads, period > 1)
     slab_units = max(ceil_div(units, slabs), 1)
     slabs = max(ceil_div(units, slab_units), 1)
     if form == LINE:
@@ -150,8 +152,10 @@ def is_dense(shape: Sequence[int], strides: Strides) -> bool:
     return True
 
 
-def _division(rows: bool, results: int, units: int, form: int, loads: int) -> tuple[tuple[int, int], int, int]:
-    """(block, tiles, slabs) for so many results, of so many units each."""
+def _division(
+    rows: bool, results: int, units: int, form: int, loads: int, odd: bool
+) -> tuple[tuple[int, int], int, int]:
+    """(block, tiles, slabs) for so many results, of so many units each; `odd` where units of columns straddle sectors."""
     if rows:
         along, most = min(THREADS, _power_of_two(ceil_div(units, loads))), min(THREADS, _power_of_two(units))
         while along < most and results * along < ENOUGH_THREADS:
@@ -160,19 +164,29 @@ def _division(rows: bool, results: int, units: int, form: int, loads: int) -> tu
             along = MOST_THREADS
         block = along, max(THREADS // along, 1)
         tiles = ceil_div(results, block[1])
+        cut = min(ROW_BLOCKS // tiles, units // (along * loads))
     else:
         lanes, threads = 4 * LANES, MOST_THREADS
         if form == COLUMN_VECTORS:
-            lanes = LANES
+            lanes, threads = (lanes, threads // 2) if odd else (LANES, threads)
             while threads > FEWEST_THREADS and ceil_div(results, lanes) * threads > COLUMN_THREADS:
                 threads //= 2
         deep = units >= threads // lanes * DEEP
         block = finishing_block(results, units, lanes, threads) if deep else finishing_block(results, units)
         along = block[1]
         tiles = ceil_div(results, block[0])
-    cut = min(ROW_BLOCKS // tiles, units // (along * loads)) if rows else min(BLOCKS // tiles, units // (along * UNITS))
-    slabs = 1 if tiles >= ENOUGH_BLOCKS else cut
+        parts = _full(tiles, COLUMN_THREADS // (along * block[0])) if form == COLUMN_VECTORS else BLOCKS // tiles
+        cut = min(parts, units // (along * UNITS))
+    slabs = 1 if tiles >= ENOUGH_BLOCKS and not odd else cut
     return block, tiles, max(1, slabs, ceil_div(units, MOST_UNITS))
+
+
+def _full(tiles: int, at_once: int) -> int:
+    """Into how many slabs to cut, the fewest by which nearly all of the blocks that run at once always do."""
+    slabs = max(at_once // tiles, 1)
+    while slabs * tiles < BLOCKS and -slabs * tiles % at_once > slabs * tiles // 8:
+        slabs += 1
+    return slabs
 
 
 def finishing_block(results: int, units: int, wide: int = 32, threads: int = 0) -> tuple[int, int]:
@@ -184,11 +198,34 @@ def finishing_block(results: int, units: int, wide: int = 32, threads: int = 0) 
     return x, threads // x
 
 
-def rows_block(rows: int, vectors: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(grid, block) of spread_rows() for rows of so many vectors."""
+@functools.lru_cache(maxsize=4096)
+def whole_rows(
+    shape: tuple[int, ...], dims: tuple[int, ...], itemsize: int
+) -> tuple[int, tuple[int, int], int, int] | None:
+    """(grid, block, rows, size of each) where an aligned, contiguous input is reduced by WholeRows, or None."""
+    kept, reduced = longer_dims(shape, dims)
+    if kept and reduced and kept[-1] > reduced[0]:
+        return None
+    rows, size = math.prod(shape[d] for d in kept), math.prod(shape[d] for d in reduced)
+    packs, rest = divmod(size * itemsize, 16)
+    along = _power_of_two(ceil_div(packs, WHOLE_PACKS))
+    if rest or packs <= SHORT_PACKS or along > MOST_THREADS:
+        return None
+    side = max(THREADS // 2 // along, 1) if along <= 32 else 1
+    return ceil_div(rows, side), (along, side), rows, size
+
+
+def longer_dims(shape: Sequence[int], dims: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The dimensions kept, and those reduced; one of size 1 is neither."""
+    longer = [dim for dim, size in enumerate(shape) if size > 1]
+    return [dim for dim in longer if dim not in dims], [dim for dim in longer if dim in dims]
+
+
+def rows_block(rows: int, vectors: int) -> tuple[int, tuple[int, int], int]:
+    """(grid, block, parts of a row) of spread_rows() for rows of so many vectors."""
     along = min(THREADS, _power_of_two(ceil_div(vectors, SPREAD_LOADS)))
-    parts = max(1, min(BLOCKS // rows, vectors // (along * UNITS)))
-    return (ceil_div(rows, THREADS // along), parts), (along, THREADS // along)
+    parts = ceil_div(vectors, along * SPREAD_LOADS)
+    return ceil_div(rows, THREADS // along) * parts, (along, THREADS // along), parts
 
 
 def columns_block(across: int, units: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -17,6 +17,8 @@ from .rows import is_symbolic
 
 THREADS = 256  # of a block, at most
 BLOCKS = 132 * 16  # into which a launch is cut, whatever the GPU: the same bits on all
+MOST_PARTS = 48  # of a segment, where these are blocks enough: others would take longer to combine than to make
+ENOUGH = 132 * 2  # blocks
 PACKS = 4  # that a thread has under way
 FINISHERS = (8, 32)  # the block of a kernel that combines parts
 COLUMN_BLOCKS = {True: 132 * 3, False: 132 * 5}  # of a pass over columns, which all find room: for whole packs, else
@@ -31,7 +33,7 @@ LARGE_CLUSTER_PACKS = 8192  # of a block, beyond which it has twice the threads 
 FEWEST = 64  # blocks that are worth while
 CLUSTER_ROWS = 8192
 TILE_BLOCKS = 132 * 2  # of clusters, beyond which two passes are faster
-CLUSTER_ALONG = (4, 8)  # packs along the columns of a cluster's tile: the fewest of which there are not too many blocks
+CLUSTER_ALONG = (4, 8)  # packs along the columns of a cluster's tile
 MOST_PACKS = (1 << 31) - THREADS * PACKS  # of a segment: counted in 32 bits, a step beyond the last included
 
 
@@ -60,11 +62,16 @@ class Columns(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def runs(segments: int, count: int, size: int, itemsize: int, aligned: bool, blocks: int = BLOCKS) -> Runs:
-    """Segments of `count` runs of `size` elements, one for every segment in turn; `aligned`: the first at 16 bytes."""
+def runs(
+    segments: int, count: int, size: int, itemsize: int, aligned: bool, blocks: int = BLOCKS, parts: int = MOST_PARTS
+) -> Runs:
+    """Segments of `count` runs of `size` elements, one for every segment in turn; `aligned`: the first at 16 bytes.
+
+    Cut into at most so many `blocks`, and a segment into so many `parts`.
+    """
     packs = packs_of(size, itemsize, aligned)
     total = count * packs
-    most = ceil_div(blocks, segments)
+    most = min(ceil_div(blocks, segments), max(parts, ceil_div(ENOUGH, segments)))
     parts = max(1, min(most, total // (THREADS * PACKS)))
     block = min(THREADS, -(-total // (parts * 32)) * 32)
     packed = _packed(segments, count, size, parts, packs)
@@ -129,10 +136,13 @@ def columns(rows: int, size: int, itemsize: int, aligned: bool) -> Columns:
 
 @functools.lru_cache(maxsize=4096)
 def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: int) -> Columns | None:
-    """The same where a tile is a cluster's, of `most` blocks at most, which read it twice; None: too many rows or blocks."""
+    """The same where a tile is a cluster's, of `most` blocks at most, which read it twice; None: too many rows or blocks.
+
+    Of whole packs a tile has whole lines of memory, where the blocks are enough; else as few columns as it can.
+    """
     if rows > CLUSTER_ROWS * most // CLUSTER:
         return None
-    whole = _whole(size, itemsize, aligned)
+    whole, found = _whole(size, itemsize, aligned), []
     for packs in CLUSTER_ALONG:
         wide = packs * 16 // itemsize
         tiles, along = ceil_div(size, wide), packs if whole else wide
@@ -141,8 +151,10 @@ def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: in
         while blocks < most and rows > blocks * across * 2:
             blocks *= 2
         if tiles * blocks <= TILE_BLOCKS:
-            return Columns((tiles, blocks), (along, across), whole)
-    return None
+            found.append((tiles * blocks, Columns((tiles, blocks), (along, across), whole)))
+    if not found:
+        return None
+    return found[-1 if whole and found[-1][0] >= FEWEST else 0][1]
 
 
 def is_aligned(tensor: Tensor) -> bool:

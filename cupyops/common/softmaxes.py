@@ -11,11 +11,13 @@ from torch import Tensor
 
 from .. import check
 from ..kernel import FLOATING, Kernel
+from ..layout import is_dry
 from . import held
-from .rows import PACKS, WIDEST, grid, is_symbolic, share, split
+from .rows import PACKS, WIDEST, Share, grid, share, split
 
 _BOTH = (False, True)
 _WIDEST = WIDEST  # threads of one block that hold a row in registers
+_WARP = 32
 _WIDE_THREADS = 512, 1024  # of a block that reads rows twice: two blocks on a multiprocessor, or one
 _VERY_WIDE = 192 * 1024  # bytes of a row from which on one is better, since what it reads again is still in L2
 _ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
@@ -59,7 +61,7 @@ def forms(file: str, name: str) -> Forms:
 def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
     """Launch the form that fits the shape of `tensors`, which are contiguous; packs are cut for the first."""
     outer, size, inner = split(tensors[0], dim)
-    if is_symbolic(outer, size, inner) or not tensors[0].numel():
+    if is_dry(tensors[0]) or not tensors[0].numel():
         return
     if inner > 1:
         block, columns, vectors = _share_columns(outer * inner, size, inner, template["T"].itemsize)
@@ -67,15 +69,23 @@ def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
         launch(*tensors, outer, size, inner, VECTORS=vectors, **template)
         return
     itemsize, device = tensors[0].element_size(), tensors[0].device
-    division = share(size, itemsize, _WIDEST)
-    if division.packs:
+    division, threads = _share_row(size, itemsize, _WIDEST), _WIDE_THREADS[size * itemsize >= _VERY_WIDE]
+    if division.packs == 1 or (division.packs and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)):
         kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
         return
-    plan = held.plan(size, itemsize, len(tensors) - 1, device, held.clusters(device))
-    if plan is not None:
+    if division.packs:  # packs would straddle boundaries: read twice, the second time from a cache
+        threads = max(division.threads, _WARP)
+    elif plan := held.plan(size, itemsize, len(tensors) - 1, device, held.clusters(device)):
         plan.launch(kernels.held, outer)(*tensors, outer, size, plan.packs, THREADS=plan.threads, **template)
-    else:
-        kernels.wide[grid(outer), _WIDE_THREADS[size * itemsize >= _VERY_WIDE]](*tensors, outer, size, **template)
+        return
+    kernels.wide[grid(outer), threads](*tensors, outer, size, **template)
+
+
+def _share_row(size: int, itemsize: int, most: int) -> Share:
+    """Threads for a row. Where one has several packs, they are for the whole packs of a row, whose ends go by elements."""
+    width = 16 // itemsize
+    division = share(size, itemsize, most)
+    return division if division.packs == 1 else share(max(size // width, _WARP + 1) * width, itemsize, most)
 
 
 @functools.lru_cache(maxsize=4096)

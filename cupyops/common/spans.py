@@ -12,6 +12,7 @@ from ..kernel import ceil_div
 from .gemm import divisor
 
 BLOCK = 128
+WARP = 32
 
 
 class Spans(NamedTuple):
@@ -23,23 +24,16 @@ class Spans(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def spans(
-    shape: tuple[int, ...], output: tuple[int, ...], itemsize: int, *inputs: tuple[int, ...], flat: bool = True
-) -> Spans | None:
-    """The launch for a dense output of that shape and strides, with inputs of those; None where it takes a copy first.
-
-    `flat`: what is laid out alike is one row; else the last dimension is one.
-    """
+def spans(shape: tuple[int, ...], output: tuple[int, ...], itemsize: int, *inputs: tuple[int, ...]) -> Spans | None:
+    """The launch for a dense output of that shape and strides, with inputs of those; None where it takes a copy first."""
     n = math.prod(shape)
-    if n == 0:
-        return Spans((0, 1), np.zeros(6, dtype=np.int64), (0,) * len(inputs))  # nothing is launched
-    if flat and all(stride == output for stride in inputs):
-        return Spans(*_walk(1, n, itemsize), (n,) * len(inputs))
+    if n == 0 or all(stride == output for stride in inputs):
+        return Spans(*walk(1, n, itemsize), (n,) * len(inputs))
     cols = shape[-1] if shape else 1
     apart = [row_stride(shape, stride) for stride in (output, *inputs)]
     if apart[0] != cols or None in apart:
         return None
-    return Spans(*_walk(n // cols, cols, itemsize), tuple(apart[1:]))  # type: ignore[arg-type]
+    return Spans(*walk(n // cols, cols, itemsize), tuple(apart[1:]))  # type: ignore[arg-type]
 
 
 def row_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
@@ -60,10 +54,17 @@ def row_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
     return shape[-1] if stride is None else stride
 
 
-def _walk(rows: int, cols: int, itemsize: int) -> tuple[tuple[int, int], np.ndarray]:
-    """The launch and the `struct Rows`. Rows that are no whole number of vectors begin, and end, within one."""
+@functools.lru_cache(maxsize=4096)
+def walk(rows: int, cols: int, itemsize: int, overlap: bool = False) -> tuple[tuple[int, int], np.ndarray]:
+    """The launch and the `struct Rows`. Rows that are no whole number of vectors begin, and end, within one.
+
+    `overlap`: they have one span more, and each warp begins with the last span of the one before.
+    """
+    if rows * cols == 0:
+        return (0, 1), np.zeros(6, dtype=np.int64)  # nothing is launched
     width = 16 // itemsize
-    count = cols // width if cols % width == 0 else (cols + 2 * width - 2) // width
+    count = (cols // width if cols % width == 0 else (cols + 2 * width - 2) // width) + overlap
     total = rows * count
     by_count = divisor(count) if total < 2**31 - BLOCK else (0, 0, 0)
-    return (ceil_div(total, BLOCK), BLOCK), np.array((rows, cols, count, *by_count), dtype=np.int64)
+    own = BLOCK - BLOCK // WARP if overlap else BLOCK
+    return (ceil_div(total, own), BLOCK), np.array((rows, cols, count, *by_count), dtype=np.int64)

@@ -14,12 +14,15 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from .broadcast import BLOCK, empty_output
 from .broadcast import arrange as walk
-from .reduction import LOADS, arrange, columns_block, finishing_block, rows_block
+from .reduction import LOADS, arrange, columns_block, finishing_block, longer_dims, rows_block, whole_rows
 
 FORM = tuple(range(5))  # of fold()
+WIDE = (torch.float32, torch.float64)
 STATE_LOADS = 16  # of a thread, where more than a number is combined with its neighbours'
+sum_rows = Kernel("sum.cu", "sum_rows<T>", T=FLOATING)
 sum_fwd = Kernel("sum.cu", "sum_fwd<T, FORM>", T=FLOATING, FORM=FORM)
 sum_finish = Kernel("sum.cu", "sum_finish<T>", T=FLOATING)
+var_rows = Kernel("var.cu", "var_rows<T>", T=WIDE)
 var_fwd = Kernel("var.cu", "var_fwd<T, FORM>", T=FLOATING, FORM=FORM)
 var_finish = Kernel("var.cu", "var_finish<T>", T=FLOATING)
 var_bwd_rows = Kernel("var.cu", "var_bwd_rows<T>", T=FLOATING)
@@ -56,7 +59,7 @@ def give_roles(op: Any, *, mean: bool) -> None:
 def total(x: Tensor, dims: Sequence[int], dtype: torch.dtype, keepdim: bool = True, divisor: int = 1) -> Tensor:
     """The sum over `dims`, divided once and rounded once to `dtype`, that of `x` or what it is summed in."""
     y, strides = room(x, dims, keepdim, dtype)
-    fold(sum_fwd, sum_finish, x, dims, strides, (y,), (y.dtype is not x.dtype, divisor))
+    fold(sum_fwd, sum_finish, x, dims, strides, (y,), (y.dtype is not x.dtype, divisor), whole=sum_rows)
     return y
 
 
@@ -71,13 +74,15 @@ def give_var_roles(op: Any) -> None:
     def _(x: Tensor, dim: list[int], correction: float, keepdim: bool) -> Any:
         y, strides = room(x, dim, keepdim, x.dtype)
         mean = torch.empty(y.shape, dtype=accumulator(x), device=x.device)
-        fold(var_fwd, var_finish, x, dim, strides, (y, mean), (count(x.shape, dim) - correction,), MOMENTS)
+        options = (count(x.shape, dim) - correction,)
+        whole = var_rows if x.dtype in WIDE else None
+        fold(var_fwd, var_finish, x, dim, strides, (y, mean), options, MOMENTS, whole)
         return y, (mean,)
 
     @op.backward
     def _(saved: Any, grad_y: Tensor, x: Tensor, dim: list[int], correction: float, keepdim: bool) -> Any:
-        kernels, options = (var_bwd_rows, var_bwd_columns, var_bwd), (count(x.shape, dim) - correction,)
-        return gradient(kernels, x, dim, keepdim, (grad_y, saved[0]), options)
+        kernels, slope = (var_bwd_rows, var_bwd_columns, var_bwd), 2 / (count(x.shape, dim) - correction)
+        return gradient(kernels, x, dim, keepdim, (grad_y, saved[0]), (slope,))
 
 
 def count(shape: Sequence[int], dims: Sequence[int]) -> int:
@@ -108,14 +113,22 @@ def fold(
     outputs: Sequence[Tensor],
     options: Sequence[Any],
     state: int = 1,
+    whole: Kernel | None = None,
 ) -> None:
     """Launches of fold(), and of fold_slabs() for what is combined of several slabs, of `state` numbers each.
 
     They take (x, *outputs, partial, *options, ...) and (partial, *outputs, *options, ...). `strides` are of the outputs.
+    Or a launch of `whole`, which takes (x, *outputs, *options, ...), where rows are reduced by WholeRows.
     """
     results = outputs[0].numel()
     if is_dry(outputs[0]) or results == 0:
         return
+    if whole is not None and x.is_contiguous() and x.data_ptr() % 16 == 0:
+        rows = whole_rows(tuple(x.shape), tuple(dims), x.element_size())
+        if rows is not None:
+            grid, block, *sizes = rows
+            whole[grid, block](x, *outputs, *options, *sizes, T=x.dtype)
+            return
     plan, (x,) = arrange((x,), tuple(dims), strides, 16 // x.element_size(), LOADS if state == 1 else STATE_LOADS)
     room = (plan.slabs, results, state)
     partial = torch.empty(room, dtype=accumulator(x), device=x.device) if plan.slabs else None
@@ -148,17 +161,15 @@ def gradient(
     if x.is_contiguous() and size < 1 << 31:
         dense = [one.contiguous() for one in (*results, *places)]
         number = x.numel() // size
-        # as arrange() has it, which what forward knows of places hangs on: dimensions of size 1 are neither kept nor reduced
-        longer = [dim for dim in range(x.dim()) if x.shape[dim] > 1]
-        kept, reduced = [dim for dim in longer if dim not in dims], [dim for dim in longer if dim in dims]
+        kept, reduced = longer_dims(x.shape, dims)  # as arrange() has it, which what forward knows of places hangs on
         if not kept or (reduced and kept[-1] < reduced[0]):
-            grid, block = rows_block(number, ceil_div(size, vector))
-            rows[grid, block](x, *dense, *options, grad_x, number, size, T=x.dtype)
+            grid, block, parts = rows_block(number, ceil_div(size, vector))
+            rows[grid, block](x, *dense, *options, grad_x, number, size, parts, T=x.dtype)
             return grad_x
         if (not reduced or reduced[-1] < kept[0]) and (x.data_ptr() | grad_x.data_ptr()) % 16 == 0:
             period = vector // math.gcd(number, vector)
-            grid, block = columns_block(number * period // vector, ceil_div(size, period))
-            columns[grid, block](x, *dense, *options, grad_x, size, number, period, T=x.dtype)
+            tiles, block = columns_block(number * period // vector, ceil_div(size, period))
+            columns[tiles, block](x, *dense, *options, grad_x, size, number, period, T=x.dtype)
             return grad_x
     over = [spread(one, dims, keepdim, x.shape) for one in results]
     blocks, layout, inputs = walk(grad_x, x, *over)

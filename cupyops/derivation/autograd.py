@@ -9,13 +9,10 @@ import torch
 from torch import Tensor
 
 from .. import tracing
-from ..errors import CupyopsError, InputError
+from ..errors import InputError
 from . import results, written
 from .definition import Definition, like_outputs
-
-_functorch_active = torch._C._are_functorch_transforms_active
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of retain_graph; True outside of a backward
-_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
+from .written import functorch_active, is_legacy_batched, keeps_graph
 
 
 def differentiable(op: Definition) -> Callable[..., Any]:
@@ -23,11 +20,11 @@ def differentiable(op: Definition) -> Callable[..., Any]:
 
     `forward(ctx, ...)` is merged, since a `setup_context` of its own costs 8 us a call.
     """
+    kept = op.kept_by_kernels
 
     def forward(ctx: Any, *args: Any) -> Any:
         outputs, saved = op.run_forward(args, ctx.needs_input_grad)
-        kept = op.kept_by_kernels
-        ctx.call = kept.values(args), [y.stride() for y in outputs]
+        ctx.values, ctx.strides = kept.values(args), [y.stride() for y in outputs]
         ctx.save_for_backward(*kept.pack(args, outputs, saved))
         ctx.mark_non_differentiable(*[y for y in outputs if not y.dtype.is_floating_point])
         return outputs
@@ -36,22 +33,17 @@ def differentiable(op: Definition) -> Callable[..., Any]:
         ctx.mark_dirty(*op.changed(args))
         return forward(ctx, *args)
 
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        values, strides = ctx.call
+    def otherwise(ctx: Any, *grads: Tensor) -> Any:
         needs = ctx.needs_input_grad
-        last = op.backward_asks and not _keeps_graph()
-        plain = not (torch.is_grad_enabled() or _batched(grads))
-        if plain and tracing.active is None and (direct := getattr(op.launch_backward, "direct", None)) is not None:
-            try:
-                return direct(like_outputs(grads, strides), ctx.saved_tensors, values, needs, last)
-            except CupyopsError as error:
-                op.add_note(error, "backward")
-                raise
-        args, outputs, saved = op.kept_by_kernels.unpack(values, ctx.saved_tensors)
-        if not plain:
+        args, outputs, saved = kept.unpack(ctx.values, ctx.saved_tensors)
+        if torch.is_grad_enabled() or _batched(grads):
             return tuple(op.differentiable_backward(grads, outputs, saved, args, needs))
+        laid_out = like_outputs(grads, ctx.strides or [y.stride() for y in outputs])
+        last = op.backward_asks and not keeps_graph()
         with tracing.operator(f"{op.name} (backward)", "reference" if op.launch_backward is None else "kernel"):
-            return tuple(op.run_backward(like_outputs(grads, strides), outputs, saved, args, needs, last))
+            return tuple(op.run_backward(laid_out, outputs, saved, args, needs, last))
+
+    backward = otherwise if op.launch_backward is None else written.backward(op, op.launch_backward, otherwise)
 
     def backward_looked_at(ctx: Any, *grads: Tensor) -> Any:
         # until the kernels have given gradients as they should be: from then on it is `backward` alone
@@ -59,13 +51,15 @@ def differentiable(op: Definition) -> Callable[..., Any]:
         if not (torch.is_grad_enabled() or _batched(grads)):
             results.check_gradients(op.name, [one.name for one in op.parameters], ctx, found)
             # what autograd calls; PyTorch's own looks for a vjp first, for half a microsecond
-            function._backward_cls.apply = backward  # type: ignore[attr-defined]
+            node.apply = backward
         return found
 
     name = "".join(part.capitalize() for part in op.name.partition("::")[2].split("_"))
     chosen = forward_in_place if op.mutated else written.forward(op) if op.outputs == 1 else forward
     functions = {"forward": staticmethod(chosen), "backward": staticmethod(backward_looked_at)}
     function = type(name, (torch.autograd.Function,), functions)
+    node: Any = function._backward_cls  # type: ignore[attr-defined]
+    node.values, node.strides = kept.values((None,) * op.arity), ()  # of a call that has none to keep
     # Function.apply of Python only looks for functorch, as the router has done already: the C method saves 1 us
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return _in_place(op, apply) if op.mutated else apply
@@ -102,6 +96,6 @@ def _in_place(op: Definition, apply: Callable[..., Any]) -> Callable[..., Any]:
 def _batched(grads: Sequence[Tensor | None]) -> bool:
     """Whether a vmap over backward alone is under way, for which no kernel is made: is_grads_batched=True, or torch.vmap."""
     for grad in grads:
-        if grad is not None and _is_legacy_batched(grad):
+        if grad is not None and is_legacy_batched(grad):
             return True
-    return bool(_functorch_active())
+    return bool(functorch_active())

@@ -11,9 +11,6 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..errors import InputError
-from .kept import Kept
-
-Direct = Callable[[Sequence[Tensor | None], tuple[Tensor, ...], Sequence[Any], Any, bool], tuple[Tensor | None, ...]]
 
 
 class Signature(Protocol):
@@ -30,10 +27,6 @@ class Signature(Protocol):
 
 class Backward:
     """A backward role, understood once: what its parameters name is what it is given."""
-
-    direct: Direct | None = (
-        None  # the role on gradients and what autograd has of the call: (saved tensors, values, needs, last)
-    )
 
     def __init__(self, of: Signature, launch: Callable[..., Any], role: str) -> None:
         self.name, self.tensors = of.name, of.tensors
@@ -64,29 +57,6 @@ class Backward:
         self.inputs = {index for kind, index in self.wants if kind == "input"}
         self.outputs = {index for kind, index in self.wants if kind == "output"}
 
-    def directly(self, kept: Kept) -> Direct:
-        """`direct`, with as little Python as there can be, where `kept` is what is kept of a call."""
-        arity, most = kept.arity, len(self.tensors)
-        leading = self.tensors == tuple(range(most))
-        tensors = [("input", index) for index in kept.inputs] + [("output", index) for index in kept.outputs]
-        places = {one: f"tensors[{place}]" for place, one in enumerate(tensors)}
-        places |= {("needs", 0): "named(needs)", ("last", 0): "last"}
-        extra = ", ".join(places.get(one, f"values[{one[1]}]") for one in self.wants)
-        source = f"lambda grads, tensors, values, needs, last: launch(tensors[{len(tensors)}:], *grads, {extra})"
-        call = eval(source, {"launch": self.launch, "named": self.named})
-
-        def run(
-            grads: Sequence[Tensor | None], tensors: tuple[Tensor, ...], values: Sequence[Any], needs: Any, last: bool
-        ) -> tuple[Tensor | None, ...]:
-            found = call(grads, tensors, values, needs, last)
-            if isinstance(found, Tensor):
-                found = (found,)
-            if leading and found is not None and len(found) <= most:
-                return (*found, *(None,) * (arity - len(found)))
-            return tuple(self._placed(found, needs))
-
-        return run
-
     def __call__(
         self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any, last: bool = False
     ) -> list[Tensor | None]:
@@ -100,11 +70,12 @@ class Backward:
             else last
             for kind, index in self.wants
         ]
-        found = self.launch(saved, *grads, *extra)
-        return self._placed((found,) if isinstance(found, Tensor) else found, needs)
+        return self.placed(self.launch(saved, *grads, *extra), needs)
 
-    def _placed(self, found: Sequence[Tensor | None] | None, needs: Sequence[bool]) -> list[Tensor | None]:
-        """The gradients in the places of their parameters."""
+    def placed(self, found: Tensor | Sequence[Tensor | None] | None, needs: Sequence[bool]) -> list[Tensor | None]:
+        """What `launch` returns, in the places of the parameters."""
+        if isinstance(found, Tensor):
+            found = (found,)
         if found is None:
             raise self._forgotten(needs)
         if len(found) > len(self.tensors):

@@ -274,8 +274,6 @@ class Definition:
         inputs = tuple(i for i in lasting if i not in self.mutated and (everything or i in named))
         outputs = tuple(i for i in range(self.outputs) if any(i in role.outputs for role in roles))
         self.kept_by_kernels = Kept(self.arity, self.tensors, self.outputs, inputs, outputs)
-        if self.launch_backward is not None:
-            self.launch_backward.direct = self.launch_backward.directly(self.kept_by_kernels)
         self.kept_by_reference = Kept(self.arity, self.tensors, self.outputs, lasting, ())
 
 

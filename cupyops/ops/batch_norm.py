@@ -147,7 +147,8 @@ def _(x, weight, bias, running_mean, running_var, eps):
     if matrix := _matrix(x):
         _normalise_columns(x, weight, bias, y, (None, None, running_mean, running_var), matrix, wide, eps)
     else:
-        plan = _runs(x, y, blocks=INFERENCE_BLOCKS[x.element_size()])
+        most = INFERENCE_BLOCKS[x.element_size()]
+        plan = _runs(x, y, blocks=most, parts=most)
         args = (x, weight, bias, y, None, None, None, running_mean, running_var, plan.packed, wide, 0.0, eps)
         batch_norm_fwd[plan.grid, plan.block](*args, T=x.dtype, WHOLE=plan.whole)
     return y, ()
@@ -356,8 +357,8 @@ def _column_cluster(matrix: _Matrix, x: Tensor, *others: Tensor) -> segments.Col
     return segments.cluster_columns(*matrix[:2], x.element_size(), _aligned(x, *others), _most_blocks(x))
 
 
-def _runs(x: Tensor, *others: Tensor, blocks: int = segments.BLOCKS) -> segments.Runs:
-    return segments.runs(x.shape[1], x.shape[0], spatial(x), x.element_size(), _aligned(x, *others), blocks)
+def _runs(x: Tensor, *others: Tensor, **most: int) -> segments.Runs:
+    return segments.runs(x.shape[1], x.shape[0], spatial(x), x.element_size(), _aligned(x, *others), **most)
 
 
 def _cluster(read: int, x: Tensor, *others: Tensor) -> segments.Runs | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,21 +17,23 @@ from ..layout import is_dry
 from ..operator import operator
 
 embedding_fwd = Kernel("embedding.cu", "embedding_fwd<T, VEC>", T=FLOATING, VEC=(False, True))
-embedding_bwd = Kernel("embedding.cu", "embedding_bwd<T, VEC, FREQ>", T=FLOATING, VEC=(False, True), FREQ=(False, True))
-embedding_bwd_sort = Kernel("embedding.cu", "embedding_bwd_sort<T>", T=FLOATING)
-embedding_bwd_finish = Kernel("embedding.cu", "embedding_bwd_finish<T>", T=FLOATING)
+embedding_bwd_link = Kernel("embedding.cu", "embedding_bwd_link<T>", T=FLOATING)
+embedding_bwd_segments = Kernel("embedding.cu", "embedding_bwd_segments<T>", T=FLOATING)
+embedding_bwd = Kernel("embedding.cu", "embedding_bwd<T, VEC>", T=FLOATING, VEC=(False, True))
 
 THREADS = 256  # kThreads
 LOADS = 4  # of a thread of forward, about
-SINGLES = 4  # kSingles: single elements of a row that a thread of backward has
-RUNS = 8, 32  # positions of a run of backward: so few, or more where that still makes
-ENOUGH_THREADS = 1 << 16
-FINISH = 32, 16  # kFinishColumns, kFinishRuns
-SORT = 1024  # threads of a block that sorts, of which there is one
-MOST_SORTED = 1 << 14  # by it: kSortKeys each; fewer where the device has less shared memory than these need
-COUNTS = 32 * 1024 + 32  # bytes of it that are no keys
-FILL = 1 << 15  # bytes of a block that writes zeros, about
-FILL_BLOCKS = 131 * 2
+LISTED = 32  # kListed
+LINKED = 1 << 15  # kLinked
+LEAST_SLOTS = 8
+SLOTS = 32, 128  # at most, linked and sorted: kAdded // kListed, kSlots
+LISTERS = 256  # blocks that have them, as far as these limits allow
+WARP = 32
+WARP_BYTES = 1 << 13  # of zeros for a warp of backward, about
+LEAST_PIECE = 2 * (LISTED + 1)  # positions; so a list has no more pieces than it has LISTED + 1 positions
+FEW = 1 << 26  # indices of which any device's shared memory holds a piece, the square root
+OTHER_SHARED = 15 * 1024  # bytes of it that are no positions
+MOST_ADDERS = 1 << 10
 
 
 @operator("cupyops::embedding")
@@ -47,6 +50,9 @@ def _embedding(
 def _(weight, indices, rows, padding_idx, scale_grad_by_freq, sparse):
     if sparse:
         return "a sparse gradient"
+    count = indices.numel()
+    if count > FEW and (count >= 1 << 31 or count > ((card(weight.device)[1] - OTHER_SHARED) // 4) ** 2):
+        return "2^31 indices or more, or a piece of them larger than shared memory"
     return "2^31 rows or more" if rows >= 1 << 31 else None
 
 
@@ -71,33 +77,27 @@ def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
     if is_dry(grad_y) or grad_y.numel() == 0:
         return torch.zeros((rows, size), dtype=grad_y.dtype, device=grad_y.device)
     grad_y = grad_y.contiguous()
-    keys, order, grad_weight = sort(indices.reshape(-1), grad_y, rows, size)
     vector = 16 // grad_y.element_size()
     vectors = size % vector == 0 and grad_y.data_ptr() % 16 == 0
-    run, runs, grid, block, finish = backward_plan(count, size, vector if vectors else 1)
+    plan = backward_plan(count, rows, size, vector, vectors)
+    given, scratch = indices.reshape(-1).contiguous(), functools.partial(torch.empty, device=grad_y.device)
+    zeros = torch.zeros(rows + 2 * count + 1, dtype=torch.int32, device=grad_y.device)
+    work = zeros, scratch(2 * plan.pieces + plan.stride * count, dtype=torch.int32)
+    sizes = rows, count, plan.piece, plan.pieces
+    grid = ceil_div(count, THREADS), THREADS
+    if plan.stride > 1:
+        embedding_bwd_link[grid](given, *work, *sizes, padding_idx, T=grad_y.dtype)
+    else:
+        keys, order = torch.sort(given.int(), stable=True)
+        embedding_bwd_segments[grid](keys, order, *work, *sizes, padding_idx, T=grad_y.dtype)
     acc = torch.float64 if grad_y.dtype is torch.float64 else torch.float32
-    partial = torch.empty((2 * runs, size), dtype=acc, device=grad_y.device)
-    sizes, options = (count, size, run), (padding_idx, scale_grad_by_freq)
-    template = dict(T=grad_y.dtype, VEC=vectors, FREQ=scale_grad_by_freq)
-    embedding_bwd[grid, block](grad_y, keys, order, grad_weight, partial, *sizes, padding_idx, **template)
-    embedding_bwd_finish[finish, FINISH](keys, partial, grad_weight, *sizes, runs, *options, T=grad_y.dtype)
+    partial = scratch((plan.pieces, (ceil_div(size, vector) + 1) * vector), dtype=acc)
+    grad_weight = scratch((rows, size), dtype=grad_y.dtype)
+    tensors = grad_y, given, *work, partial, grad_weight
+    numbers = plan.adders, plan.listers, plan.slots, plan.batch, plan.stride, scale_grad_by_freq
+    launch = embedding_bwd[plan.grid, plan.block, 4 * plan.piece]
+    launch(*tensors, rows, size, *sizes[1:], *numbers, T=grad_y.dtype, VEC=vectors)
     return grad_weight
-
-
-def sort(indices: Tensor, like: Tensor, rows: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(the indices sorted, where each was, zeros for the gradient)."""
-    count = indices.numel()
-    if count > min(MOST_SORTED, (card(like.device)[1] - COUNTS) // 8):
-        keys, order = torch.sort(indices.int(), stable=True)
-        return keys, order, torch.zeros((rows, size), dtype=like.dtype, device=like.device)
-    grad_weight = torch.empty((rows, size), dtype=like.dtype, device=like.device)
-    passes = max(1, ceil_div((rows - 1).bit_length(), 8))
-    keys = torch.empty(count, dtype=torch.int32, device=like.device)
-    order = torch.empty(count, dtype=torch.int64, device=like.device)
-    blocks = 1 + max(1, min(FILL_BLOCKS, grad_weight.numel() * like.element_size() // FILL))
-    given = indices.contiguous(), keys, order, grad_weight, count, passes, grad_weight.numel()
-    embedding_bwd_sort[blocks, SORT, 8 * count](*given, T=like.dtype)
-    return keys, order, grad_weight
 
 
 @_embedding.reference_backward
@@ -108,22 +108,45 @@ def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
 @functools.lru_cache(maxsize=4096)
 def forward_plan(tokens: int, units: int) -> tuple[int, tuple[int, int]]:
     """(grid, block) for rows of so many vectors, or spans."""
-    along = min(THREADS, _power_of_two(ceil_div(units, LOADS)))
+    along = min(THREADS, _threads(ceil_div(units, LOADS)))
     return ceil_div(tokens, THREADS // along), (along, THREADS // along)
 
 
+class Backward(NamedTuple):
+    """Of backward: of the sizes alone, so the bits are too."""
+
+    stride: int  # of lists: LISTED, or 1 where the indices are sorted
+    piece: int  # positions of a long list that are added at once
+    pieces: int  # at most
+    adders: int  # blocks for them
+    listers: int  # blocks for short lists
+    slots: int  # positions of one, at which they begin
+    batch: int  # rows of a warp that writes zeros
+    grid: int
+    block: tuple[int, int]
+
+
 @functools.lru_cache(maxsize=4096)
-def backward_plan(
-    count: int, size: int, vector: int
-) -> tuple[int, int, tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """(positions of a run, runs, grid, block, grid of the second kernel): of the sizes alone, so the bits are too."""
-    vectors = ceil_div(size, vector if vector > 1 else SINGLES)  # or as many single elements as a thread has
-    run = min(max(_power_of_two(count * vectors // ENOUGH_THREADS), RUNS[0]), RUNS[1])
-    runs = ceil_div(count, run)
-    along = min(THREADS, ceil_div(vectors, 32) * 32 if vectors > 32 else _power_of_two(vectors))
-    grid = ceil_div(runs, THREADS // along), ceil_div(vectors, along)
-    finish = ceil_div(runs - 1, FINISH[1]), ceil_div(size, FINISH[0])
-    return run, runs, grid, (along, THREADS // along), finish
+def backward_plan(count: int, rows: int, size: int, vector: int, vectors: bool) -> Backward:
+    """For `count` indices and rows in vectors, or not."""
+    units = size // vector if vectors else ceil_div(size, vector) + 1
+    along = _threads(ceil_div(units, ceil_div(units, THREADS)))
+    # as many pieces as one has positions, where all indices are one row
+    piece = max(LEAST_PIECE, math.isqrt(count - 1) + 1)
+    pieces = count // (LISTED + 1)
+    linked = count <= LINKED
+    slots = min(SLOTS[0 if linked else 1], max(LEAST_SLOTS, count // LISTERS))
+    listers = ceil_div(count, slots)
+    adders = min(pieces, MOST_ADDERS, listers)
+    batch = max(1, min(WARP, WARP_BYTES * vector // (16 * size)))
+    block = along, THREADS // along
+    grid = adders + listers + ceil_div(rows, batch * (block[0] * block[1] // WARP))
+    return Backward(LISTED if linked else 1, piece, pieces, adders, listers, slots, batch, grid, block)
+
+
+def _threads(least: int) -> int:
+    """Of a row, at least: whole warps, or a part of one that divides it."""
+    return ceil_div(least, 32) * 32 if least > 32 else _power_of_two(least)
 
 
 def _power_of_two(least: int) -> int:

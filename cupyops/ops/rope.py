@@ -17,7 +17,8 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from ..operator import operator
 
-rope_rows = Kernel("rope.cu", "rope<T, EVEN>", T=FLOATING, EVEN=(False, True))
+rope_rows = Kernel("rope.cu", "rope<T>", T=FLOATING)
+rope_even = Kernel("rope.cu", "rope_even<T>", T=FLOATING)
 rope_heads = Kernel(
     "rope.cu",
     "rope_heads<T, INTERLEAVED, N>",
@@ -154,11 +155,11 @@ def _rows_for(x: Tensor, table: Tensor, positions: Tensor | None, dim: int) -> T
 class Plan(NamedTuple):
     """A launch for an input of certain sizes and strides; no layout where they take a copy first."""
 
-    config: tuple[int, tuple[int, int]]
+    config: tuple[int, int | tuple[int, int]]
     layout: np.ndarray | None
-    sizes: np.ndarray  # Rows or Heads
-    width: int  # N; 0 for rope() itself
-    even: bool
+    width: int = 0  # N of rope_heads()
+    sizes: np.ndarray | None = None  # Heads or Even; of rope() none
+    rows: int = 0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -183,17 +184,20 @@ def _plan(
     width = math.gcd(most, size, 2 * half if interleaved else half, *apart)
     if width == vector and not interleaved:
         walked = merged(leading, dense, (strides[:-1], tuple(steps)))
-        return _of_rows(walked, half, size, width, strides[-1])
+        return _of_rows(walked, half, size, width, strides[-1], positions is not None)
     walked = merged(leading, dense, (strides[:-1], tuple(steps), dense))
     return _of_heads(walked, half, size, width, strides[-1], interleaved and width > 1)
 
 
-def _of_rows(walked: list[Walk], half: int, size: int, width: int, unit: int) -> Plan:
+def _of_rows(walked: list[Walk], half: int, size: int, width: int, unit: int, given: bool) -> Plan:
     rows = math.prod(count for count, _ in walked)
-    config = _blocks(max(half, size - 2 * half) // width, rows)
-    even = len(walked) == 1
-    sizes = struct.pack("=3q2i", rows, *(walked[0][1] if even else (0, 0)), half, size)
-    return Plan(config, _layout(walked, 2, size, unit), np.frombuffer(sizes, np.uint8), 0, even)
+    layout, units = _layout(walked, 2, size, unit), half // width
+    if layout is not None and len(walked) == 1 and not given and size == 2 * half and not units & (units - 1):
+        x_row, step = walked[0][1]
+        if max(rows * units, x_row, step * half) < 2**31 - BLOCK:
+            even = struct.pack("=3Ii", rows, x_row, step * half, units.bit_length() - 1)
+            return Plan((ceil_div(rows * units, BLOCK), BLOCK), layout, sizes=np.frombuffer(even, np.uint8))
+    return Plan(_blocks(max(half, size - 2 * half) // width, rows), layout, rows=rows)
 
 
 def _of_heads(walked: list[Walk], half: int, size: int, width: int, unit: int, neighbours: bool) -> Plan:
@@ -213,7 +217,7 @@ def _of_heads(walked: list[Walk], half: int, size: int, width: int, unit: int, n
     groups = ceil_div(rows, together)
     sizes = struct.pack("=4q4i", rows, heads, x_stride, y_stride, groups, chunk, turned, units)
     config = (groups * ceil_div(heads, chunk), (threads, together))
-    return Plan(config, _layout(walked, 3, size, unit), np.frombuffer(sizes, np.uint8), width, False)
+    return Plan(config, _layout(walked, 3, size, unit), width, np.frombuffer(sizes, np.uint8))
 
 
 def _blocks(units: int, rows: int) -> tuple[int, tuple[int, int]]:
@@ -248,10 +252,11 @@ def _launch(
     if plan.layout is None:
         x = x.contiguous()
         plan = _plan(x.shape, x.stride(), dim, of_positions, half, most, interleaved, vector)
-    given = (x, cos, sin, positions, y, plan.sizes)
+    given, rest = (x, cos, sin, positions, y), (cos.shape[0], back, plan.layout)
     if plan.width:
-        sizes = (half, cos.shape[0], back)
-        rope_heads[plan.config](*given, *sizes, plan.layout, T=y.dtype, INTERLEAVED=interleaved, N=plan.width)
+        rope_heads[plan.config](*given, plan.sizes, half, *rest, T=y.dtype, INTERLEAVED=interleaved, N=plan.width)
+    elif plan.sizes is not None:
+        rope_even[plan.config](x, cos, sin, y, plan.sizes, back, T=y.dtype)
     else:
-        rope_rows[plan.config](*given, cos.shape[0], back, plan.layout, T=y.dtype, EVEN=plan.even)
+        rope_rows[plan.config](*given, plan.rows, half, x.shape[-1], *rest, T=y.dtype)
     return y

@@ -47,16 +47,17 @@ class _Adam(Fused):
     def _by_kernel(self, group: Group, batch: Batch) -> None:
         device, dtype, taken = batch.device, batch.dtype, batch.variant
         grad_scale, found_inf = self._scaler(device)
-        *states, steps = batch.states
-        counted = self._count(batch, steps, found_inf)
+        states = batch.states[:-1]
+        counted = self._count(batch, found_inf)
         written(batch.params, *states, batch.grads if grad_scale is not None else [])
         beta1, beta2 = group["betas"]
         moments = (1 - beta1, _log(beta1), beta2, 1 - beta2, _log(beta2))
         flags = (bool(group["decoupled_weight_decay"]), bool(group["maximize"]))
         amsgrad = bool(group["amsgrad"])
+        rate = learning_rate(group["lr"], device, dtype)
         for table, start, count, blocks in batch.launches(*states, counted):
             adam_step[blocks, BLOCK](
-                batch.params[start], table, count, taken + 1, *learning_rate(group["lr"], device, dtype), *moments,
+                batch.params[start], table, count, taken + 1, *rate, *moments,
                 group["eps"], group["weight_decay"], *flags, grad_scale, found_inf, T=dtype, AMSGRAD=amsgrad,
             )  # fmt: skip
 
@@ -77,21 +78,22 @@ class _Adam(Fused):
             return steps.count(steps[0]) == len(steps)
         return True
 
-    def _count(self, batch: Batch, steps: list[Tensor], found_inf: Tensor | None) -> list[Tensor] | None:
+    def _count(self, batch: Batch, found_inf: Tensor | None) -> list[Tensor] | None:
         """Count the step; the counts that the kernel is to read, or None where the host has them."""
         if batch.variant != _ON_DEVICE:
-            self._count_on_host(batch, steps)
+            self._count_on_host(batch)
             return None
+        steps = batch.states[-1]
         # a step that is skipped is not counted
         torch._foreach_add_(steps, 1 if found_inf is None else 1 - found_inf.view(()))
         return steps if steps[0].dtype is torch.float32 else [step.float() for step in steps]
 
-    def _count_on_host(self, batch: Batch, steps: list[Tensor]) -> None:
+    def _count_on_host(self, batch: Batch) -> None:
         """One addition for all steps, which become views of one tensor: hundreds would take longer than all else."""
         if batch.bank is None:
-            batch.bank = torch.stack(steps)
+            batch.bank = torch.stack(batch.states[-1])
             for param, view in zip(batch.params, batch.bank.unbind()):
-                self.state[param]["step"] = view
+                self._states[param]["step"] = view
         batch.bank.add_(1)
 
     def _by_torch(self, group: Group, entries: list[Entry]) -> None:

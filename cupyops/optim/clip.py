@@ -108,7 +108,7 @@ class _Known:
         if self._alike is None or not self._alike(grads):
             return False
         for _, at, moving in self._groups:
-            moving.move(0, [grads[i] for i in at])
+            moving.move(0, grads if len(at) == len(grads) else [grads[i] for i in at])
         return True
 
     def clip(self, grads: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from itertools import chain
+import functools
+import sys
+from collections.abc import Callable, Hashable, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
+from torch.optim import optimizer as torch_s
 from torch.optim.optimizer import _use_grad_for_differentiable
 
+from .. import tracing
 from ..common.multi_tensor import why_not
 from ..errors import LaunchError
-from ..tracing import operator as traced
 from .plan import Batch, Group, Plan, can_last
 
 
@@ -28,7 +31,44 @@ class Entry(NamedTuple):
 class Fused(torch.optim.Optimizer):
     """An optimizer of which a subclass says what its kernel and PyTorch's function do; comes before PyTorch's class."""
 
-    @_use_grad_for_differentiable
+    _shown = True  # whether anybody may have a part of the state
+
+    @property
+    def state(self) -> Any:
+        """As PyTorch has it. Who asks may change or keep a part of it: each later step looks at all of it."""
+        self._shown = self._shown or bool(self._states)
+        return self._states
+
+    @state.setter
+    def state(self, state: MutableMapping[Tensor, dict[str, Any]]) -> None:
+        self._states, self._shown = state, bool(state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        given = dict(state)
+        if "state" in given:
+            self.state = given.pop("state")  # PyTorch would put it where the property does not look
+        super().__setstate__(given)
+        self._shown = True
+
+    @staticmethod
+    def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
+        """PyTorch's wrapper of a class's `step`; past it where there is no hook to call and no profiler to tell."""
+        wrapped = torch.optim.Optimizer.profile_hook_step(func)
+
+        @functools.wraps(func)
+        def step(self: Fused, *args: Any, **kwargs: Any) -> Any:
+            if (
+                profiler._is_profiler_enabled
+                or self._optimizer_step_pre_hooks
+                or self._optimizer_step_post_hooks
+                or torch_s._global_optimizer_pre_hooks
+                or torch_s._global_optimizer_post_hooks
+            ):
+                return wrapped(self, *args, **kwargs)
+            return func(self, *args, **kwargs)
+
+        return step
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One optimization step.
 
@@ -48,17 +88,12 @@ class Fused(torch.optim.Optimizer):
                 self._check_capture(group)
             whole = why_not_group(group)
             planned = None if whole else self._planned(index, group)
-            served, rest, reason = (planned, [], "") if planned is not None else self._sort(group, whole)
-            for batch in served:
-                with traced(self._traced_name, "kernel"):
-                    self._by_kernel(group, batch)
-            if rest:
-                with traced(self._traced_name, "reference", note=reason):
-                    self._by_torch(group, rest)
-            elif planned is None and not whole:
-                self._plan(index, group, served)
-            for batch in served:
-                batch.let_go()
+            if planned is None:
+                self._anew(index, group, whole)
+            else:
+                self._serve(group, planned)
+                for batch in planned:
+                    batch.let_go()
         return loss
 
     # --- what a subclass has ---
@@ -100,6 +135,29 @@ class Fused(torch.optim.Optimizer):
 
     # --- what all share ---
 
+    @_use_grad_for_differentiable
+    def _anew(self, index: int, group: Group, whole: str | None) -> None:
+        """The step of a group that no plan tells of."""
+        shown = self._shown
+        served, rest, reason = self._sort(group, whole)
+        self._serve(group, served)
+        if rest:
+            with tracing.operator(self._traced_name, "reference", note=reason):
+                self._by_torch(group, rest)
+        elif not whole:
+            self._plan(index, group, served)
+            self._shown = shown  # to ourselves alone
+        for batch in served:
+            batch.let_go()
+
+    def _serve(self, group: Group, batches: list[Batch]) -> None:
+        for batch in batches:
+            if tracing.active is None:
+                self._by_kernel(group, batch)
+            else:
+                with tracing.operator(self._traced_name, "kernel"):
+                    self._by_kernel(group, batch)
+
     def _check_capture(self, group: Group) -> None:
         name = type(self).__name__
         if not group.get("capturable", True):
@@ -107,7 +165,7 @@ class Fused(torch.optim.Optimizer):
                 f"{name}: step() is being captured in a CUDA graph, but capturable is False: what is counted on the host "
                 "stands still in a replay; make the optimizer with capturable=True"
             )
-        states = (self.state.get(p, {}).values() for p in group["params"] if p.grad is not None)
+        states = (self._states.get(p, {}).values() for p in group["params"] if p.grad is not None)
         if self._keeps_state(group) and not all(any(one is not None for one in state) for state in states):
             raise LaunchError(
                 f"{name}: the first step makes the optimizer's state, which a CUDA graph would make anew at each replay; "
@@ -122,8 +180,11 @@ class Fused(torch.optim.Optimizer):
         """What the last step had, where this one is like it."""
         plans: dict[int, Plan] = self.__dict__.setdefault("_plans", {})
         plan = plans.pop(index, None)
-        batches = plan.renewed(group, self.state, self._options(group)) if plan is not None else None
-        if plan is None or batches is None or not all(map(self._again, batches)):
+        if plan is None:
+            return None
+        shown = self._shown or _references(self.__dict__) > _UNSHARED
+        batches = plan.renewed(group, self._states, self._options(group), shown)
+        if batches is None or not all(map(self._again, batches)):
             return None
         plans[index] = plan
         return batches
@@ -131,7 +192,7 @@ class Fused(torch.optim.Optimizer):
     def _plan(self, index: int, group: Group, served: list[Batch]) -> None:
         """Keep what this step had, where the next can be like it."""
         if can_last(served) and all(map(self._lasts, served)):
-            plan = Plan(group, served, self.state, self._state_names(group), self._options(group))
+            plan = Plan(group, served, self._states, self._state_names(group), self._options(group))
             self.__dict__["_plans"][index] = plan
 
     def _sort(self, group: Group, whole: str | None) -> tuple[list[Batch], list[Entry], str]:
@@ -163,6 +224,13 @@ class Fused(torch.optim.Optimizer):
         return {"grad_scale": getattr(self, "grad_scale", None), "found_inf": getattr(self, "found_inf", None)}
 
 
+def _references(attributes: dict[str, Any]) -> int:
+    return sys.getrefcount(attributes["_states"])
+
+
+_UNSHARED = _references({"_states": {}})  # as many as where nobody else has it
+
+
 def why_not_group(group: Group) -> str | None:
     """Why PyTorch must update every parameter of `group`; None where it need not."""
     if (
@@ -186,7 +254,8 @@ def why_not_group(group: Group) -> str | None:
 
 def written(*arrays: list[Tensor]) -> None:
     """Tell autograd what the kernel is about to write, which it cannot see."""
-    torch.autograd.graph.increment_version(list(chain.from_iterable(arrays)))
+    for tensors in arrays:
+        torch.autograd.graph.increment_version(tensors)
 
 
 def learning_rate(lr: Any, device: torch.device, dtype: torch.dtype) -> tuple[float, Tensor | None]:

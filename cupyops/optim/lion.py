@@ -90,9 +90,9 @@ class Lion(Fused):
         for param in params:
             if param.grad.is_sparse:
                 check.fail("a gradient", param.grad, "a dense one; Lion has no sparse step")
-            if not self.state[param]:
-                self.state[param]["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        return [Entry(param, param.grad, (self.state[param]["exp_avg"],)) for param in params]
+            if not self._states[param]:
+                self._states[param]["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        return [Entry(param, param.grad, (self._states[param]["exp_avg"],)) for param in params]
 
     def _state_names(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg",)
@@ -102,9 +102,10 @@ class Lion(Fused):
         grad_scale, found_inf = self._scaler(device)
         written(batch.params, *batch.states, batch.grads if grad_scale is not None else [])
         beta1, beta2 = group["betas"]
+        rate = learning_rate(group["lr"], device, dtype)
         for table, start, count, blocks in batch.launches(*batch.states):
             lion_step[blocks, BLOCK](
-                batch.params[start], table, count, *learning_rate(group["lr"], device, dtype), beta1, 1 - beta1, beta2,
+                batch.params[start], table, count, *rate, beta1, 1 - beta1, beta2,
                 1 - beta2, group["weight_decay"], bool(group["maximize"]), grad_scale, found_inf, T=dtype,
             )  # fmt: skip
 

@@ -7,7 +7,7 @@ to serve.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import chain, compress
+from itertools import chain, compress, islice
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
@@ -28,7 +28,7 @@ class Batch:
 
     Attributes:
         places: which they are, of the group's parameters that have a gradient.
-        states: the state by name, a list for each, in the order of `Fused._state_names`.
+        states: the state by name, a list for each, in the order of `Fused._state_names`; what is as it was may be left out.
         bank: what their steps are views of, where the host counts them.
     """
 
@@ -81,46 +81,73 @@ class Plan:
     ) -> None:
         self._batches, self._options = batches, options
         self._present = [param.grad is not None for param in group["params"]]
-        self._absent = [not present for present in self._present]
+        self._absent = [] if all(self._present) else [not present for present in self._present]
         self._fields = [itemgetter(name) for name in names]
         self._address = addressing(batches[0].device)
-        columns = params, _, *states = self._columns(group, state)
-        # steps on the host are views of a bank: where they lie says all of them
-        self._looked_at = len(columns) - all(batch.bank is not None for batch in batches)
-        self._alike = Alike([*chain.from_iterable(columns[: self._looked_at])])
-        self._addresses = [list(map(self._address, column)) for column in (params, *states)]
+        params = self._params(group["params"])
+        self._alike = Alike([*params, *map(_grad, params)])
+        self._addresses = list(map(self._address, params))
+        if self._fields:
+            self._start = next(place for place, param in enumerate(state) if param is params[0])
+            states = self._states(params, state)
+            # steps on the host are views of a bank: where they lie says all of them
+            banked = all(batch.bank is not None for batch in batches)
+            self._looked_at = len(params) * (len(states) - banked)
+            flat = list(chain.from_iterable(states))
+            self._states_alike = Alike(flat[: self._looked_at])
+            self._states_addresses = list(map(self._address, flat))
+            self._counts = names[-1] == "step" and not banked  # on the device, tensor by tensor
 
     def renewed(
-        self, group: Group, state: Mapping[Tensor, dict[str, Any]], options: tuple[Any, ...]
+        self, group: Group, state: Mapping[Tensor, dict[str, Any]], options: tuple[Any, ...], shown: bool
     ) -> list[Batch] | None:
-        """The batches with the gradients that there are now; None where anything else has changed."""
+        """The batches with the gradients that there are now; None where anything else has changed.
+
+        Without state in them, but for steps to be counted, where that is not `shown`: nobody but the optimizer has it, so
+        it is what it was.
+        """
         given = group["params"]
         if options != self._options or len(given) != len(self._present):
             return None
         if any(param.grad is not None for param in compress(given, self._absent)):
             return None
-        try:
-            columns = params, grads, *states = self._columns(group, state)
-            alike = self._alike(chain.from_iterable(columns[: self._looked_at]))
-            addresses = [list(map(self._address, column)) for column in (params, *states)]
-        except (KeyError, TypeError):  # a parameter or a name without state, or a state that is no tensor
+        params = self._params(given)
+        grads = list(map(_grad, params))
+        if not self._alike((*params, *grads)) or list(map(self._address, params)) != self._addresses:
             return None
-        if not alike or addresses != self._addresses:
-            return None
+        states: list[list[Any]] = []
+        if self._fields and not shown and self._in_order(params, state):
+            states = self._states(params, state)[-1:] if self._counts else []
+        elif self._fields:
+            try:
+                states = self._states(params, state)
+                flat = list(chain.from_iterable(states))
+                alike = self._states_alike(flat[: self._looked_at])
+                if not alike or list(map(self._address, flat)) != self._states_addresses:
+                    return None
+            except (KeyError, TypeError):  # a parameter or a name without state, or a state that is no tensor
+                return None
         for batch in self._batches:
             if len(batch.places) == len(params):
                 batch.params, batch.grads, batch.states = params, grads, states
             else:
+                columns = params, grads, *states
                 batch.params, batch.grads, *batch.states = ([column[i] for i in batch.places] for column in columns)
         return self._batches
 
-    def _columns(self, group: Group, state: Mapping[Tensor, dict[str, Any]]) -> list[list[Any]]:
-        """Parameters that had a gradient, gradients, and the state by name."""
-        params = list(compress(group["params"], self._present))
-        columns = [params, list(map(_grad, params))]
-        if self._fields:
-            # all in their order, as a rule: to look each up hashes it in Python
-            whole = len(state) == len(params) and all(map(is_, state, params))
-            dicts: list[Any] = list(state.values() if whole else map(state.get, params))
-            columns += [list(map(field, dicts)) for field in self._fields]
-        return columns
+    def _params(self, given: list[Tensor]) -> list[Tensor]:
+        """Those that had a gradient."""
+        return list(compress(given, self._present)) if self._absent else given
+
+    def _in_order(self, params: list[Tensor], state: Mapping[Tensor, dict[str, Any]]) -> bool:
+        """Whether the state is of these, one after another, as a rule: to look each up hashes it in Python."""
+        return len(state) >= self._start + len(params) and all(map(is_, islice(state, self._start, None), params))
+
+    def _states(self, params: list[Tensor], state: Mapping[Tensor, dict[str, Any]]) -> list[list[Any]]:
+        """The state by name."""
+        dicts: list[Any]
+        if self._in_order(params, state):
+            dicts = list(islice(state.values(), self._start, self._start + len(params)))
+        else:
+            dicts = list(map(state.get, params))
+        return [list(map(field, dicts)) for field in self._fields]

@@ -72,18 +72,19 @@ class SGD(Fused, torch.optim.SGD):
             if found_inf is not None and found_inf.item():
                 return  # a step that is skipped makes no buffer; later ones are skipped by the kernel itself
             batch.states = [list(map(torch.empty_like, batch.grads))]
-        buffers = batch.states[0] if momentum else None
-        written(batch.params, buffers or [], batch.grads if grad_scale is not None else [])
+        buffers = batch.states if momentum else [None]
+        written(batch.params, *(batch.states if momentum else []), batch.grads if grad_scale is not None else [])
         numbers = (momentum, 1 - group["dampening"], group["weight_decay"])
         flags = (int(first), int(group["nesterov"]), int(group["maximize"]))
-        for table, start, count, blocks in batch.launches(buffers):
+        rate = learning_rate(group["lr"], device, dtype)
+        for table, start, count, blocks in batch.launches(*buffers):
             sgd_step[blocks, BLOCK](
-                batch.params[start], table, count, *learning_rate(group["lr"], device, dtype), *numbers, *flags,
+                batch.params[start], table, count, *rate, *numbers, *flags,
                 grad_scale, found_inf, T=dtype, MOMENTUM=momentum != 0,
             )  # fmt: skip
         if first:
             for param, buffer in zip(batch.params, batch.states[0]):
-                self.state[param]["momentum_buffer"] = buffer
+                self._states[param]["momentum_buffer"] = buffer
 
     def _by_torch(self, group: Group, entries: list[Entry]) -> None:
         buffers = [entry.state[0] for entry in entries]
@@ -98,4 +99,4 @@ class SGD(Fused, torch.optim.SGD):
         )
         if group["momentum"] != 0:
             for entry, buffer in zip(entries, buffers):
-                self.state[entry.param]["momentum_buffer"] = buffer
+                self._states[entry.param]["momentum_buffer"] = buffer

@@ -5,6 +5,7 @@ import math
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from figures import results, row
@@ -150,6 +151,24 @@ def test_the_page_is_whole_and_needs_nothing_else(run, tmp_path):
     assert all(one.startswith("data:image/png;base64,") for one in page.outside)
     assert "no &lt;liger&gt;" in text and "Made &lt;up&gt;" in text
     assert not re.search(r"https?://", text)
+
+
+def test_the_page_says_why_a_wanted_figure_is_not_reached(tmp_path):
+    missed = results(row("relu", ours=10, want=4200), row("step", ours=10, want=4200), row("gelu", ours=10, want=4000))
+    missed.rows[1].lost = "the host <is> slow"
+    report.page(missed, tmp_path / "x.html")
+    text = (tmp_path / "x.html").read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert [one[0] for one in page.rows[-2:]] == ["relu 2^20 bfloat16", "step 2^20 bfloat16"]
+    assert page.rows[-1][1:] == ["forward", "GB/s", "4200", "4,000", "the host <is> slow"]
+    assert "mask" in page.rows[-2][-1]  # of the head of relu.cu
+
+
+def test_each_wanted_figure_of_the_run_that_is_kept_is_reached_or_has_its_reason():
+    kept = Results.read(Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "h200.json")
+    missed = {row.op: report.lost(row) for row, way in kept.measured() if row.reached(way) is False}
+    assert [op for op, reason in missed.items() if len(reason) < 20] == []
 
 
 def test_the_pictures(run, tmp_path):

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 import cupyops
-from cupyops.common.reduction import BLOCKS, COLUMN_VECTORS, LINE, LOADS, ROW_BLOCKS, plan
+from cupyops.common.reduction import (
+    BLOCKS,
+    COLUMN_THREADS,
+    COLUMN_VECTORS,
+    ENOUGH_BLOCKS,
+    LINE,
+    LOADS,
+    ROW_BLOCKS,
+    plan,
+)
 from cupyops.kernel import FLOATING
 
 norm2 = cupyops.reduction(
@@ -93,8 +102,24 @@ def test_large_ones_are_cut_into_slabs():
     for shape, dims, strides in (((1 << 26,), (0,), ()), ((2, 1 << 24), (1,), (1,)), ((1 << 24, 8), (0,), (1,))):
         contiguous = torch.empty(shape, device="meta").stride()
         found = plan(shape, dims, strides, 4, True, LOADS, contiguous)
-        assert found.form in (LINE, COLUMN_VECTORS) and BLOCKS // 2 <= math.prod(found.grid) <= ROW_BLOCKS
+        blocks, fewest = math.prod(found.grid), BLOCKS // 2 if found.form == LINE else ENOUGH_BLOCKS
+        assert found.form in (LINE, COLUMN_VECTORS) and fewest <= blocks <= ROW_BLOCKS
+        assert blocks * math.prod(found.block) >= COLUMN_THREADS
     assert plan((1 << 20, 64), (1,), (1,), 4, True, LOADS, (64, 1)).slabs == 0
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_columns_are_cut_into_as_many_slabs_as_keep_a_gpu_full(odd):
+    """Of the blocks that run at once, the last of them included, at most an eighth are missing."""
+    for tiles in range(1, 2 * ENOUGH_BLOCKS):
+        columns = 8 * tiles * (16 if odd else 4) + odd  # of 4 to a vector; with one more, a tile more
+        found = plan((1 << 20, columns), (0,), (1,), 4, True, LOADS, (columns, 1))
+        blocks, at_once = math.prod(found.grid), COLUMN_THREADS // math.prod(found.block)
+        assert found.form == COLUMN_VECTORS and found.grid[0] >= tiles
+        if odd or found.grid[0] < ENOUGH_BLOCKS:
+            assert blocks >= BLOCKS or -blocks % at_once <= blocks // 8
+        else:
+            assert found.grid[1] == 1
 
 
 @pytest.mark.parametrize("dim", [None, 0, 2, (0, 1)])

@@ -1,3 +1,4 @@
+import contextlib
 import functools
 import subprocess
 import sys
@@ -21,11 +22,11 @@ def by_torch(input, weight, *args, **kwargs):
 class TestEmbedding(OperatorContract):
     function = staticmethod(cupyops.embedding)
     torch_function = staticmethod(by_torch)
-    kernels = {"embedding_fwd", "embedding_bwd_sort", "embedding_bwd", "embedding_bwd_finish"}
+    kernels = {"embedding_fwd", "embedding_bwd_link", "embedding_bwd"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
-        yield Sample(make.integers(300, high=5), make(5, 40), 2)  # segments of many runs
+        yield Sample(make.integers(300, high=5), make(5, 40), 2)  # lists of several pieces
         yield Sample(make.integers(2, 61, high=500), make(500, 33), scale_grad_by_freq=True)
         yield Sample(make.integers(40, high=6), make(6, 16), scale_grad_by_freq=True)  # in vectors
 
@@ -43,31 +44,58 @@ def gradients(function, indices, weight, **options):
     return y.detach(), torch.autograd.grad(y, leaf, grad)[0]
 
 
+@contextlib.contextmanager
+def sorted_indices():
+    """Indices are sorted, however few."""
+    module = sys.modules["cupyops.ops.embedding"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LINKED", 0)
+        module.backward_plan.cache_clear()
+        yield
+    module.backward_plan.cache_clear()
+
+
 @pytest.mark.parametrize("padding_idx", [None, 3])
 @pytest.mark.parametrize("by_freq", [False, True])
-@pytest.mark.parametrize("counts", [[8], [16], [1, 7, 8], [3, 40, 5], [7, 2, 15, 8, 1], [700]])
-def test_segments(device, counts, padding_idx, by_freq):
-    """Those that begin and end at the ends of runs or cross them, in any order of positions."""
+@pytest.mark.parametrize("counts", [[1], [31, 32, 33], [67], [3, 66, 67, 1], [200, 132, 2, 133], [700]])
+def test_lists(device, counts, padding_idx, by_freq):
+    """Short, long, and of several pieces, in any order of positions; linked and sorted: the same bits."""
     indices = torch.repeat_interleave(torch.arange(1, len(counts) + 1), torch.tensor(counts))
     indices = indices[torch.randperm(len(indices))].to(device)
     options = dict(padding_idx=padding_idx, scale_grad_by_freq=by_freq)
-    weight = torch.randn(len(counts) + 4, 4, device=device)
-    with cupyops.simulate():
-        found = gradients(cupyops.embedding, indices, weight, **options)
-    torch.testing.assert_close(found, gradients(F.embedding, indices, weight, **options))
+    for size in (4, 5):
+        weight = torch.randn(len(counts) + 4, size, device=device)
+        with cupyops.simulate():
+            found = gradients(cupyops.embedding, indices, weight, **options)
+            with sorted_indices():
+                again = gradients(cupyops.embedding, indices, weight, **options)
+        torch.testing.assert_close(found, gradients(F.embedding, indices, weight, **options))
+        torch.testing.assert_close(again, found, rtol=0, atol=0)
 
 
-def test_more_than_shared_memory_can_sort(device, monkeypatch):
-    """PyTorch sorts then."""
-    indices, weight = torch.arange(60, device=device).remainder(7), torch.randn(7, 4, device=device)
+def test_lists_of_many_lengths(device):
+    """As many indices as a block's most positions are for: rows of zeros, and of 1 to about 900 positions."""
+    indices = torch.rand(16384).pow(3).mul(6000).long().to(device)
+    for size in (4, 5):
+        weight = torch.randn(6000, size, device=device)
+        with cupyops.simulate():
+            found = gradients(cupyops.embedding, indices, weight)
+            with sorted_indices():
+                again = gradients(cupyops.embedding, indices, weight)
+        torch.testing.assert_close(found, gradients(F.embedding, indices, weight))
+        torch.testing.assert_close(again, found, rtol=0, atol=0)
+
+
+def test_many_indices_are_sorted(device):
+    indices, weight = torch.arange(33000, device=device).remainder(7), torch.randn(7, 1, device=device)
     with cupyops.simulate(), cupyops.trace() as trace:
-        few = gradients(cupyops.embedding, indices, weight)
-        monkeypatch.setattr(sys.modules["cupyops.ops.embedding"], "card", lambda device: (2, 33000))
-        many = gradients(cupyops.embedding, indices, weight)
-    launched = [record.kernel for record in trace.launches()]
-    assert len([name for name in launched if "sort" in name]) == 1 and len(launched) == 7
-    torch.testing.assert_close(many, few, rtol=0, atol=0)
-    torch.testing.assert_close(many, gradients(F.embedding, indices, weight))
+        found = gradients(cupyops.embedding, indices, weight)
+    assert [record.kernel.partition("<")[0] for record in trace.launches()] == [
+        "embedding_fwd",
+        "embedding_bwd_segments",
+        "embedding_bwd",
+    ]
+    torch.testing.assert_close(found, gradients(F.embedding, indices, weight))
 
 
 @pytest.mark.parametrize("shape, table", [((0,), (3, 4)), ((2, 0), (0, 4)), ((3,), (5, 0)), ((), (1, 1))])

@@ -114,7 +114,7 @@ def test_parts_on_a_gpu(dtype, scratch):
     compare(make_call(dtype, "cuda", 700, 264, 5003))
 
 
-@pytest.mark.parametrize("size", [200, 500])
+@pytest.mark.parametrize("size", [200, 300])
 def test_logits_are_the_same_the_second_time(size, scratch, monkeypatch):
     """What is computed twice is so by the same product: of the same operands, in places alike."""
     scratch(size)
@@ -185,6 +185,10 @@ def test_division(rows, features, classes, dtype):
     parts = list(MODULE._parts(3, rows, division.rows)) or [(3, rows)]
     assert [b for b, _ in parts[1:]] == [e for _, e in parts[:-1]] and (parts[0][0], parts[-1][1]) == (3, rows)
     assert max(end - begin for begin, end in parts) <= max(division.rows, rows - 3 if rows < 4 else 0)
+    waiting = list(MODULE._waiting(division)) or [(0, 0)]
+    assert [b for b, _ in waiting] == [0, *(e for _, e in waiting[:-1])]
+    assert waiting[-1][0] <= division.kept and waiting[-1][1] == division.kept + division.stored
+    assert max(end - begin for begin, end in waiting) <= max(division.rows, division.stored)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

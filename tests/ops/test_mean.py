@@ -9,9 +9,10 @@ import cupyops
 class TestMean(OperatorContract):
     function = staticmethod(cupyops.mean)
     torch_function = staticmethod(torch.mean)
-    kernels = {"sum_fwd"}
+    kernels = {"sum_fwd", "sum_rows"}
 
     def samples(self, make: Make):
         yield Sample(make(3, 5), 1)
         yield Sample(make(4, 3, 2), (0, 2), keepdim=True)
         yield Sample(make(9))
+        yield Sample(make(2, 304), 1)  # rows in registers

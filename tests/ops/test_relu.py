@@ -79,3 +79,16 @@ def test_what_is_kept_may_not_be_changed(device):
 def test_an_array_in_place():
     x = np.array([-1.0, 2.0], dtype=np.float32)
     assert cupyops.relu(x, inplace=True) is x and x.tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 512, 17, 16)], ids=["output", "mask"])
+def test_saved_in_another_layout(shape):
+    """Hooks such as save_on_cpu give back a contiguous copy of what was channels_last."""
+    x = torch.randn(shape).to(memory_format=torch.channels_last).requires_grad_()
+    grad_y = torch.randn(shape).to(memory_format=torch.channels_last)
+    assert (shape == (2, 3, 4, 5)) == (x.numel() < MASKED)
+    with cupyops.simulate():
+        with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.contiguous, lambda kept: kept):
+            y = cupyops.relu(x)
+        (grad_x,) = torch.autograd.grad(y, x, grad_y)
+    assert torch.equal(grad_x, torch.where(x > 0, grad_y, 0))

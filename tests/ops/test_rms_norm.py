@@ -4,6 +4,7 @@ from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_t
 from normalisations import compare_read_ahead, compare_several_rows, gradients
 
 import cupyops
+from cupyops.common import clusters
 
 NAN, INF = float("nan"), float("inf")
 
@@ -40,7 +41,9 @@ class TestRmsNorm(OperatorContract):
         yield from (Sample(make(5, size), (size,)) for size in (33, 64, 69, 301, 1024))  # no gradient but grad_x
         yield Sample(make(9, 2, 1024), (2, 1024), make(2, 1024))
         yield from (Sample(make(2, size), (size,), make(size)) for size in (8197, 16389, 32783))  # in shared memory
-        yield Sample(make(2, 65544), (65544,), make(65544))
+        # a tile has part of a pack, the end of the row: of a cluster, of a long row; by vectors
+        for size in (71680 // make.dtype.itemsize - 1, 65535, 65544):
+            yield Sample(make(2, size), (size,), make(size))
         yield Sample(make(0, 7), (7,), make(7))
         yield Sample(make(7, 0), (0,), make(0))
 
@@ -141,7 +144,14 @@ def test_rows_read_ahead(size):
     compare_read_ahead(lambda x: (cupyops.rms_norm(x, (size,), weight),), 1, size)
 
 
-# packs of one warp, a block, in backward a cluster
-@pytest.mark.parametrize(("size", "arch"), [(69, "sm_80"), (1031, "sm_80"), (16389, "sm_90")])
+# packs of one warp, a block, in backward the widest block, a cluster
+@pytest.mark.parametrize(("size", "arch"), [(69, "sm_80"), (1031, "sm_80"), (16389, "sm_90"), (20489, "sm_90")])
 def test_several_rows_of_a_block(size, arch):
     compare_several_rows(cupyops.rms_norm, torch.nn.functional.rms_norm, size, arch)
+
+
+@pytest.mark.parametrize("blocks", [3, 5])
+def test_several_rows_of_a_cluster(monkeypatch, blocks):
+    shares = [share for share in clusters.shares(20489, 2) if share.blocks == blocks]
+    monkeypatch.setattr(clusters, "shares", lambda size, itemsize: shares)
+    compare_several_rows(cupyops.rms_norm, torch.nn.functional.rms_norm, 20489, "sm_90")

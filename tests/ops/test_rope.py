@@ -38,7 +38,7 @@ def tables(make: Make, positions: int, pairs: int):
 class TestRope(OperatorContract):
     function = staticmethod(cupyops.rope)
     torch_function = staticmethod(by_torch)
-    kernels = {"rope", "rope_heads"}
+    kernels = {"rope", "rope_even", "rope_heads"}
 
     def samples(self, make: Make):
         for interleaved in (False, True):
@@ -48,6 +48,8 @@ class TestRope(OperatorContract):
                 make(2, 5, 3, 48), *tables(make, 9, 16), interleaved=interleaved, seq_dim=-3
             )  # vectors, partial
         yield Sample(make(2, 5, 3, 32), *tables(make, 9, 16), make.integers(2, 5, high=9), seq_dim=1)
+        yield Sample(make(7, 16), *tables(make, 8, 8))  # evenly spaced
+        yield Sample(make(1, 300, 16), *tables(make, 2, 8), seq_dim=0)  # of one position, several blocks
         yield Sample(make(7, 16), *tables(make, 8, 8), make.integers(7, high=8))
         yield Sample(make(2, 7, 4), *tables(make, 8, 1), make.integers(2, 7, high=8).int())
         yield Sample(make(2, 0, 4), *tables(make, 8, 1))

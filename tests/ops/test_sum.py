@@ -8,12 +8,14 @@ import cupyops
 class TestSum(OperatorContract):
     function = staticmethod(cupyops.sum)
     torch_function = staticmethod(torch.sum)
-    kernels = {"sum_fwd", "sum_finish"}
+    kernels = {"sum_fwd", "sum_finish", "sum_rows"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
         yield Sample(make(7, 130))  # a line
         yield Sample(make(5, 133), 1)  # whose rows begin at any alignment
+        yield Sample(make(5, 272), 1)  # rows in registers, several to a block in half types
+        yield Sample(make(3, 1088), 1)  # one to a block
         yield Sample(make(40, 24), 0)  # columns in vectors
         yield Sample(make(3, 5, 16), (0, 2))  # rows in vectors
         yield Sample(make(3, 5, 7), (0, 2))  # not in vectors
@@ -40,8 +42,9 @@ def test_little_and_nothing(device, function, shape, dim):
 
 
 @pytest.mark.parametrize("function", ["sum", "mean"])
-def test_nan_and_infinities(device, function):
-    x = torch.randn(4, 9, device=device)
+@pytest.mark.parametrize("columns", [9, 400])
+def test_nan_and_infinities(device, function, columns):
+    x = torch.randn(4, columns, device=device)
     x[0, 3], x[1, 2], x[2, 0], x[2, 8] = torch.nan, torch.inf, torch.inf, -torch.inf
     with cupyops.simulate():
         found = getattr(cupyops, function)(x, 1)

@@ -10,12 +10,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 class TestVar(OperatorContract):
     function = staticmethod(cupyops.var)
     torch_function = staticmethod(torch.var)
-    kernels = {"var_fwd", "var_finish", "var_bwd", "var_bwd_rows", "var_bwd_columns"}
+    kernels = {"var_fwd", "var_finish", "var_bwd", "var_bwd_rows", "var_bwd_columns", "var_rows"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
         yield Sample(make(7, 130))  # a line
         yield Sample(make(5, 133), 1)  # whose rows begin at any alignment
+        yield Sample(make(5, 144), 1)  # rows in registers, several to a block in float32
+        yield Sample(make(3, 1088), 1)  # one to a block
         yield Sample(make(40, 24), 0)  # columns in vectors
         yield Sample(make(3, 5, 16), (0, 2))  # rows in vectors
         yield Sample(make(3, 5, 7), (0, 2))  # not in vectors
@@ -51,11 +53,12 @@ def test_little_and_nothing(device, shape, dim, correction):
         torch.testing.assert_close(found, torch.var(x, **options), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_nan_infinities_and_constants(device, dim):
-    x = torch.randn(9, 40, device=device)
+@pytest.mark.parametrize("columns, dim", [(40, 0), (40, 1), (400, 1)])
+def test_nan_infinities_and_constants(device, columns, dim):
+    x = torch.randn(9, columns, device=device)
     x[0, 3], x[1, 2], x[2, 0], x[2, 8] = torch.nan, torch.inf, torch.inf, -torch.inf
     x[:, 20], x[5] = 3.0, 3.0
+    x[6, 0] = -torch.inf
     found, expected = [], []
     for values, library in ((found, cupyops), (expected, torch)):
         leaf = x.clone().requires_grad_()
@@ -68,14 +71,18 @@ def test_nan_infinities_and_constants(device, dim):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rows_of_more_than_a_thread_has_at_once(device, dtype):
     """No sample: in float64 PyTorch's own result of so many is off by more than what a sample is allowed."""
-    x = torch.randn(2, 8203, device=device).to(dtype)
-    with cupyops.simulate():
-        found = cupyops.var(x, 1)
-    torch.testing.assert_close(found, torch.var(x.double(), 1).to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
+    x = torch.randn(2, 8203, device=device).to(dtype).requires_grad_()
+    found = []
+    for function, leaf in ((cupyops.var, x), (torch.var, x.detach().double().requires_grad_())):
+        with cupyops.simulate():
+            y = function(leaf, 1)
+            found.append([y.to(dtype), torch.autograd.grad(y, leaf, torch.full_like(y, 4096))[0].to(dtype)])
+    torch.testing.assert_close(*found, rtol=torch.finfo(dtype).eps, atol=1e-7)
 
 
 @pytest.mark.parametrize(
-    "shape, dim", [((3, 5000), 1), ((5000, 3), 0), ((5000, 16), 0), ((40, 8, 16), (0, 2)), ((17000, 2), 0)]
+    "shape, dim",
+    [((3, 5000), 1), ((3, 50000), 1), ((5000, 3), 0), ((5000, 16), 0), ((40, 8, 16), (0, 2)), ((17000, 2), 0)],
 )
 def test_a_large_mean_does_not_cancel(device, shape, dim):
     x = 4096 + torch.randn(shape, device=device)
@@ -87,7 +94,10 @@ def test_a_large_mean_does_not_cancel(device, shape, dim):
 @pytest.mark.parametrize(
     "shape, dim",
     [
+        ((3, 101), 1),
         ((3, 1001), 1),
+        ((3, 200), 1),
+        ((3, 8000), 1),
         ((7, 70000), 1),
         ((40, 24), 0),
         ((19, 33), 0),

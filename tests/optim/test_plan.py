@@ -10,10 +10,12 @@ import torch
 from optim.contract import kernels, parameters, set_grads
 from optim.test_lion import Paper
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import cupyops
 from cupyops.common import multi_tensor
 from cupyops.optim.fused import Fused
+from cupyops.optim.plan import Plan
 
 SHAPES = [(3, 3), (7,), (2, 5)]
 
@@ -260,6 +262,86 @@ def test_from_the_simulator_and_back():
         assert trace.routes() == {"simulator" if step % 3 else "reference"}
         steps(lists[1:], optimizers[1:], step, 1)
     torch.testing.assert_close(*lists)
+
+
+def double(states):
+    for state in states:
+        for one in state.values():
+            if one is not None:
+                one.data = one.data * 2
+
+
+def test_state_is_looked_at_once_it_is_shown(device, pair, monkeypatch):
+    """Before that nobody can have changed it."""
+    looked, states = [], Plan._states
+    monkeypatch.setattr(Plan, "_states", lambda self, *args: looked.append(1) or states(self, *args))
+    lists, optimizers = make(pair, device)
+    with kernels(device):
+        steps(lists, optimizers, 0, 2)
+        del looked[:]
+        steps(lists, optimizers, 2, 2)
+        assert len(looked) == (2 if pair[0] is OurAdam else 0), "what is counted on the device is needed itself"
+        kept = [list(optimizer.state.values()) for optimizer in optimizers]
+        del looked[:]
+        steps(lists, optimizers, 4, 2)
+        assert len(looked) == 2
+        for one in kept:
+            double(one)
+        steps(lists, optimizers, 6, 2)
+    torch.testing.assert_close(*lists)
+
+
+def test_state_that_was_had_before_there_was_any(device, pair):
+    lists, optimizers = make(pair, device)
+    kept = [optimizer.state for optimizer in optimizers]
+    with kernels(device):
+        steps(lists, optimizers, 0, 3)
+        for one in kept:
+            double(one.values())
+        steps(lists, optimizers, 3, 2)
+    torch.testing.assert_close(*lists)
+
+
+def test_state_that_was_loaded_is_somebody_s(device, pair):
+    lists, optimizers = make(pair, device)
+    with kernels(device):
+        steps(lists, optimizers, 0, 3)
+        loaded = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
+        optimizers = [cls(params, lr=0.1, **pair[2]) for cls, params in zip(pair, lists)]
+        for optimizer, one in zip(optimizers, loaded):
+            optimizer.load_state_dict(one)
+        steps(lists, optimizers, 3, 3)
+        for one in loaded:  # but for the steps, of which ours makes its own
+            double({name: t for name, t in state.items() if name != "step"} for state in one["state"].values())
+        steps(lists, optimizers, 6, 2)
+    torch.testing.assert_close(*lists)
+
+
+def test_state_is_given_as_pytorch_gives_it(device, pair):
+    """As it is after the step, whenever it is asked for."""
+    lists, optimizers = make(pair, device)
+    with kernels(device):
+        steps(lists, optimizers, 0, 4)
+    for ours, theirs in zip(*([optimizer.state[p] for p in params] for optimizer, params in zip(optimizers, lists))):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_hooks_of_all_optimizers_and_the_profiler(device):
+    (params, _), (optimizer, _) = make(PAIRS["adamw"], device)
+    calls = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda *_: calls.append("pre")),
+        register_optimizer_step_post_hook(lambda *_: calls.append("post")),
+    ]
+    with kernels(device):
+        steps([params], [optimizer], 0, 2)
+        for handle in handles:
+            handle.remove()
+        steps([params], [optimizer], 2, 1)
+        assert calls == ["pre", "post"] * 2
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            steps([params], [optimizer], 3, 1)
+    assert "Optimizer.step#AdamW.step" in {event.name for event in profile.events()}
 
 
 def test_nothing_is_kept_alive(device, pair):

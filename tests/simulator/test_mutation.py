@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from simulator.cases import CUBINS
 
 from cupyops.compilation import compiler
 
@@ -46,8 +47,9 @@ BOUNDS = [
 
 @pytest.fixture(scope="module")
 def examiner(tmp_path_factory):
-    """Mutants are kept where no other test looks, and have no machine code."""
+    """Mutants are kept where no other test looks, and have no machine code; what is unmutated may be compiled already."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUPYOPS_CUBIN_PATH", str(CUBINS))
         patch.setenv("CUPYOPS_CACHE_DIR", str(tmp_path_factory.mktemp("mutants")))
         patch.setattr(compiler, "compile", mutation.ptx_alone)
         patch.setattr(compiler, "_memory", {})

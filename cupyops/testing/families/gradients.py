@@ -204,7 +204,7 @@ def _only_what_is_needed() -> Iterator[None]:
 def _watched(of: Definition, role: Backward, unneeded: list[str]) -> Callable[..., Any]:
     """The role, which also notes the gradients that it gives though they are not needed."""
 
-    def backward(grads: Any, outputs: Any, saved: Any, args: Any, needs: Any) -> Any:
+    def backward(grads: Any, outputs: Any, saved: Any, args: Any, needs: Any, last: bool = False) -> Any:
         def launch(*given: Any) -> Any:
             found = role.launch(*given)
             at_hand = {_memory(tensor) for tensor in tensors_of(given)}
@@ -216,7 +216,7 @@ def _watched(of: Definition, role: Backward, unneeded: list[str]) -> Callable[..
 
         spy = copy.copy(role)
         spy.launch = launch
-        return spy(grads, outputs, saved, args, needs)
+        return spy(grads, outputs, saved, args, needs, last)
 
     return backward
 

@@ -1,0 +1,150 @@
+// Groups that shared memory holds, of other planes.
+//
+// Packs are cut by 16-byte boundaries on their way to shared memory and back; between, threads meet an element or two at a
+// time, never of two channels. A plane is cut into pieces, each of LANES neighbouring threads:
+//
+//     |0.......|1.......|2...|0.......|1.......|2...|       three pieces of a plane, two planes of a group
+#pragma once
+
+#include "common/async.cuh"
+#include "common/group_norm.cuh"
+
+struct Pieces {
+  long long count, each, of_block;  // pieces of a group; elements of a piece but the last of a plane; pieces of a block
+  Divisor of_plane;  // pieces of a plane
+};
+
+// The elements of a tensor of `all`, from a 16-byte boundary on, that a block has, and may write.
+template <typename T> struct Span {
+  static constexpr int W = kVecWidth<T>;
+  long long begin, end, all;
+
+  // How far into a pack they begin.
+  __device__ __forceinline__ int before() const { return int(begin) & (W - 1); }
+
+  // f(pack, at) for the packs that hold them, dealt out over the block: the number, and where in the tensor it begins.
+  template <typename F> __device__ __forceinline__ void each_pack(F f) const {
+    const int packs = int(end - begin + before() + W - 1) / W;
+    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < packs; i += blockDim.x * blockDim.y) {
+      f(i, begin - before() + i * (long long)W);
+    }
+  }
+  template <typename F> __device__ __forceinline__ void each_element(long long at, F f) const {
+#pragma unroll 1
+    for (int e = 0; e < W; ++e) {
+      if (begin <= at + e && at + e < end) f(e);
+    }
+  }
+
+  __device__ __forceinline__ void fetch(const T* tensor, uint4* room) const {
+    each_pack([&](int i, long long at) {
+      if (at + W <= all) return fetch16(room + i, tensor + at);
+      room[i] = make_uint4(0, 0, 0, 0);
+      each_element(at, [&](int e) { reinterpret_cast<T*>(room + i)[e] = tensor[at + e]; });
+    });
+  }
+  __device__ __forceinline__ void store(T* tensor, const uint4* room) const {
+    each_pack([&](int i, long long at) {
+      if (at >= begin && at + W <= end) return store16(tensor + at, room[i]);
+      each_element(at, [&](int e) { tensor[at + e] = reinterpret_cast<const T*>(room + i)[e]; });
+    });
+  }
+};
+
+// Neighbours in shared memory that make a word, of half types two, or the first of them alone.
+template <typename T> struct Few {
+  static constexpr int kMost = sizeof(T) == 2 ? 2 : 1;
+  Vec<T, kMost> of;
+
+  static __device__ __forceinline__ Few load(const T* from, int count) {
+    Few few;
+    if (count == kMost) few.of = load_vec<T, kMost>(from);
+    else few.of.data[0] = *from;
+    return few;
+  }
+  template <typename F> static __device__ __forceinline__ void store(T* to, int count, F f) {
+    if (count == 1) *to = from_acc<T>(f(0));
+    else if constexpr (kMost == 2) *reinterpret_cast<unsigned*>(to) = rounded_pair(f(0), f(1), T());
+  }
+  __device__ __forceinline__ acc_t<T> operator[](int e) const { return to_acc(of.data[e]); }
+};
+
+// What a thread has of a row by pieces.
+template <typename T, int LANES> struct Share {
+  const Pieces& pieces;
+  int plane, first, last, lane;  // the block's pieces
+  long long row, size;
+  bool live;
+  Span<T> span;
+
+  template <typename Threads>
+  __device__ __forceinline__ Share(const Threads& threads, const Pieces& pieces, const Groups& groups, long long rows,
+                                   long long size)
+      : pieces(pieces), plane(int(groups.plane.divisor)), size(size) {
+    const long long above = threads.group() * blockDim.y, below = min(above + blockDim.y, rows);
+    first = int(min(threads.part() * pieces.of_block, pieces.count));
+    last = int(min(first + pieces.of_block, pieces.count));
+    lane = threadIdx.x % LANES;
+    row = above + threadIdx.y, live = row < rows;
+    span = {above * size + start(first), (below - 1) * size + start(last), rows * size};
+  }
+
+  // Where in `room` the row would begin.
+  __device__ __forceinline__ T* own(uint4* room) const {
+    return reinterpret_cast<T*>(room) + (span.before() + row * size - span.begin);
+  }
+
+  __device__ __forceinline__ int channel(int piece) const { return pieces.of_plane.divide(piece); }
+  __device__ __forceinline__ int start(int piece) const {
+    const int c = channel(piece);
+    return c * plane + (piece - c * int(pieces.of_plane.divisor)) * int(pieces.each);
+  }
+
+  // f(value) for this thread's part of what the block has of the row, dealt out in packs.
+  template <typename F> __device__ __forceinline__ void each_value(uint4* room, F f) const {
+    constexpr int W = kVecWidth<T>;
+    const int begin = int(own(room) - reinterpret_cast<T*>(room)) + start(first),
+              end = begin + start(last) - start(first);
+#pragma unroll 2
+    for (int i = begin / W + threadIdx.x; live && i * W < end; i += blockDim.x) {
+      const uint4 words = room[i];
+      const Pack<T> pack = {words.x, words.y, words.z, words.w};
+      const bool whole = i * W >= begin && (i + 1) * W <= end;
+#pragma unroll
+      for (int e = 0; e < W; ++e) {
+        if (whole || (i * W + e >= begin && i * W + e < end)) f(pack[e]);
+      }
+    }
+  }
+
+  // f(piece, channel, from, to) for each of this thread's pieces, equally often in all threads of a warp: some may be empty.
+  template <typename F> __device__ __forceinline__ void each(F f) const {
+    for (int next = first; next < last; next += blockDim.x / LANES) {
+      const int piece = next + threadIdx.x / LANES, c = channel(piece), from = start(piece);
+      f(piece, c, from, live && piece < last ? min(from + int(pieces.each), (c + 1) * plane) : 0);
+    }
+  }
+
+  // use(i, count, load(i, count)) for the `count` elements from i on of this thread's part of a piece: as many as a word
+  // has, but where the piece begins or ends within one. Several are loaded before any is used.
+  template <typename Load, typename Use>
+  __device__ __forceinline__ void elements(const T* own, int from, int to, Load load, Use use) const {
+    constexpr int N = Few<T>::kMost, U = LANES == 32 ? 4 : 2, kStep = N * LANES;
+    if (N > 1 && reinterpret_cast<unsigned long long>(own + from) % (N * sizeof(T)) != 0) {
+      if (lane == 0 && from < to) use(from, 1, load(from, 1));
+      ++from;
+    }
+    int i = from + N * lane;
+#pragma unroll 1
+    for (; i + (U - 1) * kStep + N <= to; i += U * kStep) {
+      decltype(load(0, N)) values[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) values[u] = load(i + u * kStep, N);
+#pragma unroll
+      for (int u = 0; u < U; ++u) use(i + u * kStep, N, values[u]);
+    }
+#pragma unroll 1
+    for (; i + N <= to; i += kStep) use(i, N, load(i, N));
+    if (N > 1 && i < to) use(i, 1, load(i, 1));
+  }
+};
