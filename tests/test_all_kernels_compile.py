@@ -1,22 +1,19 @@
 """Every built-in kernel compiles for every dtype and architecture, from Turing to Blackwell. NVRTC needs no GPU.
 
-For sm_80 all instances compile: the simulator runs their PTX. For sm_75 one instance for each kernel and dtype: for half
-types alone, of which CUDA's headers have code of its own, where the sources have none; for sm_90 all of bfloat16, whose PTX
-is another. Where nothing but the compiler's last stage differs, one for each kernel, its dtype changing from one
-architecture to the next.
-`python -m cupyops compile` compiles all for all.
+For sm_80 all instances compile: the simulator runs their PTX. Each kernel also compiles for sm_75 and for sm_90, an instance
+of bfloat16, of which CUDA's headers have code of their own there, and one of another dtype; tests/simulator makes the PTX of
+all others that have code of their own for sm_90. Of the rest, where nothing but the compiler's last stage differs, each
+kernel compiles for one. `python -m cupyops compile` compiles all for all.
 
 One test for each kernel and architecture, so that pytest-xdist spreads them over processes. What is compiled is kept in
 build/cubins, which `make demo` uses too: as long as a kernel's text is the same, the next run has it already.
 """
 
 import re
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
-from architectures import own_code
 
 import cupyops.nn
 import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
@@ -24,7 +21,6 @@ from cupyops import kernel
 from cupyops.cli import jobs
 from cupyops.compilation import cache, source
 
-HALF = {torch.float16, torch.bfloat16}
 CUBINS = Path(__file__).resolve().parent.parent / "build" / "cubins"
 
 BUILT_IN = {path.name: source.load(path) for path in sorted(source.cuda_src().glob("*.cu"))}
@@ -48,29 +44,33 @@ def test_every_cuda_function_has_a_kernel():
     assert known == declared
 
 
+OTHERS = [arch for arch in jobs.ARCHS if arch not in ("sm_75", "sm_80", "sm_90")]
+
+
 def values_for(tested, arch):
-    """The template values whose instances are compiled for `arch`."""
-    by_dtype = defaultdict(list)
-    for values in tested.combinations():
-        by_dtype[tuple(value for value in values if isinstance(value, torch.dtype))].append(values)
-    turn = jobs.ARCHS.index(arch)
-    for number, (dtypes, alike) in enumerate(by_dtype.items()):
-        if arch == "sm_80" or (arch == "sm_90" and torch.bfloat16 in dtypes):
-            yield from alike
-        elif number == turn % len(by_dtype) or (
-            arch == "sm_75" and (HALF & {*dtypes} or own_code(tested.source, 75, 80))
-        ):
-            yield alike[(turn + number) % len(alike)]
+    """The template values whose instances are compiled for `arch`: all, or a few that change from kernel to kernel."""
+    every = tested.combinations()
+    turn = KERNELS.index(tested)
+    if arch == "sm_80":
+        return every
+    if arch in OTHERS:
+        return [every[turn % len(every)]] if turn % len(OTHERS) == OTHERS.index(arch) else []
+    bfloat16 = [values for values in every if torch.bfloat16 in values]
+    others = [values for values in every if torch.bfloat16 not in values]
+    return [alike[turn % len(alike)] for alike in (bfloat16, others) if alike]
+
+
+CASES = [(tested, arch) for arch in jobs.ARCHS for tested in KERNELS if values_for(tested, arch)]
 
 
 def test_every_instance_compiles_for_some_architecture():
     for tested in KERNELS:
-        chosen = {tested.expression(values) for arch in jobs.ARCHS for values in values_for(tested, arch)}
+        chosen = {tested.expression(values) for of, arch in CASES if of is tested for values in values_for(of, arch)}
         assert chosen == set(tested.instances())
+    assert {arch for _, arch in CASES} == set(jobs.ARCHS)
 
 
-@pytest.mark.parametrize("arch", jobs.ARCHS)
-@pytest.mark.parametrize("tested", KERNELS, ids=lambda k: f"{k.source.name}-{k.base}")
+@pytest.mark.parametrize("tested, arch", CASES, ids=[f"{k.source.name}-{k.base}-{arch}" for k, arch in CASES])
 def test_compiles(tested, arch):
     CUBINS.mkdir(parents=True, exist_ok=True)
     for values in values_for(tested, arch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -16,7 +17,6 @@ import few_channels
 import gemms
 import pytest
 import torch
-from architectures import own_code
 from contract import Make, OperatorContract, Sample
 from softmaxes import SoftmaxContract
 
@@ -26,11 +26,12 @@ from cupyops import kernel
 from cupyops.cli import jobs
 from cupyops.common import gemm, held, linear_losses, softmaxes
 from cupyops.compilation import cache as disk
-from cupyops.compilation import source
+from cupyops.compilation import compiler, source
 from cupyops.launching.ctype import c_token
 
 TESTS = Path(__file__).resolve().parents[1]
 CUBINS = TESTS.parent / "build" / "cubins"  # where the tests of compilation keep theirs
+TEXTS = TESTS.parent / "build" / "ptx"  # PTX without machine code, as entries of the same names
 CPU = torch.device("cpu")
 HALF = (torch.float16, torch.bfloat16)
 
@@ -51,25 +52,36 @@ def instances(file: str, dtype: torch.dtype) -> list[jobs.Job]:
 
 
 def ptx(job: jobs.Job, arch: str) -> str:
-    """The text of an instance, from the folder of compiled kernels, without the line that names the architecture."""
-    job = jobs.Job(job.source, job.name, arch, job.options)
-    CUBINS.mkdir(parents=True, exist_ok=True)
-    outcome = jobs.compile_one(job, CUBINS)
-    assert not outcome.error, outcome.error
-    binary = disk.read_entry(CUBINS, job.stem)
-    assert binary is not None
+    """The text of an instance, without the line that names the architecture; kept, for the simulator runs it too.
+
+    Machine code is made for sm_80, as the tests of compilation want it; else the text alone, which is quicker.
+    """
+    job = replace(job, arch=arch)
+    binary = disk.read_entry(CUBINS, job.stem) or disk.read_entry(TEXTS, job.stem)
+    if binary is None:
+        alone = arch != "sm_80"
+        folder, target = (TEXTS, arch.replace("sm", "compute")) if alone else (CUBINS, arch)
+        binary, cubin = compiler.compile(job.source, job.name, target, job.options)
+        folder.mkdir(parents=True, exist_ok=True)
+        disk.write_entry(folder, job.stem, replace(binary, arch=arch), cubin)
     return re.sub(r"^\.target.*$", "", binary.ptx, flags=re.MULTILINE)
+
+
+_ASKED = re.compile(r"__CUDA_ARCH__( >= (\d+))?")
+
+
+def has_own_code(of: source.Source) -> bool:
+    """Whether the preprocessor may find another text for sm_90 than for sm_80 in a source and what it includes."""
+    asked = [number for text in (of.text, *of.includes.values()) for _, number in _ASKED.findall(text)]
+    return any(not number or 80 < int(number) // 10 <= 90 for number in asked)
 
 
 def differs(job: jobs.Job, dtype: torch.dtype) -> bool:
     """Whether the text of an instance for sm_90 is another than for sm_80.
 
-    It may be for bfloat16, of which CUDA's headers have more there, and where the sources have code for sm_90. Machine code
-    for sm_90 is made where the tests of compilation want it too; else the text alone, which is quicker.
+    It may be for bfloat16, of which CUDA's headers have more there, and where the sources have code for sm_90.
     """
-    if dtype != torch.bfloat16 and not own_code(job.source, 80, 90):
-        return False
-    return ptx(job, "sm_80") != ptx(job, "sm_90" if dtype == torch.bfloat16 else "compute_90")
+    return (dtype == torch.bfloat16 or has_own_code(job.source)) and ptx(job, "sm_80") != ptx(job, "sm_90")
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------

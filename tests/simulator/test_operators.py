@@ -19,6 +19,7 @@ from simulator import cases
 from simulator.cases import CPU, FILES, KERNELS
 
 import cupyops
+from cupyops.compilation import compiler
 
 # PyTorch says so once in a process, of a sample of conv2d
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -27,10 +28,14 @@ EXAMPLES = cases.TESTS.parent / "examples"
 CONTRACTS = list(dict.fromkeys(contract for found in cases.contracts().values() for contract in found))
 
 
+FOUND = {}  # what these tests have found: other tests may want machine code too
+
+
 @pytest.fixture(autouse=True)
 def kept_binaries(monkeypatch):
-    """Kernels come from the folder that the tests of compilation fill, and go there."""
-    monkeypatch.setenv("CUPYOPS_CUBIN_PATH", str(cases.CUBINS))
+    """Kernels come from the folders that `cases.ptx` and the tests of compilation fill."""
+    monkeypatch.setenv("CUPYOPS_CUBIN_PATH", f"{cases.CUBINS}{os.pathsep}{cases.TEXTS}")
+    monkeypatch.setattr(compiler, "_memory", FOUND)
 
 
 @contextmanager
