@@ -5,7 +5,9 @@
 //     grad_weight = sum(grad_y xhat),   grad_bias = sum(grad_y)                                     over the rows
 #pragma once
 
+#include "common/fetched.cuh"
 #include "common/norm.cuh"
+#include "common/row_sums.cuh"
 
 constexpr int kBackwardThreads = 512;
 
