@@ -13,8 +13,10 @@
 // backward, as in layer_norm.cu.
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
+#include "common/norm_rows_bwd.cuh"
 #include "common/norm_small.cuh"
 #include "common/norm_wide.cuh"
+#include "common/norm_wide_bwd.cuh"
 
 // Grid, block, shared memory, ownership, weight: see norm_rows(); weight may be null.
 template <typename T, int K, bool VECTORS>

@@ -1,15 +1,15 @@
-// What the normalisations share: what a row is normalised by, the tensors of forward, and how y follows. CENTRED: about the
-// mean, as layer_norm; else about 0, as rms_norm.
+// What the normalisations share: what a row is normalised by, the tensors of forward, and how y follows. CENTRED: about
+// the mean, as layer_norm; else about 0, as rms_norm.
 //
-// Forward and backward take rows by their length. Each form has a header of its own:
+// Rows are taken by their length, each form having a header of its own:
 //
 //     norm_small.cuh                        a few elements, off 16-byte boundaries: a thread takes a row; backward too
-//     norm_rows.cuh     norm_rows_bwd.cuh   what a block, in backward a cluster, holds in registers, or on their way
-//     norm_held.cuh                         what a block holds in shared memory
-//     norm_wide.cuh     norm_wide_bwd.cuh   the longest: read twice
+//     norm_rows.cuh     norm_rows_bwd.cuh   what a block, in backward also a cluster, holds: each is read once
+//     norm_held.cuh                         what only the shared memory of a block holds: read once
+//     norm_wide.cuh     norm_wide_bwd.cuh   longer ones: read twice
 //
-// Of rows that are held, mean and variance are of two passes; of the longest each thread takes the moments of what it reads
-// at a time. norm_bwd.cuh has what those of backward share.
+// Of rows that are held, mean and variance are of two passes; of longer ones each thread takes the moments of what it
+// reads at a time.
 #pragma once
 
 #include "common/moments.cuh"

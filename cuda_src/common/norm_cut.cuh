@@ -1,5 +1,5 @@
-// Forward of rows off 16-byte boundaries, as Cut has them: packs of what is written, which begin at boundaries, and for some
-// threads an element more. What such packs meet of weight and bias begins at a boundary too, once that is shifted.
+// Forward of rows off 16-byte boundaries, as Cut has them: packs of what is written, which begin at boundaries, and one
+// element more for some threads. What the packs meet of weight and bias is shifted first, to begin at boundaries too.
 #pragma once
 
 #include "common/norm.cuh"
