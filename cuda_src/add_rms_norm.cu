@@ -11,7 +11,12 @@
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253), bf16: 32768x4096 4030 / 3982, 8192x16384 4039
 // / 3935, 131072x1000 3948 / 3845, 32768x4095 3964 / 3532, 2048x50257 3246 / 2254; fp32: 32768x4096 4029 / 4152. Lost: in
 // backward, the packs of odd rows, which columns meet at another place in each row.
+#include "common/norm_held.cuh"
+#include "common/norm_rows.cuh"
+#include "common/norm_rows_bwd.cuh"
 #include "common/norm_small.cuh"
+#include "common/norm_wide.cuh"
+#include "common/norm_wide_bwd.cuh"
 
 // Grid, block, shared memory, ownership, weight: see norm_rows(); weight may be null.
 template <typename T, int K, bool VECTORS>

@@ -13,12 +13,10 @@
 // 4104, of 50257x768 bf16 2926 / 2675, fp32 3500 / 3310, of 50257x4095 bf16 3699 / 3017, of 50257x4096 3767 / 3790; in
 // backward of 50257x768 bf16 as often as words are 1715, one row alone 1596. Lost: in backward two launches before the one
 // that moves the bytes, and where a row is named often, the blocks that find its positions and add them.
-#include "common/reduce.cuh"
-#include "common/spans.cuh"
+#include "common/embedding_lists.cuh"
+#include "common/embedding_sums.cuh"
 
 constexpr int kThreads = 256;  // of a block, at most
-constexpr int kListed = 32;  // positions of a list that is not long
-constexpr int kLinked = 1 << 15;  // indices, at most, that are not sorted
 constexpr int kSlots = 128;  // positions at which lists may begin, for a block, at most
 constexpr int kAdded = 32 * kListed;  // positions of all short lists of a block, at most
 
@@ -75,21 +73,6 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// What backward knows of the positions that name a row, `zeros` being there at the start. Those of row r lie at
-// lists + stride * (first[r] - 1), length[first[r] - 1] of them; first[r] is 0 where there are none.
-struct Lists {
-  int *first, *length, *done, *found, *lists;
-  int2* pieces;  // `found` of them: (first[row] - 1, which of its pieces)
-
-  __device__ __forceinline__ Lists(int* zeros, int* scratch, long long rows, long long count, int most)
-      : first(zeros),
-        length(first + rows),
-        done(length + count),
-        found(done + count),
-        lists(scratch + 2 * most),
-        pieces(reinterpret_cast<int2*>(scratch)) {}
-};
-
 // Grid: ceil(count / blockDim.x). Block: kThreads. Makes lists of a stride of kListed: in any order, and of a longer list
 // the pieces alone. T: of grad_y, as everywhere.
 template <typename T>
@@ -113,16 +96,6 @@ __global__ void embedding_bwd_link(const long long* __restrict__ indices, int* z
   if (place == kListed || (place > 0 && place % piece == 0)) to.pieces[atomicAdd(to.found, 1)] = {list, place / piece};
 }
 
-// The first position from `begin` on whose key is another.
-__device__ __forceinline__ int end_of(const int* keys, int key, int begin, int count) {
-  while (begin < count) {
-    const int middle = begin + (count - begin) / 2;
-    if (keys[middle] == key) begin = middle + 1;
-    else count = middle;
-  }
-  return begin;
-}
-
 // Grid: ceil(count / blockDim.x). Block: kThreads. The same of indices that are sorted, `keys`, and of where each was,
 // `order`: lists of a stride of 1.
 template <typename T>
@@ -141,200 +114,6 @@ __global__ void embedding_bwd_segments(const int* __restrict__ keys, const long 
   if (length <= kListed) return;
   const int pieces = (length + piece - 1) / piece, begin = atomicAdd(to.found, pieces);
   for (int which = 0; which < pieces; ++which) to.pieces[begin + which] = {i, which};
-}
-
-// Of the ascending positions of `row`, those from number `begin` on, `count` at most, to shared memory. All of a block.
-__device__ __forceinline__ void find_positions(const long long* indices, int indices_count, int row, int begin,
-                                               int count, unsigned* bits, int* found) {
-  constexpr int U = 8;
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warps = blockDim.x * blockDim.y / kWarp;
-  const int lane = thread % kWarp, words = (indices_count + kWarp - 1) / kWarp;
-#pragma unroll 1
-  for (int first = thread / kWarp; first < words; first += U * warps) {
-    bool named[U];
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      const int i = (first + u * warps) * kWarp + lane;
-      named[u] = indices[i < indices_count ? i : 0] == row && i < indices_count;
-    }
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      const unsigned word = __ballot_sync(kFullMask, named[u]);
-      if (lane == 0 && first + u * warps < words) bits[first + u * warps] = word;
-    }
-  }
-  __syncthreads();
-  if (thread < kWarp) {
-    const int each = (words + kWarp - 1) / kWarp, first = lane * each < words ? lane * each : words;
-    const int last = first + each < words ? first + each : words;
-    int total = 0;
-    for (int word = first; word < last; ++word) total += __popc(bits[word]);
-    int number = total;
-#pragma unroll
-    for (int offset = 1; offset < kWarp; offset *= 2) {
-      const int other = __shfl_up_sync(kFullMask, number, offset);
-      number += lane >= offset ? other : 0;
-    }
-    number -= total + begin;
-    for (int word = first; word < last; ++word) {
-      unsigned left = bits[word];
-      if (number + __popc(left) <= 0 || number >= count) {
-        number += __popc(left);
-        continue;
-      }
-      for (; left != 0; left &= left - 1, ++number) {
-        if (number >= 0 && number < count) found[number] = word * kWarp + __ffs(left) - 1;
-      }
-    }
-  }
-}
-
-// The columns of a row of grad_weight that are one vector of it: K of them, aligned in whole rows only.
-template <typename T, Lie LIE> __device__ __forceinline__ Span<T, LIE> columns_of(const T* to, int unit,
-                                                                                  long long size) {
-  constexpr int W = kVecWidth<T>;
-  const int past = LIE == kWhole ? 0 : int(reinterpret_cast<unsigned long long>(to) & 15) / int(sizeof(T));
-  const long long col = unit * (long long)W - past;
-  return {0, col, col < 0 ? past : 0, size - col < W ? int(size - col) : W};
-}
-
-template <typename A, typename T, int W> __device__ __forceinline__ void add_to(Vec<A, W>& sum,
-                                                                                const Vec<T, W>& value) {
-#pragma unroll
-  for (int k = 0; k < W; ++k) sum.data[k] += to_acc(value.data[k]);
-}
-
-template <typename T, Lie LIE, typename A, int W>
-__device__ __forceinline__ void store_sum(T* to, const Span<T, LIE>& span, Vec<A, W> sum, int divisor) {
-  if (divisor > 1) {
-#pragma unroll
-    for (int k = 0; k < W; ++k) sum.data[k] /= A(divisor);
-  }
-  Vec<T, W> rounded;
-#pragma unroll
-  for (int k = 0; k < W; ++k) rounded.data[k] = from_acc<T>(sum.data[k]);
-  span.store(to, 0, rounded);
-}
-
-// What is added: rows of grad_y by their positions, or pieces' sums by their numbers.
-template <typename T> struct Given {
-  const T* grad_y;
-  long long size;
-
-  template <Lie LIE> __device__ __forceinline__ Vec<T, kVecWidth<T>> load(int position, long long,
-                                                                          Span<T, LIE> columns) const {
-    columns.row = position;
-    return columns.load(grad_y, size);
-  }
-};
-
-template <typename T> struct Sums {
-  acc_t<T>* partial;
-  long long pitch;
-
-  template <Lie LIE> __device__ __forceinline__ Vec<acc_t<T>, kVecWidth<T>> load(int number, long long unit,
-                                                                                 const Span<T, LIE>&) const {
-    return load_vec<acc_t<T>, kVecWidth<T>>(partial + number * pitch + unit * kVecWidth<T>);
-  }
-};
-
-// To `sum` the rows number `first`, `first` + `step` and so on of a list.
-template <int LOADS, Lie LIE, typename From, typename T, typename A, int W>
-__device__ __forceinline__ void add_rows(Vec<A, W>& sum, const int* list, int first, int count, int step,
-                                         const From& from, long long unit, const Span<T, LIE>& columns) {
-  constexpr int U = LIE == kWhole ? LOADS : LIE == kAcross ? LOADS / 2 : 1;
-#pragma unroll 1
-  for (int i = first; i < count; i += U * step) {
-    decltype(from.load(0, unit, columns)) rows[U];
-#pragma unroll
-    for (int u = 0; u < U; ++u) {  // no branch: in it a load is waited for
-      rows[u] = from.load(list[i + u * step < count ? i + u * step : i], unit, columns);
-    }
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      if (i + u * step < count) add_to(sum, rows[u]);
-    }
-  }
-}
-
-// The rows of `list` that a block has in shared memory, added: its threads in y each take some, and `sums`, of all
-// threads, brings them together. To `partial`, or divided and rounded to a row of grad_weight.
-template <typename T, Lie LIE, typename From>
-__device__ __forceinline__ void add_up(T* to, acc_t<T>* partial, long long size, const int* list, int count,
-                                       int divisor, Vec<acc_t<T>, kVecWidth<T>>* sums, const From& from) {
-  constexpr int W = kVecWidth<T>;
-#pragma unroll 1
-  for (long long first = 0; columns_of<T, LIE>(to, first, size).end > 0; first += blockDim.x) {
-    const long long unit = first + threadIdx.x;
-    const Span<T, LIE> own = columns_of<T, LIE>(to, unit, size);
-    const bool inside = own.end > 0;
-    const Span<T, LIE> columns = inside ? own : columns_of<T, LIE>(to, first, size);
-    Vec<acc_t<T>, W> sum = {};
-    add_rows<8>(sum, list, threadIdx.y, count, blockDim.y, from, inside ? unit : first, columns);
-    if (blockDim.y > 1) {
-      __syncthreads();
-      sums[threadIdx.y * blockDim.x + threadIdx.x] = sum;
-      __syncthreads();
-      if (threadIdx.y > 0) continue;
-      for (int y = 1; y < blockDim.y; ++y) add_to(sum, sums[y * blockDim.x + threadIdx.x]);
-    }
-    if (!inside) continue;
-    if (partial == nullptr) store_sum<T>(to, columns, sum, divisor);
-    else store_vec<acc_t<T>, W>(partial + unit * W, sum);
-  }
-}
-
-// Zeros to a row of grad_weight, by `width` lanes.
-template <typename T, Lie LIE> __device__ __forceinline__ void clear_row(T* to, long long size, int lane, int width) {
-#pragma unroll 1
-  for (long long unit = lane;; unit += width) {
-    const Span<T, LIE> columns = columns_of<T, LIE>(to, unit, size);
-    if (columns.col >= size) break;
-    columns.store(to, 0, {});
-  }
-}
-
-// A position, and the row that it names: ~row where the list goes on.
-struct Added {
-  int position, signed_row;
-
-  __device__ __forceinline__ bool is_last() const { return signed_row >= 0; }
-  __device__ __forceinline__ int row() const { return signed_row < 0 ? ~signed_row : signed_row; }
-};
-
-// One vector of columns of lists [begin, end) of `added`, to their rows of grad_weight. Loads do not stop at the end of a
-// list.
-template <typename T, Lie LIE>
-__device__ __forceinline__ void write_lists(T* grad_weight, long long size, int unit, const Added* added, int begin,
-                                            int end, bool by_freq, const Given<T>& given) {
-  constexpr int W = kVecWidth<T>, U = LIE == kWhole ? 8 : LIE == kAcross ? 4 : 1;
-  Vec<acc_t<T>, W> sum = {};
-  int length = 0;
-#pragma unroll 1
-  for (int first = begin; first < end; first += U) {
-    Vec<T, W> rows[U];
-#pragma unroll
-    for (int u = 0; u < U; ++u) {  // no branch: in it a load is waited for
-      const Added one = added[first + u < end ? first + u : first];
-      const T* to = grad_weight + one.row() * size;
-      const Span<T, LIE> columns = columns_of<T, LIE>(to, unit, size);
-      const bool inside = LIE == kWhole || columns.col < size;
-      rows[u] = given.load(one.position, unit, inside ? columns : columns_of<T, LIE>(to, 0, size));
-    }
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      if (u > 0 && first + u >= end) continue;
-      const Added one = added[first + u];
-      add_to(sum, rows[u]);
-      ++length;
-      if (!one.is_last()) continue;
-      T* to = grad_weight + one.row() * size;
-      const Span<T, LIE> columns = columns_of<T, LIE>(to, unit, size);
-      if (LIE == kWhole || columns.col < size) store_sum<T>(to, columns, sum, by_freq ? length : 1);
-      sum = {};
-      length = 0;
-    }
-  }
 }
 
 // Grid: `adders` blocks, `listers`, and ceil(rows / (batch * warps of a block)). Block: (x, y), kThreads at most, of whole

@@ -12,7 +12,12 @@
 // 2653 / 1658, 1000003x17 2085 / 1764. Lost: instructions, which forward and backward issue in 70 to 78% of all cycles, of
 // odd rows in backward most, and of 8192x16384 the barriers of wide rows besides; in forward of odd rows one more launch,
 // and parameters that of a long row come from L2; a row longer than shared memory holds is read twice.
+#include "common/norm_held.cuh"
+#include "common/norm_rows.cuh"
+#include "common/norm_rows_bwd.cuh"
 #include "common/norm_small.cuh"
+#include "common/norm_wide.cuh"
+#include "common/norm_wide_bwd.cuh"
 
 // Of layer_norm_fwd, at most; and blocks of a multiprocessor, at least. Half types are bound by latency: fewer registers,
 // more blocks, as far as they do without memory.

@@ -11,7 +11,12 @@
 // / 3520, 131072x1000 3936 / 3679, 32768x4095 3946 / 3328, 2048x50257 3132 / 2166, 1000003x17 2415 / 1853; fp32: 32768x4096
 // 4035 / 4097. Lost: in backward the barriers of wide rows, of which a block holds one at a time; rows of odd size in
 // backward, as in layer_norm.cu.
+#include "common/norm_held.cuh"
+#include "common/norm_rows.cuh"
+#include "common/norm_rows_bwd.cuh"
 #include "common/norm_small.cuh"
+#include "common/norm_wide.cuh"
+#include "common/norm_wide_bwd.cuh"
 
 // Grid, block, shared memory, ownership, weight: see norm_rows(); weight may be null.
 template <typename T, int K, bool VECTORS>

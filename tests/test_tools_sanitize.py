@@ -10,13 +10,14 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cupyops.compilation import compiler
+from cupyops.compilation import compiler, source
 from cupyops.errors import SimulatorError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import gpu
 import sanitize
+from operator_samples import operator_of, samples
 
 NAMES = ["relu_fwd", "relu_bwd", "softmax_fwd"]
 
@@ -103,6 +104,18 @@ def test_a_report_is_kept_whole():
 def test_a_refusal_is_no_error_of_ours():
     found = sanitize.findings(REFUSED, NAMES)
     assert found.refusal.startswith("Error: Device not supported") and not found.ours
+
+
+def test_every_file_of_kernels_is_an_operators():
+    files = {path.name for path in source.cuda_src().glob("*.cu")}
+    assert {operator_of(file) for file in files} == {name for name, _ in samples()}
+    several = {file for file in files if operator_of(file) != file.removesuffix(".cu")}
+    assert {file: operator_of(file) for file in several} == {
+        "batch_norm_columns.cu": "batch_norm",
+        "conv2d_direct.cu": "conv2d",
+        "conv2d_relu_max_pool2d_mma.cu": "conv2d_relu_max_pool2d",
+        "group_norm_wide.cu": "group_norm",
+    }
 
 
 def test_kernels_are_found_by_the_names_that_the_compiler_gives_them():

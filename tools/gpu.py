@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import torch
+from operator_samples import operator_of
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
@@ -18,7 +19,7 @@ from cupyops.kernel import Kernel, kernels
 def built_in(operators: Collection[str] | None = None) -> list[Kernel]:
     """The kernels of cuda_src, or of the files of these operators."""
     own = kernels(cuda_src())
-    return [kernel for kernel in own if operators is None or kernel.source.name.removesuffix(".cu") in operators]
+    return [kernel for kernel in own if operators is None or operator_of(kernel.source.name) in operators]
 
 
 def compile_ahead(console: Console, operators: Collection[str]) -> None:

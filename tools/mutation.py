@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from operator_samples import Call, Make, run, samples
+from operator_samples import Call, Make, operator_of, run, samples
 from torch import Tensor
 
 import cupyops
@@ -119,8 +119,8 @@ class Mutated:
 
     @property
     def operators(self) -> set[str]:
-        """The .cu files, without their ending."""
-        return {Path(kernel.source.name).stem for kernel in self.kernels}
+        """Whose kernels they are."""
+        return {operator_of(kernel.source.name) for kernel in self.kernels}
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

@@ -178,10 +178,16 @@ def _forget_plans() -> None:
 
 
 def samples() -> Iterator[tuple[str, Call]]:
-    """(the name of the .cu file without its ending, the call)."""
+    """(the operator, the call)."""
     for operator, calls in _SAMPLES.items():
         for call in calls:
             yield operator, call
+
+
+def operator_of(file: str) -> str:
+    """The operator whose kernels a .cu file has: the longest name with which the file's begins, as conv2d_direct.cu's."""
+    stem = file.removesuffix(".cu")
+    return max((name for name in _SAMPLES if f"{stem}_".startswith(f"{name}_")), key=len, default=stem)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

@@ -1,8 +1,12 @@
-// What batch_norm's kernels have in common: parameters, statistics, and what follows from them for each element.
+// What batch_norm's kernels have in common: parameters, statistics, what follows from them for each element, and how
+// what several blocks have of a channel comes together.
 #pragma once
 
 #include "common/cluster.cuh"
 #include "common/moments.cuh"
+
+constexpr int kFinishers = 32;  // threads that share the parts of a channel
+constexpr int kFinished = 8;  // channels of a block that combines parts
 
 // Element c of a parameter, or what stands for one that is not there.
 template <typename T>
@@ -95,4 +99,20 @@ template <typename V> __device__ __forceinline__ void share_in_cluster(const V& 
   if (threadIdx.x < cluster_blocks()) store_remote(all + cluster_rank(), threadIdx.x, value);
   cluster_arrive();
   cluster_wait();
+}
+
+// The parts of a channel dealt out over threadIdx.y, and merge(own, other) what threads then have, in a fixed order.
+// own(i) for the parts i, i + kFinishers, ...; kept(result) by one thread. Block: (kFinished, kFinishers).
+template <typename V, typename Own, typename Merge, typename Kept>
+__device__ __forceinline__ void finish_channel(bool live, Own own, Merge merge, Kept kept) {
+  __shared__ V shared[kFinishers][kFinished];
+  V value = {};
+  if (live) value = own(threadIdx.y);
+  for (int half = kFinishers / 2; half > 0; half /= 2) {
+    shared[threadIdx.y][threadIdx.x] = value;
+    __syncthreads();
+    if (threadIdx.y < half) merge(value, shared[threadIdx.y + half][threadIdx.x]);
+    __syncthreads();
+  }
+  if (threadIdx.y == 0 && live) kept(value);
 }

@@ -5,8 +5,6 @@
 #include "common/batch_norm.cuh"
 #include "common/columns.cuh"
 
-constexpr int kFinishers = 32;  // threads that share the parts of a channel
-constexpr int kFinished = 8;  // channels of a block that combines parts
 template <typename T> constexpr int kClusterColumns = 8 * kVecWidth<T>;  // of a tile that a cluster has, at most
 
 // The sums of column i of this block's tile: in eight that a tree adds up, which is more exact than one after the other.
@@ -20,22 +18,6 @@ template <typename A> __device__ __forceinline__ Pair<A> tile_sums(const Pair<A>
     }
   }
   return reduce_elements<Sum, 1, kSums>([&](int, int k) { return sums[k]; });
-}
-
-// The parts of a channel dealt out over threadIdx.y, and merge(own, other) what threads then have, in a fixed order.
-// own(i) for the parts i, i + kFinishers, ...; kept(result) by one thread. Block: (kFinished, kFinishers).
-template <typename V, typename Own, typename Merge, typename Kept>
-__device__ __forceinline__ void finish_channel(bool live, Own own, Merge merge, Kept kept) {
-  __shared__ V shared[kFinishers][kFinished];
-  V value = {};
-  if (live) value = own(threadIdx.y);
-  for (int half = kFinishers / 2; half > 0; half /= 2) {
-    shared[threadIdx.y][threadIdx.x] = value;
-    __syncthreads();
-    if (threadIdx.y < half) merge(value, shared[threadIdx.y + half][threadIdx.x]);
-    __syncthreads();
-  }
-  if (threadIdx.y == 0 && live) kept(value);
 }
 
 __device__ __forceinline__ void meet_tile() {

@@ -2,6 +2,7 @@
 // which lie next to each other, are copied whole.
 #pragma once
 
+#include "common/async.cuh"
 #include "common/norm_bwd.cuh"
 
 constexpr int kSmallRows = 256;  // of a block, and threads

@@ -1,4 +1,4 @@
-"""What the normalisations share: launches of the kernels of norm.cuh and norm_bwd.cuh, and checks of arguments."""
+"""What the normalisations share: launches of the forms that common/norm.cuh lists, and checks of arguments."""
 
 from __future__ import annotations
 

@@ -16,31 +16,32 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import suggested_format
 from ..operator import operator
 
+FILE, COLUMNS_FILE = "batch_norm.cu", "batch_norm_columns.cu"
 WHOLE = (False, True)
 
-batch_norm_moments = Kernel("batch_norm.cu", "batch_norm_moments<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_fwd = Kernel("batch_norm.cu", "batch_norm_fwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_fwd_cluster = Kernel("batch_norm.cu", "batch_norm_fwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_bwd_sums = Kernel("batch_norm.cu", "batch_norm_bwd_sums<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_bwd = Kernel("batch_norm.cu", "batch_norm_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_bwd_cluster = Kernel("batch_norm.cu", "batch_norm_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_bwd_finish = Kernel("batch_norm.cu", "batch_norm_bwd_finish<T>", T=FLOATING)
-batch_norm_columns_moments = Kernel("batch_norm.cu", "batch_norm_columns_moments<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_columns_finish = Kernel("batch_norm.cu", "batch_norm_columns_finish<T>", T=FLOATING)
-batch_norm_columns_fwd = Kernel("batch_norm.cu", "batch_norm_columns_fwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_moments = Kernel(FILE, "batch_norm_moments<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_fwd = Kernel(FILE, "batch_norm_fwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_fwd_cluster = Kernel(FILE, "batch_norm_fwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_bwd_sums = Kernel(FILE, "batch_norm_bwd_sums<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_bwd = Kernel(FILE, "batch_norm_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_bwd_cluster = Kernel(FILE, "batch_norm_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_bwd_finish = Kernel(FILE, "batch_norm_bwd_finish<T>", T=FLOATING)
+batch_norm_columns_moments = Kernel(COLUMNS_FILE, "batch_norm_columns_moments<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_columns_finish = Kernel(COLUMNS_FILE, "batch_norm_columns_finish<T>", T=FLOATING)
+batch_norm_columns_fwd = Kernel(COLUMNS_FILE, "batch_norm_columns_fwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
 batch_norm_columns_fwd_cluster = Kernel(
-    "batch_norm.cu", "batch_norm_columns_fwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
+    COLUMNS_FILE, "batch_norm_columns_fwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
 )
 batch_norm_columns_bwd_sums = Kernel(
-    "batch_norm.cu",
+    COLUMNS_FILE,
     "batch_norm_columns_bwd_sums<T, WHOLE, TRAINING>",
     T=FLOATING,
     WHOLE=WHOLE,
     TRAINING=(False, True),
 )
-batch_norm_columns_bwd = Kernel("batch_norm.cu", "batch_norm_columns_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_columns_bwd = Kernel(COLUMNS_FILE, "batch_norm_columns_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
 batch_norm_columns_bwd_cluster = Kernel(
-    "batch_norm.cu", "batch_norm_columns_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
+    COLUMNS_FILE, "batch_norm_columns_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
 )
 
 INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}  # by the size of an element: shorter than those that reduce

@@ -25,12 +25,12 @@ LANES = (1, 4, 32)  # threads of a piece
 
 group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K>", T=FLOATING, K=(1, 2, 4, 8))
 group_norm_fwd_pieces = Kernel("group_norm.cu", "group_norm_fwd_pieces<T, LANES>", T=FLOATING, LANES=LANES)
-group_norm_moments = Kernel("group_norm.cu", "group_norm_moments<T>", T=FLOATING)
-group_norm_fwd_wide = Kernel("group_norm.cu", "group_norm_fwd_wide<T>", T=FLOATING)
+group_norm_moments = Kernel("group_norm_wide.cu", "group_norm_moments<T>", T=FLOATING)
+group_norm_fwd_wide = Kernel("group_norm_wide.cu", "group_norm_fwd_wide<T>", T=FLOATING)
 group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K>", T=FLOATING, K=(1, 2, 4, 8))
 group_norm_bwd_pieces = Kernel("group_norm.cu", "group_norm_bwd_pieces<T, LANES>", T=FLOATING, LANES=LANES)
-group_norm_bwd_sums = Kernel("group_norm.cu", "group_norm_bwd_sums<T>", T=FLOATING)
-group_norm_bwd_wide = Kernel("group_norm.cu", "group_norm_bwd_wide<T>", T=FLOATING)
+group_norm_bwd_sums = Kernel("group_norm_wide.cu", "group_norm_bwd_sums<T>", T=FLOATING)
+group_norm_bwd_wide = Kernel("group_norm_wide.cu", "group_norm_bwd_wide<T>", T=FLOATING)
 group_norm_bwd_parameters = Kernel("group_norm.cu", "group_norm_bwd_parameters<T>", T=FLOATING)
 
 
