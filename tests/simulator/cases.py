@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -30,13 +31,17 @@ from cupyops.compilation import compiler, source
 from cupyops.launching.ctype import c_token
 
 TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS.parent / "tools"))
+
+from operator_samples import operator_of  # noqa: E402
+
 CUBINS = TESTS.parent / "build" / "cubins"  # where the tests of compilation keep theirs
 TEXTS = TESTS.parent / "build" / "ptx"  # PTX without machine code, as entries of the same names
 CPU = torch.device("cpu")
 HALF = (torch.float16, torch.bfloat16)
 
 KERNELS = kernel.kernels(source.cuda_src())
-FILES = sorted({k.source.name for k in KERNELS})
+OPERATORS = sorted({operator_of(k.source.name) for k in KERNELS})
 
 Call = Callable[[], None]
 
@@ -44,10 +49,10 @@ Call = Callable[[], None]
 # --- instances -------------------------------------------------------------------------------------------------------
 
 
-def instances(file: str, dtype: torch.dtype) -> list[jobs.Job]:
-    """What the kernels of a file declare for T = dtype, for sm_80."""
+def instances(operator: str, dtype: torch.dtype) -> list[jobs.Job]:
+    """What the kernels of an operator's files declare for T = dtype, for sm_80."""
     first = re.compile(rf"\w+<{c_token(dtype)}[,>]")
-    planned = jobs.plan([k for k in KERNELS if k.source.name == file], ["sm_80"])
+    planned = jobs.plan([k for k in KERNELS if operator_of(k.source.name) == operator], ["sm_80"])
     return [job for job in planned if first.match(job.name)]
 
 
@@ -89,22 +94,24 @@ def differs(job: jobs.Job, dtype: torch.dtype) -> bool:
 
 @cache
 def contracts() -> dict[str, list[type[OperatorContract]]]:
-    """For each file of kernels the contracts of its operators, which may launch those of other files too."""
+    """For the kernels of each operator the contracts that launch them: its own first, and those of others."""
     found: dict[str, list[type[OperatorContract]]] = {}
     for path in sorted((TESTS / "ops").glob("test_*.py")):
         module = importlib.import_module(f"ops.{path.stem}")
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, OperatorContract) and value.__module__ == module.__name__:
-                for file in sorted({k.source.name for k in KERNELS if k.base in value.kernels}):
-                    found.setdefault(file, []).append(value)
+                for operator in sorted({operator_of(k.source.name) for k in KERNELS if k.base in value.kernels}):
+                    own = path.stem == f"test_{operator}"
+                    among = found.setdefault(operator, [])
+                    among.insert(0 if own else len(among), value)
     return found
 
 
-def calls(file: str, dtype: torch.dtype) -> Iterator[Call]:
-    """What to run for a file, piece by piece; nothing, where it has no kernel for the dtype."""
-    if not instances(file, dtype):
+def calls(operator: str, dtype: torch.dtype) -> Iterator[Call]:
+    """What to run for an operator, piece by piece; nothing, where it has no kernel for the dtype."""
+    if not instances(operator, dtype):
         return
-    for contract in contracts().get(file, []):
+    for contract in contracts().get(operator, []):
         test = contract()
         for sample in test.samples(Make(CPU, dtype)):
             yield partial(test.compare, sample, repr(sample))
@@ -112,7 +119,7 @@ def calls(file: str, dtype: torch.dtype) -> Iterator[Call]:
             yield from softmax_in_vectors(test, dtype)
             yield from softmax_widened(test, dtype)
             yield from softmax_held(test, dtype)
-    yield from FURTHER.get(file, lambda dtype: [])(dtype)
+    yield from FURTHER.get(operator, lambda dtype: [])(dtype)
 
 
 def tiles(
@@ -126,7 +133,7 @@ def tiles(
 
 def tiled(name: str, plans: list[str], tile: int, sample: Sample) -> None:
     module = importlib.import_module(f"cupyops.ops.{name}")
-    (contract,) = contracts()[f"{name}.cu"]
+    contract = contracts()[name][0]
     with gemms.forced(tile, *(getattr(module, plan) for plan in plans)):
         contract().compare(sample, f"tile {tile}, {sample!r}")
 
@@ -177,12 +184,12 @@ def softmax_held(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
     yield partial(test.held, dtype, None, 2, 100_000 // dtype.itemsize, 6000)
 
 
-def losses_held(file: str, dtype: torch.dtype) -> Iterator[Call]:
+def losses_held(operator: str, dtype: torch.dtype) -> Iterator[Call]:
     """The same of losses."""
-    make, (contract, *_) = Make(CPU, dtype), contracts()[file]
+    make, contract = Make(CPU, dtype), contracts()[operator][0]
     for classes in (size // dtype.itemsize + 1 for size in (4000, 20000, 40000)):
         target = make.integers(3, high=classes)
-        logits = (make(3, 4), make(classes, 4), target) if "linear" in file else (make(3, classes), target)
+        logits = (make(3, 4), make(classes, 4), target) if "linear" in operator else (make(3, classes), target)
         yield partial(in_small_shared_memory, contract, Sample(*logits))
 
 
@@ -212,12 +219,12 @@ def gradients_clipped(dtype: torch.dtype) -> Iterator[Call]:
 
 def little_scratch(dtype: torch.dtype) -> Iterator[Call]:
     """Logits in chunks of rows and tiles of classes."""
-    (contract,) = contracts()["fused_linear_cross_entropy.cu"]
+    contract = contracts()["fused_linear_cross_entropy"][0]
     make = Make(CPU, dtype)
     sample = Sample(make(19, 7), make(37, 7), make.integers(19, high=37), make(37), ignore_index=3)
     if dtype in HALF:
         yield partial(in_scratch, 300, contract, sample)
-    yield from losses_held("fused_linear_cross_entropy.cu", dtype)
+    yield from losses_held("fused_linear_cross_entropy", dtype)
 
 
 def in_scratch(size: int, contract: type[OperatorContract], sample: Sample) -> None:
@@ -237,25 +244,28 @@ def indices_sorted(dtype: torch.dtype) -> Iterator[Call]:
     yield partial(run, Sample(make.integers(300, high=5), make(5, 40), 2))
 
 
-def of_many(file: str, dtype: torch.dtype) -> Iterator[Call]:
+def of_many(operator: str, dtype: torch.dtype) -> Iterator[Call]:
     """What is launched where there are many images, and many filters of y, of x, or of both."""
-    for contract in contracts()[file]:
+    for contract in contracts()[operator]:
         for sample in few_channels.samples(Make(CPU, dtype)):
             yield partial(few_channels.compare, contract, sample)
 
 
+def convolved(dtype: torch.dtype) -> Iterator[Call]:
+    yield from tiles("conv2d", ["_correlation", "_patch_sums"], convolutions, dtype)
+    yield from of_many("conv2d", dtype)
+
+
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
-    "matmul.cu": partial(tiles, "matmul", ["_plan"], products),
-    "linear.cu": partial(tiles, "linear", ["_plan"], affine),
-    "cross_entropy.cu": partial(losses_held, "cross_entropy.cu"),
-    "conv2d.cu": partial(tiles, "conv2d", ["_correlation", "_patch_sums"], convolutions),
-    "conv2d_direct.cu": partial(of_many, "conv2d_direct.cu"),
-    "conv2d_relu_max_pool2d.cu": partial(of_many, "conv2d_relu_max_pool2d.cu"),
-    "conv2d_relu_max_pool2d_mma.cu": partial(of_many, "conv2d_relu_max_pool2d_mma.cu"),
-    "adam.cu": partial(optimizer_steps, "test_adam.TestAdam"),
-    "grad_norm.cu": gradients_clipped,
-    "lion.cu": partial(optimizer_steps, "test_lion.TestLion"),
-    "sgd.cu": partial(optimizer_steps, "test_sgd.TestSGD"),
-    "embedding.cu": indices_sorted,
-    "fused_linear_cross_entropy.cu": little_scratch,
+    "matmul": partial(tiles, "matmul", ["_plan"], products),
+    "linear": partial(tiles, "linear", ["_plan"], affine),
+    "cross_entropy": partial(losses_held, "cross_entropy"),
+    "conv2d": convolved,
+    "conv2d_relu_max_pool2d": partial(of_many, "conv2d_relu_max_pool2d"),
+    "adam": partial(optimizer_steps, "test_adam.TestAdam"),
+    "grad_norm": gradients_clipped,
+    "lion": partial(optimizer_steps, "test_lion.TestLion"),
+    "sgd": partial(optimizer_steps, "test_sgd.TestSGD"),
+    "embedding": indices_sorted,
+    "fused_linear_cross_entropy": little_scratch,
 }

@@ -16,7 +16,7 @@ import pytest
 import torch
 from contract import DTYPES, Make, first
 from simulator import cases
-from simulator.cases import CPU, FILES, KERNELS
+from simulator.cases import CPU, KERNELS, OPERATORS, operator_of
 
 import cupyops
 from cupyops.compilation import compiler
@@ -49,8 +49,8 @@ def simulated(**options):
 
 def compiled(contract, dtype=torch.float32):
     """An instance of the contract, whose kernels have been compiled."""
-    for file in {k.source.name for k in KERNELS if k.base in contract.kernels}:
-        for job in cases.instances(file, dtype):
+    for operator in {operator_of(k.source.name) for k in KERNELS if k.base in contract.kernels}:
+        for job in cases.instances(operator, dtype):
             cases.ptx(job, "sm_80")
     return contract()
 
@@ -59,39 +59,39 @@ def compiled(contract, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize("file", FILES)
-def test_every_instance(file, dtype):
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_instance(operator, dtype):
     """On sm_80; and as sm_90 every call that reaches an instance whose text is another there."""
-    jobs = cases.instances(file, dtype)
+    jobs = cases.instances(operator, dtype)
     differ = {job.name for job in jobs if cases.differs(job, dtype)}
-    calls = list(cases.calls(file, dtype))
-    launched = [launched_by(call, "sm_80", file) for call in calls]
+    calls = list(cases.calls(operator, dtype))
+    launched = [launched_by(call, "sm_80", operator) for call in calls]
     assert set().union(*launched) == {job.name for job in jobs}
-    again = [launched_by(call, "sm_90", file) for call, names in zip(calls, launched) if names & differ]
+    again = [launched_by(call, "sm_90", operator) for call, names in zip(calls, launched) if names & differ]
     assert set().union(*again) >= differ
 
 
-def launched_by(call, arch, file):
-    """The instances of a file that a call launches, as all it does in the simulator."""
+def launched_by(call, arch, operator):
+    """The instances of an operator's kernels that a call launches, as all it does in the simulator."""
     torch.manual_seed(0)
     with cupyops.simulate(arch), cupyops.trace() as trace:
         call()
     assert "reference" not in trace.routes(), str(trace)
     assert {record.route for record in trace.launches()} <= {"simulator"}, str(trace)
-    bases = {kernel.base for kernel in KERNELS if kernel.source.name == file}
+    bases = {kernel.base for kernel in KERNELS if operator_of(kernel.source.name) == operator}
     return {record.kernel for record in trace.launches() if record.kernel.partition("<")[0] in bases}
 
 
 def test_no_instance_is_left_out():
     """The tests above are of every kernel and every value of its template, each once."""
-    tested = [(job.source.name, job.name) for file in FILES for dtype in DTYPES for job in cases.instances(file, dtype)]
+    tested = [(job.source.name, job.name) for of in OPERATORS for dtype in DTYPES for job in cases.instances(of, dtype)]
     declared = {(k.source.name, name) for k in KERNELS for name in k.instances()}
     assert len(tested) == len(declared) and set(tested) == declared
 
 
 def test_some_text_differs_between_architectures():
     """Else nothing above runs as sm_90."""
-    assert any(cases.differs(job, torch.bfloat16) for job in cases.instances("relu.cu", torch.bfloat16))
+    assert any(cases.differs(job, torch.bfloat16) for job in cases.instances("relu", torch.bfloat16))
 
 
 # --- layouts, order ---
