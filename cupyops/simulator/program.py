@@ -18,7 +18,8 @@ from .machine.state import State
 from .memory import Allocation, Memory
 from .profile import Profile
 from .translate import Compiled, compile_kernel
-from .translate.ptx import SIZES, Function, Variable, parse
+from .translate.parser import parse
+from .translate.ptx import SIZES, Function, Variable
 
 MAX_STEPS = 200_000  # of the scheduler, for each batch of blocks
 _MAX_THREADS = 1024

@@ -7,6 +7,7 @@ import pytest
 from simulator.kit import FILE, program, ptx
 
 from cupyops.simulator import InvalidPtx, Pointer, Program, SimulatorError
+from cupyops.simulator.translate.parser import parse
 from cupyops.simulator.translate.ptx import (
     Address,
     Guard,
@@ -20,7 +21,6 @@ from cupyops.simulator.translate.ptx import (
     Special,
     Symbol,
     Vector,
-    parse,
 )
 
 HEAD = """.version 8.0
