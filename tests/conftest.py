@@ -1,15 +1,14 @@
 """Fixtures and the gpu marker. A test marked gpu is skipped, with the reason, where there is no GPU."""
 
 import gc
-from pathlib import Path
 
 import pytest
 import torch
+from kept import CUBINS
 
 from cupyops.compilation import cache
 
 GPU = torch.cuda.is_available()
-CUBINS = Path(__file__).resolve().parents[1] / "build" / "cubins"
 
 torch.backends.cudnn.allow_tf32 = False  # PyTorch's float32 convolution is to be float32 where we compare with it
 # oneDNN 3.12's float16 convolution reads memory that nobody has written, on CPUs with AMX: now and then a NaN

@@ -10,18 +10,16 @@ build/cubins, which `make demo` uses too: as long as a kernel's text is the same
 """
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from kept import CUBINS
 
 import cupyops.nn
 import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
 from cupyops import kernel
 from cupyops.cli import jobs
 from cupyops.compilation import cache, source
-
-CUBINS = Path(__file__).resolve().parent.parent / "build" / "cubins"
 
 BUILT_IN = {path.name: source.load(path) for path in sorted(source.cuda_src().glob("*.cu"))}
 

@@ -13,13 +13,13 @@ torch.backends.cudnn.allow_tf32 = False  # before the flags are frozen: fp32 is 
 torch.backends.cuda.matmul.allow_tf32 = False
 torch.set_num_threads(1)
 
+from kept import CUBINS  # noqa: E402
 from opdb.backends import BACKENDS  # noqa: E402
 from opdb.known import named  # noqa: E402
 from opdb.recording import PROPERTY, Recorder  # noqa: E402
 from opdb.score import Score  # noqa: E402
 
 HERE = Path(__file__).parent
-CUBINS = HERE.parents[1] / "build" / "cubins"  # where the tests of compilation keep theirs
 
 
 def pytest_addoption(parser):

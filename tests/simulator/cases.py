@@ -19,6 +19,7 @@ import gemms
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample
+from kept import CUBINS, TEXTS
 from softmaxes import SoftmaxContract
 
 import cupyops.nn
@@ -35,8 +36,6 @@ sys.path.insert(0, str(TESTS.parent / "tools"))
 
 from operator_samples import operator_of  # noqa: E402
 
-CUBINS = TESTS.parent / "build" / "cubins"  # where the tests of compilation keep theirs
-TEXTS = TESTS.parent / "build" / "ptx"  # PTX without machine code, as entries of the same names
 CPU = torch.device("cpu")
 HALF = (torch.float16, torch.bfloat16)
 
@@ -64,8 +63,7 @@ def ptx(job: jobs.Job, arch: str) -> str:
     job = replace(job, arch=arch)
     binary = disk.read_entry(CUBINS, job.stem) or disk.read_entry(TEXTS, job.stem)
     if binary is None:
-        alone = arch != "sm_80"
-        folder, target = (TEXTS, arch.replace("sm", "compute")) if alone else (CUBINS, arch)
+        folder, target = (CUBINS, arch) if arch == "sm_80" else (TEXTS, arch.replace("sm", "compute"))
         binary, cubin = compiler.compile(job.source, job.name, target, job.options)
         folder.mkdir(parents=True, exist_ok=True)
         disk.write_entry(folder, job.stem, replace(binary, arch=arch), cubin)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from simulator.cases import CUBINS
+from kept import CUBINS
 
 from cupyops.compilation import compiler
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from contract import DTYPES, Make, first
+from kept import CUBINS, TEXTS
 from simulator import cases
 from simulator.cases import CPU, KERNELS, OPERATORS, operator_of
 
@@ -34,7 +35,7 @@ FOUND = {}  # what these tests have found: other tests may want machine code too
 @pytest.fixture(autouse=True)
 def kept_binaries(monkeypatch):
     """Kernels come from the folders that `cases.ptx` and the tests of compilation fill."""
-    monkeypatch.setenv("CUPYOPS_CUBIN_PATH", f"{cases.CUBINS}{os.pathsep}{cases.TEXTS}")
+    monkeypatch.setenv("CUPYOPS_CUBIN_PATH", f"{CUBINS}{os.pathsep}{TEXTS}")
     monkeypatch.setattr(compiler, "_memory", FOUND)
 
 
