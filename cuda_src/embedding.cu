@@ -232,6 +232,6 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (int r = lane / width; r < batch && first + r * warps < rows; r += at_once) {
     if (named >> r & 1) continue;
     T* to = grad_weight + (first + r * warps) * size;
-    clear_row<T, VEC ? kWhole : kNearEnd>(to, size, lane & (width - 1), width);
+    clear_row(to, size, lane & (width - 1), width);
   }
 }

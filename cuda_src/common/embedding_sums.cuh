@@ -100,13 +100,14 @@ __device__ __forceinline__ void add_up(T* to, acc_t<T>* partial, long long size,
 }
 
 // Zeros to a row of grad_weight, by `width` lanes.
-template <typename T, Lie LIE> __device__ __forceinline__ void clear_row(T* to, long long size, int lane, int width) {
-#pragma unroll 1
-  for (long long unit = lane;; unit += width) {
-    const Span<T, LIE> columns = columns_of<T, LIE>(to, unit, size);
-    if (columns.col >= size) break;
-    columns.store(to, 0, {});
-  }
+template <typename T> __device__ __forceinline__ void clear_row(T* to, long long size, int lane, int width) {
+  constexpr int W = kVecWidth<T>;
+  const int before = -int(reinterpret_cast<unsigned long long>(to) / sizeof(T)) & (W - 1);  // of a boundary
+  const long long head = before < size ? before : size, tail = head + ((size - head) & -W);
+  for (long long i = lane; i < head; i += width) to[i] = from_acc<T>(0);
+  for (long long i = tail + lane; i < size; i += width) to[i] = from_acc<T>(0);
+#pragma unroll 4
+  for (long long i = head + lane * W; i < tail; i += width * W) store16(to + i, {});
 }
 
 // A position, and the row that it names: ~row where the list goes on.

@@ -33,9 +33,10 @@ template <int TENSORS, int K, typename T, bool BY_WARPS = false> struct Fetched 
 
   // This thread's first `count` packs, from 16-byte boundaries on: `row` points to the first, all being there.
   __device__ __forceinline__ void fetch_first(int count, const T* row, int stage, int tensor) const {
+    const unsigned step = blockDim.x * kVecWidth<T>;
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (k < count) fetch16(slot(stage, tensor, k), row + k * (blockDim.x * kVecWidth<T>));
+    for (int k = 0; k < K; ++k, row += step) {
+      if (k < count) fetch16(slot(stage, tensor, k), row);
     }
   }
 
@@ -57,11 +58,27 @@ template <int TENSORS, int K, typename T, bool BY_WARPS = false> struct Fetched 
     }
   }
 
-  // Once what was fetched is there: a pack at an end of the row has neighbours of other rows.
+  // Once what was fetched is there: of a pack at an end of the row, the neighbours of other rows become 0.
   __device__ __forceinline__ void settle_pack(const Tile<K, kVecWidth<T>, false>& tile, int stage, int k) const {
-#pragma unroll 1
+    const int i = tile.index(k, 0);
+#pragma unroll
     for (int tensor = 0; tensor < TENSORS; ++tensor) {
-      put(masked(tile, get(stage, tensor, k), tile.index(k, 0), from_acc<T>(0)), stage, tensor, k);
+      T* pack = reinterpret_cast<T*>(slot(stage, tensor, k));
+#pragma unroll
+      for (int e = 0; e < kVecWidth<T>; ++e) {
+        if (!tile.template all<1>(i + e)) pack[e] = from_acc<T>(0);
+      }
+    }
+  }
+
+  // A pack, element by element, to `row`: those of the tile.
+  __device__ __forceinline__ void store_pack(const Tile<K, kVecWidth<T>, false>& tile, T* row, int stage, int tensor,
+                                             int k) const {
+    const int i = tile.index(k, 0);
+    const T* pack = reinterpret_cast<const T*>(slot(stage, tensor, k));
+#pragma unroll
+    for (int e = 0; e < kVecWidth<T>; ++e) {
+      if (tile.template all<1>(i + e)) row[i + e] = pack[e];
     }
   }
 

@@ -5,9 +5,10 @@
 #include "common/norm_bwd.cuh"
 
 // Threads that hold rows, of a block at most, and of a multiprocessor: so many as leave each registers for its sums of the
-// parameters' gradients. Rows off 16-byte boundaries take longer on their way: more threads, of fewer registers, which one
-// sum for each column leaves enough of, two do not.
-template <bool CENTRED, bool VECTORS> constexpr int kRowsThreads = CENTRED || VECTORS ? kBackwardThreads : 640;
+// parameters' gradients. Rows off 16-byte boundaries take longer on their way: more threads, of fewer registers, which is
+// enough but for two sums for each column of a half type.
+template <bool CENTRED, bool VECTORS, typename T>
+constexpr int kRowsThreads = VECTORS || (CENTRED && sizeof(T) == 2) ? kBackwardThreads : 640;
 
 // Which of this thread's K packs are of a row, the same in all rows that begin alike within a pack: pack k where k < count,
 // and wholly, each one access, where from <= k < whole. Nothing of this is found, nor to be asked, where VECTORS.
@@ -30,6 +31,16 @@ template <int K, int W> struct OwnPacks {
   __device__ __forceinline__ bool any(int k) const { return k < count; }
   __device__ __forceinline__ bool is_whole(int k) const { return k >= from && k < whole; }
   __device__ __forceinline__ bool all_whole() const { return from == 0 && whole == count; }
+
+  // f(k) for each that is there and not whole: those at the ends of the row, or all where it is not aligned.
+  template <typename F> __device__ __forceinline__ void each_other(bool aligned, F f) const {
+    if (all_whole()) return;
+    const int step = aligned && count > 1 ? count - 1 : 1;
+#pragma unroll 1
+    for (int k = 0; k < count; k += step) {
+      if (!is_whole(k)) f(k);
+    }
+  }
 };
 
 // All gradients in one pass. Grid: one wave of blocks that stride over the rows; a multiple of W where not VECTORS. Block:
@@ -91,14 +102,7 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   const auto differentiate = [&](long long row, int stage) {
     const Row tile = Row::at(row, to.rows, to.size, part);
     if (!two) of = coming_of;
-    if constexpr (!VECTORS) {
-      if (!packs.all_whole()) {
-#pragma unroll 1
-        for (int k = 0; k < packs.count; ++k) {
-          if (!packs.is_whole(k)) fetched.settle_pack(columns, stage, k);
-        }
-      }
-    }
+    if constexpr (!VECTORS) packs.each_other(aligned, [&](int k) { fetched.settle_pack(columns, stage, k); });
     const auto pack = [&](int k) {
       return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k), of};
     };
@@ -131,20 +135,18 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
 #pragma unroll
       for (int k = 0; k < K; ++k) store_pack(tile, grad_x, k, gradient(k));
     } else {
-      unsigned word[4];
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        if (!packs.is_whole(k)) continue;
-        round_to_words<T>(word, 0, gradient(k));
-        store_words(grad_x + columns.index(k, 0), word[0], word[1], word[2], word[3]);
+        if (!packs.any(k)) continue;
+        Pack<T> result;
+        round_to_words<T>(result.word, 0, gradient(k));
+        if (packs.is_whole(k)) {
+          store_words(grad_x + columns.index(k, 0), result.word[0], result.word[1], result.word[2], result.word[3]);
+        } else {
+          fetched.put(result, stage, 0, k);
+        }
       }
-      if (packs.all_whole()) return;
-#pragma unroll 1
-      for (int k = 0; k < packs.count; ++k) {
-        if (packs.is_whole(k)) continue;
-        round_to_words<T>(word, 0, gradient(k));
-        store_words_of(columns, grad_x, k, word);
-      }
+      packs.each_other(aligned, [&](int k) { fetched.store_pack(columns, grad_x, stage, 0, k); });
     }
   };
   each_fetched(first, own, stride, to.rows, two, fetch, differentiate);

@@ -24,11 +24,12 @@ FORWARD_ROWS = 2  # that a block takes where there are many and they are long: o
 FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
 _ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward take several rows
 BACKWARD_THREADS = 512  # of a block, at most; of a multiprocessor those that hold rows: see kRowsThreads
-LEAN_THREADS = 640  # instead, where rows are off 16-byte boundaries and have one sum
+LEAN_THREADS = 640  # instead, where rows are off 16-byte boundaries, but for two sums of a half type
 WIDE_THREADS = 512  # of a block for a long row: two blocks run at once, one reads while the other reduces
 SHIFT_THREADS = 256  # of a block that lays out parameters
 ROWS_EACH = 4  # that a block of backward takes at least before there are parts for all of the wave
 SMALL_WAVE = 4  # blocks of small rows for each multiprocessor in backward
+_WARP = 32
 _CLUSTER_SMS = 16  # multiprocessors, at least, among some of which a cluster's blocks lie
 _RESERVED = 5376  # bytes of shared memory that a block takes besides, at most
 _DRIVER = 1024  # of these, the driver's: a block cannot have them, a multiprocessor has
@@ -111,9 +112,9 @@ def _vectors(size: int, itemsize: int, tensors: Iterable[Tensor | None]) -> bool
     return size * itemsize % 16 == 0 and all(tensor is None or is_aligned(tensor) for tensor in tensors)
 
 
-def _resident(vectors: bool, sums: int) -> int:
+def _resident(vectors: bool, sums: int, itemsize: int) -> int:
     """Threads that hold rows in backward, of a multiprocessor."""
-    return BACKWARD_THREADS if vectors or sums > 1 else LEAN_THREADS
+    return BACKWARD_THREADS if vectors or (sums > 1 and itemsize == 2) else LEAN_THREADS
 
 
 def _wave(plan: Plan, rows: int, vectors: bool, itemsize: int, sums: int, device: torch.device) -> int:
@@ -124,7 +125,7 @@ def _wave(plan: Plan, rows: int, vectors: bool, itemsize: int, sums: int, device
     besides = _ROW_SUMS * sums * max(itemsize, 4) + (0 if vectors else _MBARRIERS) + _DRIVER
     if plan.block[1] > 1:
         besides = _RESERVED  # one more such block that just fits is slower: its rows wait for no barrier
-    resident = _resident(vectors, sums) // math.prod(plan.block)
+    resident = _resident(vectors, sums, itemsize) // math.prod(plan.block)
     blocks = max(1, min(resident, (room + _DRIVER) // (plan.shared + besides)))
     wave = sms * blocks // plan.cluster
     if not vectors and plan.cluster > 1:  # of any number of blocks: each part of the GPU may have some to spare
@@ -265,7 +266,7 @@ def _backward_plan(
         return Plan(0, _count(rows, SMALL_ROWS, SMALL_WAVE * sms), (SMALL_ROWS, 1), shared, small=True)
     least = 16 * (tensors + 1)  # bytes for a pack of each tensor and of the weight
     room -= _RESERVED
-    most = min(_resident(vectors, sums), room // (least * PACKS[-1]) // 32 * 32)
+    most = min(_resident(vectors, sums, itemsize), room // (least * PACKS[-1]) // 32 * 32)
     division = share(size, itemsize, most, 256)
     each = ROWS_EACH if parameters else 1
 
@@ -276,6 +277,10 @@ def _backward_plan(
         return plan._replace(groups=_wave(plan, ceil_div(rows, each), vectors, itemsize, sums, device))
 
     if division.packs:
+        half = ceil_div(division.threads, 2 * _WARP) * _WARP
+        if most // division.threads == 1 and most // half >= 3 and clusters.exist(device):
+            # three halves of rows fit on a multiprocessor, on which a second row does not
+            return launched(Plan(clusters.PACKS, 0, (half, 1), cluster=2))
         return launched(Plan(division.packs, 0, division.block))
     if not clusters.exist(device):
         return Plan()

@@ -27,7 +27,8 @@ LISTED = 32  # kListed
 LINKED = 1 << 15  # kLinked
 LEAST_SLOTS = 8
 SLOTS = 32, 128  # at most, linked and sorted: kAdded // kListed, kSlots
-LISTERS = 256  # blocks that have them, as far as these limits allow
+LISTERS = 256  # blocks that have them, at least, as far as these limits allow
+LISTER_BYTES = 24 * 1024  # of what a block adds up, about: it waits for one load after the other
 WARP = 32
 WARP_BYTES = 1 << 13  # of zeros for a warp of backward, about
 LEAST_PIECE = 2 * (LISTED + 1)  # positions; so a list has no more pieces than it has LISTED + 1 positions
@@ -135,7 +136,8 @@ def backward_plan(count: int, rows: int, size: int, vector: int, vectors: bool) 
     piece = max(LEAST_PIECE, math.isqrt(count - 1) + 1)
     pieces = count // (LISTED + 1)
     linked = count <= LINKED
-    slots = min(SLOTS[0 if linked else 1], max(LEAST_SLOTS, count // LISTERS))
+    row_bytes = 16 * ceil_div(size, vector)
+    slots = min(SLOTS[0 if linked else 1], max(LEAST_SLOTS, min(count // LISTERS, LISTER_BYTES // row_bytes)))
     listers = ceil_div(count, slots)
     adders = min(pieces, MOST_ADDERS, listers)
     batch = max(1, min(WARP, WARP_BYTES * vector // (16 * size)))
