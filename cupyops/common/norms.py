@@ -107,6 +107,11 @@ def _is_small(size: int, itemsize: int) -> bool:
     return size * itemsize % 16 != 0 and size * itemsize <= SMALL_BYTES
 
 
+def _whole(size: int) -> int:
+    """Bytes of shared memory for `size`, whose end may be read 16 bytes at a time: by machine code, where C reads less."""
+    return -(-size // 16) * 16
+
+
 def _vectors(size: int, itemsize: int, tensors: Iterable[Tensor | None]) -> bool:
     """Whether each pack of 16 bytes is one access: of rows, and tensors, that begin at such boundaries."""
     return size * itemsize % 16 == 0 and all(tensor is None or is_aligned(tensor) for tensor in tensors)
@@ -183,7 +188,7 @@ def _forward_plan(
 ) -> Plan:
     sms, room = card(device)
     if _is_small(size, itemsize):
-        shared = SMALL_ROWS * size * itemsize * tensors + 2 * size * max(itemsize, 4)
+        shared = SMALL_ROWS * size * itemsize * tensors + _whole(2 * size * max(itemsize, 4))
         return Plan(0, grid(rows, SMALL_ROWS), (SMALL_ROWS, 1), shared, small=True)
     fetched = not centred and vectors  # see norm_rows
     each = 16 * tensors if fetched else 0  # bytes of shared memory for a pack of a row
@@ -262,7 +267,7 @@ def _backward_plan(
 ) -> Plan:
     sms, room = card(device)
     if _is_small(size, itemsize):
-        shared = SMALL_ROWS * size * itemsize * tensors + size * max(itemsize, 4)
+        shared = SMALL_ROWS * size * itemsize * tensors + _whole(size * max(itemsize, 4))
         return Plan(0, _count(rows, SMALL_ROWS, SMALL_WAVE * sms), (SMALL_ROWS, 1), shared, small=True)
     least = 16 * (tensors + 1)  # bytes for a pack of each tensor and of the weight
     room -= _RESERVED

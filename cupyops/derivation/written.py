@@ -25,16 +25,7 @@ functorch_active = torch._C._are_functorch_transforms_active
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of retain_graph; True outside of a backward
 is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
-_MISSING = object()  # in place of an argument that is not given
-
-
-def _present(*args: Any) -> tuple[Any, ...]:
-    return tuple(value for value in args if value is not _MISSING)
-
-
 _KNOWN = {
-    "missing": _MISSING,
-    "present": _present,
     "Tensor": Tensor,
     "Parameter": Parameter,
     "FLOATING": frozenset(FLOATING),
@@ -72,19 +63,18 @@ def call(op: Definition, autocasts: bool, differentiable: Callable[..., Any]) ->
     wanted = [
         f"a{i}.requires_grad" if i in op.required else f"a{i} is not None and a{i}.requires_grad" for i in op.tensors
     ]
-    # a name for each argument: a tuple of them would cost as much as three checks
-    given = "".join(f"a{index}=missing, " for index in range(op.arity)) + "/, " * (op.arity > 0)
     source = f"""
-def __call__(self, {given}*more, **kwargs):
+def __call__(self, *args, **kwargs):
     if is_dynamo_compiling():
-        return self._compiling(self.definition.bind(present({named}) + more, kwargs))
-    if more or kwargs{f" or a{op.arity - 1} is missing" if op.arity else ""}:
-        {named} = op.bind(present({named}) + more, kwargs)
+        return self._compiling(self.definition.bind(args, kwargs))
+    if kwargs or len(args) != {op.arity}:
+        args = op.bind(args, kwargs)
     if functorch_active() or dispatch_modes() or forward_ad._current_level >= 0 or tracing.active is not None:
-        return self._otherwise(({named}))
+        return self._otherwise(args)
+    {named} = args
     launch = op.launch_forward
     if {" or ".join(elsewhere)}:
-        return self._otherwise(({named}))
+        return self._otherwise(args)
     if ({" or ".join(wanted)}) and is_grad_enabled():
         return differentiable({named})
     try:
