@@ -8,8 +8,8 @@
 // Bytes per element: forward 4 x sizeof(T), backward 4 x sizeof(T), grad_weight included; about 5 flops forward, 11
 // backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253), bf16: 32768x4096 4030 / 3982, 8192x16384 4039
-// / 3935, 131072x1000 3948 / 3845, 32768x4095 3964 / 3532, 2048x50257 3246 / 2254; fp32: 32768x4096 4029 / 4152. Lost: in
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4250), bf16: 32768x4096 4028 / 3993, 8192x16384 4049
+// / 3936, 131072x1000 3951 / 3840, 32768x4095 3952 / 3573, 2048x50257 3243 / 2359; fp32: 32768x4096 4046 / 4159. Lost: in
 // backward, the packs of odd rows, which columns meet at another place in each row.
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"

@@ -9,10 +9,11 @@
 //
 // Bytes: forward the rows once in, once out; backward grad_y once in, grad_weight once out. Backward adds once per element
 // of grad_y.
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253), 16384 indices: of 128256x4096 bf16 3727 /
-// 4104, of 50257x768 bf16 2926 / 2675, fp32 3500 / 3310, of 50257x4095 bf16 3699 / 3017, of 50257x4096 3767 / 3790; in
-// backward of 50257x768 bf16 as often as words are 1715, one row alone 1596. Lost: in backward two launches before the one
-// that moves the bytes, and where a row is named often, the blocks that find its positions and add them.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4250), 16384 indices: of 128256x4096 bf16 3737 /
+// 4123, of 50257x768 bf16 2910 / 2696, fp32 3465 / 3356, of 50257x4095 bf16 3729 / 3280, of 50257x4096 3781 / 3828; in
+// backward of 50257x768 bf16 as often as words are 1783, one row alone 1614. Lost: in backward two launches before the one
+// that moves the bytes; where a row is named often, the blocks that find its positions and add them; of odd rows half the
+// loads, each of three 8-byte ones, under way at a time, in three rounds of a block where even rows take two.
 #include "common/embedding_lists.cuh"
 #include "common/embedding_sums.cuh"
 

@@ -7,11 +7,12 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T), the parameters' gradients included; about 8 flops
 // forward, 14 backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253), bf16: 131072x1024 3936 / 3854, 32768x4096
-// 3937 / 3584, 8192x16384 3739 / 3508, 131072x1000 3894 / 3615, 32768x4095 3538 / 2910, 16383x1001 2347 / 1911, 2048x50257
-// 2653 / 1658, 1000003x17 2085 / 1764. Lost: instructions, which forward and backward issue in 70 to 78% of all cycles, of
-// odd rows in backward most, and of 8192x16384 the barriers of wide rows besides; in forward of odd rows one more launch,
-// and parameters that of a long row come from L2; a row longer than shared memory holds is read twice.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4250), bf16: 131072x1024 3974 / 3854, 32768x4096
+// 3954 / 3582, 8192x16384 3729 / 3493, 131072x1000 3896 / 3630, 32768x4095 3520 / 3222, 16383x1001 2327 / 2069, 2048x50257
+// 2631 / 1765, 1000003x17 2089 / 1768. Lost: instructions, which forward and backward issue in 63 to 78% of all cycles, in
+// backward of odd rows by 15 warps of a multiprocessor in place of 16, and of 8192x16384 the barriers of wide rows besides;
+// in forward of odd rows one more launch, and parameters that of a long row come from L2; a row longer than shared memory
+// holds is read twice.
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
 #include "common/norm_rows_bwd.cuh"

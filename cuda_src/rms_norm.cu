@@ -7,9 +7,9 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T), grad_weight included; about 4 flops forward, 10
 // backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253), bf16: 32768x4096 4064 / 3821, 8192x16384 3905
-// / 3520, 131072x1000 3936 / 3679, 32768x4095 3946 / 3328, 2048x50257 3132 / 2166, 1000003x17 2415 / 1853; fp32: 32768x4096
-// 4035 / 4097. Lost: in backward the barriers of wide rows, of which a block holds one at a time; rows of odd size in
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4250), bf16: 32768x4096 4060 / 3815, 8192x16384 3920
+// / 3527, 131072x1000 3922 / 3685, 32768x4095 3974 / 3328, 2048x50257 3140 / 2270, 1000003x17 2386 / 1851; fp32: 32768x4096
+// 4048 / 4078. Lost: in backward the barriers of wide rows, of which a block holds one at a time; rows of odd size in
 // backward, as in layer_norm.cu.
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
