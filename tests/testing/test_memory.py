@@ -51,9 +51,11 @@ def writes_past_scratch(x):
 
 
 def adds_to_what_was_there(x):
-    # so large that the system maps fresh pages for it; what they hold counts only where it is what the checker put there
-    was_there = torch.empty((1 << 25) // x.element_size() + 1, dtype=x.dtype, device=x.device)[0]
-    return 2 * x - torch.where(was_there.isnan(), was_there, 0)
+    # other tests leave a NaN here and there: all of so much memory is NaN where the checker put it there, or this left it
+    memory = torch.empty(1 << 18, dtype=x.dtype, device=x.device)
+    y = 2 * x - torch.where(memory.isnan().all(), memory[0], 0)
+    memory[-1:].zero_()
+    return y
 
 
 def clamps_its_input(x):
