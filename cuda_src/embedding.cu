@@ -12,8 +12,9 @@
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4250), 16384 indices: of 128256x4096 bf16 3737 /
 // 4123, of 50257x768 bf16 2910 / 2696, fp32 3465 / 3356, of 50257x4095 bf16 3729 / 3280, of 50257x4096 3781 / 3828; in
 // backward of 50257x768 bf16 as often as words are 1783, one row alone 1614. Lost: in backward two launches before the one
-// that moves the bytes; where a row is named often, the blocks that find its positions and add them; of odd rows half the
-// loads, each of three 8-byte ones, under way at a time, in three rounds of a block where even rows take two.
+// that moves the bytes; where a row is named often, the blocks that find its positions and add them; of odd rows loads that
+// are waited for, in three rounds of a block where even rows take two. More of them under way at a time, or 16 bytes each,
+// came out slower.
 #include "common/embedding_lists.cuh"
 #include "common/embedding_sums.cuh"
 

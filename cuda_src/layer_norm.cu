@@ -9,10 +9,10 @@
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4250), bf16: 131072x1024 3974 / 3854, 32768x4096
 // 3954 / 3582, 8192x16384 3729 / 3493, 131072x1000 3896 / 3630, 32768x4095 3520 / 3222, 16383x1001 2327 / 2069, 2048x50257
-// 2631 / 1765, 1000003x17 2089 / 1768. Lost: instructions, which forward and backward issue in 63 to 78% of all cycles, in
-// backward of odd rows by 15 warps of a multiprocessor in place of 16, and of 8192x16384 the barriers of wide rows besides;
-// in forward of odd rows one more launch, and parameters that of a long row come from L2; a row longer than shared memory
-// holds is read twice.
+// 2631 / 1765, 1000003x17 2089 / 1768. Lost: instructions, which forward and backward of even rows issue in 70 to 78% of
+// all cycles; in backward of 4095 one warp of 16 that a multiprocessor has for 4096; of 8192x16384 the barriers of wide
+// rows besides; in forward of odd rows one more launch, and parameters that of a long row come from L2; a row longer than
+// shared memory holds is read twice.
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
 #include "common/norm_rows_bwd.cuh"

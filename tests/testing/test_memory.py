@@ -51,7 +51,7 @@ def writes_past_scratch(x):
 
 
 def adds_to_what_was_there(x):
-    # other tests leave a NaN here and there: all of so much memory is NaN where the checker put it there, or this left it
+    # Other tests leave a NaN here and there, but only the checker so much of it. What this call was given it does not leave.
     memory = torch.empty(1 << 18, dtype=x.dtype, device=x.device)
     y = 2 * x - torch.where(memory.isnan().all(), memory[0], 0)
     memory[-1:].zero_()
