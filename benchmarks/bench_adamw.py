@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from common import beside
 from torch import Tensor
 
 import cupyops
@@ -13,6 +14,7 @@ from cupyops.bench import Case
 
 # Elements of each tensor, and how many there are. Few and large: the host has done its part before the GPU begins.
 LARGE = {"24x2^22": (2**22, 24), "24x4194301": (2**22 - 3, 24), "100x2^20": (2**20, 100), "300x333333": (333_333, 300)}
+EVEN = {"24x4194301": 2**22, "300x333333": 333_328}  # as many elements of a rounder number, to be no faster
 SMALL = {"200x1000": (1000, 200)}  # where the host's time is the whole
 OPTIMIZERS: dict[str, tuple[Any, Any, int, dict[str, Any]]] = {  # ours, PyTorch's, arrays read and written, options
     "adamw": (cupyops.optim.AdamW, torch.optim.AdamW, 7, {}),
@@ -31,10 +33,20 @@ def cases() -> Iterator[Case]:
     for dtype in DTYPES:
         for sets, wall in ((LARGE, False), (SMALL, True)):
             for index, (size, (numel, count)) in enumerate(sets.items()):
-                for op in USUAL if index else OPTIMIZERS:
-                    yield step_of(op, size, numel, count, dtype, wall)
-                yield clipping("clip_grad_norm_", size, numel, count, dtype, wall, max_norm=-1.0)  # at each call anew
-                yield clipping("clip_grad_norm_ unclipped", size, numel, count, dtype, wall, max_norm=1e9)
+                ops = USUAL if index else tuple(OPTIMIZERS)
+                made = of_size(ops, size, numel, count, dtype, wall)
+                if size in EVEN:
+                    even = of_size(ops, f"{count}x{EVEN[size]}", EVEN[size], count, dtype, wall)
+                    made = map(beside, made, even)
+                yield from made
+
+
+def of_size(ops: tuple[str, ...], size: str, numel: int, count: int, dtype: torch.dtype, wall: bool) -> Iterator[Case]:
+    """Steps, and clipping."""
+    for op in ops:
+        yield step_of(op, size, numel, count, dtype, wall)
+    yield clipping("clip_grad_norm_", size, numel, count, dtype, wall, max_norm=-1.0)  # at each call anew
+    yield clipping("clip_grad_norm_ unclipped", size, numel, count, dtype, wall, max_norm=1e9)
 
 
 def step_of(op: str, size: str, numel: int, count: int, dtype: torch.dtype, wall: bool) -> Case:

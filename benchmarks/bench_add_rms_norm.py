@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import randn
+from common import beside, randn
 
 import cupyops
 from cupyops.bench import Case
@@ -18,11 +18,9 @@ SIZES = [
     (8192, 16384, torch.bfloat16),
     (32768, 4096, torch.float16),
     (32768, 4096, torch.float32),
-    (131072, 1000, torch.bfloat16),
-    (32768, 4095, torch.bfloat16),
     (2048, 50256, torch.bfloat16),
-    (2048, 50257, torch.bfloat16),
 ]
+ODD = [(131072, 1000, 1024), (32768, 4095, 4096), (2048, 50257, 50256), (1 << 20, 64, 1024), (1000003, 17, 16)]
 
 
 def eager(x: Any, residual: Any, w: Any) -> Any:
@@ -42,6 +40,8 @@ def cases() -> Iterator[Case]:
     """One for each size."""
     for rows, size, dtype in SIZES:
         yield _case(rows, size, dtype)
+    for rows, size, even in ODD:
+        yield beside(_case(rows, size, torch.bfloat16), _case(rows * size // even, even, torch.bfloat16))
 
 
 def _case(rows: int, size: int, dtype: torch.dtype) -> Case:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from common import FLOAT, HALF, randn
+from common import FLOAT, HALF, beside, randn
 
 import cupyops
 from cupyops.bench import Case
@@ -16,7 +16,7 @@ def cases() -> Iterator[Case]:
     for dim in (1, 0):
         yield _case(8192, dim, HALF)
         yield _case(8192, dim, FLOAT)
-        yield _case(4095, dim, HALF)
+        yield beside(_case(4095, dim, HALF), _case(4096, dim, HALF))
 
 
 def _case(size: int, dim: int, dtype: torch.dtype) -> Case:

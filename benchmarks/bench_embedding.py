@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from common import FLOAT, HALF
+from common import FLOAT, HALF, beside
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,9 +22,10 @@ def cases() -> Iterator[Case]:
     yield _case(50257, 768, HALF)
     yield _case(50257, 768, torch.float16)
     yield _case(50257, 768, FLOAT)
-    yield _case(50257, 1000, HALF)
+    yield beside(_case(50257, 1000, HALF), _case(50257, 1024, HALF))
     yield _case(50257, 4096, HALF)
-    yield _case(50257, 4095, HALF)
+    yield beside(_case(50257, 4095, HALF), _case(50257, 4096, HALF))
+    yield beside(_case(1000003, 17, HALF), _case(1000003, 16, HALF))
     yield _case(50257, 768, HALF, zipf=True)
     yield _case(50257, 768, HALF, named=1)
     yield _case(50257, 768, HALF, tokens=256)

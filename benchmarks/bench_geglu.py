@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from common import beside
 from torch import Tensor
 
 import cupyops
@@ -17,8 +18,9 @@ def cases() -> Iterator[Case]:
     yield _case(8192, 14336, torch.bfloat16, "none")
     yield _case(8192, 14336, torch.float16, "tanh")
     yield _case(8192, 7168, torch.float32, "tanh")
-    for cols in (1000, 4095, 50257, 64):
-        yield _case(2**26 // cols, cols, torch.bfloat16, "tanh")
+    for cols, even in ((1000, 1024), (4095, 4096), (50257, 50256), (64, 1024), (17, 16)):
+        odd, round = (_case(2**26 // n, n, torch.bfloat16, "tanh") for n in (cols, even))
+        yield beside(odd, round)
 
 
 def by_liger(gate: Tensor, up: Tensor) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from common import beside
 from torch import Tensor
 
 import cupyops
@@ -14,13 +15,18 @@ from cupyops.bench import Case
 SIZES = [
     ((32, 512, 32, 32), 32, torch.bfloat16),
     ((8, 256, 128, 128), 32, torch.bfloat16),
-    ((2, 64, 1000), 32, torch.bfloat16),
     ((32, 512, 32, 32), 32, torch.float16),
     ((32, 512, 32, 32), 32, torch.float32),
-    ((32, 512, 31, 33), 32, torch.bfloat16),
-    ((64, 256, 4095), 32, torch.bfloat16),
-    ((2, 32, 50257), 2, torch.bfloat16),
-    ((1024, 64, 7, 7), 16, torch.bfloat16),
+]
+ODD = [  # and a rounder shape
+    ((32, 512, 31, 33), (32, 512, 32, 32), 32),
+    ((32, 480, 31, 33), (32, 480, 32, 32), 32),  # no group is whole packs
+    ((64, 256, 1000), (64, 256, 1024), 32),
+    ((64, 256, 4095), (64, 256, 4096), 32),
+    ((64, 32, 50257), (64, 32, 50256), 2),
+    ((2, 32, 50257), (2, 32, 50256), 2),
+    ((2, 64, 1000), (2, 64, 1024), 32),
+    ((1024, 64, 7, 7), (1024, 64, 8, 8), 16),
 ]
 
 
@@ -28,6 +34,8 @@ def cases() -> Iterator[Case]:
     """The sizes above."""
     for shape, groups, dtype in SIZES:
         yield _case(shape, groups, dtype)
+    for shape, even, groups in ODD:
+        yield beside(_case(shape, groups, torch.bfloat16), _case(even, groups, torch.bfloat16))
 
 
 def _case(shape: tuple[int, ...], groups: int, dtype: torch.dtype) -> Case:

@@ -7,19 +7,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from common import beside
 from torch import Tensor
 
 import cupyops
 from cupyops.bench import Case
 
 SHAPES = [(8192, 32000), (4096, 128256)]
-ODD = [(65536, 1000), (16384, 4096), (16384, 4095), (2048, 50257), (8, 1000)]
+ODD = [(65536, 1000, 1024), (16384, 4095, 4096), (2048, 50257, 50256), (8, 1000, 1024), (1000003, 17, 16)]
 
 
 def cases() -> Iterator[Case]:
     """Models' sizes in bf16, one of them in the other dtypes, odd widths; logarithms too."""
-    for shape in [*SHAPES, *ODD]:
+    for shape in SHAPES:
         yield _case(shape, torch.bfloat16)
+    for rows, columns, even in ODD:
+        yield beside(_case((rows, columns), torch.bfloat16), _case((rows, even), torch.bfloat16))
     for dtype in (torch.float16, torch.float32):
         yield _case(SHAPES[0], dtype)
     yield _case(SHAPES[0], torch.bfloat16, log_target=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import randn
+from common import beside, randn
 
 import cupyops
 from cupyops.bench import Case
@@ -18,12 +18,15 @@ SIZES = [
     (8192, 16384, torch.bfloat16, (4060, 3750)),
     (32768, 4096, torch.float16, None),
     (32768, 4096, torch.float32, None),
-    (131072, 1000, torch.bfloat16, None),
-    (16383, 1001, torch.bfloat16, None),
-    (32768, 4095, torch.bfloat16, None),
     (2048, 50256, torch.bfloat16, None),
-    (2048, 50257, torch.bfloat16, None),
-    (1000003, 17, torch.bfloat16, None),
+]
+ODD = [
+    (131072, 1000, 1024),
+    (16383, 1001, 1000),
+    (32768, 4095, 4096),
+    (2048, 50257, 50256),
+    (1 << 20, 64, 1024),
+    (1000003, 17, 16),
 ]
 
 
@@ -38,6 +41,8 @@ def cases() -> Iterator[Case]:
     """One for each size."""
     for rows, size, dtype, want in SIZES:
         yield _case(rows, size, dtype, want)
+    for rows, size, even in ODD:
+        yield beside(_case(rows, size, torch.bfloat16), _case(rows * size // even, even, torch.bfloat16))
 
 
 def _case(rows: int, size: int, dtype: torch.dtype, want: Any = None) -> Case:

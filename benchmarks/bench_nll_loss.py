@@ -1,6 +1,7 @@
 """nll_loss: forward reads one score a row, backward writes zeros."""
 
 import torch
+from common import beside
 from torch.nn import functional as F
 
 import cupyops
@@ -10,6 +11,8 @@ from cupyops.bench import Case
 def cases():
     for dtype in (torch.float32, torch.bfloat16):
         yield case(4096, 32000, dtype)
+    for classes, even in ((50257, 50256), (1000, 1024)):
+        yield beside(case(4096, classes, torch.bfloat16), case(4096, even, torch.bfloat16))
 
 
 def case(rows, classes, dtype):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from common import beside
 from torch import Tensor
 
 import cupyops
@@ -19,9 +20,9 @@ def cases() -> Iterator[Case]:
     yield _case((4, 32, 4096, 128), 64, half)
     yield _case((4, 32, 4096, 128), 128, torch.float16)
     yield _case((4, 32, 4096, 128), 128, torch.float32)
-    yield _case((4, 32, 4096, 80), 80, half)
-    yield _case((4, 32, 4096, 126), 126, half)
-    yield _case((64, 4096, 1, 64), 64, half, seq_dim=-3)
+    for size in (80, 126):
+        yield beside(_case((4, 32, 4096, size), size, half), _case((4, 32, 4096, 128), 128, half))
+    yield beside(_case((64, 4096, 1, 64), 64, half, seq_dim=-3), _case((64, 4096, 1, 128), 128, half, seq_dim=-3))
     yield _case((128, 1, 32, 128), 128, half, seq_dim=-3)
 
 

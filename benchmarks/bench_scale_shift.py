@@ -1,6 +1,6 @@
 """scale_shift: a factor and a summand for each column, each row, each channel, or one of each."""
 
-from common import ALL, HALF, randn
+from common import ALL, HALF, beside, randn
 from torch import Size
 
 import cupyops
@@ -26,4 +26,6 @@ def cases():
     yield case((131072, 1024), HALF, (), "scalar")
     yield case((131072, 1024), HALF, (131072, 1), "per row")
     yield case((64, 256, 56, 56), HALF, (256, 1, 1), "per channel")
-    yield case((16383, 1001), HALF, (1001,), "per column")
+    for rows, columns, even in ((16383, 1001, 1000), (131072, 1000, 1024), (32768, 4095, 4096), (1000003, 17, 16)):
+        odd, round = (case((rows, n), HALF, (n,), "per column") for n in (columns, even))
+        yield beside(odd, round)

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from common import ALL, HALF, rows_of
+from common import ALL, HALF, beside, rows_of
 from torch.nn import functional as F
 
 import cupyops
@@ -24,5 +24,7 @@ def cases():
     yield case(2048, 131072, HALF, (3900, 4000))
     for dtype in ALL[1:]:
         yield case(32768, 4096, dtype)
-    for rows, columns in ((131072, 1000), (32768, 4096), (32768, 4095), (4096, 50257), (1 << 20, 64)):
-        yield case(rows, columns, HALF)
+    for rows, columns, even in (
+        (131072, 1000, 1024), (32768, 4095, 4096), (4096, 50257, 50256), (1 << 20, 64, 1024), (1000003, 17, 16)
+    ):  # fmt: skip
+        yield beside(case(rows, columns, HALF), case(rows * columns // even, even, HALF))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from common import beside
 
 import cupyops
 from cupyops.bench import Case
@@ -13,12 +14,15 @@ SIZES = [  # shape, dim, dtypes
     ((8192, 8192), 1, (torch.bfloat16, torch.float16, torch.float32)),
     ((8192, 8192), 0, (torch.bfloat16, torch.float32)),
     ((8192, 8192), None, (torch.bfloat16, torch.float32)),
-    ((4095, 4095), 1, (torch.bfloat16,)),
-    ((4095, 4095), 0, (torch.bfloat16,)),
-    ((65536, 1000), 1, (torch.bfloat16,)),
-    ((4096, 50257), 1, (torch.bfloat16,)),
-    ((1 << 21, 32), 1, (torch.bfloat16,)),
     ((64, 256, 56, 56), (0, 2, 3), (torch.bfloat16,)),
+]
+ODD = [  # and a rounder shape
+    ((4095, 4095), (4096, 4096), 1),
+    ((4095, 4095), (4096, 4096), 0),
+    ((65536, 1000), (65536, 1024), 1),
+    ((4096, 50257), (4096, 50256), 1),
+    ((1 << 21, 32), (1 << 16, 1024), 1),
+    ((1000003, 17), (1000003, 16), 1),
 ]
 
 
@@ -27,6 +31,8 @@ def cases() -> Iterator[Case]:
     for shape, dim, dtypes in SIZES:
         for dtype in dtypes:
             yield _case("sum", shape, dim, dtype)
+    for shape, even, dim in ODD:
+        yield beside(_case("sum", shape, dim, torch.bfloat16), _case("sum", even, dim, torch.bfloat16))
     yield _case("mean", *SIZES[0][:2], torch.bfloat16)
 
 

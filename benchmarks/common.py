@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,11 @@ from cupyops.bench import Case
 HALF, FLOAT = torch.bfloat16, torch.float32
 FEW = 133  # elements of a twin for a CPU
 ALL = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def beside(odd: Case, even: Case) -> Case:
+    """A case that is to reach the rate of another of a rounder size."""
+    return replace(odd, beside=even)
 
 
 def randn(*shapes: tuple[int, ...]) -> Callable[[Any, torch.dtype], tuple[Tensor, ...]]:
@@ -44,7 +50,8 @@ def counts(
     large, odd, small = 1 << 27, (1 << 24) + 1, 1 << 20
     found = [elementwise(op, ours, eager, large, HALF, size="2^27", want=want, **options)]
     found += [elementwise(op, ours, eager, large // 2, dtype, size="2^26", **options) for dtype in ALL[1:]]
-    found += [elementwise(op, ours, eager, odd, HALF, size="2^24 + 1", **options)]
+    behind = elementwise(op, ours, eager, odd, HALF, size="2^24 + 1", **options)
+    found += [beside(behind, elementwise(op, ours, eager, odd - 1, HALF, size="2^24", **options))]
     return [*found, elementwise(op, ours, eager, small, HALF, size="2^20", **options)]
 
 

@@ -42,6 +42,7 @@ class Case:
         same: all give the same numbers, which are compared first; not so for random ones and for optimizers' steps.
         wall: the host's time counts too: call after call, without a wait between them.
         small: the same on a few numbers, for --dry-run; or a function that makes it; or None.
+        beside: a case of a rounder size, to whose rate this one's is compared; of it ours alone is measured.
 
     Raises:
         InputError: a unit that there is not.
@@ -75,6 +76,7 @@ class Case:
     same: bool = True
     wall: bool = False
     small: Case | Callable[[], Case] | None = None
+    beside: Case | None = None
 
     def __post_init__(self) -> None:
         for name in ("forward_bytes", "backward_bytes", "forward_flops", "backward_flops"):

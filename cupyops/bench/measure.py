@@ -14,6 +14,7 @@ from .case import Case
 from .results import BASE, Figure, Row
 from .timing import Clock, interleaved, leaves, peak_memory, wall
 
+_BESIDE = "ours, of the size beside"
 _LOOSE = {torch.float64: 1e-10, torch.float32: 1e-3}  # of a peer's result; half types 5e-2
 
 
@@ -32,6 +33,11 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
     for name in _right(case, arguments, calls, row):
         del calls[name]
     runs = {name: _run(case, call, _given(name, arguments)) for name, call in calls.items()}
+    if case.beside is not None and "ours" in runs:
+        row.beside = Row.of(case.beside)
+        given = case.beside.make(torch.device("cuda"), case.beside.dtype)
+        if not _right(case.beside, given, {"ours": case.beside.ours}, row.beside):
+            runs[_BESIDE] = _run(case.beside, case.beside.ours, given)
     for name, (_, whole) in runs.items():
         for _ in range(2):
             whole()
@@ -39,6 +45,8 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
     times = interleaved({name: run for name, (run, _) in runs.items()}, clock)
     for name, parts in times.items():
         row.figures[name] = {way: Figure.of(time) for way, time in parts.items()}
+    if row.beside is not None and _BESIDE in times:
+        row.beside.figures["ours"], row.beside.memory["ours"] = row.figures.pop(_BESIDE), row.memory.pop(_BESIDE)
     return row
 
 

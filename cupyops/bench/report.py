@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..compilation.source import cuda_src
 from . import charts
-from .results import BASE, BEHIND, Results, Row, mean
+from .results import BASE, BEHIND, NEAR, Results, Row, mean
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #2c8a4b; --bad: #c8402a; }
@@ -28,6 +28,10 @@ img { max-width: 100%; box-sizing: border-box; background: white; padding: 8px; 
 _MISSED = (
     "<table class=missed><thead><tr><th>row</th><th>way</th><th>unit</th><th>want</th><th>ours</th><th>what is lost</th>"
     "</tr></thead><tbody>"
+)
+_BESIDE = (
+    "<h2 id=beside>Odd sizes beside rounder ones</h2><table><thead><tr><th>row</th><th>dtype</th><th>way</th><th>beside</th>"
+    "<th>unit</th><th>ours</th><th>beside</th><th>ratio</th></tr></thead><tbody>"
 )
 _SORT = """
 const keyOf = cell => {
@@ -66,6 +70,11 @@ def summary(results: Results) -> Iterator[str]:
                 f"geometric mean of {len(slowest)} {what}; {behind} under {BEHIND}, the least {slowest[0][0]:.2f} "
                 f"({slowest[0][1]})"
             )
+    if near := results.nearness():
+        yield (
+            f"{len(near)} figures of odd sizes beside rounder ones: {sum(ratio < NEAR for ratio, _ in near)} under {NEAR} "
+            f"of their rate, the least {near[0][0]:.2f} ({near[0][1]})"
+        )
     wanted = [reached for row, way in results.measured() if (reached := row.reached(way)) is not None]
     if wanted:
         yield f"{sum(wanted)} of {len(wanted)} wanted figures reached"
@@ -86,17 +95,14 @@ def page(results: Results, path: Path) -> None:
         for name, figure in charts.charts(results)
     )
     machine = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd>" for k, v in results.machine.items())
-    wrong = "".join(
-        f"<li>{html.escape(f'{row.name}, {who}: {reason}')}</li>"
-        for row in results.rows
-        for who, reason in row.wrong.items()
-    )
+    wrong = "".join(f"<li>{html.escape(f'{name}, {who}: {reason}')}</li>" for name, who, reason in results.left_out())
     missed = "".join(
         f"<tr><td>{html.escape(row.name)}</td><td>{way}</td><td>{row.unit}</td><td>{row.want[way]:g}</td>"
         f"<td>{rate(row, 'ours', way)}</td><td>{html.escape(lost(row))}</td></tr>"
         for row, way in results.measured()
         if row.reached(way) is False
     )
+    beside = "".join(_beside_line(row, way) for row, way in results.measured())
     body = "".join(_line(row, way, others, results) for row in results.rows for way in row.ways())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
@@ -107,6 +113,7 @@ def page(results: Results, path: Path) -> None:
         + "".join(f"<th>{html.escape(name)}</th>" for name in head)
         + f"</tr></thead><tbody>{body}</tbody></table></div>"
         + (f"<h2 id=missed>Wanted, and not reached</h2>{_MISSED}{missed}</tbody></table>" if missed else "")
+        + (f"{_BESIDE}{beside}</tbody></table>" if beside else "")
         + (f"<h2>Left out</h2><ul>{wrong}</ul>" if wrong else "")
         + f"<script>{_SORT}</script></html>\n",
         encoding="utf-8",
@@ -135,6 +142,17 @@ def _line(row: Row, way: str, others: list[str], results: Results) -> str:
     cells.append(_cell("") if reached is None else _cell(f"{row.want[way]:g}", row.want[way], "", _mood(reached)))
     cells.append(_cell(f"{ours / ceiling:.0%}", ours / ceiling) if ceiling and ours else _cell(""))
     cells.append(_cell(f"{row.memory['ours'] / 1e6:,.1f}", row.memory["ours"]) if "ours" in row.memory else _cell(""))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _beside_line(row: Row, way: str) -> str:
+    if row.beside is None or (ratio := row.to_beside(way)) is None:
+        return ""
+    cells = [_cell(html.escape(text)) for text in (f"{row.op} {row.size}", row.dtype, way, row.beside.size, row.unit)]
+    cells += [
+        _cell(rate(one, "ours", way), one.rate("ours", way), _quartiles(one, "ours", way)) for one in (row, row.beside)
+    ]
+    cells.append(_cell(f"{ratio:.2f}", ratio, "", _mood(ratio >= NEAR)))
     return f"<tr>{''.join(cells)}</tr>"
 
 

@@ -18,6 +18,7 @@ SCHEMA = 1
 WAYS = ("forward", "backward", "together")
 BASE = ("eager", "compile")  # what PyTorch itself has
 BEHIND = 0.95  # the speed-up under which it is none
+NEAR = 0.85  # of the rate of a rounder size, under which an odd one is behind
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Figure:
 @dataclass
 class Row:
     """One case: figures[who][way], bytes of memory, who is left out, with the reason; whether results were compared; what is
-    said of figures that are wanted and not reached."""
+    said of figures that are wanted and not reached; ours at a rounder size."""
 
     op: str
     size: str
@@ -51,6 +52,7 @@ class Row:
     wrong: dict[str, str] = field(default_factory=dict)
     compared: bool = True
     lost: str = ""
+    beside: Row | None = None
 
     @staticmethod
     def of(case: Case) -> Row:
@@ -93,6 +95,14 @@ class Row:
         ]
         return min(sums) / sum(self.figures["ours"][way].us for way in ways) if sums and ways else None
 
+    def to_beside(self, way: str) -> float | None:
+        """Our rate against that at the rounder size; None where there is none."""
+        if self.beside is None or way not in (there := self.beside.figures.get("ours", {})):
+            return None
+        kind = 1 if self.unit == "TFLOP/s" else 0  # bytes or flops
+        more = self.work[way][kind] / self.beside.work[way][kind]
+        return more * there[way].us / self.figures["ours"][way].us
+
     def reached(self, way: str) -> bool | None:
         """Whether the wanted figure is reached, to a hundredth; None where none is wanted."""
         want, rate = self.want.get(way), self.rate("ours", way)
@@ -120,6 +130,12 @@ class Results:
         """(row, way) of every figure of ours."""
         return ((row, way) for row in self.rows for way in row.ways())
 
+    def left_out(self) -> Iterator[tuple[str, str, str]]:
+        """(name, who, reason) of what has no figures."""
+        for row in self.rows:
+            for one in (row, row.beside):
+                yield from () if one is None else ((one.name, who, reason) for who, reason in one.wrong.items())
+
     def slowest(self, against: Iterable[str] = BASE) -> list[tuple[float, str]]:
         """(speed-up, name and way) of every figure that has a peer, the least first."""
         found = ((row.speedup(way, against), f"{row.name} {way}") for row, way in self.measured())
@@ -129,6 +145,11 @@ class Results:
         """(speed-up, name) of every row that has a peer, forward and backward in sum, the least first."""
         found = ((row.whole(against), row.name) for row in self.rows)
         return sorted((speedup, name) for speedup, name in found if speedup is not None)
+
+    def nearness(self) -> list[tuple[float, str]]:
+        """(ratio, name and way) of every figure beside a rounder size's, the least first."""
+        found = ((row.to_beside(way), f"{row.name} {way}") for row, way in self.measured())
+        return sorted((ratio, name) for ratio, name in found if ratio is not None)
 
     def write(self, path: Path) -> None:
         """As JSON."""
@@ -142,13 +163,9 @@ class Results:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if content["schema"] != SCHEMA:
                 raise ValueError(f"schema {content['schema']}, expected {SCHEMA}")
-            rows = [Row(**row) for row in content["rows"]]
+            rows = [_row(row) for row in content["rows"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} holds no results of `cupyops bench`: {error}") from None
-        for row in rows:
-            row.work = {way: (float(moved), float(flops)) for way, (moved, flops) in row.work.items()}
-            figures: dict[str, Any] = row.figures
-            row.figures = {who: {way: Figure(**f) for way, f in ways.items()} for who, ways in figures.items()}
         return Results(content["machine"], content["ceilings"], rows, content.get("host", {}))
 
     def slower_than(self, old: Results, factor: float = 1.05) -> list[tuple[str, str, float]]:
@@ -165,3 +182,14 @@ class Results:
         """(row, way) of what an old run has a figure of and this one has none."""
         now = {(row.name, way) for row, way in self.measured()}
         return [(row.name, way) for row, way in old.measured() if (row.name, way) not in now]
+
+
+def _row(content: dict[str, Any]) -> Row:
+    """From JSON."""
+    row = Row(**content)
+    row.work = {way: (float(moved), float(flops)) for way, (moved, flops) in row.work.items()}
+    figures: dict[str, Any] = row.figures
+    row.figures = {who: {way: Figure(**f) for way, f in ways.items()} for who, ways in figures.items()}
+    beside: Any = row.beside
+    row.beside = None if beside is None else _row(beside)
+    return row

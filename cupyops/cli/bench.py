@@ -65,7 +65,7 @@ def _run(request: Request, console: Console) -> int:
         results = _measure(request, cases, console)
     show(results, console)
     _write(results, request)
-    problems = [f"{row.name}: {row.wrong['ours']}" for row in results.rows if "ours" in row.wrong]
+    problems = [f"{name}: {reason}" for name, who, reason in results.left_out() if who == "ours"]
     problems += too_slow(results.host) if results.host else []
     if old is not None:
         problems += [

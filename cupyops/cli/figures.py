@@ -22,9 +22,8 @@ def show(results: Results, console: Console) -> None:
     else:
         for line in _plain(results, others):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for row in results.rows:
-        for who, reason in row.wrong.items():
-            console.print(f"{row.name}, {who}: {reason}", style="red", markup=False, soft_wrap=True)
+    for name, who, reason in results.left_out():
+        console.print(f"{name}, {who}: {reason}", style="red", markup=False, soft_wrap=True)
     for line in summary(results):
         console.print(line, markup=False, soft_wrap=True)
 
