@@ -70,6 +70,23 @@ def test_a_file_of_something_else(text, tmp_path):
         Results.read(tmp_path / "absent.json")
 
 
+def test_beside_another_size(tmp_path):
+    odd, flops, alone = row("a", ours=10), row("b", unit="TFLOP/s", ours=10), row("c")
+    for one, us in ((odd, 8), (flops, 16)):
+        one.beside = row(one.op, "rounder", one.unit, ours=us)
+        one.beside.work = dict.fromkeys(one.work, (4e7, 8e10))
+    run = results(odd, flops, alone)
+    assert (odd.to_beside("forward"), flops.to_beside("backward"), alone.to_beside("forward")) == (0.8, 0.8, None)
+    assert run.nearness()[0] == (0.8, "a 2^20 bfloat16 backward") and len(run.nearness()) == 4
+    run.write(tmp_path / "x.json")
+    assert Results.read(tmp_path / "x.json") == run
+    assert "4 figures of odd sizes beside rounder ones: 4 under 0.85" in "\n".join(report.summary(run))
+    report.page(run, tmp_path / "x.html")
+    page = Page()
+    page.feed((tmp_path / "x.html").read_text(encoding="utf-8"))
+    assert ["a 2^20", "bfloat16", "forward", "rounder", "GB/s", "4,000", "5,000", "0.80"] in page.rows
+
+
 def test_what_got_slower_and_what_vanished():
     old = results(row("a", ours=10), row("b", ours=10), row("c", ours=10))
     new = results(row("a", ours=10.4), row("b", ours=12), row("d", ours=1))

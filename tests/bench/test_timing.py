@@ -188,3 +188,40 @@ def test_what_is_not_the_same_is_not_compared():
     assert not measure.compare(relu(same=False), "cpu")
     nothing = Case("step", "1", torch.float32, lambda device, dtype: (), lambda: None, lambda: None)
     assert not measure.compare(nothing, "cpu")
+
+
+# --- beside another size ---
+
+
+def on_the_cpu(size, **options):
+    make = lambda device, dtype: (torch.randn(size, dtype=dtype, requires_grad=True),)
+    return Case(
+        "relu",
+        str(size),
+        torch.float32,
+        make,
+        cupyops.relu,
+        torch.relu,
+        forward_bytes=size,
+        backward_bytes=size,
+        **options,
+    )
+
+
+def test_a_case_beside_another_is_measured_in_turn_with_it(monkeypatch):
+    monkeypatch.setattr(measure, "peak_memory", lambda call: 7)
+    row = measure.measure(on_the_cpu(9, beside=on_the_cpu(18)), (), Clock())
+    assert list(row.figures) == ["ours"] and list(row.memory) == ["ours"]
+    assert (row.beside.size, list(row.beside.figures), row.beside.memory) == ("18", ["ours"], {"ours": 7})
+    assert {figure.samples for one in (row, row.beside) for figure in one.figures["ours"].values()} == {40}
+    forward, there = (one.figures["ours"]["forward"].us for one in (row, row.beside))
+    assert row.to_beside("forward") == pytest.approx(there / forward / 2)
+
+
+def test_a_wrong_result_beside_has_no_figure(monkeypatch):
+    monkeypatch.setattr(measure, "peak_memory", lambda call: 7)
+    wrong = on_the_cpu(18)
+    object.__setattr__(wrong, "ours", lambda x: cupyops.relu(x) + 1)
+    row = measure.measure(on_the_cpu(9, beside=wrong), (), Clock())
+    assert row.ways() == ["forward", "backward"] and row.to_beside("forward") is None
+    assert "Failure" in row.beside.wrong["ours"] and not row.wrong
