@@ -62,6 +62,7 @@ def summary(results: Results) -> Iterator[str]:
     for what, slowest in (
         ("figures", results.slowest()),
         ("rows, forward and backward in sum", results.slowest_rows()),
+        ("such rows without those in TFLOP/s", results.slowest_rows(units=("GB/s", "us"))),
     ):
         if slowest:
             behind = sum(speedup < BEHIND for speedup, _ in slowest)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .case import Case
+from .case import UNITS, Case
 from .timing import Time
 
 SCHEMA = 1
@@ -141,9 +141,9 @@ class Results:
         found = ((row.speedup(way, against), f"{row.name} {way}") for row, way in self.measured())
         return sorted((speedup, name) for speedup, name in found if speedup is not None)
 
-    def slowest_rows(self, against: Iterable[str] = BASE) -> list[tuple[float, str]]:
-        """(speed-up, name) of every row that has a peer, forward and backward in sum, the least first."""
-        found = ((row.whole(against), row.name) for row in self.rows)
+    def slowest_rows(self, against: Iterable[str] = BASE, units: Sequence[str] = UNITS) -> list[tuple[float, str]]:
+        """(speed-up, name) of every row that has a peer, forward and backward in sum, the least first; of such units alone."""
+        found = ((row.whole(against), row.name) for row in self.rows if row.unit in units)
         return sorted((speedup, name) for speedup, name in found if speedup is not None)
 
     def nearness(self) -> list[tuple[float, str]]:

@@ -45,6 +45,7 @@ def test_rows_count_what_one_way_leaves_to_the_other():
     one = row(ours=10, eager=20, compile=10)
     one.figures["eager"]["backward"] = Figure(5, 5, 5, 1)
     assert (one.speedup("forward"), one.speedup("backward")) == (1, 0.5)
+    assert results(one, row("matmul", unit="TFLOP/s", eager=5)).slowest_rows(units=("GB/s", "us")) == [(1, one.name)]
     assert one.whole() == 1  # compile's 10 + 10
     del one.figures["compile"]["backward"]
     assert one.whole() == 25 / 20
