@@ -142,7 +142,7 @@ class Results:
         return sorted((speedup, name) for speedup, name in found if speedup is not None)
 
     def slowest_rows(self, against: Iterable[str] = BASE, units: Sequence[str] = UNITS) -> list[tuple[float, str]]:
-        """(speed-up, name) of every row that has a peer, forward and backward in sum, the least first; of such units alone."""
+        """(speed-up, name) of every row that has a peer, forward and backward in sum, the least first."""
         found = ((row.whole(against), row.name) for row in self.rows if row.unit in units)
         return sorted((speedup, name) for speedup, name in found if speedup is not None)
 
