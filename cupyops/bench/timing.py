@@ -80,7 +80,7 @@ def interleaved(
     samples: dict[str, dict[str, list[float]]] = {name: {} for name in runs}
     begun = time.monotonic()
     order = list(runs)
-    for round in range(most):
+    for round in range(most if runs else 0):
         if round >= 5 and time.monotonic() - begun > seconds:
             break
         for name in order[round % len(order) :] + order[: round % len(order)]:

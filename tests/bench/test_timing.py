@@ -218,6 +218,13 @@ def test_a_case_beside_another_is_measured_in_turn_with_it(monkeypatch):
     assert row.to_beside("forward") == pytest.approx(there / forward / 2)
 
 
+def test_where_all_are_wrong_nothing_is_timed(monkeypatch):
+    wrong = on_the_cpu(9)
+    object.__setattr__(wrong, "ours", lambda x: cupyops.relu(x) + 1)
+    row = measure.measure(wrong, (), Clock())
+    assert row.ways() == [] and "Failure" in row.wrong["ours"]
+
+
 def test_a_wrong_result_beside_has_no_figure(monkeypatch):
     monkeypatch.setattr(measure, "peak_memory", lambda call: 7)
     wrong = on_the_cpu(18)
