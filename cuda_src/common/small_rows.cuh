@@ -24,3 +24,16 @@ template <typename T> __device__ __forceinline__ void store_all(T* to, const T* 
   }
   for (int i = whole + threadIdx.x; i < count; i += kSmallRows) to[i] = shared[i];
 }
+
+// f(u) for every u < U where u * step < left: in most blocks all, in which the compiler asks no more.
+template <int U, typename F> __device__ __forceinline__ void each_of(int left, int step, F f) {
+  if ((U - 1) * step < left) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) f(u);
+  } else {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (u * step < left) f(u);
+    }
+  }
+}
