@@ -188,27 +188,27 @@ __global__ void rope_heads(const T* __restrict__ x, const T* __restrict__ cosine
   }
 }
 
-// How rope.py divides the work of rope_staged(): `each` rows of a block, of so many. The elements of a pair are `apart`, and
-// a pair begins `step` elements behind the one before.
+// How rope.py divides the work of rope_staged(): `each` rows of a block, of so many, of which `sharers` are taken at a time.
+// The elements of a pair are `apart`, and a pair begins `step` elements behind the one before.
 struct Staged {
   long long rows;
-  int each, apart, step, unused;
+  int each, sharers, apart, step;
 };
 
 // Of a position.
 template <typename T> struct __align__(16) Angles { const T *cosines, *sines; };
 
 // Rows that lie next to each other in x too, off vectors: a block copies its rows to shared memory whole, turns them there,
-// and stores them whole. What passes is left alone. Grid: ceil(rows / each). Block: kSmallRows, no fewer than pairs of a
-// row. Shared memory: a block's rows, which are whole vectors. A thread has one pair of every (kSmallRows / half)-th row,
-// in kStagedEach rows at most; their angles are read while the rows come. `layout` as in rope().
-constexpr int kStagedEach = 8;
+// and stores them whole. What passes is left alone. Grid: ceil(rows / each). Block: kSmallRows, sharers x half or more.
+// Shared memory: a block's rows, which are whole vectors. A thread has one pair of every sharers-th row, kStagedEach pairs at
+// most; their angles are read while the rows come. `layout` as in rope().
+template <typename T> constexpr int kStagedEach = sizeof(T) == 2 ? 16 : 8;
 template <typename T>
 __global__ void __launch_bounds__(kSmallRows)
     rope_staged(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
                 const long long* __restrict__ positions, T* __restrict__ y, const __grid_constant__ Staged staged,
                 int half, int size, long long limit, int back, const __grid_constant__ Layout<2> layout) {
-  constexpr int U = kStagedEach;
+  constexpr int ALL = kStagedEach<T>, U = 8;
   extern __shared__ uint4 dynamic[];
   __shared__ Angles<T> of_row[kSmallRows];
   T* const tile = reinterpret_cast<T*>(dynamic);
@@ -222,23 +222,28 @@ __global__ void __launch_bounds__(kSmallRows)
     of_row[threadIdx.x] = {cosine + angles, sine + angles};
   }
   __syncthreads();
-  const int sharers = kSmallRows / half, sharer = threadIdx.x / half, j = threadIdx.x - sharer * half;
+  const int sharers = staged.sharers, sharer = threadIdx.x / unsigned(half), j = threadIdx.x - sharer * half;
   const int left = sharer < sharers ? rows - sharer : 0;  // of every sharers-th row
-  T first[U], second[U], cosines[U], sines[U];
-  each_of<U>(left, sharers, [&](int u) {
-    const Angles<T> angles = of_row[sharer + u * sharers];
-    cosines[u] = __ldg(angles.cosines + j), sines[u] = __ldg(angles.sines + j);
+  T cosines[ALL], sines[ALL];
+  each_of<ALL>(left, sharers, [&](int i) {
+    const Angles<T> angles = of_row[sharer + i * sharers];
+    cosines[i] = __ldg(angles.cosines + j), sines[i] = __ldg(angles.sines + j);
   });
   wait_for_groups<0>();
   __syncthreads();
-  T* const pairs = tile + sharer * size + j * staged.step;
-  const int pitch = sharers * size;
-  each_of<U>(left, sharers, [&](int u) { first[u] = pairs[u * pitch], second[u] = pairs[u * pitch + staged.apart]; });
   const acc_t<T> sign = back ? -1 : 1;
-  each_of<U>(left, sharers, [&](int u) {
-    turn(first[u], second[u], cosines[u], sines[u], sign);
-    pairs[u * pitch] = first[u], pairs[u * pitch + staged.apart] = second[u];
-  });
+  const int pitch = sharers * size;
+#pragma unroll
+  for (int first = 0; first < ALL; first += U) {
+    T* const pairs = tile + sharer * size + j * staged.step + first * pitch;
+    T low[U], high[U];
+    each_of<U>(left - first * sharers, sharers,
+               [&](int u) { low[u] = pairs[u * pitch], high[u] = pairs[u * pitch + staged.apart]; });
+    each_of<U>(left - first * sharers, sharers, [&](int u) {
+      turn(low[u], high[u], cosines[first + u], sines[first + u], sign);
+      pairs[u * pitch] = low[u], pairs[u * pitch + staged.apart] = high[u];
+    });
+  }
   __syncthreads();
   store_all(y + begin * size, tile, rows * size);
 }

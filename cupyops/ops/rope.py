@@ -31,8 +31,9 @@ rope_staged = Kernel("rope.cu", "rope_staged<T>", T=FLOATING, where=lambda T: T.
 
 BLOCK = 128
 STAGED = 256  # kSmallRows: threads of rope_staged()
-STAGED_EACH = 8  # kStagedEach: pairs of a thread, at most, and so many rows are whole vectors
-STAGED_BYTES = 8192  # of a block's rows, at most: no more than STAGED pairs a row in a half type
+STAGED_EACH = {2: 16, 4: 8}  # kStagedEach: pairs of a thread, at most, by the size of an element
+STAGED_WHOLE = 8  # so many rows are whole vectors
+STAGED_BYTES = 16384  # of a block's rows, at most
 STAGED_BELOW = 8  # bytes that rows let a thread read at once
 FILL = 132 * 2048  # threads: where there are more units, a thread has several heads
 CHUNK = 8  # heads of a thread, at most
@@ -193,7 +194,8 @@ def _plan(
         return _of_rows(walked, half, size, width, strides[-1], positions is not None)
     dense_x = strides[-1] == 1 and all(s == d for count, s, d in zip(leading, strides, dense) if count > 1)
     itemsize = 16 // vector
-    if dense_x and half and width * itemsize < STAGED_BELOW and STAGED_EACH * size * itemsize <= STAGED_BYTES:
+    fits = 0 < half <= STAGED and STAGED_WHOLE * size * itemsize <= STAGED_BYTES
+    if dense_x and fits and width * itemsize < STAGED_BELOW:
         staged = _staged(merged(leading, dense, (strides[:-1], tuple(steps))), half, size, itemsize, interleaved)
         if staged.layout is not None:
             return staged
@@ -214,9 +216,10 @@ def _of_rows(walked: list[Walk], half: int, size: int, width: int, unit: int, gi
 
 def _staged(walked: list[Walk], half: int, size: int, itemsize: int, interleaved: bool) -> Plan:
     rows = math.prod(count for count, _ in walked)
-    each = min(STAGED_EACH * (STAGED // half), STAGED, STAGED_BYTES // (size * itemsize) // STAGED_EACH * STAGED_EACH)
+    sharers, most = STAGED // half, min(STAGED, STAGED_BYTES // (size * itemsize))
+    each = min(STAGED_EACH[itemsize] * sharers, most // STAGED_WHOLE * STAGED_WHOLE)
     apart, step = (1, 2) if interleaved else (half, 1)
-    sizes = np.frombuffer(struct.pack("=q4i", rows, each, apart, step, 0), np.uint8)
+    sizes = np.frombuffer(struct.pack("=q4i", rows, each, sharers, apart, step), np.uint8)
     config = (ceil_div(rows, each), STAGED, each * size * itemsize)
     return Plan(config, _layout(walked, 2, size, 1), sizes=sizes, staged=True)
 
