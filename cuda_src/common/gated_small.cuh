@@ -1,50 +1,43 @@
 // Gated activations of packed rows of a few columns, off 16-byte boundaries: see small_rows.cuh. A thread has a column of
-// every (kSmallRows / cols)-th row of its block's.
+// every sharers-th row of its block's.
 #pragma once
 
 #include "common/small_rows.cuh"
 
-// `each` of `rows` rows are a block's, whole vectors of y, and a thread has kGatedEach of them at most. gated.py makes it.
+// `each` of `rows` rows are a block's, whole vectors of y, of which `sharers` are taken at a time. gated.py makes it.
 struct SmallRows {
   long long rows;
-  int cols, each;
+  int cols, each, sharers, unused;
 };
-constexpr int kGatedEach = 8;
-
-// A thread's part of a block's.
-struct SmallOwn {
-  int sharers, first, col, left;
-
-  __device__ __forceinline__ SmallOwn(int cols, int rows)
-      : sharers(kSmallRows / cols),
-        first(threadIdx.x / cols),
-        col(threadIdx.x - first * cols),
-        left(first < sharers ? rows - first : 0) {}
-};
+constexpr int kGatedAtOnce = 8;  // rows of a thread
 
 // y = f(gate) up
 //
 // Grid: ceil(rows / each). Block: kSmallRows, no fewer than columns. Shared memory: 3 T for each element of y.
 template <typename F, typename T>
 __device__ __forceinline__ void gated_small_forward(const T* __restrict__ x, T* __restrict__ y, const SmallRows& of) {
-  constexpr int U = kGatedEach;
+  constexpr int U = kGatedAtOnce;
   extern __shared__ uint4 dynamic[];
   T *const tile = reinterpret_cast<T*>(dynamic), *const results = tile + 2 * of.each * of.cols;
   const long long begin = blockIdx.x * (long long)of.each;
   const int rows = static_cast<int>(min(of.rows - begin, (long long)of.each)), elements = rows * of.cols;
   fetch_all(tile, x + 2 * begin * of.cols, 2 * elements);
   end_group();
-  const SmallOwn own(of.cols, rows);
-  const int pitch = own.sharers * of.cols;
-  const T* const gate = tile + 2 * own.first * of.cols + own.col;
-  T* const result = results + own.first * of.cols + own.col;
+  const int first = threadIdx.x / unsigned(of.cols), pitch = of.sharers * of.cols;
+  const T* gate = tile + threadIdx.x + first * of.cols;
+  T* result = results + threadIdx.x;
   wait_for_groups<0>();
   __syncthreads();
-  T gates[U], ups[U];
-  each_of<U>(own.left, own.sharers,
-             [&](int u) { gates[u] = gate[2 * u * pitch], ups[u] = gate[2 * u * pitch + of.cols]; });
-  each_of<U>(own.left, own.sharers,
-             [&](int u) { result[u * pitch] = from_acc<T>(F::template value<T>(to_acc(gates[u])) * to_acc(ups[u])); });
+#pragma unroll 1
+  for (int left = first < of.sharers ? rows - first : 0; left > 0; left -= U * of.sharers) {
+    T gates[U], ups[U];
+    each_of<U>(left, of.sharers,
+               [&](int u) { gates[u] = gate[2 * u * pitch], ups[u] = gate[2 * u * pitch + of.cols]; });
+    each_of<U>(left, of.sharers, [&](int u) {
+      result[u * pitch] = from_acc<T>(F::template value<T>(to_acc(gates[u])) * to_acc(ups[u]));
+    });
+    gate += 2 * U * pitch, result += U * pitch;
+  }
   __syncthreads();
   store_all(y + begin * of.cols, results, elements);
 }
@@ -57,7 +50,7 @@ template <typename F, typename T>
 __device__ __forceinline__ void gated_small_backward(const T* __restrict__ grad_y, const T* __restrict__ x,
                                                      T* __restrict__ grad_x, const SmallRows& of) {
   using A = acc_t<T>;
-  constexpr int U = kGatedEach;
+  constexpr int U = kGatedAtOnce;
   extern __shared__ uint4 dynamic[];
   T *const tile = reinterpret_cast<T*>(dynamic), *const incoming = tile + 2 * of.each * of.cols;
   const long long begin = blockIdx.x * (long long)of.each;
@@ -65,22 +58,25 @@ __device__ __forceinline__ void gated_small_backward(const T* __restrict__ grad_
   fetch_all(tile, x + 2 * begin * of.cols, 2 * elements);
   fetch_all(incoming, grad_y + begin * of.cols, elements);
   end_group();
-  const SmallOwn own(of.cols, rows);
-  const int pitch = own.sharers * of.cols;
-  T* const gate = tile + 2 * own.first * of.cols + own.col;
-  const T* const grad = incoming + own.first * of.cols + own.col;
+  const int first = threadIdx.x / unsigned(of.cols), pitch = of.sharers * of.cols;
+  T* gate = tile + threadIdx.x + first * of.cols;
+  const T* grad = incoming + threadIdx.x;
   wait_for_groups<0>();
   __syncthreads();
-  T gates[U], ups[U], grads[U];
-  each_of<U>(own.left, own.sharers, [&](int u) {
-    gates[u] = gate[2 * u * pitch], ups[u] = gate[2 * u * pitch + of.cols], grads[u] = grad[u * pitch];
-  });
-  each_of<U>(own.left, own.sharers, [&](int u) {
-    const A incoming = to_acc(grads[u]);
-    const auto here = F::template at<T>(to_acc(gates[u]));
-    gate[2 * u * pitch] = from_acc<T>(incoming * to_acc(ups[u]) * here.slope);
-    gate[2 * u * pitch + of.cols] = from_acc<T>(incoming * here.value);
-  });
+#pragma unroll 1
+  for (int left = first < of.sharers ? rows - first : 0; left > 0; left -= U * of.sharers) {
+    T gates[U], ups[U], grads[U];
+    each_of<U>(left, of.sharers, [&](int u) {
+      gates[u] = gate[2 * u * pitch], ups[u] = gate[2 * u * pitch + of.cols], grads[u] = grad[u * pitch];
+    });
+    each_of<U>(left, of.sharers, [&](int u) {
+      const A g = to_acc(grads[u]);
+      const auto here = F::template at<T>(to_acc(gates[u]));
+      gate[2 * u * pitch] = from_acc<T>(g * to_acc(ups[u]) * here.slope);
+      gate[2 * u * pitch + of.cols] = from_acc<T>(g * here.value);
+    });
+    gate += 2 * U * pitch, grad += U * pitch;
+  }
   __syncthreads();
   store_all(grad_x + 2 * begin * of.cols, tile, 2 * elements);
 }

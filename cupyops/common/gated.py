@@ -19,7 +19,7 @@ from .broadcast import empty_output
 from .spans import spans, walk
 
 SMALL = 256  # kSmallRows: threads
-SMALL_EACH = 8  # kGatedEach: rows of a thread, at most, and so many are whole vectors
+SMALL_EACH = {2: 16, 4: 8, 8: 8}  # rows of a thread, by the size of an element: whole vectors, and kGatedAtOnce
 SMALL_COLS = 128  # of packed rows of which a block takes several, at most
 
 
@@ -96,8 +96,9 @@ def _small(rows: int, cols: int, itemsize: int) -> tuple[tuple[int, int, int], n
     """The launch, and the `struct SmallRows`, where packed rows are small and off 16-byte boundaries."""
     if rows * cols == 0 or cols > SMALL_COLS or cols * itemsize % 16 == 0:
         return None
-    each = SMALL_EACH * (SMALL // cols)
-    sizes = np.frombuffer(struct.pack("=q2i", rows, cols, each), np.uint8)
+    sharers = SMALL // cols
+    each = SMALL_EACH[itemsize] * sharers
+    sizes = np.frombuffer(struct.pack("=q4i", rows, cols, each, sharers, 0), np.uint8)
     return (ceil_div(rows, each), SMALL, 3 * each * cols * itemsize), sizes
 
 

@@ -21,7 +21,7 @@ class TestGeglu(OperatorContract):
     def samples(self, make: Make):
         for approximate in ("none", "tanh"):
             yield Sample(make(3, 7), make(3, 7), approximate)
-            yield Sample(make(131, 34), approximate=approximate)  # packed, small rows
+            yield Sample(make(251, 34), approximate=approximate)  # packed, small rows
             yield Sample(make(3, 2 * 131), approximate=approximate)  # rows that are not
         yield Sample(make(2, 3, 32))
         yield Sample(make(2059), make(2059))
