@@ -9,7 +9,7 @@
 // Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4253): 8192x14336 4248 / 4270, 8192x2x14336
 // 4253 / 4284, 67108x1000 4120 / 4181, 67108x2x1000 4111 / 4172, 16388x4095 4115 / 4178, 16388x2x4095 3993 / 3654. Lost, in
 // backward of packed rows of odd size: their two gradients begin at different places of a vector, so that one is passed on
-// to the next lane, and each warp computes one vector in 32 again.
+// to the next lane, and each warp computes one vector in 32 again; those of a few columns go through shared memory instead.
 #include "common/gated.cuh"
 #include "common/gated_small.cuh"
 #include "common/sigmoid.cuh"

@@ -152,7 +152,8 @@ struct Columns {
 
 // Grid: tiles x slabs, folded, tiles fastest: a tile is blockDim.x vectors of a period, a slab `slab_periods` periods. Block:
 // (x, y) of kSumThreads at most; each thread owns a vector of every blockDim.y-th period of its slab, U under way at once.
-// partial: [SUMS][slabs][period * W], folded [columns], or null. `parameters` [columns / inner] may be null, for a step that has none.
+// partial: [SUMS][slabs][period * W], folded [SUMS][slabs][columns], or null. `parameters` [columns / inner] may be null, for a
+// step that has none.
 template <int U, typename T, typename Step>
 __device__ __forceinline__ void sum_columns(const Columns& size, const Step& step, const T* __restrict__ grad_y,
                                             const T* x, const T* parameters, T* grad_x,
@@ -260,8 +261,8 @@ __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, c
 }
 
 // grad[channel] = the sum of partial [slabs x channels x inner] over slabs and inner; for blockIdx.y = 1 of the
-// second such array, into `second`. Grid: ceil(channels / blockDim.x), 1 or 2. Block: (x, y), kFinishThreads at
-// most; a thread owns a channel and every blockDim.y-th slab.
+// second such array, into `second`. Grid: ceil(channels / blockDim.x), 1 or 2. Block: (x, y), kFinishThreads at most;
+// a thread owns a channel and every blockDim.y-th slab.
 constexpr int kFinishThreads = 1024;
 
 template <typename T>
