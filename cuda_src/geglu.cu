@@ -7,6 +7,7 @@
 // Reached on an H200 (bf16, 8192x14336, GB/s of those bytes, forward / backward; a copy: 4251): none 4251 / 4254, tanh 4243 /
 // 4256. Packed rows of odd size: see swiglu.cu.
 #include "common/gated.cuh"
+#include "common/gated_small.cuh"
 #include "common/gelu.cuh"
 
 // Grid, block, who owns what: see gated_forward().
@@ -22,4 +23,19 @@ __global__ void geglu_bwd(const T* __restrict__ grad_y, const T* __restrict__ ga
                           T* __restrict__ grad_gate, T* __restrict__ grad_up, const __grid_constant__ Rows shape,
                           long long gate_stride, long long up_stride) {
   gated_backward<Gelu<TANH>>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
+}
+
+// Grid, block, shared memory: see gated_small_forward().
+template <typename T, bool TANH>
+__global__ void __launch_bounds__(kSmallRows)
+    geglu_fwd_small(const T* __restrict__ x, T* __restrict__ y, const __grid_constant__ SmallRows rows) {
+  gated_small_forward<Gelu<TANH>>(x, y, rows);
+}
+
+// Grid, block, shared memory: see gated_small_backward().
+template <typename T, bool TANH>
+__global__ void __launch_bounds__(kSmallRows)
+    geglu_bwd_small(const T* __restrict__ grad_y, const T* __restrict__ x, T* __restrict__ grad_x,
+                    const __grid_constant__ SmallRows rows) {
+  gated_small_backward<Gelu<TANH>>(grad_y, x, grad_x, rows);
 }

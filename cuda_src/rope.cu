@@ -13,8 +13,9 @@
 // bf16 3565 / 3573, 4x32x4096x80 r80 bf16 3655 / 3684, 4x32x4096x126 r126 bf16 2954 / 2964, 128x1x32x128 r128 bshd bf16 4.3
 // and 4.7 us. Halves of whole vectors go by rows, in the order of memory, and read the tables again for every head, from L2
 // (by heads, which read them once: 3763). Other halves go by heads, since by rows single elements leave too few bytes under
-// way (1104).
+// way (1104); those that leave a thread fewer than 8 bytes at a time through shared memory, where rows are not apart.
 #include "common/broadcast.cuh"
+#include "common/small_rows.cuh"
 #include "common/whole.cuh"
 
 // Stops the program: a position out of range is never a wild read.
@@ -185,4 +186,64 @@ __global__ void rope_heads(const T* __restrict__ x, const T* __restrict__ cosine
       each_head<U, Passing<T, N>>(heads, here, half, row_x + begin, row_y + begin, [](Passing<T, N>&) {});
     }
   }
+}
+
+// How rope.py divides the work of rope_staged(): `each` rows of a block, of so many, of which `sharers` are taken at a time.
+// The elements of a pair are `apart`, and a pair begins `step` elements behind the one before.
+struct Staged {
+  long long rows;
+  int each, sharers, apart, step;
+};
+
+// Of a position.
+template <typename T> struct __align__(16) Angles { const T *cosines, *sines; };
+
+// Rows that lie next to each other in x too, off vectors: a block copies its rows to shared memory whole, turns them there,
+// and stores them whole. What passes is left alone. Grid: ceil(rows / each). Block: kSmallRows, sharers x half or more.
+// Shared memory: a block's rows, which are whole vectors. A thread has one pair of every sharers-th row, kStagedEach pairs at
+// most; their angles are read while the rows come. `layout` as in rope().
+template <typename T> constexpr int kStagedEach = sizeof(T) == 2 ? 16 : 8;
+template <typename T>
+__global__ void __launch_bounds__(kSmallRows)
+    rope_staged(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
+                const long long* __restrict__ positions, T* __restrict__ y, const __grid_constant__ Staged staged,
+                int half, int size, long long limit, int back, const __grid_constant__ Layout<2> layout) {
+  constexpr int ALL = kStagedEach<T>, U = 8;
+  extern __shared__ uint4 dynamic[];
+  __shared__ Angles<T> of_row[kSmallRows];
+  T* const tile = reinterpret_cast<T*>(dynamic);
+  const long long begin = blockIdx.x * (long long)staged.each;
+  const int rows = static_cast<int>(min(staged.rows - begin, (long long)staged.each));
+  fetch_all(tile, x + begin * size, rows * size);
+  end_group();
+  if (threadIdx.x < rows) {
+    const long long at = locate(layout, begin + threadIdx.x).at[1];
+    const long long angles = position_at(positions, at, limit) * half;
+    of_row[threadIdx.x] = {cosine + angles, sine + angles};
+  }
+  __syncthreads();
+  const int sharers = staged.sharers, sharer = threadIdx.x / unsigned(half), j = threadIdx.x - sharer * half;
+  const int left = sharer < sharers ? rows - sharer : 0;  // of every sharers-th row
+  T cosines[ALL], sines[ALL];
+  each_of<ALL>(left, sharers, [&](int i) {
+    const Angles<T> angles = of_row[sharer + i * sharers];
+    cosines[i] = __ldg(angles.cosines + j), sines[i] = __ldg(angles.sines + j);
+  });
+  wait_for_groups<0>();
+  __syncthreads();
+  const acc_t<T> sign = back ? -1 : 1;
+  const int pitch = sharers * size;
+#pragma unroll
+  for (int first = 0; first < ALL; first += U) {
+    T* const pairs = tile + sharer * size + j * staged.step + first * pitch;
+    T low[U], high[U];
+    each_of<U>(left - first * sharers, sharers,
+               [&](int u) { low[u] = pairs[u * pitch], high[u] = pairs[u * pitch + staged.apart]; });
+    each_of<U>(left - first * sharers, sharers, [&](int u) {
+      turn(low[u], high[u], cosines[first + u], sines[first + u], sign);
+      pairs[u * pitch] = low[u], pairs[u * pitch + staged.apart] = high[u];
+    });
+  }
+  __syncthreads();
+  store_all(y + begin * size, tile, rows * size);
 }

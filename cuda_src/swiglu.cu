@@ -9,8 +9,9 @@
 // Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4253): 8192x14336 4248 / 4270, 8192x2x14336
 // 4253 / 4284, 67108x1000 4120 / 4181, 67108x2x1000 4111 / 4172, 16388x4095 4115 / 4178, 16388x2x4095 3993 / 3654. Lost, in
 // backward of packed rows of odd size: their two gradients begin at different places of a vector, so that one is passed on
-// to the next lane, and each warp computes one vector in 32 again.
+// to the next lane, and each warp computes one vector in 32 again; those of a few columns go through shared memory instead.
 #include "common/gated.cuh"
+#include "common/gated_small.cuh"
 #include "common/sigmoid.cuh"
 
 struct Silu {
@@ -37,4 +38,19 @@ __global__ void swiglu_bwd(const T* __restrict__ grad_y, const T* __restrict__ g
                            T* __restrict__ grad_gate, T* __restrict__ grad_up, const __grid_constant__ Rows shape,
                            long long gate_stride, long long up_stride) {
   gated_backward<Silu>(grad_y, gate, up, grad_gate, grad_up, shape, gate_stride, up_stride);
+}
+
+// Grid, block, shared memory: see gated_small_forward().
+template <typename T>
+__global__ void __launch_bounds__(kSmallRows)
+    swiglu_fwd_small(const T* __restrict__ x, T* __restrict__ y, const __grid_constant__ SmallRows rows) {
+  gated_small_forward<Silu>(x, y, rows);
+}
+
+// Grid, block, shared memory: see gated_small_backward().
+template <typename T>
+__global__ void __launch_bounds__(kSmallRows)
+    swiglu_bwd_small(const T* __restrict__ grad_y, const T* __restrict__ x, T* __restrict__ grad_x,
+                     const __grid_constant__ SmallRows rows) {
+  gated_small_backward<Silu>(grad_y, x, grad_x, rows);
 }

@@ -10,24 +10,20 @@
 constexpr int kSumThreads = 256;
 template <typename T> constexpr int kSumBlocks = sizeof(T) == 8 ? 2 : 4;  // of a multiprocessor, at least
 
-// The sum of each of a thread's W values over threadIdx.y, in a fixed order: that of value k of threadIdx.x is given to
-// store(threadIdx.x, k, total) by one thread. Both block dimensions are powers of two. `shared` has room for W values of
-// each thread, and for a double. All threads take part.
-template <int W, typename A, typename F>
-__device__ __forceinline__ void sum_over_y(const A (&sum)[W], void* shared, F store) {
-  const int across = blockDim.x, threads = across * blockDim.y, thread = threadIdx.y * across + threadIdx.x;
-  const int columns = across * W, parts = max(threads / columns, 1);
-  A* const values = static_cast<A*>(shared);
+// The sum of each of `columns` columns of `rows` numbers in shared memory, `pitch` apart, the first of a column at `first` of
+// it; in a fixed order, and given to store(column, total) by one thread. There is room for a double of each thread, in place
+// of the numbers. All threads take part, once the numbers are there.
+template <typename A, typename First, typename F>
+__device__ __forceinline__ void sum_rows(void* shared, int columns, int rows, int pitch, First first, F store) {
+  const A* const values = static_cast<A*>(shared);
   double* const totals = static_cast<double*>(shared);
-  __syncthreads();
-#pragma unroll
-  for (int k = 0; k < W; ++k) values[k * threads + thread] = sum[k];
-  __syncthreads();
+  const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const int parts = 1 << (31 - __clz(max(threads / columns, 1)));  // of a column's rows, where it has several threads
 #pragma unroll 1
   for (int column = parts > 1 ? thread % columns : thread; column < columns; column += threads) {
-    const A* of = values + column / across * threads + column % across;
+    const A* of = values + first(column);
     double total = 0;
-    for (int y = parts > 1 ? thread / columns : 0; y < blockDim.y; y += parts) total += of[y * across];
+    for (int y = parts > 1 ? thread / columns : 0; y < rows; y += parts) total += of[y * pitch];
     if (parts > 1) {
       __syncthreads();
       totals[thread] = total;
@@ -38,8 +34,36 @@ __device__ __forceinline__ void sum_over_y(const A (&sum)[W], void* shared, F st
       }
       if (thread >= columns) break;
     }
-    store(column % across, column / across, total);
+    store(column, total);
   }
+}
+
+// The sum of each of a thread's W values over threadIdx.y: that of value k of threadIdx.x is given to store(threadIdx.x, k,
+// total) by one thread. `shared` has room for W values of each thread, and for a double. All threads take part.
+template <int W, typename A, typename F>
+__device__ __forceinline__ void sum_over_y(const A (&sum)[W], void* shared, F store) {
+  const int across = blockDim.x, threads = across * blockDim.y, thread = threadIdx.y * across + threadIdx.x;
+  A* const values = static_cast<A*>(shared);
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < W; ++k) values[k * threads + thread] = sum[k];
+  __syncthreads();
+  sum_rows<A>(
+      shared, across * W, blockDim.y, across, [&](int column) { return column / across * threads + column % across; },
+      [&](int column, double total) { store(column % across, column / across, total); });
+}
+
+// The same where the W values of each thread, in the order of threads, are rows of `columns` numbers, and those are summed:
+// store(column, total).
+template <int W, typename A, typename F>
+__device__ __forceinline__ void sum_folded(const A (&sum)[W], int columns, void* shared, F store) {
+  const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+  A* const values = static_cast<A*>(shared);
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < W; ++k) values[thread * W + k] = sum[k];
+  __syncthreads();
+  sum_rows<A>(shared, columns, threads * W / columns, columns, [](int column) { return column; }, store);
 }
 
 // Gradients of [n] elements. x and grad_x may be null: not read, not wanted. K: sums, and parameters, of a vector: one for
@@ -123,18 +147,20 @@ template <int K, typename T, typename Step> struct Gradients {
 struct Columns {
   long long n, columns, inner;  // elements of the array, of a row, of those that share a parameter
   long long period, periods, slab_periods;
+  long long folded;  // a block has whole periods, of several rows, and adds these up too
 };
 
 // Grid: tiles x slabs, folded, tiles fastest: a tile is blockDim.x vectors of a period, a slab `slab_periods` periods. Block:
-// (x, y) of kSumThreads in all; each thread owns a vector of every blockDim.y-th period of its slab, U under way at once.
-// partial: [SUMS][slabs][period * W], or null. `parameters` [columns / inner] may be null, for a step that has none.
+// (x, y) of kSumThreads at most; each thread owns a vector of every blockDim.y-th period of its slab, U under way at once.
+// partial: [SUMS][slabs][period * W], folded [SUMS][slabs][columns], or null. `parameters` [columns / inner] may be null, for a
+// step that has none.
 template <int U, typename T, typename Step>
 __device__ __forceinline__ void sum_columns(const Columns& size, const Step& step, const T* __restrict__ grad_y,
                                             const T* x, const T* parameters, T* grad_x,
                                             acc_t<T>* __restrict__ partial) {
   constexpr int W = kVecWidth<T>;
   using A = acc_t<T>;
-  __shared__ __align__(8) A shared[kSumThreads * W];
+  __shared__ __align__(16) A shared[kSumThreads * W];
   const unsigned tiles = static_cast<unsigned>((size.period + blockDim.x - 1) / blockDim.x);
   const long long slab = blockIdx.x / tiles, slabs = gridDim.x / tiles;
   const long long column = blockIdx.x % tiles * (long long)blockDim.x + threadIdx.x;  // of vectors
@@ -175,6 +201,12 @@ __device__ __forceinline__ void sum_columns(const Columns& size, const Step& ste
   if (!partial) return;
 #pragma unroll
   for (int s = 0; s < Step::SUMS; ++s) {
+    if (size.folded) {
+      A* const to = partial + (s * slabs + slab) * size.columns;
+      sum_folded<W>(gradients.sum[s], static_cast<int>(size.columns), shared,
+                    [&](int c, double total) { to[c] = total; });
+      continue;
+    }
     A* const to = partial + (s * slabs + slab) * size.period * W;
     const long long tile = column - threadIdx.x;
     sum_over_y<W>(gradients.sum[s], shared, [&](int x, int k, double total) {
@@ -229,8 +261,8 @@ __device__ __forceinline__ void sum_spans(const Spans& size, const Step& step, c
 }
 
 // grad[channel] = the sum of partial [slabs x channels x inner] over slabs and inner; for blockIdx.y = 1 of the
-// second such array, into `second`. Grid: ceil(channels / blockDim.x), 1 or 2. Block: (x, y), powers of two, kFinishThreads
-// at most; a thread owns a channel and every blockDim.y-th slab.
+// second such array, into `second`. Grid: ceil(channels / blockDim.x), 1 or 2. Block: (x, y), kFinishThreads at most;
+// a thread owns a channel and every blockDim.y-th slab.
 constexpr int kFinishThreads = 1024;
 
 template <typename T>

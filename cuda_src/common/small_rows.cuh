@@ -1,5 +1,5 @@
-// Rows of a few elements, off 16-byte boundaries: a thread takes a row, out of shared memory, to which the rows of a block,
-// which lie next to each other, are copied whole.
+// Rows of a few elements, off 16-byte boundaries: a thread takes a row, or a column of several, out of shared memory, to which
+// the rows of a block, which lie next to each other, are copied whole.
 #pragma once
 
 #include "common/async.cuh"
@@ -23,4 +23,17 @@ template <typename T> __device__ __forceinline__ void store_all(T* to, const T* 
     *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(shared + i);
   }
   for (int i = whole + threadIdx.x; i < count; i += kSmallRows) to[i] = shared[i];
+}
+
+// f(u) for every u < U where u * step < left: in most blocks all, in which the compiler asks no more.
+template <int U, typename F> __device__ __forceinline__ void each_of(int left, int step, F f) {
+  if ((U - 1) * step < left) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) f(u);
+  } else {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (u * step < left) f(u);
+    }
+  }
 }

@@ -17,6 +17,7 @@ BLOCKS = 528  # into which the rows are cut, whatever the GPU: the same bits on 
 SHORT = 32  # spans of fewer elements are read as columns
 WARPS = 16384  # into which spans are cut
 LEAST = 8  # vectors of a thread, where there are slabs
+FOLDED = 4  # periods at a time of a block that has whole ones, at least, where it adds up the rows of each
 
 Pattern = tuple[int, int, int]  # (outer, channels, inner) in memory order, one number for each channel
 
@@ -68,14 +69,17 @@ def _of_columns(outer: int, channels: int, inner: int, width: int) -> Plan:
     times = width // math.gcd(columns, width)  # rows of whole vectors
     period = columns * times // width
     rows = ceil_div(outer, times)
-    block = block_of(period, rows)
+    whole = BLOCK // period >= (FOLDED if times > 1 else FOLDED + 1)  # else more threads of 32 across have columns
+    folded = whole and times > 1
+    block = (period, BLOCK // period) if whole else block_of(period, rows)
     tiles = ceil_div(period, block[0])
     slab_rows = ceil_div(rows, max(1, min(BLOCKS // tiles, rows // (LEAST * block[1]))))
     slabs = ceil_div(rows, slab_rows)
-    size = struct.pack("=6q", outer * columns, columns, inner, period, rows, slab_rows)
+    size = struct.pack("=7q", outer * columns, columns, inner, period, rows, slab_rows, folded)
+    kept = columns if folded else period * width
     return Plan(
-        tiles * slabs, block, np.frombuffer(size, np.uint8), True, False, (slabs, period * width),
-        *_finish(slabs * times, channels, inner),
+        tiles * slabs, block, np.frombuffer(size, np.uint8), True, False, (slabs, kept),
+        *_finish(slabs * kept // columns, channels, inner),
     )  # fmt: skip
 
 
@@ -100,8 +104,8 @@ def _finish(slabs: int, channels: int, inner: int) -> tuple[tuple[int, tuple[int
 
 
 def block_of(columns: int, rows: int) -> tuple[int, int]:
-    """A block of 256 threads for a [rows x columns] reduction over rows: wider than a warp only where rows are few."""
-    x = min(32, 1 << (columns - 1).bit_length())
+    """A block of about 256 threads for a [rows x columns] reduction over rows: wider than a warp only where rows are few."""
+    x = min(32, columns)
     while x < min(columns, BLOCK) and BLOCK // x > rows:
         x *= 2
     return x, BLOCK // x

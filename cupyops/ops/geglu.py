@@ -13,7 +13,9 @@ from ..kernel import FLOATING, Kernel
 from ..operator import operator
 
 geglu_fwd = Kernel("geglu.cu", "geglu_fwd<T, TANH>", T=FLOATING, TANH=(False, True))
+geglu_fwd_small = Kernel("geglu.cu", "geglu_fwd_small<T, TANH>", T=FLOATING, TANH=(False, True))
 geglu_bwd = Kernel("geglu.cu", "geglu_bwd<T, TANH>", T=FLOATING, TANH=(False, True))
+geglu_bwd_small = Kernel("geglu.cu", "geglu_bwd_small<T, TANH>", T=FLOATING, TANH=(False, True))
 
 
 @operator("cupyops::geglu")
@@ -23,12 +25,12 @@ def _geglu(gate: Tensor, up: Tensor | None, approximate: str) -> Tensor:
 
 @_geglu.forward
 def _(gate, up, approximate):
-    return gated.forward(geglu_fwd, gate, up, TANH=approximate == "tanh"), ()
+    return gated.forward(geglu_fwd, geglu_fwd_small, gate, up, TANH=approximate == "tanh"), ()
 
 
 @_geglu.backward
 def _(saved, grad_y, gate, up, approximate, needs_grad):
-    return gated.backward(geglu_bwd, grad_y, gate, up, needs_grad, TANH=approximate == "tanh")
+    return gated.backward(geglu_bwd, geglu_bwd_small, grad_y, gate, up, needs_grad, TANH=approximate == "tanh")
 
 
 @_geglu.interface

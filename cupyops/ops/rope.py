@@ -27,8 +27,14 @@ rope_heads = Kernel(
     N=(1, 2, 4, 8),
     where=lambda T, INTERLEAVED, N: N * T.itemsize <= (16 if INTERLEAVED else 8),
 )
+rope_staged = Kernel("rope.cu", "rope_staged<T>", T=FLOATING, where=lambda T: T.itemsize < STAGED_BELOW)
 
 BLOCK = 128
+STAGED = 256  # kSmallRows: threads of rope_staged()
+STAGED_EACH = {2: 16, 4: 8}  # kStagedEach: pairs of a thread, at most, by the size of an element
+STAGED_WHOLE = 8  # so many rows are whole vectors
+STAGED_BYTES = 16384  # of a block's rows, at most
+STAGED_BELOW = 8  # bytes that rows let a thread read at once
 FILL = 132 * 2048  # threads: where there are more units, a thread has several heads
 CHUNK = 8  # heads of a thread, at most
 
@@ -155,11 +161,12 @@ def _rows_for(x: Tensor, table: Tensor, positions: Tensor | None, dim: int) -> T
 class Plan(NamedTuple):
     """A launch for an input of certain sizes and strides; no layout where they take a copy first."""
 
-    config: tuple[int, int | tuple[int, int]]
+    config: tuple[int, int | tuple[int, int]] | tuple[int, int, int]
     layout: np.ndarray | None
     width: int = 0  # N of rope_heads()
-    sizes: np.ndarray | None = None  # Heads or Even; of rope() none
+    sizes: np.ndarray | None = None  # Heads, Staged or Even; of rope() none
     rows: int = 0
+    staged: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -185,6 +192,13 @@ def _plan(
     if width == vector and not interleaved:
         walked = merged(leading, dense, (strides[:-1], tuple(steps)))
         return _of_rows(walked, half, size, width, strides[-1], positions is not None)
+    dense_x = strides[-1] == 1 and all(s == d for count, s, d in zip(leading, strides, dense) if count > 1)
+    itemsize = 16 // vector
+    fits = 0 < half <= STAGED and STAGED_WHOLE * size * itemsize <= STAGED_BYTES
+    if dense_x and fits and width * itemsize < STAGED_BELOW:
+        staged = _staged(merged(leading, dense, (strides[:-1], tuple(steps))), half, size, itemsize, interleaved)
+        if staged.layout is not None:
+            return staged
     walked = merged(leading, dense, (strides[:-1], tuple(steps), dense))
     return _of_heads(walked, half, size, width, strides[-1], interleaved and width > 1)
 
@@ -198,6 +212,16 @@ def _of_rows(walked: list[Walk], half: int, size: int, width: int, unit: int, gi
             even = struct.pack("=3Ii", rows, x_row, step * half, units.bit_length() - 1)
             return Plan((ceil_div(rows * units, BLOCK), BLOCK), layout, sizes=np.frombuffer(even, np.uint8))
     return Plan(_blocks(max(half, size - 2 * half) // width, rows), layout, rows=rows)
+
+
+def _staged(walked: list[Walk], half: int, size: int, itemsize: int, interleaved: bool) -> Plan:
+    rows = math.prod(count for count, _ in walked)
+    sharers, most = STAGED // half, min(STAGED, STAGED_BYTES // (size * itemsize))
+    each = min(STAGED_EACH[itemsize] * sharers, most // STAGED_WHOLE * STAGED_WHOLE)
+    apart, step = (1, 2) if interleaved else (half, 1)
+    sizes = np.frombuffer(struct.pack("=q4i", rows, each, sharers, apart, step), np.uint8)
+    config = (ceil_div(rows, each), STAGED, each * size * itemsize)
+    return Plan(config, _layout(walked, 2, size, 1), sizes=sizes, staged=True)
 
 
 def _of_heads(walked: list[Walk], half: int, size: int, width: int, unit: int, neighbours: bool) -> Plan:
@@ -253,7 +277,9 @@ def _launch(
         x = x.contiguous()
         plan = _plan(x.shape, x.stride(), dim, of_positions, half, most, interleaved, vector)
     given, rest = (x, cos, sin, positions, y), (cos.shape[0], back, plan.layout)
-    if plan.width:
+    if plan.staged:
+        rope_staged[plan.config](*given, plan.sizes, half, x.shape[-1], *rest, T=y.dtype)
+    elif plan.width:
         rope_heads[plan.config](*given, plan.sizes, half, *rest, T=y.dtype, INTERLEAVED=interleaved, N=plan.width)
     elif plan.sizes is not None:
         rope_even[plan.config](x, cos, sin, y, plan.sizes, back, T=y.dtype)

@@ -10,7 +10,9 @@ from ..kernel import FLOATING, Kernel
 from ..operator import operator
 
 swiglu_fwd = Kernel("swiglu.cu", "swiglu_fwd<T>", T=FLOATING)
+swiglu_fwd_small = Kernel("swiglu.cu", "swiglu_fwd_small<T>", T=FLOATING)
 swiglu_bwd = Kernel("swiglu.cu", "swiglu_bwd<T>", T=FLOATING)
+swiglu_bwd_small = Kernel("swiglu.cu", "swiglu_bwd_small<T>", T=FLOATING)
 
 
 @operator("cupyops::swiglu")
@@ -20,12 +22,12 @@ def _swiglu(gate: Tensor, up: Tensor | None) -> Tensor:
 
 @_swiglu.forward
 def _(gate, up):
-    return gated.forward(swiglu_fwd, gate, up), ()
+    return gated.forward(swiglu_fwd, swiglu_fwd_small, gate, up), ()
 
 
 @_swiglu.backward
 def _(saved, grad_y, gate, up, needs_grad):
-    return gated.backward(swiglu_bwd, grad_y, gate, up, needs_grad)
+    return gated.backward(swiglu_bwd, swiglu_bwd_small, grad_y, gate, up, needs_grad)
 
 
 @_swiglu.interface

@@ -16,12 +16,13 @@ def by_torch(gate, up=None, approximate="none"):
 class TestGeglu(OperatorContract):
     function = staticmethod(cupyops.geglu)
     torch_function = staticmethod(by_torch)
-    kernels = {"geglu_fwd", "geglu_bwd"}
+    kernels = {"geglu_fwd", "geglu_fwd_small", "geglu_bwd", "geglu_bwd_small"}
 
     def samples(self, make: Make):
         for approximate in ("none", "tanh"):
             yield Sample(make(3, 7), make(3, 7), approximate)
-            yield Sample(make(3, 14), approximate=approximate)
+            yield Sample(make(251, 34), approximate=approximate)  # packed, small rows
+            yield Sample(make(3, 2 * 131), approximate=approximate)  # rows that are not
         yield Sample(make(2, 3, 32))
         yield Sample(make(2059), make(2059))
         yield Sample(make(0, 4), make(0, 4))

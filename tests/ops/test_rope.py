@@ -38,15 +38,18 @@ def tables(make: Make, positions: int, pairs: int):
 class TestRope(OperatorContract):
     function = staticmethod(cupyops.rope)
     torch_function = staticmethod(by_torch)
-    kernels = {"rope", "rope_even", "rope_heads"}
+    kernels = {"rope", "rope_even", "rope_heads", "rope_staged"}
 
     def samples(self, make: Make):
         for interleaved in (False, True):
             for size in (7, 6, 12, 24):  # single elements, two at once, four; in the wider dtypes vectors
-                yield Sample(make(2, 3, 5, size), *tables(make, 5, size // 2), interleaved=interleaved)
+                x = make(2, 6, 5, size).detach()[:, ::2].requires_grad_()  # rows are apart
+                yield Sample(x, *tables(make, 5, size // 2), interleaved=interleaved)
             yield Sample(
                 make(2, 5, 3, 48), *tables(make, 9, 16), interleaved=interleaved, seq_dim=-3
             )  # vectors, partial
+            for size, pairs in ((6, 3), (71, 31)):  # they are not; several blocks
+                yield Sample(make(5, 13, size), *tables(make, 13, pairs), interleaved=interleaved)
         yield Sample(make(2, 5, 3, 32), *tables(make, 9, 16), make.integers(2, 5, high=9), seq_dim=1)
         yield Sample(make(7, 16), *tables(make, 8, 8))  # evenly spaced
         yield Sample(make(1, 300, 16), *tables(make, 2, 8), seq_dim=0)  # of one position, several blocks
@@ -77,7 +80,7 @@ class TestRope(OperatorContract):
 def test_several_heads_a_thread(shape, seq_dim, interleaved, monkeypatch):
     """As of large tensors: a thread keeps the angle of a position for some of its heads, of which not all are as many."""
     module = importlib.import_module("cupyops.ops.rope")
-    for name, value in (("BLOCK", 8), ("FILL", 1), ("CHUNK", 5)):
+    for name, value in (("BLOCK", 8), ("FILL", 1), ("CHUNK", 5), ("STAGED_BELOW", 0)):
         monkeypatch.setattr(module, name, value)
     module._plan.cache_clear()
     make = Make("cpu", torch.float32)

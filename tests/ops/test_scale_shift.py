@@ -57,6 +57,8 @@ class TestScaleShift(OperatorContract):
 # (input, weight): several slabs, so that partial sums are added up; vectors and single elements; rows fewer than slabs
 LARGE = [
     ((3001, 8), (8,)),
+    ((3001, 17), (17,)),
+    ((301, 320), (320,)),
     ((700, 37), (37,)),
     ((3, 5000), (5000,)),
     ((9001,), (1,)),

@@ -16,11 +16,13 @@ def by_torch(gate, up=None):
 class TestSwiglu(OperatorContract):
     function = staticmethod(cupyops.swiglu)
     torch_function = staticmethod(by_torch)
-    kernels = {"swiglu_fwd", "swiglu_bwd"}
+    kernels = {"swiglu_fwd", "swiglu_fwd_small", "swiglu_bwd", "swiglu_bwd_small"}
 
     def samples(self, make: Make):
         yield Sample(make(3, 7), make(3, 7))
         yield Sample(make(3, 14))  # packed, odd halves
+        yield Sample(make(251, 34))  # several blocks
+        yield Sample(make(3, 2 * 131))  # rows that are not small
         yield Sample(make(2, 3, 32))  # packed, vectors
         yield Sample(make(2059), make(2059))  # several blocks and a tail
         yield Sample(make(2, 4200))  # packed, several tiles
