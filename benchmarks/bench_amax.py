@@ -10,27 +10,35 @@ from common import FLOAT, HALF, beside, randn
 import cupyops
 from cupyops.bench import Case
 
+ODD = [  # and a rounder shape
+    ((4095, 4095), (4096, 4096), 1),
+    ((4095, 4095), (4096, 4096), 0),
+    ((1 << 21, 32), (1 << 16, 1024), 1),
+    ((1000003, 17), (1000003, 16), 1),
+]
+
 
 def cases() -> Iterator[Case]:
     """Backward reads the input again and writes a gradient of its size."""
     for dim in (1, 0):
-        yield _case(8192, dim, HALF)
-        yield _case(8192, dim, FLOAT)
-        yield beside(_case(4095, dim, HALF), _case(4096, dim, HALF))
+        yield _case((8192, 8192), dim, HALF)
+        yield _case((8192, 8192), dim, FLOAT)
+    for shape, even, dim in ODD:
+        yield beside(_case(shape, dim, HALF), _case(even, dim, HALF))
 
 
-def _case(size: int, dim: int, dtype: torch.dtype) -> Case:
-    moved = size * size * dtype.itemsize
+def _case(shape: tuple[int, int], dim: int, dtype: torch.dtype) -> Case:
+    moved = shape[0] * shape[1] * dtype.itemsize
     return Case(
         op="amax",
-        size=f"{size}x{size} over {dim}",
+        size=f"{shape[0]}x{shape[1]} over {dim}",
         dtype=dtype,
-        make=randn((size, size)),
+        make=randn(shape),
         ours=lambda x: cupyops.amax(x, dim),
         eager=lambda x: torch.amax(x, dim),
         liger=None,
         forward_bytes=moved,
         backward_bytes=2 * moved,
         want=None,
-        small=lambda: _case(5, dim, dtype),
+        small=lambda: _case((5, 5), dim, dtype),
     )

@@ -9,6 +9,9 @@
 // 7811; over 0 bf16 3005 / 3151, fp32 3603 / 7765; 4095x4095 bf16 over 1 2092 / 4353, over 0 1565 / 2533. Lost: of bf16 one
 // row in sixteen has a tie and is read; over 0 each element is compared and counted by itself.
 #include "common/shares.cuh"
+#include "common/small_rows.cuh"
+
+constexpr unsigned kExact = 1u << 31;  // set in `where`: that element itself, not the first of its vector
 
 // The largest of some numbers, how many are that, and the number of one of them: of the element, in a line of its vector.
 template <typename A> struct Top {
@@ -146,6 +149,68 @@ __global__ void CUPYOPS_FOLD amax_fwd(const T* __restrict__ x, T* __restrict__ y
   fold<FORM, kVecWidth<T>>(unit, kept, reduced, division);
 }
 
+// The top of a row at 16-byte boundaries, of `vectors` vectors.
+template <typename T> __device__ __forceinline__ Top<acc_t<T>> top_of_vectors(const T* own, int vectors) {
+  using A = acc_t<T>;
+  constexpr int K = kVecWidth<T>, U = kVectorsAtOnce;
+  Top<A> top = TopRule<A>::identity_();
+#pragma unroll 1
+  for (int first = 0; first < vectors; first += U) {
+    Vec<T, K> held[U];
+#pragma unroll
+    for (int i = 0; i < U; ++i) held[i] = load_once<K>(own + min(first + i, vectors - 1) * K);
+#pragma unroll
+    for (int i = 1; i < U; ++i) {
+      if (first + i >= vectors) held[i] = TopUnit<T>::template none_<K>();
+    }
+    const auto place = [&](int i) { return (first + i) * K; };
+    if constexpr (TopUnit<T>::kTakesVectors) {
+      take_pairs(top, held, place);
+    } else {
+      A values[U][K];
+#pragma unroll
+      for (int i = 0; i < U; ++i) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) values[i][k] = to_acc(held[i].data[k]);
+      }
+      TopRule<A>::take_(top, values, U, 0, place);
+    }
+  }
+  const Vec<T, K> best = load_once<K>(own + top.where);
+#pragma unroll
+  for (int k = 1; k < K; ++k) {
+    if (to_acc(best.data[k]) == top.max) top.where = top.where / K * K + k;
+  }
+  return top;
+}
+
+// The top of a row in shared memory.
+template <typename T> __device__ __forceinline__ Top<acc_t<T>> top_of_row(const T* own, int size) {
+  using A = acc_t<T>;
+  Top<A> top = TopRule<A>::identity_();
+  each_of_row(own, size, [&](A value, int) { top.max = larger(top.max, value); });
+  each_of_row(own, size, [&](A value, int e) {
+    if (value == top.max) top.ties += A(1), top.where = e;
+  });
+  return top;
+}
+
+// Rows whose largest element backward can tell without reading them. Grid, block: kSmallRows threads, one for a row; shared
+// memory, where rows are no whole vectors at 16-byte boundaries: see fetch_row().
+template <typename T>
+__global__ void amax_small(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ ties,
+                           unsigned* __restrict__ where, acc_t<T> count, long long rows, long long size) {
+  constexpr int K = kVecWidth<T>;
+  const bool vectors = size % K == 0 && is_aligned16(x);
+  const long long row = global_thread();
+  const T* own = row < rows ? x + row * size : nullptr;
+  if (!vectors) own = fetch_row(x, rows, int(size));
+  if (!own) return;
+  Top<acc_t<T>> top = vectors ? top_of_vectors(own, int(size) / K) : top_of_row(own, int(size));
+  top.where |= kExact;
+  TopResult<T>{{}, y, ties, where, count}.store_(top, 0, row);
+}
+
 // Grid, block: see fold_slabs().
 template <typename T>
 __global__ void amax_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ y, acc_t<T>* __restrict__ ties,
@@ -188,6 +253,34 @@ __global__ void amax_bwd_rows(const T* __restrict__ x, const T* __restrict__ y, 
                               const acc_t<T>* __restrict__ ties, const unsigned* __restrict__ where,
                               T* __restrict__ grad_x, long long rows, long long size, int parts) {
   spread_rows(x, grad_x, rows, size, parts, TopShares<T>{y, grad_y, ties, where});
+}
+
+// Of results that amax_small may have found.
+template <typename T> struct ExactShare : TopShare<T> {
+  bool exact;
+
+  __device__ __forceinline__ bool wants_(long long at, int count) const {
+    return exact ? this->tied : TopShare<T>::wants_(at, count);
+  }
+};
+
+template <typename T> struct ExactShares {
+  TopShares<T> all;
+
+  __device__ __forceinline__ ExactShare<T> operator()(long long result, int row) const {
+    ExactShare<T> share = {all(result, row), bool(all.where[result] & kExact)};
+    share.where &= kExact - 1;
+    return share;
+  }
+};
+
+// Grid, block: see spread_short().
+template <typename T>
+__global__ void amax_bwd_short(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
+                               const acc_t<T>* __restrict__ ties, const unsigned* __restrict__ where,
+                               T* __restrict__ grad_x, long long rows, int size, bool vectors,
+                               const __grid_constant__ Divisor by_size) {
+  spread_short(x, grad_x, rows, size, vectors, by_size, ExactShares<T>{{y, grad_y, ties, where}});
 }
 
 // Grid, block: see spread_columns().

@@ -3,13 +3,14 @@
 // grad_x  = grad_y, for mean divided too, broadcast: a view, for which there is no kernel
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh; rows of whole vectors, up to 32 KB, in registers:
-// see common/whole_rows.cuh. Summed in acc_t<T>, divided once, rounded once.
+// see common/whole_rows.cuh; short ones of other sizes, a thread each: see common/small_rows.cuh. Summed in acc_t<T>, divided once, rounded once.
 // Bytes per element of x: sizeof(T). One addition.
 // Reached on an H200 (GB/s of those bytes; reading alone: 4149): 8192x8192 over 1 bf16 3625, fp32 3860; over 0 bf16 3345,
 // fp32 3686; over all bf16 3224, fp32 3540; 65536x1000 over 1 bf16 3545, 2097152x32 over 1 3431, 4095x4095 over 1 2266,
 // over 0 1766, 64x256x56x56 over (0, 2, 3) 3181. Lost: the start of a launch, which 4 us are; a second launch where a sum
 // is cut; over 0 the blocks run at once, and the last decides.
 #include "common/reduction.cuh"
+#include "common/small_rows.cuh"
 #include "common/whole_rows.cuh"
 
 template <typename A> struct SumRule {
@@ -80,6 +81,17 @@ __global__ void __launch_bounds__(kWholeThreads, 2) sum_rows(const T* __restrict
   const A own = held.sum_of([](A value) { return value; });
   const A all = fold_neighbours(own, shared, threadIdx.x, blockDim.x, result.rule_);
   if (threadIdx.x == 0 && held.inside) result.store_(all, 0, held.row);
+}
+
+// Grid, block, shared memory: see fetch_row().
+template <typename T>
+__global__ void sum_small(const T* __restrict__ x, void* __restrict__ y, bool wide, acc_t<T> divisor, long long rows,
+                          long long size) {
+  const T* own = fetch_row(x, rows, int(size));
+  if (!own) return;
+  acc_t<T> total = 0;
+  each_of_row(own, int(size), [&](acc_t<T> value, int) { total += value; });
+  SumResult<T>{{}, y, divisor, wide}.store_(total, 0, global_thread());
 }
 
 // Grid, block: see fold_slabs().

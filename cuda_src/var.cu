@@ -11,8 +11,9 @@
 // / 4065; over 0 bf16 3116 / 3677, fp32 3600 / 3893; 65536x1000 over 1 bf16 2988 / 3842; 4095x4095 bf16 over 1 1708 / 3069,
 // over 0 1533 / 2552. Lost: the start of a launch, about 4 us; over 0 what a thread has of each of its columns is merged
 // every 8 rows.
-#include "common/moments.cuh"
+#include "common/centred.cuh"
 #include "common/shares.cuh"
+#include "common/small_rows.cuh"
 #include "common/whole_rows.cuh"
 
 // A share of a difference need not be exact.
@@ -163,6 +164,36 @@ __global__ void __launch_bounds__(kWholeThreads, 3)
   VarResult<T>{{}, y, mean, freedom}.store_(of, 0, held.row);
 }
 
+// Of a row, about its first element, from which others are less than the square root of their number times the deviation:
+// that rounds no half type, and others go on about the mean.
+template <typename T> __device__ __forceinline__ Moments<acc_t<T>> moments_of_row(const T* own, int size) {
+  using A = acc_t<T>;
+  const A count = A(size), share = A(1) / count;
+  Centred<A> sums = {to_acc(own[0]), A(0), A(0)};
+  const auto add = [&](A value, int) { sums.add(value); };
+  each_of_row(own, size, add);
+  A mean = sums.about + sums.sum * share;
+  if (sizeof(T) > 2 || !isfinite(mean)) {
+    if (!isfinite(mean)) {
+      mean = A(0);
+      each_of_row(own, size, [&](A value, int) { mean += value * share; });
+    }
+    sums = {mean, A(0), A(0)};
+    each_of_row(own, size, add);
+  }
+  Moments<A> of = sums.moments(count);
+  if (!isfinite(mean)) of.mean = mean;
+  return of;
+}
+
+// Grid, block, shared memory: see fetch_row().
+template <typename T>
+__global__ void var_small(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T> freedom,
+                          long long rows, long long size) {
+  const T* own = fetch_row(x, rows, int(size));
+  if (own) VarResult<T>{{}, y, mean, freedom}.store_(moments_of_row(own, int(size)), 0, global_thread());
+}
+
 // Grid, block: see fold_slabs().
 template <typename T>
 __global__ void var_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ y, acc_t<T>* __restrict__ mean,
@@ -196,6 +227,14 @@ template <typename T>
 __global__ void var_bwd_rows(const T* __restrict__ x, const T* __restrict__ grad_y, const acc_t<T>* __restrict__ mean,
                              acc_t<T> slope, T* __restrict__ grad_x, long long rows, long long size, int parts) {
   spread_rows(x, grad_x, rows, size, parts, VarShares<T>{grad_y, mean, slope});
+}
+
+// Grid, block: see spread_short().
+template <typename T>
+__global__ void var_bwd_short(const T* __restrict__ x, const T* __restrict__ grad_y, const acc_t<T>* __restrict__ mean,
+                              acc_t<T> slope, T* __restrict__ grad_x, long long rows, int size, bool vectors,
+                              const __grid_constant__ Divisor by_size) {
+  spread_short(x, grad_x, rows, size, vectors, by_size, VarShares<T>{grad_y, mean, slope});
 }
 
 // Grid, block: see spread_columns().

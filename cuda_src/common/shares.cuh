@@ -8,10 +8,11 @@
 // one that is not read.
 #pragma once
 
+#include "common/divisor.cuh"
 #include "common/reduction.cuh"
 #include "common/whole.cuh"
 
-constexpr int kSpreadUnits = 4;
+constexpr int kSpreadUnits = 4, kShortUnits = 2;
 
 // Grid: ceil(rows / blockDim.y) times `parts` of a row, which come first, each of kSpreadUnits vectors to a thread. Block:
 // any, x along a row. x and grad_x are [rows x size], the rows reduced, at any alignment: whole vectors of grad_x.
@@ -54,6 +55,50 @@ __device__ __forceinline__ void spread_rows(const T* __restrict__ x, T* __restri
   for (int i = threadIdx.x; part == 0 && i < size - vectors * (long long)K; i += step) {
     const long long at = i < head ? i : i + vectors * (long long)K;
     to[at] = share.get_(from[at]);
+  }
+}
+
+// Rows of a few vectors: those are cut from all of x and grad_x, so that one has at most two rows, and no row's ends are
+// apart; or single elements, where they are not `vectors`: longer than a row, or off 16-byte boundaries. Grid: as many
+// blocks as have kShortUnits of them for each thread. Block: any.
+template <typename T, typename Shares>
+__device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restrict__ grad_x, long long rows, int size,
+                                             bool vectors, const Divisor& by_size, const Shares& shares) {
+  constexpr int K = kVecWidth<T>, U = kShortUnits;
+  using Share = decltype(shares(0, 0));
+  const int width = vectors ? K : 1;
+  const long long base = blockIdx.x * (long long)(U * width * blockDim.x), left = rows * size - base;
+  Vec<T, K> held[U];
+  const auto place = [&](int u) { return (threadIdx.x + u * blockDim.x) * width; };
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    if (Share::kReads && vectors && place(u) + K <= left) held[u] = load_vec<T, K>(x + base + place(u));
+  }
+  const long long row = base >> 31 ? base / size : by_size.divide(int(base));  // and place() of it, that of the block
+  const int skipped = int(base - row * size);
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    if (place(u) >= left) break;
+    const int after = by_size.divide(skipped + place(u)), column = skipped + place(u) - after * size;
+    const Share own = shares(row + after, 0);
+    const T* from = x + base + place(u);
+    T* to = grad_x + base + place(u);
+    if (!vectors || place(u) + K > left) {  // a row's last, or one
+      for (int k = 0; k < width && place(u) + k < left; ++k) to[k] = own.get_(from[k]);
+      continue;
+    }
+    const int edge = size - column;
+    const Share next = edge < K ? shares(row + after + 1, 0) : own;
+    const bool wanted = own.wants_(column, K) || (edge < K && next.wants_(0, K - edge));
+    if (!Share::kReads && wanted) held[u] = load_vec<T, K>(from);
+    Vec<T, K> result;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const T value = held[u].data[k];
+      if (wanted) result.data[k] = k < edge ? own.get_(value) : next.get_(value);
+      else result.data[k] = k < edge ? own.rest_(column + k) : next.rest_(k - edge);
+    }
+    store_whole(to, result);
   }
 }
 

@@ -6,6 +6,7 @@
 #include "common/vec.cuh"
 
 constexpr int kSmallRows = 256;  // of a block, and threads
+constexpr int kSmallUnits = 4;  // 16 bytes, under way in a thread
 
 // `count` elements to shared memory, 16 bytes at a time where those fit: complete once wait_for_groups<0>() and a barrier
 // have been passed.
@@ -35,5 +36,53 @@ template <int U, typename F> __device__ __forceinline__ void each_of(int left, i
     for (int u = 0; u < U; ++u) {
       if (u * step < left) f(u);
     }
+  }
+}
+
+// fetch_all() of what is read once and by nobody else: see load_once(). Complete once a barrier has been passed.
+template <typename T> __device__ __forceinline__ void fetch_once(T* shared, const T* from, int count) {
+  constexpr int W = kVecWidth<T>, U = kSmallUnits, step = kSmallRows * W;
+  const int whole = is_aligned16(from) ? count & -W : 0;
+  for (int i = threadIdx.x * W; i < whole; i += U * step) {
+    uint4 held[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (i + u * step < whole) held[u] = __ldcs(reinterpret_cast<const uint4*>(from + i + u * step));
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (i + u * step < whole) *reinterpret_cast<uint4*>(shared + i + u * step) = held[u];
+    }
+  }
+  for (int i = whole + threadIdx.x; i < count; i += kSmallRows) shared[i] = from[i];
+}
+
+// This thread's row of x [rows x size] in shared memory, as much of it as kSmallRows rows; null where there is none. Grid:
+// ceil(rows / kSmallRows). Block: kSmallRows.
+template <typename T> __device__ __forceinline__ const T* fetch_row(const T* x, long long rows, int size) {
+  extern __shared__ uint4 dynamic[];
+  T* all = reinterpret_cast<T*>(dynamic);
+  const long long first = blockIdx.x * (long long)kSmallRows;
+  const int count = int(rows - first < kSmallRows ? rows - first : kSmallRows);
+  fetch_once(all, x + first * size, count * size);
+  __syncthreads();
+  return threadIdx.x < count ? all + threadIdx.x * size : nullptr;
+}
+
+// f(value, e) for each of a row in shared memory, in order; of half types, of which rows begin anywhere in a word, a word at
+// a time.
+template <typename T, typename F> __device__ __forceinline__ void each_of_row(const T* own, int size, F f) {
+  if constexpr (sizeof(T) == 2) {
+    int e = static_cast<int>(reinterpret_cast<unsigned long long>(own) / sizeof(T) % 2);
+    if (e) f(to_acc(own[0]), 0);
+#pragma unroll 4
+    for (; e + 1 < size; e += 2) {
+      const Vec<T, 2> both = load_vec<T, 2>(own + e);
+      f(to_acc(both.data[0]), e), f(to_acc(both.data[1]), e + 1);
+    }
+    if (e < size) f(to_acc(own[e]), e);
+  } else {
+#pragma unroll 8
+    for (int e = 0; e < size; ++e) f(to_acc(own[e]), e);
   }
 }

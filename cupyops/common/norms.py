@@ -14,11 +14,9 @@ from .. import check
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from . import clusters
-from .rows import PACKS, WIDEST, grid, is_symbolic, share
+from .rows import PACKS, SMALL_BYTES, SMALL_ROWS, WIDEST, grid, is_symbolic, share
 from .segments import is_aligned
 
-SMALL_ROWS = 256  # of a block, and its threads, that take a row each
-SMALL_BYTES = 128  # of a row, at most, that a thread takes
 CENTRED_THREADS = 512  # of a row of a half type in layer_norm: see its kernel
 FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
 FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile

@@ -7,12 +7,15 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from ..kernel import ceil_div
 from .broadcast import innermost_first, packed_layout
+from .gemm import divisor
+from .rows import SMALL_BYTES, SMALL_ROWS
 
 THREADS = 256  # of a block
 MOST_THREADS = 512  # kFoldThreads: of a block where there is one for each result, or tile of columns
@@ -22,7 +25,8 @@ ENOUGH_BLOCKS = 128  # that need not be cut into more
 LOADS = 4  # units of a row that a thread has, about
 SPREAD_LOADS = 4  # kSpreadUnits: vectors that a thread of spread_rows() has
 WHOLE_PACKS = 4  # kWholePacks: vectors that a thread has of a WholeRow
-SHORT_PACKS = 32  # of a row that is too short to be one
+SHORT_PACKS = 32  # of a row that is too short to be one, and that is spread with others
+SHORT_UNITS = 2  # kShortUnits: what a thread of spread_short() has
 DEEP = 4  # units of columns that a thread has at least, where few columns make a block
 UNITS = 16  # of columns that a thread has at least, where a reduction is cut into slabs
 ENOUGH_THREADS = 1 << 18  # to fill a GPU: with fewer rows' worth, more of them share a row
@@ -198,21 +202,35 @@ def finishing_block(results: int, units: int, wide: int = 32, threads: int = 0) 
     return x, threads // x
 
 
+class Rows(NamedTuple):
+    """A launch for rows of a contiguous input: a thread takes one that is `small`, else threads hold a WholeRow."""
+
+    small: bool
+    grid: int
+    block: tuple[int, int]
+    shared: int
+    rows: int
+    size: int
+
+
 @functools.lru_cache(maxsize=4096)
-def whole_rows(
-    shape: tuple[int, ...], dims: tuple[int, ...], itemsize: int
-) -> tuple[int, tuple[int, int], int, int] | None:
-    """(grid, block, rows, size of each) where an aligned, contiguous input is reduced by WholeRows, or None."""
+def rows_alone(
+    shape: tuple[int, ...], dims: tuple[int, ...], itemsize: int, aligned: bool, all_small: bool
+) -> Rows | None:
+    """None where fold() reduces them. `all_small`: rows of whole vectors may be small, for which they need no copy."""
     kept, reduced = longer_dims(shape, dims)
     if kept and reduced and kept[-1] > reduced[0]:
         return None
     rows, size = math.prod(shape[d] for d in kept), math.prod(shape[d] for d in reduced)
     packs, rest = divmod(size * itemsize, 16)
+    if reduced and size * itemsize <= SMALL_BYTES and (rest or all_small):
+        shared = 0 if aligned and not rest else SMALL_ROWS * size * itemsize
+        return Rows(True, ceil_div(rows, SMALL_ROWS), (SMALL_ROWS, 1), shared, rows, size)
     along = _power_of_two(ceil_div(packs, WHOLE_PACKS))
-    if rest or packs <= SHORT_PACKS or along > MOST_THREADS:
+    if rest or not aligned or packs <= SHORT_PACKS or along > MOST_THREADS:
         return None
     side = max(THREADS // 2 // along, 1) if along <= 32 else 1
-    return ceil_div(rows, side), (along, side), rows, size
+    return Rows(False, ceil_div(rows, side), (along, side), 0, rows, size)
 
 
 def longer_dims(shape: Sequence[int], dims: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -226,6 +244,16 @@ def rows_block(rows: int, vectors: int) -> tuple[int, tuple[int, int], int]:
     along = min(THREADS, _power_of_two(ceil_div(vectors, SPREAD_LOADS)))
     parts = ceil_div(vectors, along * SPREAD_LOADS)
     return ceil_div(rows, THREADS // along) * parts, (along, THREADS // along), parts
+
+
+@functools.lru_cache(maxsize=4096)
+def short_rows(rows: int, size: int, vector: int, aligned: bool) -> tuple[int, bool, np.ndarray] | None:
+    """(grid, whether it is vectors that are spread, `struct Divisor`) of spread_short(), or None for longer rows."""
+    if ceil_div(size, vector) > SHORT_PACKS:
+        return None
+    vectors = aligned and size >= vector
+    units = ceil_div(rows * size, vector if vectors else 1)
+    return ceil_div(units, SHORT_UNITS * THREADS), vectors, np.array(divisor(size), dtype=np.int64)
 
 
 def columns_block(across: int, units: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 PACKS = (1, 4)  # 16-byte packs that a thread holds of a row: the template values of the kernels
 WIDEST = 1024  # threads that share one row
+SMALL_ROWS = 256  # of a block, and its threads, that take a row each: see cuda_src/common/small_rows.cuh
+SMALL_BYTES = 128  # of a row, at most, that a thread takes
 _MAX_GRID = 1 << 16  # blocks; they stride over the rest, and fewer blocks of tiny rows cost less to start
 
 

@@ -14,17 +14,30 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
 from .broadcast import BLOCK, empty_output
 from .broadcast import arrange as walk
-from .reduction import LOADS, arrange, columns_block, finishing_block, longer_dims, rows_block, whole_rows
+from .reduction import (
+    LOADS,
+    THREADS,
+    arrange,
+    columns_block,
+    finishing_block,
+    longer_dims,
+    rows_alone,
+    rows_block,
+    short_rows,
+)
 
 FORM = tuple(range(5))  # of fold()
 WIDE = (torch.float32, torch.float64)
 STATE_LOADS = 16  # of a thread, where more than a number is combined with its neighbours'
+sum_small = Kernel("sum.cu", "sum_small<T>", T=FLOATING)
 sum_rows = Kernel("sum.cu", "sum_rows<T>", T=FLOATING)
 sum_fwd = Kernel("sum.cu", "sum_fwd<T, FORM>", T=FLOATING, FORM=FORM)
 sum_finish = Kernel("sum.cu", "sum_finish<T>", T=FLOATING)
+var_small = Kernel("var.cu", "var_small<T>", T=FLOATING)
 var_rows = Kernel("var.cu", "var_rows<T>", T=WIDE)
 var_fwd = Kernel("var.cu", "var_fwd<T, FORM>", T=FLOATING, FORM=FORM)
 var_finish = Kernel("var.cu", "var_finish<T>", T=FLOATING)
+var_bwd_short = Kernel("var.cu", "var_bwd_short<T>", T=FLOATING)
 var_bwd_rows = Kernel("var.cu", "var_bwd_rows<T>", T=FLOATING)
 var_bwd_columns = Kernel("var.cu", "var_bwd_columns<T>", T=FLOATING)
 var_bwd = Kernel("var.cu", "var_bwd<T>", T=FLOATING)
@@ -59,7 +72,8 @@ def give_roles(op: Any, *, mean: bool) -> None:
 def total(x: Tensor, dims: Sequence[int], dtype: torch.dtype, keepdim: bool = True, divisor: int = 1) -> Tensor:
     """The sum over `dims`, divided once and rounded once to `dtype`, that of `x` or what it is summed in."""
     y, strides = room(x, dims, keepdim, dtype)
-    fold(sum_fwd, sum_finish, x, dims, strides, (y,), (y.dtype is not x.dtype, divisor), whole=sum_rows)
+    options = (y.dtype is not x.dtype, divisor)
+    fold((sum_fwd, sum_finish, sum_small, sum_rows), x, dims, strides, (y,), options)
     return y
 
 
@@ -75,13 +89,14 @@ def give_var_roles(op: Any) -> None:
         y, strides = room(x, dim, keepdim, x.dtype)
         mean = torch.empty(y.shape, dtype=accumulator(x), device=x.device)
         options = (count(x.shape, dim) - correction,)
-        whole = var_rows if x.dtype in WIDE else None
-        fold(var_fwd, var_finish, x, dim, strides, (y, mean), options, MOMENTS, whole)
+        kernels = (var_fwd, var_finish, var_small, var_rows if x.dtype in WIDE else None)
+        fold(kernels, x, dim, strides, (y, mean), options, MOMENTS)
         return y, (mean,)
 
     @op.backward
     def _(saved: Any, grad_y: Tensor, x: Tensor, dim: list[int], correction: float, keepdim: bool) -> Any:
-        kernels, slope = (var_bwd_rows, var_bwd_columns, var_bwd), 2 / (count(x.shape, dim) - correction)
+        kernels = (var_bwd_short, var_bwd_rows, var_bwd_columns, var_bwd)
+        slope = 2 / (count(x.shape, dim) - correction)
         return gradient(kernels, x, dim, keepdim, (grad_y, saved[0]), (slope,))
 
 
@@ -105,29 +120,30 @@ def accumulator(x: Tensor) -> torch.dtype:
 
 
 def fold(
-    first: Kernel,
-    last: Kernel,
+    kernels: tuple[Kernel, Kernel, Kernel, Kernel | None],
     x: Tensor,
     dims: Sequence[int],
     strides: tuple[int, ...],
     outputs: Sequence[Tensor],
     options: Sequence[Any],
     state: int = 1,
-    whole: Kernel | None = None,
+    all_small: bool = False,
 ) -> None:
     """Launches of fold(), and of fold_slabs() for what is combined of several slabs, of `state` numbers each.
 
     They take (x, *outputs, partial, *options, ...) and (partial, *outputs, *options, ...). `strides` are of the outputs.
-    Or a launch of `whole`, which takes (x, *outputs, *options, ...), where rows are reduced by WholeRows.
+    Or a launch of the third kernel or the fourth, which take (x, *outputs, *options, ...), where rows_alone() has one.
     """
+    first, last, small, whole = kernels
     results = outputs[0].numel()
     if is_dry(outputs[0]) or results == 0:
         return
-    if whole is not None and x.is_contiguous() and x.data_ptr() % 16 == 0:
-        rows = whole_rows(tuple(x.shape), tuple(dims), x.element_size())
-        if rows is not None:
-            grid, block, *sizes = rows
-            whole[grid, block](x, *outputs, *options, *sizes, T=x.dtype)
+    if x.is_contiguous():
+        rows = rows_alone(tuple(x.shape), tuple(dims), x.element_size(), x.data_ptr() % 16 == 0, all_small)
+        kernel = None if rows is None else small if rows.small else whole
+        if rows is not None and kernel is not None:
+            launch = kernel[rows.grid, rows.block, rows.shared]
+            launch(x, *outputs, *options, rows.rows, rows.size, T=x.dtype)
             return
     plan, (x,) = arrange((x,), tuple(dims), strides, 16 // x.element_size(), LOADS if state == 1 else STATE_LOADS)
     room = (plan.slabs, results, state)
@@ -141,7 +157,7 @@ def fold(
 
 
 def gradient(
-    kernels: tuple[Kernel, Kernel, Kernel],
+    kernels: tuple[Kernel, Kernel, Kernel, Kernel],
     x: Tensor,
     dims: Sequence[int],
     keepdim: bool,
@@ -149,24 +165,28 @@ def gradient(
     options: Sequence[Any] = (),
     places: Sequence[Tensor] = (),
 ) -> Tensor:
-    """The gradient of x by a launch of spread_rows(), of spread_columns(), or of pointwise() for any strides.
+    """The gradient of x by spread_short(), spread_rows(), spread_columns(), or by pointwise() for any strides.
 
-    They take (x, *results, *options, grad_x, ...); the first two, for which x is contiguous, `places` after the results.
+    They take (x, *results, *options, grad_x, ...); the first three, for which x is contiguous, `places` after the results.
     """
     grad_x = empty_output(x)
     if is_dry(x) or x.numel() == 0:
         return grad_x
-    rows, columns, anyhow = kernels
+    short, rows, columns, anyhow = kernels
     vector, size = 16 // x.element_size(), count(x.shape, dims)
     if x.is_contiguous() and size < 1 << 31:
         dense = [one.contiguous() for one in (*results, *places)]
-        number = x.numel() // size
+        number, aligned = x.numel() // size, (x.data_ptr() | grad_x.data_ptr()) % 16 == 0
         kept, reduced = longer_dims(x.shape, dims)  # as arrange() has it, which what forward knows of places hangs on
         if not kept or (reduced and kept[-1] < reduced[0]):
+            few = short_rows(number, size, vector, aligned)
+            if few is not None:
+                short[few[0], THREADS](x, *dense, *options, grad_x, number, size, *few[1:], T=x.dtype)
+                return grad_x
             grid, block, parts = rows_block(number, ceil_div(size, vector))
             rows[grid, block](x, *dense, *options, grad_x, number, size, parts, T=x.dtype)
             return grad_x
-        if (not reduced or reduced[-1] < kept[0]) and (x.data_ptr() | grad_x.data_ptr()) % 16 == 0:
+        if (not reduced or reduced[-1] < kept[0]) and aligned:
             period = vector // math.gcd(number, vector)
             tiles, block = columns_block(number * period // vector, ceil_div(size, period))
             columns[tiles, block](x, *dense, *options, grad_x, size, number, period, T=x.dtype)

@@ -14,6 +14,8 @@ from ..operator import operator
 
 amax_fwd = Kernel("amax.cu", "amax_fwd<T, FORM>", T=FLOATING, FORM=totals.FORM)
 amax_finish = Kernel("amax.cu", "amax_finish<T>", T=FLOATING)
+amax_small = Kernel("amax.cu", "amax_small<T>", T=FLOATING)
+amax_bwd_short = Kernel("amax.cu", "amax_bwd_short<T>", T=FLOATING)
 amax_bwd_rows = Kernel("amax.cu", "amax_bwd_rows<T>", T=FLOATING)
 amax_bwd_columns = Kernel("amax.cu", "amax_bwd_columns<T>", T=FLOATING)
 amax_bwd = Kernel("amax.cu", "amax_bwd<T>", T=FLOATING)
@@ -31,14 +33,15 @@ def _(x, dim, keepdim):
     y, strides = totals.room(x, dim, keepdim, x.dtype)
     ties = torch.empty(y.shape, dtype=totals.accumulator(x), device=x.device)
     where = torch.empty(y.shape, dtype=torch.int32, device=x.device)
-    totals.fold(amax_fwd, amax_finish, x, dim, strides, (y, ties, where), (totals.count(x.shape, dim),), STATE)
+    kernels, count = (amax_fwd, amax_finish, amax_small, None), totals.count(x.shape, dim)
+    totals.fold(kernels, x, dim, strides, (y, ties, where), (count,), STATE, all_small=True)
     return y, (ties, where)
 
 
 @_amax.backward
 def _(saved, grad_y, x, y, dim, keepdim):
     ties, where = saved
-    kernels = amax_bwd_rows, amax_bwd_columns, amax_bwd
+    kernels = amax_bwd_short, amax_bwd_rows, amax_bwd_columns, amax_bwd
     return totals.gradient(kernels, x, dim, keepdim, (y, grad_y, ties), places=(where,))
 
 

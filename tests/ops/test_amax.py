@@ -8,12 +8,22 @@ import cupyops
 class TestAmax(OperatorContract):
     function = staticmethod(cupyops.amax)
     torch_function = staticmethod(torch.amax)
-    kernels = {"amax_fwd", "amax_finish", "amax_bwd", "amax_bwd_rows", "amax_bwd_columns"}
+    kernels = {
+        "amax_fwd",
+        "amax_finish",
+        "amax_small",
+        "amax_bwd",
+        "amax_bwd_short",
+        "amax_bwd_rows",
+        "amax_bwd_columns",
+    }
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
         yield Sample(make(7, 130))  # a line
         yield Sample(make(5, 133), 1)  # whose rows begin at any alignment
+        yield Sample(make(259, 17), 1)  # several blocks of rows that a thread takes; half types' begin within a word
+        yield Sample(make(260, 24), 1)  # and of those that are whole vectors
         yield Sample(make(40, 24), 0)  # columns in vectors
         yield Sample(make(3, 5, 16), (0, 2))  # rows in vectors
         yield Sample(make(3, 5, 7), (0, 2))  # not in vectors
@@ -40,7 +50,7 @@ def run(function, x, dim):
 
 
 @pytest.mark.parametrize("dim", [0, 1, (0, 1)])
-@pytest.mark.parametrize("shape", [(5, 33), (40, 24), (4000, 2)])
+@pytest.mark.parametrize("shape", [(5, 33), (50, 7), (40, 24), (5, 150), (4000, 2)])
 def test_ties_share_the_gradient(device, shape, dim):
     x = torch.randint(-3, 1, shape, device=device).float()
     with cupyops.simulate():
@@ -48,9 +58,10 @@ def test_ties_share_the_gradient(device, shape, dim):
     torch.testing.assert_close(found, run(torch.amax, x, dim))
 
 
+@pytest.mark.parametrize("columns", [7, 12, 40])
 @pytest.mark.parametrize("dim", [0, 1])
-def test_nan_and_infinities(device, dim):
-    x = torch.randn(9, 10, device=device)
+def test_nan_and_infinities(device, dim, columns):
+    x = torch.randn(9, columns, device=device)
     x[0, 3], x[1, 2], x[2], x[:, 5], x[4, 1] = torch.nan, torch.inf, -torch.inf, -torch.inf, -torch.inf
     with cupyops.simulate():
         found = run(cupyops.amax, x, dim)

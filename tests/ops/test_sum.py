@@ -8,12 +8,13 @@ import cupyops
 class TestSum(OperatorContract):
     function = staticmethod(cupyops.sum)
     torch_function = staticmethod(torch.sum)
-    kernels = {"sum_fwd", "sum_finish", "sum_rows"}
+    kernels = {"sum_fwd", "sum_finish", "sum_rows", "sum_small"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
         yield Sample(make(7, 130))  # a line
         yield Sample(make(5, 133), 1)  # whose rows begin at any alignment
+        yield Sample(make(259, 17), 1)  # several blocks of rows that a thread takes; half types' begin within a word
         yield Sample(make(5, 272), 1)  # rows in registers, several to a block in half types
         yield Sample(make(3, 1088), 1)  # one to a block
         yield Sample(make(40, 24), 0)  # columns in vectors

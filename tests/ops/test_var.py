@@ -10,12 +10,22 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 class TestVar(OperatorContract):
     function = staticmethod(cupyops.var)
     torch_function = staticmethod(torch.var)
-    kernels = {"var_fwd", "var_finish", "var_bwd", "var_bwd_rows", "var_bwd_columns", "var_rows"}
+    kernels = {
+        "var_fwd",
+        "var_finish",
+        "var_small",
+        "var_rows",
+        "var_bwd",
+        "var_bwd_short",
+        "var_bwd_rows",
+        "var_bwd_columns",
+    }
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
         yield Sample(make(7, 130))  # a line
         yield Sample(make(5, 133), 1)  # whose rows begin at any alignment
+        yield Sample(make(259, 17), 1)  # several blocks of rows that a thread takes; half types' begin within a word
         yield Sample(make(5, 144), 1)  # rows in registers, several to a block in float32
         yield Sample(make(3, 1088), 1)  # one to a block
         yield Sample(make(40, 24), 0)  # columns in vectors
@@ -53,7 +63,7 @@ def test_little_and_nothing(device, shape, dim, correction):
         torch.testing.assert_close(found, torch.var(x, **options), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("columns, dim", [(40, 0), (40, 1), (400, 1)])
+@pytest.mark.parametrize("columns, dim", [(21, 1), (40, 0), (40, 1), (400, 1)])
 def test_nan_infinities_and_constants(device, columns, dim):
     x = torch.randn(9, columns, device=device)
     x[0, 3], x[1, 2], x[2, 0], x[2, 8] = torch.nan, torch.inf, torch.inf, -torch.inf
@@ -82,7 +92,15 @@ def test_rows_of_more_than_a_thread_has_at_once(device, dtype):
 
 @pytest.mark.parametrize(
     "shape, dim",
-    [((3, 5000), 1), ((3, 50000), 1), ((5000, 3), 0), ((5000, 16), 0), ((40, 8, 16), (0, 2)), ((17000, 2), 0)],
+    [
+        ((50, 13), 1),
+        ((3, 5000), 1),
+        ((3, 50000), 1),
+        ((5000, 3), 0),
+        ((5000, 16), 0),
+        ((40, 8, 16), (0, 2)),
+        ((17000, 2), 0),
+    ],
 )
 def test_a_large_mean_does_not_cancel(device, shape, dim):
     x = 4096 + torch.randn(shape, device=device)
@@ -94,6 +112,7 @@ def test_a_large_mean_does_not_cancel(device, shape, dim):
 @pytest.mark.parametrize(
     "shape, dim",
     [
+        ((50, 13), 1),
         ((3, 101), 1),
         ((3, 1001), 1),
         ((3, 200), 1),
