@@ -114,10 +114,20 @@ template <typename T>
 __global__ void cross_entropy_fwd_weight(const long long* __restrict__ target, const T* __restrict__ weight,
                                          acc_t<T>* __restrict__ counts, long long rows, int classes,
                                          long long ignore_index) {
+  constexpr int U = 8;  // read before any is looked at
   LossSum<acc_t<T>> mine;
-  for (long long row = global_thread(); row < rows; row += global_threads()) {
-    const int t = class_at(target, row, classes, ignore_index);
-    mine.weight += t < 0 ? acc_t<T>(0) : weight ? to_acc(weight[t]) : acc_t<T>(1);
+  for (long long first = global_thread(); first < rows; first += U * global_threads()) {
+    long long targets[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const long long row = first + u * global_threads();
+      targets[u] = row < rows ? target[row] : ignore_index;
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int t = class_of(targets[u], first + u * global_threads(), classes, ignore_index);
+      mine.weight += t < 0 ? acc_t<T>(0) : weight ? to_acc(weight[t]) : acc_t<T>(1);
+    }
   }
   mine = block_total(mine);
   if (threadIdx.x == 0) counts[blockIdx.x] = mine.weight;

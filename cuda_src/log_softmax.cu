@@ -10,12 +10,21 @@
 // 4096x50257 bf16 3494 / 3824, 1048576x64 bf16 3637 / 4126. Lost: as in softmax.cu, of long rows that a multiprocessor
 // holds too few at a time.
 #include "common/softmax.cuh"
+#include "common/softmax_small.cuh"
 
 // Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.
 template <typename T, bool WIDEN, int K>
 __global__ void __launch_bounds__(1024)
     log_softmax_fwd(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, int size) {
   softmax_rows<LogSoftmax, K>(x, y, rows, size);
+}
+
+// Grid, block, shared memory: see softmax_small().
+template <typename T, bool WIDEN>
+__global__ void __launch_bounds__(kSmallRows, kSmallBlocks<out_t<T, WIDEN>>)
+    log_softmax_fwd_small(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, int size,
+                          int rows_each) {
+  softmax_small<LogSoftmax>(x, y, rows, size, rows_each);
 }
 
 // Grid, block, ownership: see softmax_held().
@@ -47,6 +56,14 @@ __global__ void __launch_bounds__(1024)
     log_softmax_bwd(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
                     T* __restrict__ grad_x, long long rows, int size) {
   softmax_rows_bwd<LogSoftmax, K>(grad_y, y, grad_x, rows, size);
+}
+
+// Grid, block, shared memory: see softmax_small_bwd().
+template <typename T, bool WIDEN>
+__global__ void __launch_bounds__(kSmallRows, kSmallBlocksBwd<out_t<T, WIDEN>>)
+    log_softmax_bwd_small(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
+                          T* __restrict__ grad_x, long long rows, int size, int rows_each) {
+  softmax_small_bwd<LogSoftmax>(grad_y, y, grad_x, rows, size, rows_each);
 }
 
 // Grid, block, ownership: see softmax_held_bwd().

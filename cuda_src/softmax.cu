@@ -8,12 +8,21 @@
 // 4096x50257 bf16 3438 / 3793, 1048576x64 bf16 3806 / 4140. Lost: of held rows two or three are on a multiprocessor at a
 // time, and of very long ones one, so that the loads of one do not always go on while another is computed.
 #include "common/softmax.cuh"
+#include "common/softmax_small.cuh"
 
 // Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.
 template <typename T, bool WIDEN, int K>
 __global__ void __launch_bounds__(1024)
     softmax_fwd(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, int size) {
   softmax_rows<Softmax, K>(x, y, rows, size);
+}
+
+// Grid, block, shared memory: see softmax_small().
+template <typename T, bool WIDEN>
+__global__ void __launch_bounds__(kSmallRows, kSmallBlocks<out_t<T, WIDEN>>)
+    softmax_fwd_small(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, int size,
+                      int rows_each) {
+  softmax_small<Softmax>(x, y, rows, size, rows_each);
 }
 
 // Grid, block, ownership: see softmax_held().
@@ -45,6 +54,14 @@ __global__ void __launch_bounds__(1024)
     softmax_bwd(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
                 T* __restrict__ grad_x, long long rows, int size) {
   softmax_rows_bwd<Softmax, K>(grad_y, y, grad_x, rows, size);
+}
+
+// Grid, block, shared memory: see softmax_small_bwd().
+template <typename T, bool WIDEN>
+__global__ void __launch_bounds__(kSmallRows, kSmallBlocksBwd<out_t<T, WIDEN>>)
+    softmax_bwd_small(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
+                      T* __restrict__ grad_x, long long rows, int size, int rows_each) {
+  softmax_small_bwd<Softmax>(grad_y, y, grad_x, rows, size, rows_each);
 }
 
 // Grid, block, ownership: see softmax_held_bwd().

@@ -12,8 +12,19 @@ from cupyops.common import held, softmaxes
 
 NAN, INF = float("nan"), float("inf")
 
-# one for each form of the kernels: packs of one warp, several packs, and by vectors, a block for a row, wide rows, columns
-FORMS = [((6, 7), 1), ((6, 300), 1), ((6, 1024), 1), ((6, 1031), 1), ((6, 32773), 1), ((6, 32776), 1), ((6, 13, 3), 1)]
+# one for each form of the kernels: small rows, of one thread and of several, packs of one warp, several packs, and by
+# vectors, a block for a row, wide rows, columns
+FORMS = [
+    ((6, 7), 1),
+    ((6, 61), 1),
+    ((6, 64), 1),
+    ((6, 300), 1),
+    ((6, 1024), 1),
+    ((6, 1031), 1),
+    ((6, 32773), 1),
+    ((6, 32776), 1),
+    ((6, 13, 3), 1),
+]
 
 
 def gradient(function, x, dim, grad_y, **options):
@@ -27,7 +38,8 @@ class SoftmaxContract(OperatorContract):
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
-        yield Sample(make(37, 33), dim=1)  # several blocks, rows off 16 bytes
+        yield from (Sample(make(rows, size), dim=1) for rows, size in ((270, 3), (270, 17), (70, 69)))  # small rows
+        yield Sample(make(37, 64), 1)  # several blocks
         yield Sample(make(3, 300), -1)
         yield Sample(make(3, 1024 // make.dtype.itemsize - 1), -1)  # off 16 bytes the last tile has part of a pack
         yield Sample(make(3, 1024), -1)

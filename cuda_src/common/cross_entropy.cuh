@@ -148,6 +148,18 @@ __device__ __forceinline__ A weight_of_targets(const long long* target, const T*
 
 // --- loss and gradient of a row that is held in registers ---
 
+constexpr int kFewPacks = 2;  // of a row that so few threads of a warp share that all exponentials are kept
+
+// As online_row.
+template <typename T, int K, int W, typename Threads, typename A = acc_t<T>>
+__device__ __forceinline__ Pair<A> few_exponentials(const Pack<T> (&packs)[K], Threads& threads, A (&exps)[K][W]) {
+  const A max = threads.template over_lanes<Larger>(largest(packs));
+  const Exponential<T> exp(max);
+  each_element<K, W>([&](int k, int e) { exps[k][e] = exp(packs[k][e]); });
+  const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return exps[k][e]; });
+  return {max, threads.template over_lanes<Sum>(sum)};
+}
+
 // The gradients of a row for grad_y = 1. Gives max and sum of the row. All threads of the row take part. The row is
 // under way before its class is asked for, by find(): were that first, each row would wait for memory twice. So an
 // ignored row is read too.
@@ -157,14 +169,18 @@ __device__ __forceinline__ Pair<A> write_row_grads(const Tile<K, kVecWidth<T>, V
   Pack<T> packs[K];
   load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
   label = find();
-  const Pair<A> sums = online_row<T>(packs, threads);
+  constexpr bool FEW = K == kFewPacks;
+  Pair<A> sums;
+  A exps[K][kVecWidth<T>];
+  if constexpr (FEW) sums = few_exponentials(packs, threads, exps);
+  else sums = online_row<T>(packs, threads);
   const Exponential<T> exp(sums.first);
   const A factor = scale * label.a / sums.second;
   const bool ignored = label.t < 0;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     packs[k].fold();
-    store_pack(tile, grad_x, k, [&](int e) { return ignored ? A(0) : factor * exp(packs[k][e]); });
+    store_pack(tile, grad_x, k, [&](int e) { return ignored ? A(0) : factor * (FEW ? exps[k][e] : exp(packs[k][e])); });
   }
   // the class itself, again, by the thread that owns it
   const int t = label.t;

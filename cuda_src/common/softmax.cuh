@@ -2,6 +2,7 @@
 // F.
 //
 //     inner = 1, a row fits the registers of a block         rows        one read
+//     inner = 1, a short row off 16-byte boundaries          small rows  one read, see softmax_small.cuh
 //     inner = 1, or the shared memory of a block or cluster  held rows   one read
 //     inner = 1, longer rows                                 wide rows   max and sum in one online pass, a second read
 //     inner > 1                                              columns     the same, neighbouring threads on neighbours

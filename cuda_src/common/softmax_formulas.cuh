@@ -16,6 +16,12 @@ struct Softmax {
   template <typename O, typename A = acc_t<O>> static __device__ __forceinline__ A of_sum(A sum, A factor = A(1)) {
     return sizeof(O) == 2 ? 1 / (sum * factor) : sum;
   }
+  // The same of a sum of such exponentials, factor included.
+  template <typename O> static __device__ __forceinline__ acc_t<O> of_quick_sum(acc_t<O> sum,
+                                                                                const QuickExponential<O>&) {
+    if constexpr (sizeof(O) == 2) return __fdividef(1.0f, sum);
+    else return sum;
+  }
   template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O> exp, acc_t<O>, acc_t<O> of_sum) {
     return sizeof(O) == 2 ? exp * of_sum : exp / of_sum;
   }
@@ -30,6 +36,10 @@ struct Softmax {
 struct LogSoftmax {
   template <typename O, typename A = acc_t<O>> static __device__ __forceinline__ A of_sum(A sum, A = A(1)) {
     return log(sum);
+  }
+  template <typename O>
+  static __device__ __forceinline__ acc_t<O> of_quick_sum(acc_t<O> sum, const QuickExponential<O>& exp) {
+    return log(sum / exp.of_max());
   }
   template <typename O> static __device__ __forceinline__ acc_t<O> y(acc_t<O>, acc_t<O> centred, acc_t<O> of_sum) {
     return centred - of_sum;

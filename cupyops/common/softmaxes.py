@@ -21,6 +21,10 @@ _WARP = 32
 _WIDE_THREADS = 512, 1024  # of a block that reads rows twice: two blocks on a multiprocessor, or one
 _VERY_WIDE = 192 * 1024  # bytes of a row from which on one is better, since what it reads again is still in L2
 _ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
+_SMALL_THREADS = 256  # of a block whose rows are in shared memory
+_SMALL_SLOTS = {2: 12, 4: 12, 8: 6}  # by itemsize: elements, or pairs of a half type, that each holds of a row at most
+_SMALL_BLOCK = 6144  # bytes of a tensor that such a block reads at a time, at least
+_SMALL_BLOCKS = 1024  # of them first, for a large GPU
 
 
 def widens(dtype: torch.dtype, to: torch.dtype | None) -> bool:
@@ -37,13 +41,14 @@ class Forms(NamedTuple):
     """The forms of a kernel, forward or backward."""
 
     rows: Kernel
+    small: Kernel
     held: Kernel
     wide: Kernel
     columns: Kernel
 
 
 def forms(file: str, name: str) -> Forms:
-    """The kernels `name`, `name`_held, `name`_wide and `name`_columns of a file."""
+    """The kernels `name`, `name`_small, `name`_held, `name`_wide and `name`_columns of a file."""
     domain: dict[str, Any] = {
         "T": FLOATING,
         "WIDEN": _BOTH,
@@ -52,6 +57,7 @@ def forms(file: str, name: str) -> Forms:
     threads = (held.MANY,) if name.endswith("_bwd") else held.THREADS
     return Forms(
         Kernel(file, f"{name}<T, WIDEN, K>", K=PACKS, **domain),
+        Kernel(file, f"{name}_small<T, WIDEN>", **domain),
         Kernel(file, f"{name}_held<T, WIDEN, THREADS>", THREADS=threads, **domain),
         Kernel(file, f"{name}_wide<T, WIDEN>", **domain),
         Kernel(file, f"{name}_columns<T, WIDEN, VECTORS>", VECTORS=_BOTH, **domain),
@@ -70,6 +76,11 @@ def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
         return
     itemsize, device = tensors[0].element_size(), tensors[0].device
     division, threads = _share_row(size, itemsize, _WIDEST), _WIDE_THREADS[size * itemsize >= _VERY_WIDE]
+    if division.packs == 1 and size * itemsize % 16:
+        small = _share_small(outer, size, itemsize, len(tensors) - 1, tensors[-1].element_size())
+        launch = kernels.small[small.groups, small.block, small.shared]
+        launch(*tensors, outer, size, small.rows, **template)
+        return
     if division.packs == 1 or (division.packs and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)):
         kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
         return
@@ -86,6 +97,25 @@ def _share_row(size: int, itemsize: int, most: int) -> Share:
     width = 16 // itemsize
     division = share(size, itemsize, most)
     return division if division.packs == 1 else share(max(size // width, _WARP + 1) * width, itemsize, most)
+
+
+class _Small(NamedTuple):
+    """A launch for rows in shared memory, `rows` of them at a time in each of `groups` blocks."""
+
+    groups: int
+    block: tuple[int, int]
+    shared: int
+    rows: int
+
+
+@functools.lru_cache(maxsize=4096)
+def _share_small(rows: int, size: int, itemsize: int, read: int, written: int) -> _Small:
+    """For `read` tensors whose elements have `itemsize` bytes; those of the result, `written`, take their place if alike."""
+    each = size * (itemsize * read + (written if written != itemsize else 0))
+    threads = _power_of_two(-(-(size // (2 if itemsize == 2 else 1)) // _SMALL_SLOTS[itemsize]))
+    at_once = _SMALL_THREADS // threads
+    times = min(-(-_SMALL_BLOCK // (at_once * size * itemsize)), max(rows // (at_once * _SMALL_BLOCKS), 1))
+    return _Small(-(-rows // (at_once * times)), (threads, at_once), at_once * times * each, at_once * times)
 
 
 @functools.lru_cache(maxsize=4096)

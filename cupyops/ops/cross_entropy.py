@@ -17,11 +17,11 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..operator import operator
 
 MODES = CLASS, SMOOTHED, PROBABILITIES = 0, 1, 2
-PACKS = 4  # of 16 bytes, that a thread holds in registers of a row
+FEW_PACKS, PACKS = 2, 4  # of 16 bytes, that a thread holds in registers of a row
 cross_entropy_fwd = Kernel("cross_entropy.cu", "cross_entropy_fwd<T, MODE>", T=FLOATING, MODE=MODES)
 cross_entropy_fwd_inner = Kernel("cross_entropy.cu", "cross_entropy_fwd_inner<T, MODE>", T=FLOATING, MODE=MODES)
 cross_entropy_fwd_weight = Kernel("cross_entropy.cu", "cross_entropy_fwd_weight<T>", T=FLOATING)
-cross_entropy_fwd_grad = Kernel("cross_entropy.cu", "cross_entropy_fwd_grad<T, K>", T=FLOATING, K=(PACKS,))
+cross_entropy_fwd_grad = Kernel("cross_entropy.cu", "cross_entropy_fwd_grad<T, K>", T=FLOATING, K=(FEW_PACKS, PACKS))
 cross_entropy_fwd_held = Kernel(
     "cross_entropy.cu", "cross_entropy_fwd_held<T, THREADS>", T=FLOATING, THREADS=held.THREADS
 )
@@ -30,6 +30,7 @@ cross_entropy_bwd = Kernel("cross_entropy.cu", "cross_entropy_bwd<T, MODE>", T=F
 cross_entropy_bwd_inner = Kernel("cross_entropy.cu", "cross_entropy_bwd_inner<T, MODE>", T=FLOATING, MODE=MODES)
 
 BLOCK = 256
+FEW_THREADS = 4  # of a row, at least: neighbours then read 64 bytes at once
 FEW_CLASSES = 16  # up to here a row is worth one thread
 IN_REGISTERS = 1 << 14  # bytes of a row, up to which forward holds it there
 WARP_CLASSES = 1024  # up to here a row is worth a warp, then a block
@@ -214,7 +215,7 @@ def _forward(given: Given) -> tuple[Tensor, tuple[Tensor, ...]]:
     return y, (stats, total_weight)
 
 
-def _forward_with_grad(given: Given, block: tuple[int, int] | held.Plan) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _forward_with_grad(given: Given, block: tuple[int, int, int] | held.Plan) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The loss, and into the last that is saved the gradient for a grad_y of 1."""
     x, chosen = given.x, given.reduction
     classes, positions = losses.classes(x), given.target.numel()  # type: ignore[union-attr]
@@ -236,7 +237,7 @@ def _forward_with_grad(given: Given, block: tuple[int, int] | held.Plan) -> tupl
         launch(*tensors, positions, classes, block.packs, *options, T=x.dtype, THREADS=block.threads)
     else:
         groups = min(ceil_div(positions, block[1]), MAX_BLOCKS)
-        cross_entropy_fwd_grad[groups, block](*tensors, positions, classes, *options, T=x.dtype, K=PACKS)
+        cross_entropy_fwd_grad[groups, block[:2]](*tensors, positions, classes, *options, T=x.dtype, K=block[2])
     if chosen:
         several = ceil_div(groups - 1, MAX_BLOCKS)  # 0 where one block has done it all
         cross_entropy_fwd_sum[several, SUM_BLOCK](parts, y, total_weight, groups, chosen, T=x.dtype)
@@ -267,9 +268,9 @@ def _backward(
         launch(*tensors, positions, classes, inner, chunks, *options, T=x.dtype, MODE=given.mode)
 
 
-def _held(given: Given) -> tuple[int, int] | held.Plan | None:
-    """How forward holds a row to write its gradient too: (threads of a row, rows of a block), or a plan; None where it does
-    not."""
+def _held(given: Given) -> tuple[int, int, int] | held.Plan | None:
+    """How forward holds a row to write its gradient too: (threads of a row, rows of a block, packs of a thread), or a plan;
+    None where it does not."""
     x = given.x
     classes = losses.classes(x)
     if given.mode != CLASS or losses.inner(x) != 1 or is_symbolic(*x.shape) or classes <= FEW_CLASSES or not x.numel():
@@ -280,12 +281,14 @@ def _held(given: Given) -> tuple[int, int] | held.Plan | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _block_in_registers(classes: int, itemsize: int) -> tuple[int, int]:
+def _block_in_registers(classes: int, itemsize: int) -> tuple[int, int, int]:
     vectors = packs_of(classes, itemsize)
     if vectors > 32 * PACKS:
-        return ceil_div(vectors, PACKS * 32) * 32, 1
-    threads = max(4, 1 << (ceil_div(vectors, PACKS) - 1).bit_length())
-    return threads, BLOCK // threads
+        return ceil_div(vectors, PACKS * 32) * 32, 1, PACKS
+    if vectors <= FEW_THREADS * FEW_PACKS:
+        return FEW_THREADS, BLOCK // FEW_THREADS, FEW_PACKS
+    threads = 1 << (ceil_div(vectors, PACKS) - 1).bit_length()
+    return threads, BLOCK // threads, PACKS
 
 
 def _row_block(classes: int) -> tuple[int, int]:

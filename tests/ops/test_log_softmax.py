@@ -9,10 +9,12 @@ class TestLogSoftmax(SoftmaxContract):
     torch_function = staticmethod(torch.nn.functional.log_softmax)
     kernels = {
         "log_softmax_fwd",
+        "log_softmax_fwd_small",
         "log_softmax_fwd_held",
         "log_softmax_fwd_wide",
         "log_softmax_fwd_columns",
         "log_softmax_bwd",
+        "log_softmax_bwd_small",
         "log_softmax_bwd_held",
         "log_softmax_bwd_wide",
         "log_softmax_bwd_columns",
