@@ -14,6 +14,7 @@
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
 #include "common/norm_rows_bwd.cuh"
+#include "common/norm_short.cuh"
 #include "common/norm_small.cuh"
 #include "common/norm_wide.cuh"
 #include "common/norm_wide_bwd.cuh"
@@ -26,6 +27,15 @@ __global__ void __launch_bounds__(1024)
                      int stages) {
   norm_rows<false, 2, K, VECTORS>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps},
                                   stages);
+}
+
+// Grid, block, ownership: see norm_short(). weight may be null.
+template <typename T>
+__global__ void __launch_bounds__(kShortThreads, kShortBlocks)
+    add_rms_norm_fwd_short(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
+                           T* summed, T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size,
+                           acc_t<T> eps) {
+  norm_short<false, 2>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps});
 }
 
 // Grid, block, shared memory, ownership: see norm_small(). weight may be null.
@@ -71,6 +81,16 @@ __global__ void __launch_bounds__(kRowsThreads<false, VECTORS, T>, 1)
   norm_rows_bwd<false, PARAMETERS, 3, K, VECTORS>(
       Backward<T>{grad_y, summed, weight, grad_summed, nullptr, rstd, grad_x, weight_parts, nullptr, rows, size},
       stages);
+}
+
+// Grid, block, ownership: see norm_short_bwd(). weight, grad_x and weight_parts may be null.
+template <typename T>
+__global__ void __launch_bounds__(kShortThreads, kShortBlocks)
+    add_rms_norm_bwd_short(const T* __restrict__ grad_y, const T* __restrict__ summed, const T* __restrict__ weight,
+                           const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                           acc_t<T>* __restrict__ weight_parts, long long rows, long long size) {
+  norm_short_bwd<false, 3>(
+      Backward<T>{grad_y, summed, weight, grad_summed, nullptr, rstd, grad_x, weight_parts, nullptr, rows, size});
 }
 
 // Grid, block, shared memory, ownership: see norm_small_bwd(). weight, grad_x and weight_parts may be null.

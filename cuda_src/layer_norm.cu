@@ -16,6 +16,7 @@
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
 #include "common/norm_rows_bwd.cuh"
+#include "common/norm_short.cuh"
 #include "common/norm_small.cuh"
 #include "common/norm_wide.cuh"
 #include "common/norm_wide_bwd.cuh"
@@ -32,6 +33,15 @@ __global__ void __launch_bounds__(kThreads<T, VECTORS>, kBlocks<T, VECTORS>)
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows, long long size,
                    acc_t<T> eps, int stages) {
   norm_rows<true, 1, K, VECTORS>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps}, stages);
+}
+
+// Grid, block, ownership: see norm_short(). weight and bias may be null.
+template <typename T>
+__global__ void __launch_bounds__(kShortThreads, kShortBlocks)
+    layer_norm_fwd_short(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
+                         T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows,
+                         long long size, acc_t<T> eps) {
+  norm_short<true, 1>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps});
 }
 
 // Grid, block, shared memory, ownership: see norm_small(). weight and bias may be null.
@@ -79,6 +89,17 @@ __global__ void __launch_bounds__(kRowsThreads<true, VECTORS, T>, 1)
                    long long size, int stages) {
   norm_rows_bwd<true, PARAMETERS, 2, K, VECTORS>(
       Backward<T>{grad_y, x, weight, nullptr, mean, rstd, grad_x, weight_parts, bias_parts, rows, size}, stages);
+}
+
+// Grid, block, ownership: see norm_short_bwd(). weight, grad_x, weight_parts and bias_parts may be null.
+template <typename T>
+__global__ void __launch_bounds__(kShortThreads, kShortBlocks)
+    layer_norm_bwd_short(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
+                         const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
+                         acc_t<T>* __restrict__ weight_parts, acc_t<T>* __restrict__ bias_parts, long long rows,
+                         long long size) {
+  norm_short_bwd<true, 2>(
+      Backward<T>{grad_y, x, weight, nullptr, mean, rstd, grad_x, weight_parts, bias_parts, rows, size});
 }
 
 // Grid, block, shared memory, ownership: see norm_small_bwd(). weight, grad_x, weight_parts and bias_parts may be null.

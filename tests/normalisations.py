@@ -34,9 +34,9 @@ def planned(**settings):
 
 
 def compare_several_rows(function, torch_function, size, arch, offset=0, parameters=1):
-    """On one multiprocessor blocks take several rows off 16-byte boundaries; backward reads one while it reduces another."""
+    """On one multiprocessor blocks take several rows; backward of long ones reads one while it reduces another."""
     make = Make("cpu", torch.bfloat16)
-    rows = 19 * 8 if size == 69 else 19  # more than 8 blocks, or clusters, take at a time
+    rows = {40: 450, 69: 19 * 8}.get(size, 19)  # more than the blocks, or clusters, take at a time
     x = make(rows * size + offset).detach()[offset:].view(rows, size)
     args = (make(rows, size).detach(), x, *(make(size).detach() for _ in range(parameters)))
     with planned(card=lambda device: (1, 232448)), cupyops.simulate(arch):

@@ -4,6 +4,7 @@
 // Rows are taken by their length, each form having a header of its own:
 //
 //     norm_small.cuh                        a few elements, off 16-byte boundaries: a thread takes a row; backward too
+//     norm_short.cuh                        a few packs: lanes share a row, have several at once; backward too
 //     norm_rows.cuh     norm_rows_bwd.cuh   what a block, in backward also a cluster, holds: each is read once
 //     norm_held.cuh                         what only the shared memory of a block holds: read once
 //     norm_wide.cuh     norm_wide_bwd.cuh   longer ones: read twice

@@ -38,6 +38,16 @@ template <typename Op, typename A> __device__ __forceinline__ A warp_reduce(A va
   return value;
 }
 
+// Sums of N numbers over `lanes` neighbours of a warp, a power of two. All its lanes take part, and get those of theirs.
+template <int N, typename A> __device__ __forceinline__ void sum_over_lanes(A (&values)[N], int lanes) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    if (offset >= lanes) continue;
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] += shuffle_xor(values[i], offset);
+  }
+}
+
 // Every thread of the block gets the result. `shared` holds kWarp values; blockDim.x is a multiple of 32, blockDim.y
 // and blockDim.z are 1. It begins with a barrier, so the same `shared` may serve the next call at once.
 template <typename Op, typename A> __device__ __forceinline__ A block_reduce(A value, A* shared) {

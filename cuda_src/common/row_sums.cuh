@@ -95,8 +95,8 @@ template <typename A, int N, bool CLUSTERS, bool SENDS = false> class RowSums {
   // Every thread of the row gets the sums of M numbers. All threads of all its blocks take part.
   template <int M> __device__ __forceinline__ void add(A (&values)[M]) {
     static_assert(M <= N, "more than there is room for");
-    if (blockDim.x < kWarp) return over_lanes(values, blockDim.x);
-    over_lanes(values, kWarp);
+    if (blockDim.x < kWarp) return sum_over_lanes(values, blockDim.x);
+    sum_over_lanes(values, kWarp);
     if (blockDim.x == kWarp && !several()) return;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
     const int blocks = several() ? cluster_blocks() : 1, count = warps * blocks;
@@ -134,7 +134,7 @@ template <typename A, int N, bool CLUSTERS, bool SENDS = false> class RowSums {
     }
     each<M>([&](int m) { values[m] = A(0); });
     for (int i = lane; i < count; i += kWarp) each<M>([&](int m) { values[m] += parts[i * M + m]; });
-    over_lanes(values, kWarp);
+    sum_over_lanes(values, kWarp);
   }
 
   __device__ __forceinline__ A add(A value) {
@@ -149,13 +149,6 @@ template <typename A, int N, bool CLUSTERS, bool SENDS = false> class RowSums {
   template <int M, typename F> static __device__ __forceinline__ void each(F f) {
 #pragma unroll
     for (int m = 0; m < M; ++m) f(m);
-  }
-
-  template <int M> static __device__ __forceinline__ void over_lanes(A (&values)[M], int lanes) {
-#pragma unroll
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-      if (offset < lanes) each<M>([&](int m) { values[m] += shuffle_xor(values[m], offset); });
-    }
   }
 
   __device__ __forceinline__ bool several() const { return CLUSTERS && cluster_blocks() > 1; }

@@ -17,6 +17,10 @@ from . import clusters
 from .rows import PACKS, SMALL_BYTES, SMALL_ROWS, WIDEST, grid, is_symbolic, share
 from .segments import is_aligned
 
+SHORT_PACKS = (4, 16)  # of a row whose lanes have a pack each, of several rows at once
+SHORT_FORWARD, SHORT_BACKWARD = 4, 2  # those rows
+SHORT_THREADS = 256  # of a block, at most
+SHORT_BLOCKS = 3  # of a multiprocessor
 CENTRED_THREADS = 512  # of a row of a half type in layer_norm: see its kernel
 FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
 FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
@@ -40,11 +44,13 @@ class Kernels(NamedTuple):
 
     fwd: Kernel
     fwd_small: Kernel
+    fwd_short: Kernel
     fwd_held: Kernel
     fwd_wide: Kernel
     fwd_shift: Kernel
     bwd: Kernel
     bwd_small: Kernel
+    bwd_short: Kernel
     bwd_wide: Kernel
     bwd_columns: Kernel
     bwd_sum: Kernel
@@ -53,37 +59,21 @@ class Kernels(NamedTuple):
 def kernels(name: str) -> Kernels:
     """Those of cuda_src/`name`.cu."""
     file = f"{name}.cu"
-    small, held, wide, shift, backward_small, backward_wide, columns, add = (
-        Kernel(file, f"{name}_{form}<T>", T=FLOATING)
-        for form in (
-            "fwd_small",
-            "fwd_held",
-            "fwd_wide",
-            "fwd_shift",
-            "bwd_small",
-            "bwd_wide",
-            "bwd_columns",
-            "bwd_sum",
-        )
-    )
     both = (False, True)
+    special = {
+        "fwd": Kernel(file, f"{name}_fwd<T, K, VECTORS>", T=FLOATING, K=PACKS, VECTORS=both),
+        "bwd": Kernel(
+            file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", T=FLOATING, K=PACKS, VECTORS=both, PARAMETERS=both
+        ),
+    }
     return Kernels(
-        Kernel(file, f"{name}_fwd<T, K, VECTORS>", T=FLOATING, K=PACKS, VECTORS=both),
-        small,
-        held,
-        wide,
-        shift,
-        Kernel(file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", T=FLOATING, K=PACKS, VECTORS=both, PARAMETERS=both),
-        backward_small,
-        backward_wide,
-        columns,
-        add,
+        **{form: special.get(form) or Kernel(file, f"{name}_{form}<T>", T=FLOATING) for form in Kernels._fields}
     )
 
 
 class Plan(NamedTuple):
-    """A launch: `packs` of a row in each thread of a block, or of a cluster of `cluster` blocks. No packs: small rows, of
-    which a thread takes one; in forward, rows in shared memory; or, without groups, rows that are not held."""
+    """A launch: `packs` of a row in each thread of a block, or of a cluster of `cluster` blocks. No packs: rows of
+    another form; or, without groups, rows that are not held."""
 
     packs: int = 0
     groups: int = 0  # blocks, or clusters
@@ -91,7 +81,7 @@ class Plan(NamedTuple):
     shared: int = 0
     stages: int = 0
     cluster: int = 1
-    small: bool = False
+    form: str = ""  # its kernel
 
     def launch(self, kernel: Kernel) -> Callable[..., None]:
         """The launch of `kernel`."""
@@ -103,6 +93,19 @@ class Plan(NamedTuple):
 def _is_small(size: int, itemsize: int) -> bool:
     """Whether a thread takes a row: a short one off 16-byte boundaries."""
     return size * itemsize % 16 != 0 and size * itemsize <= SMALL_BYTES
+
+
+def _short_plan(rows: int, size: int, itemsize: int, each: int, vectors: bool, form: str, sms: int) -> Plan | None:
+    """For short rows, `each` of a thread at once: one wave of blocks, on all multiprocessors sooner than large."""
+    packs = size * itemsize // 16
+    if not vectors or not SHORT_PACKS[0] <= packs <= SHORT_PACKS[1]:
+        return None
+    lanes = 1 << (packs - 1).bit_length()
+    threads = SHORT_THREADS
+    while threads > _WARP and ceil_div(rows, each * (threads // lanes)) < sms:
+        threads //= 2
+    groups = _count(rows, each * (threads // lanes), SHORT_BLOCKS * sms)
+    return Plan(0, groups, (lanes, threads // lanes), form=form)
 
 
 def _whole(size: int) -> int:
@@ -152,14 +155,14 @@ def forward(
     vectors = _vectors(size, itemsize, (*read, *rest))
     centred = len(rest) > 4
     plan = _forward_plan(rows, size, itemsize, len(read), vectors, centred, x.device)
-    if plan.groups and not plan.small and not vectors:
+    if plan.groups and plan.form != "fwd_small" and not vectors:
         parameters = 2 if centred else 1
         rest = (*_shifted(kernels, rest[:parameters], x), *rest[parameters:])
     args = (*read, *rest, rows, size, eps)
     if plan.packs:
         plan.launch(kernels.fwd)(*args, plan.stages, T=x.dtype, K=plan.packs, VECTORS=vectors)
     elif plan.groups:
-        plan.launch(kernels.fwd_small if plan.small else kernels.fwd_held)(*args, T=x.dtype)
+        plan.launch(getattr(kernels, plan.form))(*args, T=x.dtype)
     else:
         kernels.fwd_wide[grid(rows), WIDE_THREADS](*args, T=x.dtype)
 
@@ -187,7 +190,9 @@ def _forward_plan(
     sms, room = card(device)
     if _is_small(size, itemsize):
         shared = SMALL_ROWS * size * itemsize * tensors + _whole(2 * size * max(itemsize, 4))
-        return Plan(0, grid(rows, SMALL_ROWS), (SMALL_ROWS, 1), shared, small=True)
+        return Plan(0, grid(rows, SMALL_ROWS), (SMALL_ROWS, 1), shared, form="fwd_small")
+    if short := _short_plan(rows, size, itemsize, SHORT_FORWARD, vectors, "fwd_short", sms):
+        return short
     fetched = not centred and vectors  # see norm_rows
     each = 16 * tensors if fetched else 0  # bytes of shared memory for a pack of a row
     most = CENTRED_THREADS if centred and itemsize == 2 else WIDEST
@@ -197,7 +202,9 @@ def _forward_plan(
     division = share(whole, itemsize, min(most, (room - _RESERVED) // (each * PACKS[-1]) // 32 * 32) if each else most)
     if not division.packs:
         shared = 16 * (size // width)
-        return Plan(0, grid(rows), (WIDE_THREADS, 1), shared) if shared + _RESERVED <= room else Plan()
+        if shared + _RESERVED > room:
+            return Plan()
+        return Plan(0, grid(rows), (WIDE_THREADS, 1), shared, form="fwd_held")
     packs = division.packs * division.threads * division.rows
     plan = Plan(division.packs, 0, division.block, each * packs, 1)
     many = rows >= FORWARD_ROWS * _ENOUGH_BLOCKS * sms * division.rows
@@ -235,8 +242,8 @@ def backward(kernels: Kernels, to: Gradients, rows: int, size: int) -> None:
     elif wanted or to.grad_x is not None:
         parts, *each = _parts(plan.groups, size, to.parameters, x)
         args = (*to.read, *to.statistics, to.grad_x, *each, rows, size)
-        if plan.small:
-            plan.launch(kernels.bwd_small)(*args, T=x.dtype)
+        if plan.form:
+            plan.launch(getattr(kernels, plan.form))(*args, T=x.dtype)
         else:
             template = {"T": x.dtype, "K": plan.packs, "VECTORS": vectors, "PARAMETERS": wanted}
             plan.launch(kernels.bwd)(*args, plan.stages, **template)
@@ -266,7 +273,9 @@ def _backward_plan(
     sms, room = card(device)
     if _is_small(size, itemsize):
         shared = SMALL_ROWS * size * itemsize * tensors + _whole(size * max(itemsize, 4))
-        return Plan(0, _count(rows, SMALL_ROWS, SMALL_WAVE * sms), (SMALL_ROWS, 1), shared, small=True)
+        return Plan(0, _count(rows, SMALL_ROWS, SMALL_WAVE * sms), (SMALL_ROWS, 1), shared, form="bwd_small")
+    if short := _short_plan(rows, size, itemsize, SHORT_BACKWARD, vectors, "bwd_short", sms):
+        return short
     least = 16 * (tensors + 1)  # bytes for a pack of each tensor and of the weight
     room -= _RESERVED
     most = min(_resident(vectors, sums, itemsize), room // (least * PACKS[-1]) // 32 * 32)

@@ -18,11 +18,13 @@ class TestAddRmsNorm(OperatorContract):
     kernels = {
         "add_rms_norm_fwd",
         "add_rms_norm_fwd_small",
+        "add_rms_norm_fwd_short",
         "add_rms_norm_fwd_held",
         "add_rms_norm_fwd_wide",
         "add_rms_norm_fwd_shift",
         "add_rms_norm_bwd",
         "add_rms_norm_bwd_small",
+        "add_rms_norm_bwd_short",
         "add_rms_norm_bwd_wide",
         "add_rms_norm_bwd_columns",
         "add_rms_norm_bwd_sum",
@@ -36,6 +38,8 @@ class TestAddRmsNorm(OperatorContract):
         yield Sample(make(530, 33), make(530, 33), (33,), make(33))  # several parts of several rows, off 16 bytes
         yield from (Sample(make(50, size), make(50, size), (size,), make(size)) for size in (64, 69, 1024))
         yield from (Sample(make(5, size), make(5, size), (size,)) for size in (33, 64, 69, 301, 1024))
+        yield from (Sample(make(50, size), make(50, size), (size,), make(size)) for size in (24, 32, 40))
+        yield Sample(make(5, 32), make(5, 32), (32,))
         yield Sample(make(9, 1031), make(9, 1031), (1031,), make(1031))
         held = (8197, 16389, 32783)  # in shared memory
         yield from (Sample(make(2, size), make(2, size), (size,), make(size)) for size in held)
@@ -56,7 +60,7 @@ def gradients(function, grads, x, residual, weight):
     return *outputs, *torch.autograd.grad(outputs, leaves, [g.to(outputs[0].dtype) for g in grads])
 
 
-@pytest.mark.parametrize("size", [7, 300, 1031, 8200])
+@pytest.mark.parametrize("size", [7, 40, 300, 1031, 8200])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_of_both_results(dtype, size):
     """Forward and backward by the kernels, whose one gradient is that of both inputs."""
@@ -125,7 +129,7 @@ def test_bad_input(args, kwargs, culprit):
         cupyops.add_rms_norm(*args, **kwargs)
 
 
-@pytest.mark.parametrize("size", [64, 1032])
+@pytest.mark.parametrize("size", [128, 1032])
 def test_rows_read_ahead(size):
     weight = torch.randn(size)
     compare_read_ahead(lambda x, residual: cupyops.add_rms_norm(x, residual, (size,), weight), 2, size)

@@ -8,9 +8,10 @@ import cupyops
 
 NAN, INF = float("nan"), float("inf")
 
-# one for each form of the kernels: a thread for a row, packs of one warp, several packs, a block, a cluster, held or wide
+# one for each form of the kernels: a thread for a row, lanes with a pack each, packs of one warp, several packs, a block, a
+# cluster, held or wide
 
-SIZES = [7, 69, 300, 1031, 16389, 32776]
+SIZES = [7, 24, 40, 69, 300, 1031, 16389, 32776]
 
 
 class TestLayerNorm(OperatorContract):
@@ -19,11 +20,13 @@ class TestLayerNorm(OperatorContract):
     kernels = {
         "layer_norm_fwd",
         "layer_norm_fwd_small",
+        "layer_norm_fwd_short",
         "layer_norm_fwd_held",
         "layer_norm_fwd_wide",
         "layer_norm_fwd_shift",
         "layer_norm_bwd",
         "layer_norm_bwd_small",
+        "layer_norm_bwd_short",
         "layer_norm_bwd_wide",
         "layer_norm_bwd_columns",
         "layer_norm_bwd_sum",
@@ -35,6 +38,8 @@ class TestLayerNorm(OperatorContract):
         yield Sample(make(50, 69), (69,), make(69), make(69))
         yield from (Sample(make(5, size), (size,)) for size in (33, 64, 69, 1024))  # no gradient but grad_x
         yield Sample(make(9, 4, 64), [64], make(64), make(64))
+        yield from (Sample(make(50, size), (size,), make(size), make(size)) for size in (24, 32, 40))
+        yield Sample(make(5, 32), (32,), bias=make(32))
         yield Sample(make(5, 300), (300,), bias=make(300))
         yield Sample(make(3, 6), (6,), None, make(6))
         yield Sample(make(5, 301), (301,))
@@ -229,7 +234,7 @@ def test_a_variance_that_overflows(size):
     assert torch.equal(torch.nn.functional.layer_norm(x, (size,))[1], torch.zeros(size))
 
 
-@pytest.mark.parametrize("size", [3, 4, 5, 8])
+@pytest.mark.parametrize("size", [3, 4, 5, 8, 24])
 def test_rows_that_are_nearly_constant(size):
     """The mean is off by no more than its own rounding, and that by rstd is all that y is off by."""
     x = 1000 + torch.randn(500, size) / 16
@@ -240,10 +245,19 @@ def test_rows_that_are_nearly_constant(size):
     assert ((y - truth).abs() <= rounding + 8 * torch.finfo(torch.float32).eps * truth.abs()).all()
 
 
-# packs of one warp, a block, a row in shared memory, in backward a cluster; and one of two halves of a block
+# lanes with a pack each, packs of one warp, a block, a row in shared memory, in backward a cluster; and one of two halves
+# of a block
 @pytest.mark.parametrize(
     ("size", "arch"),
-    [(69, "sm_80"), (1031, "sm_80"), (32773, "sm_80"), (16389, "sm_90"), (8197, "sm_90"), (8200, "sm_90")],
+    [
+        (40, "sm_80"),
+        (69, "sm_80"),
+        (1031, "sm_80"),
+        (32773, "sm_80"),
+        (16389, "sm_90"),
+        (8197, "sm_90"),
+        (8200, "sm_90"),
+    ],
 )
 @pytest.mark.parametrize("offset", [0, 1])
 def test_several_rows_of_a_block(size, arch, offset):

@@ -8,9 +8,10 @@ from cupyops.common import clusters
 
 NAN, INF = float("nan"), float("inf")
 
-# one for each form of the kernels: a thread for a row, packs of one warp, several packs, a block, a cluster, held or wide
+# one for each form of the kernels: a thread for a row, lanes with a pack each, packs of one warp, several packs, a block, a
+# cluster, held or wide
 
-SIZES = [7, 69, 300, 1031, 32776]
+SIZES = [7, 24, 40, 69, 300, 1031, 32776]
 # PyTorch says so where the dtypes differ
 mixed = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 
@@ -21,11 +22,13 @@ class TestRmsNorm(OperatorContract):
     kernels = {
         "rms_norm_fwd",
         "rms_norm_fwd_small",
+        "rms_norm_fwd_short",
         "rms_norm_fwd_held",
         "rms_norm_fwd_wide",
         "rms_norm_fwd_shift",
         "rms_norm_bwd",
         "rms_norm_bwd_small",
+        "rms_norm_bwd_short",
         "rms_norm_bwd_wide",
         "rms_norm_bwd_columns",
         "rms_norm_bwd_sum",
@@ -39,6 +42,8 @@ class TestRmsNorm(OperatorContract):
         yield Sample(make(530, 33), (33,), make(33))  # several parts of several rows, rows off 16 bytes
         yield from (Sample(make(50, size), (size,), make(size)) for size in (64, 69, 1031))
         yield from (Sample(make(5, size), (size,)) for size in (33, 64, 69, 301, 1024))  # no gradient but grad_x
+        yield from (Sample(make(50, size), (size,), make(size)) for size in (24, 32, 40))
+        yield Sample(make(5, 32), (32,))
         yield Sample(make(9, 2, 1024), (2, 1024), make(2, 1024))
         yield from (Sample(make(2, size), (size,), make(size)) for size in (8197, 16389, 32783))  # in shared memory
         # a tile has part of a pack, the end of the row: of a cluster, of a long row; by vectors
@@ -138,14 +143,16 @@ def test_bad_input(args, kwargs, culprit):
         cupyops.rms_norm(*args, **kwargs)
 
 
-@pytest.mark.parametrize("size", [64, 1032])
+@pytest.mark.parametrize("size", [128, 1032])
 def test_rows_read_ahead(size):
     weight = torch.randn(size)
     compare_read_ahead(lambda x: (cupyops.rms_norm(x, (size,), weight),), 1, size)
 
 
-# packs of one warp, a block, in backward the widest block, a cluster
-@pytest.mark.parametrize(("size", "arch"), [(69, "sm_80"), (1031, "sm_80"), (16389, "sm_90"), (20489, "sm_90")])
+# lanes with a pack each, packs of one warp, a block, in backward the widest block, a cluster
+@pytest.mark.parametrize(
+    ("size", "arch"), [(40, "sm_80"), (69, "sm_80"), (1031, "sm_80"), (16389, "sm_90"), (20489, "sm_90")]
+)
 def test_several_rows_of_a_block(size, arch):
     compare_several_rows(cupyops.rms_norm, torch.nn.functional.rms_norm, size, arch)
 
