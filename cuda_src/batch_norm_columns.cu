@@ -174,6 +174,48 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
   store_gradient(tile, grad_y, x, grad_x, of);
 }
 
+// grad_x in training, of planes of kWarp pixels or more that batch_norm_columns_bwd_sums left `count` parts of: a warp for
+// each channel of the tile combines them, which spares a launch of batch_norm_bwd_finish where they are few. grad_weight and
+// grad_bias, which may be null, by the block with a channel's first column. Grid and block: as batch_norm_columns_bwd_sums.
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
+    batch_norm_columns_bwd_few(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
+                               const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
+                               const acc_t<T>* __restrict__ parts, T* __restrict__ grad_x,
+                               void* __restrict__ grad_weight, void* __restrict__ grad_bias, long long rows,
+                               long long size, long long channels, int pixels, int count, int wide) {
+  using A = acc_t<T>;
+  constexpr int W = ColumnTile<T, WHOLE>::W, kAll = 1 << 30;
+  __shared__ Gradient<T> gradient[kColumnThreads * W / kWarp + 2];
+  const ColumnTile<T, WHOLE> tile(rows, size, gridDim.y - 1 - blockIdx.y);
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, lane = thread % kWarp;
+  // counted on where a row is several rows of channels
+  const int first = int(channel_of(tile.start, kAll, pixels)), last = int((tile.start + tile.left - 1) / pixels);
+  const A values = A(rows * (size / channels));
+#pragma unroll 1
+  for (int at = first + thread / kWarp; at <= last; at += kColumnThreads / kWarp) {
+    const int c = at % int(channels);
+    const A mu = mean[c], r = rstd[c], w = parameter<T>(weight, c, wide, A(1));
+    Pair<A> sums = {};
+#pragma unroll 4
+    for (int i = lane; i < count * pixels; i += kWarp) {
+      const int part = i / pixels;
+      const A* from = parts + 2 * ((part * channels + c) * pixels + i - part * pixels);
+      sums = sums + Pair<A>{from[0], from[1]};
+    }
+    sums = warp_reduce<Sum>(sums);
+    if (lane > 0) continue;
+    gradient[at - first] = Gradient<T>::of(mu, r, w, sums, values);
+    if (blockIdx.y == 0 && at < channels && at * (long long)pixels >= tile.start) {
+      set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
+    }
+  }
+  __syncthreads();
+  Gradient<T> of[W] = {};
+  tile.each(kAll, pixels, [&](int e, long long c) { of[e] = gradient[c - first]; });
+  store_gradient(tile, grad_y, x, grad_x, of);
+}
+
 // Training: grad_x, grad_weight and grad_bias, each of which may be null. Grid and block: as
 // batch_norm_columns_fwd_cluster.
 template <typename T, bool WHOLE>

@@ -40,6 +40,7 @@ batch_norm_columns_bwd_sums = Kernel(
     TRAINING=(False, True),
 )
 batch_norm_columns_bwd = Kernel(COLUMNS_FILE, "batch_norm_columns_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_columns_bwd_few = Kernel(COLUMNS_FILE, "batch_norm_columns_bwd_few<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
 batch_norm_columns_bwd_cluster = Kernel(
     COLUMNS_FILE, "batch_norm_columns_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
 )
@@ -48,6 +49,8 @@ INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}  # by the size of an ele
 SMALL_PLANE = 256  # elements
 FOLDED_ROWS = 128  # that are left at least, of several rows each: sums of fewer cost as much to combine as to make
 FOLDED_SIZE = 64  # elements of such a row, at least: threads of fewer would sum a channel each for itself
+FEW_PIXELS = 32  # of a plane, at least, whose sums the blocks of the second pass combine themselves: kWarp
+FEW_PARTS = 2  # of the rows, at most: others would be read by too many blocks
 PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -212,9 +215,13 @@ def _backward_columns(grad_y, x, weight, statistics, grad_x, grad_weight, grad_b
     if parts is None:
         return
     last = training and grad_x is not None
-    of = parts.new_empty(x.shape[1], 4) if last else None
     _, _, channels, pixels = matrix
     count, steps = plan.parts * matrix.folds, (2 * channels * pixels, 2)
+    if last and pixels >= FEW_PIXELS and count <= FEW_PARTS:
+        launch = batch_norm_columns_bwd_few[plan.grid, plan.block]
+        given = (grad_y, x, weight, *statistics[:2], parts, grad_x, grad_weight, grad_bias, *matrix, count, wide)
+        return launch(*given, T=x.dtype, WHOLE=plan.whole)
+    of = parts.new_empty(x.shape[1], 4) if last else None
     _finish(x, parts, (weight, *statistics[:2], of), grad_weight, grad_bias, pixels, count, steps, wide)
     if last:
         launch = batch_norm_columns_bwd[plan.grid, plan.block]

@@ -34,6 +34,7 @@ class TestBatchNorm(OperatorContract):
         "batch_norm_columns_fwd_cluster",
         "batch_norm_columns_bwd_sums",
         "batch_norm_columns_bwd",
+        "batch_norm_columns_bwd_few",
         "batch_norm_columns_bwd_cluster",
     }
     too_large = "2^31 packs of a channel"
@@ -58,6 +59,10 @@ class TestBatchNorm(OperatorContract):
         yield Sample(make(3, 1, 2900 * width + 1), None, None, make(1), make(1), **IN_TRAINING)
         yield Sample(make(17, 3, 5), None, None, make(3), make(3), **IN_TRAINING)  # small planes
         yield Sample(make(17, 8, 3), None, None, make(8), make(8), **IN_TRAINING)  # of whole packs together
+        yield Sample(
+            make(17, 9, 35), None, None, make(9), make(9), **IN_TRAINING
+        )  # of many pixels, tiles of channels cut
+        yield Sample(make(16, 8, 33), None, None, make(8), make(8), **IN_TRAINING)
         yield Sample(make(512, 66), None, None, make(66), make(66), **IN_TRAINING)  # several rows in one
         yield Sample(make(1024, 67), *running(make, 67), make(67), make(67))
         yield Sample(make(6, 8), *running(make, 8), make(8), make(8))
@@ -105,7 +110,15 @@ def tensors(shape, dtype, parameters, device="cpu", shift=0.0):
 
 
 NAMES = ("y", "grad_x", "grad_weight", "grad_bias", "running_mean", "running_var")
-SHAPES = [(4, 3, 5, 7), (2, 2, 2500), (17, 2, 5), (18, 8, 3), (9, 5), (70, 16)]  # for the forms of the kernels
+SHAPES = [
+    (4, 3, 5, 7),
+    (2, 2, 2500),
+    (17, 2, 5),
+    (18, 8, 3),
+    (17, 5, 37),
+    (9, 5),
+    (70, 16),
+]  # for the forms of the kernels
 
 
 def compare(args, **options):
