@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(256)
   const Window p = geometry.known<K, S, false>();
   const Band band(b, p.OH);
   const int top = max(band.first * p.sh - p.ph, 0), bottom = min((band.last - 1) * p.sh - p.ph + p.kh, p.H);
-  const T* run = x + (band.plane * p.H + top) * p.W;
+  const long long begin = (band.plane * p.H + top) * p.W;
   T* result = y + (band.plane * p.OH + band.first) * p.OW;
   const auto work = [&](const T* rows, T* averages) {
     band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
@@ -134,9 +134,9 @@ __global__ void __launch_bounds__(256)
           [&](int, Vec<T, 1> average) { *to = average.data[0], to += p.OW; });
     });
   };
-  if (K == 0 && !b.shared) return work(run, result);
+  if (K == 0 && !b.shared) return work(x + begin, result);
   uint4* room = shared;
-  const T* held = fetch_run(room, run, ((band.planes - 1) * p.H + bottom - top) * p.W);
+  const T* held = fetch_run(room, x, b.planes * p.H * p.W, begin, ((band.planes - 1) * p.H + bottom - top) * p.W);
   wait_for_runs();
   work(held, result);
 }
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad
   const Tiles<K, S> tiles(p);
   const Band band(b, tiles.rows);
   const Extent<K, S> extent(p, sh, band.first, band.last);
-  const T* run = grad_y + (band.plane * p.OH + extent.begin) * p.OW;
+  const long long begin = (band.plane * p.OH + extent.begin) * p.OW;
   T* result = grad_x + (band.plane * p.H + extent.top) * p.W;
   const auto work = [&](const T* rows, T* sums) {
     band.each_strip(b, tiles.columns, [&](int plane, int first, int last, int column) {
@@ -163,9 +163,10 @@ __global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad
           [&](int h, int w, Vec<T, 1> sum) { to[offset_t<K>(h) * p.W + w] = sum.data[0]; });
     });
   };
-  if (K == 0 && !b.shared) return work(run, result);
+  if (K == 0 && !b.shared) return work(grad_y + begin, result);
   uint4* room = shared;
-  const T* held = fetch_run(room, run, max((band.planes - 1) * p.OH + extent.end - extent.begin, 0) * p.OW);
+  const int windows = max((band.planes - 1) * p.OH + extent.end - extent.begin, 0) * p.OW;
+  const T* held = fetch_run(room, grad_y, b.planes * p.OH * p.OW, begin, windows);
   const int count = ((band.planes - 1) * p.H + extent.bottom - extent.top) * p.W;
   T* sums = take_room(room, result, count);
   wait_for_runs();
@@ -232,13 +233,13 @@ __global__ void __launch_bounds__(256)
     for (long long e = lane; e < size; e += lanes) sum += to_acc(plane[e]);
     return sum;
   };
-  x += first * size;
   const T* held = nullptr;
   if (fits) {
     uint4* room = shared;
-    held = fetch_run(room, x, int(count * size));
+    held = fetch_run(room, x, planes * size, first * size, int(count * size));
     wait_for_runs();
   }
+  x += first * size;
   const int groups = blockDim.x / lanes;
   for (int begin = 0; begin < count; begin += groups) {
     const int plane = begin + threadIdx.x / lanes;

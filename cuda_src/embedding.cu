@@ -32,10 +32,10 @@ __device__ __forceinline__ long long row_at(const long long* indices, long long 
   return row;
 }
 
-// A row to one that begins anywhere, by what is a vector of it. See Span. Not __restrict__: loads would be put off behind
-// stores.
-template <typename T, Lie LIE> __device__ __forceinline__ void copy_row(const T* from, T* to, long long size) {
-  constexpr int W = kVecWidth<T>, U = LIE == kNearEnd ? 1 : 4;
+// A row to one that begins anywhere, by what is a vector of it, U under way. See Span. Not __restrict__: loads would be put
+// off behind stores.
+template <int U, typename T, Lie LIE> __device__ __forceinline__ void copy_spans(const T* from, T* to, long long size) {
+  constexpr int W = kVecWidth<T>;
   const int past = LIE == kWhole ? 0 : int(reinterpret_cast<unsigned long long>(to) & 15) / int(sizeof(T));
   const int step = blockDim.x;
   const long long spans = (size + past + W - 1) / W;
@@ -53,6 +53,13 @@ template <typename T, Lie LIE> __device__ __forceinline__ void copy_row(const T*
       if (s + i * step < spans) span(s + i * step).store(to, 0, held[i]);
     }
   }
+}
+
+template <typename T, Lie LIE> __device__ __forceinline__ void copy_row(const T* from, T* to, long long size) {
+  constexpr int W = kVecWidth<T>;
+  const bool one = size + (LIE == kWhole ? 0 : W - 1) <= blockDim.x * (long long)W;  // is all that a thread has
+  if (LIE == kNearEnd || one) copy_spans<1, T, LIE>(from, to, size);
+  else copy_spans<4, T, LIE>(from, to, size);
 }
 
 // Grid: ceil(tokens / blockDim.y). Block: kThreads at most; threadIdx.x runs along a row, of `size` elements, `stride` from
@@ -121,7 +128,7 @@ __global__ void embedding_bwd_segments(const int* __restrict__ keys, const long 
 // Grid: `adders` blocks, `listers`, and ceil(rows / (batch * warps of a block)). Block: (x, y), kThreads at most, of whole
 // warps; x runs along a row. Shared memory: `piece` ints. The adders take the pieces of long lists, and the last of one that
 // has several adds them; a lister takes the short lists that begin at `slots` positions; a warp of the others takes `batch`
-// rows, kWarp at most, and writes those of no list.
+// rows, and writes zeros to those of no list: kWarp rows at most, or some times kWarp, short ones, which lie side by side.
 template <typename T, bool VEC>
 __global__ void __launch_bounds__(kThreads, 4)
     embedding_bwd(const T* __restrict__ grad_y, const long long* __restrict__ indices, int* zeros, int* scratch,
@@ -227,6 +234,25 @@ __global__ void __launch_bounds__(kThreads, 4)
     return;
   }
   const long long first = (blockIdx.x - adders - listers) * (long long)batch * warps + warp;
+  if (batch >= kWarp) {
+    constexpr int U = 4;
+    const long long begin = first + warp * (batch - 1LL);
+#pragma unroll 1
+    for (int r = 0; r < batch; r += U * kWarp) {
+      unsigned named[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const long long own = begin + r + u * kWarp + lane;
+        named[u] = r + u * kWarp >= batch || own >= rows || lists.first[own] != 0;
+      }
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const unsigned all = __ballot_sync(kFullMask, named[u]);
+        if (all != kFullMask) clear_rows(grad_weight + (begin + r + u * kWarp) * size, int(size), all, lane);
+      }
+    }
+    return;
+  }
   const long long own = first + lane * warps;
   const unsigned named = __ballot_sync(kFullMask, lane < batch && own < rows && lists.first[own] != 0);
   const int width = blockDim.x < kWarp ? blockDim.x : kWarp, at_once = kWarp / width;  // powers of two

@@ -5,7 +5,8 @@
 //
 // Forward keeps the place of each maximum: as a byte, i * kw + j, or as PyTorch's index, h * W + w. Backward is a gather:
 // each element of grad_x looks at the windows that cover it, so in a fixed order and without atomics. Contiguous planes are
-// worked on in bands: a block copies to shared memory what its rows read, 16 bytes at a time.
+// worked on in bands: a block copies to shared memory what its rows read, 16 bytes at a time, and so it stores results of
+// less than 4 bytes.
 // Bytes per input element, k x k at stride k: forward sizeof(T) + (sizeof(T) + 1) / k^2, backward the same.
 //
 // Reached on an H200 (GB/s of those bytes but the places', forward / backward; a copy: 4251): 256x64x112x112 k2 fp32
@@ -132,7 +133,7 @@ __device__ __forceinline__ void gradients_down(const Window& p, const Divisor& s
 // --- contiguous planes ---
 
 // Grid: the bands of rows of outputs. Block: any. Each thread owns strips of columns, neighbours on neighbouring threads.
-// Shared memory: the rows of x that the band reads; without K only if they fit.
+// Shared memory: the rows of x that the band reads, and of its results those of narrow types; without K only if they fit.
 template <typename T, typename I, int K, int S>
 __global__ void __launch_bounds__(256)
     max_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, Window geometry, Bands b) {
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(256)
   const Band band(b, p.OH);
   const int top = max(band.first * p.sh - p.ph, 0);
   const int bottom = min((band.last - 1) * p.sh - p.ph + (p.kh - 1) * p.dh + 1, p.H);
-  const T* run = x + (band.plane * p.H + top) * p.W;
+  const long long begin = (band.plane * p.H + top) * p.W;
   y += (band.plane * p.OH + band.first) * p.OW, argmax += (band.plane * p.OH + band.first) * p.OW;
   const auto work = [&](const T* rows, T* maxima, I* places) {
     band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
@@ -155,11 +156,17 @@ __global__ void __launch_bounds__(256)
           });
     });
   };
-  if (K == 0 && !b.shared) return work(run, y, argmax);
+  if (K == 0 && !b.shared) return work(x + begin, y, argmax);
   uint4* room = shared;
-  const T* held = fetch_run(room, run, ((band.planes - 1) * p.H + bottom - top) * p.W);
+  const int count = ((band.planes - 1) * p.OH + band.last - band.first) * p.OW;
+  const T* held = fetch_run(room, x, b.planes * p.H * p.W, begin, ((band.planes - 1) * p.H + bottom - top) * p.W);
+  T* maxima = stage_run(room, y, count);
+  I* places = stage_run(room, argmax, count);
   wait_for_runs();
-  work(held, y, argmax);
+  work(held, maxima, places);
+  if (kStaged<T> || kStaged<I>) __syncthreads();
+  if (kStaged<T>) store_run(y, maxima, count);
+  if (kStaged<I>) store_run(argmax, places, count);
 }
 
 // Grid: the bands of rows of tiles of grad_x. Block, threads: as above, of tiles. Shared memory: the rows of grad_y and
@@ -191,8 +198,8 @@ __global__ void __launch_bounds__(256)
   if (K == 0 && !b.shared) return work(grad_y + begin, argmax + begin, result);
   uint4* room = shared;
   const int windows = max((band.planes - 1) * p.OH + extent.end - extent.begin, 0) * p.OW;
-  const T* grads = fetch_run(room, grad_y + begin, windows);
-  const I* places = fetch_run(room, argmax + begin, windows);
+  const T* grads = fetch_run(room, grad_y, b.planes * p.OH * p.OW, begin, windows);
+  const I* places = fetch_run(room, argmax, b.planes * p.OH * p.OW, begin, windows);
   const int count = ((band.planes - 1) * p.H + extent.bottom - extent.top) * p.W;
   T* sums = take_room(room, result, count);
   wait_for_runs();

@@ -110,6 +110,28 @@ template <typename T> __device__ __forceinline__ void clear_row(T* to, long long
   for (long long i = head + lane * W; i < tail; i += width * W) store16(to + i, {});
 }
 
+// Zeros to those of kWarp rows of grad_weight, together whole vectors, that are not `named`; by a warp.
+template <typename T> __device__ __forceinline__ void clear_rows(T* to, int size, unsigned named, int lane) {
+  constexpr int W = kVecWidth<T>;
+#pragma unroll 1
+  for (int e = lane * W; e < kWarp * size; e += kWarp * W) {
+    unsigned row = 0, here = 0;
+    if (named != 0) {
+      row = unsigned(e) / unsigned(size);
+      here = named >> row & kFullMask >> (kWarp - 1 - (unsigned(e + W - 1) / unsigned(size) - row));
+    }
+    if (here == 0) {
+      store16(to + e, {});
+    } else {
+#pragma unroll 1
+      for (int k = e; k < e + W; ++k) {
+        if (k == int(row + 1) * size) ++row;
+        if (!(named >> row & 1)) to[k] = from_acc<T>(0);
+      }
+    }
+  }
+}
+
 // A position, and the row that it names: ~row where the list goes on.
 struct Added {
   int position, signed_row;

@@ -55,20 +55,33 @@ __device__ __forceinline__ void windows_down(const Window& p, int first, int las
       done(oh, result);
     }
   } else {
-    decltype(row(0, 0, true)) rows[K];
-    int h = first * S - p.ph;
+    using Found = decltype(row(0, 0, true));
+    Found rows[K];
 #pragma unroll
-    for (int i = S; i < K; ++i) rows[i] = row(h + i - S, i, true);
-#pragma unroll ROWS
-    for (int oh = first; oh < last; ++oh, h += S) {
+    for (int i = S; i < K; ++i) rows[i] = row(first * S - p.ph + i - S, i, true);
+    const auto window = [&](int oh) {
 #pragma unroll
       for (int i = 0; i < K; ++i) {
         if (i + S < K) rows[i] = rows[i + S];
-        else rows[i] = row(h + i, i, true);
+        else rows[i] = row(oh * S - p.ph + i, i, true);
       }
-      auto result = rows[0];
+      Found result = rows[0];
 #pragma unroll
       for (int i = 1; i < K; ++i) result.fold(rows[i]);
+      return result;
+    };
+    int oh = first;
+#pragma unroll 1
+    for (; oh + ROWS <= last; oh += ROWS) {
+      Found results[ROWS];  // all before the first is stored: what is loaded may seem to be stored to
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) results[r] = window(oh + r);
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) done(oh + r, results[r]);
+    }
+#pragma unroll 1
+    for (; ROWS > 1 && oh < last; ++oh) {
+      Found result = window(oh);
       done(oh, result);
     }
   }
@@ -231,23 +244,21 @@ template <typename T> __device__ __forceinline__ T* take_room(uint4*& shared, co
   return first;
 }
 
-// f(e, 16 bytes?) for the parts of a run: the packs from its first 16-byte boundary on, and one by one what is around them.
-template <typename T, typename F> __device__ __forceinline__ void each_part(const T* run, int count, F f) {
+// The copy in shared memory of the run of `count` from element `first` of a tensor of `total`, on its way until
+// wait_for_runs(). Packs at its ends are fetched with what is around them: of the tensor's ends alone, elements are.
+template <typename T>
+__device__ __forceinline__ const T* fetch_run(uint4*& shared, const T* tensor, long long total, long long first,
+                                              int count) {
   constexpr int V = kVecWidth<T>;
-  const int head = min((V - lead_of(run)) & (V - 1), count), body = (count - head) & -V, tail = count - head - body;
-#pragma unroll 4
-  for (int e = threadIdx.x * V; e < body; e += blockDim.x * V) f(head + e, true);
-  if (threadIdx.x < head) f(threadIdx.x, false);
-  if (threadIdx.x < tail) f(head + body + threadIdx.x, false);
-}
-
-// The copy of a run in shared memory, on its way until wait_for_runs().
-template <typename T> __device__ __forceinline__ const T* fetch_run(uint4*& shared, const T* run, int count) {
+  const T* run = tensor + first;
   T* held = take_room(shared, run, count);
-  each_part(run, count, [&](int e, bool pack) {
-    if (pack) fetch16(held + e, run + e);
-    else held[e] = run[e];
-  });
+  const int lead = lead_of(run), whole = ((lead + count + V - 1) & -V) - lead;
+  const int begin = first >= lead ? -lead : V - lead, end = first + whole <= total ? whole : whole - V;
+#pragma unroll 4
+  for (int e = begin + int(threadIdx.x) * V; e < end; e += blockDim.x * V) fetch16(held + e, run + e);
+  const int before = threadIdx.x, behind = max(max(begin, end), 0) + threadIdx.x;
+  if (before < min(begin, count)) held[before] = run[before];
+  if (behind < count) held[behind] = run[behind];
   return held;
 }
 
@@ -257,12 +268,25 @@ __device__ __forceinline__ void wait_for_runs() {
   __syncthreads();
 }
 
-// The reverse, of what take_room() gave and the block has filled.
+// The reverse, of what take_room() gave and the block has filled: packs, and one by one what is around them.
 template <typename T> __device__ __forceinline__ void store_run(T* run, const T* held, int count) {
-  each_part(run, count, [&](int e, bool pack) {
-    if (pack) *reinterpret_cast<uint4*>(run + e) = *reinterpret_cast<const uint4*>(held + e);
-    else run[e] = held[e];
-  });
+  constexpr int V = kVecWidth<T>;
+  const int head = min((V - lead_of(run)) & (V - 1), count), body = (count - head) & -V, tail = count - head - body;
+#pragma unroll 4
+  for (int e = head + int(threadIdx.x) * V; e < head + body; e += blockDim.x * V) {
+    *reinterpret_cast<uint4*>(run + e) = *reinterpret_cast<const uint4*>(held + e);
+  }
+  if (threadIdx.x < head) run[threadIdx.x] = held[threadIdx.x];
+  if (threadIdx.x < tail) run[head + body + threadIdx.x] = held[head + body + threadIdx.x];
+}
+
+// Results of a block that it stores itself, by store_run(): of less than 4 bytes, which a warp has few whole sectors of.
+template <typename T> constexpr bool kStaged = sizeof(T) < 4;
+
+// Where threads put results of the run from `run` on.
+template <typename T> __device__ __forceinline__ T* stage_run(uint4*& shared, T* run, int count) {
+  if constexpr (kStaged<T>) return take_room(shared, run, count);
+  else return run;
 }
 
 // --- channels last: each thread has V channels of a strip ---

@@ -99,13 +99,14 @@ def specialised(geometry: tuple[int, ...]) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def fwd_bands(count: int, geometry: tuple[int, ...], itemsize: int) -> Bands:
-    """Bands of rows of outputs, and what these read in shared memory."""
+def fwd_bands(count: int, geometry: tuple[int, ...], itemsize: int, staged: tuple[int, ...] = ()) -> Bands:
+    """Bands of rows of outputs; in shared memory what these read, and results of so many bytes each."""
     h, w, out_h, out_w, kh, _, sh, _, _, _, dh, _ = geometry
 
     def bytes_of(rows: int, planes: int) -> int:
         read = min((rows - 1) * sh + (kh - 1) * dh + 1, h)
-        return _room(((planes - 1) * h + read) * w, itemsize)
+        results = ((planes - 1) * out_h + rows) * out_w
+        return _room(((planes - 1) * h + read) * w, itemsize) + sum(_room(results, size) for size in staged)
 
     return _bands(count, geometry, specialised(geometry), (out_h, out_w), bytes_of)
 

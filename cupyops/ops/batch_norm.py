@@ -40,14 +40,18 @@ batch_norm_columns_bwd_sums = Kernel(
     TRAINING=(False, True),
 )
 batch_norm_columns_bwd = Kernel(COLUMNS_FILE, "batch_norm_columns_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
+batch_norm_columns_bwd_few = Kernel(COLUMNS_FILE, "batch_norm_columns_bwd_few<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
 batch_norm_columns_bwd_cluster = Kernel(
     COLUMNS_FILE, "batch_norm_columns_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
 )
+batch_norm_planes_bwd_cluster = Kernel(COLUMNS_FILE, "batch_norm_planes_bwd_cluster<T>", T=FLOATING)
 
 INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}  # by the size of an element: shorter than those that reduce
 SMALL_PLANE = 256  # elements
 FOLDED_ROWS = 128  # that are left at least, of several rows each: sums of fewer cost as much to combine as to make
 FOLDED_SIZE = 64  # elements of such a row, at least: threads of fewer would sum a channel each for itself
+FEW_PIXELS = 32  # of a plane, at least, whose sums a warp combines: kWarp
+FEW_PARTS = 2  # of the rows, at most, that the blocks of the second pass combine themselves: each reads them all
 PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -204,6 +208,12 @@ def _backward_columns(grad_y, x, weight, statistics, grad_x, grad_weight, grad_b
         launch = batch_norm_columns_bwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
         given = (grad_y, x, weight, *statistics[:2], grad_x, grad_weight, grad_bias, *matrix[:2], wide)
         return launch(*given, T=x.dtype, WHOLE=plan.whole)
+    if training and (plan := _plane_cluster(matrix, *tensors)):
+        launch = batch_norm_planes_bwd_cluster.configure(
+            plan.grid, plan.block, shared=plan.shared, cluster=_cluster_of(1, plan.grid[1])
+        )
+        given = (grad_y, x, weight, *statistics[:2], grad_x, grad_weight, grad_bias)
+        return launch(*given, *matrix[:2], matrix.pixels, wide, T=x.dtype)
     matrix, plan = _columns(matrix, *tensors)
     at_once, parts = _first_results(x, grad_x, grad_weight, grad_bias, training, plan.parts * matrix.size * 2)
     launch = batch_norm_columns_bwd_sums[plan.grid, plan.block]
@@ -212,9 +222,13 @@ def _backward_columns(grad_y, x, weight, statistics, grad_x, grad_weight, grad_b
     if parts is None:
         return
     last = training and grad_x is not None
-    of = parts.new_empty(x.shape[1], 4) if last else None
     _, _, channels, pixels = matrix
     count, steps = plan.parts * matrix.folds, (2 * channels * pixels, 2)
+    if last and pixels >= FEW_PIXELS and count <= FEW_PARTS:
+        launch = batch_norm_columns_bwd_few[plan.grid, plan.block]
+        given = (grad_y, x, weight, *statistics[:2], parts, grad_x, grad_weight, grad_bias, *matrix, count, wide)
+        return launch(*given, T=x.dtype, WHOLE=plan.whole)
+    of = parts.new_empty(x.shape[1], 4) if last else None
     _finish(x, parts, (weight, *statistics[:2], of), grad_weight, grad_bias, pixels, count, steps, wide)
     if last:
         launch = batch_norm_columns_bwd[plan.grid, plan.block]
@@ -356,6 +370,13 @@ def _column_cluster(matrix: _Matrix, x: Tensor, *others: Tensor) -> segments.Col
     if matrix.pixels > 1:
         return None
     return segments.cluster_columns(*matrix[:2], x.element_size(), _aligned(x, *others), _most_blocks(x))
+
+
+def _plane_cluster(matrix: _Matrix, x: Tensor, *others: Tensor) -> segments.Planes | None:
+    if matrix.pixels < FEW_PIXELS:
+        return None
+    rows, _, channels, pixels = matrix
+    return segments.cluster_planes(rows, channels, pixels, x.element_size(), _aligned(x, *others), 2, _most_blocks(x))
 
 
 def _runs(x: Tensor, *others: Tensor, **most: int) -> segments.Runs:

@@ -23,6 +23,7 @@ embedding_bwd = Kernel("embedding.cu", "embedding_bwd<T, VEC>", T=FLOATING, VEC=
 
 THREADS = 256  # kThreads
 LOADS = 4  # of a thread of forward, about
+ALL_THREADS = 132 * 1024  # of forward at a time; where so many suffice, one has one load
 LISTED = 32  # kListed
 LINKED = 1 << 15  # kLinked
 LEAST_SLOTS = 8
@@ -31,6 +32,7 @@ LISTERS = 256  # blocks that have them, at least, as far as these limits allow
 LISTER_BYTES = 24 * 1024  # of what a block adds up, about: it waits for one load after the other
 WARP = 32
 WARP_BYTES = 1 << 13  # of zeros for a warp of backward, about
+WARPS = 132 * 32  # for them, at least, where rows are short
 LEAST_PIECE = 2 * (LISTED + 1)  # positions; so a list has no more pieces than it has LISTED + 1 positions
 FEW = 1 << 26  # indices of which any device's shared memory holds a piece, the square root
 OTHER_SHARED = 15 * 1024  # bytes of it that are no positions
@@ -109,7 +111,8 @@ def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
 @functools.lru_cache(maxsize=4096)
 def forward_plan(tokens: int, units: int) -> tuple[int, tuple[int, int]]:
     """(grid, block) for rows of so many vectors, or spans."""
-    along = min(THREADS, _threads(ceil_div(units, LOADS)))
+    loads = LOADS if tokens * units > ALL_THREADS else 1
+    along = min(THREADS, _threads(ceil_div(units, loads)))
     return ceil_div(tokens, THREADS // along), (along, THREADS // along)
 
 
@@ -122,7 +125,7 @@ class Backward(NamedTuple):
     adders: int  # blocks for them
     listers: int  # blocks for short lists
     slots: int  # positions of one, at which they begin
-    batch: int  # rows of a warp that writes zeros
+    batch: int  # rows of a warp that writes zeros: less than WARP, or a multiple of it
     grid: int
     block: tuple[int, int]
 
@@ -140,7 +143,9 @@ def backward_plan(count: int, rows: int, size: int, vector: int, vectors: bool) 
     slots = min(SLOTS[0 if linked else 1], max(LEAST_SLOTS, min(count // LISTERS, LISTER_BYTES // row_bytes)))
     listers = ceil_div(count, slots)
     adders = min(pieces, MOST_ADDERS, listers)
-    batch = max(1, min(WARP, WARP_BYTES * vector // (16 * size)))
+    batch = max(1, WARP_BYTES * vector // (16 * size))
+    if batch >= WARP:
+        batch = max(1, min(batch, rows // WARPS) // WARP) * WARP
     block = along, THREADS // along
     grid = adders + listers + ceil_div(rows, batch * (block[0] * block[1] // WARP))
     return Backward(LISTED if linked else 1, piece, pieces, adders, listers, slots, batch, grid, block)

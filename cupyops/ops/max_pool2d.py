@@ -157,7 +157,8 @@ def _forward(x: Tensor, window: Window, ceil_mode: bool, places: torch.dtype) ->
         c = cells(*x.shape[:2], geometry, itemsize, aligned(x), False)
         max_pool2d_fwd_last[c.grid, BLOCK](x, y, argmax, c.threads, x.shape[1], c.window, c.cells, **types, **c.shape)
     else:
-        b = fwd_bands(y.numel() // (out[0] * out[1]), geometry, itemsize)
+        staged = tuple(size for size in (itemsize, places.itemsize) if size < 4)  # kStaged
+        b = fwd_bands(y.numel() // (out[0] * out[1]), geometry, itemsize, staged)
         max_pool2d_fwd[b.grid, b.block, b.shared](x, y, argmax, b.window, b.bands, **types, **b.shape)
     return y, argmax
 

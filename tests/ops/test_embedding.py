@@ -29,6 +29,7 @@ class TestEmbedding(OperatorContract):
         yield Sample(make.integers(300, high=5), make(5, 40), 2)  # lists of several pieces
         yield Sample(make.integers(2, 61, high=500), make(500, 33), scale_grad_by_freq=True)
         yield Sample(make.integers(40, high=6), make(6, 16), scale_grad_by_freq=True)  # in vectors
+        yield Sample(make.integers(5, high=50), make(50, 133))  # rows that are not short
 
     def small_samples(self, make: Make):
         yield Sample(make.integers(4, 5, high=7), make(7, 3))
@@ -45,14 +46,34 @@ def gradients(function, indices, weight, **options):
 
 
 @contextlib.contextmanager
+def planned(**limits):
+    """With other constants, by which work is shared out."""
+    module = sys.modules["cupyops.ops.embedding"]
+    plans = module.forward_plan, module.backward_plan
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in limits.items():
+            patch.setattr(module, name, value)
+        for plan in plans:
+            plan.cache_clear()
+        yield
+    for plan in plans:
+        plan.cache_clear()
+
+
 def sorted_indices():
     """Indices are sorted, however few."""
-    module = sys.modules["cupyops.ops.embedding"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "LINKED", 0)
-        module.backward_plan.cache_clear()
-        yield
-    module.backward_plan.cache_clear()
+    return planned(LINKED=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("size", [3, 8, 17, 133])
+def test_large_tables(device, size, dtype):
+    """A warp clears many short rows, a thread copies several vectors, however small the table is."""
+    indices = torch.randint(0, 20, (30,), device=device) ** 2
+    weight = torch.randn(400, size, device=device).to(dtype)
+    with planned(WARPS=1, ALL_THREADS=0), cupyops.simulate():
+        found = gradients(cupyops.embedding, indices, weight)
+    torch.testing.assert_close(found, gradients(F.embedding, indices, weight))
 
 
 @pytest.mark.parametrize("padding_idx", [None, 3])
