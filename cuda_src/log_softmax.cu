@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(1024)
 
 // Grid, block, shared memory: see softmax_small().
 template <typename T, bool WIDEN>
-__global__ void __launch_bounds__(kSmallRows, kSmallBlocks<out_t<T, WIDEN>>)
+__global__ void __launch_bounds__(kSmallRows, kSmallBlocks<T, WIDEN>)
     log_softmax_fwd_small(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, int size,
                           int rows_each) {
   softmax_small<LogSoftmax>(x, y, rows, size, rows_each);

@@ -188,20 +188,21 @@ __global__ void rope_heads(const T* __restrict__ x, const T* __restrict__ cosine
   }
 }
 
-// How rope.py divides the work of rope_staged(): `each` rows of a block, of so many, of which `sharers` are taken at a time.
-// The elements of a pair are `apart`, and a pair begins `step` elements behind the one before.
+// How rope.py divides the work of rope_staged(): `times` a run of `rows`, whose positions are the same each time. A block has
+// `each` rows of a run, one of `tiles`, of `chunk` runs; `sharers` rows are taken at a time. The elements of a pair are `apart`,
+// and a pair begins `step` elements behind the one before.
 struct Staged {
-  long long rows;
-  int each, sharers, apart, step;
+  long long rows, times;
+  int each, sharers, apart, step, tiles, chunk;
 };
 
 // Of a position.
 template <typename T> struct __align__(16) Angles { const T *cosines, *sines; };
 
 // Rows that lie next to each other in x too, off vectors: a block copies its rows to shared memory whole, turns them there,
-// and stores them whole. What passes is left alone. Grid: ceil(rows / each). Block: kSmallRows, sharers x half or more.
-// Shared memory: a block's rows, which are whole vectors. A thread has one pair of every sharers-th row, kStagedEach pairs at
-// most; their angles are read while the rows come. `layout` as in rope().
+// and stores them whole, while those of its next run come. What passes is left alone. Grid: tiles x ceil(times / chunk). Block:
+// kSmallRows, sharers x half or more. Shared memory: a block's rows, which are whole vectors, twice. A thread has one pair of
+// every sharers-th row, kStagedEach pairs at most, and reads their angles once. `layout`: of the rows of a run, as in rope().
 template <typename T> constexpr int kStagedEach = sizeof(T) == 2 ? 16 : 8;
 template <typename T>
 __global__ void __launch_bounds__(kSmallRows)
@@ -211,14 +212,18 @@ __global__ void __launch_bounds__(kSmallRows)
   constexpr int ALL = kStagedEach<T>, U = 8;
   extern __shared__ uint4 dynamic[];
   __shared__ Angles<T> of_row[kSmallRows];
-  T* const tile = reinterpret_cast<T*>(dynamic);
-  const long long begin = blockIdx.x * (long long)staged.each;
+  T* const tiles = reinterpret_cast<T*>(dynamic);
+  const unsigned group = blockIdx.x / staged.tiles;
+  const long long begin = (blockIdx.x - group * staged.tiles) * (long long)staged.each;
   const int rows = static_cast<int>(min(staged.rows - begin, (long long)staged.each));
-  fetch_all(tile, x + begin * size, rows * size);
+  const long long first_time = group * (long long)staged.chunk;
+  const int times = static_cast<int>(min(staged.times - first_time, (long long)staged.chunk));
+  const long long run = staged.rows * size;
+  long long at = first_time * run + begin * size;
+  fetch_all(tiles, x + at, rows * size);
   end_group();
   if (threadIdx.x < rows) {
-    const long long at = locate(layout, begin + threadIdx.x).at[1];
-    const long long angles = position_at(positions, at, limit) * half;
+    const long long angles = position_at(positions, locate(layout, begin + threadIdx.x).at[1], limit) * half;
     of_row[threadIdx.x] = {cosine + angles, sine + angles};
   }
   __syncthreads();
@@ -229,21 +234,27 @@ __global__ void __launch_bounds__(kSmallRows)
     const Angles<T> angles = of_row[sharer + i * sharers];
     cosines[i] = __ldg(angles.cosines + j), sines[i] = __ldg(angles.sines + j);
   });
-  wait_for_groups<0>();
-  __syncthreads();
   const acc_t<T> sign = back ? -1 : 1;
-  const int pitch = sharers * size;
+  const int pitch = sharers * size, room = staged.each * size;
+#pragma unroll 1
+  for (int time = 0; time < times; ++time, at += run) {
+    T* const tile = tiles + time % 2 * room;
+    wait_for_groups<0>();
+    __syncthreads();
+    if (time + 1 < times) fetch_all(tiles + (time + 1) % 2 * room, x + at + run, rows * size);
+    end_group();
 #pragma unroll
-  for (int first = 0; first < ALL; first += U) {
-    T* const pairs = tile + sharer * size + j * staged.step + first * pitch;
-    T low[U], high[U];
-    each_of<U>(left - first * sharers, sharers,
-               [&](int u) { low[u] = pairs[u * pitch], high[u] = pairs[u * pitch + staged.apart]; });
-    each_of<U>(left - first * sharers, sharers, [&](int u) {
-      turn(low[u], high[u], cosines[first + u], sines[first + u], sign);
-      pairs[u * pitch] = low[u], pairs[u * pitch + staged.apart] = high[u];
-    });
+    for (int first = 0; first < ALL; first += U) {
+      T* const pairs = tile + sharer * size + j * staged.step + first * pitch;
+      T low[U], high[U];
+      each_of<U>(left - first * sharers, sharers,
+                 [&](int u) { low[u] = pairs[u * pitch], high[u] = pairs[u * pitch + staged.apart]; });
+      each_of<U>(left - first * sharers, sharers, [&](int u) {
+        turn(low[u], high[u], cosines[first + u], sines[first + u], sign);
+        pairs[u * pitch] = low[u], pairs[u * pitch + staged.apart] = high[u];
+      });
+    }
+    __syncthreads();
+    store_all(y + at, tile, rows * size);
   }
-  __syncthreads();
-  store_all(y + begin * size, tile, rows * size);
 }

@@ -138,6 +138,20 @@ class SoftmaxContract(OperatorContract):
         assert "held" in forward.kernel and forward.grid[0] % blocks == 0
         assert blocks > 2 or to or "held" in backward.kernel
 
+    def test_small_rows_in_turn(self, monkeypatch):
+        """Of very short rows a block takes more than it has threads; where they are many, as here for few."""
+        monkeypatch.setattr(softmaxes, "_SMALL_BLOCKS", 1)
+        softmaxes._share_small.cache_clear()
+        x, grad_y = torch.randn(1100, 3).bfloat16(), torch.randn(1100, 3)
+        with cupyops.simulate("sm_90"), cupyops.trace() as trace:
+            ours = gradient(self.function, x, -1, grad_y)
+        softmaxes._share_small.cache_clear()
+        assert [(record.grid[0], record.block[:2]) for record in trace.launches()] == [(2, (1, 256))] * 2
+        theirs = gradient(self.torch_function, x, -1, grad_y)
+        truth = gradient(self.torch_function, x.double(), -1, grad_y)
+        for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x")):
+            assert_as_good_as_torch(a, b, c, what)
+
     @pytest.mark.parametrize("dtype", [*DTYPES, torch.int64, torch.bool], ids=str)
     @pytest.mark.parametrize("to", DTYPES, ids=str)
     def test_dtype(self, device, dtype, to):

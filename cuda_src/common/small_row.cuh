@@ -1,4 +1,4 @@
-// One of the rows of small_rows.cuh, in shared memory, as its threads walk it: of half types two elements at a time, since
+// One of the rows of small_rows.cuh as its threads take it out of shared memory: of half types two elements at a time, since
 // an access costs the same for one.
 #pragma once
 
@@ -56,7 +56,7 @@ template <int N, typename O, typename F> __device__ __forceinline__ void put_few
 // A thread's part of a row that blockDim.x neighbours share: `chunk` Few side by side, or what is left of them, in registers.
 // Indices count from the first row in shared memory on.
 template <typename T> struct SmallRow {
-  static constexpr int N = Few<T>::COUNT, SLOTS = sizeof(T) == 8 ? 6 : 12, GROUP = SLOTS / 3;
+  static constexpr int N = Few<T>::COUNT, SLOTS = sizeof(T) == 8 ? 8 : 16, GROUP = SLOTS / 4;
   int chunk, begin;
   int count;  // of this thread's Few
   int lone;  // an element that is left of the row, at one of its ends; -1: none

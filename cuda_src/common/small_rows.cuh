@@ -1,5 +1,5 @@
-// Rows of a few elements, off 16-byte boundaries: a thread takes a row, or a column of several, out of shared memory, to which
-// the rows of a block, which lie next to each other, are copied whole.
+// Rows of a few elements, off 16-byte boundaries: a thread takes a row, or a column of several, or some share a row, out of
+// shared memory, to which the rows of a block, which lie next to each other, are copied whole.
 #pragma once
 
 #include "common/async.cuh"

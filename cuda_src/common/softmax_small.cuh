@@ -5,8 +5,8 @@
 #include "common/softmax_formulas.cuh"
 
 // On a multiprocessor: as many as have the registers.
-template <typename O> constexpr int kSmallBlocks = sizeof(O) == 2 ? 6 : 4;
-template <typename O> constexpr int kSmallBlocksBwd = sizeof(O) == 8 ? 4 : 5;
+template <typename T, bool WIDEN> constexpr int kSmallBlocks = WIDEN ? 3 : sizeof(T) == 2 ? 6 : 4;
+template <typename O> constexpr int kSmallBlocksBwd = sizeof(O) == 8 ? 3 : 5;
 
 // One row, out of shared memory; `to` may be `from`.
 template <typename F, typename T, typename O>

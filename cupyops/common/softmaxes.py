@@ -22,7 +22,7 @@ _WIDE_THREADS = 512, 1024  # of a block that reads rows twice: two blocks on a m
 _VERY_WIDE = 192 * 1024  # bytes of a row from which on one is better, since what it reads again is still in L2
 _ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
 _SMALL_THREADS = 256  # of a block whose rows are in shared memory
-_SMALL_SLOTS = {2: 12, 4: 12, 8: 6}  # by itemsize: elements, or pairs of a half type, that each holds of a row at most
+_SMALL_SLOTS = {2: 16, 4: 16, 8: 8}  # by itemsize: elements, or pairs of a half type, that each holds of a row at most
 _SMALL_BLOCK = 6144  # bytes of a tensor that such a block reads at a time, at least
 _SMALL_BLOCKS = 1024  # of them first, for a large GPU
 

@@ -34,6 +34,8 @@ STAGED = 256  # kSmallRows: threads of rope_staged()
 STAGED_EACH = {2: 16, 4: 8}  # kStagedEach: pairs of a thread, at most, by the size of an element
 STAGED_WHOLE = 8  # so many rows are whole vectors
 STAGED_BYTES = 16384  # of a block's rows, at most
+STAGED_CHUNK = 4  # runs of a block, at most
+STAGED_BLOCKS = 2048  # or fewer, if that makes fewer blocks
 STAGED_BELOW = 8  # bytes that rows let a thread read at once
 FILL = 132 * 2048  # threads: where there are more units, a thread has several heads
 CHUNK = 8  # heads of a thread, at most
@@ -215,12 +217,15 @@ def _of_rows(walked: list[Walk], half: int, size: int, width: int, unit: int, gi
 
 
 def _staged(walked: list[Walk], half: int, size: int, itemsize: int, interleaved: bool) -> Plan:
+    times = walked.pop()[0] if len(walked) > 1 and walked[-1][1][1] == 0 else 1  # the same positions again
     rows = math.prod(count for count, _ in walked)
     sharers, most = STAGED // half, min(STAGED, STAGED_BYTES // (size * itemsize))
     each = min(STAGED_EACH[itemsize] * sharers, most // STAGED_WHOLE * STAGED_WHOLE)
     apart, step = (1, 2) if interleaved else (half, 1)
-    sizes = np.frombuffer(struct.pack("=q4i", rows, each, sharers, apart, step), np.uint8)
-    config = (ceil_div(rows, each), STAGED, each * size * itemsize)
+    tiles = ceil_div(rows, each)
+    chunk = max(1, min(STAGED_CHUNK, tiles * times // STAGED_BLOCKS))
+    sizes = np.frombuffer(struct.pack("=2q6i", rows, times, each, sharers, apart, step, tiles, chunk), np.uint8)
+    config = (tiles * ceil_div(times, chunk), STAGED, 2 * each * size * itemsize)
     return Plan(config, _layout(walked, 2, size, 1), sizes=sizes, staged=True)
 
 
