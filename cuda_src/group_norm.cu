@@ -6,8 +6,8 @@
 // grad_weight = sum(h),   grad_bias = sum(g)                                                                  over the n
 //
 // A group, channels of one image, is a row of neighbours. Where it fits a block, or the blocks of a cluster, it is read
-// once: into registers where planes are whole packs of 16 bytes, else into shared memory. The kernels of larger groups are
-// in group_norm_wide.cu.
+// once: into registers where it is whole packs of 16 bytes and no plane is shorter than one, else into shared memory. The
+// kernels of larger groups are in group_norm_wide.cu.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
@@ -24,9 +24,9 @@ constexpr int kFinished = 8;  // channels of a block that adds up their parts
 constexpr int kMostFinishers = 128;
 
 // Grid: ceil(rows / blockDim.y), or a cluster for each row. Block: (threads of a row, rows): see rows.cuh; K packs in each
-// thread hold a row, or a block's part of it. mean and rstd are kept for backward, one of each for a row. weight and
+// thread hold a row, or a block's part of it; MIXED: see group_norm_held.cuh. mean and rstd are kept for backward, one of each for a row. weight and
 // bias may be null.
-template <typename T, int K>
+template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (sizeof(T) == 8)
                                                                : K == 4 ? 2
                                                                         : 1)
@@ -39,12 +39,13 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   constexpr bool kExact = K == 1 && sizeof(T) != 2;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const Held<K, T> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
+  const Held<K, T, MIXED> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   Pack<T> packs[K];
   T weights[K], biases[K];
   held.load(x, packs);
-  held.load_of_channel(groups, groups.of(held.row, weight), 1, weights);
-  held.load_of_channel(groups, groups.of(held.row, bias), 0, biases);
+  const T *const of_weight = groups.of(held.row, weight), *const of_bias = groups.of(held.row, bias);
+  held.load_of_channel(groups, of_weight, 1, weights);
+  held.load_of_channel(groups, of_bias, 0, biases);
   const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
   A count = A(0);
 #pragma unroll
@@ -69,16 +70,19 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   const Mean<A> mu = statistics<kExact>(found.about, found.centred, A(size), eps, r);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const Affine<T> affine(mu, r, to_acc(weights[k]), to_acc(biases[k]));
-    held.store(y, k, [&](int e) { return affine(packs[k][e]); });
+    const auto of = [&](A weight, A bias) {
+      return [&, affine = Affine<T>(mu, r, weight, bias)](int e) { return affine(packs[k][e]); };
+    };
+    held.store(y, k, groups, of(to_acc(weights[k]), to_acc(biases[k])),
+               [&](int c) { return of(parameter(of_weight, c, 1), parameter(of_bias, c, 0)); });
   }
   if (threadIdx.x == 0 && held.start == 0) mean[held.row] = mu, rstd[held.row] = r;
 }
 
 // g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: a pair for each
-// pack that a block holds. weight and grad_x may be null.
-template <typename T, int K>
+// pack that a block holds and, MIXED, one more for each of its rows. weight and grad_x may be null.
+template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
@@ -90,7 +94,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   __shared__ typename Threads::Room room;
   Threads threads(room);
   Pair<A>* shared = reinterpret_cast<Pair<A>*>(bytes);
-  const Held<K, T> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
+  const Held<K, T, MIXED> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   const int channels = int(groups.channels), plane = int(groups.plane.divisor), count = K * blockDim.x;
   Pack<T> grads[K], inputs[K];
   held.load(grad_y, grads);
@@ -101,10 +105,12 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   const Mean<A> mu = held.live ? mean[held.row] : Mean<A>{};
   const A r = held.live ? rstd[held.row] : A(0);
   const Centre<T> centre(mu.first, r, mu.second);
-  const auto sum = [&](int k) {
+  const auto sum = [&](int k, int from, int to) {
     Pair<A> own = {};
 #pragma unroll
-    for (int e = 0; e < W; ++e) own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - centre.about);
+    for (int e = 0; e < W; ++e) {
+      if (from <= e && e < to) own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - centre.about);
+    }
     return own;
   };
   Pair<A> total = {};
@@ -119,19 +125,32 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     Pair<A> own = {};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (held.any(k)) own = own + sum(k);
+      if (held.any(k)) own = own + sum(k, 0, W);
     }
     own = block_reduce<Sum>(own, shared);
     for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{});
   } else {
-    Pair<A>* packs = shared + threadIdx.y * count;
+    Pair<A>* packs = shared + threadIdx.y * (count + MIXED);
 #pragma unroll
-    for (int k = 0; k < K; ++k) packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
+    for (int k = 0; k < K; ++k) {
+      packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k, 0, held.border(groups, k)) : Pair<A>{};
+    }
+    if constexpr (MIXED) {  // the rest of a pack goes to the next, which begins in the channel that the rest is of
+      if (threadIdx.x == 0) packs[count] = {};
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int border = held.border(groups, k);
+        Pair<A>& next = packs[k * blockDim.x + threadIdx.x + 1];
+        if (border < W && held.any(k)) next = next + sum(k, border, W);
+      }
+    }
     __syncthreads();
     const int lane = threadIdx.x % lanes, step = blockDim.x / lanes;
     for (int first = 0; first < channels; first += step) {
       const int c = first + threadIdx.x / lanes;
-      const Pair<A> own = channel_sum<W>(packs, c, plane, int(held.start), c < channels ? count : 0, lane, lanes);
+      const Pair<A> own =
+          channel_sum<W, MIXED>(packs, c, plane, int(held.start), c < channels ? count + MIXED : 0, lane, lanes);
       if (lane == 0 && c < channels && held.live) keep(c, own);
     }
   }
@@ -141,8 +160,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   const Pair<A> c = means(total, A(size), mu, r);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const Gradient<T> gradient(mu.first, r, c, to_acc(weights[k]));
-    held.store(grad_x, k, [&](int e) { return gradient(grads[k][e], inputs[k][e]); });
+    const auto of = [&](A weight) {
+      return [&, gradient = Gradient<T>(mu.first, r, c, weight)](int e) { return gradient(grads[k][e], inputs[k][e]); };
+    };
+    held.store(grad_x, k, groups, of(to_acc(weights[k])), [&](int c) { return of(parameter(of_group, c, 1)); });
   }
 }
 

@@ -1,11 +1,11 @@
-// Groups that registers hold, of planes that are whole packs: see rows.cuh. A row may be shared by the blocks of a cluster,
-// along x.
+// Groups that registers hold, themselves whole packs: see rows.cuh. A row may be shared by the blocks of a cluster, along x.
+// Planes are whole packs too, or MIXED: of W elements at least, so that a pack has elements of one channel or of two.
 #pragma once
 
 #include "common/group_norm.cuh"
 
 // The part of a row that this block has, as tile and as place in the row.
-template <int K, typename T> struct Held {
+template <int K, typename T, bool MIXED> struct Held {
   static constexpr int W = kVecWidth<T>;
   using Row = Tile<K, W, true>;
   Row tile;
@@ -27,13 +27,30 @@ template <int K, typename T> struct Held {
   template <typename F> __device__ __forceinline__ void store(T* tensor, int k, F f) const {
     store_pack(tile, tensor + row * size + start, k, f);
   }
-  // A parameter of the channel that each pack is of; `values` is that of the group's first, or null.
+  // The same, of(e) up to the element of the pack at which another channel c begins, and next(c)(e) from there on.
+  template <typename F, typename Next>
+  __device__ __forceinline__ void store(T* tensor, int k, const Groups& groups, F of, Next next) const {
+    if (const int border = this->border(groups, k); border < W && any(k)) {
+      const auto behind = next(channel(groups, k) + 1);
+      store(tensor, k, [&](int e) { return e < border ? of(e) : behind(e); });
+    } else {
+      store(tensor, k, of);
+    }
+  }
+  // The channel that pack k begins in, and the element of the pack at which the next begins: W or above where none does.
+  __device__ __forceinline__ int channel(const Groups& groups, int k) const {
+    return groups.plane.divide(int(start) + tile.index(k, 0));
+  }
+  __device__ __forceinline__ int border(const Groups& groups, int k) const {
+    return MIXED ? (channel(groups, k) + 1) * int(groups.plane.divisor) - (int(start) + tile.index(k, 0)) : W;
+  }
+  // A parameter of the channel that each pack begins in; `values` is that of the group's first, or null.
   __device__ __forceinline__ void load_of_channel(const Groups& groups, const T* values, float otherwise,
                                                   T (&of)[K]) const {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       of[k] = from_acc<T>(otherwise);
-      if (values && any(k)) of[k] = values[groups.plane.divide(int(start) + tile.index(k, 0))];
+      if (values && any(k)) of[k] = values[channel(groups, k)];
     }
   }
   // The channel that all of the block's packs are of; below 0 where there are several, or it would not pay to ask.
@@ -67,12 +84,13 @@ template <typename A> __device__ __forceinline__ Found<A> of_warps(const Found<A
   return {size, about, warp_reduce<Sum>(centred)};
 }
 
-// The sum over channel c of a row of what `packs` in shared memory hold, by `lanes` neighbouring threads of which this is
-// number `lane`. The packs are `count`, of W elements, the first beginning at element `from` of the row.
-template <int W, typename A>
+// The sum over channel c of a row of what `packs` in shared memory hold, each for the channel that it begins in, by `lanes`
+// neighbouring threads of which this is number `lane`. The packs are `count`, of W elements, the first beginning at element
+// `from` of the row.
+template <int W, bool MIXED, typename A>
 __device__ __forceinline__ Pair<A> channel_sum(const Pair<A>* packs, int c, int plane, int from, int count, int lane,
                                                int lanes) {
-  const auto first = [&](int c) { return min(max(c * plane - from, 0) / W, count); };
+  const auto first = [&](int c) { return min((max(c * plane - from, 0) + (MIXED ? W - 1 : 0)) / W, count); };
   const int high = first(c + 1);
   Pair<A> sums = {};
 #pragma unroll 4

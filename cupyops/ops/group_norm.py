@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +23,13 @@ from ..operator import operator
 HELD = ((1, 128), (2, 256), (4, 1024), (8, 2048))  # packs of a thread, and of a block with those at most
 LANES = (1, 4, 32)  # threads of a piece
 
-group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K>", T=FLOATING, K=(1, 2, 4, 8))
+DOMAIN: dict[str, Any] = dict(T=FLOATING, K=(1, 2, 4, 8), MIXED=(False, True))
+
+group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K, MIXED>", **DOMAIN)
 group_norm_fwd_pieces = Kernel("group_norm.cu", "group_norm_fwd_pieces<T, LANES>", T=FLOATING, LANES=LANES)
 group_norm_moments = Kernel("group_norm_wide.cu", "group_norm_moments<T>", T=FLOATING)
 group_norm_fwd_wide = Kernel("group_norm_wide.cu", "group_norm_fwd_wide<T>", T=FLOATING)
-group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K>", T=FLOATING, K=(1, 2, 4, 8))
+group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K, MIXED>", **DOMAIN)
 group_norm_bwd_pieces = Kernel("group_norm.cu", "group_norm_bwd_pieces<T, LANES>", T=FLOATING, LANES=LANES)
 group_norm_bwd_sums = Kernel("group_norm_wide.cu", "group_norm_bwd_sums<T>", T=FLOATING)
 group_norm_bwd_wide = Kernel("group_norm_wide.cu", "group_norm_bwd_wide<T>", T=FLOATING)
@@ -65,11 +67,11 @@ def _(x, num_groups, weight, bias, eps):
         return y.contiguous(memory_format=memory), (mean, rstd)
     channels, pixels, itemsize = x.shape[1] // num_groups, spatial(x), x.element_size()
     size, aligned, in_clusters = channels * pixels, is_aligned(x) and is_aligned(y), clusters.exist(x.device)
-    division, whole = _groups(num_groups, channels, pixels), aligned and pixels * itemsize % 16 == 0
+    division = _groups(num_groups, channels, pixels)
     given, options = (x, weight, bias, y, mean, rstd), (division, rows, size, eps)
-    if whole and (held := _held(rows, size, itemsize, in_clusters)):
-        held.launch(group_norm_fwd)(*given, *options, T=x.dtype, K=held.packs)
-    elif aligned and not whole and (pieces := _pieces(rows, channels, pixels, itemsize, in_clusters, 1)):
+    if aligned and (held := _held(rows, channels, pixels, itemsize, in_clusters)):
+        held.launch(group_norm_fwd)(*given, *options, T=x.dtype, K=held.packs, MIXED=held.mixed)
+    elif aligned and (pieces := _pieces(rows, channels, pixels, itemsize, in_clusters, 1)):
         launch = pieces.launch(group_norm_fwd_pieces, pieces.room * 16)
         launch(*given, pieces.packed, *options, T=x.dtype, LANES=pieces.lanes)
     else:
@@ -107,15 +109,16 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     aligned = is_aligned(x) and is_aligned(grad_y) and (grad_x is None or is_aligned(grad_x))
     rows, each, itemsize = images * num_groups, channels // num_groups, x.element_size()
     size, in_clusters, kept = each * pixels, clusters.exist(x.device), saved[0].dtype
-    division, whole = _groups(num_groups, each, pixels), aligned and pixels * itemsize % 16 == 0
+    division = _groups(num_groups, each, pixels)
     given = (grad_y, x, weight, *saved, grad_x)
-    if whole and (held := _held(rows, size, itemsize, in_clusters)):
+    if aligned and (held := _held(rows, each, pixels, itemsize, in_clusters)):
         sums = x.new_empty(images * channels * held.blocks * 2, dtype=kept)
-        shared = held.packs * held.block[0] * held.block[1] * 2 * kept.itemsize
+        shared = (held.packs * held.block[0] + held.mixed) * held.block[1] * 2 * kept.itemsize
         lanes = min(32, held.block[0] & -held.block[0], 1 << (pixels * itemsize // 64).bit_length())
-        held.launch(group_norm_bwd, shared)(*given, sums, division, rows, size, lanes, T=x.dtype, K=held.packs)
+        launch = held.launch(group_norm_bwd, shared)
+        launch(*given, sums, division, rows, size, lanes, T=x.dtype, K=held.packs, MIXED=held.mixed)
         return sums, held.blocks
-    if aligned and not whole and (pieces := _pieces(rows, each, pixels, itemsize, in_clusters, 2)):
+    if aligned and (pieces := _pieces(rows, each, pixels, itemsize, in_clusters, 2)):
         sums = x.new_empty(rows * pieces.number * 2, dtype=kept)
         launch = pieces.launch(group_norm_bwd_pieces, pieces.room * 32)
         launch(*given, sums, pieces.packed, division, rows, size, pieces.room, T=x.dtype, LANES=pieces.lanes)
@@ -198,9 +201,10 @@ def _check_dtypes(input: Tensor, given: dict[str, Tensor]) -> None:
 
 class Held(NamedTuple):
     """How groups of whole packs are held: `packs` in each thread of a block of (threads of a row, rows), `blocks` that
-    share a row."""
+    share a row; mixed: a pack may have elements of two channels."""
 
     packs: int
+    mixed: bool
     block: tuple[int, int]
     blocks: int
     grid: int
@@ -231,13 +235,17 @@ def _launch(kernel: Kernel, grid: int, block: tuple[int, int], blocks: int, shar
 
 
 @functools.lru_cache(maxsize=4096)
-def _held(rows: int, size: int, itemsize: int, in_clusters: bool) -> Held | None:
-    """None: a group is too long, or there are so few that more blocks are to share each."""
-    total = size * itemsize // 16
+def _held(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bool) -> Held | None:
+    """None: a group is too long, or there are so few that more blocks are to share each; or it is not whole packs, or a
+    plane less than one."""
+    plane, total = pixels * itemsize, channels * pixels * itemsize // 16
+    if channels * plane % 16 or plane < 16:
+        return None
+    mixed = plane % 16 != 0
     if total <= 32:
         packs = SMALL_PACKS if total > 8 else 1
         threads = 1 << (ceil_div(total, packs) - 1).bit_length()
-        return Held(packs, (threads, 128 // threads), 1, ceil_div(rows, 128 // threads))
+        return Held(packs, mixed, (threads, 128 // threads), 1, ceil_div(rows, 128 // threads))
     blocks = 1
     while blocks < segments.CLUSTER and in_clusters and total > blocks * PREFERRED:
         blocks *= 2
@@ -245,12 +253,14 @@ def _held(rows: int, size: int, itemsize: int, in_clusters: bool) -> Held | None
     packs = next((k for k, most in HELD if each <= most), 0)
     if not packs or (rows * blocks < FEWEST and total > 4 * PREFERRED):
         return None
-    return Held(packs, (ceil_div(each, 32 * packs) * 32, 1), blocks, rows * blocks)
+    return Held(packs, mixed, (ceil_div(each, 32 * packs) * 32, 1), blocks, rows * blocks)
 
 
 @functools.lru_cache(maxsize=4096)
 def _pieces(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bool, tensors: int) -> Pieces | None:
-    """None: as `_held`."""
+    """None: a group is too long, or there are so few, as `_held` has it; or planes are whole packs."""
+    if pixels * itemsize % 16 == 0:
+        return None
     each = ceil_div(pixels, ceil_div(pixels, PIECE))
     of_plane = ceil_div(pixels, each)
     count, lanes = channels * of_plane, next((n for n in LANES if each <= FEW * n), LANES[-1])
