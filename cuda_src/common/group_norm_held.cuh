@@ -27,15 +27,24 @@ template <int K, typename T, bool MIXED> struct Held {
   template <typename F> __device__ __forceinline__ void store(T* tensor, int k, F f) const {
     store_pack(tile, tensor + row * size + start, k, f);
   }
-  // The same, of(e) up to the element of the pack at which another channel c begins, and next(c)(e) from there on.
+  // The same: of(e), and from the element on at which another channel c begins next(c)(e). Where a mixed pack lies is
+  // computed anew: to keep that of all packs from their loads on would be a register for each.
   template <typename F, typename Next>
   __device__ __forceinline__ void store(T* tensor, int k, const Groups& groups, F of, Next next) const {
-    if (const int border = this->border(groups, k); border < W && any(k)) {
-      const auto behind = next(channel(groups, k) + 1);
-      store(tensor, k, [&](int e) { return e < border ? of(e) : behind(e); });
+    if constexpr (!MIXED) return store(tensor, k, of);
+    int at = int(start) + threadIdx.x * W;
+    asm volatile("" : "+r"(at));
+    at += k * blockDim.x * W;
+    if (at >= int(start) + tile.left) return;
+    const int c = groups.plane.divide(at) + 1, border = c * int(groups.plane.divisor) - at;
+    unsigned word[4];
+    if (border < W) {
+      const auto behind = next(c);
+      round_to_words<T>(word, 0, [&](int e) { return e < border ? of(e) : behind(e); });
     } else {
-      store(tensor, k, of);
+      round_to_words<T>(word, 0, of);
     }
+    store_words(tensor + row * size + at, word[0], word[1], word[2], word[3]);
   }
   // The channel that pack k begins in, and the element of the pack at which the next begins: W or above where none does.
   __device__ __forceinline__ int channel(const Groups& groups, int k) const {
