@@ -6,8 +6,8 @@
 // grad_weight = sum(h),   grad_bias = sum(g)                                                                  over the n
 //
 // A group, channels of one image, is a row of neighbours. Where it fits a block, or the blocks of a cluster, it is read
-// once: into registers where it is whole packs of 16 bytes and no plane is shorter than one, else into shared memory. The
-// kernels of larger groups are in group_norm_wide.cu.
+// once: into registers where it is whole packs of 16 bytes and no plane is shorter than one, or else, of planes that are
+// not whole packs, into shared memory. The kernels of larger groups are in group_norm_wide.cu.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
@@ -24,8 +24,8 @@ constexpr int kFinished = 8;  // channels of a block that adds up their parts
 constexpr int kMostFinishers = 128;
 
 // Grid: ceil(rows / blockDim.y), or a cluster for each row. Block: (threads of a row, rows): see rows.cuh; K packs in each
-// thread hold a row, or a block's part of it; MIXED: see group_norm_held.cuh. mean and rstd are kept for backward, one of each for a row. weight and
-// bias may be null.
+// thread hold a row, or a block's part of it; MIXED: see group_norm_held.cuh. mean and rstd are kept for backward, one of
+// each for a row. weight and bias may be null.
 template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (sizeof(T) == 8)
                                                                : K == 4 ? 2
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
 
 // g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: a pair for each
-// pack that a block holds and, MIXED, one more for each of its rows. weight and grad_x may be null.
+// pack that a block holds and, MIXED, one more for each row. weight and grad_x may be null.
 template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,

@@ -1,5 +1,7 @@
-// Groups that registers hold, themselves whole packs: see rows.cuh. A row may be shared by the blocks of a cluster, along x.
-// Planes are whole packs too, or MIXED: of W elements at least, so that a pack has elements of one channel or of two.
+// Groups that registers hold, themselves whole packs: see rows.cuh. A row may be shared by the blocks of a cluster, along
+// x.
+//
+// Planes are whole packs too; or MIXED, of no fewer elements than a pack, which then has some of one channel or of two.
 #pragma once
 
 #include "common/group_norm.cuh"
@@ -27,8 +29,8 @@ template <int K, typename T, bool MIXED> struct Held {
   template <typename F> __device__ __forceinline__ void store(T* tensor, int k, F f) const {
     store_pack(tile, tensor + row * size + start, k, f);
   }
-  // The same: of(e), and from the element on at which another channel c begins next(c)(e). Where a mixed pack lies is
-  // computed anew: to keep that of all packs from their loads on would be a register for each.
+  // The same: of(e), and next(c)(e) from the element on at which another channel c begins. Where a mixed pack lies is
+  // computed anew: kept from when it was loaded it would be a register for each.
   template <typename F, typename Next>
   __device__ __forceinline__ void store(T* tensor, int k, const Groups& groups, F of, Next next) const {
     if constexpr (!MIXED) return store(tensor, k, of);
@@ -46,12 +48,12 @@ template <int K, typename T, bool MIXED> struct Held {
     }
     store_words(tensor + row * size + at, word[0], word[1], word[2], word[3]);
   }
-  // The channel that pack k begins in, and the element of the pack at which the next begins: W or above where none does.
-  __device__ __forceinline__ int channel(const Groups& groups, int k) const {
+  // The channel that pack k begins in, and the element of the pack at which the next does: W or above where none.
+  __device__ __forceinline__ int channel_of(const Groups& groups, int k) const {
     return groups.plane.divide(int(start) + tile.index(k, 0));
   }
   __device__ __forceinline__ int border(const Groups& groups, int k) const {
-    return MIXED ? (channel(groups, k) + 1) * int(groups.plane.divisor) - (int(start) + tile.index(k, 0)) : W;
+    return MIXED ? (channel_of(groups, k) + 1) * int(groups.plane.divisor) - (int(start) + tile.index(k, 0)) : W;
   }
   // A parameter of the channel that each pack begins in; `values` is that of the group's first, or null.
   __device__ __forceinline__ void load_of_channel(const Groups& groups, const T* values, float otherwise,
@@ -59,7 +61,7 @@ template <int K, typename T, bool MIXED> struct Held {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       of[k] = from_acc<T>(otherwise);
-      if (values && any(k)) of[k] = values[channel(groups, k)];
+      if (values && any(k)) of[k] = values[channel_of(groups, k)];
     }
   }
   // The channel that all of the block's packs are of; below 0 where there are several, or it would not pay to ask.

@@ -1,4 +1,4 @@
-// Groups that shared memory holds, of other planes.
+// Groups that shared memory holds where registers do not, of planes that are not whole packs.
 //
 // Packs are cut by 16-byte boundaries on their way to shared memory and back; between, threads meet an element or two at a
 // time, never of two channels. A plane is cut into pieces, each of LANES neighbouring threads:
