@@ -6,8 +6,8 @@
 // grad_weight = sum(h),   grad_bias = sum(g)                                                                  over the n
 //
 // A group, channels of one image, is a row of neighbours. Where it fits a block, or the blocks of a cluster, it is read
-// once: into registers where it is whole packs of 16 bytes and no plane is shorter than one, or else, of planes that are
-// not whole packs, into shared memory. The kernels of larger groups are in group_norm_wide.cu.
+// once: into registers where no plane is shorter than a pack of 16 bytes, else into shared memory, which has room for more.
+// The kernels of larger groups are in group_norm_wide.cu.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
@@ -46,8 +46,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   const T *const of_weight = groups.of(held.row, weight), *const of_bias = groups.of(held.row, bias);
   held.load_of_channel(groups, of_weight, 1, weights);
   held.load_of_channel(groups, of_bias, 0, biases);
-  const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
-  A count = A(0);
+  const A alone = held.load_lone(x);
+  A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
+  if (MIXED) sum += alone;
+  A count = A(MIXED && held.lone);
 #pragma unroll
   for (int k = 0; k < K; ++k) count += held.any(k) ? A(W) : A(0);
   const Pair<A> of_warp = threads.template over_lanes<Sum>(Pair<A>{count, sum});
@@ -60,6 +62,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
       const A one = packs[k][e] - found.about;
       centred.first += one, centred.second += one * one;
     });
+  }
+  if (MIXED && held.lone) {
+    const A one = alone - found.about;
+    centred.first += one, centred.second += one * one;
   }
   found.centred = threads.template over_lanes<Sum>(centred);
   found = threads.over_warps(
@@ -76,12 +82,17 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
     held.store(y, k, groups, of(to_acc(weights[k]), to_acc(biases[k])),
                [&](int c) { return of(parameter(of_weight, c, 1), parameter(of_bias, c, 0)); });
   }
-  if (threadIdx.x == 0 && held.start == 0) mean[held.row] = mu, rstd[held.row] = r;
+  if (MIXED && held.lone) {
+    const int c = held.channel_of_lone(groups);
+    const Affine<T> affine(mu, r, parameter(of_weight, c, 1), parameter(of_bias, c, 0));
+    y[held.row * size + held.cut.column] = from_acc<T>(affine(alone));
+  }
+  if (threadIdx.x == 0 && threads.part() == 0) mean[held.row] = mu, rstd[held.row] = r;
 }
 
 // g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: a pair for each
-// pack that a block holds and, MIXED, one more for each row. weight and grad_x may be null.
+// pack that a block holds and, MIXED, for each of its rows one for each channel and 2 W. weight and grad_x may be null.
 template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
@@ -99,18 +110,20 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   Pack<T> grads[K], inputs[K];
   held.load(grad_y, grads);
   held.load(x, inputs);
+  const A lone_grad = held.load_lone(grad_y), lone_input = held.load_lone(x);
   T weights[K];
   const T* const of_group = groups.of(held.row, weight);
   held.load_of_channel(groups, of_group, 1, weights);
   const Mean<A> mu = held.live ? mean[held.row] : Mean<A>{};
   const A r = held.live ? rstd[held.row] : A(0);
   const Centre<T> centre(mu.first, r, mu.second);
-  const auto sum = [&](int k, int from, int to) {
+  const auto add = [&](Pair<A>& to, A grad, A value) {
+    to.first += grad, to.second += grad * (value - centre.about);
+  };
+  const auto sum = [&](int k) {
     Pair<A> own = {};
 #pragma unroll
-    for (int e = 0; e < W; ++e) {
-      if (from <= e && e < to) own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - centre.about);
-    }
+    for (int e = 0; e < W; ++e) add(own, grads[k][e], inputs[k][e]);
     return own;
   };
   Pair<A> total = {};
@@ -125,33 +138,49 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     Pair<A> own = {};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (held.any(k)) own = own + sum(k, 0, W);
+      if (held.any(k)) own = own + sum(k);
     }
     own = block_reduce<Sum>(own, shared);
     for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{});
   } else {
-    Pair<A>* packs = shared + threadIdx.y * (count + MIXED);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k, 0, held.border(groups, k)) : Pair<A>{};
+    const PacksOf<W> own_packs{plane, int(held.start), count};
+    Pair<A>* const packs = shared + threadIdx.y * (count + (MIXED ? channels + 2 * W : 0));
+    Pair<A>*const rests = packs + count, *const lones = rests + channels;
+    if (MIXED && threadIdx.x < 2 * W) {
+      Pair<A> own = {};
+      if (held.lone) add(own, lone_grad, lone_input);
+      lones[threadIdx.x] = own;
     }
-    if constexpr (MIXED) {  // the rest of a pack goes to the next, which begins in the channel that the rest is of
-      if (threadIdx.x == 0) packs[count] = {};
-      __syncthreads();
 #pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const int border = held.border(groups, k);
-        Pair<A>& next = packs[k * blockDim.x + threadIdx.x + 1];
-        if (border < W && held.any(k)) next = next + sum(k, border, W);
-      }
-    }
+    for (int k = 0; k < K; ++k) packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
     __syncthreads();
+    if constexpr (MIXED) {  // the few packs of two channels are read again
+      for (int c = held.live ? threadIdx.x : channels; c < channels; c += blockDim.x) {
+        const int border = own_packs.border(c), p = own_packs.first(c) - 1;
+        if (border == 0) continue;
+        const long long at = held.row * size + held.start + p * W;
+        const Pack<T> grad = load_aligned(grad_y + at), input = load_aligned(x + at);
+        Pair<A> before = {}, behind = {};
+#pragma unroll
+        for (int e = 0; e < W; ++e) {
+          if (e < border) add(before, grad[e], input[e]);
+          else add(behind, grad[e], input[e]);
+        }
+        packs[p] = before, rests[c] = behind;
+      }
+      __syncthreads();
+    }
     const int lane = threadIdx.x % lanes, step = blockDim.x / lanes;
     for (int first = 0; first < channels; first += step) {
       const int c = first + threadIdx.x / lanes;
-      const Pair<A> own =
-          channel_sum<W, MIXED>(packs, c, plane, int(held.start), c < channels ? count + MIXED : 0, lane, lanes);
-      if (lane == 0 && c < channels && held.live) keep(c, own);
+      Pair<A> own = channel_sum(own_packs, packs, min(c, channels), lane, lanes);
+      if (lane > 0 || c >= channels || !held.live) continue;
+      if (MIXED) {
+        if (own_packs.border(c)) own = own + rests[c];
+        for (int i = 0; c == 0 && i < held.cut.head; ++i) own = own + lones[i];
+        for (int i = held.cut.head; c == channels - 1 && i < int(size) - held.cut.whole; ++i) own = own + lones[i];
+      }
+      keep(c, own);
     }
   }
   total = threads.template reduce<Sum>(total);
@@ -164,6 +193,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
       return [&, gradient = Gradient<T>(mu.first, r, c, weight)](int e) { return gradient(grads[k][e], inputs[k][e]); };
     };
     held.store(grad_x, k, groups, of(to_acc(weights[k])), [&](int c) { return of(parameter(of_group, c, 1)); });
+  }
+  if (MIXED && held.lone) {
+    const Gradient<T> gradient(mu.first, r, c, parameter(of_group, held.channel_of_lone(groups), 1));
+    grad_x[held.row * size + held.cut.column] = from_acc<T>(gradient(lone_grad, lone_input));
   }
 }
 

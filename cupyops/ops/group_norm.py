@@ -113,7 +113,7 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     given = (grad_y, x, weight, *saved, grad_x)
     if aligned and (held := _held(rows, each, pixels, itemsize, in_clusters)):
         sums = x.new_empty(images * channels * held.blocks * 2, dtype=kept)
-        shared = (held.packs * held.block[0] + held.mixed) * held.block[1] * 2 * kept.itemsize
+        shared = (held.packs * held.block[0] + held.mixed * (each + 32 // itemsize)) * held.block[1] * 2 * kept.itemsize
         lanes = min(32, held.block[0] & -held.block[0], 1 << (pixels * itemsize // 64).bit_length())
         launch = held.launch(group_norm_bwd, shared)
         launch(*given, sums, division, rows, size, lanes, T=x.dtype, K=held.packs, MIXED=held.mixed)
@@ -200,7 +200,7 @@ def _check_dtypes(input: Tensor, given: dict[str, Tensor]) -> None:
 
 
 class Held(NamedTuple):
-    """How groups of whole packs are held: `packs` in each thread of a block of (threads of a row, rows), `blocks` that
+    """How registers hold groups: `packs` in each thread of a block of (threads of a row, rows), `blocks` that
     share a row; mixed: a pack may have elements of two channels."""
 
     packs: int
@@ -236,15 +236,15 @@ def _launch(kernel: Kernel, grid: int, block: tuple[int, int], blocks: int, shar
 
 @functools.lru_cache(maxsize=4096)
 def _held(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bool) -> Held | None:
-    """None: a group is too long, or there are so few that more blocks are to share each; or it is not whole packs, or a
-    plane less than one."""
-    plane, total = pixels * itemsize, channels * pixels * itemsize // 16
-    if channels * plane % 16 or plane < 16:
+    """None: a group is too long, or there are so few that more blocks are to share each; or a plane is less than a pack."""
+    if pixels * itemsize < 16:
         return None
-    mixed = plane % 16 != 0
+    size, mixed = channels * pixels * itemsize, pixels * itemsize % 16 != 0
+    total = size // 16
     if total <= 32:
-        packs = SMALL_PACKS if total > 8 else 1
-        threads = 1 << (ceil_div(total, packs) - 1).bit_length()
+        packs = SMALL_PACKS if total > 8 and size % 16 == 0 else 1
+        least = 32 // itemsize if size % 16 else 1  # a thread for each lone element
+        threads = max(1 << (ceil_div(total, packs) - 1).bit_length(), least)
         return Held(packs, mixed, (threads, 128 // threads), 1, ceil_div(rows, 128 // threads))
     blocks = 1
     while blocks < segments.CLUSTER and in_clusters and total > blocks * PREFERRED:
