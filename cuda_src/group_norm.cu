@@ -6,8 +6,7 @@
 // grad_weight = sum(h),   grad_bias = sum(g)                                                                  over the n
 //
 // A group, channels of one image, is a row of neighbours. Where it fits a block, or the blocks of a cluster, it is read
-// once: into registers where no plane is shorter than a pack of 16 bytes, else into shared memory, which has room for more.
-// The kernels of larger groups are in group_norm_wide.cu.
+// once: into registers, or small planes into shared memory. The kernels of larger groups are in group_norm_wide.cu.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
@@ -17,7 +16,7 @@
 // blocks load, wait for each other and store in turn; of small tensors, the start of launches.
 #include "common/cluster.cuh"
 #include "common/group_norm_held.cuh"
-#include "common/group_norm_pieces.cuh"
+#include "common/group_norm_small.cuh"
 
 constexpr int kHeldThreads = 512;
 constexpr int kFinished = 8;  // channels of a block that adds up their parts
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
 
 // g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: a pair for each
-// pack that a block holds and, MIXED, for each of its rows one for each channel and 2 W. weight and grad_x may be null.
+// pack that a block holds and, MIXED, for each of its rows 2 W and 32 bytes for each channel. weight and grad_x may be null.
 template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
@@ -117,9 +116,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   const Mean<A> mu = held.live ? mean[held.row] : Mean<A>{};
   const A r = held.live ? rstd[held.row] : A(0);
   const Centre<T> centre(mu.first, r, mu.second);
-  const auto add = [&](Pair<A>& to, A grad, A value) {
-    to.first += grad, to.second += grad * (value - centre.about);
-  };
+  const auto add = [&](Pair<A>& to, A grad, A value) { to.first += grad, to.second += grad * (value - centre.about); };
   const auto sum = [&](int k) {
     Pair<A> own = {};
 #pragma unroll
@@ -144,29 +141,37 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{});
   } else {
     const PacksOf<W> own_packs{plane, int(held.start), count};
-    Pair<A>* const packs = shared + threadIdx.y * (count + (MIXED ? channels + 2 * W : 0));
-    Pair<A>*const rests = packs + count, *const lones = rests + channels;
+    constexpr int kOfChannel =
+        2 * sizeof(uint4) / sizeof(Pair<A>);  // of a pack of two channels: grad_y and x, then the rest
+    Pair<A>* const packs = shared + threadIdx.y * (count + (MIXED ? channels * kOfChannel + 2 * W : 0));
+    Pair<A>*const rests = packs + count, *const lones = rests + channels * kOfChannel;
     if (MIXED && threadIdx.x < 2 * W) {
       Pair<A> own = {};
       if (held.lone) add(own, lone_grad, lone_input);
       lones[threadIdx.x] = own;
     }
 #pragma unroll
-    for (int k = 0; k < K; ++k) packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
+    for (int k = 0; k < K; ++k) {
+      packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
+      if (const int next = held.next_channel(groups, k); MIXED && next > 0) {
+        Pack<T>* const both = reinterpret_cast<Pack<T>*>(rests + next * kOfChannel);
+        both[0] = grads[k], both[1] = inputs[k];
+      }
+    }
     __syncthreads();
-    if constexpr (MIXED) {  // the few packs of two channels are read again
+    if constexpr (MIXED) {
       for (int c = held.live ? threadIdx.x : channels; c < channels; c += blockDim.x) {
-        const int border = own_packs.border(c), p = own_packs.first(c) - 1;
+        const int border = own_packs.border(c);
         if (border == 0) continue;
-        const long long at = held.row * size + held.start + p * W;
-        const Pack<T> grad = load_aligned(grad_y + at), input = load_aligned(x + at);
+        Pair<A>* const rest = rests + c * kOfChannel;
+        const Pack<T> grad = reinterpret_cast<Pack<T>*>(rest)[0], input = reinterpret_cast<Pack<T>*>(rest)[1];
         Pair<A> before = {}, behind = {};
 #pragma unroll
         for (int e = 0; e < W; ++e) {
           if (e < border) add(before, grad[e], input[e]);
           else add(behind, grad[e], input[e]);
         }
-        packs[p] = before, rests[c] = behind;
+        packs[own_packs.first(c) - 1] = before, *rest = behind;
       }
       __syncthreads();
     }
@@ -176,7 +181,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
       Pair<A> own = channel_sum(own_packs, packs, min(c, channels), lane, lanes);
       if (lane > 0 || c >= channels || !held.live) continue;
       if (MIXED) {
-        if (own_packs.border(c)) own = own + rests[c];
+        if (own_packs.border(c)) own = own + rests[c * kOfChannel];
         for (int i = 0; c == 0 && i < held.cut.head; ++i) own = own + lones[i];
         for (int i = held.cut.head; c == channels - 1 && i < int(size) - held.cut.whole; ++i) own = own + lones[i];
       }
@@ -200,20 +205,20 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   }
 }
 
-// As group_norm_fwd; a block has `of_block` pieces of a row, or all of blockDim.y rows. blockDim.x is a multiple of LANES.
+// As group_norm_fwd; a block has `of_block` planes of a row, or all of blockDim.y rows. blockDim.x is a multiple of LANES.
 // Shared memory: for the packs of a block. Tensors begin at 16-byte boundaries.
 template <typename T, int LANES>
 __global__ void __launch_bounds__(kHeldThreads, 3)
-    group_norm_fwd_pieces(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
-                          T* __restrict__ y, Mean<acc_t<T>>* __restrict__ mean, acc_t<T>* __restrict__ rstd,
-                          Pieces pieces, Groups groups, long long rows, long long size, acc_t<T> eps) {
+    group_norm_fwd_small(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
+                         T* __restrict__ y, Mean<acc_t<T>>* __restrict__ mean, acc_t<T>* __restrict__ rstd,
+                         int of_block, Groups groups, long long rows, long long size, acc_t<T> eps) {
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, true>;
   constexpr bool kExact = sizeof(T) != 2;
   extern __shared__ uint4 kept[];
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const Share<T, LANES> share(threads, pieces, groups, rows, size);
+  const Share<T, LANES> share(threads, of_block, groups, rows, size);
   share.span.fetch(x, kept);
   const T *const weights = groups.of(share.row, weight), *const biases = groups.of(share.row, bias);
   end_group(), wait_for_groups<0>();
@@ -232,7 +237,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
   __syncthreads();  // from here on in place
   T* const own = share.own(kept);
   const auto load = [&](int i, int count) { return Few<T>::load(own + i, count); };
-  share.each([&](int, int c, int from, int to) {
+  share.each([&](int c, int from, int to) {
     if (from >= to) return;
     const Affine<T> affine(mu, r, parameter(weights, c, 1), parameter(biases, c, 0));
     share.elements(own, from, to, load, [&](int i, int count, const Few<T>& few) {
@@ -244,20 +249,20 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
   share.span.store(y, kept);
 }
 
-// g and h of each piece, (rows, pieces, 2), and grad_x. Grid and block: as group_norm_fwd_pieces. Shared memory: for `most`
+// g and h of each plane, (rows, channels, 2), and grad_x. Grid and block: as group_norm_fwd_small. Shared memory: for `most`
 // packs of each tensor. weight and grad_x may be null.
 template <typename T, int LANES>
 __global__ void __launch_bounds__(kHeldThreads, 3)
-    group_norm_bwd_pieces(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
-                          const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
-                          T* __restrict__ grad_x, acc_t<T>* __restrict__ sums, Pieces pieces, Groups groups,
-                          long long rows, long long size, int most) {
+    group_norm_bwd_small(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
+                         const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
+                         T* __restrict__ grad_x, acc_t<T>* __restrict__ sums, int of_block, Groups groups,
+                         long long rows, long long size, int most) {
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, true>;
   extern __shared__ uint4 kept[];
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const Share<T, LANES> share(threads, pieces, groups, rows, size);
+  const Share<T, LANES> share(threads, of_block, groups, rows, size);
   share.span.fetch(grad_y, kept), share.span.fetch(x, kept + most);
   const T* const weights = groups.of(share.row, weight);
   end_group(), wait_for_groups<0>();
@@ -271,7 +276,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
     return Both{Few<T>::load(grads + i, count), Few<T>::load(inputs + i, count)};
   };
   Pair<A> total = {};
-  share.each([&](int piece, int c, int from, int to) {
+  share.each([&](int c, int from, int to) {
     Pair<A> own = {};
     share.elements(grads, from, to, load, [&](int, int count, const Both& few) {
       for (int e = 0; e < count; ++e) {
@@ -282,7 +287,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
     for (int offset = LANES / 2; offset > 0; offset /= 2) own = own + shuffle_xor(own, offset);
     if (share.lane > 0 || from >= to) return;
     own = centre.moved(own), own.second *= r;
-    A* at = sums + 2 * (share.row * pieces.count + piece);
+    A* at = sums + 2 * (share.row * groups.channels + c);
     at[0] = own.first, at[1] = own.second;
     const A w = parameter(weights, c, 1);
     total = total + Pair<A>{w * own.first, w * own.second};
@@ -290,7 +295,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
   total = threads.template reduce<Sum>(total);
   if (!grad_x) return;
   const Pair<A> of = means(total, A(size), mu, r);
-  share.each([&](int, int c, int from, int to) {
+  share.each([&](int c, int from, int to) {
     if (from >= to) return;
     const Gradient<T> gradient(mu.first, r, of, parameter(weights, c, 1));
     share.elements(grads, from, to, load, [&](int i, int count, const Both& few) {

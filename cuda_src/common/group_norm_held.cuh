@@ -66,6 +66,12 @@ template <int K, typename T, bool MIXED> struct Held {
       if (values && any(k)) of[k] = values[groups.plane.divide(int(start) + tile.index(k, 0))];
     }
   }
+  // The channel that begins within pack k; 0 where none does.
+  __device__ __forceinline__ int next_channel(const Groups& groups, int k) const {
+    if (!MIXED || !any(k)) return 0;
+    const int at = int(start) + tile.index(k, 0), c = groups.plane.divide(at) + 1;
+    return c * int(groups.plane.divisor) < at + W ? c : 0;
+  }
   // The channel that all of the block's packs are of; below 0 where there are several, or it would not pay to ask.
   __device__ __forceinline__ int channel(const Groups& groups) const {
     if (K < 4 || blockDim.y > 1 || (MIXED && cut.whole != int(size))) return -1;

@@ -13,11 +13,11 @@ class TestGroupNorm(OperatorContract):
     torch_function = staticmethod(F.group_norm)
     kernels = {
         "group_norm_fwd",
-        "group_norm_fwd_pieces",
+        "group_norm_fwd_small",
         "group_norm_moments",
         "group_norm_fwd_wide",
         "group_norm_bwd",
-        "group_norm_bwd_pieces",
+        "group_norm_bwd_small",
         "group_norm_bwd_sums",
         "group_norm_bwd_wide",
         "group_norm_bwd_parameters",
@@ -34,28 +34,25 @@ class TestGroupNorm(OperatorContract):
         yield from self.small_samples(make)
         yield from self.mixed_samples(make, width)
         yield Sample(make(3, 4, 2, width), 2, make(4), make(4))  # whole packs, one in a thread
-        yield Sample(make(2, 3, width + 1), 1, make(3), make(3))  # others: a thread for a piece of a plane
+        yield Sample(make(2, 3, width + 1), 1, make(3), make(3))  # a thread for a small plane
         yield Sample(make(1, 4, 33 * width), 1, make(4), make(4))  # two
-        yield Sample(make(1, 3, 33 * width + 1), 1, make(3), make(3))  # a warp for a piece
         yield Sample(make(1, 2, 140 * width), 1, make(2), make(2))  # four
-        yield Sample(make(1, 3, 140 * width + 1), 1, make(3), make(3))
         yield Sample(make(1, 2, 513 * width), 1, make(2), make(2))  # eight
         yield Sample(make(40, 6, 1), 3, make(6), make(6))  # planes of one element
-        yield Sample(
-            make(1, 3, 1400 * width + 1), 1, make(3), make(3)
-        )  # several pieces of a plane; a cluster, backward
         yield Sample(make(1, 2, 4200 * width), 1, make(2), make(2))  # several blocks
         yield Sample(make(1, 2, 260 * width), 2, make(2), make(2))  # a block has one channel
         yield Sample(make(1, 2, 1100 * width), 1, make(2), make(2))  # the second block of a cluster has
-        yield Sample(make(5, 6, 9, 11), 2, make(6), make(6))  # four threads for a piece
+        yield Sample(make(5, 2, 9 * width + 1), 2, make(2), make(2))  # four threads for a plane
         yield Sample(make(0, 4, 3), 2, make(4), make(4))
 
     def mixed_samples(self, make: Make, width: int):
-        """Groups of whole packs some of which have elements of two channels."""
+        """Groups some of whose packs have elements of two channels."""
         yield Sample(make(7, 2 * width, width + 1), 2, make(2 * width), make(2 * width))  # several rows of a warp
         yield Sample(make(1, width, 5, 7), 1)  # one pack in a thread
         for plane in (129, 257, 1025):  # two, four and eight
             yield Sample(make(1, width, plane), 1, make(width), make(width))
+        for plane in (33, 140, 1400):  # groups that begin and end within a pack
+            yield Sample(make(2, 3, plane * width + 1), 1, make(3), make(3))
 
     def small_samples(self, make: Make):
         yield Sample(make(2, 6, 5, 7), 3, make(6), make(6))
@@ -130,15 +127,15 @@ def check_cluster(shape, kernels):
         assert_as_good_as_torch(a, b, c, what)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 13001), (1, 9, 4333), (1, 1, 39001)], ids=str)
-def test_pieces_of_a_cluster(shape):
-    """Its blocks have planes, pieces of several, or of one."""
-    check_cluster(shape, {"group_norm_fwd_pieces<__half, 32>", "group_norm_bwd_pieces<__half, 32>"})
+def test_small_planes_of_a_cluster():
+    check_cluster((1, 13001, 3), {"group_norm_fwd_small<__half, 1>", "group_norm_bwd_small<__half, 1>"})
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 2559), (1, 1800, 12), (1, 2, 16404)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 8, 2559), (1, 900, 20), (1, 2, 16404), (3, 3, 13001), (1, 9, 4333), (2, 1, 39001)], ids=str
+)
 def test_mixed_packs_of_a_cluster(shape):
-    """A block ends in a pack of two channels, or where a channel does; blocks have one channel."""
+    """A block ends in a pack of two channels, or where a channel does; blocks have one channel; lone elements."""
     check_cluster(shape, {"group_norm_fwd<__half, 8, true>", "group_norm_bwd<__half, 8, true>"})
 
 
