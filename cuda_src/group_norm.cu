@@ -6,8 +6,7 @@
 // grad_weight = sum(h),   grad_bias = sum(g)                                                                  over the n
 //
 // A group, channels of one image, is a row of neighbours. Where it fits a block, or the blocks of a cluster, it is read
-// once: into registers where planes are whole packs of 16 bytes, else into shared memory. The kernels of larger groups are
-// in group_norm_wide.cu.
+// once: into registers, or small planes into shared memory. The kernels of larger groups are in group_norm_wide.cu.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
@@ -17,16 +16,16 @@
 // blocks load, wait for each other and store in turn; of small tensors, the start of launches.
 #include "common/cluster.cuh"
 #include "common/group_norm_held.cuh"
-#include "common/group_norm_pieces.cuh"
+#include "common/group_norm_small.cuh"
 
 constexpr int kHeldThreads = 512;
 constexpr int kFinished = 8;  // channels of a block that adds up their parts
 constexpr int kMostFinishers = 128;
 
 // Grid: ceil(rows / blockDim.y), or a cluster for each row. Block: (threads of a row, rows): see rows.cuh; K packs in each
-// thread hold a row, or a block's part of it. mean and rstd are kept for backward, one of each for a row. weight and
-// bias may be null.
-template <typename T, int K>
+// thread hold a row, or a block's part of it; MIXED: see group_norm_held.cuh. mean and rstd are kept for backward, one of
+// each for a row. weight and bias may be null.
+template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (sizeof(T) == 8)
                                                                : K == 4 ? 2
                                                                         : 1)
@@ -39,14 +38,17 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   constexpr bool kExact = K == 1 && sizeof(T) != 2;
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const Held<K, T> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
+  const Held<K, T, MIXED> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   Pack<T> packs[K];
   T weights[K], biases[K];
   held.load(x, packs);
-  held.load_of_channel(groups, groups.of(held.row, weight), 1, weights);
-  held.load_of_channel(groups, groups.of(held.row, bias), 0, biases);
-  const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
-  A count = A(0);
+  const T *const of_weight = groups.of(held.row, weight), *const of_bias = groups.of(held.row, bias);
+  held.load_of_channel(groups, of_weight, 1, weights);
+  held.load_of_channel(groups, of_bias, 0, biases);
+  const A alone = held.load_lone(x);
+  A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
+  if (MIXED) sum += alone;
+  A count = A(MIXED && held.lone);
 #pragma unroll
   for (int k = 0; k < K; ++k) count += held.any(k) ? A(W) : A(0);
   const Pair<A> of_warp = threads.template over_lanes<Sum>(Pair<A>{count, sum});
@@ -60,6 +62,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
       centred.first += one, centred.second += one * one;
     });
   }
+  if (MIXED && held.lone) {
+    const A one = alone - found.about;
+    centred.first += one, centred.second += one * one;
+  }
   found.centred = threads.template over_lanes<Sum>(centred);
   found = threads.over_warps(
       found, [&](const Found<A>&, const Found<A>* parts, int count) { return of_warps(parts, count, A(size)); });
@@ -69,16 +75,24 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   const Mean<A> mu = statistics<kExact>(found.about, found.centred, A(size), eps, r);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const Affine<T> affine(mu, r, to_acc(weights[k]), to_acc(biases[k]));
-    held.store(y, k, [&](int e) { return affine(packs[k][e]); });
+    const auto of = [&](A weight, A bias) {
+      return [&, affine = Affine<T>(mu, r, weight, bias)](int e) { return affine(packs[k][e]); };
+    };
+    held.store(y, k, groups, of(to_acc(weights[k]), to_acc(biases[k])),
+               [&](int c) { return of(parameter(of_weight, c, 1), parameter(of_bias, c, 0)); });
   }
-  if (threadIdx.x == 0 && held.start == 0) mean[held.row] = mu, rstd[held.row] = r;
+  if (MIXED && held.lone) {
+    const int c = held.channel_of_lone(groups);
+    const Affine<T> affine(mu, r, parameter(of_weight, c, 1), parameter(of_bias, c, 0));
+    y[held.row * size + held.cut.column] = from_acc<T>(affine(alone));
+  }
+  if (threadIdx.x == 0 && threads.part() == 0) mean[held.row] = mu, rstd[held.row] = r;
 }
 
 // g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: a pair for each
-// pack that a block holds. weight and grad_x may be null.
-template <typename T, int K>
+// pack that a block holds and, MIXED, for each of its rows 2 W and 32 bytes for each channel. weight and grad_x may be null.
+template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
@@ -90,21 +104,23 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   __shared__ typename Threads::Room room;
   Threads threads(room);
   Pair<A>* shared = reinterpret_cast<Pair<A>*>(bytes);
-  const Held<K, T> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
+  const Held<K, T, MIXED> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   const int channels = int(groups.channels), plane = int(groups.plane.divisor), count = K * blockDim.x;
   Pack<T> grads[K], inputs[K];
   held.load(grad_y, grads);
   held.load(x, inputs);
+  const A lone_grad = held.load_lone(grad_y), lone_input = held.load_lone(x);
   T weights[K];
   const T* const of_group = groups.of(held.row, weight);
   held.load_of_channel(groups, of_group, 1, weights);
   const Mean<A> mu = held.live ? mean[held.row] : Mean<A>{};
   const A r = held.live ? rstd[held.row] : A(0);
   const Centre<T> centre(mu.first, r, mu.second);
+  const auto add = [&](Pair<A>& to, A grad, A value) { to.first += grad, to.second += grad * (value - centre.about); };
   const auto sum = [&](int k) {
     Pair<A> own = {};
 #pragma unroll
-    for (int e = 0; e < W; ++e) own.first += grads[k][e], own.second += grads[k][e] * (inputs[k][e] - centre.about);
+    for (int e = 0; e < W; ++e) add(own, grads[k][e], inputs[k][e]);
     return own;
   };
   Pair<A> total = {};
@@ -124,15 +140,52 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     own = block_reduce<Sum>(own, shared);
     for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{});
   } else {
-    Pair<A>* packs = shared + threadIdx.y * count;
+    const PacksOf<W> own_packs{plane, int(held.start), count};
+    constexpr int kOfChannel =
+        2 * sizeof(uint4) / sizeof(Pair<A>);  // of a pack of two channels: grad_y and x, then the rest
+    Pair<A>* const packs = shared + threadIdx.y * (count + (MIXED ? channels * kOfChannel + 2 * W : 0));
+    Pair<A>*const rests = packs + count, *const lones = rests + channels * kOfChannel;
+    if (MIXED && threadIdx.x < 2 * W) {
+      Pair<A> own = {};
+      if (held.lone) add(own, lone_grad, lone_input);
+      lones[threadIdx.x] = own;
+    }
 #pragma unroll
-    for (int k = 0; k < K; ++k) packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
+    for (int k = 0; k < K; ++k) {
+      packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
+      if (const int next = held.next_channel(groups, k); MIXED && next > 0) {
+        Pack<T>* const both = reinterpret_cast<Pack<T>*>(rests + next * kOfChannel);
+        both[0] = grads[k], both[1] = inputs[k];
+      }
+    }
     __syncthreads();
+    if constexpr (MIXED) {
+      for (int c = held.live ? threadIdx.x : channels; c < channels; c += blockDim.x) {
+        const int border = own_packs.border(c);
+        if (border == 0) continue;
+        Pair<A>* const rest = rests + c * kOfChannel;
+        const Pack<T> grad = reinterpret_cast<Pack<T>*>(rest)[0], input = reinterpret_cast<Pack<T>*>(rest)[1];
+        Pair<A> before = {}, behind = {};
+#pragma unroll
+        for (int e = 0; e < W; ++e) {
+          if (e < border) add(before, grad[e], input[e]);
+          else add(behind, grad[e], input[e]);
+        }
+        packs[own_packs.first(c) - 1] = before, *rest = behind;
+      }
+      __syncthreads();
+    }
     const int lane = threadIdx.x % lanes, step = blockDim.x / lanes;
     for (int first = 0; first < channels; first += step) {
       const int c = first + threadIdx.x / lanes;
-      const Pair<A> own = channel_sum<W>(packs, c, plane, int(held.start), c < channels ? count : 0, lane, lanes);
-      if (lane == 0 && c < channels && held.live) keep(c, own);
+      Pair<A> own = channel_sum(own_packs, packs, min(c, channels), lane, lanes);
+      if (lane > 0 || c >= channels || !held.live) continue;
+      if (MIXED) {
+        if (own_packs.border(c)) own = own + rests[c * kOfChannel];
+        for (int i = 0; c == 0 && i < held.cut.head; ++i) own = own + lones[i];
+        for (int i = held.cut.head; c == channels - 1 && i < int(size) - held.cut.whole; ++i) own = own + lones[i];
+      }
+      keep(c, own);
     }
   }
   total = threads.template reduce<Sum>(total);
@@ -141,25 +194,31 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   const Pair<A> c = means(total, A(size), mu, r);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const Gradient<T> gradient(mu.first, r, c, to_acc(weights[k]));
-    held.store(grad_x, k, [&](int e) { return gradient(grads[k][e], inputs[k][e]); });
+    const auto of = [&](A weight) {
+      return [&, gradient = Gradient<T>(mu.first, r, c, weight)](int e) { return gradient(grads[k][e], inputs[k][e]); };
+    };
+    held.store(grad_x, k, groups, of(to_acc(weights[k])), [&](int c) { return of(parameter(of_group, c, 1)); });
+  }
+  if (MIXED && held.lone) {
+    const Gradient<T> gradient(mu.first, r, c, parameter(of_group, held.channel_of_lone(groups), 1));
+    grad_x[held.row * size + held.cut.column] = from_acc<T>(gradient(lone_grad, lone_input));
   }
 }
 
-// As group_norm_fwd; a block has `of_block` pieces of a row, or all of blockDim.y rows. blockDim.x is a multiple of LANES.
+// As group_norm_fwd; a block has `of_block` planes of a row, or all of blockDim.y rows. blockDim.x is a multiple of LANES.
 // Shared memory: for the packs of a block. Tensors begin at 16-byte boundaries.
 template <typename T, int LANES>
 __global__ void __launch_bounds__(kHeldThreads, 3)
-    group_norm_fwd_pieces(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
-                          T* __restrict__ y, Mean<acc_t<T>>* __restrict__ mean, acc_t<T>* __restrict__ rstd,
-                          Pieces pieces, Groups groups, long long rows, long long size, acc_t<T> eps) {
+    group_norm_fwd_small(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
+                         T* __restrict__ y, Mean<acc_t<T>>* __restrict__ mean, acc_t<T>* __restrict__ rstd,
+                         int of_block, Groups groups, long long rows, long long size, acc_t<T> eps) {
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, true>;
   constexpr bool kExact = sizeof(T) != 2;
   extern __shared__ uint4 kept[];
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const Share<T, LANES> share(threads, pieces, groups, rows, size);
+  const Share<T, LANES> share(threads, of_block, groups, rows, size);
   share.span.fetch(x, kept);
   const T *const weights = groups.of(share.row, weight), *const biases = groups.of(share.row, bias);
   end_group(), wait_for_groups<0>();
@@ -178,7 +237,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
   __syncthreads();  // from here on in place
   T* const own = share.own(kept);
   const auto load = [&](int i, int count) { return Few<T>::load(own + i, count); };
-  share.each([&](int, int c, int from, int to) {
+  share.each([&](int c, int from, int to) {
     if (from >= to) return;
     const Affine<T> affine(mu, r, parameter(weights, c, 1), parameter(biases, c, 0));
     share.elements(own, from, to, load, [&](int i, int count, const Few<T>& few) {
@@ -190,20 +249,20 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
   share.span.store(y, kept);
 }
 
-// g and h of each piece, (rows, pieces, 2), and grad_x. Grid and block: as group_norm_fwd_pieces. Shared memory: for `most`
+// g and h of each plane, (rows, channels, 2), and grad_x. Grid and block: as group_norm_fwd_small. Shared memory: for `most`
 // packs of each tensor. weight and grad_x may be null.
 template <typename T, int LANES>
 __global__ void __launch_bounds__(kHeldThreads, 3)
-    group_norm_bwd_pieces(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
-                          const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
-                          T* __restrict__ grad_x, acc_t<T>* __restrict__ sums, Pieces pieces, Groups groups,
-                          long long rows, long long size, int most) {
+    group_norm_bwd_small(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
+                         const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
+                         T* __restrict__ grad_x, acc_t<T>* __restrict__ sums, int of_block, Groups groups,
+                         long long rows, long long size, int most) {
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, true>;
   extern __shared__ uint4 kept[];
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  const Share<T, LANES> share(threads, pieces, groups, rows, size);
+  const Share<T, LANES> share(threads, of_block, groups, rows, size);
   share.span.fetch(grad_y, kept), share.span.fetch(x, kept + most);
   const T* const weights = groups.of(share.row, weight);
   end_group(), wait_for_groups<0>();
@@ -217,7 +276,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
     return Both{Few<T>::load(grads + i, count), Few<T>::load(inputs + i, count)};
   };
   Pair<A> total = {};
-  share.each([&](int piece, int c, int from, int to) {
+  share.each([&](int c, int from, int to) {
     Pair<A> own = {};
     share.elements(grads, from, to, load, [&](int, int count, const Both& few) {
       for (int e = 0; e < count; ++e) {
@@ -228,7 +287,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
     for (int offset = LANES / 2; offset > 0; offset /= 2) own = own + shuffle_xor(own, offset);
     if (share.lane > 0 || from >= to) return;
     own = centre.moved(own), own.second *= r;
-    A* at = sums + 2 * (share.row * pieces.count + piece);
+    A* at = sums + 2 * (share.row * groups.channels + c);
     at[0] = own.first, at[1] = own.second;
     const A w = parameter(weights, c, 1);
     total = total + Pair<A>{w * own.first, w * own.second};
@@ -236,7 +295,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
   total = threads.template reduce<Sum>(total);
   if (!grad_x) return;
   const Pair<A> of = means(total, A(size), mu, r);
-  share.each([&](int, int c, int from, int to) {
+  share.each([&](int c, int from, int to) {
     if (from >= to) return;
     const Gradient<T> gradient(mu.first, r, of, parameter(weights, c, 1));
     share.elements(grads, from, to, load, [&](int i, int count, const Both& few) {

@@ -1,33 +1,63 @@
-// Groups that registers hold, of planes that are whole packs: see rows.cuh. A row may be shared by the blocks of a cluster,
-// along x.
+// Groups that registers hold: see rows.cuh. A row may be shared by the blocks of a cluster, along x.
+//
+// Planes are whole packs; or MIXED, of no fewer elements than a pack, which then has some of one channel or of two. Elements
+// of a mixed row before its first whole pack and behind its last, 2 W - 2 at most, are lone: a thread has one, beside its
+// packs.
 #pragma once
 
 #include "common/group_norm.cuh"
 
 // The part of a row that this block has, as tile and as place in the row.
-template <int K, typename T> struct Held {
+template <int K, typename T, bool MIXED> struct Held {
   static constexpr int W = kVecWidth<T>;
   using Row = Tile<K, W, true>;
+  Cut<W, !MIXED> cut;
   Row tile;
-  long long row, size, start;  // of a row; of the part, in it
-  bool live;
+  long long row, size, start;  // of a row; of the part's packs, in it
+  bool live, lone;
 
   __device__ __forceinline__ Held(long long row, long long rows, long long size, int part)
-      : tile(Row::at(row, rows, size, part)),
+      : cut(row, rows, size),
+        tile(Row::at(row, rows, cut.whole, part)),
         row(row),
         size(size),
-        start(part * (long long)Row::capacity()),
-        live(row < rows) {}
+        start(cut.head + part * (long long)Row::capacity()),
+        live(row < rows),
+        lone(cut.lone && part == 0) {}
 
   __device__ __forceinline__ bool any(int k) const { return tile.any(tile.index(k, 0)); }
 
   __device__ __forceinline__ void load(const T* tensor, Pack<T> (&packs)[K]) const {
     load_row(tile, tensor + row * size + start, from_acc<T>(0), packs);
   }
-  template <typename F> __device__ __forceinline__ void store(T* tensor, int k, F f) const {
-    store_pack(tile, tensor + row * size + start, k, f);
+  // The lone element of this thread, else 0; and its channel.
+  __device__ __forceinline__ acc_t<T> load_lone(const T* tensor) const {
+    return lone ? to_acc(tensor[row * size + cut.column]) : acc_t<T>(0);
   }
-  // A parameter of the channel that each pack is of; `values` is that of the group's first, or null.
+  __device__ __forceinline__ int channel_of_lone(const Groups& groups) const {
+    return cut.column < cut.head ? 0 : int(groups.channels) - 1;
+  }
+  // tensor[...] = of(e), and next(c)(e) from the element on at which another channel c begins. Where a mixed pack lies is
+  // computed anew: kept from when it was loaded it would be a register for each.
+  template <typename F, typename Next>
+  __device__ __forceinline__ void store(T* tensor, int k, const Groups& groups, F of, Next next) const {
+    T* const own = tensor + row * size + start;
+    if constexpr (!MIXED) return store_pack(tile, own, k, of);
+    int i = threadIdx.x * W;
+    asm volatile("" : "+r"(i));
+    i += k * blockDim.x * W;
+    if (i >= tile.left) return;
+    const int at = int(start) + i, c = groups.plane.divide(at) + 1, border = c * int(groups.plane.divisor) - at;
+    unsigned word[4];
+    if (border < W) {
+      const auto behind = next(c);
+      round_to_words<T>(word, 0, [&](int e) { return e < border ? of(e) : behind(e); });
+    } else {
+      round_to_words<T>(word, 0, of);
+    }
+    store_words(own + i, word[0], word[1], word[2], word[3]);
+  }
+  // A parameter of the channel that each pack begins in; `values` is that of the group's first, or null.
   __device__ __forceinline__ void load_of_channel(const Groups& groups, const T* values, float otherwise,
                                                   T (&of)[K]) const {
 #pragma unroll
@@ -36,9 +66,15 @@ template <int K, typename T> struct Held {
       if (values && any(k)) of[k] = values[groups.plane.divide(int(start) + tile.index(k, 0))];
     }
   }
+  // The channel that begins within pack k; 0 where none does.
+  __device__ __forceinline__ int next_channel(const Groups& groups, int k) const {
+    if (!MIXED || !any(k)) return 0;
+    const int at = int(start) + tile.index(k, 0), c = groups.plane.divide(at) + 1;
+    return c * int(groups.plane.divisor) < at + W ? c : 0;
+  }
   // The channel that all of the block's packs are of; below 0 where there are several, or it would not pay to ask.
   __device__ __forceinline__ int channel(const Groups& groups) const {
-    if (K < 4 || blockDim.y > 1) return -1;
+    if (K < 4 || blockDim.y > 1 || (MIXED && cut.whole != int(size))) return -1;
     const int c = groups.plane.divide(int(start)), last = int(min(start + Row::capacity(), size)) - 1;
     return groups.plane.divide(last) == c ? c : -1;
   }
@@ -67,16 +103,29 @@ template <typename A> __device__ __forceinline__ Found<A> of_warps(const Found<A
   return {size, about, warp_reduce<Sum>(centred)};
 }
 
-// The sum over channel c of a row of what `packs` in shared memory hold, by `lanes` neighbouring threads of which this is
-// number `lane`. The packs are `count`, of W elements, the first beginning at element `from` of the row.
+// The packs that a block has of a row: `count`, of W elements, the first beginning at element `from` of the row.
+template <int W> struct PacksOf {
+  int plane, from, count;
+
+  // The first that begins in channel c.
+  __device__ __forceinline__ int first(int c) const {
+    return c == 0 ? 0 : min((max(c * plane - from, 0) + W - 1) / W, count);
+  }
+  // Which element of the pack before that channel c begins with, if the block has that pack; else 0.
+  __device__ __forceinline__ int border(int c) const {
+    const int at = c * plane - from;
+    return c > 0 && at > 0 && at < count * W ? at % W : 0;
+  }
+};
+
+// The sum over channel c of what `packs` in shared memory hold, each for the channel that it begins in, by `lanes`
+// neighbouring threads of which this is number `lane`.
 template <int W, typename A>
-__device__ __forceinline__ Pair<A> channel_sum(const Pair<A>* packs, int c, int plane, int from, int count, int lane,
-                                               int lanes) {
-  const auto first = [&](int c) { return min(max(c * plane - from, 0) / W, count); };
-  const int high = first(c + 1);
+__device__ __forceinline__ Pair<A> channel_sum(const PacksOf<W>& of, const Pair<A>* packs, int c, int lane, int lanes) {
+  const int high = of.first(c + 1);
   Pair<A> sums = {};
 #pragma unroll 4
-  for (int i = first(c) + lane; i < high; i += lanes) sums = sums + packs[i];
+  for (int i = of.first(c) + lane; i < high; i += lanes) sums = sums + packs[i];
   for (int offset = lanes / 2; offset > 0; offset /= 2) sums = Sum()(sums, shuffle_xor(sums, offset));
   return sums;
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,14 +21,16 @@ from ..layout import suggested_format
 from ..operator import operator
 
 HELD = ((1, 128), (2, 256), (4, 1024), (8, 2048))  # packs of a thread, and of a block with those at most
-LANES = (1, 4, 32)  # threads of a piece
+LANES = (1, 4)  # threads of a small plane
 
-group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K>", T=FLOATING, K=(1, 2, 4, 8))
-group_norm_fwd_pieces = Kernel("group_norm.cu", "group_norm_fwd_pieces<T, LANES>", T=FLOATING, LANES=LANES)
+DOMAIN: dict[str, Any] = dict(T=FLOATING, K=(1, 2, 4, 8), MIXED=(False, True))
+
+group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K, MIXED>", **DOMAIN)
+group_norm_fwd_small = Kernel("group_norm.cu", "group_norm_fwd_small<T, LANES>", T=FLOATING, LANES=LANES)
 group_norm_moments = Kernel("group_norm_wide.cu", "group_norm_moments<T>", T=FLOATING)
 group_norm_fwd_wide = Kernel("group_norm_wide.cu", "group_norm_fwd_wide<T>", T=FLOATING)
-group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K>", T=FLOATING, K=(1, 2, 4, 8))
-group_norm_bwd_pieces = Kernel("group_norm.cu", "group_norm_bwd_pieces<T, LANES>", T=FLOATING, LANES=LANES)
+group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K, MIXED>", **DOMAIN)
+group_norm_bwd_small = Kernel("group_norm.cu", "group_norm_bwd_small<T, LANES>", T=FLOATING, LANES=LANES)
 group_norm_bwd_sums = Kernel("group_norm_wide.cu", "group_norm_bwd_sums<T>", T=FLOATING)
 group_norm_bwd_wide = Kernel("group_norm_wide.cu", "group_norm_bwd_wide<T>", T=FLOATING)
 group_norm_bwd_parameters = Kernel("group_norm.cu", "group_norm_bwd_parameters<T>", T=FLOATING)
@@ -65,13 +67,13 @@ def _(x, num_groups, weight, bias, eps):
         return y.contiguous(memory_format=memory), (mean, rstd)
     channels, pixels, itemsize = x.shape[1] // num_groups, spatial(x), x.element_size()
     size, aligned, in_clusters = channels * pixels, is_aligned(x) and is_aligned(y), clusters.exist(x.device)
-    division, whole = _groups(num_groups, channels, pixels), aligned and pixels * itemsize % 16 == 0
+    division = _groups(num_groups, channels, pixels)
     given, options = (x, weight, bias, y, mean, rstd), (division, rows, size, eps)
-    if whole and (held := _held(rows, size, itemsize, in_clusters)):
-        held.launch(group_norm_fwd)(*given, *options, T=x.dtype, K=held.packs)
-    elif aligned and not whole and (pieces := _pieces(rows, channels, pixels, itemsize, in_clusters, 1)):
-        launch = pieces.launch(group_norm_fwd_pieces, pieces.room * 16)
-        launch(*given, pieces.packed, *options, T=x.dtype, LANES=pieces.lanes)
+    if aligned and (held := _held(rows, channels, pixels, itemsize, in_clusters)):
+        held.launch(group_norm_fwd)(*given, *options, T=x.dtype, K=held.packs, MIXED=held.mixed)
+    elif aligned and (small := _small(rows, channels, pixels, itemsize, in_clusters, 1)):
+        launch = small.launch(group_norm_fwd_small, small.room * 16)
+        launch(*given, small.of_block, *options, T=x.dtype, LANES=small.lanes)
     else:
         plan = segments.runs(rows, 1, size, itemsize, aligned)
         parts = x.new_empty(plan.grid * 3, dtype=mean.dtype)
@@ -107,19 +109,21 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     aligned = is_aligned(x) and is_aligned(grad_y) and (grad_x is None or is_aligned(grad_x))
     rows, each, itemsize = images * num_groups, channels // num_groups, x.element_size()
     size, in_clusters, kept = each * pixels, clusters.exist(x.device), saved[0].dtype
-    division, whole = _groups(num_groups, each, pixels), aligned and pixels * itemsize % 16 == 0
+    division = _groups(num_groups, each, pixels)
     given = (grad_y, x, weight, *saved, grad_x)
-    if whole and (held := _held(rows, size, itemsize, in_clusters)):
+    if aligned and (held := _held(rows, each, pixels, itemsize, in_clusters)):
         sums = x.new_empty(images * channels * held.blocks * 2, dtype=kept)
-        shared = held.packs * held.block[0] * held.block[1] * 2 * kept.itemsize
+        pairs = held.packs * held.block[0] + held.mixed * 32 // itemsize
+        shared = held.block[1] * (pairs * 2 * kept.itemsize + held.mixed * each * 32)
         lanes = min(32, held.block[0] & -held.block[0], 1 << (pixels * itemsize // 64).bit_length())
-        held.launch(group_norm_bwd, shared)(*given, sums, division, rows, size, lanes, T=x.dtype, K=held.packs)
+        launch = held.launch(group_norm_bwd, shared)
+        launch(*given, sums, division, rows, size, lanes, T=x.dtype, K=held.packs, MIXED=held.mixed)
         return sums, held.blocks
-    if aligned and not whole and (pieces := _pieces(rows, each, pixels, itemsize, in_clusters, 2)):
-        sums = x.new_empty(rows * pieces.number * 2, dtype=kept)
-        launch = pieces.launch(group_norm_bwd_pieces, pieces.room * 32)
-        launch(*given, sums, pieces.packed, division, rows, size, pieces.room, T=x.dtype, LANES=pieces.lanes)
-        return sums, pieces.number // each
+    if aligned and (small := _small(rows, each, pixels, itemsize, in_clusters, 2)):
+        sums = x.new_empty(images * channels * 2, dtype=kept)
+        launch = small.launch(group_norm_bwd_small, small.room * 32)
+        launch(*given, sums, small.of_block, division, rows, size, small.room, T=x.dtype, LANES=small.lanes)
+        return sums, 1
     planes = _planes(images * channels, pixels, itemsize, aligned)
     sums = x.new_empty(images * channels * planes.parts * 2, dtype=kept)
     launch = group_norm_bwd_sums[planes.grid, planes.block]
@@ -197,10 +201,11 @@ def _check_dtypes(input: Tensor, given: dict[str, Tensor]) -> None:
 
 
 class Held(NamedTuple):
-    """How groups of whole packs are held: `packs` in each thread of a block of (threads of a row, rows), `blocks` that
-    share a row."""
+    """How registers hold groups: `packs` in each thread of a block of (threads of a row, rows), `blocks` that
+    share a row; mixed: a pack may have elements of two channels."""
 
     packs: int
+    mixed: bool
     block: tuple[int, int]
     blocks: int
     grid: int
@@ -209,11 +214,11 @@ class Held(NamedTuple):
         return _launch(kernel, self.grid, self.block, self.blocks, shared)
 
 
-class Pieces(NamedTuple):
-    """How shared memory holds others: `struct Pieces`, packed, of so many pieces, and `room` packs for a tensor."""
+class Small(NamedTuple):
+    """How shared memory holds groups of small planes: a block has so many, `lanes` threads each, and `room` packs for a
+    tensor."""
 
-    packed: np.ndarray
-    number: int
+    of_block: int
     lanes: int
     room: int
     block: tuple[int, int]
@@ -231,13 +236,16 @@ def _launch(kernel: Kernel, grid: int, block: tuple[int, int], blocks: int, shar
 
 
 @functools.lru_cache(maxsize=4096)
-def _held(rows: int, size: int, itemsize: int, in_clusters: bool) -> Held | None:
-    """None: a group is too long, or there are so few that more blocks are to share each."""
-    total = size * itemsize // 16
-    if total <= 32:
+def _held(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bool) -> Held | None:
+    """None: a group is too long, or there are so few that more blocks are to share each; or it is `_small`'s."""
+    size, mixed = channels * pixels * itemsize, pixels * itemsize % 16 != 0
+    total = size // 16
+    if (mixed and channels > MOST_MIXED) or _is_small(channels * pixels, pixels, itemsize):
+        return None
+    if total <= WARP_PACKS:
         packs = SMALL_PACKS if total > 8 else 1
         threads = 1 << (ceil_div(total, packs) - 1).bit_length()
-        return Held(packs, (threads, 128 // threads), 1, ceil_div(rows, 128 // threads))
+        return Held(packs, mixed, (threads, 128 // threads), 1, ceil_div(rows, 128 // threads))
     blocks = 1
     while blocks < segments.CLUSTER and in_clusters and total > blocks * PREFERRED:
         blocks *= 2
@@ -245,43 +253,48 @@ def _held(rows: int, size: int, itemsize: int, in_clusters: bool) -> Held | None
     packs = next((k for k, most in HELD if each <= most), 0)
     if not packs or (rows * blocks < FEWEST and total > 4 * PREFERRED):
         return None
-    return Held(packs, (ceil_div(each, 32 * packs) * 32, 1), blocks, rows * blocks)
+    return Held(packs, mixed, (ceil_div(each, 32 * packs) * 32, 1), blocks, rows * blocks)
 
 
 @functools.lru_cache(maxsize=4096)
-def _pieces(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bool, tensors: int) -> Pieces | None:
-    """None: as `_held`."""
-    each = ceil_div(pixels, ceil_div(pixels, PIECE))
-    of_plane = ceil_div(pixels, each)
-    count, lanes = channels * of_plane, next((n for n in LANES if each <= FEW * n), LANES[-1])
-    blocks, most = 1, ROOM[in_clusters] // (16 * tensors)  # packs
-    while blocks < segments.CLUSTER and in_clusters and _room(ceil_div(count, blocks) * each, itemsize) > most:
-        blocks *= 2
-    of_block = ceil_div(count, blocks)
-    total = channels * pixels * itemsize // 16
-    if _room(of_block * each, itemsize) > most or (rows * blocks < FEWEST and total > 4 * PREFERRED):
+def _small(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bool, tensors: int) -> Small | None:
+    """None: a group is too long, or there are so few, as `_held` has it; or it is that one's."""
+    size = channels * pixels
+    if not _is_small(size, pixels, itemsize):
         return None
-    threads, together = min(PIECE_THREADS, ceil_div(of_block * lanes, 32) * 32), 1
+    lanes = next(n for n in LANES if pixels * itemsize <= FEW * n)
+    blocks, most = 1, ROOM[in_clusters] // (16 * tensors)  # packs
+    while blocks < segments.CLUSTER and in_clusters and _room(ceil_div(channels, blocks) * pixels, itemsize) > most:
+        blocks *= 2
+    of_block = ceil_div(channels, blocks)
+    if _room(of_block * pixels, itemsize) > most or (rows * blocks < FEWEST and size * itemsize // 16 > 4 * PREFERRED):
+        return None
+    threads, together = min(SMALL_THREADS, ceil_div(of_block * lanes, 32) * 32), 1
     if blocks == 1 and of_block * lanes <= 32:
         threads = 1 << (of_block * lanes - 1).bit_length()
         together = 128 // threads
-        while together * threads > 32 and _room(together * channels * pixels, itemsize) > most:
+        while together * threads > 32 and _room(together * size, itemsize) > most:
             together //= 2
-    room = _room(together * min(of_block * each, channels * pixels), itemsize)
-    packed = np.array([count, each, of_block, *divisor(of_plane)], dtype=np.int64)
-    return Pieces(packed, count, lanes, room, (threads, together), blocks, ceil_div(rows, together) * blocks)
+    room = _room(together * min(of_block * pixels, size), itemsize)
+    return Small(of_block, lanes, room, (threads, together), blocks, ceil_div(rows, together) * blocks)
+
+
+def _is_small(size: int, pixels: int, itemsize: int) -> bool:
+    """Of `size` elements: a plane is less than a pack, or a short group no whole packs."""
+    return pixels * itemsize < 16 or (size * itemsize % 16 != 0 and size * itemsize <= 16 * WARP_PACKS)
 
 
 def _room(size: int, itemsize: int) -> int:
     return segments.packs_of(size, itemsize, False)
 
 
-SMALL_PACKS = 4  # in each thread of a group of at most 32: several groups share a warp
+WARP_PACKS = 32  # of a group, at most, that shares a warp with others
+SMALL_PACKS = 4  # in each thread of such a group
+MOST_MIXED = 1024  # channels of a group: shared memory has 32 bytes for each
 PREFERRED = 2048  # packs of a group that a block holds: more blocks find room
 FEWEST = 64  # blocks that are worth while
-PIECE = 1024  # elements of a piece, at most
-FEW = 64  # of a thread
-PIECE_THREADS = 512  # of a block, at most
+FEW = 128  # bytes of a thread
+SMALL_THREADS = 512  # of a block, at most
 ROOM = {True: 72 << 10, False: 48 << 10}  # bytes of shared memory of a block: three to a multiprocessor, with clusters
 
 

@@ -13,11 +13,11 @@ class TestGroupNorm(OperatorContract):
     torch_function = staticmethod(F.group_norm)
     kernels = {
         "group_norm_fwd",
-        "group_norm_fwd_pieces",
+        "group_norm_fwd_small",
         "group_norm_moments",
         "group_norm_fwd_wide",
         "group_norm_bwd",
-        "group_norm_bwd_pieces",
+        "group_norm_bwd_small",
         "group_norm_bwd_sums",
         "group_norm_bwd_wide",
         "group_norm_bwd_parameters",
@@ -32,22 +32,27 @@ class TestGroupNorm(OperatorContract):
     def samples(self, make: Make):
         width = 16 // make.dtype.itemsize
         yield from self.small_samples(make)
+        yield from self.mixed_samples(make, width)
         yield Sample(make(3, 4, 2, width), 2, make(4), make(4))  # whole packs, one in a thread
-        yield Sample(make(2, 2, width + 1), 1, make(2), make(2))  # others: a thread for a piece of a plane
+        yield Sample(make(2, 3, width + 1), 1, make(3), make(3))  # a thread for a small plane
         yield Sample(make(1, 4, 33 * width), 1, make(4), make(4))  # two
-        yield Sample(make(1, 4, 33 * width + 1), 1, make(4), make(4))  # a warp for a piece
         yield Sample(make(1, 2, 140 * width), 1, make(2), make(2))  # four
-        yield Sample(make(1, 2, 140 * width + 1), 1, make(2), make(2))
         yield Sample(make(1, 2, 513 * width), 1, make(2), make(2))  # eight
         yield Sample(make(40, 6, 1), 3, make(6), make(6))  # planes of one element
-        yield Sample(
-            make(1, 2, 1400 * width + 1), 1, make(2), make(2)
-        )  # several pieces of a plane; a cluster, backward
         yield Sample(make(1, 2, 4200 * width), 1, make(2), make(2))  # several blocks
         yield Sample(make(1, 2, 260 * width), 2, make(2), make(2))  # a block has one channel
         yield Sample(make(1, 2, 1100 * width), 1, make(2), make(2))  # the second block of a cluster has
-        yield Sample(make(5, 4, 9, 11), 2, make(4), make(4))  # four threads for a piece
+        yield Sample(make(5, 2, 9 * width + 1), 2, make(2), make(2))  # four threads for a plane
         yield Sample(make(0, 4, 3), 2, make(4), make(4))
+
+    def mixed_samples(self, make: Make, width: int):
+        """Groups some of whose packs have elements of two channels."""
+        yield Sample(make(7, 2 * width, width + 1), 2, make(2 * width), make(2 * width))  # several rows of a warp
+        yield Sample(make(1, width, 5, 7), 1)  # one pack in a thread
+        for plane in (129, 257, 1025):  # two, four and eight
+            yield Sample(make(1, width, plane), 1, make(width), make(width))
+        for plane in (33, 140, 1400):  # groups that begin and end within a pack
+            yield Sample(make(2, 3, plane * width + 1), 1, make(3), make(3))
 
     def small_samples(self, make: Make):
         yield Sample(make(2, 6, 5, 7), 3, make(6), make(6))
@@ -66,7 +71,7 @@ def gradients(function, grad_y, x, *args):
     return y, *torch.autograd.grad(y, leaves, grad_y.to(y.dtype))
 
 
-SHAPES = [(2, 6, 5, 7), (2, 4, 16, 16), (1, 2, 4400 * 4 + 1)]  # one for each form of the kernels
+SHAPES = [(2, 6, 5, 7), (2, 4, 16, 16), (2, 32, 5, 7), (1, 2, 4400 * 4 + 1)]  # one for each form of the kernels
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -77,9 +82,26 @@ def test_special_values(device, dtype, shape):
     weight, bias = (torch.randn(shape[1]).to(device, dtype) for _ in range(2))
     for value in (NAN, INF, -INF):
         x[0, 0].view(-1)[3] = value
-        ours, theirs = (gradients(f, grad_y, x, 2, weight, bias) for f in (cupyops.group_norm, F.group_norm))
+        with cupyops.simulate():
+            ours, theirs = (gradients(f, grad_y, x, 2, weight, bias) for f in (cupyops.group_norm, F.group_norm))
         for a, b in zip(ours, theirs):
             torch.testing.assert_close(a.isnan(), b.isnan())
+
+
+@pytest.mark.parametrize("at", [0, -1])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_special_values_of_a_channel(device, dtype, shape, at):
+    """They stay there, whichever others a pack has elements of: in y, and in what is summed."""
+    x, grad_y = (torch.randn(shape).to(device, dtype) for _ in range(2))
+    weight, bias = (torch.randn(shape[1]).to(device, dtype) for _ in range(2))
+    for value in (NAN, INF):
+        grad_y[0, 1].view(-1)[at] = value
+        weight[1] = value
+        with cupyops.simulate():
+            ours, theirs = (gradients(f, grad_y, x, 2, weight, bias) for f in (cupyops.group_norm, F.group_norm))
+        for a, b in zip((ours[0], *ours[2:]), (theirs[0], *theirs[2:])):
+            torch.testing.assert_close(a.isfinite(), b.isfinite())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -93,21 +115,28 @@ def test_mean_far_from_zero(dtype, shape):
     torch.testing.assert_close(y.double(), truth, rtol=0, atol=4000 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 13001), (1, 9, 4333), (1, 1, 39001)], ids=str)
-def test_pieces_of_a_cluster(shape):
-    """Its blocks have planes, pieces of several, or of one."""
+def check_cluster(shape, kernels):
     x, grad_y = (Make("cpu", torch.float16)(*shape).detach() for _ in range(2))
     weight, bias = (Make("cpu", torch.float16)(shape[1]).detach() for _ in range(2))
     with cupyops.simulate("sm_90"), cupyops.trace() as trace:
         ours = gradients(cupyops.group_norm, grad_y, x, 1, weight, bias)
-    assert {record.kernel for record in trace.launches()} >= {
-        "group_norm_fwd_pieces<__half, 32>",
-        "group_norm_bwd_pieces<__half, 32>",
-    }
+    assert {record.kernel for record in trace.launches()} >= kernels
     theirs = gradients(F.group_norm, grad_y, x, 1, weight, bias)
     truth = gradients(F.group_norm, grad_y.double(), x.double(), 1, weight.double(), bias.double())
     for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
         assert_as_good_as_torch(a, b, c, what)
+
+
+def test_small_planes_of_a_cluster():
+    check_cluster((1, 13001, 3), {"group_norm_fwd_small<__half, 1>", "group_norm_bwd_small<__half, 1>"})
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 8, 2559), (1, 900, 20), (1, 2, 16404), (3, 3, 13001), (1, 9, 4333), (2, 1, 39001)], ids=str
+)
+def test_mixed_packs_of_a_cluster(shape):
+    """A block ends in a pack of two channels, or where a channel does; blocks have one channel; lone elements."""
+    check_cluster(shape, {"group_norm_fwd<__half, 8, true>", "group_norm_bwd<__half, 8, true>"})
 
 
 @pytest.mark.parametrize("plane", [(2, 1), (3, 1), (8, 1), (16, 1), (1, 3), (2, 4), (3, 5)], ids=str)
@@ -163,7 +192,9 @@ def test_half_input_with_float_parameters_on_a_cpu():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(32, 512, 32, 32), (8, 256, 128, 128), (2, 64, 1000), (1, 32, 3, 333, 333)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(32, 512, 32, 32), (32, 512, 31, 33), (8, 256, 128, 128), (2, 64, 1000), (1, 32, 3, 333, 333)], ids=str
+)
 def test_large(shape, dtype):
     """As good as PyTorch, of every size of group."""
     args = [torch.randn(s, device="cuda").to(dtype) for s in (shape, shape)]

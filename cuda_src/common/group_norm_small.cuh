@@ -1,18 +1,11 @@
-// Groups that shared memory holds, of other planes.
+// Groups of small planes, that shared memory holds.
 //
 // Packs are cut by 16-byte boundaries on their way to shared memory and back; between, threads meet an element or two at a
-// time, never of two channels. A plane is cut into pieces, each of LANES neighbouring threads:
-//
-//     |0.......|1.......|2...|0.......|1.......|2...|       three pieces of a plane, two planes of a group
+// time, never of two planes: each has LANES neighbouring threads.
 #pragma once
 
 #include "common/async.cuh"
 #include "common/group_norm.cuh"
-
-struct Pieces {
-  long long count, each, of_block;  // pieces of a group; elements of a piece but the last of a plane; pieces of a block
-  Divisor of_plane;  // pieces of a plane
-};
 
 // The elements of a tensor of `all`, from a 16-byte boundary on, that a block has, and may write.
 template <typename T> struct Span {
@@ -69,21 +62,20 @@ template <typename T> struct Few {
   __device__ __forceinline__ acc_t<T> operator[](int e) const { return to_acc(of.data[e]); }
 };
 
-// What a thread has of a row by pieces.
+// What a thread has of a row by planes, of which a block has `of_block`.
 template <typename T, int LANES> struct Share {
-  const Pieces& pieces;
-  int plane, first, last, lane;  // the block's pieces
+  int plane, first, last, lane;  // the block's planes
   long long row, size;
   bool live;
   Span<T> span;
 
   template <typename Threads>
-  __device__ __forceinline__ Share(const Threads& threads, const Pieces& pieces, const Groups& groups, long long rows,
+  __device__ __forceinline__ Share(const Threads& threads, int of_block, const Groups& groups, long long rows,
                                    long long size)
-      : pieces(pieces), plane(int(groups.plane.divisor)), size(size) {
+      : plane(int(groups.plane.divisor)), size(size) {
     const long long above = threads.group() * blockDim.y, below = min(above + blockDim.y, rows);
-    first = int(min(threads.part() * pieces.of_block, pieces.count));
-    last = int(min(first + pieces.of_block, pieces.count));
+    first = min(threads.part() * of_block, int(groups.channels));
+    last = min(first + of_block, int(groups.channels));
     lane = threadIdx.x % LANES;
     row = above + threadIdx.y, live = row < rows;
     span = {above * size + start(first), (below - 1) * size + start(last), rows * size};
@@ -94,11 +86,7 @@ template <typename T, int LANES> struct Share {
     return reinterpret_cast<T*>(room) + (span.before() + row * size - span.begin);
   }
 
-  __device__ __forceinline__ int channel(int piece) const { return pieces.of_plane.divide(piece); }
-  __device__ __forceinline__ int start(int piece) const {
-    const int c = channel(piece);
-    return c * plane + (piece - c * int(pieces.of_plane.divisor)) * int(pieces.each);
-  }
+  __device__ __forceinline__ int start(int c) const { return c * plane; }
 
   // f(value) for this thread's part of what the block has of the row, dealt out in packs.
   template <typename F> __device__ __forceinline__ void each_value(uint4* room, F f) const {
@@ -117,19 +105,19 @@ template <typename T, int LANES> struct Share {
     }
   }
 
-  // f(piece, channel, from, to) for each of this thread's pieces, equally often in all threads of a warp: some may be empty.
+  // f(channel, from, to) for each of this thread's planes, equally often in all threads of a warp: some may be empty.
   template <typename F> __device__ __forceinline__ void each(F f) const {
     for (int next = first; next < last; next += blockDim.x / LANES) {
-      const int piece = next + threadIdx.x / LANES, c = channel(piece), from = start(piece);
-      f(piece, c, from, live && piece < last ? min(from + int(pieces.each), (c + 1) * plane) : 0);
+      const int c = next + threadIdx.x / LANES;
+      f(c, start(c), live && c < last ? start(c + 1) : 0);
     }
   }
 
-  // use(i, count, load(i, count)) for the `count` elements from i on of this thread's part of a piece: as many as a word
-  // has, but where the piece begins or ends within one. Several are loaded before any is used.
+  // use(i, count, load(i, count)) for the `count` elements from i on of this thread's part of a plane: as many as a word
+  // has, but where the plane begins or ends within one. Several are loaded before any is used.
   template <typename Load, typename Use>
   __device__ __forceinline__ void elements(const T* own, int from, int to, Load load, Use use) const {
-    constexpr int N = Few<T>::kMost, U = LANES == 32 ? 4 : 2, kStep = N * LANES;
+    constexpr int N = Few<T>::kMost, U = 2, kStep = N * LANES;
     if (N > 1 && reinterpret_cast<unsigned long long>(own + from) % (N * sizeof(T)) != 0) {
       if (lane == 0 && from < to) use(from, 1, load(from, 1));
       ++from;
