@@ -2,10 +2,9 @@
 // (n, c s), whose columns belong to channels by the `pixels`. Where k rows of columns are whole packs together and one is
 // not, they are read as one, (m / k, k c), of which k columns are of a channel.
 //
-// A tile of columns that the blocks of a cluster share is read once from memory, and again from the cache; one of whole
-// planes they hold in shared memory, in backward, where the rows are few enough. Else a first pass leaves the moments, or
-// the sums, of each part of the rows; batch_norm_columns_finish, or batch_norm_bwd_finish, combines them once for all blocks
-// of the second, which goes from the end. WHOLE: see columns.cuh.
+// A tile of columns that the blocks of a cluster share is read once from memory, and again from the cache. Else a first
+// pass leaves the moments, or the sums, of each part of the rows; batch_norm_columns_finish, or batch_norm_bwd_finish,
+// combines them once for all blocks of the second, which goes from the end. WHOLE: see columns.cuh.
 //
 // Bytes, what was reached and what was lost: see batch_norm.cu.
 #include "common/batch_norm_columns.cuh"
@@ -255,71 +254,4 @@ __global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, WHOLE>))
   Gradient<T> of[W] = {};
   take_columns(tile, gradient, of);
   store_gradient(tile, grad_y, x, grad_x, of);
-}
-
-// The same of planes: a tile is whole channels, kPlanes at most, of `pixels` columns each, and the blocks of its cluster
-// hold their rows of it. Grid: (tiles, a cluster). Block: (packs of a row of a tile, any), kColumnThreads at most. Shared
-// memory: the rows of a block, of both tensors.
-constexpr int kPlanes = 8;
-template <typename T>
-__global__ void __launch_bounds__(kColumnThreads, (kColumnBlocks<T, true>))
-    batch_norm_planes_bwd_cluster(const T* __restrict__ grad_y, const T* __restrict__ x,
-                                  const void* __restrict__ weight, const acc_t<T>* __restrict__ mean,
-                                  const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
-                                  void* __restrict__ grad_weight, void* __restrict__ grad_bias, long long rows,
-                                  long long size, int pixels, int wide) {
-  using A = acc_t<T>;
-  using Tile = ColumnTile<T, true>;
-  constexpr int W = Tile::W, kAll = 1 << 30;
-  extern __shared__ uint4 kept[];
-  __shared__ Pair<A> shared[kColumnThreads * W], all[kMaxCluster * kPlanes];
-  __shared__ Gradient<T> gradient[kPlanes];
-  if (gridDim.y > 1) cluster_begin();
-  const Tile tile(rows, size, blockIdx.y);
-  Tile held = tile;  // the same in shared memory, a thread's packs where it has put them
-  const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
-  held.at = thread * W, held.pitch = threads * W;
-  T* grads = reinterpret_cast<T*>(kept);
-  T* inputs = grads + (tile.rows + blockDim.y - 1) / blockDim.y * held.pitch;
-  for (int i = 0; i < tile.count; ++i) {
-    fetch16(grads + held.at + i * held.pitch, grad_y + tile.at + i * tile.pitch);
-    fetch16(inputs + held.at + i * held.pitch, x + tile.at + i * tile.pitch);
-  }
-  end_group();
-  const int first = int(tile.start / pixels), channels = tile.left / pixels;
-  A about[W] = {}, mu = A(0), r = A(1), w = A(1);
-  tile.each(kAll, pixels, [&](int e, long long c) { about[e] = Centre<T>(mean[c], rstd[c]).about; });
-  const int c = first + thread;
-  if (thread < channels) mu = mean[c], r = rstd[c], w = parameter<T>(weight, c, wide, A(1));
-  wait_for_groups<0>();
-  Pair<A> own[W] = {};
-  column_sums(held, grads, inputs, about, own, [](long long, int, const Pieces<T, true, 2>&) {});
-  share_columns(tile, own, shared);
-  if (gridDim.y > 1) cluster_wait();
-  const int lane = thread % kWarp, warps = threads / kWarp;  // whole ones
-#pragma unroll 1
-  for (int at = thread / kWarp; at < channels && thread < warps * kWarp; at += warps) {
-    Pair<A> sums = {};
-    for (int i = lane; i < pixels; i += kWarp) sums = sums + tile_sums(shared, W * blockDim.x, at * pixels + i);
-    sums = warp_reduce<Sum>(sums);
-    if (lane == 0) share_tile(sums, all, channels, at);
-  }
-  meet_tile();
-  if (thread < channels) {
-    Pair<A> sums = {};
-    for (int i = 0; i < gridDim.y; ++i) sums = sums + all[i * channels + thread];
-    sums = Centre<T>(mu, r).moved(sums), sums.second *= r;
-    gradient[thread] = Gradient<T>::of(mu, r, w, sums, A(rows * pixels));
-    if (blockIdx.y == 0) set_gradients<T>(sums, c, grad_weight, grad_bias, wide);
-  }
-  if (!grad_x) return;
-  __syncthreads();
-  Gradient<T> of[W] = {};
-  tile.each(kAll, pixels, [&](int e, long long channel) { of[e] = gradient[channel - first]; });
-#pragma unroll 2
-  for (int i = 0; i < tile.count; ++i) {
-    const Pack<T> grad = load_aligned(grads + held.at + i * held.pitch);
-    const Pack<T> value = load_aligned(inputs + held.at + i * held.pitch);
-    Piece<T, true>::store(grad_x + tile.at + i * tile.pitch, [&](int e) { return of[e](grad[e], value[e]); });
-  }
 }

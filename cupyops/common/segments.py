@@ -34,7 +34,6 @@ FEWEST = 64  # blocks that are worth while
 CLUSTER_ROWS = 8192
 TILE_BLOCKS = 132 * 2  # of clusters, beyond which two passes are faster
 CLUSTER_ALONG = (4, 8)  # packs along the columns of a cluster's tile
-PLANE_ALONG = 32, 128  # packs of a row of a tile of planes, about and at most
 MOST_PACKS = (1 << 31) - THREADS * PACKS  # of a segment: counted in 32 bits, a step beyond the last included
 
 
@@ -156,37 +155,6 @@ def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: in
     if not found:
         return None
     return found[-1 if whole and found[-1][0] >= FEWEST else 0][1]
-
-
-class Planes(NamedTuple):
-    """A launch over tiles of whole channels, whose rows the blocks of a cluster hold."""
-
-    grid: tuple[int, int]
-    block: tuple[int, int]
-    shared: int
-
-
-@functools.lru_cache(maxsize=4096)
-def cluster_planes(
-    rows: int, channels: int, pixels: int, itemsize: int, aligned: bool, tensors: int, most: int
-) -> Planes | None:
-    """Columns of `rows` by `channels` planes, so many tensors held; None: too long for `most` blocks, or no whole packs."""
-    if not _whole(channels * pixels, itemsize, aligned):
-        return None
-    packs = pixels * itemsize // math.gcd(16, pixels * itemsize)  # of the fewest channels that are whole packs
-    along = packs * max(1, PLANE_ALONG[0] // packs)
-    if along > PLANE_ALONG[1]:
-        return None
-    across, blocks = THREADS // along, 1
-
-    def shared() -> int:
-        return ceil_div(ceil_div(rows, blocks), across) * across * along * 16 * tensors
-
-    while blocks < most and shared() > CLUSTER_ROOM:
-        blocks *= 2
-    if shared() > CLUSTER_ROOM:
-        return None
-    return Planes((ceil_div(channels * pixels * itemsize, along * 16), blocks), (along, across), shared())
 
 
 def is_aligned(tensor: Tensor) -> bool:

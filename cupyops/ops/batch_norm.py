@@ -44,14 +44,13 @@ batch_norm_columns_bwd_few = Kernel(COLUMNS_FILE, "batch_norm_columns_bwd_few<T,
 batch_norm_columns_bwd_cluster = Kernel(
     COLUMNS_FILE, "batch_norm_columns_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
 )
-batch_norm_planes_bwd_cluster = Kernel(COLUMNS_FILE, "batch_norm_planes_bwd_cluster<T>", T=FLOATING)
 
 INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}  # by the size of an element: shorter than those that reduce
 SMALL_PLANE = 256  # elements
 FOLDED_ROWS = 128  # that are left at least, of several rows each: sums of fewer cost as much to combine as to make
 FOLDED_SIZE = 64  # elements of such a row, at least: threads of fewer would sum a channel each for itself
-FEW_PIXELS = 32  # of a plane, at least, whose sums a warp combines: kWarp
-FEW_PARTS = 2  # of the rows, at most, that the blocks of the second pass combine themselves: each reads them all
+FEW_PIXELS = 32  # of a plane, at least, whose sums the blocks of the second pass combine themselves: kWarp
+FEW_PARTS = 2  # of the rows, at most: others would be read by too many blocks
 PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -208,12 +207,6 @@ def _backward_columns(grad_y, x, weight, statistics, grad_x, grad_weight, grad_b
         launch = batch_norm_columns_bwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
         given = (grad_y, x, weight, *statistics[:2], grad_x, grad_weight, grad_bias, *matrix[:2], wide)
         return launch(*given, T=x.dtype, WHOLE=plan.whole)
-    if training and (plan := _plane_cluster(matrix, *tensors)):
-        launch = batch_norm_planes_bwd_cluster.configure(
-            plan.grid, plan.block, shared=plan.shared, cluster=_cluster_of(1, plan.grid[1])
-        )
-        given = (grad_y, x, weight, *statistics[:2], grad_x, grad_weight, grad_bias)
-        return launch(*given, *matrix[:2], matrix.pixels, wide, T=x.dtype)
     matrix, plan = _columns(matrix, *tensors)
     at_once, parts = _first_results(x, grad_x, grad_weight, grad_bias, training, plan.parts * matrix.size * 2)
     launch = batch_norm_columns_bwd_sums[plan.grid, plan.block]
@@ -370,13 +363,6 @@ def _column_cluster(matrix: _Matrix, x: Tensor, *others: Tensor) -> segments.Col
     if matrix.pixels > 1:
         return None
     return segments.cluster_columns(*matrix[:2], x.element_size(), _aligned(x, *others), _most_blocks(x))
-
-
-def _plane_cluster(matrix: _Matrix, x: Tensor, *others: Tensor) -> segments.Planes | None:
-    if matrix.pixels < FEW_PIXELS:
-        return None
-    rows, _, channels, pixels = matrix
-    return segments.cluster_planes(rows, channels, pixels, x.element_size(), _aligned(x, *others), 2, _most_blocks(x))
 
 
 def _runs(x: Tensor, *others: Tensor, **most: int) -> segments.Runs:

@@ -5,7 +5,6 @@ import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
 
 import cupyops
-from cupyops.common import segments
 
 NAN, INF = float("nan"), float("inf")
 F = torch.nn.functional
@@ -37,7 +36,6 @@ class TestBatchNorm(OperatorContract):
         "batch_norm_columns_bwd",
         "batch_norm_columns_bwd_few",
         "batch_norm_columns_bwd_cluster",
-        "batch_norm_planes_bwd_cluster",
     }
     too_large = "2^31 packs of a channel"
     differs = {
@@ -64,9 +62,7 @@ class TestBatchNorm(OperatorContract):
         yield Sample(
             make(17, 9, 35), None, None, make(9), make(9), **IN_TRAINING
         )  # of many pixels, tiles of channels cut
-        yield Sample(
-            make(60, 12, 33), None, None, make(12), make(12), **IN_TRAINING
-        )  # a cluster holds tiles of channels
+        yield Sample(make(16, 8, 33), None, None, make(8), make(8), **IN_TRAINING)
         yield Sample(make(512, 66), None, None, make(66), make(66), **IN_TRAINING)  # several rows in one
         yield Sample(make(1024, 67), *running(make, 67), make(67), make(67))
         yield Sample(make(6, 8), *running(make, 8), make(8), make(8))
@@ -161,16 +157,6 @@ def test_variance_of_short_channels_far_from_zero(shape):
         cupyops.batch_norm(x, mean, var, training=True, momentum=1.0)
     truth = x.double().transpose(0, 1).reshape(40, -1).var(1)
     torch.testing.assert_close(var.double(), truth, rtol=4 * torch.finfo(torch.float32).eps, atol=0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_planes_that_no_cluster_holds(dtype, monkeypatch):
-    monkeypatch.setattr(segments, "CLUSTER_ROOM", 0)
-    segments.cluster_planes.cache_clear()
-    with cupyops.simulate(), cupyops.trace() as trace:
-        compare(tensors((16, 8, 33), dtype, dtype))
-    segments.cluster_planes.cache_clear()
-    assert any("batch_norm_columns_bwd_few" in record.kernel for record in trace.launches())
 
 
 @pytest.mark.parametrize("momentum", [0.0, 1.0])
