@@ -5,7 +5,8 @@
 //
 // Forward keeps the place of each maximum: as a byte, i * kw + j, or as PyTorch's index, h * W + w. Backward is a gather:
 // each element of grad_x looks at the windows that cover it, so in a fixed order and without atomics. Contiguous planes are
-// worked on in bands: a block copies to shared memory what its rows read, 16 bytes at a time.
+// worked on in bands: a block copies to shared memory what its rows read, 16 bytes at a time, and so it stores results of
+// less than 4 bytes.
 // Bytes per input element, k x k at stride k: forward sizeof(T) + (sizeof(T) + 1) / k^2, backward the same.
 //
 // Reached on an H200 (GB/s of those bytes but the places', forward / backward; a copy: 4251): 256x64x112x112 k2 fp32
