@@ -2,7 +2,8 @@
 // grad_x[k, i] = grad_y[k] (x[k, i] = y[k]) / ties[k]
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. As PyTorch's, the gradient where y is NaN is
-// 0 / 0. Forward keeps `ties` and where one of the largest is, so that backward need not read rows that have but one.
+// 0 / 0. Forward keeps `ties` and where one of the largest is, so that backward need not read rows that have but one: of
+// a long row it reads the vector, of a short one, which a thread takes in forward (see common/small_rows.cuh), nothing.
 // Bytes per element of x: forward sizeof(T), backward once that, and again what is tied. About three operations on each
 // element, of half types two elements at once in rows.
 // Reached on an H200 (GB/s of x, in backward of twice that; a copy: 4253): 8192x8192 over 1 bf16 3308 / 6291, fp32 3668 /
@@ -201,12 +202,16 @@ template <typename T>
 __global__ void amax_small(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ ties,
                            unsigned* __restrict__ where, acc_t<T> count, long long rows, long long size) {
   constexpr int K = kVecWidth<T>;
-  const bool vectors = size % K == 0 && is_aligned16(x);
   const long long row = global_thread();
-  const T* own = row < rows ? x + row * size : nullptr;
-  if (!vectors) own = fetch_row(x, rows, int(size));
-  if (!own) return;
-  Top<acc_t<T>> top = vectors ? top_of_vectors(own, int(size) / K) : top_of_row(own, int(size));
+  Top<acc_t<T>> top;
+  if (size % K == 0 && is_aligned16(x)) {
+    if (row >= rows) return;
+    top = top_of_vectors(x + row * size, int(size) / K);
+  } else {
+    const T* own = fetch_row(x, rows, int(size));
+    if (!own) return;
+    top = top_of_row(own, int(size));
+  }
   top.where |= kExact;
   TopResult<T>{{}, y, ties, where, count}.store_(top, 0, row);
 }
@@ -255,22 +260,42 @@ __global__ void amax_bwd_rows(const T* __restrict__ x, const T* __restrict__ y, 
   spread_rows(x, grad_x, rows, size, parts, TopShares<T>{y, grad_y, ties, where});
 }
 
-// Of results that amax_small may have found.
-template <typename T> struct ExactShare : TopShare<T> {
-  bool exact;
+// The same of results that amax_small may have found.
+template <typename T> struct ExactShare {
+  using A = acc_t<T>;
+  static constexpr bool kReads = false;
+  A max, chosen, other;  // before settle_() the last are the result's gradient, and its ties
+  int where, span;  // one of the largest lies there, or in so many from there on; 0: no element is read
 
-  __device__ __forceinline__ bool wants_(long long at, int count) const {
-    return exact ? this->tied : TopShare<T>::wants_(at, count);
+  __device__ __forceinline__ void settle_() {
+    const A ties = other;
+    other = chosen * A(0);
+    if (ties != A(1)) {
+      chosen /= ties;
+      if (ties == A(0)) chosen = other = A(0) * infinity<A>();
+    }
+    span = ties > A(1) ? 1 << 30 : where & kExact ? 0 : kVecWidth<T>;
+    where = ties > A(1) ? 0 : where & ~kExact;
   }
+  static __device__ __forceinline__ ExactShare either_(bool first, const ExactShare& a, const ExactShare& b) {
+    return {first ? a.max : b.max, first ? a.chosen : b.chosen, first ? a.other : b.other, first ? a.where : b.where,
+            0};
+  }
+  __device__ __forceinline__ bool wants_(int at, int count) const {
+    return span && at < where + span && where < at + count;
+  }
+  __device__ __forceinline__ A of_(A value) const { return value == max ? chosen : other; }
+  __device__ __forceinline__ A rest_(int at) const { return at == where ? chosen : other; }
 };
 
 template <typename T> struct ExactShares {
-  TopShares<T> all;
+  const T* __restrict__ y;
+  const T* __restrict__ grad_y;
+  const acc_t<T>* __restrict__ ties;
+  const unsigned* __restrict__ where;
 
-  __device__ __forceinline__ ExactShare<T> operator()(long long result, int row) const {
-    ExactShare<T> share = {all(result, row), bool(all.where[result] & kExact)};
-    share.where &= kExact - 1;
-    return share;
+  __device__ __forceinline__ ExactShare<T> operator()(long long result, int) const {
+    return {to_acc(y[result]), to_acc(grad_y[result]), ties[result], int(where[result]), 0};
   }
 };
 
@@ -280,7 +305,7 @@ __global__ void amax_bwd_short(const T* __restrict__ x, const T* __restrict__ y,
                                const acc_t<T>* __restrict__ ties, const unsigned* __restrict__ where,
                                T* __restrict__ grad_x, long long rows, int size, bool vectors,
                                const __grid_constant__ Divisor by_size) {
-  spread_short(x, grad_x, rows, size, vectors, by_size, ExactShares<T>{{y, grad_y, ties, where}});
+  spread_short(x, grad_x, rows, size, vectors, by_size, ExactShares<T>{y, grad_y, ties, where});
 }
 
 // Grid, block: see spread_columns().

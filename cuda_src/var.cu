@@ -5,8 +5,9 @@
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. A thread takes a few elements about their own mean
 // and merges them into what it has: E[x^2] - mean^2 would cancel. Rows of whole vectors of fp32 and fp64, up to 32 KB, are
-// in registers, the mean first: see common/whole_rows.cuh. Of a constant y is exactly 0. Bytes per element of x: forward
-// sizeof(T), backward twice that. Forward about 4 operations on each element, backward two.
+// in registers, the mean first: see common/whole_rows.cuh; short ones of other sizes, a thread each: see
+// common/small_rows.cuh. Of a constant y is exactly 0. Bytes per element of x: forward sizeof(T), backward twice that.
+// Forward about 4 operations on each element, backward two.
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253): 8192x8192 over 1 bf16 3199 / 3976, fp32 3890
 // / 4065; over 0 bf16 3116 / 3677, fp32 3600 / 3893; 65536x1000 over 1 bf16 2988 / 3842; 4095x4095 bf16 over 1 1708 / 3069,
 // over 0 1533 / 2552. Lost: the start of a launch, about 4 us; over 0 what a thread has of each of its columns is merged
@@ -204,11 +205,17 @@ __global__ void var_finish(const acc_t<T>* __restrict__ partial, T* __restrict__
 }
 
 template <typename T> struct VarShare {
+  using A = acc_t<T>;
   static constexpr bool kReads = true;
-  acc_t<T> mean, slope;
+  A mean, slope;
 
+  __device__ __forceinline__ void settle_() {}
+  static __device__ __forceinline__ VarShare either_(bool first, const VarShare& a, const VarShare& b) {
+    return {first ? a.mean : b.mean, first ? a.slope : b.slope};
+  }
   __device__ __forceinline__ bool wants_(long long, int) const { return true; }
-  __device__ __forceinline__ T get_(T value) const { return from_acc<T>(slope * (to_acc(value) - mean)); }
+  __device__ __forceinline__ A of_(A value) const { return slope * (value - mean); }
+  __device__ __forceinline__ T get_(T value) const { return from_acc<T>(of_(to_acc(value))); }
   __device__ __forceinline__ T rest_(long long) const { return {}; }
 };
 

@@ -10,6 +10,7 @@
 
 #include "common/divisor.cuh"
 #include "common/reduction.cuh"
+#include "common/rows.cuh"
 #include "common/whole.cuh"
 
 constexpr int kSpreadUnits = 4, kShortUnits = 2;
@@ -60,45 +61,59 @@ __device__ __forceinline__ void spread_rows(const T* __restrict__ x, T* __restri
 
 // Rows of a few vectors: those are cut from all of x and grad_x, so that one has at most two rows, and no row's ends are
 // apart; or single elements, where they are not `vectors`: longer than a row, or off 16-byte boundaries. Grid: as many
-// blocks as have kShortUnits of them for each thread. Block: any.
+// blocks as have kShortUnits of them for each thread. Block: any. A Share has besides, in acc_t<T>: of_(value), as get_();
+// rest_(at); and either_(first, a, b). settle_() is where it is first computed with what has been loaded.
 template <typename T, typename Shares>
 __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restrict__ grad_x, long long rows, int size,
                                              bool vectors, const Divisor& by_size, const Shares& shares) {
   constexpr int K = kVecWidth<T>, U = kShortUnits;
   using Share = decltype(shares(0, 0));
-  const int width = vectors ? K : 1;
-  const long long base = blockIdx.x * (long long)(U * width * blockDim.x), left = rows * size - base;
-  Vec<T, K> held[U];
-  const auto place = [&](int u) { return (threadIdx.x + u * blockDim.x) * width; };
-#pragma unroll
-  for (int u = 0; u < U; ++u) {
-    if (Share::kReads && vectors && place(u) + K <= left) held[u] = load_vec<T, K>(x + base + place(u));
+  const int most = U * (vectors ? K : 1) * blockDim.x;
+  const long long base = blockIdx.x * (long long)most, left = rows * size - base;
+  const int there = left < most ? int(left) : most;
+  const long long row = base >> 31 ? base / size : by_size.divide(int(base));
+  const int skipped = int(base - row * size);  // of that row, in blocks before
+  const T* from = x + base;
+  T* to = grad_x + base;
+  const int whole = vectors ? there & -K : 0;
+  for (int i = whole + threadIdx.x; i < there; i += blockDim.x) {
+    Share share = shares(row + by_size.divide(skipped + i), 0);
+    share.settle_();
+    to[i] = from_acc<T>(share.of_(to_acc(from[i])));
   }
-  const long long row = base >> 31 ? base / size : by_size.divide(int(base));  // and place() of it, that of the block
-  const int skipped = int(base - row * size);
+  if (!whole) return;
+  // a warp's are neighbours, and so are their rows
+  const auto place = [&](int u) { return int((threadIdx.x / kWarp * U + u) * kWarp + threadIdx.x % kWarp) * K; };
+  Pack<T> held[U];
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    if (place(u) >= left) break;
-    const int after = by_size.divide(skipped + place(u)), column = skipped + place(u) - after * size;
-    const Share own = shares(row + after, 0);
-    const T* from = x + base + place(u);
-    T* to = grad_x + base + place(u);
-    if (!vectors || place(u) + K > left) {  // a row's last, or one
-      for (int k = 0; k < width && place(u) + k < left; ++k) to[k] = own.get_(from[k]);
-      continue;
-    }
-    const int edge = size - column;
-    const Share next = edge < K ? shares(row + after + 1, 0) : own;
-    const bool wanted = own.wants_(column, K) || (edge < K && next.wants_(0, K - edge));
-    if (!Share::kReads && wanted) held[u] = load_vec<T, K>(from);
-    Vec<T, K> result;
+    if (Share::kReads && place(u) < whole) held[u] = load_aligned(from + place(u));
+  }
+  Share own[U], next[U];
+  int edge[U];  // from which element on they are the next row's
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const T value = held[u].data[k];
-      if (wanted) result.data[k] = k < edge ? own.get_(value) : next.get_(value);
-      else result.data[k] = k < edge ? own.rest_(column + k) : next.rest_(k - edge);
+  for (int u = 0; u < U; ++u) {
+    const int at = skipped + min(place(u), whole - K), after = by_size.divide(at);  // no branch: see spread_rows()
+    edge[u] = (after + 1) * size - at;
+    own[u] = shares(row + after, 0);
+    next[u] = edge[u] < K ? shares(row + after + 1, 0) : own[u];
+  }
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    own[u].settle_(), next[u].settle_();
+    unsigned words[4];
+    const auto share = [&](int k) { return Share::either_(k < edge[u], own[u], next[u]); };
+    const auto read = [&] { round_to_words<T>(words, 0, [&](int k) { return share(k).of_(held[u][k]); }); };
+    if constexpr (Share::kReads) {
+      read();
+    } else if (own[u].wants_(size - edge[u], K) || (edge[u] < K && next[u].wants_(0, K - edge[u]))) {
+      held[u] = load_aligned(from + min(place(u), whole - K));
+      read();
+    } else {
+      round_to_words<T>(words, 0,
+                        [&](int k) { return share(k).rest_(k < edge[u] ? k + size - edge[u] : k - edge[u]); });
     }
-    store_whole(to, result);
+    if (place(u) < whole) store_words(to + place(u), words[0], words[1], words[2], words[3]);
   }
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/async.cuh"
-#include "common/vec.cuh"
+#include "common/rows.cuh"
 
 constexpr int kSmallRows = 256;  // of a block, and threads
 constexpr int kSmallUnits = 4;  // 16 bytes, under way in a thread
@@ -56,6 +56,7 @@ template <typename T> __device__ __forceinline__ void fetch_once(T* shared, cons
       if (i + u * step < whole) *reinterpret_cast<uint4*>(shared + i + u * step) = held[u];
     }
   }
+#pragma unroll 4
   for (int i = whole + threadIdx.x; i < count; i += kSmallRows) shared[i] = from[i];
 }
 
@@ -75,14 +76,16 @@ template <typename T> __device__ __forceinline__ const T* fetch_row(const T* x, 
 // a time.
 template <typename T, typename F> __device__ __forceinline__ void each_of_row(const T* own, int size, F f) {
   if constexpr (sizeof(T) == 2) {
-    int e = static_cast<int>(reinterpret_cast<unsigned long long>(own) / sizeof(T) % 2);
-    if (e) f(to_acc(own[0]), 0);
+    const int first = static_cast<int>(reinterpret_cast<unsigned long long>(own) / sizeof(T) % 2);
+    const int pairs = (size - first) / 2, last = first + 2 * pairs;
+    if (first) f(to_acc(own[0]), 0);
 #pragma unroll 4
-    for (; e + 1 < size; e += 2) {
-      const Vec<T, 2> both = load_vec<T, 2>(own + e);
-      f(to_acc(both.data[0]), e), f(to_acc(both.data[1]), e + 1);
+    for (int i = 0; i < pairs; ++i) {
+      const int e = first + 2 * i;
+      const unsigned word = *reinterpret_cast<const unsigned*>(own + e);
+      f(unpack(word, 0, T()), e), f(unpack(word, 1, T()), e + 1);
     }
-    if (e < size) f(to_acc(own[e]), e);
+    if (last < size) f(to_acc(own[last]), last);
   } else {
 #pragma unroll 8
     for (int e = 0; e < size; ++e) f(to_acc(own[e]), e);
