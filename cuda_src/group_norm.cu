@@ -24,7 +24,7 @@ constexpr int kMostFinishers = 128;
 
 // Grid: ceil(rows / blockDim.y), or a cluster for each row. Block: (threads of a row, rows): see rows.cuh; K packs in each
 // thread hold a row, or a block's part of it; MIXED: see group_norm_held.cuh. mean and rstd are kept for backward, one of
-// each for a row. weight and bias may be null.
+// each for a row. weight and bias may be null. Shared memory, MIXED: a pair for each channel of the block's rows.
 template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (sizeof(T) == 8)
                                                                : K == 4 ? 2
@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   using Threads = RowThreads<Found<A>, true>;
   constexpr int W = kVecWidth<T>;
   constexpr bool kExact = K == 1 && sizeof(T) != 2;
+  extern __shared__ __align__(16) unsigned char bytes[];
   __shared__ typename Threads::Room room;
   Threads threads(room);
   const Held<K, T, MIXED> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
@@ -45,6 +46,11 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   const T *const of_weight = groups.of(held.row, weight), *const of_bias = groups.of(held.row, bias);
   held.load_of_channel(groups, of_weight, 1, weights);
   held.load_of_channel(groups, of_bias, 0, biases);
+  Pair<A>* const parameters = reinterpret_cast<Pair<A>*>(bytes) + threadIdx.y * groups.channels;
+  if constexpr (MIXED) {
+    held.each_channel(groups, [&](int c) { parameters[c] = {parameter(of_weight, c, 1), parameter(of_bias, c, 0)}; });
+    __syncthreads();
+  }
   const A alone = held.load_lone(x);
   A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
   if (MIXED) sum += alone;
@@ -79,11 +85,11 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
       return [&, affine = Affine<T>(mu, r, weight, bias)](int e) { return affine(packs[k][e]); };
     };
     held.store(y, k, groups, of(to_acc(weights[k]), to_acc(biases[k])),
-               [&](int c) { return of(parameter(of_weight, c, 1), parameter(of_bias, c, 0)); });
+               [&](int c) { return of(parameters[c].first, parameters[c].second); });
   }
   if (MIXED && held.lone) {
     const int c = held.channel_of_lone(groups);
-    const Affine<T> affine(mu, r, parameter(of_weight, c, 1), parameter(of_bias, c, 0));
+    const Affine<T> affine(mu, r, parameters[c].first, parameters[c].second);
     y[held.row * size + held.cut.column] = from_acc<T>(affine(alone));
   }
   if (threadIdx.x == 0 && threads.part() == 0) mean[held.row] = mu, rstd[held.row] = r;
@@ -91,7 +97,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
 
 // g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: a pair for each
-// pack that a block holds and, MIXED, for each of its rows 2 W and 32 bytes for each channel. weight and grad_x may be null.
+// pack that a block holds and, MIXED, for each of its rows 2 W, and for each channel 32 bytes and a number. weight and grad_x may be null.
 template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
@@ -103,7 +109,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   extern __shared__ __align__(16) unsigned char bytes[];
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  Pair<A>* shared = reinterpret_cast<Pair<A>*>(bytes);
+  A* const parameters = reinterpret_cast<A*>(bytes) + threadIdx.y * groups.channels;
+  // behind the parameters, from a 16-byte boundary on
+  Pair<A>* shared =
+      reinterpret_cast<Pair<A>*>(bytes + (MIXED ? groups.channels * blockDim.y * sizeof(A) + 15 & -16 : 0));
   const Held<K, T, MIXED> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   const int channels = int(groups.channels), plane = int(groups.plane.divisor), count = K * blockDim.x;
   Pack<T> grads[K], inputs[K];
@@ -113,6 +122,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   T weights[K];
   const T* const of_group = groups.of(held.row, weight);
   held.load_of_channel(groups, of_group, 1, weights);
+  if (MIXED) held.each_channel(groups, [&](int c) { parameters[c] = parameter(of_group, c, 1); });
   const Mean<A> mu = held.live ? mean[held.row] : Mean<A>{};
   const A r = held.live ? rstd[held.row] : A(0);
   const Centre<T> centre(mu.first, r, mu.second);
@@ -160,9 +170,9 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     }
     __syncthreads();
     if constexpr (MIXED) {
-      for (int c = held.live ? threadIdx.x : channels; c < channels; c += blockDim.x) {
+      held.each_channel(groups, [&](int c) {
         const int border = own_packs.border(c);
-        if (border == 0) continue;
+        if (border == 0) return;
         Pair<A>* const rest = rests + c * kOfChannel;
         const Pack<T> grad = reinterpret_cast<Pack<T>*>(rest)[0], input = reinterpret_cast<Pack<T>*>(rest)[1];
         Pair<A> before = {}, behind = {};
@@ -172,7 +182,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
           else add(behind, grad[e], input[e]);
         }
         packs[own_packs.first(c) - 1] = before, *rest = behind;
-      }
+      });
       __syncthreads();
     }
     const int lane = threadIdx.x % lanes, step = blockDim.x / lanes;
@@ -197,10 +207,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     const auto of = [&](A weight) {
       return [&, gradient = Gradient<T>(mu.first, r, c, weight)](int e) { return gradient(grads[k][e], inputs[k][e]); };
     };
-    held.store(grad_x, k, groups, of(to_acc(weights[k])), [&](int c) { return of(parameter(of_group, c, 1)); });
+    held.store(grad_x, k, groups, of(to_acc(weights[k])), [&](int c) { return of(parameters[c]); });
   }
   if (MIXED && held.lone) {
-    const Gradient<T> gradient(mu.first, r, c, parameter(of_group, held.channel_of_lone(groups), 1));
+    const Gradient<T> gradient(mu.first, r, c, parameters[held.channel_of_lone(groups)]);
     grad_x[held.row * size + held.cut.column] = from_acc<T>(gradient(lone_grad, lone_input));
   }
 }

@@ -205,7 +205,7 @@ template <typename T> struct __align__(16) Angles { const T *cosines, *sines; };
 // every sharers-th row, kStagedEach pairs at most, and reads their angles once. `layout`: of the rows of a run, as in rope().
 template <typename T> constexpr int kStagedEach = sizeof(T) == 2 ? 16 : 8;
 template <typename T>
-__global__ void __launch_bounds__(kSmallRows)
+__global__ void __launch_bounds__(kSmallRows, 3)
     rope_staged(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
                 const long long* __restrict__ positions, T* __restrict__ y, const __grid_constant__ Staged staged,
                 int half, int size, long long limit, int back, const __grid_constant__ Layout<2> layout) {
