@@ -150,29 +150,37 @@ __global__ void CUPYOPS_FOLD amax_fwd(const T* __restrict__ x, T* __restrict__ y
   fold<FORM, kVecWidth<T>>(unit, kept, reduced, division);
 }
 
-template <typename A> __device__ __forceinline__ Top<A> shuffle_xor(const Top<A>& value, int offset) {
-  return {shuffle_xor(value.max, offset), shuffle_xor(value.ties, offset), shuffle_xor(value.where, offset)};
-}
-
-// The top of a vector, which begins at element `at` of its row.
-template <typename T> __device__ __forceinline__ Top<acc_t<T>> top_of_vector(const Vec<T, kVecWidth<T>>& loaded,
-                                                                             int at) {
+// The top of a row at 16-byte boundaries, of `vectors` vectors.
+template <typename T> __device__ __forceinline__ Top<acc_t<T>> top_of_vectors(const T* own, int vectors) {
   using A = acc_t<T>;
-  constexpr int K = kVecWidth<T>;
+  constexpr int K = kVecWidth<T>, U = kVectorsAtOnce;
   Top<A> top = TopRule<A>::identity_();
-  const auto place = [&](int) { return at; };
-  if constexpr (TopUnit<T>::kTakesVectors) {
-    const Vec<T, K> held[1] = {loaded};
-    take_pairs(top, held, place);
-  } else {
-    A values[1][K];
+#pragma unroll 1
+  for (int first = 0; first < vectors; first += U) {
+    Vec<T, K> held[U];
 #pragma unroll
-    for (int k = 0; k < K; ++k) values[0][k] = to_acc(loaded.data[k]);
-    TopRule<A>::take_(top, values, 1, 0, place);
+    for (int i = 0; i < U; ++i) held[i] = load_once<K>(own + min(first + i, vectors - 1) * K);
+#pragma unroll
+    for (int i = 1; i < U; ++i) {
+      if (first + i >= vectors) held[i] = TopUnit<T>::template none_<K>();
+    }
+    const auto place = [&](int i) { return (first + i) * K; };
+    if constexpr (TopUnit<T>::kTakesVectors) {
+      take_pairs(top, held, place);
+    } else {
+      A values[U][K];
+#pragma unroll
+      for (int i = 0; i < U; ++i) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) values[i][k] = to_acc(held[i].data[k]);
+      }
+      TopRule<A>::take_(top, values, U, 0, place);
+    }
   }
+  const Vec<T, K> best = load_once<K>(own + top.where);
 #pragma unroll
   for (int k = 1; k < K; ++k) {
-    if (to_acc(loaded.data[k]) == top.max) top.where = at + k;
+    if (to_acc(best.data[k]) == top.max) top.where = top.where / K * K + k;
   }
   return top;
 }
@@ -188,22 +196,17 @@ template <typename T> __device__ __forceinline__ Top<acc_t<T>> top_of_row(const 
   return top;
 }
 
-// Rows whose largest element backward can tell without reading them. Grid, block: kSmallRows threads; `lanes`, a power of two,
-// share a row of no more vectors at 16-byte boundaries; 0: a thread has a row, in shared memory: see fetch_row().
+// Rows whose largest element backward can tell without reading them. Grid, block: kSmallRows threads, one for a row; shared
+// memory, where rows are no whole vectors at 16-byte boundaries: see fetch_row().
 template <typename T>
-__global__ void __launch_bounds__(kSmallRows)
-    amax_small(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ ties, unsigned* __restrict__ where,
-               acc_t<T> count, long long rows, long long size, int lanes) {
+__global__ void amax_small(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ ties,
+                           unsigned* __restrict__ where, acc_t<T> count, long long rows, long long size) {
   constexpr int K = kVecWidth<T>;
-  long long row = global_thread();
-  Top<acc_t<T>> top = TopRule<acc_t<T>>::identity_();
-  if (lanes > 0) {
-    const int at = (threadIdx.x & lanes - 1) * K;
-    row /= lanes;
-    if (row < rows && at < size) top = top_of_vector(load_once<K>(x + row * size + at), at);
-    for (int offset = lanes / 2; offset > 0; offset /= 2)
-      top = TopRule<acc_t<T>>::combine_(top, shuffle_xor(top, offset));
-    if (at > 0 || row >= rows) return;
+  const long long row = global_thread();
+  Top<acc_t<T>> top;
+  if (size % K == 0 && is_aligned16(x)) {
+    if (row >= rows) return;
+    top = top_of_vectors(x + row * size, int(size) / K);
   } else {
     const T* own = fetch_row(x, rows, int(size));
     if (!own) return;

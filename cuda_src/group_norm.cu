@@ -24,7 +24,7 @@ constexpr int kMostFinishers = 128;
 
 // Grid: ceil(rows / blockDim.y), or a cluster for each row. Block: (threads of a row, rows): see rows.cuh; K packs in each
 // thread hold a row, or a block's part of it; MIXED: see group_norm_held.cuh. mean and rstd are kept for backward, one of
-// each for a row. weight and bias may be null. Shared memory, MIXED: a pair for each channel of the block's rows.
+// each for a row. weight and bias may be null.
 template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (sizeof(T) == 8)
                                                                : K == 4 ? 2
@@ -36,7 +36,6 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   using Threads = RowThreads<Found<A>, true>;
   constexpr int W = kVecWidth<T>;
   constexpr bool kExact = K == 1 && sizeof(T) != 2;
-  extern __shared__ __align__(16) unsigned char bytes[];
   __shared__ typename Threads::Room room;
   Threads threads(room);
   const Held<K, T, MIXED> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
@@ -46,11 +45,6 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   const T *const of_weight = groups.of(held.row, weight), *const of_bias = groups.of(held.row, bias);
   held.load_of_channel(groups, of_weight, 1, weights);
   held.load_of_channel(groups, of_bias, 0, biases);
-  Pair<A>* const parameters = reinterpret_cast<Pair<A>*>(bytes) + threadIdx.y * groups.channels;
-  if constexpr (MIXED) {
-    held.each_channel(groups, [&](int c) { parameters[c] = {parameter(of_weight, c, 1), parameter(of_bias, c, 0)}; });
-    __syncthreads();
-  }
   const A alone = held.load_lone(x);
   A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
   if (MIXED) sum += alone;
@@ -85,11 +79,11 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
       return [&, affine = Affine<T>(mu, r, weight, bias)](int e) { return affine(packs[k][e]); };
     };
     held.store(y, k, groups, of(to_acc(weights[k]), to_acc(biases[k])),
-               [&](int c) { return of(parameters[c].first, parameters[c].second); });
+               [&](int c) { return of(parameter(of_weight, c, 1), parameter(of_bias, c, 0)); });
   }
   if (MIXED && held.lone) {
     const int c = held.channel_of_lone(groups);
-    const Affine<T> affine(mu, r, parameters[c].first, parameters[c].second);
+    const Affine<T> affine(mu, r, parameter(of_weight, c, 1), parameter(of_bias, c, 0));
     y[held.row * size + held.cut.column] = from_acc<T>(affine(alone));
   }
   if (threadIdx.x == 0 && threads.part() == 0) mean[held.row] = mu, rstd[held.row] = r;
@@ -97,7 +91,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
 
 // g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: a pair for each
-// pack that a block holds and, MIXED, for each of its rows 2 W, and for each channel 32 bytes and a number. weight and grad_x may be null.
+// pack that a block holds and, MIXED, for each of its rows one for each channel and 2 W. weight and grad_x may be null.
 template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
@@ -109,10 +103,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   extern __shared__ __align__(16) unsigned char bytes[];
   __shared__ typename Threads::Room room;
   Threads threads(room);
-  A* const parameters = reinterpret_cast<A*>(bytes) + threadIdx.y * groups.channels;
-  // behind the parameters, from a 16-byte boundary on
-  Pair<A>* shared =
-      reinterpret_cast<Pair<A>*>(bytes + (MIXED ? groups.channels * blockDim.y * sizeof(A) + 15 & -16 : 0));
+  Pair<A>* shared = reinterpret_cast<Pair<A>*>(bytes);
   const Held<K, T, MIXED> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   const int channels = int(groups.channels), plane = int(groups.plane.divisor), count = K * blockDim.x;
   Pack<T> grads[K], inputs[K];
@@ -122,7 +113,6 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   T weights[K];
   const T* const of_group = groups.of(held.row, weight);
   held.load_of_channel(groups, of_group, 1, weights);
-  if (MIXED) held.each_channel(groups, [&](int c) { parameters[c] = parameter(of_group, c, 1); });
   const Mean<A> mu = held.live ? mean[held.row] : Mean<A>{};
   const A r = held.live ? rstd[held.row] : A(0);
   const Centre<T> centre(mu.first, r, mu.second);
@@ -151,38 +141,30 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{});
   } else {
     const PacksOf<W> own_packs{plane, int(held.start), count};
-    constexpr int kOfChannel =
-        2 * sizeof(uint4) / sizeof(Pair<A>);  // of a pack of two channels: grad_y and x, then the rest
-    Pair<A>* const packs = shared + threadIdx.y * (count + (MIXED ? channels * kOfChannel + 2 * W : 0));
-    Pair<A>*const rests = packs + count, *const lones = rests + channels * kOfChannel;
+    Pair<A>* const packs = shared + threadIdx.y * (count + (MIXED ? channels + 2 * W : 0));
+    Pair<A>*const rests = packs + count, *const lones = rests + channels;
     if (MIXED && threadIdx.x < 2 * W) {
       Pair<A> own = {};
       if (held.lone) add(own, lone_grad, lone_input);
       lones[threadIdx.x] = own;
     }
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
-      if (const int next = held.next_channel(groups, k); MIXED && next > 0) {
-        Pack<T>* const both = reinterpret_cast<Pack<T>*>(rests + next * kOfChannel);
-        both[0] = grads[k], both[1] = inputs[k];
-      }
-    }
+    for (int k = 0; k < K; ++k) packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
     __syncthreads();
-    if constexpr (MIXED) {
-      held.each_channel(groups, [&](int c) {
-        const int border = own_packs.border(c);
-        if (border == 0) return;
-        Pair<A>* const rest = rests + c * kOfChannel;
-        const Pack<T> grad = reinterpret_cast<Pack<T>*>(rest)[0], input = reinterpret_cast<Pack<T>*>(rest)[1];
+    if constexpr (MIXED) {  // the few packs of two channels are read again: what finds them in all costs more
+      for (int c = held.live ? threadIdx.x : channels; c < channels; c += blockDim.x) {
+        const int border = own_packs.border(c), p = own_packs.first(c) - 1;
+        if (border == 0) continue;
+        const long long at = held.row * size + held.start + p * W;
+        const Pack<T> grad = load_aligned(grad_y + at), input = load_aligned(x + at);
         Pair<A> before = {}, behind = {};
 #pragma unroll
         for (int e = 0; e < W; ++e) {
           if (e < border) add(before, grad[e], input[e]);
           else add(behind, grad[e], input[e]);
         }
-        packs[own_packs.first(c) - 1] = before, *rest = behind;
-      });
+        packs[p] = before, rests[c] = behind;
+      }
       __syncthreads();
     }
     const int lane = threadIdx.x % lanes, step = blockDim.x / lanes;
@@ -191,7 +173,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
       Pair<A> own = channel_sum(own_packs, packs, min(c, channels), lane, lanes);
       if (lane > 0 || c >= channels || !held.live) continue;
       if (MIXED) {
-        if (own_packs.border(c)) own = own + rests[c * kOfChannel];
+        if (own_packs.border(c)) own = own + rests[c];
         for (int i = 0; c == 0 && i < held.cut.head; ++i) own = own + lones[i];
         for (int i = held.cut.head; c == channels - 1 && i < int(size) - held.cut.whole; ++i) own = own + lones[i];
       }
@@ -207,10 +189,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     const auto of = [&](A weight) {
       return [&, gradient = Gradient<T>(mu.first, r, c, weight)](int e) { return gradient(grads[k][e], inputs[k][e]); };
     };
-    held.store(grad_x, k, groups, of(to_acc(weights[k])), [&](int c) { return of(parameters[c]); });
+    held.store(grad_x, k, groups, of(to_acc(weights[k])), [&](int c) { return of(parameter(of_group, c, 1)); });
   }
   if (MIXED && held.lone) {
-    const Gradient<T> gradient(mu.first, r, c, parameters[held.channel_of_lone(groups)]);
+    const Gradient<T> gradient(mu.first, r, c, parameter(of_group, held.channel_of_lone(groups), 1));
     grad_x[held.row * size + held.cut.column] = from_acc<T>(gradient(lone_grad, lone_input));
   }
 }

@@ -37,45 +37,34 @@ template <int K, typename T, bool MIXED> struct Held {
   __device__ __forceinline__ int channel_of_lone(const Groups& groups) const {
     return cut.column < cut.head ? 0 : int(groups.channels) - 1;
   }
-  // tensor[...] = of(e); MIXED: of_channel(c)(e) for its channel c. Where a mixed pack lies is computed anew: kept from when
-  // it was loaded it would be a register for each.
-  template <typename F, typename G>
-  __device__ __forceinline__ void store(T* tensor, int k, const Groups& groups, F of, G of_channel) const {
+  // tensor[...] = of(e), and next(c)(e) from the element on at which another channel c begins. Where a mixed pack lies is
+  // computed anew: kept from when it was loaded it would be a register for each.
+  template <typename F, typename Next>
+  __device__ __forceinline__ void store(T* tensor, int k, const Groups& groups, F of, Next next) const {
     T* const own = tensor + row * size + start;
     if constexpr (!MIXED) return store_pack(tile, own, k, of);
     int i = threadIdx.x * W;
     asm volatile("" : "+r"(i));
     i += k * blockDim.x * W;
     if (i >= tile.left) return;
-    const int at = int(start) + i, c = groups.plane.divide(at), border = (c + 1) * int(groups.plane.divisor) - at;
-    const auto first = of_channel(c);
+    const int at = int(start) + i, c = groups.plane.divide(at) + 1, border = c * int(groups.plane.divisor) - at;
     unsigned word[4];
     if (border < W) {
-      const auto second = of_channel(c + 1);
-      round_to_words<T>(word, 0, [&](int e) { return e < border ? first(e) : second(e); });
+      const auto behind = next(c);
+      round_to_words<T>(word, 0, [&](int e) { return e < border ? of(e) : behind(e); });
     } else {
-      round_to_words<T>(word, 0, first);
+      round_to_words<T>(word, 0, of);
     }
     store_words(own + i, word[0], word[1], word[2], word[3]);
   }
-  // A parameter of the channel of each pack, unless MIXED; `values` is that of the group's first, or null.
+  // A parameter of the channel that each pack begins in; `values` is that of the group's first, or null.
   __device__ __forceinline__ void load_of_channel(const Groups& groups, const T* values, float otherwise,
                                                   T (&of)[K]) const {
 #pragma unroll
-    for (int k = 0; k < K && !MIXED; ++k) {
+    for (int k = 0; k < K; ++k) {
       of[k] = from_acc<T>(otherwise);
       if (values && any(k)) of[k] = values[groups.plane.divide(int(start) + tile.index(k, 0))];
     }
-  }
-  // f(c) for each channel of the row, by one of its threads.
-  template <typename F> __device__ __forceinline__ void each_channel(const Groups& groups, F f) const {
-    for (int c = live ? threadIdx.x : int(groups.channels); c < int(groups.channels); c += blockDim.x) f(c);
-  }
-  // The channel that begins within pack k; 0 where none does.
-  __device__ __forceinline__ int next_channel(const Groups& groups, int k) const {
-    if (!MIXED || !any(k)) return 0;
-    const int at = int(start) + tile.index(k, 0), c = groups.plane.divide(at) + 1;
-    return c * int(groups.plane.divisor) < at + W ? c : 0;
   }
   // The channel that all of the block's packs are of; below 0 where there are several, or it would not pay to ask.
   __device__ __forceinline__ int channel(const Groups& groups) const {

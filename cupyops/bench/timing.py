@@ -67,7 +67,7 @@ class GpuClock:
 
 
 def interleaved(
-    runs: dict[str, Callable[[Clock], dict[str, float]]], clock: Clock, seconds: float = 0.3, most: int = 40
+    runs: dict[str, Callable[[Clock], dict[str, float]]], clock: Clock, seconds: float = 0.25, most: int = 40
 ) -> dict[str, dict[str, Time]]:
     """The times of several, a sample of each in turn, so that the clocks of the GPU drift for all alike.
 

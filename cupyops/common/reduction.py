@@ -203,7 +203,7 @@ def finishing_block(results: int, units: int, wide: int = 32, threads: int = 0) 
 
 
 class Rows(NamedTuple):
-    """A launch for rows of a contiguous input: a thread, or `lanes`, take a `small` one; else threads hold a WholeRow."""
+    """A launch for rows of a contiguous input: a thread takes one that is `small`, else threads hold a WholeRow."""
 
     small: bool
     grid: int
@@ -211,24 +211,21 @@ class Rows(NamedTuple):
     shared: int
     rows: int
     size: int
-    lanes: int = 0
 
 
 @functools.lru_cache(maxsize=4096)
 def rows_alone(
     shape: tuple[int, ...], dims: tuple[int, ...], itemsize: int, aligned: bool, all_small: bool
 ) -> Rows | None:
-    """None where fold() reduces them. `all_small`: rows of whole vectors may be small, of which a lane has each vector."""
+    """None where fold() reduces them. `all_small`: rows of whole vectors may be small, for which they need no copy."""
     kept, reduced = longer_dims(shape, dims)
     if kept and reduced and kept[-1] > reduced[0]:
         return None
     rows, size = math.prod(shape[d] for d in kept), math.prod(shape[d] for d in reduced)
     packs, rest = divmod(size * itemsize, 16)
     if reduced and size * itemsize <= SMALL_BYTES and (rest or all_small):
-        if aligned and not rest:
-            lanes = _power_of_two(packs)
-            return Rows(True, ceil_div(rows * lanes, SMALL_ROWS), (SMALL_ROWS, 1), 0, rows, size, lanes)
-        return Rows(True, ceil_div(rows, SMALL_ROWS), (SMALL_ROWS, 1), SMALL_ROWS * size * itemsize, rows, size)
+        shared = 0 if aligned and not rest else SMALL_ROWS * size * itemsize
+        return Rows(True, ceil_div(rows, SMALL_ROWS), (SMALL_ROWS, 1), shared, rows, size)
     along = _power_of_two(ceil_div(packs, WHOLE_PACKS))
     if rest or not aligned or packs <= SHORT_PACKS or along > MOST_THREADS:
         return None

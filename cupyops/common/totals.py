@@ -132,8 +132,7 @@ def fold(
     """Launches of fold(), and of fold_slabs() for what is combined of several slabs, of `state` numbers each.
 
     They take (x, *outputs, partial, *options, ...) and (partial, *outputs, *options, ...). `strides` are of the outputs.
-    Or a launch of the third kernel or the fourth, which take (x, *outputs, *options, ...), where rows_alone() has one; the
-    third, where it is for `all_small` rows, takes `lanes` too.
+    Or a launch of the third kernel or the fourth, which take (x, *outputs, *options, ...), where rows_alone() has one.
     """
     first, last, small, whole = kernels
     results = outputs[0].numel()
@@ -144,8 +143,7 @@ def fold(
         kernel = None if rows is None else small if rows.small else whole
         if rows is not None and kernel is not None:
             launch = kernel[rows.grid, rows.block, rows.shared]
-            lanes = (rows.lanes,) if all_small and rows.small else ()
-            launch(x, *outputs, *options, rows.rows, rows.size, *lanes, T=x.dtype)
+            launch(x, *outputs, *options, rows.rows, rows.size, T=x.dtype)
             return
     plan, (x,) = arrange((x,), tuple(dims), strides, 16 // x.element_size(), LOADS if state == 1 else STATE_LOADS)
     room = (plan.slabs, results, state)

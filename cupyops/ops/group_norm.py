@@ -70,8 +70,7 @@ def _(x, num_groups, weight, bias, eps):
     division = _groups(num_groups, channels, pixels)
     given, options = (x, weight, bias, y, mean, rstd), (division, rows, size, eps)
     if aligned and (held := _held(rows, channels, pixels, itemsize, in_clusters)):
-        shared = held.mixed * channels * held.block[1] * 2 * mean.itemsize
-        held.launch(group_norm_fwd, shared)(*given, *options, T=x.dtype, K=held.packs, MIXED=held.mixed)
+        held.launch(group_norm_fwd)(*given, *options, T=x.dtype, K=held.packs, MIXED=held.mixed)
     elif aligned and (small := _small(rows, channels, pixels, itemsize, in_clusters, 1)):
         launch = small.launch(group_norm_fwd_small, small.room * 16)
         launch(*given, small.of_block, *options, T=x.dtype, LANES=small.lanes)
@@ -114,10 +113,8 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     given = (grad_y, x, weight, *saved, grad_x)
     if aligned and (held := _held(rows, each, pixels, itemsize, in_clusters)):
         sums = x.new_empty(images * channels * held.blocks * 2, dtype=kept)
-        pairs = held.packs * held.block[0] + held.mixed * 32 // itemsize
-        shared = (
-            held.block[1] * (pairs * 2 * kept.itemsize + held.mixed * each * (32 + kept.itemsize)) + held.mixed * 16
-        )
+        pairs = held.packs * held.block[0] + held.mixed * (each + 32 // itemsize)
+        shared = held.block[1] * pairs * 2 * kept.itemsize
         lanes = min(32, held.block[0] & -held.block[0], 1 << (pixels * itemsize // 64).bit_length())
         launch = held.launch(group_norm_bwd, shared)
         launch(*given, sums, division, rows, size, lanes, T=x.dtype, K=held.packs, MIXED=held.mixed)
@@ -293,7 +290,7 @@ def _room(size: int, itemsize: int) -> int:
 
 WARP_PACKS = 32  # of a group, at most, that shares a warp with others
 SMALL_PACKS = 4  # in each thread of such a group
-MOST_MIXED = 1024  # channels of a group: shared memory has 32 bytes for each
+MOST_MIXED = 1024  # channels of a group: shared memory has a pair for each
 PREFERRED = 2048  # packs of a group that a block holds: more blocks find room
 FEWEST = 64  # blocks that are worth while
 FEW = 128  # bytes of a thread
