@@ -8,9 +8,9 @@
 // Bytes per element: forward 4 x sizeof(T), backward 4 x sizeof(T), grad_weight included; about 5 flops forward, 11
 // backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4250), bf16: 32768x4096 4028 / 3993, 8192x16384 4049
-// / 3936, 131072x1000 3951 / 3840, 32768x4095 3952 / 3573, 2048x50257 3243 / 2359; fp32: 32768x4096 4046 / 4159. Lost: in
-// backward, the packs of odd rows, which columns meet at another place in each row.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226), bf16: 32768x4096 3998 / 4002, 8192x16384
+// 4013 / 3959, 131072x1000 3933 / 3819, 32768x4095 3924 / 3562, 2048x50257 3206 / 2374, 1048576x64 3852 / 3873; fp32:
+// 32768x4096 4036 / 4186. Lost: in backward, the packs of odd rows, which columns meet at another place in each row.
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
 #include "common/norm_rows_bwd.cuh"

@@ -6,9 +6,11 @@
 // a long row it reads the vector, of a short one, which a thread takes in forward (see common/small_rows.cuh), nothing.
 // Bytes per element of x: forward sizeof(T), backward once that, and again what is tied. About three operations on each
 // element, of half types two elements at once in rows.
-// Reached on an H200 (GB/s of x, in backward of twice that; a copy: 4253): 8192x8192 over 1 bf16 3308 / 6291, fp32 3668 /
-// 7811; over 0 bf16 3005 / 3151, fp32 3603 / 7765; 4095x4095 bf16 over 1 2092 / 4353, over 0 1565 / 2533. Lost: of bf16 one
-// row in sixteen has a tie and is read; over 0 each element is compared and counted by itself.
+// Reached on an H200 (GB/s of x, in backward of twice that; a copy: 4226): 8192x8192 over 1 bf16 3343 / 6198, fp32 3703 /
+// 7769; over 0 bf16 3028 / 3128, fp32 3654 / 7717; 4095x4095 bf16 over 1 2139 / 3993, over 0 1571 / 2516; over 1
+// 2097152x32 bf16 2326 / 3962, 1000003x17 2014 / 2874. Lost: of bf16 one row in sixteen has a tie and is read; over 0
+// each element is compared and counted by itself; of 32 columns a thread reads a whole row, so that a warp's loads are
+// far apart (by neighbours, with shuffles, 66 us instead of 58).
 #include "common/shares.cuh"
 #include "common/small_rows.cuh"
 

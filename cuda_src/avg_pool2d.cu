@@ -7,10 +7,11 @@
 // Contiguous planes are worked on in bands: a block copies to shared memory what its rows read, 16 bytes at a time.
 // Bytes per input element, k x k at stride k: (1 + 1 / k^2) sizeof(T), each way.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4251): 256x64x112x112 k2 fp32 4269 / 3919,
-// 256x64x112x112 k2 bf16 4110 / 3874, 256x64x111x111 k2 bf16 3721 / 3840, 256x64x112x112 k3 s2 p1 bf16 3445 / 3298,
-// 256x64x112x112 k3 s2 p1 last bf16 3635 / 3625, 256x2048x7x7 k7 bf16 2392 / 3163. Other windows: k3 bf16 2712 /
-// 650. Lost, it seems, for want of a profile: instructions, in half types, one element at a time.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 256x64x112x112 k2 fp32 4294 / 3922,
+// 256x64x112x112 k2 bf16 4116 / 3850, 256x64x111x111 k2 bf16 3779 / 3854, 256x64x112x112 k3 s2 p1 bf16 3417 / 3273,
+// 256x64x112x112 k3 s2 p1 last bf16 3574 / 3607, 256x2048x7x7 k7 bf16 2409 / 3163. Other windows: k3 bf16 2712 / 650.
+// Lost, by Nsight Compute: instructions, of half types one element at a time: at k3 87% of all cycles issue, the memory
+// at 71 and 66% of its peak; backward at k2 73% and 78%.
 #include "common/reduce.cuh"
 #include "common/sigmoid.cuh"
 #include "common/window.cuh"

@@ -17,11 +17,12 @@
 // Bytes per element: training forward 2 x sizeof(T) (3 without clusters), backward 3 x sizeof(T) (5); else forward
 // 2 x sizeof(T), backward 3 x sizeof(T). About 8 flops forward, 10 backward.
 //
-// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4253), of images: 64x256x56x56 training
-// fp32 2921 / 2989, bf16 2225 / 2776; inference fp32 4021 / 3784, bf16 3704 / 3493; 64x3x224x223 bf16 1444 / 1768; of
-// columns, training bf16: 64x256x56x56 channels_last 2052 / 2183, 256x2048x7x7 1958 / 2134, 4096x1000 892 / 1268, 4096x4095
-// 1552 / 1783. Lost: half types are bound by the instructions for a pack of eight; the forms without clusters read
-// everything twice, of which the cache holds the end.
+// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4226), of images: 64x256x56x56
+// training fp32 2902 / 2983, bf16 2244 / 2752; inference fp32 3992 / 3785, bf16 3666 / 3483; 64x3x224x223 bf16 1437 /
+// 1706; of columns, training bf16: 64x256x56x56 channels_last 2046 / 2208, 256x2048x7x7 1918 / 2153, 4096x1000 871 /
+// 1252, 4096x4095 1532 / 1773. Lost: half types are bound by the instructions for a pack of eight; the forms without
+// clusters read everything twice, of which the cache holds the end. Small planes held in clusters, of which backward
+// reads once, took as long.
 #include "common/batch_norm_runs.cuh"
 
 constexpr int kThreads = 256;

@@ -14,11 +14,11 @@
 // as for a grad_y of 1: 2 x sizeof(T) in all, of ignored positions too. Backward leaves it as it is where grad_y is 1, and
 // else writes it anew.
 //
-// Reached on an H200 (forward and backward in all): 4096x32000 bf16 162 us, 4096x128256 bf16 561 us, 4096x32000 fp16 162
-// us, 4096x50257 bf16 253 us, 65536x1000 bf16 94 us; in two passes they took 226, 805, 240, 353 and 173 us. Lost: three
-// rows of 64 KB on a multiprocessor, of longer ones fewer, are too few for loads, reductions and stores to overlap
-// throughout: of 4096x128256 the memory was busy to 75% of its peak, where a copy comes to 86%; and two more launches, of
-// the sum and of backward, 3 us each.
+// Reached on an H200 (forward and backward in all): 4096x32000 bf16 167 us, 4096x128256 bf16 567 us, 4096x32000 fp16 165
+// us, 4096x50257 bf16 256 us, 65536x1000 bf16 95 us, 1048576x64 bf16 108 us; in two passes all but the last took 226,
+// 805, 240, 353 and 173 us. Lost: three rows of 64 KB on a multiprocessor, of longer ones fewer, are too few for loads,
+// reductions and stores to overlap throughout: of 4096x128256 the memory was busy to 75% of its peak, where a copy comes
+// to 86%; and two more launches, of the sum and of backward, 3 us each.
 #include "common/cross_entropy.cuh"
 
 // inner == 1. Grid: any, one dimension. Block: (32, rows) gives each row a warp, (a multiple of 32, 1) a block; blocks

@@ -9,12 +9,12 @@
 //
 // Bytes: forward the rows once in, once out; backward grad_y once in, grad_weight once out. Backward adds once per element
 // of grad_y.
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4250), 16384 indices: of 128256x4096 bf16 3737 /
-// 4123, of 50257x768 bf16 2910 / 2696, fp32 3465 / 3356, of 50257x4095 bf16 3729 / 3280, of 50257x4096 3781 / 3828; in
-// backward of 50257x768 bf16 as often as words are 1783, one row alone 1614. Lost: in backward two launches before the one
-// that moves the bytes; where a row is named often, the blocks that find its positions and add them; of odd rows loads that
-// are waited for, in three rounds of a block where even rows take two. More of them under way at a time, or 16 bytes each,
-// came out slower.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226), 16384 indices: of 128256x4096 bf16 3714 /
+// 4120, of 50257x768 bf16 2910 / 2661, fp32 3488 / 3348, of 50257x4095 bf16 3598 / 3255, of 50257x4096 3746 / 3817, of
+// 1000003x17 205 / 1101; in backward of 50257x768 bf16 as often as words are 1726, one row alone 1550. Lost: in backward
+// two launches before the one that moves the bytes; where a row is named often, the blocks that find its positions and
+// add them; of odd rows loads that are waited for, in three rounds of a block where even rows take two. More of them
+// under way at a time, or 16 bytes each, came out slower.
 #include "common/embedding_lists.cuh"
 #include "common/embedding_sums.cuh"
 

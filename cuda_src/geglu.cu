@@ -4,8 +4,9 @@
 //
 // Bytes per element: forward 3 x sizeof(T), backward 5 x sizeof(T). About 18 and 30 flops (none), 17 and 28 (tanh).
 //
-// Reached on an H200 (bf16, 8192x14336, GB/s of those bytes, forward / backward; a copy: 4251): none 4251 / 4254, tanh 4243 /
-// 4256. Packed rows of odd size: see swiglu.cu.
+// Reached on an H200 (bf16, 8192x14336, GB/s of those bytes, forward / backward; a copy: 4226): none 4251 / 4233, tanh
+// 4240 / 4268. Lost: nothing but what a copy loses, by Nsight Compute the memory's throughput at 89 to 90% of its peak,
+// while 62 to 77% of all cycles issue. Packed rows of odd size: see swiglu.cu.
 #include "common/gated.cuh"
 #include "common/gated_small.cuh"
 #include "common/gelu.cuh"

@@ -5,10 +5,10 @@
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 5 flops and one exp, each way.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253): 65536x4096 bf16 4102 / 4301, 2048x131072 bf16
-// 3692 / 4028, 32768x4096 fp16 4039 / 4234, fp32 4068 / 4305, 131072x1000 bf16 4061 / 4227, 32768x4095 bf16 4089 / 4227,
-// 4096x50257 bf16 3494 / 3824, 1048576x64 bf16 3637 / 4126. Lost: as in softmax.cu, of long rows that a multiprocessor
-// holds too few at a time.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 65536x4096 bf16 4092 / 4320, 2048x131072
+// bf16 3682 / 4055, 32768x4096 fp16 4008 / 4241, fp32 4040 / 4316, 131072x1000 bf16 4041 / 4234, 32768x4095 bf16 4083 /
+// 4243, 4096x50257 bf16 3450 / 3811, 1048576x64 bf16 3611 / 4129, 1000003x17 bf16 2802 / 3378. Lost: as in softmax.cu, of
+// long rows that a multiprocessor holds too few at a time.
 #include "common/softmax.cuh"
 #include "common/softmax_small.cuh"
 

@@ -9,10 +9,10 @@
 // less than 4 bytes.
 // Bytes per input element, k x k at stride k: forward sizeof(T) + (sizeof(T) + 1) / k^2, backward the same.
 //
-// Reached on an H200 (GB/s of those bytes but the places', forward / backward; a copy: 4251): 256x64x112x112 k2 fp32
-// 4094 / 3772, 256x64x112x112 k2 bf16 3624 / 3575, 256x64x111x111 k2 bf16 3072 / 3013, 256x64x112x112 k3 s2 p1 bf16
-// 2912 / 2762, 256x64x112x112 k3 s2 p1 last bf16 3282 / 2874. Lost, by what the text counts and not by a profile:
-// instructions, in half types, about 33 an output at k2 and 67 at k3.
+// Reached on an H200 (GB/s of those bytes but the places', forward / backward; a copy: 4226): 256x64x112x112 k2 fp32 4125
+// / 3767, 256x64x112x112 k2 bf16 3800 / 3376, 256x64x111x111 k2 bf16 3538 / 3305, 256x64x112x112 k3 s2 p1 bf16 2775 /
+// 2731, 256x64x112x112 k3 s2 p1 last bf16 3272 / 2874. Lost, by what the text counts and not by a profile: instructions,
+// in half types, about 33 an output at k2 and 67 at k3.
 #include "common/window.cuh"
 
 // What a place is computed in: planes are less than 2^31 elements where K is known.

@@ -7,10 +7,10 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T), grad_weight included; about 4 flops forward, 10
 // backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4250), bf16: 32768x4096 4060 / 3815, 8192x16384 3920
-// / 3527, 131072x1000 3922 / 3685, 32768x4095 3974 / 3328, 2048x50257 3140 / 2270, 1000003x17 2386 / 1851; fp32: 32768x4096
-// 4048 / 4078. Lost: in backward the barriers of wide rows, of which a block holds one at a time; rows of odd size in
-// backward, as in layer_norm.cu.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226), bf16: 32768x4096 4038 / 3819, 8192x16384
+// 3895 / 3515, 131072x1000 3869 / 3672, 32768x4095 3886 / 3265, 2048x50257 3110 / 2257, 1048576x64 3641 / 3728,
+// 1000003x17 2401 / 1865; fp32: 32768x4096 4012 / 4088. Lost: in backward the barriers of wide rows, of which a block
+// holds one at a time; rows of odd size in backward, as in layer_norm.cu.
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
 #include "common/norm_rows_bwd.cuh"

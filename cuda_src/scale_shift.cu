@@ -14,10 +14,10 @@
 // unless a warp has all of a channel. A thread adds its few elements in acc_t<T>; sums across threads and slabs are few,
 // and made in double.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252): 131072x1024 per column bf16 4030 /
-// 3835, fp16 4061 / 3830, fp32 4161 / 3989, scalar 4061 / 3815, per row 4051 / 4151, 64x256x56x56 per channel 3946 / 3438,
-// 16383x1001 per column 2897 / 2407. Lost: in backward the second launch (scale_shift_bwd_finish alone, of cold
-// caches: 6.9 us); in what takes 20 or 40 us, the start of launches.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 131072x1024 per column bf16 4022 / 3824,
+// fp16 4024 / 3830, fp32 4134 / 4010, scalar 4017 / 3807, per row 3995 / 4144, 64x256x56x56 per channel 3827 / 3412,
+// 16383x1001 per column 2853 / 2348, 1000003x17 3004 / 2317. Lost: in backward the second launch (scale_shift_bwd_finish
+// alone, of cold caches: 6.9 us); in what takes 20 or 40 us, the start of launches.
 #include "common/broadcast.cuh"
 #include "common/column_sums.cuh"
 #include "common/spread.cuh"

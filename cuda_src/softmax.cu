@@ -3,10 +3,11 @@
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); about 6 flops forward, 4 backward, and one exp.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253): 65536x4096 bf16 4126 / 4299, 2048x131072 bf16
-// 3661 / 4038, 32768x4096 fp16 4043 / 4232, fp32 3377 / 4300, 131072x1000 bf16 4052 / 4223, 32768x4095 bf16 4077 / 4221,
-// 4096x50257 bf16 3438 / 3793, 1048576x64 bf16 3806 / 4140. Lost: of held rows two or three are on a multiprocessor at a
-// time, and of very long ones one, so that the loads of one do not always go on while another is computed.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 65536x4096 bf16 4080 / 4317, 2048x131072
+// bf16 3658 / 4066, 32768x4096 fp16 4013 / 4244, fp32 3382 / 4309, 131072x1000 bf16 4026 / 4235, 32768x4095 bf16 4044 /
+// 4239, 4096x50257 bf16 3390 / 3804, 1048576x64 bf16 3749 / 4113, 1000003x17 bf16 2845 / 3369. Lost: of held rows two or
+// three are on a multiprocessor at a time, and of very long ones one, so that the loads of one do not always go on while
+// another is computed; of 17 elements, the start of a launch, in 24 us.
 #include "common/softmax.cuh"
 #include "common/softmax_small.cuh"
 

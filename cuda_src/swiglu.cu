@@ -6,10 +6,12 @@
 // Bytes per element: forward 3 x sizeof(T), backward 5 x sizeof(T). About 16 and 28 flops, one exponential and one
 // reciprocal each.
 //
-// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4253): 8192x14336 4248 / 4270, 8192x2x14336
-// 4253 / 4284, 67108x1000 4120 / 4181, 67108x2x1000 4111 / 4172, 16388x4095 4115 / 4178, 16388x2x4095 3993 / 3654. Lost, in
-// backward of packed rows of odd size: their two gradients begin at different places of a vector, so that one is passed on
-// to the next lane, and each warp computes one vector in 32 again; those of a few columns go through shared memory instead.
+// Reached on an H200 (bf16, GB/s of those bytes, forward / backward; a copy: 4226): 8192x14336 4235 / 4262, 8192x2x14336
+// 4254 / 4273, 67108x1000 4112 / 4167, 67108x2x1000 4082 / 4163, 16388x4095 4113 / 4187, 16388x2x4095 3997 / 3657,
+// 3947580x2x17 3793 / 4132. Lost: nothing but what a copy loses, by Nsight Compute the memory's throughput at 88% of its
+// peak; in backward of packed rows of odd size (76%, with 77% of all cycles issuing): their two gradients begin at
+// different places of a vector, so that one is passed on to the next lane, and each warp computes one vector in 32 again;
+// those of a few columns go through shared memory instead.
 #include "common/gated.cuh"
 #include "common/gated_small.cuh"
 #include "common/sigmoid.cuh"

@@ -8,10 +8,10 @@
 // in registers, the mean first: see common/whole_rows.cuh; short ones of other sizes, a thread each: see
 // common/small_rows.cuh. Of a constant y is exactly 0. Bytes per element of x: forward sizeof(T), backward twice that.
 // Forward about 4 operations on each element, backward two.
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4253): 8192x8192 over 1 bf16 3199 / 3976, fp32 3890
-// / 4065; over 0 bf16 3116 / 3677, fp32 3600 / 3893; 65536x1000 over 1 bf16 2988 / 3842; 4095x4095 bf16 over 1 1708 / 3069,
-// over 0 1533 / 2552. Lost: the start of a launch, about 4 us; over 0 what a thread has of each of its columns is merged
-// every 8 rows.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 8192x8192 over 1 bf16 3214 / 3935, fp32
+// 3915 / 4034; over 0 bf16 3098 / 3630, fp32 3650 / 3901; 65536x1000 over 1 bf16 2988 / 3811; 4095x4095 bf16 over 1 1731
+// / 3089, over 0 1561 / 2533; over 1 2097152x32 bf16 3075 / 3681, 1000003x17 2164 / 2935. Lost: the start of a launch,
+// about 4 us; over 0 what a thread has of each of its columns is merged every 8 rows.
 #include "common/centred.cuh"
 #include "common/shares.cuh"
 #include "common/small_rows.cuh"
