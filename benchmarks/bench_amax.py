@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from common import FLOAT, HALF, beside, randn
+from common import FLOAT, HALF, ODD_REDUCTIONS, beside, randn
 
 import cupyops
 from cupyops.bench import Case
-
-ODD = [  # and a rounder shape
-    ((4095, 4095), (4096, 4096), 1),
-    ((4095, 4095), (4096, 4096), 0),
-    ((1 << 21, 32), (1 << 16, 1024), 1),
-    ((1000003, 17), (1000003, 16), 1),
-]
 
 
 def cases() -> Iterator[Case]:
@@ -23,7 +16,7 @@ def cases() -> Iterator[Case]:
     for dim in (1, 0):
         yield _case((8192, 8192), dim, HALF)
         yield _case((8192, 8192), dim, FLOAT)
-    for shape, even, dim in ODD:
+    for shape, even, dim in ODD_REDUCTIONS:
         yield beside(_case(shape, dim, HALF), _case(even, dim, HALF))
 
 

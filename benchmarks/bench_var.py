@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from common import FLOAT, HALF, beside, randn
+from common import FLOAT, HALF, ODD_REDUCTIONS, beside, randn
 
 import cupyops
 from cupyops.bench import Case
@@ -16,14 +16,6 @@ SIZES = [  # shape, dim, dtypes
     ((8192, 8192), None, (HALF,)),
     ((64, 256, 56, 56), (0, 2, 3), (HALF,)),
 ]
-ODD = [  # and a rounder shape
-    ((4095, 4095), (4096, 4096), 1),
-    ((4095, 4095), (4096, 4096), 0),
-    ((65536, 1000), (65536, 1024), 1),
-    ((4096, 50257), (4096, 50256), 1),
-    ((1 << 21, 32), (1 << 16, 1024), 1),
-    ((1000003, 17), (1000003, 16), 1),
-]
 
 
 def cases() -> Iterator[Case]:
@@ -31,7 +23,7 @@ def cases() -> Iterator[Case]:
     for shape, dim, dtypes in SIZES:
         for dtype in dtypes:
             yield _case(shape, dim, dtype)
-    for shape, even, dim in ODD:
+    for shape, even, dim in ODD_REDUCTIONS:
         yield beside(_case(shape, dim, HALF), _case(even, dim, HALF))
 
 

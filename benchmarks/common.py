@@ -14,6 +14,14 @@ from cupyops.bench import Case
 HALF, FLOAT = torch.bfloat16, torch.float32
 FEW = 133  # elements of a twin for a CPU
 ALL = (torch.bfloat16, torch.float16, torch.float32)
+ODD_REDUCTIONS = [  # a shape, a rounder one, what is reduced
+    ((4095, 4095), (4096, 4096), 1),
+    ((4095, 4095), (4096, 4096), 0),
+    ((65536, 1000), (65536, 1024), 1),
+    ((4096, 50257), (4096, 50256), 1),
+    ((1 << 21, 32), (1 << 16, 1024), 1),
+    ((1000003, 17), (1000003, 16), 1),
+]
 
 
 def beside(odd: Case, even: Case) -> Case:
