@@ -40,6 +40,7 @@ class TestAddRmsNorm(OperatorContract):
         yield from (Sample(make(5, size), make(5, size), (size,)) for size in (33, 64, 69, 301, 1024))
         yield from (Sample(make(50, size), make(50, size), (size,), make(size)) for size in (24, 32, 40))
         yield Sample(make(5, 32), make(5, 32), (32,))
+        yield from (Sample(make(5, 8), make(5, 8), (8,), weight) for weight in (None, make(8)))
         yield Sample(make(9, 1031), make(9, 1031), (1031,), make(1031))
         held = (8197, 16389, 32783)  # in shared memory
         yield from (Sample(make(2, size), make(2, size), (size,), make(size)) for size in held)

@@ -38,7 +38,7 @@ class TestGroupNorm(OperatorContract):
         yield Sample(make(1, 4, 33 * width), 1, make(4), make(4))  # two
         yield Sample(make(1, 2, 140 * width), 1, make(2), make(2))  # four
         yield Sample(make(1, 2, 513 * width), 1, make(2), make(2))  # eight
-        yield Sample(make(40, 6, 1), 3, make(6), make(6))  # planes of one element
+        yield Sample(make(40, 12, 1), 3, make(12), make(12))  # planes of one element
         yield Sample(make(1, 2, 4200 * width), 1, make(2), make(2))  # several blocks
         yield Sample(make(1, 2, 260 * width), 2, make(2), make(2))  # a block has one channel
         yield Sample(make(1, 2, 1100 * width), 1, make(2), make(2))  # the second block of a cluster has

@@ -39,6 +39,7 @@ class TestLayerNorm(OperatorContract):
         yield from (Sample(make(5, size), (size,)) for size in (33, 64, 69, 1024))  # no gradient but grad_x
         yield Sample(make(9, 4, 64), [64], make(64), make(64))
         yield from (Sample(make(50, size), (size,), make(size), make(size)) for size in (24, 32, 40))
+        yield Sample(make(5, 8), (8,))
         yield Sample(make(5, 32), (32,), bias=make(32))
         yield Sample(make(5, 300), (300,), bias=make(300))
         yield Sample(make(3, 6), (6,), None, make(6))

@@ -44,6 +44,7 @@ class TestRmsNorm(OperatorContract):
         yield from (Sample(make(5, size), (size,)) for size in (33, 64, 69, 301, 1024))  # no gradient but grad_x
         yield from (Sample(make(50, size), (size,), make(size)) for size in (24, 32, 40))
         yield Sample(make(5, 32), (32,))
+        yield from (Sample(make(5, 8), (8,), weight) for weight in (None, make(8)))
         yield Sample(make(9, 2, 1024), (2, 1024), make(2, 1024))
         yield from (Sample(make(2, size), (size,), make(size)) for size in (8197, 16389, 32783))  # in shared memory
         # a tile has part of a pack, the end of the row: of a cluster, of a long row; by vectors
