@@ -10,8 +10,8 @@
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 256x64x112x112 k2 fp32 4294 / 3922,
 // 256x64x112x112 k2 bf16 4116 / 3850, 256x64x111x111 k2 bf16 3779 / 3854, 256x64x112x112 k3 s2 p1 bf16 3417 / 3273,
 // 256x64x112x112 k3 s2 p1 last bf16 3574 / 3607, 256x2048x7x7 k7 bf16 2409 / 3163. Other windows: k3 bf16 2712 / 650.
-// Lost, by Nsight Compute: instructions, of half types one element at a time: at k3 87% of all cycles issue, the memory
-// at 71 and 66% of its peak; backward at k2 73% and 78%.
+// Lost, by Nsight Compute, before ends of runs were fetched whole: instructions, of half types one element at a time: at
+// k3 87% of all cycles issue, the memory at 71 and 66% of its peak; backward at k2 73% and 78%.
 #include "common/reduce.cuh"
 #include "common/sigmoid.cuh"
 #include "common/window.cuh"

@@ -13,9 +13,9 @@
 //
 // Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4226), G32 bf16: 32x512x32x32 2842 /
 // 2689, 8x256x128x128 2758 / 2975, 32x512x31x33 2543 / 2153, 64x256x4095 3110 / 3017, 1024x64x7x7 G16 1076 / 1035. Lost:
-// blocks load, wait for each other and store in turn, of backward two on a multiprocessor, which by Nsight Compute issue
-// in half of all cycles; mixed packs look for their channel when they are loaded and stored (parameters of channels in
-// shared memory, and packs of two channels there, came out slower); of small tensors, the start of launches.
+// blocks load, wait for each other and store in turn, of backward two on a multiprocessor; mixed packs look for their
+// channel when they are loaded and stored (parameters of channels in shared memory, and packs of two channels there, came
+// out slower); of small tensors, the start of launches.
 #include "common/cluster.cuh"
 #include "common/group_norm_held.cuh"
 #include "common/group_norm_small.cuh"

@@ -95,6 +95,24 @@ def test_several_heads_a_thread(shape, seq_dim, interleaved, monkeypatch):
     module._plan.cache_clear()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_several_runs_a_block(interleaved, dtype, monkeypatch):
+    """As of large tensors: a block turns the same positions of several heads, the last of which are fewer; two tiles."""
+    module = importlib.import_module("cupyops.ops.rope")
+    monkeypatch.setattr(module, "STAGED_BLOCKS", 2)
+    module._plan.cache_clear()
+    make = Make("cpu", dtype)
+    x, cos, sin = make(11, 300, 7).detach(), *tables(make, 300, 3)
+    with cupyops.simulate(), cupyops.trace() as trace:
+        y = cupyops.rope(x, cos, sin, interleaved=interleaved)
+    module._plan.cache_clear()
+    assert [(record.kernel.partition("<")[0], record.grid) for record in trace.launches()] == [
+        ("rope_staged", (6, 1, 1))
+    ]
+    torch.testing.assert_close(y, by_torch(x, cos, sin, interleaved=interleaved))
+
+
 def test_interleaved_is_a_permutation(device):
     """The two conventions are one, up to the order of the elements."""
     x = torch.randn(2, 5, 12, device=device)
