@@ -2,11 +2,9 @@
 
 import gc
 
+import kept
 import pytest
 import torch
-from kept import CUBINS
-
-from cupyops.compilation import cache
 
 GPU = torch.cuda.is_available()
 
@@ -32,6 +30,13 @@ def pytest_collection_finish():
         gc.set_threshold(100_000)
 
 
+def pytest_runtest_teardown(item, nextitem):
+    """Nor through what the files before have left: tests that ask for a collection would wait seconds for it."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(params=DEVICES)
 def device(request):
     return torch.device(request.param)
@@ -54,10 +59,9 @@ def room_on_the_gpu(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def kept_kernels(request, monkeypatch):
-    """Our own kernels, which these tests simulate, are kept where the tests of compilation keep them: compiled once."""
+    """Our own kernels, which these tests simulate, are compiled once for all of them."""
     if not GPU and request.path.parent.name in ("ops", "nn", "optim"):
-        CUBINS.mkdir(parents=True, exist_ok=True)
-        monkeypatch.setattr(cache, "folder", lambda: CUBINS)
+        kept.simulate_texts(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ torch.backends.cudnn.allow_tf32 = False  # before the flags are frozen: fp32 is 
 torch.backends.cuda.matmul.allow_tf32 = False
 torch.set_num_threads(1)
 
-from kept import CUBINS  # noqa: E402
+import kept  # noqa: E402
 from opdb.backends import BACKENDS  # noqa: E402
 from opdb.known import named  # noqa: E402
 from opdb.recording import PROPERTY, Recorder  # noqa: E402
@@ -42,9 +42,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(params=[pytest.param(b, id=b.name, marks=[pytest.mark.gpu] * (b.name == "gpu")) for b in BACKENDS])
 def backend(request, monkeypatch):
-    """Where the operators run; the simulator's kernels are those that are compiled already."""
+    """Where the operators run; the simulator's kernels are compiled once for all tests."""
     if request.param.name == "simulator":
-        monkeypatch.setenv("CUPYOPS_CUBIN_PATH", str(CUBINS))
+        kept.simulate_texts(monkeypatch)
     return request.param
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import few_channels
 import gemms
+import kept
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample
-from kept import CUBINS, TEXTS
 from softmaxes import SoftmaxContract
 
 import cupyops.nn
@@ -27,8 +27,7 @@ import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
 from cupyops import kernel
 from cupyops.cli import jobs
 from cupyops.common import gemm, held, linear_losses, softmaxes
-from cupyops.compilation import cache as disk
-from cupyops.compilation import compiler, source
+from cupyops.compilation import source
 from cupyops.launching.ctype import c_token
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -56,17 +55,8 @@ def instances(operator: str, dtype: torch.dtype) -> list[jobs.Job]:
 
 
 def ptx(job: jobs.Job, arch: str) -> str:
-    """The text of an instance, without the line that names the architecture; kept, for the simulator runs it too.
-
-    Machine code is made for sm_80, as the tests of compilation want it; else the text alone, which is quicker.
-    """
-    job = replace(job, arch=arch)
-    binary = disk.read_entry(CUBINS, job.stem) or disk.read_entry(TEXTS, job.stem)
-    if binary is None:
-        folder, target = (CUBINS, arch) if arch == "sm_80" else (TEXTS, arch.replace("sm", "compute"))
-        binary, cubin = compiler.compile(job.source, job.name, target, job.options)
-        folder.mkdir(parents=True, exist_ok=True)
-        disk.write_entry(folder, job.stem, replace(binary, arch=arch), cubin)
+    """The text of an instance, without the line that names the architecture."""
+    binary = kept.text(job.source, job.name, arch, job.options)
     return re.sub(r"^\.target.*$", "", binary.ptx, flags=re.MULTILINE)
 
 
@@ -79,12 +69,18 @@ def has_own_code(of: source.Source) -> bool:
     return any(not number or 80 < int(number) // 10 <= 90 for number in asked)
 
 
-def differs(job: jobs.Job, dtype: torch.dtype) -> bool:
-    """Whether the text of an instance for sm_90 is another than for sm_80.
+def differs(job: jobs.Job) -> bool:
+    """Whether our code makes the text of an instance for sm_90 another than for sm_80.
 
-    It may be for bfloat16, of which CUDA's headers have more there, and where the sources have code for sm_90.
+    The instance for float tells it, where there is one: all dtypes have the same code, and CUDA's headers have none of
+    their own there.
     """
-    return (dtype == torch.bfloat16 or has_own_code(job.source)) and ptx(job, "sm_80") != ptx(job, "sm_90")
+    if not has_own_code(job.source):
+        return False
+    twin = replace(job, name=re.sub(r"<\w+", "<float", job.name, count=1))
+    if any(twin.name in k.instances() for k in KERNELS if k.source.name == job.source.name):
+        job = twin
+    return ptx(job, "sm_80") != ptx(job, "sm_90")
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kept import CUBINS
+from kept import TEXTS
 
 from cupyops.compilation import compiler
 
@@ -49,7 +49,7 @@ BOUNDS = [
 def examiner(tmp_path_factory):
     """Mutants are kept where no other test looks, and have no machine code; what is unmutated may be compiled already."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUPYOPS_CUBIN_PATH", str(CUBINS))
+        patch.setenv("CUPYOPS_CUBIN_PATH", str(TEXTS))
         patch.setenv("CUPYOPS_CACHE_DIR", str(tmp_path_factory.mktemp("mutants")))
         patch.setattr(compiler, "compile", mutation.ptx_alone)
         patch.setattr(compiler, "_memory", {})
