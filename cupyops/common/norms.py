@@ -236,7 +236,8 @@ def backward(kernels: Kernels, to: Gradients, rows: int, size: int) -> None:
     wanted = any(grad is not None for grad in to.parameters)
     itemsize = x.element_size()
     vectors = _vectors(size, itemsize, to.read)
-    plan = _backward_plan(rows, size, itemsize, len(to.read) - 1, len(to.statistics), wanted, vectors, x.device)
+    counts = len(to.read) - 1, len(to.statistics)
+    plan = _backward_plan(rows, size, itemsize, *counts, wanted, vectors, x.device, clusters.exist(x.device))
     if not plan.groups:
         _backward_wide(kernels, to, rows, size)
     elif wanted or to.grad_x is not None:
@@ -268,7 +269,15 @@ def _backward_wide(kernels: Kernels, to: Gradients, rows: int, size: int) -> Non
 
 @functools.lru_cache(maxsize=4096)
 def _backward_plan(
-    rows: int, size: int, itemsize: int, tensors: int, sums: int, parameters: bool, vectors: bool, device: torch.device
+    rows: int,
+    size: int,
+    itemsize: int,
+    tensors: int,
+    sums: int,
+    parameters: bool,
+    vectors: bool,
+    device: torch.device,
+    in_clusters: bool,  # of a CPU that depends on what is simulated
 ) -> Plan:
     sms, room = card(device)
     if _is_small(size, itemsize):
@@ -290,11 +299,11 @@ def _backward_plan(
 
     if division.packs:
         half = ceil_div(division.threads, 2 * _WARP) * _WARP
-        if most // division.threads == 1 and most // half >= 3 and clusters.exist(device):
+        if most // division.threads == 1 and most // half >= 3 and in_clusters:
             # three halves of rows fit on a multiprocessor, on which a second row does not
             return launched(Plan(clusters.PACKS, 0, (half, 1), cluster=2))
         return launched(Plan(division.packs, 0, division.block))
-    if not clusters.exist(device):
+    if not in_clusters:
         return Plan()
     # a cluster may hold what a block does not: that of which most run at one time
     shares = [clusters.share(size, itemsize)] if vectors else clusters.shares(size, itemsize)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernel import FLOATING, Kernel, capability, ceil_div
+from ..kernel import FLOATING, Kernel, ceil_div
 from .gemm import HALF
 
 conv2d_direct_sum = Kernel("conv2d_direct.cu", "conv2d_direct_sum<T>", T=FLOATING)
@@ -73,27 +73,27 @@ def unsupported(
 
 
 @functools.lru_cache(maxsize=1024)
-def forward(sizes: Sizes, taps: int, dtype: torch.dtype, device: torch.device) -> Launch:
+def forward(sizes: Sizes, taps: int, dtype: torch.dtype, major: int) -> Launch:
     """Of conv2d_relu_max_pool2d_fwd."""
-    return _correlation(sizes, sizes[5:7], taps, dtype, device, sizes.channels, sizes.filters)
+    return _correlation(sizes, sizes[5:7], taps, dtype, major, sizes.channels, sizes.filters)
 
 
 @functools.lru_cache(maxsize=1024)
-def direct(sizes: Sizes, taps: int, dtype: torch.dtype, device: torch.device) -> Launch:
+def direct(sizes: Sizes, taps: int, dtype: torch.dtype, major: int) -> Launch:
     """Of conv2d_direct."""
-    return _correlation(sizes, _windows(*sizes[5:7]), taps, dtype, device, sizes.channels, sizes.filters)
+    return _correlation(sizes, _windows(*sizes[5:7]), taps, dtype, major, sizes.channels, sizes.filters)
 
 
 @functools.lru_cache(maxsize=1024)
-def backward(sizes: Sizes, taps: int, dtype: torch.dtype, device: torch.device) -> Launch:
+def backward(sizes: Sizes, taps: int, dtype: torch.dtype, major: int) -> Launch:
     """Of conv2d_relu_max_pool2d_bwd: a correlation of what grad_y is before the pooling, by filters turned round."""
-    return _correlation(sizes, _windows(*sizes[2:4]), taps, dtype, device, sizes.filters, sizes.channels)
+    return _correlation(sizes, _windows(*sizes[2:4]), taps, dtype, major, sizes.filters, sizes.channels)
 
 
 @functools.lru_cache(maxsize=1024)
-def backward_weight(sizes: Sizes, taps: int, dtype: torch.dtype, device: torch.device) -> Launch:
+def backward_weight(sizes: Sizes, taps: int, dtype: torch.dtype, major: int) -> Launch:
     """Of conv2d_relu_max_pool2d_bwd_weight."""
-    if _by_mma(dtype, device, sizes.channels):
+    if _by_mma(dtype, major, sizes.channels):
         return _weight_mma(sizes, taps, dtype)
     window = 33 * (_itemsize(dtype) + 4)
     config, numbers = _weight_fma(sizes, sizes[5:7], taps, dtype, 32, CHANNELS, window, SHARED, BLOCKS)
@@ -123,12 +123,12 @@ def sum_patches(kernel: Kernel, launch: Launch, of: tuple[Tensor, ...], grad_wei
 
 
 def _correlation(
-    sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, device: torch.device, channels: int, filters: int
+    sizes: Sizes, windows: Any, taps: int, dtype: torch.dtype, major: int, channels: int, filters: int
 ) -> Launch:
     """`filters` outputs, each summed over `channels`."""
     tall, wide, count = _cut(windows)
     tiles = sizes.images * count
-    if _by_mma(dtype, device, channels):
+    if _by_mma(dtype, major, channels):
         launch = _mma(tall, wide, tiles, taps, dtype, channels, filters, sizes)
         if launch.config[2] <= WIDE_SHARED:
             return launch
@@ -145,7 +145,7 @@ def _correlation(
     row = 2 * wide + taps - 1
     pair = 2 * row + (2 * wide - 2 * row) % 32
     channel = itemsize * (taps * taps * ((groups * mine | 3) + 1) + (2 * tall + taps - 1) // 2 * pair)
-    most = max(1, (WIDE_SHARED if capability(device) >= 8 else SHARED) // channel)
+    most = max(1, (WIDE_SHARED if major >= 8 else SHARED) // channel)
     chunk = ceil_div(channels, ceil_div(channels, most))
     numbers = (*sizes[1:], tall, wide, pair, groups, chunk)
     grid = (tiles, ceil_div(filters, groups * mine))
@@ -213,8 +213,8 @@ def _weight_fma(
     return (grid, threads, shared), (tiles, *sizes[1:], tall, wide, 2 * row, chunk, splits)
 
 
-def _by_mma(dtype: torch.dtype, device: torch.device, channels: int) -> bool:
-    return dtype in HALF and channels >= MMA_CHANNELS and capability(device) >= 8
+def _by_mma(dtype: torch.dtype, major: int, channels: int) -> bool:
+    return dtype in HALF and channels >= MMA_CHANNELS and major >= 8
 
 
 def _itemsize(dtype: torch.dtype) -> int:

@@ -154,7 +154,7 @@ def _correlate_directly(out, image, weight, bias, padding, forward):
     """out = image correlated with weight, or with weight turned round."""
     if out.numel():
         sizes = pooled.Sizes(*image.shape, *out.shape[1:], *padding)
-        launch = pooled.direct(sizes, weight.shape[2], out.dtype, out.device)
+        launch = pooled.direct(sizes, weight.shape[2], out.dtype, capability(out.device))
         conv2d_direct[launch.config](image, weight, bias, out, *launch.numbers, FORWARD=forward, **launch.template)
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from .. import check
 from ..common import convolution, gemm, pooled
-from ..kernel import FLOATING, Kernel
+from ..kernel import FLOATING, Kernel, capability
 from ..operator import operator
 
 FILE, MMA_FILE = "conv2d_relu_max_pool2d.cu", "conv2d_relu_max_pool2d_mma.cu"
@@ -49,7 +49,7 @@ def _(x, weight, bias, stride, padding, dilation, groups, pool):
     y = x.new_empty((images, filters, *out))
     place = torch.empty_like(y, dtype=torch.uint8)
     if not gemm.is_dry(y) and y.numel():
-        launch = pooled.forward(pooled.Sizes(*x.shape, filters, *out, *padding), taps, x.dtype, x.device)
+        launch = pooled.forward(pooled.Sizes(*x.shape, filters, *out, *padding), taps, x.dtype, capability(x.device))
         kernel = conv2d_relu_max_pool2d_fwd_mma if launch.mma else conv2d_relu_max_pool2d_fwd
         bias = bias if bias is None else bias.contiguous()
         kernel[launch.config](x, weight, bias, y, place, *launch.numbers, **launch.template)
@@ -66,11 +66,11 @@ def _(saved, grad_y, x, weight, bias, padding, needs_grad):
     if not gemm.is_dry(grad_y):
         sizes = pooled.Sizes(*x.shape, *grad_y.shape[1:], *padding)
         if grad_x is not None and x.numel():
-            launch = pooled.backward(sizes, weight.shape[2], x.dtype, x.device)
+            launch = pooled.backward(sizes, weight.shape[2], x.dtype, capability(x.device))
             kernel = conv2d_relu_max_pool2d_bwd_mma if launch.mma else conv2d_relu_max_pool2d_bwd
             kernel[launch.config](grad_y, saved[0], weight, grad_x, *launch.numbers, **launch.template)
         if grad_weight is not None or grad_bias is not None:
-            launch = pooled.backward_weight(sizes, weight.shape[2], x.dtype, x.device)
+            launch = pooled.backward_weight(sizes, weight.shape[2], x.dtype, capability(x.device))
             kernel = conv2d_relu_max_pool2d_bwd_weight_mma if launch.mma else conv2d_relu_max_pool2d_bwd_weight
             pooled.sum_patches(kernel, launch, (grad_y, saved[0], x), grad_weight, grad_bias)
     if memory is torch.channels_last:

@@ -122,3 +122,15 @@ X, W = torch.ones(1, 2, 6, 6), torch.ones(3, 2, 3, 3)
 def test_bad_input(args, kwargs, culprit):
     with pytest.raises(cupyops.InputError, match=f"^{culprit} (is|has) "):
         cupyops.conv2d_relu_max_pool2d(*args, **kwargs)
+
+
+def test_architectures_in_turn():
+    """What is planned for one that has tensor cores for bfloat16 is for no other that the same process simulates."""
+    args = [torch.randint(-1, 2, shape).bfloat16() for shape in [(2, 8, 8, 8), (8, 8, 3, 3), (8,)]]
+    kernels = []
+    for arch in ("sm_80", "sm_75", "sm_80"):
+        with cupyops.simulate(arch), cupyops.trace() as trace:
+            result(cupyops.conv2d_relu_max_pool2d, *args)
+        kernels.append({record.kernel for record in trace.launches()})
+    assert kernels[0] == kernels[2] != kernels[1]
+    assert any("mma" in name for name in kernels[0]) and not any("mma" in name for name in kernels[1])

@@ -263,3 +263,15 @@ def test_rows_that_are_nearly_constant(size):
 @pytest.mark.parametrize("offset", [0, 1])
 def test_several_rows_of_a_block(size, arch, offset):
     compare_several_rows(cupyops.layer_norm, torch.nn.functional.layer_norm, size, arch, offset, parameters=2)
+
+
+def test_architectures_in_turn():
+    """What is planned for one that has clusters is for no other that the same process simulates."""
+    x, weight, bias = (Make("cpu", torch.float32)(*shape).detach() for shape in [(2, 20000), (20000,), (20000,)])
+    kernels = []
+    for arch in ("sm_90", "sm_80", "sm_90"):
+        with cupyops.simulate(arch), cupyops.trace() as trace:
+            gradients(cupyops.layer_norm, torch.ones_like(x), x, weight, bias)
+        kernels.append({record.kernel for record in trace.launches()})
+    assert kernels[0] == kernels[2] != kernels[1]
+    assert not any("bwd_wide" in name for name in kernels[0]) and any("bwd_wide" in name for name in kernels[1])
