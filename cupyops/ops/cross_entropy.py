@@ -21,7 +21,13 @@ FEW_PACKS, PACKS = 2, 4  # of 16 bytes, that a thread holds in registers of a ro
 cross_entropy_fwd = Kernel("cross_entropy.cu", "cross_entropy_fwd<T, MODE>", T=FLOATING, MODE=MODES)
 cross_entropy_fwd_inner = Kernel("cross_entropy.cu", "cross_entropy_fwd_inner<T, MODE>", T=FLOATING, MODE=MODES)
 cross_entropy_fwd_weight = Kernel("cross_entropy.cu", "cross_entropy_fwd_weight<T>", T=FLOATING)
-cross_entropy_fwd_grad = Kernel("cross_entropy.cu", "cross_entropy_fwd_grad<T, K>", T=FLOATING, K=(FEW_PACKS, PACKS))
+cross_entropy_fwd_grad = Kernel(
+    "cross_entropy.cu",
+    "cross_entropy_fwd_grad<T, K>",
+    T=FLOATING,
+    K=(FEW_PACKS, PACKS),
+    where=lambda T, K: K == PACKS or T.itemsize < 8,  # a row of so few packs of float64 is a thread's
+)
 cross_entropy_fwd_held = Kernel(
     "cross_entropy.cu", "cross_entropy_fwd_held<T, THREADS>", T=FLOATING, THREADS=held.THREADS
 )

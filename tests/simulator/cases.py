@@ -187,19 +187,6 @@ def losses_held(operator: str, dtype: torch.dtype) -> Iterator[Call]:
         yield partial(in_small_shared_memory, contract, Sample(*logits))
 
 
-def few_classes(dtype: torch.dtype) -> Iterator[Call]:
-    """Rows of a few packs in registers, though a thread would do."""
-    contract, make = contracts()["cross_entropy"][0], Make(CPU, dtype)
-
-    def run() -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(importlib.import_module("cupyops.ops.cross_entropy"), "FEW_CLASSES", 4)
-            contract().compare(Sample(make(5, 12), make.integers(5, high=12)), "12 classes")
-
-    yield run
-    yield from losses_held("cross_entropy", dtype)
-
-
 def in_small_shared_memory(contract: type[OperatorContract], sample: Sample) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held, "card", lambda device: (2, 60000))
@@ -266,7 +253,7 @@ def convolved(dtype: torch.dtype) -> Iterator[Call]:
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "matmul": partial(tiles, "matmul", ["_plan"], products),
     "linear": partial(tiles, "linear", ["_plan"], affine),
-    "cross_entropy": few_classes,
+    "cross_entropy": partial(losses_held, "cross_entropy"),
     "conv2d": convolved,
     "conv2d_relu_max_pool2d": partial(of_many, "conv2d_relu_max_pool2d"),
     "adam": partial(optimizer_steps, "test_adam.TestAdam"),
