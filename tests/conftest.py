@@ -32,7 +32,7 @@ def pytest_collection_finish():
 
 def pytest_runtest_teardown(item, nextitem):
     """Nor through what the files before have left: tests that ask for a collection would wait seconds for it."""
-    if nextitem is not None and nextitem.path != item.path:
+    if not GPU and nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()
 
