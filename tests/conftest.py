@@ -61,7 +61,7 @@ def room_on_the_gpu(request, tmp_path_factory):
 def kept_kernels(request, monkeypatch):
     """Our own kernels, which these tests simulate, are compiled once for all of them."""
     if not GPU and request.path.parent.name in ("ops", "nn", "optim"):
-        kept.simulate_texts(monkeypatch)
+        kept.texts_alone(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import cupyops.nn
 import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
 from cupyops import kernel
 from cupyops.cli import jobs
-from cupyops.compilation import source
+from cupyops.compilation import compiler, source
 
 BUILT_IN = {path.name: source.load(path) for path in sorted(source.cuda_src().glob("*.cu"))}
 
@@ -63,11 +63,12 @@ def test_every_architecture_has_its_turn():
 
 
 @pytest.mark.parametrize("tested", KERNELS, ids=[f"{k.source.name}-{k.base}" for k in KERNELS])
-def test_text(tested):
+def test_text(tested, monkeypatch):
     """Of every instance: its parameters are those of the .cu file, and its shared memory is what any GPU has."""
+    kept.texts_alone(monkeypatch)
     for values in tested.combinations():
         name, arch = tested.expression(values), kept.arch(next(v for v in values if isinstance(v, torch.dtype)))
-        binary = kept.text(tested.source, name, arch, tested.options)
+        binary = compiler.build(tested.source, name, arch, tested.options)
         assert len(binary.parameters) == len(tested.declared), f"{name}: the text and the PTX disagree"
         shared = re.findall(r"\.shared \.align \d+ \.b8 [\w$]+\[(\d+)\];", binary.ptx)
         assert sum(map(int, shared)) <= 48 << 10, name

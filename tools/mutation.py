@@ -26,12 +26,12 @@ from typing import Annotated, Any
 import torch
 import typer
 from operator_samples import Call, Make, operator_of, run, samples
+from ptx_alone import ptx_alone
 from torch import Tensor
 
 import cupyops
 from cupyops import simulation
 from cupyops.compilation import compiler
-from cupyops.compilation.binary import Binary
 from cupyops.compilation.source import Source, cuda_src, strip_comments
 from cupyops.errors import CompileError, SimulatorError
 from cupyops.kernel import Kernel, Specialised, kernels
@@ -229,15 +229,6 @@ def _begin(folder: str, arch: str) -> None:
     compiler.compile = ptx_alone  # type: ignore[assignment]
     torch.set_num_threads(1)
     _examiner = Examiner(arch)
-
-
-_compile = compiler.compile
-
-
-def ptx_alone(source: Source, name: str, arch: str, options: tuple[str, ...] = ()) -> tuple[Binary, bytes]:
-    """`compiler.compile` without the machine code, which nobody runs here."""
-    binary, nothing = _compile(source, name, arch.replace("sm", "compute"), options)
-    return replace(binary, arch=arch), nothing
 
 
 def _examine(mutant: Mutant) -> Verdict:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..kernel import Kernel, capability
+from ..kernel import Kernel
 from .norms import card
 from .rows import packs_of
 
@@ -22,7 +22,6 @@ _CHOICES = (
     (MANY, 2, 1),
     (MANY, 4, 1),
 )  # blocks of a row; at a time
-_FIRST = 9  # the first compute capability that has clusters
 _RESERVED = 1024  # bytes of shared memory that a block takes besides
 _STATIC = 2048  # and its kernel declares, at most; twice that in fp64
 
@@ -45,20 +44,15 @@ class Plan(NamedTuple):
         return kernel.configure(grid, self.threads, shared=self.shared, cluster=self.blocks)
 
 
-def clusters(device: torch.device) -> bool:
-    """Whether what runs on `device` knows clusters."""
-    return capability(device) >= _FIRST
-
-
 @functools.lru_cache(maxsize=4096)
-def plan(size: int, itemsize: int, tensors: int, device: torch.device, clusters: bool) -> Plan | None:
+def plan(size: int, itemsize: int, tensors: int, device: torch.device, in_clusters: bool) -> Plan | None:
     """For rows of `size` elements of each of `tensors` tensors; None: too long to hold. Of two tensors rows that blocks of
     fewer threads could hold are better held in registers."""
     sms, room = card(device)
     static = _STATIC * (1 + (itemsize == 8))
     vectors = packs_of(size, itemsize)
     for threads, blocks, least in _CHOICES:
-        if (blocks > 1 and not clusters) or (tensors > 1 and threads < MANY):
+        if (blocks > 1 and not in_clusters) or (tensors > 1 and threads < MANY):
             continue
         own = OWN // tensors if threads == MANY else 0
         packs = max(-(-vectors // (threads * blocks)), own)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import is_dry
-from . import held
+from . import clusters, held
 
 HALF = (torch.float16, torch.bfloat16)
 FILE = "fused_linear_cross_entropy.cu"
@@ -255,7 +255,7 @@ class Work:
         wanted, size = int(gradients != (None, None, None)), self.classes * dtype.itemsize
         plan = None
         if size >= HELD and not self.given.label_smoothing:
-            plan = held.plan(self.classes, dtype.itemsize, 1, device, held.clusters(device))
+            plan = held.plan(self.classes, dtype.itemsize, 1, device, clusters.exist(device))
         if plan is not None:
             launch, options = plan.launch(linear_cross_entropy_held, rows), (stride, plan.packs, self.options, wanted)
             launch(d, *self.tensors, begin, rows, self.rows, *options, T=dtype, THREADS=plan.threads)

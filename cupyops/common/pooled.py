@@ -1,6 +1,6 @@
 """Convolutions of few channels by tiles, those that end in a pooling by 2 too: which they are, how they are dealt to blocks.
 
-As common/pooled_fma.cuh and pooled_mma.cuh have it.
+As common/pooled_fma.cuh and pooled_mma.cuh have it. `major` is the compute capability, of a CPU that which is simulated.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import check
 from ..kernel import FLOATING, Kernel
 from ..layout import is_dry
-from . import held
+from . import clusters, held
 from .rows import PACKS, WIDEST, Share, grid, share, split
 
 _BOTH = (False, True)
@@ -86,7 +86,7 @@ def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
         return
     if division.packs:  # packs would straddle boundaries: read twice, the second time from a cache
         threads = max(division.threads, _WARP)
-    elif plan := held.plan(size, itemsize, len(tensors) - 1, device, held.clusters(device)):
+    elif plan := held.plan(size, itemsize, len(tensors) - 1, device, clusters.exist(device)):
         plan.launch(kernels.held, outer)(*tensors, outer, size, plan.packs, THREADS=plan.threads, **template)
         return
     kernels.wide[grid(outer), threads](*tensors, outer, size, **template)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import check
-from ..common import held, losses
+from ..common import clusters, held, losses
 from ..common.rows import is_symbolic, packs_of
 from ..kernel import FLOATING, Kernel, ceil_div
 from ..operator import operator
@@ -282,7 +282,7 @@ def _held(given: Given) -> tuple[int, int, int] | held.Plan | None:
     if given.mode != CLASS or losses.inner(x) != 1 or is_symbolic(*x.shape) or classes <= FEW_CLASSES or not x.numel():
         return None
     if classes * x.element_size() > IN_REGISTERS:
-        return held.plan(classes, x.element_size(), 1, x.device, held.clusters(x.device))
+        return held.plan(classes, x.element_size(), 1, x.device, clusters.exist(x.device))
     return _block_in_registers(classes, x.element_size())
 
 

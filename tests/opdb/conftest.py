@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items):
 def backend(request, monkeypatch):
     """Where the operators run; the simulator's kernels are compiled once for all tests."""
     if request.param.name == "simulator":
-        kept.simulate_texts(monkeypatch)
+        kept.texts_alone(monkeypatch)
     return request.param
 
 

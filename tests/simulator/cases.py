@@ -16,7 +16,6 @@ from pathlib import Path
 
 import few_channels
 import gemms
-import kept
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample
@@ -27,7 +26,7 @@ import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
 from cupyops import kernel
 from cupyops.cli import jobs
 from cupyops.common import gemm, held, linear_losses, softmaxes
-from cupyops.compilation import source
+from cupyops.compilation import compiler, source
 from cupyops.launching.ctype import c_token
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -56,7 +55,7 @@ def instances(operator: str, dtype: torch.dtype) -> list[jobs.Job]:
 
 def ptx(job: jobs.Job, arch: str) -> str:
     """The text of an instance, without the line that names the architecture."""
-    binary = kept.text(job.source, job.name, arch, job.options)
+    binary = compiler.build(job.source, job.name, arch, job.options)
     return re.sub(r"^\.target.*$", "", binary.ptx, flags=re.MULTILINE)
 
 

@@ -12,6 +12,7 @@ from cupyops.compilation import compiler
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import mutation
+from ptx_alone import ptx_alone
 
 F32, F16 = torch.float32, torch.float16
 
@@ -51,7 +52,7 @@ def examiner(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUPYOPS_CUBIN_PATH", str(TEXTS))
         patch.setenv("CUPYOPS_CACHE_DIR", str(tmp_path_factory.mktemp("mutants")))
-        patch.setattr(compiler, "compile", mutation.ptx_alone)
+        patch.setattr(compiler, "compile", ptx_alone)
         patch.setattr(compiler, "_memory", {})
         yield mutation.Examiner()
 
