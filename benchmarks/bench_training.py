@@ -1,4 +1,4 @@
-"""One training step of the network of examples/mnist_cnn.py: forward, loss, backward and SGD; and as a CUDA graph."""
+"""One training step of the network of examples/mnist_cnn.py: forward, loss, backward and SGD; and in one thread, as a graph."""
 
 import sys
 from pathlib import Path
@@ -38,17 +38,27 @@ LOST = (
 )
 
 
-def case(batch, want=None, graphed=False):
-    """Both as they are, or both under `cupyops.graph`."""
+def alone(step):
+    """The step with backward in the thread that calls it, and not in the one that autograd has for the GPU."""
+
+    def in_one_thread(images, labels):
+        with torch.autograd.set_multithreading_enabled(False):
+            return step(images, labels)
+
+    return in_one_thread
+
+
+def case(batch, want=None, how=None, name=""):
+    """Both as they are, or each made another by `how`."""
 
     def make(device, dtype):
         return torch.rand(batch, 1, 28, 28, device=device), torch.randint(0, 10, (batch,), device=device)
 
     ours, theirs = step_of(cupyops.nn, cupyops.optim.SGD), step_of(torch.nn, torch.optim.SGD)
-    if graphed:
-        ours, theirs = cupyops.graph(ours), cupyops.graph(theirs)
+    if how is not None:
+        ours, theirs = how(ours), how(theirs)
     return Case(
-        "training step", f"SimpleCNN, batch {batch}" + ", graph" * graphed, torch.float32, make,
+        "training step", f"SimpleCNN, batch {batch}{name}", torch.float32, make,
         ours, theirs, unit="us", want=want, same=False,
         compiled=False, wall=True, lost=LOST,
     )  # fmt: skip
@@ -57,4 +67,5 @@ def case(batch, want=None, graphed=False):
 def cases():
     for batch, want in ((64, 450), (1024, 700)):
         yield case(batch, want)
-        yield case(batch, graphed=True)
+        yield case(batch, how=alone, name=", one thread")
+        yield case(batch, how=cupyops.graph, name=", graph")
