@@ -197,15 +197,46 @@ template <typename T> __device__ __forceinline__ Tops<acc_t<T>> tops_of_vectors(
   return tops;
 }
 
+// equal() of at most 32 elements in shared memory.
+template <typename T>
+__device__ __forceinline__ unsigned equal_of_row(const T* own, int size, acc_t<T> max) {
+  unsigned mask = 0;  // from the uppermost bit down
+  const auto take = [&](T value) { mask = mask >> 1 | unsigned(to_acc(value) == max) << 31; };
+  if constexpr (sizeof(T) == 2) {
+    using P = typename Two<T>::type;
+    const T rounded = from_acc<T>(max);  // exact
+    const int first = odd_word(own), last = first + ((size - first) & -2);
+    if (first) take(own[0]);
+#pragma unroll 4
+    for (int e = first; e < last; e += 2) {
+      const unsigned pair = __heq2_mask(*reinterpret_cast<const P*>(own + e), P{rounded, rounded});
+      mask = mask >> 2 | ((pair & 0x80004000u) * 0x10001u & 0xc0000000u);
+    }
+    if (last < size) take(own[last]);
+  } else {
+#pragma unroll 8
+    for (int e = 0; e < size; ++e) take(own[e]);
+  }
+  return mask >> (32 - size);
+}
+
 // Of a row in shared memory.
 template <typename T> __device__ __forceinline__ Tops<acc_t<T>> tops_of_row(const T* own, int size) {
-  using A = acc_t<T>;
-  Tops<A> tops = {-infinity<A>(), 0};
-  each_of_row(own, size, [&](A value, int) { tops.max = larger(tops.max, value); });
-  each_of_row(own, size,
-              [&](A value, int) { tops.mask = tops.mask >> 1 | (unsigned long long)(value == tops.max) << 63; });
-  tops.mask >>= 64 - size;
-  return tops;
+  acc_t<T> max = to_acc(own[0]);
+  if constexpr (sizeof(T) == 2) {
+    using P = typename Two<T>::type;
+    const int first = odd_word(own), last = first + ((size - first) & -2);
+    P best{own[0], own[size - 1]};
+#pragma unroll 4
+    for (int e = first; e < last; e += 2) best = __hmax2_nan(best, *reinterpret_cast<const P*>(own + e));
+    max = larger(to_acc(best.x), to_acc(best.y));
+  } else {
+#pragma unroll 8
+    for (int e = 1; e < size; ++e) max = larger(max, to_acc(own[e]));
+  }
+  unsigned long long mask = equal_of_row(own, min(size, 32), max);
+  if (size > 32) mask |= (unsigned long long)equal_of_row(own + 32, size - 32, max) << 32;
+  return {max, mask};
 }
 
 // Rows of at most 64 elements, of which backward need not read any: masks[row] has the bits of those that are the largest,
@@ -328,12 +359,12 @@ template <typename T> struct MaskedShare {
     const int ties = __popc(mask) + __popc(upper);
     other = chosen * A(0);
     if (ties == 0) chosen = other = A(0) * infinity<A>();
-    else if (ties > 1) chosen /= A(ties);
+    else if (ties > 1) chosen = sizeof(T) == 2 ? __fdividef(chosen, float(ties)) : chosen / A(ties);
     const unsigned long long both = mask | (unsigned long long)upper << 32;
     mask = at < 0 ? mask << -at : unsigned(both >> at);
   }
   static __device__ __forceinline__ MaskedShare either_(bool first, const MaskedShare& a, const MaskedShare& b) {
-    return {first ? a.chosen : b.chosen, first ? a.other : b.other, first ? a.mask : b.mask, 0};
+    return {first ? a.chosen : b.chosen, first ? a.other : b.other, a.mask | b.mask, 0};  // of the others each has none
   }
   __device__ __forceinline__ bool wants_(int, int) const { return false; }
   __device__ __forceinline__ A of_(A) const { return other; }
