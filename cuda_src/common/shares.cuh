@@ -102,6 +102,7 @@ __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restr
   for (int u = 0; u < U; ++u) {
     if (Share::kReads && place(u) < whole) held[u] = load_aligned(from + place(u));
   }
+  const bool even = size % K == 0;  // no pack has two rows; else a warp mostly has one that does
   Share own[U], next[U];
   int edge[U];  // from which element on they are the next row's
 #pragma unroll
@@ -109,17 +110,17 @@ __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restr
     const int at = skipped + min(place(u), whole - K), after = by_size.divide(at);  // no branch: see spread_rows()
     edge[u] = (after + 1) * size - at;
     own[u] = shares(row + after, 0);
-    next[u] = edge[u] < K ? shares(row + after + 1, 0) : own[u];
+    next[u] = !even && edge[u] < K ? shares(row + after + 1, 0) : own[u];
   }
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     unsigned words[4];
     own[u].settle_(size - edge[u]);
-    if (edge[u] >= K) {
+    if (even) {
       share_pack<Share>(words, held[u], from + min(place(u), whole - K), own[u].wants_(0, K),
                         [&](int) { return own[u]; });
     } else {
-      next[u].settle_(-edge[u]);
+      next[u].settle_(-min(edge[u], K));
       const bool wanted = own[u].wants_(0, edge[u]) || next[u].wants_(edge[u], K - edge[u]);
       share_pack<Share>(words, held[u], from + min(place(u), whole - K), wanted,
                         [&](int k) { return Share::either_(k < edge[u], own[u], next[u]); });
