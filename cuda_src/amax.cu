@@ -2,8 +2,9 @@
 // grad_x[k, i] = grad_y[k] (x[k, i] = y[k]) / ties[k]
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. As PyTorch's, the gradient where y is NaN is
-// 0 / 0. Forward keeps `ties` and where one of the largest is, so that backward need not read rows that have but one: of
-// a long row it reads the vector, of a short one, which a thread takes in forward (see common/small_rows.cuh), nothing.
+// 0 / 0. Forward keeps `ties` and where one of the largest is, so that backward need not read rows that have but one, only
+// its vector; of rows of at most 64 elements and 128 bytes, which a thread takes (see common/small_rows.cuh), a bit for
+// each element that is the largest, and backward reads nothing of x.
 // Bytes per element of x: forward sizeof(T), backward once that, and again what is tied. About three operations on each
 // element, of half types two elements at once in rows.
 // Reached on an H200 (GB/s of x, in backward of twice that; a copy: 4226): 8192x8192 over 1 bf16 3343 / 6198, fp32 3703 /
@@ -13,8 +14,6 @@
 // far apart (by neighbours, with shuffles, 66 us instead of 58).
 #include "common/shares.cuh"
 #include "common/small_rows.cuh"
-
-constexpr unsigned kExact = 1u << 31;  // set in `where`: that element itself, not the first of its vector
 
 // The largest of some numbers, how many are that, and the number of one of them: of the element, in a line of its vector.
 template <typename A> struct Top {
@@ -72,34 +71,53 @@ template <typename T> struct Two;
 template <> struct Two<__half> { using type = __half2; };
 template <> struct Two<__nv_bfloat16> { using type = __nv_bfloat162; };
 
-// TopRule::take_() of whole vectors of a half type, two elements at a time. A count of 2 U K is exact in any.
+// Which of some vectors are `max`: a bit for each element, of half types two compared at once.
+template <typename T, int U, int K> __device__ __forceinline__ unsigned equal(const Vec<T, K> (&held)[U],
+                                                                              acc_t<T> max) {
+  unsigned mask = 0;
+  if constexpr (sizeof(T) == 2) {
+    using P = typename Two<T>::type;
+    const T rounded = from_acc<T>(max);  // exact
+#pragma unroll
+    for (int i = 0; i < U * K; i += 16) {
+      unsigned pairs = 0;  // the second elements' bits in the upper half
+#pragma unroll
+      for (int e = i; e < i + 16 && e < U * K; e += 2) {
+        const P pair{held[e / K].data[e % K], held[e / K].data[e % K + 1]};
+        pairs |= __heq2_mask(pair, P{rounded, rounded}) & (1u | 2u << 16) << (e - i);
+      }
+      mask |= ((pairs | pairs >> 16) & 0xffffu) << i;
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < U * K; ++e) mask |= unsigned(to_acc(held[e / K].data[e % K]) == max) << e;
+  }
+  return mask;
+}
+
+template <typename T, int U, int K> __device__ __forceinline__ acc_t<T> largest(const Vec<T, K> (&held)[U]) {
+  if constexpr (sizeof(T) == 2) {
+    using P = typename Two<T>::type;
+    P best{held[0].data[0], held[0].data[1]};
+#pragma unroll
+    for (int e = 2; e < U * K; e += 2)
+      best = __hmax2_nan(best, P{held[e / K].data[e % K], held[e / K].data[e % K + 1]});
+    return larger(to_acc(best.x), to_acc(best.y));
+  } else {
+    acc_t<T> best = to_acc(held[0].data[0]);
+#pragma unroll
+    for (int e = 1; e < U * K; ++e) best = larger(best, to_acc(held[e / K].data[e % K]));
+    return best;
+  }
+}
+
+// TopRule::take_() of whole vectors of a half type.
 template <typename T, int U, int K, typename Number>
 __device__ __forceinline__ void take_pairs(Top<float>& top, const Vec<T, K> (&vectors)[U], Number number) {
-  using P = typename Two<T>::type;
-  P values[U][K / 2], best[U], all;
-#pragma unroll
-  for (int i = 0; i < U; ++i) {
-#pragma unroll
-    for (int k = 0; k < K / 2; ++k) {
-      values[i][k] = P{vectors[i].data[2 * k], vectors[i].data[2 * k + 1]};
-      best[i] = k == 0 ? values[i][0] : __hmax2_nan(best[i], values[i][k]);
-    }
-    all = i == 0 ? best[0] : __hmax2_nan(all, best[i]);
-  }
-  const float max = larger(top.max, larger(to_acc(all.x), to_acc(all.y)));
-  const T rounded = from_acc<T>(max);  // exact
-  const P both{rounded, rounded};
-  P count = __heq2(values[0][0], both);
-#pragma unroll
-  for (int i = 0; i < U; ++i) {
-#pragma unroll
-    for (int k = 0; k < K / 2; ++k) {
-      if (i + k > 0) count = __hadd2(count, __heq2(values[i][k], both));
-    }
-    const P found = __heq2(best[i], both);
-    if (to_acc(found.x) + to_acc(found.y) > 0.0f) top.where = static_cast<unsigned>(number(i));
-  }
-  top.ties = (top.max == max ? top.ties : 0.0f) + to_acc(count.x) + to_acc(count.y);
+  const float max = larger(top.max, largest(vectors));
+  const unsigned mask = equal(vectors, max);
+  top.ties = (top.max == max ? top.ties : 0.0f) + float(__popc(mask));
+  if (mask) top.where = static_cast<unsigned>(number((__ffs(mask) - 1) / K));
   top.max = max;
 }
 
@@ -152,11 +170,17 @@ __global__ void CUPYOPS_FOLD amax_fwd(const T* __restrict__ x, T* __restrict__ y
   fold<FORM, kVecWidth<T>>(unit, kept, reduced, division);
 }
 
-// The top of a row at 16-byte boundaries, of `vectors` vectors.
-template <typename T> __device__ __forceinline__ Top<acc_t<T>> top_of_vectors(const T* own, int vectors) {
+// The largest of a row of at most 64 elements, and which are that: a bit for each.
+template <typename A> struct Tops {
+  A max;
+  unsigned long long mask;
+};
+
+// Of a row at 16-byte boundaries, of `vectors` vectors.
+template <typename T> __device__ __forceinline__ Tops<acc_t<T>> tops_of_vectors(const T* own, int vectors) {
   using A = acc_t<T>;
   constexpr int K = kVecWidth<T>, U = kVectorsAtOnce;
-  Top<A> top = TopRule<A>::identity_();
+  Tops<A> tops = {-infinity<A>(), 0};
 #pragma unroll 1
   for (int first = 0; first < vectors; first += U) {
     Vec<T, K> held[U];
@@ -166,56 +190,77 @@ template <typename T> __device__ __forceinline__ Top<acc_t<T>> top_of_vectors(co
     for (int i = 1; i < U; ++i) {
       if (first + i >= vectors) held[i] = TopUnit<T>::template none_<K>();
     }
-    const auto place = [&](int i) { return (first + i) * K; };
-    if constexpr (TopUnit<T>::kTakesVectors) {
-      take_pairs(top, held, place);
-    } else {
-      A values[U][K];
-#pragma unroll
-      for (int i = 0; i < U; ++i) {
-#pragma unroll
-        for (int k = 0; k < K; ++k) values[i][k] = to_acc(held[i].data[k]);
-      }
-      TopRule<A>::take_(top, values, U, 0, place);
-    }
+    const A max = larger(tops.max, largest(held));
+    tops.mask = (tops.max == max ? tops.mask : 0) | (unsigned long long)equal(held, max) << first * K;
+    tops.max = max;
   }
-  const Vec<T, K> best = load_once<K>(own + top.where);
-#pragma unroll
-  for (int k = 1; k < K; ++k) {
-    if (to_acc(best.data[k]) == top.max) top.where = top.where / K * K + k;
-  }
-  return top;
+  return tops;
 }
 
-// The top of a row in shared memory.
-template <typename T> __device__ __forceinline__ Top<acc_t<T>> top_of_row(const T* own, int size) {
-  using A = acc_t<T>;
-  Top<A> top = TopRule<A>::identity_();
-  each_of_row(own, size, [&](A value, int) { top.max = larger(top.max, value); });
-  each_of_row(own, size, [&](A value, int e) {
-    if (value == top.max) top.ties += A(1), top.where = e;
-  });
-  return top;
-}
-
-// Rows whose largest element backward can tell without reading them. Grid, block: kSmallRows threads, one for a row; shared
-// memory, where rows are no whole vectors at 16-byte boundaries: see fetch_row().
+// equal() of at most 32 elements in shared memory.
 template <typename T>
-__global__ void amax_small(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ ties,
-                           unsigned* __restrict__ where, acc_t<T> count, long long rows, long long size) {
+__device__ __forceinline__ unsigned equal_of_row(const T* own, int size, acc_t<T> max) {
+  unsigned mask = 0;  // from the uppermost bit down
+  const auto take = [&](T value) { mask = mask >> 1 | unsigned(to_acc(value) == max) << 31; };
+  if constexpr (sizeof(T) == 2) {
+    using P = typename Two<T>::type;
+    const T rounded = from_acc<T>(max);  // exact
+    const int first = odd_word(own), last = first + ((size - first) & -2);
+    if (first) take(own[0]);
+#pragma unroll 4
+    for (int e = first; e < last; e += 2) {
+      const unsigned pair = __heq2_mask(*reinterpret_cast<const P*>(own + e), P{rounded, rounded});
+      mask = mask >> 2 | ((pair & 0x80004000u) * 0x10001u & 0xc0000000u);
+    }
+    if (last < size) take(own[last]);
+  } else {
+#pragma unroll 8
+    for (int e = 0; e < size; ++e) take(own[e]);
+  }
+  return mask >> (32 - size);
+}
+
+// Of a row in shared memory.
+template <typename T> __device__ __forceinline__ Tops<acc_t<T>> tops_of_row(const T* own, int size) {
+  acc_t<T> max = to_acc(own[0]);
+  if constexpr (sizeof(T) == 2) {
+    using P = typename Two<T>::type;
+    const int first = odd_word(own), last = first + ((size - first) & -2);
+    P best{own[0], own[size - 1]};
+#pragma unroll 4
+    for (int e = first; e < last; e += 2) best = __hmax2_nan(best, *reinterpret_cast<const P*>(own + e));
+    max = larger(to_acc(best.x), to_acc(best.y));
+  } else {
+#pragma unroll 8
+    for (int e = 1; e < size; ++e) max = larger(max, to_acc(own[e]));
+  }
+  unsigned long long mask = equal_of_row(own, min(size, 32), max);
+  if (size > 32) mask |= (unsigned long long)equal_of_row(own + 32, size - 32, max) << 32;
+  return {max, mask};
+}
+
+// Rows of at most 64 elements, of which backward need not read any: masks[row] has the bits of those that are the largest,
+// upper[row] the second 32 where there are more. Grid, block: kSmallRows threads, one for a row; shared memory, where rows
+// are no whole vectors at 16-byte boundaries: see fetch_row().
+template <typename T>
+__global__ void amax_small(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ upper,
+                           unsigned* __restrict__ masks, acc_t<T> count, long long rows, long long size) {
   constexpr int K = kVecWidth<T>;
   const long long row = global_thread();
-  Top<acc_t<T>> top;
+  Tops<acc_t<T>> tops;
   if (size % K == 0 && is_aligned16(x)) {
     if (row >= rows) return;
-    top = top_of_vectors(x + row * size, int(size) / K);
+    tops = tops_of_vectors(x + row * size, int(size) / K);
+    tops.mask &= ~0ull >> (64 - size);  // -inf, as what was not there
   } else {
     const T* own = fetch_row(x, rows, int(size));
     if (!own) return;
-    top = top_of_row(own, int(size));
+    tops = tops_of_row(own, int(size));
   }
-  top.where |= kExact;
-  TopResult<T>{{}, y, ties, where, count}.store_(top, 0, row);
+  y[row] = from_acc<T>(tops.max);
+  masks[row] = unsigned(tops.mask);
+  if constexpr (sizeof(T) == 2) reinterpret_cast<unsigned*>(upper)[row] = unsigned(tops.mask >> 32);
+  else upper[row] = 0;  // of 32 elements at most
 }
 
 // Grid, block: see fold_slabs().
@@ -262,41 +307,34 @@ __global__ void amax_bwd_rows(const T* __restrict__ x, const T* __restrict__ y, 
   spread_rows(x, grad_x, rows, size, parts, TopShares<T>{y, grad_y, ties, where});
 }
 
-// The same of results that amax_small may have found.
-template <typename T> struct ExactShare {
+template <typename T> struct ShortShare {
   using A = acc_t<T>;
   static constexpr bool kReads = false;
   A max, chosen, other;  // before settle_() the last are the result's gradient, and its ties
-  int where, span;  // one of the largest lies there, or in so many from there on; 0: no element is read
+  int where, span;  // one of the largest is there or behind, of so many
 
-  __device__ __forceinline__ void settle_() {
+  __device__ __forceinline__ void settle_(int at) {
     const A ties = other;
-    other = chosen * A(0);
-    if (ties != A(1)) {
-      chosen /= ties;
-      if (ties == A(0)) chosen = other = A(0) * infinity<A>();
-    }
-    span = ties > A(1) ? 1 << 30 : where & kExact ? 0 : kVecWidth<T>;
-    where = ties > A(1) ? 0 : where & ~kExact;
+    other = ties == A(0) ? A(0) / ties : chosen * A(0);
+    chosen = ties == A(0) ? other : chosen / ties;
+    where = ties > A(1) ? 0 : where - at;
+    span = ties > A(1) ? 1 << 30 : kVecWidth<T>;
   }
-  static __device__ __forceinline__ ExactShare either_(bool first, const ExactShare& a, const ExactShare& b) {
-    return {first ? a.max : b.max, first ? a.chosen : b.chosen, first ? a.other : b.other, first ? a.where : b.where,
-            0};
+  static __device__ __forceinline__ ShortShare either_(bool first, const ShortShare& a, const ShortShare& b) {
+    return {first ? a.max : b.max, first ? a.chosen : b.chosen, first ? a.other : b.other, 0, 0};
   }
-  __device__ __forceinline__ bool wants_(int at, int count) const {
-    return span && at < where + span && where < at + count;
-  }
+  __device__ __forceinline__ bool wants_(int at, int count) const { return where < at + count && at < where + span; }
   __device__ __forceinline__ A of_(A value) const { return value == max ? chosen : other; }
-  __device__ __forceinline__ A rest_(int at) const { return at == where ? chosen : other; }
+  __device__ __forceinline__ A rest_(int) const { return other; }
 };
 
-template <typename T> struct ExactShares {
+template <typename T> struct ShortShares {
   const T* __restrict__ y;
   const T* __restrict__ grad_y;
   const acc_t<T>* __restrict__ ties;
   const unsigned* __restrict__ where;
 
-  __device__ __forceinline__ ExactShare<T> operator()(long long result, int) const {
+  __device__ __forceinline__ ShortShare<T> operator()(long long result, int) const {
     return {to_acc(y[result]), to_acc(grad_y[result]), ties[result], int(where[result]), 0};
   }
 };
@@ -307,7 +345,52 @@ __global__ void amax_bwd_short(const T* __restrict__ x, const T* __restrict__ y,
                                const acc_t<T>* __restrict__ ties, const unsigned* __restrict__ where,
                                T* __restrict__ grad_x, long long rows, int size, bool vectors,
                                const __grid_constant__ Divisor by_size) {
-  spread_short(x, grad_x, rows, size, vectors, by_size, ExactShares<T>{y, grad_y, ties, where});
+  spread_short(x, grad_x, rows, size, vectors, by_size, ShortShares<T>{y, grad_y, ties, where});
+}
+
+// The same of the results of amax_small.
+template <typename T> struct MaskedShare {
+  using A = acc_t<T>;
+  static constexpr bool kReads = false;
+  A chosen, other;  // before settle_() the first is the result's gradient
+  unsigned mask, upper;
+
+  __device__ __forceinline__ void settle_(int at) {
+    const int ties = __popc(mask) + __popc(upper);
+    other = chosen * A(0);
+    if (ties == 0) chosen = other = A(0) * infinity<A>();
+    else if (ties > 1) chosen = sizeof(T) == 2 ? __fdividef(chosen, float(ties)) : chosen / A(ties);
+    const unsigned long long both = mask | (unsigned long long)upper << 32;
+    mask = at < 0 ? mask << -at : unsigned(both >> at);
+  }
+  static __device__ __forceinline__ MaskedShare either_(bool first, const MaskedShare& a, const MaskedShare& b) {
+    return {first ? a.chosen : b.chosen, first ? a.other : b.other, a.mask | b.mask, 0};  // of the others each has none
+  }
+  __device__ __forceinline__ bool wants_(int, int) const { return false; }
+  __device__ __forceinline__ A of_(A) const { return other; }
+  __device__ __forceinline__ A rest_(int at) const { return mask >> at & 1 ? chosen : other; }
+};
+
+template <typename T> struct MaskedShares {
+  using A = acc_t<T>;
+  const T* __restrict__ grad_y;
+  const A* __restrict__ upper;
+  const unsigned* __restrict__ masks;
+  bool two;  // words of a row's mask
+
+  __device__ __forceinline__ MaskedShare<T> operator()(long long result, int) const {
+    const unsigned more = two ? reinterpret_cast<const unsigned*>(upper)[result] : 0;
+    return {to_acc(grad_y[result]), A(0), masks[result], more};
+  }
+};
+
+// Grid, block: see spread_short().
+template <typename T>
+__global__ void amax_bwd_small(const T* __restrict__ x, const T* __restrict__ grad_y,
+                               const acc_t<T>* __restrict__ upper, const unsigned* __restrict__ masks,
+                               T* __restrict__ grad_x, long long rows, int size, bool vectors,
+                               const __grid_constant__ Divisor by_size) {
+  spread_short(x, grad_x, rows, size, vectors, by_size, MaskedShares<T>{grad_y, upper, masks, size > 32});
 }
 
 // Grid, block: see spread_columns().

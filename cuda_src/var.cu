@@ -209,7 +209,7 @@ template <typename T> struct VarShare {
   static constexpr bool kReads = true;
   A mean, slope;
 
-  __device__ __forceinline__ void settle_() {}
+  __device__ __forceinline__ void settle_(int) {}
   static __device__ __forceinline__ VarShare either_(bool first, const VarShare& a, const VarShare& b) {
     return {first ? a.mean : b.mean, first ? a.slope : b.slope};
   }

@@ -59,10 +59,21 @@ __device__ __forceinline__ void spread_rows(const T* __restrict__ x, T* __restri
   }
 }
 
+// A pack of the gradient, of whose element k share(k) is, from x, held already if Share reads, and else where it is wanted.
+template <typename Share, typename T, typename F>
+__device__ __forceinline__ void share_pack(unsigned (&words)[4], Pack<T>& held, const T* x, bool wanted, F share) {
+  if constexpr (!Share::kReads) {
+    if (!wanted) return round_to_words<T>(words, 0, [&](int k) { return share(k).rest_(k); });
+    held = load_aligned(x);
+  }
+  round_to_words<T>(words, 0, [&](int k) { return share(k).of_(held[k]); });
+}
+
 // Rows of a few vectors: those are cut from all of x and grad_x, so that one has at most two rows, and no row's ends are
 // apart; or single elements, where they are not `vectors`: longer than a row, or off 16-byte boundaries. Grid: as many
-// blocks as have kShortUnits of them for each thread. Block: any. A Share has besides, in acc_t<T>: of_(value), as get_();
-// rest_(at); and either_(first, a, b). settle_() is where it is first computed with what has been loaded.
+// blocks as have kShortUnits of them for each thread. Block: any. A Share has in acc_t<T> of_(value), as get_(), and either_(
+// first, a, b); settle_(at) is where it is first computed with what has been loaded, and from then on all else is counted from
+// element `at` of its row.
 template <typename T, typename Shares>
 __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restrict__ grad_x, long long rows, int size,
                                              bool vectors, const Divisor& by_size, const Shares& shares) {
@@ -77,9 +88,11 @@ __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restr
   T* to = grad_x + base;
   const int whole = vectors ? there & -K : 0;
   for (int i = whole + threadIdx.x; i < there; i += blockDim.x) {
-    Share share = shares(row + by_size.divide(skipped + i), 0);
-    share.settle_();
-    to[i] = from_acc<T>(share.of_(to_acc(from[i])));
+    const int after = by_size.divide(skipped + i);
+    Share share = shares(row + after, 0);
+    share.settle_(skipped + i - after * size);
+    const bool read = Share::kReads || share.wants_(0, 1);
+    to[i] = from_acc<T>(read ? share.of_(to_acc(from[i])) : acc_t<T>(share.rest_(0)));
   }
   if (!whole) return;
   // a warp's are neighbours, and so are their rows
@@ -89,6 +102,7 @@ __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restr
   for (int u = 0; u < U; ++u) {
     if (Share::kReads && place(u) < whole) held[u] = load_aligned(from + place(u));
   }
+  const bool even = size % K == 0;  // no pack has two rows; else a warp mostly has one that does
   Share own[U], next[U];
   int edge[U];  // from which element on they are the next row's
 #pragma unroll
@@ -96,22 +110,20 @@ __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restr
     const int at = skipped + min(place(u), whole - K), after = by_size.divide(at);  // no branch: see spread_rows()
     edge[u] = (after + 1) * size - at;
     own[u] = shares(row + after, 0);
-    next[u] = edge[u] < K ? shares(row + after + 1, 0) : own[u];
+    next[u] = !even && edge[u] < K ? shares(row + after + 1, 0) : own[u];
   }
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    own[u].settle_(), next[u].settle_();
     unsigned words[4];
-    const auto share = [&](int k) { return Share::either_(k < edge[u], own[u], next[u]); };
-    const auto read = [&] { round_to_words<T>(words, 0, [&](int k) { return share(k).of_(held[u][k]); }); };
-    if constexpr (Share::kReads) {
-      read();
-    } else if (own[u].wants_(size - edge[u], K) || (edge[u] < K && next[u].wants_(0, K - edge[u]))) {
-      held[u] = load_aligned(from + min(place(u), whole - K));
-      read();
+    own[u].settle_(size - edge[u]);
+    if (even) {
+      share_pack<Share>(words, held[u], from + min(place(u), whole - K), own[u].wants_(0, K),
+                        [&](int) { return own[u]; });
     } else {
-      round_to_words<T>(words, 0,
-                        [&](int k) { return share(k).rest_(k < edge[u] ? k + size - edge[u] : k - edge[u]); });
+      next[u].settle_(-min(edge[u], K));
+      const bool wanted = own[u].wants_(0, edge[u]) || next[u].wants_(edge[u], K - edge[u]);
+      share_pack<Share>(words, held[u], from + min(place(u), whole - K), wanted,
+                        [&](int k) { return Share::either_(k < edge[u], own[u], next[u]); });
     }
     if (place(u) < whole) store_words(to + place(u), words[0], words[1], words[2], words[3]);
   }

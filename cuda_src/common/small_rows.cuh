@@ -72,11 +72,16 @@ template <typename T> __device__ __forceinline__ const T* fetch_row(const T* x, 
   return threadIdx.x < count ? all + threadIdx.x * size : nullptr;
 }
 
+// Whether numbers of a half type begin with the second of a word.
+template <typename T> __device__ __forceinline__ int odd_word(const T* own) {
+  return static_cast<int>(reinterpret_cast<unsigned long long>(own) / sizeof(T) % 2);
+}
+
 // f(value, e) for each of a row in shared memory, in order; of half types, of which rows begin anywhere in a word, a word at
 // a time.
 template <typename T, typename F> __device__ __forceinline__ void each_of_row(const T* own, int size, F f) {
   if constexpr (sizeof(T) == 2) {
-    const int first = static_cast<int>(reinterpret_cast<unsigned long long>(own) / sizeof(T) % 2);
+    const int first = odd_word(own);
     const int pairs = (size - first) / 2, last = first + 2 * pairs;
     if (first) f(to_acc(own[0]), 0);
 #pragma unroll 4

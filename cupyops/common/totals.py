@@ -156,6 +156,14 @@ def fold(
         last[ceil_div(results, block[0]), block](partial, *outputs, *options, plan.slabs, results, T=x.dtype)
 
 
+def in_small_rows(x: Tensor, dims: Sequence[int]) -> bool:
+    """Whether fold() with `all_small` launches its third kernel."""
+    if is_dry(x) or not x.is_contiguous() or x.numel() == 0:
+        return False
+    rows = rows_alone(tuple(x.shape), tuple(dims), x.element_size(), x.data_ptr() % 16 == 0, True)
+    return rows is not None and rows.small
+
+
 def gradient(
     kernels: tuple[Kernel, Kernel, Kernel, Kernel],
     x: Tensor,

@@ -15,11 +15,13 @@ from ..operator import operator
 amax_fwd = Kernel("amax.cu", "amax_fwd<T, FORM>", T=FLOATING, FORM=totals.FORM)
 amax_finish = Kernel("amax.cu", "amax_finish<T>", T=FLOATING)
 amax_small = Kernel("amax.cu", "amax_small<T>", T=FLOATING)
+amax_bwd_small = Kernel("amax.cu", "amax_bwd_small<T>", T=FLOATING)
 amax_bwd_short = Kernel("amax.cu", "amax_bwd_short<T>", T=FLOATING)
 amax_bwd_rows = Kernel("amax.cu", "amax_bwd_rows<T>", T=FLOATING)
 amax_bwd_columns = Kernel("amax.cu", "amax_bwd_columns<T>", T=FLOATING)
 amax_bwd = Kernel("amax.cu", "amax_bwd<T>", T=FLOATING)
 
+FURTHER = (amax_bwd_rows, amax_bwd_columns, amax_bwd)  # gradients of all but short rows
 STATE = 3  # numbers of a Top
 
 
@@ -31,18 +33,23 @@ def _amax(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
 @_amax.forward
 def _(x, dim, keepdim):
     y, strides = totals.room(x, dim, keepdim, x.dtype)
-    ties = torch.empty(y.shape, dtype=totals.accumulator(x), device=x.device)
+    accumulator = totals.accumulator(x)
+    words = (
+        torch.int64 if accumulator is torch.float64 else torch.int32
+    )  # of small rows it is masks, equal as such alone
+    ties = torch.empty(y.shape, dtype=words, device=x.device)
     where = torch.empty(y.shape, dtype=torch.int32, device=x.device)
     kernels, count = (amax_fwd, amax_finish, amax_small, None), totals.count(x.shape, dim)
-    totals.fold(kernels, x, dim, strides, (y, ties, where), (count,), STATE, all_small=True)
+    totals.fold(kernels, x, dim, strides, (y, ties.view(accumulator), where), (count,), STATE, all_small=True)
     return y, (ties, where)
 
 
 @_amax.backward
 def _(saved, grad_y, x, y, dim, keepdim):
-    ties, where = saved
-    kernels = amax_bwd_short, amax_bwd_rows, amax_bwd_columns, amax_bwd
-    return totals.gradient(kernels, x, dim, keepdim, (y, grad_y, ties), places=(where,))
+    ties, where = saved[0].view(totals.accumulator(x)), saved[1]
+    if totals.in_small_rows(x, dim):  # forward left masks
+        return totals.gradient((amax_bwd_small, *FURTHER), x, dim, keepdim, (grad_y, ties), places=(where,))
+    return totals.gradient((amax_bwd_short, *FURTHER), x, dim, keepdim, (y, grad_y, ties), places=(where,))
 
 
 @_amax.interface

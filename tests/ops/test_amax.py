@@ -13,6 +13,7 @@ class TestAmax(OperatorContract):
         "amax_finish",
         "amax_small",
         "amax_bwd",
+        "amax_bwd_small",
         "amax_bwd_short",
         "amax_bwd_rows",
         "amax_bwd_columns",
@@ -24,6 +25,9 @@ class TestAmax(OperatorContract):
         yield Sample(make(5, 133), 1)  # whose rows begin at any alignment
         yield Sample(make(259, 17), 1)  # several blocks of rows that a thread takes; half types' begin within a word
         yield Sample(make(260, 24), 1)  # and of those that are whole vectors
+        yield Sample(make(9, 40), 1)  # of more bits than a word has, in half types
+        yield Sample(make(9, 49), 1)  # and no whole vectors
+        yield Sample(make(9, 72), 1)  # short, but not as short
         yield Sample(make(40, 24), 0)  # columns in vectors
         yield Sample(make(3, 5, 16), (0, 2))  # rows in vectors
         yield Sample(make(3, 5, 7), (0, 2))  # not in vectors
@@ -50,7 +54,7 @@ def run(function, x, dim):
 
 
 @pytest.mark.parametrize("dim", [0, 1, (0, 1)])
-@pytest.mark.parametrize("shape", [(5, 33), (50, 7), (40, 24), (5, 150), (4000, 2)])
+@pytest.mark.parametrize("shape", [(5, 33), (50, 7), (40, 24), (40, 32), (5, 150), (4000, 2)])
 def test_ties_share_the_gradient(device, shape, dim):
     x = torch.randint(-3, 1, shape, device=device).float()
     with cupyops.simulate():
