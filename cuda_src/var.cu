@@ -79,6 +79,39 @@ template <typename A> struct MomentsRule {
   }
 };
 
+// Of half types a thread has sums about the first element that it meets, from which others are less than the square root of
+// their number times the deviation: that rounds them by less than they are themselves.
+struct HalfRule : MomentsRule<float> {
+  struct Held {
+    Centred<float> sums;
+    float count;
+  };
+  static __device__ __forceinline__ Held identity_() { return {}; }
+
+  template <int U, int E, typename Number>
+  static __device__ __forceinline__ void take_(Held& held, const float (&values)[U][E], int valid, int seen, Number) {
+    Centred<float>& sums = held.sums;
+    if (seen == 0) sums.about = isfinite(values[0][0]) ? values[0][0] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < U; ++i) {
+      if (i >= valid) break;
+#pragma unroll
+      for (int e = 0; e < E; ++e) sums.add(values[i][e]);
+    }
+    held.count += float(valid * E);
+  }
+};
+
+__device__ __forceinline__ Moments<float> settled(const HalfRule::Held& held) {
+  Moments<float> of = held.sums.moments(held.count);
+  if (!isfinite(of.mean)) of.square = of.mean * 0.0f;
+  return of;
+}
+
+template <typename T> struct RuleOf { using type = MomentsRule<T>; };
+template <> struct RuleOf<__half> { using type = HalfRule; };
+template <> struct RuleOf<__nv_bfloat16> { using type = HalfRule; };
+
 template <typename A> __device__ __forceinline__ A sum_lanes(A value, int lanes) {
   for (int half = lanes / 2; half > 0; half /= 2) value += shuffle_xor(value, half);
   return value;
@@ -99,6 +132,10 @@ __device__ __forceinline__ Moments<A> fold_lanes(const MomentsRule<A>&, const Mo
   return {count, mean, sum_lanes(value.square + apart * (apart * value.count), lanes)};
 }
 
+__device__ __forceinline__ Moments<float> fold_lanes(const HalfRule&, const Moments<float>& value, int lanes) {
+  return fold_lanes(MomentsRule<float>(), value, lanes);
+}
+
 template <typename T> struct VarResult {
   using A = acc_t<T>;
   MomentsRule<A> rule_;
@@ -114,7 +151,7 @@ template <typename T> struct VarResult {
 
 template <typename T> struct VarUnit : Elements<T> {
   using State = Moments<acc_t<T>>;
-  MomentsRule<acc_t<T>> rule_;
+  typename RuleOf<T>::type rule_;
   State* __restrict__ partial;  // [slabs x results], null where there is one slab
   long long results;
   VarResult<T> result;

@@ -95,10 +95,10 @@ template <int K, typename X> __device__ __forceinline__ int until_vector(const X
 
 // Units u, u + step ..., `valid` of U, into the S states of a thread: of each element of a unit, or the one of all.
 // number(u) is a unit's, as take_() gets it, at(number) says where it is.
-template <int U, int K, int N, int S, typename Unit, typename V, typename Number, typename At>
-__device__ __forceinline__ void fold_batch(typename Unit::State (&state)[S], const Unit& unit,
-                                           const Offsets<N + 1>& from, const V& vector, int u, int step, int valid,
-                                           int& seen, Number number, At at) {
+template <int U, int K, int N, int S, typename Held, typename Unit, typename V, typename Number, typename At>
+__device__ __forceinline__ void fold_batch(Held (&state)[S], const Unit& unit, const Offsets<N + 1>& from,
+                                           const V& vector, int u, int step, int valid, int& seen, Number number,
+                                           At at) {
   constexpr int E = K / S;
   decltype(unit.template none_<K>()) loaded[U];
 #pragma unroll
@@ -129,10 +129,10 @@ __device__ __forceinline__ void fold_batch(typename Unit::State (&state)[S], con
 }
 
 // Units index, index + step ... below last, U at once, where all threads have so many: what takes less is not masked.
-template <int U, int K, int N, int S, typename Unit, typename V, typename Number, typename At>
-__device__ __forceinline__ void fold_units(typename Unit::State (&state)[S], const Unit& unit,
-                                           const Offsets<N + 1>& from, const V& vector, int index, int last, int step,
-                                           int& seen, Number number, At at) {
+template <int U, int K, int N, int S, typename Held, typename Unit, typename V, typename Number, typename At>
+__device__ __forceinline__ void fold_units(Held (&state)[S], const Unit& unit, const Offsets<N + 1>& from,
+                                           const V& vector, int index, int last, int step, int& seen, Number number,
+                                           At at) {
   int begin = 0;
   if constexpr (U > 1) {
 #pragma unroll 1
@@ -151,10 +151,10 @@ __device__ __forceinline__ void fold_units(typename Unit::State (&state)[S], con
 
 // One run of neighbours, `length` of it from `begin` on: vectors, and the single elements before and behind them, the first
 // of which is under way meanwhile.
-template <int U, int K, int N, int S, typename Unit>
-__device__ __forceinline__ void fold_line(typename Unit::State (&state)[S], const Unit& unit,
-                                          const Offsets<N + 1>& from, const Layout<N>& reduced, long long begin,
-                                          int length, int index, int count) {
+template <int U, int K, int N, int S, typename Held, typename Unit>
+__device__ __forceinline__ void fold_line(Held (&state)[S], const Unit& unit, const Offsets<N + 1>& from,
+                                          const Layout<N>& reduced, long long begin, int length, int index,
+                                          int count) {
   int seen = 0;
   const int until = unit.template until_vector_<K>(from, begin, length), head = until < length ? until : length;
   const int vectors = (length - head) / K, singles = length - vectors * K;
@@ -174,10 +174,10 @@ __device__ __forceinline__ void fold_line(typename Unit::State (&state)[S], cons
 }
 
 // The first elements of a unit of columns, `there` of them.
-template <int K, int N, typename Unit>
-__device__ __forceinline__ void fold_ending(typename Unit::State (&state)[K], const Unit& unit,
-                                            const Offsets<N + 1>& from, const Layout<N>& reduced,
-                                            const Layout<N + 1>& kept, long long last, long long there, int seen) {
+template <int K, int N, typename Held, typename Unit>
+__device__ __forceinline__ void fold_ending(Held (&state)[K], const Unit& unit, const Offsets<N + 1>& from,
+                                            const Layout<N>& reduced, const Layout<N + 1>& kept, long long last,
+                                            long long there, int seen) {
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (k >= there) continue;
@@ -188,6 +188,10 @@ __device__ __forceinline__ void fold_ending(typename Unit::State (&state)[K], co
     unit.rule_.take_(state[k], values, 1, seen, [&](int) { return last; });
   }
 }
+
+// What a thread has of its units, as it is combined with that of others: where a rule begins with another type, this has an
+// overload.
+template <typename State> __device__ __forceinline__ const State& settled(const State& state) { return state; }
 
 template <bool FIRST, typename A, typename B>
 __device__ __forceinline__ const auto& first_of(const A& first, const B& second) {
@@ -206,8 +210,8 @@ __device__ __forceinline__ const auto& first_of(const A& first, const B& second)
 //     until_vector_<K>(from, begin, length)   elements from `begin` on before a vector may be loaded; `length` or more
 //                              where the inputs are not aligned alike
 //     store_(state, slab, at)  takes a result
-//     rule_                    identity_(), combine_(a, b), and take_(state, values[U][E], valid, seen, number): of U units,
-//                              the first `valid` of which are there; the state has `seen` elements. number(0) ... are the
+//     rule_                    combine_(a, b), identity_(), with which a thread begins, of any type that settled() takes, and
+//                              take_(state, values[U][E], valid, seen, number), which adds to that: of U units, the first `valid` of which are there; the state has `seen` elements. number(0) ... are the
 //                              units' in what is reduced, in a line the numbers of their first elements
 //     rule_.kEach              whether a thread has a state for each element of a unit, in rows too
 //     kTakesVectors            whether, where it has one for all of them, take_vectors_(state, loaded[U], number) does
@@ -229,7 +233,7 @@ __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept
   const bool inside = result < division.results;
   const bool flat = kept.dims <= 2 && !kept.wide;
   const Offsets<N + 1> from = flat ? locate_two(kept, inside ? result : 0) : find(kept, inside ? result : 0);
-  A state[S];
+  decltype(unit.rule_.identity_()) state[S];
 #pragma unroll
   for (int s = 0; s < S; ++s) state[s] = unit.rule_.identity_();
   const long long begin = blockIdx.y * division.slab_units, left = division.units - begin;
@@ -258,13 +262,17 @@ __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept
     }
   }
   if constexpr (rows) {
+    A value = settled(state[0]);
 #pragma unroll
-    for (int s = 1; s < S; ++s) state[0] = unit.rule_.combine_(state[0], state[s]);
-    const A value = fold_neighbours(state[0], shared, index, count, unit.rule_);
+    for (int s = 1; s < S; ++s) value = unit.rule_.combine_(value, settled(state[s]));
+    value = fold_neighbours(value, shared, index, count, unit.rule_);
     if (index == 0 && inside) unit.store_(value, blockIdx.y, from.at[N]);
   } else {
     if (index == 0) places[threadIdx.x] = inside ? from.at[N] : -1;
-    fold_across(state, shared, unit.rule_, [&](const A& value, int x, int c) {
+    A values[S];
+#pragma unroll
+    for (int s = 0; s < S; ++s) values[s] = settled(state[s]);
+    fold_across(values, shared, unit.rule_, [&](const A& value, int x, int c) {
       if (places[x] >= 0) unit.store_(value, blockIdx.y, places[x] + c);
     });
   }

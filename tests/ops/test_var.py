@@ -110,6 +110,18 @@ def test_a_large_mean_does_not_cancel(device, shape, dim):
     torch.testing.assert_close(found.double(), torch.var(x.double(), dim), rtol=2e-4, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape, dim", [((3, 8203), 1), ((3, 8200), 1), ((8200, 3), 0), ((8200, 16), 0), ((20, 41, 10), (0, 2))])
+def test_an_outlier_that_comes_first(device, shape, dim, dtype):
+    """Half types are summed about the first element."""
+    x = torch.randn(shape, device=device) + 100
+    x[:, 0] = x[0] = 200
+    x = x.to(dtype)
+    with cupyops.simulate():
+        found = cupyops.var(x, dim)
+    torch.testing.assert_close(found, torch.var(x.double(), dim).to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
+
+
 @pytest.mark.parametrize(
     "shape, dim",
     [
