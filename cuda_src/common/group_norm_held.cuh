@@ -2,10 +2,26 @@
 //
 // Planes are whole packs; or MIXED, of no fewer elements than a pack, which then has some of one channel or of two. Elements
 // of a mixed row before its first whole pack and behind its last, 2 W - 2 at most, are lone: a thread has one, beside its
-// packs.
+// packs. What differs between channels is computed for packs of one alone; elements of the few others, and lone ones, stand
+// apart: threads read them again, one each.
 #pragma once
 
 #include "common/group_norm.cuh"
+
+// The packs that a block has of a row: `count`, of W elements, the first beginning at element `from` of the row.
+template <int W> struct PacksOf {
+  int plane, from, count;
+
+  // The first that begins in channel c.
+  __device__ __forceinline__ int first(int c) const {
+    return c == 0 ? 0 : min((max(c * plane - from, 0) + W - 1) / W, count);
+  }
+  // Which element of the pack before that channel c begins with, if the block has that pack; else 0.
+  __device__ __forceinline__ int border(int c) const {
+    const int at = c * plane - from;
+    return c > 0 && at > 0 && at < count * W ? at % W : 0;
+  }
+};
 
 // The part of a row that this block has, as tile and as place in the row.
 template <int K, typename T, bool MIXED> struct Held {
@@ -30,32 +46,35 @@ template <int K, typename T, bool MIXED> struct Held {
   __device__ __forceinline__ void load(const T* tensor, Pack<T> (&packs)[K]) const {
     load_row(tile, tensor + row * size + start, from_acc<T>(0), packs);
   }
-  // The lone element of this thread, else 0; and its channel.
+  // The lone element of this thread, else 0.
   __device__ __forceinline__ acc_t<T> load_lone(const T* tensor) const {
     return lone ? to_acc(tensor[row * size + cut.column]) : acc_t<T>(0);
   }
-  __device__ __forceinline__ int channel_of_lone(const Groups& groups) const {
-    return cut.column < cut.head ? 0 : int(groups.channels) - 1;
-  }
-  // tensor[...] = of(e), and next(c)(e) from the element on at which another channel c begins. Where a mixed pack lies is
-  // computed anew: kept from when it was loaded it would be a register for each.
-  template <typename F, typename Next>
-  __device__ __forceinline__ void store(T* tensor, int k, const Groups& groups, F of, Next next) const {
+  // tensor[...] = of(e), for a pack of one channel. Where it lies is computed anew: kept from when it was loaded that would be
+  // a register for each.
+  template <typename F> __device__ __forceinline__ void store(T* tensor, int k, const Groups& groups, F of) const {
     T* const own = tensor + row * size + start;
     if constexpr (!MIXED) return store_pack(tile, own, k, of);
     int i = threadIdx.x * W;
     asm volatile("" : "+r"(i));
     i += k * blockDim.x * W;
-    if (i >= tile.left) return;
-    const int at = int(start) + i, c = groups.plane.divide(at) + 1, border = c * int(groups.plane.divisor) - at;
+    const int at = int(start) + i, plane = int(groups.plane.divisor);
+    if (i >= tile.left || (groups.plane.divide(at) + 1) * plane - at < W) return;
     unsigned word[4];
-    if (border < W) {
-      const auto behind = next(c);
-      round_to_words<T>(word, 0, [&](int e) { return e < border ? of(e) : behind(e); });
-    } else {
-      round_to_words<T>(word, 0, of);
-    }
+    round_to_words<T>(word, 0, of);
     store_words(own + i, word[0], word[1], word[2], word[3]);
+  }
+  // f(i, c) for each element i, of channel c, that stands apart.
+  template <typename F> __device__ __forceinline__ void each_apart(const Groups& groups, F f) const {
+    if (!MIXED || !live) return;
+    const int channels = int(groups.channels);
+    const PacksOf<W> packs{int(groups.plane.divisor), int(start), int(K * blockDim.x)};
+#pragma unroll 1
+    for (int j = threadIdx.x + W; j < channels * W; j += blockDim.x) {
+      const int c = j / W, e = j % W, border = packs.border(c);
+      if (border > 0) f(packs.plane * c - border + e, e < border ? c - 1 : c);
+    }
+    if (lone) f(cut.column, cut.column < cut.head ? 0 : channels - 1);
   }
   // A parameter of the channel that each pack begins in; `values` is that of the group's first, or null.
   __device__ __forceinline__ void load_of_channel(const Groups& groups, const T* values, float otherwise,
@@ -97,29 +116,33 @@ template <typename A> __device__ __forceinline__ Found<A> of_warps(const Found<A
   return {size, about, warp_reduce<Sum>(centred)};
 }
 
-// The packs that a block has of a row: `count`, of W elements, the first beginning at element `from` of the row.
-template <int W> struct PacksOf {
-  int plane, from, count;
+// What a block has of a channel: elements low <= i < high of the row, of which its packs first <= p < last are whole.
+template <int W> struct Stretch {
+  int from, low, high, first, last;
 
-  // The first that begins in channel c.
-  __device__ __forceinline__ int first(int c) const {
-    return c == 0 ? 0 : min((max(c * plane - from, 0) + W - 1) / W, count);
-  }
-  // Which element of the pack before that channel c begins with, if the block has that pack; else 0.
-  __device__ __forceinline__ int border(int c) const {
-    const int at = c * plane - from;
-    return c > 0 && at > 0 && at < count * W ? at % W : 0;
+  // `from`: where in the row the block's packs begin; begin, end: what it has.
+  __device__ __forceinline__ Stretch(int from, int plane, int c, int begin, int end)
+      : from(from),
+        low(max(c * plane, begin)),
+        high(min((c + 1) * plane, end)),
+        first(max(low - from + W - 1, 0) / W),
+        last(max((high - from) / W, first)) {}
+
+  // f(i) for the elements of no such pack, dealt out over `lanes` threads of which this is number `lane`.
+  template <typename F> __device__ __forceinline__ void each_rest(int lane, int lanes, F f) const {
+    const int before = max(min(from + first * W, high) - low, 0), behind = max(from + last * W, low + before);
+#pragma unroll 1
+    for (int j = lane; j < before + max(high - behind, 0); j += lanes) f(j < before ? low + j : behind + j - before);
   }
 };
 
-// The sum over channel c of what `packs` in shared memory hold, each for the channel that it begins in, by `lanes`
-// neighbouring threads of which this is number `lane`.
-template <int W, typename A>
-__device__ __forceinline__ Pair<A> channel_sum(const PacksOf<W>& of, const Pair<A>* packs, int c, int lane, int lanes) {
-  const int high = of.first(c + 1);
-  Pair<A> sums = {};
+// The sum of packs first <= p < last of what each has, in shared memory, by `lanes` neighbouring threads of which this is
+// number `lane`, and of what each has beside.
+template <typename A>
+__device__ __forceinline__ Pair<A> sum_of_lanes(Pair<A> own, const Pair<A>* packs, int first, int last, int lane,
+                                                int lanes) {
 #pragma unroll 4
-  for (int i = of.first(c) + lane; i < high; i += lanes) sums = sums + packs[i];
-  for (int offset = lanes / 2; offset > 0; offset /= 2) sums = Sum()(sums, shuffle_xor(sums, offset));
-  return sums;
+  for (int i = first + lane; i < last; i += lanes) own = own + packs[i];
+  for (int offset = lanes / 2; offset > 0; offset /= 2) own = Sum()(own, shuffle_xor(own, offset));
+  return own;
 }

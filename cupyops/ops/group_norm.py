@@ -94,10 +94,7 @@ def _(saved, grad_y, x, num_groups, weight, bias, needs_grad):
     if is_there(x):
         sums, count = _sum_planes(grad_y, x, num_groups, weight, saved, grad_x)
         if grad_weight is not None or grad_bias is not None:
-            images, channels = x.shape[:2]
-            block = (8, min(128, max(8, 1 << (images - 1).bit_length())))
-            launch = group_norm_bwd_parameters[ceil_div(channels, 8), block]
-            launch(sums, grad_weight, grad_bias, images, channels, count, T=x.dtype)
+            _add(sums, grad_weight, grad_bias, x.shape[0], x.shape[1], count, x.dtype)
     elif grad_weight is not None and is_empty(x) and x.shape[0]:
         grad_weight.fill_(float("nan"))  # images without pixels: 0 times their rstd, which is NaN
     return None if grad_x is None else grad_x.contiguous(memory_format=memory), grad_weight, grad_bias
@@ -113,8 +110,7 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     given = (grad_y, x, weight, *saved, grad_x)
     if aligned and (held := _held(rows, each, pixels, itemsize, in_clusters)):
         sums = x.new_empty(images * channels * held.blocks * 2, dtype=kept)
-        pairs = held.packs * held.block[0] + held.mixed * (each + 32 // itemsize)
-        shared = held.block[1] * pairs * 2 * kept.itemsize
+        shared = held.block[1] * held.packs * held.block[0] * 2 * kept.itemsize
         lanes = min(32, held.block[0] & -held.block[0], 1 << (pixels * itemsize // 64).bit_length())
         launch = held.launch(group_norm_bwd, shared)
         launch(*given, sums, division, rows, size, lanes, T=x.dtype, K=held.packs, MIXED=held.mixed)
@@ -133,6 +129,20 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
         launch = group_norm_bwd_wide[plan.grid, plan.block]
         launch(grad_y, x, weight, *saved, sums, grad_x, plan.packed, division, planes.parts, T=x.dtype)
     return sums, planes.parts
+
+
+def _add(sums, grad_weight, grad_bias, images, channels, count, dtype):
+    """The gradients of the parameters; of many images and few channels, parts of the images first."""
+    blocks = ceil_div(channels, FINISHED)
+    each = max(MOST_IMAGES, ceil_div(images, max(1, FINISHERS // blocks)))
+    if images > each:
+        parts = sums.new_empty(ceil_div(images, each) * channels * 2)
+        launch = group_norm_bwd_parameters[(blocks, ceil_div(images, each)), (FINISHED, 128)]
+        launch(sums, None, None, parts, images, each, channels, count, T=dtype)
+        sums, images, count = parts, ceil_div(images, each), 1
+    block = (FINISHED, min(128, max(8, 1 << (images - 1).bit_length())))
+    launch = group_norm_bwd_parameters[blocks, block]
+    launch(sums, grad_weight, grad_bias, None, images, images, channels, count, T=dtype)
 
 
 @_group_norm.unsupported
@@ -295,6 +305,9 @@ PREFERRED = 2048  # packs of a group that a block holds: more blocks find room
 FEWEST = 64  # blocks that are worth while
 FEW = 128  # bytes of a thread
 SMALL_THREADS = 512  # of a block, at most
+FINISHED = 8  # channels of a block that adds up what images have of them: kFinished
+FINISHERS = 256  # such blocks, at most, where images are dealt out over several
+MOST_IMAGES = 1024  # that one has alone
 ROOM = {True: 72 << 10, False: 48 << 10}  # bytes of shared memory of a block: three to a multiprocessor, with clusters
 
 

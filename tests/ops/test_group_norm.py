@@ -139,6 +139,17 @@ def test_mixed_packs_of_a_cluster(shape):
     check_cluster(shape, {"group_norm_fwd<__half, 8, true>", "group_norm_bwd<__half, 8, true>"})
 
 
+def test_many_images_of_few_channels():
+    """Parts of the images are added first, the last of which has fewer."""
+    x, weight, bias = torch.randn(2100, 4, 2), torch.randn(4), torch.randn(4)
+    grad_y = torch.randn_like(x)
+    with cupyops.simulate(), cupyops.trace() as trace:
+        ours = gradients(cupyops.group_norm, grad_y, x, 2, weight, bias)
+    truth = gradients(F.group_norm, grad_y.double(), x.double(), 2, weight.double(), bias.double())
+    torch.testing.assert_close([one.double() for one in ours], list(truth), rtol=1e-4, atol=1e-4)
+    assert [one.grid for one in trace.launches() if "parameters" in one.kernel] == [(1, 3, 1), (1, 1, 1)]
+
+
 @pytest.mark.parametrize("plane", [(2, 1), (3, 1), (8, 1), (16, 1), (1, 3), (2, 4), (3, 5)], ids=str)
 def test_groups_that_are_nearly_constant(plane):
     """The mean's rounding, which weighs times rstd, is in neither y nor the gradient."""
