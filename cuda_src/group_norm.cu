@@ -47,10 +47,11 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   const T *const of_weight = groups.of(held.row, weight), *const of_bias = groups.of(held.row, bias);
   held.load_of_channel(groups, of_weight, 1, weights);
   held.load_of_channel(groups, of_bias, 0, biases);
-  const A alone = held.load_lone(x);
+  const A apart = held.load_apart(x, groups);
+  const bool lone = MIXED && threadIdx.x < 2 * W && held.apart(groups, threadIdx.x) >= 0;
   A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
-  if (MIXED) sum += alone;
-  A count = A(MIXED && held.lone);
+  if (lone) sum += apart;
+  A count = A(lone);
 #pragma unroll
   for (int k = 0; k < K; ++k) count += held.any(k) ? A(W) : A(0);
   const Pair<A> of_warp = threads.template over_lanes<Sum>(Pair<A>{count, sum});
@@ -64,8 +65,8 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
       centred.first += one, centred.second += one * one;
     });
   }
-  if (MIXED && held.lone) {
-    const A one = alone - found.about;
+  if (lone) {
+    const A one = apart - found.about;
     centred.first += one, centred.second += one * one;
   }
   found.centred = threads.template over_lanes<Sum>(centred);
@@ -80,9 +81,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
     const Affine<T> affine(mu, r, to_acc(weights[k]), to_acc(biases[k]));
     held.store(y, k, groups, [&](int e) { return affine(packs[k][e]); });
   }
-  held.each_apart(groups, [&](int i, int c) {
+  held.each_apart(groups, [&](int i, int c, bool first) {
+    const long long at = held.row * size + i;
     const Affine<T> affine(mu, r, parameter(of_weight, c, 1), parameter(of_bias, c, 0));
-    y[held.row * size + i] = from_acc<T>(affine(to_acc(x[held.row * size + i])));
+    y[at] = from_acc<T>(affine(first ? apart : to_acc(x[at])));
   });
   if (threadIdx.x == 0 && threads.part() == 0) mean[held.row] = mu, rstd[held.row] = r;
 }
@@ -107,6 +109,22 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   Pack<T> grads[K], inputs[K];
   held.load(grad_y, grads);
   held.load(x, inputs);
+  const A apart_grad = held.load_apart(grad_y, groups), apart_input = held.load_apart(x, groups);
+  const int lane = threadIdx.x % lanes, step = blockDim.x / lanes, start = int(held.start);
+  const int begin = threads.part() == 0 ? 0 : start;
+  const int end = threads.part() == cluster_blocks() - 1 ? int(size) : min(int(size), start + count * W);
+  const auto stretch = [&](int c) {
+    return Stretch<W>(start, plane, c, begin, held.live && c < channels ? end : begin);
+  };
+  Pair<A> coming = {};  // of the next channel that this thread sums, an element that no pack of one channel has, and its gradient
+  const auto load_rest = [&](const T* tensor, int i) {
+    return i < 0 ? A(0) : to_acc(tensor[held.row * size + i]);
+  };
+  const auto load_coming = [&](int c) {
+    const int i = MIXED ? stretch(c).rest(lane) : -1;
+    coming = {load_rest(grad_y, i), load_rest(x, i)};
+  };
+  load_coming(threadIdx.x / lanes);
   T weights[K];
   const T* const of_group = groups.of(held.row, weight);
   held.load_of_channel(groups, of_group, 1, weights);
@@ -141,24 +159,23 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
 #pragma unroll
     for (int k = 0; k < K; ++k) packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
     __syncthreads();
-    const int lane = threadIdx.x % lanes, step = blockDim.x / lanes, start = int(held.start);
-    const int begin = threads.part() == 0 ? 0 : start;
-    const int end = threads.part() == cluster_blocks() - 1 ? int(size) : min(int(size), start + count * W);
     for (int first = 0; first < channels; first += step) {
       const int c = first + threadIdx.x / lanes;
-      const bool there = c < channels && held.live;
       Pair<A> own = {};
       if constexpr (MIXED) {
-        const Stretch<W> of(start, plane, c, begin, there ? end : begin);
-        of.each_rest(lane, lanes, [&](int i) {
-          add(own, to_acc(grad_y[held.row * size + i]), to_acc(x[held.row * size + i]));
-        });
+        const Stretch<W> of = stretch(c);
+        add(own, coming.first, coming.second);
+        for (int j = lane + lanes; j < 2 * W; j += lanes) {
+          const int i = of.rest(j);
+          add(own, load_rest(grad_y, i), load_rest(x, i));
+        }
+        if (first + step < channels) load_coming(c + step);
         own = sum_of_lanes(own, packs, of.first, of.last, lane, lanes);
       } else {
         const PacksOf<W> of{plane, start, count};
         own = sum_of_lanes(own, packs, of.first(min(c, channels)), of.first(min(c, channels) + 1), lane, lanes);
       }
-      if (lane == 0 && there) keep(c, own);
+      if (lane == 0 && c < channels && held.live) keep(c, own);
     }
   }
   total = threads.template reduce<Sum>(total);
@@ -170,10 +187,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     const Gradient<T> gradient(mu.first, r, c, to_acc(weights[k]));
     held.store(grad_x, k, groups, [&](int e) { return gradient(grads[k][e], inputs[k][e]); });
   }
-  held.each_apart(groups, [&](int i, int of) {
+  held.each_apart(groups, [&](int i, int of, bool first) {
     const long long at = held.row * size + i;
     const Gradient<T> gradient(mu.first, r, c, parameter(of_group, of, 1));
-    grad_x[at] = from_acc<T>(gradient(to_acc(grad_y[at]), to_acc(x[at])));
+    grad_x[at] = from_acc<T>(first ? gradient(apart_grad, apart_input) : gradient(to_acc(grad_y[at]), to_acc(x[at])));
   });
 }
 
@@ -291,11 +308,12 @@ __global__ void __launch_bounds__(kFinished* kMostFinishers)
   constexpr int kLines = kWarp / kFinished;  // of a warp
   __shared__ Pair<A> shared[kMostFinishers / kLines][kFinished];
   const long long c = blockIdx.x * (long long)kFinished + threadIdx.x;
-  const long long first = blockIdx.y * each, last = min(first + each, images);
+  const long long first = blockIdx.y * each;
+  sums += 2 * first * channels * count, images = min(images - first, each);
   Pair<A> own = {};
   for (int part = 0; c < channels && part < count; ++part) {
 #pragma unroll 8
-    for (long long image = first + threadIdx.y; image < last; image += blockDim.y) {
+    for (long long image = threadIdx.y; image < images; image += blockDim.y) {
       const Vec<A, 2> at = load_vec<A, 2>(sums + 2 * ((image * channels + c) * count + part));
       own = own + Pair<A>{at.data[0], at.data[1]};
     }

@@ -1,9 +1,9 @@
 // Groups that registers hold: see rows.cuh. A row may be shared by the blocks of a cluster, along x.
 //
 // Planes are whole packs; or MIXED, of no fewer elements than a pack, which then has some of one channel or of two. Elements
-// of a mixed row before its first whole pack and behind its last, 2 W - 2 at most, are lone: a thread has one, beside its
-// packs. What differs between channels is computed for packs of one alone; elements of the few others, and lone ones, stand
-// apart: threads read them again, one each.
+// of a mixed row before its first whole pack and behind its last, 2 W - 2 at most, are lone. What differs between channels is
+// computed for packs of one; the elements of the few others, and lone ones, stand apart: a thread has one, beside its packs,
+// or a few.
 #pragma once
 
 #include "common/group_norm.cuh"
@@ -30,7 +30,7 @@ template <int K, typename T, bool MIXED> struct Held {
   Cut<W, !MIXED> cut;
   Row tile;
   long long row, size, start;  // of a row; of the part's packs, in it
-  bool live, lone;
+  bool live, lones;  // whether there is a row, and whether its lone elements are this block's
 
   __device__ __forceinline__ Held(long long row, long long rows, long long size, int part)
       : cut(row, rows, size),
@@ -39,16 +39,12 @@ template <int K, typename T, bool MIXED> struct Held {
         size(size),
         start(cut.head + part * (long long)Row::capacity()),
         live(row < rows),
-        lone(cut.lone && part == 0) {}
+        lones(part == 0) {}
 
   __device__ __forceinline__ bool any(int k) const { return tile.any(tile.index(k, 0)); }
 
   __device__ __forceinline__ void load(const T* tensor, Pack<T> (&packs)[K]) const {
     load_row(tile, tensor + row * size + start, from_acc<T>(0), packs);
-  }
-  // The lone element of this thread, else 0.
-  __device__ __forceinline__ acc_t<T> load_lone(const T* tensor) const {
-    return lone ? to_acc(tensor[row * size + cut.column]) : acc_t<T>(0);
   }
   // tensor[...] = of(e), for a pack of one channel. Where it lies is computed anew: kept from when it was loaded that would be
   // a register for each.
@@ -64,17 +60,28 @@ template <int K, typename T, bool MIXED> struct Held {
     round_to_words<T>(word, 0, of);
     store_words(own + i, word[0], word[1], word[2], word[3]);
   }
-  // f(i, c) for each element i, of channel c, that stands apart.
-  template <typename F> __device__ __forceinline__ void each_apart(const Groups& groups, F f) const {
-    if (!MIXED || !live) return;
-    const int channels = int(groups.channels);
+  // Element number j of those that stand apart, fewer than (channels + 1) W: first the lone ones, in 2 W numbers. Below 0 where
+  // that is none.
+  __device__ __forceinline__ int apart(const Groups& groups, int j) const {
+    if (!MIXED || !live) return -1;
+    if (j < 2 * W) return lones && j < int(size) - cut.whole ? j + (j < cut.head ? 0 : cut.whole) : -1;
     const PacksOf<W> packs{int(groups.plane.divisor), int(start), int(K * blockDim.x)};
+    const int c = j / W - 1, border = c < int(groups.channels) ? packs.border(c) : 0;
+    return border > 0 ? packs.plane * c - border + j % W : -1;
+  }
+  // The first of those that this thread has: threadIdx.x is its number; else 0.
+  __device__ __forceinline__ acc_t<T> load_apart(const T* tensor, const Groups& groups) const {
+    const int i = apart(groups, threadIdx.x);
+    return i < 0 ? acc_t<T>(0) : to_acc(tensor[row * size + i]);
+  }
+  // f(i, c, first) for each of this thread's: element i, of channel c, the first of them or another.
+  template <typename F> __device__ __forceinline__ void each_apart(const Groups& groups, F f) const {
+    if (!MIXED) return;
 #pragma unroll 1
-    for (int j = threadIdx.x + W; j < channels * W; j += blockDim.x) {
-      const int c = j / W, e = j % W, border = packs.border(c);
-      if (border > 0) f(packs.plane * c - border + e, e < border ? c - 1 : c);
+    for (int j = threadIdx.x; j < (int(groups.channels) + 1) * W; j += blockDim.x) {
+      const int i = apart(groups, j);
+      if (i >= 0) f(i, groups.plane.divide(i), j == threadIdx.x);
     }
-    if (lone) f(cut.column, cut.column < cut.head ? 0 : channels - 1);
   }
   // A parameter of the channel that each pack begins in; `values` is that of the group's first, or null.
   __device__ __forceinline__ void load_of_channel(const Groups& groups, const T* values, float otherwise,
@@ -128,11 +135,12 @@ template <int W> struct Stretch {
         first(max(low - from + W - 1, 0) / W),
         last(max((high - from) / W, first)) {}
 
-  // f(i) for the elements of no such pack, dealt out over `lanes` threads of which this is number `lane`.
-  template <typename F> __device__ __forceinline__ void each_rest(int lane, int lanes, F f) const {
-    const int before = max(min(from + first * W, high) - low, 0), behind = max(from + last * W, low + before);
-#pragma unroll 1
-    for (int j = lane; j < before + max(high - behind, 0); j += lanes) f(j < before ? low + j : behind + j - before);
+  // Element number j of those in no such pack, at most 2 W - 2; below 0 where there are not so many.
+  __device__ __forceinline__ int rest(int j) const {
+    const int before = max(min(from + first * W, high) - low, 0);
+    if (j < before) return low + j;
+    const int i = max(from + last * W, low + before) + j - before;
+    return i < high ? i : -1;
   }
 };
 
