@@ -109,22 +109,6 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   Pack<T> grads[K], inputs[K];
   held.load(grad_y, grads);
   held.load(x, inputs);
-  const A apart_grad = held.load_apart(grad_y, groups), apart_input = held.load_apart(x, groups);
-  const int lane = threadIdx.x % lanes, step = blockDim.x / lanes, start = int(held.start);
-  const int begin = threads.part() == 0 ? 0 : start;
-  const int end = threads.part() == cluster_blocks() - 1 ? int(size) : min(int(size), start + count * W);
-  const auto stretch = [&](int c) {
-    return Stretch<W>(start, plane, c, begin, held.live && c < channels ? end : begin);
-  };
-  Pair<A> coming = {};  // of the next channel that this thread sums, an element that no pack of one channel has, and its gradient
-  const auto load_rest = [&](const T* tensor, int i) {
-    return i < 0 ? A(0) : to_acc(tensor[held.row * size + i]);
-  };
-  const auto load_coming = [&](int c) {
-    const int i = MIXED ? stretch(c).rest(lane) : -1;
-    coming = {load_rest(grad_y, i), load_rest(x, i)};
-  };
-  load_coming(threadIdx.x / lanes);
   T weights[K];
   const T* const of_group = groups.of(held.row, weight);
   held.load_of_channel(groups, of_group, 1, weights);
@@ -158,6 +142,21 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     Pair<A>* const packs = shared + threadIdx.y * count;
 #pragma unroll
     for (int k = 0; k < K; ++k) packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
+    const int lane = threadIdx.x % lanes, step = blockDim.x / lanes, start = int(held.start);
+    const int begin = threads.part() == 0 ? 0 : start;
+    const int end = threads.part() == cluster_blocks() - 1 ? int(size) : min(int(size), start + count * W);
+    const auto stretch = [&](int c) {
+      return Stretch<W>(start, plane, c, begin, held.live && c < channels ? end : begin);
+    };
+    Pair<A> coming = {};  // of the next channel that this thread sums, an element that no pack of one channel has, and its gradient
+    const auto load_rest = [&](const T* tensor, int i) {
+      return i < 0 ? A(0) : to_acc(tensor[held.row * size + i]);
+    };
+    const auto load_coming = [&](int c) {
+      const int i = MIXED ? stretch(c).rest(lane) : -1;
+      coming = {load_rest(grad_y, i), load_rest(x, i)};
+    };
+    load_coming(threadIdx.x / lanes);
     __syncthreads();
     for (int first = 0; first < channels; first += step) {
       const int c = first + threadIdx.x / lanes;
@@ -178,6 +177,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
       if (lane == 0 && c < channels && held.live) keep(c, own);
     }
   }
+  const A apart_grad = held.load_apart(grad_y, groups), apart_input = held.load_apart(x, groups);
   total = threads.template reduce<Sum>(total);
   if (!grad_x || !held.live) return;
   fold(grads), fold(inputs);
