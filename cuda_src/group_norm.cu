@@ -123,11 +123,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     return own;
   };
   Pair<A> total = {};
-  const auto keep = [&](int c, Pair<A> own) {
+  const auto keep = [&](int c, Pair<A> own, A w) {
     own = centre.moved(own), own.second *= r;
     A* to = sums + 2 * ((held.row * channels + c) * cluster_blocks() + threads.part());
     to[0] = own.first, to[1] = own.second;
-    const A w = parameter(of_group, c, 1);
     total = total + Pair<A>{w * own.first, w * own.second};
   };
   if (const int only = held.channel(groups); only >= 0) {
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
       if (held.any(k)) own = own + sum(k);
     }
     own = block_reduce<Sum>(own, shared);
-    for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{});
+    for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{}, parameter(of_group, c, 1));
   } else {
     Pair<A>* const packs = shared + threadIdx.y * count;
 #pragma unroll
@@ -148,33 +147,36 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     const auto stretch = [&](int c) {
       return Stretch<W>(start, plane, c, begin, held.live && c < channels ? end : begin);
     };
-    Pair<A> coming = {};  // of the next channel that this thread sums, an element that no pack of one channel has, and its gradient
+    // of the next channel that this thread sums, an element that no pack of one channel has, its gradient, and the weight
+    A coming_grad, coming_input, coming_weight;
     const auto load_rest = [&](const T* tensor, int i) {
       return i < 0 ? A(0) : to_acc(tensor[held.row * size + i]);
     };
     const auto load_coming = [&](int c) {
       const int i = MIXED ? stretch(c).rest(lane) : -1;
-      coming = {load_rest(grad_y, i), load_rest(x, i)};
+      coming_grad = load_rest(grad_y, i), coming_input = load_rest(x, i);
+      coming_weight = c < channels ? parameter(of_group, c, 1) : A(0);
     };
     load_coming(threadIdx.x / lanes);
     __syncthreads();
     for (int first = 0; first < channels; first += step) {
       const int c = first + threadIdx.x / lanes;
       Pair<A> own = {};
+      if (MIXED) add(own, coming_grad, coming_input);
+      const A w = coming_weight;
+      if (first + step < channels) load_coming(c + step);
       if constexpr (MIXED) {
         const Stretch<W> of = stretch(c);
-        add(own, coming.first, coming.second);
         for (int j = lane + lanes; j < 2 * W; j += lanes) {
           const int i = of.rest(j);
           add(own, load_rest(grad_y, i), load_rest(x, i));
         }
-        if (first + step < channels) load_coming(c + step);
         own = sum_of_lanes(own, packs, of.first, of.last, lane, lanes);
       } else {
         const PacksOf<W> of{plane, start, count};
         own = sum_of_lanes(own, packs, of.first(min(c, channels)), of.first(min(c, channels) + 1), lane, lanes);
       }
-      if (lane == 0 && c < channels && held.live) keep(c, own);
+      if (lane == 0 && c < channels && held.live) keep(c, own, w);
     }
   }
   const A apart_grad = held.load_apart(grad_y, groups), apart_input = held.load_apart(x, groups);
