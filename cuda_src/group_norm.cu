@@ -6,13 +6,14 @@
 // grad_weight = sum(h),   grad_bias = sum(g)                                                                  over the n
 //
 // A group, channels of one image, is a row of neighbours. Where it fits a block, or the blocks of a cluster, it is read
-// once: into registers, or small planes into shared memory. The kernels of larger groups are in group_norm_wide.cu.
+// once: into registers, or small planes into shared memory. The kernels of larger groups are in group_norm_wide.cu, those of
+// short groups that are no whole packs of 16 bytes in group_norm_short.cu.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
 //
 // Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4226), G32 bf16: 32x512x32x32 2842 /
-// 2689, 8x256x128x128 2758 / 2975, 32x512x31x33 2543 / 2153, 64x256x4095 3110 / 3017, 1024x64x7x7 G16 1076 / 1035. Lost:
+// 2689, 8x256x128x128 2758 / 2975, 32x512x31x33 2543 / 2153, 64x256x4095 3110 / 3017. Lost:
 // blocks load, wait for each other and store in turn, of backward two on a multiprocessor; mixed packs look for their
 // channel when they are loaded and stored (parameters of channels in shared memory, and packs of two channels there, came
 // out slower); of small tensors, the start of launches.
