@@ -124,10 +124,11 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     return own;
   };
   Pair<A> total = {};
-  const auto keep = [&](int c, Pair<A> own, A w) {
+  const auto keep = [&](int c, Pair<A> own) {
     own = centre.moved(own), own.second *= r;
     A* to = sums + 2 * ((held.row * channels + c) * cluster_blocks() + threads.part());
     to[0] = own.first, to[1] = own.second;
+    const A w = parameter(of_group, c, 1);
     total = total + Pair<A>{w * own.first, w * own.second};
   };
   if (const int only = held.channel(groups); only >= 0) {
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
       if (held.any(k)) own = own + sum(k);
     }
     own = block_reduce<Sum>(own, shared);
-    for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{}, parameter(of_group, c, 1));
+    for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{});
   } else {
     Pair<A>* const packs = shared + threadIdx.y * count;
 #pragma unroll
@@ -145,42 +146,25 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     const int lane = threadIdx.x % lanes, step = blockDim.x / lanes, start = int(held.start);
     const int begin = threads.part() == 0 ? 0 : start;
     const int end = threads.part() == cluster_blocks() - 1 ? int(size) : min(int(size), start + count * W);
-    const auto stretch = [&](int c) {
-      return Stretch<W>(start, plane, c, begin, held.live && c < channels ? end : begin);
-    };
-    // of the next channel that this thread sums, an element that no pack of one channel has, its gradient, and the weight
-    A coming_grad, coming_input, coming_weight;
-    const auto load_rest = [&](const T* tensor, int i) {
-      return i < 0 ? A(0) : to_acc(tensor[held.row * size + i]);
-    };
-    const auto load_coming = [&](int c) {
-      const int i = MIXED ? stretch(c).rest(lane) : -1;
-      coming_grad = load_rest(grad_y, i), coming_input = load_rest(x, i);
-      coming_weight = c < channels ? parameter(of_group, c, 1) : A(0);
-    };
-    load_coming(threadIdx.x / lanes);
     __syncthreads();
     for (int first = 0; first < channels; first += step) {
       const int c = first + threadIdx.x / lanes;
       Pair<A> own = {};
-      if (MIXED) add(own, coming_grad, coming_input);
-      const A w = coming_weight;
-      if (first + step < channels) load_coming(c + step);
       if constexpr (MIXED) {
-        const Stretch<W> of = stretch(c);
-        for (int j = lane + lanes; j < 2 * W; j += lanes) {
-          const int i = of.rest(j);
-          add(own, load_rest(grad_y, i), load_rest(x, i));
+        const Stretch<W> of(start, plane, c, begin, held.live && c < channels ? end : begin);
+#pragma unroll 1
+        for (int j = lane; j < of.rests(); j += lanes) {
+          const long long at = held.row * size + of.rest(j);
+          add(own, to_acc(grad_y[at]), to_acc(x[at]));
         }
         own = sum_of_lanes(own, packs, of.first, of.last, lane, lanes);
       } else {
         const PacksOf<W> of{plane, start, count};
         own = sum_of_lanes(own, packs, of.first(min(c, channels)), of.first(min(c, channels) + 1), lane, lanes);
       }
-      if (lane == 0 && c < channels && held.live) keep(c, own, w);
+      if (lane == 0 && c < channels && held.live) keep(c, own);
     }
   }
-  const A apart_grad = held.load_apart(grad_y, groups), apart_input = held.load_apart(x, groups);
   total = threads.template reduce<Sum>(total);
   if (!grad_x || !held.live) return;
   fold(grads), fold(inputs);
@@ -190,10 +174,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     const Gradient<T> gradient(mu.first, r, c, to_acc(weights[k]));
     held.store(grad_x, k, groups, [&](int e) { return gradient(grads[k][e], inputs[k][e]); });
   }
-  held.each_apart(groups, [&](int i, int of, bool first) {
+  held.each_apart(groups, [&](int i, int of, bool) {
     const long long at = held.row * size + i;
     const Gradient<T> gradient(mu.first, r, c, parameter(of_group, of, 1));
-    grad_x[at] = from_acc<T>(first ? gradient(apart_grad, apart_input) : gradient(to_acc(grad_y[at]), to_acc(x[at])));
+    grad_x[at] = from_acc<T>(gradient(to_acc(grad_y[at]), to_acc(x[at])));
   });
 }
 

@@ -135,13 +135,13 @@ template <int W> struct Stretch {
         first(max(low - from + W - 1, 0) / W),
         last(max((high - from) / W, first)) {}
 
-  // Element number j of those in no such pack, at most 2 W - 2; below 0 where there are not so many.
-  __device__ __forceinline__ int rest(int j) const {
-    const int before = max(min(from + first * W, high) - low, 0);
-    if (j < before) return low + j;
-    const int i = max(from + last * W, low + before) + j - before;
-    return i < high ? i : -1;
-  }
+  // How many elements are in no such pack, at most 2 W - 2; and number j of them.
+  __device__ __forceinline__ int rests() const { return front() + max(high - behind(), 0); }
+  __device__ __forceinline__ int rest(int j) const { return j < front() ? low + j : behind() + j - front(); }
+
+ private:
+  __device__ __forceinline__ int front() const { return max(min(from + first * W, high) - low, 0); }
+  __device__ __forceinline__ int behind() const { return max(from + last * W, low + front()); }
 };
 
 // The sum of packs first <= p < last of what each has, in shared memory, by `lanes` neighbouring threads of which this is
