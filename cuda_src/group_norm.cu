@@ -143,20 +143,33 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     Pair<A>* const packs = shared + threadIdx.y * count;
 #pragma unroll
     for (int k = 0; k < K; ++k) packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
-    const int lane = threadIdx.x % lanes, step = blockDim.x / lanes, start = int(held.start);
+    fold(grads), fold(inputs);
+    int lane = threadIdx.x % lanes;
+    asm volatile("" : "+r"(lane));  // what follows is not to be under way before
+    const int step = blockDim.x / lanes, start = int(held.start);
     const int begin = threads.part() == 0 ? 0 : start;
     const int end = threads.part() == cluster_blocks() - 1 ? int(size) : min(int(size), start + count * W);
+    T rest_grad, rest_input;
+    const auto load_rest = [&](const Stretch<W>& of, int j) {
+      const bool there = j < of.rests();
+      const long long at = held.row * size + of.rest(j);
+      rest_grad = there ? grad_y[at] : from_acc<T>(0), rest_input = there ? x[at] : from_acc<T>(0);
+    };
+    const auto stretch = [&](int c) { return Stretch<W>(start, plane, c, begin, held.live && c < channels ? end : begin); };
+    if (MIXED) load_rest(stretch(threadIdx.x / lanes), lane);
     __syncthreads();
     for (int first = 0; first < channels; first += step) {
       const int c = first + threadIdx.x / lanes;
       Pair<A> own = {};
       if constexpr (MIXED) {
-        const Stretch<W> of(start, plane, c, begin, held.live && c < channels ? end : begin);
+        const Stretch<W> of = stretch(c);
+        add(own, to_acc(rest_grad), to_acc(rest_input));
 #pragma unroll 1
-        for (int j = lane; j < of.rests(); j += lanes) {
-          const long long at = held.row * size + of.rest(j);
-          add(own, to_acc(grad_y[at]), to_acc(x[at]));
+        for (int j = lane + lanes; j < of.rests(); j += lanes) {
+          load_rest(of, j);
+          add(own, to_acc(rest_grad), to_acc(rest_input));
         }
+        if (first + step < channels) load_rest(stretch(c + step), lane);
         own = sum_of_lanes(own, packs, of.first, of.last, lane, lanes);
       } else {
         const PacksOf<W> of{plane, start, count};
