@@ -143,23 +143,28 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     Pair<A>* const packs = shared + threadIdx.y * count;
 #pragma unroll
     for (int k = 0; k < K; ++k) packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
-    fold(grads), fold(inputs);
     int lane = threadIdx.x % lanes;
-    asm volatile("" : "+r"(lane));  // what follows is not to be under way before
-    const int step = blockDim.x / lanes, start = int(held.start);
-    const int begin = threads.part() == 0 ? 0 : start;
-    const int end = threads.part() == cluster_blocks() - 1 ? int(size) : min(int(size), start + count * W);
-    T rest_grad, rest_input;
+    T rest_grad, rest_input;  // of the channel that comes next
+    const auto stretch = [&](int c) {
+      const int start = int(held.start), begin = threads.part() == 0 ? 0 : start;
+      const int end = threads.part() == cluster_blocks() - 1 ? int(size) : min(int(size), start + count * W);
+      return Stretch<W>(start, plane, c, begin, held.live && c < channels ? end : begin);
+    };
     const auto load_rest = [&](const Stretch<W>& of, int j) {
       const bool there = j < of.rests();
       const long long at = held.row * size + of.rest(j);
       rest_grad = there ? grad_y[at] : from_acc<T>(0), rest_input = there ? x[at] : from_acc<T>(0);
     };
-    const auto stretch = [&](int c) { return Stretch<W>(start, plane, c, begin, held.live && c < channels ? end : begin); };
-    if (MIXED) load_rest(stretch(threadIdx.x / lanes), lane);
+    if constexpr (MIXED) {
+      fold(grads), fold(inputs);
+      asm volatile("" : "+r"(lane));  // what follows comes behind all of the packs: before them it is in their way
+      load_rest(stretch(threadIdx.x / lanes), lane);
+    }
     __syncthreads();
+    const int step = blockDim.x / lanes;
     for (int first = 0; first < channels; first += step) {
       const int c = first + threadIdx.x / lanes;
+      const bool there = c < channels && held.live;
       Pair<A> own = {};
       if constexpr (MIXED) {
         const Stretch<W> of = stretch(c);
@@ -172,10 +177,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
         if (first + step < channels) load_rest(stretch(c + step), lane);
         own = sum_of_lanes(own, packs, of.first, of.last, lane, lanes);
       } else {
-        const PacksOf<W> of{plane, start, count};
+        const PacksOf<W> of{plane, int(held.start), count};
         own = sum_of_lanes(own, packs, of.first(min(c, channels)), of.first(min(c, channels) + 1), lane, lanes);
       }
-      if (lane == 0 && c < channels && held.live) keep(c, own);
+      if (lane == 0 && there) keep(c, own);
     }
   }
   total = threads.template reduce<Sum>(total);
