@@ -149,8 +149,15 @@ template <int W> struct Stretch {
 template <typename A>
 __device__ __forceinline__ Pair<A> sum_of_lanes(Pair<A> own, const Pair<A>* packs, int first, int last, int lane,
                                                 int lanes) {
-#pragma unroll 4
-  for (int i = first + lane; i < last; i += lanes) own = own + packs[i];
+  constexpr int U = 4;
+#pragma unroll 1
+  for (int i = first + lane; i < last; i += U * lanes) {
+    Pair<A> loaded[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) loaded[u] = i + u * lanes < last ? packs[i + u * lanes] : Pair<A>{};
+#pragma unroll
+    for (int u = 0; u < U; ++u) own = own + loaded[u];
+  }
   for (int offset = lanes / 2; offset > 0; offset /= 2) own = Sum()(own, shuffle_xor(own, offset));
   return own;
 }
