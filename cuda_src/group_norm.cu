@@ -6,13 +6,14 @@
 // grad_weight = sum(h),   grad_bias = sum(g)                                                                  over the n
 //
 // A group, channels of one image, is a row of neighbours. Where it fits a block, or the blocks of a cluster, it is read
-// once: into registers, or small planes into shared memory. The kernels of larger groups are in group_norm_wide.cu.
+// once: into registers, or small planes into shared memory. The kernels of larger groups are in group_norm_wide.cu, those of
+// short groups that are no whole packs of 16 bytes in group_norm_short.cu.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
 //
 // Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4226), G32 bf16: 32x512x32x32 2842 /
-// 2689, 8x256x128x128 2758 / 2975, 32x512x31x33 2543 / 2153, 64x256x4095 3110 / 3017, 1024x64x7x7 G16 1076 / 1035. Lost:
+// 2689, 8x256x128x128 2758 / 2975, 32x512x31x33 2543 / 2153, 64x256x4095 3110 / 3017. Lost:
 // blocks load, wait for each other and store in turn, of backward two on a multiprocessor; mixed packs look for their
 // channel when they are loaded and stored (parameters of channels in shared memory, and packs of two channels there, came
 // out slower); of small tensors, the start of launches.
@@ -47,10 +48,11 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   const T *const of_weight = groups.of(held.row, weight), *const of_bias = groups.of(held.row, bias);
   held.load_of_channel(groups, of_weight, 1, weights);
   held.load_of_channel(groups, of_bias, 0, biases);
-  const A alone = held.load_lone(x);
+  const A apart = held.load_apart(x, groups);
+  const bool lone = MIXED && threadIdx.x < 2 * W && held.apart(groups, threadIdx.x) >= 0;
   A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
-  if (MIXED) sum += alone;
-  A count = A(MIXED && held.lone);
+  if (lone) sum += apart;
+  A count = A(lone);
 #pragma unroll
   for (int k = 0; k < K; ++k) count += held.any(k) ? A(W) : A(0);
   const Pair<A> of_warp = threads.template over_lanes<Sum>(Pair<A>{count, sum});
@@ -64,8 +66,8 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
       centred.first += one, centred.second += one * one;
     });
   }
-  if (MIXED && held.lone) {
-    const A one = alone - found.about;
+  if (lone) {
+    const A one = apart - found.about;
     centred.first += one, centred.second += one * one;
   }
   found.centred = threads.template over_lanes<Sum>(centred);
@@ -77,23 +79,20 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   const Mean<A> mu = statistics<kExact>(found.about, found.centred, A(size), eps, r);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const auto of = [&](A weight, A bias) {
-      return [&, affine = Affine<T>(mu, r, weight, bias)](int e) { return affine(packs[k][e]); };
-    };
-    held.store(y, k, groups, of(to_acc(weights[k]), to_acc(biases[k])),
-               [&](int c) { return of(parameter(of_weight, c, 1), parameter(of_bias, c, 0)); });
+    const Affine<T> affine(mu, r, to_acc(weights[k]), to_acc(biases[k]));
+    held.store(y, k, groups, [&](int e) { return affine(packs[k][e]); });
   }
-  if (MIXED && held.lone) {
-    const int c = held.channel_of_lone(groups);
+  held.each_apart(groups, [&](int i, int c, bool first) {
+    const long long at = held.row * size + i;
     const Affine<T> affine(mu, r, parameter(of_weight, c, 1), parameter(of_bias, c, 0));
-    y[held.row * size + held.cut.column] = from_acc<T>(affine(alone));
-  }
+    y[at] = from_acc<T>(affine(first ? apart : to_acc(x[at])));
+  });
   if (threadIdx.x == 0 && threads.part() == 0) mean[held.row] = mu, rstd[held.row] = r;
 }
 
 // g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
 // threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: a pair for each
-// pack that a block holds and, MIXED, for each of its rows one for each channel and 2 W. weight and grad_x may be null.
+// pack that a block holds. weight and grad_x may be null.
 template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
@@ -111,7 +110,6 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   Pack<T> grads[K], inputs[K];
   held.load(grad_y, grads);
   held.load(x, inputs);
-  const A lone_grad = held.load_lone(grad_y), lone_input = held.load_lone(x);
   T weights[K];
   const T* const of_group = groups.of(held.row, weight);
   held.load_of_channel(groups, of_group, 1, weights);
@@ -142,44 +140,47 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     own = block_reduce<Sum>(own, shared);
     for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{});
   } else {
-    const PacksOf<W> own_packs{plane, int(held.start), count};
-    Pair<A>* const packs = shared + threadIdx.y * (count + (MIXED ? channels + 2 * W : 0));
-    Pair<A>*const rests = packs + count, *const lones = rests + channels;
-    if (MIXED && threadIdx.x < 2 * W) {
-      Pair<A> own = {};
-      if (held.lone) add(own, lone_grad, lone_input);
-      lones[threadIdx.x] = own;
-    }
+    Pair<A>* const packs = shared + threadIdx.y * count;
 #pragma unroll
     for (int k = 0; k < K; ++k) packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
-    __syncthreads();
-    if constexpr (MIXED) {  // the few packs of two channels are read again: what finds them in all costs more
-      for (int c = held.live ? threadIdx.x : channels; c < channels; c += blockDim.x) {
-        const int border = own_packs.border(c), p = own_packs.first(c) - 1;
-        if (border == 0) continue;
-        const long long at = held.row * size + held.start + p * W;
-        const Pack<T> grad = load_aligned(grad_y + at), input = load_aligned(x + at);
-        Pair<A> before = {}, behind = {};
-#pragma unroll
-        for (int e = 0; e < W; ++e) {
-          if (e < border) add(before, grad[e], input[e]);
-          else add(behind, grad[e], input[e]);
-        }
-        packs[p] = before, rests[c] = behind;
-      }
-      __syncthreads();
+    int lane = threadIdx.x % lanes;
+    T rest_grad, rest_input;  // of the channel that comes next
+    const auto stretch = [&](int c) {
+      const int start = int(held.start), begin = threads.part() == 0 ? 0 : start;
+      const int end = threads.part() == cluster_blocks() - 1 ? int(size) : min(int(size), start + count * W);
+      return Stretch<W>(start, plane, c, begin, held.live && c < channels ? end : begin);
+    };
+    const auto load_rest = [&](const Stretch<W>& of, int j) {
+      const bool there = j < of.rests();
+      const long long at = held.row * size + of.rest(j);
+      rest_grad = there ? grad_y[at] : from_acc<T>(0), rest_input = there ? x[at] : from_acc<T>(0);
+    };
+    if constexpr (MIXED) {
+      fold(grads), fold(inputs);
+      asm volatile("" : "+r"(lane));  // what follows comes behind all of the packs: before them it is in their way
+      load_rest(stretch(threadIdx.x / lanes), lane);
     }
-    const int lane = threadIdx.x % lanes, step = blockDim.x / lanes;
+    __syncthreads();
+    const int step = blockDim.x / lanes;
     for (int first = 0; first < channels; first += step) {
       const int c = first + threadIdx.x / lanes;
-      Pair<A> own = channel_sum(own_packs, packs, min(c, channels), lane, lanes);
-      if (lane > 0 || c >= channels || !held.live) continue;
-      if (MIXED) {
-        if (own_packs.border(c)) own = own + rests[c];
-        for (int i = 0; c == 0 && i < held.cut.head; ++i) own = own + lones[i];
-        for (int i = held.cut.head; c == channels - 1 && i < int(size) - held.cut.whole; ++i) own = own + lones[i];
+      const bool there = c < channels && held.live;
+      Pair<A> own = {};
+      if constexpr (MIXED) {
+        const Stretch<W> of = stretch(c);
+        add(own, to_acc(rest_grad), to_acc(rest_input));
+#pragma unroll 1
+        for (int j = lane + lanes; j < of.rests(); j += lanes) {
+          load_rest(of, j);
+          add(own, to_acc(rest_grad), to_acc(rest_input));
+        }
+        if (first + step < channels) load_rest(stretch(c + step), lane);
+        own = sum_of_lanes(own, packs, of.first, of.last, lane, lanes);
+      } else {
+        const PacksOf<W> of{plane, int(held.start), count};
+        own = sum_of_lanes(own, packs, of.first(min(c, channels)), of.first(min(c, channels) + 1), lane, lanes);
       }
-      keep(c, own);
+      if (lane == 0 && there) keep(c, own);
     }
   }
   total = threads.template reduce<Sum>(total);
@@ -188,15 +189,14 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   const Pair<A> c = means(total, A(size), mu, r);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const auto of = [&](A weight) {
-      return [&, gradient = Gradient<T>(mu.first, r, c, weight)](int e) { return gradient(grads[k][e], inputs[k][e]); };
-    };
-    held.store(grad_x, k, groups, of(to_acc(weights[k])), [&](int c) { return of(parameter(of_group, c, 1)); });
+    const Gradient<T> gradient(mu.first, r, c, to_acc(weights[k]));
+    held.store(grad_x, k, groups, [&](int e) { return gradient(grads[k][e], inputs[k][e]); });
   }
-  if (MIXED && held.lone) {
-    const Gradient<T> gradient(mu.first, r, c, parameter(of_group, held.channel_of_lone(groups), 1));
-    grad_x[held.row * size + held.cut.column] = from_acc<T>(gradient(lone_grad, lone_input));
-  }
+  held.each_apart(groups, [&](int i, int of, bool) {
+    const long long at = held.row * size + i;
+    const Gradient<T> gradient(mu.first, r, c, parameter(of_group, of, 1));
+    grad_x[at] = from_acc<T>(gradient(to_acc(grad_y[at]), to_acc(x[at])));
+  });
 }
 
 // As group_norm_fwd; a block has `of_block` planes of a row, or all of blockDim.y rows. blockDim.x is a multiple of LANES.
@@ -300,17 +300,21 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
   share.span.store(grad_x, kept);
 }
 
-// grad_weight and grad_bias of the sums of planes, (images, channels, count, 2), of larger groups too, added in a fixed order. Grid:
-// ceil(channels / kFinished). Block: (kFinished, a power of two, from 4 to kMostFinishers): channels by threadIdx.x, parts
-// dealt out over threadIdx.y. Each gradient may be null.
+// grad_weight and grad_bias of the sums of planes, (images, channels, count, 2), of larger groups too, added in a fixed order;
+// or, of `each` images in each of gridDim.y blocks, what is to be added so again: `parts`, (gridDim.y, channels, 1, 2). Grid:
+// (ceil(channels / kFinished), any). Block: (kFinished, a power of two, from 4 to kMostFinishers): channels by threadIdx.x,
+// images dealt out over threadIdx.y. Each gradient may be null; parts is, where they are written.
 template <typename T>
 __global__ void __launch_bounds__(kFinished* kMostFinishers)
     group_norm_bwd_parameters(const acc_t<T>* __restrict__ sums, T* __restrict__ grad_weight, T* __restrict__ grad_bias,
-                              long long images, long long channels, int count) {
+                              acc_t<T>* __restrict__ parts, long long images, long long each, long long channels,
+                              int count) {
   using A = acc_t<T>;
   constexpr int kLines = kWarp / kFinished;  // of a warp
   __shared__ Pair<A> shared[kMostFinishers / kLines][kFinished];
   const long long c = blockIdx.x * (long long)kFinished + threadIdx.x;
+  const long long first = blockIdx.y * each;
+  sums += 2 * first * channels * count, images = min(images - first, each);
   Pair<A> own = {};
   for (int part = 0; c < channels && part < count; ++part) {
 #pragma unroll 8
@@ -331,6 +335,7 @@ __global__ void __launch_bounds__(kFinished* kMostFinishers)
   for (int warp = threadIdx.y; warp < blockDim.y / kLines; warp += kLines) own = own + shared[warp][threadIdx.x];
   add_lines();
   if (threadIdx.y > 0 || c >= channels) return;
+  if (parts) return store_vec(parts + 2 * (blockIdx.y * channels + c), Vec<A, 2>{own.first, own.second});
   if (grad_weight) grad_weight[c] = from_acc<T>(own.second);
   if (grad_bias) grad_bias[c] = from_acc<T>(own.first);
 }

@@ -346,6 +346,7 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.group_norm, _off(m(2, 4, 300)), 2, m(4), m(4)),
         lambda m: (cupyops.group_norm, m(2, 3, 1100 * m.width + 1), 1, m(3), m(3)),
         lambda m: (cupyops.group_norm, m(300, 6, 7), 2, m(6), m(6)),
+        lambda m: (cupyops.group_norm, m(5, 8, 7, 7), 2, m(8), m(8)),
         lambda m: (cupyops.group_norm, m(3, 2 * m.width, m.width + 1), 2, m(2 * m.width), m(2 * m.width)),
         lambda m: (cupyops.group_norm, m(2, m.width, 257), 1, m(m.width), m(m.width)),
     ],

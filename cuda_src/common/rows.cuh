@@ -50,9 +50,9 @@ template <typename T> __device__ __forceinline__ T element(const unsigned* word,
   else return from_bits(static_cast<unsigned short>(word[e / 2] >> e % 2 * 16), T());
 }
 
-// 16 bytes of T in four registers: half the registers of half types that are unpacked.
-template <typename T> struct Pack {
-  unsigned word[4];
+// 16 bytes of T in four registers, or fewer: half the registers of half types that are unpacked.
+template <typename T, int BYTES = 16> struct Pack {
+  unsigned word[BYTES / 4];
 
   __device__ __forceinline__ acc_t<T> operator[](int e) const {
     if constexpr (sizeof(T) == 8) return __hiloint2double(word[2 * e + 1], word[2 * e]);
@@ -70,18 +70,20 @@ template <typename T> struct Pack {
   static __device__ __forceinline__ Pack filled(T value) {
     Pack pack = {};
 #pragma unroll
-    for (int e = 0; e < kVecWidth<T>; ++e) pack.set(e, value);
+    for (int e = 0; e < int(BYTES / sizeof(T)); ++e) pack.set(e, value);
     return pack;
   }
 
   // What was unpacked is unpacked anew when it is next needed. Else the compiler keeps it, in twice the registers for
   // half types, while the block waits for a reduction.
   __device__ __forceinline__ void fold() {
-    asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3]));
+    if constexpr (BYTES == 16) asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3]));
+    else if constexpr (BYTES == 8) asm volatile("" : "+r"(word[0]), "+r"(word[1]));
+    else asm volatile("" : "+r"(word[0]));
   }
 };
 
-template <int K, typename T> __device__ __forceinline__ void fold(Pack<T> (&packs)[K]) {
+template <int K, typename T, int BYTES> __device__ __forceinline__ void fold(Pack<T, BYTES> (&packs)[K]) {
 #pragma unroll
   for (int k = 0; k < K; ++k) packs[k].fold();
 }
@@ -162,9 +164,16 @@ template <int W, bool VECTORS> struct Cut {
   }
 };
 
-template <typename T> __device__ __forceinline__ Pack<T> load_aligned(const T* at) {
-  const uint4 words = *reinterpret_cast<const uint4*>(at);
-  return {words.x, words.y, words.z, words.w};
+template <typename T, int BYTES = 16> __device__ __forceinline__ Pack<T, BYTES> load_aligned(const T* at) {
+  if constexpr (BYTES == 16) {
+    const uint4 words = *reinterpret_cast<const uint4*>(at);
+    return {words.x, words.y, words.z, words.w};
+  } else if constexpr (BYTES == 8) {
+    const uint2 words = *reinterpret_cast<const uint2*>(at);
+    return {words.x, words.y};
+  } else {
+    return {*reinterpret_cast<const unsigned*>(at)};
+  }
 }
 
 // The W elements from number `offset` of two packs on.
@@ -277,6 +286,9 @@ template <typename O, int WORDS, typename F> __device__ __forceinline__ void rou
 }
 
 // As instructions, since the compiler takes a vector apart where it cannot see what else is at its address.
+__device__ __forceinline__ void store_words(void* at, unsigned a) {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(a));
+}
 __device__ __forceinline__ void store_words(void* at, unsigned a, unsigned b) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(a), "r"(b));
 }

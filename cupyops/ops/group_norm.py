@@ -22,15 +22,25 @@ from ..operator import operator
 
 HELD = ((1, 128), (2, 256), (4, 1024), (8, 2048))  # packs of a thread, and of a block with those at most
 LANES = (1, 4)  # threads of a small plane
+SHORT_THREADS = (8, 16, 32)  # of a short group
 
 DOMAIN: dict[str, Any] = dict(T=FLOATING, K=(1, 2, 4, 8), MIXED=(False, True))
+SMALL: dict[str, Any] = dict(T=FLOATING, LANES=LANES, where=lambda T, LANES: LANES == 1 or T.itemsize != 4)
+SHORT: dict[str, Any] = dict(
+    T=FLOATING,
+    BYTES=(4, 8),
+    THREADS=SHORT_THREADS,
+    where=lambda T, BYTES, THREADS: T.itemsize <= 4 and BYTES * THREADS <= 128,
+)
 
 group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K, MIXED>", **DOMAIN)
-group_norm_fwd_small = Kernel("group_norm.cu", "group_norm_fwd_small<T, LANES>", T=FLOATING, LANES=LANES)
+group_norm_fwd_short = Kernel("group_norm_short.cu", "group_norm_fwd_short<T, BYTES, THREADS>", **SHORT)
+group_norm_fwd_small = Kernel("group_norm.cu", "group_norm_fwd_small<T, LANES>", **SMALL)
 group_norm_moments = Kernel("group_norm_wide.cu", "group_norm_moments<T>", T=FLOATING)
 group_norm_fwd_wide = Kernel("group_norm_wide.cu", "group_norm_fwd_wide<T>", T=FLOATING)
 group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K, MIXED>", **DOMAIN)
-group_norm_bwd_small = Kernel("group_norm.cu", "group_norm_bwd_small<T, LANES>", T=FLOATING, LANES=LANES)
+group_norm_bwd_short = Kernel("group_norm_short.cu", "group_norm_bwd_short<T, BYTES, THREADS>", **SHORT)
+group_norm_bwd_small = Kernel("group_norm.cu", "group_norm_bwd_small<T, LANES>", **SMALL)
 group_norm_bwd_sums = Kernel("group_norm_wide.cu", "group_norm_bwd_sums<T>", T=FLOATING)
 group_norm_bwd_wide = Kernel("group_norm_wide.cu", "group_norm_bwd_wide<T>", T=FLOATING)
 group_norm_bwd_parameters = Kernel("group_norm.cu", "group_norm_bwd_parameters<T>", T=FLOATING)
@@ -71,6 +81,10 @@ def _(x, num_groups, weight, bias, eps):
     given, options = (x, weight, bias, y, mean, rstd), (division, rows, size, eps)
     if aligned and (held := _held(rows, channels, pixels, itemsize, in_clusters)):
         held.launch(group_norm_fwd)(*given, *options, T=x.dtype, K=held.packs, MIXED=held.mixed)
+    elif aligned and (short := _short(rows, channels, pixels, itemsize)):
+        launch = group_norm_fwd_short[short.grid, short.block, short.block[1] * (channels + 1) * (4 * itemsize)]
+        rest = division, _images(num_groups), rows, size, eps
+        launch(*given, *rest, T=x.dtype, BYTES=short.bytes, THREADS=short.block[0])
     elif aligned and (small := _small(rows, channels, pixels, itemsize, in_clusters, 1)):
         launch = small.launch(group_norm_fwd_small, small.room * 16)
         launch(*given, small.of_block, *options, T=x.dtype, LANES=small.lanes)
@@ -94,10 +108,7 @@ def _(saved, grad_y, x, num_groups, weight, bias, needs_grad):
     if is_there(x):
         sums, count = _sum_planes(grad_y, x, num_groups, weight, saved, grad_x)
         if grad_weight is not None or grad_bias is not None:
-            images, channels = x.shape[:2]
-            block = (8, min(128, max(8, 1 << (images - 1).bit_length())))
-            launch = group_norm_bwd_parameters[ceil_div(channels, 8), block]
-            launch(sums, grad_weight, grad_bias, images, channels, count, T=x.dtype)
+            _add(sums, grad_weight, grad_bias, x.shape[0], x.shape[1], count, x.dtype)
     elif grad_weight is not None and is_empty(x) and x.shape[0]:
         grad_weight.fill_(float("nan"))  # images without pixels: 0 times their rstd, which is NaN
     return None if grad_x is None else grad_x.contiguous(memory_format=memory), grad_weight, grad_bias
@@ -113,12 +124,18 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     given = (grad_y, x, weight, *saved, grad_x)
     if aligned and (held := _held(rows, each, pixels, itemsize, in_clusters)):
         sums = x.new_empty(images * channels * held.blocks * 2, dtype=kept)
-        pairs = held.packs * held.block[0] + held.mixed * (each + 32 // itemsize)
-        shared = held.block[1] * pairs * 2 * kept.itemsize
-        lanes = min(32, held.block[0] & -held.block[0], 1 << (pixels * itemsize // 64).bit_length())
+        shared = held.block[1] * held.packs * held.block[0] * 2 * kept.itemsize
+        lanes = _summing(held.block[0], pixels, itemsize)
         launch = held.launch(group_norm_bwd, shared)
         launch(*given, sums, division, rows, size, lanes, T=x.dtype, K=held.packs, MIXED=held.mixed)
         return sums, held.blocks
+    if aligned and (short := _short(rows, each, pixels, itemsize)):
+        sums = x.new_empty(images * channels * 2, dtype=kept)
+        shared = short.block[1] * (SHORT_PACKS * short.block[0] + 3 * (each + 1)) * 2 * kept.itemsize
+        options = division, _images(num_groups), rows, size, _summing(short.block[0], pixels, itemsize)
+        launch = group_norm_bwd_short[short.grid, short.block, shared]
+        launch(*given, sums, *options, T=x.dtype, BYTES=short.bytes, THREADS=short.block[0])
+        return sums, 1
     if aligned and (small := _small(rows, each, pixels, itemsize, in_clusters, 2)):
         sums = x.new_empty(images * channels * 2, dtype=kept)
         launch = small.launch(group_norm_bwd_small, small.room * 32)
@@ -133,6 +150,25 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
         launch = group_norm_bwd_wide[plan.grid, plan.block]
         launch(grad_y, x, weight, *saved, sums, grad_x, plan.packed, division, planes.parts, T=x.dtype)
     return sums, planes.parts
+
+
+def _summing(threads, pixels, itemsize):
+    """How many of a row's threads sum what packs hold of a channel."""
+    return min(32, threads & -threads, 1 << (pixels * itemsize // 64).bit_length())
+
+
+def _add(sums, grad_weight, grad_bias, images, channels, count, dtype):
+    """The gradients of the parameters; of many images and few channels, parts of the images first."""
+    blocks = ceil_div(channels, FINISHED)
+    each = max(MOST_IMAGES, ceil_div(images, max(1, FINISHERS // blocks)))
+    if images > each:
+        parts = sums.new_empty(ceil_div(images, each) * channels * 2)
+        launch = group_norm_bwd_parameters[(blocks, ceil_div(images, each)), (FINISHED, 128)]
+        launch(sums, None, None, parts, images, each, channels, count, T=dtype)
+        sums, images, count = parts, ceil_div(images, each), 1
+    block = (FINISHED, min(128, max(8, 1 << (images - 1).bit_length())))
+    launch = group_norm_bwd_parameters[blocks, block]
+    launch(sums, grad_weight, grad_bias, None, images, images, channels, count, T=dtype)
 
 
 @_group_norm.unsupported
@@ -214,6 +250,14 @@ class Held(NamedTuple):
         return _launch(kernel, self.grid, self.block, self.blocks, shared)
 
 
+class Short(NamedTuple):
+    """How a few threads hold a short group: packs of so many `bytes`, in a block of (threads of a group, groups)."""
+
+    bytes: int
+    block: tuple[int, int]
+    grid: int
+
+
 class Small(NamedTuple):
     """How shared memory holds groups of small planes: a block has so many, `lanes` threads each, and `room` packs for a
     tensor."""
@@ -237,7 +281,7 @@ def _launch(kernel: Kernel, grid: int, block: tuple[int, int], blocks: int, shar
 
 @functools.lru_cache(maxsize=4096)
 def _held(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bool) -> Held | None:
-    """None: a group is too long, or there are so few that more blocks are to share each; or it is `_small`'s."""
+    """None: a group is too long, or there are so few that more blocks are to share each; or it is short or small."""
     size, mixed = channels * pixels * itemsize, pixels * itemsize % 16 != 0
     total = size // 16
     if (mixed and channels > MOST_MIXED) or _is_small(channels * pixels, pixels, itemsize):
@@ -257,8 +301,21 @@ def _held(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: boo
 
 
 @functools.lru_cache(maxsize=4096)
+def _short(rows: int, channels: int, pixels: int, itemsize: int) -> Short | None:
+    """None: a group is no whole packs of 8 bytes or 4, or planes are small; or there are more than an int counts."""
+    size, plane = channels * pixels * itemsize, pixels * itemsize
+    if plane < 16 or size < SHORTEST or not _is_small(channels * pixels, pixels, itemsize):
+        return None
+    if itemsize > 4 or size % 4 or rows >= 1 << 30:
+        return None
+    pack = 8 if size % 8 == 0 else 4
+    threads = next(n for n in SHORT_THREADS if size <= n * pack * SHORT_PACKS)
+    return Short(pack, (threads, 128 // threads), ceil_div(rows, 128 // threads))
+
+
+@functools.lru_cache(maxsize=4096)
 def _small(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bool, tensors: int) -> Small | None:
-    """None: a group is too long, or there are so few, as `_held` has it; or it is that one's."""
+    """None: a group is too long, or there are so few, as `_held` has it; or it is that one's. `_short` goes first."""
     size = channels * pixels
     if not _is_small(size, pixels, itemsize):
         return None
@@ -290,11 +347,16 @@ def _room(size: int, itemsize: int) -> int:
 
 WARP_PACKS = 32  # of a group, at most, that shares a warp with others
 SMALL_PACKS = 4  # in each thread of such a group
+SHORT_PACKS = 7  # in each thread of one in shorter packs
+SHORTEST = 64  # bytes of one for which that is worth while
 MOST_MIXED = 1024  # channels of a group: shared memory has a pair for each
 PREFERRED = 2048  # packs of a group that a block holds: more blocks find room
 FEWEST = 64  # blocks that are worth while
 FEW = 128  # bytes of a thread
 SMALL_THREADS = 512  # of a block, at most
+FINISHED = 8  # channels of a block that adds up what images have of them: kFinished
+FINISHERS = 256  # such blocks, at most, where images are dealt out over several
+MOST_IMAGES = 1024  # that one has alone
 ROOM = {True: 72 << 10, False: 48 << 10}  # bytes of shared memory of a block: three to a multiprocessor, with clusters
 
 
@@ -302,6 +364,12 @@ ROOM = {True: 72 << 10, False: 48 << 10}  # bytes of shared memory of a block: t
 def _groups(num_groups: int, channels: int, pixels: int) -> np.ndarray:
     """`struct Groups`."""
     return np.array([num_groups, channels, *divisor(pixels)], dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=4096)
+def _images(num_groups: int) -> np.ndarray:
+    """`struct Divisor`."""
+    return np.array(divisor(num_groups), dtype=np.int64)
 
 
 @functools.lru_cache(maxsize=4096)

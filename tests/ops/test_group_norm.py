@@ -13,10 +13,12 @@ class TestGroupNorm(OperatorContract):
     torch_function = staticmethod(F.group_norm)
     kernels = {
         "group_norm_fwd",
+        "group_norm_fwd_short",
         "group_norm_fwd_small",
         "group_norm_moments",
         "group_norm_fwd_wide",
         "group_norm_bwd",
+        "group_norm_bwd_short",
         "group_norm_bwd_small",
         "group_norm_bwd_sums",
         "group_norm_bwd_wide",
@@ -33,6 +35,7 @@ class TestGroupNorm(OperatorContract):
         width = 16 // make.dtype.itemsize
         yield from self.small_samples(make)
         yield from self.mixed_samples(make, width)
+        yield from self.short_samples(make)
         yield Sample(make(3, 4, 2, width), 2, make(4), make(4))  # whole packs, one in a thread
         yield Sample(make(2, 3, width + 1), 1, make(3), make(3))  # a thread for a small plane
         yield Sample(make(1, 4, 33 * width), 1, make(4), make(4))  # two
@@ -54,6 +57,18 @@ class TestGroupNorm(OperatorContract):
         for plane in (33, 140, 1400):  # groups that begin and end within a pack
             yield Sample(make(2, 3, plane * width + 1), 1, make(3), make(3))
 
+    def short_samples(self, make: Make):
+        """Groups of packs of 8 bytes, or of 4, that leave a part of a block empty."""
+        for groups in (1, 2, 4):
+            yield Sample(make(5, 4, 7, 7), groups, make(4), make(4))
+        yield Sample(make(1, 2, 7, 7), 1)
+        yield Sample(make(17, 4, 31), 2, make(4))  # more than a block; one parameter
+        yield Sample(make(300, 1, 38), 1, make(1), make(1))  # fewer packs than threads have room for
+        for channels, plane in ((28, 9), (14, 9), (9, 9)):  # sixteen threads, of fewer than the channels
+            yield Sample(make(3, channels, plane), 1, make(channels), make(channels))
+        for channels in (10, 5):  # a warp
+            yield Sample(make(2, channels, 25), 1, make(channels), make(channels))
+
     def small_samples(self, make: Make):
         yield Sample(make(2, 6, 5, 7), 3, make(6), make(6))
         yield Sample(make(3, 4, 2, 8), 2, make(4), make(4), eps=0.1)  # a channel is whole packs
@@ -71,7 +86,8 @@ def gradients(function, grad_y, x, *args):
     return y, *torch.autograd.grad(y, leaves, grad_y.to(y.dtype))
 
 
-SHAPES = [(2, 6, 5, 7), (2, 4, 16, 16), (2, 32, 5, 7), (1, 2, 4400 * 4 + 1)]  # one for each form of the kernels
+# one for each form of the kernels
+SHAPES = [(2, 6, 5, 7), (2, 4, 16, 16), (2, 32, 5, 7), (2, 4, 7, 7), (2, 8, 7, 7), (1, 2, 4400 * 4 + 1)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -139,7 +155,18 @@ def test_mixed_packs_of_a_cluster(shape):
     check_cluster(shape, {"group_norm_fwd<__half, 8, true>", "group_norm_bwd<__half, 8, true>"})
 
 
-@pytest.mark.parametrize("plane", [(2, 1), (3, 1), (8, 1), (16, 1), (1, 3), (2, 4), (3, 5)], ids=str)
+def test_many_images_of_few_channels():
+    """Parts of the images are added first, the last of which has fewer."""
+    x, weight, bias = torch.randn(2100, 4, 2), torch.randn(4), torch.randn(4)
+    grad_y = torch.randn_like(x)
+    with cupyops.simulate(), cupyops.trace() as trace:
+        ours = gradients(cupyops.group_norm, grad_y, x, 2, weight, bias)
+    truth = gradients(F.group_norm, grad_y.double(), x.double(), 2, weight.double(), bias.double())
+    torch.testing.assert_close([one.double() for one in ours], list(truth), rtol=1e-4, atol=1e-4)
+    assert [one.grid for one in trace.launches() if "parameters" in one.kernel] == [(1, 3, 1), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("plane", [(2, 1), (3, 1), (8, 1), (16, 1), (1, 3), (2, 4), (3, 5), (2, 49)], ids=str)
 def test_groups_that_are_nearly_constant(plane):
     """The mean's rounding, which weighs times rstd, is in neither y nor the gradient."""
     x = 1000 + torch.randn(100, *plane) / 16
@@ -153,6 +180,21 @@ def test_groups_that_are_nearly_constant(plane):
         assert ((a.double() - b).abs() <= allowed).all()
 
 
+@pytest.mark.parametrize(("dtype", "step"), [(torch.float16, 0.5), (torch.bfloat16, 4.0)], ids=str)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_short_groups_of_half_types_that_are_nearly_constant(dtype, step, groups):
+    """But for a bit of some: their sums are exact."""
+    x = (1000 + step * (torch.rand(50, 4, 49) < 0.05)).to(dtype)
+    x[..., 0] = 1000 + step
+    grad_y, weight, bias = (torch.randn(s).to(dtype) for s in (x.shape, (4,), (4,)))
+    with cupyops.simulate():
+        ours = gradients(cupyops.group_norm, grad_y, x, groups, weight, bias)
+    theirs = gradients(F.group_norm, grad_y, x, groups, weight, bias)
+    truth = gradients(F.group_norm, grad_y.double(), x.double(), groups, weight.double(), bias.double())
+    for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
+        assert_as_good_as_torch(a, b, c, what)
+
+
 def test_a_constant_group_is_the_bias():
     weight, bias = torch.randn(4), torch.randn(4)
     with cupyops.simulate():
@@ -160,8 +202,9 @@ def test_a_constant_group_is_the_bias():
     assert torch.equal(y, bias[:, None].expand(2, 4, 5))
 
 
-def test_a_variance_that_overflows():
-    x = Make("cpu", torch.float32)(2, 2, 33)
+@pytest.mark.parametrize(("dtype", "plane"), [(torch.float32, 33), (torch.bfloat16, 66)], ids=str)
+def test_a_variance_that_overflows(dtype, plane):
+    x = Make("cpu", dtype)(2, 2, plane)
     with torch.no_grad():
         x[1, 1, 3] = 1e30
     with cupyops.simulate():

@@ -1,0 +1,142 @@
+// group_norm.cu's equations for short groups that are no whole packs of 16 bytes, as where planes are 7 x 7: straight from
+// memory into registers, in packs of 8 bytes, or 4, that no two groups share. Threads of one warp have a group, so that they
+// wait for each other alone. The parameters' gradients are group_norm_bwd_parameters' work.
+//
+// Bytes: see group_norm.cu. There are few to a thread: what is computed for each pack, or for all, weighs as much.
+#include "common/group_norm_short.cuh"
+
+// Grid: ceil(rows / blockDim.y). Block: (THREADS, kShortThreads / THREADS), see group_norm_short.cuh. mean and rstd are kept
+// for backward, one of each for a row. Shared memory: for each of the block's rows a KeptAffine for each channel, and one
+// behind. Tensors begin at boundaries of BYTES; weight and bias may be null.
+template <typename T, int BYTES, int THREADS>
+__global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 8 : 9)
+    group_norm_fwd_short(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
+                         T* __restrict__ y, Mean<acc_t<T>>* __restrict__ mean, acc_t<T>* __restrict__ rstd,
+                         Groups groups, Divisor images, int rows, int size, acc_t<T> eps) {
+  using A = acc_t<T>;
+  using Row = Short<T, BYTES, THREADS>;
+  constexpr int K = Row::K, W = Row::W;
+  constexpr bool kExact = sizeof(T) != 2;
+  extern __shared__ __align__(16) unsigned char bytes[];
+  const Row own(rows, size);
+  const int channels = int(groups.channels);
+  const T *const weights = own.of_group(weight, groups, images), *const biases = own.of_group(bias, groups, images);
+  A of_weight = A(1), of_bias = A(0);
+  const auto load_parameters = [&](int c) {
+    if (own.live && c < channels) of_weight = parameter(weights, c, 1), of_bias = parameter(biases, c, 0);
+  };
+  load_parameters(threadIdx.x);
+  Pack<T, BYTES> packs[K];
+  own.load(x, packs);
+  A sum[] = {reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; })};
+  sum_over_lanes(sum, THREADS);
+  const A about = average<T>(sum[0], size);
+  A centred[1 + kExact] = {};  // squares, and what the mean's rounding leaves
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    Pair<A> of_pack = {};
+#pragma unroll
+    for (int e = 0; e < W; ++e) {
+      const A one = packs[k][e] - about;
+      of_pack.first += one * one, of_pack.second += one;
+    }
+    centred[0] += own.any(k) ? of_pack.first : A(0);
+    if (kExact) centred[kExact] += own.any(k) ? of_pack.second : A(0);
+  }
+  sum_over_lanes(centred, THREADS);
+  Mean<A> mu = {about, A(0)};
+  A r;
+  // of half types that differ little a short sum is exact; where they differ more, its rounding is nothing to that
+  if constexpr (kExact) mu = statistics<true>(about, {centred[kExact], centred[0]}, A(size), eps, r);
+  else r = rsqrtf(average<T>(centred[0], size) + eps);
+  KeptAffine<T>* const kept = reinterpret_cast<KeptAffine<T>*>(bytes) + threadIdx.y * (channels + 1);
+  for (int c = threadIdx.x; c <= channels; c += THREADS) {
+    if (c > threadIdx.x) load_parameters(c);
+    kept[c] = KeptAffine<T>(Affine<T>(mu, r, of_weight, of_bias));
+  }
+  if (threadIdx.x == 0 && own.live) mean[own.row] = mu, rstd[own.row] = r;
+  __syncwarp();
+  own.store(y, groups, kept, [&](int k, const KeptAffine<T>& affine) {
+    return [&packs, k, affine](int e) { return affine(packs[k][e]); };
+  });
+}
+
+// g and h of each plane, (rows, channels, 2), and grad_x. Grid and block: as group_norm_fwd_short; `lanes` threads, a power
+// of two and no more than a row has, sum what packs hold of a channel. Shared memory: for each of the block's rows a pair for
+// each pack that its threads hold, and three for each channel and for one behind. weight and grad_x may be null.
+template <typename T, int BYTES, int THREADS>
+__global__ void __launch_bounds__(kShortThreads, 8)
+    group_norm_bwd_short(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
+                         const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
+                         T* __restrict__ grad_x, acc_t<T>* __restrict__ sums, Groups groups, Divisor images, int rows,
+                         int size, int lanes) {
+  using A = acc_t<T>;
+  using Row = Short<T, BYTES, THREADS>;
+  using One = Pack<T, BYTES>;
+  constexpr int K = Row::K, W = Row::W, kCount = K * THREADS;
+  extern __shared__ __align__(16) unsigned char bytes[];
+  const Row own(rows, size);
+  const int channels = int(groups.channels);
+  const auto start = [&](int c) { return unsigned(c * int(groups.plane.divisor)); };
+  One grads[K], inputs[K];
+  own.load(grad_y, grads);
+  own.load(x, inputs);
+  Pair<A>* const packs = reinterpret_cast<Pair<A>*>(bytes) + threadIdx.y * (kCount + 3 * (channels + 1));
+  Pair<A>*const fronts = packs + kCount, *const rests = fronts + channels + 1;
+  A* const weights = reinterpret_cast<A*>(rests + channels + 1);
+  const T* const of_group = own.of_group(weight, groups, images);
+  const Mean<A> mu = own.live ? mean[own.row] : Mean<A>{};
+  const A r = own.live ? rstd[own.row] : A(0);
+  const Centre<T> centre(mu.first, r, mu.second);
+  const auto add = [&](Pair<A>& to, A grad, A value) { to.first += grad, to.second += grad * (value - centre.about); };
+  for (int c = threadIdx.x; c <= channels; c += THREADS) {
+    weights[c] = own.live && c < channels ? parameter(of_group, c, 1) : A(0);
+    const int border = start(c) % W;  // none where a pack is one element, nor at the row's ends
+    Pair<A> front = {}, rest = {};
+    if (border > 0 && own.live) {  // a pack of two channels: loaded twice, since what finds them among all costs more
+      const long long at = own.row * (long long)size + (start(c) - border);
+      const One grad = load_aligned<T, BYTES>(grad_y + at), input = load_aligned<T, BYTES>(x + at);
+#pragma unroll
+      for (int e = 0; e < W; ++e) {
+        if (e < border) add(front, grad[e], input[e]);
+        else add(rest, grad[e], input[e]);
+      }
+    }
+    fronts[c] = front, rests[c] = rest;
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    Pair<A> sum = {};
+#pragma unroll
+    for (int e = 0; e < W; ++e) add(sum, grads[k][e], inputs[k][e]);
+    packs[k * THREADS + threadIdx.x] = own.any(k) ? sum : Pair<A>{};
+  }
+  __syncwarp();
+  Pair<A> total = {};
+  const int lane = threadIdx.x & (lanes - 1), step = THREADS / lanes;
+#pragma unroll 1
+  for (int first = 0; first < channels; first += step) {
+    const int c = first + threadIdx.x / lanes;
+    const int end = c < channels ? start(c + 1) / W : 0;
+    Pair<A> sum = {};
+#pragma unroll 4
+    for (int i = (start(c) + W - 1) / W + lane; i < end; i += lanes) sum = sum + packs[i];
+    for (int offset = lanes / 2; offset > 0; offset /= 2) sum = sum + shuffle_xor(sum, offset);
+    if (lane > 0 || c >= channels || !own.live) continue;
+    sum = sum + rests[c] + fronts[c + 1];
+    sum = centre.moved(sum), sum.second *= r;
+    store_vec<A, 2>(sums + 2 * (own.row * (long long)channels + c), {sum.first, sum.second});
+    total = total + Pair<A>{weights[c] * sum.first, weights[c] * sum.second};
+  }
+  if (!grad_x) return;
+  A totals[] = {total.first, total.second};
+  sum_over_lanes(totals, THREADS);
+  fold(grads), fold(inputs);
+  Pair<A> c = {average<T>(totals[0], size), average<T>(totals[1], size)};
+  if constexpr (sizeof(T) != 2) c = means(Pair<A>{totals[0], totals[1]}, A(size), mu, r);
+  own.store(grad_x, groups, weights, [&](int k, A weight) {
+    return [&grads, &inputs, k, gradient = Gradient<T>(mu.first, r, c, weight)](int e) {
+      return gradient(grads[k][e], inputs[k][e]);
+    };
+  });
+}
