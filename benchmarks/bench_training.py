@@ -1,4 +1,4 @@
-"""One training step of the network of examples/mnist_cnn.py: forward, loss, backward and SGD; and in one thread, as a graph."""
+"""One training step of the network of examples/mnist_cnn.py: forward, loss, backward and SGD; in one thread; as a graph."""
 
 import sys
 from pathlib import Path

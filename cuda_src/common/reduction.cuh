@@ -153,8 +153,7 @@ __device__ __forceinline__ void fold_units(Held (&state)[S], const Unit& unit, c
 // of which is under way meanwhile.
 template <int U, int K, int N, int S, typename Held, typename Unit>
 __device__ __forceinline__ void fold_line(Held (&state)[S], const Unit& unit, const Offsets<N + 1>& from,
-                                          const Layout<N>& reduced, long long begin, int length, int index,
-                                          int count) {
+                                          const Layout<N>& reduced, long long begin, int length, int index, int count) {
   int seen = 0;
   const int until = unit.template until_vector_<K>(from, begin, length), head = until < length ? until : length;
   const int vectors = (length - head) / K, singles = length - vectors * K;

@@ -34,9 +34,7 @@ def _amax(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
 def _(x, dim, keepdim):
     y, strides = totals.room(x, dim, keepdim, x.dtype)
     accumulator = totals.accumulator(x)
-    words = (
-        torch.int64 if accumulator is torch.float64 else torch.int32
-    )  # of small rows it is masks, equal as such alone
+    words = torch.int64 if accumulator is torch.float64 else torch.int32  # of small rows masks: equal as integers alone
     ties = torch.empty(y.shape, dtype=words, device=x.device)
     where = torch.empty(y.shape, dtype=torch.int32, device=x.device)
     kernels, count = (amax_fwd, amax_finish, amax_small, None), totals.count(x.shape, dim)

@@ -319,7 +319,7 @@ def _small(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bo
     size = channels * pixels
     if not _is_small(size, pixels, itemsize):
         return None
-    lanes = next(n for n in LANES if pixels * itemsize <= FEW * n)
+    lanes = next((n for n in LANES if pixels * itemsize <= FEW * n), LANES[-1])
     blocks, most = 1, ROOM[in_clusters] // (16 * tensors)  # packs
     while blocks < segments.CLUSTER and in_clusters and _room(ceil_div(channels, blocks) * pixels, itemsize) > most:
         blocks *= 2
@@ -338,7 +338,7 @@ def _small(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bo
 
 def _is_small(size: int, pixels: int, itemsize: int) -> bool:
     """Of `size` elements: a plane is less than a pack, or a short group no whole packs."""
-    return pixels * itemsize < 16 or (size * itemsize % 16 != 0 and size * itemsize <= 16 * WARP_PACKS)
+    return pixels * itemsize < 16 or (size * itemsize % 16 != 0 and size * itemsize // 16 <= WARP_PACKS)
 
 
 def _room(size: int, itemsize: int) -> int:

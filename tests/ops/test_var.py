@@ -111,7 +111,9 @@ def test_a_large_mean_does_not_cancel(device, shape, dim):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape, dim", [((3, 8203), 1), ((3, 8200), 1), ((8200, 3), 0), ((8200, 16), 0), ((20, 41, 10), (0, 2))])
+@pytest.mark.parametrize(
+    "shape, dim", [((3, 8203), 1), ((3, 8200), 1), ((8200, 3), 0), ((8200, 16), 0), ((20, 41, 10), (0, 2))]
+)
 def test_an_outlier_that_comes_first(device, shape, dim, dtype):
     """Half types are summed about the first element."""
     x = torch.randn(shape, device=device) + 100
