@@ -91,33 +91,42 @@ __device__ __forceinline__ void store_parts(const Tile<K, W, VECTORS>& tile, con
 }
 
 // The parameters' gradients from the parts of the blocks, (gridDim.y, count, size), added in a fixed order. Grid: (ceil(size
-// / blockDim.x), 1 or 2): grad_weight, then grad_bias, whichever is not null. Block: powers of two, at most 1024 threads,
-// threadIdx.y dealing out the parts; a thread of threadIdx.y 0 owns a column.
-template <typename T, int AT_ONCE = 8>
+// / 32), 1 or 2): grad_weight, then grad_bias, whichever is not null. Block: (32 / V, any that makes whole warps, at most
+// 1024 threads), threadIdx.y dealing out the parts; a thread has V columns: 1, or 16 bytes, of which rows are a multiple.
+template <typename T, bool VECTORS>
 __device__ __forceinline__ void norm_sum_bwd(const acc_t<T>* __restrict__ parts, T* grad_weight, T* grad_bias,
                                              int count, long long size) {
   using A = acc_t<T>;
-  __shared__ A shared[1024];
+  constexpr int V = VECTORS ? kVecWidth<A> : 1, kAcross = kWarp / V, U = 8;
+  __shared__ A shared[kWarp][kWarp];
   T* grad = blockIdx.y == 0 && grad_weight ? grad_weight : grad_bias;
-  const A* part = parts + blockIdx.y * count * size;
-  const long long column = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-  const bool live = column < size;
-  A sum = A(0);
-  for (int first = threadIdx.y; first < count; first += AT_ONCE * blockDim.y) {
-    A values[AT_ONCE];
+  const long long first = blockIdx.x * (long long)kWarp, column = first + threadIdx.x * V;
+  const A* const own = parts + blockIdx.y * count * size + column;
+  A sums[V] = {};
+  for (int p = threadIdx.y; column < size && p < count; p += U * blockDim.y) {
+    Vec<A, V> values[U];
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      const int p = first + i * blockDim.y;
-      values[i] = live && p < count ? part[p * size + column] : A(0);
+    for (int u = 0; u < U; ++u) {
+      const int here = p + u * blockDim.y;
+      values[u] = here < count ? load_vec<A, V>(own + here * size) : Vec<A, V>{};
     }
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) sum += values[i];
+    for (int u = 0; u < U; ++u) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) sums[v] += values[u].data[v];
+    }
   }
-  A* mine = shared + threadIdx.y * blockDim.x + threadIdx.x;
-  *mine = sum;
-  for (int half = blockDim.y / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.y < half) *mine += mine[half * blockDim.x];
+  const int thread = threadIdx.y * kAcross + threadIdx.x, warps = blockDim.y / V;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+#pragma unroll
+    for (int offset = kWarp / 2; offset >= kAcross; offset /= 2) sums[v] += shuffle_xor(sums[v], offset);
+    if (thread % kWarp < kAcross) shared[thread / kWarp][threadIdx.x * V + v] = sums[v];
   }
-  if (threadIdx.y == 0 && live) grad[column] = from_acc<T>(*mine);
+  __syncthreads();
+  if (thread >= kWarp || first + thread >= size) return;
+  A total = A(0);
+#pragma unroll 8
+  for (int warp = 0; warp < warps; ++warp) total += shared[warp][thread];
+  grad[first + thread] = from_acc<T>(total);
 }

@@ -65,6 +65,7 @@ def kernels(name: str) -> Kernels:
         "bwd": Kernel(
             file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", T=FLOATING, K=PACKS, VECTORS=both, PARAMETERS=both
         ),
+        "bwd_sum": Kernel(file, f"{name}_bwd_sum<T, VECTORS>", T=FLOATING, VECTORS=both),
     }
     return Kernels(
         **{form: special.get(form) or Kernel(file, f"{name}_{form}<T>", T=FLOATING) for form in Kernels._fields}
@@ -340,9 +341,13 @@ def _parts(count: int, size: int, grads: tuple[Tensor | None, ...], x: Tensor) -
 def _add(kernels: Kernels, parts: Tensor, grads: tuple[Tensor | None, ...]) -> None:
     """The parameters' gradients from their parts."""
     wanted, count, size = parts.shape
-    block = (32, 32 if count > 32 else 8)
+    width = 16 // parts.element_size()
+    vectors = size % width == 0
+    across = _WARP // width if vectors else _WARP
+    down = 1 << max(3, (count // 4).bit_length() - 1)  # four parts or more for a thread
+    block = (across, min(down, 1024 // across))
     dtype = next(grad.dtype for grad in grads if grad is not None)
-    kernels.bwd_sum[(ceil_div(size, block[0]), wanted), block](parts, *grads, count, size, T=dtype)
+    kernels.bwd_sum[(ceil_div(size, _WARP), wanted), block](parts, *grads, count, size, T=dtype, VECTORS=vectors)
 
 
 # --- arguments ---
