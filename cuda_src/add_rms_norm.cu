@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(kBackwardThreads)
 }
 
 // Grid, block, ownership: see norm_sum_bwd().
-template <typename T, bool VECTORS>
+template <typename T>
 __global__ void __launch_bounds__(1024)
     add_rms_norm_bwd_sum(const acc_t<T>* __restrict__ parts, T* __restrict__ grad_weight, int count, long long size) {
-  norm_sum_bwd<T, VECTORS>(parts, grad_weight, nullptr, count, size);
+  norm_sum_bwd<T>(parts, grad_weight, nullptr, count, size);
 }

@@ -133,9 +133,9 @@ __global__ void __launch_bounds__(kBackwardThreads)
 }
 
 // Grid, block, ownership: see norm_sum_bwd(). grad_weight or grad_bias may be null.
-template <typename T, bool VECTORS>
+template <typename T>
 __global__ void __launch_bounds__(1024)
     layer_norm_bwd_sum(const acc_t<T>* __restrict__ parts, T* __restrict__ grad_weight, T* __restrict__ grad_bias,
                        int count, long long size) {
-  norm_sum_bwd<T, VECTORS>(parts, grad_weight, grad_bias, count, size);
+  norm_sum_bwd<T>(parts, grad_weight, grad_bias, count, size);
 }

@@ -11,6 +11,11 @@
 
 constexpr int kBackwardThreads = 512;
 
+// How far apart rows of parts are: whole vectors, whatever the size.
+template <typename A> __device__ __forceinline__ long long pitch_of(long long size) {
+  return (size + kVecWidth<A> - 1) & -(long long)kVecWidth<A>;
+}
+
 // The tensors of backward. weight and what is written may be null; grad_summed is null but in add_rms_norm, mean and
 // bias_parts unless CENTRED.
 template <typename T> struct Backward {
@@ -23,6 +28,9 @@ template <typename T> struct Backward {
   __device__ __forceinline__ bool vectors() const {
     return vectors_fit<kVecWidth<T>>(size, grad_y, x, weight, grad_summed, grad_x);
   }
+
+  // Where a row of weight_parts or bias_parts begins.
+  __device__ __forceinline__ long long part(long long number) const { return number * pitch_of<acc_t<T>>(size); }
 
   __device__ __forceinline__ Statistics<acc_t<T>> statistics(long long row) const {
     if (row >= rows) return {};
@@ -90,25 +98,34 @@ __device__ __forceinline__ void store_parts(const Tile<K, W, VECTORS>& tile, con
   }
 }
 
-// The parameters' gradients from the parts of the blocks, (gridDim.y, count, size), added in a fixed order. Grid: (ceil(size
-// / 32), 1 or 2): grad_weight, then grad_bias, whichever is not null. Block: (32 / V, any that makes whole warps, at most
-// 1024 threads), threadIdx.y dealing out the parts; a thread has V columns: 1, or 16 bytes, of which rows are a multiple.
-template <typename T, bool VECTORS>
+// The parameters' gradients from the parts of the blocks, (gridDim.y, count, pitch_of(size)), added in a fixed order. Grid:
+// (ceil(size / 32), 1 or 2): grad_weight, then grad_bias, whichever is not null. Block: (as many as have a vector of 32
+// columns, any that makes whole warps, at most 1024 threads), threadIdx.y dealing out the parts.
+template <typename T>
 __device__ __forceinline__ void norm_sum_bwd(const acc_t<T>* __restrict__ parts, T* grad_weight, T* grad_bias,
                                              int count, long long size) {
   using A = acc_t<T>;
-  constexpr int V = VECTORS ? kVecWidth<A> : 1, kAcross = kWarp / V, U = 8;
+  constexpr int V = kVecWidth<A>, kAcross = kWarp / V, U = 8;
   __shared__ A shared[kWarp][kWarp];
   T* grad = blockIdx.y == 0 && grad_weight ? grad_weight : grad_bias;
-  const long long first = blockIdx.x * (long long)kWarp, column = first + threadIdx.x * V;
-  const A* const own = parts + blockIdx.y * count * size + column;
+  const long long first = blockIdx.x * (long long)kWarp, column = first + threadIdx.x * V, pitch = pitch_of<A>(size);
+  const A* const own = parts + blockIdx.y * count * pitch + column;
+  const auto load = [&](const A* from) {
+    if (column + V <= size) return load_vec<A, V>(from);
+    Vec<A, V> values = {};
+#pragma unroll
+    for (int v = 0; v < V - 1; ++v) {
+      if (column + v < size) values.data[v] = from[v];
+    }
+    return values;
+  };
   A sums[V] = {};
   for (int p = threadIdx.y; column < size && p < count; p += U * blockDim.y) {
     Vec<A, V> values[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const int here = p + u * blockDim.y;
-      values[u] = here < count ? load_vec<A, V>(own + here * size) : Vec<A, V>{};
+      values[u] = here < count ? load(own + here * pitch) : Vec<A, V>{};
     }
 #pragma unroll
     for (int u = 0; u < U; ++u) {

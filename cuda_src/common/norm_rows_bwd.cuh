@@ -47,7 +47,7 @@ template <int K, int W> struct OwnPacks {
 // see rows.cuh, at most kRowsThreads; K packs in each thread hold a row, or with K > 1 in each thread of a cluster.
 // Shared memory: see Fetched, with as many stages as said, and 16 K bytes for each thread for the weight. With PARAMETERS,
 // each thread adds its columns' part of grad_weight and grad_bias, in acc_t<T>, over all rows of the block, and its row of
-// `weight_parts` and `bias_parts` (blocks or clusters, size) gets the block's sum. VECTORS: as norm_rows.
+// `weight_parts` and `bias_parts` (blocks or clusters, pitch_of(size)) gets the block's sum. VECTORS: as norm_rows.
 template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, bool VECTORS, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages) {
   using Sums = BackwardSums<CENTRED, K, VECTORS, A>;
@@ -152,7 +152,7 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   each_fetched(first, own, stride, to.rows, two, fetch, differentiate);
   if (!PARAMETERS) return;
   A* shared = reinterpret_cast<A*>(fetched.room());
-  const long long at = group * to.size + start;
+  const long long at = to.part(group) + start;
   if (to.weight_parts) store_parts(columns, weight_sum, to.weight_parts + at, shared);
   if (to.bias_parts) store_parts(columns, bias_sum, to.bias_parts + at, shared);
 }

@@ -197,7 +197,7 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
     }
   });
   const auto columns = Tile<1, W, true>::at(0, 1, to.size);
-  const long long part = blockIdx.x * to.size;
+  const long long part = to.part(blockIdx.x);
   if (to.weight_parts) store_parts(columns, weight_sum, to.weight_parts + part, shared);
   if (to.bias_parts) store_parts(columns, bias_sum, to.bias_parts + part, shared);
 }

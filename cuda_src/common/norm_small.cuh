@@ -125,6 +125,6 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
     weight_sum += sums[threadIdx.x + i * size].first;
     bias_sum += sums[threadIdx.x + i * size].second;
   }
-  if (to.weight_parts) to.weight_parts[blockIdx.x * to.size + threadIdx.x] = weight_sum;
-  if (to.bias_parts) to.bias_parts[blockIdx.x * to.size + threadIdx.x] = bias_sum;
+  if (to.weight_parts) to.weight_parts[to.part(blockIdx.x) + threadIdx.x] = weight_sum;
+  if (to.bias_parts) to.bias_parts[to.part(blockIdx.x) + threadIdx.x] = bias_sum;
 }

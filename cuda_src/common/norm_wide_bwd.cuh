@@ -65,7 +65,7 @@ __device__ __forceinline__ void norm_columns_bwd_of(const Backward<T>& to, A* sh
   constexpr int W = kVecWidth<T>;
   using Columns = Tile<1, W, VECTORS>;
   const Columns tile = Columns::at(0, 1, to.size, blockIdx.x);
-  const long long start = blockIdx.x * (long long)Columns::capacity(), part = blockIdx.y * to.size + start;
+  const long long start = blockIdx.x * (long long)Columns::capacity(), part = to.part(blockIdx.y) + start;
   const T zero = from_acc<T>(0);
   A weight_sum[1][W] = {}, bias_sum[1][W] = {};
 #pragma unroll 4
@@ -85,7 +85,7 @@ __device__ __forceinline__ void norm_columns_bwd_of(const Backward<T>& to, A* sh
 
 // A part of the parameters' gradients for rows too long for registers. Grid: (tiles of columns, parts). Block: (threads,
 // 1); a thread owns one pack of columns, in every gridDim.y-th row. Row blockIdx.y of `weight_parts` and `bias_parts`
-// (gridDim.y, size) gets the sum.
+// (gridDim.y, pitch_of(size)) gets the sum.
 template <bool CENTRED, typename T> __device__ __forceinline__ void norm_columns_bwd(const Backward<T>& to) {
   __shared__ __align__(16) acc_t<T> shared[kBackwardThreads * kVecWidth<T>];
   if (vectors_fit<kVecWidth<T>>(to.size, to.grad_y, to.x)) norm_columns_bwd_of<CENTRED, true>(to, shared);

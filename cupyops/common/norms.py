@@ -65,7 +65,6 @@ def kernels(name: str) -> Kernels:
         "bwd": Kernel(
             file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", T=FLOATING, K=PACKS, VECTORS=both, PARAMETERS=both
         ),
-        "bwd_sum": Kernel(file, f"{name}_bwd_sum<T, VECTORS>", T=FLOATING, VECTORS=both),
     }
     return Kernels(
         **{form: special.get(form) or Kernel(file, f"{name}_{form}<T>", T=FLOATING) for form in Kernels._fields}
@@ -110,7 +109,7 @@ def _short_plan(rows: int, size: int, itemsize: int, each: int, vectors: bool, f
 
 
 def _whole(size: int) -> int:
-    """Bytes of shared memory for `size`, whose end may be read 16 bytes at a time: by machine code, where C reads less."""
+    """Bytes for `size`, whose end may be read 16 at a time: of shared memory by machine code, where C reads less."""
     return -(-size // 16) * 16
 
 
@@ -331,23 +330,22 @@ def _count(rows: int, rows_each: int, most: int) -> int:
 
 
 def _parts(count: int, size: int, grads: tuple[Tensor | None, ...], x: Tensor) -> list[Any]:
-    """Room for the parts, (parameters wanted, count, size), then that for each parameter, None where not wanted."""
+    """Room for the parts, (parameters wanted, count, pitch_of(size)), then that of each parameter, None where not wanted."""
     wanted = sum(grad is not None for grad in grads)
-    parts = x.new_empty((wanted, count, size), dtype=acc(x.dtype))
+    dtype = acc(x.dtype)
+    parts = x.new_empty((wanted, count, _whole(size * dtype.itemsize) // dtype.itemsize), dtype=dtype)
     places = iter(parts)
     return [parts, *[None if grad is None else next(places) for grad in grads]]
 
 
 def _add(kernels: Kernels, parts: Tensor, grads: tuple[Tensor | None, ...]) -> None:
     """The parameters' gradients from their parts."""
-    wanted, count, size = parts.shape
-    width = 16 // parts.element_size()
-    vectors = size % width == 0
-    across = _WARP // width if vectors else _WARP
+    wanted, count = parts.shape[:2]
+    across = _WARP * parts.element_size() // 16  # threads for _WARP columns
     down = 1 << max(3, (count // 4).bit_length() - 1)  # four parts or more for a thread
-    block = (across, min(down, 1024 // across))
-    dtype = next(grad.dtype for grad in grads if grad is not None)
-    kernels.bwd_sum[(ceil_div(size, _WARP), wanted), block](parts, *grads, count, size, T=dtype, VECTORS=vectors)
+    one = next(grad for grad in grads if grad is not None)
+    launch = kernels.bwd_sum[(ceil_div(one.numel(), _WARP), wanted), (across, min(down, 1024 // across))]
+    launch(parts, *grads, count, one.numel(), T=one.dtype)
 
 
 # --- arguments ---
