@@ -39,7 +39,7 @@ BOUNDS = [
     ("silu", F32, "common/elementwise.cuh", "i < n", 0, "OutOfBounds"),
     ("relu", F32, "relu.cu", "first + k < n) to", 0, "OutOfBounds"),
     ("softmax", F16, "common/rows.cuh", "VECTORS ? i < left", 0, "OutOfBounds"),
-    ("layer_norm", F32, "common/norm_bwd.cuh", "p < count", 0, "OutOfBounds"),
+    ("layer_norm", F32, "common/norm_bwd.cuh", "here < count", 0, "OutOfBounds"),
     ("nll_loss", F32, "nll_loss.cu", "i < positions", 0, "OutOfBounds"),
     ("max_pool2d", F32, "common/window.cuh", "threadIdx.x < tail", 0, "Uninitialized"),
     ("sgd", F16, "common/multi_tensor.cuh", "v < end", 0, "OutOfBounds"),
