@@ -50,6 +50,12 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
     return row
 
 
+def call_once(case: Case) -> None:
+    """Let our kernels be compiled and kept: forward and backward once."""
+    arguments = case.make(torch.device("cuda"), case.dtype)
+    _gradients(case.ours(*arguments), leaves(arguments), None)
+
+
 def compile_only(case: Case) -> None:
     """Let torch.compile fill its cache: forward and backward once."""
     torch._dynamo.reset()

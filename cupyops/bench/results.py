@@ -152,9 +152,11 @@ class Results:
         return sorted((ratio, name) for ratio, name in found if ratio is not None)
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """As JSON; the file is whole at any time."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
 
     @staticmethod
     def read(path: Path) -> Results:

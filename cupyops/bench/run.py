@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -20,9 +23,12 @@ from . import host, measure, timing
 from .case import Case
 from .results import Results, Row
 
+KEPT_EVERY = 10.0  # seconds between two writings of what has been measured
 
-def run(cases: Sequence[Case], against: Sequence[str], with_host: bool = False) -> Results:
-    """Measure; an interrupt (Ctrl-C) keeps what has been measured until then.
+
+def run(cases: Sequence[Case], against: Sequence[str], with_host: bool = False, keep: Path | None = None) -> Results:
+    """Measure; an interrupt (Ctrl-C, or SIGTERM) keeps what has been measured until then, and `keep`, a file of JSON, has it
+    whatever ends the process.
 
     Raises:
         InputError: there is no GPU.
@@ -30,17 +36,21 @@ def run(cases: Sequence[Case], against: Sequence[str], with_host: bool = False) 
     """
     if not torch.cuda.is_available():
         raise InputError("this machine has no CUDA GPU to measure on; --dry-run compares small twins on the CPU")
-    with _without_tf32(), Bar("measuring", total=len(cases)) as bar:
+    with _without_tf32(), _terminated_as_interrupted(), Bar("measuring", total=len(cases)) as bar:
         clock = timing.GpuClock()
         results = Results(machine(), timing.ceilings(clock), [])
         if with_host:
             results.host = host.times()
+        written = time.monotonic()
         try:
             for done, case in enumerate(cases):
                 bar.update(done, title=str(case))
                 if not sys.stderr.isatty():
                     print(f"{done + 1}/{len(cases)} {case}", file=sys.stderr, flush=True)
                 results.rows.append(_row(case, against, clock))
+                if keep is not None and time.monotonic() - written > KEPT_EVERY:
+                    results.write(keep)
+                    written = time.monotonic()
                 gc.collect()
                 torch.cuda.empty_cache()
         except KeyboardInterrupt:
@@ -60,6 +70,21 @@ def _row(case: Case, against: Sequence[str], clock: timing.Clock) -> Row:
 
 
 @contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C, which is heard even where a script has begun us in the background."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(one, signal.default_int_handler) for one in signals]
+    try:
+        yield
+    finally:
+        for one, handler in zip(signals, before):
+            signal.signal(one, handler)
+
+
+@contextlib.contextmanager
 def _without_tf32() -> Iterator[None]:
     """fp32 is fp32 on all sides."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -71,18 +96,28 @@ def _without_tf32() -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-def compile_first(cases: Sequence[Case], part: int, parts: int) -> list[str]:
-    """Let torch.compile compile every `parts`-th case, from `part` on, for a later process to find; what fails."""
+def compile_first(cases: Sequence[Case], part: int, parts: int, against: Sequence[str]) -> list[str]:
+    """Compile the kernels of every `parts`-th case, from `part` on, and what torch.compile makes of it, for a later process
+    to find; what fails."""
     failures = []
     with _without_tf32():  # it is part of what inductor's cache looks up
         for case in cases[part::parts]:
-            if case.compiled:
-                try:
-                    measure.compile_only(case)
-                except Exception as error:
-                    failures.append(f"{case}: torch.compile: {measure.told(error)}")
-            torch.cuda.empty_cache()
+            for one in (case, case.beside):
+                if one is not None:
+                    failures += _tried(one, "kernels", measure.call_once)
+            if case.compiled and "compile" in against:
+                failures += _tried(case, "torch.compile", measure.compile_only)
     return failures
+
+
+def _tried(case: Case, what: str, compile: Callable[[Case], None]) -> list[str]:
+    try:
+        compile(case)
+    except Exception as error:
+        return [f"{case}: {what}: {measure.told(error)}"]
+    finally:
+        torch.cuda.empty_cache()
+    return []
 
 
 def in_processes(command: Sequence[str], jobs: int) -> list[str]:

@@ -202,7 +202,7 @@ def bench(
     ] = None,
     host: Annotated[bool, typer.Option("--host", help="Measure the host's time for a small call too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare the small cases on the CPU; no times.")] = False,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes that run torch.compile first.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes that compile first.")] = 0,
     compile_part: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Measure operators beside PyTorch, torch.compile and Liger, on this machine's GPU."""

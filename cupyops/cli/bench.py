@@ -59,7 +59,7 @@ def _run(request: Request, console: Console) -> int:
         if not cases and not request.host:
             raise InputError(f"no case has {request.only!r} in its name" if request.only else "there are no cases")
         if request.compile_part:
-            return _compile_part(request.compile_part, cases)
+            return _compile_part(request.compile_part, cases, request.against)
         if request.dry_run:
             return _dry_run(cases, console)
         results = _measure(request, cases, console)
@@ -93,21 +93,22 @@ def _measure(request: Request, cases: list[Case], console: Console) -> Results:
     from ..bench.run import in_processes
     from ..bench.run import run as measure
 
-    if request.jobs and "compile" in request.against and torch.cuda.is_available():
+    if request.jobs and torch.cuda.is_available():
         command = [sys.executable, "-m", "cupyops", "bench", *request.names, "--folder", str(request.folder)]
-        with console.status(f"torch.compile, in {request.jobs} processes"):
-            failures = in_processes([*command, "--only", request.only, "--compile-part"], request.jobs)
+        command += ["--only", request.only, "--against", ",".join(request.against), "--compile-part"]
+        with console.status(f"kernels and torch.compile, in {request.jobs} processes"):
+            failures = in_processes(command, request.jobs)
         for failure in failures:
             console.print(failure, style="yellow", markup=False, soft_wrap=True)
-    return measure(cases, request.against, request.host)
+    return measure(cases, request.against, request.host, request.json)
 
 
-def _compile_part(part: str, cases: list[Case]) -> int:
+def _compile_part(part: str, cases: list[Case], against: Sequence[str]) -> int:
     """A worker of --jobs: its output is what failed."""
     from ..bench.run import compile_first
 
     index, _, parts = part.partition("/")
-    failures = compile_first(cases, int(index), int(parts))
+    failures = compile_first(cases, int(index), int(parts), against)
     print(*failures, sep="\n", end="\n" if failures else "")
     return 0
 

@@ -1,6 +1,9 @@
 """`python -m cupyops bench`: errors, exit codes, what is printed."""
 
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,10 @@ from figures import results, row
 from typer.testing import CliRunner
 
 import cupyops
+from cupyops.bench import Case
 from cupyops.bench import run as running
 from cupyops.bench.case import declared, files
+from cupyops.bench.results import Results
 from cupyops.cli.app import app
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -184,35 +189,74 @@ def test_what_workers_say_is_told():
 
 
 def test_a_worker_takes_every_so_manieth_case(monkeypatch):
-    seen = []
+    seen, called = [], []
 
     def compile_only(case):
         seen.append(case.size)
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(running.measure, "compile_only", compile_only)
+    monkeypatch.setattr(running.measure, "call_once", lambda case: called.append(case.size))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     cases = declared([FOLDER / "bench_silu.py"])
-    failures = running.compile_first(cases, 1, 2)
+    failures = running.compile_first(cases, 1, 2, ["eager", "compile"])
     assert seen == [case.size for case in cases[1::2]]
     assert failures[0] == f"{cases[1]}: torch.compile: RuntimeError: no compiler"
+    assert called == [one.size for case in cases[1::2] for one in (case, case.beside) if one is not None]
+    seen.clear()
+    assert running.compile_first(cases, 1, 2, ["eager"]) == [] and seen == []
 
 
-def test_an_interrupt_keeps_what_is_measured(monkeypatch, capsys):
-    def measure(case, against, clock):
-        if case == "second":
-            raise KeyboardInterrupt
-        return case
+def test_our_kernels_are_called_once_forward_and_backward():
+    case = Case(
+        "silu", "8", torch.float32, lambda device, dtype: (torch.randn(8, requires_grad=True),),
+        cupyops.silu, torch.nn.functional.silu, unit="us",
+    )  # fmt: skip
+    with cupyops.simulate(), cupyops.trace() as trace:
+        running.measure.call_once(case)
+    assert [one.kernel.partition("<")[0] for one in trace.launches()] == ["silu_fwd", "silu_bwd"]
 
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Without a GPU: each of the cases, which are functions, makes its row."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(running.timing, "GpuClock", lambda: None)
     monkeypatch.setattr(running.timing, "ceilings", lambda clock: {})
     monkeypatch.setattr(running, "machine", dict)
-    monkeypatch.setattr(running.measure, "measure", measure)
-    assert running.run(["first", "second", "third"], ["eager"]).rows == ["first"]
+    monkeypatch.setattr(running.measure, "measure", lambda case, against, clock: case())
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)  # never waited for
+
+
+@pytest.mark.parametrize("end", [interrupt, terminate])
+def test_an_interrupt_keeps_what_is_measured(measured, capsys, end):
+    before = signal.getsignal(signal.SIGTERM)
+    assert running.run([lambda: "first", end, lambda: "third"], ["eager"]).rows == ["first"]
     assert "interrupted: 1 of 3 cases" in capsys.readouterr().err
     with pytest.raises(KeyboardInterrupt):
-        running.run(["second"], ["eager"])
+        running.run([end], ["eager"])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_is_measured_is_kept_on_the_way(measured, monkeypatch, tmp_path):
+    path, found = tmp_path / "new" / "kept.json", []
+    monkeypatch.setattr(running, "KEPT_EVERY", 0.0)
+
+    def look():
+        found.append(len(Results.read(path).rows))
+        return row(eager=20)
+
+    running.run([lambda: row(eager=20), look, look], [], keep=path)
+    assert found == [1, 2] and [one.name for one in path.parent.iterdir()] == ["kept.json"]
 
 
 def test_tf32_is_off_and_then_as_before():
