@@ -7,11 +7,11 @@
 // each element that is the largest, and backward reads nothing of x.
 // Bytes per element of x: forward sizeof(T), backward once that, and again what is tied. About three operations on each
 // element, of half types two elements at once in rows.
-// Reached on an H200 (GB/s of x, in backward of twice that; a copy: 4226): 8192x8192 over 1 bf16 3343 / 6198, fp32 3703 /
-// 7769; over 0 bf16 3028 / 3128, fp32 3654 / 7717; 4095x4095 bf16 over 1 2139 / 3993, over 0 1571 / 2516; over 1
-// 2097152x32 bf16 2326 / 3962, 1000003x17 2014 / 2874. Lost: of bf16 one row in sixteen has a tie and is read; over 0
-// each element is compared and counted by itself; of 32 columns a thread reads a whole row, so that a warp's loads are
-// far apart (by neighbours, with shuffles, 66 us instead of 58).
+// Reached on an H200 (GB/s of x, in backward of twice that; a copy: 4226): 8192x8192 over 1 bf16 3359 / 6302, fp32 3659 /
+// 7811; over 0 bf16 3034 / 3120, fp32 3648 / 7742; 4095x4095 bf16 over 1 2159 / 4000, over 0 1562 / 2527; over 1 bf16
+// 65536x1000 3052 / 5511, 4096x50257 3720 / 6743, 2097152x32 3101 / 6336, 1000003x17 2030 / 3968. Lost: the start of a
+// launch, about 4 us; of long bf16 rows one in sixteen has a tie and is read; over 0 each element is compared and counted by
+// itself; of 32 columns a thread reads a whole row, so that a warp's loads are far apart.
 #include "common/shares.cuh"
 #include "common/small_rows.cuh"
 

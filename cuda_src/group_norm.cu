@@ -12,11 +12,11 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
 //
-// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4226), G32 bf16: 32x512x32x32 2842 /
-// 2689, 8x256x128x128 2758 / 2975, 32x512x31x33 2543 / 2153, 64x256x4095 3110 / 3017. Lost:
-// blocks load, wait for each other and store in turn, of backward two on a multiprocessor; mixed packs look for their
-// channel when they are loaded and stored (parameters of channels in shared memory, and packs of two channels there, came
-// out slower); of small tensors, the start of launches.
+// Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4226), G32 bf16: 32x512x32x32 2815 /
+// 2751, 8x256x128x128 2731 / 2937, 32x512x31x33 2698 / 2375, 32x480x31x33 2531 / 2264, 64x256x4095 3197 / 3068. Lost: blocks
+// load, wait for each other and store in turn, of backward two on a multiprocessor (issue 52% of the cycles, DRAM 60%);
+// mixed packs look for their channel when they are loaded and stored, and what stands apart is read again (all of it under
+// way with the packs is slower: registers); of small tensors, the start of launches.
 #include "common/cluster.cuh"
 #include "common/group_norm_held.cuh"
 #include "common/group_norm_small.cuh"
