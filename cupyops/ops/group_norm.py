@@ -320,6 +320,8 @@ def _small(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bo
     if not _is_small(size, pixels, itemsize):
         return None
     lanes = next((n for n in LANES if pixels * itemsize <= FEW * n), LANES[-1])
+    if itemsize == 4:
+        lanes = 1  # larger planes of floats are short groups, but for 2^30 of them
     blocks, most = 1, ROOM[in_clusters] // (16 * tensors)  # packs
     while blocks < segments.CLUSTER and in_clusters and _room(ceil_div(channels, blocks) * pixels, itemsize) > most:
         blocks *= 2

@@ -1,3 +1,5 @@
+import importlib
+
 import pytest
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
@@ -170,6 +172,18 @@ def test_each_end_of_a_group_counts(dtype, beyond, packs):
     for found, expected in zip(ours[:2], truth):  # in which a sum shows that misses one
         close = 8 * torch.finfo(dtype).eps
         torch.testing.assert_close(found.double(), expected, rtol=close, atol=close * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("rows", [(1 << 30) - 1, 1 << 30])
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_more_groups_than_can_be_held_have_a_kernel(rows, itemsize):
+    """Short groups are counted by an int."""
+    layouts = importlib.import_module("cupyops.ops.group_norm")
+    for pixels in range(8, 264):
+        short, small = layouts._short(rows, 1, pixels, itemsize), layouts._small(rows, 1, pixels, itemsize, True, 2)
+        held = layouts._held(rows, 1, pixels, itemsize, True)
+        assert bool(held) != bool(short or small)
+        assert small is None or itemsize != 4 or small.lanes == 1, "the instances that there are"
 
 
 def test_many_images_of_few_channels():
