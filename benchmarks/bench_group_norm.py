@@ -28,6 +28,7 @@ ODD = [  # and a rounder shape
     ((2, 64, 1000), (2, 64, 1024), 32),
     ((1024, 64, 7, 7), (1024, 64, 8, 8), 16),
     ((16384, 64, 7, 7), (16384, 64, 8, 8), 16),  # where the launch is little of it
+    ((256, 2048, 7, 7), (256, 2048, 8, 8), 32),  # many borders of channels in a group
 ]
 
 

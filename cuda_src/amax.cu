@@ -201,21 +201,18 @@ template <typename T> __device__ __forceinline__ Tops<acc_t<T>> tops_of_vectors(
 template <typename T>
 __device__ __forceinline__ unsigned equal_of_row(const T* own, int size, acc_t<T> max) {
   unsigned mask = 0;  // from the uppermost bit down
-  const auto take = [&](T value) { mask = mask >> 1 | unsigned(to_acc(value) == max) << 31; };
+  const auto take = [&](int e) { mask = mask >> 1 | unsigned(to_acc(own[e]) == max) << 31; };
   if constexpr (sizeof(T) == 2) {
     using P = typename Two<T>::type;
     const T rounded = from_acc<T>(max);  // exact
-    const int first = odd_word(own), last = first + ((size - first) & -2);
-    if (first) take(own[0]);
-#pragma unroll 4
-    for (int e = first; e < last; e += 2) {
+    const auto take_two = [&](int e) {
       const unsigned pair = __heq2_mask(*reinterpret_cast<const P*>(own + e), P{rounded, rounded});
       mask = mask >> 2 | ((pair & 0x80004000u) * 0x10001u & 0xc0000000u);
-    }
-    if (last < size) take(own[last]);
+    };
+    each_word_of_row(own, size, take, take_two);
   } else {
 #pragma unroll 8
-    for (int e = 0; e < size; ++e) take(own[e]);
+    for (int e = 0; e < size; ++e) take(e);
   }
   return mask >> (32 - size);
 }
@@ -225,10 +222,9 @@ template <typename T> __device__ __forceinline__ Tops<acc_t<T>> tops_of_row(cons
   acc_t<T> max = to_acc(own[0]);
   if constexpr (sizeof(T) == 2) {
     using P = typename Two<T>::type;
-    const int first = odd_word(own), last = first + ((size - first) & -2);
-    P best{own[0], own[size - 1]};
-#pragma unroll 4
-    for (int e = first; e < last; e += 2) best = __hmax2_nan(best, *reinterpret_cast<const P*>(own + e));
+    P best{own[0], own[size - 1]};  // which may be none of a word's two
+    const auto take_two = [&](int e) { best = __hmax2_nan(best, *reinterpret_cast<const P*>(own + e)); };
+    each_word_of_row(own, size, [](int) {}, take_two);
     max = larger(to_acc(best.x), to_acc(best.y));
   } else {
 #pragma unroll 8

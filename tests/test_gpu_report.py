@@ -88,24 +88,6 @@ def test_what_was_not_run_or_failed_is_named(tree):
     assert "no test of tests/opdb passed" in problems(path, tree)
 
 
-def test_what_failed_may_be_run_again_by_whole_files(tree, passed):
-    once = {**PASSED, "failed": 2, "failures": ["tests/test_x.py::test_y", "tests/test_z.py"]}
-    report.write(passed, "tests", once, tree)
-    passed.write_text(json.dumps({**json.loads(passed.read_text()), "gpu": "a GPU"}))
-    for run, result in (
-        ("tests/test_x.py tests/test_z.py -k 'z'", PASSED),
-        ("tests/test_x.py tests/test_a.py", {**once, "failures": ["tests/test_a.py::test_b"]}),
-        ("tests/test_x.py", {**PASSED, "passed": 0}),
-    ):
-        report.write(passed, run, result, tree)
-        assert "failed in tests: tests/test_x.py::test_y" in problems(passed, tree)
-        runs = {"tests": once, "tests/opdb": PASSED}
-        passed.write_text(json.dumps({**json.loads(passed.read_text()), "gpu": "a GPU", "runs": runs}))
-    report.write(passed, "tests/test_x.py tests/test_z.py", PASSED, tree)
-    passed.write_text(json.dumps({**json.loads(passed.read_text()), "gpu": "a GPU"}))
-    assert problems(passed, tree) == []
-
-
 def test_runs_of_the_same_code_are_kept_together_and_no_others(tree, passed):
     report.write(passed, "tests/ops", PASSED, tree)
     assert set(report.read(passed)["runs"]) == {"tests", "tests/opdb", "tests/ops"}

@@ -104,7 +104,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def problems(report: dict[str, Any] | None, root: Path = ROOT) -> list[str]:
-    """Why the report does not vouch for the tree; nothing where it does. What failed may be run again, file by file."""
+    """Why the report does not vouch for the tree; nothing where it does."""
     if report is None:
         return ["there is no report; run `make test-gpu` on a machine with a GPU"]
     found = []
@@ -118,17 +118,8 @@ def problems(report: dict[str, Any] | None, root: Path = ROOT) -> list[str]:
         elif not report["runs"][suite]["passed"]:
             found.append(f"no test of {suite} passed")
     for run, result in report["runs"].items():
-        found += [f"failed in {run}: {name}" for name in result["failures"] if not passed_since(name, report)]
+        found += [f"failed in {run}: {name}" for name in result["failures"]]
     return found
-
-
-def passed_since(failure: str, report: dict[str, Any]) -> bool:
-    """Whether the whole file of a failure has passed in a run of single files, which is later than the whole runs."""
-    file = failure.partition("::")[0]
-    again = (
-        result for run, result in report["runs"].items() if file in run.split() and run.count(".py") == len(run.split())
-    )
-    return any(result["passed"] and not result["failures"] for result in again)
 
 
 def main(path: Path = REPORT) -> int:
@@ -140,8 +131,6 @@ def main(path: Path = REPORT) -> int:
         print(", ".join(f"{name} {report.get(name)}" for name in versions))
         for run, result in report["runs"].items():
             print(f"{run}: {result['passed']} passed, {result['failed']} failed, {result['skipped']} skipped")
-            for name in filter(lambda one: passed_since(one, report), result["failures"]):
-                print(f"  failed, and passed when run again: {name}")
     found = problems(report)
     print("\n".join(found) if found else "fresh: this is the code that was tested")
     return 1 if found else 0

@@ -210,7 +210,8 @@ __device__ __forceinline__ const auto& first_of(const A& first, const B& second)
 //                              where the inputs are not aligned alike
 //     store_(state, slab, at)  takes a result
 //     rule_                    combine_(a, b), identity_(), with which a thread begins, of any type that settled() takes, and
-//                              take_(state, values[U][E], valid, seen, number), which adds to that: of U units, the first `valid` of which are there; the state has `seen` elements. number(0) ... are the
+//                              take_(state, values[U][E], valid, seen, number), which adds to that: of U units, the
+//                              first `valid` of which are there; the state has `seen` elements. number(0) ... are the
 //                              units' in what is reduced, in a line the numbers of their first elements
 //     rule_.kEach              whether a thread has a state for each element of a unit, in rows too
 //     kTakesVectors            whether, where it has one for all of them, take_vectors_(state, loaded[U], number) does

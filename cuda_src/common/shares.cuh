@@ -71,9 +71,9 @@ __device__ __forceinline__ void share_pack(unsigned (&words)[4], Pack<T>& held, 
 
 // Rows of a few vectors: those are cut from all of x and grad_x, so that one has at most two rows, and no row's ends are
 // apart; or single elements, where they are not `vectors`: longer than a row, or off 16-byte boundaries. Grid: as many
-// blocks as have kShortUnits of them for each thread. Block: any. A Share has in acc_t<T> of_(value), as get_(), and either_(
-// first, a, b); settle_(at) is where it is first computed with what has been loaded, and from then on all else is counted from
-// element `at` of its row.
+// blocks as have kShortUnits of them for each thread. Block: any. A Share has, in acc_t<T>, of_(value), as get_(), and
+// either_(first, a, b); settle_(at) is where it is first computed with what has been loaded, and from then on all else is
+// counted from element `at` of its row.
 template <typename T, typename Shares>
 __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restrict__ grad_x, long long rows, int size,
                                              bool vectors, const Divisor& by_size, const Shares& shares) {

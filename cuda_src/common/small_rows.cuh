@@ -72,25 +72,26 @@ template <typename T> __device__ __forceinline__ const T* fetch_row(const T* x, 
   return threadIdx.x < count ? all + threadIdx.x * size : nullptr;
 }
 
-// Whether numbers of a half type begin with the second of a word.
-template <typename T> __device__ __forceinline__ int odd_word(const T* own) {
-  return static_cast<int>(reinterpret_cast<unsigned long long>(own) / sizeof(T) % 2);
+// A row of a half type in shared memory, which begins anywhere in a word, in order: two(e) for each word of it, of elements e
+// and e + 1, and one(e) where the first is the second of a word, or the last the first of one.
+template <typename T, typename One, typename Two>
+__device__ __forceinline__ void each_word_of_row(const T* own, int size, One one, Two two) {
+  const int first = static_cast<int>(reinterpret_cast<unsigned long long>(own) / sizeof(T) % 2);
+  const int pairs = (size - first) / 2, last = first + 2 * pairs;
+  if (first) one(0);
+#pragma unroll 4
+  for (int i = 0; i < pairs; ++i) two(first + 2 * i);
+  if (last < size) one(last);
 }
 
-// f(value, e) for each of a row in shared memory, in order; of half types, of which rows begin anywhere in a word, a word at
-// a time.
+// f(value, e) for each of a row in shared memory, in order.
 template <typename T, typename F> __device__ __forceinline__ void each_of_row(const T* own, int size, F f) {
   if constexpr (sizeof(T) == 2) {
-    const int first = odd_word(own);
-    const int pairs = (size - first) / 2, last = first + 2 * pairs;
-    if (first) f(to_acc(own[0]), 0);
-#pragma unroll 4
-    for (int i = 0; i < pairs; ++i) {
-      const int e = first + 2 * i;
+    const auto two = [&](int e) {
       const unsigned word = *reinterpret_cast<const unsigned*>(own + e);
       f(unpack(word, 0, T()), e), f(unpack(word, 1, T()), e + 1);
-    }
-    if (last < size) f(to_acc(own[last]), last);
+    };
+    each_word_of_row(own, size, [&](int e) { f(to_acc(own[e]), e); }, two);
   } else {
 #pragma unroll 8
     for (int e = 0; e < size; ++e) f(to_acc(own[e]), e);

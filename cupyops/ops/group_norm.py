@@ -284,7 +284,7 @@ def _held(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: boo
     """None: a group is too long, or there are so few that more blocks are to share each; or it is short or small."""
     size, mixed = channels * pixels * itemsize, pixels * itemsize % 16 != 0
     total = size // 16
-    if (mixed and channels > MOST_MIXED) or _is_small(channels * pixels, pixels, itemsize):
+    if _is_small(channels * pixels, pixels, itemsize):
         return None
     if total <= WARP_PACKS:
         packs = SMALL_PACKS if total > 8 else 1
@@ -304,7 +304,7 @@ def _held(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: boo
 def _short(rows: int, channels: int, pixels: int, itemsize: int) -> Short | None:
     """None: a group is no whole packs of 8 bytes or 4, or planes are small; or there are more than an int counts."""
     size, plane = channels * pixels * itemsize, pixels * itemsize
-    if plane < 16 or size < SHORTEST or not _is_small(channels * pixels, pixels, itemsize):
+    if plane < 16 or size < SHORTEST or not _is_short(size):
         return None
     if itemsize > 4 or size % 4 or rows >= 1 << 30:
         return None
@@ -339,8 +339,14 @@ def _small(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: bo
 
 
 def _is_small(size: int, pixels: int, itemsize: int) -> bool:
-    """Of `size` elements: a plane is less than a pack, or a short group no whole packs."""
-    return pixels * itemsize < 16 or (size * itemsize % 16 != 0 and size * itemsize // 16 <= WARP_PACKS)
+    """Of `size` elements: many packs of 16 bytes would have several channels; or a short group that is no whole packs."""
+    plane = pixels * itemsize
+    return (plane < SMALL_PLANE and plane % 16 != 0) or _is_short(size * itemsize)
+
+
+def _is_short(size: int) -> bool:
+    """Of so many bytes: it shares a warp with others, and is no whole packs."""
+    return size % 16 != 0 and size // 16 <= WARP_PACKS
 
 
 def _room(size: int, itemsize: int) -> int:
@@ -351,10 +357,10 @@ WARP_PACKS = 32  # of a group, at most, that shares a warp with others
 SMALL_PACKS = 4  # in each thread of such a group
 SHORT_PACKS = 7  # in each thread of one in shorter packs
 SHORTEST = 64  # bytes of one for which that is worth while
-MOST_MIXED = 1024  # channels of a group: shared memory has a pair for each
 PREFERRED = 2048  # packs of a group that a block holds: more blocks find room
 FEWEST = 64  # blocks that are worth while
 FEW = 128  # bytes of a thread
+SMALL_PLANE = 64  # bytes, below which one that is no whole packs is such
 SMALL_THREADS = 512  # of a block, at most
 FINISHED = 8  # channels of a block that adds up what images have of them: kFinished
 FINISHERS = 256  # such blocks, at most, where images are dealt out over several
