@@ -10,14 +10,14 @@
 // Grid: ceil(rows / blockDim.y). Block: (THREADS, kShortThreads / THREADS), see group_norm_short.cuh. mean and rstd are kept
 // for backward, one of each for a row. Shared memory: for each of the block's rows a KeptAffine for each channel, and one
 // behind. Tensors begin at boundaries of BYTES; weight and bias may be null.
-template <typename T, int BYTES, int THREADS>
-__global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 8 : 9)
+template <typename T, int BYTES, int THREADS, int K>
+__global__ void __launch_bounds__(kShortThreads, kShortBlocks<T, BYTES, K>)
     group_norm_fwd_short(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
                          T* __restrict__ y, Mean<acc_t<T>>* __restrict__ mean, acc_t<T>* __restrict__ rstd,
                          Groups groups, Divisor images, int rows, int size, acc_t<T> eps) {
   using A = acc_t<T>;
-  using Row = Short<T, BYTES, THREADS>;
-  constexpr int K = Row::K, W = Row::W;
+  using Row = Short<T, BYTES, THREADS, K>;
+  constexpr int W = Row::W;
   constexpr bool kExact = sizeof(T) != 2;
   extern __shared__ __align__(16) unsigned char bytes[];
   const Row own(rows, size);
@@ -30,8 +30,10 @@ __global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 8 : 9)
   load_parameters(threadIdx.x);
   Pack<T, BYTES> packs[K];
   own.load(x, packs);
+  __shared__ A of_warps[1][4], centred_of_warps[1 + kExact][4];
   A sum[] = {reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; })};
-  sum_over_lanes(sum, THREADS);
+  Row::sum(sum, of_warps);
+  if (BYTES == 16) fold(packs);
   const A about = average<T>(sum[0], size);
   A centred[1 + kExact] = {};  // squares, and what the mean's rounding leaves
 #pragma unroll
@@ -45,7 +47,8 @@ __global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 8 : 9)
     centred[0] += own.any(k) ? of_pack.first : A(0);
     if (kExact) centred[kExact] += own.any(k) ? of_pack.second : A(0);
   }
-  sum_over_lanes(centred, THREADS);
+  Row::sum(centred, centred_of_warps);
+  if (BYTES == 16) fold(packs);
   Mean<A> mu = {about, A(0)};
   A r;
   // of half types that differ little a short sum is exact; where they differ more, its rounding is nothing to that
@@ -57,7 +60,7 @@ __global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 8 : 9)
     kept[c] = KeptAffine<T>(Affine<T>(mu, r, of_weight, of_bias));
   }
   if (threadIdx.x == 0 && own.live) mean[own.row] = mu, rstd[own.row] = r;
-  __syncwarp();
+  Row::wait();
   own.store(y, groups, kept, [&](int k, const KeptAffine<T>& affine) {
     return [&packs, k, affine](int e) { return affine(packs[k][e]); };
   });
@@ -66,16 +69,16 @@ __global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 8 : 9)
 // g and h of each plane, (rows, channels, 2), and grad_x. Grid and block: as group_norm_fwd_short; `lanes` threads, a power
 // of two and no more than a row has, sum what packs hold of a channel. Shared memory: for each of the block's rows a pair for
 // each pack that its threads hold, and three for each channel and for one behind. weight and grad_x may be null.
-template <typename T, int BYTES, int THREADS>
-__global__ void __launch_bounds__(kShortThreads, 8)
+template <typename T, int BYTES, int THREADS, int K>
+__global__ void __launch_bounds__(kShortThreads, kShortBlocksBwd<BYTES, K>)
     group_norm_bwd_short(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                          const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                          T* __restrict__ grad_x, acc_t<T>* __restrict__ sums, Groups groups, Divisor images, int rows,
                          int size, int lanes) {
   using A = acc_t<T>;
-  using Row = Short<T, BYTES, THREADS>;
+  using Row = Short<T, BYTES, THREADS, K>;
   using One = Pack<T, BYTES>;
-  constexpr int K = Row::K, W = Row::W, kCount = K * THREADS;
+  constexpr int W = Row::W, kCount = K * THREADS;
   extern __shared__ __align__(16) unsigned char bytes[];
   const Row own(rows, size);
   const int channels = int(groups.channels);
@@ -113,7 +116,7 @@ __global__ void __launch_bounds__(kShortThreads, 8)
     for (int e = 0; e < W; ++e) add(sum, grads[k][e], inputs[k][e]);
     packs[k * THREADS + threadIdx.x] = own.any(k) ? sum : Pair<A>{};
   }
-  __syncwarp();
+  Row::wait();
   Pair<A> total = {};
   const int lane = threadIdx.x & (lanes - 1), step = THREADS / lanes;
 #pragma unroll 1
@@ -131,8 +134,9 @@ __global__ void __launch_bounds__(kShortThreads, 8)
     total = total + Pair<A>{weights[c] * sum.first, weights[c] * sum.second};
   }
   if (!grad_x) return;
+  __shared__ A of_warps[2][4];
   A totals[] = {total.first, total.second};
-  sum_over_lanes(totals, THREADS);
+  Row::sum(totals, of_warps);
   fold(grads), fold(inputs);
   Pair<A> c = {average<T>(totals[0], size), average<T>(totals[1], size)};
   if constexpr (sizeof(T) != 2) c = means(Pair<A>{totals[0], totals[1]}, A(size), mu, r);

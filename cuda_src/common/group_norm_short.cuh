@@ -1,6 +1,6 @@
-// Groups short enough for a few threads of a warp, in packs of BYTES, of which each is a whole number: 8, or 4.
+// Groups short enough for a few threads, in packs of BYTES, of which each is a whole number: 16, 8, or 4.
 //
-//     blockDim.x   THREADS that share a row, kShortPacks packs in each
+//     blockDim.x   THREADS that share a row, K packs in each: 7 so that 8 threads have the 49 of planes of 7 x 7
 //     blockDim.y   rows of a block
 //
 // Planes are of no fewer elements than a pack, which then has some of one channel or of two. What the elements of a channel
@@ -10,11 +10,16 @@
 #include "common/group_norm.cuh"
 
 constexpr int kShortThreads = 128;  // of a block
-constexpr int kShortPacks = 7;  // of a thread: 8 threads have the 49 of planes of 7 x 7, with few to spare
+// Blocks of a multiprocessor, at least: of backward, more that have fewer registers are slower.
+template <typename T, int BYTES, int K>
+constexpr int kShortBlocks = BYTES == 16 && K == 7          ? 7
+                             : BYTES < 16 && sizeof(T) == 2 ? 8
+                                                            : 9;
+template <int BYTES, int K> constexpr int kShortBlocksBwd = BYTES < 16 ? 8 : K == 7 ? 4 : 6;
 
 // What a thread has of a row.
-template <typename T, int BYTES, int THREADS> struct Short {
-  static constexpr int K = kShortPacks, W = BYTES / sizeof(T), kRows = kShortThreads / THREADS;
+template <typename T, int BYTES, int THREADS, int K> struct Short {
+  static constexpr int W = BYTES / sizeof(T), kRows = kShortThreads / THREADS, kWarps = (THREADS + kWarp - 1) / kWarp;
   using One = Pack<T, BYTES>;
   const int row;
   const bool live;
@@ -56,8 +61,33 @@ template <typename T, int BYTES, int THREADS> struct Short {
       round_to_words<T>(word, 0, [&](int e) { return e > 0 && e >= border ? behind(e) : front(e); });
       T* const at = tensor + first + k * THREADS * W;
       if (!any(k)) continue;
-      if constexpr (BYTES == 8) store_words(at, word[0], word[1]);
+      if constexpr (BYTES == 16) store_words(at, word[0], word[1], word[2], word[3]);
+      else if constexpr (BYTES == 8) store_words(at, word[0], word[1]);
       else store_words(at, word[0]);
+    }
+  }
+
+  // What the row's threads have left in shared memory, or what they sum in it, is there for all of them.
+  static __device__ __forceinline__ void wait() {
+    if constexpr (kWarps > 1) __syncthreads();
+    else __syncwarp();
+  }
+  // Sums over the row's threads, in all of them; `room` is not in use before, nor after.
+  template <int N, typename A> static __device__ __forceinline__ void sum(A (&values)[N], A (&room)[N][4]) {
+    sum_over_lanes(values, kWarps > 1 ? kWarp : THREADS);
+    if constexpr (kWarps > 1) {
+      const int warp = (threadIdx.y * THREADS + threadIdx.x) / kWarp;
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        if (threadIdx.x % kWarp == 0) room[n][warp] = values[n];
+      }
+      wait();
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        values[n] = A(0);
+#pragma unroll
+        for (int i = 0; i < kWarps; ++i) values[n] += room[n][threadIdx.y * kWarps + i];
+      }
     }
   }
 };

@@ -1,8 +1,8 @@
-// Rows of a few elements: see small_rows.cuh.
+// Rows of a few elements: see small_rows.cuh and small_row.cuh.
 #pragma once
 
 #include "common/norm_bwd.cuh"
-#include "common/small_rows.cuh"
+#include "common/small_row.cuh"
 
 // Rows of forward. Grid: any. Block: kSmallRows. Shared memory: that of TENSORS tensors of kSmallRows rows, and 2 acc_t<T>
 // for each column. mean and rstd as norm_rows.
@@ -29,29 +29,22 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
     __syncthreads();
     if (threadIdx.x < rows) {
       A mean = A(0), squares = A(0);
-      if (TENSORS > 1) {
-#pragma unroll 4
-        for (int e = 0; e < size; ++e) own[e] = from_acc<T>(to_acc(own[e]) + to_acc(more[e]));
-      }
+      if (TENSORS > 1) TwoRows<T>{own, more, size}.store(own, [](A a, A b, int) { return a + b; });
       if (CENTRED) {  // about the first: see statistics()
         const A about = to_acc(own[0]) * scale;
-#pragma unroll 8
-        for (int e = 1; e < size; ++e) mean += fma(to_acc(own[e]), scale, -about);
+        each_of_row(own, size, [&](A value, int) { mean += fma(value, scale, -about); });
         mean = mean_about(about, mean, count, scale);
       }
-#pragma unroll 8
-      for (int e = 0; e < size; ++e) {
-        const A apart = to_acc(own[e]) - mean;
+      each_of_row(own, size, [&](A value, int) {
+        const A apart = value - mean;
         squares = fma(apart, apart, squares);
-      }
+      });
       const Statistics<A> of = {mean, rstd_of<T>(squares / count + to.eps)};
       to.keep(first + threadIdx.x, of);
-#pragma unroll 8
-      for (int e = 0; e < size; ++e) {
+      TwoRows<T>{own, own, size}.store(out, [&](A value, A, int e) {
         const Pair<A> p = parameters[e];
-        const A xhat = of.template xhat<CENTRED>(to_acc(own[e]));
-        out[e] = from_acc<T>(CENTRED ? xhat * p.first + p.second : xhat * p.first);
-      }
+        return of.template y<CENTRED>(value, p.first, p.second);
+      });
     }
     __syncthreads();
     store_all(to.y + at, TENSORS > 1 ? residual : x, elements);
@@ -96,22 +89,20 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
     if (!to.grad_x) continue;
     __syncthreads();
     if (threadIdx.x < rows) {
+      const TwoRows<T> both{grad + own, x + own, size};
       A c1 = A(0), c2 = A(0);
-#pragma unroll 8
-      for (int e = 0; e < size; ++e) {
-        const A wg = mul_rn(to_acc(grad[own + e]), weight[e]);
-        c1 += wg * of.template xhat<CENTRED>(to_acc(x[own + e]));
+      both.each([&](A g, A input, int e) {
+        const A wg = mul_rn(g, weight[e]);
+        c1 += wg * of.template xhat<CENTRED>(input);
         if (CENTRED) c2 += wg;
-      }
+      });
       const A slope = of.rstd * (c1 / A(size));
       c2 /= A(size);
-#pragma unroll 8
-      for (int e = 0; e < size; ++e) {
-        const A wg = mul_rn(to_acc(grad[own + e]), weight[e]);
-        const A result =
-            of.rstd * ((CENTRED ? wg - c2 : wg) - of.template centred<CENTRED>(to_acc(x[own + e])) * slope);
-        grad[own + e] = from_acc<T>(TENSORS > 2 ? result + to_acc(more[own + e]) : result);
-      }
+      both.store(grad + own, [&](A g, A input, int e) {
+        const A wg = mul_rn(g, weight[e]);
+        const A result = of.rstd * ((CENTRED ? wg - c2 : wg) - of.template centred<CENTRED>(input) * slope);
+        return TENSORS > 2 ? result + to_acc(more[own + e]) : result;
+      });
     }
     __syncthreads();
     store_all(to.grad_x + at, grad, elements);

@@ -13,6 +13,7 @@ template <typename T> struct Few {
   T value;
 
   static __device__ __forceinline__ Few filled(T value) { return {value}; }
+  static __device__ __forceinline__ Few rounded(acc_t<T> value, acc_t<T>) { return {from_acc<T>(value)}; }
   // Where not `whole`, the first, and `pad`.
   static __device__ __forceinline__ Few at(const T* place, bool, T) { return {*place}; }
   __device__ __forceinline__ acc_t<T> operator[](int) const { return value; }
@@ -26,6 +27,9 @@ template <typename T> struct TwoHalves {
   unsigned word;
 
   static __device__ __forceinline__ Few<T> filled(T value) { return {raw_bits(value) | raw_bits(value) << 16}; }
+  static __device__ __forceinline__ Few<T> rounded(float first, float second) {
+    return {rounded_pair(first, second, T())};
+  }
   static __device__ __forceinline__ Few<T> at(const T* place, bool whole, T pad) {
     return {whole ? *reinterpret_cast<const unsigned*>(place) : raw_bits(*place) | raw_bits(pad) << 16};
   }
@@ -35,7 +39,7 @@ template <typename T> struct TwoHalves {
 #if __CUDA_ARCH__ >= 800
     return {larger_words(word, other.word, T())};
 #else
-    return {rounded_pair(Larger()((*this)[0], other[0]), Larger()((*this)[1], other[1]), T())};
+    return rounded(Larger()((*this)[0], other[0]), Larger()((*this)[1], other[1]));
 #endif
   }
 };
@@ -52,6 +56,57 @@ template <int N, typename O, typename F> __device__ __forceinline__ void put_few
     if (N == 2 && whole) place[1] = from_acc<O>(f(1));
   }
 }
+
+// Two rows of `size` in shared memory, which begin alike within a word, as one thread meets them: a Few at a time, but where a
+// row begins or ends within one.
+template <typename T> struct TwoRows {
+  static constexpr int N = Few<T>::COUNT;
+  const T *one, *other;
+  int size;
+
+  // f(a, b, e) for each element e, in order.
+  template <typename F> __device__ __forceinline__ void each(F f) const {
+    const int first = begin();
+    if (first > 0) take(0, false, f);
+    int e = first;
+#pragma unroll 4
+    for (; e + N <= size; e += N) take(e, true, f);
+    if (e < size) take(e, false, f);
+  }
+
+  // to[e] = f(a, b, e): `to` begins as they do, and may be one of them. Several are computed before any is stored.
+  template <typename F> __device__ __forceinline__ void store(T* to, F f) const {
+    constexpr int U = 4;
+    const int first = begin();
+    if (first > 0) *to = from_acc<T>(f(to_acc(*one), to_acc(*other), 0));
+    int e = first;
+#pragma unroll 1
+    for (; e + U * N <= size; e += U * N) {
+      Few<T> few[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) few[u] = of(e + u * N, f);
+#pragma unroll
+      for (int u = 0; u < U; ++u) *reinterpret_cast<Few<T>*>(to + e + u * N) = few[u];
+    }
+#pragma unroll 1
+    for (; e + N <= size; e += N) *reinterpret_cast<Few<T>*>(to + e) = of(e, f);
+    if (e < size) to[e] = from_acc<T>(f(to_acc(one[e]), to_acc(other[e]), e));
+  }
+
+ private:
+  __device__ __forceinline__ int begin() const {
+    return N > 1 ? int(reinterpret_cast<unsigned long long>(one) / sizeof(T) % N) : 0;
+  }
+  template <typename F> __device__ __forceinline__ void take(int e, bool whole, F f) const {
+    const Few<T> a = Few<T>::at(one + e, whole, *one), b = Few<T>::at(other + e, whole, *other);
+    f(a[0], b[0], e);
+    if (N > 1 && whole) f(a[N - 1], b[N - 1], e + N - 1);
+  }
+  template <typename F> __device__ __forceinline__ Few<T> of(int e, F f) const {
+    const Few<T> a = Few<T>::at(one + e, true, *one), b = Few<T>::at(other + e, true, *other);
+    return Few<T>::rounded(f(a[0], b[0], e), N > 1 ? f(a[N - 1], b[N - 1], e + N - 1) : acc_t<T>(0));
+  }
+};
 
 // A thread's part of a row that blockDim.x neighbours share: `chunk` Few side by side, or what is left of them, in registers.
 // Indices count from the first row in shared memory on.

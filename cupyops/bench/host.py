@@ -9,8 +9,8 @@ import torch
 from ..ops import relu
 from .timing import host
 
-# How much longer than torch.relu a call of ours may take: factor and us, without and with a gradient.
-ALLOWED = {"no gradient": (1.15, 0.5), "gradient": (1.15, 3.5)}
+# How many times as long as torch.relu a call of ours may take, without and with a gradient: hosts are not alike.
+ALLOWED = {"no gradient": 1.3, "gradient": 1.75}
 
 
 def times() -> dict[str, dict[str, float]]:
@@ -27,9 +27,9 @@ def times() -> dict[str, dict[str, float]]:
 def too_slow(found: dict[str, dict[str, float]]) -> list[str]:
     """What exceeds `ALLOWED`, as sentences."""
     problems = []
-    for name, (factor, more) in ALLOWED.items():
+    for name, factor in ALLOWED.items():
         us = found[name]
-        limit = factor * us["torch"] + more
+        limit = factor * us["torch"]
         if us["ours"] > limit:
             problems.append(
                 f"host, {name}: {us['ours']:.2f} us, at most {limit:.2f} beside torch.relu's {us['torch']:.2f}"

@@ -74,14 +74,14 @@ def interleaved(
     Args:
         runs: name -> a function that takes one sample of each of its parts, by name.
         clock: what they sample with.
-        seconds: after which no round begins, once there are five.
+        seconds: after which no round begins, once there are nine: a GPU at its limit of power has moods.
         most: rounds.
     """
     samples: dict[str, dict[str, list[float]]] = {name: {} for name in runs}
     begun = time.monotonic()
     order = list(runs)
     for round in range(most if runs else 0):
-        if round >= 5 and time.monotonic() - begun > seconds:
+        if round >= 9 and time.monotonic() - begun > seconds:
             break
         for name in order[round % len(order) :] + order[: round % len(order)]:
             for part, us in runs[name](clock).items():

@@ -20,26 +20,34 @@ from ..kernel import FLOATING, Kernel, ceil_div
 from ..layout import suggested_format
 from ..operator import operator
 
-HELD = ((1, 128), (2, 256), (4, 1024), (8, 2048))  # packs of a thread, and of a block with those at most
+HELD = ((4, 512), (8, 2048))  # packs of a thread, and of a block with those at most
 LANES = (1, 4)  # threads of a small plane
-SHORT_THREADS = (8, 16, 32)  # of a short group
+SHORT_THREADS = (8, 16, 32, 64, 128)  # of a short group
+SHORT_PACKS = (4, 7)  # in each
 
-DOMAIN: dict[str, Any] = dict(T=FLOATING, K=(1, 2, 4, 8), MIXED=(False, True))
+
+def _is_instance(bytes: int, threads: int, packs: int) -> bool:
+    """Of the kernels of short groups: of packs of 16 bytes for groups that are too long for others."""
+    return packs * threads > 32 if bytes == 16 else packs == 7 and bytes * threads <= 128
+
+
+DOMAIN: dict[str, Any] = dict(T=FLOATING, K=(1, 4, 8), MIXED=(False, True))
 SMALL: dict[str, Any] = dict(T=FLOATING, LANES=LANES, where=lambda T, LANES: LANES == 1 or T.itemsize != 4)
 SHORT: dict[str, Any] = dict(
     T=FLOATING,
-    BYTES=(4, 8),
+    BYTES=(4, 8, 16),
     THREADS=SHORT_THREADS,
-    where=lambda T, BYTES, THREADS: T.itemsize <= 4 and BYTES * THREADS <= 128,
+    K=SHORT_PACKS,
+    where=lambda T, BYTES, THREADS, K: T.itemsize <= 4 and _is_instance(BYTES, THREADS, K),
 )
 
 group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K, MIXED>", **DOMAIN)
-group_norm_fwd_short = Kernel("group_norm_short.cu", "group_norm_fwd_short<T, BYTES, THREADS>", **SHORT)
+group_norm_fwd_short = Kernel("group_norm_short.cu", "group_norm_fwd_short<T, BYTES, THREADS, K>", **SHORT)
 group_norm_fwd_small = Kernel("group_norm.cu", "group_norm_fwd_small<T, LANES>", **SMALL)
 group_norm_moments = Kernel("group_norm_wide.cu", "group_norm_moments<T>", T=FLOATING)
 group_norm_fwd_wide = Kernel("group_norm_wide.cu", "group_norm_fwd_wide<T>", T=FLOATING)
 group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K, MIXED>", **DOMAIN)
-group_norm_bwd_short = Kernel("group_norm_short.cu", "group_norm_bwd_short<T, BYTES, THREADS>", **SHORT)
+group_norm_bwd_short = Kernel("group_norm_short.cu", "group_norm_bwd_short<T, BYTES, THREADS, K>", **SHORT)
 group_norm_bwd_small = Kernel("group_norm.cu", "group_norm_bwd_small<T, LANES>", **SMALL)
 group_norm_bwd_sums = Kernel("group_norm_wide.cu", "group_norm_bwd_sums<T>", T=FLOATING)
 group_norm_bwd_wide = Kernel("group_norm_wide.cu", "group_norm_bwd_wide<T>", T=FLOATING)
@@ -79,12 +87,12 @@ def _(x, num_groups, weight, bias, eps):
     size, aligned, in_clusters = channels * pixels, is_aligned(x) and is_aligned(y), clusters.exist(x.device)
     division = _groups(num_groups, channels, pixels)
     given, options = (x, weight, bias, y, mean, rstd), (division, rows, size, eps)
-    if aligned and (held := _held(rows, channels, pixels, itemsize, in_clusters)):
-        held.launch(group_norm_fwd)(*given, *options, T=x.dtype, K=held.packs, MIXED=held.mixed)
-    elif aligned and (short := _short(rows, channels, pixels, itemsize)):
+    if aligned and (short := _short(rows, channels, pixels, itemsize, False)):
         launch = group_norm_fwd_short[short.grid, short.block, short.block[1] * (channels + 1) * (4 * itemsize)]
         rest = division, _images(num_groups), rows, size, eps
-        launch(*given, *rest, T=x.dtype, BYTES=short.bytes, THREADS=short.block[0])
+        launch(*given, *rest, T=x.dtype, BYTES=short.bytes, THREADS=short.block[0], K=short.packs)
+    elif aligned and (held := _held(rows, channels, pixels, itemsize, in_clusters)):
+        held.launch(group_norm_fwd)(*given, *options, T=x.dtype, K=held.packs, MIXED=held.mixed)
     elif aligned and (small := _small(rows, channels, pixels, itemsize, in_clusters, 1)):
         launch = small.launch(group_norm_fwd_small, small.room * 16)
         launch(*given, small.of_block, *options, T=x.dtype, LANES=small.lanes)
@@ -122,6 +130,13 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     size, in_clusters, kept = each * pixels, clusters.exist(x.device), saved[0].dtype
     division = _groups(num_groups, each, pixels)
     given = (grad_y, x, weight, *saved, grad_x)
+    if aligned and (short := _short(rows, each, pixels, itemsize, True)):
+        sums = x.new_empty(images * channels * 2, dtype=kept)
+        shared = short.block[1] * (short.packs * short.block[0] + 3 * (each + 1)) * 2 * kept.itemsize
+        options = division, _images(num_groups), rows, size, _summing(short.block[0], pixels, itemsize)
+        launch = group_norm_bwd_short[short.grid, short.block, shared]
+        launch(*given, sums, *options, T=x.dtype, BYTES=short.bytes, THREADS=short.block[0], K=short.packs)
+        return sums, 1
     if aligned and (held := _held(rows, each, pixels, itemsize, in_clusters)):
         sums = x.new_empty(images * channels * held.blocks * 2, dtype=kept)
         shared = held.block[1] * held.packs * held.block[0] * 2 * kept.itemsize
@@ -129,13 +144,6 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
         launch = held.launch(group_norm_bwd, shared)
         launch(*given, sums, division, rows, size, lanes, T=x.dtype, K=held.packs, MIXED=held.mixed)
         return sums, held.blocks
-    if aligned and (short := _short(rows, each, pixels, itemsize)):
-        sums = x.new_empty(images * channels * 2, dtype=kept)
-        shared = short.block[1] * (SHORT_PACKS * short.block[0] + 3 * (each + 1)) * 2 * kept.itemsize
-        options = division, _images(num_groups), rows, size, _summing(short.block[0], pixels, itemsize)
-        launch = group_norm_bwd_short[short.grid, short.block, shared]
-        launch(*given, sums, *options, T=x.dtype, BYTES=short.bytes, THREADS=short.block[0])
-        return sums, 1
     if aligned and (small := _small(rows, each, pixels, itemsize, in_clusters, 2)):
         sums = x.new_empty(images * channels * 2, dtype=kept)
         launch = small.launch(group_norm_bwd_small, small.room * 32)
@@ -251,8 +259,10 @@ class Held(NamedTuple):
 
 
 class Short(NamedTuple):
-    """How a few threads hold a short group: packs of so many `bytes`, in a block of (threads of a group, groups)."""
+    """How a few threads hold a short group: `packs` of so many `bytes` in each, in a block of (threads of a group,
+    groups)."""
 
+    packs: int
     bytes: int
     block: tuple[int, int]
     grid: int
@@ -301,16 +311,25 @@ def _held(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: boo
 
 
 @functools.lru_cache(maxsize=4096)
-def _short(rows: int, channels: int, pixels: int, itemsize: int) -> Short | None:
-    """None: a group is no whole packs of 8 bytes or 4, or planes are small; or there are more than an int counts."""
+def _short(rows: int, channels: int, pixels: int, itemsize: int, few: bool) -> Short | None:
+    """Fewer packs in a thread if `few`, else as few threads as hold a group. None: planes are whole packs, or small; a group
+    is too long, or is no whole packs of 4 bytes and more; or there are more than an int counts."""
     size, plane = channels * pixels * itemsize, pixels * itemsize
-    if plane < 16 or size < SHORTEST or not _is_short(size):
+    if plane % 16 == 0 or plane < 16 or size < SHORTEST or size % 4 or itemsize > 4 or rows >= 1 << 30:
         return None
-    if itemsize > 4 or size % 4 or rows >= 1 << 30:
+    pack = size & -size & (16 + 8 + 4) or 16
+    if pack < 16 and not _is_short(size):
         return None
-    pack = 8 if size % 8 == 0 else 4
-    threads = next(n for n in SHORT_THREADS if size <= n * pack * SHORT_PACKS)
-    return Short(pack, (threads, 128 // threads), ceil_div(rows, 128 // threads))
+    holding = [
+        (k if few else 0, n * k, n, k)
+        for n in SHORT_THREADS
+        for k in SHORT_PACKS
+        if _is_instance(pack, n, k) and size <= n * k * pack
+    ]
+    if not holding:
+        return None
+    *_, threads, packs = min(holding)
+    return Short(packs, pack, (threads, 128 // threads), ceil_div(rows, 128 // threads))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -345,22 +364,22 @@ def _is_small(size: int, pixels: int, itemsize: int) -> bool:
 
 
 def _is_short(size: int) -> bool:
-    """Of so many bytes: it shares a warp with others, and is no whole packs."""
-    return size % 16 != 0 and size // 16 <= WARP_PACKS
+    """Of so many bytes: no whole packs of 16, but whole ones that are shorter may do."""
+    return size % 16 != 0 and size // 16 <= SHORTER
 
 
 def _room(size: int, itemsize: int) -> int:
     return segments.packs_of(size, itemsize, False)
 
 
-WARP_PACKS = 32  # of a group, at most, that shares a warp with others
+WARP_PACKS = 128  # of a group, at most, that a warp holds, or a part of one
 SMALL_PACKS = 4  # in each thread of such a group
-SHORT_PACKS = 7  # in each thread of one in shorter packs
+SHORTER = 32  # packs of 16 bytes, at most, of a group that may be held in shorter ones
 SHORTEST = 64  # bytes of one for which that is worth while
 PREFERRED = 2048  # packs of a group that a block holds: more blocks find room
 FEWEST = 64  # blocks that are worth while
 FEW = 128  # bytes of a thread
-SMALL_PLANE = 64  # bytes, below which one that is no whole packs is such
+SMALL_PLANE = 128  # bytes, below which one that is no whole packs is such
 SMALL_THREADS = 512  # of a block, at most
 FINISHED = 8  # channels of a block that adds up what images have of them: kFinished
 FINISHERS = 256  # such blocks, at most, where images are dealt out over several

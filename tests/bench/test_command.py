@@ -167,7 +167,7 @@ def test_the_host_has_limits(tmp_path):
     made.write(tmp_path / "x.json")
     result = bench("--from", tmp_path / "x.json")
     assert result.exit_code == 1
-    assert "host, no gradient: 9.00 us, at most 3.95 beside torch.relu's 3.00" in result.output
+    assert "host, no gradient: 9.00 us, at most 3.90 beside torch.relu's 3.00" in result.output
     assert "host, gradient: 9.00 us, at most" not in result.output
 
 

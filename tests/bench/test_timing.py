@@ -44,10 +44,10 @@ def test_rounds_are_interleaved_and_begin_with_each_in_turn():
     assert {name: parts["forward"].samples for name, parts in found.items()} == {"a": 6, "b": 6, "c": 6}
 
 
-def test_it_stops_after_a_while_but_not_before_five_rounds(monkeypatch):
+def test_it_stops_after_a_while_but_not_before_nine_rounds(monkeypatch):
     monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=itertools.count(0, 10).__next__))
     found = timing.interleaved({"a": lambda clock: {"forward": 1.0}}, Clock(), seconds=5)
-    assert found["a"]["forward"].samples == 5
+    assert found["a"]["forward"].samples == 9
 
 
 def relu(**options):

@@ -61,7 +61,7 @@ def gradients(function, grads, x, residual, weight):
     return *outputs, *torch.autograd.grad(outputs, leaves, [g.to(outputs[0].dtype) for g in grads])
 
 
-@pytest.mark.parametrize("size", [7, 40, 300, 1031, 8200])
+@pytest.mark.parametrize("size", [1, 2, 7, 17, 30, 40, 61, 300, 1031, 8200])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_of_both_results(dtype, size):
     """Forward and backward by the kernels, whose one gradient is that of both inputs."""

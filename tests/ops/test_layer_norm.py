@@ -140,6 +140,20 @@ def test_each_gradient_alone(device, size):
         torch.testing.assert_close(found, tuple(expected[i] for i in wanted), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_each_small_size(device, dtype):
+    """Rows begin and end anywhere in a word, and have any number of those that are loaded together."""
+    for size in (size for size in range(1, 128 // dtype.itemsize) if size * dtype.itemsize % 16):
+        x, weight, bias = (torch.randn(shape).to(device, dtype) for shape in ((3, size), size, size))
+        args = (torch.randn_like(x), x, weight, bias)
+        with cupyops.simulate():
+            ours = gradients(cupyops.layer_norm, *args)
+        theirs = gradients(torch.nn.functional.layer_norm, *args)
+        truth = gradients(torch.nn.functional.layer_norm, *(t.double() for t in args))
+        for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
+            assert_as_good_as_torch(a, b, c, f"{what} of {size}")
+
+
 def test_many_rows(device):
     """More rows than a grid's y or z may have, and than the grid's x is given: blocks stride."""
     x, weight, bias = torch.randn(70001, 3, device=device), torch.randn(3, device=device), torch.randn(3, device=device)
