@@ -148,10 +148,13 @@ def test_each_small_size(device, dtype):
         args = (torch.randn_like(x), x, weight, bias)
         with cupyops.simulate():
             ours = gradients(cupyops.layer_norm, *args)
-        theirs = gradients(torch.nn.functional.layer_norm, *args)
         truth = gradients(torch.nn.functional.layer_norm, *(t.double() for t in args))
-        for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
-            assert_as_good_as_torch(a, b, c, f"{what} of {size}")
+        close = 16 * torch.finfo(dtype).eps
+        for found, expected in zip(ours, truth):  # from which one that is missed would be further
+            atol = close * max(1.0, expected.detach().abs().max().item())
+            torch.testing.assert_close(
+                found.double(), expected, rtol=close, atol=atol, msg=lambda text: f"{size}: {text}"
+            )
 
 
 def test_many_rows(device):
