@@ -22,7 +22,7 @@ def notes_on_one_sheet(x):
     if not eager(x):
         return 2 * x
     NOTE["x"] = x
-    time.sleep(1e-3)
+    time.sleep(2e-2)  # in which another thread has its turn, on a busy machine too
     return 2 * NOTE.pop("x", x)
 
 
