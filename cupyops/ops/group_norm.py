@@ -22,32 +22,40 @@ from ..operator import operator
 
 HELD = ((4, 512), (8, 2048))  # packs of a thread, and of a block with those at most
 LANES = (1, 4)  # threads of a small plane
-SHORT_THREADS = (8, 16, 32, 64, 128)  # of a short group
-SHORT_PACKS = (4, 7)  # in each
+# (threads, packs of 16 bytes in each) that hold a short group, of which the first that does is taken: in forward the fewest,
+# in backward rather fewer packs
+SHORT_FORWARD = ((8, 7), (16, 4), (16, 7), (32, 4), (32, 7), (64, 4), (64, 7), (128, 4), (128, 7))
+SHORT_BACKWARD = ((16, 4), (32, 4), (64, 4), (128, 4), (128, 7))
+SHORTER = {8: ((8, 7), (16, 7)), 4: ((8, 7), (16, 7), (32, 7))}  # the same of packs of 8 bytes, or 4
 
-
-def _is_instance(bytes: int, threads: int, packs: int) -> bool:
-    """Of the kernels of short groups: of packs of 16 bytes for groups that are too long for others."""
-    return packs * threads > 32 if bytes == 16 else packs == 7 and bytes * threads <= 128
-
-
-DOMAIN: dict[str, Any] = dict(T=FLOATING, K=(1, 4, 8), MIXED=(False, True))
-SMALL: dict[str, Any] = dict(T=FLOATING, LANES=LANES, where=lambda T, LANES: LANES == 1 or T.itemsize != 4)
-SHORT: dict[str, Any] = dict(
-    T=FLOATING,
-    BYTES=(4, 8, 16),
-    THREADS=SHORT_THREADS,
-    K=SHORT_PACKS,
-    where=lambda T, BYTES, THREADS, K: T.itemsize <= 4 and _is_instance(BYTES, THREADS, K),
+DOMAIN: dict[str, Any] = dict(
+    T=FLOATING, K=(1, 4, 8), MIXED=(False, True), where=lambda T, K, MIXED: K > 1 or not MIXED
 )
+SMALL: dict[str, Any] = dict(T=FLOATING, LANES=LANES, where=lambda T, LANES: LANES == 1 or T.itemsize != 4)
+
+
+def _short_domain(divisions: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+    there = {16: divisions, **SHORTER}
+    return dict(
+        T=FLOATING,
+        BYTES=(4, 8, 16),
+        THREADS=(8, 16, 32, 64, 128),
+        K=(4, 7),
+        where=lambda T, BYTES, THREADS, K: T.itemsize <= 4 and (THREADS, K) in there[BYTES],
+    )
+
 
 group_norm_fwd = Kernel("group_norm.cu", "group_norm_fwd<T, K, MIXED>", **DOMAIN)
-group_norm_fwd_short = Kernel("group_norm_short.cu", "group_norm_fwd_short<T, BYTES, THREADS, K>", **SHORT)
+group_norm_fwd_short = Kernel(
+    "group_norm_short.cu", "group_norm_fwd_short<T, BYTES, THREADS, K>", **_short_domain(SHORT_FORWARD)
+)
 group_norm_fwd_small = Kernel("group_norm.cu", "group_norm_fwd_small<T, LANES>", **SMALL)
 group_norm_moments = Kernel("group_norm_wide.cu", "group_norm_moments<T>", T=FLOATING)
 group_norm_fwd_wide = Kernel("group_norm_wide.cu", "group_norm_fwd_wide<T>", T=FLOATING)
 group_norm_bwd = Kernel("group_norm.cu", "group_norm_bwd<T, K, MIXED>", **DOMAIN)
-group_norm_bwd_short = Kernel("group_norm_short.cu", "group_norm_bwd_short<T, BYTES, THREADS, K>", **SHORT)
+group_norm_bwd_short = Kernel(
+    "group_norm_short.cu", "group_norm_bwd_short<T, BYTES, THREADS, K>", **_short_domain(SHORT_BACKWARD)
+)
 group_norm_bwd_small = Kernel("group_norm.cu", "group_norm_bwd_small<T, LANES>", **SMALL)
 group_norm_bwd_sums = Kernel("group_norm_wide.cu", "group_norm_bwd_sums<T>", T=FLOATING)
 group_norm_bwd_wide = Kernel("group_norm_wide.cu", "group_norm_bwd_wide<T>", T=FLOATING)
@@ -87,7 +95,7 @@ def _(x, num_groups, weight, bias, eps):
     size, aligned, in_clusters = channels * pixels, is_aligned(x) and is_aligned(y), clusters.exist(x.device)
     division = _groups(num_groups, channels, pixels)
     given, options = (x, weight, bias, y, mean, rstd), (division, rows, size, eps)
-    if aligned and (short := _short(rows, channels, pixels, itemsize, False)):
+    if aligned and (short := _short(rows, channels, pixels, itemsize, SHORT_FORWARD)):
         launch = group_norm_fwd_short[short.grid, short.block, short.block[1] * (channels + 1) * (4 * itemsize)]
         rest = division, _images(num_groups), rows, size, eps
         launch(*given, *rest, T=x.dtype, BYTES=short.bytes, THREADS=short.block[0], K=short.packs)
@@ -130,7 +138,7 @@ def _sum_planes(grad_y, x, num_groups, weight, saved, grad_x):
     size, in_clusters, kept = each * pixels, clusters.exist(x.device), saved[0].dtype
     division = _groups(num_groups, each, pixels)
     given = (grad_y, x, weight, *saved, grad_x)
-    if aligned and (short := _short(rows, each, pixels, itemsize, True)):
+    if aligned and (short := _short(rows, each, pixels, itemsize, SHORT_BACKWARD)):
         sums = x.new_empty(images * channels * 2, dtype=kept)
         shared = short.block[1] * (short.packs * short.block[0] + 3 * (each + 1)) * 2 * kept.itemsize
         options = division, _images(num_groups), rows, size, _summing(short.block[0], pixels, itemsize)
@@ -311,24 +319,22 @@ def _held(rows: int, channels: int, pixels: int, itemsize: int, in_clusters: boo
 
 
 @functools.lru_cache(maxsize=4096)
-def _short(rows: int, channels: int, pixels: int, itemsize: int, few: bool) -> Short | None:
-    """Fewer packs in a thread if `few`, else as few threads as hold a group. None: planes are whole packs, or small; a group
-    is too long, or is no whole packs of 4 bytes and more; or there are more than an int counts."""
+def _short(
+    rows: int, channels: int, pixels: int, itemsize: int, divisions: tuple[tuple[int, int], ...]
+) -> Short | None:
+    """None: planes are whole packs, or small; a group is too long, or is no whole packs of 4 bytes and more; or there are
+    more than an int counts."""
     size, plane = channels * pixels * itemsize, pixels * itemsize
     if plane % 16 == 0 or plane < 16 or size < SHORTEST or size % 4 or itemsize > 4 or rows >= 1 << 30:
         return None
-    pack = size & -size & (16 + 8 + 4) or 16
-    if pack < 16 and not _is_short(size):
+    pack = min(16, size & -size)
+    if pack < 16:
+        if not _is_short(size):
+            return None
+        divisions = SHORTER[pack]
+    threads, packs = next(((n, k) for n, k in divisions if size <= n * k * pack), (0, 0))
+    if not threads:
         return None
-    holding = [
-        (k if few else 0, n * k, n, k)
-        for n in SHORT_THREADS
-        for k in SHORT_PACKS
-        if _is_instance(pack, n, k) and size <= n * k * pack
-    ]
-    if not holding:
-        return None
-    *_, threads, packs = min(holding)
     return Short(packs, pack, (threads, 128 // threads), ceil_div(rows, 128 // threads))
 
 
@@ -365,7 +371,7 @@ def _is_small(size: int, pixels: int, itemsize: int) -> bool:
 
 def _is_short(size: int) -> bool:
     """Of so many bytes: no whole packs of 16, but whole ones that are shorter may do."""
-    return size % 16 != 0 and size // 16 <= SHORTER
+    return size % 16 != 0 and size // 16 <= NOT_WHOLE
 
 
 def _room(size: int, itemsize: int) -> int:
@@ -374,7 +380,7 @@ def _room(size: int, itemsize: int) -> int:
 
 WARP_PACKS = 128  # of a group, at most, that a warp holds, or a part of one
 SMALL_PACKS = 4  # in each thread of such a group
-SHORTER = 32  # packs of 16 bytes, at most, of a group that may be held in shorter ones
+NOT_WHOLE = 32  # packs of 16 bytes, at most, of a group that shorter ones may hold
 SHORTEST = 64  # bytes of one for which that is worth while
 PREFERRED = 2048  # packs of a group that a block holds: more blocks find room
 FEWEST = 64  # blocks that are worth while

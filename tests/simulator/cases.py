@@ -244,6 +244,14 @@ def of_many(operator: str, dtype: torch.dtype) -> Iterator[Call]:
             yield partial(few_channels.compare, contract, sample)
 
 
+def grouped(dtype: torch.dtype) -> Iterator[Call]:
+    """Groups of channels of as many elements as a group has packs, short ones of each length; and what a warp holds."""
+    make, channels, contract = Make(CPU, dtype), 16 // dtype.itemsize, contracts()["group_norm"][0]()
+    for packs in (49, 61, 105, 121, 201, 251, 421, 501, 801):
+        sample = Sample(make(2, channels, packs), 1, make(channels), make(channels))
+        yield partial(contract.compare, sample, f"{packs} packs")
+
+
 def convolved(dtype: torch.dtype) -> Iterator[Call]:
     yield from tiles("conv2d", ["_correlation", "_patch_sums"], convolutions, dtype)
     yield from of_many("conv2d", dtype)
@@ -260,5 +268,6 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "lion": partial(optimizer_steps, "test_lion.TestLion"),
     "sgd": partial(optimizer_steps, "test_sgd.TestSGD"),
     "embedding": indices_sorted,
+    "group_norm": grouped,
     "fused_linear_cross_entropy": little_scratch,
 }
