@@ -1,10 +1,11 @@
-// group_norm.cu's equations for short groups that are no whole packs of 16 bytes, as where planes are 7 x 7: straight from
-// memory into registers, in packs of 8 bytes, or 4, that no two groups share. Threads of one warp have a group, so that they
-// wait for each other alone. The parameters' gradients are group_norm_bwd_parameters' work.
+// group_norm.cu's equations for short groups whose planes are no whole packs of 16 bytes, as those of 7 x 7: straight from
+// memory into registers, in packs of 16 bytes, 8 or 4, that no two groups share. A part of a warp has a group, or up to four
+// warps have it, which wait for each other alone. The parameters' gradients are group_norm_bwd_parameters' work.
 //
-// Bytes: see group_norm.cu. Reached on an H200 (GB/s, forward / backward; a copy: 4226), bf16 G16: 16384x64x7x7 3358 / 3256,
-// 1024x64x7x7 1473 / 1123. Lost: there are few bytes to a thread, so that what is computed for each pack, or for all, weighs
-// as much (instructions in 62% and 75% of the cycles); of the smaller batch, the start of launches.
+// Bytes: see group_norm.cu. Reached on an H200 (GB/s, forward / backward; a copy: 4226), bf16: 256x2048x7x7 G32 3326 / 2718,
+// 16384x64x7x7 G16 3366 / 3224, 1024x64x7x7 G16 1441 / 1091. Lost: there are few bytes to a thread, so that what is computed
+// for each pack, or for all, weighs as much (of packs of 8 bytes, instructions in 62% and 75% of the cycles), and blocks load
+// and compute in turn; of the smaller batch, the start of launches.
 #include "common/group_norm_short.cuh"
 
 // Grid: ceil(rows / blockDim.y). Block: (THREADS, kShortThreads / THREADS), see group_norm_short.cuh. mean and rstd are kept

@@ -9,7 +9,7 @@
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226), bf16: 32768x4096 4038 / 3819, 8192x16384
 // 3895 / 3515, 131072x1000 3869 / 3672, 32768x4095 3886 / 3265, 2048x50257 3110 / 2257, 1048576x64 3641 / 3728,
-// 1000003x17 2401 / 1865; fp32: 32768x4096 4012 / 4088. Lost: in backward the barriers of wide rows, of which a block
+// 1000003x17 2709 / 2091; fp32: 32768x4096 4012 / 4088. Lost: in backward the barriers of wide rows, of which a block
 // holds one at a time; rows of odd size in backward, as in layer_norm.cu.
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
