@@ -7,7 +7,7 @@
 //
 // A group, channels of one image, is a row of neighbours. Where it fits a block, or the blocks of a cluster, it is read
 // once: into registers, or small planes into shared memory. The kernels of larger groups are in group_norm_wide.cu, those of
-// short groups that are no whole packs of 16 bytes in group_norm_short.cu.
+// short groups whose planes are no whole packs of 16 bytes in group_norm_short.cu.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
