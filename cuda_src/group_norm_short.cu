@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks<T, BYTES, K>)
   load_parameters(threadIdx.x);
   Pack<T, BYTES> packs[K];
   own.load(x, packs);
-  __shared__ A of_warps[1][4], centred_of_warps[1 + kExact][4];
+  __shared__ A of_warps[1][kShortWarps], centred_of_warps[1 + kExact][kShortWarps];
   A sum[] = {reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; })};
   Row::sum(sum, of_warps);
   if (BYTES == 16) fold(packs);
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocksBwd<BYTES, K>)
     total = total + Pair<A>{weights[c] * sum.first, weights[c] * sum.second};
   }
   if (!grad_x) return;
-  __shared__ A of_warps[2][4];
+  __shared__ A of_warps[2][kShortWarps];
   A totals[] = {total.first, total.second};
   Row::sum(totals, of_warps);
   fold(grads), fold(inputs);

@@ -4,9 +4,9 @@
 // slope        = grad_y 2 / (n - correction)
 //
 // Any dimensions, any strides, without a copy: see common/reduction.cuh. A thread takes a few elements about their own mean
-// and merges them into what it has, of half types all about the first: E[x^2] - mean^2 would cancel. Rows of whole vectors of fp32 and fp64, up to 32 KB, are
-// in registers, the mean first: see common/whole_rows.cuh; short ones of other sizes, a thread each: see
-// common/small_rows.cuh. Of a constant y is exactly 0. Bytes per element of x: forward sizeof(T), backward twice that.
+// and merges them into what it has, of half types all about the first: E[x^2] - mean^2 would cancel. Rows of whole vectors
+// of fp32 and fp64, up to 32 KB, are in registers, the mean first: see common/whole_rows.cuh; short ones of other sizes, a
+// thread each: see common/small_rows.cuh. Of a constant y is exactly 0. Bytes per element of x: forward sizeof(T), backward twice that.
 // Forward about 4 operations on each element, backward two.
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 8192x8192 over 1 bf16 3243 / 3865, fp32
 // 3867 / 3984; over 0 bf16 3169 / 3630, fp32 3669 / 3919; 65536x1000 over 1 bf16 3035 / 3789; 4095x4095 bf16 over 1 1895

@@ -9,7 +9,7 @@
 
 #include "common/group_norm.cuh"
 
-constexpr int kShortThreads = 128;  // of a block
+constexpr int kShortThreads = 128, kShortWarps = kShortThreads / kWarp;  // of a block
 // Blocks of a multiprocessor, at least: of backward, more that have fewer registers are slower.
 template <typename T, int BYTES, int K>
 constexpr int kShortBlocks = BYTES == 16 && K == 7          ? 7
@@ -73,7 +73,7 @@ template <typename T, int BYTES, int THREADS, int K> struct Short {
     else __syncwarp();
   }
   // Sums over the row's threads, in all of them; `room` is not in use before, nor after.
-  template <int N, typename A> static __device__ __forceinline__ void sum(A (&values)[N], A (&room)[N][4]) {
+  template <int N, typename A> static __device__ __forceinline__ void sum(A (&values)[N], A (&room)[N][kShortWarps]) {
     sum_over_lanes(values, kWarps > 1 ? kWarp : THREADS);
     if constexpr (kWarps > 1) {
       const int warp = (threadIdx.y * THREADS + threadIdx.x) / kWarp;
