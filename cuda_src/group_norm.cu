@@ -20,6 +20,7 @@
 #include "common/cluster.cuh"
 #include "common/group_norm_held.cuh"
 #include "common/group_norm_small.cuh"
+#include "common/overlap.cuh"
 
 constexpr int kHeldThreads = 512;
 constexpr int kFinished = 8;  // channels of a block that adds up their parts
@@ -98,6 +99,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                    acc_t<T>* __restrict__ sums, Groups groups, long long rows, long long size, int lanes) {
+  let_next_grid_begin();
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, true>;
   constexpr int W = kVecWidth<T>;
@@ -251,6 +253,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
                          const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                          T* __restrict__ grad_x, acc_t<T>* __restrict__ sums, int of_block, Groups groups,
                          long long rows, long long size, int most) {
+  let_next_grid_begin();
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, true>;
   extern __shared__ uint4 kept[];
@@ -314,12 +317,13 @@ __global__ void __launch_bounds__(kFinished* kMostFinishers)
   __shared__ Pair<A> shared[kMostFinishers / kLines][kFinished];
   const long long c = blockIdx.x * (long long)kFinished + threadIdx.x;
   const long long first = blockIdx.y * each;
-  sums += 2 * first * channels * count, images = min(images - first, each);
+  const A* const own_sums = written_before(sums) + 2 * first * channels * count;
+  images = min(images - first, each);
   Pair<A> own = {};
   for (int part = 0; c < channels && part < count; ++part) {
 #pragma unroll 8
     for (long long image = threadIdx.y; image < images; image += blockDim.y) {
-      const Vec<A, 2> at = load_vec<A, 2>(sums + 2 * ((image * channels + c) * count + part));
+      const Vec<A, 2> at = load_vec<A, 2>(own_sums + 2 * ((image * channels + c) * count + part));
       own = own + Pair<A>{at.data[0], at.data[1]};
     }
   }

@@ -7,6 +7,7 @@
 // for each pack, or for all, weighs as much (of packs of 8 bytes, instructions in 62% and 75% of the cycles), and blocks load
 // and compute in turn; of the smaller batch, the start of launches.
 #include "common/group_norm_short.cuh"
+#include "common/overlap.cuh"
 
 // Grid: ceil(rows / blockDim.y). Block: (THREADS, kShortThreads / THREADS), see group_norm_short.cuh. mean and rstd are kept
 // for backward, one of each for a row. Shared memory: for each of the block's rows a KeptAffine for each channel, and one
@@ -76,6 +77,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocksBwd<BYTES, K>)
                          const Mean<acc_t<T>>* __restrict__ mean, const acc_t<T>* __restrict__ rstd,
                          T* __restrict__ grad_x, acc_t<T>* __restrict__ sums, Groups groups, Divisor images, int rows,
                          int size, int lanes) {
+  let_next_grid_begin();
   using A = acc_t<T>;
   using Row = Short<T, BYTES, THREADS, K>;
   using One = Pack<T, BYTES>;

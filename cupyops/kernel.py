@@ -166,6 +166,7 @@ class Kernel(Template):
         shared: int = 0,
         cooperative: bool = False,
         cluster: int | tuple[int, ...] | None = None,
+        overlap: bool = False,
     ) -> Callable[..., None]:
         """What `kernel[grid, block, shared]` is, a function of the kernel's arguments, with more to choose.
 
@@ -176,6 +177,9 @@ class Kernel(Template):
             cooperative: launch all blocks at once or none, so that they may wait for each other.
             cluster: how many blocks form a cluster, of which the grid is to be a multiple; at most 8, on compute
                 capability 9.0 and later.
+            overlap: blocks may begin while the kernel launched before on the stream ends (CUDA's programmatic dependent
+                launch), which hides the start of the launch. The kernel is to wait for it, `griddepcontrol.wait`, before
+                it reads or writes memory. Before compute capability 9.0 a launch like any other.
 
         Returns:
             A function that launches: call it with the kernel's arguments.
@@ -191,7 +195,7 @@ class Kernel(Template):
             >>> x
             tensor([0., 1., 2., 3.])
         """
-        launch = (grid, block, shared, cooperative, cluster)
+        launch = (grid, block, shared, cooperative, cluster, overlap)
         named = ("configure", *launch)  # what nobody writes in brackets
         try:
             return self._configured[named]

@@ -20,7 +20,7 @@ from .compilation import architecture
 from .compilation.binary import Binary
 from .errors import InputError, LaunchError
 from .launching import signature
-from .launching.configuration import Configuration
+from .launching.configuration import Configuration, waits
 from .launching.executors import Turn, executors
 from .launching.specialised import Specialised
 from .progress import Bar
@@ -73,7 +73,7 @@ class Simulation:
 
         program, binary, arguments = _program(specialised, self.arch)
         checked = signature.checked(specialised.name, arguments, args, device)
-        self._check(specialised.name, configuration)
+        self._check(specialised.name, configuration, binary)
         values = [_value(*each) for each in zip(arguments, args, checked)]
         touched = _restrict([value for value in args if isinstance(value, Tensor)])
         with Bar(f"simulating {specialised.name}") as bar:
@@ -95,12 +95,16 @@ class Simulation:
                 for allocation in touched:
                     allocation.restrict(0, len(allocation.buffer))
 
-    def _check(self, name: str, configuration: Configuration) -> None:
+    def _check(self, name: str, configuration: Configuration, binary: Binary) -> None:
         """What a device of this architecture has no room for."""
         limit = _SHARED.get(self._device.plain.removeprefix("sm_"))
         if limit is not None and configuration.shared > limit * 1024:
             raise LaunchError(
                 f"{name} with {configuration}: {self.arch} has {limit * 1024} bytes of shared memory a block"
+            )
+        if configuration.overlap and self._device.major >= 9 and not waits(binary.ptx):
+            raise LaunchError(
+                f"{name} with {configuration}: the kernel does not wait for the grid before it: griddepcontrol.wait"
             )
         if configuration.cluster is not None and self._device.major < 9:
             raise LaunchError(

@@ -15,7 +15,7 @@ template <typename T, int BYTES, int K>
 constexpr int kShortBlocks = BYTES == 16 && K == 7          ? 7
                              : BYTES < 16 && sizeof(T) == 2 ? 8
                                                             : 9;
-template <int BYTES, int K> constexpr int kShortBlocksBwd = BYTES < 16 ? 8 : K == 7 ? 4 : 6;
+template <int BYTES, int K> constexpr int kShortBlocksBwd = BYTES == 16 && K == 7 ? 4 : 8;
 
 // What a thread has of a row.
 template <typename T, int BYTES, int THREADS, int K> struct Short {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/online.cuh"
+#include "common/overlap.cuh"
 #include "common/reduce.cuh"
 #include "common/vec.cuh"
 
@@ -149,6 +150,7 @@ template <typename T, typename A>
 __device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* parts, T* y, A* total_weight,
                                          long long block, long long count) {
   if (reduction == kNone) return;
+  let_next_grid_begin();
   const LossSum<A> total = block_total(mine);
   if (threadIdx.x != 0 || threadIdx.y != 0) return;
   if (count == 1) return write_loss(total, reduction, y, total_weight);
@@ -162,10 +164,11 @@ __device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* part
   end_loss(mine, reduction, parts, y, total_weight, blockIdx.x, gridDim.x);
 }
 
-// One block adds the parts of `count` blocks.
+// One block adds the parts of `count` blocks, whose grid it may overlap.
 template <typename T, typename A>
 __device__ __forceinline__ void add_parts(const A* parts, int count, int reduction, T* y, A* total_weight) {
   LossSum<A> mine;
+  parts = written_before(parts);
   for (int block = threadIdx.x; block < count; block += blockDim.x) {
     mine.loss += parts[2 * block];
     mine.weight += parts[2 * block + 1];

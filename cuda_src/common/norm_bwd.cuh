@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/norm.cuh"
+#include "common/overlap.cuh"
 #include "common/row_sums.cuh"
 
 constexpr int kBackwardThreads = 512;
@@ -99,8 +100,9 @@ __device__ __forceinline__ void store_parts(const Tile<K, W, VECTORS>& tile, con
 }
 
 // The parameters' gradients from the parts of the blocks, (gridDim.y, count, pitch_of(size)), added in a fixed order. Grid:
-// (ceil(size / 32), 1 or 2): grad_weight, then grad_bias, whichever is not null. Block: (as many as have a vector of 32
-// columns, any that makes whole warps, at most 1024 threads), threadIdx.y dealing out the parts.
+// (ceil(size / 32), 1 or 2): grad_weight, then grad_bias, whichever is not null; it may overlap the one that has left the
+// parts. Block: (as many as have a vector of 32 columns, any that makes whole warps, at most 1024 threads), threadIdx.y
+// dealing out the parts.
 template <typename T>
 __device__ __forceinline__ void norm_sum_bwd(const acc_t<T>* __restrict__ parts, T* grad_weight, T* grad_bias,
                                              int count, long long size) {
@@ -109,7 +111,7 @@ __device__ __forceinline__ void norm_sum_bwd(const acc_t<T>* __restrict__ parts,
   __shared__ A shared[kWarp][kWarp];
   T* grad = blockIdx.y == 0 && grad_weight ? grad_weight : grad_bias;
   const long long first = blockIdx.x * (long long)kWarp, column = first + threadIdx.x * V, pitch = pitch_of<A>(size);
-  const A* const own = parts + blockIdx.y * count * pitch + column;
+  const A* const own = written_before(parts) + blockIdx.y * count * pitch + column;
   const auto load = [&](const A* from) {
     if (column + V <= size) return load_vec<A, V>(from);
     Vec<A, V> values = {};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/norm.cuh"
+#include "common/overlap.cuh"
 
 template <typename T> __device__ __forceinline__ void store_words(T* to, const Pack<T>& pack) {
   store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
@@ -13,6 +14,7 @@ template <typename T> __device__ __forceinline__ void store_words(T* to, const P
 // all elements are. Block: any.
 template <typename T> __device__ __forceinline__ void shift_parameter(const T* parameter, T* shifted, long long size) {
   constexpr int W = kVecWidth<T>;
+  let_next_grid_begin();
   const long long packs = (size + W - 1) / W;
   for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < packs;
        i += gridDim.x * (long long)blockDim.x) {
@@ -46,7 +48,8 @@ __device__ __forceinline__ void load_own(const T* own, int left, int step, Pack<
 
 // *y = what is said of the thread's lone element, of `column`.
 template <bool CENTRED, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void store_lone(const Forward<T>& to, T* y, int column, T x, const Statistics<A>& of) {
-  const A w = to.weight ? to_acc(to.weight[column]) : A(1), b = CENTRED && to.bias ? to_acc(to.bias[column]) : A(0);
+__device__ __forceinline__ void store_lone(const T* weight, const T* bias, T* y, int column, T x,
+                                           const Statistics<A>& of) {
+  const A w = weight ? to_acc(weight[column]) : A(1), b = CENTRED && bias ? to_acc(bias[column]) : A(0);
   *y = from_acc<T>(of.template y<CENTRED>(to_acc(x), w, b));
 }

@@ -57,6 +57,7 @@ __device__ __forceinline__ void norm_held(const Forward<T>& to) {
     if (cut.lone) parts[0] += (to_acc(alone) - mean) * (to_acc(alone) - mean);
     const Statistics<A> of = {mean, rstd_of<T>(sums.add(tree_sum(parts)) / count + to.eps)};
     const long long shifted = cut.head * pitch + own;
+    const T *const weight = written_before(to.weight), *const bias = written_before(to.bias);
     for (int start = 0; start < left; start += K * STEP) {
       Pack<T> w[K], b[K];
       const auto load = [&](const T* values, Pack<T>(&packs)[K], float otherwise) {
@@ -64,8 +65,8 @@ __device__ __forceinline__ void norm_held(const Forward<T>& to) {
 #pragma unroll
         for (int k = 0; k < K; ++k) packs[k] = Pack<T>::filled(from_acc<T>(otherwise));
       };
-      load(to.weight, w, 1);
-      if (CENTRED) load(to.bias, b, 0);
+      load(weight, w, 1);
+      if (CENTRED) load(bias, b, 0);
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         if (start + k * STEP >= left) break;
@@ -74,7 +75,7 @@ __device__ __forceinline__ void norm_held(const Forward<T>& to) {
                     rounded<T>([&](int e) { return of.template y<CENTRED>(x[e], w[k][e], b[k][e]); }));
       }
     }
-    if (cut.lone) store_lone<CENTRED>(to, to.y + place, cut.column, alone, of);
+    if (cut.lone) store_lone<CENTRED>(weight, bias, to.y + place, cut.column, alone, of);
     if (threadIdx.x == 0) to.keep(row, of);
   }
 }

@@ -85,6 +85,8 @@ __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sum
   const int own = threadIdx.x * W, step = blockDim.x * W;
   const long long pitch = (to.size + W - 1) & -W;
   const long long first = blockIdx.x * (long long)blockDim.y + threadIdx.y, stride = gridDim.x * (long long)blockDim.y;
+  const T* const weight = VECTORS ? to.weight : written_before(to.weight);
+  const T* const bias = VECTORS ? to.bias : written_before(to.bias);
   for (long long row = first; row - threadIdx.y < to.rows; row += stride) {
     const Cut<W, VECTORS> cut(row, to.rows, to.size);
     const Row tile = Row::at(row, to.rows, cut.whole);
@@ -122,10 +124,10 @@ __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sum
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       if (k * step >= left) continue;
-      const Pack<T> w = parameter(to.weight, k, 1), b = CENTRED ? parameter(to.bias, k, 0) : Pack<T>{};
+      const Pack<T> w = parameter(weight, k, 1), b = CENTRED ? parameter(bias, k, 0) : Pack<T>{};
       store_words(y + k * step, rounded<T>([&](int e) { return of.template y<CENTRED>(x[k][e], w[e], b[e]); }));
     }
-    if (cut.lone) store_lone<CENTRED>(to, to.y + place, cut.column, alone, of);
+    if (cut.lone) store_lone<CENTRED>(weight, bias, to.y + place, cut.column, alone, of);
     if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
   }
 }

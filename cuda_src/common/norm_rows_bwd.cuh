@@ -50,6 +50,7 @@ template <int K, int W> struct OwnPacks {
 // `weight_parts` and `bias_parts` (blocks or clusters, pitch_of(size)) gets the block's sum. VECTORS: as norm_rows.
 template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, bool VECTORS, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages) {
+  let_next_grid_begin();
   using Sums = BackwardSums<CENTRED, K, VECTORS, A>;
   __shared__ typename Sums::Room room;
   Sums sums(room);

@@ -149,6 +149,7 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
 // Rows of backward, and the block's part of the parameters' gradients, as norm_rows_bwd. Grid: as many blocks as there are
 // parts. Block: see ShortRows, at most kShortThreads.
 template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void norm_short_bwd(const Backward<T>& to) {
+  let_next_grid_begin();
   using A = acc_t<T>;
   constexpr int R = kShortBackward, W = kVecWidth<T>, SUMS = CENTRED ? 2 : 1;
   __shared__ __align__(16) A shared[W * kShortThreads];

@@ -56,6 +56,7 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
 // every (kSmallRows / size)-th row. Grid: as many blocks as there are parts. Block: kSmallRows, no fewer than columns.
 // Shared memory: that of TENSORS tensors of kSmallRows rows, and an acc_t<T> for each column.
 template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void norm_small_bwd(const Backward<T>& to) {
+  let_next_grid_begin();
   using A = acc_t<T>;
   extern __shared__ uint4 dynamic[];
   __shared__ Statistics<A> statistics[kSmallRows];

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "common/combine.cuh"
+#include "common/overlap.cuh"
 #include "common/pointwise.cuh"
 
 constexpr int kFoldThreads = 512;  // of a block, at most
@@ -279,11 +280,12 @@ __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept
 }
 
 // The partial results [slabs x results] combined, each given to store_(value, 0, offset). Grid: ceil(results /
-// blockDim.x). Block: as fold() has it in columns.
+// blockDim.x). Block: as fold() has it in columns. The grid may overlap theirs.
 template <typename A, typename Unit>
 __device__ __forceinline__ void fold_slabs(const Unit& unit, const A* __restrict__ partial, long long slabs,
                                            long long results) {
   __shared__ A shared[kFoldThreads];
+  partial = written_before(partial);
   const long long first = blockIdx.x * (long long)blockDim.x, result = first + threadIdx.x;
   A value[1] = {unit.rule_.identity_()};
   const int step = blockDim.y, last = result < results ? static_cast<int>(slabs) : 0;

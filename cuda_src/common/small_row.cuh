@@ -66,18 +66,23 @@ template <typename T> struct TwoRows {
 
   // f(a, b, e) for each element e, in order.
   template <typename F> __device__ __forceinline__ void each(F f) const {
-    const int first = begin();
-    if (first > 0) take(0, false, f);
-    int e = first;
+    const auto take = [&](int e) { f(to_acc(one[e]), to_acc(other[e]), e); };
+    if constexpr (N == 2) {
+      const auto take_two = [&](int e) {
+        const Few<T> a = at(one, e), b = at(other, e);
+        f(a[0], b[0], e), f(a[1], b[1], e + 1);
+      };
+      each_word_of_row(one, size, take, take_two);
+    } else {
 #pragma unroll 4
-    for (; e + N <= size; e += N) take(e, true, f);
-    if (e < size) take(e, false, f);
+      for (int e = 0; e < size; ++e) take(e);
+    }
   }
 
   // to[e] = f(a, b, e): `to` begins as they do, and may be one of them. Several are computed before any is stored.
   template <typename F> __device__ __forceinline__ void store(T* to, F f) const {
     constexpr int U = 4;
-    const int first = begin();
+    const int first = N > 1 ? int(reinterpret_cast<unsigned long long>(one) / sizeof(T) % N) : 0;
     if (first > 0) *to = from_acc<T>(f(to_acc(*one), to_acc(*other), 0));
     int e = first;
 #pragma unroll 1
@@ -94,16 +99,9 @@ template <typename T> struct TwoRows {
   }
 
  private:
-  __device__ __forceinline__ int begin() const {
-    return N > 1 ? int(reinterpret_cast<unsigned long long>(one) / sizeof(T) % N) : 0;
-  }
-  template <typename F> __device__ __forceinline__ void take(int e, bool whole, F f) const {
-    const Few<T> a = Few<T>::at(one + e, whole, *one), b = Few<T>::at(other + e, whole, *other);
-    f(a[0], b[0], e);
-    if (N > 1 && whole) f(a[N - 1], b[N - 1], e + N - 1);
-  }
+  static __device__ __forceinline__ Few<T> at(const T* row, int e) { return *reinterpret_cast<const Few<T>*>(row + e); }
   template <typename F> __device__ __forceinline__ Few<T> of(int e, F f) const {
-    const Few<T> a = Few<T>::at(one + e, true, *one), b = Few<T>::at(other + e, true, *other);
+    const Few<T> a = at(one, e), b = at(other, e);
     return Few<T>::rounded(f(a[0], b[0], e), N > 1 ? f(a[N - 1], b[N - 1], e + N - 1) : acc_t<T>(0));
   }
 };

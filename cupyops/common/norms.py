@@ -83,11 +83,12 @@ class Plan(NamedTuple):
     cluster: int = 1
     form: str = ""  # its kernel
 
-    def launch(self, kernel: Kernel) -> Callable[..., None]:
-        """The launch of `kernel`."""
-        if self.cluster == 1:
+    def launch(self, kernel: Kernel, overlap: bool = False) -> Callable[..., None]:
+        """The launch of `kernel`, which with `overlap` may begin while the kernel before ends."""
+        if self.cluster == 1 and not overlap:
             return kernel[self.groups, self.block, self.shared]
-        return kernel.configure(self.groups * self.cluster, self.block, shared=self.shared, cluster=self.cluster)
+        cluster = None if self.cluster == 1 else self.cluster
+        return kernel.configure(self.groups * self.cluster, self.block, shared=self.shared, cluster=cluster, overlap=overlap)
 
 
 def _is_small(size: int, itemsize: int) -> bool:
@@ -155,14 +156,16 @@ def forward(
     vectors = _vectors(size, itemsize, (*read, *rest))
     centred = len(rest) > 4
     plan = _forward_plan(rows, size, itemsize, len(read), vectors, centred, x.device)
+    shifting = False
     if plan.groups and plan.form != "fwd_small" and not vectors:
         parameters = 2 if centred else 1
+        shifting = any(parameter is not None for parameter in rest[:parameters])  # while rows are read already
         rest = (*_shifted(kernels, rest[:parameters], x), *rest[parameters:])
     args = (*read, *rest, rows, size, eps)
     if plan.packs:
-        plan.launch(kernels.fwd)(*args, plan.stages, T=x.dtype, K=plan.packs, VECTORS=vectors)
+        plan.launch(kernels.fwd, shifting)(*args, plan.stages, T=x.dtype, K=plan.packs, VECTORS=vectors)
     elif plan.groups:
-        plan.launch(getattr(kernels, plan.form))(*args, T=x.dtype)
+        plan.launch(getattr(kernels, plan.form), shifting)(*args, T=x.dtype)
     else:
         kernels.fwd_wide[grid(rows), WIDE_THREADS](*args, T=x.dtype)
 
@@ -344,7 +347,8 @@ def _add(kernels: Kernels, parts: Tensor, grads: tuple[Tensor | None, ...]) -> N
     across = _WARP * parts.element_size() // 16  # threads for _WARP columns
     down = 1 << max(3, (count // 4).bit_length() - 1)  # four parts or more for a thread
     one = next(grad for grad in grads if grad is not None)
-    launch = kernels.bwd_sum[(ceil_div(one.numel(), _WARP), wanted), (across, min(down, 1024 // across))]
+    grid, block = (ceil_div(one.numel(), _WARP), wanted), (across, min(down, 1024 // across))
+    launch = kernels.bwd_sum.configure(grid, block, overlap=True)
     launch(parts, *grads, count, one.numel(), T=one.dtype)
 
 

@@ -153,7 +153,9 @@ def fold(
     )
     if partial is not None:
         block = finishing_block(results, plan.slabs)
-        last[ceil_div(results, block[0]), block](partial, *outputs, *options, plan.slabs, results, T=x.dtype)
+        last.configure(ceil_div(results, block[0]), block, overlap=True)(
+            partial, *outputs, *options, plan.slabs, results, T=x.dtype
+        )
 
 
 def in_small_rows(x: Tensor, dims: Sequence[int]) -> bool:

@@ -27,6 +27,11 @@ def ceil_div(a: int, b: int) -> int:
     return (a + b - 1) // b
 
 
+def waits(ptx: str) -> bool:
+    """Whether a kernel waits for the grid before it, as it must where it may overlap that."""
+    return "griddepcontrol.wait" in ptx
+
+
 @dataclass(frozen=True)
 class Configuration:
     """A checked launch configuration; `of` makes one."""
@@ -36,9 +41,18 @@ class Configuration:
     shared: int = 0  # bytes of dynamic shared memory
     cooperative: bool = False  # all blocks run at the same time, or nothing is launched
     cluster: Dim3 | None = None  # blocks that run on one group of multiprocessors and share their shared memory
+    overlap: bool = False  # blocks begin while the grid before ends, for which the kernel waits itself
 
     @classmethod
-    def of(cls, grid: Any, block: Any, shared: Any = 0, cooperative: Any = False, cluster: Any = None) -> Configuration:
+    def of(
+        cls,
+        grid: Any,
+        block: Any,
+        shared: Any = 0,
+        cooperative: Any = False,
+        cluster: Any = None,
+        overlap: Any = False,
+    ) -> Configuration:
         """From ints or tuples of one to three ints. Raises `LaunchError` for what no CUDA GPU can launch."""
         grid3, block3 = _triple("grid", grid), _triple("block", block)
         if any(g < 0 or g > limit for g, limit in zip(grid3, _MAX_GRID)):
@@ -50,10 +64,11 @@ class Configuration:
             )
         if not isinstance(shared, (int, np.integer)) or shared < 0:
             raise LaunchError(f"shared memory is {shared!r}, expected a number of bytes")
-        if not isinstance(cooperative, (bool, np.bool_)):
-            raise LaunchError(f"cooperative is {cooperative!r}, expected a bool")
+        for name, value in (("cooperative", cooperative), ("overlap", overlap)):
+            if not isinstance(value, (bool, np.bool_)):
+                raise LaunchError(f"{name} is {value!r}, expected a bool")
         cluster3 = None if cluster is None else _cluster(cluster, grid3)
-        return cls(grid3, block3, int(shared), bool(cooperative), cluster3)
+        return cls(grid3, block3, int(shared), bool(cooperative), cluster3, bool(overlap))
 
     @property
     def blocks(self) -> int:
@@ -69,6 +84,7 @@ class Configuration:
         parts = [f"grid {self.grid}, block {self.block}, {self.shared} bytes of dynamic shared memory"]
         parts += ["cooperative"] if self.cooperative else []
         parts += [f"cluster {self.cluster}"] if self.cluster is not None else []
+        parts += ["overlapping the grid before"] if self.overlap else []
         return ", ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Launches through the CUDA driver: CuPy's binding where it has one, libcuda itself for clusters and cooperative grids."""
+"""Launches through the CUDA driver: CuPy's binding where it has one, libcuda itself for what has attributes, as clusters."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ..compilation import backend
 from ..errors import LaunchError
 from .configuration import Configuration, Dim3
 
 Launch = Callable[..., None]  # takes what cuLaunchKernel takes
 
-_COOPERATIVE, _CLUSTER_DIMENSION = 2, 4  # of CUlaunchAttributeID
+_COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION = 2, 4, 6  # of CUlaunchAttributeID
+_KEPT = 4096  # configurations of launches, at most, each for a stream
 
 
 class _Dim3(ctypes.Structure):
@@ -22,7 +25,7 @@ class _Dim3(ctypes.Structure):
 
 
 class _Value(ctypes.Union):
-    _fields_ = [("pad", ctypes.c_char * 64), ("cooperative", ctypes.c_int), ("cluster", _Dim3)]
+    _fields_ = [("pad", ctypes.c_char * 64), ("flag", ctypes.c_int), ("cluster", _Dim3)]
 
 
 class _Attribute(ctypes.Structure):
@@ -46,16 +49,17 @@ class _Config(ctypes.Structure):
 
 def launcher(configuration: Configuration) -> Launch:
     """The function by which the driver launches what is so configured, as cuLaunchKernel."""
-    return _launcher(configuration.cooperative, configuration.cluster)
+    return _launcher(configuration.cooperative, configuration.cluster, configuration.overlap and _can_overlap())
 
 
 @functools.cache
-def _launcher(cooperative: bool, cluster: Dim3 | None) -> Launch:
-    if not cooperative and cluster is None:
+def _launcher(cooperative: bool, cluster: Dim3 | None, overlap: bool) -> Launch:
+    if not cooperative and cluster is None and not overlap:
         launch: Launch = backend.cupy().cuda.driver.launchKernel
         return launch
-    attributes = _attributes(cooperative, cluster)
+    attributes = _attributes(cooperative, cluster, overlap)
     library = _library()
+    kept: dict[tuple[int, ...], Any] = {}  # references to a _Config, which takes Python longer than the launch
 
     def launch_with_attributes(
         function: int,
@@ -70,15 +74,23 @@ def _launcher(cooperative: bool, cluster: Dim3 | None) -> Launch:
         parameters: int,
         _: int,
     ) -> None:
-        config = _Config(_Dim3(gx, gy, gz), _Dim3(bx, by, bz), shared, stream, attributes, len(attributes))
-        _check(library.cuLaunchKernelEx(ctypes.byref(config), function, parameters, None))
+        key = gx, gy, gz, bx, by, bz, shared, stream
+        config = kept.get(key)
+        if config is None:
+            if len(kept) >= _KEPT:
+                kept.clear()
+            config = kept[key] = ctypes.byref(
+                _Config(_Dim3(gx, gy, gz), _Dim3(bx, by, bz), shared, stream, attributes, len(attributes))
+            )
+        if status := library.cuLaunchKernelEx(config, function, parameters, None):
+            _check(status)
 
     return launch_with_attributes
 
 
 def most_clusters(function: int, configuration: Configuration) -> int:
     """How many of the configuration's clusters the current device can run at once."""
-    attributes = _attributes(False, configuration.cluster)
+    attributes = _attributes(False, configuration.cluster, False)
     dims = _Dim3(*configuration.grid), _Dim3(*configuration.block)
     config = _Config(*dims, configuration.shared, None, attributes, len(attributes))
     number = ctypes.c_int()
@@ -86,10 +98,18 @@ def most_clusters(function: int, configuration: Configuration) -> int:
     return number.value
 
 
-def _attributes(cooperative: bool, cluster: Dim3 | None) -> ctypes.Array[_Attribute]:
+@functools.cache
+def _can_overlap() -> bool:
+    """Whether all GPUs can: elsewhere such a launch is like any other."""
+    return all(torch.cuda.get_device_capability(device)[0] >= 9 for device in range(torch.cuda.device_count()))
+
+
+def _attributes(cooperative: bool, cluster: Dim3 | None, overlap: bool) -> ctypes.Array[_Attribute]:
     found = []
     if cooperative:
-        found.append(_Attribute(_COOPERATIVE, b"", _Value(cooperative=1)))
+        found.append(_Attribute(_COOPERATIVE, b"", _Value(flag=1)))
+    if overlap:
+        found.append(_Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, b"", _Value(flag=1)))
     if cluster is not None:
         found.append(_Attribute(_CLUSTER_DIMENSION, b"", _Value(cluster=_Dim3(*cluster))))
     return (_Attribute * len(found))(*found)

@@ -18,7 +18,7 @@ from ..compilation import backend
 from ..compilation.binary import Binary
 from ..errors import LaunchError
 from . import driver, fastpath, faults, signature
-from .configuration import Configuration
+from .configuration import Configuration, waits
 
 _DEFAULT_SHARED = 48 * 1024  # static and dynamic together; more is to be asked for, by function and device
 _DEVICE_TO_DEVICE = 3  # of cudaMemcpyKind
@@ -112,6 +112,8 @@ class Loaded:
                 f"{where}: a block of {configuration.threads} threads, the kernel can have {self._threads}: that many its "
                 "registers or __launch_bounds__ allow"
             )
+        if configuration.overlap and properties.major >= 9 and not waits(self.binary.ptx):
+            raise LaunchError(f"{where}: the kernel does not wait for the grid before it: griddepcontrol.wait")
         if configuration.cluster is not None and properties.major < 9:
             raise LaunchError(
                 f"{where}: clusters need compute capability 9.0, the device has {properties.major}.{properties.minor}"

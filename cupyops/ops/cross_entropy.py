@@ -217,7 +217,9 @@ def _forward(given: Given) -> tuple[Tensor, tuple[Tensor, ...]]:
         launch(*tensors, positions, classes, inner, *options, T=x.dtype, MODE=given.mode)
     if chosen:
         several = ceil_div(grid - 1, MAX_BLOCKS)  # 0 where one block has done it all
-        cross_entropy_fwd_sum[several, SUM_BLOCK](parts, y, total_weight, grid, chosen, T=x.dtype)
+        cross_entropy_fwd_sum.configure(several, SUM_BLOCK, overlap=True)(
+            parts, y, total_weight, grid, chosen, T=x.dtype
+        )
     return y, (stats, total_weight)
 
 
@@ -246,7 +248,9 @@ def _forward_with_grad(given: Given, block: tuple[int, int, int] | held.Plan) ->
         cross_entropy_fwd_grad[groups, block[:2]](*tensors, positions, classes, *options, T=x.dtype, K=block[2])
     if chosen:
         several = ceil_div(groups - 1, MAX_BLOCKS)  # 0 where one block has done it all
-        cross_entropy_fwd_sum[several, SUM_BLOCK](parts, y, total_weight, groups, chosen, T=x.dtype)
+        cross_entropy_fwd_sum.configure(several, SUM_BLOCK, overlap=True)(
+            parts, y, total_weight, groups, chosen, T=x.dtype
+        )
     return y, (stats, total_weight, grad_x)
 
 

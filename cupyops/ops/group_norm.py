@@ -179,11 +179,11 @@ def _add(sums, grad_weight, grad_bias, images, channels, count, dtype):
     each = max(MOST_IMAGES, ceil_div(images, max(1, FINISHERS // blocks)))
     if images > each:
         parts = sums.new_empty(ceil_div(images, each) * channels * 2)
-        launch = group_norm_bwd_parameters[(blocks, ceil_div(images, each)), (FINISHED, 128)]
+        launch = group_norm_bwd_parameters.configure((blocks, ceil_div(images, each)), (FINISHED, 128), overlap=True)
         launch(sums, None, None, parts, images, each, channels, count, T=dtype)
         sums, images, count = parts, ceil_div(images, each), 1
     block = (FINISHED, min(128, max(8, 1 << (images - 1).bit_length())))
-    launch = group_norm_bwd_parameters[blocks, block]
+    launch = group_norm_bwd_parameters.configure(blocks, block, overlap=True)
     launch(sums, grad_weight, grad_bias, None, images, images, channels, count, T=dtype)
 
 

@@ -56,7 +56,7 @@ def _(x, target, reduction, log_target, batch):
     y, divisor = torch.empty((), dtype=dtype, device=x.device), _divisor(reduction, n, batch)
     kl_div_fwd_parts[blocks, SUM_BLOCK](x, target, parts, y, n, divisor, T=dtype, LOG=log_target)
     if type(blocks) is not int or blocks > 1:
-        kl_div_fwd_sum[1, LAST](parts, y, blocks, divisor, T=dtype)
+        kl_div_fwd_sum.configure(1, LAST, overlap=True)(parts, y, blocks, divisor, T=dtype)
     return y, ()
 
 

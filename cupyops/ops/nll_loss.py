@@ -38,7 +38,7 @@ def _(x, target, weight, ignore_index, reduction):
     nll_loss_fwd[blocks, BLOCK](x, target, weight, y, parts, total_weight, *sizes, T=x.dtype)
     if chosen:
         several = ceil_div(blocks - 1, MAX_BLOCKS)  # 0 where one block has done it all
-        nll_loss_fwd_sum[several, MAX_BLOCKS](parts, y, total_weight, blocks, chosen, T=x.dtype)
+        nll_loss_fwd_sum.configure(several, MAX_BLOCKS, overlap=True)(parts, y, total_weight, blocks, chosen, T=x.dtype)
     return y, (total_weight,)
 
 

@@ -1,4 +1,4 @@
-"""What a launch is configured with: limits of every GPU, clusters, cooperative launches; the driver's structs."""
+"""What a launch is configured with: limits of every GPU, clusters, cooperation, overlap; the driver's structs."""
 
 import ctypes
 import re
@@ -34,6 +34,20 @@ __global__ void meet(int* x, unsigned* arrived) {
   }
 }
 """
+# the first writes what the second reads, late, having let that begin
+WRITE = """
+__global__ void put(int* x) {
+  asm volatile("griddepcontrol.launch_dependents;");
+  for (int i = 0; i < 100; ++i) __nanosleep(1000);
+  x[blockIdx.x * blockDim.x + threadIdx.x] = 3;
+}
+"""
+READ = """
+__global__ void twice(volatile int* x) {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  x[blockIdx.x * blockDim.x + threadIdx.x] *= 2;
+}
+"""
 
 
 def test_a_grid_by_true_division():
@@ -59,6 +73,7 @@ def test_what_is_configured():
     assert str(made) == (
         "grid (2, 4, 1), block (32, 1, 1), 16 bytes of dynamic shared memory, cooperative, cluster (2, 2, 1)"
     )
+    assert str(Configuration.of(1, 2, overlap=True)).endswith("of dynamic shared memory, overlapping the grid before")
     assert str(Configuration.of(1, 2)) == "grid (1, 1, 1), block (2, 1, 1), 0 bytes of dynamic shared memory"
 
 
@@ -72,6 +87,7 @@ def test_what_is_configured():
         ({"cluster": (-1, -1)}, "CUDA allows 1 to 8"),
         ({"cluster": "2"}, "cluster is '2', expected an int or a tuple"),
         ({"cooperative": 1}, "cooperative is 1, expected a bool"),
+        ({"overlap": None}, "overlap is None, expected a bool"),
         ({"shared": -1}, "shared memory is -1, expected a number of bytes"),
     ],
 )
@@ -133,6 +149,26 @@ def test_cooperative_in_the_simulator():
     assert x.sum().item() >= 6 and arrived.item() == 3
 
 
+def test_overlapping_in_the_simulator():
+    x = torch.zeros(8, dtype=torch.int32)
+    with cupyops.simulate("sm_90"):
+        Kernel(WRITE, "put")[2, 4](x)
+        Kernel(READ, "twice").configure(2, 4, overlap=True)(x)
+    assert x.tolist() == [6] * 8
+
+
+def test_a_kernel_that_does_not_wait_is_not_to_overlap():
+    f, x = Kernel("__global__ void f(int* x) { x[0] = 1; }", "f"), torch.zeros(1, dtype=torch.int32)
+    with (
+        cupyops.simulate("sm_90"),
+        pytest.raises(LaunchError, match="does not wait for the grid before it: griddepcontrol"),
+    ):
+        f.configure(1, 1, overlap=True)(x)
+    with cupyops.simulate("sm_80"):  # where it is a launch like any other
+        f.configure(1, 1, overlap=True)(x)
+    assert x.item() == 1
+
+
 def test_more_shared_memory_than_the_architecture_has():
     f = Kernel("__global__ void f(int* x) { x[0] = 1; }\n", "f")
     with (
@@ -155,7 +191,7 @@ class Driver:
         attributes = {}
         for one in config.attributes[: config.count]:
             value = one.value.cluster
-            attributes[one.id] = (value.x, value.y, value.z) if one.id == 4 else one.value.cooperative
+            attributes[one.id] = (value.x, value.y, value.z) if one.id == 4 else one.value.flag
         dims = [(dim.x, dim.y, dim.z) for dim in (config.grid, config.block)]
         self.seen = (*dims, config.shared, config.stream, attributes, function, parameters, extra)
         return self.status
@@ -182,6 +218,11 @@ def test_a_launch_with_attributes(monkeypatch):
         launch(1000, 2, 4, 1, 32, 1, 1, 16, 77, 2000, 0)
         attributes = {2: 1, 4: (2, 2, 1)}
         assert library.seen == ((2, 4, 1), (32, 1, 1), 16, 77, attributes, 1000, 2000, None)
+        launch(1001, 2, 4, 1, 32, 1, 1, 16, 78, 2001, 0)  # the same on another stream
+        assert library.seen == ((2, 4, 1), (32, 1, 1), 16, 78, attributes, 1001, 2001, None)
+        monkeypatch.setattr(driver, "_can_overlap", lambda: True)
+        driver.launcher(Configuration.of(2, 32, overlap=True))(1000, 2, 1, 1, 32, 1, 1, 0, 77, 2000, 0)
+        assert library.seen == ((2, 1, 1), (32, 1, 1), 0, 77, {6: 1}, 1000, 2000, None)
         library.status = 1
         with pytest.raises(driver.DriverError, match="CUDA_ERROR_NAME: what it means"):
             launch(1000, 2, 4, 1, 32, 1, 1, 16, 77, 2000, 0)
@@ -202,6 +243,23 @@ class TestGPU:
             assert x.sum().item() >= 200 and arrived.item() == 100
         with pytest.raises(LaunchError, match=r"meet with grid \(1000000, 1, 1\).*runs \d+ at the same time"):
             meet.configure(1_000_000, 64, cooperative=True)(x, arrived)
+
+    def test_overlapping(self):
+        if torch.cuda.get_device_capability() < (9, 0):
+            pytest.skip("no griddepcontrol before compute capability 9.0")
+        put, twice = Kernel(WRITE, "put"), Kernel(READ, "twice", arch="sm_90")
+        x = torch.zeros(64 * 256, dtype=torch.int32, device="cuda")
+        for _ in range(20):
+            put[64, 256](x)
+            twice.configure(64, 256, overlap=True)(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            put[64, 256](x)
+            twice.configure(64, 256, overlap=True)(x)
+        assert (x == 6).all()
+        x.zero_()
+        graph.replay()
+        assert (x == 6).all()
 
     def test_clusters(self):
         if torch.cuda.get_device_capability() < (9, 0):
