@@ -88,7 +88,9 @@ class Plan(NamedTuple):
         if self.cluster == 1 and not overlap:
             return kernel[self.groups, self.block, self.shared]
         cluster = None if self.cluster == 1 else self.cluster
-        return kernel.configure(self.groups * self.cluster, self.block, shared=self.shared, cluster=cluster, overlap=overlap)
+        return kernel.configure(
+            self.groups * self.cluster, self.block, shared=self.shared, cluster=cluster, overlap=overlap
+        )
 
 
 def _is_small(size: int, itemsize: int) -> bool:
