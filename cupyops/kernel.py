@@ -195,14 +195,13 @@ class Kernel(Template):
             >>> x
             tensor([0., 1., 2., 3.])
         """
-        launch = (grid, block, shared, cooperative, cluster, overlap)
-        named = ("configure", *launch)  # what nobody writes in brackets
+        key = (overlap, cooperative, cluster, grid, block, shared)  # what nobody writes in brackets
         try:
-            return self._configured[named]
+            return self._configured[key]
         except KeyError:
-            return self._configure(named, launch)
+            return self._configure(key, (grid, block, shared, cooperative, cluster, overlap))
         except TypeError:
-            return self._unhurried(launch)
+            return self._unhurried((grid, block, shared, cooperative, cluster, overlap))
 
     def _configure(self, key: tuple[Any, ...], launch: tuple[Any, ...]) -> Callable[..., None]:
         """The launch function; kept for the next time under `key`, but where an edited file is to be noticed."""

@@ -10,11 +10,9 @@
 #include "common/group_norm.cuh"
 
 constexpr int kShortThreads = 128, kShortWarps = kShortThreads / kWarp;  // of a block
-// Blocks of a multiprocessor, at least: of backward, more that have fewer registers are slower.
+// Blocks of a multiprocessor, at least, as measured.
 template <typename T, int BYTES, int K>
-constexpr int kShortBlocks = BYTES == 16 && K == 7          ? 7
-                             : BYTES < 16 && sizeof(T) == 2 ? 8
-                                                            : 9;
+constexpr int kShortBlocks = (BYTES == 16 ? K == 7 : sizeof(T) == 2) ? 8 : 9;
 template <int BYTES, int K> constexpr int kShortBlocksBwd = BYTES == 16 && K == 7 ? 4 : 8;
 
 // What a thread has of a row.

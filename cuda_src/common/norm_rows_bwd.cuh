@@ -102,7 +102,7 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   A weight_sum[K][W] = {}, bias_sum[K][W] = {};
   const auto differentiate = [&](long long row, int stage) {
     const Row tile = Row::at(row, to.rows, to.size, part);
-    if (!two) of = coming_of;
+    if (!two) of = to.statistics(row);
     if constexpr (!VECTORS) packs.each_other(aligned, [&](int k) { fetched.settle_pack(columns, stage, k); });
     const auto pack = [&](int k) {
       return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k), of};

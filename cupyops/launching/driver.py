@@ -17,7 +17,6 @@ from .configuration import Configuration, Dim3
 Launch = Callable[..., None]  # takes what cuLaunchKernel takes
 
 _COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION = 2, 4, 6  # of CUlaunchAttributeID
-_KEPT = 4096  # configurations of launches, at most, each for a stream
 
 
 class _Dim3(ctypes.Structure):
@@ -48,18 +47,14 @@ class _Config(ctypes.Structure):
 
 
 def launcher(configuration: Configuration) -> Launch:
-    """The function by which the driver launches what is so configured, as cuLaunchKernel."""
-    return _launcher(configuration.cooperative, configuration.cluster, configuration.overlap and _can_overlap())
-
-
-@functools.cache
-def _launcher(cooperative: bool, cluster: Dim3 | None, overlap: bool) -> Launch:
-    if not cooperative and cluster is None and not overlap:
+    """The function by which the driver launches what is so configured, and nothing else; called as cuLaunchKernel."""
+    overlap = configuration.overlap and _can_overlap()
+    if not configuration.cooperative and configuration.cluster is None and not overlap:
         launch: Launch = backend.cupy().cuda.driver.launchKernel
         return launch
-    attributes = _attributes(cooperative, cluster, overlap)
-    library = _library()
-    kept: dict[tuple[int, ...], Any] = {}  # references to a _Config, which takes Python longer than the launch
+    attributes = _attributes(configuration.cooperative, configuration.cluster, overlap)
+    launch_kernel = _library().cuLaunchKernelEx
+    kept: dict[int, Any] = {}  # by stream a reference to a _Config, which takes Python longer to make than the launch
 
     def launch_with_attributes(
         function: int,
@@ -74,15 +69,10 @@ def _launcher(cooperative: bool, cluster: Dim3 | None, overlap: bool) -> Launch:
         parameters: int,
         _: int,
     ) -> None:
-        key = gx, gy, gz, bx, by, bz, shared, stream
-        config = kept.get(key)
-        if config is None:
-            if len(kept) >= _KEPT:
-                kept.clear()
-            config = kept[key] = ctypes.byref(
-                _Config(_Dim3(gx, gy, gz), _Dim3(bx, by, bz), shared, stream, attributes, len(attributes))
-            )
-        if status := library.cuLaunchKernelEx(config, function, parameters, None):
+        if stream not in kept:
+            dims = _Dim3(gx, gy, gz), _Dim3(bx, by, bz)
+            kept[stream] = ctypes.byref(_Config(*dims, shared, stream, attributes, len(attributes)))
+        if status := launch_kernel(kept[stream], function, parameters, None):
             _check(status)
 
     return launch_with_attributes
@@ -124,7 +114,7 @@ def _library() -> Any:
         launch, clusters = library.cuLaunchKernelEx, library.cuOccupancyMaxActiveClusters
     except (OSError, AttributeError) as error:
         raise LaunchError(f"launches with clusters or cooperative grids need a driver of CUDA 12: {error}") from error
-    launch.argtypes = [ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     clusters.argtypes = [ctypes.POINTER(ctypes.c_int), ctypes.c_void_p, ctypes.POINTER(_Config)]
     return library
 

@@ -212,22 +212,18 @@ def test_layout_of_the_structs():
 def test_a_launch_with_attributes(monkeypatch):
     library = Driver()
     monkeypatch.setattr(driver, "_library", lambda: library)
-    driver._launcher.cache_clear()
-    try:
-        launch = driver.launcher(Configuration.of((2, 4), 32, 16, True, (2, 2)))
+    launch = driver.launcher(Configuration.of((2, 4), 32, 16, True, (2, 2)))
+    launch(1000, 2, 4, 1, 32, 1, 1, 16, 77, 2000, 0)
+    attributes = {2: 1, 4: (2, 2, 1)}
+    assert library.seen == ((2, 4, 1), (32, 1, 1), 16, 77, attributes, 1000, 2000, None)
+    launch(1001, 2, 4, 1, 32, 1, 1, 16, 78, 2001, 0)  # the same on another stream
+    assert library.seen == ((2, 4, 1), (32, 1, 1), 16, 78, attributes, 1001, 2001, None)
+    monkeypatch.setattr(driver, "_can_overlap", lambda: True)
+    driver.launcher(Configuration.of(2, 32, overlap=True))(1000, 2, 1, 1, 32, 1, 1, 0, 77, 2000, 0)
+    assert library.seen == ((2, 1, 1), (32, 1, 1), 0, 77, {6: 1}, 1000, 2000, None)
+    library.status = 1
+    with pytest.raises(driver.DriverError, match="CUDA_ERROR_NAME: what it means"):
         launch(1000, 2, 4, 1, 32, 1, 1, 16, 77, 2000, 0)
-        attributes = {2: 1, 4: (2, 2, 1)}
-        assert library.seen == ((2, 4, 1), (32, 1, 1), 16, 77, attributes, 1000, 2000, None)
-        launch(1001, 2, 4, 1, 32, 1, 1, 16, 78, 2001, 0)  # the same on another stream
-        assert library.seen == ((2, 4, 1), (32, 1, 1), 16, 78, attributes, 1001, 2001, None)
-        monkeypatch.setattr(driver, "_can_overlap", lambda: True)
-        driver.launcher(Configuration.of(2, 32, overlap=True))(1000, 2, 1, 1, 32, 1, 1, 0, 77, 2000, 0)
-        assert library.seen == ((2, 1, 1), (32, 1, 1), 0, 77, {6: 1}, 1000, 2000, None)
-        library.status = 1
-        with pytest.raises(driver.DriverError, match="CUDA_ERROR_NAME: what it means"):
-            launch(1000, 2, 4, 1, 32, 1, 1, 16, 77, 2000, 0)
-    finally:
-        driver._launcher.cache_clear()
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
