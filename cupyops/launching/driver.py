@@ -17,6 +17,7 @@ from .configuration import Configuration, Dim3
 Launch = Callable[..., None]  # takes what cuLaunchKernel takes
 
 _COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION = 2, 4, 6  # of CUlaunchAttributeID
+_OVERLAP_IN_GRAPHS = 12030  # the CUDA of a driver, from which on
 
 
 class _Dim3(ctypes.Structure):
@@ -90,7 +91,9 @@ def most_clusters(function: int, configuration: Configuration) -> int:
 
 @functools.cache
 def _can_overlap() -> bool:
-    """Whether all GPUs can: elsewhere such a launch is like any other."""
+    """Whether all GPUs can, and the driver while a graph is captured: elsewhere such a launch is like any other."""
+    if backend.cupy().cuda.runtime.driverGetVersion() < _OVERLAP_IN_GRAPHS:
+        return False
     return all(torch.cuda.get_device_capability(device)[0] >= 9 for device in range(torch.cuda.device_count()))
 
 

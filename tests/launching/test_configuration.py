@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -224,6 +225,17 @@ def test_a_launch_with_attributes(monkeypatch):
     library.status = 1
     with pytest.raises(driver.DriverError, match="CUDA_ERROR_NAME: what it means"):
         launch(1000, 2, 4, 1, 32, 1, 1, 16, 77, 2000, 0)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "capabilities", "can"), [(12030, (9, 10), True), (12020, (9, 9), False), (13000, (9, 8), False)]
+)
+def test_what_can_overlap(monkeypatch, cuda, capabilities, can):
+    runtime = SimpleNamespace(driverGetVersion=lambda: cuda)
+    monkeypatch.setattr(driver.backend, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capabilities[device], 0))
+    assert driver._can_overlap.__wrapped__() is can
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
