@@ -255,7 +255,7 @@ class TestGPU:
     def test_overlapping(self):
         if torch.cuda.get_device_capability() < (9, 0):
             pytest.skip("no griddepcontrol before compute capability 9.0")
-        put, twice = Kernel(WRITE, "put"), Kernel(READ, "twice", arch="sm_90")
+        put, twice = Kernel(WRITE, "put"), Kernel(READ, "twice")
         x = torch.zeros(64 * 256, dtype=torch.int32, device="cuda")
         for _ in range(20):
             put[64, 256](x)
