@@ -11,7 +11,7 @@ template <typename T> __device__ __forceinline__ void store_words(T* to, const P
 
 // The elements of `parameter` from number blockIdx.y on, to row blockIdx.y of `shifted`: what the packs of a row meet of
 // which so many elements lie before a 16-byte boundary. Grid: (any, W); a row of `shifted` has whole packs, none fewer than
-// all elements are. Block: any.
+// all elements are. Block: any. It is not to overlap a grid itself: the forward that overlaps it reads rows before it waits.
 template <typename T> __device__ __forceinline__ void shift_parameter(const T* parameter, T* shifted, long long size) {
   constexpr int W = kVecWidth<T>;
   let_next_grid_begin();
