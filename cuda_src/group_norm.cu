@@ -312,6 +312,7 @@ __global__ void __launch_bounds__(kFinished* kMostFinishers)
     group_norm_bwd_parameters(const acc_t<T>* __restrict__ sums, T* __restrict__ grad_weight, T* __restrict__ grad_bias,
                               acc_t<T>* __restrict__ parts, long long images, long long each, long long channels,
                               int count) {
+  let_next_grid_begin();
   using A = acc_t<T>;
   constexpr int kLines = kWarp / kFinished;  // of a warp
   __shared__ Pair<A> shared[kMostFinishers / kLines][kFinished];

@@ -47,8 +47,9 @@ template <int K, int W> struct OwnPacks {
 // see rows.cuh, at most kRowsThreads; K packs in each thread hold a row, or with K > 1 in each thread of a cluster.
 // Shared memory: see Fetched, with as many stages as said, and 16 K bytes for each thread for the weight. With PARAMETERS,
 // each thread adds its columns' part of grad_weight and grad_bias, in acc_t<T>, over all rows of the block, and its row of
-// `weight_parts` and `bias_parts` (blocks or clusters, pitch_of(size)) gets the block's sum. VECTORS: as norm_rows.
-template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, bool VECTORS, typename T, typename A = acc_t<T>>
+// `weight_parts` and `bias_parts` (blocks or clusters, pitch_of(size)) gets the block's sum. VECTORS: as norm_rows. LATE,
+// of two stages alone: statistics of the next row are asked for once this row is there, which of wide rows takes less time.
+template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, bool VECTORS, bool LATE, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages) {
   let_next_grid_begin();
   using Sums = BackwardSums<CENTRED, K, VECTORS, A>;
@@ -78,8 +79,10 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
       is_aligned16(to.x) && is_aligned16(to.grad_y) && is_aligned16(to.grad_summed) && is_aligned16(to.grad_x);
   const OwnPacks<K, W> packs(columns, aligned);
   Statistics<A> of = {}, coming_of = {};
+  if constexpr (LATE) coming_of = to.statistics(first);
+  const auto ask_for = [&](long long row) { of = coming_of, coming_of = to.statistics(row); };
   const auto fetch = [&](long long row, int stage) {
-    of = coming_of, coming_of = to.statistics(row);
+    if constexpr (!LATE) ask_for(row);
     if constexpr (!VECTORS) {
       const long long from = row * to.size + start;
       if (aligned && row + 1 < to.rows) {  // a pack at an end has neighbours of other rows
@@ -102,7 +105,8 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   A weight_sum[K][W] = {}, bias_sum[K][W] = {};
   const auto differentiate = [&](long long row, int stage) {
     const Row tile = Row::at(row, to.rows, to.size, part);
-    if (!two) of = to.statistics(row);
+    if constexpr (LATE) ask_for(row + stride);
+    else if (!two) of = to.statistics(row);
     if constexpr (!VECTORS) packs.each_other(aligned, [&](int k) { fetched.settle_pack(columns, stage, k); });
     const auto pack = [&](int k) {
       return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k), of};

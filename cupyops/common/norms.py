@@ -26,6 +26,7 @@ FORWARD_ROWS = 2  # that a block takes where there are many and they are long: o
 FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
 _ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward take several rows
 BACKWARD_THREADS = 512  # of a block, at most; of a multiprocessor those that hold rows: see kRowsThreads
+LATE_THREADS = 512  # of a row from which on backward asks late for statistics: see norm_rows_bwd
 LEAN_THREADS = 640  # instead, where rows are off 16-byte boundaries, but for two sums of a half type
 WIDE_THREADS = 512  # of a block for a long row: two blocks run at once, one reads while the other reduces
 SHIFT_THREADS = 256  # of a block that lays out parameters
@@ -63,7 +64,14 @@ def kernels(name: str) -> Kernels:
     special = {
         "fwd": Kernel(file, f"{name}_fwd<T, K, VECTORS>", T=FLOATING, K=PACKS, VECTORS=both),
         "bwd": Kernel(
-            file, f"{name}_bwd<T, K, VECTORS, PARAMETERS>", T=FLOATING, K=PACKS, VECTORS=both, PARAMETERS=both
+            file,
+            f"{name}_bwd<T, K, VECTORS, PARAMETERS, LATE>",
+            T=FLOATING,
+            K=PACKS,
+            VECTORS=both,
+            PARAMETERS=both,
+            LATE=both,
+            where=lambda T, K, VECTORS, PARAMETERS, LATE: not LATE or (VECTORS and K == clusters.PACKS),
         ),
     }
     return Kernels(
@@ -82,6 +90,7 @@ class Plan(NamedTuple):
     stages: int = 0
     cluster: int = 1
     form: str = ""  # its kernel
+    late: bool = False  # LATE of norm_rows_bwd
 
     def launch(self, kernel: Kernel, overlap: bool = False) -> Callable[..., None]:
         """The launch of `kernel`, which with `overlap` may begin while the kernel before ends."""
@@ -251,8 +260,8 @@ def backward(kernels: Kernels, to: Gradients, rows: int, size: int) -> None:
         if plan.form:
             plan.launch(getattr(kernels, plan.form))(*args, T=x.dtype)
         else:
-            template = {"T": x.dtype, "K": plan.packs, "VECTORS": vectors, "PARAMETERS": wanted}
-            plan.launch(kernels.bwd)(*args, plan.stages, **template)
+            template = {"K": plan.packs, "VECTORS": vectors, "PARAMETERS": wanted, "LATE": plan.late}
+            plan.launch(kernels.bwd)(*args, plan.stages, T=x.dtype, **template)
         if wanted:
             _add(kernels, parts, to.parameters)
 
@@ -299,7 +308,9 @@ def _backward_plan(
     def launched(plan: Plan) -> Plan:
         packs = plan.packs * math.prod(plan.block)
         stages = 2 if packs * (least + 16 * tensors) <= room else 1
-        plan = plan._replace(shared=packs * (least + 16 * tensors * (stages - 1)), stages=stages)
+        wide = plan.cluster > 1 or plan.block[0] >= LATE_THREADS
+        late = vectors and stages == 2 and plan.packs == clusters.PACKS and wide
+        plan = plan._replace(shared=packs * (least + 16 * tensors * (stages - 1)), stages=stages, late=late)
         return plan._replace(groups=_wave(plan, ceil_div(rows, each), vectors, itemsize, sums, device))
 
     if division.packs:
