@@ -55,6 +55,8 @@ class TestLayerNorm(OperatorContract):
         # a tile has part of a pack, the end of the row: of a cluster, of a long row; by vectors
         for size in (71680 // make.dtype.itemsize - 1, 65535, 65544):
             yield Sample(make(2, size), (size,), make(size), make(size))
+        wide = 32768 // make.dtype.itemsize  # the next on their way
+        yield from (Sample(make(2, wide), (wide,), weight) for weight in (None, make(wide)))
         yield Sample(make(0, 7), (7,), make(7), make(7))
         yield Sample(make(7, 0), (0,), make(0), make(0))
 
@@ -271,6 +273,7 @@ def test_rows_that_are_nearly_constant(size):
         (40, "sm_80"),
         (69, "sm_80"),
         (1031, "sm_80"),
+        (16384, "sm_80"),
         (32773, "sm_80"),
         (16389, "sm_90"),
         (8197, "sm_90"),

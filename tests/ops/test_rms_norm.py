@@ -45,11 +45,13 @@ class TestRmsNorm(OperatorContract):
         yield from (Sample(make(50, size), (size,), make(size)) for size in (24, 32, 40))
         yield Sample(make(5, 32), (32,))
         yield from (Sample(make(5, 8), (8,), weight) for weight in (None, make(8)))
-        yield Sample(make(9, 2, 1024), (2, 1024), make(2, 1024))
+        yield Sample(make(9, 2, 512), (2, 512), make(2, 512))
         yield from (Sample(make(2, size), (size,), make(size)) for size in (8197, 16389, 32783))  # in shared memory
         # a tile has part of a pack, the end of the row: of a cluster, of a long row; by vectors
         for size in (71680 // make.dtype.itemsize - 1, 65535, 65544):
             yield Sample(make(2, size), (size,), make(size))
+        wide = 32768 // make.dtype.itemsize  # the next on their way
+        yield from (Sample(make(2, wide), (wide,), weight) for weight in (None, make(wide)))
         yield Sample(make(0, 7), (7,), make(7))
         yield Sample(make(7, 0), (0,), make(0))
 
@@ -150,9 +152,10 @@ def test_rows_read_ahead(size):
     compare_read_ahead(lambda x: (cupyops.rms_norm(x, (size,), weight),), 1, size)
 
 
-# lanes with a pack each, packs of one warp, a block, in backward the widest block, a cluster
+# lanes with a pack each, packs of one warp, a block, in backward the widest block, by vectors too, a cluster
 @pytest.mark.parametrize(
-    ("size", "arch"), [(40, "sm_80"), (69, "sm_80"), (1031, "sm_80"), (16389, "sm_90"), (20489, "sm_90")]
+    ("size", "arch"),
+    [(40, "sm_80"), (69, "sm_80"), (1031, "sm_80"), (16384, "sm_80"), (16389, "sm_90"), (20489, "sm_90")],
 )
 def test_several_rows_of_a_block(size, arch):
     compare_several_rows(cupyops.rms_norm, torch.nn.functional.rms_norm, size, arch)

@@ -19,6 +19,7 @@ import gemms
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample
+from normalisations import planned
 from softmaxes import SoftmaxContract
 
 import cupyops.nn
@@ -244,6 +245,19 @@ def of_many(operator: str, dtype: torch.dtype) -> Iterator[Call]:
             yield partial(few_channels.compare, contract, sample)
 
 
+def late_statistics(operator: str, dtype: torch.dtype) -> Iterator[Call]:
+    """Rows whose statistics are asked for late in backward, as those of wider ones are."""
+    make, contract, size = Make(CPU, dtype), contracts()[operator][0](), 4096 // dtype.itemsize
+    inputs = [make(5, size) for _ in range(1 + (operator == "add_rms_norm"))]
+
+    def run(sample: Sample) -> None:
+        with planned(LATE_THREADS=1):
+            contract.compare(sample, f"late, {sample!r}")
+
+    for weight in (None, make(size)):
+        yield partial(run, Sample(*inputs, (size,), weight))
+
+
 def grouped(dtype: torch.dtype) -> Iterator[Call]:
     """Groups of channels of as many elements as a group has packs, short ones of each length; and what a warp holds."""
     make, channels, contract = Make(CPU, dtype), 16 // dtype.itemsize, contracts()["group_norm"][0]()
@@ -269,5 +283,6 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "sgd": partial(optimizer_steps, "test_sgd.TestSGD"),
     "embedding": indices_sorted,
     "group_norm": grouped,
+    **{operator: partial(late_statistics, operator) for operator in ("add_rms_norm", "layer_norm", "rms_norm")},
     "fused_linear_cross_entropy": little_scratch,
 }
