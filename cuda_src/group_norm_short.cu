@@ -3,7 +3,7 @@
 // warps have it, which wait for each other alone. The parameters' gradients are group_norm_bwd_parameters' work.
 //
 // Bytes: see group_norm.cu. Reached on an H200 (GB/s, forward / backward; a copy: 4226), bf16: 256x2048x7x7 G32 3373 / 2922,
-// 16384x64x7x7 G16 3391 / 3325, 1024x64x7x7 G16 1434 / 1158. Lost: there are few bytes to a thread, so that what is computed
+// 16384x64x7x7 G16 3391 / 3325, 1024x64x7x7 G16 1457 / 1165. Lost: there are few bytes to a thread, so that what is computed
 // for each pack, or for all, weighs as much (of packs of 8 bytes, instructions in 62% and 75% of the cycles), and blocks load
 // and compute in turn; of the smaller batch, the start of launches, three in backward.
 #include "common/group_norm_short.cuh"

@@ -7,12 +7,11 @@
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T), grad_weight included; about 4 flops forward, 10
 // backward.
 //
-// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226), bf16: 32768x4096 4060 / 3888, 8192x16384
-// 3903 / 3636, 131072x1000 3886 / 3719, 32768x4095 3982 / 3319, 2048x50257 3186 / 2342, 1048576x64 3659 / 3816,
-// 1000003x17 2735 / 2174; fp32: 32768x4096 4034 / 4124. Lost: in backward the barriers of wide rows, of which a block
-// holds one at a time, and how their loads are ordered: with the statistics of the next row asked for after the wait for
-// this one, 8192x16384 comes to 3836, but 32768x4096 to 3784, and layer_norm's backward loses 5%; rows of odd size in
-// backward, as in layer_norm.cu.
+// Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226), bf16: 32768x4096 4047 / 3906, 8192x16384
+// 3923 / 3890, 131072x1000 3886 / 3719, 32768x4095 3982 / 3319, 2048x50257 3186 / 2342, 1048576x64 3659 / 3816,
+// 1000003x17 2735 / 2174; fp32: 32768x4096 4034 / 4124. Lost: the barriers of wide rows, of which a block holds one at a
+// time; in backward, when the statistics of the next row are asked for: before the wait for this one 8192x16384 comes to
+// 3617, after it 32768x4096 to 3784 (LATE takes the better); rows of odd size in backward, as in layer_norm.cu.
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
 #include "common/norm_rows_bwd.cuh"
