@@ -37,12 +37,7 @@ __device__ __forceinline__ void load_own(const T* own, int left, int step, Pack<
     for (int k = 0; k < K; ++k) packs[k] = k * step < left ? load_aligned(own + k * step) : Pack<T>{};
   } else {
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      packs[k] = {};
-      if (k * step >= left) continue;
-#pragma unroll
-      for (int e = 0; e < kVecWidth<T>; ++e) packs[k].set(e, own[k * step + e]);
-    }
+    for (int k = 0; k < K; ++k) packs[k] = k * step < left ? load_elements(own + k * step) : Pack<T>{};
   }
 }
 

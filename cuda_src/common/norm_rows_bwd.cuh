@@ -10,36 +10,34 @@
 template <bool CENTRED, bool VECTORS, typename T>
 constexpr int kRowsThreads = VECTORS || (CENTRED && sizeof(T) == 2) ? kBackwardThreads : 640;
 
-// Which of this thread's K packs are of a row, the same in all rows that begin alike within a pack: pack k where k < count,
-// and wholly, each one access, where from <= k < whole. Nothing of this is found, nor to be asked, where VECTORS.
-template <int K, int W> struct OwnPacks {
-  int from = 0, whole = 0, count = 0;
+// The element that a thread has besides its packs: see Cut.
+template <bool CENTRED, typename T, typename A = acc_t<T>> struct Lone {
+  const bool there;
+  const int column;
+  const T weight;
+  A weight_sum = A(0), bias_sum = A(0);
 
-  template <bool VECTORS> __device__ __forceinline__ OwnPacks(const Tile<K, W, VECTORS>& tile, bool aligned) {
-    if constexpr (!VECTORS) {
-      from = tile.index(0, 0) < tile.begin;
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const int i = tile.index(k, 0);
-        count += tile.any(i);
-        whole += aligned && i + W <= tile.left;
-      }
-      asm volatile("" : "+r"(from), "+r"(whole), "+r"(count));  // else they are found anew for each row
-    }
+  __device__ __forceinline__ Lone(bool there, int column, const T* weights)
+      : there(there), column(column), weight(there && weights ? weights[column] : from_acc<T>(1)) {}
+
+  // Of a row that begins with element `at` of the tensors.
+  __device__ __forceinline__ Gradient<CENTRED, T> load(const Backward<T>& to, long long at,
+                                                       const Statistics<A>& of) const {
+    Gradient<CENTRED, T> g = {{}, {}, {}, of};
+    g.x.set(0, to.x[at + column]), g.grad_y.set(0, to.grad_y[at + column]), g.weight.set(0, weight);
+    return g;
   }
 
-  __device__ __forceinline__ bool any(int k) const { return k < count; }
-  __device__ __forceinline__ bool is_whole(int k) const { return k >= from && k < whole; }
-  __device__ __forceinline__ bool all_whole() const { return from == 0 && whole == count; }
-
-  // f(k) for each that is there and not whole: those at the ends of the row, or all where it is not aligned.
-  template <typename F> __device__ __forceinline__ void each_other(bool aligned, F f) const {
-    if (all_whole()) return;
-    const int step = aligned && count > 1 ? count - 1 : 1;
-#pragma unroll 1
-    for (int k = 0; k < count; k += step) {
-      if (!is_whole(k)) f(k);
-    }
+  // The block's sum over threadIdx.y, in order, of `own`, to its place in a row of the parts.
+  __device__ __forceinline__ void store_part(A own, A* row, A* shared) const {
+    constexpr int kMost = 2 * kVecWidth<T>;
+    __syncthreads();
+    if (there) shared[threadIdx.y * kMost + threadIdx.x] = own;
+    __syncthreads();
+    if (!there || threadIdx.y > 0) return;
+    A total = A(0);
+    for (int y = 0; y < blockDim.y; ++y) total += shared[y * kMost + threadIdx.x];
+    row[column] = total;
   }
 };
 
@@ -47,8 +45,10 @@ template <int K, int W> struct OwnPacks {
 // see rows.cuh, at most kRowsThreads; K packs in each thread hold a row, or with K > 1 in each thread of a cluster.
 // Shared memory: see Fetched, with as many stages as said, and 16 K bytes for each thread for the weight. With PARAMETERS,
 // each thread adds its columns' part of grad_weight and grad_bias, in acc_t<T>, over all rows of the block, and its row of
-// `weight_parts` and `bias_parts` (blocks or clusters, pitch_of(size)) gets the block's sum. VECTORS: as norm_rows. LATE,
-// of two stages alone: statistics of the next row are asked for once this row is there, which of wide rows takes less time.
+// `weight_parts` and `bias_parts` (blocks or clusters, pitch_of(size)) gets the block's sum. VECTORS: whether all rows and
+// tensors fit; else threads own whole packs of grad_x, which begins at a 16-byte boundary, and at least 2 W share a row that
+// is not of whole packs. LATE, of two stages alone: statistics of the next row are asked for once this row is there, which of
+// wide rows takes less time.
 template <bool CENTRED, bool PARAMETERS, int TENSORS, int K, bool VECTORS, bool LATE, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages) {
   let_next_grid_begin();
@@ -57,64 +57,53 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   Sums sums(room);
   const bool two = stages == 2;
   constexpr int W = kVecWidth<T>;
-  using Row = Tile<K, W, VECTORS>;
+  using Row = Tile<K, W, true>;
   const int period = VECTORS ? 1 : W;  // rows so far apart begin alike within a pack
   const long long group = sums.group(), stride = sums.groups() * blockDim.y, own = threadIdx.y * (long long)period;
   const long long first = group / period * blockDim.y * period + group % period + own;
   const int part = sums.part();
+  const Cut<W, VECTORS> cut(first, first + 1, to.size);  // as all rows of this thread
+  const long long start = cut.head + part * (long long)Row::capacity();
 
-  const auto fetched = Fetched<TENSORS, K, T, !VECTORS>::of_thread(stages * TENSORS + 1);
+  const auto fetched = Fetched<TENSORS, K, T>::of_thread();
   const int weights = two ? 2 : 1;  // the place of the weight, behind the stages
-  const Row columns = Row::at(first, first + 1, to.size, part);
-  const long long start = part * (long long)Row::capacity();
-  const T* weight = to.weight ? to.weight + start : nullptr;
-  if (VECTORS && weight) {
-    fetched.fetch(columns, weight, weights, 0);
+  const Row columns = Row::at(first, first + 1, cut.whole, part);
+  if (to.weight) {
+    fetched.template fetch<VECTORS>(columns, to.weight + start, weights, 0);
     end_group();
   } else {
 #pragma unroll 1
-    for (int k = 0; k < K; ++k) fetched.put(load_parameter(columns, weight, k, 1), weights, 0, k);
+    for (int k = 0; k < K; ++k) fetched.put(Pack<T>::filled(from_acc<T>(1)), weights, 0, k);
   }
-  const bool aligned =
-      is_aligned16(to.x) && is_aligned16(to.grad_y) && is_aligned16(to.grad_summed) && is_aligned16(to.grad_x);
-  const OwnPacks<K, W> packs(columns, aligned);
+  Lone<CENTRED, T> lone(cut.lone && part == 0, cut.column, to.weight);
   Statistics<A> of = {}, coming_of = {};
   if constexpr (LATE) coming_of = to.statistics(first);
   const auto ask_for = [&](long long row) { of = coming_of, coming_of = to.statistics(row); };
   const auto fetch = [&](long long row, int stage) {
     if constexpr (!LATE) ask_for(row);
-    if constexpr (!VECTORS) {
-      const long long from = row * to.size + start;
-      if (aligned && row + 1 < to.rows) {  // a pack at an end has neighbours of other rows
-        const int i = columns.index(0, 0);
-        fetched.fetch_first(packs.count, to.x + from + i, stage, 0);
-        fetched.fetch_first(packs.count, to.grad_y + from + i, stage, 1);
-        if (TENSORS > 2) fetched.fetch_first(packs.count, to.grad_summed + from + i, stage, 2);
-        return;
-      }
-    }
-    const Row tile = Row::at(row, to.rows, to.size, part);
+    const Row tile = Row::at(row, to.rows, cut.whole, part);
     const long long at = row * to.size + start;
-    fetched.fetch(tile, to.x + at, stage, 0);
-    fetched.fetch(tile, to.grad_y + at, stage, 1);
-    if (TENSORS > 2) fetched.fetch(tile, to.grad_summed + at, stage, 2);
+    fetched.template fetch<VECTORS>(tile, to.x + at, stage, 0);
+    fetched.template fetch<VECTORS>(tile, to.grad_y + at, stage, 1);
+    if (TENSORS > 2) fetched.template fetch<VECTORS>(tile, to.grad_summed + at, stage, 2);
   };
 
   const A count = A(int(to.size)), share = A(1) / count;
   const auto mean_of = [&](A sum) { return sizeof(T) == 2 ? sum * share : sum / count; };
   A weight_sum[K][W] = {}, bias_sum[K][W] = {};
   const auto differentiate = [&](long long row, int stage) {
-    const Row tile = Row::at(row, to.rows, to.size, part);
+    const Row tile = Row::at(row, to.rows, cut.whole, part);
     if constexpr (LATE) ask_for(row + stride);
     else if (!two) of = to.statistics(row);
-    if constexpr (!VECTORS) packs.each_other(aligned, [&](int k) { fetched.settle_pack(columns, stage, k); });
+    const bool alone = !VECTORS && lone.there && row < to.rows;
+    Gradient<CENTRED, T> single = {};
+    if (alone) single = lone.load(to, row * to.size, of);
     const auto pack = [&](int k) {
       return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k), of};
     };
     Pair<A> c = {};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (!VECTORS && !packs.any(k)) continue;
       const Gradient<CENTRED, T> g = pack(k);
 #pragma unroll
       for (int e = 0; e < W; ++e) {
@@ -123,41 +112,38 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
         if (PARAMETERS && CENTRED) bias_sum[k][e] += g.grad_y[e];
       }
     }
+    if (alone) {
+      single.add_to(c, 0);
+      lone.weight_sum += single.grad_y[0] * single.xhat(0), lone.bias_sum += single.grad_y[0];
+    }
     if (!to.grad_x) return;
     c = row_sum<CENTRED>(c, sums);
-    if (!VECTORS && row >= to.rows) return;
     const A slope = of.rstd * mean_of(c.first), c2 = mean_of(c.second);
-    T* grad_x = to.grad_x + row * to.size + start;
-    const auto gradient = [&](int k) {
+    T* grad_x = to.grad_x + row * to.size;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
       const Gradient<CENTRED, T> g = pack(k);
       const Pack<T> more = TENSORS > 2 ? fetched.get(stage, 2, k) : Pack<T>{};
-      return [=](int e) {
+      store_pack(tile, grad_x + start, k, [&](int e) {
         const A grad = g.grad_x(e, slope, c2);
         return TENSORS > 2 ? grad + more[e] : grad;
-      };
-    };
-    if constexpr (VECTORS) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) store_pack(tile, grad_x, k, gradient(k));
-    } else {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        if (!packs.any(k)) continue;
-        Pack<T> result;
-        round_to_words<T>(result.word, 0, gradient(k));
-        if (packs.is_whole(k)) {
-          store_words(grad_x + columns.index(k, 0), result.word[0], result.word[1], result.word[2], result.word[3]);
-        } else {
-          fetched.put(result, stage, 0, k);
-        }
-      }
-      packs.each_other(aligned, [&](int k) { fetched.store_pack(columns, grad_x, stage, 0, k); });
+      });
+    }
+    if (alone) {
+      const A grad = single.grad_x(0, slope, c2);
+      const long long at = row * to.size + lone.column;
+      to.grad_x[at] = from_acc<T>(TENSORS > 2 ? grad + to_acc(to.grad_summed[at]) : grad);
     }
   };
   each_fetched(first, own, stride, to.rows, two, fetch, differentiate);
   if (!PARAMETERS) return;
   A* shared = reinterpret_cast<A*>(fetched.room());
-  const long long at = to.part(group) + start;
-  if (to.weight_parts) store_parts(columns, weight_sum, to.weight_parts + at, shared);
-  if (to.bias_parts) store_parts(columns, bias_sum, to.bias_parts + at, shared);
+  const auto store = [&](const A (&sum)[K][W], A single, A* parts) {
+    if (!parts) return;
+    parts += to.part(group);
+    store_parts(columns, sum, parts + start, shared);
+    if (!VECTORS) lone.store_part(single, parts, shared);
+  };
+  store(weight_sum, lone.weight_sum, to.weight_parts);
+  store(bias_sum, lone.bias_sum, to.bias_parts);
 }

@@ -176,6 +176,14 @@ template <typename T, int BYTES = 16> __device__ __forceinline__ Pack<T, BYTES> 
   }
 }
 
+// A pack from any address on.
+template <typename T> __device__ __forceinline__ Pack<T> load_elements(const T* at) {
+  Pack<T> pack = {};
+#pragma unroll
+  for (int e = 0; e < kVecWidth<T>; ++e) pack.set(e, at[e]);
+  return pack;
+}
+
 // The W elements from number `offset` of two packs on.
 template <typename T> __device__ __forceinline__ Pack<T> straddled(const Pack<T>& a, const Pack<T>& b, int offset) {
   unsigned word[8];

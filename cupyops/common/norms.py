@@ -107,6 +107,13 @@ def _is_small(size: int, itemsize: int) -> bool:
     return size * itemsize % 16 != 0 and size * itemsize <= SMALL_BYTES
 
 
+def _whole_packs(size: int, itemsize: int) -> int:
+    """Elements of those packs of a row that threads share: as many threads as take, one each, what is not of whole packs."""
+    width = 16 // itemsize
+    least = 2 * width if size % width else 0
+    return max(size // width, least) * width
+
+
 def _short_plan(rows: int, size: int, itemsize: int, each: int, vectors: bool, form: str, sms: int) -> Plan | None:
     """For short rows, `each` of a thread at once: one wave of blocks, on all multiprocessors sooner than large."""
     packs = size * itemsize // 16
@@ -210,12 +217,10 @@ def _forward_plan(
     fetched = not centred and vectors  # see norm_rows
     each = 16 * tensors if fetched else 0  # bytes of shared memory for a pack of a row
     most = CENTRED_THREADS if centred and itemsize == 2 else WIDEST
-    width = 16 // itemsize
-    least = 2 * width if size % width else 0  # threads that take what is not of whole packs: see norm_rows
-    whole = max(size // width, least) * width
+    whole = _whole_packs(size, itemsize)
     division = share(whole, itemsize, min(most, (room - _RESERVED) // (each * PACKS[-1]) // 32 * 32) if each else most)
     if not division.packs:
-        shared = 16 * (size // width)
+        shared = 16 * (size * itemsize // 16)
         if shared + _RESERVED > room:
             return Plan()
         return Plan(0, grid(rows), (WIDE_THREADS, 1), shared, form="fwd_held")
@@ -302,7 +307,8 @@ def _backward_plan(
     least = 16 * (tensors + 1)  # bytes for a pack of each tensor and of the weight
     room -= _RESERVED
     most = min(_resident(vectors, sums, itemsize), room // (least * PACKS[-1]) // 32 * 32)
-    division = share(size, itemsize, most, 256)
+    whole = _whole_packs(size, itemsize)
+    division = share(whole, itemsize, most, 256)
     each = ROWS_EACH if parameters else 1
 
     def launched(plan: Plan) -> Plan:
@@ -322,7 +328,7 @@ def _backward_plan(
     if not in_clusters:
         return Plan()
     # a cluster may hold what a block does not: that of which most run at one time
-    shares = [clusters.share(size, itemsize)] if vectors else clusters.shares(size, itemsize)
+    shares = [clusters.share(size, itemsize)] if vectors else clusters.shares(whole, itemsize)
     plans = (
         launched(Plan(clusters.PACKS, 0, (among.threads, 1), cluster=among.blocks))
         for among in shares
