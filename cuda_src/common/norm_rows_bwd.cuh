@@ -10,8 +10,14 @@
 template <bool CENTRED, bool VECTORS, typename T>
 constexpr int kRowsThreads = VECTORS || (CENTRED && sizeof(T) == 2) ? kBackwardThreads : 640;
 
-// The element that a thread has besides its packs: see Cut.
-template <bool CENTRED, typename T, typename A = acc_t<T>> struct Lone {
+// What is asked for before the row is there: its statistics, and of one element of it, where there is one.
+template <int TENSORS, typename T, typename A = acc_t<T>> struct Ahead {
+  Statistics<A> of = {};
+  T x, grad_y, grad_summed;
+};
+
+// The element that a thread has of each row besides its packs: see Cut.
+template <bool CENTRED, int TENSORS, typename T, typename A = acc_t<T>> struct Lone {
   const bool there;
   const int column;
   const T weight;
@@ -20,11 +26,19 @@ template <bool CENTRED, typename T, typename A = acc_t<T>> struct Lone {
   __device__ __forceinline__ Lone(bool there, int column, const T* weights)
       : there(there), column(column), weight(there && weights ? weights[column] : from_acc<T>(1)) {}
 
-  // Of a row that begins with element `at` of the tensors.
-  __device__ __forceinline__ Gradient<CENTRED, T> load(const Backward<T>& to, long long at,
-                                                       const Statistics<A>& of) const {
-    Gradient<CENTRED, T> g = {{}, {}, {}, of};
-    g.x.set(0, to.x[at + column]), g.grad_y.set(0, to.grad_y[at + column]), g.weight.set(0, weight);
+  __device__ __forceinline__ Ahead<TENSORS, T> ask_for(const Backward<T>& to, long long row) const {
+    Ahead<TENSORS, T> ahead;
+    ahead.of = to.statistics(row);
+    if (!there || row >= to.rows) return ahead;
+    const long long at = row * to.size + column;
+    ahead.x = to.x[at], ahead.grad_y = to.grad_y[at];
+    if (TENSORS > 2) ahead.grad_summed = to.grad_summed[at];
+    return ahead;
+  }
+
+  __device__ __forceinline__ Gradient<CENTRED, T> gradient(const Ahead<TENSORS, T>& ahead) const {
+    Gradient<CENTRED, T> g = {{}, {}, {}, ahead.of};
+    g.x.set(0, ahead.x), g.grad_y.set(0, ahead.grad_y), g.weight.set(0, weight);
     return g;
   }
 
@@ -75,10 +89,10 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
 #pragma unroll 1
     for (int k = 0; k < K; ++k) fetched.put(Pack<T>::filled(from_acc<T>(1)), weights, 0, k);
   }
-  Lone<CENTRED, T> lone(cut.lone && part == 0, cut.column, to.weight);
-  Statistics<A> of = {}, coming_of = {};
-  if constexpr (LATE) coming_of = to.statistics(first);
-  const auto ask_for = [&](long long row) { of = coming_of, coming_of = to.statistics(row); };
+  Lone<CENTRED, TENSORS, T> lone(cut.lone && part == 0, cut.column, to.weight);
+  Ahead<TENSORS, T> now, coming;
+  if constexpr (LATE) coming = lone.ask_for(to, first);
+  const auto ask_for = [&](long long row) { now = coming, coming = lone.ask_for(to, row); };
   const auto fetch = [&](long long row, int stage) {
     if constexpr (!LATE) ask_for(row);
     const Row tile = Row::at(row, to.rows, cut.whole, part);
@@ -94,12 +108,10 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   const auto differentiate = [&](long long row, int stage) {
     const Row tile = Row::at(row, to.rows, cut.whole, part);
     if constexpr (LATE) ask_for(row + stride);
-    else if (!two) of = to.statistics(row);
+    else if (!two) now = lone.ask_for(to, row);
     const bool alone = !VECTORS && lone.there && row < to.rows;
-    Gradient<CENTRED, T> single = {};
-    if (alone) single = lone.load(to, row * to.size, of);
     const auto pack = [&](int k) {
-      return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k), of};
+      return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k), now.of};
     };
     Pair<A> c = {};
 #pragma unroll
@@ -113,12 +125,13 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
       }
     }
     if (alone) {
-      single.add_to(c, 0);
-      lone.weight_sum += single.grad_y[0] * single.xhat(0), lone.bias_sum += single.grad_y[0];
+      const Gradient<CENTRED, T> g = lone.gradient(now);
+      g.add_to(c, 0);
+      lone.weight_sum += g.grad_y[0] * g.xhat(0), lone.bias_sum += g.grad_y[0];
     }
     if (!to.grad_x) return;
     c = row_sum<CENTRED>(c, sums);
-    const A slope = of.rstd * mean_of(c.first), c2 = mean_of(c.second);
+    const A slope = now.of.rstd * mean_of(c.first), c2 = mean_of(c.second);
     T* grad_x = to.grad_x + row * to.size;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -130,9 +143,8 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
       });
     }
     if (alone) {
-      const A grad = single.grad_x(0, slope, c2);
-      const long long at = row * to.size + lone.column;
-      to.grad_x[at] = from_acc<T>(TENSORS > 2 ? grad + to_acc(to.grad_summed[at]) : grad);
+      const A grad = lone.gradient(now).grad_x(0, slope, c2);
+      grad_x[lone.column] = from_acc<T>(TENSORS > 2 ? grad + to_acc(now.grad_summed) : grad);
     }
   };
   each_fetched(first, own, stride, to.rows, two, fetch, differentiate);
