@@ -185,10 +185,6 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
       if (lane == 0 && there) keep(c, own);
     }
   }
-  T apart_grad, apart_input;  // the first that the thread has, on its way while the block waits
-  if (const int i = held.apart(groups, threadIdx.x); i >= 0) {
-    apart_grad = grad_y[held.row * size + i], apart_input = x[held.row * size + i];
-  }
   total = threads.template reduce<Sum>(total);
   if (!grad_x || !held.live) return;
   fold(grads), fold(inputs);
@@ -198,11 +194,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     const Gradient<T> gradient(mu.first, r, c, to_acc(weights[k]));
     held.store(grad_x, k, groups, [&](int e) { return gradient(grads[k][e], inputs[k][e]); });
   }
-  held.each_apart(groups, [&](int i, int of, bool first) {
+  held.each_apart(groups, [&](int i, int of, bool) {
     const long long at = held.row * size + i;
     const Gradient<T> gradient(mu.first, r, c, parameter(of_group, of, 1));
-    const T grad = first ? apart_grad : grad_y[at], input = first ? apart_input : x[at];
-    grad_x[at] = from_acc<T>(gradient(to_acc(grad), to_acc(input)));
+    grad_x[at] = from_acc<T>(gradient(to_acc(grad_y[at]), to_acc(x[at])));
   });
 }
 
