@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(256)
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x and weight_parts may be null.
 template <typename T, int K, bool VECTORS, bool PARAMETERS, bool LATE>
-__global__ void __launch_bounds__(kRowsThreads<false, VECTORS, T>, 1)
+__global__ void __launch_bounds__(kBackwardThreads, 1)
     add_rms_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ summed, const T* __restrict__ weight,
                      const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                      acc_t<T>* __restrict__ weight_parts, long long rows, long long size, int stages) {

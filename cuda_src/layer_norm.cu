@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(256)
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x, weight_parts and bias_parts may be null.
 template <typename T, int K, bool VECTORS, bool PARAMETERS, bool LATE>
-__global__ void __launch_bounds__(kRowsThreads<true, VECTORS, T>, 1)
+__global__ void __launch_bounds__(kBackwardThreads, 1)
     layer_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                    acc_t<T>* __restrict__ weight_parts, acc_t<T>* __restrict__ bias_parts, long long rows,

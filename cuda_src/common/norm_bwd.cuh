@@ -10,6 +10,8 @@
 #include "common/overlap.cuh"
 #include "common/row_sums.cuh"
 
+// Of a block, at most, and of a multiprocessor those that hold rows: so many as leave each registers for its sums of the
+// parameters' gradients.
 constexpr int kBackwardThreads = 512;
 
 // How far apart rows of parts are: whole vectors, whatever the size.

@@ -4,14 +4,8 @@
 #include "common/fetched.cuh"
 #include "common/norm_bwd.cuh"
 
-// Threads that hold rows, of a block at most, and of a multiprocessor: so many as leave each registers for its sums of the
-// parameters' gradients. Rows off 16-byte boundaries take longer on their way: more threads, of fewer registers, which is
-// enough but for two sums for each column of a half type.
-template <bool CENTRED, bool VECTORS, typename T>
-constexpr int kRowsThreads = VECTORS || (CENTRED && sizeof(T) == 2) ? kBackwardThreads : 640;
-
 // What is asked for before the row is there: its statistics, and of one element of it, where there is one.
-template <int TENSORS, typename T, typename A = acc_t<T>> struct Ahead {
+template <typename T, typename A = acc_t<T>> struct Ahead {
   Statistics<A> of = {};
   T x, grad_y, grad_summed;
 };
@@ -26,8 +20,8 @@ template <bool CENTRED, int TENSORS, typename T, typename A = acc_t<T>> struct L
   __device__ __forceinline__ Lone(bool there, int column, const T* weights)
       : there(there), column(column), weight(there && weights ? weights[column] : from_acc<T>(1)) {}
 
-  __device__ __forceinline__ Ahead<TENSORS, T> ask_for(const Backward<T>& to, long long row) const {
-    Ahead<TENSORS, T> ahead;
+  __device__ __forceinline__ Ahead<T> ask_for(const Backward<T>& to, long long row) const {
+    Ahead<T> ahead;
     ahead.of = to.statistics(row);
     if (!there || row >= to.rows) return ahead;
     const long long at = row * to.size + column;
@@ -36,7 +30,7 @@ template <bool CENTRED, int TENSORS, typename T, typename A = acc_t<T>> struct L
     return ahead;
   }
 
-  __device__ __forceinline__ Gradient<CENTRED, T> gradient(const Ahead<TENSORS, T>& ahead) const {
+  __device__ __forceinline__ Gradient<CENTRED, T> gradient(const Ahead<T>& ahead) const {
     Gradient<CENTRED, T> g = {{}, {}, {}, ahead.of};
     g.x.set(0, ahead.x), g.grad_y.set(0, ahead.grad_y), g.weight.set(0, weight);
     return g;
@@ -56,7 +50,7 @@ template <bool CENTRED, int TENSORS, typename T, typename A = acc_t<T>> struct L
 };
 
 // All gradients in one pass. Grid: one wave of blocks that stride over the rows; a multiple of W where not VECTORS. Block:
-// see rows.cuh, at most kRowsThreads; K packs in each thread hold a row, or with K > 1 in each thread of a cluster.
+// see rows.cuh, at most kBackwardThreads; K packs in each thread hold a row, or with K > 1 in each thread of a cluster.
 // Shared memory: see Fetched, with as many stages as said, and 16 K bytes for each thread for the weight. With PARAMETERS,
 // each thread adds its columns' part of grad_weight and grad_bias, in acc_t<T>, over all rows of the block, and its row of
 // `weight_parts` and `bias_parts` (blocks or clusters, pitch_of(size)) gets the block's sum. VECTORS: whether all rows and
@@ -90,7 +84,7 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
     for (int k = 0; k < K; ++k) fetched.put(Pack<T>::filled(from_acc<T>(1)), weights, 0, k);
   }
   Lone<CENTRED, TENSORS, T> lone(cut.lone && part == 0, cut.column, to.weight);
-  Ahead<TENSORS, T> now, coming;
+  Ahead<T> now, coming;
   if constexpr (LATE) coming = lone.ask_for(to, first);
   const auto ask_for = [&](long long row) { now = coming, coming = lone.ask_for(to, row); };
   const auto fetch = [&](long long row, int stage) {
@@ -111,7 +105,8 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
     else if (!two) now = lone.ask_for(to, row);
     const bool alone = !VECTORS && lone.there && row < to.rows;
     const auto pack = [&](int k) {
-      return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k), now.of};
+      return Gradient<CENTRED, T>{fetched.get(stage, 0, k), fetched.get(stage, 1, k), fetched.get(weights, 0, k),
+                                  now.of};
     };
     Pair<A> c = {};
 #pragma unroll
@@ -150,7 +145,7 @@ __device__ __forceinline__ void norm_rows_bwd(const Backward<T>& to, int stages)
   each_fetched(first, own, stride, to.rows, two, fetch, differentiate);
   if (!PARAMETERS) return;
   A* shared = reinterpret_cast<A*>(fetched.room());
-  const auto store = [&](const A (&sum)[K][W], A single, A* parts) {
+  const auto store = [&](const A(&sum)[K][W], A single, A* parts) {
     if (!parts) return;
     parts += to.part(group);
     store_parts(columns, sum, parts + start, shared);

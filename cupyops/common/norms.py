@@ -25,9 +25,8 @@ CENTRED_THREADS = 512  # of a row of a half type in layer_norm: see its kernel
 FORWARD_ROWS = 2  # that a block takes where there are many and they are long: one is read while the other is reduced
 FORWARD_AHEAD = 256  # threads of a row from which on that pays: of shorter ones, other blocks' are read meanwhile
 _ENOUGH_BLOCKS = 16  # for each multiprocessor: only then do blocks of forward take several rows
-BACKWARD_THREADS = 512  # of a block, at most; of a multiprocessor those that hold rows: see kRowsThreads
+BACKWARD_THREADS = 512  # of a block, at most; of a multiprocessor those that hold rows
 LATE_THREADS = 512  # of a row from which on backward asks late for statistics: see norm_rows_bwd
-LEAN_THREADS = 640  # instead, where rows are off 16-byte boundaries, but for two sums of a half type
 WIDE_THREADS = 512  # of a block for a long row: two blocks run at once, one reads while the other reduces
 SHIFT_THREADS = 256  # of a block that lays out parameters
 ROWS_EACH = 4  # that a block of backward takes at least before there are parts for all of the wave
@@ -137,11 +136,6 @@ def _vectors(size: int, itemsize: int, tensors: Iterable[Tensor | None]) -> bool
     return size * itemsize % 16 == 0 and all(tensor is None or is_aligned(tensor) for tensor in tensors)
 
 
-def _resident(vectors: bool, sums: int, itemsize: int) -> int:
-    """Threads that hold rows in backward, of a multiprocessor."""
-    return BACKWARD_THREADS if vectors or (sums > 1 and itemsize == 2) else LEAN_THREADS
-
-
 def _wave(plan: Plan, rows: int, vectors: bool, itemsize: int, sums: int, device: torch.device) -> int:
     """Groups of backward that run at one time, none without `rows` rows; where rows are off 16-byte boundaries so many that
     every group has rows that begin alike within a pack."""
@@ -150,7 +144,7 @@ def _wave(plan: Plan, rows: int, vectors: bool, itemsize: int, sums: int, device
     besides = _ROW_SUMS * sums * max(itemsize, 4) + (0 if vectors else _MBARRIERS) + _DRIVER
     if plan.block[1] > 1:
         besides = _RESERVED  # one more such block that just fits is slower: its rows wait for no barrier
-    resident = _resident(vectors, sums, itemsize) // math.prod(plan.block)
+    resident = BACKWARD_THREADS // math.prod(plan.block)
     blocks = max(1, min(resident, (room + _DRIVER) // (plan.shared + besides)))
     wave = sms * blocks // plan.cluster
     if not vectors and plan.cluster > 1:  # of any number of blocks: each part of the GPU may have some to spare
@@ -306,7 +300,7 @@ def _backward_plan(
         return short
     least = 16 * (tensors + 1)  # bytes for a pack of each tensor and of the weight
     room -= _RESERVED
-    most = min(_resident(vectors, sums, itemsize), room // (least * PACKS[-1]) // 32 * 32)
+    most = min(BACKWARD_THREADS, room // (least * PACKS[-1]) // 32 * 32)
     whole = _whole_packs(size, itemsize)
     division = share(whole, itemsize, most, 256)
     each = ROWS_EACH if parameters else 1
