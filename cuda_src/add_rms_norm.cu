@@ -9,9 +9,8 @@
 // backward.
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226), bf16: 32768x4096 3998 / 4002, 8192x16384
-// 4013 / 3959, 131072x1000 3933 / 3819, 32768x4095 3924 / 3562, 2048x50257 3206 / 2374, 1048576x64 3852 / 3873,
-// 1000003x17 3439 / 2496; fp32: 32768x4096 4036 / 4186. Lost: in backward, the packs of odd rows, which columns meet at
-// another place in each row.
+// 4013 / 3959, 131072x1000 3933 / 3819, 32768x4095 3981 / 3637, 2048x50257 3231 / 2429, 1048576x64 3852 / 3873,
+// 1000003x17 3439 / 2496; fp32: 32768x4096 4036 / 4186. Lost: in backward of odd rows, elements that are of no whole pack.
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
 #include "common/norm_rows_bwd.cuh"

@@ -8,11 +8,11 @@
 // forward, 14 backward.
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226), bf16: 131072x1024 3934 / 3902, 32768x4096
-// 3938 / 3658, 8192x16384 3708 / 3853, 131072x1000 3899 / 3653, 32768x4095 3544 / 3259, 16383x1001 2439 / 2157,
-// 2048x50257 2709 / 1771, 1048576x64 3538 / 3738, 1000003x17 2302 / 2052. Lost: instructions, which forward and backward
-// of even rows issue in 70 to 78% of all cycles; in backward of 4095 one warp of 16 that a multiprocessor has for 4096;
-// of 8192x16384, in forward, the barriers of wide rows besides; of odd rows there one more launch, though its start is
-// hidden, and parameters that of a long row come from L2; a row longer than shared memory holds is read twice.
+// 3938 / 3658, 8192x16384 3708 / 3853, 131072x1000 3899 / 3653, 32768x4095 3544 / 3427, 16383x1001 2439 / 2222,
+// 2048x50257 2709 / 1718, 1048576x64 3538 / 3738, 1000003x17 2302 / 2052. Lost: instructions, which forward and backward
+// of even rows issue in 70 to 78% of all cycles; in backward of odd rows their lone elements; of 8192x16384, in forward,
+// the barriers of wide rows besides; of odd rows there one more launch, though its start is hidden, and parameters that of a
+// long row come from L2; a row longer than shared memory holds is read twice.
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
 #include "common/norm_rows_bwd.cuh"

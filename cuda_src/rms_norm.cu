@@ -8,10 +8,11 @@
 // backward.
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226), bf16: 32768x4096 4047 / 3906, 8192x16384
-// 3923 / 3890, 131072x1000 3886 / 3719, 32768x4095 3982 / 3319, 2048x50257 3186 / 2342, 1048576x64 3659 / 3816,
+// 3923 / 3890, 131072x1000 3886 / 3719, 32768x4095 3973 / 3426, 2048x50257 3163 / 2131, 1048576x64 3659 / 3816,
 // 1000003x17 2735 / 2174; fp32: 32768x4096 4034 / 4124. Lost: the barriers of wide rows, of which a block holds one at a
 // time; in backward, when the statistics of the next row are asked for: before the wait for this one 8192x16384 comes to
-// 3617, after it 32768x4096 to 3784 (LATE takes the better); rows of odd size in backward, as in layer_norm.cu.
+// 3617, after it 32768x4096 to 3784 (LATE takes the better); of odd rows when the lone elements of the next are: behind its
+// packs 32768x4095 comes to 3604, but 2048x50257 to 1850.
 #include "common/norm_held.cuh"
 #include "common/norm_rows.cuh"
 #include "common/norm_rows_bwd.cuh"
