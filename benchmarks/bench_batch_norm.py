@@ -27,7 +27,7 @@ ODD = [  # and a rounder shape
     ((4096, 1000), (4096, 1024), torch.float32),
     ((4096, 1000), (4096, 1024), torch.bfloat16),
     ((4096, 4095), (4096, 4096), torch.bfloat16),
-    ((256, 2048, 7, 7), (196, 2048, 8, 8), torch.bfloat16),  # as many bytes
+    ((256, 2048, 7, 7), (196, 2048, 8, 8), torch.bfloat16),
     ((64, 3, 224, 223), (64, 3, 224, 224), torch.bfloat16),
 ]
 

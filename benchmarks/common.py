@@ -25,7 +25,7 @@ ODD_REDUCTIONS = [  # a shape, a rounder one, what is reduced
 
 
 def beside(odd: Case, even: Case) -> Case:
-    """A case that is to reach the rate of another of a rounder size."""
+    """A case that is to reach the rate of another, of a rounder size and about as many bytes: of fewer, launches weigh more."""
     return replace(odd, beside=even)
 
 

@@ -55,7 +55,7 @@ class TestLayerNorm(OperatorContract):
         # a tile has part of a pack, the end of the row: of a cluster, of a long row; by vectors
         for size in (71680 // make.dtype.itemsize - 1, 65535, 65544):
             yield Sample(make(2, size), (size,), make(size), make(size))
-        wide = 32768 // make.dtype.itemsize  # the next on their way
+        wide = 32768 // make.dtype.itemsize  # on a GPU the widest block, of which backward asks late for statistics
         yield from (Sample(make(2, wide), (wide,), weight) for weight in (None, make(wide)))
         yield Sample(make(0, 7), (7,), make(7), make(7))
         yield Sample(make(7, 0), (0,), make(0), make(0))
