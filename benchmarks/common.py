@@ -25,7 +25,7 @@ ODD_REDUCTIONS = [  # a shape, a rounder one, what is reduced
 
 
 def beside(odd: Case, even: Case) -> Case:
-    """A case that is to reach the rate of another, of a rounder size and about as many bytes: of fewer, launches weigh more."""
+    """A case that is to reach the rate of another, rounder one of about as many bytes: the launch weighs more in fewer."""
     return replace(odd, beside=even)
 
 
