@@ -256,6 +256,21 @@ class OptimizerContract:
         assert calls == ["pre", "closure", "post"] * 2
         assert second < first
 
+    def test_zero_grad(self, device):
+        params = parameters(device, torch.float32)
+        optimizer = self.ours([{"params": params[:1]}, {"params": params[1:]}], lr=0.1, **self.usual)
+        set_grads([params], 0)
+        grads = [p.grad for p in params]
+        optimizer.zero_grad(set_to_none=False)
+        assert all(p.grad is grad and not grad.any() for p, grad in zip(params, grads))
+        optimizer.zero_grad()
+        assert all(p.grad is None for p in params)
+        set_grads([params], 1)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            optimizer.zero_grad()
+        assert f"Optimizer.zero_grad#{self.ours.__name__}.zero_grad" in {event.name for event in profile.events()}
+        assert all(p.grad is None for p in params)
+
     def test_autograd_notices_the_change(self, device):
         p = nn.Parameter(torch.randn(4, device=device))
         optimizer = self.ours([p], lr=0.1, **self.usual)
