@@ -133,6 +133,12 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     const A w = parameter(of_group, c, 1);
     total = total + Pair<A>{w * own.first, w * own.second};
   };
+  T apart_grad, apart_input;  // the first that the thread has
+  const auto load_apart = [&] {
+    const int i = held.apart(groups, threadIdx.x);
+    if (i >= 0) apart_grad = grad_y[held.row * size + i], apart_input = x[held.row * size + i];
+  };
+  load_apart();
   if (const int only = held.channel(groups); only >= 0) {
     Pair<A> own = {};
 #pragma unroll
@@ -194,10 +200,11 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     const Gradient<T> gradient(mu.first, r, c, to_acc(weights[k]));
     held.store(grad_x, k, groups, [&](int e) { return gradient(grads[k][e], inputs[k][e]); });
   }
-  held.each_apart(groups, [&](int i, int of, bool) {
+  held.each_apart(groups, [&](int i, int of, bool first) {
     const long long at = held.row * size + i;
     const Gradient<T> gradient(mu.first, r, c, parameter(of_group, of, 1));
-    grad_x[at] = from_acc<T>(gradient(to_acc(grad_y[at]), to_acc(x[at])));
+    const T grad = first ? apart_grad : grad_y[at], input = first ? apart_input : x[at];
+    grad_x[at] = from_acc<T>(gradient(to_acc(grad), to_acc(input)));
   });
 }
 

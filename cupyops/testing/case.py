@@ -19,6 +19,7 @@ from .tolerance import Tolerance, largest
 _NUDGE, _DRAWS = 0.05, 8  # of a value, by which a call differs that is much like another; such calls
 ROUNDINGS = 8.0  # units in the last place that a variant may be off by: another order of a sum
 _LENIENCE = 8.0  # where the plain call is too far off, how much further off a variant may be
+_FINER = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
 class Case:
@@ -193,13 +194,15 @@ class Case:
     def _usual_errors(self, call: Call, grads: Sequence[Tensor]) -> dict[str, float]:
         """The largest errors of the reference among calls much like this one, in which it may have been lucky.
 
-        And how far the truth moves when the incoming gradients, or inputs in float64, are rounded otherwise: where terms
-        cancel, their rounding is all that is left.
+        In float64, where it is the truth itself, those that it makes in float32, but for the size of a unit. And how far the
+        truth moves when the incoming gradients, or inputs in float64, are rounded otherwise: where terms cancel, their
+        rounding is all that is left.
         """
         found: dict[str, float] = {}
         for number in range(_DRAWS):
             near = self.nudged(call, number)
             theirs, truth = self.expected(near, grads)
+            coarse = self._errors_in_float32(near, grads)
             source = self.generator(10 + number)
             other_grads = [_rounded_otherwise(grad, source) for grad in grads]
             moved = self.truth(near.map_floating(lambda t: _other_truth(t, source)), other_grads)  # noqa: B023
@@ -207,7 +210,24 @@ class Case:
                 if result is None or exactly is None or other is None or not result.is_floating_point():
                     continue
                 found[what] = max(found.get(what, 0.0), distance(result, exactly), distance(other, exactly))
+                if result.dtype is torch.float64:
+                    found[what] = max(found[what], coarse.get(what, 0.0))
         return found
+
+    def _errors_in_float32(self, call: Call, grads: Sequence[Tensor]) -> dict[str, float]:
+        """Those of the reference on a call in float64, in units of float64; none where it has no float32."""
+        if not any(tensor.dtype is torch.float64 for tensor in call.all_tensors()):
+            return {}
+        try:
+            theirs, truth = self.expected(coarser(call), [_narrowed(grad) for grad in grads])
+        except NotApplicable:
+            return {}
+        named = zip(theirs.named(), truth.named())
+        return {
+            what: _FINER * distance(result, exactly)
+            for (what, result), (_, exactly) in named
+            if result is not None and exactly is not None
+        }
 
     def judge_outputs(self, outputs: Sequence[Tensor], call: Call) -> None:
         """The same, leniently, for the outputs alone."""
@@ -301,12 +321,18 @@ def triples(*outcomes: Outcome) -> Iterator[tuple[tuple[str, Any], Any, Any]]:
 
 def exact(call: Call) -> Call:
     """The call in double precision; a `dtype` among its arguments widened too."""
-    wide = call.map(lambda t: widened(t.detach()).clone().requires_grad_(t.requires_grad))
-    kwargs = {
-        k: torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in wide.kwargs.items()
-    }
-    args = [torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for v in wide.args]
-    return type(call)(*args, **kwargs)
+    return _recast(call, widened, torch.float64)
+
+
+def coarser(call: Call) -> Call:
+    """The call with float64 made float32; a `dtype` among its arguments too."""
+    return _recast(call, _narrowed, torch.float32)
+
+
+def _recast(call: Call, change: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Call:
+    other = call.map(lambda t: change(t.detach()).clone().requires_grad_(t.requires_grad))
+    given = lambda v: dtype if isinstance(v, torch.dtype) and v.is_floating_point else v  # noqa: E731
+    return type(call)(*map(given, other.args), **{name: given(value) for name, value in other.kwargs.items()})
 
 
 def on_cpu(call: Call) -> Call:
@@ -319,6 +345,10 @@ def widened(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+def _narrowed(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype is torch.float64 else tensor
 
 
 def other_values(tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -244,6 +245,35 @@ def test_a_reference_that_is_exact_by_luck_is_asked_nearby():
         else:
             with pytest.raises(Failure, match=r"error 4\.\d+e-06 where"):
                 case.judge(ours, case.call, lenient=False)
+
+
+def inexact(x):
+    """Off by forty units in the last place of any dtype."""
+    return x * (1 + 40 * torch.finfo(x.dtype).eps)
+
+
+def test_in_float64_a_reference_has_the_units_that_it_has_in_float32():
+    """Where it is the truth: what it is off by there, twice, and the sixteen units will do."""
+    x = torch.tensor([1.0, 1.9], dtype=torch.float64)
+    for units, sound in ((0, True), (-40, True), (130, True), (-80, False), (200, False)):
+        ours = lambda x, units=units: x * (1 + units * torch.finfo(x.dtype).eps)
+        case = Case(Subject(ours, inexact, None, "f"), Call(x), "reference", Tolerance())
+        with nullcontext() if sound else pytest.raises(Failure, match="error"):
+            case.judge(case.both_ways(case.call), case.call, lenient=False)
+
+
+def test_a_reference_that_has_no_float32():
+    def only_float64(x):
+        if x.dtype is not torch.float64:
+            raise TypeError("no float32")
+        return x
+
+    x = torch.tensor([1.0, 1.9], dtype=torch.float64)
+    for units, sound in ((16, True), (40, False)):
+        ours = lambda x, units=units: x * (1 + units * torch.finfo(x.dtype).eps)
+        case = Case(Subject(ours, only_float64, None, "f"), Call(x), "reference", Tolerance())
+        with nullcontext() if sound else pytest.raises(Failure, match="error"):
+            case.judge(case.both_ways(case.call), case.call, lenient=False)
 
 
 def test_luck_does_not_excuse_another_shape_or_nan():
