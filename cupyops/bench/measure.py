@@ -14,6 +14,8 @@ from .case import Case
 from .results import BASE, Figure, Row
 from .timing import Clock, interleaved, leaves, peak_memory, wall
 
+Gradients = dict[Any, Tensor]  # that outputs are given, by place and layout
+
 _BESIDE = "ours, of the size beside"
 _LOOSE = {torch.float64: 1e-10, torch.float32: 1e-3}  # of a peer's result; half types 5e-2
 
@@ -32,12 +34,16 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
         calls["compile"] = torch.compile(case.eager, dynamic=False)
     for name in _right(case, arguments, calls, row):
         del calls[name]
-    runs = {name: _run(case, call, _given(name, arguments)) for name, call in calls.items()}
+    grads: Gradients = {}  # the same for all who have the arguments in common
+    runs = {
+        name: _run(case, call, _given(name, arguments), grads if _in_common(name) else {})
+        for name, call in calls.items()
+    }
     if case.beside is not None and "ours" in runs:
         row.beside = Row.of(case.beside)
         given = case.beside.make(torch.device("cuda"), case.beside.dtype)
         if not _right(case.beside, given, {"ours": case.beside.ours}, row.beside):
-            runs[_BESIDE] = _run(case.beside, case.beside.ours, given)
+            runs[_BESIDE] = _run(case.beside, case.beside.ours, given, {})
     for name, (_, whole) in runs.items():
         for _ in range(2):
             whole()
@@ -80,9 +86,9 @@ def compare(case: Case, device: str) -> bool:
 
 
 def _run(
-    case: Case, call: Callable[..., Any], arguments: tuple[Any, ...]
+    case: Case, call: Callable[..., Any], arguments: tuple[Any, ...], made: Gradients
 ) -> tuple[Callable[[Clock], dict[str, float]], Callable[[], Any]]:
-    """(one sample of each part, all of it at once)."""
+    """(one sample of each part, all of it at once). Gradients of outputs are those `made`, and further ones join them."""
     wanted = leaves(arguments)
     if not wanted or not (case.backward_bytes or case.backward_flops or case.unit == "us"):
 
@@ -92,7 +98,12 @@ def _run(
             return {"forward": clock.sample(lambda _: call(*arguments))}
 
         return forward, lambda: call(*arguments)
-    grads = [torch.randn_like(y) for y in outputs(call(*arguments))]
+    grads = []
+    for index, y in enumerate(outputs(call(*arguments))):
+        key = index, y.shape, y.stride(), y.dtype
+        if key not in made:
+            made[key] = torch.randn_like(y)
+        grads.append(made[key])
 
     def whole() -> Any:
         return _gradients(call(*arguments), wanted, grads)
@@ -147,9 +158,14 @@ def _right(case: Case, arguments: Any, calls: dict[str, Callable[..., Any]], row
     return [name for name in row.wrong if name in calls]
 
 
+def _in_common(name: str) -> bool:
+    """Whether one of the calls works on the same tensors as ours: Liger writes gradients over what was saved."""
+    return name in ("ours", *BASE)
+
+
 def _given(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments for one of the calls: Liger writes gradients over what was saved, so others have their own."""
-    return arguments if name in ("ours", *BASE) else _own(arguments)
+    """The arguments for one of the calls."""
+    return arguments if _in_common(name) else _own(arguments)
 
 
 def _own(

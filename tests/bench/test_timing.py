@@ -57,9 +57,9 @@ def relu(**options):
     )
 
 
-def runs(case, call=torch.relu):
+def runs(case, call=torch.relu, made=None):
     arguments = case.make("cpu", case.dtype)
-    return measure._run(case, call, arguments)
+    return measure._run(case, call, arguments, {} if made is None else made)
 
 
 def test_the_parts_of_a_sample():
@@ -78,6 +78,27 @@ def test_backward_is_timed_with_a_graph_of_its_own_each_time():
             return super().sample(call, before)
 
     assert runs(relu())[0](Twice()) == {"forward": 2.0, "backward": 4.0}
+
+
+def test_outputs_alike_are_given_the_same_gradient():
+    made, given = {}, []
+
+    def seen(call):
+        class Watch(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return call(x)
+
+            @staticmethod
+            def backward(ctx, grad_y):
+                given.append(grad_y.data_ptr())
+                return torch.zeros(8)
+
+        return Watch.apply
+
+    for call in (torch.relu, torch.sigmoid, lambda x: x[::2].clone()):
+        runs(relu(), seen(call), made)[0](Clock())
+    assert given[0] == given[1] != given[2] and len(made) == 2
 
 
 @pytest.fixture
