@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import cupyops
+from cupyops.launching.specialised import Specialised
 from cupyops.testing import Call, Failure, Tolerance, check
 from cupyops.testing.call import Outcome, first, gradients, tensors_of
 from cupyops.testing.case import Case
@@ -220,6 +221,29 @@ class OperatorContract:
                 assert "reference" not in trace.routes() or y.numel() == 0, f"{sample!r}\n{trace}"
                 seen |= {record.kernel.partition("<")[0] for record in trace.launches()}
         assert seen >= self.kernels, f"never launched: {self.kernels - seen}"
+
+    @pytest.mark.gpu
+    def test_launches_are_fast(self, monkeypatch):
+        """From the third call on none takes the full checks, which cost the host ten times as much."""
+        launch, slow = Specialised.launch, []
+
+        def counted(specialised, *args):
+            slow.append(specialised.name)
+            return launch(specialised, *args)
+
+        for dtype in self.dtypes:
+            for sample in self.small_samples(Make("cuda", dtype)):
+                call = sample.leaves()
+                for _ in range(2):
+                    self.both_ways(call)
+                with monkeypatch.context() as patch:
+                    patch.setattr(Specialised, "launch", counted)
+                    self.both_ways(call)
+                assert not slow, f"{sample!r}: {slow}"
+
+    def both_ways(self, call):
+        outputs = tensors_of(call.of(self.function))
+        gradients(outputs, call, [torch.ones_like(y) for y in outputs if y.requires_grad])
 
 
 # --- layouts -----------------------------------------------------------------------------------------------------

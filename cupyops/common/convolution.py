@@ -58,6 +58,16 @@ def window(
     return input, stride, padding, dilation
 
 
+@check.once
+def geometry(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: Any
+) -> tuple[list[int], list[int], list[int]]:
+    """(stride, padding, dilation), as lists of two, when all arguments have been checked; padding is no word."""
+    check_tensors(input, weight, bias, groups)
+    _, steps, pads, dilations = window(input, weight, stride, padding, dilation)
+    return steps, pads, dilations
+
+
 def output_size(size: Any, taps: Any, stride: Any, padding: Any, dilation: Any) -> list[int]:
     """Height and width of the result."""
     sides = zip(size, taps, stride, padding, dilation)

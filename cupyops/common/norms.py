@@ -350,7 +350,7 @@ def _parts(count: int, size: int, grads: tuple[Tensor | None, ...], x: Tensor) -
     wanted = sum(grad is not None for grad in grads)
     dtype = acc(x.dtype)
     parts = x.new_empty((wanted, count, _whole(size * dtype.itemsize) // dtype.itemsize), dtype=dtype)
-    places = iter(parts)
+    places = iter(parts.unbind())
     return [parts, *[None if grad is None else next(places) for grad in grads]]
 
 
@@ -363,6 +363,13 @@ def _add(kernels: Kernels, parts: Tensor, grads: tuple[Tensor | None, ...]) -> N
     grid, block = (ceil_div(one.numel(), _WARP), wanted), (across, min(down, 1024 // across))
     launch = kernels.bwd_sum.configure(grid, block, overlap=True)
     launch(parts, *grads, count, one.numel(), T=one.dtype)
+
+
+def room(wanted: bool, weight: Tensor | None, x: Tensor, normalized_shape: Sequence[int]) -> Tensor | None:
+    """For a parameter's gradient."""
+    if not wanted:
+        return None
+    return x.new_empty(normalized_shape) if weight is None else torch.empty_like(weight)
 
 
 # --- arguments ---
@@ -421,6 +428,17 @@ def acc(dtype: torch.dtype) -> torch.dtype:
 
 # what this PyTorch's autocast does with it: an older one leaves it alone
 RMS_AUTOCAST = "fp32" if torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA") else None
+
+
+@check.once
+def rms_checked(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> tuple[list[int], float | None]:
+    """`normalized_shape` and `eps`, when all arguments have been checked."""
+    floating("input", input)
+    sizes = shape(normalized_shape, input)
+    parameter("weight", weight, sizes, input)
+    return sizes, None if eps is None else number("eps", eps)
 
 
 def rms_eps(eps: float | None, dtype: torch.dtype) -> float:

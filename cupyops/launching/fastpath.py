@@ -58,7 +58,7 @@ def configure(
             if (boundary := _checked_boundary(argument)) > 1:
                 checks.append(f"if {name}v & {boundary - 1}: raise _Refused")
         elif argument.kind == "integer":
-            checks.append(f"if {name}.__class__ is not int and not isinstance({name}, _integer): raise _Refused")
+            checks.append(f"if {name}.__class__ is not int and not isinstance({name}, _integers): raise _Refused")
         elif argument.kind == "bool":
             checks.append(f"if {name}.__class__ is not bool: raise _Refused")
         elif argument.kind == "float":
@@ -105,7 +105,7 @@ def configure(_configuration, _launch):
         "_current_device": torch._C._cuda_getDevice,
         "_tracing": tracing,
         "_address": _address,
-        "_integer": np.integer,
+        "_integers": (int, np.integer),  # a bool too
         "_structs": (np.ndarray, np.void),
         "_Tensor": Tensor,
         "_Parameter": torch.nn.Parameter,

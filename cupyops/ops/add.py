@@ -36,7 +36,7 @@ def _add(x: Tensor, other: Tensor, alpha: float, size: list[int] | None = None) 
 
 @_add.forward
 def _(x, other, alpha, size):
-    other = other.expand(x.shape)
+    other = other if size is None else other.expand(x.shape)
     y = empty_output(x, other)
     n, dtype = y.numel(), y.dtype
     if (x.is_contiguous() and other.is_contiguous()) or x.stride() == y.stride() == other.stride():

@@ -46,7 +46,7 @@ def _(saved, grad_y, grad_summed, summed, normalized_shape, weight, needs_grad):
     rows, size = norms.split(summed, normalized_shape)
     grad_y, grad_summed, weight = norms.contiguous(grad_y, grad_summed, weight)
     grad = torch.empty_like(summed) if needs_grad.x or needs_grad.residual else None
-    grad_weight = summed.new_empty(normalized_shape) if needs_grad.weight else None
+    grad_weight = norms.room(needs_grad.weight, weight, summed, normalized_shape)
     read = (grad_y, summed, weight, grad_summed)
     norms.backward(_kernels, norms.Gradients(read, saved, grad, (grad_weight,)), rows, size)
     return grad if needs_grad.x else None, grad if needs_grad.residual else None, grad_weight
@@ -84,12 +84,15 @@ def add_rms_norm(
         >>> y, summed
         (tensor([0.5774, 1.1547, 1.1547]), tensor([1., 2., 2.]))
     """
-    norms.floating("input", input)
-    shape = norms.shape(normalized_shape, input)
+    shape, number = norms.rms_checked(input, normalized_shape, weight, eps)
+    _check_residual(input, residual)
+    return _add_rms_norm(input, residual, shape, weight, number)
+
+
+@check.once
+def _check_residual(input: Tensor, residual: Tensor) -> None:
     norms.floating("residual", residual)
     if residual.shape != input.shape:
         check.fail("residual", residual, f"a tensor of shape {tuple(input.shape)}, that of input")
     check.same_device(input=input, residual=residual)
     check.same_dtype(input=input, residual=residual)
-    norms.parameter("weight", weight, shape, input)
-    return _add_rms_norm(input, residual, shape, weight, None if eps is None else norms.number("eps", eps))

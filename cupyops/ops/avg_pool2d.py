@@ -142,14 +142,16 @@ def avg_pool2d(
                  [10.5000, 12.5000]]])
     """
     planes("input", input)
-    size = list(input.shape[-2:])
+    size = input.shape[-2:]
     kernel, steps, pads, _ = arguments(size, kernel_size, stride, padding, 1, ceil_mode)
     check.choice("count_include_pad", count_include_pad, (False, True))
     if divisor_override is not None and (
         isinstance(divisor_override, bool) or not isinstance(divisor_override, int) or divisor_override == 0
     ):
         check.fail("divisor_override", divisor_override, "an int other than 0, or None")
-    return _avg_pool2d(input, kernel, steps, pads, bool(ceil_mode), bool(count_include_pad), divisor_override, size)
+    return _avg_pool2d(
+        input, kernel, steps, pads, bool(ceil_mode), bool(count_include_pad), divisor_override, list(size)
+    )
 
 
 # --- launches ---

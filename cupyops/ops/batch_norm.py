@@ -278,9 +278,31 @@ def batch_norm(
         tensor([[-1.0000, -1.0000],
                 [ 1.0000,  1.0000]])
     """
-    check.floating("input", input)
-    if input.dim() == 1 and input.numel() == 0:  # no channels: PyTorch takes that too
+    if (
+        isinstance(input, Tensor) and input.is_floating_point() and input.dim() == 1 and input.numel() == 0
+    ):  # no channels: PyTorch takes that too
         return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    _check(input, weight, bias, running_mean, running_var, bool(training), momentum, eps)
+    for name, value in (("running_mean", running_mean), ("running_var", running_var)):
+        if value is not None and value.requires_grad:
+            check.fail(name, value, "a tensor that requires no gradient")
+    if training:
+        return _batch_norm(input, weight, bias, running_mean, running_var, float(momentum), float(eps))
+    return _batch_norm_inference(input, weight, bias, running_mean, running_var, float(eps))
+
+
+@check.once
+def _check(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> None:
+    check.floating("input", input)
     if input.dim() < 2:
         check.fail("input", input, "shape (n, channels, *)")
     given = zip(PARAMETERS, (weight, bias, running_mean, running_var))
@@ -290,14 +312,11 @@ def batch_norm(
             check.fail(name, number, "a number")
     if eps < 0 or (training and eps == 0):
         check.fail("eps", eps, "a number above 0" if training else "a number of at least 0")
-    if training:
-        if input.numel() == input.shape[1]:
-            check.fail("input", input, "more than 1 value per channel when training")
-        return _batch_norm(input, weight, bias, running_mean, running_var, float(momentum), float(eps))
+    if training and input.numel() == input.shape[1]:
+        check.fail("input", input, "more than 1 value per channel when training")
     for name, value in (("running_mean", running_mean), ("running_var", running_var)):
-        if value is None:
+        if value is None and not training:
             check.fail(name, value, "a tensor, when not training")
-    return _batch_norm_inference(input, weight, bias, running_mean, running_var, float(eps))
 
 
 def _check_parameters(input: Tensor, given: dict[str, Tensor]) -> None:
@@ -312,8 +331,6 @@ def _check_parameters(input: Tensor, given: dict[str, Tensor]) -> None:
                 f"{name} is {value.dtype}, but input is {input.dtype}; beside a half type all of weight, bias, "
                 "running_mean and running_var may be float32"
             )
-        if name.startswith("running") and value.requires_grad:
-            check.fail(name, value, "a tensor that requires no gradient")
 
 
 # --- layouts -----------------------------------------------------------------------------------------------------

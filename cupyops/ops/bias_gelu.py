@@ -76,6 +76,12 @@ def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
         >>> cupyops.bias_gelu(torch.tensor([[-2.0, 1.0]]), torch.tensor([1.0, 1.0]))
         tensor([[-0.1587,  1.9545]])
     """
+    _check(input, bias, approximate)
+    return _bias_gelu(input, bias, approximate)
+
+
+@check.once
+def _check(input: Tensor, bias: Tensor, approximate: str) -> None:
     check.floating("input", input)
     check.floating("bias", bias)
     check.choice("approximate", approximate, ("none", "tanh"))
@@ -85,4 +91,3 @@ def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
         check.fail("bias", bias, f"shape ({input.shape[-1]},), the last dimension of input")
     check.same_device(input=input, bias=bias)
     check.same_dtype(input=input, bias=bias)
-    return _bias_gelu(input, bias, approximate)

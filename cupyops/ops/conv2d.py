@@ -133,11 +133,13 @@ def conv2d(
         tensor([[[[4., 4.],
                   [4., 4.]]]])
     """
-    convolution.check_tensors(input, weight, bias, groups)
-    input, stride, padding, dilation = convolution.window(input, weight, stride, padding, dilation)
+    if isinstance(padding, str):  # which may pad the input by a row and a column
+        convolution.check_tensors(input, weight, bias, groups)
+        input, stride, padding, dilation = convolution.window(input, weight, stride, padding, dilation)
+    geometry = *convolution.geometry(input, weight, bias, stride, padding, dilation, groups), groups
     if input.dim() == 3:
-        return _conv2d(input.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
-    return _conv2d(input, weight, bias, stride, padding, dilation, groups)
+        return _conv2d(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
+    return _conv2d(input, weight, bias, *geometry)
 
 
 # --- few channels ------------------------------------------------------------------------------------------------

@@ -136,8 +136,7 @@ def conv2d_relu_max_pool2d(
 @check.once
 def _geometry(input, weight, bias, stride, padding, dilation, groups, pool_kernel_size, pool_stride):
     """The operator's arguments after bias, checked."""
-    convolution.check_tensors(input, weight, bias, groups)
-    _, stride, padding, dilation = convolution.window(input, weight, stride, padding, dilation)
+    stride, padding, dilation = convolution.geometry(input, weight, bias, stride, padding, dilation, groups)
     kernel = check.ints("pool_kernel_size", pool_kernel_size, 2, 1)
     pool = [*kernel, *(kernel if pool_stride is None else check.ints("pool_stride", pool_stride, 2, 1))]
     size = convolution.output_size(input.shape[-2:], weight.shape[2:], stride, padding, dilation)

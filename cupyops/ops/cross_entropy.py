@@ -175,23 +175,31 @@ def cross_entropy(
         tensor(0.6931)
     """
     reduction = losses.chosen_reduction(size_average, reduce, reduction)
+    _check(input, target, ignore_index, label_smoothing)
+    label_smoothing = float(label_smoothing)
+    if not target.dtype.is_floating_point:
+        if weight is not None:
+            losses.check_class_weight(input, weight)
+        return _cross_entropy(input, target.long(), weight, ignore_index, reduction, label_smoothing)
+    losses.check_weight(input, weight)
+    if weight is not None and weight.requires_grad:  # PyTorch has this gradient; the kernels do not
+        return F.cross_entropy(input, target, weight, reduction=reduction, label_smoothing=label_smoothing)
+    return _cross_entropy_probabilities(input, target, weight, reduction, label_smoothing)
+
+
+@check.once
+def _check(input: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> None:
     losses.check_input(input, target, ignore_index)
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
         check.fail("label_smoothing", label_smoothing, "a number in [0, 1]")
-    label_smoothing = float(label_smoothing)
     if target.dtype.is_complex or target.dtype is torch.bool:
         check.fail("target", target, "a tensor of integers (classes) or of a floating-point dtype (probabilities)")
     if not target.dtype.is_floating_point:
         losses.check_target(input, target, losses.positions(input), "classes")
-        losses.check_class_weight(input, weight)
-        return _cross_entropy(input, target.long(), weight, ignore_index, reduction, label_smoothing)
+        return
     losses.check_target(input, target, tuple(input.shape), "probabilities")
-    losses.check_weight(input, weight)
     if ignore_index >= 0:
         check.fail("ignore_index", ignore_index, "none: a target of probabilities has no class to ignore")
-    if weight is not None and weight.requires_grad:  # PyTorch has this gradient; the kernels do not
-        return F.cross_entropy(input, target, weight, reduction=reduction, label_smoothing=label_smoothing)
-    return _cross_entropy_probabilities(input, target, weight, reduction, label_smoothing)
 
 
 # --- launches ---

@@ -195,6 +195,17 @@ def embedding(
         tensor([[4., 5.],
                 [0., 1.]])
     """
+    padding = _checked_padding(input, weight, padding_idx, max_norm, norm_type)
+    if max_norm is not None:
+        _renorm(weight, input, max_norm, norm_type)
+    return _embedding(weight, input.long(), weight.shape[0], padding, bool(scale_grad_by_freq), bool(sparse))
+
+
+@check.once
+def _checked_padding(
+    input: Tensor, weight: Tensor, padding_idx: int | None, max_norm: float | None, norm_type: float
+) -> int:
+    """The row of `padding_idx`, -1 for none, when all arguments have been checked."""
     check.tensor("input", input)
     check.tensor("weight", weight)
     check.same_device(input=input, weight=weight)
@@ -206,11 +217,7 @@ def embedding(
         check.floating("weight", weight)
         _check_number("max_norm", max_norm)
         _check_number("norm_type", norm_type)
-    rows = weight.shape[0]
-    padding = -1 if padding_idx is None else _row(padding_idx, rows)
-    if max_norm is not None:
-        _renorm(weight, input, max_norm, norm_type)
-    return _embedding(weight, input.long(), rows, padding, bool(scale_grad_by_freq), bool(sparse))
+    return -1 if padding_idx is None else _row(padding_idx, weight.shape[0])
 
 
 def _row(padding_idx: Any, rows: int) -> int:

@@ -216,6 +216,12 @@ def group_norm(
         >>> cupyops.group_norm(torch.tensor([[1.0, 3.0, 5.0, 9.0]]), 2)
         tensor([[-1.0000,  1.0000, -1.0000,  1.0000]])
     """
+    _check(input, num_groups, weight, bias, eps)
+    return _group_norm(input, num_groups, weight, bias, float(eps))
+
+
+@check.once
+def _check(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
     check.floating("input", input)
     if input.dim() < 2:
         check.fail("input", input, "shape (n, channels, *)")
@@ -235,7 +241,6 @@ def group_norm(
             check.fail(name, value, f"shape ({channels},), the channels of input")
         check.same_device(input=input, **{name: value})
     _check_dtypes(input, given)
-    return _group_norm(input, num_groups, weight, bias, float(eps))
 
 
 def _check_dtypes(input: Tensor, given: dict[str, Tensor]) -> None:

@@ -41,7 +41,8 @@ def _(x, normalized_shape, weight, bias, eps):
     rows, size = norms.split(x, normalized_shape)
     x, weight, bias = norms.contiguous(x, weight, bias)
     y = torch.empty_like(x)
-    mean, rstd = (x.new_empty(rows, dtype=norms.acc(x.dtype)) for _ in range(2))
+    mean = x.new_empty(rows, dtype=norms.acc(x.dtype))
+    rstd = torch.empty_like(mean)
     norms.forward(_kernels, (x,), (weight, bias, y, mean, rstd), rows, size, eps)
     return y, (mean, rstd)
 
@@ -52,7 +53,7 @@ def _(saved, grad_y, x, normalized_shape, weight, needs_grad):
     grad_y, x, weight = norms.contiguous(grad_y, x, weight)
     grad_x = torch.empty_like(x) if needs_grad.x else None
     needed = (needs_grad.weight, needs_grad.bias)
-    parameters = tuple(x.new_empty(normalized_shape) if need else None for need in needed)
+    parameters = tuple(norms.room(need, weight, x, normalized_shape) for need in needed)
     norms.backward(_kernels, norms.Gradients((grad_y, x, weight), saved, grad_x, parameters), rows, size)
     return grad_x, *parameters
 
@@ -85,13 +86,22 @@ def layer_norm(
         >>> cupyops.layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), (3,))
         tensor([[-1.2247,  0.0000,  1.2247]])
     """
+    shape, eps = _checked(input, normalized_shape, weight, bias, eps)
+    return _layer_norm(input, shape, weight, bias, eps)
+
+
+@check.once
+def _checked(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[list[int], float]:
+    """`normalized_shape` and `eps`, when all arguments have been checked."""
     norms.floating("input", input)
     shape = norms.shape(normalized_shape, input)
-    eps = norms.number("eps", eps)
+    number = norms.number("eps", eps)
     for name, parameter in (("weight", weight), ("bias", bias)):
         norms.parameter(name, parameter, shape, input)
     _check_dtypes(input, weight, bias)
-    return _layer_norm(input, shape, weight, bias, eps)
+    return shape, number
 
 
 def _check_dtypes(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:

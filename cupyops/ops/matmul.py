@@ -71,20 +71,12 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
         >>> cupyops.matmul(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, -1.0]))
         tensor([-1., -1.])
     """
-    check.tensor("input", input)
-    check.tensor("other", other)
-    check.same_device(input=input, other=other)
-    gemm.check_dtypes(input=input, other=other)
-    for name, value in (("input", input), ("other", other)):
-        if value.dim() < 1:
-            check.fail(name, value, "at least 1 dimension")
+    _check(input, other)
+    if input.dim() == other.dim() == 2:
+        return _matmul(input, other)
     a = input.unsqueeze(0) if input.dim() == 1 else input
     b = other.unsqueeze(1) if other.dim() == 1 else other
     k = a.shape[-1]
-    if k != b.shape[-2]:
-        wanted = f"({k},)" if other.dim() == 1 else f"(..., {k}, n)"
-        found = f"other has shape {tuple(other.shape)}"
-        raise InputError(f"{found}, expected {wanted} to fit input of shape {tuple(input.shape)}")
     if b.dim() == 2 and a.dim() > 2:  # one product of many rows
         y = _matmul(a.reshape(math.prod(a.shape[:-1]), k), b).reshape(*a.shape[:-1], b.shape[1])
     else:
@@ -92,6 +84,22 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
         y = _matmul(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
     y = y.squeeze(-1) if other.dim() == 1 else y
     return y.squeeze(-1 if other.dim() == 1 else -2) if input.dim() == 1 else y
+
+
+@check.once
+def _check(input: Tensor, other: Tensor) -> None:
+    check.tensor("input", input)
+    check.tensor("other", other)
+    check.same_device(input=input, other=other)
+    gemm.check_dtypes(input=input, other=other)
+    for name, value in (("input", input), ("other", other)):
+        if value.dim() < 1:
+            check.fail(name, value, "at least 1 dimension")
+    k = input.shape[-1]
+    if k != other.shape[-2 if other.dim() > 1 else 0]:
+        wanted = f"({k},)" if other.dim() == 1 else f"(..., {k}, n)"
+        found = f"other has shape {tuple(other.shape)}"
+        raise InputError(f"{found}, expected {wanted} to fit input of shape {tuple(input.shape)}")
 
 
 def _broadcast(input: Tensor, other: Tensor) -> torch.Size:

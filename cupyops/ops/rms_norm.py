@@ -40,7 +40,7 @@ def _(saved, grad_y, x, normalized_shape, weight, needs_grad):
     rows, size = norms.split(x, normalized_shape)
     grad_y, x, weight = norms.contiguous(grad_y, x, weight)
     grad_x = torch.empty_like(x) if needs_grad.x else None
-    grad_weight = x.new_empty(normalized_shape) if needs_grad.weight else None
+    grad_weight = norms.room(needs_grad.weight, weight, x, normalized_shape)
     norms.backward(_kernels, norms.Gradients((grad_y, x, weight), saved, grad_x, (grad_weight,)), rows, size)
     return grad_x, grad_weight
 
@@ -68,7 +68,5 @@ def rms_norm(
         >>> cupyops.rms_norm(torch.tensor([[1.0, 2.0, 2.0]]), (3,), torch.tensor([1.0, 1.0, 0.0]))
         tensor([[0.5774, 1.1547, 0.0000]])
     """
-    norms.floating("input", input)
-    shape = norms.shape(normalized_shape, input)
-    norms.parameter("weight", weight, shape, input)
-    return _rms_norm(input, shape, weight, None if eps is None else norms.number("eps", eps))
+    shape, number = norms.rms_checked(input, normalized_shape, weight, eps)
+    return _rms_norm(input, shape, weight, number)

@@ -118,6 +118,16 @@ def rope(
         tensor([[ 1.,  2.],
                 [-4.,  3.]])
     """
+    dim = _checked_dim(input, cos, sin, positions, seq_dim)
+    cos, sin = cos.to(input.dtype), sin.to(input.dtype)
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        return _rope.reference(input, cos, sin, positions, interleaved, dim, False)
+    return _rope(input, cos, sin, positions, interleaved, dim, False)
+
+
+@check.once
+def _checked_dim(input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, seq_dim: int) -> int:
+    """`seq_dim` from the front, when all arguments have been checked."""
     check.floating("input", input)
     check.floating("cos", cos)
     check.floating("sin", sin)
@@ -129,10 +139,7 @@ def rope(
     if dim == input.dim() - 1:
         check.fail("seq_dim", seq_dim, "a dimension before the last, which is that of a row")
     _check_tables(input, cos, sin, positions, dim)
-    cos, sin = cos.to(input.dtype), sin.to(input.dtype)
-    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
-        return _rope.reference(input, cos, sin, positions, interleaved, dim, False)
-    return _rope(input, cos, sin, positions, interleaved, dim, False)
+    return dim
 
 
 def _check_tables(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, dim: int) -> None:

@@ -99,11 +99,7 @@ def scale_shift(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
         tensor([[1.5000, 2.5000, 3.5000],
                 [1.5000, 2.5000, 3.5000]])
     """
-    check.tensor("input", input)
-    check.tensor("weight", weight)
-    check.optional_tensor("bias", bias)
-    check.same_device(input=input, weight=weight, bias=bias)
-    shape = broadcast_shape(input=input, weight=weight, bias=bias)
+    shape = _shape(input, weight, bias)
     if (
         (input.dim() < len(shape) or input.shape != shape)
         and input.dtype == weight.dtype
@@ -111,6 +107,16 @@ def scale_shift(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     ):
         input = input.expand(shape)  # of other dtypes a number would count as an array in type promotion
     return _scale_shift(input, weight, bias)
+
+
+@check.once
+def _shape(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+    """That of the result, when all arguments have been checked."""
+    check.tensor("input", input)
+    check.tensor("weight", weight)
+    check.optional_tensor("bias", bias)
+    check.same_device(input=input, weight=weight, bias=bias)
+    return broadcast_shape(input=input, weight=weight, bias=bias)
 
 
 def _contiguous(factor: Tensor, grad_y: Tensor) -> Tensor:

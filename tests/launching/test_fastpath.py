@@ -109,6 +109,16 @@ def test_a_good_launch(machine, loaded):
     assert machine.content(loaded[1]) == signature.checked("f", loaded[1], values, -1)
 
 
+@pytest.mark.parametrize("value", [True, False, np.int64(3)], ids=repr)
+def test_an_integer_of_another_kind(machine, loaded, value):
+    """A flag for an int, as a host computes it, costs no full checks either."""
+    values = good()
+    values[2] = value
+    launch(machine, *values)
+    assert len(machine.launched) == 1 and not machine.full
+    assert machine.content(loaded[1]) == signature.checked("f", loaded[1], values, -1)
+
+
 @pytest.mark.parametrize("index", range(10))
 @pytest.mark.parametrize(
     "value",
