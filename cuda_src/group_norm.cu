@@ -13,10 +13,10 @@
 // forward, 12 backward.
 //
 // Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4226), G32 bf16: 32x512x32x32 2815 /
-// 2751, 8x256x128x128 2731 / 2937, 32x512x31x33 2698 / 2375, 32x480x31x33 2531 / 2264, 64x256x4095 3197 / 3068. Lost: blocks
+// 2751, 8x256x128x128 2731 / 2937, 32x512x31x33 2698 / 2400, 32x480x31x33 2531 / 2334, 64x256x4095 3197 / 3128. Lost: blocks
 // load, wait for each other and store in turn, of backward two on a multiprocessor (issue 52% of the cycles, DRAM 60%);
-// mixed packs look for their channel when they are loaded and stored, and what stands apart is read again (all of it under
-// way with the packs is slower: registers); of small tensors, the start of launches.
+// mixed packs look for their channel when they are loaded and stored, and the sums of channels read what stands apart again;
+// of small tensors, the start of launches.
 #include "common/cluster.cuh"
 #include "common/group_norm_held.cuh"
 #include "common/group_norm_small.cuh"

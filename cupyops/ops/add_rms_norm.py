@@ -84,9 +84,9 @@ def add_rms_norm(
         >>> y, summed
         (tensor([0.5774, 1.1547, 1.1547]), tensor([1., 2., 2.]))
     """
-    shape, number = norms.rms_checked(input, normalized_shape, weight, eps)
+    shape, eps = norms.rms_checked(input, normalized_shape, weight, eps)
     _check_residual(input, residual)
-    return _add_rms_norm(input, residual, shape, weight, number)
+    return _add_rms_norm(input, residual, shape, weight, eps)
 
 
 @check.once

@@ -149,9 +149,8 @@ def avg_pool2d(
         isinstance(divisor_override, bool) or not isinstance(divisor_override, int) or divisor_override == 0
     ):
         check.fail("divisor_override", divisor_override, "an int other than 0, or None")
-    return _avg_pool2d(
-        input, kernel, steps, pads, bool(ceil_mode), bool(count_include_pad), divisor_override, list(size)
-    )
+    options = bool(ceil_mode), bool(count_include_pad), divisor_override
+    return _avg_pool2d(input, kernel, steps, pads, *options, list(size))
 
 
 # --- launches ---

@@ -278,9 +278,8 @@ def batch_norm(
         tensor([[-1.0000, -1.0000],
                 [ 1.0000,  1.0000]])
     """
-    if (
-        isinstance(input, Tensor) and input.is_floating_point() and input.dim() == 1 and input.numel() == 0
-    ):  # no channels: PyTorch takes that too
+    check.floating("input", input)
+    if input.dim() == 1 and input.numel() == 0:  # no channels: PyTorch takes that too
         return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     _check(input, weight, bias, running_mean, running_var, bool(training), momentum, eps)
     for name, value in (("running_mean", running_mean), ("running_var", running_var)):
@@ -302,7 +301,6 @@ def _check(
     momentum: float,
     eps: float,
 ) -> None:
-    check.floating("input", input)
     if input.dim() < 2:
         check.fail("input", input, "shape (n, channels, *)")
     given = zip(PARAMETERS, (weight, bias, running_mean, running_var))

@@ -97,11 +97,11 @@ def _checked(
     """`normalized_shape` and `eps`, when all arguments have been checked."""
     norms.floating("input", input)
     shape = norms.shape(normalized_shape, input)
-    number = norms.number("eps", eps)
+    eps = norms.number("eps", eps)
     for name, parameter in (("weight", weight), ("bias", bias)):
         norms.parameter(name, parameter, shape, input)
     _check_dtypes(input, weight, bias)
-    return shape, number
+    return shape, eps
 
 
 def _check_dtypes(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:

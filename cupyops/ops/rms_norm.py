@@ -68,5 +68,5 @@ def rms_norm(
         >>> cupyops.rms_norm(torch.tensor([[1.0, 2.0, 2.0]]), (3,), torch.tensor([1.0, 1.0, 0.0]))
         tensor([[0.5774, 1.1547, 0.0000]])
     """
-    shape, number = norms.rms_checked(input, normalized_shape, weight, eps)
-    return _rms_norm(input, shape, weight, number)
+    shape, eps = norms.rms_checked(input, normalized_shape, weight, eps)
+    return _rms_norm(input, shape, weight, eps)
