@@ -224,7 +224,7 @@ class OperatorContract:
 
     @pytest.mark.gpu
     def test_launches_are_fast(self, monkeypatch):
-        """From the third call on none takes the full checks, which cost the host ten times as much."""
+        """From the third call on none takes the full checks."""
         launch, slow = Specialised.launch, []
 
         def counted(specialised, *args):

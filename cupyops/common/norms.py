@@ -365,13 +365,6 @@ def _add(kernels: Kernels, parts: Tensor, grads: tuple[Tensor | None, ...]) -> N
     launch(parts, *grads, count, one.numel(), T=one.dtype)
 
 
-def room(wanted: bool, weight: Tensor | None, x: Tensor, normalized_shape: Sequence[int]) -> Tensor | None:
-    """For a parameter's gradient."""
-    if not wanted:
-        return None
-    return x.new_empty(normalized_shape) if weight is None else torch.empty_like(weight)
-
-
 # --- arguments ---
 
 

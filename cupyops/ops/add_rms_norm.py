@@ -46,7 +46,7 @@ def _(saved, grad_y, grad_summed, summed, normalized_shape, weight, needs_grad):
     rows, size = norms.split(summed, normalized_shape)
     grad_y, grad_summed, weight = norms.contiguous(grad_y, grad_summed, weight)
     grad = torch.empty_like(summed) if needs_grad.x or needs_grad.residual else None
-    grad_weight = norms.room(needs_grad.weight, weight, summed, normalized_shape)
+    grad_weight = torch.empty_like(weight) if needs_grad.weight else None
     read = (grad_y, summed, weight, grad_summed)
     norms.backward(_kernels, norms.Gradients(read, saved, grad, (grad_weight,)), rows, size)
     return grad if needs_grad.x else None, grad if needs_grad.residual else None, grad_weight

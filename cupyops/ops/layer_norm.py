@@ -52,8 +52,9 @@ def _(saved, grad_y, x, normalized_shape, weight, needs_grad):
     rows, size = norms.split(x, normalized_shape)
     grad_y, x, weight = norms.contiguous(grad_y, x, weight)
     grad_x = torch.empty_like(x) if needs_grad.x else None
-    needed = (needs_grad.weight, needs_grad.bias)
-    parameters = tuple(norms.room(need, weight, x, normalized_shape) for need in needed)
+    grad_weight = torch.empty_like(weight) if needs_grad.weight else None
+    grad_bias = x.new_empty(normalized_shape) if needs_grad.bias else None
+    parameters = grad_weight, grad_bias
     norms.backward(_kernels, norms.Gradients((grad_y, x, weight), saved, grad_x, parameters), rows, size)
     return grad_x, *parameters
 

@@ -40,7 +40,7 @@ def _(saved, grad_y, x, normalized_shape, weight, needs_grad):
     rows, size = norms.split(x, normalized_shape)
     grad_y, x, weight = norms.contiguous(grad_y, x, weight)
     grad_x = torch.empty_like(x) if needs_grad.x else None
-    grad_weight = norms.room(needs_grad.weight, weight, x, normalized_shape)
+    grad_weight = torch.empty_like(weight) if needs_grad.weight else None
     norms.backward(_kernels, norms.Gradients((grad_y, x, weight), saved, grad_x, (grad_weight,)), rows, size)
     return grad_x, grad_weight
 
