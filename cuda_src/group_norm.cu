@@ -134,11 +134,9 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     total = total + Pair<A>{w * own.first, w * own.second};
   };
   T apart_grad, apart_input;  // the first that the thread has
-  const auto load_apart = [&] {
-    const int i = held.apart(groups, threadIdx.x);
-    if (i >= 0) apart_grad = grad_y[held.row * size + i], apart_input = x[held.row * size + i];
-  };
-  load_apart();
+  if (const int i = held.apart(groups, threadIdx.x); i >= 0) {
+    apart_grad = grad_y[held.row * size + i], apart_input = x[held.row * size + i];
+  }
   if (const int only = held.channel(groups); only >= 0) {
     Pair<A> own = {};
 #pragma unroll
