@@ -365,6 +365,8 @@ def _child(operator: str, tool: str, dtypes: list[str], device: str) -> None:
         run_planted(tool, device)
     else:
         launched = run_samples(operator, [DTYPES[name] for name in dtypes], device)
+    # autograd's thread may still let go of tensors, and the process aborts where that needs an interpreter that has ended
+    time.sleep(0.5)
     print(json.dumps({"kernels": launched}), flush=True)
 
 
