@@ -11,7 +11,7 @@
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 4x32x4096x128 r128 bf16 3864 / 3875, fp32
 // 4074 / 4051, 4x4096x32x128 r128 bshd bf16 3844 / 3859, 4x32x4096x128 r128 interleaved bf16 3668 / 3666, 4x32x4096x128
 // r64 bf16 3556 / 3541, 4x32x4096x80 r80 bf16 3633 / 3642, 4x32x4096x126 r126 bf16 3410 / 3322, 128x1x32x128 r128 bshd
-// bf16 4.1 and 4.6 us. Lost, by Nsight Compute, the memory at 80% of its peak: halves of whole vectors go by rows, in the
+// bf16 4.1 and 4.1 us. Lost, by Nsight Compute, the memory at 80% of its peak: halves of whole vectors go by rows, in the
 // order of memory, and read the tables again for every head, from L2 (by heads, which read them once: 3763), and warps
 // wait for that. Other halves go by heads, since by rows single elements leave too few bytes under way (1104); those that
 // leave a thread fewer than 8 bytes at a time through shared memory, where rows are not apart: there the barriers of
