@@ -144,8 +144,12 @@ def _reports(lines: list[str]) -> list[str]:
 
 
 def run_samples(operator: str, dtypes: Iterable[torch.dtype], device: str) -> list[str]:
-    """Run the samples of an operator; on "cpu" in the simulator. Gives the kernels that were launched."""
-    with _kernels_on(device), cupyops.trace() as trace:
+    """Run the samples of an operator; on "cpu" in the simulator. Gives the kernels that were launched.
+
+    In one thread: that of autograd may still let go of tensors when the process ends, which aborts where the interpreter
+    has ended before.
+    """
+    with _kernels_on(device), torch.autograd.set_multithreading_enabled(False), cupyops.trace() as trace:
         for name, call in samples():
             for dtype in dtypes if name == operator else ():
                 for result in run(_there(call, device), Make(dtype, device)):
@@ -365,8 +369,6 @@ def _child(operator: str, tool: str, dtypes: list[str], device: str) -> None:
         run_planted(tool, device)
     else:
         launched = run_samples(operator, [DTYPES[name] for name in dtypes], device)
-    # autograd's thread may still let go of tensors, and the process aborts where that needs an interpreter that has ended
-    time.sleep(0.5)
     print(json.dumps({"kernels": launched}), flush=True)
 
 
