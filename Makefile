@@ -17,8 +17,8 @@ endif
 
 CUDA_FILES = $(shell find cuda_src -name '*.cu' -o -name '*.cuh')
 CLANG_FORMAT = $(PY) -c "import clang_format; clang_format.clang_format()"
-# -p finds the plugin in tests; python -m pytest finds the package in this folder
-GPU_PYTEST = PYTHONPATH=tests$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json
+# -p finds the plugin in tests/support; python -m pytest finds the package in this folder
+GPU_PYTEST = PYTHONPATH=tests/support$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json
 
 .PHONY: help demo test lint types format pytest opdb docs conformance test-gpu gpu-report bench soak sanitize clean
 

@@ -1,7 +1,7 @@
 // The kernels of ladder.py: each step of a ladder is the one before with one thing changed.
 //
 // Sizes are multiples of the tiles: these kernels show one idea each, and leave tails to those of cuda_src/.
-#include "common/vec.cuh"
+#include "common/core/vector.cuh"
 
 // --- one thread for one result ---
 

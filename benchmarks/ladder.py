@@ -29,7 +29,7 @@ from rich.table import Table
 from torch import Tensor
 
 import cupyops
-from cupyops.kernel import Kernel, ceil_div
+from cupyops._kernel.kernel import Kernel, ceil_div
 
 console = Console()
 HERE = Path(__file__).parent

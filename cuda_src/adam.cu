@@ -10,7 +10,7 @@
 // at most 20 flops, of which one square root and one quotient.
 // Reached on an H200 (GB/s of those bytes; a copy: 4251): 24x2^22 bf16 4022, 24x2^22 fp32 4043. Lost: little; below
 // some millions of elements the host's time.
-#include "common/multi_tensor.cuh"
+#include "optim/multi_tensor.cuh"
 
 // In float to 2 units in the last place, in a few instructions: of an update, that is far below a parameter's last place.
 // The quotient is 0 where b exceeds 2^126, which no root does.

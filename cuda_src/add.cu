@@ -8,9 +8,9 @@
 // Reached on an H200 (GB/s of those bytes, without those of an input that is broadcast, forward / backward; a copy: 4253),
 // bf16: 32768x4096 + 4096 4149 / 3495, 32768x4095 + 4095 4103 / 3468, 32768x4096 + 32768x1 4095 / 3861, 64x256x56x56 +
 // 256x1x1 3901 / 3200. Lost: in backward what sum.cu loses, over the first dimension a second launch.
-#include "common/broadcast.cuh"
-#include "common/elementwise.cuh"
-#include "common/spread.cuh"
+#include "common/elementwise/broadcast.cuh"
+#include "common/elementwise/elementwise.cuh"
+#include "common/elementwise/broadcast_params.cuh"
 
 // Grid, block: see elementwise(). All three laid out alike; each thread owns whole vectors.
 template <typename T>

@@ -11,13 +11,13 @@
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226), bf16: 32768x4096 3998 / 4002, 8192x16384
 // 4013 / 3959, 131072x1000 3933 / 3819, 32768x4095 3981 / 3637, 2048x50257 3231 / 2429, 1048576x64 3852 / 3873,
 // 1000003x17 3439 / 2496; fp32: 32768x4096 4036 / 4186. Lost: in backward of odd rows, elements that are of no whole pack.
-#include "common/norm_held.cuh"
-#include "common/norm_rows.cuh"
-#include "common/norm_rows_bwd.cuh"
-#include "common/norm_short.cuh"
-#include "common/norm_small.cuh"
-#include "common/norm_wide.cuh"
-#include "common/norm_wide_bwd.cuh"
+#include "norm/shared_row.cuh"
+#include "norm/row_forward.cuh"
+#include "norm/row_backward.cuh"
+#include "norm/sub_warp.cuh"
+#include "norm/thread_per_row.cuh"
+#include "norm/two_pass_forward.cuh"
+#include "norm/two_pass_backward.cuh"
 
 // Grid, block, shared memory, ownership, weight: see norm_rows(); weight may be null.
 template <typename T, int K, bool VECTORS>

@@ -1,9 +1,9 @@
 // y[k]         = max over i of x[k, i], NaN where one is; ties[k] = how many are the largest, 0 of NaN
 // grad_x[k, i] = grad_y[k] (x[k, i] = y[k]) / ties[k]
 //
-// Any dimensions, any strides, without a copy: see common/reduction.cuh. As PyTorch's, the gradient where y is NaN is
+// Any dimensions, any strides, without a copy: see common/reduce/reduction.cuh. As PyTorch's, the gradient where y is NaN is
 // 0 / 0. Forward keeps `ties` and where one of the largest is, so that backward need not read rows that have but one, only
-// its vector; of rows of at most 64 elements and 128 bytes, which a thread takes (see common/small_rows.cuh), a bit for
+// its vector; of rows of at most 64 elements and 128 bytes, which a thread takes (see common/tile/tiny_rows.cuh), a bit for
 // each element that is the largest, and backward reads nothing of x.
 // Bytes per element of x: forward sizeof(T), backward once that, and again what is tied. About three operations on each
 // element, of half types two elements at once in rows.
@@ -12,8 +12,8 @@
 // 65536x1000 3052 / 5511, 4096x50257 3720 / 6743, 2097152x32 3101 / 6336, 1000003x17 2030 / 3968. Lost: the start of a
 // launch, about 4 us; of long bf16 rows one in sixteen has a tie and is read; over 0 each element is compared and counted by
 // itself; of 32 columns a thread reads a whole row, so that a warp's loads are far apart.
-#include "common/shares.cuh"
-#include "common/small_rows.cuh"
+#include "common/reduce/reduce_backward.cuh"
+#include "common/tile/tiny_rows.cuh"
 
 // The largest of some numbers, how many are that, and the number of one of them: of the element, in a line of its vector.
 template <typename A> struct Top {

@@ -12,9 +12,9 @@
 // 256x64x112x112 k3 s2 p1 last bf16 3574 / 3607, 256x2048x7x7 k7 bf16 2409 / 3163. Other windows: k3 bf16 2712 / 650.
 // Lost, by Nsight Compute, before ends of runs were fetched whole: instructions, of half types one element at a time: at
 // k3 87% of all cycles issue, the memory at 71 and 66% of its peak; backward at k2 73% and 78%.
-#include "common/reduce.cuh"
-#include "common/sigmoid.cuh"
-#include "common/window.cuh"
+#include "common/reduce/warp_block.cuh"
+#include "common/elementwise/sigmoid.cuh"
+#include "pool/window.cuh"
 
 // The number that a window's sum is divided by. given: where it is not 0.
 struct Averaging {

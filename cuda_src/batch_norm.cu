@@ -23,7 +23,7 @@
 // 1252, 4096x4095 1532 / 1773. Lost: half types are bound by the instructions for a pack of eight; the forms without
 // clusters read everything twice, of which the cache holds the end. Small planes held in clusters, of which backward
 // reads once, took as long.
-#include "common/batch_norm_runs.cuh"
+#include "batch_norm/nchw.cuh"
 
 constexpr int kThreads = 256;
 constexpr int kClusterThreads = 512;

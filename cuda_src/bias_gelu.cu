@@ -9,10 +9,10 @@
 // 3523, 16384x4095 bf16 3749 / 3575. A thread keeps the bias of its columns and goes through four vectors one
 // by one; four under way, in twice the registers, reach 3491. Lost: gelu's arithmetic (gelu alone, of 16384x4095: 3627);
 // in backward the second launch.
-#include "common/broadcast.cuh"
-#include "common/column_sums.cuh"
-#include "common/gelu.cuh"
-#include "common/spread.cuh"
+#include "common/elementwise/broadcast.cuh"
+#include "common/reduce/column.cuh"
+#include "common/elementwise/gelu.cuh"
+#include "common/elementwise/broadcast_params.cuh"
 
 // Grid, block: see spread_over(). x and y are dense and laid out alike.
 template <typename T, bool TANH, int FORM>

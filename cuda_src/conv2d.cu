@@ -9,7 +9,7 @@
 // On an H200 bf16 n64 256->256 14x14 takes 102 us forward and 220 backward (cuDNN 45 and 96). Lost: to the copies and to
 // finding pixels between the mma. Few channels of fp32 are conv2d_direct.cu's, n64 1->32 28x28 8.5 and 28.5 us, 32->64 14x14
 // 24.5 and 58.9; there half a wave of blocks issues in 50 to 70% of all cycles, and the parts of grad_weight take a launch.
-#include "common/gemm.cuh"
+#include "gemm/gemm.cuh"
 
 // How a pixel of one image and a tap of the filter find an element of the other image: along each axis
 // position = pixel * scale + offset + tap * step, taken where it divides by `divide` and falls inside.

@@ -7,7 +7,7 @@
 // Reached on an H200, forward / backward (cuDNN without TF32), fp32: n64 1->32 28x28 8.3 / 28 us (20 / 70), n64 32->64 14x14
 // 24 / 59 us (31 / 76), n1024 32->64 14x14 265 / 568 us (245 / 838). Lost: a block waits for its tile and its weights;
 // grad_weight adds what many blocks found.
-#include "common/pooled_fma.cuh"
+#include "small_conv/fma.cuh"
 
 // y = x correlated with weight (F, C, K, K), or, unless FORWARD, with weight (C, F, K, K) turned round: from grad_y, grad_x.
 // Grid: (tiles of 2 x 2 windows over all of y, ceil(F / (NF * groups))). Block: th * tw windows, times groups of NF filters,

@@ -18,7 +18,7 @@
 // 7.7 / 17 us (23 / 46), n64 32->64 14x14 fp32 24 / 51 us (32 / 79), n1024 32->64 14x14 fp32 265 / 538 us (245 / 865); half
 // types see conv2d_relu_max_pool2d_mma.cu. Lost: a thread reads 26 times from shared memory for 288 FMAs, and 13 warps of a
 // block leave a quarter of a multiprocessor's schedulers a warp more than the rest.
-#include "common/pooled_fma.cuh"
+#include "small_conv/fma.cuh"
 
 // Grid: (tiles of all images, ceil(F / (NF * groups))). Block: th * tw windows, times groups of NF filters, times the splits
 // of the channels, in whole warps. A thread owns one window of its filters. Shared memory: for each of `chunk` channels the

@@ -4,7 +4,7 @@
 //
 // Reached on an H200, forward / backward, bf16 (PyTorch's three layers, the better of eager and compiled): n64 32->64 14x14
 // 13 / 36 us (26 / 68), n1024 57 / 156 us (104 / 312). Lost: a block waits for its tile, and computes little on it.
-#include "common/pooled_mma.cuh"
+#include "small_conv/mma.cuh"
 
 // The same as conv2d_relu_max_pool2d_fwd by tensor cores, on sm_80 and later. Grid: (blocks that stride over the tiles of
 // all images, ceil(F / filters of a block)). Block: a warp for each 8 windows of a tile and 8 NB filters. Shared memory: the

@@ -19,7 +19,7 @@
 // 805, 240, 353 and 173 us. Lost: three rows of 64 KB on a multiprocessor, of longer ones fewer, are too few for loads,
 // reductions and stores to overlap throughout: of 4096x128256 the memory was busy to 75% of its peak, where a copy comes
 // to 86%; and two more launches, of the sum and of backward, 3 us each.
-#include "common/cross_entropy.cuh"
+#include "loss/cross_entropy.cuh"
 
 // inner == 1. Grid: any, one dimension. Block: (32, rows) gives each row a warp, (a multiple of 32, 1) a block; blocks
 // stride over the rows. Each logit is read once, 16 bytes at a time: max and sum are kept up online, in acc_t<T>.

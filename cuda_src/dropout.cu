@@ -10,8 +10,8 @@
 // Reached on an H200 (GB/s of those bytes, forward and backward alike; a copy: 4251): 2^27 elements of bf16 4125, of fp16
 // 4151, 2^26 of fp32 4164; 2^16 of bf16 in 4.2 us. Lost: the beginning and the end of a launch, 3 of 130 us; PyTorch's copy of
 // as many bytes takes 128.5. The kernel itself takes 126, the memory's throughput at 85% of its peak, as in relu.
-#include "common/broadcast.cuh"
-#include "common/philox.cuh"
+#include "common/elementwise/broadcast.cuh"
+#include "common/core/philox.cuh"
 
 template <typename T> struct Drop {
   using A = acc_t<T>;

@@ -15,8 +15,8 @@
 // two launches before the one that moves the bytes; where a row is named often, the blocks that find its positions and
 // add them; of odd rows loads that are waited for, in three rounds of a block where even rows take two. More of them
 // under way at a time, or 16 bytes each, came out slower.
-#include "common/embedding_lists.cuh"
-#include "common/embedding_sums.cuh"
+#include "embedding/lists.cuh"
+#include "embedding/sums.cuh"
 
 constexpr int kThreads = 256;  // of a block, at most
 constexpr int kSlots = 128;  // positions at which lists may begin, for a block, at most

@@ -12,8 +12,8 @@
 // 763, 8192x2048x50257 bf16 684, 2048x1000x32000 fp16 560, fp32 48. Lost: each chunk of rows that is added to the weight's
 // gradient reads and writes that once more; and where 240 MiB do not hold the logits of the rows that are left, these are
 // computed twice.
-#include "common/elementwise.cuh"
-#include "common/held_losses.cuh"
+#include "common/elementwise/elementwise.cuh"
+#include "loss/persistent_row.cuh"
 
 // What a row's gradients are made of.
 template <typename T> struct RowGrad {

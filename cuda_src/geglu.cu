@@ -7,9 +7,9 @@
 // Reached on an H200 (bf16, 8192x14336, GB/s of those bytes, forward / backward; a copy: 4226): none 4251 / 4233, tanh
 // 4240 / 4268. Lost: nothing but what a copy loses, by Nsight Compute the memory's throughput at 89 to 90% of its peak,
 // while 62 to 77% of all cycles issue. Packed rows of odd size: see swiglu.cu.
-#include "common/gated.cuh"
-#include "common/gated_small.cuh"
-#include "common/gelu.cuh"
+#include "gated/gated.cuh"
+#include "gated/tiny_rows.cuh"
+#include "common/elementwise/gelu.cuh"
 
 // Grid, block, who owns what: see gated_forward().
 template <typename T, bool TANH>

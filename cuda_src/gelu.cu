@@ -8,8 +8,8 @@
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4252): bf16, 2^27 elements, none 3995 / 4282, tanh
 // 4162 / 4277; fp16, 2^26, none 3989 / 4143, tanh 4013 / 4135; fp32, 2^26, none 4155 / 4246, tanh 4188 / 4277. Lost,
 // forward (none): twice the instructions of a copy that waits for memory.
-#include "common/elementwise.cuh"
-#include "common/gelu.cuh"
+#include "common/elementwise/elementwise.cuh"
+#include "common/elementwise/gelu.cuh"
 
 // Grid, block: see elementwise(). Each thread owns whole vectors of x and y.
 template <typename T, bool TANH> __global__ void gelu_fwd(const T* __restrict__ x, T* __restrict__ y, long long n) {

@@ -5,8 +5,8 @@
 // 3 flops.
 // Reached on an H200 (GB/s of two reads and a write, scaled; of a read, unclipped): 24x2^22 bf16 3663; 3074, 24x2^22 fp32
 // 3829; 3739. Lost: three launches, each of which waits for the one before.
-#include "common/multi_tensor.cuh"
-#include "common/reduce.cuh"
+#include "optim/multi_tensor.cuh"
+#include "common/reduce/warp_block.cuh"
 
 // What the chunks are folded by, and what an element is to that.
 struct Squares {

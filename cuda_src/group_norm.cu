@@ -17,10 +17,10 @@
 // load, wait for each other and store in turn, of backward two on a multiprocessor (issue 52% of the cycles, DRAM 60%);
 // mixed packs look for their channel when they are loaded and stored, and the sums of channels read what stands apart again;
 // of small tensors, the start of launches.
-#include "common/cluster.cuh"
-#include "common/group_norm_held.cuh"
-#include "common/group_norm_small.cuh"
-#include "common/overlap.cuh"
+#include "common/hw/cluster.cuh"
+#include "group_norm/persistent.cuh"
+#include "group_norm/shared_planes.cuh"
+#include "common/hw/dependent_launch.cuh"
 
 constexpr int kHeldThreads = 512;
 constexpr int kFinished = 8;  // channels of a block that adds up their parts

@@ -6,8 +6,8 @@
 // 16384x64x7x7 G16 3391 / 3325, 1024x64x7x7 G16 1457 / 1165. Lost: there are few bytes to a thread, so that what is computed
 // for each pack, or for all, weighs as much (of packs of 8 bytes, instructions in 62% and 75% of the cycles), and blocks load
 // and compute in turn; of the smaller batch, the start of launches, three in backward.
-#include "common/group_norm_short.cuh"
-#include "common/overlap.cuh"
+#include "group_norm/sub_warp.cuh"
+#include "common/hw/dependent_launch.cuh"
 
 // Grid: ceil(rows / blockDim.y). Block: (THREADS, kShortThreads / THREADS), see group_norm_short.cuh. mean and rstd are kept
 // for backward, one of each for a row. Shared memory: for each of the block's rows a KeptAffine for each channel, and one

@@ -3,8 +3,8 @@
 // end: what was read last is still in cache. The parameters' gradients are group_norm_bwd_parameters' work.
 //
 // Bytes, and what was reached: see group_norm.cu.
-#include "common/group_norm.cuh"
-#include "common/runs.cuh"
+#include "group_norm/group_norm.cuh"
+#include "common/reduce/strided.cuh"
 
 constexpr int kThreads = 256;
 

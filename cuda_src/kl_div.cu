@@ -12,10 +12,10 @@
 // 4231, with log_target bf16 4316 / 4168; 65536x1000 bf16 3534 / 3743, 16384x4095 3517 / 3818, 2048x50257 3848 / 4018,
 // 1000003x17 2443 / 3084. Lost, by Nsight Compute: in forward a launch that adds the parts, 4 us less 1 by overlap; of long
 // rows nothing more, the memory's throughput being 93% of its peak; in backward 88%, as a copy has it.
-#include "common/elementwise.cuh"
-#include "common/exponential.cuh"
-#include "common/overlap.cuh"
-#include "common/reduce.cuh"
+#include "common/elementwise/elementwise.cuh"
+#include "common/core/fast_math.cuh"
+#include "common/hw/dependent_launch.cuh"
+#include "common/reduce/warp_block.cuh"
 
 // log, as exactly as terms of type T can show: for half types one instruction, off by 2^-22 where it is near 0.
 template <typename T> __device__ __forceinline__ acc_t<T> log_for(acc_t<T> x) {

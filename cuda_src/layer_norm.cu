@@ -13,13 +13,13 @@
 // of even rows issue in 70 to 78% of all cycles; in backward of odd rows their lone elements; of 8192x16384, in forward,
 // the barriers of wide rows besides; of odd rows there one more launch, though its start is hidden, and parameters that of a
 // long row come from L2; a row longer than shared memory holds is read twice.
-#include "common/norm_held.cuh"
-#include "common/norm_rows.cuh"
-#include "common/norm_rows_bwd.cuh"
-#include "common/norm_short.cuh"
-#include "common/norm_small.cuh"
-#include "common/norm_wide.cuh"
-#include "common/norm_wide_bwd.cuh"
+#include "norm/shared_row.cuh"
+#include "norm/row_forward.cuh"
+#include "norm/row_backward.cuh"
+#include "norm/sub_warp.cuh"
+#include "norm/thread_per_row.cuh"
+#include "norm/two_pass_forward.cuh"
+#include "norm/two_pass_backward.cuh"
 
 // Of layer_norm_fwd, at most; and blocks of a multiprocessor, at least. Half types are bound by latency: fewer registers,
 // more blocks, as far as they do without memory.

@@ -8,7 +8,7 @@
 // On an H200 in bf16, forward and backward in TFLOP/s (cuBLAS): 4096^3 409 and 374 (768 and 744), 8192 x 14336 x 4096 432
 // and 357 (792 and 765); fp32 64 x 128 x 3136 14 and 21 us (31 and 23). Lost: as in matmul.cu,
 // Hopper's wgmma and bulk copies, without which its tensor cores are not filled.
-#include "common/gemm.cuh"
+#include "gemm/gemm.cuh"
 
 // Grid: tiles x splits, see GemmBlock. Block: kGemmThreads<TILE>. Shared memory: gemm_tile's ring. A block owns one
 // TILE x TILE tile of the result, or of one split's partial sums; sums in acc_t<T>. Forward: a = x, b = weight^T, and

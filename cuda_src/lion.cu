@@ -6,7 +6,7 @@
 //
 // All parameters of a device and dtype in one launch. Bytes per element: 5 x sizeof(T); at most 10 flops.
 // Reached on an H200 (GB/s of those bytes; a copy: 4251): 24x2^22 bf16 4055, 24x2^22 fp32 4097. Lost: little.
-#include "common/multi_tensor.cuh"
+#include "optim/multi_tensor.cuh"
 
 // On param, grad and exp_avg.
 template <typename T> struct Lion {

@@ -9,8 +9,8 @@
 // bf16 3682 / 4055, 32768x4096 fp16 4008 / 4241, fp32 4040 / 4316, 131072x1000 bf16 4041 / 4234, 32768x4095 bf16 4083 /
 // 4243, 4096x50257 bf16 3450 / 3811, 1048576x64 bf16 3611 / 4129, 1000003x17 bf16 2802 / 3378. Lost: as in softmax.cu, of
 // long rows that a multiprocessor holds too few at a time.
-#include "common/softmax.cuh"
-#include "common/softmax_small.cuh"
+#include "softmax/softmax.cuh"
+#include "softmax/tiny_rows.cuh"
 
 // Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.
 template <typename T, bool WIDEN, int K>

@@ -6,7 +6,7 @@
 // On an H200, m = n = k = 4096 (cuBLAS): bf16 389 to 420 TFLOP/s by which operand is transposed (770); fp32 38 (51).
 // 1001 x 999 x 1003 in bf16 takes 36 us (31), copies to rows of whole vectors included. Lost: Hopper's wgmma and bulk
 // copies, since mma.sync cannot fill its tensor cores; in fp32, registers: 128 a thread, of which some spill.
-#include "common/gemm.cuh"
+#include "gemm/gemm.cuh"
 
 // Grid: tiles x splits x batches, see GemmBlock. Block: kGemmThreads<TILE>. Shared memory: gemm_tile's ring. A block owns
 // one TILE x TILE tile of y, or of one split's partial sums; sums in acc_t<T>.

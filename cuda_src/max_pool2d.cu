@@ -13,7 +13,7 @@
 // / 3767, 256x64x112x112 k2 bf16 3800 / 3376, 256x64x111x111 k2 bf16 3538 / 3305, 256x64x112x112 k3 s2 p1 bf16 2775 /
 // 2731, 256x64x112x112 k3 s2 p1 last bf16 3272 / 2874. Lost, by what the text counts and not by a profile: instructions,
 // in half types, about 33 an output at k2 and 67 at k3.
-#include "common/window.cuh"
+#include "pool/window.cuh"
 
 // What a place is computed in: planes are less than 2^31 elements where K is known.
 template <typename I, int K> struct PlaceOf { using type = int; };

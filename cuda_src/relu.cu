@@ -7,7 +7,7 @@
 // Reached on an H200 (us, forward / backward; a copy of as much: 126): 2^27 elements of bf16 128 / 188, with a mask 134 /
 // 132; 2^26 of fp32 129 / 188, with a mask 134 / 133. Lost: the mask is 3% more to move, and a store of its own in each
 // warp.
-#include "common/elementwise.cuh"
+#include "common/elementwise/elementwise.cuh"
 
 // A vector of elements from `first` on; past the end, and where the address is off 16 bytes, element by element.
 template <typename T> struct Place {

@@ -13,13 +13,13 @@
 // time; in backward, when the statistics of the next row are asked for: before the wait for this one 8192x16384 comes to
 // 3617, after it 32768x4096 to 3784 (LATE takes the better); of odd rows when the lone elements of the next are: behind its
 // packs 32768x4095 comes to 3604, but 2048x50257 to 1850.
-#include "common/norm_held.cuh"
-#include "common/norm_rows.cuh"
-#include "common/norm_rows_bwd.cuh"
-#include "common/norm_short.cuh"
-#include "common/norm_small.cuh"
-#include "common/norm_wide.cuh"
-#include "common/norm_wide_bwd.cuh"
+#include "norm/shared_row.cuh"
+#include "norm/row_forward.cuh"
+#include "norm/row_backward.cuh"
+#include "norm/sub_warp.cuh"
+#include "norm/thread_per_row.cuh"
+#include "norm/two_pass_forward.cuh"
+#include "norm/two_pass_backward.cuh"
 
 // Grid, block, shared memory, ownership, weight: see norm_rows(); weight may be null.
 template <typename T, int K, bool VECTORS>

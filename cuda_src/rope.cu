@@ -16,9 +16,9 @@
 // wait for that. Other halves go by heads, since by rows single elements leave too few bytes under way (1104); those that
 // leave a thread fewer than 8 bytes at a time through shared memory, where rows are not apart: there the barriers of
 // three blocks on a multiprocessor are waited for.
-#include "common/broadcast.cuh"
-#include "common/small_rows.cuh"
-#include "common/whole.cuh"
+#include "common/elementwise/broadcast.cuh"
+#include "common/tile/tiny_rows.cuh"
+#include "common/core/vector_load.cuh"
 
 // Stops the program: a position out of range is never a wild read.
 __device__ __forceinline__ void bad_position(long long at, long long position, long long positions) {

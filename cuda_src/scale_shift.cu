@@ -18,9 +18,9 @@
 // fp16 4024 / 3830, fp32 4134 / 4010, scalar 4017 / 3807, per row 3995 / 4144, 64x256x56x56 per channel 3827 / 3412,
 // 16383x1001 per column 2853 / 2348, 1000003x17 3004 / 2317. Lost: in backward the second launch (scale_shift_bwd_finish
 // alone, of cold caches: 6.9 us); in what takes 20 or 40 us, the start of launches.
-#include "common/broadcast.cuh"
-#include "common/column_sums.cuh"
-#include "common/spread.cuh"
+#include "common/elementwise/broadcast.cuh"
+#include "common/reduce/column.cuh"
+#include "common/elementwise/broadcast_params.cuh"
 
 // Grid, block: see spread_over(). x and y are dense and laid out alike.
 template <typename T, bool BIAS, int FORM>

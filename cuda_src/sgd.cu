@@ -7,7 +7,7 @@
 // All parameters of a device and dtype in one launch. Bytes per element: 3 x sizeof(T), 5 x sizeof(T) with momentum;
 // at most 10 flops.
 // Reached on an H200 (GB/s of those bytes; a copy: 4251): 24x2^22 bf16 4035, 24x2^22 fp32 4109. Lost: little.
-#include "common/multi_tensor.cuh"
+#include "optim/multi_tensor.cuh"
 
 // On param, grad and, with momentum, buffer.
 template <typename T, bool MOMENTUM> struct Sgd {

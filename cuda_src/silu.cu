@@ -8,8 +8,8 @@
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): bf16, 2^27 elements, 4178 / 4278; 2^24 + 1,
 // 3259 / 3488; fp16, 2^26, 3968; fp32, 2^26, 4139. Lost, of 2^24 elements: 4 of 20 us, the start of a launch; by Nsight
 // Compute 39% of all cycles issue, and warps wait for memory.
-#include "common/elementwise.cuh"
-#include "common/sigmoid.cuh"
+#include "common/elementwise/elementwise.cuh"
+#include "common/elementwise/sigmoid.cuh"
 
 // Grid, block: see elementwise(). Each thread owns whole vectors of x and y. y may be x.
 template <typename T> __global__ void silu_fwd(const T* x, T* y, long long n) {

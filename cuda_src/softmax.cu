@@ -8,8 +8,8 @@
 // 4239, 4096x50257 bf16 3390 / 3804, 1048576x64 bf16 3749 / 4113, 1000003x17 bf16 2845 / 3369. Lost: of held rows two or
 // three are on a multiprocessor at a time, and of very long ones one, so that the loads of one do not always go on while
 // another is computed; of 17 elements, the start of a launch, in 24 us.
-#include "common/softmax.cuh"
-#include "common/softmax_small.cuh"
+#include "softmax/softmax.cuh"
+#include "softmax/tiny_rows.cuh"
 
 // Grid, block, ownership: see softmax_rows(). WIDEN: y in the type that T is computed in.
 template <typename T, bool WIDEN, int K>

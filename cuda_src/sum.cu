@@ -2,16 +2,16 @@
 // y[k]    = (sum over i of x[k, i]) / divisor   mean, where the divisor is how many they are
 // grad_x  = grad_y, for mean divided too, broadcast: a view, for which there is no kernel
 //
-// Any dimensions, any strides, without a copy: see common/reduction.cuh; rows of whole vectors, up to 32 KB, in registers:
-// see common/whole_rows.cuh; short ones of other sizes, a thread each: see common/small_rows.cuh. Summed in
+// Any dimensions, any strides, without a copy: see common/reduce/reduction.cuh; rows of whole vectors, up to 32 KB, in registers:
+// see common/reduce/register_row.cuh; short ones of other sizes, a thread each: see common/tile/tiny_rows.cuh. Summed in
 // acc_t<T>, divided once, rounded once. Bytes per element of x: sizeof(T). One addition.
 // Reached on an H200 (GB/s of those bytes; reading alone: 4206): 8192x8192 over 1 bf16 3596, fp32 3854; over 0 bf16 3377,
 // fp32 3708; over all bf16 3248, fp32 3554; 65536x1000 over 1 bf16 3537, 2097152x32 over 1 3391, 4095x4095 over 1 2251,
 // over 0 1735, 1000003x17 over 1 2409, 64x256x56x56 over (0, 2, 3) 3181. Lost: the start of a launch, which 4 us are; a
 // second launch where a sum is cut; over 0 the blocks run at once, and the last decides.
-#include "common/reduction.cuh"
-#include "common/small_rows.cuh"
-#include "common/whole_rows.cuh"
+#include "common/reduce/reduction.cuh"
+#include "common/tile/tiny_rows.cuh"
+#include "common/reduce/register_row.cuh"
 
 template <typename A> struct SumRule {
   static constexpr bool kEach = true;

@@ -12,9 +12,9 @@
 // peak; in backward of packed rows of odd size (76%, with 77% of all cycles issuing): their two gradients begin at
 // different places of a vector, so that one is passed on to the next lane, and each warp computes one vector in 32 again;
 // those of a few columns go through shared memory instead.
-#include "common/gated.cuh"
-#include "common/gated_small.cuh"
-#include "common/sigmoid.cuh"
+#include "gated/gated.cuh"
+#include "gated/tiny_rows.cuh"
+#include "common/elementwise/sigmoid.cuh"
 
 struct Silu {
   template <typename T> static __device__ __forceinline__ acc_t<T> value(acc_t<T> x) {

@@ -3,19 +3,19 @@
 // grad_x[k, i] = slope[k] (x[k, i] - mean[k])
 // slope        = grad_y 2 / (n - correction)
 //
-// Any dimensions, any strides, without a copy: see common/reduction.cuh. A thread takes a few elements about their own mean
+// Any dimensions, any strides, without a copy: see common/reduce/reduction.cuh. A thread takes a few elements about their own mean
 // and merges them into what it has, of half types all about the first: E[x^2] - mean^2 would cancel. Rows of whole vectors
-// of fp32 and fp64, up to 32 KB, are in registers, the mean first: see common/whole_rows.cuh; short ones of other sizes, a
-// thread each: see common/small_rows.cuh. Of a constant y is exactly 0. Bytes per element of x: forward sizeof(T), backward twice that.
+// of fp32 and fp64, up to 32 KB, are in registers, the mean first: see common/reduce/register_row.cuh; short ones of other sizes, a
+// thread each: see common/tile/tiny_rows.cuh. Of a constant y is exactly 0. Bytes per element of x: forward sizeof(T), backward twice that.
 // Forward about 4 operations on each element, backward two.
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 8192x8192 over 1 bf16 3243 / 3865, fp32
 // 3867 / 3984; over 0 bf16 3169 / 3630, fp32 3669 / 3919; 65536x1000 over 1 bf16 3035 / 3789; 4095x4095 bf16 over 1 1895
 // / 2946, over 0 1545 / 2529; over 1 bf16 4096x50257 3679 / 4057, 2097152x32 3307 / 3732, 1000003x17 2186 / 2917. Lost: the
 // start of a launch, about 4 us; of fp32 over 0 what a thread has of each of its columns is merged every 8 rows.
-#include "common/centred.cuh"
-#include "common/shares.cuh"
-#include "common/small_rows.cuh"
-#include "common/whole_rows.cuh"
+#include "common/reduce/shifted_moments.cuh"
+#include "common/reduce/reduce_backward.cuh"
+#include "common/tile/tiny_rows.cuh"
+#include "common/reduce/register_row.cuh"
 
 // A share of a difference need not be exact.
 __device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }

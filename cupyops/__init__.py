@@ -1,9 +1,18 @@
 """cupyops: a .cu file becomes a differentiable PyTorch operator, with pip alone."""
 
 from . import nn, optim, testing
-from .arrays import vjp
-from .autotune import autotune
-from .elementwise import elementwise
+from ._expression.elementwise import elementwise
+from ._expression.reduction import reduction
+from ._kernel.graph import Graphed, graph
+from ._kernel.kernel import FLOATING, Kernel, ceil_div
+from ._kernel.notebook import load_ipython_extension, unload_ipython_extension
+from ._operator.arrays import vjp
+from ._operator.operator import Operator, operator, operators
+from ._simulate import Simulation, simulate, simulate_if_asked, simulating
+from ._util.strides import aligned, alike
+from ._util.tracing import Trace, trace
+from ._warmup.autotune import autotune
+from ._warmup.warmup import Warmup, warmup
 from .errors import (
     CompileError,
     CupyopsError,
@@ -13,16 +22,8 @@ from .errors import (
     SimulatorError,
     SourceError,
 )
-from .graph import Graphed, graph
-from .kernel import Kernel, ceil_div
-from .magic import load_ipython_extension, unload_ipython_extension
-from .nn.swap import swap
-from .operator import Operator, operator, operators
+from .nn._swap import swap
 from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
-from .reduction import reduction
-from .simulation import Simulation, simulate, simulate_if_asked, simulating
-from .tracing import Trace, trace
-from .warmup import Warmup, warmup
 
 __version__ = "0.1.0"
 

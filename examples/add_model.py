@@ -28,7 +28,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 import cupyops
-from cupyops.compilation import cache, compiler
+from cupyops._kernel.compile import cache, compiler
 
 console = Console()
 

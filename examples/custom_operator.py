@@ -16,7 +16,7 @@ from torch import Tensor
 import cupyops
 
 CODE = r"""
-#include "common/types.cuh"
+#include "cupyops.cuh"
 
 // Thread i owns y[i]. sigmoid(z) = 1 / (1 + exp(-z))
 template <typename T> __global__ void swish_fwd(const T* x, const T* beta, T* y, long long n) {

@@ -1,6 +1,6 @@
 // y = a + b
 // grad_a = grad_b = grad_y
-#include "common/types.cuh"
+#include "cupyops.cuh"
 
 // Grid: one thread for each of the n elements. Thread i owns y[i].
 template <typename T> __global__ void vector_add_fwd(const T* a, const T* b, T* y, long long n) {

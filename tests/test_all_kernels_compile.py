@@ -16,9 +16,9 @@ import torch
 
 import cupyops.nn
 import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
-from cupyops import kernel
+from cupyops._kernel import kernel
+from cupyops._kernel.compile import compiler, source
 from cupyops.cli import jobs
-from cupyops.compilation import compiler, source
 
 BUILT_IN = {path.name: source.load(path) for path in sorted(source.cuda_src().glob("*.cu"))}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cupyops
-from cupyops import kernel
+from cupyops._kernel import kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 

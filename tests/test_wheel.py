@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import cupyops
-from cupyops.compilation import source
+from cupyops._kernel.compile import source
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -77,7 +77,7 @@ def test_it_is_imported_from_the_wheel_and_knows_every_operator(python, tmp_path
         tmp_path,
         """
 import importlib.metadata, json, cupyops, cupyops.nn, cupyops.optim
-from cupyops.compilation import source
+from cupyops._kernel.compile import source
 print(json.dumps({"file": cupyops.__file__, "cuda": str(source.cuda_src()), "operators": sorted(cupyops.operators()),
                   "version": importlib.metadata.version("cupyops")}))
 """,
@@ -97,7 +97,7 @@ import json, os, torch
 os.environ["CUPYOPS_CACHE_DIR"] = {str(tmp_path / "cache")!r}
 import cupyops
 from cupyops import kernel
-from cupyops.compilation import compiler
+from cupyops._kernel.compile import compiler
 y = cupyops.relu(torch.tensor([-1.0, 2.0]))
 relu = next(k for k in kernel.kernels() if k.base == "relu_fwd")
 binary = compiler.build(relu.source, relu.instances()[0], "sm_90", relu.options)

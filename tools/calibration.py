@@ -41,7 +41,7 @@ def make(path: Path, only: Annotated[str, typer.Option(help="one section")] = ""
     from calibrations.catalogue import sections
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from cupyops.compilation import backend
+    from cupyops._kernel.compile import backend
 
     writer = Writer()
     writer.contents["nvrtc"] = ".".join(map(str, backend.nvrtc_version()))

@@ -17,10 +17,10 @@ import torch
 
 import cupyops
 import cupyops.nn
+from cupyops._kernel.kernel import kernels
 from cupyops.bench import report
 from cupyops.bench.results import Results
 from cupyops.doctor.surroundings import SETTINGS
-from cupyops.kernel import kernels
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "h200.json"
@@ -64,7 +64,7 @@ def rows() -> Iterator[Row]:
         text = inspect.getdoc(function) or ""
         twin = re.search(r"as `(torch\.[\w.]+)`", text)
         domains = [kernel.domain.get("T", ()) for kernel in kernels() if _is_of(kernel, name)]
-        own = [op for op in cupyops.operators().values() if op.reference.__module__ == f"cupyops.ops.{name}"]
+        own = [op for op in cupyops.operators().values() if op.reference.__module__ == f"cupyops.ops._{name}"]
         formulas = {op.definition.gradient is not None for op in own}
         yield Row(
             function=f"`{name}`",

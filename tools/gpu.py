@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
+from cupyops._kernel.compile import cache
+from cupyops._kernel.compile.source import cuda_src
+from cupyops._kernel.kernel import Kernel, kernels
 from cupyops.cli import jobs
-from cupyops.compilation import cache
-from cupyops.compilation.source import cuda_src
-from cupyops.kernel import Kernel, kernels
 
 
 def built_in(operators: Collection[str] | None = None) -> list[Kernel]:

@@ -30,11 +30,11 @@ from ptx_alone import ptx_alone
 from torch import Tensor
 
 import cupyops
-from cupyops import simulation
-from cupyops.compilation import compiler
-from cupyops.compilation.source import Source, cuda_src, strip_comments
+from cupyops import _simulate
+from cupyops._kernel.compile import compiler
+from cupyops._kernel.compile.source import Source, cuda_src, strip_comments
+from cupyops._kernel.kernel import Kernel, Specialised, kernels
 from cupyops.errors import CompileError, SimulatorError
-from cupyops.kernel import Kernel, Specialised, kernels
 
 DTYPES = (torch.float32, torch.float16)
 MAX_STEPS = 20_000  # many times what any sample takes
@@ -233,7 +233,7 @@ def _begin(folder: str, arch: str) -> None:
 
 def _examine(mutant: Mutant) -> Verdict:
     assert _examiner is not None
-    simulation._programs.clear()  # of the mutant before
+    _simulate._programs.clear()  # of the mutant before
     return _examiner.examine(mutant)
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops.common import gemm, rows, softmaxes
-from cupyops.ops.relu import MASKED
+from cupyops._dispatch import gemm, rows, softmaxes
+from cupyops.ops._relu import MASKED
 
 _A_CARD = (132, 232448)  # multiprocessors and shared memory that every plan of a GEMM is made for, whatever runs it
 
@@ -144,7 +144,7 @@ def _planned(tile: int, splits: int) -> Iterator[None]:
 def _at_most(blocks: int, threads: int) -> Iterator[None]:
     """Grids of so few blocks that each strides over several rows or tiles, where a grid has a limit; and what counts as
     enough threads for them to take several columns each. 0: as always."""
-    cross_entropy: Any = sys.modules["cupyops.ops.cross_entropy"]  # whose name in the package is the function's
+    cross_entropy: Any = sys.modules["cupyops.ops._cross_entropy"]  # whose name in the package is the function's
     before = rows._MAX_GRID, cross_entropy.MAX_BLOCKS, softmaxes._ENOUGH_THREADS
     if blocks:
         rows._MAX_GRID = cross_entropy.MAX_BLOCKS = blocks
@@ -161,7 +161,7 @@ def _at_most(blocks: int, threads: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _scratch(size: int) -> Iterator[None]:
     """So many bytes for the logits of fused_linear_cross_entropy. 0: as always."""
-    fused: Any = sys.modules["cupyops.common.linear_losses"]
+    fused: Any = sys.modules["cupyops._dispatch.linear_losses"]
     before = fused.SCRATCH
     fused.SCRATCH = size or before
     try:
@@ -172,7 +172,7 @@ def _scratch(size: int) -> Iterator[None]:
 
 def _forget_plans() -> None:
     for name in ("matmul", "linear", "conv2d"):
-        for value in vars(sys.modules[f"cupyops.ops.{name}"]).values():
+        for value in vars(sys.modules[f"cupyops.ops._{name}"]).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cupyops.compilation import compiler
-from cupyops.compilation.binary import Binary
-from cupyops.compilation.source import Source
+from cupyops._kernel.compile import compiler
+from cupyops._kernel.compile.binary import Binary
+from cupyops._kernel.compile.source import Source
 
 _compile = compiler.compile
 

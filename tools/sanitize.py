@@ -40,7 +40,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import cupyops
-from cupyops.kernel import FLOATING, Kernel
+from cupyops._kernel.kernel import FLOATING, Kernel
 
 ERRORS = 9  # exit status of compute-sanitizer where it has found some
 PLANTED = "planted"  # the name of a job that runs no operator, but a kernel with a fault in it

@@ -39,7 +39,7 @@ from torch import Tensor
 import cupyops
 from cupyops.testing.call import Call, Outcome, differentiable, gradients, tensors_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 from fuzzing import FUZZED  # type: ignore[import-not-found]
 
 PERIOD = 5.0  # seconds between two measurements

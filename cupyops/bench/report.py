@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..compilation.source import cuda_src
+from .._kernel.compile.source import cuda_src
 from . import charts
 from .results import BASE, BEHIND, NEAR, Results, Row, mean
 

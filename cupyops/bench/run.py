@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
+from .._util.progress import Bar
 from ..errors import InputError
-from ..progress import Bar
 from ..testing import Failure
 from . import host, measure, timing
 from .case import Case
@@ -162,7 +162,7 @@ def dry_run(cases: Sequence[Case]) -> tuple[list[str], list[str]]:
 
 def machine() -> dict[str, str]:
     """What was measured on, and with what."""
-    from ..compilation import backend
+    from .._kernel.compile import backend
 
     properties = torch.cuda.get_device_properties(0)
     found = {

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._kernel.launch import signature
 from ..errors import CupyopsError, InputError
-from ..launching import signature
 
 # What C calls the elements beyond those that the library's own table has.
 _MORE = {

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .. import kernel
-from ..compilation import architecture, cache, compiler
+from .._kernel import kernel
+from .._kernel.compile import architecture, cache, compiler
 from ..errors import CupyopsError, InputError
 from . import jobs as ahead
 from . import words

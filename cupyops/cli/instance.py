@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..compilation.declarations import Function, function, functions, split
-from ..compilation.source import Source
+from .._kernel.compile.declarations import Function, function, functions, split
+from .._kernel.compile.source import Source
+from .._kernel.launch.ctype import C_NAMES
 from ..errors import InputError
-from ..launching.ctype import C_NAMES
 from .words import near
 
 _DTYPES = {str(dtype).removeprefix("torch."): name for dtype, name in C_NAMES.items()}

@@ -15,10 +15,10 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..compilation import architecture, cache, compiler
-from ..compilation.source import Source
+from .._kernel.compile import architecture, cache, compiler
+from .._kernel.compile.source import Source
+from .._kernel.kernel import Kernel
 from ..errors import CompileError, CupyopsError
-from ..kernel import Kernel
 
 # One of each major architecture from Turing on, and the minors that add instructions or shared memory.
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compilation.cubin import Resources
+from .._kernel.compile.cubin import Resources
 from ..simulator import Allocation, Report, SimulatorError
 from ..simulator.profile import Counts
 from .arguments import Array

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._operator.operator import Operator
 from ..errors import InputError
-from ..operator import Operator
 from ..testing import Call
 from ..testing.subject import Subject
 from . import modules

@@ -13,11 +13,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..compilation import compiler, cubin, source
-from ..compilation.binary import Binary
+from .._kernel.compile import compiler, cubin, source
+from .._kernel.compile.binary import Binary
+from .._kernel.launch import signature
+from .._kernel.launch.configuration import Configuration
 from ..errors import CompileError, CupyopsError, InputError, MissingDependencyError
-from ..launching import signature
-from ..launching.configuration import Configuration
 from ..simulator import MAX_STEPS, Allocation, Pointer, Program, SimulatorError
 from . import arguments, instance, page, terminal, words
 from .arguments import Array

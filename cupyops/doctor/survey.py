@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from ..compilation import backend, cache, compiler
+from .._kernel.compile import backend, cache, compiler
+from .._kernel.kernel import Kernel
+from .._simulate import simulate
 from ..errors import LaunchError
-from ..kernel import Kernel
-from ..simulation import simulate
 
 Facts = dict[str, Any]
 

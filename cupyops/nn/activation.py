@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.bias_gelu import bias_gelu
-from ..ops.geglu import geglu
-from ..ops.gelu import gelu
-from ..ops.log_softmax import log_softmax
-from ..ops.relu import relu
-from ..ops.silu import silu
-from ..ops.softmax import softmax
-from ..ops.swiglu import swiglu
+from ..ops._bias_gelu import bias_gelu
+from ..ops._geglu import geglu
+from ..ops._gelu import gelu
+from ..ops._log_softmax import log_softmax
+from ..ops._relu import relu
+from ..ops._silu import silu
+from ..ops._softmax import softmax
+from ..ops._swiglu import swiglu
 
 
 class ReLU(torch.nn.ReLU):

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..ops.conv2d import conv2d
-from ..ops.conv2d_relu_max_pool2d import conv2d_relu_max_pool2d
+from ..ops._conv2d import conv2d
+from ..ops._conv2d_relu_max_pool2d import conv2d_relu_max_pool2d
 
 
 class Conv2d(torch.nn.Conv2d):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.dropout import dropout
+from ..ops._dropout import dropout
 
 
 class Dropout(torch.nn.Dropout):

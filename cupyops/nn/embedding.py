@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.embedding import embedding
+from ..ops._embedding import embedding
 
 
 class Embedding(torch.nn.Embedding):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.linear import linear
+from ..ops._linear import linear
 
 
 class Linear(torch.nn.Linear):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.cross_entropy import cross_entropy
-from ..ops.fused_linear_cross_entropy import fused_linear_cross_entropy
-from ..ops.kl_div import kl_div
-from ..ops.nll_loss import nll_loss
+from ..ops._cross_entropy import cross_entropy
+from ..ops._fused_linear_cross_entropy import fused_linear_cross_entropy
+from ..ops._kl_div import kl_div
+from ..ops._nll_loss import nll_loss
 
 
 class NLLLoss(torch.nn.NLLLoss):

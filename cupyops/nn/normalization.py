@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.add_rms_norm import add_rms_norm
-from ..ops.batch_norm import batch_norm
-from ..ops.group_norm import group_norm
-from ..ops.layer_norm import layer_norm
-from ..ops.rms_norm import rms_norm
+from ..ops._add_rms_norm import add_rms_norm
+from ..ops._batch_norm import batch_norm
+from ..ops._group_norm import group_norm
+from ..ops._layer_norm import layer_norm
+from ..ops._rms_norm import rms_norm
 
 
 class BatchNorm1d(torch.nn.BatchNorm1d):

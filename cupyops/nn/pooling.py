@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.avg_pool2d import avg_pool2d
-from ..ops.max_pool2d import max_pool2d
+from ..ops._avg_pool2d import avg_pool2d
+from ..ops._max_pool2d import max_pool2d
 
 
 class AvgPool2d(torch.nn.AvgPool2d):

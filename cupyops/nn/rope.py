@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.rope import rope
+from ..ops._rope import rope
 
 
 class RoPE(torch.nn.Module):

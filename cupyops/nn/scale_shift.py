@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.scale_shift import scale_shift
+from ..ops._scale_shift import scale_shift
 
 
 class ScaleShift(torch.nn.Module):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from ..common.multi_tensor import BLOCK
+from .._dispatch.multi_tensor import BLOCK
+from .._kernel.kernel import FLOATING, Kernel
 from ..errors import LaunchError
-from ..kernel import FLOATING, Kernel
 from .fused import Entry, Fused, learning_rate, written
 from .plan import Batch, Group
 

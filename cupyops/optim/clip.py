@@ -12,9 +12,9 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from ..common.multi_tensor import BLOCK, Alike, Launch, Moving, why_not
-from ..kernel import FLOATING, Kernel
-from ..tracing import operator as traced
+from .._dispatch.multi_tensor import BLOCK, Alike, Launch, Moving, why_not
+from .._kernel.kernel import FLOATING, Kernel
+from .._util.tracing import operator as traced
 
 _NORMS = ("Squares", "Largest")
 grad_norm_partial = Kernel("grad_norm.cu", "grad_norm_partial<T, NORM>", T=FLOATING, NORM=_NORMS)

@@ -13,8 +13,8 @@ from torch.autograd import profiler
 from torch.optim import optimizer as torch_s
 from torch.optim.optimizer import _use_grad_for_differentiable
 
-from .. import tracing
-from ..common.multi_tensor import why_not
+from .._dispatch.multi_tensor import why_not
+from .._util import tracing
 from ..errors import LaunchError
 from .plan import Batch, Group, Plan, can_last
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from .. import check
-from ..common.multi_tensor import BLOCK
-from ..kernel import FLOATING, Kernel
+from .._dispatch.multi_tensor import BLOCK
+from .._kernel.kernel import FLOATING, Kernel
+from .._util import arguments
 from .fused import Entry, Fused, learning_rate, written
 from .plan import Batch, Group
 
@@ -63,7 +63,7 @@ class Lion(Fused):
         fused: bool | None = None,
     ) -> None:
         if isinstance(lr, Tensor) and lr.numel() != 1:
-            check.fail("lr", lr, "a number, or a tensor with one element")
+            arguments.fail("lr", lr, "a number, or a tensor with one element")
         for name, value, fits in [
             ("lr", lr, lr >= 0),
             ("betas[0]", betas[0], 0 <= betas[0] < 1),
@@ -71,9 +71,9 @@ class Lion(Fused):
             ("weight_decay", weight_decay, weight_decay >= 0),
         ]:
             if not fits:
-                check.fail(name, value, "at least 0, and less than 1" if name[0] == "b" else "at least 0")
+                arguments.fail(name, value, "at least 0, and less than 1" if name[0] == "b" else "at least 0")
         if fused and (foreach or differentiable):
-            check.fail("fused", fused, "None or False beside foreach or differentiable")
+            arguments.fail("fused", fused, "None or False beside foreach or differentiable")
         defaults = {
             "lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize, "foreach": foreach,
             "capturable": capturable, "differentiable": differentiable, "fused": fused,
@@ -89,7 +89,7 @@ class Lion(Fused):
         params = [p for p in group["params"] if p.grad is not None]
         for param in params:
             if param.grad.is_sparse:
-                check.fail("a gradient", param.grad, "a dense one; Lion has no sparse step")
+                arguments.fail("a gradient", param.grad, "a dense one; Lion has no sparse step")
             if not self._states[param]:
                 self._states[param]["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         return [Entry(param, param.grad, (self._states[param]["exp_avg"],)) for param in params]

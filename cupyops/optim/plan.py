@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..common.multi_tensor import Alike, Launch, Moving
-from ..kernel import addressing
+from .._dispatch.multi_tensor import Alike, Launch, Moving
+from .._kernel.kernel import addressing
 
 Group = dict[str, Any]
 

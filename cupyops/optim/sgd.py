@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from ..common.multi_tensor import BLOCK
-from ..kernel import FLOATING, Kernel
+from .._dispatch.multi_tensor import BLOCK
+from .._kernel.kernel import FLOATING, Kernel
 from .fused import Entry, Fused, learning_rate, written
 from .plan import Batch, Group
 

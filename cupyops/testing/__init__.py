@@ -7,8 +7,9 @@
 `OperatorTester` is the same in the habits of a framework's test class.
 """
 
+from .._dispatch.gpu import assume_gpu
 from .call import Call
-from .check import check
+from .checker import check
 from .hazard import Failure, Hazard, NotApplicable, hazards
 from .report import Report, Row
 from .reproduce import tensor
@@ -24,6 +25,7 @@ __all__ = [
     "Report",
     "Row",
     "Tolerance",
+    "assume_gpu",
     "check",
     "hazards",
     "tensor",

@@ -17,8 +17,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from .._kernel.kernel import FLOATING
 from ..errors import CupyopsError, InputError
-from ..kernel import FLOATING
 from .call import Call, Function
 from .case import Case
 from .hazard import Failure, NotApplicable

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..allocations import EMPTY, FILLED, Allocations
+from .._util.allocations import EMPTY, FILLED, Allocations
 from .call import Call
 from .hazard import Failure
 

@@ -13,10 +13,11 @@ from unittest import mock
 
 import torch
 
-from .. import simulation, tracing
+from .. import _simulate
+from .._kernel.kernel import executors
+from .._operator.operator import Operator, operators
+from .._util import tracing
 from ..errors import InputError
-from ..kernel import executors
-from ..operator import Operator, operators
 from .call import Call, Function
 from .hazard import NotApplicable
 
@@ -109,7 +110,7 @@ def available(of: Subject, call: Call) -> tuple[str, ...]:
 
 def running(backend: str) -> AbstractContextManager[Any]:
     """What the calls on a backend are made in."""
-    return simulation.simulate() if backend == "simulator" else nullcontext()
+    return _simulate.simulate() if backend == "simulator" else nullcontext()
 
 
 def placed(call: Call, backend: str) -> Call:

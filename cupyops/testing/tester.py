@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._kernel.kernel import FLOATING
 from ..errors import InputError
-from ..kernel import FLOATING
 from .call import Call, Function
-from .check import check
+from .checker import check
 from .report import Report
 from .reproduce import tensor
 from .subject import subject

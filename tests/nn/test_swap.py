@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import cupyops
-from cupyops.nn.swap import twins
+from cupyops.nn._swap import twins
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.script.*deprecated:DeprecationWarning"),

@@ -3,7 +3,7 @@ import torch
 from contract import Make, OperatorContract, Sample
 
 import cupyops
-from cupyops.common import spread
+from cupyops._dispatch import spread
 
 
 class TestAdd(OperatorContract):

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from contract import Make, OperatorContract, Sample, misaligned, sliced, transposed
 
 import cupyops
-from cupyops.common import gemm
+from cupyops._dispatch import gemm
 
-module = importlib.import_module("cupyops.ops.conv2d")
+module = importlib.import_module("cupyops.ops._conv2d")
 
 # Errors allowed, in units in the last place of the largest result: 16-bit results are rounded once; the sum of some
 # hundred products in fp32 or fp64 has errors of its own.

@@ -8,7 +8,7 @@ from contract import Make, OperatorContract, Sample, assert_as_good_as_torch
 from torch.nn import functional as F
 
 import cupyops
-from cupyops.common import held
+from cupyops._dispatch import held
 
 
 @functools.wraps(F.cross_entropy)

@@ -48,7 +48,7 @@ def gradients(function, indices, weight, **options):
 @contextlib.contextmanager
 def planned(**limits):
     """With other constants, by which work is shared out."""
-    module = sys.modules["cupyops.ops.embedding"]
+    module = sys.modules["cupyops.ops._embedding"]
     plans = module.forward_plan, module.backward_plan
     with pytest.MonkeyPatch.context() as patch:
         for name, value in limits.items():

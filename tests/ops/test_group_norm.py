@@ -208,7 +208,7 @@ def test_short_groups_of_whole_packs(device, dtype, packs, forward, backward):
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 def test_more_groups_than_can_be_held_have_a_kernel(rows, itemsize):
     """Short groups are counted by an int."""
-    layouts = importlib.import_module("cupyops.ops.group_norm")
+    layouts = importlib.import_module("cupyops.ops._group_norm")
     for pixels in range(8, 264):
         short, small = (
             layouts._short(rows, 1, pixels, itemsize, layouts.SHORT_BACKWARD),

@@ -6,9 +6,9 @@ import torch
 from contract import Make, OperatorContract, Sample, misaligned
 
 import cupyops
-from cupyops.common import gemm
+from cupyops._dispatch import gemm
 
-module = importlib.import_module("cupyops.ops.matmul")
+module = importlib.import_module("cupyops.ops._matmul")
 
 # Errors allowed, in units in the last place of the largest result: 16-bit results are rounded once; the sum of some
 # hundred products in fp32 or fp64 has errors of its own.

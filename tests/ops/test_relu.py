@@ -5,7 +5,7 @@ from contract import Make, OperatorContract, Sample
 from torch.nn import functional as F
 
 import cupyops
-from cupyops.ops.relu import MASKED
+from cupyops.ops._relu import MASKED
 
 
 class TestRelu(OperatorContract):

@@ -4,7 +4,7 @@ from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_t
 from normalisations import compare_read_ahead, compare_several_rows, gradients
 
 import cupyops
-from cupyops.common import clusters
+from cupyops._dispatch import clusters
 
 NAN, INF = float("nan"), float("inf")
 

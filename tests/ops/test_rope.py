@@ -79,7 +79,7 @@ class TestRope(OperatorContract):
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_several_heads_a_thread(shape, seq_dim, interleaved, monkeypatch):
     """As of large tensors: a thread keeps the angle of a position for some of its heads, of which not all are as many."""
-    module = importlib.import_module("cupyops.ops.rope")
+    module = importlib.import_module("cupyops.ops._rope")
     for name, value in (("BLOCK", 8), ("FILL", 1), ("CHUNK", 5), ("STAGED_BELOW", 0)):
         monkeypatch.setattr(module, name, value)
     module._plan.cache_clear()
@@ -99,7 +99,7 @@ def test_several_heads_a_thread(shape, seq_dim, interleaved, monkeypatch):
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_several_runs_a_block(interleaved, dtype, monkeypatch):
     """As of large tensors: a block turns the same positions of several heads, the last of which are fewer; two tiles."""
-    module = importlib.import_module("cupyops.ops.rope")
+    module = importlib.import_module("cupyops.ops._rope")
     monkeypatch.setattr(module, "STAGED_BLOCKS", 2)
     module._plan.cache_clear()
     make = Make("cpu", dtype)

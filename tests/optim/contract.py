@@ -18,8 +18,8 @@ from contract import DTYPES
 from torch import nn
 
 import cupyops
-from cupyops.common import multi_tensor
-from cupyops.compilation import compiler
+from cupyops._dispatch import multi_tensor
+from cupyops._kernel.compile import compiler
 
 SHAPES = [(5,), (3, 7), (1031,), (4100,), (1,), (), (0,), (2, 3, 4, 5)]
 

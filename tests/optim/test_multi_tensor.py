@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from cupyops.common import multi_tensor
-from cupyops.layout import laid_out_alike
+from cupyops._dispatch import multi_tensor
+from cupyops._util.strides import laid_out_alike
 
 
 def test_tables():

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import cupyops
-from cupyops.common import multi_tensor
+from cupyops._dispatch import multi_tensor
 from cupyops.optim.fused import Fused
 from cupyops.optim.plan import Plan
 

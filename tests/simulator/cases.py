@@ -24,11 +24,11 @@ from softmaxes import SoftmaxContract
 
 import cupyops.nn
 import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
-from cupyops import kernel
+from cupyops._dispatch import gemm, held, linear_losses, softmaxes
+from cupyops._kernel import kernel
+from cupyops._kernel.compile import compiler, source
+from cupyops._kernel.launch.ctype import c_token
 from cupyops.cli import jobs
-from cupyops.common import gemm, held, linear_losses, softmaxes
-from cupyops.compilation import compiler, source
-from cupyops.launching.ctype import c_token
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS.parent / "tools"))
@@ -126,7 +126,7 @@ def tiles(
 
 
 def tiled(name: str, plans: list[str], tile: int, sample: Sample) -> None:
-    module = importlib.import_module(f"cupyops.ops.{name}")
+    module = importlib.import_module(f"cupyops.ops._{name}")
     contract = contracts()[name][0]
     with gemms.forced(tile, *(getattr(module, plan) for plan in plans)):
         contract().compare(sample, f"tile {tile}, {sample!r}")
@@ -191,7 +191,7 @@ def in_small_shared_memory(contract: type[OperatorContract], sample: Sample) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held, "card", lambda device: (2, 60000))
         patch.setattr(linear_losses, "HELD", 0)
-        patch.setattr(importlib.import_module("cupyops.ops.cross_entropy"), "IN_REGISTERS", 0)
+        patch.setattr(importlib.import_module("cupyops.ops._cross_entropy"), "IN_REGISTERS", 0)
         held.plan.cache_clear()
         contract().compare(sample, f"held, {sample!r}")
     held.plan.cache_clear()

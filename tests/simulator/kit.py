@@ -6,9 +6,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from cupyops.compilation import compiler, source
-from cupyops.compilation.binary import Binary
-from cupyops.compilation.declarations import function
+from cupyops._kernel.compile import compiler, source
+from cupyops._kernel.compile.binary import Binary
+from cupyops._kernel.compile.declarations import function
 from cupyops.simulator import Pointer, Program, Report, SimulatorError
 
 FILE = "<text>.cu"  # what messages call the piece of CUDA C

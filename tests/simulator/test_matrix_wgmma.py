@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cupyops.compilation import backend
+from cupyops._kernel.compile import backend
 from cupyops.simulator.errors import UnsupportedInstruction
 from cupyops.simulator.matrix import wgmma
 from cupyops.simulator.tensormap import TensorMap

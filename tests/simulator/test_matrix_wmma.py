@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cupyops.compilation import backend
+from cupyops._kernel.compile import backend
 from cupyops.simulator.errors import UnsupportedInstruction
 from cupyops.simulator.matrix import wmma, wmma_memory
 

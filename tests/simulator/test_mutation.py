@@ -7,7 +7,7 @@ import pytest
 import torch
 from kept import TEXTS
 
-from cupyops.compilation import compiler
+from cupyops._kernel.compile import compiler
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
@@ -18,31 +18,31 @@ F32, F16 = torch.float32, torch.float16
 
 # the operator that is run, its dtype; the file, a piece of the line, and which of those that have it; what notices
 BARRIERS = [
-    ("cross_entropy", F32, "common/reduce.cuh", "__syncthreads", 0, "Race"),
-    ("cross_entropy", F32, "common/reduce.cuh", "__syncthreads", 1, "Race"),
-    ("softmax", F32, "common/softmax_columns.cuh", "__syncthreads", 0, "Race"),
-    ("softmax", F32, "common/softmax_columns.cuh", "__syncthreads", 1, "Race"),
-    ("softmax", F32, "common/softmax_columns.cuh", "__syncthreads", 2, "Race"),
-    ("softmax", F32, "common/cluster.cuh", "__syncthreads", 0, "Race"),
-    ("nll_loss", F32, "common/losses.cuh", "__syncthreads", 0, "Race"),
-    ("layer_norm", F32, "common/norm_bwd.cuh", "__syncthreads", 1, "Race"),
-    ("layer_norm", F32, "common/norm_bwd.cuh", "__syncthreads", 2, "Race"),
-    ("scale_shift", F32, "common/column_sums.cuh", "__syncthreads", 1, "Race"),
-    ("cross_entropy", F32, "common/cross_entropy.cuh", "__syncthreads", 1, "Race"),
-    ("matmul", F32, "common/gemm.cuh", "__syncthreads", 0, "Race"),
-    ("matmul", F16, "common/gemm.cuh", "__syncthreads", 2, "Race"),
-    ("matmul", F32, "common/gemm_layout.cuh", "__syncwarp", 0, "Race"),
-    ("matmul", F16, "common/gemm.cuh", "wait_async<Engine::STAGES - 2>", 0, "Race"),
-    ("matmul", F16, "common/gemm.cuh", "wait_async<STAGES - 2>", 1, "Race"),
+    ("cross_entropy", F32, "common/reduce/warp_block.cuh", "__syncthreads", 0, "Race"),
+    ("cross_entropy", F32, "common/reduce/warp_block.cuh", "__syncthreads", 1, "Race"),
+    ("softmax", F32, "softmax/strided.cuh", "__syncthreads", 0, "Race"),
+    ("softmax", F32, "softmax/strided.cuh", "__syncthreads", 1, "Race"),
+    ("softmax", F32, "softmax/strided.cuh", "__syncthreads", 2, "Race"),
+    ("softmax", F32, "common/hw/cluster.cuh", "__syncthreads", 0, "Race"),
+    ("nll_loss", F32, "loss/losses.cuh", "__syncthreads", 0, "Race"),
+    ("layer_norm", F32, "norm/backward.cuh", "__syncthreads", 1, "Race"),
+    ("layer_norm", F32, "norm/backward.cuh", "__syncthreads", 2, "Race"),
+    ("scale_shift", F32, "common/reduce/column.cuh", "__syncthreads", 1, "Race"),
+    ("cross_entropy", F32, "loss/cross_entropy.cuh", "__syncthreads", 1, "Race"),
+    ("matmul", F32, "gemm/gemm.cuh", "__syncthreads", 0, "Race"),
+    ("matmul", F16, "gemm/gemm.cuh", "__syncthreads", 2, "Race"),
+    ("matmul", F32, "gemm/layout.cuh", "__syncwarp", 0, "Race"),
+    ("matmul", F16, "gemm/gemm.cuh", "wait_async<Engine::STAGES - 2>", 0, "Race"),
+    ("matmul", F16, "gemm/gemm.cuh", "wait_async<STAGES - 2>", 1, "Race"),
 ]
 BOUNDS = [
-    ("silu", F32, "common/elementwise.cuh", "i < n", 0, "OutOfBounds"),
+    ("silu", F32, "common/elementwise/elementwise.cuh", "i < n", 0, "OutOfBounds"),
     ("relu", F32, "relu.cu", "first + k < n) to", 0, "OutOfBounds"),
-    ("softmax", F16, "common/rows.cuh", "VECTORS ? i < left", 0, "OutOfBounds"),
-    ("layer_norm", F32, "common/norm_bwd.cuh", "here < count", 0, "OutOfBounds"),
+    ("softmax", F16, "common/tile/row_tile.cuh", "VECTORS ? i < left", 0, "OutOfBounds"),
+    ("layer_norm", F32, "norm/backward.cuh", "here < count", 0, "OutOfBounds"),
     ("nll_loss", F32, "nll_loss.cu", "i < positions", 0, "OutOfBounds"),
-    ("max_pool2d", F32, "common/window.cuh", "threadIdx.x < tail", 0, "Uninitialized"),
-    ("sgd", F16, "common/multi_tensor.cuh", "v < end", 0, "OutOfBounds"),
+    ("max_pool2d", F32, "pool/window.cuh", "threadIdx.x < tail", 0, "Uninitialized"),
+    ("sgd", F16, "optim/multi_tensor.cuh", "v < end", 0, "OutOfBounds"),
 ]
 
 

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from cupyops.compilation import compiler, source
+from cupyops._kernel.compile import compiler, source
 from cupyops.simulator import Pointer, Program
 from cupyops.simulator.machine.faults import Listing
 from cupyops.simulator.profile import Profile

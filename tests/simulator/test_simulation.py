@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import cupyops
-from cupyops import kernel, simulation, simulator
+from cupyops import _simulate, simulator
+from cupyops._kernel import kernel
 from cupyops.simulator import OutOfBounds, Race, Uninitialized
 
 COPY = """
@@ -63,7 +64,7 @@ def shifted(x, y, shift=0, n=None):
 
 
 def allocations():
-    return simulation._memory().allocations
+    return _simulate._memory().allocations
 
 
 # --- which memory a tensor is ---
@@ -78,9 +79,9 @@ def test_views_of_one_storage_are_one_allocation():
         shifted(whole[:4], whole[10:14])
         shifted(whole[10:14], whole.view(4, 5)[3, :4])
         assert len(allocations()) == before + 1
-        first = simulation._pointer(whole[3:], "x")
+        first = _simulate._pointer(whole[3:], "x")
         gc.collect()
-        second = simulation._pointer(whole.view(2, 10)[1], "x")
+        second = _simulate._pointer(whole.view(2, 10)[1], "x")
     assert first.allocation is second.allocation and second.address - first.address == 4 * 7
     assert whole[10:14].tolist() == whole[15:19].tolist() == [0, 1, 2, 3]
 
@@ -89,7 +90,7 @@ def test_storages_are_apart():
     """A pointer that runs off one tensor never reaches the next."""
     x, y = torch.zeros(4), torch.zeros(4)
     with cupyops.simulate():
-        assert abs(simulation._pointer(x, "x").address - simulation._pointer(y, "y").address) >= 1 << 40
+        assert abs(_simulate._pointer(x, "x").address - _simulate._pointer(y, "y").address) >= 1 << 40
 
 
 @pytest.mark.parametrize(("shift", "offset"), [(-1, "before"), (1, "past the end")])
@@ -422,7 +423,7 @@ def test_an_error_says_which_operator():
         with cupyops.simulate(), pytest.raises(OutOfBounds) as caught:
             op(torch.ones(2, 3))
     finally:
-        sys.modules["cupyops.operator"]._registry.pop(op.name)
+        sys.modules["cupyops._operator.operator"]._registry.pop(op.name)
     message = str(caught.value)
     assert message.startswith("copy<float>: read of 4 bytes outside `x`")
     assert "thread (5,0,0)" in message and "y[i] = x[i + shift];" in message
@@ -433,7 +434,7 @@ ENVIRONMENT = """
 import torch, cupyops
 with cupyops.trace() as trace:
     y = cupyops.relu(torch.tensor([-1.0, 2.0]))
-print(*sorted(trace.routes()), *y.tolist(), getattr(cupyops.kernel.executors.get("cpu"), "arch", None))
+print(*sorted(trace.routes()), *y.tolist(), getattr(cupyops._kernel.kernel.executors.get("cpu"), "arch", None))
 """
 
 
@@ -453,7 +454,7 @@ def test_environment(value, printed):
 def test_what_the_environment_asks_for(monkeypatch, value, arch):
     """As above, without a process of its own: that package is asked again."""
     entered = []
-    monkeypatch.setattr(simulation, "simulate", lambda arch: nullcontext(entered.append(arch)))
+    monkeypatch.setattr(_simulate, "simulate", lambda arch: nullcontext(entered.append(arch)))
     monkeypatch.setenv("CUPYOPS_SIMULATE", value)
     cupyops.simulate_if_asked()
     assert entered == ([arch] if arch else [])

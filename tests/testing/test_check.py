@@ -8,14 +8,14 @@ import time
 
 import pytest
 import torch
-from testing.broken import normal
-from testing.faulty import DOUBLE, doubling
+from broken import normal
+from faulty import DOUBLE, doubling
 
 import cupyops
 from cupyops import InputError
 from cupyops.testing import Call, NotApplicable, Tolerance, check, hazards, shrink, subject
 from cupyops.testing.case import Case
-from cupyops.testing.check import attempt
+from cupyops.testing.checker import attempt
 from cupyops.testing.hazard import FAMILIES, Hazard, family_of
 
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 import torch
-from testing.broken import SOUND, SOUND_CALLS, Broken, assert_sound, normal
-from testing.faulty import eager
+from broken import SOUND, SOUND_CALLS, Broken, assert_sound, normal
+from faulty import eager
 
 from cupyops.testing import check
 

@@ -199,9 +199,9 @@ def test_poison(dtype):
 def test_poison_leaves_the_simulator_its_knowledge():
     """Whatever it is filled with, the simulator knows that no kernel has written there."""
     import cupyops
-    from cupyops import simulation
+    from cupyops import _simulate
 
     with cupyops.simulate(), Poisoned(NAN):
         tensor = torch.empty(3)
     storage = tensor.untyped_storage()
-    assert storage in simulation._blank and simulation._blank[storage] == tensor._version
+    assert storage in _simulate._blank and _simulate._blank[storage] == tensor._version

@@ -6,8 +6,8 @@ from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
 import torch
-from testing.broken import SOUND, SOUND_CALLS, Broken, assert_sound, normal
-from testing.faulty import DOUBLE, doubling, eager
+from broken import SOUND, SOUND_CALLS, Broken, assert_sound, normal
+from faulty import DOUBLE, doubling, eager
 
 import cupyops
 from cupyops.testing import check
@@ -171,7 +171,7 @@ def test_after_a_capture_that_failed_all_is_as_before():
 def test_kernels_stay_loaded():
     """The first call inside a capture leaves what was loaded before as it was."""
     y, op = torch.ones(5, device="cuda"), doubling("loaded")
-    kernel = next(kernel for kernel in reversed(cupyops.kernel.kernels()) if kernel.base == "double_fwd")
+    kernel = next(kernel for kernel in reversed(cupyops._kernel.kernel.kernels()) if kernel.base == "double_fwd")
     assert op(y).tolist() == [2] * 5
     before = dict(kernel._specialised), dict(kernel._table), kernel._fast
     assert check(op, _sample(), backends="gpu", only="cuda_graph_first_call").passed

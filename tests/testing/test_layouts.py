@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from testing.broken import SOUND_CALLS, Broken, assert_sound, normal
-from testing.faulty import eager
+from broken import SOUND_CALLS, Broken, assert_sound, normal
+from faulty import eager
 
 from cupyops.testing import check
 from cupyops.testing.call import Call

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from testing.broken import SOUND_CALLS, Broken, assert_sound, classes, normal
-from testing.faulty import eager
+from broken import SOUND_CALLS, Broken, assert_sound, classes, normal
+from faulty import eager
 
 import cupyops
 from cupyops.testing import Failure, NotApplicable, Tolerance, check

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from testing.faulty import DOUBLE, doubling
+from faulty import DOUBLE, doubling
 
 import cupyops
 from cupyops import InputError

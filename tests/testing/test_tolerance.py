@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from testing.broken import normal
+from broken import normal
 
 from cupyops.testing import Call, Failure, Tolerance
 from cupyops.testing.case import Case

@@ -21,8 +21,8 @@ from operator_samples import Make, run, samples
 from torch import Tensor
 
 import cupyops
-from cupyops import kernel
-from cupyops.compilation import cache, compiler
+from cupyops._kernel import kernel
+from cupyops._kernel.compile import cache, compiler
 from cupyops.errors import SimulatorError
 
 from .compared import compare, new_row

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyops.compilation import backend
+from cupyops._kernel.compile import backend
 from cupyops.simulator import Pointer, Program, TensorMap
 
 from .case import ARCH, Argument, Array, Case, Map, Section

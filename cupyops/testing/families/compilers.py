@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ... import tracing
-from ...operator import operators
+from ..._operator.operator import operators
+from ..._util import tracing
 from ..call import Call, Function, Outcome, gradients, tensors_of
 from ..case import Case
 from ..hazard import Failure, NotApplicable, hazard, told

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import tracing
+from ..._util import tracing
 from ...errors import CupyopsError
 from ..call import Call, Outcome, gradients, tensors_of
 from ..case import Case

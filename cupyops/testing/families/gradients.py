@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...derivation.backward import Backward
-from ...derivation.definition import Definition
-from ...operator import operators
+from ..._operator.derivation.backward import Backward
+from ..._operator.derivation.definition import Definition
+from ..._operator.operator import operators
 from ..call import Call, Outcome, differentiable, gradients, tensors_of
 from ..case import Case
 from ..hazard import Failure, NotApplicable, hazard, told

@@ -11,10 +11,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ... import tracing
-from ...compilation import backend
-from ...kernel import Specialised, kernels
-from ...launching.configuration import Configuration
+from ..._kernel.compile import backend
+from ..._kernel.kernel import Specialised, kernels
+from ..._kernel.launch.configuration import Configuration
+from ..._util import tracing
 from ..call import Outcome, differentiable, gradients, tensors_of
 from ..case import Case
 from ..hazard import GPU, KERNELS, Failure, NotApplicable, hazard

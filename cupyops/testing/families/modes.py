@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from ...compilation import backend
+from ..._kernel.compile import backend
 from ..call import Outcome, gradients, tensors_of
 from ..case import Case
 from ..hazard import Failure, NotApplicable, hazard, told

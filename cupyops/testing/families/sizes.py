@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import tracing
+from ..._util import tracing
 from ..beyond import beyond
 from ..call import Call, Outcome
 from ..case import Case

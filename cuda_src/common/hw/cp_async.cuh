@@ -1,0 +1,27 @@
+// 16-byte copies from global to shared memory that a thread does not wait for. Before sm_80 they are done at once.
+#pragma once
+
+#include "common/core/types.cuh"
+
+__device__ __forceinline__ void fetch16(void* shared, const void* global) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
+#else
+  *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
+#endif
+}
+
+// What has been fetched since the last call is a group.
+__device__ __forceinline__ void end_group() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Until all but this thread's newest PENDING groups are there.
+template <int PENDING> __device__ __forceinline__ void wait_for_groups() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}

@@ -1,0 +1,126 @@
+// What group_norm's kernels have in common: groups and their channels, and what follows from the sums for each element.
+#pragma once
+
+#include "common/reduce/shifted_moments.cuh"
+#include "common/core/fast_divmod.cuh"
+#include "common/tile/row_tile.cuh"
+
+struct Groups {
+  long long count, channels;  // groups of an image, channels of a group
+  Divisor plane;  // by the elements of a channel
+
+  // Of what an image's channels have, where that of a group's begins: a division, so once. Null stays null.
+  template <typename T> __device__ __forceinline__ const T* of(long long group, const T* values) const {
+    const long long first = group % count * channels;
+    return values ? values + first : nullptr;
+  }
+};
+
+// A pack in a group: where in the group its first element would be, and which of its elements are there.
+struct InGroup {
+  int at, first, last;
+
+  // f(c, from, to) for each channel c of the group that has elements there: those of from <= e < to, and others where it
+  // is the only one, as it mostly is.
+  template <typename F> __device__ __forceinline__ void each_channel(const Groups& groups, F f) const {
+    int c = groups.plane.divide(at + first), from = first, plane = int(groups.plane.divisor);
+    int border = (c + 1) * plane - at;
+    if (border >= last) return f(c, 0, 16);
+#pragma unroll 1
+    while (from < last) {
+      f(c, from, min(border, last));
+      from = border, border += plane, ++c;
+    }
+  }
+};
+
+template <typename T> __device__ __forceinline__ acc_t<T> parameter(const T* values, long long c, float otherwise) {
+  return values ? to_acc(values[c]) : acc_t<T>(otherwise);
+}
+
+// A mean as rounded, and what that left out: in short groups that chance to be nearly constant it weighs, times rstd.
+// Half types differ by more than that, and long groups too: there it is 0.
+template <typename A> using Mean = Pair<A>;
+
+// (x - mean) rstd weight + bias of a channel; with an infinite weight as PyTorch has it, x (rstd weight) and the rest. So
+// half types always, whose mean is no more than a few thousand times what they differ from it by: it is one operation.
+template <typename T> struct Affine {
+  acc_t<T> mean, scale, shift;
+
+  __device__ __forceinline__ Affine(Mean<acc_t<T>> mu, acc_t<T> rstd, acc_t<T> weight, acc_t<T> bias)
+      : mean(mu.first), scale(rstd * weight), shift(bias) {
+    if (sizeof(T) == 2 || !isfinite(scale)) shift -= mean * scale, mean = 0;
+    else if (mu.second != acc_t<T>(0)) shift -= mu.second * scale;
+  }
+  __device__ __forceinline__ acc_t<T> operator()(acc_t<T> x) const {
+    return sizeof(T) == 2 ? fma(x, scale, shift) : (x - mean) * scale + shift;
+  }
+};
+
+// y of a pack of x; weight and bias of the group's channels.
+template <typename T>
+__device__ __forceinline__ Pack<T> normalised(const InGroup& place, const Groups& groups, const Pack<T>& x,
+                                              const T* weight, const T* bias, Mean<acc_t<T>> mean, acc_t<T> rstd) {
+  constexpr int W = kVecWidth<T>;
+  acc_t<T> y[W] = {};
+  place.each_channel(groups, [&](int c, int from, int to) {
+    const Affine<T> affine(mean, rstd, parameter(weight, c, 1), parameter(bias, c, 0));
+#pragma unroll
+    for (int e = 0; e < W; ++e) y[e] = from <= e && e < to ? affine(x[e]) : y[e];
+  });
+  Pack<T> pack;
+  round_to_words<T>(pack.word, 0, [&](int e) { return y[e]; });
+  return pack;
+}
+
+// c2 and c1, of the sums over a group, c2 together with what xhat owes to the rest of the mean.
+template <typename A> __device__ __forceinline__ Pair<A> means(Pair<A> sums, A size, Mean<A> mean, A rstd) {
+  Pair<A> c{sums.first / size, sums.second / size};
+  if (mean.second != A(0) && isfinite(c.second)) c.first -= mean.second * rstd * c.second;
+  return c;
+}
+
+// rstd (grad_y weight - c2 - xhat c1) of a channel; half types have what all of it have in common computed once.
+template <typename T> struct Gradient {
+  using A = acc_t<T>;
+  static constexpr bool kHalf = sizeof(T) == 2;
+  A mean, rstd, weight, slope, rest;
+
+  __device__ __forceinline__ Gradient(A mean, A rstd, Pair<A> c, A w)
+      : mean(mean),
+        rstd(rstd),
+        weight(kHalf ? w * rstd : w),
+        slope(kHalf ? -rstd * rstd * c.second : c.second),
+        rest(kHalf ? -rstd * c.first - mean * slope : c.first) {}
+
+  __device__ __forceinline__ A operator()(A grad_y, A x) const {
+    if (kHalf) return grad_y * weight + fma(x, slope, rest);
+    return rstd * (grad_y * weight - rest - (x - mean) * rstd * slope);
+  }
+};
+
+// grad_x of a pack; weight of the group's channels.
+template <typename T>
+__device__ __forceinline__ Pack<T> gradient(const InGroup& place, const Groups& groups, const Pack<T>& grad_y,
+                                            const Pack<T>& x, const T* weight, acc_t<T> mean, acc_t<T> rstd,
+                                            Pair<acc_t<T>> c) {
+  constexpr int W = kVecWidth<T>;
+  acc_t<T> grad_x[W] = {};
+  place.each_channel(groups, [&](int of, int from, int to) {
+    const Gradient<T> gradient(mean, rstd, c, parameter(weight, of, 1));
+#pragma unroll
+    for (int e = 0; e < W; ++e) grad_x[e] = from <= e && e < to ? gradient(grad_y[e], x[e]) : grad_x[e];
+  });
+  Pack<T> pack;
+  round_to_words<T>(pack.word, 0, [&](int e) { return grad_x[e]; });
+  return pack;
+}
+
+// What a group is normalised by, of sums about what is nearly its mean; of a mean that is small the more exact: see Centre.
+template <bool EXACT, typename A>
+__device__ __forceinline__ Mean<A> statistics(A about, Pair<A> centred, A size, A eps, A& rstd) {
+  const auto of = Moments<A>::of(size, about, centred.first, centred.second);
+  rstd = of.rstd(eps);
+  if (fabs(about * rstd) < A(0.125)) return {about, A(0)};
+  return {of.mean, EXACT ? (about - of.mean) + centred.first / size : A(0)};
+}

@@ -1,0 +1,191 @@
+// What the kernels of cross_entropy.cu are made of; the equations are there.
+#pragma once
+
+#include "loss/persistent_row.cuh"
+
+// What the loss of a position is made of; the kernels are compiled for each.
+enum Mode { kClass = 0, kSmoothed = 1, kProbabilities = 2 };
+
+// The shares q_c.
+template <typename T, int MODE> struct Shares {
+  using A = acc_t<T>;
+  const T* weight;
+  A keep, spread;
+
+  __device__ __forceinline__ Shares(const T* weight, A label_smoothing, int classes)
+      : weight(weight), keep(A(1) - label_smoothing), spread(label_smoothing / A(classes)) {}
+
+  __device__ __forceinline__ A weight_of(int c) const { return weight ? to_acc(weight[c]) : A(1); }
+
+  __device__ __forceinline__ A share(A w, T probability) const {
+    return MODE == kProbabilities ? w * (keep * to_acc(probability) + spread) : w * spread;
+  }
+
+  // q_c ... q_(c+N-1), and the weights that go with them; `probabilities` points to the first.
+  template <int N> __device__ __forceinline__ void read(int c, const T* probabilities, A (&q)[N], A (&w)[N]) const {
+    Vec<T, N> weights, p;
+    if (weight) weights = read_vec<T, N>(weight + c);
+    if (MODE == kProbabilities) p = read_vec<T, N>(probabilities);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      w[k] = weight ? to_acc(weights.data[k]) : A(1);
+      q[k] = share(w[k], p.data[k]);
+    }
+  }
+};
+
+// The loss of a position, of which `sums` is complete; stats gets max, log of the sum and sum of q in three planes.
+template <typename T, int MODE, typename A = acc_t<T>>
+__device__ __forceinline__ A position_loss(const RowSums<T>& sums, A a, A picked, A shift, bool valid, A* stats,
+                                           long long position, long long positions) {
+  const A log_sum = log(sums.sum);
+  stats[position] = valid ? sums.max : A(0);
+  stats[positions + position] = valid ? log_sum : A(0);
+  if (MODE != kClass) stats[2 * positions + position] = valid ? sums.share : A(0);
+  A loss = MODE == kProbabilities ? A(0) : a * ((sums.max - picked) + log_sum);
+  if (MODE != kClass) loss += sums.spread_loss(log_sum, shift);
+  return valid ? loss : A(0);
+}
+
+// The gradients at a position.
+template <typename T> struct PositionGrad {
+  using A = acc_t<T>;
+  A max, log_sum, scale, a, total;
+
+  __device__ __forceinline__ A logit(A x, A q, bool picked) const {
+    return scale * (total * exp_for<T>((x - max) - log_sum) - q - (picked ? a : A(0)));
+  }
+  __device__ __forceinline__ A probability(A x, A w_keep) const { return scale * w_keep * ((max - x) + log_sum); }
+};
+
+template <typename T, int MODE, typename A = acc_t<T>>
+__device__ __forceinline__ PositionGrad<T> read_grad(const Shares<T, MODE>& shares, const T* grad_y, const A* stats,
+                                                     const A* total_weight, int t, long long position,
+                                                     long long positions, int reduction) {
+  PositionGrad<T> grad;
+  grad.max = stats[position];
+  grad.log_sum = stats[positions + position];
+  grad.scale = loss_scale(grad_y, position, reduction, total_weight);
+  grad.a = MODE == kProbabilities ? A(0) : shares.keep * shares.weight_of(t);
+  grad.total = MODE == kClass ? grad.a : grad.a + stats[2 * positions + position];
+  return grad;
+}
+
+// Into the threads of threadIdx.y 0: the sums of their position over all slices, in order.
+template <typename T> __device__ __forceinline__ void merge_slices(RowSums<T>& sums, acc_t<T> (&slices)[4][256]) {
+  if (blockDim.y == 1) return;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  __syncthreads();  // the slices of the tile before have been read
+  slices[0][thread] = sums.max;
+  slices[1][thread] = sums.sum;
+  slices[2][thread] = sums.dot;
+  slices[3][thread] = sums.share;
+  __syncthreads();
+  for (int other = thread + blockDim.x; threadIdx.y == 0 && other < 256; other += blockDim.x) {
+    RowSums<T> slice;
+    slice.max = slices[0][other];
+    slice.sum = slices[1][other];
+    slice.dot = slices[2][other];
+    slice.share = slices[3][other];
+    sums.merge(slice);
+  }
+}
+
+// N consecutive logits of a row go into the sums of their position.
+template <typename T, int MODE> struct AddToSums {
+  RowSums<T>& sums;
+  const Shares<T, MODE>& shares;
+  const T* probabilities;
+  acc_t<T> shift;
+
+  template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
+    acc_t<T> values[N], q[N], unused[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) values[k] = to_acc(x.data[k]);
+    sums.template add<N>([&](int k) { return values[k]; });
+    if (MODE == kClass) return;
+    shares.read(c, probabilities + c, q, unused);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sums.add_share(q[k], values[k], shift);
+  }
+};
+
+// N consecutive gradients of a row, from its logits.
+template <typename T, int MODE> struct WriteGrads {
+  const PositionGrad<T>& grad;
+  const Shares<T, MODE>& shares;
+  const T* probabilities;
+  T *grad_x, *grad_probabilities;
+  int t;
+
+  template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
+    acc_t<T> q[N] = {}, w[N] = {};
+    if (MODE != kClass) shares.read(c, probabilities + c, q, w);
+    Vec<T, N> to_x, to_p;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const acc_t<T> logit = to_acc(x.data[k]);
+      to_x.data[k] = from_acc<T>(grad.logit(logit, q[k], MODE != kProbabilities && c + k == t));
+      if (MODE == kProbabilities) to_p.data[k] = from_acc<T>(grad.probability(logit, w[k] * shares.keep));
+    }
+    if (MODE != kProbabilities || grad_x) write_vec<T, N>(grad_x + c, to_x);
+    if (MODE == kProbabilities && grad_probabilities) write_vec<T, N>(grad_probabilities + c, to_p);
+  }
+};
+
+// The sum of the weights of all targets, in every thread of the block; blockDim.x is a multiple of 32, blockDim.y 1.
+template <typename T, typename A = acc_t<T>>
+__device__ __forceinline__ A weight_of_targets(const long long* target, const T* weight, long long rows, int classes,
+                                               long long ignore_index) {
+  __shared__ A shared[kWarp];
+  A sum = A(0);
+  for (long long row = threadIdx.x; row < rows; row += blockDim.x) {
+    const long long t = target[row];
+    if (t != ignore_index && (!weight || (t >= 0 && t < classes))) sum += weight ? to_acc(weight[t]) : A(1);
+  }
+  return block_reduce<Sum>(sum, shared);
+}
+
+// --- loss and gradient of a row that is held in registers ---
+
+constexpr int kFewPacks = 2;  // of a row that so few threads of a warp share that all exponentials are kept
+
+// As online_row.
+template <typename T, int K, int W, typename Threads, typename A = acc_t<T>>
+__device__ __forceinline__ Pair<A> few_exponentials(const Pack<T> (&packs)[K], Threads& threads, A (&exps)[K][W]) {
+  const A max = threads.template over_lanes<Larger>(largest(packs));
+  const Exponential<T> exp(max);
+  each_element<K, W>([&](int k, int e) { exps[k][e] = exp(packs[k][e]); });
+  const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return exps[k][e]; });
+  return {max, threads.template over_lanes<Sum>(sum)};
+}
+
+// The gradients of a row for grad_y = 1. Gives max and sum of the row. All threads of the row take part. The row is
+// under way before its class is asked for, by find(): were that first, each row would wait for memory twice. So an
+// ignored row is read too.
+template <typename T, int K, bool VECTORS, typename Find, typename Threads, typename A = acc_t<T>>
+__device__ __forceinline__ Pair<A> write_row_grads(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, T* grad_x,
+                                                   A scale, Find find, Label<A>& label, Threads& threads) {
+  Pack<T> packs[K];
+  load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
+  label = find();
+  constexpr bool FEW = K == kFewPacks;
+  Pair<A> sums;
+  A exps[K][kVecWidth<T>];
+  if constexpr (FEW) sums = few_exponentials(packs, threads, exps);
+  else sums = online_row<T>(packs, threads);
+  const Exponential<T> exp(sums.first);
+  const A factor = scale * label.a / sums.second;
+  const bool ignored = label.t < 0;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    packs[k].fold();
+    store_pack(tile, grad_x, k, [&](int e) { return ignored ? A(0) : factor * (FEW ? exps[k][e] : exp(packs[k][e])); });
+  }
+  // the class itself, again, by the thread that owns it
+  const int t = label.t;
+  if (!ignored && t >= tile.begin && t < tile.left && (t + tile.shift) / kVecWidth<T> % blockDim.x == threadIdx.x) {
+    grad_x[t] = from_acc<T>(scale * (label.a * (exp(to_acc(x[t])) / sums.second) - label.a));
+  }
+  return sums;
+}

@@ -1,0 +1,103 @@
+// What the normalisations share: what a row is normalised by, the tensors of forward, and how y follows. CENTRED: about
+// the mean, as layer_norm; else about 0, as rms_norm.
+//
+// Rows are taken by their length, each form having a header of its own:
+//
+//     norm_small.cuh                        a few elements, off 16-byte boundaries: a thread takes a row; backward too
+//     norm_short.cuh                        a few packs: lanes share a row, have several at once; backward too
+//     norm_rows.cuh     norm_rows_bwd.cuh   what a block, in backward also a cluster, holds: each is read once
+//     norm_held.cuh                         what only the shared memory of a block holds: read once
+//     norm_wide.cuh     norm_wide_bwd.cuh   longer ones: read twice
+//
+// Of rows that are held, mean and variance are of two passes; of longer ones each thread takes the moments of what it
+// reads at a time.
+#pragma once
+
+#include "common/reduce/welford.cuh"
+#include "common/tile/row_tile.cuh"
+
+template <typename A> struct Statistics {
+  A mean, rstd;
+
+  template <bool CENTRED> __device__ __forceinline__ A centred(A x) const { return CENTRED ? x - mean : x; }
+  template <bool CENTRED> __device__ __forceinline__ A xhat(A x) const { return centred<CENTRED>(x) * rstd; }
+  template <bool CENTRED> __device__ __forceinline__ A y(A x, A weight, A bias) const {
+    return CENTRED ? xhat<true>(x) * weight + bias : xhat<false>(x) * weight;
+  }
+};
+
+// 1 / sqrt(value), of half types as exact as their precision asks.
+template <typename T> __device__ __forceinline__ acc_t<T> rstd_of(acc_t<T> value) {
+  if constexpr (sizeof(T) == 2) return rsqrtf(value);
+  else return inverse_sqrt(value);
+}
+
+// A power of two, 1 / count or less than twice that: a sum of numbers so scaled stays in range.
+template <typename A> __device__ __forceinline__ A scale_for(int count) {
+  return __int_as_float((127 - 31 + __clz(count)) << 23);
+}
+
+// The mean of `count` numbers x from about = x_0 scale and the sum of x scale - about. It is in range where theirs is, and the
+// least numbers lose no more than a bit.
+template <typename A> __device__ __forceinline__ A mean_about(A about, A sum, A count, A scale) {
+  return A(2) * (about * (A(0.5) / scale) + sum / (A(2) * count * scale));
+}
+
+// The tensors of forward. weight and bias may be null; residual and summed are null but in add_rms_norm, mean unless
+// CENTRED.
+template <typename T> struct Forward {
+  const T *x, *residual, *weight, *bias;
+  T *summed, *y;
+  acc_t<T>*mean, *rstd;
+  long long rows, size;
+  acc_t<T> eps;
+
+  __device__ __forceinline__ bool vectors() const {
+    return vectors_fit<kVecWidth<T>>(size, x, residual, weight, bias, summed, y);
+  }
+
+  __device__ __forceinline__ void keep(long long row, const Statistics<acc_t<T>>& of) const {
+    if (mean) mean[row] = of.mean;
+    rstd[row] = of.rstd;
+  }
+};
+
+// A factor or a summand for each column; without it, 1 or 0.
+template <int K, bool VECTORS, typename T>
+__device__ __forceinline__ Pack<T> load_parameter(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* parameter, int k,
+                                                  float otherwise) {
+  if (parameter) return load_per_column(tile, parameter, k, T());
+  return Pack<T>::filled(from_acc<T>(otherwise));
+}
+
+// y for pack k of the tile that begins with column `start`; y points to that.
+template <bool CENTRED, int K, bool VECTORS, typename T>
+__device__ __forceinline__ void store_normalised(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to, T* y,
+                                                 long long start, int k, const Pack<T>& x,
+                                                 const Statistics<acc_t<T>>& of) {
+  const Pack<T> w = load_parameter(tile, to.weight ? to.weight + start : nullptr, k, 1);
+  const Pack<T> b = CENTRED ? load_parameter(tile, to.bias ? to.bias + start : nullptr, k, 0) : Pack<T>{};
+  store_pack(tile, y, k, [&](int e) { return of.template y<CENTRED>(x[e], w[e], b[e]); });
+}
+
+template <int W, typename A> __device__ __forceinline__ A tree_sum(const A (&parts)[W]) {
+  return reduce_elements<Sum, 1, W>([&](int, int e) { return parts[e]; });
+}
+
+// Of this thread's elements, the sum of the squares.
+template <int K, int W, typename Get> __device__ __forceinline__ auto own_squares(Get get) {
+  decltype(get(0)) packs[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) packs[k] = get(k);
+  return reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e] * packs[k][e]; });
+}
+
+template <typename T, typename F> __device__ __forceinline__ Pack<T> rounded(F f) {
+  Pack<T> pack;
+  round_to_words<T>(pack.word, 0, f);
+  return pack;
+}
+
+template <typename T> __device__ __forceinline__ Pack<T> rounded_sum(const Pack<T>& a, const Pack<T>& b) {
+  return rounded<T>([&](int e) { return a[e] + b[e]; });
+}

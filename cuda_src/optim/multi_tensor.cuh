@@ -1,0 +1,112 @@
+// One launch over many tensors of one dtype: a table of their addresses by value, a block for each chunk of each tensor.
+#pragma once
+
+#include "common/core/vector.cuh"
+
+constexpr int kThreads = 256;
+constexpr int kUnroll = 2;  // vectors in flight per thread, of each array
+template <typename T> constexpr int kChunk = kThreads * 4 * kVecWidth<T>;  // elements that one block owns: 16 KB
+
+// As many tensors of N arrays each as 4 KB of kernel parameters can name, beside 128 bytes of numbers.
+template <int N> constexpr int kTensors = (4096 - 128) / (8 * N + 12);
+
+// The tensors of one launch: nothing is copied to the GPU beforehand, and a CUDA graph keeps it. arrays[0] are what the
+// sizes are of; the others have as many elements, or whatever the kernel says.
+template <int N> struct Table {
+  void* arrays[N][kTensors<N>];
+  long long sizes[kTensors<N>];
+  int chunk_ends[kTensors<N>];  // how many chunks this tensor and all before it have
+};
+
+// What a block owns: `count` elements from `begin` on of one tensor.
+struct Chunk {
+  int tensor;
+  long long begin;
+  int count;
+};
+
+// That of this block, or another: its tensor is the first whose chunk_end exceeds its number.
+template <typename T, int N>
+__device__ __forceinline__ Chunk own_chunk(const Table<N>& table, int tensors, int chunk = blockIdx.x) {
+  int low = 0, high = tensors - 1;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (table.chunk_ends[middle] > chunk) high = middle;
+    else low = middle + 1;
+  }
+  const long long begin = (chunk - (low == 0 ? 0 : table.chunk_ends[low - 1])) * (long long)kChunk<T>;
+  const long long left = table.sizes[low] - begin;
+  return {low, begin, left < kChunk<T> ? int(left) : kChunk<T>};
+}
+
+// Units of W elements, from the begin-th up to the end-th, by one block of kThreads.
+//
+// A Rule has kArrays, how many arrays it works on; loads(j) and stores(j), which of them it reads and writes; and
+// rule(x), which changes x[0] ... x[kArrays - 1], the numbers at one place of each, in acc_t<T>.
+template <int W, int UNROLL, typename T, typename Rule>
+__device__ __forceinline__ void sweep(T* const (&arrays)[Rule::kArrays], int begin, int end, const Rule& rule) {
+  constexpr int N = Rule::kArrays;
+#pragma unroll 1  // what is in flight is unrolled within
+  for (int first = begin + threadIdx.x; first < end; first += UNROLL * kThreads) {
+    Vec<T, W> values[UNROLL][N];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const int v = first + u * kThreads;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        values[u][j] = v < end && rule.loads(j) ? load_vec<T, W>(arrays[j] + v * W) : Vec<T, W>{};
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const int v = first + u * kThreads;
+#pragma unroll
+      for (int k = 0; k < W; ++k) {
+        acc_t<T> x[N];
+#pragma unroll
+        for (int j = 0; j < N; ++j) x[j] = to_acc(values[u][j].data[k]);
+        rule(x);
+#pragma unroll
+        for (int j = 0; j < N; ++j) values[u][j].data[k] = from_acc<T>(x[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        if (v < end && rule.stores(j)) store_vec<T, W>(arrays[j] + v * W, values[u][j]);
+      }
+    }
+  }
+}
+
+// The chunk by the rule: 16 bytes at a time where all its arrays begin at a multiple of 16, the rest by elements.
+template <typename T, typename Rule, int N>
+__device__ __forceinline__ void update(const Table<N>& table, Chunk chunk, const Rule& rule) {
+  constexpr int W = kVecWidth<T>;
+  T* arrays[Rule::kArrays];
+  bool vectors_fit = true;
+#pragma unroll
+  for (int j = 0; j < Rule::kArrays; ++j) {
+    arrays[j] = static_cast<T*>(table.arrays[j][chunk.tensor]) + chunk.begin;
+    vectors_fit = vectors_fit && is_aligned16(arrays[j]);
+  }
+  const int vectors = vectors_fit ? chunk.count / W : 0;
+  sweep<W, kUnroll>(arrays, 0, vectors, rule);
+  sweep<1, 2 * kUnroll>(arrays, vectors * W, chunk.count, rule);
+}
+
+// A gradient that a GradScaler has scaled, as it is written back; `sign` is -1 to maximize.
+template <typename T> struct Gradient {
+  using A = acc_t<T>;
+  A sign, unscale;  // 1 / grad_scale
+  bool scaled;
+
+  __device__ __forceinline__ Gradient(const float* grad_scale, bool maximize)
+      : sign(maximize ? -1 : 1),
+        unscale(grad_scale != nullptr ? A(1) / A(*grad_scale) : A(1)),
+        scaled(grad_scale != nullptr) {}
+
+  // Unscales grad in place; what the rule goes on with, rounded as what is stored.
+  __device__ __forceinline__ A operator()(A& grad) const {
+    if (scaled) grad = to_acc(from_acc<T>(grad * unscale));
+    return sign * grad;
+  }
+};

@@ -1,0 +1,261 @@
+// Convolutions of small images by FMAs, a tile of 2 x 2 windows at a time.
+#pragma once
+
+#include "common/hw/cp_async.cuh"
+#include "small_conv/pooled.cuh"
+
+constexpr int kChannels = 2;  // of a thread of the gradient of weight
+constexpr int kWarpSize = 32;
+
+// Threads of a block, NF filters each, and blocks of a multiprocessor, at the least.
+template <int NF> constexpr int kThreads = NF > 4 ? 448 : 512;
+template <int NF> constexpr int kBlocks = NF == 4 ? 1 : 2;
+
+// *to = *from, or 0 where that is not `present`; it is there after wait_for_groups(), and a barrier for other threads. What
+// needs no conversion is copied without a register in between.
+template <typename T, typename A> __device__ __forceinline__ void fetch(A* to, const T* from, bool present) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (sizeof(T) == sizeof(A)) {
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(sizeof(T)),
+                 "r"(present ? int(sizeof(T)) : 0)
+                 : "memory");
+    return;
+  }
+#endif
+  *to = present ? to_acc(*from) : A(0);
+}
+
+constexpr int kUnder = 8;  // loads of a thread that are under way at once
+
+// What a pooling passes back of a window.
+template <typename A> struct Placed {
+  A value;
+  int place;
+};
+
+// visit(c, row, column) for all of them, neighbouring threads on neighbouring columns.
+template <typename F> __device__ __forceinline__ void for_each(int channels, int rows, int columns, F visit) {
+  const int area = rows * columns, step_c = blockDim.x / area, step = blockDim.x - step_c * area;
+  const int step_row = step / columns, step_column = step - step_row * columns;
+  int c = threadIdx.x / area, row = (threadIdx.x - c * area) / columns;
+  int column = threadIdx.x - c * area - row * columns;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < channels * area; i += blockDim.x) {
+    visit(c, row, column);
+    c += step_c, row += step_row, column += step_column;
+    if (column >= columns) column -= columns, ++row;
+    if (row >= rows) row -= rows, ++c;
+  }
+}
+
+// Channels of an image of H x W.
+template <typename T> struct Planes {
+  const T* data;
+  int H, W;
+
+  // *to = the pixel (h, w) of channel c, 0 outside and where it is not `present`.
+  template <typename A>
+  __device__ __forceinline__ void fetch_pixel(A* to, int c, int h, int w, bool present = true) const {
+    const bool inside = unsigned(h) < unsigned(H) && unsigned(w) < unsigned(W);
+    fetch(to, data + ((long long)c * (H * W) + (h * W + w)), inside && present);
+  }
+};
+
+// What th x tw windows of 2 x 2 read, in shared memory, for each channel. Two rows, which is what windows are apart, take
+// `pair` numbers: as many as let neighbouring windows lie in neighbouring banks, from one row of windows to the next too.
+template <int K> struct Patch {
+  int rows, columns, pair;
+
+  __device__ __forceinline__ Patch(const Images& g) : rows(2 * g.th + K - 1), columns(2 * g.tw + K - 1), pair(g.pair) {}
+  __device__ __forceinline__ int size() const { return rows / 2 * pair; }
+  __device__ __forceinline__ int at(int row, int column) const {
+    return (row >> 1) * pair + (row & 1) * columns + column;
+  }
+
+  // tile[c][row][column] = the pixel at (h0 + row, w0 + column), 0 outside.
+  template <typename T, typename A>
+  __device__ __forceinline__ void fill(A* tile, int channels, const Planes<T>& image, int h0, int w0) const {
+    for_each(channels, rows, columns, [&](int c, int row, int column) {
+      image.fetch_pixel(tile + c * size() + at(row, column), c, h0 + row, w0 + column);
+    });
+  }
+
+  // tile[c][row][column] of what the windows (a, b) of an image were before their pooling, its first pixel being (h0, w0):
+  // load(c, a, b) gives a window's value and place, kNone for a window outside.
+  template <typename A, typename F>
+  __device__ __forceinline__ void fill_windows(A* tile, int channels, int h0, int w0, F load) const {
+    const int a0 = h0 >> 1, b0 = w0 >> 1, across = ((w0 + columns - 1) >> 1) - b0 + 1;
+    const int area = (((h0 + rows - 1) >> 1) - a0 + 1) * across;
+    for (int first = threadIdx.x; first < channels * area; first += kUnder * blockDim.x) {
+      Placed<A> items[kUnder];
+#pragma unroll
+      for (int u = 0; u < kUnder; ++u) {
+        const int i = first + u * blockDim.x, c = i / area, window = i - c * area, a = window / across;
+        if (i < channels * area) items[u] = load(c, a0 + a, b0 + window - a * across);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnder; ++u) {
+        const int i = first + u * blockDim.x, c = i / area, window = i - c * area, a = window / across;
+        const int row = 2 * (a0 + a) - h0, column = 2 * (b0 + window - a * across) - w0;
+        if (i >= channels * area) continue;
+#pragma unroll
+        for (int d = 0; d < 4; ++d) {
+          const int r = row + d / 2, s = column + d % 2;
+          if (r < 0 || r >= rows || s < 0 || s >= columns) continue;
+          tile[c * size() + at(r, s)] = items[u].place == d ? items[u].value : A(0);
+        }
+      }
+    }
+  }
+};
+
+// Filters in shared memory are [channel][tap][filter], in rows of so many: a few more, for the banks, and whole vectors.
+__device__ __forceinline__ int filters_pitch(int filters) { return (filters | 3) + 1; }
+
+// values[f][2 di + dj] += the sum over the taps of filter f, in rows of `row`, and the patch at (di, dj).
+template <int K, int NF, typename A>
+__device__ __forceinline__ void correlate(const A* tile, const Patch<K>& patch, const A* weights, int row,
+                                          A (&values)[NF][4]) {
+  A x[K + 1][K + 1];
+#pragma unroll
+  for (int i = 0; i <= K; ++i) {
+#pragma unroll
+    for (int j = 0; j <= K; j += 2) {
+      const Vec<A, 2> pair = load_vec<A, 2>(tile + patch.at(i, j));
+      x[i][j] = pair.data[0], x[i][j + 1] = pair.data[1];
+    }
+  }
+  constexpr int W = NF < kVecWidth<A> ? NF : kVecWidth<A>;
+#pragma unroll
+  for (int k = 0; k < K * K; ++k) {
+#pragma unroll
+    for (int f = 0; f < NF; f += W) {
+      const Vec<A, W> w = load_vec<A, W>(weights + k * row + f);
+#pragma unroll
+      for (int e = 0; e < W; ++e) {
+#pragma unroll
+        for (int d = 0; d < 4; ++d) {
+          values[f + e][d] = fma(w.data[e], x[d / 2 + k / K][d % 2 + k % K], values[f + e][d]);
+        }
+      }
+    }
+  }
+}
+
+// The filters of `here` channels from `channel` on into shared memory, warp by warp, and lane by lane what lies together in
+// memory. FORWARD: weight is (all filters, all channels, K, K); else (all channels, all filters, K, K), turned round. Zeros
+// where there are no more filters.
+template <int K, bool FORWARD, typename T, typename A>
+__device__ __forceinline__ void fill_filters(A* to, const T* weight, int first, int filters, int all, int channel,
+                                             int here, int channels) {
+  const int row = filters_pitch(filters), outer = FORWARD ? filters : here, inner = (FORWARD ? here : filters) * K * K;
+  const int present = FORWARD ? inner : min(inner, (all - first) * K * K);
+  for (int o = threadIdx.x / kWarpSize; o < outer; o += blockDim.x / kWarpSize) {
+    const bool there = !FORWARD || first + o < all;
+    const T* from = FORWARD ? weight + ((long long)(first + o) * channels + channel) * (K * K)
+                            : weight + ((long long)(channel + o) * all + first) * (K * K);
+#pragma unroll 4
+    for (int e = threadIdx.x % kWarpSize; e < inner; e += kWarpSize) {
+      const int m = e / (K * K), tap = e - m * (K * K);
+      const int at = FORWARD ? e * row + o : (o * K * K + K * K - 1 - tap) * row + m;
+      fetch(to + at, from + e, there && e < present);
+    }
+  }
+}
+
+// Adds, in order, the values of the splits to those of split 0; from a split to the next it is so many threads. Shared
+// memory: `slots` of N numbers for each thread.
+template <typename A, int N>
+__device__ __forceinline__ void add_splits(A* slots, int split, int splits, int threads, A (&values)[N]) {
+  if (splits == 1) return;
+  slots += threadIdx.x;
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < N; ++k) slots[k * blockDim.x] = values[k];
+  __syncthreads();
+#pragma unroll 1
+  for (int s = 1; split == 0 && s < splits; ++s) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) values[k] += slots[k * blockDim.x + s * threads];
+  }
+}
+
+// A thread's part of a tile: a window, a group of NF filters, and every so many channels. Only blocks of few filters have
+// threads to spare that split the channels.
+template <int NF> struct Role {
+  int team, window, group, split, splits;
+
+  __device__ __forceinline__ Role(const Images& g, int channels)
+      : team(g.th * g.tw * g.groups), splits(NF > 4 ? 1 : min(blockDim.x / team, channels)) {
+    const int windows = g.th * g.tw;
+    split = threadIdx.x / team;
+    window = threadIdx.x % windows;
+    group = threadIdx.x % team / windows;
+  }
+};
+
+// The values of this thread's window and filters, of which those of split 0 are whole: over `channels`, at most `chunk` of
+// them in shared memory at a time. fill(tile, first, here) brings channels of the images there, fill_weights(to, filters,
+// first, here) the filters.
+template <int K, int NF, typename A, typename Fill, typename FillFilters>
+__device__ __forceinline__ void correlate_tile(const Images& g, const Role<NF>& role, A* shared, int channels,
+                                               int chunk, Fill fill, FillFilters fill_weights, A (&values)[NF][4]) {
+  const Patch<K> patch(g);
+  const int filters = g.groups * NF, row = filters_pitch(filters);
+  A* tile = shared + chunk * K * K * row;
+  const int at = patch.at(role.window / g.tw * 2, role.window % g.tw * 2);
+  for (int first = 0; first < channels; first += chunk) {
+    const int here = min(chunk, channels - first);
+    __syncthreads();
+    fill(tile, first, here);
+    fill_weights(shared, filters, first, here);
+    end_group();
+    wait_for_groups<0>();
+    __syncthreads();
+    for (int c = role.split; role.split < role.splits && c < here; c += role.splits) {
+      correlate<K>(tile + at + c * patch.size(), patch, shared + c * K * K * row + role.group * NF, row, values);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < NF; ++k) add_splits(shared, role.split, role.splits, role.team, values[k]);
+}
+
+// The same of a tile of y, of the filters from `first` on: x by the filters, turned round unless FORWARD.
+template <typename T, int K, int NF, bool FORWARD>
+__device__ __forceinline__ void correlate_image(const Images& g, const Role<NF>& role, const Part& part, int first,
+                                                int chunk, const T* x, const T* weight, acc_t<T> (&values)[NF][4]) {
+  using A = acc_t<T>;
+  const long long plane = (long long)g.H * g.W;
+  correlate_tile<K>(
+      g, role, shared_memory<A>(), g.C, chunk,
+      [&](A* tile, int from, int here) {
+        const Planes<T> image{x + (part.n * g.C + from) * plane, g.H, g.W};
+        Patch<K>(g).fill(tile, here, image, 2 * part.a - g.ph, 2 * part.b - g.pw);
+      },
+      [&](A* to, int filters, int from, int here) {
+        fill_filters<K, FORWARD>(to, weight, first, filters, g.F, from, here, g.C);
+      },
+      values);
+}
+
+// A thread's sums for filter f and kChannels channels from c on, as many as are below `end`, into a part of grad_weight, and
+// its bias_sum, where c is 0, of grad_bias. The part is (C * K * K + 1, F). Shared memory: K numbers for each thread.
+template <int K, typename A>
+__device__ __forceinline__ void store_part(const Images& g, A* part, A* slots, int split, int splits, int c, int end,
+                                           int f, A (&sums)[kChannels][K][K], A bias_sum) {
+  A bias_sums[1] = {bias_sum};
+  add_splits(slots, split, splits, kWarpSize, bias_sums);
+  const bool stores = split == 0 && f < g.F;
+  if (stores && c == 0) part[g.C * (K * K) * g.F + f] = bias_sums[0];
+#pragma unroll
+  for (int k = 0; k < kChannels; ++k) {
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+      add_splits(slots, split, splits, kWarpSize, sums[k][i]);
+      if (!stores || c + k >= end) continue;
+#pragma unroll
+      for (int j = 0; j < K; ++j) part[((c + k) * (K * K) + i * K + j) * g.F + f] = sums[k][i][j];
+    }
+  }
+}

@@ -1,0 +1,165 @@
+"""Elementwise launches over inputs that are not laid out alike. See common/elementwise/broadcast.cuh."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import ceil_div
+from .._util.strides import is_dry, restride
+from ..errors import InputError
+
+BLOCK = 256
+MAX_DIMS = 5  # kMaxDims
+
+
+def broadcast_shape(**tensors: Tensor | None) -> tuple[int, ...]:
+    """The shape that the tensors given broadcast to. Raises `InputError` where they do not."""
+    given = [(name, value.shape) for name, value in tensors.items() if value is not None]
+    result: list[int] = []
+    for position in range(max(len(shape) for _, shape in given)):
+        size = 1
+        for _, shape in given:
+            here = shape[-1 - position] if position < len(shape) else 1
+            if here != 1 and size != 1 and here != size:
+                shapes = ", ".join(f"{name} of shape {tuple(shape)}" for name, shape in given)
+                raise InputError(
+                    f"{shapes} cannot be broadcast together: {size} and {here} in dimension {-1 - position}"
+                )
+            size = here if here != 1 else size
+        result.append(size)
+    return tuple(reversed(result))
+
+
+def expanded(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors, each over the shape that all of them broadcast to."""
+    first = tensors[0]
+    # dim() first: tuples compare their sizes before their lengths, which would tie a symbolic size to another
+    if all(tensor.dim() == first.dim() and tensor.shape == first.shape for tensor in tensors[1:]):
+        return tensors
+    shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+    return tuple(tensor.expand(shape) for tensor in tensors)
+
+
+def empty_output(first: Tensor, *others: Tensor) -> Tensor:
+    """An empty output with the strides that PyTorch's elementwise operators give for these inputs of one shape.
+
+    Contiguous, channels_last and any other dense order are kept; else the output is dense, its dimensions in the order of
+    the first input whose strides tell (a broadcast dimension tells nothing), then of the next.
+    """
+    inputs = (first, *others)
+    if first.is_contiguous() and (1 not in first.shape or all(tensor.is_contiguous() for tensor in others)):
+        return torch.empty_like(first, memory_format=torch.contiguous_format)
+    if first.dim() == 4 and all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in inputs):
+        return torch.empty_like(first, memory_format=torch.channels_last)
+    if all(tensor.stride() == first.stride() for tensor in others):
+        output = torch.empty_like(first)
+        if output.stride() == first.stride():
+            return output
+    strides, step = [0] * first.dim(), 1
+    for dim in innermost_first(first.shape, [tensor.stride() for tensor in inputs]):
+        strides[dim] = step
+        step = step * first.shape[dim]
+    return torch.empty_strided(first.shape, strides, dtype=first.dtype, device=first.device)
+
+
+def innermost_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
+    """The dimensions in the order of TensorIterator: an insertion sort, since not every two can be compared."""
+
+    def outer(a: int, b: int) -> int:
+        """Positive if dimension `a` belongs outside `b`, negative if inside, 0 if no input tells."""
+        for stride in strides:
+            if stride[a] == 0 or stride[b] == 0:
+                continue
+            if stride[a] != stride[b]:
+                return 1 if stride[a] > stride[b] else -1
+            if shape[a] > shape[b]:
+                return 1
+        return 0
+
+    order = list(reversed(range(len(shape))))
+    for start in range(1, len(order)):
+        moving = start
+        for before in range(start - 1, -1, -1):
+            verdict = outer(order[before], order[moving])
+            if verdict > 0:
+                order[before], order[moving] = order[moving], order[before]
+                moving = before
+            elif verdict < 0:
+                break
+    return order
+
+
+def arrange(output: Tensor, *inputs: Tensor, width: int = 0) -> tuple[int, np.ndarray | None, tuple[Tensor, ...]]:
+    """(grid for blocks of `BLOCK`, the kernel's `Layout`, the inputs) for a launch that fills the dense `output`.
+
+    Inputs have the output's shape. Those that need more than `MAX_DIMS` dimensions to walk are copied. A dry run, whose
+    sizes may be symbols, gets no layout, and neither does an empty output. A vector is `width` elements, unless given 16
+    bytes' worth of the output.
+    """
+    if is_dry(output) or output.numel() == 0:
+        return 0, None, inputs
+    width = width or 16 // output.element_size()
+    found = packed_layout(output.shape, output.stride(), width, *[tensor.stride() for tensor in inputs])
+    if found is None:
+        inputs = tuple(restride(tensor, output.stride()) for tensor in inputs)
+        found = packed_layout(output.shape, output.stride(), width, *[output.stride()] * len(inputs))
+        assert found is not None
+    layout, width, _ = found
+    return ceil_div(output.numel(), BLOCK * width), layout, inputs
+
+
+def is_flat(output: Tensor, *inputs: Tensor) -> bool:
+    """Whether inputs of the output's shape are laid out as it is. Not known on a dry run."""
+    return not is_dry(output) and all(tensor.stride() == output.stride() for tensor in inputs)
+
+
+@functools.lru_cache(maxsize=4096)
+def packed_layout(
+    shape: tuple[int, ...], strides: tuple[int, ...], vector: int, *input_strides: tuple[int, ...]
+) -> tuple[np.ndarray, int, int] | None:
+    """(`Layout` as bytes, its width, its dimensions); None if those are more than `MAX_DIMS`."""
+    dims = merged(shape, strides, input_strides)
+    if len(dims) > MAX_DIMS:
+        return None
+    sizes = [size for size, _ in dims]
+    columns = [[steps[j] for _, steps in dims] for j in range(len(input_strides))]
+    fits = (len(dims) == 1 or sizes[0] % vector == 0) and all(
+        column[0] in (0, 1) and (column[0] == 0 or all(step % vector == 0 for step in column[1:])) for column in columns
+    )
+    width = vector if fits else 1
+    sizes[0] = ceil_div(sizes[0], width)
+    columns = [[column[0] * width, *column[1:]] for column in columns]
+    wide = int(np.prod(sizes, dtype=object) >= 2**31)
+    # for a wide launch the 32-bit constants are not used, and may not exist
+    magic = [(0, 0) if wide else _divider(size) for size in sizes]
+    pad = [0] * (MAX_DIMS - len(dims))
+    longs = [*sizes, *pad, *[step for column in columns for step in (*column, *pad)]]
+    unsigned = [*[m for m, _ in magic], *pad, *[s for _, s in magic], *pad]
+    packed = struct.pack(f"={len(longs)}q{len(unsigned)}I4i", *longs, *unsigned, len(dims), width, wide, 0)
+    return np.frombuffer(packed, np.uint8), width, len(dims)
+
+
+def merged(
+    shape: Sequence[int], strides: Sequence[int], input_strides: Sequence[Sequence[int]]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """(size, each input's stride) of each dimension, innermost first, neighbours merged that all inputs walk as one."""
+    merged: list[tuple[int, tuple[int, ...]]] = []
+    for dim in sorted((d for d, size in enumerate(shape) if size != 1), key=lambda d: strides[d]):
+        size, steps = shape[dim], tuple(stride[dim] for stride in input_strides)
+        if merged and all(step == merged[-1][0] * inner for step, inner in zip(steps, merged[-1][1])):
+            merged[-1] = (size * merged[-1][0], merged[-1][1])
+        else:
+            merged.append((size, steps))
+    return merged or [(1, (0,) * len(input_strides))]
+
+
+def _divider(divisor: int) -> tuple[int, int]:
+    """(multiplier, shift) that divide numbers below 2^31 (Granlund and Montgomery, 1994)."""
+    shift = (divisor - 1).bit_length()
+    return ((1 << 32) * ((1 << shift) - divisor)) // divisor + 1, shift

@@ -1,0 +1,343 @@
+"""The logits of a linear layer a part at a time, their losses, and the gradients of the layer's tensors.
+
+Rows are taken in chunks: a GEMM of PyTorch's gives a chunk's logits, our kernel the losses and, in the place of the logits,
+their gradients, and a second GEMM that of the input. What is left is the weight's gradient, a sum over all rows.
+
+In fp32 and fp64 it is added up chunk by chunk: three GEMMs. In a half type each chunk that is added rounds it once more, by
+at most half a last place, so that no more than ADDED are. What the rows before those give is rounded once: it is made in
+tiles of classes, each from the gradients of all these rows. Those of the first are kept, in the memory of the weight's
+gradient itself, which has room for as many rows as the input has features, and those of the next in what the tiles leave
+of the scratch; the logits of the rows after these are computed again. Both times they are the same, bit for bit, as the
+GEMM is the same: the first time, too, it writes a tile, as wide and as aligned, which is then copied.
+
+A GEMM of a half type is fast where all its sizes are multiples of 16 bytes. So there the last classes that are not make
+a GEMM of their own, with weights of zero up to the next multiple.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._util.strides import is_dry
+from . import clusters, held
+
+HALF = (torch.float16, torch.bfloat16)
+FILE = "fused_linear_cross_entropy.cu"
+linear_cross_entropy_rows = Kernel(FILE, "linear_cross_entropy_rows<T>", T=FLOATING)
+linear_cross_entropy_held = Kernel(FILE, "linear_cross_entropy_held<T, THREADS>", T=FLOATING, THREADS=held.THREADS)
+linear_cross_entropy_keep = Kernel(FILE, "linear_cross_entropy_keep<T>", T=HALF)
+linear_cross_entropy_tile = Kernel(FILE, "linear_cross_entropy_tile<T>", T=HALF)
+linear_cross_entropy_bias = Kernel(FILE, "linear_cross_entropy_bias<T>", T=FLOATING)
+
+SCRATCH = 240 << 20  # bytes of logits, or of their gradients, at a time
+ADDED = 4  # chunks that a half type's weight's gradient has added: their logits would be computed twice
+CLASS_STEP = 256  # classes of a tile are a multiple of it: what suits a GEMM
+ROW_STEP = 64  # the same of rows of a chunk: the more rows those have that are added, the fewer are computed twice
+TILE = 2048  # classes of a tile: enough for a GEMM of all rows
+LINE = 128  # elements of a half type, 256 bytes: cuBLAS sees no alignment beyond that
+HELD = 1 << 14  # bytes of a row from which on a block holds it
+ROW_BLOCK = 1024
+TILE_BLOCK = 256
+
+X, WEIGHT, BIAS = 1, 2, 4  # bits of `wanted`: the gradients that are to be computed
+
+
+class Given(NamedTuple):
+    """What every launch gets, contiguous."""
+
+    x: Tensor
+    weight: Tensor
+    target: Tensor
+    bias: Tensor | None
+    class_weight: Tensor | None
+    ignore_index: int
+    label_smoothing: float
+
+    def options(self, scale_step: int) -> np.ndarray | None:
+        """The kernels' `Options`; None on a dry run, whose sizes may be symbols."""
+        if is_dry(self.x):
+            return None
+        packed = struct.pack("=qdii", self.ignore_index, self.label_smoothing, self.weight.shape[0], scale_step)
+        return np.frombuffer(packed, np.uint8)
+
+
+class Scale(NamedTuple):
+    """What the rows' gradients are multiplied by: `factors` in the kernels, `alpha` in the GEMMs after them."""
+
+    factors: Tensor | None
+    step: int = 0
+    alpha: float = 1.0
+
+
+class Gradients(NamedTuple):
+    """Of the input, the weight and the bias; None for one that is not wanted."""
+
+    x: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+class Division(NamedTuple):
+    """`stride` from one row of a chunk's logits to the next, so that each begins at 16 bytes; 0 rows in tiles: no tiles."""
+
+    rows: int  # of a chunk, at most
+    stride: int
+    tiled: int = 0  # first rows, whose part of the weight's gradient is made in tiles
+    classes: int = 1  # of a tile
+    kept: int = 0  # the first of these, whose gradients wait in the memory of the weight's gradient
+    stored: int = 0  # and the next, whose gradients wait at the end of the scratch, behind the tile
+
+
+class Tail(NamedTuple):
+    """The classes from `first` on, a multiple of 16 bytes, with zeros up to the next; None: no GEMM of their own."""
+
+    first: int
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+@functools.lru_cache(maxsize=1024)
+def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratch: int, added: int) -> Division:
+    width = 16 // dtype.itemsize
+    stride, elements = ceil_div(classes, width) * width, scratch // dtype.itemsize
+    most = max(elements // stride, 1)
+    step = ROW_STEP if most > ROW_STEP else 1
+    most -= most % step
+    if dtype not in HALF or rows <= (1 + added) * most:
+        return Division(most, stride)
+    waiting = features + elements // (2 * stride)  # rows whose gradients can, at least
+    needed = ceil_div(max(rows - waiting, 0), step) * step
+    tiled = max(rows - min(needed, added * most), 0)
+    tile = ceil_div(_even(stride, min(elements // tiled, TILE), CLASS_STEP), width) * width
+    kept = min(features, tiled)
+    stored = min(max(elements - tiled * tile, 0) // stride, tiled - kept)
+    return Division(most, stride, tiled, tile, kept, stored)
+
+
+def _even(count: int, most: int, step: int) -> int:
+    """The size of a part, of parts alike in size, of `count`: at most `most`, a multiple of `step` where there is room."""
+    if most >= count:
+        return max(count, 1)
+    step = step if most >= step else 1
+    most = max(most // step * step, 1)
+    part = ceil_div(count, ceil_div(count, most))
+    return ceil_div(part, step) * step
+
+
+def _parts(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    """Rows, at most so many at a time, and alike in number but the first, which are what is left."""
+    size = _even(end - begin, most, ROW_STEP)
+    first = (end - begin) % size
+    if first:
+        yield begin, begin + first
+    for start in range(begin + first, end, size):
+        yield start, start + size
+
+
+def _waiting(division: Division) -> Iterator[tuple[int, int]]:
+    """Chunks of the rows whose gradients wait for the tiles: those that are stored are all in the last."""
+    count = division.kept + division.stored
+    if count:
+        last = count - max(_even(count, division.rows, ROW_STEP), division.stored)
+        yield from _parts(0, last, division.rows)
+        yield last, count
+
+
+def compute(given: Given, each: Tensor, scale: Scale, wanted: int) -> Gradients:
+    """The loss of each row, and the gradients that are wanted."""
+    x, weight, bias = given.x, given.weight, given.bias
+    gradients = Gradients(
+        torch.empty_like(x) if wanted & X else None,
+        torch.empty_like(weight) if wanted & WEIGHT else None,
+        torch.empty_like(bias) if wanted & BIAS and bias is not None else None,
+    )
+    if is_dry(x):
+        return gradients
+    if x.shape[0]:
+        Work(given, each, scale, gradients).run()
+    else:
+        for one in gradients[1:]:
+            if one is not None:
+                one.zero_()
+    return gradients
+
+
+class Work:
+    """One call: what its parts share."""
+
+    def __init__(self, given: Given, each: Tensor, scale: Scale, gradients: Gradients) -> None:
+        self.given, self.scale, self.gradients = given, scale, gradients
+        x, weight = given.x, given.weight
+        (self.rows, features), self.classes = x.shape, weight.shape[0]
+        division = _division(self.rows, features, self.classes, x.dtype, SCRATCH, ADDED)
+        self.division = division if gradients.weight is not None else Division(division.rows, division.stride)
+        _, stride, tiled, tile, kept, stored = self.division
+        least = LINE + tile + stride if tiled else 0
+        size = max(min(division.rows, self.rows) * stride, tiled * tile + stored * stride, least)
+        self.scratch = torch.empty(size, dtype=x.dtype, device=x.device)
+        self.store = self.scratch[size - stored * stride :]
+        self.room, self.twice = self.scratch, list[tuple[int, int]]()
+        if kept + stored < tiled:
+            self.room, most = self.first_room()
+            self.twice = list(_parts(kept + stored, tiled, most))
+        self.stats = torch.empty((3, self.rows), dtype=each.dtype, device=x.device)
+        self.sums = None if gradients.bias is None else torch.zeros(self.classes, dtype=each.dtype, device=x.device)
+        self.tensors = given.target, given.class_weight, scale.factors, each, self.stats
+        self.options = given.options(scale.step)
+        self.tail = _tail(given)
+
+    def run(self) -> None:
+        """First the rows that are computed twice, as the memory of the weight's gradient is free for them."""
+        most, _, tiled, _, kept, stored = self.division
+        for begin, end in self.twice:
+            self.first_time(begin, end)
+        for begin, end in _waiting(self.division):
+            d = self.chunk(begin, end)
+            if begin < kept:
+                self.keep(begin, min(end, kept), d)
+        for first, last, tile in self.tiles():
+            self.tile(first, last, tile)
+        for begin, end in _parts(tiled, self.rows, most):
+            d = self.chunk(begin, end)
+            self.weight_gradient(d, 0, self.classes, slice(begin, end), int(begin > 0))
+        if self.gradients.bias is not None and self.sums is not None:
+            self.gradients.bias.copy_(self.sums)
+
+    def tiles(self) -> Iterator[tuple[int, int, Tensor]]:
+        """First and last class, and the place of the tile: a row for each of `tiled`, as long as a multiple of 16 bytes."""
+        _, stride, tiled, width, _, _ = self.division
+        for first in range(0, self.classes if tiled else 0, width):
+            columns = min(width, stride - first)
+            yield first, min(first + width, self.classes), self.scratch[: tiled * columns].view(tiled, columns)
+
+    def first_room(self) -> tuple[Tensor, int]:
+        """For logits that will be computed once more, and for how many rows' at a time: the tile is in the scratch, too."""
+        scratch, weight, (_, stride, _, tile, _, _) = self.scratch, self.gradients.weight, self.division
+        size = scratch.numel() - LINE
+        most = size // (tile + stride)
+        if weight is None or weight.numel() // stride <= most:
+            return scratch[LINE + most * tile :], most
+        return weight.view(-1), min(weight.numel() // stride, size // tile)
+
+    def first_time(self, begin: int, end: int) -> None:
+        """Rows whose logits will be computed once more, in the tiles: by the same products."""
+        d = self.logits_in(self.room, begin, end)
+        for first, last, tile in self.tiles():
+            columns = tile.shape[1]
+            again = self.scratch[begin * columns % LINE :][: (end - begin) * columns].view(end - begin, columns)
+            self.logits(begin, end, first, last, again)
+            words = [t.view(torch.complex128) for t in (d[:, first : first + columns], again)]  # 16 bytes each
+            words[0].copy_(words[1])
+        self.losses(begin, end, d)
+
+    def chunk(self, begin: int, end: int) -> Tensor:
+        """Rows whose logits are computed once, at the end of the scratch. Gives the gradients of those."""
+        d = self.logits_in(self.scratch[-(end - begin) * self.division.stride :], begin, end)
+        self.logits(begin, end, 0, self.classes, d)
+        self.losses(begin, end, d)
+        return d
+
+    def logits_in(self, room: Tensor, begin: int, end: int) -> Tensor:
+        stride = self.division.stride
+        return room[: (end - begin) * stride].view(end - begin, stride)
+
+    def losses(self, begin: int, end: int, d: Tensor) -> None:
+        """Of logits, which become their gradients; those of the rows' inputs, and the rows' part of the bias's."""
+        gradients, (rows, stride), dtype, device = self.gradients, d.shape, d.dtype, d.device
+        wanted, size = int(gradients != (None, None, None)), self.classes * dtype.itemsize
+        plan = None
+        if size >= HELD and not self.given.label_smoothing:
+            plan = held.plan(self.classes, dtype.itemsize, 1, device, clusters.exist(device))
+        if plan is not None:
+            launch, options = plan.launch(linear_cross_entropy_held, rows), (stride, plan.packs, self.options, wanted)
+            launch(d, *self.tensors, begin, rows, self.rows, *options, T=dtype, THREADS=plan.threads)
+        else:
+            block = min(ROW_BLOCK, max(32, 1 << (ceil_div(size, 64) - 1).bit_length()))
+            launch = linear_cross_entropy_rows[rows, block]
+            launch(d, *self.tensors, begin, self.rows, stride, self.options, wanted, T=dtype)
+        if gradients.x is not None:
+            self.input_gradient(d, gradients.x[begin:end])
+        if self.sums is not None:
+            launch = linear_cross_entropy_bias[ceil_div(self.classes, 32), (32, 8)]
+            launch(d, self.sums, rows, self.classes, stride, self.scale.alpha, T=dtype)
+
+    def keep(self, begin: int, end: int, d: Tensor) -> None:
+        """The gradients of rows' logits, each tile's in the tile's own part of the weight's gradient."""
+        to, division = self.gradients.weight, self.division
+        assert to is not None
+        launch = linear_cross_entropy_keep[end - begin, TILE_BLOCK]
+        launch(d, to, begin, division.kept, self.classes, division.classes, to.shape[1], division.stride, T=d.dtype)
+
+    def tile(self, first: int, last: int, tile: Tensor) -> None:
+        """The gradient of some classes' weights, from those of the logits of all rows in tiles."""
+        gradients, (_, stride, tiled, _, kept, stored) = self.gradients, self.division
+        assert gradients.weight is not None
+        for begin, end in self.twice:
+            self.logits(begin, end, first, last, tile[begin:end])
+        target, class_weight, factors, _, stats = self.tensors
+        where = kept, kept + stored, self.rows, first, last - first, tile.shape[1], stride
+        sources = gradients.weight[first:] if kept else None, self.store[first:] if stored else None
+        launch = linear_cross_entropy_tile[tiled, TILE_BLOCK]
+        launch(tile, *sources, target, class_weight, factors, stats, *where, self.options, T=tile.dtype)
+        self.weight_gradient(tile, first, last, slice(tiled), 0)
+
+    # --- products ---
+
+    def logits(self, begin: int, end: int, first: int, last: int, out: Tensor) -> None:
+        """Of rows and classes; zeros where `out` is wider."""
+        x, weight, bias = self.given.x[begin:end], self.given.weight, self.given.bias
+        middle = min(last, self.tail.first)
+        if first < middle:
+            _affine(x, weight[first:middle], None if bias is None else bias[first:middle], out[:, : middle - first])
+        if middle < last:
+            assert self.tail.weight is not None
+            _affine(x, self.tail.weight, self.tail.bias, out[:, middle - first :])
+            out[:, last - first :].zero_()
+
+    def input_gradient(self, d: Tensor, out: Tensor) -> None:
+        first, alpha = self.tail.first, self.scale.alpha
+        if self.tail.weight is not None:  # first, since the smaller part is rounded twice
+            _product(out, d[:, first:], self.tail.weight, alpha)
+        if first:
+            _product(out, d[:, :first], self.given.weight[:first], alpha, int(self.tail.weight is not None))
+
+    def weight_gradient(self, d: Tensor, first: int, last: int, rows: slice, beta: int) -> None:
+        """Of some classes, added to what is there where `beta`, from the gradients of their logits in some rows."""
+        x, out, middle = self.given.x[rows], self.gradients.weight, min(last, self.tail.first)
+        for begin, end in ((first, middle), (middle, last)):
+            if out is not None and begin < end:
+                _product(out[begin:end], d[:, begin - first : end - first].t(), x, self.scale.alpha, beta)
+
+
+def _tail(given: Given) -> Tail:
+    weight, bias = given.weight, given.bias
+    classes, features = weight.shape
+    width = 16 // weight.element_size()
+    first = classes // width * width
+    if first == classes or weight.dtype not in HALF:
+        return Tail(classes, None, None)
+    padded = weight.new_zeros(width, features)
+    padded[: classes - first] = weight[first:]
+    if bias is not None:
+        bias = torch.cat((bias[first:], bias.new_zeros(width - classes + first)))
+    return Tail(first, padded, bias)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _product(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: int = 0) -> None:
+    """out = alpha a b + beta out."""
+    torch.addmm(out, a, b, beta=beta, alpha=alpha, out=out)

@@ -1,0 +1,158 @@
+"""What the losses over classes share: how logits lie in memory, the reference's shapes, the checks of arguments.
+
+`x` is (C), (N, C) or (N, C, d1, ...); a position is what is left of its indices without the class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import _reduction
+
+from .._util import arguments
+from .._util.strides import is_dry
+from ..errors import InputError
+
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+
+
+def classes(x: Tensor) -> int:
+    """C."""
+    return x.shape[1] if x.dim() > 1 else x.shape[0]
+
+
+def positions(x: Tensor) -> tuple[int, ...]:
+    """The shape of `x` without C."""
+    return (*x.shape[:1], *x.shape[2:]) if x.dim() > 1 else ()
+
+
+def no_classes(x: Tensor) -> str | None:
+    """Why the kernels do not serve `x`, or None."""
+    return "no classes" if classes(x) == 0 else None
+
+
+# --- layout ---
+
+
+def side_by_side(x: Tensor) -> bool:
+    """Whether the classes of a position lie side by side, as in (N, C) and in channels_last."""
+    return x.dim() < 3 or x.movedim(1, -1).is_contiguous()
+
+
+def dense(x: Tensor) -> Tensor:
+    """`x` as the kernels read it: (N, C, inner), with inner the innermost, or 1."""
+    return x if x.dim() > 2 and side_by_side(x) else x.contiguous()
+
+
+def inner(x: Tensor) -> int:
+    """The distance between the classes of a dense `x`."""
+    return 1 if side_by_side(x) else math.prod(x.shape[2:])
+
+
+def laid_out_as(x: Tensor, other: Tensor) -> Tensor:
+    """`other` with the strides of the dense `x`."""
+    if x.dim() > 2 and side_by_side(x):
+        return other.movedim(1, -1).contiguous().movedim(-1, 1)
+    return other.contiguous()
+
+
+def contiguous(weight: Tensor | None) -> Tensor | None:
+    """The weights of the classes as the kernels read them."""
+    return None if weight is None else weight.contiguous()
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """In which the kernels compute."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def room_for_sums(x: Tensor, chosen: int, most: int) -> tuple[Tensor, Tensor]:
+    """For the parts of at most `most` blocks, two numbers each, and for the sum of the weights; empty with no sum."""
+    acc = accumulator(x.dtype)
+    parts = torch.empty(2 * most if chosen else 0, dtype=acc, device=x.device)
+    return parts, torch.empty((), dtype=acc, device=x.device) if chosen else parts
+
+
+def blocks(positions: int, each: int, most: int, reduction: int) -> int:
+    """Blocks for so many positions, `each` to a block; one even for none where there is a reduction: its mean is NaN.
+
+    Nothing is asked of symbolic `positions`: an exported graph then serves every batch.
+    """
+    if type(positions) is not int:
+        return torch.sym_min(positions // each + 1, most)
+    return min(positions // each + 1, most) if positions or reduction else 0
+
+
+# --- the reference ---
+
+
+def reference(
+    function: Callable[..., Tensor], x: Tensor, target: Tensor, weight: Tensor | None, reduction: str, **options: Any
+) -> Tensor:
+    """PyTorch's `function` for targets that are classes."""
+    weight = None if weight is None else weight.detach()  # PyTorch's functions refuse one that wants a gradient
+    logits, indices = x, target
+    if is_dry(x):  # with positions, (N, C, d1): of (C) and (N, C), PyTorch's rules for fake tensors are wrong
+        logits, indices = (x[None], target[None]) if x.dim() == 1 else (x, target)
+        logits, indices = (logits[..., None], indices[..., None]) if logits.dim() == 2 else (logits, indices)
+    try:
+        y = function(logits, indices, weight, reduction=reduction, **options)
+    except IndexError as error:
+        raise InputError(f"target: {error}") from error
+    return y.reshape(target.shape) if reduction == "none" else y
+
+
+# --- checks ---
+
+
+def chosen_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    """`reduction`, unless one of the deprecated arguments says otherwise."""
+    if size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(size_average, reduce)
+    arguments.choice("reduction", reduction, tuple(REDUCTIONS))
+    return reduction
+
+
+def check_input(input: Any, target: Any, ignore_index: Any) -> None:
+    """What holds for every loss."""
+    arguments.floating("input", input)
+    arguments.tensor("target", target)
+    arguments.same_device(input=input, target=target)
+    if input.dim() == 0:
+        arguments.fail("input", input, "a tensor of shape (C), (N, C) or (N, C, d1, ...)")
+    if not isinstance(ignore_index, (int, torch.SymInt)) or isinstance(ignore_index, bool):
+        arguments.fail("ignore_index", ignore_index, "an int")
+
+
+def check_target(input: Tensor, target: Tensor, expected: tuple[int, ...], what: str) -> None:
+    """`target` is of the shape `expected`."""
+    if target.dim() > 0 and input.dim() > 1 and target.shape[0] != input.shape[0]:
+        raise InputError(f"target has batch size {target.shape[0]}, but input has {input.shape[0]}")
+    if tuple(target.shape) != expected:
+        arguments.fail("target", target, f"{what} of shape {expected}, as input is of shape {tuple(input.shape)}")
+
+
+def check_weight(input: Tensor, weight: Any) -> None:
+    """`weight` is None or has a number for each class."""
+    arguments.optional_tensor("weight", weight)
+    if weight is None:
+        return
+    arguments.floating("weight", weight)
+    arguments.same_device(input=input, weight=weight)
+    if tuple(weight.shape) != (classes(input),):
+        arguments.fail("weight", weight, f"shape ({classes(input)},), one for each class")
+
+
+def check_class_weight(input: Tensor, weight: Tensor | None) -> None:
+    """`weight` suits targets that are classes."""
+    check_weight(input, weight)
+    if weight is None:
+        return
+    if weight.requires_grad:
+        arguments.fail("weight", weight, "one that requires no gradient: the loss has none with respect to it")
+    if weight.dtype != input.dtype and not arguments.autocast(input.device):
+        raise InputError(f"weight is {weight.dtype}, but input is {input.dtype}")

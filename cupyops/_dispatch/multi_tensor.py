@@ -1,0 +1,134 @@
+"""One launch over many tensors, as optim/multi_tensor.cuh has it: tables of addresses, one block for each chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import FLOATING, addressing, ceil_div, executors
+from .._util.strides import laid_out_alike
+
+try:  # what torch.compile asks its own guards
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # then each call looks at each tensor
+    TensorGuards = None  # type: ignore[assignment,misc]
+
+# As the header has them: the threads of a block, and the bytes of a tensor that it owns.
+BLOCK = 256
+CHUNK_BYTES = BLOCK * 4 * 16
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_SERVED = frozenset(FLOATING)
+
+
+class Launch(NamedTuple):
+    """A table of `tensors` tensors, the first of which is the `start`-th of all, and the grid."""
+
+    table: np.ndarray
+    start: int
+    tensors: int
+    blocks: int
+
+
+def capacity(arrays: int) -> int:
+    """How many tensors of so many arrays each a launch names."""
+    return (4096 - 128) // (8 * arrays + 12)
+
+
+@cache
+def struct(arrays: int) -> np.dtype:
+    """`Table<arrays>` of the header."""
+    tensors = capacity(arrays)
+    fields = [("arrays", np.uint64, (arrays, tensors)), ("sizes", np.int64, tensors), ("chunk_ends", np.int32, tensors)]
+    return np.dtype(fields, align=True)
+
+
+def tables(columns: Sequence[Sequence[int]], sizes: Sequence[int], chunk: int) -> list[Launch]:
+    """The launches for tensors of these addresses, array by array, and sizes; `chunk` elements to a block."""
+    width, found = capacity(len(columns)), []
+    for start in range(0, len(sizes), width):
+        part = slice(start, start + width)
+        ends = list(accumulate(ceil_div(size, chunk) for size in sizes[part]))
+        table = np.zeros(1, struct(len(columns)))
+        table["arrays"][0, :, : len(ends)] = [column[part] for column in columns]
+        table["sizes"][0, : len(ends)] = sizes[part]
+        table["chunk_ends"][0, : len(ends)] = ends
+        found.append(Launch(table, start, len(ends), ends[-1]))
+    return found
+
+
+class Moving:
+    """The launches over tensors given array by array, of which one array may move from call to call.
+
+    `arrays[0]` are those whose sizes count. None is null throughout.
+    """
+
+    def __init__(self, arrays: Sequence[Sequence[Tensor] | None]) -> None:
+        first = arrays[0]
+        assert first is not None
+        self._address = addressing(first[0].device)
+        null = [0] * len(first)
+        self._columns = [null if array is None else list(map(self._address, array)) for array in arrays]
+        sizes = [tensor.numel() for tensor in first]
+        self.launches = tables(self._columns, sizes, CHUNK_BYTES // first[0].element_size())
+
+    def move(self, index: int, tensors: Sequence[Tensor]) -> None:
+        """From now on the array of that index is `tensors`, of the sizes that it had."""
+        addresses = list(map(self._address, tensors))
+        if addresses == self._columns[index]:
+            return
+        self._columns[index] = addresses
+        for table, start, count, _ in self.launches:
+            table["arrays"][0, index, :count] = addresses[start : start + count]
+
+
+class Alike:
+    """Whether tensors are what those were that it was made of, wherever they lie, and the same runs the launches.
+
+    To look at each in Python costs microseconds, and there are hundreds. This asks of all at once, in C: types, dtypes,
+    devices, sizes and strides.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._executors = executors.copy()
+        sizes: Any = [list(one.shape) for one in tensors]  # a None among them would be let pass
+        strides: Any = [list(one.stride()) for one in tensors]
+        self._check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+    @staticmethod
+    def can_tell() -> bool:
+        """Whether this PyTorch has what it asks."""
+        return TensorGuards is not None
+
+    def __call__(self, tensors: Iterable[Tensor]) -> bool:
+        return executors == self._executors and bool(self._check(*tensors))
+
+
+def why_not(tensors: Sequence[Tensor]) -> str | None:
+    """Why a kernel cannot read these tensors, of one shape, as flat arrays of one dtype; None where it can."""
+    first = tensors[0]
+    dtype, device, kind, shape = first.dtype, first.get_device(), first.device.type, first.shape
+    if kind not in executors:
+        return f"tensors on {kind}"
+    contiguous = True
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN:
+            return f"a {type(tensor).__name__}"
+        if tensor.layout is not torch.strided:
+            return "not a dense layout"
+        if tensor.dtype is not dtype or dtype not in _SERVED:
+            return f"tensors of {dtype} and {tensor.dtype}" if tensor.dtype is not dtype else f"a tensor of {dtype}"
+        if tensor.get_device() != device or (device < 0 and tensor.device.type != kind):
+            return "tensors on different devices"
+        if tensor.shape != shape:
+            return "tensors of different shapes"
+        if tensor.is_neg():
+            return "negative bit"
+        contiguous = contiguous and tensor.is_contiguous()
+    return None if contiguous or laid_out_alike(tensors) else "tensors that differ in strides, or have gaps"

@@ -1,0 +1,102 @@
+"""The backward of an operator made of C: one elementwise kernel for all its gradients, and what they are summed to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._dispatch.broadcast import BLOCK, arrange, is_flat
+from .._kernel.kernel import Kernel
+from . import python
+from .declaration import Declaration, Parameter
+from .functions import computed_in
+from .syntax import Body
+
+
+def check_assigned(body: Body, names: Iterable[str]) -> None:
+    """The body mentions each name that it is to assign. Raises `InputError`."""
+    for name in names:
+        if name not in body.words:
+            raise body.error(0, f"{name} is never assigned")
+
+
+class Gradient:
+    """What a backward body reads, and the roles of the operator that are made of it.
+
+    `inputs` and `scalars` are what the body mentions, `extra` those of the scalars that are no parameters. `names` is what
+    the roles ask for, which is kept for them: with `shapes` every input, for the shapes.
+    """
+
+    def __init__(
+        self, declaration: Declaration, body: Body, extra: Sequence[Parameter] = (), shapes: bool = False
+    ) -> None:
+        if not declaration.graded:
+            raise body.error(0, "no output is of a floating-point dtype, so there is no gradient")
+        self.declaration, self.body = declaration, body
+        self.first = f"grad_{declaration.graded[0].name}"
+        grads = [replace(one, name=f"grad_{one.name}") for one in declaration.outputs]
+        self.assigned = [Parameter(f"grad_{one.name}", "T", True) for one in declaration.differentiable]
+        check_assigned(body, [one.name for one in self.assigned])
+        read = [one for one in grads if one.is_floating] + [*declaration.tensors, *declaration.outputs]
+        self.inputs = [one for one in read if one.name in body.words]
+        self.scalars = [one for one in (*declaration.scalars, *extra) if one.name in body.words]
+        if not self.inputs:
+            raise body.error(0, f"mentions none of {', '.join(one.name for one in read)}")
+        # what tells T; the gradients of the outputs are there in any case
+        self.typed = next((one.name for one in grads if one.is_typed), declaration.tensors[0].name)
+        kept = {one.name for one in self.inputs} | {self.typed}
+        if shapes:
+            kept |= {one.name for one in declaration.tensors}
+        elif len(declaration.tensors) > 1:  # a lone input has the output's shape; of several each is to be known
+            kept |= {one.name for one in declaration.differentiable}
+        self.names = [one.name for one in grads]
+        self.names += [one.name for one in read if one.name in kept and one.name not in self.names]
+        self.names += [one.name for one in self.scalars if one not in extra]
+        self.extra = [one.name for one in self.scalars if one in extra]
+
+    def given(self, values: dict[str, Any]) -> list[Any]:
+        """The values of `names`, then of `extra`."""
+        return [values[name] for name in (*self.names, *self.extra)]
+
+    def like(self, one: Parameter) -> str:
+        """A tensor of the shape and dtype of that input."""
+        return one.name if one.name in self.names else self.typed
+
+    def role(self, function: Callable[..., Any], *more: str) -> Callable[..., Any]:
+        """`function(values by name)` as a role of the operator, which goes by the names of its parameters."""
+        names = ["saved", *self.names, *more]
+        items = ", ".join(f"{name!r}: {name}" for name in names)
+        return python.define("role", ", ".join(names), [f"return function_({{{items}}})"], {"function_": function})
+
+    def launch(self, kernel: Kernel, values: dict[str, Any], like: Tensor) -> list[Tensor | None]:
+        """The gradients of the inputs, in their order, computed over the shape and in the dense layout of `like`."""
+        shape, dtype = like.shape, values[self.typed].dtype
+        found: list[Tensor | None] = []
+        wide = 0
+        for index, one in enumerate(self.declaration.differentiable):
+            if not getattr(values["needs_grad"], one.name):
+                found.append(None)
+                continue
+            whole = one.name not in values or values[one.name].shape == shape
+            wide |= (not whole and dtype != computed_in(dtype)) << index
+            found.append(torch.empty_like(like, dtype=dtype if whole else computed_in(dtype)))
+        expanded = [values[one.name].expand(shape) for one in self.inputs]
+        grid, layout, inputs = arrange(like, *expanded, width=16 // dtype.itemsize)
+        scalars = [values[one.name] for one in self.scalars]
+        kernel[grid, BLOCK](*inputs, *found, *scalars, wide, layout, like.numel(), T=dtype, FLAT=is_flat(like, *inputs))
+        summed = {
+            one.name: _summed(gradient, values.get(one.name), dtype)
+            for one, gradient in zip(self.declaration.differentiable, found)
+        }
+        return [summed.get(one.name) for one in self.declaration.tensors]
+
+
+def _summed(gradient: Tensor | None, like: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A gradient over the whole shape as that of the input: summed in what it was computed in, rounded once."""
+    if gradient is None or like is None or gradient.shape == like.shape:
+        return gradient
+    return gradient.sum_to_size(like.shape).to(dtype).contiguous()

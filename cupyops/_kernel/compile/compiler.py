@@ -1,0 +1,163 @@
+"""NVRTC: CUDA text, a kernel's name, options and an architecture in; cubin, PTX and typed parameters out.
+
+Needs no GPU and no driver. A compiled kernel is a `Binary`. It is looked for, in this order: in this process, among
+precompiled folders (`cubins/` beside the .cu file, `CUPYOPS_CUBIN_PATH`), in the user's own cache; else NVRTC compiles.
+
+A cubin is code. The precompiled folders are named by the user, or lie beside the user's source, and are trusted as that
+source is, whoever owns them; what is trusted in the cache, `cache.py` says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ...errors import CompileError, InputError
+from . import architecture, backend, cache, headers
+from .binary import Binary, parameters
+from .diagnosis import explain
+from .source import UNREADABLE, Source
+
+BASE_OPTIONS = ("-std=c++17", "-lineinfo", "--device-int128")
+_FORMAT = 2  # of the cache's entries: raise it when their meaning changes
+
+
+_memory: dict[str, Binary] = {}
+_locks: dict[str, threading.Lock] = {}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_locks.clear)  # what the parent's other threads held, nobody will release
+
+
+def build(source: Source, name: str, arch: str, options: tuple[str, ...] = ()) -> Binary:
+    """The `Binary` of kernel `name` (a name expression such as "relu_fwd<float>") for `arch` ("sm_90").
+
+    Thread-safe; two processes may build the same kernel at once. Raises `CompileError`.
+    """
+    stem = entry_name(source, name, arch, options)
+    with _locks.setdefault(stem, threading.Lock()):
+        binary = _memory.get(stem)
+        if binary is None or not os.path.exists(binary.path or ""):  # gone where the cache has been emptied since
+            binary = _memory[stem] = (
+                _find(source, stem, options)
+                or _find_compatible(source, name, arch, options)
+                or _fresh(source, name, arch, options, stem)
+            )
+        return binary
+
+
+def entry_name(source: Source, name: str, arch: str, options: tuple[str, ...]) -> str:
+    """The file stem under which this kernel is kept; its digest covers every text that goes into it."""
+    outside = headers.digest(source, options)
+    parts = json.dumps([_FORMAT, source.digest, name, arch, BASE_OPTIONS, options, *([outside] if outside else [])])
+    readable = re.sub(r"\W+", "-", f"{Path(source.name).stem}.{name}", flags=re.ASCII).strip("-")[:80]
+    return f"{readable}.{arch}.{hashlib.sha256(parts.encode()).hexdigest()[:32]}"
+
+
+def defines(constants: Mapping[str, int]) -> tuple[str, ...]:
+    """The options that define integer constants, in the order of their names. Raises `InputError` for what is none."""
+    for name, value in constants.items():
+        if not (isinstance(name, str) and name.isidentifier()) or isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"define has {name!r}: {value!r}, expected the name of a macro and an int")
+    return tuple(f"-D{name}={value}" for name, value in sorted(constants.items()))
+
+
+_FOR_ARCH = re.compile(r"--?(arch|gpu-architecture)\b")
+
+
+def checked_options(options: Iterable[str]) -> tuple[str, ...]:
+    """Options for NVRTC, as a tuple. Raises `InputError` for what is none, and for another architecture."""
+    if isinstance(options, (str, bytes)) or not isinstance(options, Iterable):
+        raise InputError(f"options is {options!r}, expected a tuple of strings")
+    chosen = tuple(options)
+    for option in chosen:
+        if not isinstance(option, str) or not option.strip() or UNREADABLE.search(option):
+            raise InputError(f"option {option!r} is none that NVRTC could read")
+        if _FOR_ARCH.match(option):
+            raise InputError(
+                f"option {option!r}: a kernel is compiled for the device that it is launched on; for a specific target "
+                'give arch="sm_90a" to Kernel'
+            )
+    return chosen
+
+
+def _cache_for(source: Source, options: tuple[str, ...]) -> Path | None:
+    """The cache folder; None where an option leads to text that is in no entry's key."""
+    return None if headers.digest(source, options) is None else cache.folder()
+
+
+def _find(source: Source, stem: str, options: tuple[str, ...]) -> Binary | None:
+    for folder in _precompiled_folders(source):
+        if (binary := cache.read_entry(folder, stem)) is not None:
+            return replace(binary, origin="precompiled")
+    kept = _cache_for(source, options)
+    if kept is not None and (binary := cache.read_entry(kept, stem, private=True)) is not None:
+        return replace(binary, origin="cache")
+    return None
+
+
+def _find_compatible(source: Source, name: str, arch: str, options: tuple[str, ...]) -> Binary | None:
+    """A precompiled cubin for a lower minor of the same major (sm_80 runs on sm_86), as CUDA guarantees."""
+    folders = list(_precompiled_folders(source))
+    wanted = architecture.read(arch)
+    if not folders or wanted is None or wanted.suffix:
+        return None
+    for lower in range(wanted.minor - 1, -1, -1):
+        stem = entry_name(source, name, wanted._replace(minor=lower).plain, options)
+        for folder in folders:
+            if (binary := cache.read_entry(folder, stem)) is not None:
+                return replace(binary, origin="precompiled")
+    return None
+
+
+def _precompiled_folders(source: Source) -> Iterator[Path]:
+    for folder in os.environ.get("CUPYOPS_CUBIN_PATH", "").split(os.pathsep):
+        if folder:
+            yield Path(folder).absolute()
+    if source.path is not None and (beside := source.path.parent / "cubins").is_dir():
+        yield beside
+
+
+def _fresh(source: Source, name: str, arch: str, options: tuple[str, ...], stem: str) -> Binary:
+    binary, cubin = compile(source, name, arch, options)
+    folder = _cache_for(source, options)
+    if folder is not None and entry_name(source, name, arch, options) == stem:  # no header has been edited meanwhile
+        try:
+            return cache.write_entry(folder, stem, binary, cubin)
+        except OSError as error:
+            warnings.warn(f"the kernel cache {folder} cannot be written ({error}); kept in memory", stacklevel=2)
+    return replace(binary, path=cache.in_memory(stem, cubin))
+
+
+def compile(source: Source, name: str, arch: str, options: tuple[str, ...] = ()) -> tuple[Binary, bytes]:
+    """Run NVRTC and nothing else: no cache is read or written. For "compute_90" the PTX of sm_90, and no machine code."""
+    nvrtc = backend.nvrtc()
+    flags = (*BASE_OPTIONS, f"-arch={arch}", f"-I{backend.cuda_include()}", *options)
+    includes = [text.encode() for text in source.includes.values()]
+    with backend.nvrtc_at_work():
+        program = nvrtc.createProgram(source.text, source.name, includes, [name.encode() for name in source.includes])
+        try:
+            nvrtc.addNameExpression(program, name)
+            nvrtc.compileProgram(program, flags)
+            ptx = nvrtc.getPTX(program)
+            symbol = nvrtc.getLoweredName(program, name)
+            cubin = b"" if arch.startswith("compute_") else nvrtc.getCUBIN(program)
+        except RuntimeError as error:  # NVRTC's own, or CuPy's where the options leave no cubin
+            log = nvrtc.getProgramLog(program)
+            raise CompileError(explain(source, name, arch, log or str(error))) from None
+        finally:
+            nvrtc.destroyProgram(program)
+    ptx = ptx.decode() if isinstance(ptx, bytes) else ptx
+    symbol = symbol.decode() if isinstance(symbol, bytes) else symbol
+    return Binary(name, symbol, arch, ptx.rstrip("\0"), parameters(ptx, symbol)), cubin
+
+
+def supported_archs() -> list[str]:
+    """The architectures that this NVRTC can compile for, oldest first."""
+    return [f"sm_{number}" for number in sorted(backend.nvrtc().getSupportedArchs())]

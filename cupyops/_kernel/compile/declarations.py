@@ -1,0 +1,143 @@
+"""What a CUDA text declares: its `__global__` functions, what they take, and their template parameters.
+
+A text is gone through once, whatever is in it: a kernel's name is looked for from its `__global__` on, past no other.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ...errors import InputError
+from .source import Source, strip_comments
+
+_MARK = re.compile(r"\b__global__\b")
+_STEP = re.compile(r"\b([A-Za-z_]\w*+)\s*+\(|[;{}]|\b__global__\b")  # `name(`, or what ends a kernel's head
+_BRACKET = re.compile(r"[();]|\b__global__\b")
+_NO_NAME = re.compile(r"__\w+__|noexcept|requires")  # what else may stand before a parenthesis in a head
+_END = re.compile(r"\s*+;")
+_CLOSES = {"<": ">", "(": ")", "{": "}", "[": "]"}
+_TEMPLATE = re.compile(r"\btemplate\s*+<")
+
+
+class TemplateParameter(NamedTuple):
+    """One parameter of a template: `typename T`, `int N = 4`."""
+
+    name: str
+    is_type: bool
+    has_default: bool
+
+
+@dataclass(frozen=True)
+class Function:
+    """One `__global__` function, as it is defined or declared."""
+
+    name: str
+    template: tuple[TemplateParameter, ...]
+    inside: str  # the text between its parentheses
+    is_defined: bool
+
+    @property
+    def parameters(self) -> list[tuple[str, str]]:
+        """(C type, name) of each. Raises `InputError` for one that cannot be read."""
+        return [_parameter(part) for part in split(self.inside) if part.strip() != "void"]
+
+
+def functions(source: Source) -> list[Function]:
+    """Every `__global__` function of the text, then of what it includes."""
+    return [found for text in (source.text, *source.includes.values()) for found in _functions(text)]
+
+
+def function(source: Source, name: str) -> Function:
+    """The function of that name, as it is defined; its template parameters as they are given first, with the defaults.
+
+    Raises `InputError`, which names those that there are.
+    """
+    every = functions(source)
+    same = [one for one in every if one.name == name]
+    defined = next((one for one in same if one.is_defined), None)
+    if defined is None:
+        names = ", ".join(sorted({one.name for one in every}))
+        raise InputError(f"{source.name} has no __global__ function {name}; it has {names or 'none'}")
+    return replace(defined, template=next((one.template for one in same if one.template), ()))
+
+
+def split(text: str) -> list[str]:
+    """The parts between the commas that stand outside all brackets. In `(a > b)` the `>` closes nothing."""
+    parts: list[str] = []
+    start, opened = 0, [""]
+    for match in re.finditer(r"[,<>(){}\[\]]", text):
+        sign = match.group()
+        if sign == "," and len(opened) == 1:
+            parts.append(text[start : match.start()])
+            start = match.end()
+        elif sign in "<({[":
+            opened.append(sign)
+        elif sign in ")}]" or sign == ">" == _CLOSES.get(opened[-1]):
+            while len(opened) > 1 and _CLOSES[opened.pop()] != sign:
+                pass
+    return [part for part in (*parts, text[start:]) if part.strip()]
+
+
+@functools.lru_cache(maxsize=64)  # the kernels of a file are many, its text is one
+def _functions(text: str) -> tuple[Function, ...]:
+    return tuple(_found(strip_comments(text)))
+
+
+def _found(text: str) -> Iterator[Function]:
+    before = 0
+    for mark in _MARK.finditer(text):
+        heads = list(_heads(text, mark.end()))
+        if heads:
+            name = heads[-1][0]  # the macros and attributes before it may have parentheses too
+            start, end = next(inside for other, *inside in heads if other == name)
+            defined = _END.match(text, end + 1) is None
+            yield Function(name, _template(text, before, mark.start()), text[start:end], defined)
+        before = mark.end()
+
+
+def _heads(text: str, at: int) -> Iterator[tuple[str, int, int]]:
+    """Each `name(...)` up to a kernel's body: the name, and where the inside of the parentheses begins and ends."""
+    while (step := _STEP.search(text, at)) is not None and step[1] is not None:
+        at = _closing(text, step.end())
+        if _NO_NAME.fullmatch(step[1]) is None:
+            yield step[1], step.end(), at
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the parenthesis closes that was opened before `start`, or where the text goes on without that."""
+    depth = 1
+    for match in _BRACKET.finditer(text, start):
+        depth += {"(": 1, ")": -1}.get(match.group(), -depth)
+        if depth == 0:
+            return match.start()
+    return len(text)
+
+
+def _template(text: str, low: int, high: int) -> tuple[TemplateParameter, ...]:
+    """The parameters of the template whose function has its `__global__` at `high`."""
+    head = text[max(low, *(text.rfind(mark, low, high) for mark in ";{}")) : high]
+    opening = _TEMPLATE.search(head)
+    if opening is None:
+        return ()
+    return tuple(_template_parameter(part) for part in split(head[opening.end() : head.rfind(">")]))
+
+
+def _template_parameter(text: str) -> TemplateParameter:
+    declaration, equals, _ = text.partition("=")
+    words = re.findall(r"\w+", declaration) or [""]
+    return TemplateParameter(words[-1], words[0] in ("typename", "class"), bool(equals))
+
+
+def _parameter(declaration: str) -> tuple[str, str]:
+    """`const T* __restrict__ x` -> (`const T*`, `x`)."""
+    words = " ".join(re.sub(r"\b__(restrict|grid_constant)__\b", " ", declaration).split())
+    words = re.sub(r"\* ?(const|volatile)\b", "*", words)  # what holds of the pointer itself
+    match = re.search(r"\b(\w+) ?(\[ ?\w* ?\])?$", words)
+    if match is None:
+        raise InputError(f"cannot read the kernel parameter {words[:200]!r}")
+    ctype = re.sub(r" ?\* ?", "*", words[: match.start()].strip())
+    return ctype + ("*" if match.group(2) else ""), match.group(1)

@@ -1,0 +1,216 @@
+"""Hints for compile errors that name neither the cause nor the cure: what NVRTC, without a host compiler, does not have."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from .source import cuda_src, strip_comments
+
+NAMES = "__nv_name_map"  # the file, of NVRTC's making, with the name of the kernel that is asked for
+
+# What C's headers define, as it can be written without them.
+CONSTANTS = {
+    "INFINITY": "__int_as_float(0x7f800000)",
+    "HUGE_VALF": "__int_as_float(0x7f800000)",
+    "HUGE_VAL": "__longlong_as_double(0x7ff0000000000000LL)",
+    "NAN": "__int_as_float(0x7fffffff)",
+    "FLT_MAX": "3.402823466e+38f",
+    "FLT_MIN": "1.175494351e-38f",
+    "FLT_EPSILON": "1.192092896e-07f",
+    "DBL_MAX": "1.7976931348623157e+308",
+    "DBL_MIN": "2.2250738585072014e-308",
+    "DBL_EPSILON": "2.2204460492503131e-16",
+    "M_PI": "3.14159265358979323846",
+    "M_PI_2": "1.57079632679489661923",
+    "M_E": "2.7182818284590452354",
+    "M_LN2": "0.69314718055994530942",
+    "M_LOG2E": "1.4426950408889634074",
+    "M_SQRT2": "1.41421356237309504880",
+    "M_SQRT1_2": "0.70710678118654752440",
+    "M_2_SQRTPI": "1.12837916709551257390",
+    "CHAR_BIT": "8",
+    "INT8_MAX": "127",
+    "INT8_MIN": "(-128)",
+    "UINT8_MAX": "255",
+    "INT16_MAX": "32767",
+    "INT16_MIN": "(-32768)",
+    "UINT16_MAX": "65535",
+    **dict.fromkeys(("INT_MAX", "INT32_MAX"), "2147483647"),
+    **dict.fromkeys(("INT_MIN", "INT32_MIN"), "(-2147483647 - 1)"),
+    **dict.fromkeys(("UINT_MAX", "UINT32_MAX"), "4294967295u"),
+    **dict.fromkeys(("LLONG_MAX", "LONG_MAX", "INT64_MAX"), "9223372036854775807LL"),
+    **dict.fromkeys(("LLONG_MIN", "LONG_MIN", "INT64_MIN"), "(-9223372036854775807LL - 1)"),
+    **dict.fromkeys(("ULLONG_MAX", "ULONG_MAX", "UINT64_MAX", "SIZE_MAX"), "18446744073709551615ull"),
+}
+TYPES = {
+    "int8_t": "signed char",
+    "uint8_t": "unsigned char",
+    "int16_t": "short",
+    "uint16_t": "unsigned short",
+    "int32_t": "int",
+    "uint32_t": "unsigned int",
+    "int64_t": "long long",
+    "uint64_t": "unsigned long long",
+    "intptr_t": "long long",
+    "uintptr_t": "unsigned long long",
+    "ssize_t": "long long",
+    "uint": "unsigned int",
+    "uchar": "unsigned char",
+    "ushort": "unsigned short",
+    "ulong": "unsigned long long",
+}
+HEADERS = {
+    **dict.fromkeys(("half", "half2", "__half", "__half2"), "cuda_fp16.h"),
+    **dict.fromkeys(("nv_bfloat16", "nv_bfloat162", "__nv_bfloat16", "__nv_bfloat162"), "cuda_bf16.h"),
+    **dict.fromkeys(("__nv_fp8_e4m3", "__nv_fp8_e5m2", "__nv_fp8x2_e4m3", "__nv_fp8x4_e4m3"), "cuda_fp8.h"),
+}
+
+_CCCL = (
+    "CUDA's C++ library comes in a wheel of its own, nvidia-cuda-cccl-cu12 (nvidia-cuda-cccl for CUDA 13); give its folder "
+    'to Kernel(..., options=("-I.../nvidia/cuda_cccl/include",))'
+)
+_COOPERATIVE = "__syncthreads, __syncwarp and __shfl_*_sync need no header, cooperative_groups needs CCCL: "
+_CURAND = (
+    "cuRAND's device functions do not come with the CUDA runtime; write the generator into the kernel (Philox is short)"
+)
+_DRIVER = "<cuda.h> is the driver's interface for host code; a kernel needs nothing of it"
+_PYTORCH = "PyTorch's C++ types are for host code; a kernel takes T*, as __half* of <cuda_fp16.h> for torch.float16"
+_WMMA = "<mma.h> needs headers of nvcc; the same instructions are there as inline PTX: mma.sync, ldmatrix"
+_AMBIGUOUS = "half types have no operators with other types; convert first, as by to_acc(x) of cupyops.cuh"
+_INSIDE = "NVRTC has no C and C++ library; leave the line out: printf, assert and the functions of <cmath> are built in"
+_WRITTEN_OUT = (
+    "NVRTC has no C and C++ library; leave the line out and write limits as numbers, uint32_t as unsigned int"
+)
+_HOST = "NVRTC compiles device code alone; keep what needs this header in the host program"
+_LIBRARY = "NVRTC has no C++ library; <cuda/std/...> has such things for kernels: "
+
+_LITERAL = "one T cannot be two types: 1.0 is a double and 1 an int; write 1.0f, or T(1) in a template"
+_NUMBER = re.compile(r"[(,]\s*-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*[,)]")  # an argument, without a suffix
+
+# of a header that is not found
+_MISSING = (
+    (r"(c?(math|stdio|assert|stdlib|string)(\.h)?)", _INSIDE),
+    (r"(c?(stdint|float|limits|stddef)(\.h)?|inttypes\.h|numeric_limits)", _WRITTEN_OUT),
+    (r"(type_traits|utility|tuple|array|complex|functional|initializer_list|bit)", _LIBRARY + _CCCL),
+    (r"nv/target", _COOPERATIVE + _CCCL),  # what cooperative_groups.h asks for
+    (r"(cub|thrust|cuda|nv)/.*", _CCCL),
+    (r"cooperative_groups.*", _COOPERATIVE + _CCCL),
+    (r"curand.*", _CURAND),
+    (r"crt/.*|mma\.h", _WMMA),
+    (r"(torch|ATen|c10)/.*", _PYTORCH),
+    (r"[\w/]+", _HOST),  # <vector>, <iostream>: the C++ library has no suffixes
+)
+
+# what kernels call by its bare name
+_BARE = """
+max min abs fabs fma fmax fmin fmod remainder sqrt cbrt hypot pow exp exp2 expm1 log log2 log10 log1p erf erfc tgamma lgamma
+sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh ceil floor round rint lround llround trunc nearbyint
+copysign ldexp isnan isinf isfinite signbit sqrtf expf logf powf fabsf fmaxf fminf fmodf sinf cosf tanhf floorf ceilf roundf
+printf malloc free memcpy memset
+"""
+BUILT_IN = frozenset(_BARE.split())
+
+# of a name that is not known, before `::` or by itself
+_UNKNOWN = (
+    (r"cooperative_groups|cg", "#include <cooperative_groups.h> is missing; " + _COOPERATIVE + _CCCL),
+    (r"cub|thrust|cuda", _CCCL),
+    (r"curand\w*|Philox\w*", _CURAND),
+    (r"nvcuda|wmma", _WMMA),
+    (r"at|c10|torch|Half|BFloat16|bfloat16", _PYTORCH),
+    (r"stderr|stdout|fprintf|cout|puts", "only printf prints from a kernel"),
+    (r"s?rand", "there is no random number of the host's in a kernel; write the generator into it (Philox is short)"),
+    (r"(cuda|cu)[A-Z]\w+", "a function of the CUDA runtime is called by the host, not by a kernel"),
+)
+
+# what a line of a header declares: a function, a struct, a type, a constant
+_DECLARES = re.compile(
+    r"__device__[^(=]*?\b(\w+) ?(?:<[^(]*>)?\(|\bstruct\b.*?\b(\w+) ?(?:<.*?>)? ?[:{;]"
+    r"|\busing (\w+) =|\bconstexpr \w+ (\w+) ="
+)
+
+_MESSAGES = (
+    (
+        r"execution space annotations|explicitly marked as a __host__",
+        "write __device__ before a function that kernels call, and __global__ before a kernel; host code has no place here",
+    ),
+    (r"may not have extern \"C\"|linkage specification is not", 'a template has no C name; leave extern "C" out'),
+    (r"non-__global__ function", "a kernel begins with `__global__ void`"),
+    (
+        r"which instance of function template",
+        'the kernel is a template; name its parameters, as in Kernel(code, "name<T>")',
+    ),
+    (r"which instance of overloaded function", "two kernels have this name; give each its own"),
+    (r"must have a void return type", "a kernel returns nothing; it writes through its pointers"),
+    (r"more than one operator|ambiguous \"\?\" operation", _AMBIGUOUS),
+    (
+        r"uses too much shared data",
+        "48 KB at most are static; for more declare `extern __shared__` and launch kernel[grid, block, bytes]",
+    ),
+)
+
+
+def hint_for(message: str, file: str = "", word: str = "", line: str = "") -> str | None:
+    """What to do about NVRTC's `message` in `file`; None where the message says it.
+
+    Its caret points to `word`, with which the rest of the `line` begins.
+    """
+    if file.endswith("/cuda.h"):
+        return _DRIVER
+    if file == NAMES and "is undefined" in message:
+        return "a kernel is asked for by its name as the text has it, and stands in no namespace"
+    if (match := re.search(r'(?:cannot|could not) open source file "([^"]+)"', message)) is not None:
+        return _first(_MISSING, match[1])
+    if (match := re.search(r'identifier "(\w+)" is undefined|^(\w+) is not a template', message)) is not None:
+        return _for_name(match[1] or match[2])
+    if 'name followed by "::" must be' in message:
+        return _first(_UNKNOWN, word)
+    if (match := re.search(r'namespace "(\w+)" has no member "(\w+)"', message)) is not None:
+        return _for_member(*match.groups())
+    if "no instance of function template" in message and _NUMBER.search(line):
+        return _LITERAL
+    return next((hint for pattern, hint in _MESSAGES if re.search(pattern, message)), None)
+
+
+def _for_name(name: str) -> str | None:
+    if name in CONSTANTS:
+        return f"NVRTC does not define {name}; write {CONSTANTS[name]}"
+    if name in TYPES:
+        return f"NVRTC does not define {name}; write {TYPES[name]}, or `typedef {TYPES[name]} {name};`"
+    if name in HEADERS:
+        return f"#include <{HEADERS[name]}> is missing"
+    if name in _common():
+        return f'#include "{_common()[name]}" is missing, which declares it'
+    return _first(_UNKNOWN, name)
+
+
+_UMBRELLA = "cupyops.cuh"  # includes what kernels outside this library need
+
+
+@functools.cache
+def _common() -> dict[str, str]:
+    """What the headers of `common/` declare: each name, and the header to include; of two headers the shorter."""
+    root = cuda_src()
+    within = (root / _UMBRELLA).read_text(encoding="utf-8")
+    found: dict[str, str] = {}
+    for path in sorted(root.glob("common/**/*.cuh"), key=lambda path: (path.stat().st_size, path.name)):
+        header = path.relative_to(root).as_posix()
+        for line in strip_comments(path.read_text(encoding="utf-8")).splitlines():
+            match = None if line[:1].isspace() else _DECLARES.search(line)  # what is indented belongs to something
+            if match is not None:
+                found.setdefault(match[match.lastindex or 0], _UMBRELLA if f'"{header}"' in within else header)
+    return found
+
+
+def _for_member(namespace: str, name: str) -> str | None:
+    if namespace != "std":
+        return None
+    if name in BUILT_IN:
+        return f"NVRTC has no C++ library; write {name} without `std::`"
+    if name == "numeric_limits":
+        return f"NVRTC has no <limits>; write the number, as {CONSTANTS['FLT_MAX']}"
+    return _first(_UNKNOWN, name) or _LIBRARY + _CCCL
+
+
+def _first(table: tuple[tuple[str, str], ...], name: str) -> str | None:
+    return next((hint for pattern, hint in table if re.fullmatch(pattern, name)), None)

@@ -1,0 +1,198 @@
+"""CUDA source text: find a .cu file, gather what it includes, digest the whole.
+
+A `Source` is complete: it holds the text of the file and of every quoted include, so that what is hashed is what is
+compiled. Angle-bracket includes (`<cuda_fp16.h>`) belong to the CUDA runtime headers and are left to the compiler.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from ...errors import InputError, SourceError
+
+_PACKAGE = Path(__file__).resolve().parents[2]  # cupyops/
+
+# A comment, or a literal: what stands between quotes begins no comment. One that does not end is taken to the end of the
+# text or of the line, and a character is short: so no text is gone through twice, however long and strange it is.
+_COMMENT_OR_LITERAL = re.compile(
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*+"?|'(?:\\.|[^'\\\n]){1,10}'""", re.DOTALL
+)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+# an include whose text would be missing from the digest: its name is a macro's, or leads past the compiler's own folders
+_HIDDEN = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:[^"<\s]|<[ \t]*/)[^\n]*', re.MULTILINE)
+# no UTF-8 has a surrogate, and for the compiler a text ends at the first NUL
+UNREADABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def cuda_src() -> Path:
+    """The folder of the built-in kernels: inside an installed package, beside it in a source tree."""
+    inside = _PACKAGE / "cuda_src"
+    return inside if inside.is_dir() else _PACKAGE.parent / "cuda_src"
+
+
+def strip_comments(text: str) -> str:
+    """`text` with each comment blanked out; line numbers stay as they were."""
+
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match.group()) if match.group().startswith("/") else match.group()
+
+    return _COMMENT_OR_LITERAL.sub(blank, text)
+
+
+Stamp = tuple[int, int, int]
+
+
+def stamp(path: Path) -> Stamp | None:
+    """What changes when a file is written or replaced; None where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+@dataclass(frozen=True)
+class Source:
+    """One translation unit: its text and the text of each quoted include, keyed as the `#include` line spells it."""
+
+    name: str
+    text: str
+    path: Path | None = None
+    includes: dict[str, str] = field(default_factory=dict)
+    stamps: dict[Path, Stamp | None] = field(
+        default_factory=dict, compare=False
+    )  # of each file, taken before it was read
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the name, the text and every included text."""
+        sha = hashlib.sha256()
+        for part in (self.name, self.text, *(piece for item in sorted(self.includes.items()) for piece in item)):
+            encoded = part.encode()
+            sha.update(len(encoded).to_bytes(8, "little") + encoded)
+        return sha.hexdigest()
+
+    def line(self, file: str, number: int) -> str | None:
+        """Line `number` (from 1) of this source or of one of its includes, or None where there is no such line."""
+        text = self.text if file == self.name else self.includes.get(file)
+        lines = text.splitlines() if text is not None else []
+        return lines[number - 1] if 0 < number <= len(lines) else None
+
+
+def is_text(source: str) -> bool:
+    """Whether `source` is CUDA C itself and not a file's name."""
+    return "\n" in source or "__global__" in source
+
+
+def load(source: str | Path, beside: Path | None = None) -> Source:
+    """The `Source` for a piece of CUDA C, or for a file found beside `beside` or among the built-in kernels."""
+    if not isinstance(source, (str, os.PathLike)):
+        raise InputError(f"{source!r} is neither CUDA C nor the name of a .cu file")
+    if isinstance(source, str) and is_text(source):
+        text = _checked(source.removeprefix("\ufeff"), "<text>.cu")
+        includes, stamps = _gather(text, "<text>.cu", beside or _working_folder())
+        return Source("<text>.cu", text, None, includes, stamps)
+    path = find(source, beside)
+    before = stamp(path)
+    text = _read(path)
+    includes, stamps = _gather(text, path.name, path.parent)
+    return Source(_plain(path.name), text, path, includes, {path: before} | stamps)
+
+
+def find(source: str | Path, beside: Path | None = None) -> Path:
+    """The path of a .cu file: absolute, else beside the caller, else in the working folder, else built in.
+
+    For a caller inside this package the working folder does not count: the file of that name there is another one.
+    """
+    inside = beside is not None and beside.is_relative_to(_PACKAGE)
+    folders = [folder for folder in (beside, None if inside else _working_folder(), cuda_src()) if folder is not None]
+    candidates = (
+        [Path(source)] if Path(source).is_absolute() else [folder / source for folder in dict.fromkeys(folders)]
+    )
+    for candidate in candidates:
+        if os.path.isfile(candidate):  # unlike Path.is_file it raises nothing, whatever the name
+            return candidate.resolve()
+    looked = "\n".join(f"  {candidate}" for candidate in candidates)
+    meant = _meant(candidates) or "."
+    raise SourceError(f"no CUDA source named {str(source)!r}{meant} Looked for:\n{looked}")
+
+
+def _meant(candidates: Iterable[Path]) -> str:
+    """`; did you mean 'known.cu'?` where beside one of the files that are not there is one that is called much the same."""
+    for path in candidates:
+        try:
+            files = [Path(name) for name in os.listdir(path.parent)]
+        except (OSError, ValueError):
+            continue
+        known = [file.stem for file in files if file.suffix == path.suffix]
+        if near := difflib.get_close_matches(path.stem, known, 1):
+            return f"; did you mean {near[0] + path.suffix!r}?"
+    return ""
+
+
+def _working_folder() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:  # it has been removed
+        return Path()
+
+
+def _plain(name: str) -> str:
+    """A file's name as the compiler can be given it: it reads a leading dash as an option, and writes quotes as they are."""
+    return re.sub(r'^-|["\r\n\ud800-\udfff]', "_", name)
+
+
+def _read(path: Path) -> str:
+    try:
+        return _checked(path.read_text(encoding="utf-8-sig"), str(path))
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _checked(text: str, name: str) -> str:
+    """`text`, all of which the compiler will see."""
+    if (bad := UNREADABLE.search(text)) is not None:
+        raise InputError(f"{name}:{text.count(chr(10), 0, bad.start()) + 1}: {bad.group()!r} has no place in CUDA C")
+    return text
+
+
+def _gather(text: str, name: str, folder: Path) -> tuple[dict[str, str], dict[Path, Stamp | None]]:
+    """Every quoted include reachable from `text`, each looked for beside its includer and then in cuda_src; their stamps."""
+    found: dict[str, str] = {}
+    stamps: dict[Path, Stamp | None] = {}
+    origin: dict[str, Path] = {}
+    pending = [(text, name, folder)]
+    while pending:
+        text, name, folder = pending.pop()
+        clean = strip_comments(text)
+        if (hidden := _HIDDEN.search(clean)) is not None:
+            number, line = clean.count("\n", 0, hidden.start()) + 1, hidden.group().strip()
+            raise SourceError(f'{name}:{number}: {line}: name the file, as #include "file" or #include <file>')
+        for match in _INCLUDE.finditer(clean):
+            spelled = match.group(1)
+            candidates = [folder / spelled, cuda_src() / spelled]
+            path = next((path for path in candidates if os.path.isfile(path)), None)
+            if path is None:
+                number = clean.count("\n", 0, match.start()) + 1
+                raise SourceError(
+                    f'{name}:{number}: #include "{spelled}" not found in {folder} or {cuda_src()}{_meant(candidates)}\n'
+                    f"  put it beside {name}, or write #include <{spelled}> and give its folder: "
+                    'Kernel(..., options=("-I...",))'
+                )
+            path = path.resolve()
+            if origin.setdefault(spelled, path) != path:
+                raise SourceError(f'#include "{spelled}" means both {origin[spelled]} and {path}; rename one of them')
+            if spelled not in found:
+                stamps[path] = stamp(path)
+                found[spelled] = _read(path)
+                pending.append((found[spelled], spelled, path.parent))
+    return found, stamps

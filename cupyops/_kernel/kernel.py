@@ -1,0 +1,358 @@
+"""A CUDA kernel as a Python object: specialise, check, launch.
+
+    scale = Kernel("scale.cu", "scale<T>")
+    scale[ceil_div(n, 256), 256](x, y, 0.5, n, T=x.dtype)
+
+The first call with given template values compiles (or finds) the kernel and loads it on the tensors' device; later calls
+cost a few dictionary lookups and the launch. Every argument is checked before anything is launched.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from .._util import tracing
+from .._util.strides import is_dry
+from ..errors import LaunchError
+from .compile import architecture, compiler, source
+from .compile.declarations import function
+from .launch import driver, fastpath, faults, reload
+from .launch.configuration import Configuration
+from .launch.configuration import ceil_div as ceil_div
+from .launch.ctype import FLOATING as FLOATING  # what kernels of this package declare for T
+from .launch.executors import addressing as addressing
+from .launch.executors import capability as capability
+from .launch.executors import executors as executors
+from .launch.loaded import Loaded
+from .launch.specialised import Specialised
+from .launch.template import Template
+from .launch.variables import Globals
+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_MAX_CONFIGURED = 4096  # grids remembered per kernel
+_kernels: list[weakref.ref[Kernel]] = []
+
+
+def kernels(folder: Path | None = None) -> list[Kernel]:
+    """Every `Kernel` alive in this process, in order of creation; with `folder`, those of the .cu files in it."""
+    alive = [kernel for reference in _kernels if (kernel := reference()) is not None]
+    if folder is None:
+        return alive
+    return [kernel for kernel in alive if not kernel.is_text and getattr(kernel.source.path, "parent", None) == folder]
+
+
+def _after_fork() -> None:
+    """In the child: nobody will release a lock that another thread held, and nothing is loaded on a device."""
+    for kernel in kernels():
+        kernel._lock = threading.Lock()
+        kernel._table.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class Kernel(Template):
+    """A `__global__` function of a .cu file or of a piece of CUDA C.
+
+    Args:
+        code: name of a .cu file, looked for beside the calling module, in the working folder and among the built-in
+            kernels; or CUDA C itself. In an interactive session (or with `CUPYOPS_RELOAD=1`) an edited file is read again
+            at the next `kernel[...]`.
+        name: the function, with its template parameters if it has any: `"layer_norm_fwd<T, VEC>"`.
+        options: further NVRTC options, such as `("--use_fast_math",)` or `("-Iheaders",)`.
+        define: constants that the text uses and Python decides, by name: `{"BLOCK": 256}` is `#define BLOCK 256`.
+        arch: a specific target, for what one architecture alone has, such as wgmma: compiled for `"sm_90a"` the kernel runs
+            on compute capability 9.0 alone, for `"sm_100f"` on 10.0 and later minors. By default it is compiled for the
+            device that it is launched on.
+        **domain: for each template parameter the values that it takes, as a tuple: what ahead-of-time compilation
+            builds, and what a launch may ask for. A parameter not named here takes any dtype, bool, int, or name of a
+            type of the source, such as `Op="Add"`.
+        where: a function of the template parameters, by name, that says whether a combination of their values exists.
+
+    `kernel[grid, block](*args, T=torch.float32)` launches on PyTorch's current stream of the tensors' device. `grid` and
+    `block` are ints or tuples; `kernel[grid, block, shared]` adds bytes of dynamic shared memory, and `configure` takes
+    clusters and cooperative launches too. A grid with a zero in it launches nothing. Tensors go to pointers, None to a null
+    pointer, Python numbers to exactly the C type declared, a NumPy array or structured scalar of the right size to a struct
+    by value.
+
+    Raises:
+        LaunchError: wrong count, dtype, device, alignment or range of an argument, a launch that CUDA refuses, or a device
+            that cannot run `arch`.
+        CompileError: the kernel does not compile.
+        SourceError: the file is not found.
+
+    Example:
+        >>> code = "__global__ void twice(float* x, int n) { int i = threadIdx.x; if (i < n) x[i] *= 2; }"
+        >>> twice, x = cupyops.Kernel(code, "twice"), torch.tensor([1.0, 2.0])
+        >>> with cupyops.simulate():  # on a GPU: tensors there, and no simulate()
+        ...     twice[1, 32](x, x.numel())
+        >>> x
+        tensor([2., 4.])
+    """
+
+    def __init__(
+        self,
+        code: str | Path,
+        name: str,
+        *,
+        options: Iterable[str] = (),
+        define: Mapping[str, int] | None = None,
+        arch: str | None = None,
+        where: Callable[..., bool] | None = None,
+        **domain: tuple[Any, ...],
+    ) -> None:
+        self._code = code
+        self._beside = _caller_folder()
+        super().__init__(name, domain, where)
+        self.options = (*compiler.checked_options(options), *compiler.defines(define or {}))
+        self.arch = architecture.checked_specific(arch)
+        self._specialised: dict[tuple[Any, ...], Specialised] = {}
+        self._configured: dict[tuple[Any, ...], Callable[..., None]] = {}
+        self._fast: fastpath.Configure | None = None  # written at the first load, when the PTX has told the types
+        self._boundaries: tuple[int, ...] = ()  # which it checks
+        self._watch: reload.Watch | None = None
+        self._table: dict[Any, tuple[Any, ...]] = {}  # for the fast path, of the device used last
+        self._lock = threading.Lock()
+        _kernels.append(weakref.ref(self))
+
+    @functools.cached_property
+    def source(self) -> source.Source:
+        """The text, read at first use."""
+        return source.load(self._code, self._beside)
+
+    @property
+    def declared(self) -> list[tuple[str, str]]:
+        """(C type, name) of each parameter, from the text."""
+        return function(self.source, self.base).parameters
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it was given as CUDA C, and not as the name of a file."""
+        return isinstance(self._code, str) and source.is_text(self._code)
+
+    def __getitem__(self, launch: tuple[Any, ...]) -> Callable[..., None]:
+        try:
+            return self._configured[launch]
+        except KeyError:
+            if not isinstance(launch, tuple) or not 2 <= len(launch) <= 3:
+                raise LaunchError(
+                    f"{self}: launch with kernel[grid, block] or kernel[grid, block, shared], got {launch!r}"
+                ) from None
+            return self._configure(launch, launch)
+        except TypeError:  # no hash: symbolic sizes, as a dry run has them
+            return self._unhurried(launch)
+
+    def __call__(self, *args: Any, **template: Any) -> NoReturn:
+        """Refused: a launch needs a grid and a block."""
+        raise LaunchError(
+            f"{self}: launch with kernel[grid, block](...); grid and block are how many blocks and threads"
+        )
+
+    def configure(
+        self,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        *,
+        shared: int = 0,
+        cooperative: bool = False,
+        cluster: int | tuple[int, ...] | None = None,
+        overlap: bool = False,
+    ) -> Callable[..., None]:
+        """What `kernel[grid, block, shared]` is, a function of the kernel's arguments, with more to choose.
+
+        Args:
+            grid: how many blocks: an int, or a tuple of one to three.
+            block: how many threads each has: an int, or a tuple of one to three.
+            shared: bytes of dynamic shared memory for each block.
+            cooperative: launch all blocks at once or none, so that they may wait for each other.
+            cluster: how many blocks form a cluster, of which the grid is to be a multiple; at most 8, on compute
+                capability 9.0 and later.
+            overlap: blocks may begin while the kernel launched before on the stream ends (CUDA's programmatic dependent
+                launch), which hides the start of the launch. The kernel is to wait for it, `griddepcontrol.wait`, before
+                it reads or writes memory. Before compute capability 9.0 a launch like any other.
+
+        Returns:
+            A function that launches: call it with the kernel's arguments.
+
+        Raises:
+            LaunchError: no CUDA GPU can launch that; when called: this device cannot, or the arguments are wrong.
+
+        Example:
+            >>> code = "__global__ void first(float* x) { if (threadIdx.x == 0) x[blockIdx.x] = blockIdx.x; }"
+            >>> first, x = cupyops.Kernel(code, "first"), torch.zeros(4)
+            >>> with cupyops.simulate("sm_90"):
+            ...     first.configure(4, 32, cluster=2)(x)
+            >>> x
+            tensor([0., 1., 2., 3.])
+        """
+        key = (overlap, cooperative, cluster, grid, block, shared)  # what nobody writes in brackets
+        try:
+            return self._configured[key]
+        except KeyError:
+            return self._configure(key, (grid, block, shared, cooperative, cluster, overlap))
+        except TypeError:
+            return self._unhurried((grid, block, shared, cooperative, cluster, overlap))
+
+    def _configure(self, key: tuple[Any, ...], launch: tuple[Any, ...]) -> Callable[..., None]:
+        """The launch function; kept for the next time under `key`, but where an edited file is to be noticed."""
+        watching = reload.wanted()
+        if watching:
+            self._reload()
+        configuration = self._configuration(launch)
+        if 0 in configuration.grid:  # looked at in full, this once
+            now, later = self._unhurried(configuration), _nothing
+        elif (fast := self._fast) is None:
+            return self._unhurried(configuration)
+        else:
+            now = later = fast(configuration, driver.launcher(configuration))
+        if not watching:
+            if len(self._configured) >= _MAX_CONFIGURED:
+                self._configured.clear()
+            self._configured[key] = later
+        return now
+
+    def _configuration(self, launch: tuple[Any, ...]) -> Configuration:
+        try:
+            return Configuration.of(*launch)
+        except LaunchError as error:
+            raise LaunchError(f"{self}: {error}") from None
+
+    def _unhurried(self, launch: Configuration | tuple[Any, ...]) -> Callable[..., None]:
+        return lambda *args, **template: self._launch(launch, args, template)
+
+    def _launch(self, launch: Configuration | tuple[Any, ...], args: tuple[Any, ...], template: dict[str, Any]) -> None:
+        """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
+        specialised = self.instance(**template)
+        anchor: Any = args[specialised.anchor] if len(args) > specialised.anchor else None
+        if type(anchor) not in _PLAIN and is_dry(anchor):
+            return
+        configuration = launch if isinstance(launch, Configuration) else self._configuration(launch)
+        if 0 in configuration.grid:
+            return
+        if tracing.active is None:
+            loaded = specialised.launch(anchor, configuration, args)
+        else:
+            with tracing.launch(specialised.name, configuration.grid, configuration.block, anchor) as record:
+                loaded = specialised.launch(anchor, configuration, args, record)
+        if loaded is not None and not faults.debug:
+            self._make_fast(specialised, loaded)
+
+    def _make_fast(self, specialised: Specialised, loaded: Loaded) -> None:
+        """From now on these template values, on this device, take the fast path."""
+        with self._lock:
+            if self._specialised.get(specialised.values) is not specialised:
+                return  # the file has been edited meanwhile
+            boundaries = fastpath.boundaries(loaded.arguments)
+            if self._fast is None:
+                self._boundaries = boundaries
+                self._fast = fastpath.configure(
+                    loaded.arguments, self.template, specialised.anchor, self._table, self._launch
+                )
+            if self._boundaries == boundaries:
+                self._table[fastpath.key(specialised.values)] = loaded.entry
+
+    def _reload(self) -> None:
+        """Forget what came from files that have been edited since. A launch under way ends as it began."""
+        with self._lock:
+            text: source.Source | None = self.__dict__.get("source")
+            if text is None:
+                return
+            if self._watch is None or self._watch.source is not text:
+                self._watch = reload.Watch(text)
+            if self._watch.edited():
+                self.__dict__.pop("source", None)
+                self._specialised.clear()
+                self._configured.clear()
+                self._table.clear()  # launch functions that somebody holds look into this very dict
+                self._fast, self._table = None, {}
+
+    def globals(self, device: str | torch.device | None = None, /, **template: Any) -> Globals:
+        """The `__device__` and `__constant__` variables that this kernel sees, by name.
+
+        Each instance of each Kernel has variables of its own, with the values that the text gives them until they are set
+        or a kernel writes them; no other kernel of the file sees those.
+
+        Args:
+            device: on which device; by default where launches go: the current GPU, or the CPU inside `simulate()`.
+            **template: the template values of the instance.
+
+        Returns:
+            Globals: a mapping to `Variable`s, which have `get()` and `set(value)`.
+
+        Raises:
+            LaunchError: no kernel runs on that device, or wrong template values.
+            InputError: when indexed with a name that the kernel does not know.
+
+        Example:
+            >>> code = '''
+            ... __constant__ float weight[2] = {1, 2};
+            ... __global__ void weigh(float* x) { x[threadIdx.x] *= weight[threadIdx.x]; }
+            ... '''
+            >>> weigh, x = cupyops.Kernel(code, "weigh"), torch.ones(2)
+            >>> with cupyops.simulate():
+            ...     weigh.globals()["weight"].set([3, 4])
+            ...     weigh[1, 2](x)
+            >>> x
+            tensor([3., 4.])
+        """
+        if reload.wanted():
+            self._reload()
+        return Globals(self.instance(**template), None if device is None else torch.device(device))
+
+    def instance(self, /, **template: Any) -> Specialised:
+        """The kernel with its template values chosen: what a launch compiles, loads and runs.
+
+        Args:
+            **template: the template values.
+
+        Returns:
+            Specialised: one and the same for the same values, until the file is edited. `binary("sm_90")` compiles it, or
+            finds it compiled; `on(device)` loads it on a GPU.
+
+        Raises:
+            LaunchError: a template value is missing, or is none that the kernel takes.
+            SourceError: the file is not found.
+            InputError: it has no such function.
+
+        Example:
+            >>> code = "template <typename T> __global__ void twice(T* x) { x[threadIdx.x] *= 2; }"
+            >>> instance = cupyops.Kernel(code, "twice<T>").instance(T=torch.float32)
+            >>> instance.name, instance.binary("sm_80").arch
+            ('twice<float>', 'sm_80')
+        """
+        values = self.values(template)
+        with self._lock:
+            if values not in self._specialised:
+                text, types = self.source, dict(zip(self.template, values))
+                declared = function(text, self.base).parameters
+                self._specialised[values] = Specialised(
+                    text, self.expression(values), declared, types, self.options, self.arch
+                )
+            return self._specialised[values]
+
+    def __repr__(self) -> str:
+        code = "<text>" if self.is_text else str(self._code)
+        return f"Kernel({code}: {super().__repr__()})"
+
+
+def _nothing(*args: Any, **template: Any) -> None:
+    """The launch of a grid with a zero in it."""
+
+
+def _caller_folder() -> Path | None:
+    """The folder of the module that calls `Kernel(...)`; None in a notebook or at a prompt."""
+    frame = sys._getframe(2)
+    file = inspect.getfile(frame)
+    return Path(file).resolve().parent if os.path.isfile(file) else None

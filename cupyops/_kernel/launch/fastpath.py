@@ -1,0 +1,137 @@
+"""The launch of a kernel as one generated function: all checks, and as little Python as there can be.
+
+A launch costs the driver 2.5 us; a loop over descriptors of the parameters, and a function for each step, cost Python 2 us
+more. So a function is written out for each kernel's signature, once. It only knows the case in which all is well, and hands
+everything else to the full path, which mends or explains it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._util import tracing
+from .configuration import Configuration
+from .signature import Argument, layout
+
+Configure = Callable[[Configuration, Callable[..., None]], Callable[..., None]]
+
+
+class Refused(Exception):
+    """Inside a generated launch: the full path is to look at this call."""
+
+
+def entry(arguments: Sequence[Argument], device: int, function: int, slots: Any, new_slot: Any) -> tuple[Any, ...]:
+    """What a launch looks up by its template values: everything that differs between the instances of a kernel."""
+    pack_into = struct.Struct(layout(arguments)[0]).pack_into
+    pointers = [argument.dtype for argument in arguments if argument.kind == "pointer"]
+    sizes = [argument.size for argument in arguments if argument.kind == "struct"]
+    return device, function, pack_into, slots, new_slot, *pointers, *sizes
+
+
+def configure(
+    arguments: Sequence[Argument],
+    template: Sequence[str],
+    anchor: int,
+    table: dict[Any, tuple[Any, ...]],
+    full: Callable[..., None],
+) -> Configure:
+    """`configure(configuration, cu_launch)` gives the launch function for these dimensions; `table` is keyed by `key`.
+
+    It serves each instance whose `boundaries` are those of `arguments`; others are not to be put into the table.
+    """
+    names = [f"_a{index}" for index in range(len(arguments))]
+    checks, packed, known = [], [], []
+    for name, argument in zip(names, arguments):
+        if argument.kind == "pointer":
+            known.append(f"{name}d")
+            checks += [
+                f"if {name} is None: {name}v = 0",
+                f"elif ({name}.dtype is not {name}d and {name}d is not None) or {name}.get_device() != _device: raise _Refused",
+                f"else: {name}v = {name}.data_ptr() or _address({name})",
+            ]
+            if (boundary := _checked_boundary(argument)) > 1:
+                checks.append(f"if {name}v & {boundary - 1}: raise _Refused")
+        elif argument.kind == "integer":
+            checks.append(f"if {name}.__class__ is not int and not isinstance({name}, _integers): raise _Refused")
+        elif argument.kind == "bool":
+            checks.append(f"if {name}.__class__ is not bool: raise _Refused")
+        elif argument.kind == "float":
+            checks.append(f"if {name}.__class__ is not float and {name}.__class__ is not int: raise _Refused")
+        packed.append(f"{name}v" if argument.kind == "pointer" else name)
+    for name, argument in zip(names, arguments):
+        if argument.kind == "struct":
+            known.append(f"{name}s")
+            checks.append(f"if {name}.nbytes != {name}s or {name}.__class__ not in _structs: raise _Refused")
+            packed[names.index(name)] = f"{name}.tobytes()"
+    if torch.cuda.device_count() > 1:
+        checks.append("if _current_device() != _device: raise _Refused")
+    expression = template[0] if len(template) == 1 else f"({''.join(one + ', ' for one in template)})"
+    parameters = [f"{name}=_missing" for name in names] + ["*_extra"] + [f"{one}=_missing" for one in template]
+    source = f"""
+def configure(_configuration, _launch):
+    _gx, _gy, _gz = _configuration.grid
+    _bx, _by, _bz = _configuration.block
+    _shared = _configuration.shared
+    def launch({", ".join(parameters)}, **_others):
+        try:
+            _device, _function, _pack_into, _slots, _new_slot, {"".join(name + ", " for name in known)} = _table[{expression}]
+            if (type({names[anchor]}) is not _Tensor and type({names[anchor]}) is not _Parameter) or _tracing.active is not None:
+                raise _Refused
+            {(chr(10) + " " * 12).join(checks)}
+            if _extra or _others: raise _Refused
+            _slot = _slots.pop() if _slots else _new_slot()
+            _pack_into(_slot[0], 0, {", ".join(packed)})
+            _launch(_function, _gx, _gy, _gz, _bx, _by, _bz, _shared, _stream(_device), _slot[2], 0)
+            _slots.append(_slot)
+            return
+        except Exception:
+            pass
+        _args = tuple(one for one in ({", ".join(names)}, *_extra) if one is not _missing)
+        _template = {{name: value for name, value in zip({tuple(template)!r}, ({"".join(one + ", " for one in template)})) if value is not _missing}}
+        _full(_configuration, _args, _template | _others)
+    return launch
+"""
+    scope: dict[str, Any] = {
+        "_missing": object(),
+        "_table": table,
+        "_full": full,
+        "_stream": torch._C._cuda_getCurrentRawStream,
+        "_current_device": torch._C._cuda_getDevice,
+        "_tracing": tracing,
+        "_address": _address,
+        "_integers": (int, np.integer),  # a bool too
+        "_structs": (np.ndarray, np.void),
+        "_Tensor": Tensor,
+        "_Parameter": torch.nn.Parameter,
+        "_Refused": Refused,
+    }
+    exec(compile(source, f"<launch of {len(arguments)} arguments>", "exec"), scope)
+    return scope["configure"]
+
+
+def key(values: Sequence[Any]) -> Any:
+    """The key of the table for template values."""
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def boundaries(arguments: Sequence[Argument]) -> tuple[int, ...]:
+    """What the generated checks assume of addresses."""
+    return tuple(_checked_boundary(argument) for argument in arguments)
+
+
+def _checked_boundary(argument: Argument) -> int:
+    """1 where any address will do; that a tensor begins at a whole element of its dtype is taken for granted here."""
+    return argument.boundary if argument.dtype is None else 1
+
+
+def _address(tensor: Tensor) -> int:
+    """The address of a tensor that says 0: right for one without elements, a sign of one without storage otherwise."""
+    if tensor.numel():
+        raise Refused
+    return 0

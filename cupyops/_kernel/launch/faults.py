@@ -1,0 +1,75 @@
+"""Faults of kernels, which CUDA tells late: the call that is refused is not the one at fault.
+
+With `CUPYOPS_DEBUG=1`, read at the import, each launch is waited for, and a fault is an error of the launch that it happened
+in. That takes time, and no launch takes the fast path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ...errors import CupyopsError, LaunchError
+
+
+def asked_for() -> bool:
+    """What the environment says."""
+    return os.environ.get("CUPYOPS_DEBUG", "").strip() not in ("", "0")
+
+
+debug = asked_for()
+
+# What ends a CUDA context, in the words of the driver and of PyTorch: how a kernel that has run can end.
+_LASTING = (
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "address space",
+    "invalid program counter",
+    "hardware stack error",
+    "device-side assert",
+    "launch timed out",
+    "unspecified launch failure",
+)
+_HINT = (
+    "a kernel has faulted, most likely an earlier one: CUDA tells late. Run with CUPYOPS_DEBUG=1 to have it told by the "
+    "launch in which it happens, or run the kernels on the CPU inside cupyops.simulate(), which names thread, address and "
+    "line. This process can use CUDA no more"
+)
+
+
+def lasting(error: BaseException) -> bool:
+    """Whether CUDA says of a kernel that has run that it did what it must not."""
+    return any(word in str(error) for word in _LASTING)
+
+
+@contextmanager
+def told(where: str) -> Iterator[None]:
+    """What CUDA refuses inside is a `LaunchError` of the launch `where`; what only came to light there says so."""
+    try:
+        yield
+    except CupyopsError:
+        raise
+    except Exception as error:  # CuPy's CUDADriverError, which cannot be named before CuPy is imported
+        raise LaunchError(f"{where}: {error}" + (f"\n  {_HINT}" if lasting(error) else "")) from error
+
+
+@contextmanager
+def awaited(where: str, device: int) -> Iterator[None]:
+    """With `CUPYOPS_DEBUG=1`, wait for the launch made inside, and for what came before it."""
+    if not debug or torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    with told(f"before {where}"):
+        torch.cuda.synchronize(device)
+    yield
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise LaunchError(
+            f"{where}: the kernel ran and faulted: {str(error).splitlines()[0]}\n  Inside cupyops.simulate(), on CPU "
+            "tensors, the same launch names thread, address and line. This process can use CUDA no more"
+        ) from error

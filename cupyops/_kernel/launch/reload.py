@@ -1,0 +1,37 @@
+"""Whether a .cu file, or a header that it includes, has been edited since it was read.
+
+Looked for in interactive sessions (a prompt, a notebook), and where `CUPYOPS_RELOAD=1` asks for it; `CUPYOPS_RELOAD=0` turns
+it off. Elsewhere a kernel stays what it was at its first launch, and launches pay nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from ..compile.source import Source, stamp
+
+INTERVAL = 0.1  # seconds between two looks at the same files: nobody edits and calls faster
+
+
+def wanted() -> bool:
+    """Whether edited files are to be read again."""
+    asked = os.environ.get("CUPYOPS_RELOAD", "").strip()
+    return asked not in ("", "0") if asked else hasattr(sys, "ps1")
+
+
+class Watch:
+    """Looks at the files of a source, now and then."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._looked = time.monotonic()
+
+    def edited(self) -> bool:
+        """Whether a file is not what it was when the source was read; False where it was looked at just now."""
+        now = time.monotonic()
+        if now - self._looked < INTERVAL:
+            return False
+        self._looked = now
+        return any(stamp(path) != before for path, before in self.source.stamps.items())

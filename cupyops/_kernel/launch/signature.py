@@ -1,0 +1,211 @@
+"""What a kernel takes: the C signature of its text, the types and sizes of its PTX, its arguments checked.
+
+The C signature says which parameters are pointers and to what; the PTX says of which size each one is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._util import libraries
+from ...errors import CompileError, LaunchError
+from ..compile.binary import Parameter
+from .ctype import DTYPES, vector_alignment
+
+_UNSIGNED = re.compile(r"\bunsigned\b|\bu(int|long|short|char)\w*|\bsize_t\b")
+_FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}  # the struct module's letters; upper case is unsigned
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One parameter of a kernel."""
+
+    name: str
+    ctype: str
+    kind: str  # "pointer", "integer", "bool", "float" or "struct"
+    size: int
+    align: int
+    dtype: torch.dtype | None = None  # what a pointer points to; None where any tensor will do
+    boundary: int = 1  # a pointer's address is to be a multiple of this
+    template: str = ""  # the template parameter that says what a pointer points to
+
+    @property
+    def format(self) -> str:
+        """How the `struct` module packs it."""
+        if self.kind == "struct":
+            return f"{self.size}s"
+        if self.kind == "float":
+            return "f" if self.size == 4 else "d"
+        if self.kind == "bool":
+            return "?"
+        letter = _FORMATS[self.size]
+        return letter.upper() if self.kind == "pointer" or _UNSIGNED.search(self.ctype) else letter
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The least and the greatest integer that fits."""
+        bits = 8 * self.size
+        return (0, 2**bits - 1) if self.format.isupper() else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def join(
+    name: str, declared: Sequence[tuple[str, str]], compiled: Sequence[Parameter], types: dict[str, str]
+) -> tuple[Argument, ...]:
+    """The C signature and the PTX parameters as one; `types` maps template parameters to C types."""
+    if len(declared) != len(compiled):
+        raise CompileError(f"{name}: the text declares {len(declared)} parameters, the PTX has {len(compiled)}")
+    return tuple(_argument(ctype, arg, parameter, types) for (ctype, arg), parameter in zip(declared, compiled))
+
+
+def _argument(ctype: str, name: str, parameter: Parameter, types: dict[str, str]) -> Argument:
+    if ctype.endswith("*"):
+        pointee = re.sub(r"\b(const|volatile)\b", "", ctype[:-1]).strip()
+        template, pointee = pointee if pointee in types else "", types.get(pointee, pointee)
+        dtype = DTYPES.get(pointee)
+        boundary = dtype.itemsize if dtype is not None else vector_alignment(pointee)
+        return Argument(name, ctype, "pointer", parameter.size, parameter.align, dtype, boundary, template)
+    bare = re.sub(r"\bconst\b", "", ctype).strip()
+    ctype = types.get(bare, ctype)
+    if parameter.kind in ("f32", "f64"):
+        kind = "float"
+    elif parameter.kind.startswith("b"):
+        kind = "struct"
+    else:
+        kind = "bool" if types.get(bare, bare) == "bool" else "integer"
+    return Argument(name, ctype, kind, parameter.size, parameter.align)
+
+
+def layout(arguments: Sequence[Argument]) -> tuple[str, list[int]]:
+    """A `struct` format for all arguments, each at its alignment, and the offset of each."""
+    letters, offsets, end = ["<"], [], 0
+    for argument in arguments:
+        padding = -end % argument.align
+        letters.append(f"{padding}x{argument.format}" if padding else argument.format)
+        offsets.append(end + padding)
+        end += padding + argument.size
+    return "".join(letters), offsets
+
+
+def checked(name: str, arguments: Sequence[Argument], args: Sequence[Any], device: int) -> list[Any]:
+    """The values to launch kernel `name` with: tensors as addresses, structs as bytes. Raises `LaunchError`."""
+    check_count(name, [(argument.ctype, argument.name) for argument in arguments], args)
+    return [_checked(name, arguments, index, value, device) for index, value in enumerate(args)]
+
+
+def check_count(name: str, declared: Sequence[tuple[str, str]], args: Sequence[Any]) -> None:
+    """As many arguments are given as declared."""
+    if len(args) != len(declared):
+        expected = ", ".join(f"{ctype} {parameter}" for ctype, parameter in declared)
+        given = f"; given: {', '.join(map(_kind, args))}" if args else ""
+        raise LaunchError(f"{name}: {len(args)} arguments given, {len(declared)} declared ({expected}){given}")
+
+
+def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, device: int) -> Any:
+    argument, expected = arguments[index], ""
+    if argument.kind == "pointer":
+        if value is None:
+            return 0
+        expected = _no_pointer(argument, value, device)
+        if not expected:
+            return value.data_ptr()
+    elif argument.kind == "struct":
+        if isinstance(value, (np.ndarray, np.void)) and value.nbytes == argument.size:
+            return value.tobytes()
+        expected = _no_struct(argument, value)
+    elif argument.kind == "float":
+        if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
+            expected = "a number"
+        elif isinstance(value, int) and value.bit_length() > 1024:
+            expected = "a number that fits double"
+        else:
+            number = float(value)
+            return ctypes.c_float(number).value if argument.size == 4 else number  # past the range: infinity, as in C
+    elif argument.kind == "bool":
+        if isinstance(value, (int, np.integer, np.bool_)):
+            return bool(value)
+        expected = "a bool"
+    elif not isinstance(value, (int, np.integer)):
+        expected = "an integer"
+    elif not argument.range[0] <= int(value) <= argument.range[1]:
+        expected = f"an integer that fits {argument.ctype}"
+    else:
+        return int(value)
+    raise LaunchError(
+        f"{name}: argument {index + 1} of {len(arguments)}, parameter `{argument.ctype} {argument.name}` "
+        f"got {shown(value)}, expected {expected}"
+    )
+
+
+def _no_pointer(argument: Argument, value: Any, device: int) -> str:
+    """What was expected instead of `value`; nothing where it will do."""
+    if not isinstance(value, Tensor):
+        return "a tensor or None" + tensor_of(value, argument.name)
+    if argument.dtype is not None and value.dtype is not argument.dtype:
+        other = f"launch with {argument.template}={value.dtype} for this tensor, or " if argument.template else ""
+        return f"a tensor of {argument.dtype}: {other}convert it with .to({argument.dtype})"
+    if value.get_device() != device:
+        return f"a tensor on the device of the first one, {'cpu' if device < 0 else f'cuda:{device}'}"
+    if value.layout is not torch.strided or (not value.data_ptr() and value.numel()):
+        return "a tensor with storage of its own"
+    if value.data_ptr() % argument.boundary:
+        return (
+            f"one whose address is a multiple of {argument.boundary}; this one begins at element {value.storage_offset()} "
+            "of its storage: give its .clone(), or have the kernel read single elements"
+        )
+    return ""
+
+
+def _no_struct(argument: Argument, value: Any) -> str:
+    """What was expected instead of `value`, with what a dtype of fields must be told to be as C lays it out."""
+    expected = f"a NumPy array of {argument.size} bytes"
+    dtype = getattr(value, "dtype", None)
+    if not isinstance(dtype, np.dtype) or dtype.names is None:
+        return expected
+    told = f"{expected}, which is what `{argument.ctype}` takes in C; the dtype of this one has {value.nbytes}"
+    aligned = _aligned(dtype)
+    if value.size == 1 and aligned.itemsize == argument.size:
+        return f"{told}: make the dtype with np.dtype([...], align=True), as C lays fields out"
+    return f"{told} ({aligned.itemsize} with align=True): its fields are not those of the struct"
+
+
+def _aligned(dtype: np.dtype) -> np.dtype:
+    """The dtype with its fields laid out as C does."""
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return np.dtype((_aligned(base), shape))
+    if dtype.names is None or dtype.fields is None:
+        return dtype
+    return np.dtype([(name, _aligned(dtype.fields[name][0])) for name in dtype.names], align=True)
+
+
+def tensor_of(value: Any, name: str) -> str:
+    """How an array becomes a tensor, for the end of a message; nothing where `value` is no array."""
+    if not libraries.is_array(value):
+        return ""
+    return f": torch.from_{'numpy' if isinstance(value, np.ndarray) else 'dlpack'}({name}) is one"
+
+
+def _kind(value: Any) -> str:
+    return (
+        f"tensor of {value.dtype}" if isinstance(value, Tensor) else "None" if value is None else type(value).__name__
+    )
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: tensors and arrays without what is in them."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype} on {value.device}"
+    if isinstance(value, int) and value.bit_length() > 1024:  # Python itself refuses to write out very long ones
+        return f"an int of {value.bit_length()} bits"
+    if libraries.is_array(value):
+        return libraries.describe(value)
+    text = repr(value)
+    return f"{text if len(text) <= 200 else text[:200] + '...'} ({type(value).__name__})"

@@ -1,0 +1,109 @@
+"""A kernel with its template values chosen, and where it runs: on a CUDA device, or by another executor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._util import tracing
+from ...errors import CompileError, LaunchError
+from ..compile import architecture, compiler, source
+from ..compile.binary import Binary
+from . import signature
+from .configuration import Configuration
+from .ctype import c_token
+from .executors import executors
+from .loaded import Loaded
+from .symbols import Symbol, symbols
+
+
+class Specialised:
+    """One instance of a kernel, as its text was then; loaded on each device at the first launch there.
+
+    Raises:
+        CompileError: it takes no pointer.
+    """
+
+    def __init__(
+        self,
+        text: source.Source,
+        name: str,
+        declared: Sequence[tuple[str, str]],
+        types: dict[str, Any],
+        options: tuple[str, ...],
+        arch: str | None = None,
+    ) -> None:
+        self.source, self.name, self.declared, self.options, self.arch = text, name, declared, options, arch
+        self.values = tuple(types.values())
+        self._tokens = {parameter: c_token(value) for parameter, value in types.items()}
+        self.loaded: dict[int, Loaded] = {}
+        self._lock = threading.Lock()
+        pointers = [index for index, (ctype, _) in enumerate(declared) if ctype.endswith("*")]
+        if not pointers:
+            raise CompileError(f"{self.name}: a kernel without a pointer parameter has nothing to work on")
+        self.anchor = pointers[0]  # the argument whose device and stream the launch goes to
+
+    def binary(self, arch: str) -> Binary:
+        """Compile, or find, this kernel for a device of `arch`. Raises `LaunchError` where it is for others alone."""
+        target = architecture.target(self.arch, arch)
+        if target is None:
+            raise LaunchError(
+                f"{self.name}: the kernel is for {self.arch} alone, which does not run on {arch}; launch it on such a "
+                f'device, or inside cupyops.simulate("{self.arch}")'
+            )
+        return compiler.build(self.source, self.name, target, self.options)
+
+    def arguments(self, binary: Binary) -> tuple[signature.Argument, ...]:
+        """What the kernel takes."""
+        return signature.join(self.name, self.declared, binary.parameters, self._tokens)
+
+    def symbols(self, binary: Binary) -> dict[str, Symbol]:
+        """The `__device__` and `__constant__` variables of the file, by name."""
+        return symbols(binary.ptx, self.source)
+
+    def launch(
+        self, anchor: Any, configuration: Configuration, args: tuple[Any, ...], record: tracing.Record | None = None
+    ) -> Loaded | None:
+        """Launch where the tensor `anchor` is; on a GPU, give the kernel as it is loaded there."""
+        if not isinstance(anchor, Tensor):
+            signature.check_count(self.name, self.declared, args)
+            name = self.declared[self.anchor][1]
+            found = f"{signature.shown(anchor)}; the first pointer of a kernel must be a tensor"
+            raise LaunchError(f"{self.name}: {name} is {found}{signature.tensor_of(anchor, name)}")
+        if anchor.is_cuda:
+            loaded = self.on(anchor.get_device())
+            loaded.launch(configuration, args, record)
+            return loaded
+        if (execute := executors.get(anchor.device.type)) is not None:
+            report = execute(self, anchor.get_device(), configuration, args)
+            if record is not None and report is not None:
+                record.simulated(report.thread_instructions, report.seconds)
+        elif not anchor.is_meta:
+            raise self.nowhere(anchor.device)
+        return None
+
+    def nowhere(self, device: torch.device) -> LaunchError:
+        """The error of a device on which no kernel runs."""
+        return LaunchError(
+            f"{self.name}: no way to run a kernel on {device}; the tensors must be on a CUDA GPU, or on the CPU "
+            "inside cupyops.simulate()"
+        )
+
+    def on(self, device: int) -> Loaded:
+        """This kernel, loaded on CUDA device `device`."""
+        if torch.cuda._is_in_bad_fork():
+            raise LaunchError(
+                f"{self.name}: this process was forked from one that had used CUDA, which does not survive that; start "
+                'it with the method "spawn" or "forkserver" of multiprocessing'
+            )
+        with self._lock:
+            if device not in self.loaded:
+                major, minor = torch.cuda.get_device_capability(device)
+                binary = self.binary(f"sm_{major}{minor}")
+                alone = bool(self.symbols(binary))
+                self.loaded[device] = Loaded(self.name, binary, self.arguments(binary), device, alone)
+            return self.loaded[device]

@@ -1,0 +1,102 @@
+"""The `__device__` and `__constant__` variables of a .cu file: names and C types from the text, sizes from the PTX."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from ..compile.source import Source, strip_comments
+from .ctype import VARIABLE_DTYPES
+
+_PTX = re.compile(
+    r"^[ \t]*(?:\.(?:visible|weak|extern)\s+)*\.(?:const|global)\s+(?:\.attribute\([^)]*\)\s+)?(?:\.align\s+\d+\s+)?"
+    r"\.(\w+)\s+([\w$]+)(?:\[(\d+)\])?",
+    re.MULTILINE,
+)
+_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\\\n]|\\.)*", re.MULTILINE | re.DOTALL)
+_ALIGNMENT = re.compile(r"\b(?:__align__|alignas)\s*\([^()]*\)")
+_QUALIFIERS = re.compile(r"\b(?:__\w+__|static|extern|inline|volatile|const|constexpr)\b")
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """One variable of a module.
+
+    Attributes:
+        name: as C++ has it: `ns::scale`.
+        symbol: as the cubin has it.
+        size: in bytes.
+        dtype: of one element; uint8 where the type is a struct, or one that the text does not tell.
+        shape: of the array; () for a single value.
+        constant: whether it is `const`, so that its value may be part of the code.
+    """
+
+    name: str
+    symbol: str
+    size: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    constant: bool = False
+
+
+def symbols(ptx: str, text: Source) -> dict[str, Symbol]:
+    """The variables in the PTX that the text speaks of, by name; two of one name each by its symbol."""
+    pieces = (_DIRECTIVE.sub("", strip_comments(piece)) for piece in (text.text, *text.includes.values()))
+    code = [_ALIGNMENT.sub(" ", piece) for piece in pieces]
+    found = []
+    for kind, symbol, count in _PTX.findall(ptx):
+        name = _plain(symbol)
+        declaration = _declaration(code, name.rpartition("::")[2])
+        if declaration is not None:
+            size = int(re.sub(r"\D", "", kind)) // 8 * int(count or 1)
+            found.append(_symbol(name, symbol, size, *declaration))
+    names = Counter(one.name for one in found)
+    return {one.name if names[one.name] == 1 else one.symbol: one for one in found}
+
+
+def _plain(symbol: str) -> str:
+    """`_ZN2ns5scaleE` as `ns::scale`. Unnamed namespaces, which have names that the compiler made up, are left out."""
+    if not symbol.startswith("_Z"):
+        return symbol
+    rest, parts = re.sub(r"^_ZN?L?", "", symbol), []
+    while (match := re.match(r"L?(\d+)", rest)) is not None:
+        end = match.end() + int(match.group(1))
+        parts.append(rest[match.end() : end])
+        rest = rest[end:]
+    return "::".join(part for part in parts if not re.match(r"_INTERNAL_|\d*_GLOBAL__N_", part))
+
+
+def _declaration(code: list[str], name: str) -> tuple[str, str, bool] | None:
+    """(C type, brackets, whether it is const) of a variable: no type where it stands after another's value, or in a macro.
+
+    None where no text has the name: a string or a table that the compiler has made.
+    """
+    pattern = re.compile(
+        rf"(?P<head>(?:^|[;{{}}>)])[^;{{}}()=]*?\b__(?:device|constant|managed)__\b[^;{{}}()=]*?)\b{re.escape(name)}\b"
+        r"\s*(?P<brackets>(?:\[[^\]]*\]\s*)*)(?=[=;{,])"
+    )
+    for piece in code:
+        if (match := pattern.search(piece)) is not None:
+            head = match["head"].lstrip(";{}>)")
+            first = head.partition(",")[0] if "<" not in head else head  # of `float a[4], b`, what stands before a
+            if first != head:
+                first = re.sub(r"\w+\s*(?:\[[^\]]*\]\s*)*$", "", first.rstrip())
+            const = re.search(r"\bconst(expr)?\b", first) is not None and "*" not in first
+            return " ".join(_QUALIFIERS.sub(" ", first).split()), match["brackets"], const
+    return ("", "", False) if any(re.search(rf"\b{re.escape(name)}\b", piece) for piece in code) else None
+
+
+def _symbol(name: str, symbol: str, size: int, ctype: str, brackets: str, constant: bool) -> Symbol:
+    dtype = VARIABLE_DTYPES.get(ctype)
+    if dtype is None or size % dtype.itemsize:
+        return Symbol(name, symbol, size, torch.uint8, (size,), constant)
+    extents = re.findall(r"\[([^\]]*)\]", brackets)
+    shape = tuple(int(extent) for extent in extents if extent.strip().isdecimal())
+    count = size // dtype.itemsize
+    if len(shape) != len(extents) or math.prod(shape) != count:  # an extent that is not written as a number
+        shape = (count,)
+    return Symbol(name, symbol, size, dtype, shape, constant)

@@ -1,0 +1,309 @@
+"""What an author writes of an operator, and what follows from it whichever route a call takes.
+
+A `Definition` holds the roles (reference, forward, backward ...) and runs them. `autograd.py` and `registration.py` derive
+the eager and the registered operator from it; `operator.py` chooses between them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._kernel.kernel import FLOATING, executors
+from ..._util.strides import is_dry, restride
+from ...errors import CupyopsError, InputError
+from . import results, schema
+from .backward import Backward
+from .kept import Kept
+
+
+class Definition:
+    """The roles of one operator. Tensors are passed about as lists over all parameters or all outputs, None where absent."""
+
+    def __init__(
+        self,
+        name: str,
+        reference: Callable[..., Any],
+        mutates: tuple[str, ...] = (),
+        updates: tuple[str, ...] = (),
+        mixed: tuple[str, ...] = (),
+    ) -> None:
+        self.name = name
+        self.reference = reference
+        self.parameters, self.outputs = schema.typed_signature(name, reference, mutates)
+        self.mutates = mutates
+        self.mutated = tuple(i for name in mutates for i, one in enumerate(self.parameters) if one.name == name)
+        self.silent = schema.returns_nothing(reference)
+        self.arity = len(self.parameters)
+        self.tensors = tuple(i for i, one in enumerate(self.parameters) if schema.is_tensor(one.annotation))
+        self.updated = self._positions("updates", updates)
+        self.mixed = frozenset(self._positions("mixed", mixed))
+        if updates and mutates:
+            raise InputError(f"{name}: an operator that mutates {', '.join(mutates)} cannot have updates as well")
+        self.required = frozenset(i for i in self.tensors if self.parameters[i].annotation is Tensor)
+        if always := [self.parameters[i].name for i in self.updated if i in self.required]:
+            raise InputError(f"{name}: updates names {always[0]!r}, a Tensor; expected one that may be None")
+        self.forward: Callable[..., Any] | None = None  # as the author wrote it
+        self.forward_asks = False  # for needs_grad
+        self.backward_asks = False  # for last
+        self.named: Callable[..., Any] = lambda needs: None  # NeedsGrad of a tuple, where there is a backward
+        self.launch_forward: Callable[..., Any] | None = None  # as calls run it
+        self.launch_backward: Backward | None = None
+        self.gradient: Backward | None = None  # reference_backward
+        self.refusal: Callable[..., str | None] | None = None  # unsupported
+        self._choose_kept()
+
+    def _positions(self, option: str, names: Sequence[str]) -> tuple[int, ...]:
+        """Where the tensors of these names stand among the parameters."""
+        tensors = {self.parameters[index].name: index for index in self.tensors}
+        if wrong := [name for name in names if name not in tensors]:
+            raise InputError(f"{self.name}: {option} names {wrong[0]!r}, expected some of: {', '.join(tensors)}")
+        return tuple(tensors[name] for name in names)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Arguments in the order of the signature, defaults filled in."""
+        if not kwargs and len(args) == self.arity:
+            return args
+        values = list(args)
+        if len(values) > self.arity:
+            raise TypeError(f"{self.name} takes {self.arity} arguments, got {len(values)}")
+        left = dict(kwargs)
+        if "axis" in left and "dim" not in left and any(one.name == "dim" for one in self.parameters):
+            left["dim"] = left.pop("axis")
+        for one in self.parameters[len(values) :]:
+            if one.name not in left and one.default is inspect.Parameter.empty:
+                raise TypeError(f"{self.name} misses the argument {one.name!r}")
+            values.append(left.pop(one.name) if one.name in left else one.default)
+        if left:
+            raise TypeError(f"{self.name} got an unexpected or repeated argument {next(iter(left))!r}")
+        return tuple(values)
+
+    # --- whether the kernels serve a call ---
+
+    def given(self, args: Sequence[Any]) -> list[Any]:
+        """The values of the Tensor parameters, without the Nones."""
+        return [args[index] for index in self.tensors if args[index] is not None]
+
+    def why_not(self, args: Sequence[Any]) -> str | None:
+        """Why the kernels do not serve these arguments; None where they do. True of fake tensors as of real ones."""
+        tensors = self.given(args)
+        if self.launch_forward is None:
+            return "no kernel"
+        if not tensors or tensors[0].device.type not in executors:
+            return f"tensors on {tensors[0].device.type}" if tensors else "no tensor"
+        dtype = tensors[0].dtype
+        if dtype not in FLOATING:
+            return f"no kernel for {dtype}"
+        if self.mutated and self.launch_backward is None and wants_gradient(tensors):
+            return "no backward, and the inputs are overwritten"
+        for index in self.tensors:
+            tensor = args[index]
+            if tensor is None:
+                continue
+            served = tensor.dtype == dtype or (index in self.mixed and tensor.dtype in FLOATING)
+            if not served and (tensor.is_floating_point() or tensor.is_complex()):
+                return f"no kernel for {dtype} with {tensor.dtype}"
+            if tensor.is_neg():
+                return "negative bit"
+        return self.refusal(*args) if self.refusal is not None else None
+
+    # --- the roles, run ---
+
+    def add_note(self, error: CupyopsError, role: str) -> None:
+        """Say in whose launch an error arose, where it does not say so itself."""
+        if not str(error).startswith(self.name):
+            error.add_note(f"in the {role} of operator {self.name}")
+
+    def run_forward(
+        self, args: Sequence[Any], needs: Sequence[bool] | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(outputs, saved) by the forward kernels; `needs`, where a backward by kernels follows."""
+        assert self.launch_forward is not None
+        try:
+            outputs, saved = self.launch_forward(*args, **self.asked(needs))
+        except CupyopsError as error:
+            self.add_note(error, "forward")
+            raise
+        if self.mutated:
+            return self.changed(args), saved
+        return (outputs,) if self.outputs == 1 else outputs, saved
+
+    def asked(self, needs: Sequence[bool] | None) -> dict[str, Any]:
+        """What the forward kernels are told besides their arguments, where they ask."""
+        return {"needs_grad": self.named(tuple(needs))} if self.forward_asks and needs is not None else {}
+
+    def call_kernels(self, args: Sequence[Any]) -> Any:
+        """What a call returns, by the forward kernels."""
+        return self.returned(self.run_forward(args)[0])
+
+    def call_reference(self, args: Sequence[Any]) -> Any:
+        """What a call returns, by the reference."""
+        found = self.reference(*args)
+        return self.returned(self.changed(args)) if self.mutated else found
+
+    def changed(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
+        """The arguments that are changed in place."""
+        return tuple(args[index] for index in self.mutated)
+
+    def returned(self, outputs: Sequence[Tensor]) -> Any:
+        """Outputs as a call returns them."""
+        return None if self.silent else outputs[0] if self.outputs == 1 else tuple(outputs)
+
+    def run_backward(
+        self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any, last: bool = False
+    ) -> list[Tensor | None]:
+        """The gradient of each parameter (None for what is no tensor or not needed) by the backward kernels.
+
+        `last`: nobody will look at `saved` after them.
+        """
+        if self.launch_backward is None:
+            return self.reference_gradient(grads, args, needs)
+        try:
+            last_too = (last,) if self.backward_asks else ()
+            return self.launch_backward(grads, outputs, saved, args, needs, *last_too)
+        except CupyopsError as error:
+            self.add_note(error, "backward")
+            raise
+
+    def differentiable_backward(
+        self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any
+    ) -> list[Tensor | None]:
+        """The same gradients with a graph of their own: by `reference_backward`, else from the reference."""
+        if self.gradient is None:
+            if self.mutated:
+                missing = "a second derivative needs a reference_backward, since forward overwrites"
+                raise InputError(f"{self.name}: {missing} {', '.join(self.mutates)}")
+            return self.reference_gradient(grads, args, needs)
+        return self.gradient(grads, outputs, saved, args, needs)
+
+    def reference_gradient(self, grads: Any, args: Any, needs: Any) -> list[Tensor | None]:
+        """The gradients as PyTorch finds them through the reference, run once more for that."""
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            # aliases, so that an input passed twice gets two gradients and not twice their sum
+            aliases = [differentiable_alias(a) if isinstance(a, Tensor) else a for a in args]
+            values = [alias.clone() if i in self.mutated else alias for i, alias in enumerate(aliases)]
+            found = self.reference(*values)
+            found = self.changed(values) if self.mutated else (found,) if self.outputs == 1 else found
+        pairs = zip(found, grads)
+        used = [(y, grad) for y, grad in pairs if grad is not None and y.requires_grad]
+        wanted = [i for i, need in enumerate(needs) if need]
+        gradients = torch.autograd.grad(
+            [y for y, _ in used],
+            [aliases[i] for i in wanted],
+            [grad for _, grad in used],
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+        result: list[Tensor | None] = [None] * self.arity
+        for index, gradient in zip(wanted, gradients):
+            result[index] = gradient
+        return result
+
+    # --- the roles, given ---
+
+    def set_forward(self, launch: Callable[..., Any]) -> None:
+        """Take the forward role. What it returns is checked until a call has returned what it should.
+
+        Not of our own, which tests compare: for the first tensor without storage PyTorch imports its compiler, for up
+        to a second.
+        """
+
+        def looked_at(*args: Any, **asked: Any) -> Any:
+            found = launch(*args, **asked)
+            results.check_form(self.name, self.outputs, bool(self.mutated), found)
+            if not any(is_dry(tensor) for tensor in self.given(args)):
+                if not self.mutated:
+                    results.check_outputs(self.name, self.reference, args, found[0])
+                if self.forward is launch:
+                    self.launch_forward = self._runnable(launch)
+            return found
+
+        own = str(getattr(launch, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
+        self.forward, self.launch_forward = launch, self._runnable(launch if own else looked_at)
+        self.forward_asks = not self.mutated and "needs_grad" in inspect.signature(launch).parameters
+
+    def _runnable(self, launch: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward as calls run it: in place it is checked before, and returns what a call does."""
+        if self.updated:
+
+            def updating(*args: Any) -> tuple[Any, Any]:
+                tensors = {i: args[i] for i in self.updated if args[i] is not None}
+                for index, tensor in tensors.items():
+                    refuse_in_place(f"{self.name}: {self.parameters[index].name}", tensor)
+                found = launch(*args)
+                increment_versions(list(tensors.values()))
+                return found
+
+            return updating
+        if not self.mutated:
+            return launch
+
+        def in_place(*args: Any) -> tuple[Any, Any]:
+            tensors = self.changed(args)
+            for name, tensor in zip(self.mutates, tensors):
+                refuse_in_place(f"{self.name}: {name}", tensor)
+            found = launch(*args)
+            _, saved = (None, ()) if found is None else found
+            increment_versions(tensors)
+            return self.returned(tensors), saved
+
+        return in_place
+
+    def set_backward(self, launch: Callable[..., Any]) -> None:
+        """Take the backward role."""
+        self.launch_backward = role = Backward(self, launch, "backward")
+        self.named, self.backward_asks = role.named, ("last", 0) in role.wants
+        self._choose_kept()
+
+    def set_gradient(self, gradient: Callable[..., Any]) -> None:
+        """Take the reference_backward role."""
+        self.gradient = Backward(self, gradient, "reference_backward")
+        self._choose_kept()
+
+    def _choose_kept(self) -> None:
+        """For backward by kernels, what its roles name is kept; all the inputs, where the reference is differentiated."""
+        roles = [role for role in (self.launch_backward, self.gradient) if role is not None]
+        named = {i for role in roles for i in role.inputs}
+        everything = self.gradient is None or self.launch_backward is None
+        lasting = tuple(i for i in self.tensors if i not in self.updated)
+        inputs = tuple(i for i in lasting if i not in self.mutated and (everything or i in named))
+        outputs = tuple(i for i in range(self.outputs) if any(i in role.outputs for role in roles))
+        self.kept_by_kernels = Kept(self.arity, self.tensors, self.outputs, inputs, outputs)
+        self.kept_by_reference = Kept(self.arity, self.tensors, self.outputs, lasting, ())
+
+
+def like_outputs(grads: Sequence[Tensor | None], strides: Sequence[Any]) -> list[Tensor | None]:
+    """Gradients laid out as their outputs were: an expanded or transposed one is copied, once, here."""
+    return [grad if grad is None else restride(grad, stride) for grad, stride in zip(grads, strides)]
+
+
+def differentiable_alias(tensor: Tensor) -> Tensor:
+    """`tensor` under another identity, so that a gradient with respect to it can be asked for."""
+    if tensor.requires_grad:
+        return tensor.view_as(tensor)
+    return tensor.detach().requires_grad_() if tensor.dtype.is_floating_point else tensor
+
+
+def wants_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd is to record what is done with them."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def refuse_in_place(name: str, tensor: Tensor) -> None:
+    """Raise `InputError` for what PyTorch does not change in place either."""
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise InputError(f"{name} is an inference tensor, which cannot be changed in place outside inference mode")
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
+        raise InputError(f"{name} is expanded: several of its elements are one place in memory; give a copy of it")
+
+
+def increment_versions(tensors: Sequence[Tensor]) -> None:
+    """Say that they have been changed, so that autograd does not take what was saved of them for what it was."""
+    for tensor in tensors:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)

@@ -1,0 +1,206 @@
+"""The registered route: an operator as `ns::name` and `ns::name_backward` in torch.library.
+
+Both return `Tensor[]`: the outputs and what is saved; the gradients that are needed. One that works in place has an op that
+mutates its arguments, and beside it `ns::name_functional`, which leaves them alone. CPU, CUDA, fake tensors and autograd
+are served, from the same roles as the eager route. The one user of torch.library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from . import schema
+from .definition import Definition, differentiable_alias, increment_versions, like_outputs, wants_gradient
+from .kept import Kept
+
+
+class Registration:
+    """The ops of one Definition, registered at once."""
+
+    def __init__(self, of: Definition) -> None:
+        self.of = of
+        namespace, _, name = of.name.partition("::")
+        self.library = torch.library.Library(namespace, "FRAGMENT")
+        if of.mutated:
+            self.in_place = self._define_in_place(namespace, name)
+            name = f"{name}_functional"
+        self.library.define(f"{name}{schema.arguments(of.parameters)} -> Tensor[]")
+        lists = [schema.parameter(one, Sequence[Tensor]) for one in ("grad_outputs_", "outputs_", "saved_")]
+        needs = schema.parameter("needs_grad_", Sequence[bool])
+        backward = schema.arguments([*lists, *map(schema.optional, of.parameters), needs])
+        self.library.define(f"{name}_backward{backward} -> Tensor[]")
+        for key in ("CPU", "CUDA"):
+            self.library.impl(name, self._forward, key)
+            self.library.impl(f"{name}_backward", self._backward, key)
+        qualified = f"{namespace}::{name}"
+        torch.library.register_fake(qualified, self._forward, lib=self.library)
+        torch.library.register_fake(f"{qualified}_backward", self._backward, lib=self.library)
+        torch.library.register_autograd(qualified, self._differentiate, setup_context=self._setup, lib=self.library)
+        torch.library.register_autograd(
+            f"{qualified}_backward", self._differentiate_twice, setup_context=self._setup_twice, lib=self.library
+        )
+        self.op = getattr(getattr(torch.ops, namespace), name).default
+        self.backward_op = getattr(getattr(torch.ops, namespace), f"{name}_backward").default
+
+    def call(self, args: tuple[Any, ...]) -> Any:
+        """The operator through PyTorch's dispatcher."""
+        if self.of.mutated:
+            self.in_place(*args)
+            return self.of.returned(self.of.changed(args))
+        outputs = self.op(*args)
+        for index, value in zip(self._updated(args), outputs[len(outputs) - len(self._updated(args)) :]):
+            args[index].copy_(value.detach())
+        return outputs[0] if self.of.outputs == 1 else tuple(outputs[: self.of.outputs])
+
+    def _updated(self, args: Sequence[Any]) -> list[int]:
+        """Where the arguments are that are updated. The op leaves them alone: their new values are its last outputs."""
+        return [index for index in self.of.updated if args[index] is not None]
+
+    def remove(self) -> None:
+        """Take the ops back, for another definition of the same name (a notebook cell run again)."""
+        self.library._destroy()
+
+    # --- in place: an op that mutates; where a gradient is wanted the op on copies, and PyTorch's own copy ---
+
+    def _define_in_place(self, namespace: str, name: str) -> Any:
+        self.library.define(f"{name}{schema.arguments(self.of.parameters, self.of.mutates)} -> ()")
+        for key in ("CPU", "CUDA"):
+            self.library.impl(name, self._mutate, key)
+        self.library.impl(name, self._mutate_differentiably, "Autograd")
+        torch.library.register_fake(self.of.name, self._mutate, lib=self.library)
+        return getattr(getattr(torch.ops, namespace), name).default
+
+    def _mutate(self, *args: Any, **kwargs: Any) -> None:
+        args = self.of.bind(args, kwargs)
+        if self.of.why_not(args) is None:
+            self.of.run_forward(args)
+        else:
+            self.of.reference(*args)
+            increment_versions(self.of.changed(args))
+
+    def _mutate_differentiably(self, *args: Any, **kwargs: Any) -> None:
+        args = self.of.bind(args, kwargs)
+        if wants_gradient(self.of.given(args)):
+            for tensor, value in zip(self.of.changed(args), self.op(*self._with_copies(args))):
+                tensor.copy_(value)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                self.in_place(*args)
+
+    def _with_copies(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments, with a copy of each tensor that is changed."""
+        return [value.clone() if index in self.of.mutated else value for index, value in enumerate(args)]
+
+    # --- below autograd: real tensors, and fake ones for shapes ---
+
+    def _forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+        args = self.of.bind(args, kwargs)
+        if self.of.mutated:
+            return self._forward_of_copies(args)
+        copies = [value.clone() if index in self._updated(args) else value for index, value in enumerate(args)]
+        updated = [copies[index] for index in self._updated(args)]
+        if self.of.why_not(args) is None:
+            outputs, saved = self.of.run_forward(copies)
+            return _fresh([*outputs, *saved, *updated], args)
+        found = self.of.reference(*copies)
+        return _fresh([*([found] if self.of.outputs == 1 else found), *updated], args)
+
+    def _forward_of_copies(self, args: tuple[Any, ...]) -> list[Tensor]:
+        copies = self._with_copies(args)
+        if self.of.why_not(args) is None:
+            outputs, saved = self.of.run_forward(copies)
+            return _fresh([*outputs, *saved], args)
+        self.of.reference(*copies)
+        return _fresh(list(self.of.changed(copies)), args)
+
+    def _backward(self, grads: Any, outputs: Any, saved: Any, *rest: Any) -> list[Tensor]:
+        *args, needs = rest
+        all_outputs = self.of.kept_by_kernels.all_outputs(outputs)
+        found = self.of.run_backward(grads, all_outputs, tuple(saved), args, needs)
+        missing = [one.name for one, need, grad in zip(self.of.parameters, needs, found) if need and grad is None]
+        if missing:
+            raise InputError(f"{self.of.name}: backward gave no gradient for {', '.join(missing)}")
+        return _fresh([grad for grad in found if grad is not None], (*grads, *outputs, *saved, *args))
+
+    # --- autograd ---
+
+    def _setup(self, ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+        count = self.of.outputs
+        ctx.by_kernels = self.of.why_not(inputs) is None and self.of.launch_backward is not None
+        kept = self._kept(ctx)
+        ctx.values = kept.values(inputs)
+        ctx.strides = [y.stride() for y in output[:count]]
+        saved = output[count : len(output) - len(self._updated(inputs))]
+        ctx.save_for_backward(*kept.pack(inputs, output, saved if ctx.by_kernels else ()))
+
+    def _kept(self, ctx: Any) -> Kept:
+        return self.of.kept_by_kernels if ctx.by_kernels else self.of.kept_by_reference
+
+    def _differentiate(self, ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+        # the dispatcher leaves out trailing arguments that equal their defaults, and wants no gradient for them
+        given = len(ctx.needs_input_grad)
+        needs = [*ctx.needs_input_grad, *[False] * (self.of.arity - given)]
+        grads = grads[: self.of.outputs]
+        args, outputs, saved = self._kept(ctx).unpack(ctx.values, ctx.saved_tensors)
+        if not ctx.by_kernels:
+            return tuple(self.of.reference_gradient(grads, args, needs)[:given])
+        kept = [y for y in outputs if y is not None]
+        gradients = iter(self.backward_op(like_outputs(grads, ctx.strides), kept, list(saved), *args, needs))
+        return tuple(next(gradients) if need else None for need in needs[:given])
+
+    def _setup_twice(self, ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+        grads, outputs, saved, *args, needs = inputs
+        ctx.needs = needs
+        ctx.counts = (len(grads), len(outputs), len(saved))
+        ctx.values = [None if isinstance(a, Tensor) else a for a in args]
+        ctx.save_for_backward(*grads, *outputs, *saved, *(args[i] for i in self.of.tensors))
+
+    def _differentiate_twice(self, ctx: Any, grad_gradients: list[Tensor]) -> tuple[Any, ...]:
+        n_grads, n_outputs, n_saved = ctx.counts
+        with torch.enable_grad():
+            tensors = [None if t is None else differentiable_alias(t) for t in ctx.saved_tensors]
+            grads, tensors = tensors[:n_grads], tensors[n_grads:]
+            outputs, tensors = tensors[:n_outputs], tensors[n_outputs:]
+            saved, inputs = tensors[:n_saved], tensors[n_saved:]
+            args = list(ctx.values)
+            for index, tensor in zip(self.of.tensors, inputs):
+                args[index] = tensor
+            all_outputs = self.of.kept_by_kernels.all_outputs(outputs)
+            found = self.of.differentiable_backward(grads, all_outputs, tuple(saved), args, ctx.needs)
+            sources = [t for t in (*grads, *outputs, *inputs) if t is not None and t.requires_grad]
+            gradients = [grad for grad in found if grad is not None]
+            second = torch.autograd.grad(gradients, sources, grad_gradients, create_graph=True, allow_unused=True)
+        gradient = {id(t): g for t, g in zip(sources, second)}
+        to_args: list[Any] = [None] * self.of.arity
+        for index, tensor in zip(self.of.tensors, inputs):
+            to_args[index] = gradient.get(id(tensor))
+        to_grads, to_outputs = ([gradient.get(id(t)) for t in group] for group in (grads, outputs))
+        return (to_grads, to_outputs, [None] * n_saved, *to_args, None)
+
+
+def _fresh(results: list[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
+    """An op of torch.library may not return an input, nor one tensor twice, nor a view of either: such a one is copied.
+
+    So is one that is expanded, whose base is known of a fake tensor alone.
+    """
+    seen = {_storage(value) for value in inputs if isinstance(value, Tensor)}
+    fresh = []
+    for tensor in results:
+        shared = _storage(tensor) in seen or tensor._base is not None or _is_expanded(tensor)
+        fresh.append(tensor.clone() if shared else tensor)
+        seen.add(_storage(tensor))
+    return fresh
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return any(stride == 0 and size != 1 for stride, size in zip(tensor.stride(), tensor.shape))
+
+
+def _storage(tensor: Tensor) -> int:
+    """What two tensors share that share memory; below autograd a view does not know its base."""
+    return tensor.untyped_storage()._cdata

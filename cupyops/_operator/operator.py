@@ -1,0 +1,294 @@
+"""The author's kit: write the operator in PyTorch, then give it kernels.
+
+An operator is a reference (what it means, in PyTorch), a forward (the launch of its kernel) and a backward. Everything
+else is derived, and each call takes one route:
+
+    plain tensors where kernels run, no gradient wanted      forward
+    the same, gradient wanted                                one autograd.Function around forward and backward
+    backward under create_graph=True                         gradient through the reference
+    torch.compile, export, FakeTensor, modes, subclasses     the registered torch.library op
+    torch.func transform, forward-mode AD                    the reference
+    CPU tensors, and what `unsupported` names                the reference
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
+
+from .._kernel.kernel import executors
+from .._util import tracing
+from ..errors import InputError
+from . import arrays
+from .derivation import distributed, written
+from .derivation.autocast import POLICIES, cast, dtype_for
+from .derivation.autograd import differentiable
+from .derivation.definition import Definition, wants_gradient
+from .derivation.registration import Registration
+
+_PLAIN = frozenset((Tensor, Parameter))
+_functorch_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+
+_registry: dict[str, Operator] = {}
+
+
+def operator(
+    name: str,
+    *,
+    autocast: str | None = None,
+    mutates: Iterable[str] = (),
+    updates: Iterable[str] = (),
+    mixed: Iterable[str] = (),
+) -> Callable[[Callable[..., Any]], Operator]:
+    """Make an operator of its reference: the first of the three functions.
+
+    Args:
+        name: qualified, `"namespace::name"`; it is also the name of the op in `torch.ops`.
+        autocast: None, `"lower"` (cast to the autocast dtype), `"fp32"` or `"fp32_everywhere"`: what PyTorch's autocast
+            does for an operator of this kind.
+        mutates: the parameters that the operator changes in place. They are its outputs: the reference returns them, in
+            this order, or nothing, and so does every call. Its backward can name the outputs and not what they were before;
+            without one the reference is differentiated, and a second derivative needs a `reference_backward`.
+        updates: the parameters, each `Tensor | None`, that the reference and forward change in place beside what they
+            return: statistics, on which no output and no gradient depends. Backward does not get them, and where the
+            reference is differentiated, they are None. An operator has `mutates` or `updates`.
+        mixed: the parameters that the kernels take in another floating-point dtype than that of the first tensor.
+
+    The reference is annotated: `Tensor`, `Tensor | None`, `int`, `float`, `bool`, `str`, `list[int]`, `torch.dtype` and
+    their optional forms in; `Tensor` or a tuple of them out.
+
+    Raises:
+        InputError: a name, annotation or policy that cannot be used.
+
+    Example:
+        >>> @cupyops.operator("mylib::double")
+        ... def double(x: Tensor) -> Tensor:
+        ...     return 2 * x
+        >>> @cupyops.operator("mylib::double_", mutates=("x",))
+        ... def double_(x: Tensor) -> Tensor:
+        ...     return x.mul_(2)
+    """
+    namespace, _, short = name.partition("::")
+    if not (namespace.isidentifier() and short.isidentifier()):
+        raise InputError(f'operator name {name!r} is not of the form "namespace::name", such as "mylib::my_op"')
+    if autocast not in POLICIES:
+        raise InputError(f"autocast is {autocast!r}, expected one of {', '.join(map(repr, POLICIES))}")
+    changed = (mutates,) if isinstance(mutates, str) else tuple(mutates)
+    if changed and autocast is not None:
+        raise InputError(f"{name}: autocast casts copies, which an operator that works in place would change in vain")
+
+    def make(reference: Callable[..., Any]) -> Operator:
+        return Operator(name, reference, POLICIES[autocast], changed, tuple(updates), tuple(mixed))
+
+    return make
+
+
+def operators() -> dict[str, Operator]:
+    """The registry: qualified name -> `Operator`, built-in and user-defined alike."""
+    return dict(_registry)
+
+
+class Operator:
+    """An operator: call it as a function; complete it with `.forward`, `.backward` and, where useful, the other roles."""
+
+    _differentiable: Callable[..., Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Operator:
+        # a class of its own, which is where Python looks for __call__
+        return super().__new__(type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__}))
+
+    def __init__(
+        self,
+        name: str,
+        reference: Callable[..., Any],
+        autocast: dict[str, str],
+        mutates: tuple[str, ...] = (),
+        updates: tuple[str, ...] = (),
+        mixed: tuple[str, ...] = (),
+    ) -> None:
+        functools.update_wrapper(self, reference)
+        self.name = name
+        self.reference = reference
+        self.public: Callable[..., Any] = self  # what users call: the interface, where there is one
+        self.definition = Definition(name, reference, mutates, updates, mixed)
+        self._autocast = autocast
+        self._tensors = self.definition.tensors
+        if name in _registry:
+            _registry[name]._registration.remove()
+        self._registration: Registration = Registration(self.definition)
+        _registry[name] = self
+
+    # --- the roles ---
+
+    def forward(self, launch: Callable[..., Any]) -> Callable[..., Any]:
+        """The launch of the forward kernel: takes the reference's arguments, returns `(y, saved)`.
+
+        `y` is the output (a tuple of them, if there are several); `saved` a tuple of the tensors that backward needs
+        besides inputs and outputs. It allocates and launches, nothing else: it is also run dry, on tensors without
+        storage, to learn the shapes. Where the operator works in place, `y` is what it mutates, or None.
+
+        It may have one parameter more, `needs_grad=None`: a named tuple of bools, which gradients a backward will be asked
+        for, so that it may do some of that work at once. None where there is no backward, or where torch.compile has it.
+        """
+        self.definition.set_forward(launch)
+        self._has_another_role()
+        return launch
+
+    def backward(self, launch: Callable[..., Any]) -> Callable[..., Any]:
+        """The launch of the backward kernel: takes `saved`, a `grad_*` per output, and by name what else it needs.
+
+        What it can name: any parameter of the operator; an output, as `y` where its gradient is `grad_y`; `needs_grad`, a
+        named tuple of bools, one for each parameter; `last`, whether the graph is freed after this, so that `saved` may be
+        overwritten and returned. Only tensors that are named are kept alive until then. Each gradient
+        arrives with its output's shape, dtype and strides. Returns the gradient of each Tensor parameter, in order (None
+        for one that has none); trailing ones may be left out.
+        """
+        self.definition.set_backward(launch)
+        self._has_another_role()
+        return launch
+
+    def reference_backward(self, gradient: Callable[..., Any]) -> Callable[..., Any]:
+        """The gradient in differentiable PyTorch, with backward's signature, for double backward.
+
+        Where it is not given, the reference is differentiated twice, and every tensor input is kept alive for that. What
+        forward `saved` counts as constant in it.
+        """
+        self.definition.set_gradient(gradient)
+        self._has_another_role()
+        return gradient
+
+    def unsupported(self, reason: Callable[..., str | None]) -> Callable[..., str | None]:
+        """Why the kernels have no case for these arguments, or None: takes the reference's arguments, looks at metadata."""
+        self.definition.refusal = reason
+        self._has_another_role()
+        return reason
+
+    def interface(self, function: Callable[..., Any] | None = None, *, hands_on: bool = False) -> Any:
+        """The public face, where it differs from the reference: checks and normalises arguments, calls the operator.
+
+        Takes CuPy, NumPy and DLPack arrays too, and `axis` for `dim`. A function that `hands_on` its arguments to the
+        operator as they are needs no help with arrays, and is spared a fifth of a microsecond.
+        """
+        if function is None:
+            return functools.partial(self.interface, hands_on=hands_on)
+        if hands_on or self.definition.mutated:  # what works in place takes tensors alone
+            self.public = function
+            return function
+
+        @functools.wraps(function)
+        def public(*args: Any, **kwargs: Any) -> Any:
+            if args and type(args[0]) in _PLAIN and "axis" not in kwargs:
+                return function(*args, **kwargs)
+            return arrays.call(function, args, kwargs)
+
+        self.public = public
+        return public
+
+    # --- the call ---
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # the first call with these roles: it writes out what the later ones go through
+        if is_dynamo_compiling():
+            return self._compiling(self.definition.bind(args, kwargs))
+        self._differentiable = differentiable(self.definition)
+        call = written.call(self.definition, bool(self._autocast), self._differentiable)
+        type(self).__call__ = call  # type: ignore[method-assign]
+        return self(*args, **kwargs)
+
+    def _has_another_role(self) -> None:
+        if "__call__" in vars(type(self)):
+            del type(self).__call__
+
+    def _otherwise(self, args: tuple[Any, ...]) -> Any:
+        """The call by the route that `_route` finds, with a word about it for an open trace."""
+        name, run, note = self._route(args)
+        if tracing.active is None or not name:
+            return run(args)
+        tensor = next(iter(self.definition.given(args)), None)
+        dtype = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+        with tracing.operator(self.name, name, dtype, note):
+            return run(args)
+
+    def _route(self, args: tuple[Any, ...]) -> tuple[str, Callable[[tuple[Any, ...]], Any], str]:
+        """(name, function, note) of the route of a call that is not being compiled; no name where it leads to another."""
+        if _functorch_active() or forward_ad._current_level >= 0:
+            return "reference", self._by_reference, "torch.func or forward-mode AD"
+        given = self.definition.given(args)
+        if any(distributed.is_spread(value) for value in given):
+            return "", self._by_gathering, ""
+        if _dispatch_modes():
+            return "torch.library", self._by_dispatcher, ""
+        absent = any(args[index] is None for index in self.definition.required)
+        if absent or any(not isinstance(value, Tensor) for value in given):
+            return "", self._by_arrays, ""
+        if any(type(tensor) not in _PLAIN for tensor in given):
+            return "torch.library", self._by_dispatcher, ""
+        if any(tensor.device != given[0].device for tensor in given):
+            return "", self._by_mixed_devices, ""
+        if given and given[0].device.type in executors and dtype_for(self._autocast, given[0].device) is not None:
+            return "", self._by_autocast, ""  # without kernels the reference meets autocast inside PyTorch
+        reason = self.definition.why_not(args)
+        return ("kernel", self._by_kernels, "") if reason is None else ("reference", self._by_reference, reason)
+
+    def _by_kernels(self, args: tuple[Any, ...]) -> Any:
+        if wants_gradient(self.definition.given(args)):
+            return self._differentiable(*args)
+        return self.definition.call_kernels(args)
+
+    def _by_reference(self, args: tuple[Any, ...]) -> Any:
+        return self.definition.call_reference(args)
+
+    def _by_dispatcher(self, args: tuple[Any, ...]) -> Any:
+        return self._registration.call(self._cast(args))
+
+    def _by_gathering(self, args: tuple[Any, ...]) -> Any:
+        self._refuse_copies("a DTensor")
+        return distributed.call(self, self.name, args)
+
+    def _compiling(self, args: tuple[Any, ...]) -> Any:
+        if any(distributed.is_spread(args[index]) for index in self._tensors):
+            return self._by_gathering(args)
+        return self._by_reference(args) if _functorch_active() else self._by_dispatcher(args)
+
+    def _by_autocast(self, args: tuple[Any, ...]) -> Any:
+        device = self.definition.given(args)[0].device.type
+        args = self._cast(args)
+        with torch.autocast(device, enabled=False):
+            return self(*args)
+
+    def _by_arrays(self, args: tuple[Any, ...]) -> Any:
+        for index in self._tensors:
+            value = args[index]
+            known = isinstance(value, Tensor) or arrays.kind_of(value)
+            if not known and (value is not None or index in self.definition.required):
+                name = self.definition.parameters[index].name
+                raise InputError(f"{self.name}: {name} is {type(value).__name__}, expected a tensor or an array")
+        self._refuse_copies("an array")
+        return arrays.call(self, args, {})
+
+    def _refuse_copies(self, kind: str) -> None:
+        if self.definition.mutated or self.definition.updated:
+            raise InputError(f"{self.name} works in place and would change a copy of {kind}; give it plain tensors")
+
+    def _by_mixed_devices(self, args: tuple[Any, ...]) -> Any:
+        names = [self.definition.parameters[i].name for i in self._tensors if args[i] is not None]
+        found = ", ".join(f"{name} on {t.device}" for name, t in zip(names, self.definition.given(args)))
+        raise InputError(f"{self.name}: tensors on different devices: {found}")
+
+    def _cast(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments as autocast asks for them."""
+        if not self._autocast:
+            return args
+        dtype = dtype_for(self._autocast, self.definition.given(args)[0].device)
+        return args if dtype is None else cast(args, dtype)
+
+    def __repr__(self) -> str:
+        return f"Operator({self.name})"

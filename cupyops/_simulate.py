@@ -1,0 +1,313 @@
+"""`cupyops.simulate()`: kernels launched on CPU tensors run in the simulator.
+
+This is the side of the simulator that knows PyTorch: which storage is which allocation, and which memory holds nothing yet.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._kernel.compile import architecture
+from ._kernel.compile.binary import Binary
+from ._kernel.launch import signature
+from ._kernel.launch.configuration import Configuration, waits
+from ._kernel.launch.executors import Turn, executors
+from ._kernel.launch.specialised import Specialised
+from ._util.allocations import EMPTY, Allocations
+from ._util.progress import Bar
+from .errors import InputError, LaunchError
+
+# Below, the simulator itself is imported at first use: programs that never simulate should not pay for it.
+# KB of shared memory that a block can have (CUDA Programming Guide, technical specifications per compute capability)
+_SHARED = {"75": 64, "80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99, "121": 99}
+_one_at_a_time = threading.RLock()  # launches of several threads: they share the memory, and what each may touch of it
+
+
+class Simulation:
+    """What `simulate()` gives: a context manager, and the executor of launches on CPU tensors while it is open."""
+
+    def __init__(self, arch: str, check: bool, seed: int | None, max_steps: int | None) -> None:
+        device = architecture.read(arch)
+        if device is None:
+            raise InputError(f'arch is {arch!r}, expected one such as "sm_80"')
+        self.arch, self.check, self.seed, self.max_steps = arch, check, seed, max_steps
+        self._device = device
+        self._threads = threading.local()
+
+    @property
+    def capability(self) -> int:
+        """The major compute capability of the device that is simulated."""
+        return self._device.major
+
+    def __enter__(self) -> Simulation:
+        mode = _Blanks()
+        mode.__enter__()
+        self._entered().append((mode, Turn("cpu", self)))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        mode, turn = self._entered().pop()
+        turn.end()
+        mode.__exit__(*exception)
+
+    def _entered(self) -> list[tuple[_Blanks, Turn]]:
+        """What this thread has entered and not left."""
+        found: list[tuple[_Blanks, Turn]] = self._threads.__dict__.setdefault("entered", [])
+        return found
+
+    def __call__(self, specialised: Specialised, device: int, configuration: Configuration, args: Sequence[Any]) -> Any:
+        """Run one launch; returns the simulator's `Report`."""
+        with _one_at_a_time:
+            return self._launch(specialised, device, configuration, args)
+
+    def _launch(self, specialised: Specialised, device: int, configuration: Configuration, args: Sequence[Any]) -> Any:
+        from .simulator import MAX_STEPS
+
+        program, binary, arguments = _program(specialised, self.arch)
+        checked = signature.checked(specialised.name, arguments, args, device)
+        self._check(specialised.name, configuration, binary)
+        values = [_value(*each) for each in zip(arguments, args, checked)]
+        touched = _restrict([value for value in args if isinstance(value, Tensor)])
+        with Bar(f"simulating {specialised.name}") as bar:
+            try:
+                return program.launch(
+                    binary.symbol,
+                    configuration.grid,
+                    configuration.block,
+                    values,
+                    shared=configuration.shared,
+                    cluster=configuration.cluster,
+                    check=self.check,
+                    seed=self.seed,
+                    max_steps=self.max_steps or MAX_STEPS,
+                    label=specialised.name,
+                    progress=bar.update if bar.wanted else None,
+                )
+            finally:
+                for allocation in touched:
+                    allocation.restrict(0, len(allocation.buffer))
+
+    def _check(self, name: str, configuration: Configuration, binary: Binary) -> None:
+        """What a device of this architecture has no room for."""
+        limit = _SHARED.get(self._device.plain.removeprefix("sm_"))
+        if limit is not None and configuration.shared > limit * 1024:
+            raise LaunchError(
+                f"{name} with {configuration}: {self.arch} has {limit * 1024} bytes of shared memory a block"
+            )
+        if configuration.overlap and self._device.major >= 9 and not waits(binary.ptx):
+            raise LaunchError(
+                f"{name} with {configuration}: the kernel does not wait for the grid before it: griddepcontrol.wait"
+            )
+        if configuration.cluster is not None and self._device.major < 9:
+            raise LaunchError(
+                f"{name} with {configuration}: clusters need compute capability 9.0, here is {self.arch}; simulate with "
+                'simulate("sm_90")'
+            )
+
+    def variables(self, specialised: Specialised) -> tuple[Binary, _Variables]:
+        """The variables of an instance, for `kernel.globals()`."""
+        with _one_at_a_time:
+            program, binary, _ = _program(specialised, self.arch)
+        return binary, _Variables(program)
+
+    def address(self, tensor: Tensor) -> int:
+        """What a struct passed by value holds as a pointer to `tensor`."""
+        with _one_at_a_time:
+            return _pointer(tensor, "memory").address
+
+
+def simulate(
+    arch: str = "sm_80", *, check: bool = True, seed: int | None = None, max_steps: int | None = None
+) -> Simulation:
+    """Run kernels on CPU tensors in the simulator: operators and `Kernel` launches inside the `with` block.
+
+    Needs NVRTC, no GPU and no driver. `CUPYOPS_SIMULATE=1` (or `=sm_90`) does the same for a whole program.
+
+    Args:
+        arch: whose PTX is run: paths under `__CUDA_ARCH__` differ.
+        check: look for races and for reads of memory that nothing has written. Bounds, alignment, barriers and
+            warp-wide instructions are always checked.
+        seed: run blocks and diverged threads in an order drawn with this seed; None: the same order always.
+        max_steps: after how many steps a launch that does not end is given up; None: the simulator's default.
+
+    Raises:
+        SimulatorError: when a kernel does what it must not. A subclass for each kind of fault; the message names thread,
+            block, address and the .cu line.
+
+    Example:
+        >>> with cupyops.simulate(), cupyops.trace() as trace:
+        ...     y = cupyops.relu(torch.randn(1000))
+        >>> trace.routes()
+        {'simulator'}
+    """
+    return Simulation(arch, check, seed, max_steps)
+
+
+def simulating() -> bool:
+    """Whether kernels on CPU tensors run in the simulator now."""
+    return isinstance(executors.get("cpu"), Simulation)
+
+
+def simulate_if_asked() -> None:
+    """Start simulating for good where the environment says so."""
+    asked = os.environ.get("CUPYOPS_SIMULATE", "").strip()
+    if asked in ("", "0"):
+        return
+    if asked != "1" and architecture.read(asked) is None:
+        raise InputError(f"CUPYOPS_SIMULATE is {asked!r}, expected 1, 0 or an architecture such as sm_90")
+    simulate("sm_80" if asked == "1" else asked).__enter__()
+
+
+# --- programs ------------------------------------------------------------------------------------------------------
+
+_programs: weakref.WeakKeyDictionary[Specialised, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def _program(specialised: Specialised, arch: str) -> tuple[Any, Binary, tuple[signature.Argument, ...]]:
+    """(program, what it was read from, the kernel's arguments), read and translated at the first launch."""
+    from .simulator import Program
+
+    by_arch = _programs.setdefault(specialised, {})
+    if arch not in by_arch:
+        binary = specialised.binary(arch)
+        source = specialised.source
+        program = Program(binary.ptx, memory=_memory(), sources={source.name: source.text, **source.includes})
+        by_arch[arch] = program, binary, specialised.arguments(binary)
+    return by_arch[arch]
+
+
+class _Variables:
+    """The `__device__` and `__constant__` variables of a program, as bytes."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+
+    def read(self, symbol: str, size: int) -> Tensor:
+        """A copy."""
+        with _one_at_a_time:
+            return torch.from_numpy(self._program.variables[symbol].buffer[:size].copy())
+
+    def write(self, symbol: str, content: Tensor) -> None:
+        """Set all bytes."""
+        with _one_at_a_time:
+            self._program.variables[symbol].buffer[: content.numel()] = content.cpu().numpy()
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+_the_memory: Any = None
+_allocations: weakref.WeakKeyDictionary[torch.UntypedStorage, Any] = weakref.WeakKeyDictionary()
+# of storages that came from torch.empty, the version that their tensor had then
+_blank: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
+
+
+def _memory() -> Any:
+    """The one memory, in which every storage that a kernel was given is an allocation."""
+    global _the_memory
+    if _the_memory is None:
+        from .simulator import Memory
+
+        _the_memory = Memory()
+    return _the_memory
+
+
+class _Bytes:
+    """The bytes of a storage, for `np.asarray`: with no copy, no hold on the storage, and no loss of its `resize_`."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        shape, data = (storage.nbytes(),), (storage.data_ptr(), False)
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": shape, "data": data}
+
+
+def _bytes(storage: torch.UntypedStorage) -> np.ndarray:
+    """The storage itself, which must outlive the array; not a copy."""
+    return np.asarray(_Bytes(storage)) if storage.nbytes() else np.zeros(0, np.uint8)
+
+
+def _is_at(allocation: Any, storage: torch.UntypedStorage) -> bool:
+    """Whether the storage is where it was, and of the size that it had."""
+    size, data = storage.nbytes(), allocation.buffer.__array_interface__["data"][0]
+    return len(allocation.buffer) == size and (not size or data == storage.data_ptr())
+
+
+def _pointer(tensor: Tensor, name: str) -> Any:
+    from .simulator import Pointer
+
+    storage = tensor.untyped_storage()
+    allocation = _allocations.get(storage)
+    if allocation is not None and not _is_at(allocation, storage):
+        _memory().free(allocation)
+        allocation = None
+    if allocation is None:
+        memory = _memory()
+        allocation = memory.allocate(_bytes(storage), name, initialized=storage not in _blank, fill=False)
+        _allocations[storage] = allocation
+        weakref.finalize(storage, memory.free, allocation)
+    if storage in _blank and _version(tensor) != _blank[storage]:
+        del _blank[storage]  # PyTorch has written there
+        allocation.written = None
+    allocation.name = name
+    return Pointer(allocation, int(tensor.storage_offset()) * tensor.element_size())
+
+
+def _restrict(tensors: list[Tensor]) -> list[Any]:
+    """Of each storage, only the bytes between the first and the last that the given tensors hold may be touched."""
+    hulls: dict[Any, tuple[int, int]] = {}
+    for tensor in tensors:
+        allocation = _pointer(tensor, _allocations[tensor.untyped_storage()].name).allocation
+        low, high = _extent(tensor)
+        before = hulls.get(allocation.number, (low, high))
+        hulls[allocation.number] = min(low, before[0]), max(high, before[1])
+        allocation.restrict(*hulls[allocation.number])
+    return [_memory().allocations[number] for number in hulls]
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The bytes of its storage from the tensor's first element to its last."""
+    size = tensor.element_size()
+    first = int(tensor.storage_offset()) * size
+    if tensor.numel() == 0:
+        return first, first
+    span = sum((int(extent) - 1) * int(stride) for extent, stride in zip(tensor.shape, tensor.stride()))
+    return first, first + (span + 1) * size
+
+
+def _value(argument: signature.Argument, given: Any, checked: Any) -> Any:
+    """An argument as the simulator takes it."""
+    if argument.kind == "pointer":
+        return 0 if given is None else _pointer(given, argument.name)
+    if argument.kind == "float":
+        return np.float32(checked) if argument.size == 4 else np.float64(checked)
+    return checked if argument.kind == "struct" else int(checked)
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+class _Blanks(Allocations):
+    """Remembers which tensors came from `torch.empty`, and fills them so that what is left unwritten shows."""
+
+    wanted = EMPTY
+
+    def changed(self, fresh: Tensor, by: Any) -> Tensor:
+        """The same tensor."""
+        if fresh.device.type == "cpu":
+            _note_blank(fresh)
+        return fresh
+
+
+def _note_blank(tensor: Tensor) -> None:
+    from .simulator.memory import POISON
+
+    storage = tensor.untyped_storage()
+    _bytes(storage)[...] = POISON
+    _blank[storage] = _version(tensor)

@@ -1,0 +1,132 @@
+"""Checks of arguments for the public functions: each names the argument, what it was and what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from ..errors import InputError
+from . import libraries
+
+
+def fail(name: str, found: Any, expected: str) -> NoReturn:
+    """Raise the `InputError` that every check raises."""
+    raise InputError(f"{name} is {describe(found)}, expected {expected}")
+
+
+def describe(value: Any) -> str:
+    """A value as error messages show it: tensors by shape, dtype and device, arrays by shape and dtype."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}, {value.dtype} on {value.device}"
+    if libraries.is_array(value):
+        return libraries.describe(value)
+    text = repr(value)
+    return f"{text if len(text) < 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def tensor(name: str, value: Any) -> None:
+    """`value` is a tensor."""
+    if not isinstance(value, Tensor):
+        if libraries.is_array(value):  # beside a tensor: of the arguments of a call all are arrays, or none
+            fail(name, value, "a tensor; inside cupyops.vjp arrays are tensors: pass it to vjp as an argument")
+        fail(name, value, "a tensor, or an array that offers DLPack")
+
+
+def optional_tensor(name: str, value: Any) -> None:
+    """`value` is a tensor or None."""
+    if value is not None:
+        tensor(name, value)
+
+
+def floating(name: str, value: Tensor) -> None:
+    """`value` is a tensor of a floating-point dtype."""
+    tensor(name, value)
+    if not value.dtype.is_floating_point:
+        fail(name, value, "a tensor of a floating-point dtype")
+
+
+def same_device(**tensors: Tensor | None) -> None:
+    """All the tensors given are on the device of the first."""
+    given = [(name, value) for name, value in tensors.items() if value is not None]
+    for name, value in given[1:]:
+        first_name, first = given[0]
+        if value.device != first.device:
+            raise InputError(f"{name} is on {value.device}, but {first_name} is on {first.device}")
+
+
+def same_dtype(**tensors: Tensor | None) -> None:
+    """All the tensors given have the dtype of the first."""
+    given = [(name, value) for name, value in tensors.items() if value is not None]
+    for name, value in given[1:]:
+        first_name, first = given[0]
+        if value.dtype != first.dtype:
+            raise InputError(f"{name} is {value.dtype}, but {first_name} is {first.dtype}")
+
+
+def dim(name: str, value: Any, ndim: int) -> int:
+    """`value` as a dimension counted from the front, 0 <= dim < max(ndim, 1)."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        fail(name, value, "an int")
+    rank = max(ndim, 1)
+    if not -rank <= value < rank:
+        fail(name, value, f"a dimension in [{-rank}, {rank - 1}]")
+    return value % rank  # type: ignore[return-value]  # a SymInt stands for an int
+
+
+def choice(name: str, value: Any, allowed: Sequence[Any]) -> None:
+    """`value` is one of `allowed`."""
+    if not any(isinstance(value, type(one)) and value == one for one in allowed):
+        fail(name, value, "one of " + ", ".join(repr(one) for one in allowed))
+
+
+def ints(name: str, value: Any, count: int, minimum: int) -> list[int]:
+    """`value`, an int or a sequence of 1 or `count` ints of at least `minimum`, as a list of `count` ints."""
+    values = list(value) if isinstance(value, (tuple, list, torch.Size)) else [value]
+    if len(values) not in (1, count) or any(
+        isinstance(v, bool) or not isinstance(v, (int, torch.SymInt)) for v in values
+    ):
+        fail(name, value, f"an int or {count} ints")
+    if any(v < minimum for v in values):
+        fail(name, value, f"at least {minimum}")
+    return values * count if len(values) == 1 else values
+
+
+Found = TypeVar("Found")
+_MAX_FOUND = 4096
+_autocast = torch._C._is_any_autocast_enabled
+
+
+def once(function: Callable[..., Found]) -> Callable[..., Found]:
+    """`function`, run once for all arguments that are alike: checks that look at tensors' shapes, dtypes and devices alone.
+
+    What it returns is kept for the next call, what it raises is not. While autocast is on, it is run each time: dtypes
+    that differ are then right.
+    """
+    found: dict[Any, Found] = {}
+
+    @wraps(function)
+    def remembered(*args: Any) -> Found:
+        if is_dynamo_compiling() or _autocast():
+            return function(*args)
+        key = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else (a, a.__class__) for a in args])
+        try:
+            return found[key]
+        except KeyError:
+            if len(found) >= _MAX_FOUND:
+                found.clear()
+            found[key] = result = function(*args)
+            return result
+        except TypeError:  # no hash: lists, symbolic sizes
+            return function(*args)
+
+    return remembered
+
+
+def autocast(device: torch.device) -> bool:
+    """Whether autocast is on for tensors there: PyTorch raises for devices that have none, such as "meta"."""
+    return device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)

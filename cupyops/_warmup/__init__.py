@@ -1,0 +1,1 @@
+"""Kernels before they are needed: warm-up, autotuning, which instances exist and which can be reached."""

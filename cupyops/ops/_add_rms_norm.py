@@ -1,0 +1,98 @@
+"""add_rms_norm: a residual connection and the rms_norm behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .._dispatch import norms
+from .._operator.operator import operator
+from .._util import arguments
+
+_kernels = norms.kernels("add_rms_norm")
+
+
+@operator("cupyops::add_rms_norm", autocast=norms.RMS_AUTOCAST)
+def _add_rms_norm(
+    x: Tensor, residual: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    summed = (x + residual).contiguous()
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return norms.rms_in_steps(summed, normalized_shape, weight, eps), summed
+    return torch.nn.functional.rms_norm(summed, normalized_shape, weight, eps), summed
+
+
+@_add_rms_norm.unsupported
+def _(x, residual, normalized_shape, weight, eps):
+    return norms.mixed(x, weight)
+
+
+@_add_rms_norm.forward
+def _(x, residual, normalized_shape, weight, eps):
+    rows, size = norms.split(x, normalized_shape)
+    x, residual, weight = norms.contiguous(x, residual, weight)
+    y, summed = torch.empty_like(x), torch.empty_like(x)
+    rstd = x.new_empty(rows, dtype=norms.acc(x.dtype))
+    rest = (weight, summed, y, rstd)
+    norms.forward(_kernels, (x, residual), rest, rows, size, norms.rms_eps(eps, x.dtype))
+    return (y, summed), (rstd,)
+
+
+@_add_rms_norm.backward
+def _(saved, grad_y, grad_summed, summed, normalized_shape, weight, needs_grad):
+    rows, size = norms.split(summed, normalized_shape)
+    grad_y, grad_summed, weight = norms.contiguous(grad_y, grad_summed, weight)
+    grad = torch.empty_like(summed) if needs_grad.x or needs_grad.residual else None
+    grad_weight = torch.empty_like(weight) if needs_grad.weight else None
+    read = (grad_y, summed, weight, grad_summed)
+    norms.backward(_kernels, norms.Gradients(read, saved, grad, (grad_weight,)), rows, size)
+    return grad if needs_grad.x else None, grad if needs_grad.residual else None, grad_weight
+
+
+@_add_rms_norm.interface
+def add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`summed = input + residual` and its `rms_norm`, in one kernel each way: what stands between a transformer's blocks.
+
+    The sum is rounded to its dtype before it is normalised, so the results are those of the two operators. Under autocast
+    both results are float32, as those of rms_norm are.
+
+    Args:
+        input: shape `(*, *normalized_shape)`; fp16, bf16, fp32 or fp64.
+        residual: of the shape and dtype of `input`.
+        normalized_shape: the trailing dimensions that are normalised together, at least one.
+        weight: factors of shape `normalized_shape`, or None for 1.
+        eps: as that of `rms_norm`.
+
+    Returns:
+        `(y, summed)`: `rms_norm(summed, normalized_shape, weight, eps)` and the sum, the next residual; both contiguous,
+        of the shape and dtype of `input`.
+
+    Raises:
+        InputError: as `rms_norm`; or `residual` is not of the shape, dtype and device of `input`.
+
+    Example:
+        >>> y, summed = cupyops.add_rms_norm(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 2.0]), (3,))
+        >>> y, summed
+        (tensor([0.5774, 1.1547, 1.1547]), tensor([1., 2., 2.]))
+    """
+    shape, eps = norms.rms_checked(input, normalized_shape, weight, eps)
+    _check_residual(input, residual)
+    return _add_rms_norm(input, residual, shape, weight, eps)
+
+
+@arguments.once
+def _check_residual(input: Tensor, residual: Tensor) -> None:
+    norms.floating("residual", residual)
+    if residual.shape != input.shape:
+        arguments.fail("residual", residual, f"a tensor of shape {tuple(input.shape)}, that of input")
+    arguments.same_device(input=input, residual=residual)
+    arguments.same_dtype(input=input, residual=residual)

@@ -1,0 +1,268 @@
+"""fused_linear_cross_entropy: the cross-entropy of a linear layer's outputs, of which only a part is in memory at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
+from torch.nn import functional as F
+
+from .._dispatch import losses
+from .._dispatch.linear_losses import BIAS, FILE, WEIGHT, Given, Gradients, Scale, X, compute
+from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._operator.derivation.autocast import POLICIES, cast, dtype_for
+from .._operator.operator import operator
+from .._util import arguments
+
+linear_cross_entropy_weights = Kernel(FILE, "linear_cross_entropy_weights<T>", T=FLOATING)
+linear_cross_entropy_sum = Kernel(FILE, "linear_cross_entropy_sum<T>", T=FLOATING)
+linear_cross_entropy_scale = Kernel(FILE, "linear_cross_entropy_scale<T>", T=FLOATING)
+
+ELEMENTWISE = 256
+SUM_BLOCK = 1024
+ONCE = 8  # in `wanted`, beside the bits of the gradients: backward may return the very tensors that forward has made
+
+
+@operator("cupyops::fused_linear_cross_entropy")
+def _linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    wide: bool,
+    wanted: int,
+) -> Tensor:
+    logits = F.linear(x, weight, bias)
+    logits = logits.float() if wide else logits
+    class_weight = None if class_weight is None else _from_bits(class_weight).to(logits.dtype)
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    return losses.reference(F.cross_entropy, logits, target, class_weight, reduction, **options)
+
+
+@_linear_cross_entropy.forward
+def _(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wide, wanted):
+    given = _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing)
+    dtype = torch.float32 if wide else x.dtype
+    wanted = wanted if reduction != "none" else 0  # of a row's factor nothing is known yet
+    acc = losses.accumulator(dtype)
+    each = torch.empty(x.shape[0], dtype=acc, device=x.device)
+    scale, total = _scale(given, reduction, wanted)
+    gradients = compute(given, each, scale, wanted)
+    saved = tuple(one for one in gradients if one is not None)
+    if saved and wanted & ONCE:
+        saved += (torch.zeros(1, dtype=torch.uint8, device="cpu"),)
+    if reduction == "none":
+        return each.to(dtype), saved
+    y = torch.empty((), dtype=dtype, device=x.device)
+    linear_cross_entropy_sum[1, SUM_BLOCK](each, total, y, x.shape[0], T=dtype)
+    return y, saved
+
+
+@_linear_cross_entropy.backward
+def _(
+    saved, grad_y, x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wanted, needs_grad
+):
+    given = _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing)
+    grad_y = grad_y.to(losses.accumulator(x.dtype))
+    needed = X * needs_grad.x + WEIGHT * needs_grad.weight + BIAS * needs_grad.bias
+    if reduction == "none":
+        each = torch.empty_like(grad_y)
+        gradients = compute(given, each, Scale(grad_y.contiguous(), 1), needed)
+    else:
+        made, ours = _taken(saved, wanted), True
+        if made is None or needed & ~wanted:
+            each = torch.empty(x.shape[0], dtype=grad_y.dtype, device=x.device)
+            made = compute(given, each, _scale(given, reduction, needed)[0], needed)
+        else:
+            ours = bool(wanted & ONCE)
+        gradients = Gradients(*[_scaled(one, grad_y, given, reduction, ours) for one in made])
+    return gradients.x, gradients.weight, None, gradients.bias
+
+
+@_linear_cross_entropy.unsupported
+def _(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wide, wanted):
+    return "no classes" if weight.shape[0] == 0 else None
+
+
+def _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing) -> Given:
+    tensors = x.contiguous(), weight.contiguous(), target.contiguous(), losses.contiguous(bias)
+    class_weight = None if class_weight is None else _from_bits(class_weight)
+    return Given(*tensors, class_weight, ignore_index, label_smoothing)
+
+
+def _to_bits(class_weight: Tensor) -> Tensor:
+    """As integers, in the width that is computed in: an operator takes floating tensors of one dtype, and under autocast
+    the weights of the classes keep theirs."""
+    integers = torch.int64 if class_weight.dtype is torch.float64 else torch.int32
+    return class_weight.to(losses.accumulator(class_weight.dtype)).resolve_neg().contiguous().view(integers)
+
+
+def _from_bits(class_weight: Tensor) -> Tensor:
+    return class_weight.view(torch.float64 if class_weight.dtype is torch.int64 else torch.float32)
+
+
+# --- the gradients that forward has made ---
+
+
+def _taken(saved: tuple[Tensor, ...], wanted: int) -> Gradients | None:
+    """What forward has saved; where it may be returned as it is, that once only, and None from then on.
+
+    The mark is a byte on the host beside the gradients, so that it goes wherever a hook on saved tensors takes them. It is
+    written behind the back of its version counter, as they are when they are scaled, and returned with another counter:
+    what happens to a gradient that was returned is no change of a saved tensor.
+    """
+    if not saved:
+        return None
+    if wanted & ONCE:
+        mark = saved[-1].cpu().numpy()  # a hook on saved tensors gives copies each time, on whatever device
+        if mark[0]:
+            return None
+        mark[0] = 1
+        saved = tuple(one.data for one in saved[:-1])
+    tensors = iter(saved)
+    return Gradients(*[next(tensors) if wanted & bit else None for bit in (X, WEIGHT, BIAS)])
+
+
+def _scaled(gradient: Tensor | None, grad_y: Tensor, given: Given, reduction: str, ours: bool) -> Tensor | None:
+    """Times grad_y: in place where it is ours."""
+    if gradient is None:
+        return None
+    y, n, dtype = gradient if ours else torch.empty_like(gradient), gradient.numel(), gradient.dtype
+    grid = ceil_div(n, ELEMENTWISE * 16 // dtype.itemsize)
+    lift = 1 / _lift(dtype, reduction, given.x.shape[0])
+    linear_cross_entropy_scale[grid, ELEMENTWISE](gradient, y, grad_y, lift, n, T=dtype)
+    return y
+
+
+# --- scales ---
+
+
+def _unit(dtype: torch.dtype, reduction: str, rows: Any) -> int:
+    """About what a mean divides by: in fp16 the gradients of the logits would vanish if they were divided so early."""
+    if dtype is not torch.float16 or reduction != "mean" or type(rows) is not int:
+        return 1
+    return 1 << min(max(rows, 1).bit_length() - 1, 15)
+
+
+def _lift(dtype: torch.dtype, reduction: str, rows: Any) -> int:
+    """By how much the gradients that forward makes are too large: in fp16, before a loss scale, small ones would vanish."""
+    return min(_unit(dtype, reduction, rows), 1024)
+
+
+def _scale(given: Given, reduction: str, wanted: int) -> tuple[Scale, Tensor | None]:
+    """The scale of the rows, and the sum of the targets' weights."""
+    if reduction != "mean":
+        return Scale(None), None
+    x, rows = given.x, given.x.shape[0]
+    unit = _unit(x.dtype, reduction, rows)
+    total = torch.empty(2, dtype=losses.accumulator(x.dtype), device=x.device)
+    tensors = given.target, given.class_weight, total
+    linear_cross_entropy_weights[1, SUM_BLOCK](*tensors, rows, given.options(0), unit, T=x.dtype)
+    return Scale(total[1:], 0, _lift(x.dtype, reduction, rows) / unit), total
+
+
+# --- the public function ---
+
+
+@_linear_cross_entropy.interface
+def fused_linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """`cross_entropy(linear(input, weight, bias), target, class_weight, ...)` without all the logits in memory.
+
+    Beside the gradients it needs 240 MiB, or 512 bytes for each row where that is more. Where a gradient is wanted it is
+    computed with the loss, and multiplied by the loss's gradient in backward; with `reduction="none"`, and in a second
+    backward of the same loss, all of it is computed then.
+
+    Args:
+        input: (..., K); kernels serve fp16, bf16, fp32 and fp64.
+        weight: (C, K), of the dtype of `input`.
+        target: classes in [0, C), integers of the shape of `input` without K.
+        bias: (C).
+        class_weight: of each class, (C), of the dtype of `input`; it gets no gradient.
+        ignore_index: a target of this value adds nothing to the loss, nor to its gradient.
+        reduction: "none", "sum", or "mean" over the weights of the targets (NaN where there are none).
+        label_smoothing: in [0, 1]; how much of the target is spread evenly over the classes.
+
+    Returns:
+        Tensor of shape () in the dtype of `input`, under autocast in float32; with "none" of the shape of `target`.
+
+    Raises:
+        InputError: shapes, dtypes or devices do not match, `reduction` is unknown, `label_smoothing` is outside [0, 1] or,
+            on the CPU, a class out of range. On a GPU such a class prints itself and stops the kernel.
+
+    Example:
+        >>> x, weight = torch.zeros(2, 3), torch.zeros(4, 3)
+        >>> cupyops.fused_linear_cross_entropy(x, weight, torch.tensor([0, 3]))
+        tensor(1.3863)
+    """
+    _check(input, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing)
+    dtype = dtype_for(POLICIES["lower"], input.device)
+    wide = dtype is not None and input.dtype is not torch.float64
+    input, weight, bias = cast((input, weight, bias), dtype) if dtype is not None else (input, weight, bias)
+    class_weight = None if class_weight is None else _to_bits(class_weight)
+    rows, indices = input.reshape(-1, input.shape[-1]), target.long().reshape(-1)
+    wanted = _wanted(rows, weight, bias)
+    options = ignore_index, reduction, float(label_smoothing), wide, wanted
+    y = _linear_cross_entropy(rows, weight, indices, bias, class_weight, *options)
+    return y.reshape(target.shape) if reduction == "none" else y
+
+
+def _wanted(x: Tensor, weight: Tensor, bias: Tensor | None) -> int:
+    """The gradients that autograd will ask for."""
+    if not torch.is_grad_enabled():
+        return 0
+    wanted = X * x.requires_grad + WEIGHT * weight.requires_grad
+    wanted += BIAS * (bias is not None and bias.requires_grad)
+    plain = type(x) in (Tensor, Parameter) and type(weight) in (Tensor, Parameter)
+    alone = plain and not is_dynamo_compiling() and not torch._C._len_torch_dispatch_stack()
+    return wanted + ONCE if wanted and alone else wanted
+
+
+def _check(
+    input: Any,
+    weight: Any,
+    target: Any,
+    bias: Any,
+    class_weight: Any,
+    ignore_index: Any,
+    reduction: Any,
+    label_smoothing: Any,
+) -> None:
+    losses.check_input(input, target, ignore_index)
+    arguments.floating("weight", weight)
+    for name, value in (("bias", bias), ("class_weight", class_weight)):
+        arguments.optional_tensor(name, value)
+    arguments.same_device(input=input, weight=weight, bias=bias, class_weight=class_weight)
+    if not arguments.autocast(input.device):
+        arguments.same_dtype(input=input, weight=weight, bias=bias, class_weight=class_weight)
+    if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
+        arguments.fail("weight", weight, f"shape (C, {input.shape[-1]}), as input is of shape {tuple(input.shape)}")
+    for name, value in (("bias", bias), ("class_weight", class_weight)):
+        if value is not None and tuple(value.shape) != (weight.shape[0],):
+            arguments.fail(name, value, f"shape ({weight.shape[0]},), one for each class")
+    if class_weight is not None and class_weight.requires_grad:
+        arguments.fail(
+            "class_weight", class_weight, "one that requires no gradient: the loss has none with respect to it"
+        )
+    if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype is torch.bool:
+        arguments.fail("target", target, "a tensor of integers")
+    if tuple(target.shape) != tuple(input.shape[:-1]):
+        arguments.fail("target", target, f"classes of shape {tuple(input.shape[:-1])}, that of input without the last")
+    arguments.choice("reduction", reduction, tuple(losses.REDUCTIONS))
+    if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
+        arguments.fail("label_smoothing", label_smoothing, "a number in [0, 1]")

@@ -1,0 +1,65 @@
+"""gelu: x * Phi(x), with Phi the normal distribution function or its tanh approximation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._operator.operator import operator
+from .._util import arguments
+from .._util.strides import alike
+
+gelu_fwd = Kernel("gelu.cu", "gelu_fwd<T, TANH>", T=FLOATING, TANH=(False, True))
+gelu_bwd = Kernel("gelu.cu", "gelu_bwd<T, TANH>", T=FLOATING, TANH=(False, True))
+
+BLOCK = 128
+VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements per thread
+
+
+@operator("cupyops::gelu")
+def _gelu(x: Tensor, approximate: str) -> Tensor:
+    return torch.nn.functional.gelu(x, approximate=approximate)
+
+
+@_gelu.forward
+def _(x, approximate):
+    y, x = alike(x)
+    n, dtype = y.numel(), y.dtype
+    gelu_fwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](x, y, n, T=dtype, TANH=approximate == "tanh")
+    return y, ()
+
+
+@_gelu.backward
+def _(saved, grad_y, x, approximate):
+    grad_x, grad_y, x = alike(grad_y, x)
+    n, dtype = grad_x.numel(), grad_x.dtype
+    gelu_bwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](grad_y, x, grad_x, n, T=dtype, TANH=approximate == "tanh")
+    return grad_x
+
+
+@_gelu.interface
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """Gaussian error linear unit, x * Phi(x) elementwise; as `torch.nn.functional.gelu`.
+
+    From "Gaussian Error Linear Units (GELUs)", Hendrycks and Gimpel, 2016.
+
+    Args:
+        input: any shape, any floating-point dtype; kernels serve fp16, bf16, fp32 and fp64.
+        approximate: `"none"` for Phi by the error function, `"tanh"` for its approximation
+            (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2.
+
+    Returns:
+        Tensor of the shape, dtype and strides of `input`. NaN stays NaN, and -inf gives NaN, as in PyTorch.
+
+    Raises:
+        InputError: `input` is neither a tensor nor an array, or not of a floating-point dtype; `approximate` is neither
+            of the two.
+
+    Example:
+        >>> cupyops.gelu(torch.tensor([-1.0, 0.0, 2.0]))
+        tensor([-0.1587,  0.0000,  1.9545])
+    """
+    arguments.floating("input", input)
+    arguments.choice("approximate", approximate, ("none", "tanh"))
+    return _gelu(input, approximate)

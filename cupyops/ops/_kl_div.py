@@ -1,0 +1,142 @@
+"""kl_div: the Kullback-Leibler divergence of log-probabilities from a target."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.nn import _reduction
+
+from .._dispatch import losses
+from .._dispatch.broadcast import broadcast_shape, empty_output
+from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._operator.derivation.autocast import POLICIES, cast, dtype_for
+from .._operator.operator import operator
+from .._util import arguments
+from .._util.strides import restride
+
+LOG = (False, True)
+kl_div_fwd = Kernel("kl_div.cu", "kl_div_fwd<T, LOG>", T=FLOATING, LOG=LOG)
+kl_div_fwd_parts = Kernel("kl_div.cu", "kl_div_fwd_parts<T, LOG>", T=FLOATING, LOG=LOG)
+kl_div_fwd_sum = Kernel("kl_div.cu", "kl_div_fwd_sum<T>", T=FLOATING)
+kl_div_bwd = Kernel("kl_div.cu", "kl_div_bwd<T, LOG, TARGET>", T=FLOATING, LOG=LOG, TARGET=(False, True))
+
+BLOCK = 128
+TILE = {dtype: BLOCK * 16 // dtype.itemsize for dtype in FLOATING}  # elements of one block
+SUM_BLOCK, IN_FLIGHT = 256, 4  # of a sum: threads, and vectors of each input that one of them loads at once, kInFlight
+SUM_TILE = {dtype: SUM_BLOCK * IN_FLIGHT * 16 // dtype.itemsize for dtype in FLOATING}
+MAX_BLOCKS, LAST = 4224, 1024  # of a sum; a block of LAST threads then adds their parts
+REDUCTIONS = ("none", "mean", "sum", "batchmean")
+
+
+@operator("cupyops::kl_div", autocast="fp32_everywhere")
+def _kl_div(x: Tensor, target: Tensor, reduction: str, log_target: bool, batch: int) -> Tensor:
+    # as torch.kl_div, for which vmap has no rule; nor has autocast for what it is made of
+    dtype = dtype_for(POLICIES["fp32_everywhere"], x.device)
+    x, target = (x, target) if dtype is None else cast((x, target), dtype)
+    loss = target.exp() * (target - x) if log_target else torch.xlogy(target, target) - target * x
+    if reduction == "none":
+        return loss
+    if reduction == "mean":
+        return loss.mean()
+    return loss.sum() / batch if reduction == "batchmean" else loss.sum()
+
+
+@_kl_div.forward
+def _(x, target, reduction, log_target, batch):
+    x, target, like = _alike(x, target)
+    n, dtype = x.numel(), x.dtype
+    if reduction == "none":
+        kl_div_fwd[ceil_div(n, TILE[dtype]), BLOCK](x, target, like, n, T=dtype, LOG=log_target)
+        return like, ()
+    blocks = losses.blocks(n, SUM_TILE[dtype], MAX_BLOCKS, 1)
+    parts = torch.empty(MAX_BLOCKS, dtype=losses.accumulator(dtype), device=x.device)
+    y, divisor = torch.empty((), dtype=dtype, device=x.device), _divisor(reduction, n, batch)
+    kl_div_fwd_parts[blocks, SUM_BLOCK](x, target, parts, y, n, divisor, T=dtype, LOG=log_target)
+    if type(blocks) is not int or blocks > 1:
+        kl_div_fwd_sum.configure(1, LAST, overlap=True)(parts, y, blocks, divisor, T=dtype)
+    return y, ()
+
+
+@_kl_div.backward
+def _(saved, grad_y, x, target, reduction, log_target, batch, needs_grad):
+    x, target, like = _alike(x, target)
+    n, dtype = x.numel(), x.dtype
+    grad_x = like if needs_grad.x else None
+    grad_target = torch.empty_like(like) if needs_grad.target else None
+    grad_y = restride(grad_y, like.stride()) if reduction == "none" else grad_y
+    tensors = grad_y, x, target, grad_x, grad_target
+    divisor = 0 if reduction == "none" else _divisor(reduction, n, batch)
+    launch = kl_div_bwd[ceil_div(n, TILE[dtype]), BLOCK]
+    launch(*tensors, n, divisor, T=dtype, LOG=log_target, TARGET=needs_grad.target)
+    return grad_x, grad_target
+
+
+def _alike(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Both inputs laid out alike and dense, and an empty tensor that is laid out so."""
+    like = empty_output(x, target)
+    return restride(x, like.stride()), restride(target, like.stride()), like
+
+
+def _divisor(reduction: str, n: int, batch: int) -> int:
+    return n if reduction == "mean" else batch if reduction == "batchmean" else 1
+
+
+@_kl_div.interface
+def kl_div(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> Tensor:
+    """Kullback-Leibler divergence, target * (log(target) - input); as `torch.nn.functional.kl_div`.
+
+    Args:
+        input: log-probabilities, any shape; kernels serve fp16, bf16, fp32 and fp64.
+        target: probabilities, or with `log_target` their logarithms; broadcasts with `input`, and gets a gradient too.
+        size_average: deprecated, see `reduction`.
+        reduce: deprecated, see `reduction`.
+        reduction: "none", "sum", "batchmean" (the sum over the size of the first dimension of `input`), or "mean" over all
+            elements, with PyTorch's warning that this is not the divergence.
+        log_target: whether `target` is of logarithms.
+
+    Returns:
+        Tensor of shape () in the dtype of `input`; with "none" of the broadcast shape. A target of 0 adds nothing.
+
+    Raises:
+        InputError: an argument is no tensor or array of a floating-point dtype; the shapes do not broadcast;
+            `reduction` is unknown.
+
+    Example:
+        >>> p, q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.25, 0.75]])
+        >>> cupyops.kl_div(q.log(), p, reduction="batchmean")
+        tensor(0.1438)
+    """
+    if size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(size_average, reduce)
+    elif reduction == "mean":
+        _warn()
+    arguments.choice("reduction", reduction, REDUCTIONS)
+    arguments.floating("input", input)
+    arguments.floating("target", target)
+    arguments.same_device(input=input, target=target)
+    batch = input.shape[0] if reduction == "batchmean" and input.dim() else 1
+    # dim() first: tuples compare their sizes before their lengths, which would tie a symbolic size to another
+    if input.dim() != target.dim() or input.shape != target.shape:
+        shape = broadcast_shape(input=input, target=target)
+        input, target = input.expand(shape), target.expand(shape)
+    return _kl_div(input, target, reduction, bool(log_target), batch)
+
+
+def _warn() -> None:
+    """PyTorch's warning, which cannot be traced."""
+    if not is_dynamo_compiling():
+        warnings.warn(
+            'reduction="mean" divides by the number of elements, which is not the divergence; "batchmean" divides by the '
+            "size of the batch. PyTorch announces that a later release of its own does so for both",
+            stacklevel=4,
+        )

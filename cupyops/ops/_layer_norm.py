@@ -1,0 +1,119 @@
+"""layer_norm: normalise over the trailing dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .._dispatch import norms
+from .._operator.operator import operator
+from .._util import arguments
+
+_kernels = norms.kernels("layer_norm")
+
+
+@operator("cupyops::layer_norm", autocast="fp32")
+def _layer_norm(
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    if weight is None and bias is not None:
+        weight = torch.ones_like(bias)  # without it, PyTorch's double backward loses what depends on bias
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return _in_steps(x, normalized_shape, weight, bias, eps)
+    return torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
+
+
+def _in_steps(x, normalized_shape, weight, bias, eps):
+    """The same of elementary operations: PyTorch's forward mode over its backward of layer_norm is wrong in `weight`."""
+    wide = x.double() if x.dtype is torch.float64 else x.float()
+    dims = tuple(range(-len(normalized_shape), 0))
+    centred = wide - wide.mean(dims, keepdim=True)
+    y = centred * torch.rsqrt(centred.square().mean(dims, keepdim=True) + eps)
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+@_layer_norm.forward
+def _(x, normalized_shape, weight, bias, eps):
+    rows, size = norms.split(x, normalized_shape)
+    x, weight, bias = norms.contiguous(x, weight, bias)
+    y = torch.empty_like(x)
+    mean = x.new_empty(rows, dtype=norms.acc(x.dtype))
+    rstd = torch.empty_like(mean)
+    norms.forward(_kernels, (x,), (weight, bias, y, mean, rstd), rows, size, eps)
+    return y, (mean, rstd)
+
+
+@_layer_norm.backward
+def _(saved, grad_y, x, normalized_shape, weight, needs_grad):
+    rows, size = norms.split(x, normalized_shape)
+    grad_y, x, weight = norms.contiguous(grad_y, x, weight)
+    grad_x = torch.empty_like(x) if needs_grad.x else None
+    grad_weight = torch.empty_like(weight) if needs_grad.weight else None
+    grad_bias = x.new_empty(normalized_shape) if needs_grad.bias else None
+    parameters = grad_weight, grad_bias
+    norms.backward(_kernels, norms.Gradients((grad_y, x, weight), saved, grad_x, parameters), rows, size)
+    return grad_x, *parameters
+
+
+@_layer_norm.interface
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Layer normalisation over the trailing dimensions; as `torch.nn.functional.layer_norm` (arXiv:1607.06450).
+
+    Args:
+        input: shape `(*, *normalized_shape)`; fp16, bf16, fp32 or fp64.
+        normalized_shape: the trailing dimensions that are normalised together, at least one.
+        weight: factors of shape `normalized_shape`, or None for 1.
+        bias: summands of shape `normalized_shape`, or None for 0.
+        eps: added to the (biased) variance.
+
+    Returns:
+        Contiguous tensor of the shape and dtype of `input`.
+
+    Raises:
+        InputError: `input` is not a tensor of a floating-point dtype, its trailing dimensions are not `normalized_shape`,
+            or `weight` or `bias` is not of that shape and of the dtype and device of `input`.
+
+    Example:
+        >>> cupyops.layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), (3,))
+        tensor([[-1.2247,  0.0000,  1.2247]])
+    """
+    shape, eps = _checked(input, normalized_shape, weight, bias, eps)
+    return _layer_norm(input, shape, weight, bias, eps)
+
+
+@arguments.once
+def _checked(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[list[int], float]:
+    """`normalized_shape` and `eps`, when all arguments have been checked."""
+    norms.floating("input", input)
+    shape = norms.shape(normalized_shape, input)
+    eps = norms.number("eps", eps)
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        norms.parameter(name, parameter, shape, input)
+    _check_dtypes(input, weight, bias)
+    return shape, eps
+
+
+def _check_dtypes(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    """One dtype for all; or, as in PyTorch, what autocast will cast, and on a CPU float32 parameters for a half type."""
+    if input.device.type != "cpu" and arguments.autocast(input.device):
+        return
+    given = {name: p for name, p in (("weight", weight), ("bias", bias)) if p is not None}
+    if (
+        input.device.type == "cpu"
+        and input.dtype.itemsize == 2
+        and all(p.dtype == torch.float32 for p in given.values())
+    ):
+        return
+    arguments.same_dtype(input=input, **given)

@@ -1,0 +1,153 @@
+"""matmul: the product of matrices, batched and broadcast."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from .._dispatch import gemm
+from .._dispatch.gemm import Layout, Problem
+from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._operator.operator import operator
+from .._util import arguments
+from ..errors import InputError
+
+matmul_fwd = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=FLOATING, TILE=gemm.TILES)
+matmul_wide = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=gemm.HALF, TILE=(gemm.WIDE,))
+matmul_sum = Kernel("matmul.cu", "matmul_sum<T>", T=FLOATING)
+
+
+@operator("cupyops::matmul", autocast="lower")
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a (..., m, k) and b (..., k, n), with equal batch dimensions."""
+    return torch.matmul(a, b)
+
+
+@_matmul.forward
+def _(a, b):
+    y = a.new_empty((*a.shape[:-1], b.shape[-1]))
+    _multiply(a, b, y)
+    return y, ()
+
+
+@_matmul.backward
+def _(saved, grad_y, a, b, needs_grad):
+    grad_a = grad_b = None
+    if needs_grad.a:
+        grad_a = a.new_empty(a.shape)
+        _multiply(grad_y, b.mT, grad_a)
+    if needs_grad.b:
+        grad_b = b.new_empty(b.shape)
+        _multiply(a.mT, grad_y, grad_b)
+    return grad_a, grad_b
+
+
+@_matmul.unsupported
+def _(a, b):
+    (m, k), n, batches = a.shape[-2:], b.shape[-1], math.prod(a.shape[:-2])
+    return gemm.too_large(m, n, k, batches, tiles=batches * ceil_div(m, 32) * ceil_div(n, 32))
+
+
+@_matmul.interface
+def matmul(input: Tensor, other: Tensor) -> Tensor:
+    """Matrix product; as `torch.matmul`.
+
+    Args:
+        input: (..., m, k), or (k,); fp16, bf16, fp32 and fp64 by kernels (summed in fp32, fp64 in fp64), any other
+            dtype by PyTorch.
+        other: (..., k, n), or (k,), of the dtype of `input`. Batch dimensions broadcast, without a copy.
+
+    Returns:
+        Tensor (..., m, n), contiguous, without the dimension that a one-dimensional argument lacks.
+
+    Raises:
+        InputError: an argument is no tensor or has no dimension; k or the batch dimensions do not fit; dtypes or
+            devices differ.
+
+    Example:
+        >>> cupyops.matmul(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, -1.0]))
+        tensor([-1., -1.])
+    """
+    _check(input, other)
+    if input.dim() == other.dim() == 2:
+        return _matmul(input, other)
+    a = input.unsqueeze(0) if input.dim() == 1 else input
+    b = other.unsqueeze(1) if other.dim() == 1 else other
+    k = a.shape[-1]
+    if b.dim() == 2 and a.dim() > 2:  # one product of many rows
+        y = _matmul(a.reshape(math.prod(a.shape[:-1]), k), b).reshape(*a.shape[:-1], b.shape[1])
+    else:
+        batch = _broadcast(input, other)
+        y = _matmul(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
+    y = y.squeeze(-1) if other.dim() == 1 else y
+    return y.squeeze(-1 if other.dim() == 1 else -2) if input.dim() == 1 else y
+
+
+@arguments.once
+def _check(input: Tensor, other: Tensor) -> None:
+    arguments.tensor("input", input)
+    arguments.tensor("other", other)
+    arguments.same_device(input=input, other=other)
+    gemm.check_dtypes(input=input, other=other)
+    for name, value in (("input", input), ("other", other)):
+        if value.dim() < 1:
+            arguments.fail(name, value, "at least 1 dimension")
+    k = input.shape[-1]
+    if k != other.shape[-2 if other.dim() > 1 else 0]:
+        wanted = f"({k},)" if other.dim() == 1 else f"(..., {k}, n)"
+        found = f"other has shape {tuple(other.shape)}"
+        raise InputError(f"{found}, expected {wanted} to fit input of shape {tuple(input.shape)}")
+
+
+def _broadcast(input: Tensor, other: Tensor) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(input.shape[:-2], other.shape[:-2])
+    except RuntimeError:
+        raise InputError(
+            f"other has shape {tuple(other.shape)}, expected batch dimensions that broadcast with those of input, of "
+            f"shape {tuple(input.shape)}"
+        ) from None
+
+
+def _multiply(a: Tensor, b: Tensor, y: Tensor) -> None:
+    """y = a b, with a and b of any strides and y contiguous."""
+    if gemm.is_dry(y):
+        return
+    launch = _plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, a.device)
+    if launch is None:
+        a, b = a.contiguous(), b.contiguous()
+        launch = _plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, a.device)
+    if prepared := launch.prepare(a, b):
+        a, b = prepared
+        launch = _plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, a.device)
+    gemm.run(matmul_wide if launch.tile == gemm.WIDE else matmul_fwd, matmul_sum, launch, (a, b), (y,))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(shape_a, stride_a, shape_b, stride_b, dtype, device):
+    """The launch; None for batches that are broadcast in turns, such as (2, 1, 3) with (1, 4, 1)."""
+    batches = _merged(shape_a[:-2], stride_a[:-2], stride_b[:-2])
+    if len(batches) > 2:
+        return None
+    (outer, outer_a, outer_b), (inner, inner_a, inner_b) = [(1, 0, 0)] * (2 - len(batches)) + batches
+    (m, k), n = shape_a[-2:], shape_b[-1]
+    a = Layout(*stride_a[-2:], inner_a, outer_a)
+    b = Layout(*stride_b[:-3:-1], inner_b, outer_b)
+    y = Layout(n, 1, m * n, inner * m * n)
+    return gemm.plan(Problem(m, n, k, a, b, y, outer * inner, inner), dtype, device, wide=True)
+
+
+def _merged(sizes, strides_a, strides_b):
+    """(size, stride of a, stride of b) of each batch dimension; neighbours that one stride steps through made one."""
+    merged = []
+    for size, a, b in zip(sizes, strides_a, strides_b):
+        if size == 1:
+            continue
+        if merged and merged[-1][1:] == (size * a, size * b):
+            merged[-1] = (merged[-1][0] * size, a, b)
+        else:
+            merged.append((size, a, b))
+    return merged

@@ -1,0 +1,190 @@
+"""max_pool2d: the maximum of each window of each plane."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .._dispatch.window import (
+    BLOCK,
+    SHAPES,
+    aligned,
+    bwd_bands,
+    cells,
+    fwd_bands,
+    is_channels_last,
+    output_size,
+    planes,
+    steps,
+)
+from .._dispatch.window import window as arguments
+from .._kernel.kernel import FLOATING, Kernel
+from .._operator.operator import operator
+from .._util.strides import is_dry
+
+PLACES = (torch.uint8, torch.int64)  # i * kw + j, h * W + w
+DOMAIN: dict[str, Any] = dict(T=FLOATING, I=PLACES, K=(0, 2, 3), S=(0, 1, 2), where=lambda K, S, **_: (K, S) in SHAPES)
+VECTORS = (False, True)
+max_pool2d_fwd = Kernel("max_pool2d.cu", "max_pool2d_fwd<T, I, K, S>", **DOMAIN)
+max_pool2d_bwd = Kernel("max_pool2d.cu", "max_pool2d_bwd<T, I, K, S>", **DOMAIN)
+max_pool2d_fwd_last = Kernel("max_pool2d.cu", "max_pool2d_fwd_last<T, I, K, S, VECTORS>", VECTORS=VECTORS, **DOMAIN)
+max_pool2d_bwd_last = Kernel("max_pool2d.cu", "max_pool2d_bwd_last<T, I, K, S, VECTORS>", VECTORS=VECTORS, **DOMAIN)
+
+Window = tuple[list[int], ...]  # kernel, stride, padding, dilation
+MAX_WINDOW = 256  # of which a byte holds the place
+
+
+@operator("cupyops::max_pool2d")
+def _max_pool2d(
+    x: Tensor,
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+    size: list[int],  # of the planes of x, for a backward that does not keep x
+) -> Tensor:
+    return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+@_max_pool2d.forward
+def _(x, kernel_size, stride, padding, dilation, ceil_mode, size):
+    y, argmax = _forward(x, (kernel_size, stride, padding, dilation), ceil_mode, torch.uint8)
+    return y, (argmax,)
+
+
+@_max_pool2d.backward
+def _(saved, grad_y, kernel_size, stride, padding, dilation, size):
+    return _backward(grad_y, saved[0], (kernel_size, stride, padding, dilation), size)
+
+
+@_max_pool2d.reference_backward
+def _(saved, grad_y, kernel_size, stride, padding, dilation, size):
+    place = saved[0].long()
+    h = _starts(place, -2, stride, padding)[:, None] + place // kernel_size[1] * dilation[0]
+    w = _starts(place, -1, stride, padding) + place % kernel_size[1] * dilation[1]
+    inside = (h >= 0) & (h < size[0]) & (w >= 0) & (w < size[1])
+    # reshape and not flatten, which has no rule for the batched gradients of torch.autograd.grad(is_grads_batched=True)
+    planes, window = grad_y.shape[:-2], grad_y.shape[-2] * grad_y.shape[-1]
+    index = torch.where(inside, h * size[1] + w, 0).reshape(*planes, window)
+    grad = torch.where(inside, grad_y, 0).reshape(*planes, window)
+    grad_x = grad.new_zeros(*planes, size[0] * size[1]).scatter_add(-1, index, grad)
+    return grad_x.reshape(*planes, *size)
+
+
+@_max_pool2d.unsupported
+def _(x, kernel_size, stride, padding, dilation, ceil_mode, size):
+    return f"a window of more than {MAX_WINDOW} elements" if math.prod(kernel_size) > MAX_WINDOW else None
+
+
+@operator("cupyops::max_pool2d_with_indices")
+def _max_pool2d_with_indices(
+    x: Tensor, kernel_size: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil_mode: bool
+) -> tuple[Tensor, Tensor]:
+    return F.max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+@_max_pool2d_with_indices.forward
+def _(x, kernel_size, stride, padding, dilation, ceil_mode):
+    return _forward(x, (kernel_size, stride, padding, dilation), ceil_mode, torch.int64), ()
+
+
+@_max_pool2d_with_indices.backward
+def _(saved, grad_y, grad_indices, indices, x, kernel_size, stride, padding, dilation):
+    return _backward(grad_y, indices, (kernel_size, stride, padding, dilation), x.shape[-2:])
+
+
+@_max_pool2d.interface
+def max_pool2d(
+    input: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Maximum over windows of each plane; as `torch.nn.functional.max_pool2d`.
+
+    Args:
+        input: (N, C, H, W) or (C, H, W); kernels serve fp16, bf16, fp32 and fp64, contiguous and channels_last.
+        kernel_size: height and width of the window, or one number for both, as for the next three.
+        stride: from one window to the next; by default `kernel_size`.
+        padding: of -inf on every side, at most half of `kernel_size`.
+        dilation: from one element of a window to the next.
+        ceil_mode: keep a last window that only partly fits, if it begins inside the input or its left padding.
+        return_indices: return also the places of the maxima, int64, as h * W + w.
+
+    Returns:
+        Tensor of shape (N, C, OH, OW) or (C, OH, OW), channels_last where `input` is; with `return_indices`, a pair.
+        A window with a NaN gives NaN; the gradient of equal maxima goes to the first.
+
+    Raises:
+        InputError: `input` has another number of dimensions or no elements in one but the batch, a size is not positive,
+            `padding` exceeds half of `kernel_size`, or no window fits.
+
+    Example:
+        >>> cupyops.max_pool2d(torch.arange(16.0).view(1, 4, 4), 2)
+        tensor([[[ 5.,  7.],
+                 [13., 15.]]])
+    """
+    planes("input", input)
+    found = arguments(input.shape[-2:], kernel_size, stride, padding, dilation, ceil_mode)
+    if return_indices:
+        return _max_pool2d_with_indices(input, *found, bool(ceil_mode))
+    return _max_pool2d(input, *found, bool(ceil_mode), list(input.shape[-2:]))
+
+
+# --- launches ---
+
+
+def _forward(x: Tensor, window: Window, ceil_mode: bool, places: torch.dtype) -> tuple[Tensor, Tensor]:
+    layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+    x, size = x.contiguous(memory_format=layout), x.shape[-2:]
+    out = output_size(size, window, ceil_mode)
+    y = torch.empty((*x.shape[:-2], *out), dtype=x.dtype, device=x.device, memory_format=layout)
+    argmax = torch.empty_like(y, dtype=places)
+    if is_dry(y) or y.numel() == 0:
+        return y, argmax  # what would be launched depends on sizes that may be symbols
+    geometry = (*size, *out, *window[0], *window[1], *window[2], *window[3])
+    types, itemsize = dict(T=x.dtype, I=places), x.element_size()
+    if layout is torch.channels_last:
+        c = cells(*x.shape[:2], geometry, itemsize, aligned(x), False)
+        max_pool2d_fwd_last[c.grid, BLOCK](x, y, argmax, c.threads, x.shape[1], c.window, c.cells, **types, **c.shape)
+    else:
+        staged = tuple(size for size in (itemsize, places.itemsize) if size < 4)  # kStaged
+        b = fwd_bands(y.numel() // (out[0] * out[1]), geometry, itemsize, staged)
+        max_pool2d_fwd[b.grid, b.block, b.shared](x, y, argmax, b.window, b.bands, **types, **b.shape)
+    return y, argmax
+
+
+def _backward(grad_y: Tensor, argmax: Tensor, window: Window, size: Sequence[int]) -> Tensor:
+    layout = torch.channels_last if is_channels_last(argmax) else torch.contiguous_format
+    shape, out = (*grad_y.shape[:-2], *size), grad_y.shape[-2:]
+    grad_x = torch.empty(shape, dtype=grad_y.dtype, device=grad_y.device, memory_format=layout)
+    count = grad_x.numel()
+    if is_dry(grad_x) or count == 0:
+        return grad_x
+    geometry = (*size, *out, *window[0], *window[1], *window[2], *window[3])
+    types, itemsize = dict(T=grad_y.dtype, I=argmax.dtype), grad_y.element_size()
+    if layout is torch.channels_last:
+        c = cells(*shape[:2], geometry, itemsize, aligned(grad_y, argmax), True)
+        max_pool2d_bwd_last[c.grid, BLOCK](
+            grad_y, argmax, grad_x, c.threads, shape[1], c.window, c.cells, *steps(geometry), **types, **c.shape
+        )
+    else:
+        b = bwd_bands(count // (size[0] * size[1]), geometry, itemsize, argmax.element_size())
+        max_pool2d_bwd[b.grid, b.block, b.shared](
+            grad_y, argmax, grad_x, b.window, b.bands, *steps(geometry), **types, **b.shape
+        )
+    return grad_x
+
+
+def _starts(place: Tensor, dim: int, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
+    """Where the windows begin, along one dimension."""
+    return torch.arange(place.shape[dim], device=place.device) * stride[dim] - padding[dim]

@@ -1,0 +1,112 @@
+"""nll_loss: minus the input at the target class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .._dispatch import losses
+from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._operator.operator import operator
+from .._util import arguments
+
+nll_loss_fwd = Kernel("nll_loss.cu", "nll_loss_fwd<T>", T=FLOATING)
+nll_loss_fwd_sum = Kernel("nll_loss.cu", "nll_loss_fwd_sum<T>", T=FLOATING)
+nll_loss_bwd = Kernel("nll_loss.cu", "nll_loss_bwd<T>", T=FLOATING)
+nll_loss_bwd_rows = Kernel("nll_loss.cu", "nll_loss_bwd_rows<T>", T=FLOATING)
+
+BLOCK = 256
+MAX_BLOCKS = 1024  # of a sum over the batch; a block then adds their parts
+ZEROS = 2 * 16  # bytes of grad_x for a thread: kZeros vectors
+
+
+@operator("cupyops::nll_loss", autocast="fp32_everywhere")
+def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
+    # contiguous: on the CPU PyTorch has no gradient for a transposed (N, C, d1, d2)
+    return losses.reference(F.nll_loss, x.contiguous(), target, weight, reduction, ignore_index=ignore_index)
+
+
+@_nll_loss.forward
+def _(x, target, weight, ignore_index, reduction):
+    x, target, weight = losses.dense(x), target.contiguous(), losses.contiguous(weight)
+    positions, chosen = target.numel(), losses.REDUCTIONS[reduction]
+    y = torch.empty(target.shape if chosen == 0 else (), dtype=x.dtype, device=x.device)
+    parts, total_weight = losses.room_for_sums(x, chosen, MAX_BLOCKS)
+    blocks = losses.blocks(positions, BLOCK, MAX_BLOCKS, chosen)
+    sizes = positions, losses.classes(x), losses.inner(x), ignore_index, chosen
+    nll_loss_fwd[blocks, BLOCK](x, target, weight, y, parts, total_weight, *sizes, T=x.dtype)
+    if chosen:
+        several = ceil_div(blocks - 1, MAX_BLOCKS)  # 0 where one block has done it all
+        nll_loss_fwd_sum.configure(several, MAX_BLOCKS, overlap=True)(parts, y, total_weight, blocks, chosen, T=x.dtype)
+    return y, (total_weight,)
+
+
+@_nll_loss.backward
+def _(saved, grad_y, x, target, weight, ignore_index, reduction):
+    x, target, weight = losses.dense(x), target.contiguous(), losses.contiguous(weight)
+    given, chosen = (grad_y, target, weight, saved[0]), losses.REDUCTIONS[reduction]
+    positions, classes = target.numel(), losses.classes(x)
+    if losses.side_by_side(x):
+        grad_x = torch.empty_like(x)
+        blocks = ceil_div(grad_x.numel(), BLOCK * ZEROS // grad_x.itemsize)
+        nll_loss_bwd_rows[blocks, BLOCK](*given, grad_x, positions, classes, ignore_index, chosen, T=x.dtype)
+    else:
+        grad_x, sizes = torch.zeros_like(x), (positions, classes, losses.inner(x), ignore_index, chosen)
+        nll_loss_bwd[ceil_div(positions, BLOCK), BLOCK](*given, grad_x, *sizes, T=x.dtype)
+    return grad_x
+
+
+@_nll_loss.unsupported
+def _(x, target, weight, ignore_index, reduction):
+    return losses.no_classes(x)
+
+
+@_nll_loss.interface
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Negative log-likelihood, minus the input at the target class; as `torch.nn.functional.nll_loss`.
+
+    Args:
+        input: log-probabilities, (C), (N, C) or (N, C, d1, ...); kernels serve fp16, bf16, fp32 and fp64.
+        target: classes in [0, C), integers of shape (), (N) or (N, d1, ...).
+        weight: of each class, (C), of the dtype of `input`; it gets no gradient.
+        size_average: deprecated, see `reduction`.
+        ignore_index: a target of this value adds nothing to the loss, nor to its gradient.
+        reduce: deprecated, see `reduction`.
+        reduction: "none", "sum", or "mean" over the weights of the targets (NaN where there are none).
+
+    Returns:
+        Tensor of shape () in the dtype of `input`; with "none" of the shape of `target`.
+
+    Raises:
+        InputError: shapes do not match, `weight` has not C elements, `reduction` is unknown, `target` is not of integers
+            or, on the CPU, out of range. On a GPU a target out of range prints itself and stops the kernel.
+
+    Example:
+        >>> cupyops.nll_loss(torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([0, 1]))
+        tensor(2.5000)
+    """
+    reduction = losses.chosen_reduction(size_average, reduce, reduction)
+    _check(input, target, ignore_index)
+    if weight is not None:
+        losses.check_class_weight(input, weight)
+    if input.dim() == target.dim() == 1:  # (C) and (1)
+        target = target.squeeze(0)
+    return _nll_loss(input, target.long(), weight, ignore_index, reduction)
+
+
+@arguments.once
+def _check(input: Tensor, target: Tensor, ignore_index: int) -> None:
+    losses.check_input(input, target, ignore_index)
+    if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype is torch.bool:
+        arguments.fail("target", target, "a tensor of integers")
+    if input.dim() != 1 or tuple(target.shape) != (1,):
+        losses.check_target(input, target, losses.positions(input), "classes")

@@ -1,0 +1,80 @@
+"""silu: x * sigmoid(x)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._dispatch.in_place import change
+from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._operator.derivation.distributed import is_spread
+from .._operator.operator import operator
+from .._util import arguments
+from .._util.strides import alike
+
+silu_fwd = Kernel("silu.cu", "silu_fwd<T>", T=FLOATING)
+silu_bwd = Kernel("silu.cu", "silu_bwd<T>", T=FLOATING)
+
+BLOCK = 128
+VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements per thread
+
+
+@operator("cupyops::silu")
+def _silu(x: Tensor) -> Tensor:
+    return torch.nn.functional.silu(x)
+
+
+@_silu.forward
+def _(x):
+    y, x = alike(x)
+    n, dtype = y.numel(), y.dtype
+    silu_fwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](x, y, n, T=dtype)
+    return y, ()
+
+
+@_silu.backward
+def _(saved, grad_y, x):
+    grad_x, grad_y, x = alike(grad_y, x)
+    n, dtype = grad_x.numel(), grad_x.dtype
+    silu_bwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](grad_y, x, grad_x, n, T=dtype)
+    return grad_x
+
+
+@operator("cupyops::silu_", mutates=("x",))
+def _silu_(x: Tensor) -> Tensor:
+    return torch.nn.functional.silu(x, inplace=True)
+
+
+@_silu_.forward
+def _(x):
+    n, dtype = x.numel(), x.dtype
+    change(x, lambda x, y: silu_fwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](x, y, n, T=dtype))
+    return x, ()
+
+
+@_silu.interface
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    """Sigmoid linear unit (swish), x * sigmoid(x) elementwise; as `torch.nn.functional.silu`.
+
+    Args:
+        input: any shape, any floating-point or complex dtype; kernels serve fp16, bf16, fp32 and fp64.
+        inplace: write the result into `input` and return it. Where a gradient is wanted, a copy of `input` is kept.
+
+    Returns:
+        Tensor of the shape, dtype and strides of `input`. NaN stays NaN, and -inf gives NaN, as in PyTorch.
+
+    Raises:
+        InputError: `input` is neither a tensor nor an array, or of an integer dtype.
+
+    Example:
+        >>> cupyops.silu(torch.tensor([-1.0, 0.0, 2.0]))
+        tensor([-0.2689,  0.0000,  1.7616])
+    """
+    arguments.tensor("input", input)
+    if not (input.is_floating_point() or input.is_complex()):
+        arguments.fail("input", input, "a tensor of a floating-point or complex dtype")
+    if not inplace:
+        return _silu(input)
+    if torch.is_grad_enabled() and input.requires_grad:
+        return input.copy_(_silu(input.clone()))  # backward reads the input as it was: the copy is what autograd keeps
+    return input.copy_(_silu(input)) if is_spread(input) else _silu_(input)

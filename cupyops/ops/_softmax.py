@@ -1,0 +1,68 @@
+"""softmax: exp(x) / sum exp(x) over one dimension."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._dispatch import softmaxes
+from .._operator.operator import operator
+
+FORWARD = softmaxes.forms("softmax.cu", "softmax_fwd")
+BACKWARD = softmaxes.forms("softmax.cu", "softmax_bwd")
+
+
+@operator("cupyops::softmax", autocast="fp32")
+def _softmax(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    return torch.softmax(x, dim, dtype=dtype)
+
+
+@_softmax.unsupported
+def _(x, dim, dtype):
+    return softmaxes.why_not(x.dtype, dtype)
+
+
+@_softmax.forward
+def _(x, dim, dtype):
+    x = x.contiguous()
+    y = torch.empty_like(x, dtype=dtype)
+    widen = softmaxes.widens(x.dtype, y.dtype)
+    softmaxes.launch(FORWARD, dim, x, y, T=x.dtype, WIDEN=widen)
+    return y, (x.new_empty(0),) if widen else ()  # the dtype of the gradient, since x itself is not kept
+
+
+@_softmax.backward
+def _(saved, grad_y, y, dim):
+    grad_x = torch.empty_like(y, dtype=saved[0].dtype if saved else None)
+    softmaxes.launch(BACKWARD, dim, grad_y, y, grad_x, T=grad_x.dtype, WIDEN=bool(saved))
+    return grad_x
+
+
+@_softmax.reference_backward
+def _(saved, grad_y, y, dim):
+    grad_x = torch.ops.aten._softmax_backward_data(grad_y, y, dim, y.dtype)
+    return grad_x.to(saved[0].dtype) if saved else grad_x
+
+
+@_softmax.interface
+def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax, exp(x) / sum(exp(x)) over one dimension; as `torch.nn.functional.softmax`.
+
+    Args:
+        input: any shape; fp16, bf16, fp32 or fp64, or any real dtype if `dtype` is given.
+        dim: the dimension that sums to 1. Left out, it is 0 for 0, 1 and 3 dimensions, else 1, with PyTorch's warning.
+        dtype: a floating-point dtype that `input` is cast to first. From a half type to fp32, the kernel casts.
+
+    Returns:
+        Contiguous tensor of the shape of `input`, of `dtype` or the dtype of `input`. A row with NaN or +inf in it, or of
+        -inf alone, is NaN.
+
+    Raises:
+        InputError: `input` is not a tensor of a floating-point dtype (nor is `dtype` given), `dim` is not a dimension of
+            it, or `dtype` is not a floating-point dtype.
+
+    Example:
+        >>> cupyops.softmax(torch.tensor([1.0, 2.0, 3.0]), dim=0)
+        tensor([0.0900, 0.2447, 0.6652])
+    """
+    return _softmax(*softmaxes.checked_arguments("softmax", input, dim, dtype))

@@ -1,0 +1,163 @@
+"""`check`: every hazard tried on one call of an operator."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from .._util.progress import Bar
+from ..errors import InputError
+from .call import Call, Function
+from .case import Case
+from .hazard import Failure, Hazard, NotApplicable, hazards
+from .report import CALL_FAILS, FAIL, NOT_APPLICABLE, PASS, Report, Row
+from .reproduce import reproduction
+from .shrink import smallest
+from .subject import BACKENDS, Subject, available, placed, running, subject
+from .tolerance import Tolerance
+
+_FEW = 6  # names that a message lists
+
+
+def check(
+    op: Function,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    reference: Function | None = None,
+    tolerance: Tolerance | None = None,
+    only: str | Iterable[str] | None = None,
+    skip: str | Iterable[str] | None = None,
+    backends: str | Iterable[str] | None = None,
+    seed: int = 0,
+    shrink: bool = True,
+    progress: bool | None = None,
+) -> Report:
+    """Try on an operator, by one sample call, what has broken other kernel libraries.
+
+    Every hazard of `cupyops.testing.hazards()` makes its own variants of the call: strided, misaligned, empty, with NaN,
+    under `torch.compile`, on a side stream and so on, and compares with the reference, forward and backward. One fault
+    shows in one row: `accuracy` judges the call itself, every other row what it varies.
+
+    Args:
+        op: a `cupyops.operator`, the function around one, or any function of tensors, for which `reference` is needed.
+        args, kwargs: the sample call. Tensors that require a gradient get one. Small ones are tried fastest.
+        reference: the same function in plain PyTorch. By default the operator's own reference; a function that was
+            written by others, as torch.nn.functional's, tests more.
+        tolerance: how exact results must be; by default twice PyTorch's own error, plus a unit in the last place.
+        only, skip: names of hazards.
+        backends: of "reference" (tensors on the CPU, no kernel), "simulator" (the kernels, on the CPU) and "gpu"; by
+            default all that are here, or the GPU alone if the tensors are there.
+        seed: of all that is drawn at random.
+        shrink: look for the smallest call that fails.
+        progress: show a progress bar; by default if the standard error is a terminal.
+
+    Returns:
+        Report: print it; `.passed`, `.failures`, `.raise_if_failed()`, `.to_json()`, `.to_junit()`.
+
+    Raises:
+        InputError: a name that there is not, no reference, one that refuses the call, or no GPU where one is asked for.
+
+    Example:
+        >>> report = cupyops.testing.check(cupyops.silu, [torch.randn(3, 5, requires_grad=True)], only="accuracy")
+        >>> report.passed
+        True
+    """
+    of = subject(op, reference)
+    if isinstance(args, str) or not isinstance(args, Sequence):
+        raise InputError(f"args is {type(args).__name__}, expected a list of the arguments")
+    call = Call(*args, **(kwargs or {}))
+    tried = _chosen(only, skip)
+    where = _backends(backends, of, call)
+    report = Report(of.name, repr(call), seed)
+    with Bar(f"checking {of.name}", len(tried) * len(where), progress) as bar:
+        for backend in where:
+            case = _case(of, call, backend, tolerance or Tolerance(), seed)
+            for one in tried:
+                bar.update(len(report.rows), title=f"{of.name}: {one.name} ({backend})")
+                report.rows.append(_row(one, case, shrink))
+    return report
+
+
+def _case(of: Subject, call: Call, backend: str, tolerance: Tolerance, seed: int) -> Case:
+    """What the hazards are tried on. Raises `InputError` where there is nothing to compare with."""
+    case = Case(of, placed(call, backend), backend, tolerance, seed)
+    try:
+        case.theirs(case.call)
+    except NotApplicable as why:
+        raise InputError(f"{why}; the sample call must be one that it takes") from why.__cause__
+    return case
+
+
+def _row(one: Hazard, case: Case, shrink: bool) -> Row:
+    """One hazard tried on one case."""
+    start = time.perf_counter()
+    verdict, reason, kind = attempt(one, case)
+    seconds = time.perf_counter() - start
+    small = again = ""
+    if verdict == FAIL:
+        fails = lambda other: attempt(one, other)[::2] == (FAIL, kind)  # noqa: E731
+        call = smallest(case, fails) if shrink else case.call
+        if call is not case.call:
+            reason = attempt(one, case.with_call(call))[1] or reason  # what comes and goes may be gone by now
+        small, again = repr(call), reproduction(case.with_call(call), one.name, fails)
+    return Row(one.name, case.backend, verdict, reason, one.expectation, small, again, seconds)
+
+
+def attempt(one: Hazard, case: Case) -> tuple[str, str, type[BaseException] | None]:
+    """(verdict, reason, the kind of error) of one hazard on one case."""
+    if case.backend not in one.backends:
+        return NOT_APPLICABLE, f"concerns {' and '.join(one.backends)}", None
+    verdict, reason, kind = _attempt(one, case)
+    # after a Failure, which may be of what the call does to memory, no plain call is made to find that out
+    failing = vars(case).get("failing") if kind in (None, Failure) else case.failing
+    if verdict == FAIL and failing and one.name != "accuracy":
+        return NOT_APPLICABLE, f"{CALL_FAILS}: {failing}", None
+    case.note(one.attempt, verdict != FAIL)
+    return verdict, reason, kind
+
+
+def _attempt(one: Hazard, case: Case) -> tuple[str, str, type[BaseException] | None]:
+    try:
+        with running(case.backend):
+            one.attempt(case)
+    except NotApplicable as why:
+        return NOT_APPLICABLE, str(why), None
+    except Failure as failure:
+        return FAIL, str(failure), Failure
+    except Exception as error:  # whatever an operator raises is a finding
+        notes = "\n".join(getattr(error, "__notes__", []))
+        return FAIL, f"{type(error).__name__}: {error}\n{notes}".strip(), type(error)
+    return PASS, "", None
+
+
+# --- what is asked for ---
+
+
+def _chosen(only: str | Iterable[str] | None, skip: str | Iterable[str] | None) -> list[Hazard]:
+    known = hazards()
+    wanted, left_out = _names("only", only, known), _names("skip", skip, known)
+    return [one for name, one in known.items() if (only is None or name in wanted) and name not in left_out]
+
+
+def _backends(asked: str | Iterable[str] | None, of: Subject, call: Call) -> Sequence[str]:
+    if asked is None:
+        return available(of, call)
+    names = _names("backends", asked, BACKENDS)
+    if "gpu" in names and not torch.cuda.is_available():
+        raise InputError("backends is 'gpu', but there is no CUDA GPU here")
+    return names
+
+
+def _names(what: str, given: str | Iterable[str] | None, known: Iterable[str]) -> list[str]:
+    names = [] if given is None else [given] if isinstance(given, str) else list(given)
+    every = list(known)
+    if unknown := [name for name in names if name not in every]:
+        near = every if len(every) <= _FEW else difflib.get_close_matches(unknown[0], every, 3)
+        expected = ", ".join(near) or "cupyops.testing.hazards(), which docs/testing.md lists"
+        raise InputError(f"{what} is {unknown[0]!r}, expected some of {expected}")
+    return names
