@@ -10,7 +10,7 @@
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226), bf16: 32768x4096 3998 / 4002, 8192x16384
 // 4013 / 3959, 131072x1000 3933 / 3819, 32768x4095 3981 / 3637, 2048x50257 3231 / 2429, 1048576x64 3852 / 3873,
-// 1000003x17 3439 / 2496; fp32: 32768x4096 4036 / 4186. Lost: in backward of odd rows, elements that are of no whole pack.
+// 1000003x17 3439 / 2496; fp32: 32768x4096 4036 / 4186. Lost: in backward of odd rows, elements that are of no whole vector.
 #include "norm/shared_row.cuh"
 #include "norm/row_forward.cuh"
 #include "norm/row_backward.cuh"
@@ -20,12 +20,12 @@
 #include "norm/two_pass_backward.cuh"
 
 // Grid, block, shared memory, ownership, weight: see norm_rows(); weight may be null.
-template <typename T, int K, bool VECTORS>
+template <typename T, int K, bool ALIGNED>
 __global__ void __launch_bounds__(1024)
     add_rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight, T* summed,
                      T* __restrict__ y, acc_t<T>* __restrict__ rstd, long long rows, long long size, acc_t<T> eps,
                      int stages) {
-  norm_rows<false, 2, K, VECTORS>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps},
+  norm_rows<false, 2, K, ALIGNED>(Forward<T>{x, residual, weight, nullptr, summed, y, nullptr, rstd, rows, size, eps},
                                   stages);
 }
 
@@ -73,12 +73,12 @@ __global__ void __launch_bounds__(256)
 }
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x and weight_parts may be null.
-template <typename T, int K, bool VECTORS, bool PARAMETERS, bool LATE>
+template <typename T, int K, bool ALIGNED, bool PARAMETERS, bool LATE>
 __global__ void __launch_bounds__(kBackwardThreads, 1)
     add_rms_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ summed, const T* __restrict__ weight,
                      const T* __restrict__ grad_summed, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                      acc_t<T>* __restrict__ weight_parts, long long rows, long long size, int stages) {
-  norm_rows_bwd<false, PARAMETERS, 3, K, VECTORS, LATE>(
+  norm_rows_bwd<false, PARAMETERS, 3, K, ALIGNED, LATE>(
       Backward<T>{grad_y, summed, weight, grad_summed, nullptr, rstd, grad_x, weight_parts, nullptr, rows, size},
       stages);
 }

@@ -179,12 +179,12 @@ __global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad
 // --- channels last ---
 
 // Grid: any number of threads that is N * strips * OW * C / V or more. Each thread owns V channels of a strip of outputs,
-// side by side: 16 bytes of them with VECTORS, when C and the addresses allow it, else one.
-template <typename T, int K, int S, bool VECTORS>
+// side by side: 16 bytes of them with ALIGNED, when C and the addresses allow it, else one.
+template <typename T, int K, int S, bool ALIGNED>
 __global__ void __launch_bounds__(256)
     avg_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, long long threads, int C, Window geometry,
                         Cells cells, Averaging a) {
-  constexpr int V = VECTORS ? kVecWidth<T> : 1;
+  constexpr int V = ALIGNED ? kVecWidth<T> : 1;
   if (global_thread() >= threads) return;
   const Window p = geometry.known<K, S, false>();
   const Cell at(cells, global_thread(), V, p.OH);
@@ -199,11 +199,11 @@ __global__ void __launch_bounds__(256)
 }
 
 // Grid, threads: as above, of the tiles of grad_x.
-template <typename T, int K, int S, bool VECTORS>
+template <typename T, int K, int S, bool ALIGNED>
 __global__ void __launch_bounds__(256)
     avg_pool2d_bwd_last(const T* __restrict__ grad_y, T* __restrict__ grad_x, long long threads, int C, Window geometry,
                         Cells cells, Divisor sh, Divisor sw, Averaging a) {
-  constexpr int V = VECTORS ? kVecWidth<T> : 1;
+  constexpr int V = ALIGNED ? kVecWidth<T> : 1;
   if (global_thread() >= threads) return;
   const Window p = geometry.known<K, S, false>();
   const Cell at(cells, global_thread(), V, Tiles<K, S>(p).rows);
@@ -263,7 +263,7 @@ __global__ void avg_pool2d_bwd_whole(const T* __restrict__ grad_y, T* __restrict
                                      Divisor size, acc_t<T> d) {
   constexpr int V = kVecWidth<T>;
   const long long first = (blockIdx.x * (long long)kPacks * blockDim.x + threadIdx.x) * V;
-  T grad[kPacks][2];  // of the plane where the pack begins, and of the next
+  T grad[kPacks][2];  // of the plane where the vector begins, and of the next
   int left[kPacks];
 #pragma unroll
   for (int u = 0; u < kPacks; ++u) {
@@ -281,15 +281,15 @@ __global__ void avg_pool2d_bwd_whole(const T* __restrict__ grad_y, T* __restrict
     if (start >= elements) break;
     const T own = from_acc<T>(quotient<T>(to_acc(grad[u][0]), d)),
             next = from_acc<T>(quotient<T>(to_acc(grad[u][1]), d));
-    Vec<T, V> pack;
+    Vec<T, V> vector;
 #pragma unroll
-    for (int k = 0; k < V; ++k) pack.data[k] = k < left[u] ? own : next;
+    for (int k = 0; k < V; ++k) vector.data[k] = k < left[u] ? own : next;
     if (start + V <= elements) {
-      store_vec<T, V>(grad_x + start, pack);
+      store_vec<T, V>(grad_x + start, vector);
     } else {
 #pragma unroll
       for (int k = 0; k < V; ++k) {
-        if (start + k < elements) grad_x[start + k] = pack.data[k];
+        if (start + k < elements) grad_x[start + k] = vector.data[k];
       }
     }
   }

@@ -10,7 +10,7 @@
 // Here are the kernels of images, (n, c, s), read as runs.cuh has it; those of channels that lie side by side are in
 // batch_norm_columns.cu. A channel that the blocks of a cluster share is read once from memory, and again from shared
 // memory or the cache. Else a first pass leaves the moments, or the sums, of each block's part; the second combines
-// them, and goes from the end: what was read last is still in cache. WHOLE: every run of every tensor is whole packs.
+// them, and goes from the end: what was read last is still in cache. WHOLE: every run of every tensor is whole vectors.
 //
 // weight, bias, running_mean and running_var are of T, or with `wide` of float beside a half type.
 //
@@ -20,7 +20,7 @@
 // Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4226), of images: 64x256x56x56
 // training fp32 2902 / 2983, bf16 2244 / 2752; inference fp32 3992 / 3785, bf16 3666 / 3483; 64x3x224x223 bf16 1437 /
 // 1706; of columns, training bf16: 64x256x56x56 channels_last 2046 / 2208, 256x2048x7x7 1918 / 2153, 4096x1000 871 /
-// 1252, 4096x4095 1532 / 1773. Lost: half types are bound by the instructions for a pack of eight; the forms without
+// 1252, 4096x4095 1532 / 1773. Lost: half types are bound by the instructions for a vector of eight; the forms without
 // clusters read everything twice, of which the cache holds the end. Small planes held in clusters, of which backward
 // reads once, took as long.
 #include "batch_norm/nchw.cuh"
@@ -29,7 +29,7 @@ constexpr int kThreads = 256;
 constexpr int kClusterThreads = 512;
 
 // Training: y, mean, rstd and the running statistics, which may be null. Grid: channels x runs.parts, in clusters of
-// runs.parts. Block: a multiple of 32. Shared memory: for `room` packs, of 16 bytes.
+// runs.parts. Block: a multiple of 32. Shared memory: for `room` vectors, of 16 bytes.
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kClusterThreads, 2)
     batch_norm_fwd_cluster(const T* __restrict__ x, const void* __restrict__ weight, const void* __restrict__ bias,
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Training: grad_x, grad_weight and grad_bias, each of which may be null. Grid and block: as batch_norm_fwd_cluster, with
-// room in shared memory for so many packs of either tensor.
+// room in shared memory for so many vectors of either tensor.
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(kClusterThreads, 2)
     batch_norm_bwd_cluster(const T* __restrict__ grad_y, const T* __restrict__ x, const void* __restrict__ weight,
@@ -144,11 +144,11 @@ __global__ void __launch_bounds__(kThreads)
   Pair<A> sums = {};
   each_packs(
       part,
-      [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
-        add_products(sums, places, packs[0], packs[1], centre.about);
+      [&](const Place(&places)[U], const Vector<T>(&vectors)[2][U]) {
+        add_products(sums, places, vectors[0], vectors[1], centre.about);
 #pragma unroll
         for (int u = 0; u < U; ++u) {
-          if (grad_x) part.store(grad_x, places[u], [&](int e) { return packs[0][u][e] * scale; });
+          if (grad_x) part.store(grad_x, places[u], [&](int e) { return vectors[0][u][e] * scale; });
         }
       },
       Source<T>{grad_y}, Source<T>{x});

@@ -1,5 +1,5 @@
 // batch_norm.cu's equations for channels that lie side by side, (m, c), read as columns.cuh has it, and for small planes,
-// (n, c s), whose columns belong to channels by the `pixels`. Where k rows of columns are whole packs together and one is
+// (n, c s), whose columns belong to channels by the `pixels`. Where k rows of columns are whole vectors together and one is
 // not, they are read as one, (m / k, k c), of which k columns are of a channel.
 //
 // A tile of columns that the blocks of a cluster share is read once from memory, and again from the cache. Else a first

@@ -134,7 +134,7 @@ __global__ void cross_entropy_fwd_weight(const long long* __restrict__ target, c
 }
 
 // inner == 1, mode kClass: the loss, and the gradient for a grad_y of 1. Grid: any. Block: (threads of a row, rows), see
-// RowThreads; K packs in each thread hold a row. Each logit is read once. `counts` are the `counted` sums of
+// RowThreads; K vectors in each thread hold a row. Each logit is read once. `counts` are the `counted` sums of
 // cross_entropy_fwd_weight, for the mean alone.
 template <typename T, int K>
 __global__ void __launch_bounds__(1024)
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(1024)
   __shared__ typename Threads::Room room;
   Threads threads(room);
   const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp;
-  const bool vectors = vectors_fit<W>(classes, x, grad_x);
+  const bool vectors = all_aligned<W>(classes, x, grad_x);
   const A total = warp_reduce<Sum>(lane < counted ? counts[lane] : A(0));
   const A scale = reduction == kMean ? A(1) / total : A(1);
   LossSum<A> mine;
@@ -178,14 +178,14 @@ __global__ void __launch_bounds__(1024)
   end_loss(mine, reduction, parts, y, total_weight);
 }
 
-// The same for longer rows: grid, block, shared memory as of each_held(). For a mean of few rows `counted` is 0: each block
+// The same for longer rows: grid, block, shared memory as of each_persistent_row(). For a mean of few rows `counted` is 0: each block
 // counts them while the first is on its way.
 template <typename T, int THREADS>
 __global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
     cross_entropy_fwd_held(const T* __restrict__ x, const long long* __restrict__ target, const T* __restrict__ weight,
                            T* __restrict__ y, acc_t<T>* __restrict__ stats, acc_t<T>* __restrict__ parts,
                            acc_t<T>* __restrict__ total_weight, const acc_t<T>* __restrict__ counts,
-                           T* __restrict__ grad_x, long long rows, int classes, int packs, int counted,
+                           T* __restrict__ grad_x, long long rows, int classes, int vectors, int counted,
                            long long ignore_index, int reduction) {
   using A = acc_t<T>;
   const int lane = threadIdx.x % kWarp, blocks = cluster_blocks();
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
   bool scaled = reduction != kMean;
   LossSum<A> mine;
   held_losses<THREADS>(
-      x, target, grad_x, HeldRows{rows, classes, classes, packs, is_aligned16(x) && is_aligned16(grad_x)}, true,
+      x, target, grad_x, PersistentRows{rows, classes, classes, vectors, is_aligned16(x) && is_aligned16(grad_x)}, true,
       [&](long long row, long long given) -> Label<A> {
         const int t = class_of(given, row, classes, ignore_index);
         return {t, t < 0 ? A(0) : weight ? to_acc(weight[t]) : A(1)};
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
         scaled = true;
         return scale = A(1) / total;
       },
-      [&](long long row, const Label<A>& label, const OnlinePacks<T>& of, A picked) {
+      [&](long long row, const Label<A>& label, const OnlineVectors<T>& of, A picked) {
         RowSums<T> sums;
         sums.max = of.max;
         sums.sum = of.sum;

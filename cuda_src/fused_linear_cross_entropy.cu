@@ -35,7 +35,7 @@ template <typename T> struct RowGrad {
   }
 };
 
-// The options of the loss, alike in every kernel; linear_cross_entropy.py packs it.
+// The options of the loss, alike in every kernel; linear_cross_entropy.py vectors it.
 struct Options {
   long long ignore_index;
   double label_smoothing;
@@ -128,23 +128,24 @@ __global__ void __launch_bounds__(1024)
   if (gradients) read_row(row, row, 0, classes, threadIdx.x, blockDim.x, Replace<T>{grad, row, 0});
 }
 
-// The same of `rows` rows without label smoothing, whose logits are read once: grid, block, shared memory as of each_held().
+// The same of `rows` rows without label smoothing, whose logits are read once: grid, block, shared memory as of each_persistent_row().
 template <typename T, int THREADS>
 __global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
     linear_cross_entropy_held(T* logits, const long long* __restrict__ target,
                               const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
                               acc_t<T>* __restrict__ losses, acc_t<T>* __restrict__ stats, long long first,
-                              long long rows, long long positions, long long stride, int packs,
+                              long long rows, long long positions, long long stride, int vectors,
                               const __grid_constant__ Options options, int gradients) {
   using A = acc_t<T>;
   held_losses<THREADS>(
-      logits, target + first, logits, HeldRows{rows, options.classes, stride, packs, is_aligned16(logits)}, gradients,
+      logits, target + first, logits, PersistentRows{rows, options.classes, stride, vectors, is_aligned16(logits)},
+      gradients,
       [&](long long row, long long given) -> Label<A> {
         const int t = class_of(given, first + row, options.classes, options.ignore_index);
         return {t, t < 0 ? A(0) : class_weight ? class_weight[t] : A(1)};
       },
       [&](long long row) { return scale ? scale[(first + row) * options.scale_step] : A(1); },
-      [&](long long row, const Label<A>& label, const OnlinePacks<T>& sums, A picked) {
+      [&](long long row, const Label<A>& label, const OnlineVectors<T>& sums, A picked) {
         const long long position = first + row;
         const A log_sum = log(sums.sum);
         losses[position] = label.t < 0 ? A(0) : label.a * ((sums.max - picked) + log_sum);

@@ -7,7 +7,7 @@
 //
 // A group, channels of one image, is a row of neighbours. Where it fits a block, or the blocks of a cluster, it is read
 // once: into registers, or small planes into shared memory. The kernels of larger groups are in group_norm_wide.cu, those of
-// short groups whose planes are no whole packs of 16 bytes in group_norm_short.cu.
+// short groups whose planes are no whole vectors of 16 bytes in group_norm_short.cu.
 //
 // Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); of groups too large to hold, 3 and 5. About 8 flops
 // forward, 12 backward.
@@ -15,7 +15,7 @@
 // Reached on an H200 (GB/s of the least of these bytes, forward / backward; a copy: 4226), G32 bf16: 32x512x32x32 2815 /
 // 2751, 8x256x128x128 2731 / 2937, 32x512x31x33 2698 / 2400, 32x480x31x33 2531 / 2334, 64x256x4095 3197 / 3128. Lost: blocks
 // load, wait for each other and store in turn, of backward two on a multiprocessor (issue 52% of the cycles, DRAM 60%);
-// mixed packs look for their channel when they are loaded and stored, and the sums of channels read what stands apart again;
+// mixed vectors look for their channel when they are loaded and stored, and the sums of channels read what stands apart again;
 // of small tensors, the start of launches.
 #include "common/hw/cluster.cuh"
 #include "group_norm/persistent.cuh"
@@ -26,7 +26,7 @@ constexpr int kHeldThreads = 512;
 constexpr int kFinished = 8;  // channels of a block that adds up their parts
 constexpr int kMostFinishers = 128;
 
-// Grid: ceil(rows / blockDim.y), or a cluster for each row. Block: (threads of a row, rows): see rows.cuh; K packs in each
+// Grid: ceil(rows / blockDim.y), or a cluster for each row. Block: (threads of a row, rows): see rows.cuh; K vectors in each
 // thread hold a row, or a block's part of it; MIXED: see group_norm_held.cuh. mean and rstd are kept for backward, one of
 // each for a row. weight and bias may be null.
 template <typename T, int K, bool MIXED>
@@ -43,27 +43,27 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   __shared__ typename Threads::Room room;
   Threads threads(room);
   const Held<K, T, MIXED> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
-  Pack<T> packs[K];
+  Vector<T> vectors[K];
   T weights[K], biases[K];
-  held.load(x, packs);
+  held.load(x, vectors);
   const T *const of_weight = groups.of(held.row, weight), *const of_bias = groups.of(held.row, bias);
   held.load_of_channel(groups, of_weight, 1, weights);
   held.load_of_channel(groups, of_bias, 0, biases);
   const A apart = held.load_apart(x, groups);
   const bool lone = MIXED && threadIdx.x < 2 * W && held.apart(groups, threadIdx.x) >= 0;
-  A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; });  // what is not there is 0
+  A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return vectors[k][e]; });  // what is not there is 0
   if (lone) sum += apart;
   A count = A(lone);
 #pragma unroll
   for (int k = 0; k < K; ++k) count += held.any(k) ? A(W) : A(0);
   const Pair<A> of_warp = threads.template over_lanes<Sum>(Pair<A>{count, sum});
   Found<A> found = {of_warp.first, of_warp.first > A(0) ? of_warp.second / of_warp.first : A(0)};
-  fold(packs);
+  fold(vectors);
   Pair<A> centred = {};
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     held.tile.each_of(k, [&](int e) {
-      const A one = packs[k][e] - found.about;
+      const A one = vectors[k][e] - found.about;
       centred.first += one, centred.second += one * one;
     });
   }
@@ -74,14 +74,14 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
   found.centred = threads.template over_lanes<Sum>(centred);
   found = threads.over_warps(
       found, [&](const Found<A>&, const Found<A>* parts, int count) { return of_warps(parts, count, A(size)); });
-  fold(packs);
+  fold(vectors);
   if (!held.live) return;
   A r;
   const Mean<A> mu = statistics<kExact>(found.about, found.centred, A(size), eps, r);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const Affine<T> affine(mu, r, to_acc(weights[k]), to_acc(biases[k]));
-    held.store(y, k, groups, [&](int e) { return affine(packs[k][e]); });
+    held.store(y, k, groups, [&](int e) { return affine(vectors[k][e]); });
   }
   held.each_apart(groups, [&](int i, int c, bool first) {
     const long long at = held.row * size + i;
@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8   ? 3 - (s
 }
 
 // g and h of each plane, (rows, channels, blocks of a cluster, 2), and grad_x. Grid and block: as group_norm_fwd; `lanes`
-// threads, a power of two and no more than a row has, sum what packs hold of a channel. Shared memory: a pair for each
-// pack that a block holds. weight and grad_x may be null.
+// threads, a power of two and no more than a row has, sum what vectors hold of a channel. Shared memory: a pair for each
+// vector that a block holds. weight and grad_x may be null.
 template <typename T, int K, bool MIXED>
 __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     group_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
   Pair<A>* shared = reinterpret_cast<Pair<A>*>(bytes);
   const Held<K, T, MIXED> held(threads.group() * blockDim.y + threadIdx.y, rows, size, threads.part());
   const int channels = int(groups.channels), plane = int(groups.plane.divisor), count = K * blockDim.x;
-  Pack<T> grads[K], inputs[K];
+  Vector<T> grads[K], inputs[K];
   held.load(grad_y, grads);
   held.load(x, inputs);
   T weights[K];
@@ -146,9 +146,9 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     own = block_reduce<Sum>(own, shared);
     for (int c = threadIdx.x; c < channels; c += blockDim.x) keep(c, c == only ? own : Pair<A>{});
   } else {
-    Pair<A>* const packs = shared + threadIdx.y * count;
+    Pair<A>* const vectors = shared + threadIdx.y * count;
 #pragma unroll
-    for (int k = 0; k < K; ++k) packs[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
+    for (int k = 0; k < K; ++k) vectors[k * blockDim.x + threadIdx.x] = held.any(k) ? sum(k) : Pair<A>{};
     int lane = threadIdx.x % lanes;
     T rest_grad, rest_input;  // of the channel that comes next
     const auto stretch = [&](int c) {
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
     };
     if constexpr (MIXED) {
       fold(grads), fold(inputs);
-      asm volatile("" : "+r"(lane));  // what follows comes behind all of the packs: before them it is in their way
+      asm volatile("" : "+r"(lane));  // what follows comes behind all of the vectors: before them it is in their way
       load_rest(stretch(threadIdx.x / lanes), lane);
     }
     __syncthreads();
@@ -181,10 +181,10 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
           add(own, to_acc(rest_grad), to_acc(rest_input));
         }
         if (first + step < channels) load_rest(stretch(c + step), lane);
-        own = sum_of_lanes(own, packs, of.first, of.last, lane, lanes);
+        own = sum_of_lanes(own, vectors, of.first, of.last, lane, lanes);
       } else {
         const PacksOf<W> of{plane, int(held.start), count};
-        own = sum_of_lanes(own, packs, of.first(min(c, channels)), of.first(min(c, channels) + 1), lane, lanes);
+        own = sum_of_lanes(own, vectors, of.first(min(c, channels)), of.first(min(c, channels) + 1), lane, lanes);
       }
       if (lane == 0 && there) keep(c, own);
     }
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(K == 8 ? 256 : kHeldThreads, K == 8 ? 2 : 1)
 }
 
 // As group_norm_fwd; a block has `of_block` planes of a row, or all of blockDim.y rows. blockDim.x is a multiple of LANES.
-// Shared memory: for the packs of a block. Tensors begin at 16-byte boundaries.
+// Shared memory: for the vectors of a block. Tensors begin at 16-byte boundaries.
 template <typename T, int LANES>
 __global__ void __launch_bounds__(kHeldThreads, 3)
     group_norm_fwd_small(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3)
 }
 
 // g and h of each plane, (rows, channels, 2), and grad_x. Grid and block: as group_norm_fwd_small. Shared memory: for `most`
-// packs of each tensor. weight and grad_x may be null.
+// vectors of each tensor. weight and grad_x may be null.
 template <typename T, int LANES>
 __global__ void __launch_bounds__(kHeldThreads, 3)
     group_norm_bwd_small(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,

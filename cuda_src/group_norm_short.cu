@@ -1,10 +1,10 @@
-// group_norm.cu's equations for short groups whose planes are no whole packs of 16 bytes, as those of 7 x 7: straight from
-// memory into registers, in packs of 16 bytes, 8 or 4, that no two groups share. A part of a warp has a group, or up to four
+// group_norm.cu's equations for short groups whose planes are no whole vectors of 16 bytes, as those of 7 x 7: straight from
+// memory into registers, in vectors of 16 bytes, 8 or 4, that no two groups share. A part of a warp has a group, or up to four
 // warps have it, which wait for each other alone. The parameters' gradients are group_norm_bwd_parameters' work.
 //
 // Bytes: see group_norm.cu. Reached on an H200 (GB/s, forward / backward; a copy: 4226), bf16: 256x2048x7x7 G32 3373 / 2922,
 // 16384x64x7x7 G16 3391 / 3325, 1024x64x7x7 G16 1457 / 1165. Lost: there are few bytes to a thread, so that what is computed
-// for each pack, or for all, weighs as much (of packs of 8 bytes, instructions in 62% and 75% of the cycles), and blocks load
+// for each vector, or for all, weighs as much (of vectors of 8 bytes, instructions in 62% and 75% of the cycles), and blocks load
 // and compute in turn; of the smaller batch, the start of launches, three in backward.
 #include "group_norm/sub_warp.cuh"
 #include "common/hw/dependent_launch.cuh"
@@ -30,12 +30,12 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks<T, BYTES, K>)
     if (own.live && c < channels) of_weight = parameter(weights, c, 1), of_bias = parameter(biases, c, 0);
   };
   load_parameters(threadIdx.x);
-  Pack<T, BYTES> packs[K];
-  own.load(x, packs);
+  Vector<T, BYTES> vectors[K];
+  own.load(x, vectors);
   __shared__ A of_warps[1][kShortWarps], centred_of_warps[1 + kExact][kShortWarps];
-  A sum[] = {reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e]; })};
+  A sum[] = {reduce_elements<Sum, K, W>([&](int k, int e) { return vectors[k][e]; })};
   Row::sum(sum, of_warps);
-  if (BYTES == 16) fold(packs);
+  if (BYTES == 16) fold(vectors);
   const A about = average<T>(sum[0], size);
   A centred[1 + kExact] = {};  // squares, and what the mean's rounding leaves
 #pragma unroll
@@ -43,14 +43,14 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks<T, BYTES, K>)
     Pair<A> of_pack = {};
 #pragma unroll
     for (int e = 0; e < W; ++e) {
-      const A one = packs[k][e] - about;
+      const A one = vectors[k][e] - about;
       of_pack.first += one * one, of_pack.second += one;
     }
     centred[0] += own.any(k) ? of_pack.first : A(0);
     if (kExact) centred[kExact] += own.any(k) ? of_pack.second : A(0);
   }
   Row::sum(centred, centred_of_warps);
-  if (BYTES == 16) fold(packs);
+  if (BYTES == 16) fold(vectors);
   Mean<A> mu = {about, A(0)};
   A r;
   // of half types that differ little a short sum is exact; where they differ more, its rounding is nothing to that
@@ -64,13 +64,13 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks<T, BYTES, K>)
   if (threadIdx.x == 0 && own.live) mean[own.row] = mu, rstd[own.row] = r;
   Row::wait();
   own.store(y, groups, kept, [&](int k, const KeptAffine<T>& affine) {
-    return [&packs, k, affine](int e) { return affine(packs[k][e]); };
+    return [&vectors, k, affine](int e) { return affine(vectors[k][e]); };
   });
 }
 
 // g and h of each plane, (rows, channels, 2), and grad_x. Grid and block: as group_norm_fwd_short; `lanes` threads, a power
-// of two and no more than a row has, sum what packs hold of a channel. Shared memory: for each of the block's rows a pair for
-// each pack that its threads hold, and three for each channel and for one behind. weight and grad_x may be null.
+// of two and no more than a row has, sum what vectors hold of a channel. Shared memory: for each of the block's rows a pair for
+// each vector that its threads hold, and three for each channel and for one behind. weight and grad_x may be null.
 template <typename T, int BYTES, int THREADS, int K>
 __global__ void __launch_bounds__(kShortThreads, kShortBlocksBwd<BYTES, K>)
     group_norm_bwd_short(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocksBwd<BYTES, K>)
   let_next_grid_begin();
   using A = acc_t<T>;
   using Row = Short<T, BYTES, THREADS, K>;
-  using One = Pack<T, BYTES>;
+  using One = Vector<T, BYTES>;
   constexpr int W = Row::W, kCount = K * THREADS;
   extern __shared__ __align__(16) unsigned char bytes[];
   const Row own(rows, size);
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocksBwd<BYTES, K>)
   One grads[K], inputs[K];
   own.load(grad_y, grads);
   own.load(x, inputs);
-  Pair<A>* const packs = reinterpret_cast<Pair<A>*>(bytes) + threadIdx.y * (kCount + 3 * (channels + 1));
-  Pair<A>*const fronts = packs + kCount, *const rests = fronts + channels + 1;
+  Pair<A>* const vectors = reinterpret_cast<Pair<A>*>(bytes) + threadIdx.y * (kCount + 3 * (channels + 1));
+  Pair<A>*const fronts = vectors + kCount, *const rests = fronts + channels + 1;
   A* const weights = reinterpret_cast<A*>(rests + channels + 1);
   const T* const of_group = own.of_group(weight, groups, images);
   const Mean<A> mu = own.live ? mean[own.row] : Mean<A>{};
@@ -99,9 +99,9 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocksBwd<BYTES, K>)
   const auto add = [&](Pair<A>& to, A grad, A value) { to.first += grad, to.second += grad * (value - centre.about); };
   for (int c = threadIdx.x; c <= channels; c += THREADS) {
     weights[c] = own.live && c < channels ? parameter(of_group, c, 1) : A(0);
-    const int border = start(c) % W;  // none where a pack is one element, nor at the row's ends
+    const int border = start(c) % W;  // none where a vector is one element, nor at the row's ends
     Pair<A> front = {}, rest = {};
-    if (border > 0 && own.live) {  // a pack of two channels: loaded twice, since what finds them among all costs more
+    if (border > 0 && own.live) {  // a vector of two channels: loaded twice, since what finds them among all costs more
       const long long at = own.row * (long long)size + (start(c) - border);
       const One grad = load_aligned<T, BYTES>(grad_y + at), input = load_aligned<T, BYTES>(x + at);
 #pragma unroll
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocksBwd<BYTES, K>)
     Pair<A> sum = {};
 #pragma unroll
     for (int e = 0; e < W; ++e) add(sum, grads[k][e], inputs[k][e]);
-    packs[k * THREADS + threadIdx.x] = own.any(k) ? sum : Pair<A>{};
+    vectors[k * THREADS + threadIdx.x] = own.any(k) ? sum : Pair<A>{};
   }
   Row::wait();
   Pair<A> total = {};
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocksBwd<BYTES, K>)
     const int end = c < channels ? start(c + 1) / W : 0;
     Pair<A> sum = {};
 #pragma unroll 4
-    for (int i = (start(c) + W - 1) / W + lane; i < end; i += lanes) sum = sum + packs[i];
+    for (int i = (start(c) + W - 1) / W + lane; i < end; i += lanes) sum = sum + vectors[i];
     for (int offset = lanes / 2; offset > 0; offset /= 2) sum = sum + shuffle_xor(sum, offset);
     if (lane > 0 || c >= channels || !own.live) continue;
     sum = sum + rests[c] + fronts[c + 1];

@@ -8,7 +8,7 @@
 
 constexpr int kThreads = 256;
 
-// The packs of a result at these places: of(place, u) is number u.
+// The vectors of a result at these places: of(place, u) is number u.
 template <typename T, int U, typename F>
 __device__ __forceinline__ void put_packs(const Part<T>& part, T* to, const Place (&places)[U], F of) {
 #pragma unroll
@@ -49,9 +49,9 @@ __global__ void __launch_bounds__(kThreads)
   const P part(runs, row, number, y);
   each_packs<true>(
       part,
-      [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[1][P::kAtOnce]) {
+      [&](const Place(&places)[P::kAtOnce], const Vector<T>(&vectors)[1][P::kAtOnce]) {
         put_packs(part, y, places, [&](const InGroup& place, int u) {
-          return normalised(place, groups, packs[0][u], weights, biases, mu, r);
+          return normalised(place, groups, vectors[0][u], weights, biases, mu, r);
         });
       },
       Source<T>{x});
@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(kThreads)
   const P part(runs, row, runs.part(block), grad_x);
   each_packs<true>(
       part,
-      [&](const Place(&places)[P::kAtOnce], const Pack<T>(&packs)[2][P::kAtOnce]) {
+      [&](const Place(&places)[P::kAtOnce], const Vector<T>(&vectors)[2][P::kAtOnce]) {
         put_packs(part, grad_x, places, [&](const InGroup& place, int u) {
-          return gradient(place, groups, packs[0][u], packs[1][u], weights, mu.first, r, c);
+          return gradient(place, groups, vectors[0][u], vectors[1][u], weights, mu.first, r, c);
         });
       },
       Source<T>{grad_y}, Source<T>{x});

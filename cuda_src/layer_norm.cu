@@ -23,16 +23,16 @@
 
 // Of layer_norm_fwd, at most; and blocks of a multiprocessor, at least. Half types are bound by latency: fewer registers,
 // more blocks, as far as they do without memory.
-template <typename T, bool VECTORS> constexpr int kThreads = sizeof(T) == 2 ? (VECTORS ? 512 : 640) : 1024;
-template <typename T, bool VECTORS> constexpr int kBlocks = sizeof(T) == 2 ? (VECTORS ? 3 : 2) : 1;
+template <typename T, bool ALIGNED> constexpr int kThreads = sizeof(T) == 2 ? (ALIGNED ? 512 : 640) : 1024;
+template <typename T, bool ALIGNED> constexpr int kBlocks = sizeof(T) == 2 ? (ALIGNED ? 3 : 2) : 1;
 
 // Grid, block, shared memory, ownership, parameters: see norm_rows(); weight and bias may be null.
-template <typename T, int K, bool VECTORS>
-__global__ void __launch_bounds__(kThreads<T, VECTORS>, kBlocks<T, VECTORS>)
+template <typename T, int K, bool ALIGNED>
+__global__ void __launch_bounds__(kThreads<T, ALIGNED>, kBlocks<T, ALIGNED>)
     layer_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
                    acc_t<T>* __restrict__ mean, acc_t<T>* __restrict__ rstd, long long rows, long long size,
                    acc_t<T> eps, int stages) {
-  norm_rows<true, 1, K, VECTORS>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps}, stages);
+  norm_rows<true, 1, K, ALIGNED>(Forward<T>{x, nullptr, weight, bias, nullptr, y, mean, rstd, rows, size, eps}, stages);
 }
 
 // Grid, block, ownership: see norm_short(). weight and bias may be null.
@@ -81,13 +81,13 @@ __global__ void __launch_bounds__(256)
 }
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x, weight_parts and bias_parts may be null.
-template <typename T, int K, bool VECTORS, bool PARAMETERS, bool LATE>
+template <typename T, int K, bool ALIGNED, bool PARAMETERS, bool LATE>
 __global__ void __launch_bounds__(kBackwardThreads, 1)
     layer_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                    const acc_t<T>* __restrict__ mean, const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x,
                    acc_t<T>* __restrict__ weight_parts, acc_t<T>* __restrict__ bias_parts, long long rows,
                    long long size, int stages) {
-  norm_rows_bwd<true, PARAMETERS, 2, K, VECTORS, LATE>(
+  norm_rows_bwd<true, PARAMETERS, 2, K, ALIGNED, LATE>(
       Backward<T>{grad_y, x, weight, nullptr, mean, rstd, grad_x, weight_parts, bias_parts, rows, size}, stages);
 }
 

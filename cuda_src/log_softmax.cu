@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kSmallRows, kSmallBlocks<T, WIDEN>)
 template <typename T, bool WIDEN, int THREADS>
 __global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
     log_softmax_fwd_held(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size,
-                         int packs) {
-  softmax_held<LogSoftmax, THREADS>(x, y, rows, size, packs);
+                         int vectors) {
+  softmax_held<LogSoftmax, THREADS>(x, y, rows, size, vectors);
 }
 
 // Grid, block, ownership: see softmax_wide().
@@ -42,12 +42,12 @@ __global__ void __launch_bounds__(kWideThreads)
   softmax_wide<LogSoftmax, 4>(x, y, rows, size);
 }
 
-// Grid, block, ownership: see softmax_columns(). VECTORS: a thread owns as many columns as make 16 bytes of x.
-template <typename T, bool WIDEN, bool VECTORS>
+// Grid, block, ownership: see softmax_columns(). ALIGNED: a thread owns as many columns as make 16 bytes of x.
+template <typename T, bool WIDEN, bool ALIGNED>
 __global__ void __launch_bounds__(kColumnThreads)
     log_softmax_fwd_columns(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long outer, long long size,
                             long long inner) {
-  softmax_columns<LogSoftmax, VECTORS ? kVecWidth<T> : 1>(x, y, outer, size, inner);
+  softmax_columns<LogSoftmax, ALIGNED ? kVecWidth<T> : 1>(x, y, outer, size, inner);
 }
 
 // Grid, block, ownership: see softmax_rows_bwd().
@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(kSmallRows, kSmallBlocksBwd<out_t<T, WIDEN>>)
 template <typename T, bool WIDEN, int THREADS>
 __global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
     log_softmax_bwd_held(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
-                         T* __restrict__ grad_x, long long rows, long long size, int packs) {
-  softmax_held_bwd<LogSoftmax, THREADS>(grad_y, y, grad_x, rows, size, packs);
+                         T* __restrict__ grad_x, long long rows, long long size, int vectors) {
+  softmax_held_bwd<LogSoftmax, THREADS>(grad_y, y, grad_x, rows, size, vectors);
 }
 
 // Grid, block, ownership: see softmax_wide_bwd().
@@ -83,9 +83,9 @@ __global__ void __launch_bounds__(kWideThreads)
 }
 
 // Grid, block, ownership: see softmax_columns_bwd().
-template <typename T, bool WIDEN, bool VECTORS>
+template <typename T, bool WIDEN, bool ALIGNED>
 __global__ void __launch_bounds__(kColumnThreads)
     log_softmax_bwd_columns(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
                             T* __restrict__ grad_x, long long outer, long long size, long long inner) {
-  softmax_columns_bwd<LogSoftmax, VECTORS ? kVecWidth<T> : 1>(grad_y, y, grad_x, outer, size, inner);
+  softmax_columns_bwd<LogSoftmax, ALIGNED ? kVecWidth<T> : 1>(grad_y, y, grad_x, outer, size, inner);
 }

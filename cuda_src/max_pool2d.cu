@@ -214,12 +214,12 @@ __global__ void __launch_bounds__(256)
 template <typename I, int V> constexpr int kPlaces = V * sizeof(I) > 16 ? 16 / sizeof(I) : V;
 
 // Grid: any number of threads that is N * strips * OW * C / V or more. Each thread owns V channels of a strip of outputs,
-// side by side: 16 bytes of them with VECTORS, when C and the addresses allow it, else one.
-template <typename T, typename I, int K, int S, bool VECTORS>
+// side by side: 16 bytes of them with ALIGNED, when C and the addresses allow it, else one.
+template <typename T, typename I, int K, int S, bool ALIGNED>
 __global__ void __launch_bounds__(256)
     max_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, long long threads, int C,
                         Window geometry, Cells cells) {
-  constexpr int V = VECTORS ? kVecWidth<T> : 1, P = kPlaces<I, V>;
+  constexpr int V = ALIGNED ? kVecWidth<T> : 1, P = kPlaces<I, V>;
   if (global_thread() >= threads) return;
   const Window p = geometry.known<K, S, true>();
   const Cell at(cells, global_thread(), V, p.OH);
@@ -243,11 +243,11 @@ __global__ void __launch_bounds__(256)
 }
 
 // Grid, threads: as above, of the tiles of grad_x.
-template <typename T, typename I, int K, int S, bool VECTORS>
+template <typename T, typename I, int K, int S, bool ALIGNED>
 __global__ void __launch_bounds__(256)
     max_pool2d_bwd_last(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x,
                         long long threads, int C, Window geometry, Cells cells, Divisor sh, Divisor sw) {
-  constexpr int V = VECTORS ? kVecWidth<T> : 1, P = kPlaces<I, V>;
+  constexpr int V = ALIGNED ? kVecWidth<T> : 1, P = kPlaces<I, V>;
   if (global_thread() >= threads) return;
   const Window p = geometry.known<K, S, true>();
   const Cell at(cells, global_thread(), V, Tiles<K, S>(p).rows);

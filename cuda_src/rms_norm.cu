@@ -12,7 +12,7 @@
 // 1000003x17 2735 / 2174; fp32: 32768x4096 4034 / 4124. Lost: the barriers of wide rows, of which a block holds one at a
 // time; in backward, when the statistics of the next row are asked for: before the wait for this one 8192x16384 comes to
 // 3617, after it 32768x4096 to 3784 (LATE takes the better); of odd rows when the lone elements of the next are: behind its
-// packs 32768x4095 comes to 3604, but 2048x50257 to 1850.
+// vectors 32768x4095 comes to 3604, but 2048x50257 to 1850.
 #include "norm/shared_row.cuh"
 #include "norm/row_forward.cuh"
 #include "norm/row_backward.cuh"
@@ -22,11 +22,11 @@
 #include "norm/two_pass_backward.cuh"
 
 // Grid, block, shared memory, ownership, weight: see norm_rows(); weight may be null.
-template <typename T, int K, bool VECTORS>
+template <typename T, int K, bool ALIGNED>
 __global__ void __launch_bounds__(1024)
     rms_norm_fwd(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ rstd,
                  long long rows, long long size, acc_t<T> eps, int stages) {
-  norm_rows<false, 1, K, VECTORS>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps},
+  norm_rows<false, 1, K, ALIGNED>(Forward<T>{x, nullptr, weight, nullptr, nullptr, y, nullptr, rstd, rows, size, eps},
                                   stages);
 }
 
@@ -70,12 +70,12 @@ __global__ void __launch_bounds__(256)
 }
 
 // Grid, block, shared memory, ownership: see norm_rows_bwd(). weight, grad_x and weight_parts may be null.
-template <typename T, int K, bool VECTORS, bool PARAMETERS, bool LATE>
+template <typename T, int K, bool ALIGNED, bool PARAMETERS, bool LATE>
 __global__ void __launch_bounds__(kBackwardThreads, 1)
     rms_norm_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ weight,
                  const acc_t<T>* __restrict__ rstd, T* __restrict__ grad_x, acc_t<T>* __restrict__ weight_parts,
                  long long rows, long long size, int stages) {
-  norm_rows_bwd<false, PARAMETERS, 2, K, VECTORS, LATE>(
+  norm_rows_bwd<false, PARAMETERS, 2, K, ALIGNED, LATE>(
       Backward<T>{grad_y, x, weight, nullptr, nullptr, rstd, grad_x, weight_parts, nullptr, rows, size}, stages);
 }
 

@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(kSmallRows, kSmallBlocks<T, WIDEN>)
 template <typename T, bool WIDEN, int THREADS>
 __global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
     softmax_fwd_held(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long rows, long long size,
-                     int packs) {
-  softmax_held<Softmax, THREADS>(x, y, rows, size, packs);
+                     int vectors) {
+  softmax_held<Softmax, THREADS>(x, y, rows, size, vectors);
 }
 
 // Grid, block, ownership: see softmax_wide().
@@ -41,12 +41,12 @@ __global__ void __launch_bounds__(kWideThreads)
   softmax_wide<Softmax, 4>(x, y, rows, size);
 }
 
-// Grid, block, ownership: see softmax_columns(). VECTORS: a thread owns as many columns as make 16 bytes of x.
-template <typename T, bool WIDEN, bool VECTORS>
+// Grid, block, ownership: see softmax_columns(). ALIGNED: a thread owns as many columns as make 16 bytes of x.
+template <typename T, bool WIDEN, bool ALIGNED>
 __global__ void __launch_bounds__(kColumnThreads)
     softmax_fwd_columns(const T* __restrict__ x, out_t<T, WIDEN>* __restrict__ y, long long outer, long long size,
                         long long inner) {
-  softmax_columns<Softmax, VECTORS ? kVecWidth<T> : 1>(x, y, outer, size, inner);
+  softmax_columns<Softmax, ALIGNED ? kVecWidth<T> : 1>(x, y, outer, size, inner);
 }
 
 // Grid, block, ownership: see softmax_rows_bwd().
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(kSmallRows, kSmallBlocksBwd<out_t<T, WIDEN>>)
 template <typename T, bool WIDEN, int THREADS>
 __global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
     softmax_bwd_held(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
-                     T* __restrict__ grad_x, long long rows, long long size, int packs) {
-  softmax_held_bwd<Softmax, THREADS>(grad_y, y, grad_x, rows, size, packs);
+                     T* __restrict__ grad_x, long long rows, long long size, int vectors) {
+  softmax_held_bwd<Softmax, THREADS>(grad_y, y, grad_x, rows, size, vectors);
 }
 
 // Grid, block, ownership: see softmax_wide_bwd().
@@ -82,9 +82,9 @@ __global__ void __launch_bounds__(kWideThreads)
 }
 
 // Grid, block, ownership: see softmax_columns_bwd().
-template <typename T, bool WIDEN, bool VECTORS>
+template <typename T, bool WIDEN, bool ALIGNED>
 __global__ void __launch_bounds__(kColumnThreads)
     softmax_bwd_columns(const out_t<T, WIDEN>* __restrict__ grad_y, const out_t<T, WIDEN>* __restrict__ y,
                         T* __restrict__ grad_x, long long outer, long long size, long long inner) {
-  softmax_columns_bwd<Softmax, VECTORS ? kVecWidth<T> : 1>(grad_y, y, grad_x, outer, size, inner);
+  softmax_columns_bwd<Softmax, ALIGNED ? kVecWidth<T> : 1>(grad_y, y, grad_x, outer, size, inner);
 }

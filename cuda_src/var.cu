@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kWholeThreads, 3)
 #pragma unroll
   for (int k = 0; k < kWholePacks; ++k) {
     held.tile.each_of(k, [&](int e) {
-      const T apart = held.packs[k][e] - about;
+      const T apart = held.vectors[k][e] - about;
       sums[e].first += apart, sums[e].second += apart * apart;
     });
   }
@@ -276,9 +276,9 @@ __global__ void var_bwd_rows(const T* __restrict__ x, const T* __restrict__ grad
 // Grid, block: see spread_short().
 template <typename T>
 __global__ void var_bwd_short(const T* __restrict__ x, const T* __restrict__ grad_y, const acc_t<T>* __restrict__ mean,
-                              acc_t<T> slope, T* __restrict__ grad_x, long long rows, int size, bool vectors,
+                              acc_t<T> slope, T* __restrict__ grad_x, long long rows, int size, bool aligned,
                               const __grid_constant__ Divisor by_size) {
-  spread_short(x, grad_x, rows, size, vectors, by_size, VarShares<T>{grad_y, mean, slope});
+  spread_short(x, grad_x, rows, size, aligned, by_size, VarShares<T>{grad_y, mean, slope});
 }
 
 // Grid, block: see spread_columns().

@@ -3,15 +3,15 @@
 //     blockDim.x   threads along the columns, W neighbours each; blockIdx.x is the tile of columns
 //     blockDim.y   rows at a time; blockIdx.y is the part of the rows, of gridDim.y
 //
-// WHOLE: all rows of all tensors are whole packs, of which a thread has one in each of its rows. Else it has one element:
-// neighbouring threads together still read neighbouring bytes, and packs that begin elsewhere in each row would cost the
+// WHOLE: all rows of all tensors are whole vectors, of which a thread has one in each of its rows. Else it has one element:
+// neighbouring threads together still read neighbouring bytes, and vectors that begin elsewhere in each row would cost the
 // more instructions.
 #pragma once
 
 #include "common/reduce/strided.cuh"
 
 constexpr int kColumnThreads = 256;
-constexpr int kRowsAtOnce = 8;  // under way in a thread: packs of all tensors together, or elements of each
+constexpr int kRowsAtOnce = 8;  // under way in a thread: vectors of all tensors together, or elements of each
 
 // Blocks that find room on a multiprocessor: COLUMN_BLOCKS of segments.py.
 template <typename T, bool WHOLE> constexpr int kColumnBlocks = WHOLE ? 3 : sizeof(T) == 8 ? 4 : 5;
@@ -38,9 +38,9 @@ template <typename T, bool WHOLE> struct Piece {
 };
 
 template <typename T> struct Piece<T, true> {
-  Pack<T> pack;
+  Vector<T> vector;
 
-  __device__ __forceinline__ acc_t<T> operator[](int e) const { return pack[e]; }
+  __device__ __forceinline__ acc_t<T> operator[](int e) const { return vector[e]; }
   static __device__ __forceinline__ Piece load(const T* from) { return {load_aligned(from)}; }
   static __device__ __forceinline__ Piece none() { return {}; }
   template <typename F> static __device__ __forceinline__ void store(T* to, F f) {

@@ -9,10 +9,10 @@ __device__ __forceinline__ void store_normalised(const P& part, const Source<T>&
   constexpr int U = P::kAtOnce;
   each_packs<true>(
       part,
-      [&](const Place(&places)[U], const Pack<T>(&packs)[1][U]) {
+      [&](const Place(&places)[U], const Vector<T>(&vectors)[1][U]) {
         const Affine<T> affine = of();
 #pragma unroll
-        for (int u = 0; u < U; ++u) part.store(y, places[u], [&](int e) { return affine(packs[0][u][e]); });
+        for (int u = 0; u < U; ++u) part.store(y, places[u], [&](int e) { return affine(vectors[0][u][e]); });
       },
       x);
 }
@@ -23,10 +23,10 @@ __device__ __forceinline__ void store_gradient(const P& part, const Source<T>& g
   constexpr int U = P::kAtOnce;
   each_packs<true>(
       part,
-      [&](const Place(&places)[U], const Pack<T>(&packs)[2][U]) {
+      [&](const Place(&places)[U], const Vector<T>(&vectors)[2][U]) {
 #pragma unroll
         for (int u = 0; u < U; ++u) {
-          part.store(grad_x, places[u], [&](int e) { return of(packs[0][u][e], packs[1][u][e]); });
+          part.store(grad_x, places[u], [&](int e) { return of(vectors[0][u][e], vectors[1][u][e]); });
         }
       },
       grad_y, x);

@@ -93,11 +93,11 @@ __device__ __forceinline__ void gated_backward_off(const Gradients<T>& all, cons
   up.words = make_uint4(0, 0, 0, 0);
   GatedBackward<F, T, true, true, true>{all, &up, gives}.template on<false>(shape, own);
   if (shift) {
-    const Pack<T> mine = {up.words.x, up.words.y, up.words.z, up.words.w};
-    Pack<T> before;
+    const Vector<T> mine = {up.words.x, up.words.y, up.words.z, up.words.w};
+    Vector<T> before;
 #pragma unroll
     for (int i = 0; i < 4; ++i) before.word[i] = __shfl_up_sync(kFullMask, mine.word[i], 1);
-    const Pack<T> both = straddled(before, mine, shift);
+    const Vector<T> both = straddled(before, mine, shift);
     up.words = make_uint4(both.word[0], both.word[1], both.word[2], both.word[3]);
   }
   if (gives || own.row >= shape.rows) return;

@@ -1,4 +1,4 @@
-// Where the elements of a GEMM's operands and result lie. The structs are launch parameters: the host packs them as
+// Where the elements of a GEMM's operands and result lie. The structs are launch parameters: the host vectors them as
 // 64-bit integers, field by field (cupyops/_dispatch/gemm.py).
 #pragma once
 

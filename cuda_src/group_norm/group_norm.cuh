@@ -16,7 +16,7 @@ struct Groups {
   }
 };
 
-// A pack in a group: where in the group its first element would be, and which of its elements are there.
+// A vector in a group: where in the group its first element would be, and which of its elements are there.
 struct InGroup {
   int at, first, last;
 
@@ -57,10 +57,10 @@ template <typename T> struct Affine {
   }
 };
 
-// y of a pack of x; weight and bias of the group's channels.
+// y of a vector of x; weight and bias of the group's channels.
 template <typename T>
-__device__ __forceinline__ Pack<T> normalised(const InGroup& place, const Groups& groups, const Pack<T>& x,
-                                              const T* weight, const T* bias, Mean<acc_t<T>> mean, acc_t<T> rstd) {
+__device__ __forceinline__ Vector<T> normalised(const InGroup& place, const Groups& groups, const Vector<T>& x,
+                                                const T* weight, const T* bias, Mean<acc_t<T>> mean, acc_t<T> rstd) {
   constexpr int W = kVecWidth<T>;
   acc_t<T> y[W] = {};
   place.each_channel(groups, [&](int c, int from, int to) {
@@ -68,9 +68,9 @@ __device__ __forceinline__ Pack<T> normalised(const InGroup& place, const Groups
 #pragma unroll
     for (int e = 0; e < W; ++e) y[e] = from <= e && e < to ? affine(x[e]) : y[e];
   });
-  Pack<T> pack;
-  round_to_words<T>(pack.word, 0, [&](int e) { return y[e]; });
-  return pack;
+  Vector<T> vector;
+  round_to_words<T>(vector.word, 0, [&](int e) { return y[e]; });
+  return vector;
 }
 
 // c2 and c1, of the sums over a group, c2 together with what xhat owes to the rest of the mean.
@@ -99,11 +99,11 @@ template <typename T> struct Gradient {
   }
 };
 
-// grad_x of a pack; weight of the group's channels.
+// grad_x of a vector; weight of the group's channels.
 template <typename T>
-__device__ __forceinline__ Pack<T> gradient(const InGroup& place, const Groups& groups, const Pack<T>& grad_y,
-                                            const Pack<T>& x, const T* weight, acc_t<T> mean, acc_t<T> rstd,
-                                            Pair<acc_t<T>> c) {
+__device__ __forceinline__ Vector<T> gradient(const InGroup& place, const Groups& groups, const Vector<T>& grad_y,
+                                              const Vector<T>& x, const T* weight, acc_t<T> mean, acc_t<T> rstd,
+                                              Pair<acc_t<T>> c) {
   constexpr int W = kVecWidth<T>;
   acc_t<T> grad_x[W] = {};
   place.each_channel(groups, [&](int of, int from, int to) {
@@ -111,9 +111,9 @@ __device__ __forceinline__ Pack<T> gradient(const InGroup& place, const Groups& 
 #pragma unroll
     for (int e = 0; e < W; ++e) grad_x[e] = from <= e && e < to ? gradient(grad_y[e], x[e]) : grad_x[e];
   });
-  Pack<T> pack;
-  round_to_words<T>(pack.word, 0, [&](int e) { return grad_x[e]; });
-  return pack;
+  Vector<T> vector;
+  round_to_words<T>(vector.word, 0, [&](int e) { return grad_x[e]; });
+  return vector;
 }
 
 // What a group is normalised by, of sums about what is nearly its mean; of a mean that is small the more exact: see Centre.

@@ -1,14 +1,14 @@
 // Groups that registers hold: see rows.cuh. A row may be shared by the blocks of a cluster, along x.
 //
-// Planes are whole packs; or MIXED, of no fewer elements than a pack, which then has some of one channel or of two. Elements
-// of a mixed row before its first whole pack and behind its last, 2 W - 2 at most, are lone. What differs between channels is
-// computed for packs of one; the elements of the few others, and lone ones, stand apart: a thread has one, beside its packs,
+// Planes are whole vectors; or MIXED, of no fewer elements than a vector, which then has some of one channel or of two. Elements
+// of a mixed row before its first whole vector and behind its last, 2 W - 2 at most, are lone. What differs between channels is
+// computed for vectors of one; the elements of the few others, and lone ones, stand apart: a thread has one, beside its vectors,
 // or a few.
 #pragma once
 
 #include "group_norm/group_norm.cuh"
 
-// The packs that a block has of a row: `count`, of W elements, the first beginning at element `from` of the row.
+// The vectors that a block has of a row: `count`, of W elements, the first beginning at element `from` of the row.
 template <int W> struct PacksOf {
   int plane, from, count;
 
@@ -16,7 +16,7 @@ template <int W> struct PacksOf {
   __device__ __forceinline__ int first(int c) const {
     return c == 0 ? 0 : min((max(c * plane - from, 0) + W - 1) / W, count);
   }
-  // Which element of the pack before that channel c begins with, if the block has that pack; else 0.
+  // Which element of the vector before that channel c begins with, if the block has that vector; else 0.
   __device__ __forceinline__ int border(int c) const {
     const int at = c * plane - from;
     return c > 0 && at > 0 && at < count * W ? at % W : 0;
@@ -27,9 +27,9 @@ template <int W> struct PacksOf {
 template <int K, typename T, bool MIXED> struct Held {
   static constexpr int W = kVecWidth<T>;
   using Row = Tile<K, W, true>;
-  Cut<W, !MIXED> cut;
+  UnalignedRow<W, !MIXED> cut;
   Row tile;
-  long long row, size, start;  // of a row; of the part's packs, in it
+  long long row, size, start;  // of a row; of the part's vectors, in it
   bool live, lones;  // whether there is a row, and whether its lone elements are this block's
 
   __device__ __forceinline__ Held(long long row, long long rows, long long size, int part)
@@ -43,14 +43,14 @@ template <int K, typename T, bool MIXED> struct Held {
 
   __device__ __forceinline__ bool any(int k) const { return tile.any(tile.index(k, 0)); }
 
-  __device__ __forceinline__ void load(const T* tensor, Pack<T> (&packs)[K]) const {
-    load_row(tile, tensor + row * size + start, from_acc<T>(0), packs);
+  __device__ __forceinline__ void load(const T* tensor, Vector<T> (&vectors)[K]) const {
+    load_row(tile, tensor + row * size + start, from_acc<T>(0), vectors);
   }
-  // tensor[...] = of(e), for a pack of one channel. Where it lies is computed anew: kept from when it was loaded that would be
+  // tensor[...] = of(e), for a vector of one channel. Where it lies is computed anew: kept from when it was loaded that would be
   // a register for each.
   template <typename F> __device__ __forceinline__ void store(T* tensor, int k, const Groups& groups, F of) const {
     T* const own = tensor + row * size + start;
-    if constexpr (!MIXED) return store_pack(tile, own, k, of);
+    if constexpr (!MIXED) return store_vector(tile, own, k, of);
     int i = threadIdx.x * W;
     asm volatile("" : "+r"(i));
     i += k * blockDim.x * W;
@@ -65,9 +65,9 @@ template <int K, typename T, bool MIXED> struct Held {
   __device__ __forceinline__ int apart(const Groups& groups, int j) const {
     if (!MIXED || !live) return -1;
     if (j < 2 * W) return lones && j < int(size) - cut.whole ? j + (j < cut.head ? 0 : cut.whole) : -1;
-    const PacksOf<W> packs{int(groups.plane.divisor), int(start), int(K * blockDim.x)};
-    const int c = j / W - 1, border = c < int(groups.channels) ? packs.border(c) : 0;
-    return border > 0 ? packs.plane * c - border + j % W : -1;
+    const PacksOf<W> vectors{int(groups.plane.divisor), int(start), int(K * blockDim.x)};
+    const int c = j / W - 1, border = c < int(groups.channels) ? vectors.border(c) : 0;
+    return border > 0 ? vectors.plane * c - border + j % W : -1;
   }
   // The first of those that this thread has: threadIdx.x is its number; else 0.
   __device__ __forceinline__ acc_t<T> load_apart(const T* tensor, const Groups& groups) const {
@@ -83,7 +83,7 @@ template <int K, typename T, bool MIXED> struct Held {
       if (i >= 0) f(i, groups.plane.divide(i), j == threadIdx.x);
     }
   }
-  // A parameter of the channel that each pack begins in; `values` is that of the group's first, or null.
+  // A parameter of the channel that each vector begins in; `values` is that of the group's first, or null.
   __device__ __forceinline__ void load_of_channel(const Groups& groups, const T* values, float otherwise,
                                                   T (&of)[K]) const {
 #pragma unroll
@@ -92,7 +92,7 @@ template <int K, typename T, bool MIXED> struct Held {
       if (values && any(k)) of[k] = values[groups.plane.divide(int(start) + tile.index(k, 0))];
     }
   }
-  // The channel that all of the block's packs are of; below 0 where there are several, or it would not pay to ask.
+  // The channel that all of the block's vectors are of; below 0 where there are several, or it would not pay to ask.
   __device__ __forceinline__ int channel(const Groups& groups) const {
     if (K < 4 || blockDim.y > 1 || (MIXED && cut.whole != int(size))) return -1;
     const int c = groups.plane.divide(int(start)), last = int(min(start + Row::capacity(), size)) - 1;
@@ -123,11 +123,11 @@ template <typename A> __device__ __forceinline__ Found<A> of_warps(const Found<A
   return {size, about, warp_reduce<Sum>(centred)};
 }
 
-// What a block has of a channel: elements low <= i < high of the row, of which its packs first <= p < last are whole.
+// What a block has of a channel: elements low <= i < high of the row, of which its vectors first <= p < last are whole.
 template <int W> struct Stretch {
   int from, low, high, first, last;
 
-  // `from`: where in the row the block's packs begin; begin, end: what it has.
+  // `from`: where in the row the block's vectors begin; begin, end: what it has.
   __device__ __forceinline__ Stretch(int from, int plane, int c, int begin, int end)
       : from(from),
         low(max(c * plane, begin)),
@@ -135,7 +135,7 @@ template <int W> struct Stretch {
         first(max(low - from + W - 1, 0) / W),
         last(max((high - from) / W, first)) {}
 
-  // How many elements are in no such pack, at most 2 W - 2; and number j of them.
+  // How many elements are in no such vector, at most 2 W - 2; and number j of them.
   __device__ __forceinline__ int rests() const { return front() + max(high - behind(), 0); }
   __device__ __forceinline__ int rest(int j) const { return j < front() ? low + j : behind() + j - front(); }
 
@@ -144,17 +144,17 @@ template <int W> struct Stretch {
   __device__ __forceinline__ int behind() const { return max(from + last * W, low + front()); }
 };
 
-// The sum of packs first <= p < last of what each has, in shared memory, by `lanes` neighbouring threads of which this is
+// The sum of vectors first <= p < last of what each has, in shared memory, by `lanes` neighbouring threads of which this is
 // number `lane`, and of what each has beside.
 template <typename A>
-__device__ __forceinline__ Pair<A> sum_of_lanes(Pair<A> own, const Pair<A>* packs, int first, int last, int lane,
+__device__ __forceinline__ Pair<A> sum_of_lanes(Pair<A> own, const Pair<A>* vectors, int first, int last, int lane,
                                                 int lanes) {
   constexpr int U = 4;
 #pragma unroll 1
   for (int i = first + lane; i < last; i += U * lanes) {
     Pair<A> loaded[U];
 #pragma unroll
-    for (int u = 0; u < U; ++u) loaded[u] = i + u * lanes < last ? packs[i + u * lanes] : Pair<A>{};
+    for (int u = 0; u < U; ++u) loaded[u] = i + u * lanes < last ? vectors[i + u * lanes] : Pair<A>{};
 #pragma unroll
     for (int u = 0; u < U; ++u) own = own + loaded[u];
   }

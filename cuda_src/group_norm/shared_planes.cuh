@@ -12,13 +12,13 @@ template <typename T> struct Span {
   static constexpr int W = kVecWidth<T>;
   long long begin, end, all;
 
-  // How far into a pack they begin.
+  // How far into a vector they begin.
   __device__ __forceinline__ int before() const { return int(begin) & (W - 1); }
 
-  // f(pack, at) for the packs that hold them, dealt out over the block: the number, and where in the tensor it begins.
+  // f(vector, at) for the vectors that hold them, dealt out over the block: the number, and where in the tensor it begins.
   template <typename F> __device__ __forceinline__ void each_pack(F f) const {
-    const int packs = int(end - begin + before() + W - 1) / W;
-    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < packs; i += blockDim.x * blockDim.y) {
+    const int vectors = int(end - begin + before() + W - 1) / W;
+    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < vectors; i += blockDim.x * blockDim.y) {
       f(i, begin - before() + i * (long long)W);
     }
   }
@@ -88,7 +88,7 @@ template <typename T, int LANES> struct Share {
 
   __device__ __forceinline__ int start(int c) const { return c * plane; }
 
-  // f(value) for this thread's part of what the block has of the row, dealt out in packs.
+  // f(value) for this thread's part of what the block has of the row, dealt out in vectors.
   template <typename F> __device__ __forceinline__ void each_value(uint4* room, F f) const {
     constexpr int W = kVecWidth<T>;
     const int begin = int(own(room) - reinterpret_cast<T*>(room)) + start(first),
@@ -96,11 +96,11 @@ template <typename T, int LANES> struct Share {
 #pragma unroll 2
     for (int i = begin / W + threadIdx.x; live && i * W < end; i += blockDim.x) {
       const uint4 words = room[i];
-      const Pack<T> pack = {words.x, words.y, words.z, words.w};
+      const Vector<T> vector = {words.x, words.y, words.z, words.w};
       const bool whole = i * W >= begin && (i + 1) * W <= end;
 #pragma unroll
       for (int e = 0; e < W; ++e) {
-        if (whole || (i * W + e >= begin && i * W + e < end)) f(pack[e]);
+        if (whole || (i * W + e >= begin && i * W + e < end)) f(vector[e]);
       }
     }
   }

@@ -1,9 +1,9 @@
-// Groups short enough for a few threads, in packs of BYTES, of which each is a whole number: 16, 8, or 4.
+// Groups short enough for a few threads, in vectors of BYTES, of which each is a whole number: 16, 8, or 4.
 //
-//     blockDim.x   THREADS that share a row, K packs in each: 7 so that 8 threads have the 49 of planes of 7 x 7
+//     blockDim.x   THREADS that share a row, K vectors in each: 7 so that 8 threads have the 49 of planes of 7 x 7
 //     blockDim.y   rows of a block
 //
-// Planes are of no fewer elements than a pack, which then has some of one channel or of two. What the elements of a channel
+// Planes are of no fewer elements than a vector, which then has some of one channel or of two. What the elements of a channel
 // are multiplied by is computed once, and found in shared memory.
 #pragma once
 
@@ -18,7 +18,7 @@ template <int BYTES, int K> constexpr int kShortBlocksBwd = BYTES == 16 && K == 
 // What a thread has of a row.
 template <typename T, int BYTES, int THREADS, int K> struct Short {
   static constexpr int W = BYTES / sizeof(T), kRows = kShortThreads / THREADS, kWarps = (THREADS + kWarp - 1) / kWarp;
-  using One = Pack<T, BYTES>;
+  using One = Vector<T, BYTES>;
   const int row;
   const bool live;
   const int left;  // elements of the row
@@ -30,7 +30,7 @@ template <typename T, int BYTES, int THREADS, int K> struct Short {
         left(live ? size : 0),
         first(row * (long long)size + threadIdx.x * W) {}
 
-  // Where in the row pack k begins, and whether it is there.
+  // Where in the row vector k begins, and whether it is there.
   static __device__ __forceinline__ int index(int k) { return (k * THREADS + threadIdx.x) * W; }
   __device__ __forceinline__ bool any(int k) const { return index(k) < left; }
 
@@ -41,13 +41,13 @@ template <typename T, int BYTES, int THREADS, int K> struct Short {
   }
 
   // All are under way before any is waited for; what is not there is 0.
-  __device__ __forceinline__ void load(const T* tensor, One (&packs)[K]) const {
+  __device__ __forceinline__ void load(const T* tensor, One (&vectors)[K]) const {
 #pragma unroll
-    for (int k = 0; k < K; ++k) packs[k] = any(k) ? load_aligned<T, BYTES>(tensor + first + k * THREADS * W) : One{};
+    for (int k = 0; k < K; ++k) vectors[k] = any(k) ? load_aligned<T, BYTES>(tensor + first + k * THREADS * W) : One{};
   }
 
-  // tensor[...] = of(k, value)(e) by the value of e's channel; there is one behind the last. No branches, so that packs
-  // overlap: in most warps some pack has two channels.
+  // tensor[...] = of(k, value)(e) by the value of e's channel; there is one behind the last. No branches, so that vectors
+  // overlap: in most warps some vector has two channels.
   template <typename V, typename F>
   __device__ __forceinline__ void store(T* tensor, const Groups& groups, const V* values, F of) const {
     const int plane = int(groups.plane.divisor);

@@ -152,10 +152,10 @@ constexpr int kFewPacks = 2;  // of a row that so few threads of a warp share th
 
 // As online_row.
 template <typename T, int K, int W, typename Threads, typename A = acc_t<T>>
-__device__ __forceinline__ Pair<A> few_exponentials(const Pack<T> (&packs)[K], Threads& threads, A (&exps)[K][W]) {
-  const A max = threads.template over_lanes<Larger>(largest(packs));
+__device__ __forceinline__ Pair<A> few_exponentials(const Vector<T> (&vectors)[K], Threads& threads, A (&exps)[K][W]) {
+  const A max = threads.template over_lanes<Larger>(largest(vectors));
   const Exponential<T> exp(max);
-  each_element<K, W>([&](int k, int e) { exps[k][e] = exp(packs[k][e]); });
+  each_element<K, W>([&](int k, int e) { exps[k][e] = exp(vectors[k][e]); });
   const A sum = reduce_elements<Sum, K, W>([&](int k, int e) { return exps[k][e]; });
   return {max, threads.template over_lanes<Sum>(sum)};
 }
@@ -163,24 +163,25 @@ __device__ __forceinline__ Pair<A> few_exponentials(const Pack<T> (&packs)[K], T
 // The gradients of a row for grad_y = 1. Gives max and sum of the row. All threads of the row take part. The row is
 // under way before its class is asked for, by find(): were that first, each row would wait for memory twice. So an
 // ignored row is read too.
-template <typename T, int K, bool VECTORS, typename Find, typename Threads, typename A = acc_t<T>>
-__device__ __forceinline__ Pair<A> write_row_grads(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* x, T* grad_x,
+template <typename T, int K, bool ALIGNED, typename Find, typename Threads, typename A = acc_t<T>>
+__device__ __forceinline__ Pair<A> write_row_grads(const Tile<K, kVecWidth<T>, ALIGNED>& tile, const T* x, T* grad_x,
                                                    A scale, Find find, Label<A>& label, Threads& threads) {
-  Pack<T> packs[K];
-  load_row(tile, x, from_acc<T>(-infinity<A>()), packs);
+  Vector<T> vectors[K];
+  load_row(tile, x, from_acc<T>(-infinity<A>()), vectors);
   label = find();
   constexpr bool FEW = K == kFewPacks;
   Pair<A> sums;
   A exps[K][kVecWidth<T>];
-  if constexpr (FEW) sums = few_exponentials(packs, threads, exps);
-  else sums = online_row<T>(packs, threads);
+  if constexpr (FEW) sums = few_exponentials(vectors, threads, exps);
+  else sums = online_row<T>(vectors, threads);
   const Exponential<T> exp(sums.first);
   const A factor = scale * label.a / sums.second;
   const bool ignored = label.t < 0;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    packs[k].fold();
-    store_pack(tile, grad_x, k, [&](int e) { return ignored ? A(0) : factor * (FEW ? exps[k][e] : exp(packs[k][e])); });
+    vectors[k].fold();
+    store_vector(tile, grad_x, k,
+                 [&](int e) { return ignored ? A(0) : factor * (FEW ? exps[k][e] : exp(vectors[k][e])); });
   }
   // the class itself, again, by the thread that owns it
   const int t = label.t;

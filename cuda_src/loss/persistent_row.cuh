@@ -15,26 +15,26 @@ template <typename A> struct Label {
 // gradients of a * (log(sum(exp(x))) - x_t), times scale(row), to grad_x, which may be x. label_of(row, target[row]) says
 // what the label is; `picked` is the logit of its class.
 template <int THREADS, typename T, typename LabelOf, typename ScaleOf, typename Done, typename A = acc_t<T>>
-__device__ __forceinline__ void held_losses(const T* x, const long long* target, T* grad_x, const HeldRows& of,
+__device__ __forceinline__ void held_losses(const T* x, const long long* target, T* grad_x, const PersistentRows& of,
                                             bool write, LabelOf label_of, ScaleOf scale_of, Done done) {
   using Threads = RowThreads<Pair<A>, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
   const bool leads = threads.part() == 0 && threadIdx.x == 0;
-  const int column = threads.part() * of.packs * kVecWidth<T> * THREADS;
+  const int column = threads.part() * of.vectors * kVecWidth<T> * THREADS;
   long long row = 0, given = 0;
   Label<A> label;
-  OnlinePacks<T> sums;
+  OnlineVectors<T> sums;
   A picked = A(0), scale = A(0), factor = A(0);
   const T* const from[] = {x};
-  each_held<THREADS, 2>(
+  each_persistent_row<THREADS, 2>(
       from, of, from_acc<T>(-infinity<A>()), threads,
       [&](long long number) {
         row = number;
         given = target[number];
-        sums = OnlinePacks<T>();
+        sums = OnlineVectors<T>();
       },
-      [&](const Pack<T>(&some)[1][2]) { sums.add(some[0]); },
+      [&](const Vector<T>(&some)[1][2]) { sums.add(some[0]); },
       [&] {
         label = label_of(row, given);
         scale = scale_of(row);
@@ -43,10 +43,10 @@ __device__ __forceinline__ void held_losses(const T* x, const long long* target,
         factor = scale * label.a / sums.sum / sums.exp.of_max();
         if (leads) done(row, label, sums, picked);
       },
-      [&](const Place<T, THREADS>& place, const Pack<T>(&some)[1]) {
+      [&](const Place<T, THREADS>& place, const Vector<T>(&some)[1]) {
         if (!write) return;
-        if (label.t < 0) put_held(place, grad_x, [](int) { return A(0); });
-        else put_held(place, grad_x, [&](int e) { return factor * sums.exp(some[0][e]); });
+        if (label.t < 0) put_persistent(place, grad_x, [](int) { return A(0); });
+        else put_persistent(place, grad_x, [&](int e) { return factor * sums.exp(some[0][e]); });
       },
       [&](const Part<T, THREADS>& part) {  // of its class once more, in the thread that has put it
         if (write && label.t >= 0 && part.owns(label.t - column)) {

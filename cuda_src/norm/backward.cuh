@@ -1,4 +1,4 @@
-// What the forms of backward share: its tensors, a pack's part of the sums over a row, and the parameters' gradients,
+// What the forms of backward share: its tensors, a vector's part of the sums over a row, and the parameters' gradients,
 // of which each block leaves a part. The forms, and CENTRED: see norm.cuh.
 //
 //     grad_x = rstd (wg - c2 - xhat c1) + grad_summed,   wg = grad_y weight,   c1 = sum(wg xhat) / n,
@@ -28,8 +28,8 @@ template <typename T> struct Backward {
   acc_t<T>*weight_parts, *bias_parts;
   long long rows, size;
 
-  __device__ __forceinline__ bool vectors() const {
-    return vectors_fit<kVecWidth<T>>(size, grad_y, x, weight, grad_summed, grad_x);
+  __device__ __forceinline__ bool aligned() const {
+    return all_aligned<kVecWidth<T>>(size, grad_y, x, weight, grad_summed, grad_x);
   }
 
   // Where a row of weight_parts or bias_parts begins.
@@ -41,9 +41,9 @@ template <typename T> struct Backward {
   }
 };
 
-// What backward has of one pack of a row.
+// What backward has of one vector of a row.
 template <bool CENTRED, typename T, typename A = acc_t<T>> struct Gradient {
-  Pack<T> x, grad_y, weight;
+  Vector<T> x, grad_y, weight;
   Statistics<A> of;
 
   __device__ __forceinline__ A xhat(int e) const { return of.template xhat<CENTRED>(x[e]); }
@@ -58,8 +58,8 @@ template <bool CENTRED, typename T, typename A = acc_t<T>> struct Gradient {
   }
 };
 
-template <bool CENTRED, int K, bool VECTORS, typename A>
-using BackwardSums = RowSums<A, CENTRED ? 2 : 1, (K > 1), (K > 1 && !VECTORS)>;
+template <bool CENTRED, int K, bool ALIGNED, typename A>
+using BackwardSums = RowSums<A, CENTRED ? 2 : 1, (K > 1), (K > 1 && !ALIGNED)>;
 
 // One number, of which a half is 0 unless CENTRED.
 template <bool CENTRED, typename A, typename Sums> __device__ __forceinline__ Pair<A> row_sum(Pair<A> c, Sums& sums) {
@@ -74,8 +74,8 @@ template <bool CENTRED, typename A, typename Sums> __device__ __forceinline__ Pa
 
 // The block's sum for each column, over threadIdx.y in order, to its place in a row of the parts. The tiles of all
 // threads lie alike. `shared`, on a 16-byte boundary, holds W values of each thread of the block.
-template <int K, int W, bool VECTORS, typename A>
-__device__ __forceinline__ void store_parts(const Tile<K, W, VECTORS>& tile, const A (&values)[K][W], A* row,
+template <int K, int W, bool ALIGNED, typename A>
+__device__ __forceinline__ void store_parts(const Tile<K, W, ALIGNED>& tile, const A (&values)[K][W], A* row,
                                             A* shared) {
   const int slab = W * blockDim.x, threads = blockDim.x * blockDim.y;
 #pragma unroll
@@ -83,11 +83,11 @@ __device__ __forceinline__ void store_parts(const Tile<K, W, VECTORS>& tile, con
     __syncthreads();
 #pragma unroll
     for (int p = 0; p < W; p += kVecWidth<A>) {
-      Pack<A> pack = {};
+      Vector<A> vector = {};
 #pragma unroll
-      for (int e = 0; e < kVecWidth<A>; ++e) pack.set(e, values[k][p + e]);
+      for (int e = 0; e < kVecWidth<A>; ++e) vector.set(e, values[k][p + e]);
       *reinterpret_cast<uint4*>(shared + threadIdx.y * slab + threadIdx.x * W + p) =
-          make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+          make_uint4(vector.word[0], vector.word[1], vector.word[2], vector.word[3]);
     }
     __syncthreads();
 #pragma unroll 1

@@ -4,7 +4,7 @@
 // Rows are taken by their length, each form having a header of its own:
 //
 //     norm_small.cuh                        a few elements, off 16-byte boundaries: a thread takes a row; backward too
-//     norm_short.cuh                        a few packs: lanes share a row, have several at once; backward too
+//     norm_short.cuh                        a few vectors: lanes share a row, have several at once; backward too
 //     norm_rows.cuh     norm_rows_bwd.cuh   what a block, in backward also a cluster, holds: each is read once
 //     norm_held.cuh                         what only the shared memory of a block holds: read once
 //     norm_wide.cuh     norm_wide_bwd.cuh   longer ones: read twice
@@ -52,8 +52,8 @@ template <typename T> struct Forward {
   long long rows, size;
   acc_t<T> eps;
 
-  __device__ __forceinline__ bool vectors() const {
-    return vectors_fit<kVecWidth<T>>(size, x, residual, weight, bias, summed, y);
+  __device__ __forceinline__ bool aligned() const {
+    return all_aligned<kVecWidth<T>>(size, x, residual, weight, bias, summed, y);
   }
 
   __device__ __forceinline__ void keep(long long row, const Statistics<acc_t<T>>& of) const {
@@ -63,21 +63,21 @@ template <typename T> struct Forward {
 };
 
 // A factor or a summand for each column; without it, 1 or 0.
-template <int K, bool VECTORS, typename T>
-__device__ __forceinline__ Pack<T> load_parameter(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* parameter, int k,
-                                                  float otherwise) {
+template <int K, bool ALIGNED, typename T>
+__device__ __forceinline__ Vector<T> load_parameter(const Tile<K, kVecWidth<T>, ALIGNED>& tile, const T* parameter,
+                                                    int k, float otherwise) {
   if (parameter) return load_per_column(tile, parameter, k, T());
-  return Pack<T>::filled(from_acc<T>(otherwise));
+  return Vector<T>::filled(from_acc<T>(otherwise));
 }
 
-// y for pack k of the tile that begins with column `start`; y points to that.
-template <bool CENTRED, int K, bool VECTORS, typename T>
-__device__ __forceinline__ void store_normalised(const Tile<K, kVecWidth<T>, VECTORS>& tile, const Forward<T>& to, T* y,
-                                                 long long start, int k, const Pack<T>& x,
+// y for vector k of the tile that begins with column `start`; y points to that.
+template <bool CENTRED, int K, bool ALIGNED, typename T>
+__device__ __forceinline__ void store_normalised(const Tile<K, kVecWidth<T>, ALIGNED>& tile, const Forward<T>& to, T* y,
+                                                 long long start, int k, const Vector<T>& x,
                                                  const Statistics<acc_t<T>>& of) {
-  const Pack<T> w = load_parameter(tile, to.weight ? to.weight + start : nullptr, k, 1);
-  const Pack<T> b = CENTRED ? load_parameter(tile, to.bias ? to.bias + start : nullptr, k, 0) : Pack<T>{};
-  store_pack(tile, y, k, [&](int e) { return of.template y<CENTRED>(x[e], w[e], b[e]); });
+  const Vector<T> w = load_parameter(tile, to.weight ? to.weight + start : nullptr, k, 1);
+  const Vector<T> b = CENTRED ? load_parameter(tile, to.bias ? to.bias + start : nullptr, k, 0) : Vector<T>{};
+  store_vector(tile, y, k, [&](int e) { return of.template y<CENTRED>(x[e], w[e], b[e]); });
 }
 
 template <int W, typename A> __device__ __forceinline__ A tree_sum(const A (&parts)[W]) {
@@ -86,18 +86,18 @@ template <int W, typename A> __device__ __forceinline__ A tree_sum(const A (&par
 
 // Of this thread's elements, the sum of the squares.
 template <int K, int W, typename Get> __device__ __forceinline__ auto own_squares(Get get) {
-  decltype(get(0)) packs[K];
+  decltype(get(0)) vectors[K];
 #pragma unroll
-  for (int k = 0; k < K; ++k) packs[k] = get(k);
-  return reduce_elements<Sum, K, W>([&](int k, int e) { return packs[k][e] * packs[k][e]; });
+  for (int k = 0; k < K; ++k) vectors[k] = get(k);
+  return reduce_elements<Sum, K, W>([&](int k, int e) { return vectors[k][e] * vectors[k][e]; });
 }
 
-template <typename T, typename F> __device__ __forceinline__ Pack<T> rounded(F f) {
-  Pack<T> pack;
-  round_to_words<T>(pack.word, 0, f);
-  return pack;
+template <typename T, typename F> __device__ __forceinline__ Vector<T> rounded(F f) {
+  Vector<T> vector;
+  round_to_words<T>(vector.word, 0, f);
+  return vector;
 }
 
-template <typename T> __device__ __forceinline__ Pack<T> rounded_sum(const Pack<T>& a, const Pack<T>& b) {
+template <typename T> __device__ __forceinline__ Vector<T> rounded_sum(const Vector<T>& a, const Vector<T>& b) {
   return rounded<T>([&](int e) { return a[e] + b[e]; });
 }

@@ -5,7 +5,7 @@
 #include "norm/unaligned.cuh"
 #include "common/reduce/row.cuh"
 
-// The statistics of a row of packs get(k), whose pads are 0, and where `lone` of an element `alone` more, which else is 0.
+// The statistics of a row of vectors get(k), whose pads are 0, and where `lone` of an element `alone` more, which else is 0.
 template <bool CENTRED, int K, typename T, typename Get, typename Sums, typename A = acc_t<T>>
 __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, true>& tile, const Forward<T>& to,
                                                     Get get, Sums& sums, bool lone = false, A alone = A(0)) {
@@ -17,7 +17,7 @@ __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, 
     const A scale = scale_for<A>(int(to.size));
     A parts[W] = {}, mean;
     if constexpr (K == 1) {  // about an element: of short rows that chance to be nearly constant the mean is then exact
-      const Pack<T> x = get(0);
+      const Vector<T> x = get(0);
       const A about = __shfl_sync(kFullMask, x[0], 0, blockDim.x) * scale;
       tile.each_of(0, [&](int e) { parts[e] = fma(x[e], scale, -about); });
       if (lone) parts[0] += fma(alone, scale, -about);
@@ -26,7 +26,7 @@ __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, 
       parts[0] = alone * scale;
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        const Pack<T> x = get(k);
+        const Vector<T> x = get(k);
 #pragma unroll
         for (int e = 0; e < W; ++e) parts[e] = fma(x[e], scale, parts[e]);
       }
@@ -37,7 +37,7 @@ __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, 
     if (lone) parts[0] = (alone - mean) * (alone - mean);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const Pack<T> x = get(k);
+      const Vector<T> x = get(k);
       tile.each_of(k, [&](int e) {
         const A apart = x[e] - mean;
         parts[e] = fma(apart, apart, parts[e]);
@@ -47,11 +47,11 @@ __device__ __forceinline__ Statistics<A> statistics(const Tile<K, kVecWidth<T>, 
   }
 }
 
-// As norm_rows: rows are fetched into shared memory, see Fetched, with as many stages as said.
+// As norm_rows: rows are fetched into shared memory, see PipelinedRow, with as many stages as said.
 template <int TENSORS, int K, typename T, typename Sums>
 __device__ __forceinline__ void norm_rows_fetched(const Forward<T>& to, int stages, Sums& sums) {
   using Row = Tile<K, kVecWidth<T>, true>;
-  const auto fetched = Fetched<TENSORS, K, T>::of_thread();
+  const auto fetched = PipelinedRow<TENSORS, K, T>::of_thread();
   const auto fetch = [&](long long row, int stage) {
     const Row tile = Row::at(row, to.rows, to.size);
     fetched.fetch(tile, to.x + row * to.size, stage, 0);
@@ -63,7 +63,7 @@ __device__ __forceinline__ void norm_rows_fetched(const Forward<T>& to, int stag
     if constexpr (TENSORS > 1) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        const Pack<T> sum = rounded_sum(fetched.get(stage, 0, k), fetched.get(stage, 1, k));
+        const Vector<T> sum = rounded_sum(fetched.get(stage, 0, k), fetched.get(stage, 1, k));
         store_words_of(tile, to.summed + at, k, sum.word);
         fetched.put(sum, stage, 0, k);
       }
@@ -74,33 +74,33 @@ __device__ __forceinline__ void norm_rows_fetched(const Forward<T>& to, int stag
     if (threadIdx.x == 0 && row < to.rows) to.keep(row, of);
   };
   const long long first = blockIdx.x * (long long)blockDim.y + threadIdx.y, stride = gridDim.x * (long long)blockDim.y;
-  each_fetched(first, threadIdx.y, stride, to.rows, stages == 2, fetch, normalise);
+  each_pipelined_row(first, threadIdx.y, stride, to.rows, stages == 2, fetch, normalise);
 }
 
 // As norm_rows: rows in registers.
-template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T, typename Sums>
+template <bool CENTRED, int TENSORS, int K, bool ALIGNED, typename T, typename Sums>
 __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sums) {
   constexpr int W = kVecWidth<T>;
   using Row = Tile<K, W, true>;
   const int own = threadIdx.x * W, step = blockDim.x * W;
   const long long pitch = (to.size + W - 1) & -W;
   const long long first = blockIdx.x * (long long)blockDim.y + threadIdx.y, stride = gridDim.x * (long long)blockDim.y;
-  const T* const weight = VECTORS ? to.weight : written_before(to.weight);
-  const T* const bias = VECTORS ? to.bias : written_before(to.bias);
+  const T* const weight = ALIGNED ? to.weight : written_before(to.weight);
+  const T* const bias = ALIGNED ? to.bias : written_before(to.bias);
   for (long long row = first; row - threadIdx.y < to.rows; row += stride) {
-    const Cut<W, VECTORS> cut(row, to.rows, to.size);
+    const UnalignedRow<W, ALIGNED> cut(row, to.rows, to.size);
     const Row tile = Row::at(row, to.rows, cut.whole);
     const int left = tile.left - own;
     long long at = row * to.size + cut.head + own;
     fold_address(at);
-    Pack<T> x[K];
-    load_own<VECTORS>(to.x + at, left, step, x);
+    Vector<T> x[K];
+    load_own<ALIGNED>(to.x + at, left, step, x);
     const long long place = row * to.size + cut.column;
     T alone = from_acc<T>(0);
     if (cut.lone) alone = to.x[place];
     if constexpr (TENSORS > 1) {
-      Pack<T> residual[K];
-      load_own<VECTORS>(to.residual + at, left, step, residual);
+      Vector<T> residual[K];
+      load_own<ALIGNED>(to.residual + at, left, step, residual);
       T* summed = to.summed + at;
       fold_address(summed);
 #pragma unroll
@@ -119,12 +119,12 @@ __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sum
     fold_address(y);
     const long long shifted = cut.head * pitch + own;
     const auto parameter = [&](const T* values, int k, float otherwise) {
-      return values ? load_aligned(values + shifted + k * step) : Pack<T>::filled(from_acc<T>(otherwise));
+      return values ? load_aligned(values + shifted + k * step) : Vector<T>::filled(from_acc<T>(otherwise));
     };
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       if (k * step >= left) continue;
-      const Pack<T> w = parameter(weight, k, 1), b = CENTRED ? parameter(bias, k, 0) : Pack<T>{};
+      const Vector<T> w = parameter(weight, k, 1), b = CENTRED ? parameter(bias, k, 0) : Vector<T>{};
       store_words(y + k * step, rounded<T>([&](int e) { return of.template y<CENTRED>(x[k][e], w[e], b[e]); }));
     }
     if (cut.lone) store_lone<CENTRED>(weight, bias, to.y + place, cut.column, alone, of);
@@ -132,16 +132,16 @@ __device__ __forceinline__ void norm_rows_loaded(const Forward<T>& to, Sums& sum
   }
 }
 
-// Rows held by a block, each read once. Grid: any. Block: see rows.cuh; K packs of each thread are a row. TENSORS are x and,
-// in add_rms_norm, residual. Threads own whole packs of y. mean and rstd are kept for backward, a number per row. VECTORS:
-// whether all rows and tensors fit; about 0, shared memory is then as Fetched, with as many stages as said. Else rows go to
-// registers, at least 2 W threads share one that is not of whole packs, only what is written must begin at 16-byte
+// Rows held by a block, each read once. Grid: any. Block: see rows.cuh; K vectors of each thread are a row. TENSORS are x and,
+// in add_rms_norm, residual. Threads own whole vectors of y. mean and rstd are kept for backward, a number per row. ALIGNED:
+// whether all rows and tensors fit; about 0, shared memory is then as PipelinedRow, with as many stages as said. Else rows go to
+// registers, at least 2 W threads share one that is not of whole vectors, only what is written must begin at 16-byte
 // boundaries, and the parameters are as shift_parameter() leaves them.
-template <bool CENTRED, int TENSORS, int K, bool VECTORS, typename T>
+template <bool CENTRED, int TENSORS, int K, bool ALIGNED, typename T>
 __device__ __forceinline__ void norm_rows(const Forward<T>& to, int stages) {
   using Sums = RowSums<acc_t<T>, 1, false>;
   __shared__ typename Sums::Room room;
   Sums sums(room);
-  if constexpr (!CENTRED && VECTORS) norm_rows_fetched<TENSORS, K>(to, stages, sums);
-  else norm_rows_loaded<CENTRED, TENSORS, K, VECTORS>(to, sums);
+  if constexpr (!CENTRED && ALIGNED) norm_rows_fetched<TENSORS, K>(to, stages, sums);
+  else norm_rows_loaded<CENTRED, TENSORS, K, ALIGNED>(to, sums);
 }

@@ -6,11 +6,11 @@
 
 constexpr int kHeldThreads = 512;  // of a row in shared memory
 
-// As norm_rows unless VECTORS, for rows too long for registers: they wait in shared memory, 16 bytes for each pack, which
+// As norm_rows unless ALIGNED, for rows too long for registers: they wait in shared memory, 16 bytes for each vector, which
 // each thread fills and reads for itself. Where all fits, the parameters are as they come. Block: kHeldThreads.
 template <bool CENTRED, int TENSORS, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void norm_held(const Forward<T>& to) {
-  constexpr int W = kVecWidth<T>, K = 4;  // packs under way at a time
+  constexpr int W = kVecWidth<T>, K = 4;  // vectors under way at a time
   constexpr int STEP = kHeldThreads * W;
   using Sums = RowSums<A, 1, false>;
   extern __shared__ uint4 held[];
@@ -21,7 +21,7 @@ __device__ __forceinline__ void norm_held(const Forward<T>& to) {
   const A count = A(int(to.size)), scale = scale_for<A>(int(to.size));
   const long long pitch = (to.size + W - 1) & -W;
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
-    const Cut<W, false> cut(row, to.rows, to.size);
+    const UnalignedRow<W, false> cut(row, to.rows, to.size);
     const long long at = row * to.size + cut.head + own, place = row * to.size + cut.column;
     const int left = cut.whole - own;
     A parts[W] = {}, mean = A(0);
@@ -29,7 +29,7 @@ __device__ __forceinline__ void norm_held(const Forward<T>& to) {
     if (cut.lone) alone = to.x[place];
     if (TENSORS > 1 && cut.lone) to.summed[place] = alone = from_acc<T>(to_acc(alone) + to_acc(to.residual[place]));
     for (int start = 0; start < left; start += K * STEP) {
-      Pack<T> x[K], residual[K];
+      Vector<T> x[K], residual[K];
       load_own<false>(to.x + at + start, left - start, STEP, x);
       if (TENSORS > 1) load_own<false>(to.residual + at + start, left - start, STEP, residual);
 #pragma unroll
@@ -49,7 +49,7 @@ __device__ __forceinline__ void norm_held(const Forward<T>& to) {
       for (int e = 0; e < W; ++e) parts[e] = A(0);
 #pragma unroll 4
       for (int start = 0; start < left; start += STEP) {
-        const Pack<T> x = load_aligned(mine + start);
+        const Vector<T> x = load_aligned(mine + start);
 #pragma unroll
         for (int e = 0; e < W; ++e) parts[e] = fma(x[e] - mean, x[e] - mean, parts[e]);
       }
@@ -59,18 +59,18 @@ __device__ __forceinline__ void norm_held(const Forward<T>& to) {
     const long long shifted = cut.head * pitch + own;
     const T *const weight = written_before(to.weight), *const bias = written_before(to.bias);
     for (int start = 0; start < left; start += K * STEP) {
-      Pack<T> w[K], b[K];
-      const auto load = [&](const T* values, Pack<T>(&packs)[K], float otherwise) {
-        if (values) return load_own<true>(values + shifted + start, left - start, STEP, packs);
+      Vector<T> w[K], b[K];
+      const auto load = [&](const T* values, Vector<T>(&vectors)[K], float otherwise) {
+        if (values) return load_own<true>(values + shifted + start, left - start, STEP, vectors);
 #pragma unroll
-        for (int k = 0; k < K; ++k) packs[k] = Pack<T>::filled(from_acc<T>(otherwise));
+        for (int k = 0; k < K; ++k) vectors[k] = Vector<T>::filled(from_acc<T>(otherwise));
       };
       load(weight, w, 1);
       if (CENTRED) load(bias, b, 0);
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         if (start + k * STEP >= left) break;
-        const Pack<T> x = load_aligned(mine + start + k * STEP);
+        const Vector<T> x = load_aligned(mine + start + k * STEP);
         store_words(to.y + at + start + k * STEP,
                     rounded<T>([&](int e) { return of.template y<CENTRED>(x[e], w[k][e], b[k][e]); }));
       }

@@ -1,4 +1,4 @@
-// Rows of a few packs: neighbouring lanes share a row, a pack each, and a thread has several rows under way at once. What
+// Rows of a few vectors: neighbouring lanes share a row, a vector each, and a thread has several rows under way at once. What
 // all rows meet, parameters above all, is found once for them.
 #pragma once
 
@@ -10,13 +10,13 @@ constexpr int kShortThreads = 256;  // of a block, at most
 constexpr int kShortBlocks = 3;  // of a multiprocessor, at least
 constexpr int kShortForward = 4, kShortBackward = 2;  // rows of a thread under way at once
 
-// A thread's pack of R rows. The rows of a warp, and so its packs, follow each other in memory.
+// A thread's vector of R rows. The rows of a warp, and so its vectors, follow each other in memory.
 //
-//     blockDim.x   lanes share a row: a power of two, up to kWarp; R packs or more are a row
+//     blockDim.x   lanes share a row: a power of two, up to kWarp; R vectors or more are a row
 //     blockDim.y   rows, R times. The block is a whole number of warps.
 template <int R, typename T> struct ShortRows {
   static constexpr int W = kVecWidth<T>;
-  const int size, column, step;  // of the thread's pack; from a thread's row to its next
+  const int size, column, step;  // of the thread's vector; from a thread's row to its next
   const long long own;  // the thread's first row among its block's
 
   explicit __device__ __forceinline__ ShortRows(long long size)
@@ -39,7 +39,7 @@ template <int R, typename T> struct ShortRows {
     return rows - row < R * kWarp ? int(rows - row) : R * kWarp;
   }
 
-  // Where the thread's pack of `row` is; of its next row, `pitch` further.
+  // Where the thread's vector of `row` is; of its next row, `pitch` further.
   template <typename P> __device__ __forceinline__ P* at(P* tensor, long long row) const {
     P* first = tensor + row * size + column;
     fold_address(first);
@@ -47,19 +47,19 @@ template <int R, typename T> struct ShortRows {
   }
   __device__ __forceinline__ int pitch() const { return step * size; }
 
-  __device__ __forceinline__ void load(const T* tensor, long long row, int left, Pack<T> (&packs)[R]) const {
+  __device__ __forceinline__ void load(const T* tensor, long long row, int left, Vector<T> (&vectors)[R]) const {
     const T* first = at(tensor, row);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       uint4 words = {};
       if (r * step < left) words = __ldg(reinterpret_cast<const uint4*>(first + r * pitch()));
-      packs[r] = {words.x, words.y, words.z, words.w};
+      vectors[r] = {words.x, words.y, words.z, words.w};
     }
   }
 
-  __device__ __forceinline__ Pack<T> parameter(const T* values, float otherwise) const {
+  __device__ __forceinline__ Vector<T> parameter(const T* values, float otherwise) const {
     if (!inside()) return {};
-    return values ? load_aligned(values + column) : Pack<T>::filled(from_acc<T>(otherwise));
+    return values ? load_aligned(values + column) : Vector<T>::filled(from_acc<T>(otherwise));
   }
 };
 
@@ -73,7 +73,7 @@ template <typename T, typename A = acc_t<T>> struct Share {
 
 // The statistics of R rows, whose pads are 0; for lanes that have pads alone the mean is 0 too.
 template <bool CENTRED, int R, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void short_statistics(const ShortRows<R, T>& own, A eps, const Pack<T> (&x)[R],
+__device__ __forceinline__ void short_statistics(const ShortRows<R, T>& own, A eps, const Vector<T> (&x)[R],
                                                  Statistics<A> (&of)[R]) {
   constexpr int W = kVecWidth<T>;
   const A count = A(own.size);
@@ -116,13 +116,13 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
   using A = acc_t<T>;
   constexpr int R = kShortForward;
   const ShortRows<R, T> own(to.size);
-  const Pack<T> weight = own.parameter(to.weight, 1), bias = CENTRED ? own.parameter(to.bias, 0) : Pack<T>{};
+  const Vector<T> weight = own.parameter(to.weight, 1), bias = CENTRED ? own.parameter(to.bias, 0) : Vector<T>{};
   own.each(to.rows, [&](long long row) {
     const int left = own.left(row, to.rows);
-    Pack<T> x[R];
+    Vector<T> x[R];
     own.load(to.x, row, left, x);
     if constexpr (TENSORS > 1) {
-      Pack<T> residual[R];
+      Vector<T> residual[R];
       own.load(to.residual, row, left, residual);
       T* summed = own.at(to.summed, row);
 #pragma unroll
@@ -154,12 +154,12 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
   constexpr int R = kShortBackward, W = kVecWidth<T>, SUMS = CENTRED ? 2 : 1;
   __shared__ __align__(16) A shared[W * kShortThreads];
   const ShortRows<R, T> own(to.size);
-  const Pack<T> weight = own.parameter(to.weight, 1);
+  const Vector<T> weight = own.parameter(to.weight, 1);
   const Share<T> share(A(own.size));
   A weight_sum[1][W] = {}, bias_sum[1][W] = {};
   own.each(to.rows, [&](long long row) {
     const int left = own.left(row, to.rows);
-    Pack<T> x[R], grad_y[R], more[R];
+    Vector<T> x[R], grad_y[R], more[R];
     Statistics<A> of[R];
     own.load(to.x, row, left, x);
     own.load(to.grad_y, row, left, grad_y);

@@ -5,10 +5,10 @@
 #include "norm/backward.cuh"
 
 // See norm_wide_bwd: one row, read twice.
-template <bool CENTRED, int K, bool VECTORS, typename T, typename Sums, typename A = acc_t<T>>
+template <bool CENTRED, int K, bool ALIGNED, typename T, typename Sums, typename A = acc_t<T>>
 __device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long long row, Sums& sums) {
   constexpr int W = kVecWidth<T>;
-  using Part = Tile<K, W, VECTORS>;
+  using Part = Tile<K, W, ALIGNED>;
   const int parts = Part::count(to.size);
   const Statistics<A> of = to.statistics(row);
   const T zero = from_acc<T>(0);
@@ -18,7 +18,7 @@ __device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long lo
     const long long at = row * to.size + start(c);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      g[k] = {load_pack(part, to.x + at, k, zero), load_pack(part, to.grad_y + at, k, zero),
+      g[k] = {load_vector(part, to.x + at, k, zero), load_vector(part, to.grad_y + at, k, zero),
               load_parameter(part, to.weight ? to.weight + start(c) : nullptr, k, 1), of};
     }
   };
@@ -37,8 +37,8 @@ __device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long lo
     const long long at = row * to.size + start(c);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const Pack<T> more = to.grad_summed ? load_pack(part, to.grad_summed + at, k, zero) : Pack<T>{};
-      store_pack(part, to.grad_x + at, k, [&](int e) {
+      const Vector<T> more = to.grad_summed ? load_vector(part, to.grad_summed + at, k, zero) : Vector<T>{};
+      store_vector(part, to.grad_x + at, k, [&](int e) {
         const A grad = g[k].grad_x(e, slope, c2);
         return to.grad_summed ? grad + more[e] : grad;
       });
@@ -52,18 +52,18 @@ template <bool CENTRED, typename T> __device__ __forceinline__ void norm_wide_bw
   using Sums = BackwardSums<CENTRED, 1, true, acc_t<T>>;
   __shared__ typename Sums::Room room;
   Sums sums(room);
-  const bool vectors = to.vectors();
+  const bool aligned = to.aligned();
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
-    if (vectors) norm_wide_row_bwd<CENTRED, 2, true>(to, row, sums);
+    if (aligned) norm_wide_row_bwd<CENTRED, 2, true>(to, row, sums);
     else norm_wide_row_bwd<CENTRED, 1, false>(to, row, sums);
   }
 }
 
 // See norm_columns_bwd.
-template <bool CENTRED, bool VECTORS, typename T, typename A = acc_t<T>>
+template <bool CENTRED, bool ALIGNED, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void norm_columns_bwd_of(const Backward<T>& to, A* shared) {
   constexpr int W = kVecWidth<T>;
-  using Columns = Tile<1, W, VECTORS>;
+  using Columns = Tile<1, W, ALIGNED>;
   const Columns tile = Columns::at(0, 1, to.size, blockIdx.x);
   const long long start = blockIdx.x * (long long)Columns::capacity(), part = to.part(blockIdx.y) + start;
   const T zero = from_acc<T>(0);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void norm_columns_bwd_of(const Backward<T>& to, A* sh
 #pragma unroll 4
   for (long long row = blockIdx.y; row < to.rows; row += gridDim.y) {
     const long long at = row * to.size + start;
-    const Pack<T> x = load_per_column(tile, to.x + at, 0, zero), g = load_per_column(tile, to.grad_y + at, 0, zero);
+    const Vector<T> x = load_per_column(tile, to.x + at, 0, zero), g = load_per_column(tile, to.grad_y + at, 0, zero);
     const Statistics<A> of = to.statistics(row);
 #pragma unroll
     for (int e = 0; e < W; ++e) {
@@ -84,10 +84,10 @@ __device__ __forceinline__ void norm_columns_bwd_of(const Backward<T>& to, A* sh
 }
 
 // A part of the parameters' gradients for rows too long for registers. Grid: (tiles of columns, parts). Block: (threads,
-// 1); a thread owns one pack of columns, in every gridDim.y-th row. Row blockIdx.y of `weight_parts` and `bias_parts`
+// 1); a thread owns one vector of columns, in every gridDim.y-th row. Row blockIdx.y of `weight_parts` and `bias_parts`
 // (gridDim.y, pitch_of(size)) gets the sum.
 template <bool CENTRED, typename T> __device__ __forceinline__ void norm_columns_bwd(const Backward<T>& to) {
   __shared__ __align__(16) acc_t<T> shared[kBackwardThreads * kVecWidth<T>];
-  if (vectors_fit<kVecWidth<T>>(to.size, to.grad_y, to.x)) norm_columns_bwd_of<CENTRED, true>(to, shared);
+  if (all_aligned<kVecWidth<T>>(to.size, to.grad_y, to.x)) norm_columns_bwd_of<CENTRED, true>(to, shared);
   else norm_columns_bwd_of<CENTRED, false>(to, shared);
 }

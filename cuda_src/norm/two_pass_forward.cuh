@@ -3,25 +3,25 @@
 
 #include "norm/norm.cuh"
 
-// The moments of this thread's elements of a tile of packs get(k), whose pads are 0.
-template <int UNROLL, int K, int W, bool VECTORS, typename Get>
-__device__ __forceinline__ auto own_moments(const Tile<K, W, VECTORS>& tile, Get get) {
+// The moments of this thread's elements of a tile of vectors get(k), whose pads are 0.
+template <int UNROLL, int K, int W, bool ALIGNED, typename Get>
+__device__ __forceinline__ auto own_moments(const Tile<K, W, ALIGNED>& tile, Get get) {
   constexpr int CHAINS = W < 4 ? W : 4;  // sums that do not wait for each other
-  auto pack = get(0);
-  using A = decltype(pack[0]);
+  auto vector = get(0);
+  using A = decltype(vector[0]);
   A first = A(0);
   int count = 0;
 #pragma unroll
-  for (int e = 0; e < W; ++e) first += pack[e];
-  if constexpr (!VECTORS) tile.each_of(0, [&](int) { ++count; });
-  const A about = VECTORS ? first / W : first / A(count ? count : 1);
+  for (int e = 0; e < W; ++e) first += vector[e];
+  if constexpr (!ALIGNED) tile.each_of(0, [&](int) { ++count; });
+  const A about = ALIGNED ? first / W : first / A(count ? count : 1);
   count = 0;
   Pair<A> sums[CHAINS] = {};
 #pragma unroll(UNROLL)
   for (int k = 0; k < K; ++k) {
-    if (k > 0) pack = get(k);
+    if (k > 0) vector = get(k);
     tile.each_of(k, [&](int e) {
-      const A apart = pack[e] - about;
+      const A apart = vector[e] - about;
       sums[e % CHAINS].first += apart, sums[e % CHAINS].second += apart * apart, ++count;
     });
   }
@@ -31,31 +31,31 @@ __device__ __forceinline__ auto own_moments(const Tile<K, W, VECTORS>& tile, Get
 }
 
 // See norm_wide: one row, read twice, the second time from its end: what was read last is still in cache.
-template <bool CENTRED, int K, bool VECTORS, typename T, typename A = acc_t<T>>
+template <bool CENTRED, int K, bool ALIGNED, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, long long row, Moments<A>* shared) {
-  using Part = Tile<K, kVecWidth<T>, VECTORS>;
+  using Part = Tile<K, kVecWidth<T>, ALIGNED>;
   const int parts = Part::count(to.size);
-  Pack<T> packs[K], residual[K];
+  Vector<T> vectors[K], residual[K];
   const auto start = [](int c) { return c * (long long)Part::capacity(); };
   const auto load = [&](const Part& part, long long at, bool again) {
-    const bool summed = VECTORS && again && to.residual;  // else packs have what other blocks may be about to write
-    load_row(part, (summed ? to.summed : to.x) + at, from_acc<T>(0), packs);
+    const bool summed = ALIGNED && again && to.residual;  // else vectors have what other blocks may be about to write
+    load_row(part, (summed ? to.summed : to.x) + at, from_acc<T>(0), vectors);
     if (!to.residual || summed) return;
     load_row(part, to.residual + at, from_acc<T>(0), residual);
 #pragma unroll
-    for (int k = 0; k < K; ++k) packs[k] = rounded_sum(packs[k], residual[k]);
+    for (int k = 0; k < K; ++k) vectors[k] = rounded_sum(vectors[k], residual[k]);
   };
   const auto store_sum = [&](const Part& part, int c) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) store_words_of(part, to.summed + row * to.size + start(c), k, packs[k].word);
+    for (int k = 0; k < K; ++k) store_words_of(part, to.summed + row * to.size + start(c), k, vectors[k].word);
   };
-  const auto get = [&](int k) { return packs[k]; };
+  const auto get = [&](int k) { return vectors[k]; };
   A squares = A(0);
   Moments<A> moments = {};
   for (int c = 0; c < parts; ++c) {
     const Part part = Part::at(row, to.rows, to.size, c);
     load(part, row * to.size + start(c), false);
-    if (VECTORS && to.residual) store_sum(part, c);
+    if (ALIGNED && to.residual) store_sum(part, c);
     if constexpr (CENTRED) moments.merge(own_moments<K>(part, get));
     else squares += own_squares<K, kVecWidth<T>>(get);
   }
@@ -69,10 +69,10 @@ __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, lon
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, to.rows, to.size, c);
     load(part, row * to.size + start(c), true);
-    if (!VECTORS && to.residual) store_sum(part, c);
+    if (!ALIGNED && to.residual) store_sum(part, c);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      store_normalised<CENTRED>(part, to, to.y + row * to.size + start(c), start(c), k, packs[k], of);
+      store_normalised<CENTRED>(part, to, to.y + row * to.size + start(c), start(c), k, vectors[k], of);
     }
   }
   return of;
@@ -81,10 +81,10 @@ __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, lon
 // As norm_rows, for rows too long to be held, whose parameters are as they come. Block: (a multiple of 32, 1).
 template <bool CENTRED, typename T> __device__ __forceinline__ void norm_wide(const Forward<T>& to) {
   __shared__ Moments<acc_t<T>> shared[kWarp];
-  const bool vectors = to.vectors();
+  const bool aligned = to.aligned();
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
     const auto of =
-        vectors ? norm_wide_row<CENTRED, 4, true>(to, row, shared) : norm_wide_row<CENTRED, 2, false>(to, row, shared);
+        aligned ? norm_wide_row<CENTRED, 4, true>(to, row, shared) : norm_wide_row<CENTRED, 2, false>(to, row, shared);
     if (threadIdx.x == 0) to.keep(row, of);
   }
 }

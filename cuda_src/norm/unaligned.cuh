@@ -1,43 +1,43 @@
-// Forward of rows off 16-byte boundaries, as Cut has them: packs of what is written, which begin at boundaries, and one
-// element more for some threads. What the packs meet of weight and bias is shifted first, to begin at boundaries too.
+// Forward of rows off 16-byte boundaries, as UnalignedRow has them: vectors of what is written, which begin at boundaries, and one
+// element more for some threads. What the vectors meet of weight and bias is shifted first, to begin at boundaries too.
 #pragma once
 
 #include "norm/norm.cuh"
 #include "common/hw/dependent_launch.cuh"
 
-template <typename T> __device__ __forceinline__ void store_words(T* to, const Pack<T>& pack) {
-  store_words(to, pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+template <typename T> __device__ __forceinline__ void store_words(T* to, const Vector<T>& vector) {
+  store_words(to, vector.word[0], vector.word[1], vector.word[2], vector.word[3]);
 }
 
-// The elements of `parameter` from number blockIdx.y on, to row blockIdx.y of `shifted`: what the packs of a row meet of
-// which so many elements lie before a 16-byte boundary. Grid: (any, W); a row of `shifted` has whole packs, none fewer than
+// The elements of `parameter` from number blockIdx.y on, to row blockIdx.y of `shifted`: what the vectors of a row meet of
+// which so many elements lie before a 16-byte boundary. Grid: (any, W); a row of `shifted` has whole vectors, none fewer than
 // all elements are. Block: any. It is not to overlap a grid itself: the forward that overlaps it reads rows before it waits.
 template <typename T> __device__ __forceinline__ void shift_parameter(const T* parameter, T* shifted, long long size) {
   constexpr int W = kVecWidth<T>;
   let_next_grid_begin();
-  const long long packs = (size + W - 1) / W;
-  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < packs;
+  const long long vectors = (size + W - 1) / W;
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < vectors;
        i += gridDim.x * (long long)blockDim.x) {
-    Pack<T> pack = {};
+    Vector<T> vector = {};
 #pragma unroll
     for (int e = 0; e < W; ++e) {
       const long long from = i * W + e + blockIdx.y;
-      if (from < size) pack.set(e, parameter[from]);
+      if (from < size) vector.set(e, parameter[from]);
     }
-    store_words(shifted + (blockIdx.y * packs + i) * W, pack);
+    store_words(shifted + (blockIdx.y * vectors + i) * W, vector);
   }
 }
 
-// K packs `step` elements apart, the first at `own`; 0 for those `left` elements or more behind that. Unless VECTORS they
+// K vectors `step` elements apart, the first at `own`; 0 for those `left` elements or more behind that. Unless ALIGNED they
 // may be off 16-byte boundaries.
-template <bool VECTORS, int K, typename T>
-__device__ __forceinline__ void load_own(const T* own, int left, int step, Pack<T> (&packs)[K]) {
-  if (VECTORS || is_aligned16(own)) {
+template <bool ALIGNED, int K, typename T>
+__device__ __forceinline__ void load_own(const T* own, int left, int step, Vector<T> (&vectors)[K]) {
+  if (ALIGNED || is_aligned16(own)) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) packs[k] = k * step < left ? load_aligned(own + k * step) : Pack<T>{};
+    for (int k = 0; k < K; ++k) vectors[k] = k * step < left ? load_aligned(own + k * step) : Vector<T>{};
   } else {
 #pragma unroll
-    for (int k = 0; k < K; ++k) packs[k] = k * step < left ? load_elements(own + k * step) : Pack<T>{};
+    for (int k = 0; k < K; ++k) vectors[k] = k * step < left ? load_elements(own + k * step) : Vector<T>{};
   }
 }
 

@@ -82,13 +82,13 @@ template <typename T, typename Rule, int N>
 __device__ __forceinline__ void update(const Table<N>& table, Chunk chunk, const Rule& rule) {
   constexpr int W = kVecWidth<T>;
   T* arrays[Rule::kArrays];
-  bool vectors_fit = true;
+  bool all_aligned = true;
 #pragma unroll
   for (int j = 0; j < Rule::kArrays; ++j) {
     arrays[j] = static_cast<T*>(table.arrays[j][chunk.tensor]) + chunk.begin;
-    vectors_fit = vectors_fit && is_aligned16(arrays[j]);
+    all_aligned = all_aligned && is_aligned16(arrays[j]);
   }
-  const int vectors = vectors_fit ? chunk.count / W : 0;
+  const int vectors = all_aligned ? chunk.count / W : 0;
   sweep<W, kUnroll>(arrays, 0, vectors, rule);
   sweep<1, 2 * kUnroll>(arrays, vectors * W, chunk.count, rule);
 }

@@ -268,7 +268,7 @@ __device__ __forceinline__ void wait_for_runs() {
   __syncthreads();
 }
 
-// The reverse, of what take_room() gave and the block has filled: packs, and one by one what is around them.
+// The reverse, of what take_room() gave and the block has filled: vectors, and one by one what is around them.
 template <typename T> __device__ __forceinline__ void store_run(T* run, const T* held, int count) {
   constexpr int V = kVecWidth<T>;
   const int head = min((V - lead_of(run)) & (V - 1), count), body = (count - head) & -V, tail = count - head - body;

@@ -44,9 +44,9 @@ template <typename Op, int V, typename A> __device__ __forceinline__ void reduce
 
 // V neighbours, by one load where `vectors` says that every such address is a multiple of their size.
 template <int V, typename T>
-__device__ __forceinline__ Vec<T, V> load_columns(const T* at, bool live, bool vectors) {
+__device__ __forceinline__ Vec<T, V> load_columns(const T* at, bool live, bool aligned) {
   Vec<T, V> result = {};
-  if (live && vectors) return load_vec<T, V>(at);
+  if (live && aligned) return load_vec<T, V>(at);
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     if (live) result.data[v] = at[v];
@@ -59,8 +59,8 @@ template <typename T, int V> __device__ __forceinline__ bool aligned_for(const T
 }
 
 template <typename O, int V> __device__ __forceinline__ void store_columns(O* at, const Vec<O, V>& values,
-                                                                           bool vectors) {
-  if (vectors) return store_vec<O, V>(at, values);
+                                                                           bool aligned) {
+  if (aligned) return store_vec<O, V>(at, values);
 #pragma unroll
   for (int v = 0; v < V; ++v) at[v] = values.data[v];
 }

@@ -1,4 +1,4 @@
-// Rows off 16-byte boundaries of softmax and log_softmax, of up to 32 packs: see small_rows.cuh and small_row.cuh.
+// Rows off 16-byte boundaries of softmax and log_softmax, of up to 32 vectors: see small_rows.cuh and small_row.cuh.
 #pragma once
 
 #include "common/tile/tiny_row.cuh"
@@ -10,9 +10,9 @@ template <typename O> constexpr int kSmallBlocksBwd = sizeof(O) == 8 ? 3 : 5;
 
 // One row, out of shared memory; `to` may be `from`.
 template <typename F, typename T, typename O>
-__device__ __forceinline__ void softmax_small_row(const SmallRow<T>& row, const T* from, O* to) {
+__device__ __forceinline__ void softmax_small_row(const TinyRow<T>& row, const T* from, O* to) {
   using A = acc_t<T>;
-  constexpr int N = Few<T>::COUNT, SLOTS = SmallRow<T>::SLOTS;
+  constexpr int N = Few<T>::COUNT, SLOTS = TinyRow<T>::SLOTS;
   constexpr bool KEPT = sizeof(O) > 2;  // exponentials: of half types they cost less than the registers
   const T pad = from_acc<T>(-infinity<A>());
   Few<T> x[SLOTS + 1], most = Few<T>::filled(pad);
@@ -48,17 +48,17 @@ __device__ __forceinline__ void softmax_small(const T* __restrict__ x, O* __rest
   end_group();
   wait_for_groups<0>();
   __syncthreads();
-  each_small_row(count, size & Few<T>::COUNT - 1,
-                 [&](int row, bool inside) { softmax_small_row<F>(SmallRow<T>(row, size, inside), from, to); });
+  each_tiny_row(count, size & Few<T>::COUNT - 1,
+                [&](int row, bool inside) { softmax_small_row<F>(TinyRow<T>(row, size, inside), from, to); });
   __syncthreads();
   store_all(y + first * size, to, count * size, thread);
 }
 
 // As softmax_small_row.
 template <typename F, typename T, typename O>
-__device__ __forceinline__ void softmax_small_row_bwd(const SmallRow<O>& row, const O* grad_y, const O* y, T* grad_x) {
+__device__ __forceinline__ void softmax_small_row_bwd(const TinyRow<O>& row, const O* grad_y, const O* y, T* grad_x) {
   using A = acc_t<O>;
-  constexpr int N = Few<O>::COUNT, SLOTS = SmallRow<O>::SLOTS;
+  constexpr int N = Few<O>::COUNT, SLOTS = TinyRow<O>::SLOTS;
   const O zero = from_acc<O>(A(0));
   Few<O> grads[SLOTS + 1], outputs[SLOTS + 1];
   row.load(grad_y, zero, grads);
@@ -88,8 +88,8 @@ __device__ __forceinline__ void softmax_small_bwd(const O* __restrict__ grad_y, 
   end_group();
   wait_for_groups<0>();
   __syncthreads();
-  each_small_row(count, size & Few<O>::COUNT - 1, [&](int row, bool inside) {
-    softmax_small_row_bwd<F>(SmallRow<O>(row, size, inside), grads, outputs, to);
+  each_tiny_row(count, size & Few<O>::COUNT - 1, [&](int row, bool inside) {
+    softmax_small_row_bwd<F>(TinyRow<O>(row, size, inside), grads, outputs, to);
   });
   __syncthreads();
   store_all(grad_x + first * size, to, count * size, thread);

@@ -61,16 +61,16 @@ def kernels(name: str) -> Kernels:
     file = f"{name}.cu"
     both = (False, True)
     special = {
-        "fwd": Kernel(file, f"{name}_fwd<T, K, VECTORS>", T=FLOATING, K=PACKS, VECTORS=both),
+        "fwd": Kernel(file, f"{name}_fwd<T, K, ALIGNED>", T=FLOATING, K=PACKS, ALIGNED=both),
         "bwd": Kernel(
             file,
-            f"{name}_bwd<T, K, VECTORS, PARAMETERS, LATE>",
+            f"{name}_bwd<T, K, ALIGNED, PARAMETERS, LATE>",
             T=FLOATING,
             K=PACKS,
-            VECTORS=both,
+            ALIGNED=both,
             PARAMETERS=both,
             LATE=both,
-            where=lambda T, K, VECTORS, PARAMETERS, LATE: not LATE or (VECTORS and K == clusters.PACKS),
+            where=lambda T, K, ALIGNED, PARAMETERS, LATE: not LATE or (ALIGNED and K == clusters.PACKS),
         ),
     }
     return Kernels(
@@ -175,7 +175,7 @@ def forward(
         rest = (*_shifted(kernels, rest[:parameters], x), *rest[parameters:])
     args = (*read, *rest, rows, size, eps)
     if plan.packs:
-        plan.launch(kernels.fwd, shifting)(*args, plan.stages, T=x.dtype, K=plan.packs, VECTORS=vectors)
+        plan.launch(kernels.fwd, shifting)(*args, plan.stages, T=x.dtype, K=plan.packs, ALIGNED=vectors)
     elif plan.groups:
         plan.launch(getattr(kernels, plan.form), shifting)(*args, T=x.dtype)
     else:
@@ -259,7 +259,7 @@ def backward(kernels: Kernels, to: Gradients, rows: int, size: int) -> None:
         if plan.form:
             plan.launch(getattr(kernels, plan.form))(*args, T=x.dtype)
         else:
-            template = {"K": plan.packs, "VECTORS": vectors, "PARAMETERS": wanted, "LATE": plan.late}
+            template = {"K": plan.packs, "ALIGNED": vectors, "PARAMETERS": wanted, "LATE": plan.late}
             plan.launch(kernels.bwd)(*args, plan.stages, T=x.dtype, **template)
         if wanted:
             _add(kernels, parts, to.parameters)

@@ -60,7 +60,7 @@ def forms(file: str, name: str) -> Forms:
         Kernel(file, f"{name}_small<T, WIDEN>", **domain),
         Kernel(file, f"{name}_held<T, WIDEN, THREADS>", THREADS=threads, **domain),
         Kernel(file, f"{name}_wide<T, WIDEN>", **domain),
-        Kernel(file, f"{name}_columns<T, WIDEN, VECTORS>", VECTORS=_BOTH, **domain),
+        Kernel(file, f"{name}_columns<T, WIDEN, ALIGNED>", ALIGNED=_BOTH, **domain),
     )
 
 
@@ -72,7 +72,7 @@ def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
     if inner > 1:
         block, columns, vectors = _share_columns(outer * inner, size, inner, template["T"].itemsize)
         launch = kernels.columns[grid(columns, block[0]), block]
-        launch(*tensors, outer, size, inner, VECTORS=vectors, **template)
+        launch(*tensors, outer, size, inner, ALIGNED=vectors, **template)
         return
     itemsize, device = tensors[0].element_size(), tensors[0].device
     division, threads = _share_row(size, itemsize, _WIDEST), _WIDE_THREADS[size * itemsize >= _VERY_WIDE]

@@ -212,7 +212,7 @@ class Cells(NamedTuple):
     threads: int
     window: np.ndarray
     cells: np.ndarray
-    shape: dict[str, Any]  # K, S and VECTORS
+    shape: dict[str, Any]  # K, S and ALIGNED
 
 
 @functools.lru_cache(maxsize=4096)
@@ -229,7 +229,7 @@ def cells(images: int, channels: int, geometry: tuple[int, ...], itemsize: int, 
     strip = max(1, min(STRIP, row * height // FILL_THREADS))
     strips = ceil_div(height, strip)
     packed = [strip, *(n for value in (vectors, width, strips) for n in divisor(value))]
-    threads, shape = row * strips, _shape(known) | dict(VECTORS=wide)
+    threads, shape = row * strips, _shape(known) | dict(ALIGNED=wide)
     return Cells(ceil_div(threads, BLOCK), threads, _array(geometry, np.int32), _array(packed), shape)
 
 

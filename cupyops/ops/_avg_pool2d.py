@@ -31,12 +31,12 @@ from .._util import arguments
 from .._util.strides import is_dry
 
 DOMAIN: dict[str, Any] = dict(T=FLOATING, K=(0, 2, 3), S=(0, 1, 2), where=lambda K, S, **_: (K, S) in SHAPES)
-VECTORS = (False, True)
+ALIGNED = (False, True)
 PACKS = 2  # of 16 bytes, to a thread of avg_pool2d_bwd_whole
 avg_pool2d_fwd = Kernel("avg_pool2d.cu", "avg_pool2d_fwd<T, K, S>", **DOMAIN)
 avg_pool2d_bwd = Kernel("avg_pool2d.cu", "avg_pool2d_bwd<T, K, S>", **DOMAIN)
-avg_pool2d_fwd_last = Kernel("avg_pool2d.cu", "avg_pool2d_fwd_last<T, K, S, VECTORS>", VECTORS=VECTORS, **DOMAIN)
-avg_pool2d_bwd_last = Kernel("avg_pool2d.cu", "avg_pool2d_bwd_last<T, K, S, VECTORS>", VECTORS=VECTORS, **DOMAIN)
+avg_pool2d_fwd_last = Kernel("avg_pool2d.cu", "avg_pool2d_fwd_last<T, K, S, ALIGNED>", ALIGNED=ALIGNED, **DOMAIN)
+avg_pool2d_bwd_last = Kernel("avg_pool2d.cu", "avg_pool2d_bwd_last<T, K, S, ALIGNED>", ALIGNED=ALIGNED, **DOMAIN)
 avg_pool2d_fwd_whole = Kernel("avg_pool2d.cu", "avg_pool2d_fwd_whole<T>", T=FLOATING)
 avg_pool2d_bwd_whole = Kernel("avg_pool2d.cu", "avg_pool2d_bwd_whole<T>", T=FLOATING)
 

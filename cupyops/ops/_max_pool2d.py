@@ -29,11 +29,11 @@ from .._util.strides import is_dry
 
 PLACES = (torch.uint8, torch.int64)  # i * kw + j, h * W + w
 DOMAIN: dict[str, Any] = dict(T=FLOATING, I=PLACES, K=(0, 2, 3), S=(0, 1, 2), where=lambda K, S, **_: (K, S) in SHAPES)
-VECTORS = (False, True)
+ALIGNED = (False, True)
 max_pool2d_fwd = Kernel("max_pool2d.cu", "max_pool2d_fwd<T, I, K, S>", **DOMAIN)
 max_pool2d_bwd = Kernel("max_pool2d.cu", "max_pool2d_bwd<T, I, K, S>", **DOMAIN)
-max_pool2d_fwd_last = Kernel("max_pool2d.cu", "max_pool2d_fwd_last<T, I, K, S, VECTORS>", VECTORS=VECTORS, **DOMAIN)
-max_pool2d_bwd_last = Kernel("max_pool2d.cu", "max_pool2d_bwd_last<T, I, K, S, VECTORS>", VECTORS=VECTORS, **DOMAIN)
+max_pool2d_fwd_last = Kernel("max_pool2d.cu", "max_pool2d_fwd_last<T, I, K, S, ALIGNED>", ALIGNED=ALIGNED, **DOMAIN)
+max_pool2d_bwd_last = Kernel("max_pool2d.cu", "max_pool2d_bwd_last<T, I, K, S, ALIGNED>", ALIGNED=ALIGNED, **DOMAIN)
 
 Window = tuple[list[int], ...]  # kernel, stride, padding, dilation
 MAX_WINDOW = 256  # of which a byte holds the place

@@ -38,7 +38,7 @@ BARRIERS = [
 BOUNDS = [
     ("silu", F32, "common/elementwise/elementwise.cuh", "i < n", 0, "OutOfBounds"),
     ("relu", F32, "relu.cu", "first + k < n) to", 0, "OutOfBounds"),
-    ("softmax", F16, "common/tile/row_tile.cuh", "VECTORS ? i < left", 0, "OutOfBounds"),
+    ("softmax", F16, "common/tile/row_tile.cuh", "ALIGNED ? i < left", 0, "OutOfBounds"),
     ("layer_norm", F32, "norm/backward.cuh", "here < count", 0, "OutOfBounds"),
     ("nll_loss", F32, "nll_loss.cu", "i < positions", 0, "OutOfBounds"),
     ("max_pool2d", F32, "pool/window.cuh", "threadIdx.x < tail", 0, "Uninitialized"),

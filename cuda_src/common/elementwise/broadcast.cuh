@@ -53,10 +53,10 @@ template <typename T, int N, typename F>
 __device__ __forceinline__ void broadcast(const Layout<N>& layout, long long n, F f, T* __restrict__ out,
                                           const T* const (&in)[N]) {
   constexpr int W = kVecWidth<T>;
-  bool vectors_fit = layout.width == W && is_aligned16(out);
+  bool all_aligned = layout.width == W && is_aligned16(out);
 #pragma unroll
-  for (int j = 0; j < N; ++j) vectors_fit = vectors_fit && (layout.stride[j][0] == 0 || is_aligned16(in[j]));
-  const long long vectors = vectors_fit ? n / W : 0;
+  for (int j = 0; j < N; ++j) all_aligned = all_aligned && (layout.stride[j][0] == 0 || is_aligned16(in[j]));
+  const long long vectors = all_aligned ? n / W : 0;
   acc_t<T> values[N];
   for (long long v = global_thread(); v < vectors; v += global_threads()) {
     const Offsets<N> offsets = locate(layout, v);

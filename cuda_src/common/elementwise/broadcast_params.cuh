@@ -53,11 +53,11 @@ template <int FORM, int U, typename T, int N> struct Parameters {
       : from(from), spread(spread), place(spread, first) {}
 
   __device__ __forceinline__ void load_columns() {
-    bool vectors_fit = spread.channels % W == 0;
+    bool all_aligned = spread.channels % W == 0;
 #pragma unroll
-    for (int j = 0; j < N; ++j) vectors_fit = vectors_fit && is_aligned16(from[j]);
+    for (int j = 0; j < N; ++j) all_aligned = all_aligned && is_aligned16(from[j]);
     unsigned at = place.channel;
-    if (vectors_fit) {
+    if (all_aligned) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const Vec<T, W> all = load_vec<T, W>(from[j] + at);

@@ -9,8 +9,8 @@ template <typename T, typename F, typename... In>
 __device__ __forceinline__ void elementwise(long long n, F f, T* out, const In*... in) {
   constexpr int W = kVecWidth<T>;
   const long long at = global_thread() * W;
-  const bool vectors_fit = is_aligned16(out) && (is_aligned16(in) && ...);
-  if (vectors_fit && at + W <= n) {
+  const bool all_aligned = is_aligned16(out) && (is_aligned16(in) && ...);
+  if (all_aligned && at + W <= n) {
     Vec<T, W> result;
     [&](Vec<In, W>... loaded) {
 #pragma unroll
@@ -19,7 +19,7 @@ __device__ __forceinline__ void elementwise(long long n, F f, T* out, const In*.
     store_vec<T, W>(out + at, result);
     return;
   }
-  const long long first = vectors_fit ? at : global_thread(), step = vectors_fit ? 1 : global_threads();
+  const long long first = all_aligned ? at : global_thread(), step = all_aligned ? 1 : global_threads();
 #pragma unroll 1
   for (long long i = first; i < n; i += step) out[i] = from_acc<T>(f(to_acc(in[i])...));
 }

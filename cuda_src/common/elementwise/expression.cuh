@@ -157,11 +157,11 @@ template <int N> __device__ __forceinline__ Offsets<N> everywhere(long long offs
 
 // Grid: any, one dimension; ceil(n / (blockDim.x * layout.width)) blocks give each thread one unit. Each thread owns the
 // vectors, then the single elements, of its grid-stride. unit.apply_<K>(from, to) works on K elements: those at `from` in
-// the inputs, and from `to` on in the outputs, which are dense. Unless `vectors_fit`, which the caller knows from the
+// the inputs, and from `to` on in the outputs, which are dense. Unless `all_aligned`, which the caller knows from the
 // addresses, every element is on its own. FLAT: the inputs are laid out as the outputs are, and `layout` is not read.
 template <bool FLAT, int W, int N, typename Unit>
-__device__ __forceinline__ void pointwise(const Layout<N>& layout, long long n, bool vectors_fit, const Unit& unit) {
-  const long long vectors = (FLAT || layout.width == W) && vectors_fit ? n / W : 0;
+__device__ __forceinline__ void pointwise(const Layout<N>& layout, long long n, bool all_aligned, const Unit& unit) {
+  const long long vectors = (FLAT || layout.width == W) && all_aligned ? n / W : 0;
   for (long long v = global_thread(); v < vectors; v += global_threads()) {
     if constexpr (FLAT) unit.template apply_<W>(everywhere<N>(v * W), v * W);
     else unit.template apply_<W>(locate(layout, v), v * W);

@@ -17,17 +17,17 @@ __device__ __forceinline__ unsigned larger_words(unsigned a, unsigned b, __nv_bf
   return c;
 }
 
-// The maximum of K packs: of half types, before sm_80 not of words, two numbers at a time.
-template <int K, typename T> __device__ __forceinline__ acc_t<T> largest(const Pack<T> (&packs)[K]) {
+// The maximum of K vectors: of half types, before sm_80 not of words, two numbers at a time.
+template <int K, typename T> __device__ __forceinline__ acc_t<T> largest(const Vector<T> (&vectors)[K]) {
 #if __CUDA_ARCH__ >= 800
   if constexpr (sizeof(T) == 2) {
-    unsigned top = packs[0].word[0];
+    unsigned top = vectors[0].word[0];
 #pragma unroll
-    for (int i = 1; i < 4 * K; ++i) top = larger_words(top, packs[i / 4].word[i % 4], T());
+    for (int i = 1; i < 4 * K; ++i) top = larger_words(top, vectors[i / 4].word[i % 4], T());
     return Larger()(unpack(top, 0, T()), unpack(top, 1, T()));
   }
 #endif
-  return reduce_elements<Larger, K, kVecWidth<T>>([&](int k, int e) { return packs[k][e]; });
+  return reduce_elements<Larger, K, kVecWidth<T>>([&](int k, int e) { return vectors[k][e]; });
 }
 
 // Max and sum over all threads of a row, as exact as a result of type O can show. Each warp's sum is for its own maximum;
@@ -45,19 +45,19 @@ __device__ __forceinline__ Pair<A> over_row(Pair<A> of_warp, Threads& threads) {
   });
 }
 
-// Max and sum of packs that are seen some at a time, and what makes exponentials of them.
-template <typename O> struct OnlinePacks : Online<O> {
+// Max and sum of vectors that are seen some at a time, and what makes exponentials of them.
+template <typename O> struct OnlineVectors : Online<O> {
   using A = acc_t<O>;
   QuickExponential<O> exp{-infinity<A>()};
 
-  template <int K, typename T> __device__ __forceinline__ void add(const Pack<T> (&packs)[K]) {
-    const A most = largest(packs);
+  template <int K, typename T> __device__ __forceinline__ void add(const Vector<T> (&vectors)[K]) {
+    const A most = largest(vectors);
     if (most > this->max) {
       const QuickExponential<O> larger(most);
       this->sum *= larger.of(this->max, exp);
       this->max = most, exp = larger;
     }
-    this->sum += reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) { return exp(packs[k][e]); });
+    this->sum += reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) { return exp(vectors[k][e]); });
   }
 
   // Over all threads of a row.
@@ -71,23 +71,23 @@ template <typename O> struct OnlinePacks : Online<O> {
   }
 };
 
-// The same of packs that are held in registers, and where `lone` of an element `alone` more; all threads of the row take
-// part; pads are -inf. packs are left folded: who needs an exponential again computes it again, since to keep it costs
+// The same of vectors that are held in registers, and where `lone` of an element `alone` more; all threads of the row take
+// part; pads are -inf. vectors are left folded: who needs an exponential again computes it again, since to keep it costs
 // registers, and with them the blocks that overlap.
 template <typename O, typename T, int K, typename Threads, typename A = acc_t<T>>
-__device__ __forceinline__ Pair<A> online_row(Pack<T> (&packs)[K], Threads& threads, bool lone = false,
+__device__ __forceinline__ Pair<A> online_row(Vector<T> (&vectors)[K], Threads& threads, bool lone = false,
                                               A alone = A(0)) {
-  A sum = A(0), most = largest(packs);
+  A sum = A(0), most = largest(vectors);
   if (lone) most = Larger()(most, alone);
   const A top = threads.template over_lanes<Larger>(most);
   const Exponential<O> exp(top);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    packs[k].fold();  // one pack after the other: unpacked at once they are too many registers
-    sum += reduce_elements<Sum, 1, kVecWidth<T>>([&](int, int e) { return exp(packs[k][e]); });
+    vectors[k].fold();  // one vector after the other: unpacked at once they are too many registers
+    sum += reduce_elements<Sum, 1, kVecWidth<T>>([&](int, int e) { return exp(vectors[k][e]); });
   }
   if (lone) sum += exp(alone);
   sum = threads.template over_lanes<Sum>(sum);
-  fold(packs);
+  fold(vectors);
   return over_row<O>(Pair<A>{top, sum}, threads);
 }

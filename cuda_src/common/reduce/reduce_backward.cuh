@@ -59,9 +59,9 @@ __device__ __forceinline__ void spread_rows(const T* __restrict__ x, T* __restri
   }
 }
 
-// A pack of the gradient, of whose element k share(k) is, from x, held already if Share reads, and else where it is wanted.
+// A vector of the gradient, of whose element k share(k) is, from x, held already if Share reads, and else where it is wanted.
 template <typename Share, typename T, typename F>
-__device__ __forceinline__ void share_pack(unsigned (&words)[4], Pack<T>& held, const T* x, bool wanted, F share) {
+__device__ __forceinline__ void share_pack(unsigned (&words)[4], Vector<T>& held, const T* x, bool wanted, F share) {
   if constexpr (!Share::kReads) {
     if (!wanted) return round_to_words<T>(words, 0, [&](int k) { return share(k).rest_(k); });
     held = load_aligned(x);
@@ -76,17 +76,17 @@ __device__ __forceinline__ void share_pack(unsigned (&words)[4], Pack<T>& held, 
 // counted from element `at` of its row.
 template <typename T, typename Shares>
 __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restrict__ grad_x, long long rows, int size,
-                                             bool vectors, const Divisor& by_size, const Shares& shares) {
+                                             bool aligned, const Divisor& by_size, const Shares& shares) {
   constexpr int K = kVecWidth<T>, U = kShortUnits;
   using Share = decltype(shares(0, 0));
-  const int most = U * (vectors ? K : 1) * blockDim.x;
+  const int most = U * (aligned ? K : 1) * blockDim.x;
   const long long base = blockIdx.x * (long long)most, left = rows * size - base;
   const int there = left < most ? int(left) : most;
   const long long row = base >> 31 ? base / size : by_size.divide(int(base));
   const int skipped = int(base - row * size);  // of that row, in blocks before
   const T* from = x + base;
   T* to = grad_x + base;
-  const int whole = vectors ? there & -K : 0;
+  const int whole = aligned ? there & -K : 0;
   for (int i = whole + threadIdx.x; i < there; i += blockDim.x) {
     const int after = by_size.divide(skipped + i);
     Share share = shares(row + after, 0);
@@ -97,12 +97,12 @@ __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restr
   if (!whole) return;
   // a warp's are neighbours, and so are their rows
   const auto place = [&](int u) { return int((threadIdx.x / kWarp * U + u) * kWarp + threadIdx.x % kWarp) * K; };
-  Pack<T> held[U];
+  Vector<T> held[U];
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     if (Share::kReads && place(u) < whole) held[u] = load_aligned(from + place(u));
   }
-  const bool even = size % K == 0;  // no pack has two rows; else a warp mostly has one that does
+  const bool even = size % K == 0;  // no vector has two rows; else a warp mostly has one that does
   Share own[U], next[U];
   int edge[U];  // from which element on they are the next row's
 #pragma unroll

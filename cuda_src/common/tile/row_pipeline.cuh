@@ -1,14 +1,14 @@
-// Rows on their way: packs that each thread fetches for itself, into shared memory, while it works on an earlier row.
+// Rows on their way: vectors that each thread fetches for itself, into shared memory, while it works on an earlier row.
 #pragma once
 
 #include "common/hw/cp_async.cuh"
 #include "common/tile/row_tile.cuh"
 
-// An index or an address, which else is computed anew for each of the packs from there on.
+// An index or an address, which else is computed anew for each of the vectors from there on.
 template <typename I> __device__ __forceinline__ void fold_address(I& at) { asm volatile("" : "+l"(at)); }
 
 // `stages` rows, 1 or 2, of each of TENSORS tensors, in dynamic shared memory: 16 TENSORS K bytes for each stage and thread.
-template <int TENSORS, int K, typename T> struct Fetched {
+template <int TENSORS, int K, typename T> struct PipelinedRow {
   uint4* mine;
 
   static __device__ __forceinline__ uint4* room() {
@@ -16,7 +16,9 @@ template <int TENSORS, int K, typename T> struct Fetched {
     return fetched;
   }
 
-  static __device__ __forceinline__ Fetched of_thread() { return {room() + threadIdx.y * blockDim.x + threadIdx.x}; }
+  static __device__ __forceinline__ PipelinedRow of_thread() {
+    return {room() + threadIdx.y * blockDim.x + threadIdx.x};
+  }
 
   __device__ __forceinline__ uint4* slot(int stage, int tensor, int k) const {
     return mine + ((stage * TENSORS + tensor) * K + k) * (blockDim.x * blockDim.y);
@@ -31,22 +33,22 @@ template <int TENSORS, int K, typename T> struct Fetched {
       for (int k = 0; k < K; ++k) {
         const int i = tile.index(k, 0);
         if (tile.any(i)) fetch16(slot(stage, tensor, k), row + i);
-        else put(Pack<T>{}, stage, tensor, k);
+        else put(Vector<T>{}, stage, tensor, k);
       }
     } else {
 #pragma unroll 1
       for (int k = 0; k < K; ++k) {
         const int i = tile.index(k, 0);
-        put(tile.any(i) ? load_elements(row + i) : Pack<T>{}, stage, tensor, k);
+        put(tile.any(i) ? load_elements(row + i) : Vector<T>{}, stage, tensor, k);
       }
     }
   }
 
-  __device__ __forceinline__ void put(const Pack<T>& pack, int stage, int tensor, int k) const {
-    *slot(stage, tensor, k) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+  __device__ __forceinline__ void put(const Vector<T>& vector, int stage, int tensor, int k) const {
+    *slot(stage, tensor, k) = make_uint4(vector.word[0], vector.word[1], vector.word[2], vector.word[3]);
   }
 
-  __device__ __forceinline__ Pack<T> get(int stage, int tensor, int k) const {
+  __device__ __forceinline__ Vector<T> get(int stage, int tensor, int k) const {
     return load_aligned(reinterpret_cast<const T*>(slot(stage, tensor, k)));
   }
 };
@@ -55,8 +57,8 @@ template <int TENSORS, int K, typename T> struct Fetched {
 // are two stages, that of the row before goes on meanwhile. `own`: how far the thread's rows are behind those of its
 // block's first. All threads of the block call f as often, also for rows that are not there.
 template <typename Fetch, typename F>
-__device__ __forceinline__ void each_fetched(long long first, long long own, long long stride, long long rows, bool two,
-                                             Fetch fetch, F f) {
+__device__ __forceinline__ void each_pipelined_row(long long first, long long own, long long stride, long long rows,
+                                                   bool two, Fetch fetch, F f) {
   const long long lead = two ? stride : 0;
   int stage = 0;
   for (long long coming = first; coming - lead - own < rows; coming += stride, stage ^= int(two)) {

@@ -3,17 +3,17 @@
 //     blockDim.x   threads share a row: a power of two up to 32, several rows to a warp; or 32 n, one row to a block
 //     blockDim.y   rows of a block; 1 where blockDim.x > 32. The block is a whole number of warps.
 //
-// A thread holds K packs of 16 bytes of each tensor: W neighbours. Packs are cut where the index in the whole array, not
+// A thread holds K vectors of 16 bytes of each tensor: W neighbours. Packs are cut where the index in the whole array, not
 // in the row, is a multiple of W, so that in an array from a 16-byte boundary on each is one access whatever the size of
 // a row:
 //
-//     row 0   |01234567|89abcdef|g.......            17 elements of 2 bytes: three packs,
+//     row 0   |01234567|89abcdef|g.......            17 elements of 2 bytes: three vectors,
 //     row 1    .0123456|789abcde|fg......|           the last of row 0 and the first of row 1 being the same 16 bytes
 //
-// A pack at an end of a row is read whole and what is not the row's is masked; it is written element by element. An array
+// A vector at an end of a row is read whole and what is not the row's is masked; it is written element by element. An array
 // that begins elsewhere (a view such as x[1:], or a weight, which begins anew for each row) is read through the two
-// aligned packs that a pack straddles. Where all rows and arrays fit, none of this is compiled in: kernels branch once,
-// by vectors_fit(), into code for each.
+// aligned vectors that a vector straddles. Where all rows and arrays fit, none of this is compiled in: kernels branch once,
+// by all_aligned(), into code for each.
 #pragma once
 
 #include "common/reduce/warp_block.cuh"
@@ -51,7 +51,7 @@ template <typename T> __device__ __forceinline__ T element(const unsigned* word,
 }
 
 // 16 bytes of T in four registers, or fewer: half the registers of half types that are unpacked.
-template <typename T, int BYTES = 16> struct Pack {
+template <typename T, int BYTES = 16> struct Vector {
   unsigned word[BYTES / 4];
 
   __device__ __forceinline__ acc_t<T> operator[](int e) const {
@@ -60,18 +60,18 @@ template <typename T, int BYTES = 16> struct Pack {
     else return unpack(word[e / 2], e % 2, T());
   }
 
-  // Elements are set in order, on a pack of zeros.
+  // Elements are set in order, on a vector of zeros.
   __device__ __forceinline__ void set(int e, T value) {
     if constexpr (sizeof(T) == 8) word[2 * e] = __double2loint(value), word[2 * e + 1] = __double2hiint(value);
     else if constexpr (sizeof(T) == 4) word[e] = __float_as_uint(value);
     else word[e / 2] |= raw_bits(value) << (e % 2 * 16);
   }
 
-  static __device__ __forceinline__ Pack filled(T value) {
-    Pack pack = {};
+  static __device__ __forceinline__ Vector filled(T value) {
+    Vector vector = {};
 #pragma unroll
-    for (int e = 0; e < int(BYTES / sizeof(T)); ++e) pack.set(e, value);
-    return pack;
+    for (int e = 0; e < int(BYTES / sizeof(T)); ++e) vector.set(e, value);
+    return vector;
   }
 
   // What was unpacked is unpacked anew when it is next needed. Else the compiler keeps it, in twice the registers for
@@ -83,59 +83,59 @@ template <typename T, int BYTES = 16> struct Pack {
   }
 };
 
-template <int K, typename T, int BYTES> __device__ __forceinline__ void fold(Pack<T, BYTES> (&packs)[K]) {
+template <int K, typename T, int BYTES> __device__ __forceinline__ void fold(Vector<T, BYTES> (&vectors)[K]) {
 #pragma unroll
-  for (int k = 0; k < K; ++k) packs[k].fold();
+  for (int k = 0; k < K; ++k) vectors[k].fold();
 }
 
-// Whether each pack of W elements is one access: rows of whole packs, from a 16-byte boundary on. A null pointer fits.
-template <int W, typename... T> __device__ __forceinline__ bool vectors_fit(long long size, const T*... tensors) {
+// Whether each vector of W elements is one access: rows of whole vectors, from a 16-byte boundary on. A null pointer fits.
+template <int W, typename... T> __device__ __forceinline__ bool all_aligned(long long size, const T*... tensors) {
   return size % W == 0 && (is_aligned16(tensors) && ...);
 }
 
-// A part of a row, or all of it: K packs of W elements in each of the blockDim.x threads that share it. Indices are
-// counted from the tile's first element; those below 0, down to the first pack's beginning, are the row before's.
-template <int K, int W, bool VECTORS> struct Tile {
+// A part of a row, or all of it: K vectors of W elements in each of the blockDim.x threads that share it. Indices are
+// counted from the tile's first element; those below 0, down to the first vector's beginning, are the row before's.
+template <int K, int W, bool ALIGNED> struct Tile {
   int begin, left;  // the tile's elements: begin <= index < left; none where there is no row
   int low, high;  // what lies in the array: low <= index < high
-  int shift;  // of the packs' boundaries
+  int shift;  // of the vectors' boundaries
 
   static __device__ __forceinline__ int capacity() { return K * W * blockDim.x; }
 
   // How many tiles a row is.
   static __device__ __forceinline__ int count(long long size) {
-    return int((size + (VECTORS ? 0 : W - 1) + capacity() - 1) / capacity());
+    return int((size + (ALIGNED ? 0 : W - 1) + capacity() - 1) / capacity());
   }
 
   // Tile number c of a row of an array (rows, size); its first element is number c * capacity() of the row.
   static __device__ __forceinline__ Tile at(long long row, long long rows, long long size, int c = 0) {
     const long long start = c * (long long)capacity(), left = row < rows ? size - start : 0;
-    if constexpr (VECTORS) return {0, clipped(left, capacity()), 0, 0, 0};
+    if constexpr (ALIGNED) return {0, clipped(left, capacity()), 0, 0, 0};
     const int shift = int(row * size) & (W - 1);
     return {c && row < rows ? -shift : 0, clipped(left, capacity() - shift), -clipped(row * size + start, kFar),
             clipped((rows - row) * size - start, kFar), shift};
   }
 
-  // Where element e of pack k lies.
+  // Where element e of vector k lies.
   __device__ __forceinline__ int index(int k, int e) const {
-    return (k * blockDim.x + threadIdx.x) * W + e - (VECTORS ? 0 : shift);
+    return (k * blockDim.x + threadIdx.x) * W + e - (ALIGNED ? 0 : shift);
   }
 
   // Whether any of the N elements from i on is there, and whether all are.
   template <int N = W> __device__ __forceinline__ bool any(int i) const {
-    return i < left && (VECTORS || i + N > begin);
+    return i < left && (ALIGNED || i + N > begin);
   }
   template <int N = W> __device__ __forceinline__ bool all(int i) const {
-    return VECTORS ? i < left : i >= begin && i + N <= left;
+    return ALIGNED ? i < left : i >= begin && i + N <= left;
   }
 
-  // f(e) for each element of pack k that is there.
+  // f(e) for each element of vector k that is there.
   template <typename F> __device__ __forceinline__ void each_of(int k, F f) const {
     const int i = index(k, 0);
     if (all(i)) {
 #pragma unroll
       for (int e = 0; e < W; ++e) f(e);
-    } else if (!VECTORS && any(i)) {
+    } else if (!ALIGNED && any(i)) {
 #pragma unroll
       for (int e = 0; e < W; ++e) {
         if (all<1>(i + e)) f(e);
@@ -148,15 +148,15 @@ template <int K, int W, bool VECTORS> struct Tile {
   static __device__ __forceinline__ int clipped(long long value, int most) { return value < most ? int(value) : most; }
 };
 
-// A row off 16-byte boundaries, cut otherwise: whole packs of what is written, which begins at a boundary, and up to 2 W - 2
+// A row off 16-byte boundaries, cut otherwise: whole vectors of what is written, which begins at a boundary, and up to 2 W - 2
 // elements before and behind them, of which a thread takes one.
-template <int W, bool VECTORS> struct Cut {
-  int head = 0, whole;  // elements before the packs, and those of the packs
+template <int W, bool ALIGNED> struct UnalignedRow {
+  int head = 0, whole;  // elements before the vectors, and those of the vectors
   bool lone = false;  // whether this thread has one
   int column = 0;  // its place
 
-  __device__ __forceinline__ Cut(long long row, long long rows, long long size) : whole(int(size)) {
-    if (VECTORS) return;
+  __device__ __forceinline__ UnalignedRow(long long row, long long rows, long long size) : whole(int(size)) {
+    if (ALIGNED) return;
     head = int(-row * size) & (W - 1);
     whole = (whole - head) & -W;
     lone = threadIdx.x < int(size) - whole && row < rows;
@@ -164,7 +164,7 @@ template <int W, bool VECTORS> struct Cut {
   }
 };
 
-template <typename T, int BYTES = 16> __device__ __forceinline__ Pack<T, BYTES> load_aligned(const T* at) {
+template <typename T, int BYTES = 16> __device__ __forceinline__ Vector<T, BYTES> load_aligned(const T* at) {
   if constexpr (BYTES == 16) {
     const uint4 words = *reinterpret_cast<const uint4*>(at);
     return {words.x, words.y, words.z, words.w};
@@ -176,16 +176,17 @@ template <typename T, int BYTES = 16> __device__ __forceinline__ Pack<T, BYTES> 
   }
 }
 
-// A pack from any address on.
-template <typename T> __device__ __forceinline__ Pack<T> load_elements(const T* at) {
-  Pack<T> pack = {};
+// A vector from any address on.
+template <typename T> __device__ __forceinline__ Vector<T> load_elements(const T* at) {
+  Vector<T> vector = {};
 #pragma unroll
-  for (int e = 0; e < kVecWidth<T>; ++e) pack.set(e, at[e]);
-  return pack;
+  for (int e = 0; e < kVecWidth<T>; ++e) vector.set(e, at[e]);
+  return vector;
 }
 
-// The W elements from number `offset` of two packs on.
-template <typename T> __device__ __forceinline__ Pack<T> straddled(const Pack<T>& a, const Pack<T>& b, int offset) {
+// The W elements from number `offset` of two vectors on.
+template <typename T> __device__ __forceinline__ Vector<T> straddled(const Vector<T>& a, const Vector<T>& b,
+                                                                     int offset) {
   unsigned word[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) word[i] = a.word[i], word[i + 4] = b.word[i];
@@ -201,80 +202,81 @@ template <typename T> __device__ __forceinline__ Pack<T> straddled(const Pack<T>
 
 // What is not the tile's replaced by `pad`.
 template <int K, int W, typename T>
-__device__ __forceinline__ Pack<T> masked(const Tile<K, W, false>& tile, const Pack<T>& pack, int i, T pad) {
-  if (tile.all(i)) return pack;
-  Pack<T> result = {};
+__device__ __forceinline__ Vector<T> masked(const Tile<K, W, false>& tile, const Vector<T>& vector, int i, T pad) {
+  if (tile.all(i)) return vector;
+  Vector<T> result = {};
 #pragma unroll
-  for (int e = 0; e < W; ++e) result.set(e, tile.template all<1>(i + e) ? element<T>(pack.word, e) : pad);
+  for (int e = 0; e < W; ++e) result.set(e, tile.template all<1>(i + e) ? element<T>(vector.word, e) : pad);
   return result;
 }
 
 // The W elements of `row` from i on, one by one: those of the tile, and `pad` in place of others.
 template <int K, int W, typename T>
-__device__ __forceinline__ Pack<T> load_elements(const Tile<K, W, false>& tile, const T* row, int i, T pad) {
-  Pack<T> pack = {};
+__device__ __forceinline__ Vector<T> load_elements(const Tile<K, W, false>& tile, const T* row, int i, T pad) {
+  Vector<T> vector = {};
 #pragma unroll
   for (int e = 0; e < W; ++e) {
     T value = pad;
     if (tile.template all<1>(i + e)) value = row[i + e];
-    pack.set(e, value);
+    vector.set(e, value);
   }
-  return pack;
+  return vector;
 }
 
 // The W elements of `row` from i on: those of the tile, and `pad` in place of others. Reads low <= index < high alone.
 template <int K, int W, typename T>
-__device__ __forceinline__ Pack<T> load_across(const Tile<K, W, false>& tile, const T* row, int i, int low, int high,
-                                               T pad) {
-  if (!tile.any(i)) return Pack<T>::filled(pad);
+__device__ __forceinline__ Vector<T> load_across(const Tile<K, W, false>& tile, const T* row, int i, int low, int high,
+                                                 T pad) {
+  if (!tile.any(i)) return Vector<T>::filled(pad);
   const int offset = int(reinterpret_cast<unsigned long long>(row + i) % 16 / sizeof(T)), first = i - offset;
   if (first < low || first + (offset ? 2 * W : W) > high) return load_elements(tile, row, i, pad);
-  Pack<T> pack = load_aligned(row + first);
-  if (offset) pack = straddled(pack, load_aligned(row + first + W), offset);
-  return masked(tile, pack, i, pad);
+  Vector<T> vector = load_aligned(row + first);
+  if (offset) vector = straddled(vector, load_aligned(row + first + W), offset);
+  return masked(tile, vector, i, pad);
 }
 
-// This thread's pack k; `row` points to the tile's first element, and `pad` takes the place of what is not there.
-template <int K, bool VECTORS, typename T>
-__device__ __forceinline__ Pack<T> load_pack(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, int k, T pad) {
+// This thread's vector k; `row` points to the tile's first element, and `pad` takes the place of what is not there.
+template <int K, bool ALIGNED, typename T>
+__device__ __forceinline__ Vector<T> load_vector(const Tile<K, kVecWidth<T>, ALIGNED>& tile, const T* row, int k,
+                                                 T pad) {
   const int i = tile.index(k, 0);
-  if constexpr (VECTORS) return tile.all(i) ? load_aligned(row + i) : Pack<T>::filled(pad);
+  if constexpr (ALIGNED) return tile.all(i) ? load_aligned(row + i) : Vector<T>::filled(pad);
   else return load_across(tile, row, i, tile.low, tile.high, pad);
 }
 
 // The same of an array that has one row for all: `row` points to what belongs to the tile's first column.
-template <int K, bool VECTORS, typename T>
-__device__ __forceinline__ Pack<T> load_per_column(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, int k,
-                                                   T pad) {
+template <int K, bool ALIGNED, typename T>
+__device__ __forceinline__ Vector<T> load_per_column(const Tile<K, kVecWidth<T>, ALIGNED>& tile, const T* row, int k,
+                                                     T pad) {
   const int i = tile.index(k, 0);
-  if constexpr (VECTORS) return tile.all(i) ? load_aligned(row + i) : Pack<T>::filled(pad);
+  if constexpr (ALIGNED) return tile.all(i) ? load_aligned(row + i) : Vector<T>::filled(pad);
   else return load_across(tile, row, i, tile.begin, tile.left, pad);
 }
 
-// All of this thread's packs, each under way before any is waited for: only then do the threads at the ends of a row mask
+// All of this thread's vectors, each under way before any is waited for: only then do the threads at the ends of a row mask
 // theirs.
-template <int K, bool VECTORS, typename T>
-__device__ __forceinline__ void load_row(const Tile<K, kVecWidth<T>, VECTORS>& tile, const T* row, T pad,
-                                         Pack<T> (&packs)[K]) {
+template <int K, bool ALIGNED, typename T>
+__device__ __forceinline__ void load_row(const Tile<K, kVecWidth<T>, ALIGNED>& tile, const T* row, T pad,
+                                         Vector<T> (&vectors)[K]) {
   constexpr int W = kVecWidth<T>;
-  if constexpr (!VECTORS) {
-    if (is_aligned16(row + tile.index(0, 0))) {  // and so is every pack
+  if constexpr (!ALIGNED) {
+    if (is_aligned16(row + tile.index(0, 0))) {  // and so is every vector
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         const int i = tile.index(k, 0);
-        packs[k] = tile.any(i) && i + W <= tile.high ? load_aligned(row + i) : Pack<T>::filled(pad);
+        vectors[k] = tile.any(i) && i + W <= tile.high ? load_aligned(row + i) : Vector<T>::filled(pad);
       }
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         const int i = tile.index(k, 0);
         if (!tile.any(i) || tile.all(i)) continue;
-        packs[k] = i + W <= tile.high ? masked(tile, packs[k], i, pad) : load_elements(tile, row, i, pad);
+        vectors[k] = i + W <= tile.high ? masked(tile, vectors[k], i, pad) : load_elements(tile, row, i, pad);
       }
       return;
     }
   }
 #pragma unroll
-  for (int k = 0; k < K; ++k) packs[k] = load_pack(tile, row, k, pad);
+  for (int k = 0; k < K; ++k) vectors[k] = load_vector(tile, row, k, pad);
 }
 
 // The words of elements first, first + 1, ... of f(e), rounded to O.
@@ -304,15 +306,15 @@ __device__ __forceinline__ void store_words(void* at, unsigned a, unsigned b, un
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a), "r"(b), "r"(c), "r"(d));
 }
 
-// The words of elements p, p + 1, ... of pack k, to their places in `row`.
-template <int K, int W, bool VECTORS, typename O, int WORDS>
-__device__ __forceinline__ void store_words_of(const Tile<K, W, VECTORS>& tile, O* row, int k,
+// The words of elements p, p + 1, ... of vector k, to their places in `row`.
+template <int K, int W, bool ALIGNED, typename O, int WORDS>
+__device__ __forceinline__ void store_words_of(const Tile<K, W, ALIGNED>& tile, O* row, int k,
                                                const unsigned (&word)[WORDS], int p = 0) {
   constexpr int P = WORDS * 4 / sizeof(O);
   const int i = tile.index(k, p);
   if (!tile.template any<P>(i)) return;
   O* at = row + i;
-  if (VECTORS || (tile.template all<P>(i) && reinterpret_cast<unsigned long long>(at) % (4 * WORDS) == 0)) {
+  if (ALIGNED || (tile.template all<P>(i) && reinterpret_cast<unsigned long long>(at) % (4 * WORDS) == 0)) {
     if constexpr (WORDS == 4) store_words(at, word[0], word[1], word[2], word[3]);
     else store_words(at, word[0], word[1]);
     return;
@@ -323,9 +325,9 @@ __device__ __forceinline__ void store_words_of(const Tile<K, W, VECTORS>& tile, 
   }
 }
 
-// row[...] = f(e) for pack k. O may be narrower or wider than what the tile was cut for.
-template <int K, int W, bool VECTORS, typename O, typename F>
-__device__ __forceinline__ void store_pack(const Tile<K, W, VECTORS>& tile, O* row, int k, F f) {
+// row[...] = f(e) for vector k. O may be narrower or wider than what the tile was cut for.
+template <int K, int W, bool ALIGNED, typename O, typename F>
+__device__ __forceinline__ void store_vector(const Tile<K, W, ALIGNED>& tile, O* row, int k, F f) {
   constexpr int P = W < kVecWidth<O> ? W : kVecWidth<O>;
   if (!tile.any(tile.index(k, 0))) return;
 #pragma unroll

@@ -18,7 +18,7 @@ template <typename T> struct Few {
   static __device__ __forceinline__ Few at(const T* place, bool, T) { return {*place}; }
   __device__ __forceinline__ acc_t<T> operator[](int) const { return value; }
   __device__ __forceinline__ Few larger(Few other) const { return {Larger()(value, other.value)}; }
-  // See Pack.
+  // See Vector.
   __device__ __forceinline__ void fold() {}
 };
 
@@ -108,13 +108,13 @@ template <typename T> struct TwoRows {
 
 // A thread's part of a row that blockDim.x neighbours share: `chunk` Few side by side, or what is left of them, in registers.
 // Indices count from the first row in shared memory on.
-template <typename T> struct SmallRow {
+template <typename T> struct TinyRow {
   static constexpr int N = Few<T>::COUNT, SLOTS = sizeof(T) == 8 ? 8 : 16, GROUP = SLOTS / 4;
   int chunk, begin;
   int count;  // of this thread's Few
   int lone;  // an element that is left of the row, at one of its ends; -1: none
 
-  __device__ __forceinline__ SmallRow(int row, int size, bool inside) {
+  __device__ __forceinline__ TinyRow(int row, int size, bool inside) {
     const int first = row * size, odd = first & N - 1, few = size / N, threads = blockDim.x;
     chunk = few + threads - 1 >> log2_of(threads);
     begin = first + odd + threadIdx.x * chunk * N;
@@ -172,7 +172,7 @@ template <typename T> struct SmallRow {
 // f(row, inside) for `count` rows in shared memory, of a block of kSmallRows threads, (threads of a row, rows). All lanes take
 // part. Rows of an odd number of halves begin within a word, every second of them: a warp takes every second row, whose
 // words are an odd number apart, so that its lanes meet in no bank.
-template <typename F> __device__ __forceinline__ void each_small_row(int count, bool odd, F f) {
+template <typename F> __device__ __forceinline__ void each_tiny_row(int count, bool odd, F f) {
   const int each = kWarp >> log2_of(blockDim.x), y = threadIdx.y, second = y & each ? 1 : 0;
   const int own = odd ? (y & -2 * each) + (y & each - 1) * 2 + second : y;
   for (int pass = 0; pass < count; pass += blockDim.y) f(pass + own, pass + own < count);
