@@ -36,6 +36,7 @@ _MAKERS: dict[str, _Make] = {
     "ones": lambda n, source: torch.ones(n),
     "full": lambda n, source: torch.full(n[:-1], n[-1]),
     "arange": lambda n, source: torch.arange(*n),
+    "empty": lambda n, source: torch.empty(n),
 }
 
 
@@ -58,8 +59,11 @@ def load(path: str) -> Any:
 def call(of: Subject, args: Sequence[str], seed: int) -> Call:
     """The call of these words, `name=` before a keyword argument; without words, one that the reference takes."""
     source = torch.Generator().manual_seed(seed)
-    if not args:
-        return _usual(of, source)
+    return _usual(of, source) if not args else parsed(args, source)
+
+
+def parsed(args: Sequence[str], source: torch.Generator) -> Call:
+    """The call of these words, with random numbers from `source`."""
     values, keywords = [], {}
     for text in args:
         match = re.fullmatch(r"([A-Za-z_]\w*)=(.*)", text, re.DOTALL)
