@@ -170,7 +170,7 @@ _USUAL: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
     "embedding": lambda x: (torch.zeros(16384, dtype=torch.int64), x),
     "geglu": lambda x: (x, _like(x, *x.shape)),
     "group_norm": lambda x: (x, math.gcd(x.shape[1], 32), _like(x, x.shape[1]), _like(x, x.shape[1])),
-    "kl_div": lambda x: (x, _like(x, *x.shape)),
+    "kl_div": lambda x: (x, _like(x, *x.shape), None, None, "batchmean"),
     "layer_norm": lambda x: (x, x.shape[-1:], _like(x, x.shape[-1]), _like(x, x.shape[-1])),
     "linear": lambda x: (x, _like(x, x.shape[-1], x.shape[-1]), _like(x, x.shape[-1])),
     "log_softmax": lambda x: (x, -1),
