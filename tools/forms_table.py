@@ -1,4 +1,4 @@
-"""The table of forms in cuda_src/README.md, written from the lists of forms: `python tools/forms_table.py`; `--check` only compares."""
+"""Write the table of forms into cuda_src/README.md from the lists of forms; with `--check` only compare."""
 
 from __future__ import annotations
 

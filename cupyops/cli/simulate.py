@@ -127,10 +127,10 @@ def _built(text: source.Source, chosen: instance.Instance, request: Request) -> 
 
 
 def _defined(text: source.Source, given: Sequence[str]) -> tuple[str, ...]:
-    """The constants that the Kernels of a built-in file define; one that the command line gives itself is left to it."""
+    """The constants that the Kernels of this file define; one that the command line gives itself is left to it."""
     named = {option.partition("=")[0] for option in given}
-    folder = None if text.path is None else text.path.parent
-    alike = [one for one in kernels(folder) if one.source.path == text.path] if folder == source.cuda_src() else []
+    path = text.path
+    alike = [one for one in kernels() if path is not None and one.file == path.name and one.source.path == path]
     options = dict.fromkeys(option for one in alike for option in one.options if option.startswith("-D"))
     return tuple(option for option in options if option.partition("=")[0] not in named)
 

@@ -12,7 +12,6 @@ import torch
 from typer.testing import CliRunner
 
 from cupyops import Kernel
-from cupyops._kernel.compile import source
 from cupyops.cli.app import app
 from cupyops.cli.occupancy import occupancy
 
@@ -668,10 +667,9 @@ def test_as_a_program(folder):
     assert "takes 4 arguments; 1 given" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_constants_of_built_in_kernels_come_from_python(tmp_path, monkeypatch):
+def test_constants_of_built_in_kernels_come_from_python(tmp_path):
     """A Kernel that defines constants tells the command line what they are; one that is given there is left alone."""
     (tmp_path / "put.cu").write_text("__global__ void put(float* y) { y[threadIdx.x] = VALUE; }\n")
-    monkeypatch.setattr(source, "cuda_src", lambda: tmp_path)
     kernel = Kernel(tmp_path / "put.cu", "put", define={"VALUE": 7})  # noqa: F841 - it is alive
     words = ["simulate", str(tmp_path / "put.cu"), "put", "--grid", "1", "--block", "4", "--arg", "zeros(4)"]
     for more, mean in (([], 7.0), (["--option=-DVALUE=8"], 8.0)):
