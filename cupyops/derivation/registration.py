@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..launching import versions
 from . import schema
-from .definition import Definition, differentiable_alias, increment_versions, like_outputs, wants_gradient
+from .definition import Definition, differentiable_alias, like_outputs, wants_gradient
 from .kept import Kept
 
 
@@ -81,7 +82,7 @@ class Registration:
             self.of.run_forward(args)
         else:
             self.of.reference(*args)
-            increment_versions(self.of.changed(args))
+            versions.raise_all(self.of.changed(args))
 
     def _mutate_differentiably(self, *args: Any, **kwargs: Any) -> None:
         args = self.of.bind(args, kwargs)

@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from .. import tracing
 from ..errors import CupyopsError
 from ..kernel import FLOATING
+from ..launching.versions import this_thread
 from ..layout import restride
 from .backward import Backward
 from .definition import Definition
@@ -31,6 +32,7 @@ _KNOWN = {
     "FLOATING": frozenset(FLOATING),
     "CupyopsError": CupyopsError,
     "tracing": tracing,
+    "this_thread": this_thread,
     "forward_ad": forward_ad,
     "is_dynamo_compiling": is_dynamo_compiling,
     "functorch_active": functorch_active,
@@ -77,11 +79,14 @@ def __call__(self, *args, **kwargs):
         return self._otherwise(args)
     if ({" or ".join(wanted)}) and is_grad_enabled():
         return differentiable({named})
+    outer, this_thread.in_role = this_thread.in_role, True
     try:
         return launch({named})[0]
     except CupyopsError as error:
         op.add_note(error, "forward")
         raise
+    finally:
+        this_thread.in_role = outer
 """
     return _function("__call__", source, op, differentiable=differentiable)
 
@@ -95,11 +100,14 @@ def forward(op: Definition) -> Callable[..., Any]:
     source = f"""
 def forward(ctx, {_names(op)}):
     launch = op.launch_forward  # which a call may change
+    outer, this_thread.in_role = this_thread.in_role, True
     try:
         y, saved = launch({_names(op)}{asked})
     except CupyopsError as error:
         op.add_note(error, "forward")
         raise
+    finally:
+        this_thread.in_role = outer
     {f"ctx.values = [{values}]" if len(op.tensors) < op.arity else ""}
     {"if saved: " if _keeps_output(op) else ""}ctx.strides = (y.stride(),)
     ctx.to_save = ({saved}*saved,)  # as save_for_backward does
@@ -138,11 +146,14 @@ def backward(ctx, {grads}):
         return otherwise(ctx, {grads})
     tensors = ctx.saved_tensors
     strides = {strides}{laid_out}
+    outer, this_thread.in_role = this_thread.in_role, True
     try:
         found = launch(tensors[{len(tensors)}:], {grads}, {extra})
     except CupyopsError as error:
         op.add_note(error, "backward")
-        raise{usual if op.tensors == tuple(range(most)) else ""}
+        raise
+    finally:
+        this_thread.in_role = outer{usual if op.tensors == tuple(range(most)) else ""}
     return tuple(placed(found, ctx.needs_input_grad))
 """
     return _function("backward", source, op, role=role, launch=role.launch, placed=role.placed, otherwise=otherwise)
