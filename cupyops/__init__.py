@@ -1,5 +1,9 @@
 """cupyops: a .cu file becomes a differentiable PyTorch operator, with pip alone."""
 
+import warnings
+
+import torch
+
 from . import nn, optim, testing
 from .arrays import vjp
 from .autotune import autotune
@@ -25,5 +29,9 @@ from .tracing import Trace, trace
 from .warmup import Warmup, warmup
 
 __version__ = "0.1.0"
+
+# Sizes that our checks compare while torch.jit.trace records make no difference to what is recorded. PyTorch hushes this
+# warning of its own modules in the same way.
+warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"cupyops\.")
 
 simulate_if_asked()

@@ -23,6 +23,7 @@ from .backward import Backward
 from .definition import Definition
 
 functorch_active = torch._C._are_functorch_transforms_active
+is_jit_tracing = torch._C._is_tracing  # by torch.jit.trace and torch.onnx.export(dynamo=False)
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of retain_graph; True outside of a backward
 is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
@@ -36,6 +37,7 @@ _KNOWN = {
     "forward_ad": forward_ad,
     "is_dynamo_compiling": is_dynamo_compiling,
     "functorch_active": functorch_active,
+    "is_jit_tracing": is_jit_tracing,
     "keeps_graph": keeps_graph,
     "is_legacy_batched": is_legacy_batched,
     "restride": restride,
@@ -71,7 +73,9 @@ def __call__(self, *args, **kwargs):
         return self._compiling(self.definition.bind(args, kwargs))
     if kwargs or len(args) != {op.arity}:
         args = op.bind(args, kwargs)
-    if functorch_active() or dispatch_modes() or forward_ad._current_level >= 0 or tracing.active is not None:
+    if functorch_active() or dispatch_modes() or forward_ad._current_level >= 0:
+        return self._otherwise(args)
+    if tracing.active is not None or is_jit_tracing():
         return self._otherwise(args)
     {named} = args
     launch = op.launch_forward
