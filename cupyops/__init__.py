@@ -1,5 +1,9 @@
 """cupyops: a .cu file becomes a differentiable PyTorch operator, with pip alone."""
 
+import warnings
+
+import torch
+
 from . import nn, optim, testing
 from ._expression.elementwise import elementwise
 from ._expression.reduction import reduction
@@ -27,5 +31,9 @@ from .nn._swap import swap
 from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
 
 __version__ = "0.1.0"
+
+# Sizes that our checks compare while torch.jit.trace records make no difference to what is recorded. PyTorch hushes this
+# warning of its own modules in the same way.
+warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"cupyops\.")
 
 simulate_if_asked()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ._kernel.compile import architecture
 from ._kernel.compile.binary import Binary
-from ._kernel.launch import signature
+from ._kernel.launch import signature, versions
 from ._kernel.launch.configuration import Configuration, waits
 from ._kernel.launch.executors import Turn, executors
 from ._kernel.launch.specialised import Specialised
@@ -106,6 +106,7 @@ class Simulation:
             finally:
                 for allocation in touched:
                     allocation.restrict(0, len(allocation.buffer))
+                _raise_written(arguments, args)  # after a fault too, which may be one in the middle
 
     def _check(self, name: str, configuration: Configuration, binary: Binary) -> None:
         """What a device of this architecture has no room for."""
@@ -308,6 +309,14 @@ def _value(argument: signature.Argument, given: Any, checked: Any) -> Any:
     if argument.kind == "float":
         return np.float32(checked) if argument.size == 4 else np.float64(checked)
     return checked if argument.kind == "struct" else int(checked)
+
+
+def _raise_written(arguments: Sequence[signature.Argument], args: Sequence[Any]) -> None:
+    """Raise the versions of what was written. A blank storage stays one: which of its bytes were written is known."""
+    blank = [one for one in args if isinstance(one, Tensor) and one.untyped_storage() in _blank]
+    versions.raise_written(arguments, args)
+    for tensor in blank:
+        _blank[tensor.untyped_storage()] = _version(tensor)
 
 
 def _version(tensor: Tensor) -> int:

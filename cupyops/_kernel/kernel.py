@@ -212,6 +212,7 @@ class Kernel(Template):
 
     def _configure(self, key: tuple[Any, ...], launch: tuple[Any, ...]) -> Callable[..., None]:
         """The launch function; kept for the next time under `key`, but where an edited file is to be noticed."""
+        self._refuse_to_be_recorded()
         watching = reload.wanted()
         if watching:
             self._reload()
@@ -228,6 +229,13 @@ class Kernel(Template):
             self._configured[key] = later
         return now
 
+    def _refuse_to_be_recorded(self) -> None:
+        if torch._C._is_tracing():
+            raise LaunchError(
+                f"{self}: torch.jit.trace and torch.onnx.export(dynamo=False) record what PyTorch's operators do, and would "
+                "lose this launch; make it an operator with cupyops.operator, of which they record the reference"
+            )
+
     def _configuration(self, launch: tuple[Any, ...]) -> Configuration:
         try:
             return Configuration.of(*launch)
@@ -239,6 +247,7 @@ class Kernel(Template):
 
     def _launch(self, launch: Configuration | tuple[Any, ...], args: tuple[Any, ...], template: dict[str, Any]) -> None:
         """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
+        self._refuse_to_be_recorded()
         specialised = self.instance(**template)
         anchor: Any = args[specialised.anchor] if len(args) > specialised.anchor else None
         if type(anchor) not in _PLAIN and is_dry(anchor):

@@ -7,7 +7,7 @@ else is derived, and each call takes one route:
     the same, gradient wanted                                one autograd.Function around forward and backward
     backward under create_graph=True                         gradient through the reference
     torch.compile, export, FakeTensor, modes, subclasses     the registered torch.library op
-    torch.func transform, forward-mode AD                    the reference
+    torch.func transform, forward-mode AD, torch.jit.trace   the reference
     CPU tensors, and what `unsupported` names                the reference
 """
 
@@ -32,6 +32,7 @@ from .derivation.autocast import POLICIES, cast, dtype_for
 from .derivation.autograd import differentiable
 from .derivation.definition import Definition, wants_gradient
 from .derivation.registration import Registration
+from .derivation.written import is_jit_tracing
 
 _PLAIN = frozenset((Tensor, Parameter))
 _functorch_active = torch._C._are_functorch_transforms_active
@@ -219,6 +220,8 @@ class Operator:
 
     def _route(self, args: tuple[Any, ...]) -> tuple[str, Callable[[tuple[Any, ...]], Any], str]:
         """(name, function, note) of the route of a call that is not being compiled; no name where it leads to another."""
+        if is_jit_tracing():  # a trace holds what PyTorch's own operators do, and would lose a launch
+            return "reference", self._by_reference, "torch.jit.trace"
         if _functorch_active() or forward_ad._current_level >= 0:
             return "reference", self._by_reference, "torch.func or forward-mode AD"
         given = self.definition.given(args)

@@ -15,6 +15,7 @@ from ..bench.case import Case, declared, files
 from ..bench.host import too_slow
 from ..bench.results import Results
 from ..errors import InputError
+from . import outputs
 from .figures import show
 from .words import complain
 
@@ -87,6 +88,14 @@ def _check(request: Request) -> None:
         raise InputError('--html and --png need matplotlib: pip install "cupyops[bench]"')
     if request.source is not None and (request.names or request.host or request.dry_run):
         raise InputError("--from measures nothing: it goes with no operators, no --host and no --dry-run")
+    read = [] if request.source is not None else files(request.names, request.folder)
+    outputs.files(
+        {"--json": request.json, "--html": request.html},
+        [request.compare, request.source, *read],
+        folders_are_made=True,
+    )
+    if request.png is not None:
+        outputs.folder("--png", request.png)
 
 
 def _measure(request: Request, cases: list[Case], console: Console) -> Results:

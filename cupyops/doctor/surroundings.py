@@ -6,7 +6,9 @@ import difflib
 import os
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
+from .._kernel.compile import trust
 from .finding import Finding, absent, fault, ok, warning
 from .machine import Facts, Machine
 
@@ -73,11 +75,20 @@ def settings(machine: Machine) -> Iterator[Finding]:
 
 
 def _setting(name: str, value: str) -> Iterator[Finding]:
-    missing = []
-    if name == "CUPYOPS_CUBIN_PATH":
-        missing = [folder for folder in value.split(os.pathsep) if folder and not os.path.isdir(folder)]
+    folders = [folder for folder in value.split(os.pathsep) if folder] if name == "CUPYOPS_CUBIN_PATH" else []
+    missing = [folder for folder in folders if not os.path.isdir(folder)]
+    distrusted = [why for folder in folders if folder not in missing and (why := _objection(folder)) is not None]
+    for why in distrusted:
+        yield warning(name, f"kernels are not taken from there, since others can write: {why.found}", why.remedy)
     if missing:
         build = f"python -m cupyops compile --out {shlex.quote(missing[0])}"
         yield warning(name, f"{value!r}: there is no folder {missing[0]}", build)
-    else:
+    elif not distrusted:
         yield ok(name, f"{value!r}: {SETTINGS[name]}")
+
+
+def _objection(folder: str) -> trust.Objection | None:
+    try:
+        return trust.objection(Path(folder), trust.owners())
+    except OSError as error:
+        return trust.Objection(f"{folder}: {error.strerror}", "unset CUPYOPS_CUBIN_PATH")

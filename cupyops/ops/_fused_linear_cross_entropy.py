@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
+from torch.jit import is_tracing
 from torch.nn import Parameter
 from torch.nn import functional as F
 
@@ -100,11 +101,15 @@ def _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing)
 def _to_bits(class_weight: Tensor) -> Tensor:
     """As integers, in the width that is computed in: an operator takes floating tensors of one dtype, and under autocast
     the weights of the classes keep theirs."""
-    integers = torch.int64 if class_weight.dtype is torch.float64 else torch.int32
-    return class_weight.to(losses.accumulator(class_weight.dtype)).resolve_neg().contiguous().view(integers)
+    wide = class_weight.to(losses.accumulator(class_weight.dtype)).resolve_neg().contiguous()
+    if is_tracing():  # PyTorch cannot trace a view in another dtype; the reference takes the weights as they are
+        return wide
+    return wide.view(torch.int64 if wide.dtype is torch.float64 else torch.int32)
 
 
 def _from_bits(class_weight: Tensor) -> Tensor:
+    if class_weight.is_floating_point():
+        return class_weight
     return class_weight.view(torch.float64 if class_weight.dtype is torch.int64 else torch.float32)
 
 

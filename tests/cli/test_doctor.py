@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -325,6 +326,15 @@ def test_a_warning_and_its_remedy(case, monkeypatch):
     result = command(monkeypatch, machine)
     assert result.exit_code == 0
     assert f"  {remedy}\n" in result.output
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no owners here")
+def test_a_folder_of_cubins_that_others_can_write(tmp_path):
+    tmp_path.chmod(0o777)
+    found = rows(replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(tmp_path)}))["CUPYOPS_CUBIN_PATH"]
+    assert (found.verdict, found.remedy) == (WARNING, f"chmod -R go-w {tmp_path}") and "0777" in found.found
+    tmp_path.chmod(0o755)
+    assert rows(replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(tmp_path)}))["CUPYOPS_CUBIN_PATH"].verdict == OK
 
 
 def test_one_cause_is_one_fault():

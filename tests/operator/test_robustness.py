@@ -516,13 +516,25 @@ def test_a_folder_that_was_open_once(cache, compiled, runs, monkeypatch):
     assert build().origin == "nvrtc" and stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_the_precompiled_folder_is_trusted(cache, compiled, runs, tmp_path, monkeypatch):
-    """An administrator's folder, named by the user: whose files they are does not matter."""
-    disk.write_entry(tmp_path, STEM, *compiled[NAME])
-    give_away(pair(tmp_path), monkeypatch)
-    monkeypatch.setenv("CUPYOPS_CUBIN_PATH", str(tmp_path))
-    binary = build()
-    assert binary.origin == "precompiled" and is_right(binary, compiled) and not runs
+def test_the_folder_of_an_administrator_is_trusted(cache, compiled, runs):
+    """Root's files, in root's folder, named by an ordinary user."""
+    if os.getuid() != 0:
+        pytest.skip("only root can make what belongs to root")
+    place = Path(tempfile.mkdtemp())
+    place.chmod(0o755)
+    try:
+        disk.write_entry(place, STEM, *compiled[NAME])
+        for path in pair(place):
+            path.chmod(0o644)
+
+        def work():
+            as_an_ordinary_user()
+            os.environ["CUPYOPS_CUBIN_PATH"] = str(place)
+            return build().origin, is_right(build(), compiled)
+
+        assert answer(fork(work)) == ("precompiled", True)
+    finally:
+        shutil.rmtree(place)
 
 
 def test_a_damaged_precompiled_entry_is_still_a_miss(cache, compiled, runs, tmp_path, monkeypatch):

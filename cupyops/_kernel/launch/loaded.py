@@ -17,7 +17,7 @@ from ..._util import tracing
 from ...errors import LaunchError
 from ..compile import backend
 from ..compile.binary import Binary
-from . import driver, fastpath, faults, signature
+from . import driver, fastpath, faults, signature, versions
 from .configuration import Configuration, waits
 
 _DEFAULT_SHARED = 48 * 1024  # static and dynamic together; more is to be asked for, by function and device
@@ -69,6 +69,7 @@ class Loaded:
             shape = *configuration.grid, *configuration.block, configuration.shared
             with faults.awaited(where, self.device), tracing.timed(record):
                 driver.launcher(configuration)(self._function, *shape, stream, address, 0)
+        versions.raise_written(self.arguments, args)
 
     def read(self, symbol: str, size: int) -> Tensor:
         """The bytes of a variable of the module, copied on the current stream."""

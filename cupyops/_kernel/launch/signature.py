@@ -21,6 +21,8 @@ from ..compile.binary import Parameter
 from .ctype import DTYPES, vector_alignment
 
 _UNSIGNED = re.compile(r"\bunsigned\b|\bu(int|long|short|char)\w*|\bsize_t\b")
+_CONST = re.compile(r"\bconst\b")
+_IN_BRACKETS = re.compile(r"<[^<>]*>")
 _FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}  # the struct module's letters; upper case is unsigned
 
 
@@ -36,6 +38,16 @@ class Argument:
     dtype: torch.dtype | None = None  # what a pointer points to; None where any tensor will do
     boundary: int = 1  # a pointer's address is to be a multiple of this
     template: str = ""  # the template parameter that says what a pointer points to
+
+    @property
+    def is_written(self) -> bool:
+        """Whether it is a pointer through which the kernel may write: `T*`, `const T**`, not `const T*` or `T const*`."""
+        if self.kind != "pointer":
+            return False
+        pointee = self.ctype[:-1].strip()
+        while pointee != (outside := _IN_BRACKETS.sub(" ", pointee)):  # in `Row<const T>*` the const is another's
+            pointee = outside
+        return _CONST.search(pointee.rpartition("*")[2]) is None
 
     @property
     def format(self) -> str:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from ..._kernel.kernel import FLOATING, executors
+from ..._kernel.launch import versions
+from ..._kernel.launch.versions import this_thread
 from ..._util.strides import is_dry, restride
 from ...errors import CupyopsError, InputError
 from . import results, schema
@@ -123,11 +125,14 @@ class Definition:
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, saved) by the forward kernels; `needs`, where a backward by kernels follows."""
         assert self.launch_forward is not None
+        outer, this_thread.in_role = this_thread.in_role, True
         try:
             outputs, saved = self.launch_forward(*args, **self.asked(needs))
         except CupyopsError as error:
             self.add_note(error, "forward")
             raise
+        finally:
+            this_thread.in_role = outer
         if self.mutated:
             return self.changed(args), saved
         return (outputs,) if self.outputs == 1 else outputs, saved
@@ -236,7 +241,7 @@ class Definition:
                 for index, tensor in tensors.items():
                     refuse_in_place(f"{self.name}: {self.parameters[index].name}", tensor)
                 found = launch(*args)
-                increment_versions(list(tensors.values()))
+                versions.raise_all(tensors.values())
                 return found
 
             return updating
@@ -249,7 +254,7 @@ class Definition:
                 refuse_in_place(f"{self.name}: {name}", tensor)
             found = launch(*args)
             _, saved = (None, ()) if found is None else found
-            increment_versions(tensors)
+            versions.raise_all(tensors)
             return self.returned(tensors), saved
 
         return in_place
@@ -300,10 +305,3 @@ def refuse_in_place(name: str, tensor: Tensor) -> None:
         raise InputError(f"{name} is an inference tensor, which cannot be changed in place outside inference mode")
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
         raise InputError(f"{name} is expanded: several of its elements are one place in memory; give a copy of it")
-
-
-def increment_versions(tensors: Sequence[Tensor]) -> None:
-    """Say that they have been changed, so that autograd does not take what was saved of them for what it was."""
-    for tensor in tensors:
-        if not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)

@@ -15,6 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from ..._kernel.kernel import FLOATING
+from ..._kernel.launch.versions import this_thread
 from ..._util import tracing
 from ..._util.strides import restride
 from ...errors import CupyopsError
@@ -22,6 +23,7 @@ from .backward import Backward
 from .definition import Definition
 
 functorch_active = torch._C._are_functorch_transforms_active
+is_jit_tracing = torch._C._is_tracing  # by torch.jit.trace and torch.onnx.export(dynamo=False)
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of retain_graph; True outside of a backward
 is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
@@ -31,9 +33,11 @@ _KNOWN = {
     "FLOATING": frozenset(FLOATING),
     "CupyopsError": CupyopsError,
     "tracing": tracing,
+    "this_thread": this_thread,
     "forward_ad": forward_ad,
     "is_dynamo_compiling": is_dynamo_compiling,
     "functorch_active": functorch_active,
+    "is_jit_tracing": is_jit_tracing,
     "keeps_graph": keeps_graph,
     "is_legacy_batched": is_legacy_batched,
     "restride": restride,
@@ -69,7 +73,9 @@ def __call__(self, *args, **kwargs):
         return self._compiling(self.definition.bind(args, kwargs))
     if kwargs or len(args) != {op.arity}:
         args = op.bind(args, kwargs)
-    if functorch_active() or dispatch_modes() or forward_ad._current_level >= 0 or tracing.active is not None:
+    if functorch_active() or dispatch_modes() or forward_ad._current_level >= 0:
+        return self._otherwise(args)
+    if tracing.active is not None or is_jit_tracing():
         return self._otherwise(args)
     {named} = args
     launch = op.launch_forward
@@ -77,11 +83,14 @@ def __call__(self, *args, **kwargs):
         return self._otherwise(args)
     if ({" or ".join(wanted)}) and is_grad_enabled():
         return differentiable({named})
+    outer, this_thread.in_role = this_thread.in_role, True
     try:
         return launch({named})[0]
     except CupyopsError as error:
         op.add_note(error, "forward")
         raise
+    finally:
+        this_thread.in_role = outer
 """
     return _function("__call__", source, op, differentiable=differentiable)
 
@@ -95,11 +104,14 @@ def forward(op: Definition) -> Callable[..., Any]:
     source = f"""
 def forward(ctx, {_names(op)}):
     launch = op.launch_forward  # which a call may change
+    outer, this_thread.in_role = this_thread.in_role, True
     try:
         y, saved = launch({_names(op)}{asked})
     except CupyopsError as error:
         op.add_note(error, "forward")
         raise
+    finally:
+        this_thread.in_role = outer
     {f"ctx.values = [{values}]" if len(op.tensors) < op.arity else ""}
     {"if saved: " if _keeps_output(op) else ""}ctx.strides = (y.stride(),)
     ctx.to_save = ({saved}*saved,)  # as save_for_backward does
@@ -138,11 +150,14 @@ def backward(ctx, {grads}):
         return otherwise(ctx, {grads})
     tensors = ctx.saved_tensors
     strides = {strides}{laid_out}
+    outer, this_thread.in_role = this_thread.in_role, True
     try:
         found = launch(tensors[{len(tensors)}:], {grads}, {extra})
     except CupyopsError as error:
         op.add_note(error, "backward")
-        raise{usual if op.tensors == tuple(range(most)) else ""}
+        raise
+    finally:
+        this_thread.in_role = outer{usual if op.tensors == tuple(range(most)) else ""}
     return tuple(placed(found, ctx.needs_input_grad))
 """
     return _function("backward", source, op, role=role, launch=role.launch, placed=role.placed, otherwise=otherwise)
