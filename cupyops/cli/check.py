@@ -15,7 +15,7 @@ from rich.text import Text
 
 from .._kernel.kernel import kernels
 from ..errors import CupyopsError, InputError
-from ..testing import Report, hazards
+from ..testing import Report, check, hazards
 from ..testing.hazard import family_of
 from ..testing.report import FAIL, NOT_APPLICABLE, PASS
 from ..testing.target import operator_of, target
