@@ -3,6 +3,7 @@
 from . import nn, optim, testing
 from .arrays import vjp
 from .autotune import autotune
+from .derivation.plans import off_if_asked, plans
 from .elementwise import elementwise
 from .errors import (
     CompileError,
@@ -15,6 +16,7 @@ from .errors import (
 )
 from .graph import Graphed, graph
 from .kernel import Kernel, ceil_div
+from .layout import aligned, alignment
 from .magic import load_ipython_extension, unload_ipython_extension
 from .nn.swap import swap
 from .operator import Operator, operator, operators
@@ -27,3 +29,4 @@ from .warmup import Warmup, warmup
 __version__ = "0.1.0"
 
 simulate_if_asked()
+off_if_asked()

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from . import observed
+
 active: Trace | None = None
 _current = threading.local()  # .frame: what this thread is running
 
@@ -70,12 +72,14 @@ class Trace:
 
     def __enter__(self) -> Trace:
         global active
+        observed.watch()
         self._previous, active = active, self
         return self
 
     def __exit__(self, *exception: object) -> None:
         global active
         active = self._previous
+        observed.watch(-1)
 
     def launches(self) -> list[Record]:
         """Only the records of kernels."""

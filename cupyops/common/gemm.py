@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import check
 from ..errors import InputError
 from ..kernel import Kernel, ceil_div
+from ..layout import aligned
 from ..layout import is_dry as is_dry
 
 TILES = (32, 64, 128)  # the square tiles of the result that a block can own, for every dtype
@@ -95,7 +96,7 @@ class Launch(NamedTuple):
         if not self.may_copy:
             return None
         wide = self.tile == WIDE
-        copies = [pad or (wide and t.data_ptr() % 16 != 0) for t, pad in zip(operands, self.pad)]
+        copies = [pad or (wide and not aligned(t)) for t, pad in zip(operands, self.pad)]
         return [padded(t) if copy else t for t, copy in zip(operands, copies)] if any(copies) else None
 
 

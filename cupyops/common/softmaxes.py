@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import check
 from ..kernel import FLOATING, Kernel
-from ..layout import is_dry
+from ..layout import aligned, is_dry
 from . import clusters, held
 from .rows import PACKS, WIDEST, Share, grid, share, split
 
@@ -81,7 +81,7 @@ def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
         launch = kernels.small[small.groups, small.block, small.shared]
         launch(*tensors, outer, size, small.rows, **template)
         return
-    if division.packs == 1 or (division.packs and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)):
+    if division.packs == 1 or (division.packs and all(aligned(tensor) for tensor in tensors)):
         kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
         return
     if division.packs:  # packs would straddle boundaries: read twice, the second time from a cache

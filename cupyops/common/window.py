@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import check
 from ..kernel import ceil_div
+from ..layout import alignment
 from .gemm import divisor
 
 BLOCK = 128
@@ -232,7 +233,7 @@ def cells(images: int, channels: int, geometry: tuple[int, ...], itemsize: int, 
 
 def aligned(*tensors: Tensor) -> bool:
     """Whether all begin at a 16-byte boundary."""
-    return all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+    return all(alignment(tensor) == 16 for tensor in tensors)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import check
 from ..common.broadcast import merged, packed_layout
 from ..kernel import FLOATING, Kernel, ceil_div
-from ..layout import is_dry
+from ..layout import alignment, is_dry
 from ..operator import operator
 
 rope_rows = Kernel("rope.cu", "rope<T>", T=FLOATING)
@@ -283,7 +283,7 @@ def _launch(
         positions = positions.long()
     of_positions = None if positions is None else positions.stride()
     half, vector = cos.shape[1], 16 // x.itemsize
-    most = math.gcd(16, x.data_ptr(), cos.data_ptr(), sin.data_ptr()) // x.itemsize
+    most = min(map(alignment, (x, cos, sin))) // x.itemsize
     plan = _plan(x.shape, x.stride(), dim, of_positions, half, most, interleaved, vector)
     if plan.layout is None:
         x = x.contiguous()
