@@ -139,8 +139,6 @@ class _Code:
         body.write(steps, needed(steps, numbers), {}, roots)
         run, passed = _forward(self.machine, self.recording, inner, call, self.addresses, numbers)
         texts = [self.writer.name(run), *(self.addresses.text(self.writer, one) for one in passed)]
-        if not body.launched:
-            body.leave_on_error()
         self.writer.block("try:")
         self.writer.line(
             f"return {self.writer.name(apply)}(({', '.join(texts)},), {', '.join(map(body.expression, given))})"
@@ -200,8 +198,6 @@ def _forward(
     writer.block("try:")
     body = Body(writer, machine, addresses, names, f"raise {writer.name(Retry)}() from _error")
     body.write(steps, tensors_, pooled, roots)
-    if not body.launched:
-        body.leave_on_error()
     saved, call.saved = _laid_out(steps, inner, pooled, addresses, kept.before_saved)
     writer.line(f"_ctx.call = {writer.name(call)}")
     texts = [body.expression(one) for one in (*inputs, *outputs)] + [

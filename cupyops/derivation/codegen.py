@@ -18,14 +18,15 @@ class Writer:
         self.lines: list[str] = []
         self.known: dict[str, Any] = {}
         self.scope: dict[str, Any] | None = None  # of an author's module: names that are not ours are looked up there
-        self._named: dict[int, str] = {}
+        self._named: dict[Any, str] = {}
         self._indent = 1
 
     def name(self, value: Any) -> str:
-        """A name for a constant, the same one for the same object."""
-        found = self._named.get(id(value))
+        """A name for a constant, the same one for the same object, or number."""
+        key = ("int", value) if type(value) is int else id(value)
+        found = self._named.get(key)
         if found is None:
-            found = self._named[id(value)] = f"_k{len(self._named)}"
+            found = self._named[key] = f"_k{len(self._named)}"
             self.known[found] = value
         return found
 

@@ -127,6 +127,8 @@ class Body:
         if self._launches:
             self.writer.line(f"{buffers.slots}.append(_slot)")
             self._end_of_launches()
+        else:
+            self.leave_on_error()
 
     def launch(self, line: str) -> None:
         """The line of a launch."""
