@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import observed
 from .compilation import backend, cache
 from .errors import CompileError, InputError, LaunchError
 from .layout import is_dry
@@ -113,6 +114,7 @@ class Autotuned:
         if re.search(r" at 0x[0-9a-f]+", repr(key)):
             raise InputError(f"{self.name}: key gives {key!r}, which no other process would; give plain values")
         stem = self._stem(device, repr(key))
+        observed.refuse("its configuration has not been chosen yet", passing=True)
         with _locks.setdefault(stem, threading.Lock()):
             choice = self.choices.get((device, key)) or self._kept(stem)
             if choice is None:

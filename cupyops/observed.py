@@ -45,7 +45,10 @@ def recording(recorder: Any) -> Iterator[None]:
         watch(-1)
 
 
-def refuse(reason: str) -> None:
-    """What this thread does now cannot be replayed: if it is being recorded, the recording is given up."""
+def refuse(reason: str, passing: bool = False) -> None:
+    """What this thread does now cannot be replayed: if it is being recorded, the recording is given up.
+
+    `passing`: the next call alike may be another matter.
+    """
     if (current := recorder()) is not None:
-        current.refuse(reason)
+        current.refuse(reason, passing)

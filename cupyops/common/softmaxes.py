@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import check
+from .. import check, observed
 from ..kernel import FLOATING, Kernel
 from ..layout import aligned, is_dry
 from . import clusters, held
@@ -149,6 +149,7 @@ def arguments(
 
 def _implicit_dim(name: str, ndim: int, stacklevel: int) -> int:
     """PyTorch's choice where `dim` is not given, with PyTorch's warning, which cannot be traced."""
+    observed.refuse("PyTorch warns of each call without dim")
     if not torch.compiler.is_compiling():
         warnings.warn(
             f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument.",

@@ -6,6 +6,7 @@ forward has kept.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,19 +75,7 @@ def differentiable(op: Definition) -> tuple[Callable[..., Any], Callable[..., An
     For plain tensors that the kernels serve. `forward(ctx, ...)` is merged, since a `setup_context` of its own costs 8 us.
     """
 
-    def forward(ctx: Any, run: tuple[Any, ...], *tensors: Any) -> Any:
-        return run[0](ctx, run, *tensors)
-
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        tensors = ctx.saved_tensors
-        recorded = ctx.call
-        if not observed.unplanned and not torch.is_grad_enabled():
-            for replay in recorded.backwards:
-                found = replay(ctx, tensors, *grads)
-                if found is not MISS:
-                    return found
-        return recorded.backward(ctx, tensors, grads)
-
+    forward, backward = _methods(len(op.tensors), op.outputs)
     name = "".join(part.capitalize() for part in op.name.partition("::")[2].split("_"))
     functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function = type(name, (torch.autograd.Function,), functions)
@@ -100,6 +89,30 @@ def differentiable(op: Definition) -> tuple[Callable[..., Any], Callable[..., An
         return apply((_run_roles, op, args), *[args[index] for index in op.tensors])
 
     return (_in_place(op, by_roles) if op.mutated else by_roles), apply
+
+
+@functools.cache
+def _methods(tensors: int, outputs: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """forward and backward of an autograd.Function, for so many tensors and outputs: with `*args` they would be slower."""
+    listed, grads = (
+        "".join(f"{letter}{i}, " for i in range(count)) for letter, count in (("a", tensors), ("g", outputs))
+    )
+    source = f"""
+def forward(ctx, run, {listed}):
+    return run[0](ctx, run, {listed})
+
+def backward(ctx, {grads}):
+    tensors, call = ctx.saved_tensors, ctx.call
+    if not observed.unplanned and not is_grad_enabled():
+        for replay in call.backwards:
+            found = replay(ctx, tensors, {grads})
+            if found is not MISS:
+                return found
+    return call.backward(ctx, tensors, ({grads}))
+"""
+    scope: dict[str, Any] = {"observed": observed, "is_grad_enabled": torch.is_grad_enabled, "MISS": MISS}
+    exec(compile(source, "<autograd.Function>", "exec"), scope)
+    return scope["forward"], scope["backward"]
 
 
 def _run_roles(ctx: Any, run: tuple[Any, ...], *tensors: Any) -> Any:

@@ -136,8 +136,11 @@ class _Code:
             return
         numbers = set(numbers_in(given))
         roots = self.addresses.roots(self.recording.steps)
-        body.write(steps, needed(steps, numbers), {}, roots)
         run, passed = _forward(self.machine, self.recording, inner, call, self.addresses, numbers)
+        if any(isinstance(one, Pooled) for one in call.saved or ()):
+            # hooks are to see as many tensors as the roles save, and of their sizes: checkpoint compares them
+            miss_if(self.writer, f"{self.writer.name(torch_private.saved_tensors_hooks)}(True) is not None")
+        body.write(steps, needed(steps, numbers), {}, roots)
         texts = [self.writer.name(run), *(self.addresses.text(self.writer, one) for one in passed)]
         self.writer.block("try:")
         self.writer.line(

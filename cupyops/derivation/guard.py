@@ -65,7 +65,8 @@ def surroundings(writer: Writer, device: torch.device, default_dtype: bool) -> N
     """What the thread and the process are set to is what it was, or nothing that matters here."""
     enabled, opaque = writer.name(torch_private.function_mode_enabled), writer.name(torch_private.opaque_modes)
     miss_if(writer, f"{enabled}() and {opaque}()")
-    miss_if(writer, f"{writer.name(forward_ad)}._current_level >= 0 or {writer.name(torch_private.deterministic)}()")
+    asked = f"{writer.name(torch_private.deterministic)}() is not {torch_private.deterministic()}"
+    miss_if(writer, f"{writer.name(forward_ad)}._current_level >= 0 or {asked}")
     if default_dtype:
         miss_if(writer, f"{writer.name(torch.get_default_dtype)}() is not {writer.name(torch.get_default_dtype())}")
     if torch.is_autocast_enabled(device.type):

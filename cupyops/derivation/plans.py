@@ -199,7 +199,7 @@ class Plans:
             return False
         if torch_private.functorch_active() or torch_private.dispatch_modes() or torch_private.forward_mode():
             return False
-        if torch_private.deterministic() or torch_private.opaque_modes() or reload.wanted():
+        if torch_private.opaque_modes() or reload.wanted():
             return False
         return torch_private.saved_tensors_hooks(True) is None
 
@@ -286,11 +286,12 @@ class PlannedCall(ForwardCall):
         found = super().gradients(tensors, grads, needs, last)
         pooled = {place: one for place, one in enumerate(self.saved or ()) if not isinstance(one, int)}
         if pooled:
-            shared = {_storage(tensors[one.place]) for one in pooled.values()}
+            shared = {(_storage(tensors[one.place]), one.offset): place for place, one in pooled.items()}
             for index, gradient in enumerate(found):
-                if gradient is not None and _storage(gradient) in shared:
+                place = None if gradient is None else shared.get((_storage(gradient), _start(gradient)))
+                if gradient is not None and place is not None:
                     observed.refuse("its backward returns what forward has saved")
-                    self.of.unpooled |= frozenset(pooled)
+                    self.of.unpooled |= {place}
                     found[index] = gradient.clone()
         return found
 
@@ -300,7 +301,7 @@ class PlannedCall(ForwardCall):
         given = [value for value in (*grads, *tensors) if value is not None]
         if any(type(value) not in _ORDINARY for value in given) or torch_private.functorch_active():
             return False
-        if torch_private.dispatch_modes() or torch_private.forward_mode() or torch_private.deterministic():
+        if torch_private.dispatch_modes() or torch_private.forward_mode():
             return False
         return not (torch_private.opaque_modes() or reload.wanted())
 
@@ -325,13 +326,19 @@ def signature(args: Sequence[Any]) -> tuple[Hashable, Hashable]:
     first = next(value for value in args if isinstance(value, Tensor))
     kind = first.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    thread = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.get_default_dtype()
-    return (tuple(tensors), thread, id(executors.get(kind))), tuple(others)
+    thread = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+    process = torch.get_default_dtype(), torch_private.deterministic(), id(executors.get(kind))
+    return (tuple(tensors), thread, process), tuple(others)
 
 
 def _storage(tensor: Tensor) -> int:
     with torch_private.without_function_modes():
         return tensor.untyped_storage()._cdata
+
+
+def _start(tensor: Tensor) -> int:
+    with torch_private.without_function_modes():
+        return int(tensor.storage_offset())
 
 
 def unique(values: Sequence[Any]) -> list[Tensor]:

@@ -83,6 +83,8 @@ class Recorder(TorchFunctionMode):
         self._paused = False
         self._inner: Inner | None = None
         self._autocast = _autocast_state()
+        self._grad = torch.is_grad_enabled()
+        self._inside = False  # autograd.Function
         self._device = inputs[0].device
         for tensor in inputs:
             self._number(tensor, None)
@@ -170,7 +172,11 @@ class Recorder(TorchFunctionMode):
     def differentiable(self, operator: Any, args: tuple[Any, ...], forward: Callable[[], tuple[Any, Any]]) -> Any:
         """The forward of the one operator of the recording, where a gradient is wanted."""
         start = len(self._steps)
-        outputs, saved = forward()
+        self._inside = True
+        try:
+            outputs, saved = forward()
+        finally:
+            self._inside = False
         if self.reason:
             return outputs, saved
         if self._inner is not None:
@@ -200,6 +206,8 @@ class Recorder(TorchFunctionMode):
 
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         tensors = list(_tensors((args, kwargs)))
+        if func is torch._C._set_grad_enabled:
+            return
         if func in _AUTOGRAD:
             return self.refuse(f"{_name(func)} works on the graph")
         results = [result] if result is None or isinstance(result, Tensor) else result
@@ -213,6 +221,8 @@ class Recorder(TorchFunctionMode):
             self._default_dtype |= kwargs.get("dtype") is None and not tensors
             if kwargs.get("device") is None and not tensors:
                 return self.refuse(f"{_name(func)} is given no device")
+        if torch.is_grad_enabled() != (self._grad and not self._inside) and any(one.requires_grad for one in tensors):
+            return self.refuse(f"{_name(func)} is called with gradients on or off as a replay has not")
         unknown = [one for one in tensors if id(one) not in self._numbers]
         if unknown:
             return self.refuse(f"{_name(func)} is given a tensor that is none of its arguments")

@@ -162,6 +162,8 @@ class Body:
                 self.writer.line(f"_t{alloc.number} = {empty}({args})")
                 if alloc.number in self._roots:
                     self.writer.line(f"_p{alloc.number} = _t{alloc.number}.data_ptr()")
+            elif not alloc.nbytes and alloc.number not in pooled:
+                self.addresses.shared[alloc.number] = "0", 0  # as PyTorch says of what has no elements
             elif alloc.number in self._roots or alloc.number in pooled:
                 pool = pooled.get(alloc.number, "_w")
                 start = ends.get(pool, 0)

@@ -60,8 +60,11 @@ def tensor_guard(examples: Sequence[Tensor]) -> Callable[..., bool]:
 
 
 def empty_strided(device: torch.device) -> Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor]:
-    """`empty_strided(size, strides, dtype)` on `device`, which for CUDA is to be the current one."""
-    if device.type == "cuda" and _empty_strided_cuda is not None:
+    """`empty_strided(size, strides, dtype)` on `device`, which for CUDA is to be the current one.
+
+    Where PyTorch is asked for deterministic algorithms now, it fills what is allocated, as PyTorch does.
+    """
+    if device.type == "cuda" and _empty_strided_cuda is not None and not deterministic():
         found: Callable[..., Tensor] = _empty_strided_cuda
         return found
     return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)

@@ -7,6 +7,7 @@ become tensors again, by the memory that is known.
 from __future__ import annotations
 
 import ctypes
+import gc
 import struct
 import weakref
 from contextlib import contextmanager
@@ -14,27 +15,29 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 import cupyops
+from cupyops.allocations import Allocations
 from cupyops.derivation import build, plans
 from cupyops.derivation.steps import Ref, freeze
 
 ARCH = "sm_80"
 
 
-class Known(TorchFunctionMode):
+class Known(Allocations):
     """Remembers the memory of each tensor that a function of PyTorch gives."""
 
     transparent = True
+    wanted = frozenset()
 
     def __init__(self):
         super().__init__()
         self.storages = {}
         self.launches = []
+        self.failures = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
+        result = super().__torch_function__(func, types, args, kwargs)
         for one in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(one, Tensor):
                 with torch._C.DisableTorchFunction():
@@ -42,12 +45,25 @@ class Known(TorchFunctionMode):
         return result
 
     def know(self, tensor):
-        storage = tensor.untyped_storage()
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # of a transform of torch.func
+            return
         if storage.nbytes():
             self.storages[storage.data_ptr()] = weakref.ref(storage)
 
     def at(self, address, dtype):
         """What lies at an address, to the end of its memory."""
+        found = self._found(address, dtype)
+        if found is None:  # made by autograd, say, or of an array
+            for one in gc.get_objects():
+                if type(one) is Tensor and one.device.type == "cpu" and one.layout is torch.strided:
+                    self.know(one)
+            found = self._found(address, dtype)
+        assert found is not None, f"a launch was given {address:#x}, where no tensor is"
+        return found
+
+    def _found(self, address, dtype):
         for start, reference in self.storages.items():
             storage = reference()
             if storage is not None and start <= address < start + storage.nbytes():
@@ -55,7 +71,7 @@ class Known(TorchFunctionMode):
                 assert (address - start) % dtype.itemsize == 0
                 count = storage.nbytes() // dtype.itemsize - offset
                 return torch.empty(0, dtype=dtype).set_(storage, offset, (count,), (1,))
-        raise AssertionError(f"a launch was given {address:#x}, where no tensor is")
+        return None
 
 
 class Machine:
@@ -81,20 +97,27 @@ class Machine:
         arguments = self.arguments(launch)
 
         def run(handle, *rest):
-            *dims, shared, stream, parameters, extra = rest
-            assert handle is launch.specialised and (stream, extra) == (77, 0)
-            assert (*dims, shared) == (
-                *launch.configuration.grid,
-                *launch.configuration.block,
-                launch.configuration.shared,
-            )
-            pointers = (ctypes.c_void_p * len(arguments)).from_address(parameters)
-            args = [self._value(one, at, recorded) for one, at, recorded in zip(arguments, pointers, launch.args)]
-            with torch._C.DisableTorchFunction():
-                launch.specialised.launch(args[launch.specialised.anchor], launch.configuration, tuple(args))
-            self.known.launches.append(launch.specialised.name)
+            try:
+                self._launch(launch, arguments, handle, *rest)
+            except AssertionError as error:  # what fails before or in a first launch is made the plain way
+                self.known.failures.append(error)
+                raise
 
         return run, launch.specialised
+
+    def _launch(self, launch, arguments, handle, *rest):
+        *dims, shared, stream, parameters, extra = rest
+        assert handle is launch.specialised and (stream, extra) == (77, 0)
+        assert (*dims, shared) == (
+            *launch.configuration.grid,
+            *launch.configuration.block,
+            launch.configuration.shared,
+        )
+        pointers = (ctypes.c_void_p * len(arguments)).from_address(parameters)
+        args = [self._value(one, at, recorded) for one, at, recorded in zip(arguments, pointers, launch.args)]
+        with torch._C.DisableTorchFunction():
+            launch.specialised.launch(args[launch.specialised.anchor], launch.configuration, tuple(args))
+        self.known.launches.append(launch.specialised.name)
 
     def _value(self, argument, at, recorded):
         content = ctypes.string_at(at, argument.size)
@@ -118,6 +141,7 @@ def driver():
         Machine.known, build.machines["cpu"] = known, Machine
         try:
             yield known
+            assert not known.failures
         finally:
             del build.machines["cpu"]
             Machine.known = None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ... import tracing
 from ...compilation import backend
+from ...derivation.plans import forget_all
 from ...kernel import Specialised, kernels
 from ...launching.configuration import Configuration
 from ..call import Outcome, differentiable, gradients, tensors_of
@@ -164,6 +165,7 @@ def _not_loaded() -> Iterator[None]:
     try:
         for kernel, *_ in held:
             _set_loaded(kernel, {}, {}, None)
+        forget_all()  # what was recorded launches what is loaded
         yield
     finally:
         for kernel, specialised, table, fast in held:
