@@ -12,9 +12,10 @@ from ._kernel.kernel import FLOATING, Kernel, ceil_div
 from ._kernel.launch.executors import address
 from ._kernel.notebook import load_ipython_extension, unload_ipython_extension
 from ._operator.arrays import vjp
+from ._operator.derivation.plans import off_if_asked, plans
 from ._operator.operator import Operator, operator, operators
 from ._simulate import Simulation, simulate, simulate_if_asked, simulating
-from ._util.strides import aligned, alike
+from ._util.strides import aligned, alignment, alike
 from ._util.tracing import Trace, trace
 from ._warmup.autotune import autotune
 from ._warmup.warmup import Warmup, warmup
@@ -37,3 +38,4 @@ __version__ = "0.1.0"
 warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"cupyops\.")
 
 simulate_if_asked()
+off_if_asked()

@@ -327,6 +327,7 @@ class _Blanks(Allocations):
     """Remembers which tensors came from `torch.empty`, and fills them so that what is left unwritten shows."""
 
     wanted = EMPTY
+    transparent = True  # recorded plans are replayed under it
 
     def changed(self, fresh: Tensor, by: Any) -> Tensor:
         """The same tensor."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._kernel.kernel import Kernel, ceil_div
 from .._util import arguments
+from .._util.strides import aligned
 from .._util.strides import is_dry as is_dry
 from ..errors import InputError
 
@@ -95,7 +96,7 @@ class Launch(NamedTuple):
         if not self.may_copy:
             return None
         wide = self.tile == WIDE
-        copies = [pad or (wide and t.data_ptr() % 16 != 0) for t, pad in zip(operands, self.pad)]
+        copies = [pad or (wide and not aligned(t)) for t, pad in zip(operands, self.pad)]
         return [padded(t) if copy else t for t, copy in zip(operands, copies)] if any(copies) else None
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from .._kernel.kernel import ceil_div
+from .._util.strides import aligned
 from .broadcast import innermost_first, packed_layout
 from .gemm import divisor
 from .rows import SMALL_BYTES, SMALL_ROWS
@@ -64,8 +65,8 @@ def arrange(
     thread of a row.
     """
     shape = tuple(inputs[0].shape)
-    aligned = all(tensor.data_ptr() % (vector * tensor.element_size()) == 0 for tensor in inputs)
-    found = plan(shape, dims, output_strides, vector, aligned, loads, *[tensor.stride() for tensor in inputs])
+    whole = all(aligned(tensor, vector * tensor.element_size()) for tensor in inputs)
+    found = plan(shape, dims, output_strides, vector, whole, loads, *[tensor.stride() for tensor in inputs])
     if found is not None:
         return found, inputs
     # [results x what is reduced], contiguous: one dimension of each

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import FLOATING, Kernel
-from .._util import arguments
-from .._util.strides import is_dry
+from .._util import arguments, observed
+from .._util.strides import aligned, is_dry
 from . import clusters, held
 from .rows import PACKS, WIDEST, Share, grid, share, split
 
@@ -81,7 +81,7 @@ def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
         launch = kernels.small[small.groups, small.block, small.shared]
         launch(*tensors, outer, size, small.rows, **template)
         return
-    if division.packs == 1 or (division.packs and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)):
+    if division.packs == 1 or (division.packs and all(aligned(tensor) for tensor in tensors)):
         kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
         return
     if division.packs:  # packs would straddle boundaries: read twice, the second time from a cache
@@ -151,6 +151,7 @@ def checked_arguments(
 
 def _implicit_dim(name: str, ndim: int, stacklevel: int) -> int:
     """PyTorch's choice where `dim` is not given, with PyTorch's warning, which cannot be traced."""
+    observed.refuse("PyTorch warns of each call without dim")
     if not torch.compiler.is_compiling():
         warnings.warn(
             f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument.",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._util import arguments
-from .._util.strides import is_dry
+from .._util.strides import aligned, is_dry
 from .broadcast import BLOCK, empty_output
 from .broadcast import arrange as walk
 from .reduction import (
@@ -139,7 +139,7 @@ def fold(
     if is_dry(outputs[0]) or results == 0:
         return
     if x.is_contiguous():
-        rows = rows_alone(tuple(x.shape), tuple(dims), x.element_size(), x.data_ptr() % 16 == 0, all_small)
+        rows = rows_alone(tuple(x.shape), tuple(dims), x.element_size(), aligned(x), all_small)
         kernel = None if rows is None else small if rows.small else whole
         if rows is not None and kernel is not None:
             launch = kernel[rows.grid, rows.block, rows.shared]
@@ -162,7 +162,7 @@ def in_small_rows(x: Tensor, dims: Sequence[int]) -> bool:
     """Whether fold() with `all_small` launches its third kernel."""
     if is_dry(x) or not x.is_contiguous() or x.numel() == 0:
         return False
-    rows = rows_alone(tuple(x.shape), tuple(dims), x.element_size(), x.data_ptr() % 16 == 0, True)
+    rows = rows_alone(tuple(x.shape), tuple(dims), x.element_size(), aligned(x), True)
     return rows is not None and rows.small
 
 
@@ -186,17 +186,17 @@ def gradient(
     vector, size = 16 // x.element_size(), count(x.shape, dims)
     if x.is_contiguous() and size < 1 << 31:
         dense = [one.contiguous() for one in (*results, *places)]
-        number, aligned = x.numel() // size, (x.data_ptr() | grad_x.data_ptr()) % 16 == 0
+        number, whole = x.numel() // size, aligned(x) and aligned(grad_x)
         kept, reduced = longer_dims(x.shape, dims)  # as arrange() has it, which what forward knows of places hangs on
         if not kept or (reduced and kept[-1] < reduced[0]):
-            few = short_rows(number, size, vector, aligned)
+            few = short_rows(number, size, vector, whole)
             if few is not None:
                 short[few[0], THREADS](x, *dense, *options, grad_x, number, size, *few[1:], T=x.dtype)
                 return grad_x
             grid, block, parts = rows_block(number, ceil_div(size, vector))
             rows[grid, block](x, *dense, *options, grad_x, number, size, parts, T=x.dtype)
             return grad_x
-        if (not reduced or reduced[-1] < kept[0]) and aligned:
+        if (not reduced or reduced[-1] < kept[0]) and whole:
             period = vector // math.gcd(number, vector)
             tiles, block = columns_block(number * period // vector, ceil_div(size, period))
             columns[tiles, block](x, *dense, *options, grad_x, size, number, period, T=x.dtype)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._kernel.kernel import ceil_div
 from .._util import arguments
+from .._util.strides import alignment
 from .gemm import divisor
 
 BLOCK = 128
@@ -235,7 +236,7 @@ def cells(images: int, channels: int, geometry: tuple[int, ...], itemsize: int, 
 
 def aligned(*tensors: Tensor) -> bool:
     """Whether all begin at a 16-byte boundary."""
-    return all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+    return all(alignment(tensor) == 16 for tensor in tensors)
 
 
 @functools.lru_cache(maxsize=4096)

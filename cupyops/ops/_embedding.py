@@ -13,7 +13,7 @@ from .._dispatch.norms import card
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.operator import operator
 from .._util import arguments
-from .._util.strides import is_dry
+from .._util.strides import aligned, is_dry
 from ..errors import InputError
 
 embedding_fwd = Kernel("embedding.cu", "embedding_fwd<T, VEC>", T=FLOATING, VEC=(False, True))
@@ -68,7 +68,7 @@ def _(weight, indices, rows, padding_idx, scale_grad_by_freq, sparse):
     if size > 1 and weight.stride(1) != 1:
         weight = weight.contiguous()
     vector, stride, tokens = 16 // weight.element_size(), weight.stride(0), indices.numel()
-    vectors = size % vector == 0 and stride % vector == 0 and (weight.data_ptr() | y.data_ptr()) % 16 == 0
+    vectors = size % vector == 0 and stride % vector == 0 and aligned(weight) and aligned(y)
     grid, block = forward_plan(tokens, size // vector if vectors else ceil_div(size, vector) + 1)
     embedding_fwd[grid, block](weight, indices.contiguous(), y, tokens, rows, size, stride, T=weight.dtype, VEC=vectors)
     return y, ()
@@ -81,7 +81,7 @@ def _(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
         return torch.zeros((rows, size), dtype=grad_y.dtype, device=grad_y.device)
     grad_y = grad_y.contiguous()
     vector = 16 // grad_y.element_size()
-    vectors = size % vector == 0 and grad_y.data_ptr() % 16 == 0
+    vectors = size % vector == 0 and aligned(grad_y)
     plan = backward_plan(count, rows, size, vector, vectors)
     given, scratch = indices.reshape(-1).contiguous(), functools.partial(torch.empty, device=grad_y.device)
     zeros = torch.zeros(rows + 2 * count + 1, dtype=torch.int32, device=grad_y.device)

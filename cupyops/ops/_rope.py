@@ -15,7 +15,7 @@ from .._dispatch.broadcast import merged, packed_layout
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.operator import operator
 from .._util import arguments
-from .._util.strides import is_dry
+from .._util.strides import alignment, is_dry
 
 rope_rows = Kernel("rope.cu", "rope<T>", T=FLOATING)
 rope_even = Kernel("rope.cu", "rope_even<T>", T=FLOATING)
@@ -283,7 +283,7 @@ def _launch(
         positions = positions.long()
     of_positions = None if positions is None else positions.stride()
     half, vector = cos.shape[1], 16 // x.itemsize
-    most = math.gcd(16, x.data_ptr(), cos.data_ptr(), sin.data_ptr()) // x.itemsize
+    most = min(map(alignment, (x, cos, sin))) // x.itemsize
     plan = _plan(x.shape, x.stride(), dim, of_positions, half, most, interleaved, vector)
     if plan.layout is None:
         x = x.contiguous()

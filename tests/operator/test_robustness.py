@@ -703,7 +703,7 @@ def test_the_temporary_folder_of_somebody_else(cache, compiled, runs, temporary_
 def test_cupy_where_the_home_cannot_be_written(tmp_path):
     """CuPy makes a folder of its own when it is imported, and is told of the private one."""
     tmp_path.chmod(0o700)
-    code = "from cupyops.compilation import backend; print(backend.nvrtc_version()[0] > 10)"
+    code = "from cupyops._kernel.compile import backend; print(backend.nvrtc_version()[0] > 10)"
     unset = ("CUPY_CACHE_DIR", "CUPYOPS_CACHE_DIR", "XDG_CACHE_HOME")
     env = {key: value for key, value in os.environ.items() if key not in unset}
     env |= {"HOME": "/dev/null", "TMPDIR": str(tmp_path)}

@@ -243,7 +243,7 @@ class OperatorContract:
 
     @pytest.mark.gpu
     def test_launches_are_fast(self, monkeypatch):
-        """From the third call on none takes the full checks."""
+        """When forward and backward have been recorded, none takes the full checks."""
         launch, slow = Specialised.launch, []
 
         def counted(specialised, *args):
@@ -253,7 +253,7 @@ class OperatorContract:
         for dtype in self.dtypes:
             for sample in self.small_samples(Make("cuda", dtype)):
                 call = sample.leaves()
-                for _ in range(2):
+                for _ in range(5):
                     self.both_ways(call)
                 with monkeypatch.context() as patch:
                     patch.setattr(Specialised, "launch", counted)

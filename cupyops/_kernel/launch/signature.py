@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,6 +111,12 @@ def checked(name: str, arguments: Sequence[Argument], args: Sequence[Any], devic
     """The values to launch kernel `name` with: tensors as addresses, structs as bytes. Raises `LaunchError`."""
     check_count(name, [(argument.ctype, argument.name) for argument in arguments], args)
     return [_checked(name, arguments, index, value, device) for index, value in enumerate(args)]
+
+
+def constant(name: str, arguments: Sequence[Argument], index: int, value: Any) -> bytes:
+    """The bytes of an argument that is no tensor, as the kernel reads them. Raises `LaunchError`."""
+    checked_value = 0 if value is None else _checked(name, arguments, index, value, -1)
+    return struct.pack(f"<{arguments[index].format}", checked_value)
 
 
 def check_count(name: str, declared: Sequence[tuple[str, str]], args: Sequence[Any]) -> None:

@@ -8,12 +8,14 @@ not const.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..._util import observed
 from .signature import Argument
 
 
@@ -30,6 +32,16 @@ class _Thread(threading.local):
 this_thread = _Thread()
 
 
+@contextmanager
+def in_role() -> Iterator[None]:
+    """What this thread launches inside belongs to an operator."""
+    outer, this_thread.in_role = this_thread.in_role, True
+    try:
+        yield
+    finally:
+        this_thread.in_role = outer
+
+
 def raise_written(arguments: Sequence[Argument], args: Sequence[Any]) -> None:
     """Raise the versions of the tensors that a launch with these arguments has written."""
     if not this_thread.in_role:
@@ -37,5 +49,8 @@ def raise_written(arguments: Sequence[Argument], args: Sequence[Any]) -> None:
 
 
 def raise_all(tensors: Iterable[Tensor]) -> None:
-    """Say that they have been changed. Inference tensors have no version."""
-    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+    """Say that they have been changed: autograd, and whoever records the call. Inference tensors have no version."""
+    changed = [tensor for tensor in tensors if not tensor.is_inference()]
+    torch.autograd.graph.increment_version(changed)
+    if (recorder := observed.recorder()) is not None:
+        recorder.bumped(changed)

@@ -7,6 +7,7 @@ the eager and the registered operator from it; `operator.py` chooses between the
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from ...errors import CupyopsError, InputError
 from . import results, schema
 from .backward import Backward
 from .kept import Kept
+
+_ROLES = frozenset(("launch_forward", "launch_backward", "gradient", "refusal", "unpooled"))
 
 
 class Definition:
@@ -53,6 +56,10 @@ class Definition:
         self.forward_asks = False  # for needs_grad
         self.backward_asks = False  # for last
         self.named: Callable[..., Any] = lambda needs: None  # NeedsGrad of a tuple, where there is a backward
+        self.dependents: weakref.WeakSet[Any] = weakref.WeakSet()  # plans, to be forgotten where a role changes
+        self.unpooled: frozenset[int] = frozenset()  # places of saved tensors that backward has returned
+        self.gives_gradients = False  # as they should be; until then they are looked at
+        self.apply: Callable[..., Any] = lambda run, *tensors: None  # of its autograd.Function
         self.launch_forward: Callable[..., Any] | None = None  # as calls run it
         self.launch_backward: Backward | None = None
         self.gradient: Backward | None = None  # reference_backward
@@ -83,6 +90,16 @@ class Definition:
         if left:
             raise TypeError(f"{self.name} got an unexpected or repeated argument {next(iter(left))!r}")
         return tuple(values)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in _ROLES:
+            self.forget_plans()
+
+    def forget_plans(self) -> None:
+        """Forget what was recorded of the roles."""
+        for plans in list(self.dependents):
+            plans.forget()
 
     # --- whether the kernels serve a call ---
 
@@ -262,6 +279,7 @@ class Definition:
     def set_backward(self, launch: Callable[..., Any]) -> None:
         """Take the backward role."""
         self.launch_backward = role = Backward(self, launch, "backward")
+        self.gives_gradients = False
         self.named, self.backward_asks = role.named, ("last", 0) in role.wants
         self._choose_kept()
 
