@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._dispatch import convolution, gemm, pooled
+from .._dispatch import convolution, gemm, small_conv
 from .._dispatch.gemm import Layout, Problem, divisor
 from .._kernel.kernel import FLOATING, Kernel, capability, ceil_div
 from .._operator.operator import operator
@@ -19,7 +19,7 @@ conv2d_bwd_weight = Kernel("conv2d.cu", "conv2d_bwd_weight<T, TILE>", T=FLOATING
 conv2d_sum = Kernel("conv2d.cu", "conv2d_sum<T>", T=FLOATING)
 conv2d_channels_last = Kernel("conv2d.cu", "conv2d_channels_last<T>", T=gemm.HALF)
 
-DIRECT: dict[str, Any] = {"T": (torch.float32,), "K": pooled.TAPS}
+DIRECT: dict[str, Any] = {"T": (torch.float32,), "K": small_conv.TAPS}
 conv2d_direct = Kernel(
     "conv2d_direct.cu", "conv2d_direct<T, K, NF, FORWARD>", **DIRECT, NF=(1, 4, 8), FORWARD=(False, True)
 )
@@ -75,9 +75,9 @@ def _(saved, grad_y, x, weight, bias, stride, padding, dilation, groups, needs_g
             reach = [weight.shape[2] - 1 - p for p in padding]
             _correlate_directly(grad_x, grad_y, weight, None, reach, forward=False)
         if grad_weight is not None or grad_bias is not None:
-            sizes = pooled.Sizes(*x.shape, *grad_y.shape[1:], *padding)
-            launch = pooled.direct_weight(sizes, weight.shape[2], x.dtype)
-            pooled.sum_patches(conv2d_direct_bwd_weight, launch, (grad_y, x), grad_weight, grad_bias)
+            sizes = small_conv.Sizes(*x.shape, *grad_y.shape[1:], *padding)
+            launch = small_conv.direct_weight(sizes, weight.shape[2], x.dtype)
+            small_conv.sum_patches(conv2d_direct_bwd_weight, launch, (grad_y, x), grad_weight, grad_bias)
     else:
         if _in_vectors(x, weight, groups):
             grad_y = _channels_last(grad_y)  # once, for both
@@ -149,14 +149,14 @@ def _is_direct(x: Tensor, weight: Tensor, stride: list[int], *geometry: Any) -> 
     """Whether a tile of the image lies in shared memory once, rather than a GEMM reading patches."""
     if x.dtype is not torch.float32 or not x.is_contiguous() or capability(x.device) < 8:
         return False
-    return pooled.unsupported(x, weight, stride, *geometry) is None
+    return small_conv.unsupported(x, weight, stride, *geometry) is None
 
 
 def _correlate_directly(out, image, weight, bias, padding, forward):
     """out = image correlated with weight, or with weight turned round."""
     if out.numel():
-        sizes = pooled.Sizes(*image.shape, *out.shape[1:], *padding)
-        launch = pooled.direct(sizes, weight.shape[2], out.dtype, capability(out.device))
+        sizes = small_conv.Sizes(*image.shape, *out.shape[1:], *padding)
+        launch = small_conv.direct(sizes, weight.shape[2], out.dtype, capability(out.device))
         conv2d_direct[launch.config](image, weight, bias, out, *launch.numbers, FORWARD=forward, **launch.template)
 
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import convolution, gemm, pooled
+from .._dispatch import convolution, gemm, small_conv
 from .._kernel.kernel import FLOATING, Kernel, capability
 from .._operator.operator import operator
 from .._util import arguments
 
 FILE, MMA_FILE = "conv2d_relu_max_pool2d.cu", "conv2d_relu_max_pool2d_mma.cu"
-FMA: dict[str, Any] = {"T": FLOATING, "K": pooled.TAPS}
-MMA: dict[str, Any] = {"T": gemm.HALF, "K": pooled.TAPS}
+FMA: dict[str, Any] = {"T": FLOATING, "K": small_conv.TAPS}
+MMA: dict[str, Any] = {"T": gemm.HALF, "K": small_conv.TAPS}
 NF: dict[str, Any] = {"NF": (1, 4, 8), "where": lambda T, K, NF: NF < 8 or T is not torch.float64}
 conv2d_relu_max_pool2d_fwd = Kernel(FILE, "conv2d_relu_max_pool2d_fwd<T, K, NF>", **FMA, **NF)
 conv2d_relu_max_pool2d_fwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_fwd_mma<T, K, NB>", **MMA, NB=(2, 4))
@@ -49,7 +49,9 @@ def _(x, weight, bias, stride, padding, dilation, groups, pool):
     y = x.new_empty((images, filters, *out))
     place = torch.empty_like(y, dtype=torch.uint8)
     if not gemm.is_dry(y) and y.numel():
-        launch = pooled.forward(pooled.Sizes(*x.shape, filters, *out, *padding), taps, x.dtype, capability(x.device))
+        launch = small_conv.forward(
+            small_conv.Sizes(*x.shape, filters, *out, *padding), taps, x.dtype, capability(x.device)
+        )
         kernel = conv2d_relu_max_pool2d_fwd_mma if launch.mma else conv2d_relu_max_pool2d_fwd
         bias = bias if bias is None else bias.contiguous()
         kernel[launch.config](x, weight, bias, y, place, *launch.numbers, **launch.template)
@@ -64,15 +66,15 @@ def _(saved, grad_y, x, weight, bias, padding, needs_grad):
     grad_weight = torch.empty_like(weight) if needs_grad.weight else None
     grad_bias = torch.empty_like(bias, memory_format=torch.contiguous_format) if needs_grad.bias else None
     if not gemm.is_dry(grad_y):
-        sizes = pooled.Sizes(*x.shape, *grad_y.shape[1:], *padding)
+        sizes = small_conv.Sizes(*x.shape, *grad_y.shape[1:], *padding)
         if grad_x is not None and x.numel():
-            launch = pooled.backward(sizes, weight.shape[2], x.dtype, capability(x.device))
+            launch = small_conv.backward(sizes, weight.shape[2], x.dtype, capability(x.device))
             kernel = conv2d_relu_max_pool2d_bwd_mma if launch.mma else conv2d_relu_max_pool2d_bwd
             kernel[launch.config](grad_y, saved[0], weight, grad_x, *launch.numbers, **launch.template)
         if grad_weight is not None or grad_bias is not None:
-            launch = pooled.backward_weight(sizes, weight.shape[2], x.dtype, capability(x.device))
+            launch = small_conv.backward_weight(sizes, weight.shape[2], x.dtype, capability(x.device))
             kernel = conv2d_relu_max_pool2d_bwd_weight_mma if launch.mma else conv2d_relu_max_pool2d_bwd_weight
-            pooled.sum_patches(kernel, launch, (grad_y, saved[0], x), grad_weight, grad_bias)
+            small_conv.sum_patches(kernel, launch, (grad_y, saved[0], x), grad_weight, grad_bias)
     if memory is torch.channels_last:
         gradients = (grad_x, grad_weight)
         grad_x, grad_weight = (g if g is None else g.contiguous(memory_format=memory) for g in gradients)
@@ -83,7 +85,7 @@ def _(saved, grad_y, x, weight, bias, padding, needs_grad):
 def _(x, weight, bias, stride, padding, dilation, groups, pool):
     if pool != [2, 2, 2, 2]:
         return "not pooling by 2"
-    return pooled.unsupported(x, weight, stride, padding, dilation, groups)
+    return small_conv.unsupported(x, weight, stride, padding, dilation, groups)
 
 
 @_conv2d_relu_max_pool2d.interface

@@ -7,9 +7,15 @@ from contextlib import contextmanager
 import pytest
 from contract import Make, OperatorContract, Sample
 
-from cupyops._dispatch import pooled
+from cupyops._dispatch import small_conv
 
-PLANS = (pooled.forward, pooled.backward, pooled.direct, pooled.backward_weight, pooled.direct_weight)
+PLANS = (
+    small_conv.forward,
+    small_conv.backward,
+    small_conv.direct,
+    small_conv.backward_weight,
+    small_conv.direct_weight,
+)
 
 
 @contextmanager
@@ -17,7 +23,7 @@ def much(**more: int) -> Iterator[None]:
     """Small tensors as if there were much of them: a block for several tiles, threads with many filters."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ({"FEW": 1, "MANY": 1, "BLOCKS": 2, "MMA_BLOCKS": 2} | more).items():
-            patch.setattr(pooled, name, value)
+            patch.setattr(small_conv, name, value)
         for plan in PLANS:
             plan.cache_clear()
         try:
