@@ -15,15 +15,17 @@ def names(family: str) -> list[str]:
 
 def run(family: str, form: str, calls: Iterable[Callable[[], object]]) -> None:
     """Each call in the simulator, with that form in each direction that has it; it must be able to compute one of them."""
-    ran, refused = 0, []
-    for call in calls:
-        try:
-            with cupyops.simulate(), use_form(f"{family}:{form}"):
-                call()
-        except cupyops.InputError as error:
-            if f"the form {form} was asked for" not in str(error):
-                raise
-            refused.append(str(error))
-        else:
-            ran += 1
-    assert ran, refused
+    with cupyops.simulate():
+        assert sum(computes(family, form, call) for call in calls) > 0
+
+
+def computes(family: str, form: str, call: Callable[[], object]) -> bool:
+    """Whether the form can compute a call, which has then been made."""
+    try:
+        with use_form(f"{family}:{form}"):
+            call()
+    except cupyops.InputError as error:
+        if f"the form {form} was asked for" not in str(error):
+            raise
+        return False
+    return True
