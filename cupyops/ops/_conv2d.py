@@ -22,21 +22,10 @@ conv2d_sum = Kernel("conv2d.cu", "conv2d_sum<T>", T=FLOATING)
 conv2d_channels_last = Kernel("conv2d.cu", "conv2d_channels_last<T>", T=gemm.HALF)
 
 DIRECT: dict[str, Any] = dict(define=small_conv.DEFINE, T=(torch.float32,), K=small_conv.TAPS)
-conv2d_direct = Kernel(
-    "conv2d_direct.cu",
-    "conv2d_direct<T, K, NF, FORWARD>",
-    **DIRECT,
-    NF=(1, 4, 8),
-    FORWARD=(False, True),
-    where=lambda T, K, NF, FORWARD: NF == 4 or K == 3,
-)
-conv2d_direct_bwd_weight = Kernel(  # with four filters of a thread where its registers suffice
-    "conv2d_direct.cu",
-    "conv2d_direct_bwd_weight<T, K, NF>",
-    **DIRECT,
-    NF=(1, 4),
-    where=lambda T, K, NF: NF == 1 or K == 3,
-)
+FORMS: dict[str, Any] = dict(NF=(1, 4, 8), FORWARD=(False, True), where=lambda T, K, NF, FORWARD: NF == 4 or K == 3)
+WEIGHT: dict[str, Any] = dict(NF=(1, 4), where=lambda T, K, NF: NF == 1 or K == 3)  # else registers do not suffice
+conv2d_direct = Kernel("conv2d_direct.cu", "conv2d_direct<T, K, NF, FORWARD>", **DIRECT, **FORMS)
+conv2d_direct_bwd_weight = Kernel("conv2d_direct.cu", "conv2d_direct_bwd_weight<T, K, NF>", **DIRECT, **WEIGHT)
 
 FORWARD, BACKWARD = (
     Forms(

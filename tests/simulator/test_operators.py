@@ -55,19 +55,19 @@ def test_every_instance(operator, dtype):
     jobs = cases.instances(operator, dtype)
     first, second = ("sm_80", "sm_90") if kept.arch(dtype) == "sm_80" else ("sm_90", "sm_80")
     calls = list(cases.calls(operator, dtype))
-    names = {job.name for job in jobs}
-    launched = [launched_by(call, first, operator) & names for call in calls]
+    declared = {job.name for job in jobs}
+    launched = [launched_by(call, first, operator) & declared for call in calls]
     differ = {job.name for job in jobs if cases.differs(job)}
-    left = names - set().union(*launched) | differ
+    left = declared - set().union(*launched) | differ
     # those that reached such code again, and others as long as some is left
     for call, names in sorted(zip(calls, launched), key=lambda one: not one[1] & differ):
         if not (names & differ or left):
             break
-        found = launched_by(call, second, operator) & names
+        found = launched_by(call, second, operator) & declared
         launched.append(found)
         left -= found
     assert not left
-    assert set().union(*launched) == names
+    assert set().union(*launched) == declared
 
 
 def launched_by(call, arch, operator):
