@@ -45,9 +45,9 @@ embedding_bwd = Kernel(FILE, "embedding_bwd<T, ALIGNED>", **SUMS)
 
 
 class Problem(NamedTuple):
-    """`count` indices of `rows` rows of `size`; aligned: tensors and rows begin at 16-byte boundaries."""
+    """`indices` indices of `rows` rows of `size`; aligned: tensors and rows begin at 16-byte boundaries."""
 
-    count: int
+    indices: int
     rows: int
     size: int
     dtype: torch.dtype
@@ -101,10 +101,10 @@ class Rows(Form[Problem]):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A row to each threadIdx.y."""
         units = problem._replace(aligned=self.aligned).units
-        loads = LOADS if problem.count * units > gpu.multiprocessors * gpu.threads // 2 else 1
+        loads = LOADS if problem.indices * units > gpu.multiprocessors * gpu.threads // 2 else 1
         along = min(THREADS, _threads(ceil_div(units, loads)))
         block = along, THREADS // along
-        return Launch(embedding_fwd, ceil_div(problem.count, block[1]), block, template=self._template(problem))
+        return Launch(embedding_fwd, ceil_div(problem.indices, block[1]), block, template=self._template(problem))
 
     def kernels(self) -> tuple[Kernel, ...]:
         """One."""
@@ -124,12 +124,12 @@ class Sums(Rows):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """Blocks by what they do."""
         p = problem._replace(aligned=self.aligned)
-        piece, pieces, stride = lists_of(p.count, p.linked)
+        piece, pieces, stride = lists_of(p.indices, p.linked)
         along = _threads(ceil_div(p.units, ceil_div(p.units, THREADS)))
         most = LINKED_SLOTS if p.linked else SLOTS
         row_bytes = 16 * ceil_div(p.size, p.width)
-        slots = min(most, max(LEAST_SLOTS, min(p.count // LISTERS, LISTER_BYTES // row_bytes)))
-        listers = ceil_div(p.count, slots)
+        slots = min(most, max(LEAST_SLOTS, min(p.indices // LISTERS, LISTER_BYTES // row_bytes)))
+        listers = ceil_div(p.indices, slots)
         adders = min(pieces, ADDERS, listers)
         batch = max(1, WARP_BYTES * p.width // (16 * p.size))  # rows of a warp that writes zeros
         if batch >= WARP:
@@ -137,7 +137,7 @@ class Sums(Rows):
             batch = max(1, min(batch, p.rows // warps) // WARP) * WARP
         block = along, THREADS // along
         grid = adders + listers + ceil_div(p.rows, batch * (block[0] * block[1] // WARP))
-        args = (p.count, piece, pieces, adders, listers, slots, batch, stride)
+        args = (p.indices, piece, pieces, adders, listers, slots, batch, stride)
         return Launch(embedding_bwd, grid, block, 4 * piece, self._template(p), args=args)
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -153,7 +153,7 @@ class Linked(Form[Problem]):
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         """A block finds the positions of a long list in a bit for each index."""
-        return f"there are more than {LINKED} indices" if problem.count > LINKED else None
+        return f"there are more than {LINKED} indices" if problem.indices > LINKED else None
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A thread for each index."""
@@ -192,9 +192,9 @@ def too_many(count: int, rows: int, gpu: Gpu) -> str | None:
 
 
 def _each_index(kernel: Kernel, problem: Problem, linked: bool) -> Launch:
-    piece, pieces, _ = lists_of(problem.count, linked)
-    args = (problem.rows, problem.count, piece, pieces)
-    return Launch(kernel, ceil_div(problem.count, THREADS), THREADS, template={"T": torch.float32}, args=args)
+    piece, pieces, _ = lists_of(problem.indices, linked)
+    args = (problem.rows, problem.indices, piece, pieces)
+    return Launch(kernel, ceil_div(problem.indices, THREADS), THREADS, template={"T": torch.float32}, args=args)
 
 
 def _threads(least: int) -> int:

@@ -133,7 +133,7 @@ class PatchSums(NamedTuple):
     def small(self) -> small_conv.Problem:
         """As the kernels for few channels see it."""
         of = self.geometry
-        return small_conv.direct(small_conv.Sizes(*self.x, *self.grad_y[1:], *of.padding), of.weight[2], of.dtype)
+        return small_conv.direct(small_conv.Sizes(*self.x, *self.grad_y[1:], *list(of.padding)), of.weight[2], of.dtype)
 
     @property
     def gemm(self) -> gemm.Problem:

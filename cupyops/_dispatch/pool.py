@@ -56,7 +56,7 @@ class Problem(NamedTuple):
         geometry: H, W, OH, OW, then kernel, stride, padding and dilation, two ints each.
         nhwc: whether channels are neighbours.
         aligned: whether all tensors begin at 16-byte boundaries.
-        index: the dtype of the places of maxima.
+        places: the dtype of the places of maxima.
     """
 
     images: int
@@ -65,12 +65,12 @@ class Problem(NamedTuple):
     dtype: torch.dtype
     nhwc: bool
     aligned: bool
-    index: torch.dtype | None = None
+    places: torch.dtype | None = None
 
     @property
     def types(self) -> dict[str, Any]:
         """T, and I where there is one."""
-        return {"T": self.dtype} if self.index is None else {"T": self.dtype, "I": self.index}
+        return {"T": self.dtype} if self.places is None else {"T": self.dtype, "I": self.places}
 
 
 class Bands(Form[Problem]):
@@ -87,7 +87,7 @@ class Bands(Form[Problem]):
         """Its kernels are for certain windows and a byte of index."""
         if problem.nhwc:
             return "channels are neighbours"
-        if problem.dtype is torch.float64 or problem.index is torch.int64:
+        if problem.dtype is torch.float64 or problem.places is torch.int64:
             return "it has no kernels for fp64 and 64-bit indices"
         if unrolled(problem.geometry, BAND_WINDOWS) == (0, 0):
             return "it has no kernel for this window"
@@ -128,7 +128,7 @@ class Nhwc(Form[Problem]):
         width = 16 // problem.dtype.itemsize
         if not problem.nhwc:
             return "channels are no neighbours"
-        if problem.dtype is torch.float64 or problem.index is torch.int64:
+        if problem.dtype is torch.float64 or problem.places is torch.int64:
             return "it has no kernels for fp64 and 64-bit indices"
         if not problem.aligned or problem.channels % width:
             return f"channels do not come in aligned vectors of {width}"
@@ -238,7 +238,7 @@ Bytes = Callable[[int, int], int]  # that a block needs for (rows, planes)
 def _forward_bytes(problem: Problem) -> Bytes:
     """What the outputs read, and the results that are staged."""
     h, w, out_h, out_w, kh, _, sh, _, _, _, dh, _ = problem.geometry
-    sizes = (problem.dtype.itemsize, problem.index.itemsize) if problem.index else ()
+    sizes = (problem.dtype.itemsize, problem.places.itemsize) if problem.places else ()
 
     def bytes_of(rows: int, planes: int) -> int:
         read = min((rows - 1) * sh + (kh - 1) * dh + 1, h)
@@ -252,7 +252,7 @@ def _forward_bytes(problem: Problem) -> Bytes:
 def _backward_bytes(problem: Problem, step: int) -> Bytes:
     """Rows of tiles of inputs, and the gradients and places of windows that reach them."""
     h, w, out_h, out_w, kh, _, sh, _, _, _, dh, _ = problem.geometry
-    itemsize, places = problem.dtype.itemsize, problem.index.itemsize if problem.index else 0
+    itemsize, places = problem.dtype.itemsize, problem.places.itemsize if problem.places else 0
 
     def bytes_of(rows: int, planes: int) -> int:
         height = rows * step

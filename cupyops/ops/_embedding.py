@@ -66,7 +66,7 @@ def backward(saved, grad_y, indices, rows, padding_idx, scale_grad_by_freq):
 
 def _lists(indices: Tensor, problem: Problem, padding_idx: int) -> tuple[tuple[Tensor, Tensor], Problem]:
     """The memory of the lists of positions that name a row, and the problem with how they are made."""
-    rows, count, device = problem.rows, problem.count, indices.device
+    rows, count, device = problem.rows, problem.indices, indices.device
     launch = LISTING.launch(problem, gpu(device))
     problem = problem._replace(linked=launch.kernel is embedding_bwd_linked)
     _, pieces, stride = lists_of(count, problem.linked)

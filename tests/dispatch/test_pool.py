@@ -63,19 +63,19 @@ def problem(images=4, channels=8, size=(12, 12), window=(2, 2, 0), dtype=torch.f
         ("bands", {"window": (3, 2, 1)}),
         ("scalar", {"window": (3, 3, 0)}),
         ("scalar", {"dtype": torch.float64}),
-        ("scalar", {"index": torch.int64}),
+        ("scalar", {"places": torch.int64}),
         ("scalar", {"size": (4, 40000)}),  # a row of windows takes more shared memory than there is
         ("nhwc", {"nhwc": True}),
         ("scalar", {"nhwc": True, "channels": 7}),
         ("scalar", {"nhwc": True, "aligned": False}),
-        ("scalar", {"nhwc": True, "index": torch.int64}),
+        ("scalar", {"nhwc": True, "places": torch.int64}),
         ("scalar", {"nhwc": True, "dtype": torch.float64}),
     ],
 )
 def test_which_form(form, options):
     given = problem(**options)
     assert [one.choose(given, gpu(CPU)).name for one in (_max_pool2d.FORWARD, _max_pool2d.BACKWARD)] == [form, form]
-    if given.index is None:
+    if given.places is None:
         assert [one.choose(given, gpu(CPU)).name for one in (_avg_pool2d.FORWARD, _avg_pool2d.BACKWARD)] == [form, form]
 
 
@@ -89,7 +89,7 @@ def test_a_larger_gpu_has_more_blocks():
     grids = []
     for multiprocessors in (1, 8, 132):
         with assume_gpu(multiprocessors=multiprocessors):
-            grids.append(_max_pool2d.FORWARD.launch(problem(index=torch.uint8, images=64), gpu(CPU)).grid)
+            grids.append(_max_pool2d.FORWARD.launch(problem(places=torch.uint8, images=64), gpu(CPU)).grid)
     assert grids[0] < grids[1] < grids[2]
 
 
