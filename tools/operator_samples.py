@@ -13,9 +13,12 @@ from torch import Tensor
 
 import cupyops
 from cupyops._dispatch import gemm, rows, softmaxes
+from cupyops._dispatch.forms import use_form
+from cupyops._dispatch.gpu import assume_gpu
 from cupyops.ops._relu import MASKED
 
-_A_CARD = (132, 232448)  # multiprocessors and shared memory that every plan of a GEMM is made for, whatever runs it
+_A_CARD = {"multiprocessors": 132, "shared": 232448}  # that every GEMM is planned for, whatever runs it
+_GEMMS = {cupyops.matmul: "matmul", cupyops.linear: "linear", cupyops.conv2d: "conv2d"}
 
 Call = Callable[["Make"], Any]
 
@@ -77,7 +80,7 @@ def run(call: Call, make: Make) -> list[Tensor]:
     function, *arguments = sample
     keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
     with (
-        _planned(*keywords.pop("tile", (0, 0))),
+        _planned(_GEMMS.get(function), keywords.pop("tile", 0), make.dtype),
         _at_most(keywords.pop("blocks", 0), keywords.pop("threads", 0)),
         _scratch(keywords.pop("scratch", 0)),
     ):
@@ -118,26 +121,15 @@ def _clipped(*gradients: Tensor, max_norm: float, norm_type: float) -> list[Tens
 
 
 @contextlib.contextmanager
-def _planned(tile: int, splits: int) -> Iterator[None]:
-    """GEMMs as planned for one card; with a tile, by blocks of that tile and with k in so many parts."""
-    before = gemm._device, gemm.choose
-
-    def choose(
-        m: int, n: int, k: int, batches: int, dtype: torch.dtype, sms: int, wide: bool = False
-    ) -> tuple[int, int, int]:
-        k_split = -(-max(k, 1) // (splits * 32)) * 32
-        chosen = tile if tile in gemm.tiles_for(dtype, wide) else gemm.TILES[-1]
-        return chosen, max(-(-k // k_split), 1), k_split
-
-    gemm._device = lambda device: _A_CARD  # type: ignore[assignment]
-    if tile:
-        gemm.choose = choose
-    try:
-        _forget_plans()
+def _planned(operator: str | None, tile: int, dtype: torch.dtype) -> Iterator[None]:
+    """GEMMs as planned for one card; with a tile, by blocks of that tile where there is one for the dtype."""
+    if operator is None:
         yield
-    finally:
-        gemm._device, gemm.choose = before  # type: ignore[assignment]
-        _forget_plans()
+        return
+    engine = "mma" if dtype in gemm.HALF else "fma"
+    asked = [f"{operator}:{engine}_{tile}"] if tile in gemm.tiles_for(dtype, wide=True) else []
+    with assume_gpu(**_A_CARD), use_form(*asked):
+        yield
 
 
 @contextlib.contextmanager
@@ -168,13 +160,6 @@ def _scratch(size: int) -> Iterator[None]:
         yield
     finally:
         fused.SCRATCH = before
-
-
-def _forget_plans() -> None:
-    for name in ("matmul", "linear", "conv2d"):
-        for value in vars(sys.modules[f"cupyops.ops._{name}"]).values():
-            if hasattr(value, "cache_clear"):
-                value.cache_clear()
 
 
 def samples() -> Iterator[tuple[str, Call]]:
@@ -394,20 +379,20 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.matmul, m(2, 1, 3, 4, 5), m(1, 2, 1, 5, 2)),
         lambda m: (cupyops.matmul, _transposed(m(40, 72)), m(72, 40)),
         lambda m: (cupyops.matmul, m(136, 64), _transposed(m(64, 72))),
-        lambda m: (cupyops.matmul, m(5, 520), m(520, 37), {"tile": (32, 17)}),
-        lambda m: (cupyops.matmul, m(70, 40), m(40, 72), {"tile": (64, 1)}),
-        lambda m: (cupyops.matmul, m(67, 75), m(75, 66), {"tile": (64, 2)}),
-        lambda m: (cupyops.matmul, m(136, 72), m(72, 136), {"tile": (128, 2)}),
-        lambda m: m.half and (cupyops.matmul, m(136, 136), m(136, 264), {"tile": (gemm.WIDE, 2)}),
+        lambda m: (cupyops.matmul, m(5, 520), m(520, 37), {"tile": 32}),
+        lambda m: (cupyops.matmul, m(70, 40), m(40, 72), {"tile": 64}),
+        lambda m: (cupyops.matmul, m(67, 75), m(75, 66), {"tile": 64}),
+        lambda m: (cupyops.matmul, m(136, 72), m(72, 136), {"tile": 128}),
+        lambda m: m.half and (cupyops.matmul, m(136, 136), m(136, 264), {"tile": gemm.WIDE}),
     ],
     "linear": [
         lambda m: (cupyops.linear, m(70, 33), m(40, 33), m(40)),
         lambda m: (cupyops.linear, m(2, 3, 300), m(5, 300), m(5)),
         lambda m: (cupyops.linear, m(16, 32), m(24, 32)),
         lambda m: (cupyops.linear, m(72, 64), m(136, 64), m(136)),
-        lambda m: (cupyops.linear, m(67, 75), m(66, 75), m(66), {"tile": (64, 2)}),
-        lambda m: (cupyops.linear, m(136, 72), m(136, 72), m(136), {"tile": (128, 1)}),
-        lambda m: m.half and (cupyops.linear, m(136, 136), m(264, 136), m(264), {"tile": (gemm.WIDE, 1)}),
+        lambda m: (cupyops.linear, m(67, 75), m(66, 75), m(66), {"tile": 64}),
+        lambda m: (cupyops.linear, m(136, 72), m(136, 72), m(136), {"tile": 128}),
+        lambda m: m.half and (cupyops.linear, m(136, 136), m(264, 136), {"tile": gemm.WIDE}),
     ],
     "conv2d": [
         lambda m: (cupyops.conv2d, m(2, 3, 7, 9), m(5, 3, 3, 3), m(5), {"stride": 2, "padding": 1}),
@@ -424,8 +409,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.conv2d, m(1, 3, 7, 6), m(34, 3, 3, 3), m(34), {"padding": (1, 3)}),
         lambda m: (cupyops.conv2d, m(2, 3, 8, 9), m(5, 3, 5, 5), {"padding": 1}),
         lambda m: (cupyops.conv2d, m(3, 6, 5), m(70, 3, 1, 1), m(70)),
-        lambda m: (cupyops.conv2d, m(2, 9, 7, 9), m(66, 9, 3, 3), m(66), {"padding": 1, "tile": (64, 2)}),
-        lambda m: (cupyops.conv2d, m(1, 16, 12, 12), m(136, 16, 2, 2), m(136), {"tile": (128, 1)}),
+        lambda m: (cupyops.conv2d, m(2, 9, 7, 9), m(66, 9, 3, 3), m(66), {"padding": 1, "tile": 64}),
+        lambda m: (cupyops.conv2d, m(1, 16, 12, 12), m(136, 16, 2, 2), m(136), {"tile": 128}),
     ],
     "avg_pool2d": [
         lambda m: (cupyops.avg_pool2d, m(3, 2, 11, 18), 3, 2, 1),

@@ -26,6 +26,7 @@ class Launch:
 
     Attributes:
         extra: what the form decides and the kernel takes as arguments, by name: stages, vectors of a thread.
+        args: what the form decides and the kernel takes after the caller's arguments: sizes, packed structs.
     """
 
     kernel: Kernel
@@ -36,6 +37,7 @@ class Launch:
     cluster: int | None = None
     overlap: bool = False
     extra: Mapping[str, int] = field(default_factory=dict)
+    args: tuple[Any, ...] = ()
 
     def __call__(self, *args: Any, **template: Any) -> None:
         """Launch on the current stream."""
@@ -45,7 +47,7 @@ class Launch:
             launch = self.kernel.configure(
                 self.grid, self.block, shared=self.shared, cluster=self.cluster, overlap=self.overlap
             )
-        launch(*args, **self.template, **template)
+        launch(*args, *self.args, **self.template, **template)
 
 
 class Form(Generic[P]):
@@ -104,6 +106,7 @@ class Forms(Generic[P]):
         if len(set(names)) != len(names) or not all(name.isidentifier() for name in names):
             raise InputError(f"forms of {family}: the names {', '.join(names)} are not all different identifiers")
         self._chosen = functools.lru_cache(maxsize=4096)(self._choose)
+        self._launches = functools.lru_cache(maxsize=4096)(lambda form, problem, gpu: form.launch(problem, gpu))
         _lists.append(self)
 
     def choose(self, problem: P, gpu: Gpu) -> Form[P]:
@@ -115,7 +118,8 @@ class Forms(Generic[P]):
 
     def launch(self, problem: P, gpu: Gpu) -> Launch:
         """The launch of the form for a problem."""
-        return self.choose(problem, gpu).launch(problem, gpu)
+        launch: Launch = self._launches(self.choose(problem, gpu), problem, gpu)
+        return launch
 
     def _choose(self, problem: P, gpu: Gpu, asked: str | None) -> Choice[P]:
         if asked is not None:

@@ -112,7 +112,9 @@ def test_launch_and_define(lists):
     y = torch.zeros(4)
     with cupyops.simulate():
         lists[0].launch(Problem(4), gpu(CPU))(y, 3)
-    assert y.tolist() == [30.0] * 4
+        assert y.tolist() == [30.0] * 4
+        Launch(put, 1, 4, args=(5,))(y)  # what the form gives comes last
+    assert y.tolist() == [50.0] * 4
 
 
 @pytest.mark.parametrize("define", [{"A B": 1}, {"A": 1.5}, {"A": True}, {1: 1}])

@@ -25,6 +25,7 @@ from softmaxes import SoftmaxContract
 import cupyops.nn
 import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
 from cupyops._dispatch import gemm, held, linear_losses, softmaxes
+from cupyops._dispatch.forms import use_form
 from cupyops._kernel import kernel
 from cupyops._kernel.compile import compiler, source
 from cupyops._kernel.launch.ctype import c_token
@@ -116,28 +117,27 @@ def calls(operator: str, dtype: torch.dtype) -> Iterator[Call]:
     yield from FURTHER.get(operator, lambda dtype: [])(dtype)
 
 
-def tiles(
-    name: str, plans: list[str], samples: Callable[[Make], Iterator[Sample]], dtype: torch.dtype
-) -> Iterator[Call]:
-    """Every tile of a GEMM, several tiles in each direction, with tails; k in one piece and in three."""
-    for tile in gemm.TILES if name == "conv2d" or dtype not in HALF else (*gemm.TILES, gemm.WIDE):
+def tiles(name: str, samples: Callable[[Make], Iterator[Sample]], dtype: torch.dtype) -> Iterator[Call]:
+    """Every tile of a GEMM, several tiles in each direction, with tails; k in one piece and in several."""
+    wide = [] if name == "conv2d" or dtype not in HALF else [gemm.WIDE]
+    for tile in (*gemm.tiles_for(dtype), *wide):
         for sample in samples(Make(CPU, dtype)):
-            yield partial(tiled, name, plans, tile, sample)
+            yield partial(tiled, name, dtype, tile, sample)
 
 
-def tiled(name: str, plans: list[str], tile: int, sample: Sample) -> None:
-    module = importlib.import_module(f"cupyops.ops._{name}")
-    contract = contracts()[name][0]
-    with gemms.forced(tile, *(getattr(module, plan) for plan in plans)):
-        contract().compare(sample, f"tile {tile}, {sample!r}")
+def tiled(name: str, dtype: torch.dtype, tile: int, sample: Sample) -> None:
+    with gemms.tiled(name, dtype, tile):
+        contracts()[name][0]().compare(sample, f"tile {tile}, {sample!r}")
 
 
 def products(make: Make) -> Iterator[Sample]:
     yield Sample(make(131, 40), make(40, 136))
+    yield Sample(make(5, 448), make(448, 8))
 
 
 def affine(make: Make) -> Iterator[Sample]:
-    yield Sample(make(131, 40), make(136, 40), make(136))
+    yield Sample(make(131, 40), make(136, 40))
+    yield Sample(make(5, 448), make(8, 448))
 
 
 def convolutions(make: Make) -> Iterator[Sample]:
@@ -229,20 +229,21 @@ def in_scratch(size: int, contract: type[OperatorContract], sample: Sample) -> N
 
 def indices_sorted(dtype: torch.dtype) -> Iterator[Call]:
     """As where there are many."""
-    module, make = importlib.import_module("ops.test_embedding"), Make(CPU, dtype)
+    make, contract = Make(CPU, dtype), contracts()["embedding"][0]
 
     def run(sample: Sample) -> None:
-        with module.sorted_indices():
-            module.TestEmbedding().compare(sample, f"sorted, {sample!r}")
+        with use_form("embedding:sorted"):
+            contract().compare(sample, f"sorted, {sample!r}")
 
     yield partial(run, Sample(make.integers(300, high=5), make(5, 40), 2))
 
 
-def of_many(operator: str, dtype: torch.dtype) -> Iterator[Call]:
-    """What is launched where there are many images, and many filters of y, of x, or of both."""
+def few_channels_by(operator: str, dtype: torch.dtype) -> Iterator[Call]:
+    """Every form of the kernels for few channels."""
     for contract in contracts()[operator]:
-        for sample in few_channels.samples(Make(CPU, dtype)):
-            yield partial(few_channels.compare, contract, sample)
+        for form in few_channels.forms(operator):
+            for sample in few_channels.samples(Make(CPU, dtype)):
+                yield partial(few_channels.compare, contract, operator, form, sample)
 
 
 def late_statistics(operator: str, dtype: torch.dtype) -> Iterator[Call]:
@@ -267,16 +268,19 @@ def grouped(dtype: torch.dtype) -> Iterator[Call]:
 
 
 def convolved(dtype: torch.dtype) -> Iterator[Call]:
-    yield from tiles("conv2d", ["_correlation", "_patch_sums"], convolutions, dtype)
-    yield from of_many("conv2d", dtype)
+    yield from tiles("conv2d", convolutions, dtype)
+    if dtype in HALF:
+        make = Make(CPU, dtype)
+        yield partial(tiled, "conv2d", dtype, 32, Sample(make(1, 112, 2, 2), make(2, 112, 2, 2)))  # forward splits k
+    yield from few_channels_by("conv2d", dtype)
 
 
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
-    "matmul": partial(tiles, "matmul", ["_plan"], products),
-    "linear": partial(tiles, "linear", ["_plan"], affine),
+    "matmul": partial(tiles, "matmul", products),
+    "linear": partial(tiles, "linear", affine),
     "cross_entropy": partial(losses_held, "cross_entropy"),
     "conv2d": convolved,
-    "conv2d_relu_max_pool2d": partial(of_many, "conv2d_relu_max_pool2d"),
+    "conv2d_relu_max_pool2d": partial(few_channels_by, "conv2d_relu_max_pool2d"),
     "adam": partial(optimizer_steps, "test_adam.TestAdam"),
     "grad_norm": gradients_clipped,
     "lion": partial(optimizer_steps, "test_lion.TestLion"),

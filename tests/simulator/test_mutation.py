@@ -41,7 +41,7 @@ BOUNDS = [
     ("softmax", F16, "common/tile/row_tile.cuh", "ALIGNED ? i < left", 0, "OutOfBounds"),
     ("layer_norm", F32, "norm/backward.cuh", "here < count", 0, "OutOfBounds"),
     ("nll_loss", F32, "nll_loss.cu", "i < positions", 0, "OutOfBounds"),
-    ("max_pool2d", F32, "pool/window.cuh", "threadIdx.x < tail", 0, "Uninitialized"),
+    ("max_pool2d", F32, "pool/bands.cuh", "threadIdx.x < tail", 0, "Uninitialized"),
     ("sgd", F16, "optim/multi_tensor.cuh", "v < end", 0, "OutOfBounds"),
 ]
 
