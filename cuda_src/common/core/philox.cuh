@@ -1,9 +1,9 @@
 // Random numbers that are a function of a seed and a place: Philox4x32-7, from "Parallel Random Numbers: As Easy as 1, 2,
 // 3", Salmon and others, 2011, who find seven rounds the fewest that pass BigCrush; ten, their default, leave a margin that
-// costs more than a bf16 element has time for. dropout.py has the same in PyTorch.
+// costs more than a bf16 element has time for.
 #pragma once
 
-constexpr int kPhiloxRounds = 7;
+constexpr int kPhiloxRounds = PHILOX_ROUNDS;  // defined by _dropout.py, which has the same in PyTorch
 
 struct Philox { unsigned word[4]; };
 
