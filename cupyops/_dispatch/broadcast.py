@@ -160,9 +160,15 @@ class Strided(Form[Broadcast]):
 
 def walked(output: Tensor, inputs: Sequence[Tensor | None]) -> Sequence[Any]:
     """The inputs, copied as the dense `output` is laid out where their dimensions are too many for a kernel to walk."""
-    if len(merged(output.shape, output.stride(), [one.stride() for one in inputs if one is not None])) <= MAX_DIMS:
+    strides = tuple(one.stride() for one in inputs if one is not None)
+    if _walked_dims(tuple(output.shape), output.stride(), strides) <= MAX_DIMS:
         return inputs
     return [one if one is None else restride(one, output.stride()) for one in inputs]
+
+
+@functools.lru_cache(maxsize=4096)
+def _walked_dims(shape: tuple[int, ...], strides: Strides, inputs: tuple[Strides, ...]) -> int:
+    return len(merged(shape, strides, inputs))
 
 
 def launched(

@@ -18,11 +18,13 @@ UP_TO_FLOAT32 = (torch.float16, torch.bfloat16, torch.float32)
 
 def why_not_size(kernel: Kernel | None, itemsize: int, **template: Any) -> str | None:
     """Why a kernel does not serve elements of so many bytes, with these template values; None also of no kernel."""
-    for values in () if kernel is None else kernel.combinations():
+    if kernel is None:
+        return None
+    for values in kernel.combinations():
         found = dict(zip(kernel.template, values))
         if found["T"].itemsize == itemsize and template.items() <= found.items():
             return None
-    return None if kernel is None else f"there is no instance for elements of {itemsize} bytes"
+    return f"there is no instance for elements of {itemsize} bytes"
 
 
 def by_vectors(output: Tensor, block: int = BLOCK) -> tuple[int, int]:

@@ -121,7 +121,8 @@ class Forms(Generic[P]):
 
     def launch(self, problem: P, gpu: Gpu) -> Launch:
         """The launch of the form for a problem."""
-        self.choose(problem, gpu)  # for those who listen
+        if listeners:
+            self.choose(problem, gpu)
         return self._launches(problem, gpu, _asked.get((self.family, self.direction)))
 
     def _launch(self, problem: P, gpu: Gpu, asked: str | None) -> Launch:

@@ -115,7 +115,8 @@ def forward(forms: Forms[Gated], gate: Tensor, up: Tensor | None, f: str) -> Ten
     """f(gate) * up, by the kernel of that activation."""
     if up is None:
         if not gate.is_contiguous():
-            return forward(forms, *gate.chunk(2, -1), f)
+            gate, up = gate.chunk(2, -1)
+            return forward(forms, gate, up, f)
         y = torch.empty((*gate.shape[:-1], gate.shape[-1] // 2), dtype=gate.dtype, device=gate.device)
     else:
         y = empty_output(gate, up)
@@ -131,10 +132,10 @@ def backward(
     """Both gradients, or the one that is wanted; a packed one is one tensor. grad_y is laid out as y."""
     if up is None:
         gate, grad_y = gate.contiguous(), grad_y.contiguous()
-        grad_gate, grad_up = torch.empty_like(gate), None
+        wanted: tuple[Tensor | None, Tensor | None] = gate, None
     else:
-        grad_gate = torch.empty_like(grad_y) if needs_grad.gate else None
-        grad_up = torch.empty_like(grad_y) if needs_grad.up else None
+        wanted = grad_y if needs_grad.gate else None, grad_y if needs_grad.up else None
+    grad_gate, grad_up = (None if like is None else torch.empty_like(like) for like in wanted)
     if not is_dry(grad_y) and grad_y.numel():
         launch, inputs = _launched(forms, grad_y, gate, up)
         grads = (grad_gate, grad_up)[: len(inputs)]
