@@ -271,12 +271,10 @@ _SAMPLES: dict[str, list[Call]] = {
     ],
     "silu": _unary(cupyops.silu),
     "gelu": [*_unary(cupyops.gelu), lambda m: (cupyops.gelu, m(7, 301), {"approximate": "tanh"})],
-    "swiglu": [
+    "gated": [
         lambda m: (cupyops.swiglu, m(3, 1027), m(3, 1027)),
         lambda m: (cupyops.swiglu, m(5, 66)),
         lambda m: (cupyops.swiglu, m(3, 1024)),
-    ],
-    "geglu": [
         lambda m: (cupyops.geglu, m(3, 1027), m(3, 1027)),
         lambda m: (cupyops.geglu, m(5, 64), {"approximate": "tanh"}),
     ],
@@ -308,6 +306,10 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.scale_shift, m(2, 3, 5, 7), m(3, 1, 1), m(3, 1, 1)),
         lambda m: (cupyops.scale_shift, m(900), m(), m()),
         lambda m: (cupyops.scale_shift, m(3, 4, 5), m(3, 1, 5), m(4, 5)),
+    ],
+    "column_finalize": [
+        lambda m: (cupyops.scale_shift, m(3001, 8), m(8), m(8)),
+        lambda m: (cupyops.bias_gelu, m(700, 37), m(37)),
     ],
     "batch_norm": [
         *[

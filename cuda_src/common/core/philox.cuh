@@ -1,9 +1,9 @@
 // Random numbers that are a function of a seed and a counter: Philox4x32-7, from "Parallel Random Numbers: As Easy as 1, 2, 3",
 // Salmon and others, 2011. The authors find that seven rounds are the fewest that pass BigCrush. Ten, their default, leave a
-// margin, but take longer than an element of bf16 takes to move. _dropout.py has the same function in PyTorch.
+// margin, but take longer than an element of bf16 takes to move.
 #pragma once
 
-constexpr int kPhiloxRounds = 7;
+constexpr int kPhiloxRounds = PHILOX_ROUNDS;  // defined by _dropout.py, which has the same in PyTorch
 
 struct Philox { unsigned word[4]; };
 

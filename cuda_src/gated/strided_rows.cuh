@@ -1,4 +1,4 @@
-// Gated activations, f(gate) * up: the bodies of swiglu and geglu. F::value<T>(x) is f, F::at<T>(x) f and its slope.
+// Gated activations, f(gate) * up, over strided rows. F::value<T>(x) is f, F::at<T>(x) are f and its slope.
 #pragma once
 
 #include "common/tile/row_tile.cuh"
@@ -21,7 +21,7 @@ template <typename F, typename T> struct GatedForward {
   }
 };
 
-template <typename T> struct Gradients {
+template <typename T> struct GatedGradients {
   const T* __restrict__ grad_y;
   const T* __restrict__ gate;
   const T* __restrict__ up;
@@ -30,12 +30,14 @@ template <typename T> struct Gradients {
   long long y_stride, gate_stride, up_stride, grad_stride;
 };
 
-// GATE, UP: which gradients are wanted. KEEP: that of up is kept, not stored.
-template <typename F, typename T, bool GATE, bool UP, bool KEEP = false> struct GatedBackward : Gradients<T> {
-  using Gradients<T>::grad_y, Gradients<T>::gate, Gradients<T>::up, Gradients<T>::grad_gate, Gradients<T>::grad_up;
-  using Gradients<T>::y_stride, Gradients<T>::gate_stride, Gradients<T>::up_stride, Gradients<T>::grad_stride;
-  Words<T>* kept = nullptr;
-  bool gives = false;  // what another thread stores
+// GATE, UP: which gradients are wanted. KEEP: that of up goes to `kept_up`, and is not stored.
+template <typename F, typename T, bool GATE, bool UP, bool KEEP = false> struct GatedBackward : GatedGradients<T> {
+  using GatedGradients<T>::grad_y, GatedGradients<T>::gate, GatedGradients<T>::up, GatedGradients<T>::grad_gate,
+      GatedGradients<T>::grad_up;
+  using GatedGradients<T>::y_stride, GatedGradients<T>::gate_stride, GatedGradients<T>::up_stride,
+      GatedGradients<T>::grad_stride;
+  Words<T>* kept_up = nullptr;
+  bool gives = false;  // whether another thread stores what this one computes
 
   template <bool FIT> __device__ __forceinline__ void on(const Rows& shape, const Own& own) const {
     const long long least = min(y_stride, min(gate_stride, up_stride));
@@ -59,14 +61,14 @@ template <typename F, typename T, bool GATE, bool UP, bool KEEP = false> struct 
       }
     }
     if (GATE && !gives) span.store(grad_gate, grad_stride, of_gate);
-    if constexpr (KEEP) kept->elements = of_up;
+    if constexpr (KEEP) kept_up->elements = of_up;
     else if constexpr (UP) span.store(grad_up, grad_stride, of_up);
   }
 };
 
 // y = f(gate) up
 //
-// Grid, block: see spans.cuh. `up` null: it lies behind gate, in each row. y is dense.
+// Grid, block: see common/elementwise/strided_rows.cuh. Where `up` is null, it lies behind gate, in each row. y is dense.
 template <typename F, typename T>
 __device__ __forceinline__ void gated_forward(const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ y,
                                               const Rows& shape, long long gate_stride, long long up_stride) {
@@ -80,11 +82,11 @@ __device__ __forceinline__ void gated_forward(const T* __restrict__ gate, const 
   else on_span<false>(shape, own, least, y, cols, work);
 }
 
-// Both gradients of rows off 16-byte boundaries: grad_gate span by span. Vectors of grad_up end `shift` elements into a
-// span: a thread stores the one that ends in its own, the elements before from the lane before. The first lane of each
-// warp only gives some: it has the last span of the warp before. All threads of a warp take part.
+// Both gradients of rows off 16-byte boundaries. grad_gate is computed span by span. Vectors of grad_up end `shift` elements
+// into a span: a thread stores the vector that ends in its own span, and gets the elements before from the lane before. The
+// first lane of each warp only gives some: it has the last span of the warp before. All threads of a warp take part.
 template <typename F, typename T>
-__device__ __forceinline__ void gated_backward_off(const Gradients<T>& all, const Rows& shape, int shift) {
+__device__ __forceinline__ void gated_backward_unaligned(const GatedGradients<T>& all, const Rows& shape, int shift) {
   constexpr int W = kVecWidth<T>;
   const long long thread = global_thread();
   const Own own = Own::of<T>(shape, shift ? max(thread - thread / kWarp - 1, 0LL) : thread);
@@ -111,9 +113,9 @@ __device__ __forceinline__ void gated_backward_off(const Gradients<T>& all, cons
 // grad_gate = grad_y up f'(gate)
 // grad_up = grad_y f(gate)
 //
-// Grid, block: see spans.cuh. One of the gradients may be null, where nobody wants it; they begin at 16-byte
-// boundaries. `up` null: packed, as above, and so are the gradients, both; where halves are no whole vectors, there is a
-// span more to a row, and 31 to a warp.
+// Grid, block: see common/elementwise/strided_rows.cuh. One of the gradients may be null, where nobody wants it; they begin at
+// 16-byte boundaries. Where `up` is null, gate is packed as above, and so are the gradients, both; where halves are no whole
+// vectors, a row has one span more, and a warp 31.
 template <typename F, typename T>
 __device__ __forceinline__ void gated_backward(const T* __restrict__ grad_y, const T* __restrict__ gate,
                                                const T* __restrict__ up, T* __restrict__ grad_gate,
@@ -125,10 +127,10 @@ __device__ __forceinline__ void gated_backward(const T* __restrict__ grad_y, con
   if (packed) up = gate + cols, grad_up = grad_gate + cols;
   const bool fit = rows_fit(grad_y, cols, rows) && rows_fit(gate, gate_stride, rows) && rows_fit(up, up_stride, rows) &&
                    rows_fit(grad_gate, grad_stride, rows) && rows_fit(grad_up, grad_stride, rows);
-  const Gradients<T> all = {grad_y, gate, up, grad_gate, grad_up, cols, gate_stride, up_stride, grad_stride};
+  const GatedGradients<T> all = {grad_y, gate, up, grad_gate, grad_up, cols, gate_stride, up_stride, grad_stride};
   const Own own = Own::of<T>(shape, global_thread());
   if (!grad_up) GatedBackward<F, T, true, false>{all}.template on<false>(shape, own);
   else if (!grad_gate) GatedBackward<F, T, false, true>{all}.template on<false>(shape, own);
   else if (fit) GatedBackward<F, T, true, true>{all}.template on<true>(shape, own);
-  else gated_backward_off<F>(all, shape, packed ? int(-cols) & (kVecWidth<T> - 1) : 0);
+  else gated_backward_unaligned<F>(all, shape, packed ? int(-cols) & (kVecWidth<T> - 1) : 0);
 }
