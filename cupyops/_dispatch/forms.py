@@ -104,6 +104,7 @@ class Forms(Generic[P]):
         if len(set(names)) != len(names) or not all(name.isidentifier() for name in names):
             raise InputError(f"forms of {family}: the names {', '.join(names)} are not all different identifiers")
         self._chosen = functools.lru_cache(maxsize=4096)(self._choose)
+        self._launched = functools.lru_cache(maxsize=4096)(_launched)
         _lists.append(self)
 
     def choose(self, problem: P, gpu: Gpu) -> Form[P]:
@@ -114,8 +115,8 @@ class Forms(Generic[P]):
         return choice.chosen
 
     def launch(self, problem: P, gpu: Gpu) -> Launch:
-        """The launch of the form for a problem."""
-        return self.choose(problem, gpu).launch(problem, gpu)
+        """The launch of the form for a problem, made once for each."""
+        return self._launched(self.choose(problem, gpu), problem, gpu)
 
     def _choose(self, problem: P, gpu: Gpu, asked: str | None) -> Choice[P]:
         if asked is not None:
@@ -131,6 +132,10 @@ class Forms(Generic[P]):
             passed_over.append((form, reason))
         reasons = "; ".join(f"{form.name}: {reason}" for form, reason in passed_over)
         raise InputError(f"{self.family}, {self.direction}: no form fits {problem} ({reasons})")
+
+
+def _launched(form: Form[P], problem: P, gpu: Gpu) -> Launch:
+    return form.launch(problem, gpu)
 
 
 _lists: list[Forms[Any]] = []
