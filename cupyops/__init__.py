@@ -5,6 +5,7 @@ import warnings
 import torch
 
 from . import nn, optim, testing
+from ._dispatch.forms import use_form
 from ._expression.elementwise import elementwise
 from ._expression.reduction import reduction
 from ._kernel.graph import Graphed, graph

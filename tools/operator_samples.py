@@ -41,6 +41,11 @@ class Make:
         """True for a 16-bit dtype, else no sample."""
         return self.dtype.itemsize == 2 or ()
 
+    @property
+    def narrow(self) -> tuple[()] | bool:
+        """True for a dtype of at most 32 bits, else no sample."""
+        return self.dtype.itemsize <= 4 or ()
+
     def __call__(self, *shape: int) -> Tensor:
         """Normal values that want a gradient."""
         return self._given(self._normal(shape, self.dtype)).requires_grad_()
@@ -80,6 +85,8 @@ def run(call: Call, make: Make) -> list[Tensor]:
     function, *arguments = sample
     keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
     with (
+        cupyops.use_form(*keywords.pop("forms", ())),
+        cupyops.testing.assume_gpu(**keywords.pop("gpu", {})),
         _planned(_GEMMS.get(function), keywords.pop("tile", 0), make.dtype),
         _at_most(keywords.pop("blocks", 0), keywords.pop("threads", 0)),
         _scratch(keywords.pop("scratch", 0)),
@@ -238,7 +245,8 @@ def _rms_norms(call: Callable[..., tuple[Any, ...]]) -> list[Call]:
         lambda m: call(m, 1, 4096 * m.width + 8, m(4096 * m.width + 8)),
         lambda m: call(m, 300, 5, m(5)),
         lambda m: call(m, 3, 40 * m.width, m(40 * m.width)),
-        lambda m: call(m, 5, 1031, m(1031), {"blocks": 2}),
+        lambda m: call(m, 5, 1031, m(1031), {"gpu": {"max_blocks": 2}}),
+        lambda m: m.narrow and call(m, 9, 1032, m(1032), {"forms": ["norm:pipelined"]}),
     ]
 
 
@@ -337,7 +345,7 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.group_norm, m(3, 2 * m.width, m.width + 1), 2, m(2 * m.width), m(2 * m.width)),
         lambda m: (cupyops.group_norm, m(2, m.width, 257), 1, m(m.width), m(m.width)),
     ],
-    "layer_norm": [
+    "norm": [
         lambda m: (cupyops.layer_norm, m(300, 33), (33,), m(33), m(33)),
         lambda m: (cupyops.layer_norm, m(9, 4, 64), (64,), m(64), m(64)),
         lambda m: (cupyops.layer_norm, m(5, 300), (300,), {"bias": m(300)}),
@@ -346,14 +354,12 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.layer_norm, m(300, 5), (5,), m(5), m(5)),
         lambda m: (cupyops.layer_norm, m(3, 40 * m.width), (40 * m.width,)),
         lambda m: (cupyops.layer_norm, m(3, 40 * m.width + 1), (40 * m.width + 1,)),
-        lambda m: (cupyops.layer_norm, m(37, 33), (33,), m(33), m(33), {"blocks": 2}),
-        lambda m: (cupyops.layer_norm, m(5, 1031), (1031,), m(1031), m(1031), {"blocks": 2}),
-        lambda m: (*_layer_norm(m, 3, 2048 * m.width + 5), {"blocks": 2}),
+        lambda m: (cupyops.layer_norm, m(37, 33), (33,), m(33), m(33), {"gpu": {"max_blocks": 2}}),
+        lambda m: (cupyops.layer_norm, m(5, 1031), (1031,), m(1031), m(1031), {"gpu": {"max_blocks": 2}}),
+        lambda m: (*_layer_norm(m, 3, 2048 * m.width + 5), {"gpu": {"max_blocks": 2}}),
+        *_rms_norms(lambda m, rows, size, *rest: (cupyops.rms_norm, m(rows, size), (size,), *rest)),
+        *_rms_norms(lambda m, rows, size, *rest: (cupyops.add_rms_norm, m(rows, size), m(rows, size), (size,), *rest)),
     ],
-    "rms_norm": _rms_norms(lambda m, rows, size, *rest: (cupyops.rms_norm, m(rows, size), (size,), *rest)),
-    "add_rms_norm": _rms_norms(
-        lambda m, rows, size, *rest: (cupyops.add_rms_norm, m(rows, size), m(rows, size), (size,), *rest)
-    ),
     "dropout": [
         lambda m: (cupyops.dropout, m(3, 1027)),
         lambda m: (cupyops.dropout, _transposed(m(33, 70)), 0.25),

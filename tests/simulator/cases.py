@@ -19,17 +19,17 @@ import gemms
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample
-from normalisations import planned
 from softmaxes import SoftmaxContract
 
 import cupyops.nn
-import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
+import cupyops.optim
 from cupyops._dispatch import gemm, held, linear_losses, softmaxes
 from cupyops._dispatch.forms import use_form
 from cupyops._kernel import kernel
 from cupyops._kernel.compile import compiler, source
 from cupyops._kernel.launch.ctype import c_token
 from cupyops.cli import jobs
+from cupyops.testing import assume_gpu
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS.parent / "tools"))
@@ -246,17 +246,17 @@ def few_channels_by(operator: str, dtype: torch.dtype) -> Iterator[Call]:
                 yield partial(few_channels.compare, contract, operator, form, sample)
 
 
-def late_statistics(operator: str, dtype: torch.dtype) -> Iterator[Call]:
-    """Rows whose statistics are asked for late in backward, as those of wider ones are."""
-    make, contract, size = Make(CPU, dtype), contracts()[operator][0](), 4096 // dtype.itemsize
-    inputs = [make(5, size) for _ in range(1 + (operator == "add_rms_norm"))]
+def prefetched_late(dtype: torch.dtype) -> Iterator[Call]:
+    """Rows whose statistics are prefetched late in backward: wide ones, of which shared memory has two stages."""
+    make, size = Make(CPU, dtype), 32768 // dtype.itemsize
 
-    def run(sample: Sample) -> None:
-        with planned(LATE_THREADS=1):
-            contract.compare(sample, f"late, {sample!r}")
+    def run(contract: type[OperatorContract], sample: Sample) -> None:
+        with assume_gpu(shared=1 << 18):
+            contract().compare(sample, f"late, {sample!r}")
 
-    for weight in (None, make(size)):
-        yield partial(run, Sample(*inputs, (size,), weight))
+    for contract in contracts()["norm"]:
+        inputs = [make(2, size) for _ in range(1 + (contract.function is cupyops.add_rms_norm))]
+        yield partial(run, contract, Sample(*inputs, (size,), make(size)))
 
 
 def grouped(dtype: torch.dtype) -> Iterator[Call]:
@@ -287,6 +287,6 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "sgd": partial(optimizer_steps, "test_sgd.TestSGD"),
     "embedding": indices_sorted,
     "group_norm": grouped,
-    **{operator: partial(late_statistics, operator) for operator in ("add_rms_norm", "layer_norm", "rms_norm")},
+    "norm": prefetched_late,
     "fused_linear_cross_entropy": little_scratch,
 }
