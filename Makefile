@@ -59,7 +59,7 @@ docs: $(SETUP) ## Build the site of documentation into build/site; a broken link
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 conformance: $(SETUP) ## The same, and write what passed into docs/conformance.md
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal tests/opdb --conformance=tests/conformance.json
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal tests/opdb --conformance=tests/conformance.csv
 	$(PY) tools/conformance.py
 
 format: $(SETUP) ## Format Python and CUDA in place
@@ -67,8 +67,8 @@ format: $(SETUP) ## Format Python and CUDA in place
 	$(PY) -m ruff format .
 	@$(CLANG_FORMAT) -i $(CUDA_FILES)
 
-test-gpu: $(SETUP) ## Run the GPU tests; write tests/gpu_report.json and tests/conformance_gpu.json
-	$(GPU_PYTEST) tests; status=$$?; $(GPU_PYTEST) tests/opdb --conformance=tests/conformance_gpu.json || status=1; \
+test-gpu: $(SETUP) ## Run the GPU tests; write tests/gpu_report.json and tests/conformance_gpu.csv
+	$(GPU_PYTEST) tests; status=$$?; $(GPU_PYTEST) tests/opdb --conformance=tests/conformance_gpu.csv || status=1; \
 	  $(PY) tools/conformance.py && exit $$status
 
 gpu-report: ## Say whether tests/gpu_report.json is of this tree, and passed

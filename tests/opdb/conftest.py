@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_addoption(parser):
-    parser.addoption("--conformance", type=Path, metavar="PATH", help="write what was counted into PATH (JSON)")
+    parser.addoption("--conformance", type=Path, metavar="PATH", help="write what was counted into PATH (CSV)")
 
 
 def pytest_configure(config):
