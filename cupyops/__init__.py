@@ -5,6 +5,7 @@ from ._expression.elementwise import elementwise
 from ._expression.reduction import reduction
 from ._kernel.graph import Graphed, graph
 from ._kernel.kernel import FLOATING, Kernel, ceil_div
+from ._kernel.launch.executors import address
 from ._kernel.notebook import load_ipython_extension, unload_ipython_extension
 from ._operator.arrays import vjp
 from ._operator.operator import Operator, operator, operators

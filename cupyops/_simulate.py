@@ -31,6 +31,18 @@ _SHARED = {"75": 64, "80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100":
 _one_at_a_time = threading.RLock()  # launches of several threads: they share the memory, and what each may touch of it
 
 
+def _after_fork_in_child() -> None:
+    """Nobody will release the lock if another thread held it, nor widen again what that thread's launch could touch."""
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+    for allocation in list(_the_memory.allocations.values()) if _the_memory is not None else ():
+        allocation.restrict(0, len(allocation.buffer))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class Simulation:
     """What `simulate()` gives: a context manager, and the executor of launches on CPU tensors while it is open."""
 
@@ -121,6 +133,10 @@ class Simulation:
     def address(self, tensor: Tensor) -> int:
         """What a struct passed by value holds as a pointer to `tensor`."""
         with _one_at_a_time:
+            low, high = _extent(tensor)
+            storage = tensor.untyped_storage()
+            before = _addressed.get(storage, (low, high))
+            _addressed[storage] = min(low, before[0]), max(high, before[1])
             return _pointer(tensor, "memory").address
 
 
@@ -209,6 +225,10 @@ _allocations: weakref.WeakKeyDictionary[torch.UntypedStorage, Any] = weakref.Wea
 _blank: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
 
 
+# of storages whose addresses lie in structs, the bytes that the tensors hold of which the addresses were asked for
+_addressed: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[int, int]] = weakref.WeakKeyDictionary()
+
+
 def _memory() -> Any:
     """The one memory, in which every storage that a kernel was given is an allocation."""
     global _the_memory
@@ -259,12 +279,13 @@ def _pointer(tensor: Tensor, name: str) -> Any:
 
 
 def _restrict(tensors: list[Tensor]) -> list[Any]:
-    """Of each storage, only the bytes between the first and the last that the given tensors hold may be touched."""
+    """Of each storage, only the bytes between the first and the last that the given tensors hold may be touched, and those
+    that a struct may point to."""
     hulls: dict[Any, tuple[int, int]] = {}
     for tensor in tensors:
         allocation = _pointer(tensor, _allocations[tensor.untyped_storage()].name).allocation
         low, high = _extent(tensor)
-        before = hulls.get(allocation.number, (low, high))
+        before = hulls.get(allocation.number) or _addressed.get(tensor.untyped_storage(), (low, high))
         hulls[allocation.number] = min(low, before[0]), max(high, before[1])
         allocation.restrict(*hulls[allocation.number])
     return [_memory().allocations[number] for number in hulls]

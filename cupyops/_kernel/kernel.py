@@ -138,6 +138,11 @@ class Kernel(Template):
         return function(self.source, self.base).parameters
 
     @property
+    def file(self) -> str | None:
+        """The name of its .cu file, without folders; None where it was given as CUDA C."""
+        return None if self.is_text else Path(self._code).name
+
+    @property
     def is_text(self) -> bool:
         """Whether it was given as CUDA C, and not as the name of a file."""
         return isinstance(self._code, str) and source.is_text(self._code)

@@ -15,7 +15,7 @@ from ..errors import CupyopsError, InputError
 from ..testing import Report, check, hazards
 from ..testing.hazard import family_of
 from ..testing.report import FAIL, NOT_APPLICABLE, PASS
-from ..testing.subject import operator_of, subject
+from ..testing.target import operator_of, target
 from . import sample, words
 
 _LEAST = 24  # columns that a reason gets, however narrow the terminal
@@ -61,7 +61,7 @@ def _report(request: Request) -> Report:
         raise InputError(
             f"{request.operator!r} is no operator of cupyops: give --reference MODULE:NAME, the same in plain PyTorch"
         )
-    call = sample.call(subject(function, reference), request.args, request.seed)
+    call = sample.call(target(function, reference), request.args, request.seed)
     return check(
         function,
         call.args,

@@ -863,6 +863,40 @@ def test_fork_after_cuda():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_fork_while_another_thread_simulates():
+    """The child has a lock of its own, and may touch all of each tensor."""
+    code = """
+        __global__ void slow(const float* x, float* y, int rounds) {
+            for (int i = 0; i < rounds; ++i) y[threadIdx.x] += x[threadIdx.x];
+        }
+    """
+    slow, whole = cupyops.Kernel(code, "slow"), torch.ones(64)
+    begun = threading.Event()
+
+    def simulate(rounds, y):
+        with cupyops.simulate():
+            slow[1, 1](whole[:1], y, 1)
+            begun.set()
+            slow[1, 1](whole[:1], y, rounds)
+        return y.tolist()
+
+    thread = threading.Thread(target=simulate, args=(3000, torch.zeros(1)))
+    thread.start()
+    begun.wait()
+    time.sleep(0.2)
+
+    def work():
+        y = torch.zeros(64)
+        with cupyops.simulate():
+            slow[1, 64](whole, y, 2)
+        return y.tolist()
+
+    child = fork(work, seconds=60)
+    thread_was_at_it = thread.is_alive()
+    assert answer(child) == [2.0] * 64 and thread_was_at_it
+    thread.join()
+
+
 # --- interruptions -------------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from cupyops._kernel.launch.specialised import Specialised
 from cupyops.testing import Call, Failure, Tolerance, check
 from cupyops.testing.call import Outcome, first, gradients, tensors_of
 from cupyops.testing.case import Case
-from cupyops.testing.subject import subject
+from cupyops.testing.target import target
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 # on the CPU the reference runs: one dtype shows that it is called rightly (tests/simulator has the kernels, in each dtype)
@@ -118,7 +118,7 @@ class OperatorContract:
 
     def compare(self, sample: Sample, what: str, strides: bool = False, grad_kind: str = "random") -> None:
         """Results, strides and gradients against PyTorch's; and the inputs are as they were."""
-        case = Case(subject(self.function, self.torch_function), sample, "reference", Tolerance())
+        case = Case(target(self.function, self.torch_function), sample, "reference", Tolerance())
         mine, expected = sample.relaid(), sample.relaid()
         before = [t.detach().clone() for t in mine.tensors()]
         results, theirs = (

@@ -34,7 +34,7 @@ def side_stream(case: Case) -> None:
     call = case.call.leaves()
     with torch.cuda.device(case.device), torch.cuda.stream(torch.cuda.Stream(case.device)):
         _arrive_late(call.all_tensors())
-        outputs = tensors_of(call.of(case.subject.function))
+        outputs = tensors_of(call.of(case.target.function))
         torch.cuda.synchronize()
     case.judge_outputs(outputs, case.call)
 
@@ -49,7 +49,7 @@ def backward_stream(case: Case) -> None:
         of_forward, of_backward = (torch.cuda.Stream(case.device) for _ in range(2))
         torch.cuda.synchronize()
         with torch.cuda.stream(of_forward):
-            outputs = tensors_of(call.of(case.subject.function))
+            outputs = tensors_of(call.of(case.target.function))
         torch.cuda.synchronize()
         grads = case.grads(outputs)
         with torch.cuda.stream(of_backward):
@@ -111,7 +111,7 @@ def _replay(case: Case, warm_up: bool) -> None:
     call, grads, other = case.call.leaves(), case.grads(case.plain.outputs), case.varied()
 
     def step() -> Outcome:
-        outputs = tensors_of(call.of(case.subject.function))
+        outputs = tensors_of(call.of(case.target.function))
         return Outcome(outputs, gradients(outputs, call, grads))
 
     stream, graph = torch.cuda.Stream(case.device), torch.cuda.CUDAGraph()
@@ -187,7 +187,7 @@ def launch_error(case: Case) -> None:
     """Forward, then backward, with a block of 2048 threads."""
     operator = case.needs_operator()
     call = case.call.relaid()
-    outputs = tensors_of(_failing(operator.name, lambda: call.of(case.subject.function), "forward"))
+    outputs = tensors_of(_failing(operator.name, lambda: call.of(case.target.function), "forward"))
     if differentiable(outputs) and call.tensors():
         grads = case.grads(outputs)
         _failing(operator.name, lambda: gradients(outputs, call, grads, retain_graph=True), "backward")

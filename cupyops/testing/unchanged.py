@@ -52,7 +52,7 @@ def _bits(tensor: Tensor) -> Tensor:
     return values.resolve_neg().contiguous().view(_BITS[values.element_size()])
 
 
-class Watch:
+class Unchanged:
     """Tensors that are to stay as they are."""
 
     def __init__(self) -> None:

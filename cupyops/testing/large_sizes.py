@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from .call import Call, Function, Outcome, gradients, tensors_of
 from .case import Case, other_values
 from .hazard import Failure, NotApplicable
-from .subject import kernels_only
+from .target import kernels_only
 
 _PROBE = 1 << 22  # elements of a call whose use of memory is measured
 _SPARE = 1.25  # times the memory that this foretells
@@ -58,7 +58,7 @@ class Repetition:
         return Outcome([part for part in parts[:outputs] if part is not None], parts[outputs:])
 
 
-def beyond(case: Case, *elements: int) -> None:
+def large_sizes(case: Case, *elements: int) -> None:
     """Raise `Failure` unless a call with more elements than that gives, in places, what a small one gives.
 
     Of several numbers of elements the first is taken for which the memory suffices.
@@ -74,7 +74,7 @@ def beyond(case: Case, *elements: int) -> None:
         raise NotApplicable(f"needs {least / 2**30:.0f} GiB of memory, {_free(case) / 2**30:.0f} are free")
     try:
         with kernels_only() if case.backend == "gpu" else nullcontext():
-            found = repetition.run(case.subject.function, count)
+            found = repetition.run(case.target.function, count)
         for number in sorted({0, count // 2, count - 2, count - 1}):
             _judge_part(case, repetition, found, number, count)
     except torch.cuda.OutOfMemoryError as error:
@@ -190,7 +190,7 @@ def _memory_for_each(case: Case, repetition: Repetition, probe: int) -> float:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(case.device)
     torch.cuda.reset_peak_memory_stats(case.device)
-    repetition.run(case.subject.function, probe)
+    repetition.run(case.target.function, probe)
     return _SPARE * (torch.cuda.max_memory_allocated(case.device) - before) / probe
 
 

@@ -25,7 +25,7 @@ BACKENDS = ("reference", "simulator", "gpu")
 
 
 @dataclass(frozen=True)
-class Subject:
+class Target:
     """A function under test.
 
     Attributes:
@@ -48,7 +48,7 @@ class Subject:
         return self.operator is None or self.operator.definition.launch_forward is not None
 
 
-def subject(function: Any, reference: Function | None = None) -> Subject:
+def target(function: Any, reference: Function | None = None) -> Target:
     """Find out about a function. Raises `InputError` where there is nothing to compare it with."""
     if not callable(function):
         raise InputError(f"op is {type(function).__name__}, expected an operator or a function")
@@ -59,7 +59,7 @@ def subject(function: Any, reference: Function | None = None) -> Subject:
                 f"{_name(function)} is no cupyops operator: give reference=, the same function in plain PyTorch"
             )
         reference = owner.reference if function is owner else by_reference(function)
-    return Subject(function, reference, owner, _name(function) if owner is None else owner.name, given)
+    return Target(function, reference, owner, _name(function) if owner is None else owner.name, given)
 
 
 def by_reference(function: Function) -> Function:
@@ -96,7 +96,7 @@ def kernels_only() -> Iterator[None]:
         yield
 
 
-def available(of: Subject, call: Call) -> tuple[str, ...]:
+def available(of: Target, call: Call) -> tuple[str, ...]:
     """Where the call can be made here: on the GPU if its tensors are there, else wherever something can run."""
     if any(tensor.is_cuda for tensor in call.all_tensors()):
         return ("gpu",)
