@@ -19,11 +19,11 @@ import cupyops
 import cupyops.nn
 from cupyops._kernel.kernel import kernels
 from cupyops.bench import report
-from cupyops.bench.results import Results
+from cupyops.bench.table import read
 from cupyops.doctor.surroundings import SETTINGS
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "h200.json"
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "h200.csv"
 _C = re.compile(r'"?\b(?:__\w+__|\w+<\w+>)"?')  # words of C in a text for a terminal
 _MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
 
@@ -138,7 +138,7 @@ def figures(path: Path = RESULTS) -> str:
     """The figures of a run of the benchmark that is kept in the repository; nothing where there is none."""
     if not path.is_file():
         return ""
-    results = Results.read(path)
+    results = read(path)
     others = report.peers(results)
     head = ["operator", "size", "dtype", "way", "unit", "cupyops", *others, "speed-up"]
     lines = [f"## On {results.machine.get('gpu', 'a GPU')}", "", *(f"- {line}" for line in report.summary(results)), ""]

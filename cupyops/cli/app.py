@@ -237,11 +237,11 @@ def bench(
     only: Annotated[str, typer.Option(help="A regular expression that operator, size and dtype are to match.")] = "",
     folder: Annotated[Path, typer.Option(help="Where the files bench_OP.py are.")] = Path("benchmarks"),
     html: Annotated[Path | None, typer.Option(help="Write a report with plots to this file.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write the plots into this folder.")] = None,
-    source: Annotated[
-        Path | None, typer.Option("--from", help="Measure nothing: the figures of this JSON file.")
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the figures to this file; those in it stay that moved by 3% or less.")
     ] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the plots into this folder.")] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="Measure nothing: the figures of this file.")] = None,
     compare: Annotated[
         Path | None, typer.Option(help="Fail where something takes 5% longer than in this file.")
     ] = None,
@@ -259,7 +259,7 @@ def bench(
         only=only,
         folder=folder,
         html=html,
-        json=json,
+        csv=csv,
         png=png,
         source=source,
         compare=compare,

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from rich.console import Console
 from ..bench.case import Case, declared, files
 from ..bench.host import too_slow
 from ..bench.results import Results
+from ..bench.table import read, write
 from ..errors import InputError
 from . import outputs
 from .figures import show
@@ -31,7 +33,7 @@ class Request:
     only: str = ""
     folder: Path = Path("benchmarks")
     html: Path | None = None
-    json: Path | None = None
+    csv: Path | None = None
     png: Path | None = None
     source: Path | None = None  # figures to draw, and none to measure
     compare: Path | None = None
@@ -52,9 +54,9 @@ def run(request: Request) -> int:
 
 def _run(request: Request, console: Console) -> int:
     _check(request)
-    old = None if request.compare is None else Results.read(request.compare)
+    old = None if request.compare is None else read(request.compare)
     if request.source is not None:
-        results = Results.read(request.source)
+        results = read(request.source)
     else:
         cases = declared(files(request.names, request.folder), request.only)
         if not cases and not request.host:
@@ -99,8 +101,13 @@ def _check(request: Request) -> None:
 
 
 def _measure(request: Request, cases: list[Case], console: Console) -> Results:
-    from ..bench.run import in_processes
+    from ..bench.run import in_processes, machine
     from ..bench.run import run as measure
+
+    path = request.csv
+    old = read(path) if path is not None and path.exists() else None
+    if old is not None and torch.cuda.is_available() and (gpu := old.machine.get("gpu")) != machine()["gpu"]:
+        raise InputError(f"{path} has figures of {gpu}; give --csv another file, or remove this one")
 
     if request.jobs and torch.cuda.is_available():
         command = [sys.executable, "-m", "cupyops", "bench", *request.names, "--folder", str(request.folder)]
@@ -109,7 +116,14 @@ def _measure(request: Request, cases: list[Case], console: Console) -> Results:
             failures = in_processes(command, request.jobs)
         for failure in failures:
             console.print(failure, style="yellow", markup=False, soft_wrap=True)
-    return measure(cases, request.against, request.host, request.json)
+    results = measure(cases, request.against, request.host, None if path is None else partial(_keep, path, old))
+    if path is not None:
+        _keep(path, old, results)
+    return results
+
+
+def _keep(path: Path, old: Results | None, results: Results) -> None:
+    write(results if old is None else results.onto(old), path)
 
 
 def _compile_part(part: str, cases: list[Case], against: Sequence[str]) -> int:
@@ -139,8 +153,8 @@ def _dry_run(cases: list[Case], console: Console) -> int:
 def _write(results: Results, request: Request) -> None:
     from ..bench import charts, report
 
-    if request.json is not None:
-        results.write(request.json)
+    if request.csv is not None and request.source is not None:
+        write(results, request.csv)
     if request.html is not None:
         report.page(results, request.html)
     if request.png is not None:

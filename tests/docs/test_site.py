@@ -11,6 +11,7 @@ from docs.pages import ROOT
 
 import cupyops
 import cupyops.testing
+from cupyops.bench import table
 from cupyops.doctor.surroundings import SETTINGS
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -53,10 +54,10 @@ def test_the_commands_have_all_their_options():
 
 
 def test_figures_of_a_run_that_is_kept(tmp_path):
-    assert docs_site.figures(tmp_path / "absent.json") == ""
+    assert docs_site.figures(tmp_path / "absent.csv") == ""
     kept = results(row("rope", size="a|b", eager=20), row("add"))
-    kept.write(tmp_path / "x.json")
-    lines = docs_site.figures(tmp_path / "x.json").splitlines()
+    table.write(kept, tmp_path / "x.csv")
+    lines = docs_site.figures(tmp_path / "x.csv").splitlines()
     assert lines[0] == "## On Made <up>" and "- 2.00 times as fast" in lines[3]
     assert lines[-4].split(" | ")[:4] == ["| rope", "a\\|b", "bfloat16", "forward"]
     assert lines[-4].endswith("| GB/s | 4,000 | 2,000 | 2.00 |")

@@ -1,16 +1,19 @@
 """Every instance of every kernel of cuda_src, executed with all checks on, and compared with PyTorch in float64.
 
-The calls are in cases.py: each operator's own samples, forward and backward, and what they leave out.
+The calls are in cases.py: each operator's own samples, forward and backward, and what they leave out. Each kernel runs once
+every time; each instance, every layout and order where the operator has changed.
 """
 
+import collections
 import copy
 import importlib.util
+import math
 import os
 import re
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import kept
 import pytest
@@ -18,8 +21,12 @@ import torch
 from contract import DTYPES, Make, first
 from simulator import cases
 from simulator.cases import CPU, KERNELS, OPERATORS, operator_of
+from tiers import SEVEN
 
 import cupyops
+from cupyops._simulate import Simulation
+from cupyops.testing import Failure
+from cupyops.testing.case import Case
 
 # PyTorch says so once in a process, of a sample of conv2d
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -45,6 +52,7 @@ def simulated(**options):
 # --- every instance ---
 
 
+@pytest.mark.in_full
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_every_instance(operator, dtype):
@@ -77,8 +85,57 @@ def launched_by(call, arch, operator):
         call()
     assert "reference" not in trace.routes(), str(trace)
     assert {record.route for record in trace.launches()} <= {"simulator"}, str(trace)
-    bases = {kernel.base for kernel in KERNELS if operator_of(kernel.source.name) == operator}
-    return {record.kernel for record in trace.launches() if record.kernel.partition("<")[0] in bases}
+    return {name for record in trace.launches() if base(name := record.kernel) in bases(operator)}
+
+
+def bases(operator):
+    """The names of an operator's kernels, without their template values."""
+    return {kernel.base for kernel in KERNELS if operator_of(kernel.source.name) == operator}
+
+
+def base(name):
+    return name.partition("<")[0]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_each_kernel_once(operator):
+    """By as few calls as reach them all, in one dtype where that will do; which one differs from operator to operator."""
+    missing = bases(operator)
+    turn = OPERATORS.index(operator) % 3
+    for dtype in (*DTYPES[turn:3], *DTYPES[:turn], DTYPES[3]):
+        arch = kept.arch(dtype)
+        for call in few(missing, [(call, would_launch(call, arch)) for call in cases.calls(operator, dtype)]):
+            missing = missing - set(map(base, launched_by(call, arch, operator)))
+        if not missing:
+            return
+    assert not missing, "no call launches them"
+
+
+def few(wanted, calls):
+    """Of (call, threads of each kernel that it launches) cheap ones that together launch all that is wanted."""
+    reach = [(call, set(threads) & wanted, sum(threads.values())) for call, threads in calls]
+    while reach := [one for one in reach if one[1]]:
+        call, found, _ = max(reach, key=lambda one: len(one[1]) / one[2])
+        yield call
+        reach = [(other, names - found, cost) for other, names, cost in reach]
+
+
+def would_launch(call, arch):
+    """How many threads a call launches of each kernel. None runs: what is computed then is wrong, and is not looked at."""
+    threads = collections.Counter()
+
+    def launch(simulation, specialised, device, configuration, args):
+        threads[base(specialised.name)] += math.prod((*configuration.grid, *configuration.block))
+
+    def judge(*args, **options):
+        raise Failure("nothing was computed")
+
+    torch.manual_seed(0)
+    with pytest.MonkeyPatch.context() as patch, cupyops.simulate(arch), suppress(Exception):
+        patch.setattr(Simulation, "__call__", launch)
+        patch.setattr(Case, "judge", judge)
+        call()
+    return threads
 
 
 def test_no_instance_is_left_out():
@@ -97,6 +154,7 @@ def test_some_text_differs_between_architectures(dtype):
 # --- layouts, order ---
 
 
+@pytest.mark.in_full(always=SEVEN)
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_layouts(contract):
     """Inputs transposed, strided, channels_last, off by one element. In a half type, whose results are rounded once."""
@@ -106,6 +164,7 @@ def test_layouts(contract):
             test.compare(sample, f"layout {sample!r}", strides=True)
 
 
+@pytest.mark.in_full(always=SEVEN)
 @pytest.mark.parametrize("kind", ["expanded", "strided", "misaligned"])
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_grad_layouts(contract, kind):
@@ -114,6 +173,7 @@ def test_grad_layouts(contract, kind):
         test.test_grad_layouts(CPU, kind)
 
 
+@pytest.mark.in_full(always=SEVEN)
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_partial_gradients(contract):
     test = contract()
@@ -121,6 +181,7 @@ def test_partial_gradients(contract):
         test.test_partial_gradients(CPU)
 
 
+@pytest.mark.in_full(always=SEVEN)
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_the_order_changes_nothing(contract):
     """The same bits whatever the order of blocks, and of diverged threads."""

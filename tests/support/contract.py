@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import SEVEN
 from torch import Tensor
 
 import cupyops
@@ -163,6 +164,7 @@ class OperatorContract:
 
     # --- everything else ---
 
+    @pytest.mark.in_full(always=SEVEN)
     @pytest.mark.parametrize(
         ("backend", "count"),
         [("reference", 2), ("simulator", 1), pytest.param("gpu", 2, marks=pytest.mark.gpu)],
