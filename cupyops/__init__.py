@@ -1,6 +1,7 @@
 """cupyops: a .cu file becomes a differentiable PyTorch operator, with pip alone."""
 
 from . import nn, optim, testing
+from ._dispatch.forms import use_form
 from ._expression.elementwise import elementwise
 from ._expression.reduction import reduction
 from ._kernel.graph import Graphed, graph

@@ -25,6 +25,7 @@ class Gpu:
         shared_total: bytes of shared memory of a multiprocessor.
         threads: that a multiprocessor holds.
         l2: bytes of the L2 cache.
+        scratch: bytes of memory that an operator may use beside what it returns and saves; alike on every GPU.
     """
 
     capability: int
@@ -33,6 +34,7 @@ class Gpu:
     shared_total: int
     threads: int
     l2: int
+    scratch: int = 240 << 20
 
     @property
     def has_clusters(self) -> bool:
