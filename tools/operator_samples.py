@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch import gemm, rows, softmaxes
+from cupyops._dispatch import gemm, rows
 from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu
 from cupyops.ops._relu import MASKED
+from cupyops.testing import assume_gpu
 
 _A_CARD = {"multiprocessors": 132, "shared": 232448}  # that every GEMM is planned for, whatever runs it
 _GEMMS = {cupyops.matmul: "matmul", cupyops.linear: "linear", cupyops.conv2d: "conv2d"}
@@ -88,7 +87,7 @@ def run(call: Call, make: Make) -> list[Tensor]:
         cupyops.use_form(*keywords.pop("forms", ())),
         cupyops.testing.assume_gpu(**keywords.pop("gpu", {})),
         _planned(_GEMMS.get(function), keywords.pop("tile", 0), make.dtype),
-        _at_most(keywords.pop("blocks", 0), keywords.pop("threads", 0)),
+        _at_most(keywords.pop("blocks", 0)),
         _scratch(keywords.pop("scratch", 0)),
     ):
         return _run(function, arguments, keywords, make)
@@ -140,33 +139,23 @@ def _planned(operator: str | None, tile: int, dtype: torch.dtype) -> Iterator[No
 
 
 @contextlib.contextmanager
-def _at_most(blocks: int, threads: int) -> Iterator[None]:
-    """Grids of so few blocks that each strides over several rows or tiles, where a grid has a limit; and what counts as
-    enough threads for them to take several columns each. 0: as always."""
-    cross_entropy: Any = sys.modules["cupyops.ops._cross_entropy"]  # whose name in the package is the function's
-    before = rows._MAX_GRID, cross_entropy.MAX_BLOCKS, softmaxes._ENOUGH_THREADS
-    if blocks:
-        rows._MAX_GRID = cross_entropy.MAX_BLOCKS = blocks
-    if threads:
-        softmaxes._ENOUGH_THREADS = threads
-    softmaxes._share_columns.cache_clear()
+def _at_most(blocks: int) -> Iterator[None]:
+    """Grids of so few blocks that each strides over several rows or tiles, where a grid has a limit, and those of the
+    losses on the smallest of GPUs. 0: as always."""
+    before = rows._MAX_GRID
+    rows._MAX_GRID = blocks or before
     try:
-        yield
+        with assume_gpu(**({"multiprocessors": 1} if blocks else {})):
+            yield
     finally:
-        softmaxes._share_columns.cache_clear()
-        rows._MAX_GRID, cross_entropy.MAX_BLOCKS, softmaxes._ENOUGH_THREADS = before
+        rows._MAX_GRID = before
 
 
 @contextlib.contextmanager
 def _scratch(size: int) -> Iterator[None]:
     """So many bytes for the logits of fused_linear_cross_entropy. 0: as always."""
-    fused: Any = sys.modules["cupyops._dispatch.linear_losses"]
-    before = fused.SCRATCH
-    fused.SCRATCH = size or before
-    try:
+    with assume_gpu(**({"scratch": size} if size else {})):
         yield
-    finally:
-        fused.SCRATCH = before
 
 
 def samples() -> Iterator[tuple[str, Call]]:
@@ -197,7 +186,7 @@ def _off(tensor: Tensor) -> Tensor:
 
 
 def _rows(function: Any) -> list[Call]:
-    """Softmaxes: rows held by few threads, by many, by a block, too long for one; columns."""
+    """Softmaxes: rows of few threads, of many, of a block, too long for one; columns, single and by twos."""
     return [
         lambda m: (function, m(37, 33), 1),
         lambda m: (function, m(40, 5), 1),
@@ -211,9 +200,9 @@ def _rows(function: Any) -> list[Call]:
         lambda m: (function, m(5, 1031), 1, {"blocks": 2}),
         lambda m: (function, m(3, 2048 * m.width + 5), 1, {"blocks": 2}),
         lambda m: (function, m(60, 90), 0, {"blocks": 1}),
-        lambda m: (function, m(37, 48), 0, {"threads": 1}),
-        lambda m: (function, m(3, 21, 16), 1, {"threads": 1, "blocks": 1}),
-        lambda m: (function, _off(m(21, 48)), 0, {"threads": 1}),
+        lambda m: (function, m(37, 48), 0),
+        lambda m: (function, m(3, 21, 16), 1, {"blocks": 1}),
+        lambda m: (function, _off(m(21, 48)), 0),
         lambda m: (function, m(3, 40 * m.width), 1),
         *[lambda m, call=call: m.half and call(m) for call in _widened(function)],
     ]
@@ -228,7 +217,7 @@ def _widened(function: Any) -> list[Call]:
         lambda m: (function, m(3, 40 * m.width + 1), 1, {**to}),
         lambda m: (function, m(1, 4096 * m.width + 8), 1, {**to}),
         lambda m: (function, m(300, 7), 0, {**to}),
-        lambda m: (function, m(37, 48), 0, {**to, "threads": 1}),
+        lambda m: (function, m(37, 48), 0, {**to}),
     ]
 
 
@@ -528,15 +517,15 @@ _SAMPLES: dict[str, list[Call]] = {
             m(101).detach().abs(),
         ),
         lambda m: (cupyops.cross_entropy, m(2, 1031), m.probabilities(2, 1031)),
-        lambda m: (cupyops.cross_entropy, m(700, 5), m.integers(700, high=5), {"blocks": 1}),
-        lambda m: (cupyops.cross_entropy, m(2, 70, 5, 9), m.integers(2, 5, 9, high=70), {"blocks": 1}),
-        lambda m: (cupyops.cross_entropy, m(60, 101), m.integers(60, high=101), {"blocks": 2}),
+        lambda m: (cupyops.cross_entropy, m(8500, 5), m.integers(8500, high=5), {"blocks": 1}),
+        lambda m: (cupyops.cross_entropy, m(2, 70, 24, 24), m.integers(2, 24, 24, high=70), {"blocks": 1}),
+        lambda m: (cupyops.cross_entropy, m(300, 101), m.integers(300, high=101), {"blocks": 1}),
         lambda m: (cupyops.cross_entropy, m(9, 112 * m.width + 3), m.targets(9, 112 * m.width)),
         lambda m: (cupyops.cross_entropy, m(11, 33), m.targets(11, 33)),
         lambda m: (cupyops.cross_entropy, m(3, 1031), m.targets(3, 1031), {"label_smoothing": 0.1}),
-        lambda m: (cupyops.cross_entropy, m(60, 101).detach(), m.targets(60, 101), {"blocks": 2}),
+        lambda m: (cupyops.cross_entropy, m(300, 101).detach(), m.targets(300, 101), {"blocks": 1}),
         lambda m: (cupyops.cross_entropy, m(3, 1031).detach(), m.targets(3, 1031)),
-        lambda m: (cupyops.cross_entropy, m(150, 40), m.targets(150, 40), m(40).detach().abs(), {"blocks": 1}),
+        lambda m: (cupyops.cross_entropy, m(2100, 20), m.targets(2100, 20), m(20).detach().abs(), {"blocks": 1}),
         lambda m: (cupyops.cross_entropy, m(2, 1152 * m.width), m.targets(2, 1152 * m.width)),
         lambda m: (cupyops.cross_entropy, m(300, 5), m.targets(300, 5)),
         lambda m: (

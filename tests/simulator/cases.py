@@ -16,14 +16,14 @@ from pathlib import Path
 
 import few_channels
 import gemms
-import pytest
 import torch
 from contract import Make, OperatorContract, Sample
-from softmaxes import SoftmaxContract
+from softmaxes import SoftmaxContract, form_cases
 
 import cupyops.nn
 import cupyops.optim
-from cupyops._dispatch import gemm, held, linear_losses, softmaxes
+import cupyops.testing
+from cupyops._dispatch import gemm
 from cupyops._dispatch.forms import use_form
 from cupyops._kernel import kernel
 from cupyops._kernel.compile import compiler, source
@@ -111,9 +111,7 @@ def calls(operator: str, dtype: torch.dtype) -> Iterator[Call]:
         for sample in test.samples(Make(CPU, dtype)):
             yield partial(test.compare, sample, repr(sample))
         if isinstance(test, SoftmaxContract):
-            yield from softmax_in_vectors(test, dtype)
-            yield from softmax_widened(test, dtype)
-            yield from softmax_held(test, dtype)
+            yield from softmax_forms(test, dtype)
     yield from FURTHER.get(operator, lambda dtype: [])(dtype)
 
 
@@ -145,56 +143,25 @@ def convolutions(make: Make) -> Iterator[Sample]:
     yield Sample(make(1, 3, 6, 12), make(131, 3, 2, 2))
 
 
-def softmax_in_vectors(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
-    def run(to: torch.dtype | None) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            test.test_columns_by_vectors(CPU, patch, dtype, to)
-
-    for to in (None, torch.float32) if dtype in HALF else (None,):
-        yield partial(run, to)
+def softmax_forms(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
+    """Each form, asked for by name."""
+    for case in form_cases(dtype):
+        yield partial(test.check_form, dtype, *case)
 
 
-def softmax_widened(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
-    """From a half type to float32; a warp alone may hold a row, so that short rows are wide."""
-
-    def run(shape: tuple[int, ...]) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(softmaxes, "_WIDEST", 32)
-            patch.setattr(held, "card", lambda device: (2, 2000))
-            held.plan.cache_clear()
-            test.test_half_in_float_out(CPU, dtype, shape, 1)
-        held.plan.cache_clear()
-
-    for shape in [(2, 7), (2, 8), (2, 300), (2, 1031), (2, 1032), (2, 13, 3)] if dtype in HALF else ():
-        yield partial(run, shape)
-
-
-def softmax_held(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
-    """Rows held by blocks of each size, forward and backward, and rows too long to hold."""
-    for size in (4000, 20000, 40000):
-        yield partial(test.held, dtype, None, 3, size // dtype.itemsize + 1, 60000)
-        if dtype in HALF:
-            yield partial(test.held, dtype, torch.float32, 2, size // dtype.itemsize + 1, 60000)
-    yield partial(test.held, dtype, None, 2, 100_000 // dtype.itemsize, 6000)
-
-
-def losses_held(operator: str, dtype: torch.dtype) -> Iterator[Call]:
-    """The same of losses."""
+def persistent_losses(operator: str, dtype: torch.dtype) -> Iterator[Call]:
+    """Rows in the shared memory of blocks of each size."""
     make, contract = Make(CPU, dtype), contracts()[operator][0]
-    for classes in (size // dtype.itemsize + 1 for size in (4000, 20000, 40000)):
+    for classes in (size // dtype.itemsize + 1 for size in (4000, 20000, 40000) if dtype is not torch.float64):
         target = make.integers(3, high=classes)
         logits = (make(3, 4), make(classes, 4), target) if "linear" in operator else (make(3, classes), target)
-        yield partial(in_small_shared_memory, contract, Sample(*logits))
+        yield partial(in_small_shared_memory, operator, contract, Sample(*logits))
 
 
-def in_small_shared_memory(contract: type[OperatorContract], sample: Sample) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held, "card", lambda device: (2, 60000))
-        patch.setattr(linear_losses, "HELD", 0)
-        patch.setattr(importlib.import_module("cupyops.ops._cross_entropy"), "IN_REGISTERS", 0)
-        held.plan.cache_clear()
-        contract().compare(sample, f"held, {sample!r}")
-    held.plan.cache_clear()
+def in_small_shared_memory(operator: str, contract: type[OperatorContract], sample: Sample) -> None:
+    gpu = {"multiprocessors": 2, "shared": 60000, "shared_total": 61024}
+    with cupyops.testing.assume_gpu(**gpu), cupyops.use_form(f"{operator}:persistent"):
+        contract().compare(sample, f"persistent, {sample!r}")
 
 
 def optimizer_steps(contract: str, dtype: torch.dtype) -> Iterator[Call]:
@@ -218,12 +185,11 @@ def little_scratch(dtype: torch.dtype) -> Iterator[Call]:
     sample = Sample(make(19, 7), make(37, 7), make.integers(19, high=37), make(37), ignore_index=3)
     if dtype in HALF:
         yield partial(in_scratch, 300, contract, sample)
-    yield from losses_held("fused_linear_cross_entropy", dtype)
+    yield from persistent_losses("fused_linear_cross_entropy", dtype)
 
 
 def in_scratch(size: int, contract: type[OperatorContract], sample: Sample) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear_losses, "SCRATCH", size)
+    with cupyops.testing.assume_gpu(scratch=size):
         contract().compare(sample, f"in {size} bytes, {sample!r}")
 
 
@@ -278,7 +244,7 @@ def convolved(dtype: torch.dtype) -> Iterator[Call]:
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "matmul": partial(tiles, "matmul", products),
     "linear": partial(tiles, "linear", affine),
-    "cross_entropy": partial(losses_held, "cross_entropy"),
+    "cross_entropy": partial(persistent_losses, "cross_entropy"),
     "conv2d": convolved,
     "conv2d_relu_max_pool2d": partial(few_channels_by, "conv2d_relu_max_pool2d"),
     "adam": partial(optimizer_steps, "test_adam.TestAdam"),
