@@ -84,10 +84,10 @@ __device__ __forceinline__ void strided_losses(const T* __restrict__ x, const lo
                                                T* __restrict__ y, acc_t<T>* __restrict__ stats,
                                                acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
                                                long long positions, int classes, long long inner,
-                                               long long ignore_index, acc_t<T> label_smoothing, int reduction) {
+                                               long long ignore_index, acc_t<T> label_smoothing, int reduction,
+                                               acc_t<T> (&slices)[4][STRIDED_THREADS]) {
   using A = acc_t<T>;
   constexpr int U = 8;
-  __shared__ A slices[4][STRIDED_THREADS];
   LossSum<A> mine;
   const LossTarget<T, MODE> of(weight, label_smoothing, classes);
   for (long long tile = (long long)blockIdx.x * blockDim.x; tile < positions;
@@ -131,15 +131,16 @@ __global__ void cross_entropy_fwd_strided(const T* __restrict__ x, const long lo
                                           acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
                                           long long positions, int classes, long long inner, long long ignore_index,
                                           acc_t<T> label_smoothing, int reduction) {
+  __shared__ acc_t<T> slices[4][STRIDED_THREADS];
   if (probabilities)
     strided_losses<kProbabilities>(x, target, probabilities, weight, y, stats, partials, total_weight, positions,
-                                   classes, inner, ignore_index, label_smoothing, reduction);
+                                   classes, inner, ignore_index, label_smoothing, reduction, slices);
   else if (label_smoothing > acc_t<T>(0))
     strided_losses<kSmoothed>(x, target, probabilities, weight, y, stats, partials, total_weight, positions, classes,
-                              inner, ignore_index, label_smoothing, reduction);
+                              inner, ignore_index, label_smoothing, reduction, slices);
   else
     strided_losses<kClass>(x, target, probabilities, weight, y, stats, partials, total_weight, positions, classes,
-                           inner, ignore_index, label_smoothing, reduction);
+                           inner, ignore_index, label_smoothing, reduction, slices);
 }
 
 // For the mean where forward writes gradients. Grid: at most kWarp blocks. Block: one dimension, a multiple of 32. Each
