@@ -1,5 +1,3 @@
-import importlib
-
 import pytest
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
@@ -14,16 +12,16 @@ class TestGroupNorm(OperatorContract):
     function = staticmethod(cupyops.group_norm)
     torch_function = staticmethod(F.group_norm)
     kernels = {
-        "group_norm_fwd",
-        "group_norm_fwd_short",
-        "group_norm_fwd_small",
-        "group_norm_moments",
-        "group_norm_fwd_wide",
-        "group_norm_bwd",
-        "group_norm_bwd_short",
-        "group_norm_bwd_small",
-        "group_norm_bwd_sums",
-        "group_norm_bwd_wide",
+        "group_norm_fwd_sub_warp",
+        "group_norm_fwd_persistent",
+        "group_norm_fwd_shared_memory",
+        "group_norm_fwd_partials",
+        "group_norm_fwd_two_pass",
+        "group_norm_bwd_sub_warp",
+        "group_norm_bwd_persistent",
+        "group_norm_bwd_shared_memory",
+        "group_norm_bwd_partials",
+        "group_norm_bwd_two_pass",
         "group_norm_bwd_parameters",
     }
     too_large = "2^31 elements of a group"
@@ -146,15 +144,15 @@ def check_cluster(shape, kernels):
 
 
 def test_small_planes_of_a_cluster():
-    check_cluster((1, 13001, 3), {"group_norm_fwd_small<__half, 1>", "group_norm_bwd_small<__half, 1>"})
+    check_cluster((1, 13001, 3), {"group_norm_fwd_shared_memory<__half>", "group_norm_bwd_shared_memory<__half>"})
 
 
 @pytest.mark.parametrize(
     "shape", [(1, 8, 2559), (1, 300, 121), (1, 2, 16404), (3, 3, 13001), (1, 9, 4333), (2, 1, 39001)], ids=str
 )
-def test_mixed_packs_of_a_cluster(shape):
-    """A block ends in a pack of two channels, or where a channel does; blocks have one channel; lone elements."""
-    check_cluster(shape, {"group_norm_fwd<__half, 8, true>", "group_norm_bwd<__half, 8, true>"})
+def test_unaligned_planes_of_a_cluster(shape):
+    """A block ends in a vector of two channels, or where a channel does; blocks have one channel; heads and tails."""
+    check_cluster(shape, {"group_norm_fwd_persistent<__half, 8, false>", "group_norm_bwd_persistent<__half, 8, false>"})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -178,19 +176,19 @@ def test_each_end_of_a_group_counts(dtype, beyond, packs):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    ("packs", "forward", "backward"),
+    ("vectors", "forward", "backward"),
     [
         (49, (8, 7), (16, 4)),
-        (61, (16, 4), (16, 4)),
+        (61, (16, 7), (16, 4)),
         (105, (16, 7), (32, 4)),
         (421, (64, 7), (128, 4)),
         (801, (128, 7), (128, 7)),
     ],
 )
-def test_short_groups_of_whole_packs(device, dtype, packs, forward, backward):
+def test_short_groups_of_whole_vectors(device, dtype, vectors, forward, backward):
     """A part of a warp, or several, have one; blocks are not full."""
-    channels = 16 // dtype.itemsize  # of as many elements as a group has packs
-    x, weight, bias = (torch.randn(shape).to(device, dtype) for shape in ((9, channels, packs), channels, channels))
+    channels = 16 // dtype.itemsize  # of as many elements as a group has vectors
+    x, weight, bias = (torch.randn(shape).to(device, dtype) for shape in ((9, channels, vectors), channels, channels))
     grad_y = torch.randn_like(x)
     with cupyops.simulate(), cupyops.trace() as trace:
         ours = gradients(cupyops.group_norm, grad_y, x, 1, weight, bias)
@@ -201,22 +199,7 @@ def test_short_groups_of_whole_packs(device, dtype, packs, forward, backward):
     of_type = "__half" if dtype is torch.float16 else "float"
     names = {one.kernel for one in trace.launches()}
     for way, (threads, each) in (("fwd", forward), ("bwd", backward)):
-        assert f"group_norm_{way}_short<{of_type}, 16, {threads}, {each}>" in names
-
-
-@pytest.mark.parametrize("rows", [(1 << 30) - 1, 1 << 30])
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
-def test_more_groups_than_can_be_held_have_a_kernel(rows, itemsize):
-    """Short groups are counted by an int."""
-    layouts = importlib.import_module("cupyops.ops._group_norm")
-    for pixels in range(8, 264):
-        short, small = (
-            layouts._short(rows, 1, pixels, itemsize, layouts.SHORT_BACKWARD),
-            layouts._small(rows, 1, pixels, itemsize, True, 2),
-        )
-        held = layouts._held(rows, 1, pixels, itemsize, True)
-        assert bool(held) != bool(short or small)
-        assert small is None or itemsize != 4 or small.lanes == 1, "the instances that there are"
+        assert f"group_norm_{way}_sub_warp<{of_type}, 16, {threads}, {each}>" in names
 
 
 def test_many_images_of_few_channels():
