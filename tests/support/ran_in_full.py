@@ -97,18 +97,27 @@ def changed() -> list[str]:
 @cache
 def digest(operator: str) -> str:
     """Of all that one operator is made of and tested by."""
-    code = _closure(_modules(operator))
-    tests = _closure(path for path in TESTS.glob(f"o*/test_{operator}.py"))
-    used = {path for path in code if path.parent.name == "_dispatch"}
-    tests |= {path for path in (TESTS / "dispatch").glob("test_*.py") if used & set(_imports(path))}
-    return _digest([*_cuda(operator), *map(_python, code | tests), *cases(operator)])
+    return _digest([*map(_plain_cuda, cuda_of(operator)), *map(_python, python_of(operator)), *cases(operator)])
 
 
 @cache
 def framework() -> str:
     """Of what all operators have in common."""
+    return _digest(map(_python, framework_files()))
+
+
+def python_of(operator: str) -> set[Path]:
+    """The modules of an operator and what they import of operators; its tests and their helpers."""
+    code = _closure(_modules(operator))
+    tests = _closure(TESTS.glob(f"o*/test_{operator}.py"))
+    used = {path for path in code if path.parent.name == "_dispatch"}
+    return code | tests | {path for path in (TESTS / "dispatch").glob("test_*.py") if used & set(_imports(path))}
+
+
+def framework_files() -> set[Path]:
+    """What all operators have in common: the rest of the package, and what their tests go by."""
     package = {path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in (*APART, *OPERATORS)}
-    return _digest(_python(path) for path in package | SHARED | CONTRACT | CASES if path.is_file())
+    return {path for path in package | SHARED | CONTRACT | CASES if path.is_file()}
 
 
 def cases(operator: str) -> list[str]:
@@ -225,15 +234,14 @@ def _blank(lines: list[str], node: ast.stmt) -> None:
         lines[index] = ""
 
 
-def _cuda(operator: str) -> Iterator[str]:
+def cuda_of(operator: str) -> set[str]:
     """The texts of an operator's .cu files, of those of the kernels that it may launch, and of all that they include."""
     sources = {k.source.name: k.source for k in _kernels() if operator_of(k.source.name) == operator}
     for one in cupyops.operators().values():
         if one.reference.__module__ == f"cupyops.ops._{operator}":
             with suppress(InputError):  # it mentions none
                 sources |= {k.source.name: k.source for k in kernels_of(one) if k in _kernels()}
-    texts = {text for one in sources.values() for text in (one.text, *one.includes.values())}
-    yield from (_plain_cuda(text) for text in texts)
+    return {text for one in sources.values() for text in (one.text, *one.includes.values())}
 
 
 @cache
