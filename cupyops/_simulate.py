@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ._kernel.compile import architecture
 from ._kernel.compile.binary import Binary
-from ._kernel.launch import signature
+from ._kernel.launch import signature, versions
 from ._kernel.launch.configuration import Configuration, waits
 from ._kernel.launch.executors import Turn, executors
 from ._kernel.launch.specialised import Specialised
@@ -106,6 +106,7 @@ class Simulation:
             finally:
                 for allocation in touched:
                     allocation.restrict(0, len(allocation.buffer))
+                _raise_written(arguments, args)  # after a fault too, which may be one in the middle
 
     def _check(self, name: str, configuration: Configuration, binary: Binary) -> None:
         """What a device of this architecture has no room for."""
@@ -310,6 +311,14 @@ def _value(argument: signature.Argument, given: Any, checked: Any) -> Any:
     return checked if argument.kind == "struct" else int(checked)
 
 
+def _raise_written(arguments: Sequence[signature.Argument], args: Sequence[Any]) -> None:
+    """Raise the versions of what was written. A blank storage stays one: which of its bytes were written is known."""
+    blank = [one for one in args if isinstance(one, Tensor) and one.untyped_storage() in _blank]
+    versions.raise_written(arguments, args)
+    for tensor in blank:
+        _blank[tensor.untyped_storage()] = _version(tensor)
+
+
 def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
@@ -318,6 +327,7 @@ class _Blanks(Allocations):
     """Remembers which tensors came from `torch.empty`, and fills them so that what is left unwritten shows."""
 
     wanted = EMPTY
+    transparent = True  # recorded plans are replayed under it
 
     def changed(self, fresh: Tensor, by: Any) -> Tensor:
         """The same tensor."""

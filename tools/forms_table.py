@@ -23,7 +23,7 @@ def table() -> str:
 
 
 def _row(family: str, direction: str, form: Form) -> str:
-    kernels = ", ".join(f"`{kernel.base}`" for kernel in form.kernels())
+    kernels = ", ".join(f"`{kernel.base}`" for kernel in form.kernels() if kernel is not None) or "written for each"
     cells = (family, direction, f"`{form.name}`", form.summary, kernels, form.measured)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

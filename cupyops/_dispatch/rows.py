@@ -67,3 +67,8 @@ def split(x: Tensor, dim: int) -> tuple[int, int, int]:
     if x.dim() == 0:
         return 1, 1, 1
     return math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least `n`."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import ceil_div
-from .._util.strides import is_dry
+from .._util.strides import aligned, is_dry
 from .gemm import divisor
 from .rows import is_symbolic
 
@@ -159,7 +159,7 @@ def cluster_columns(rows: int, size: int, itemsize: int, aligned: bool, most: in
 
 def is_aligned(tensor: Tensor) -> bool:
     """Whether it begins at a 16-byte boundary."""
-    return tensor.data_ptr() % 16 == 0
+    return aligned(tensor)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

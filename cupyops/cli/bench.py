@@ -17,6 +17,7 @@ from ..bench.host import too_slow
 from ..bench.results import Results
 from ..bench.table import read, write
 from ..errors import InputError
+from . import outputs
 from .figures import show
 from .words import complain
 
@@ -89,6 +90,14 @@ def _check(request: Request) -> None:
         raise InputError('--html and --png need matplotlib: pip install "cupyops[bench]"')
     if request.source is not None and (request.names or request.host or request.dry_run):
         raise InputError("--from measures nothing: it goes with no operators, no --host and no --dry-run")
+    read = [] if request.source is not None else files(request.names, request.folder)
+    outputs.files(
+        {"--json": request.json, "--html": request.html},
+        [request.compare, request.source, *read],
+        folders_are_made=True,
+    )
+    if request.png is not None:
+        outputs.folder("--png", request.png)
 
 
 def _measure(request: Request, cases: list[Case], console: Console) -> Results:

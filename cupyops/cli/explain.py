@@ -23,7 +23,7 @@ from .._util.progress import Bar
 from .._warmup.explanation import Direction, Planned, explain
 from ..errors import CupyopsError, InputError, MissingDependencyError
 from ..testing import Call
-from . import sample, words
+from . import outputs, sample, words
 from .occupancy import Occupancy, occupancy
 from .words import near
 
@@ -64,6 +64,7 @@ class Facts:
 def run(request: Request) -> int:
     """The command; returns its exit code: 0, or 2 for bad arguments."""
     try:
+        outputs.files({"--json": request.json})
         on = _card(request.card)
         function, call = _function(request.operator), _call(request)
         directions = explain(function, call.args, call.kwargs, on)

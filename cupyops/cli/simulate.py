@@ -20,7 +20,7 @@ from .._kernel.launch import signature
 from .._kernel.launch.configuration import Configuration
 from ..errors import CompileError, CupyopsError, InputError, MissingDependencyError
 from ..simulator import MAX_STEPS, Allocation, Pointer, Program, SimulatorError
-from . import arguments, instance, page, terminal, words
+from . import arguments, instance, outputs, page, terminal, words
 from .arguments import Array
 from .occupancy import occupancy
 from .report import Launch, array_facts, fault_of, line_facts
@@ -87,6 +87,7 @@ def run(request: Request) -> int:
 def _prepare(request: Request) -> Prepared:
     """Compile the kernel and make its arguments. Raises `CupyopsError`."""
     text = source.load(Path(request.file))
+    outputs.files({"--html": request.html, "--json": request.json}, [*text.stamps, *arguments.files(request.args)])
     chosen = instance.choose(text, request.file, request.kernel, request.template)
     grid, block = _extents("--grid", request.grid), _extents("--block", request.block)
     if grid is not None and block is not None:

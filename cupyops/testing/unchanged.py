@@ -75,7 +75,8 @@ class Unchanged:
             if _version(tensor) != version:
                 raise Failure(
                     f"the version counter of {what} went from {version} to {_version(tensor)} in the {when}: "
-                    "PyTorch takes it for changed, and refuses the backward of whatever has saved it"
+                    "PyTorch takes it for changed, and refuses the backward of whatever has saved it (of a kernel that only "
+                    "reads it, make the pointer const)"
                 )
 
 

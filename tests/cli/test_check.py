@@ -156,7 +156,9 @@ def test_a_gpu_that_is_not_here(folder):
     assert (result.exit_code, result.output) == (2, "backends is 'gpu', but there is no CUDA GPU here\n")
 
 
-def test_a_report_that_cannot_be_written_is_shown_all_the_same(folder):
+def test_a_report_that_can_no_longer_be_written_is_shown_all_the_same(folder, monkeypatch):
+    """What is noticed before the run, tests/test_cli_outputs.py has."""
+    monkeypatch.setattr("cupyops.cli.outputs.files", lambda *args: None)
     result = against("bad", "--json", "absent/r.json")
     assert result.exit_code == 2
     assert "0 passed, 1 failed" in result.output

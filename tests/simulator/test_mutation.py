@@ -25,8 +25,8 @@ BARRIERS = [
     ("softmax", F32, "softmax/strided.cuh", "__syncthreads", 2, "Race"),
     ("softmax", F32, "common/hw/cluster.cuh", "__syncthreads", 0, "Race"),
     ("nll_loss", F32, "loss/losses.cuh", "__syncthreads", 0, "Race"),
-    ("layer_norm", F32, "norm/backward.cuh", "__syncthreads", 1, "Race"),
-    ("layer_norm", F32, "norm/backward.cuh", "__syncthreads", 2, "Race"),
+    ("norm", F32, "norm/backward.cuh", "__syncthreads", 1, "Race"),
+    ("norm", F32, "norm/backward.cuh", "__syncthreads", 2, "Race"),
     ("scale_shift", F32, "common/reduce/column.cuh", "__syncthreads", 1, "Race"),
     ("cross_entropy", F32, "loss/cross_entropy.cuh", "__syncthreads", 1, "Race"),
     ("matmul", F32, "gemm/gemm.cuh", "__syncthreads", 0, "Race"),
@@ -39,9 +39,9 @@ BOUNDS = [
     ("silu", F32, "common/elementwise/elementwise.cuh", "i < n", 0, "OutOfBounds"),
     ("relu", F32, "relu.cu", "first + k < n) to", 0, "OutOfBounds"),
     ("softmax", F16, "common/tile/row_tile.cuh", "ALIGNED ? i < left", 0, "OutOfBounds"),
-    ("layer_norm", F32, "norm/backward.cuh", "here < count", 0, "OutOfBounds"),
+    ("norm", F32, "norm/backward.cuh", "here < count", 0, "OutOfBounds"),
     ("nll_loss", F32, "nll_loss.cu", "i < positions", 0, "OutOfBounds"),
-    ("max_pool2d", F32, "pool/window.cuh", "threadIdx.x < tail", 0, "Uninitialized"),
+    ("max_pool2d", F32, "pool/bands.cuh", "threadIdx.x < tail", 0, "Uninitialized"),
     ("sgd", F16, "optim/multi_tensor.cuh", "v < end", 0, "OutOfBounds"),
 ]
 

@@ -14,6 +14,7 @@ kernels that the samples reach. What can go wrong besides, `cupyops.testing.chec
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ VALUES = [
     pytest.param("cpu", torch.float32, id="cpu-float32"),
     *(pytest.param("cuda", d, id=f"cuda-{str(d).removeprefix('torch.')}", marks=pytest.mark.gpu) for d in DTYPES),
 ]
+
+BACKENDS = ["reference", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
 class Sample(Call):
@@ -183,6 +186,22 @@ class OperatorContract:
             unknown = [row for row in report.failures if (row.hazard, backend) not in self.differs]
             assert not unknown, f"\n{report}"
 
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_jit_trace(self, backend):
+        """torch.jit.trace records the reference: what it gives computes the same for other values."""
+        make = Make("cuda" if backend == "gpu" else "cpu", torch.float32)
+        for sample in self.small_samples(make):
+            inputs = [t for t in sample.all_tensors() if t.is_floating_point()]
+
+            def run(*values, sample=sample, inputs=inputs):
+                return tuple(tensors_of(sample.with_tensors(inputs, values).of(self.function)))
+
+            with cupyops.simulate() if backend == "simulator" else contextlib.nullcontext():
+                leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+                traced = torch.jit.trace(run, leaves, check_trace=False)
+            others = [0.5 * t.detach() + 0.1 for t in inputs]
+            torch.testing.assert_close(traced(*others), run(*others), equal_nan=True)
+
     @pytest.mark.gpu
     def test_more_than_2_31(self):
         """The first small call whose results repeat along a dimension, repeated until it has so many elements."""
@@ -226,7 +245,7 @@ class OperatorContract:
 
     @pytest.mark.gpu
     def test_launches_are_fast(self, monkeypatch):
-        """From the third call on none takes the full checks."""
+        """When forward and backward have been recorded, none takes the full checks."""
         launch, slow = Specialised.launch, []
 
         def counted(specialised, *args):
@@ -236,7 +255,7 @@ class OperatorContract:
         for dtype in self.dtypes:
             for sample in self.small_samples(Make("cuda", dtype)):
                 call = sample.leaves()
-                for _ in range(2):
+                for _ in range(5):
                     self.both_ways(call)
                 with monkeypatch.context() as patch:
                     patch.setattr(Specialised, "launch", counted)

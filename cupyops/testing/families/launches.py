@@ -14,6 +14,7 @@ from torch import Tensor
 from ..._kernel.compile import backend
 from ..._kernel.kernel import Specialised, kernels
 from ..._kernel.launch.configuration import Configuration
+from ..._operator.derivation.plans import forget_all
 from ..._util import tracing
 from ..call import Outcome, differentiable, gradients, tensors_of
 from ..case import Case
@@ -164,6 +165,7 @@ def _not_loaded() -> Iterator[None]:
     try:
         for kernel, *_ in held:
             _set_loaded(kernel, {}, {}, None)
+        forget_all()  # what was recorded launches what is loaded
         yield
     finally:
         for kernel, specialised, table, fast in held:
