@@ -45,7 +45,7 @@ from cupyops.errors import InputError  # noqa: E402
 OPERATORS = ("ops", "optim", "_dispatch")  # folders of what an operator is made of
 SHARED = {PACKAGE / "_dispatch" / f"{name}.py" for name in ("__init__", "forms", "gpu", "cards")}
 APART = ("bench", "cli", "doctor", "nn")  # folders that no operator's test in full depends on
-CONTRACT = {TESTS / "support" / f"{name}.py" for name in ("contract", "kept", "form_walk")}
+CONTRACT = {TESTS / "support" / f"{name}.py" for name in ("contract", "kept", "form_walk", "by_form")}
 CASES = {TESTS / "simulator" / f"{name}.py" for name in ("cases", "test_operators")}
 _CU = re.compile(r'"(\w+\.cu)"')
 _IMPORT = re.compile(r"^[ \t]*#[ \t]*include[ \t]*\"[^\n]*", re.MULTILINE)
@@ -108,10 +108,19 @@ def framework() -> str:
 
 def python_of(operator: str) -> set[Path]:
     """The modules of an operator and what they import of operators; its tests and their helpers."""
-    code = _closure(_modules(operator))
-    tests = _closure(TESTS.glob(f"o*/test_{operator}.py"))
+    names = {operator} | {one.__module__.rpartition("test_")[2] for one in contracts().get(operator, ())}
+    code = _closure(path for name in names for path in _modules(name))
+    tests = _closure(path for name in names for path in TESTS.glob(f"o*/test_{name}.py"))
     used = {path for path in code if path.parent.name == "_dispatch"}
     return code | tests | {path for path in (TESTS / "dispatch").glob("test_*.py") if used & set(_imports(path))}
+
+
+@cache
+def contracts() -> dict[str, list[type]]:
+    """The tests of operators that launch the kernels of each operator's files, as twins do whose kernels are in one."""
+    from simulator import cases as module
+
+    return module.contracts()
 
 
 def framework_files() -> set[Path]:
