@@ -14,6 +14,8 @@ torch.backends.cudnn.allow_tf32 = False  # PyTorch's float32 convolution is to b
 # oneDNN 3.12's float16 convolution reads memory that nobody has written, on CPUs with AMX: now and then a NaN
 torch.backends.mkldnn.enabled = False
 
+# folders of tests whose kernels nobody loads: their text will do
+SIMULATING = ("ops", "nn", "optim", "dispatch", "testing", "expression", "examples")
 DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
 
 
@@ -70,8 +72,8 @@ def room_on_the_gpu(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def kept_kernels(request, monkeypatch):
-    """Our own kernels, which these tests simulate, are compiled once for all of them."""
-    if not GPU and request.path.parent.name in ("ops", "nn", "optim"):
+    """Kernels that these tests simulate are compiled once for all of them, and without machine code."""
+    if not GPU and request.path.parent.name in SIMULATING:
         kept.texts_alone(monkeypatch)
 
 

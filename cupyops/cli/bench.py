@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from ..bench import table
 from ..bench.case import Case, declared, files
 from ..bench.host import too_slow
 from ..bench.results import Results
-from ..bench.table import read, write
 from ..errors import InputError
 from . import outputs
 from .figures import show
@@ -54,9 +54,9 @@ def run(request: Request) -> int:
 
 def _run(request: Request, console: Console) -> int:
     _check(request)
-    old = None if request.compare is None else read(request.compare)
+    old = None if request.compare is None else table.read(request.compare)
     if request.source is not None:
-        results = read(request.source)
+        results = table.read(request.source)
     else:
         cases = declared(files(request.names, request.folder), request.only)
         if not cases and not request.host:
@@ -92,7 +92,7 @@ def _check(request: Request) -> None:
         raise InputError("--from measures nothing: it goes with no operators, no --host and no --dry-run")
     read = [] if request.source is not None else files(request.names, request.folder)
     outputs.files(
-        {"--json": request.json, "--html": request.html},
+        {"--csv": request.csv, "--html": request.html},
         [request.compare, request.source, *read],
         folders_are_made=True,
     )
@@ -105,7 +105,7 @@ def _measure(request: Request, cases: list[Case], console: Console) -> Results:
     from ..bench.run import run as measure
 
     path = request.csv
-    old = read(path) if path is not None and path.exists() else None
+    old = table.read(path) if path is not None and path.exists() else None
     if old is not None and torch.cuda.is_available() and (gpu := old.machine.get("gpu")) != machine()["gpu"]:
         raise InputError(f"{path} has figures of {gpu}; give --csv another file, or remove this one")
 
@@ -123,7 +123,7 @@ def _measure(request: Request, cases: list[Case], console: Console) -> Results:
 
 
 def _keep(path: Path, old: Results | None, results: Results) -> None:
-    write(results if old is None else results.onto(old), path)
+    table.write(results if old is None else results.onto(old), path)
 
 
 def _compile_part(part: str, cases: list[Case], against: Sequence[str]) -> int:
@@ -154,7 +154,7 @@ def _write(results: Results, request: Request) -> None:
     from ..bench import charts, report
 
     if request.csv is not None and request.source is not None:
-        write(results, request.csv)
+        table.write(results, request.csv)
     if request.html is not None:
         report.page(results, request.html)
     if request.png is not None:

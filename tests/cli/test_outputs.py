@@ -11,6 +11,7 @@ import pytest
 from figures import results, row
 from typer.testing import CliRunner
 
+from cupyops.bench import table
 from cupyops.cli import outputs, simulate
 from cupyops.cli.app import app
 from cupyops.errors import InputError
@@ -49,8 +50,8 @@ def checked(*more):
 
 
 def drawn(*more):
-    results(row()).write(Path("figures.json"))
-    return run("bench", "--from", "figures.json", *more)
+    table.write(results(row()), Path("figures.csv"))
+    return run("bench", "--from", "figures.csv", *more)
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
@@ -106,17 +107,17 @@ def test_check_overwrites_no_input(folder, option, name):
     assert {name: text for name, text in content(folder).items() if not name.endswith(".pyc")} == before
 
 
-@pytest.mark.parametrize("option", ["--json", "--html"])
+@pytest.mark.parametrize("option", ["--csv", "--html"])
 def test_bench_overwrites_no_input(folder, option):
     pytest.importorskip("matplotlib")
-    (folder / "link").symlink_to("figures.json")
-    for output in ("figures.json", "link"):
+    (folder / "link").symlink_to("figures.csv")
+    for output in ("figures.csv", "link"):
         result = drawn(option, output)
         assert result.exit_code == 2 and f"{option} is {output!r}, which the command reads" in result.output
-    results(row()).write(Path("old.json"))
-    assert drawn("--compare", "old.json", "--json", "old.json").exit_code == 2
+    table.write(results(row()), Path("old.csv"))
+    assert drawn("--compare", "old.csv", "--csv", "old.csv").exit_code == 2
     (folder / "bench_mine.py").write_text("")
-    assert "which the command reads" in run("bench", "bench_mine.py", "--json", "bench_mine.py").output
+    assert "which the command reads" in run("bench", "bench_mine.py", "--csv", "bench_mine.py").output
 
 
 def test_two_outputs_are_two_files(folder):
@@ -167,10 +168,10 @@ def test_it_is_noticed_before_the_run(folder, monkeypatch, command, option, case
 @pytest.mark.parametrize(
     ("option", "path", "said"),
     [
-        ("--json", ".", "a folder; expected a file"),
-        ("--json", "k.cu/r.json", "cannot be written"),
-        ("--json", "k.cu/a/r.json", "'k.cu' is a file, expected a folder"),
-        ("--json", "/proc/self/a/r.json", "'/proc/self' cannot be written"),
+        ("--csv", ".", "a folder; expected a file"),
+        ("--csv", "k.cu/r.csv", "cannot be written"),
+        ("--csv", "k.cu/a/r.csv", "'k.cu' is a file, expected a folder"),
+        ("--csv", "/proc/self/a/r.csv", "'/proc/self' cannot be written"),
         ("--html", "/proc/self/r.html", "cannot be written"),
         ("--png", "k.cu", "'k.cu' is a file, expected a folder"),
         ("--png", "k.cu/a", "'k.cu' is a file, expected a folder"),
@@ -179,7 +180,7 @@ def test_it_is_noticed_before_the_run(folder, monkeypatch, command, option, case
 )
 def test_bench_notices_before_it_measures(folder, monkeypatch, option, path, said):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("cupyops.cli.bench.Results.read", None)
+    monkeypatch.setattr("cupyops.cli.bench.table.read", None)
     result = drawn(option, path)
     assert result.exit_code == 2, result.exception
     assert f"{option} is {path!r}" in result.output and said in result.output
@@ -187,9 +188,9 @@ def test_bench_notices_before_it_measures(folder, monkeypatch, option, path, sai
 
 def test_bench_makes_the_folders_of_its_files(folder):
     pytest.importorskip("matplotlib")
-    result = drawn("--json", "a/b/r.json", "--html", "c/r.html", "--png", "d/e")
+    result = drawn("--csv", "a/b/r.csv", "--html", "c/r.html", "--png", "d/e")
     assert result.exit_code == 0, result.output
-    assert Path("a/b/r.json").is_file() and Path("c/r.html").is_file() and list(Path("d/e").glob("*.png"))
+    assert Path("a/b/r.csv").is_file() and Path("c/r.html").is_file() and list(Path("d/e").glob("*.png"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="for its /proc")

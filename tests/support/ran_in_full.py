@@ -45,7 +45,7 @@ from cupyops.errors import InputError  # noqa: E402
 OPERATORS = ("ops", "optim", "_dispatch")  # folders of what an operator is made of
 SHARED = {PACKAGE / "_dispatch" / f"{name}.py" for name in ("__init__", "forms", "gpu", "cards")}
 APART = ("bench", "cli", "doctor", "nn")  # folders that no operator's test in full depends on
-CONTRACT = {TESTS / "support" / f"{name}.py" for name in ("contract", "kept", "form_walk")}
+CONTRACT = {TESTS / "support" / f"{name}.py" for name in ("contract", "kept", "form_walk", "by_form")}
 CASES = {TESTS / "simulator" / f"{name}.py" for name in ("cases", "test_operators")}
 _CU = re.compile(r'"(\w+\.cu)"')
 _IMPORT = re.compile(r"^[ \t]*#[ \t]*include[ \t]*\"[^\n]*", re.MULTILINE)
@@ -97,18 +97,36 @@ def changed() -> list[str]:
 @cache
 def digest(operator: str) -> str:
     """Of all that one operator is made of and tested by."""
-    code = _closure(_modules(operator))
-    tests = _closure(path for path in TESTS.glob(f"o*/test_{operator}.py"))
-    used = {path for path in code if path.parent.name == "_dispatch"}
-    tests |= {path for path in (TESTS / "dispatch").glob("test_*.py") if used & set(_imports(path))}
-    return _digest([*_cuda(operator), *map(_python, code | tests), *cases(operator)])
+    return _digest([*map(_plain_cuda, cuda_of(operator)), *map(_python, python_of(operator)), *cases(operator)])
 
 
 @cache
 def framework() -> str:
     """Of what all operators have in common."""
+    return _digest(map(_python, framework_files()))
+
+
+def python_of(operator: str) -> set[Path]:
+    """The modules of an operator and what they import of operators; its tests and their helpers."""
+    names = {operator} | {one.__module__.rpartition("test_")[2] for one in contracts().get(operator, ())}
+    code = _closure(path for name in names for path in _modules(name))
+    tests = _closure(path for name in names for path in TESTS.glob(f"o*/test_{name}.py"))
+    used = {path for path in code if path.parent.name == "_dispatch"}
+    return code | tests | {path for path in (TESTS / "dispatch").glob("test_*.py") if used & set(_imports(path))}
+
+
+@cache
+def contracts() -> dict[str, list[type]]:
+    """The tests of operators that launch the kernels of each operator's files, as twins do whose kernels are in one."""
+    from simulator import cases as module
+
+    return module.contracts()
+
+
+def framework_files() -> set[Path]:
+    """What all operators have in common: the rest of the package, and what their tests go by."""
     package = {path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in (*APART, *OPERATORS)}
-    return _digest(_python(path) for path in package | SHARED | CONTRACT | CASES if path.is_file())
+    return {path for path in package | SHARED | CONTRACT | CASES if path.is_file()}
 
 
 def cases(operator: str) -> list[str]:
@@ -225,15 +243,14 @@ def _blank(lines: list[str], node: ast.stmt) -> None:
         lines[index] = ""
 
 
-def _cuda(operator: str) -> Iterator[str]:
+def cuda_of(operator: str) -> set[str]:
     """The texts of an operator's .cu files, of those of the kernels that it may launch, and of all that they include."""
     sources = {k.source.name: k.source for k in _kernels() if operator_of(k.source.name) == operator}
     for one in cupyops.operators().values():
         if one.reference.__module__ == f"cupyops.ops._{operator}":
             with suppress(InputError):  # it mentions none
                 sources |= {k.source.name: k.source for k in kernels_of(one) if k in _kernels()}
-    texts = {text for one in sources.values() for text in (one.text, *one.includes.values())}
-    yield from (_plain_cuda(text) for text in texts)
+    return {text for one in sources.values() for text in (one.text, *one.includes.values())}
 
 
 @cache

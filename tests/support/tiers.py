@@ -15,11 +15,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 SEVEN = ("add", "cross_entropy", "embedding", "layer_norm", "linear", "max_pool2d", "sum")  # that differ in kind
+SHARED = ("began", "changed_operators", "draw", "operators")  # what all processes of a run agree on
 UNCHANGED = "ran in full on the same sources"
 NO_TIME = "no time is left for all that has changed"
 FOLDERS = ("ops", "optim", "dispatch")  # whose tests may launch what has changed alone
@@ -33,21 +35,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--drawn", type=float, default=3, metavar="PERCENT", help="how much of that is run anew even so")
     group.addoption("--draw", type=int, default=None, metavar="SEED", help="which; by default another each time")
     group.addoption("--until", type=float, default=None, metavar="SECONDS", help="begin nothing in full after that")
-    group.addoption("--record", action="store_true", help="write what ran in full into tests/ran_in_full.csv")
+    group.addoption("--record", type=Path, metavar="PATH", help="write the table of what has run in full into PATH")
     group.addoption("--shard", default=None, metavar="I/N", help="of N parts, by operators and files, the I-th")
 
 
 def configure(config: pytest.Config) -> None:
-    """Before workers are started, which are given the same options."""
+    """What all processes of a run are to agree on is found by the first, and told to its workers."""
     option = config.option
-    if hasattr(config, "workerinput") or not (option.changed or option.record):
+    if not (option.changed or option.record):
+        return
+    if hasattr(config, "workerinput"):
+        vars(option).update(config.workerinput["tiers"])
         return
     import ran_in_full
 
     if option.record and (config.args != config.getini("testpaths") or option.keyword or option.markexpr):
         raise pytest.UsageError("--record is of a run of all tests: no paths, no -k, no -m")
     option.began = time.time()
-    option.changed_operators = ran_in_full.changed()
+    option.changed_operators, option.operators = ran_in_full.changed(), list(ran_in_full.operators())
     option.draw = random.randrange(10_000) if option.draw is None else option.draw
     config.pluginmanager.register(Tally(config), "tally-of-tiers")
 
@@ -61,13 +66,16 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if place(item, parts) == part]
     if config.option.changed:
         changed = set(config.option.changed_operators)
-        quiet = [item for item in items if is_quiet(item, changed)]
+        marked = [item for item in items if item.get_closest_marker("in_full")]
+        if unknown := [item.nodeid for item in marked if operator_of(item) not in config.option.operators]:
+            raise pytest.UsageError(f"{unknown[0]} is marked in_full, and of no operator")
+        quiet = [item for item in marked if is_quiet(item, changed)]
         count = round(len(quiet) * config.option.drawn / 100)
         drawn = random.Random(config.option.draw).sample(sorted(quiet, key=lambda item: item.nodeid), count)
 
         out = set(quiet) - set(drawn)
         left += out
-        bounded = [item for item in items if item.get_closest_marker("in_full") and operator_of(item) in changed]
+        bounded = [item for item in marked if operator_of(item) in changed]
         for item in bounded:
             item.stash[_bounded] = True
         bounded.sort(key=lambda item: (operator_of(item), item.nodeid))
@@ -157,12 +165,10 @@ class Tally:
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.cut, self.quiet = config, Counter[str](), 0
 
-    def pytest_report_header(self) -> Iterator[str]:
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
         option = self.config.option
-        changed = option.changed_operators
-        yield f"changed since they ran in full: {', '.join(changed) or 'no operator'}"
-        if option.changed:
-            yield f"of what has not changed {option.drawn:g}% run anew, drawn by --draw={option.draw}"
+        node.workerinput["tiers"] = {name: getattr(option, name) for name in SHARED}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.cut.update(name for key, name in report.user_properties if key == "no time for" and report.when == "setup")
@@ -172,6 +178,9 @@ class Tally:
         import ran_in_full
 
         say, option = terminalreporter.write_line, self.config.option
+        say(f"changed since they ran in full: {', '.join(option.changed_operators) or 'no operator'}")
+        if option.changed:
+            say(f"of what has not changed {option.drawn:g}% ran anew, drawn by --draw={option.draw}")
         if self.quiet:
             say(f"{self.quiet} tests ended where they came to a kernel that has not changed")
         if self.cut:
@@ -184,7 +193,8 @@ class Tally:
                 f"the framework has changed since {older} of {len(known)} operators ran in full: `make test-all` runs all"
             )
         if option.record and exitstatus == 0:
-            ran_in_full.write(known | {name: ran_in_full.now(name) for name in self.whole()})
+            table = known | {name: ran_in_full.now(name) for name in self.whole()}
+            ran_in_full.write(table, option.record)
 
     def whole(self) -> Iterator[str]:
         """The operators all of whose tests ran in full here."""
