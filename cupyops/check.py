@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from . import libraries
 from .errors import InputError
@@ -94,37 +92,6 @@ def ints(name: str, value: Any, count: int, minimum: int) -> list[int]:
     if any(v < minimum for v in values):
         fail(name, value, f"at least {minimum}")
     return values * count if len(values) == 1 else values
-
-
-Found = TypeVar("Found")
-_MAX_FOUND = 4096
-_autocast = torch._C._is_any_autocast_enabled
-
-
-def once(function: Callable[..., Found]) -> Callable[..., Found]:
-    """`function`, run once for all arguments that are alike: checks that look at tensors' shapes, dtypes and devices alone.
-
-    What it returns is kept for the next call, what it raises is not. While autocast is on, it is run each time: dtypes
-    that differ are then right.
-    """
-    found: dict[Any, Found] = {}
-
-    @wraps(function)
-    def remembered(*args: Any) -> Found:
-        if is_dynamo_compiling() or _autocast():
-            return function(*args)
-        key = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else (a, a.__class__) for a in args])
-        try:
-            return found[key]
-        except KeyError:
-            if len(found) >= _MAX_FOUND:
-                found.clear()
-            found[key] = result = function(*args)
-            return result
-        except TypeError:  # no hash: lists, symbolic sizes
-            return function(*args)
-
-    return remembered
 
 
 def autocast(device: torch.device) -> bool:

@@ -27,11 +27,11 @@ from . import arrays, observed, tracing
 from .derivation import distributed
 from .derivation.autocast import POLICIES, cast, dtype_for
 from .derivation.autograd import differentiable
+from .derivation.constants import MISS
 from .derivation.definition import Definition, wants_gradient
-from .derivation.guard import MISS
 from .derivation.plans import Plans
 from .derivation.public import public
-from .derivation.registration import Registration
+from .derivation.registration import Registration, register
 from .errors import InputError
 from .kernel import executors
 
@@ -274,6 +274,7 @@ class Operator:
         return distributed.call(self, self.name, args)
 
     def _compiling(self, args: tuple[Any, ...]) -> Any:
+        register(self.name)
         if any(distributed.is_spread(args[index]) for index in self._tensors):
             return self._by_gathering(args)
         return self._by_reference(args) if _functorch_active() else self._by_dispatcher(args)

@@ -58,7 +58,6 @@ def window(
     return input, stride, padding, dilation
 
 
-@check.once
 def geometry(
     input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: Any
 ) -> tuple[list[int], list[int], list[int]]:

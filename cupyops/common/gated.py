@@ -102,7 +102,6 @@ def _small(rows: int, cols: int, itemsize: int) -> tuple[tuple[int, int, int], n
     return (ceil_div(rows, each), SMALL, 3 * each * cols * itemsize), sizes
 
 
-@check.once
 def check_gated(gate: Any, up: Any) -> None:
     """Raise `InputError` unless `gate` and `up` are of one shape, dtype and device, or `gate` alone has two halves."""
     check.floating("gate", gate)

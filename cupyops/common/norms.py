@@ -423,7 +423,6 @@ def acc(dtype: torch.dtype) -> torch.dtype:
 RMS_AUTOCAST = "fp32" if torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA") else None
 
 
-@check.once
 def rms_checked(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[list[int], float | None]:

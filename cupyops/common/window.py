@@ -47,7 +47,6 @@ def planes(name: str, value: Any) -> None:
         check.fail(name, value, "a tensor of a real dtype")
 
 
-@check.once
 def window(
     size: Sequence[int], kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any
 ) -> tuple[list[int], list[int], list[int], list[int]]:

@@ -16,8 +16,8 @@ from torch import Tensor
 from .. import observed, tracing
 from ..errors import InputError
 from . import results, torch_private
+from .constants import MISS
 from .definition import Definition, like_outputs
-from .guard import MISS
 from .kept import Pooled
 
 is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor

@@ -11,10 +11,11 @@ from torch import Tensor
 from . import interpreter, torch_private
 from .autograd import ForwardCall
 from .codegen import Writer
-from .guard import MISS, globals_of, miss_if, surroundings, tensors, values
+from .constants import MISS, Ref
+from .guard import globals_of, miss_if, surroundings, tensors, values
 from .kept import Pooled
 from .replay import Addresses, Body, Machine, Retry, Unfit, needed
-from .steps import Alloc, Inner, Recording, Ref, filled, numbers_in
+from .steps import Alloc, Inner, Recording, filled, numbers_in
 
 machines: dict[str, Callable[[torch.device], Machine]] = {"cuda": Machine}
 """By type of device, what generated code runs on; where there is none, recordings are interpreted."""

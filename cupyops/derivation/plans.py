@@ -14,7 +14,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,12 +23,14 @@ from torch.nn import Parameter
 from .. import observed
 from ..kernel import executors
 from ..launching import reload
-from . import build, torch_private
+from . import torch_private
 from .autograd import ForwardCall
-from .build import Plan
-from .recorder import Recorder
-from .replay import Unfit
-from .steps import NoConstant, Recording, freeze
+from .constants import NoConstant, freeze
+
+# Below, recorder and code generation are imported at first use: programs that only import should not pay for them.
+if TYPE_CHECKING:
+    from .build import Plan
+    from .steps import Recording
 
 MOST, MOST_IN_ALL = 256, 4096  # plans of a function, and of the process
 MOST_NUMBERS = 8  # signatures of the same tensors with other numbers: more would be recorded for ever
@@ -110,6 +112,9 @@ class History:
         if seen.calls == 0 and not self._backward:
             seen.calls = 1
             return function()
+        from .recorder import Recorder
+        from .replay import Unfit
+
         recorder = Recorder(inputs, launches=not self._backward)
         result, recording = recorder.run(function)
         seen.calls += 1
@@ -205,6 +210,8 @@ class Plans:
 
     def _add(self, args: tuple[Any, ...], recording: Recording) -> None:
         """A plan for calls like this one."""
+        from . import build
+
         plan = build.plan(self, args, recording, PlannedCall.of_recording(recording))
         for definition in recording.operators:
             definition.dependents.add(self)
@@ -212,6 +219,8 @@ class Plans:
 
     def _give_up(self, args: tuple[Any, ...], with_numbers: bool) -> None:
         """Calls like this one are made the plain way, with no look at their signature."""
+        from . import build
+
         self._insert(args[self.first].shape, build.plain(self, args, with_numbers))
 
     def _insert(self, shape: Hashable, plan: Plan) -> None:
@@ -272,6 +281,8 @@ class PlannedCall(ForwardCall):
             return super().backward(ctx, tensors, grads)
 
         def add(recording: Recording) -> None:
+            from . import build
+
             replay = build.backward(self, tensors, grads, tuple(ctx.needs_input_grad), last, recording)
             if len(self.backwards) < MOST_NUMBERS:
                 self.backwards = (replay, *self.backwards)

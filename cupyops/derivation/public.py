@@ -11,7 +11,7 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 
 from .. import observed
-from .guard import MISS
+from .constants import MISS
 from .plans import Plans
 
 _FIXED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -19,7 +19,8 @@ from .. import observed
 from ..allocations import EMPTY
 from ..kernel import executors
 from ..launching import faults
-from .steps import Alloc, Bump, Call, Inner, Launch, NoConstant, Recording, Ref, Step, View, freeze, numbers_in
+from .constants import NoConstant, Ref, freeze
+from .steps import Alloc, Bump, Call, Inner, Launch, Recording, Step, View, numbers_in
 
 _SEEN = (
     *("shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "requires_grad", "names"),

@@ -18,7 +18,8 @@ from ..launching import driver, faults, signature
 from ..launching.signature import Argument
 from . import torch_private
 from .codegen import Writer
-from .steps import Alloc, Bump, Call, Launch, Recording, Ref, Step, View, numbers_in
+from .constants import Ref
+from .steps import Alloc, Bump, Call, Launch, Recording, Step, View, numbers_in
 
 APART = 512  # bytes: what shares an allocation begins at multiples of this
 

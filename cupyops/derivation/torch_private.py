@@ -70,6 +70,39 @@ def empty_strided(device: torch.device) -> Callable[[Sequence[int], Sequence[int
     return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
+def ask_when_missing(namespace: str, names: Sequence[str], register: Callable[[], Any]) -> None:
+    """Have `register()` called when one of these names is asked of `torch.ops.<namespace>` and is not there."""
+    if _Namespace is None:
+        register()
+        return
+    found = getattr(torch.ops, namespace)
+    if not isinstance(found, _Namespace):
+        lazy = _Namespace(namespace)
+        lazy.__dict__.update(found.__dict__)
+        setattr(torch.ops, namespace, lazy)
+        found = lazy
+    found.__dict__.setdefault("_cupyops_waiting", {}).update(dict.fromkeys(names, register))
+
+
+def _namespace() -> Any:
+    base = getattr(torch._ops, "_OpNamespace", None)
+    if base is None:
+        return None
+
+    class Namespace(base):  # type: ignore[misc]
+        """`torch.ops.<name>`, some of whose operators are registered when they are asked for."""
+
+        def __getattr__(self, op_name: str) -> Any:
+            if (register := self.__dict__.get("_cupyops_waiting", {}).pop(op_name, None)) is not None:
+                register()
+            return super().__getattr__(op_name)
+
+    return Namespace
+
+
+_Namespace = _namespace()
+
+
 def opaque_modes() -> bool:
     """Whether a torch-function mode is open that may change what functions give.
 

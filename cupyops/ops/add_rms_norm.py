@@ -89,7 +89,6 @@ def add_rms_norm(
     return _add_rms_norm(input, residual, shape, weight, eps)
 
 
-@check.once
 def _check_residual(input: Tensor, residual: Tensor) -> None:
     norms.floating("residual", residual)
     if residual.shape != input.shape:

@@ -290,7 +290,6 @@ def batch_norm(
     return _batch_norm_inference(input, weight, bias, running_mean, running_var, float(eps))
 
 
-@check.once
 def _check(
     input: Tensor,
     weight: Tensor | None,

@@ -80,7 +80,6 @@ def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     return _bias_gelu(input, bias, approximate)
 
 
-@check.once
 def _check(input: Tensor, bias: Tensor, approximate: str) -> None:
     check.floating("input", input)
     check.floating("bias", bias)

@@ -220,7 +220,6 @@ def group_norm(
     return _group_norm(input, num_groups, weight, bias, float(eps))
 
 
-@check.once
 def _check(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
     check.floating("input", input)
     if input.dim() < 2:

@@ -87,7 +87,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _linear(input, weight, bias)
 
 
-@check.once
 def _check(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     check.tensor("input", input)
     check.tensor("weight", weight)

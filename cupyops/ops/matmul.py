@@ -86,7 +86,6 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     return y.squeeze(-1 if other.dim() == 1 else -2) if input.dim() == 1 else y
 
 
-@check.once
 def _check(input: Tensor, other: Tensor) -> None:
     check.tensor("input", input)
     check.tensor("other", other)

@@ -19,7 +19,7 @@ from torch import Tensor
 import cupyops
 from cupyops.allocations import Allocations
 from cupyops.derivation import build, plans
-from cupyops.derivation.steps import Ref, freeze
+from cupyops.derivation.constants import Ref, freeze
 
 ARCH = "sm_80"
 
