@@ -119,7 +119,7 @@ class Operator:
         self._tensors = self.definition.tensors
         self._first = self._tensors[0]
         self._by_roles: Callable[..., Any] | None = None  # with a gradient; made at the first call
-        self._plans = Plans(name, self._of_values, self._first, tuple, suspends=False)
+        self._plans = Plans(name, self._of_values, self._first, tuple, settled=self._settled)
         if name in _registry:
             _registry[name].definition.forget_plans()
             _registry[name]._registration.remove()
@@ -212,6 +212,12 @@ class Operator:
 
     def _of_values(self, *args: Any) -> Any:
         return self._otherwise(args)
+
+    def _settled(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """What makes calls like this one, whose signature is known: with no look at the route, if that is the kernels'."""
+        if self._route(args)[0] != "kernel":
+            return self._of_values
+        return lambda *args: self._by_kernels(args)
 
     def _has_another_role(self) -> None:
         self._by_roles = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -55,7 +56,8 @@ class ForwardCall:
             # forward saved
             as_now = op.outputs == 1 and not op.mutated and kept.outputs == (0,) and not saved
             laid_out = like_outputs(grads, [outputs[0].stride()] if as_now else self.strides)
-            with tracing.operator(f"{op.name} (backward)", "reference" if op.launch_backward is None else "kernel"):
+            route = "reference" if op.launch_backward is None else "kernel"
+            with nullcontext() if tracing.active is None else tracing.operator(f"{op.name} (backward)", route):
                 found = op.run_backward(laid_out, outputs, saved, args, needs, last)
         return [found[index] for index in op.tensors]
 

@@ -101,6 +101,10 @@ class History:
                 found = self.seen[key] = Seen()
             return found
 
+    def is_given_up(self, key: Hashable) -> bool:
+        """Whether calls of the signature are made the plain way for good."""
+        return bool(self.of(key).reason)
+
     def call(
         self,
         seen: Seen,
@@ -129,6 +133,8 @@ class History:
                 build_plan(recording)
             except Unfit as why:
                 seen.reason = str(why)
+            except Exception as error:  # the call has its result; PyTorch's private names may have changed
+                seen.reason = f"no plan can be made of it: {type(error).__name__}: {error}"
         else:
             seen.tries += 1
             seen.recording = recording
@@ -145,12 +151,20 @@ class Plans:
         first: the place of the first tensor, by whose shape plans are looked up.
         authors: the functions whose globals a plan depends on.
         suspends: whether plans inside are not to be made meanwhile: those of the operators that a public function calls.
+        settled: for arguments whose signature is given up, the function that makes calls alike.
     """
 
     def __init__(
-        self, name: str, plain: Callable[..., Any], first: int, authors: Callable[[], Sequence[Any]], suspends: bool
+        self,
+        name: str,
+        plain: Callable[..., Any],
+        first: int,
+        authors: Callable[[], Sequence[Any]],
+        suspends: bool = False,
+        settled: Callable[[tuple[Any, ...]], Callable[..., Any]] | None = None,
     ) -> None:
         self.name, self.plain, self.first, self.authors, self.suspends = name, plain, first, authors, suspends
+        self.settled = settled or (lambda args: plain)
         self.table: dict[Any, tuple[Callable[..., Any], ...]] = {}  # by shape: the code of plans, the latest first
         self.plans: OrderedDict[int, Plan] = OrderedDict()
         self.history = History(backward=False)
@@ -182,7 +196,7 @@ class Plans:
             return self.plain(*args)
         inputs = unique(args)
         result = self.history.call(seen, inputs, lambda: self._in_full(args), lambda found: self._add(args, found))
-        if seen.reason:
+        if self.history.is_given_up(key):
             self._give_up(args, with_numbers=True)
         return result
 

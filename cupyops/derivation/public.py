@@ -34,14 +34,14 @@ def public(function: Callable[..., Any], in_full: Callable[..., Any], name: str)
         _write(shown, scope, function, in_full, name)
         return shown
 
-    scope["_write"] = write
+    scope["_written"] = write
     return shown
 
 
 def _not_written(*args: Any, **kwargs: Any) -> Any:
     if _is_dynamo_compiling():  # type: ignore[name-defined]  # noqa: F821
         return _full(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
-    return _write()(*args, **kwargs)  # type: ignore[name-defined]
+    return _written()(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
 def _write(

@@ -125,6 +125,8 @@ class Recorder(TorchFunctionMode):
                 self._note(func, args, kwargs, result)
             except NoConstant as found:
                 self.refuse(f"{_name(func)} was given {found}")
+            except Exception as error:  # the call goes on: it is the recording that has failed
+                self.refuse(f"{_name(func)} cannot be recorded: {error}")
         return result
 
     def ran(self, operator: Any) -> None:

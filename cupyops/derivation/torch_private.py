@@ -26,7 +26,7 @@ def _found(*path: str) -> Any:
 
 _TensorGuards = _found("_dynamo", "guards", "TensorGuards")
 _empty_strided_cuda = _found("_dynamo", "guards", "_empty_strided_cuda")
-_modes = getattr(torch.overrides, "_get_current_function_mode_stack", None)
+_modes: Any = getattr(torch.overrides, "_get_current_function_mode_stack", None)
 
 function_mode_enabled: Callable[[], bool] = _found("_is_torch_function_mode_enabled")
 """Whether a torch-function mode is open in this thread."""
@@ -43,9 +43,10 @@ keeps_graph: Callable[[], bool] = _found("_autograd", "_get_current_graph_task_k
 without_function_modes: Any = _found("DisableTorchFunction")
 """A context manager, inside which no torch-function mode and no subclass sees anything."""
 
-_NEEDED = (_TensorGuards, _modes, function_mode_enabled, functorch_active, dispatch_modes, deterministic)
-_NEEDED += (saved_tensors_hooks, keeps_graph, without_function_modes)
-available = all(one is not None for one in _NEEDED) and hasattr(forward_ad, "_current_level")
+available = hasattr(forward_ad, "_current_level") and None not in (
+    *(_TensorGuards, _modes, function_mode_enabled, functorch_active, dispatch_modes, deterministic),
+    *(saved_tensors_hooks, keeps_graph, without_function_modes),
+)
 
 
 def tensor_guard(examples: Sequence[Tensor]) -> Callable[..., bool]:
@@ -85,11 +86,11 @@ def ask_when_missing(namespace: str, names: Sequence[str], register: Callable[[]
 
 
 def _namespace() -> Any:
-    base = getattr(torch._ops, "_OpNamespace", None)
+    base: Any = getattr(torch._ops, "_OpNamespace", None)
     if base is None:
         return None
 
-    class Namespace(base):  # type: ignore[misc]
+    class Namespace(base):  # type: ignore[misc, valid-type]
         """`torch.ops.<name>`, some of whose operators are registered when they are asked for."""
 
         def __getattr__(self, op_name: str) -> Any:
@@ -100,7 +101,7 @@ def _namespace() -> Any:
     return Namespace
 
 
-_Namespace = _namespace()
+_Namespace: Any = _namespace()
 
 
 def opaque_modes() -> bool:
