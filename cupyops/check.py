@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from . import libraries
+from . import libraries, observed
 from .errors import InputError
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def fail(name: str, found: Any, expected: str) -> NoReturn:
@@ -92,6 +97,22 @@ def ints(name: str, value: Any, count: int, minimum: int) -> list[int]:
     if any(v < minimum for v in values):
         fail(name, value, f"at least {minimum}")
     return values * count if len(values) == 1 else values
+
+
+def warn(message: str) -> None:
+    """Warn whoever called a function of this package, at each call: a call that warns is not recorded."""
+    observed.refuse("it warns")
+    if torch.compiler.is_compiling():  # which cannot trace it
+        return
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+def _is_ours(filename: str) -> bool:
+    """Whether a frame is of a file of this package, or of code that it has generated."""
+    return filename.startswith((_PACKAGE, "<plans of ", "<recorded plan"))
 
 
 def autocast(device: torch.device) -> bool:

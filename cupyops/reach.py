@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .derivation.public import author_of
 from .errors import InputError
 from .kernel import Kernel
 from .operator import Operator
@@ -52,6 +53,8 @@ def _mentioned(value: Any) -> Iterable[Any]:
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
+    if isinstance(value, types.FunctionType) and (author := author_of(value)) is not None:
+        return (author,)
     if isinstance(value, types.FunctionType):
         return () if _is_foreign(value) else _named_in(value)
     if isinstance(value, Mapping):

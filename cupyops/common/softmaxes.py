@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import check, observed
+from .. import check
 from ..kernel import FLOATING, Kernel
 from ..layout import aligned, is_dry
 from . import clusters, held
@@ -141,20 +140,17 @@ def arguments(
         check.fail("input", input, "a tensor of dtype float16, bfloat16, float32 or float64, or a dtype to cast it to")
     if dtype is not None and input.is_complex():
         check.fail("input", input, "a tensor of a real dtype")
-    dim = check.dim("dim", _implicit_dim(name, input.dim(), stacklevel=4) if dim is None else dim, input.dim())
+    dim = check.dim("dim", _implicit_dim(name, input.dim()) if dim is None else dim, input.dim())
     if dtype is not None and not widens(input.dtype, dtype):
         input = input.to(dtype)
     return input, dim, dtype
 
 
-def _implicit_dim(name: str, ndim: int, stacklevel: int) -> int:
-    """PyTorch's choice where `dim` is not given, with PyTorch's warning, which cannot be traced."""
-    observed.refuse("PyTorch warns of each call without dim")
-    if not torch.compiler.is_compiling():
-        warnings.warn(
-            f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument.",
-            stacklevel=stacklevel + 1,
-        )
+def _implicit_dim(name: str, ndim: int) -> int:
+    """PyTorch's choice where `dim` is not given, with PyTorch's warning."""
+    check.warn(
+        f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument."
+    )
     return 0 if ndim in (0, 1, 3) else 1
 
 

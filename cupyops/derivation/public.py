@@ -26,6 +26,7 @@ def public(function: Callable[..., Any], in_full: Callable[..., Any], name: str)
         "__builtins__": __builtins__,
         "_is_dynamo_compiling": is_dynamo_compiling,
         "_full": in_full,
+        "_author": function,
     }
     shown = types.FunctionType(_not_written.__code__, scope, function.__name__)
     functools.update_wrapper(shown, function)
@@ -93,6 +94,12 @@ def shown({_listed(parameters, more)}):
 
 def _always_in_full(*args: Any, **kwargs: Any) -> Any:
     return _full(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+
+def author_of(shown: Any) -> Callable[..., Any] | None:
+    """The author's function behind a public one; None of any other function."""
+    found: Callable[..., Any] | None = getattr(shown, "__globals__", {}).get("_author")
+    return found
 
 
 def plans_of(shown: Any) -> Plans | None:

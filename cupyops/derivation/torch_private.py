@@ -98,6 +98,7 @@ def _namespace() -> Any:
                 register()
             return super().__getattr__(op_name)
 
+    Namespace.__module__ = base.__module__  # of which the names of operators are made
     return Namespace
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from torch.nn import _reduction
 
 from .. import check
@@ -133,10 +130,8 @@ def kl_div(
 
 
 def _warn() -> None:
-    """PyTorch's warning, which cannot be traced."""
-    if not is_dynamo_compiling():
-        warnings.warn(
-            'reduction="mean" divides by the number of elements, which is not the divergence; "batchmean" divides by the '
-            "size of the batch. PyTorch announces that a later release of its own does so for both",
-            stacklevel=4,
-        )
+    """PyTorch's warning."""
+    check.warn(
+        'reduction="mean" divides by the number of elements, which is not the divergence; "batchmean" divides by the '
+        "size of the batch. PyTorch announces that a later release of its own does so for both"
+    )
