@@ -30,11 +30,11 @@ from . import arrays
 from .derivation import distributed
 from .derivation.autocast import POLICIES, cast, dtype_for
 from .derivation.autograd import differentiable
+from .derivation.constants import MISS
 from .derivation.definition import Definition, wants_gradient
-from .derivation.guard import MISS
 from .derivation.plans import Plans
 from .derivation.public import public
-from .derivation.registration import Registration
+from .derivation.registration import Registration, register
 
 _PLAIN = frozenset((Tensor, Parameter))
 _functorch_active = torch._C._are_functorch_transforms_active
@@ -120,7 +120,7 @@ class Operator:
         self._tensors = self.definition.tensors
         self._first = self._tensors[0]
         self._by_roles: Callable[..., Any] | None = None  # with a gradient; made at the first call
-        self._plans = Plans(name, self._of_values, self._first, tuple, suspends=False)
+        self._plans = Plans(name, self._of_values, self._first, tuple, settled=self._settled)
         if name in _registry:
             _registry[name].definition.forget_plans()
             _registry[name]._registration.remove()
@@ -214,6 +214,12 @@ class Operator:
     def _of_values(self, *args: Any) -> Any:
         return self._otherwise(args)
 
+    def _settled(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """What makes calls like this one, whose signature is known: with no look at the route, if that is the kernels'."""
+        if self._route(args)[0] != "kernel":
+            return self._of_values
+        return lambda *args: self._by_kernels(args)
+
     def _has_another_role(self) -> None:
         self._by_roles = None
 
@@ -277,6 +283,7 @@ class Operator:
         return distributed.call(self, self.name, args)
 
     def _compiling(self, args: tuple[Any, ...]) -> Any:
+        register(self.name)
         if any(distributed.is_spread(args[index]) for index in self._tensors):
             return self._by_gathering(args)
         return self._by_reference(args) if _functorch_active() else self._by_dispatcher(args)

@@ -13,6 +13,7 @@ import torch
 
 from .._dispatch.forms import Forms
 from .._kernel.kernel import Kernel
+from .._operator.derivation.public import author_of
 from .._operator.operator import Operator
 from ..errors import InputError
 
@@ -55,6 +56,8 @@ def _mentioned(value: Any) -> Iterable[Any]:
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
+    if isinstance(value, types.FunctionType) and (author := author_of(value)) is not None:
+        return (author,)
     if isinstance(value, types.FunctionType):
         return () if _is_foreign(value) else _named_in(value)
     if isinstance(value, Mapping):

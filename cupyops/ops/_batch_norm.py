@@ -149,7 +149,6 @@ def batch_norm(
     return _batch_norm_inference(input, weight, bias, running_mean, running_var, float(eps))
 
 
-@arguments.once
 def _check(
     input: Tensor,
     weight: Tensor | None,

@@ -96,7 +96,6 @@ def group_norm(
     return _group_norm(input, num_groups, weight, bias, float(eps))
 
 
-@arguments.once
 def _check(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
     arguments.floating("input", input)
     if input.dim() < 2:

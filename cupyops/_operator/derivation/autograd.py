@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 from ..._util import observed, torch_private, tracing
 from ...errors import InputError
 from . import results
+from .constants import MISS
 from .definition import Definition, like_outputs
-from .guard import MISS
 from .kept import Pooled
 
 is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
@@ -55,11 +56,9 @@ class ForwardCall:
             # forward saved
             as_now = op.outputs == 1 and not op.mutated and kept.outputs == (0,) and not saved
             laid_out = like_outputs(grads, [outputs[0].stride()] if as_now else self.strides)
-            if tracing.active is None:
+            route = "reference" if op.launch_backward is None else "kernel"
+            with nullcontext() if tracing.active is None else tracing.operator(f"{op.name} (backward)", route):
                 found = op.run_backward(laid_out, outputs, saved, args, needs, last)
-            else:
-                with tracing.operator(f"{op.name} (backward)", "reference" if op.launch_backward is None else "kernel"):
-                    found = op.run_backward(laid_out, outputs, saved, args, needs, last)
         return [found[index] for index in op.tensors]
 
     def checked(self, ctx: Any, grads: Sequence[Tensor | None], found: list[Tensor | None]) -> list[Tensor | None]:
