@@ -1,45 +1,68 @@
-# Two commands: `make demo` and `make test`. Each sets up .venv first, once.
+# Two commands: `make demo` and `make test`. Each sets up .venv first, once, with what it needs.
 #
 # PYTHON=...  an interpreter to use as it stands, with what is installed there; nothing is set up
 # CUDA=...    cuda12x (default) or cuda13x: the CUDA of CuPy, NVRTC and the headers
 # JOBS=...    processes for pytest (default 2)
+# SHARD=1/4   of `make test-all` one part of four, for four machines
 
 CUDA ?= cuda12x
 JOBS ?= 2
+UNTIL ?= 330
 
 ifdef PYTHON
 PY := $(PYTHON)
 SETUP :=
+DEMO_SETUP :=
 else
 PY := .venv/bin/python
 SETUP := .venv/.installed-$(CUDA)
+DEMO_SETUP := .venv/.demo-$(CUDA)
 endif
 
 CUDA_FILES = $(shell find cuda_src -name '*.cu' -o -name '*.cuh')
 CLANG_FORMAT = $(PY) -c "import clang_format; clang_format.clang_format()"
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 # -p finds the plugin in tests/support; python -m pytest finds the package in this folder
 GPU_PYTEST = PYTHONPATH=tests/support$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json
 
-.PHONY: help demo test lint types format pytest opdb docs conformance test-gpu gpu-report bench soak sanitize clean
+.PHONY: help demo test test-all setup lint types format pytest opdb pytest-all opdb-all docs conformance test-gpu gpu-report bench soak sanitize clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
 	  || grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST)
 
-demo: $(SETUP) ## Train two small models; with no GPU also compile every kernel
-	$(PY) examples/add_model.py
-	$(PY) examples/mnist_cnn.py
+demo: $(DEMO_SETUP) ## Train two small models; with no GPU also run their kernels in the simulator
 	@if $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
+	  $(PY) examples/add_model.py && $(PY) examples/mnist_cnn.py && \
 	  echo "Done: both models were trained on the GPU by the kernels of cuda_src/."; \
 	else \
-	  echo "This machine has no GPU. Compiling the kernels with NVRTC, which needs none:"; \
-	  $(PY) -m cupyops compile --arch sm_90 --out build/cubins && \
-	  echo "Done: both models were trained on the CPU by the operators' references (PyTorch)," && \
-	  echo "and every kernel was compiled for sm_90 into build/cubins." && \
-	  echo "Not run: the kernels themselves. They need a CUDA GPU; 'make demo' runs them where there is one."; \
+	  $(PY) examples/add_model.py --simulate 3 && $(PY) examples/mnist_cnn.py --simulate 3 && \
+	  echo "Done: both models were trained on the CPU by the operators' references, which are PyTorch, and then for three" && \
+	  echo "steps by the kernels of cuda_src/ in the simulator, with the same results. On a GPU the kernels train them." && \
+	  echo "Every kernel, for every architecture, is compiled by: $(PY) -m cupyops compile"; \
 	fi
 
-test: lint types pytest opdb ## Everything that needs no GPU: format, lint, types, tests, all kernels compiled, the wheel
+test: ## What a change needs, in ten minutes: lint, types, each kernel once, in full what has changed, the wheel
+	$(call parts,pytest lint types opdb)
+
+test-all: ## Everything that needs no GPU: every instance of every kernel, compiled and run; SHARD=1/4 for a part
+	$(call parts,pytest-all lint types opdb-all)
+
+# Two parts at a time, all of them even where one fails. What ran in full is kept where all have passed.
+define parts
+@rm -rf build/parts && mkdir -p build/parts
+@$(MAKE) --no-print-directory part-setup
+@$(MAKE) --no-print-directory --keep-going --jobs 2 $(addprefix part-,$(1)); status=$$?; \
+  if [ $$status = 0 ]; then cp build/parts/ran_in_full.csv tests/ran_in_full.csv; fi; \
+  cat build/parts/*.part; exit $$status
+endef
+
+part-%:
+	@start=$$(date +%s); $(MAKE) --no-print-directory $*; status=$$?; \
+	  echo "$*: $$(($$(date +%s) - start)) s, $$([ $$status = 0 ] && echo passed || echo failed)" > build/parts/$*.part; \
+	  exit $$status
+
+setup: $(SETUP)
 
 lint: $(SETUP) ## Check format and lint, Python and CUDA
 	$(PY) -m ruff check .
@@ -49,17 +72,25 @@ lint: $(SETUP) ## Check format and lint, Python and CUDA
 types: $(SETUP) ## Check types
 	$(PY) -m mypy
 
-pytest: $(SETUP) ## Run the tests, JOBS at a time
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal
+pytest: $(SETUP) ## Run the tests, JOBS at a time, in full where an operator has changed; UNTIL says for how many seconds
+	@mkdir -p build/parts
+	$(PYTEST) --changed --until=$(UNTIL) --record=build/parts/ran_in_full.csv
 
 opdb: $(SETUP) ## Run PyTorch's own op_db over the operators, in a process of its own
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal tests/opdb
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/opdb --changed
+
+pytest-all: $(SETUP) ## Run all tests, JOBS at a time
+	@mkdir -p build/parts
+	$(PYTEST) --record=build/parts/ran_in_full.csv $(addprefix --shard=,$(SHARD))
+
+opdb-all: $(SETUP) ## Run all of PyTorch's op_db
+	$(PYTEST) tests/opdb $(addprefix --shard=,$(SHARD))
 
 docs: $(SETUP) ## Build the site of documentation into build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-conformance: $(SETUP) ## The same, and write what passed into docs/conformance.md
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal tests/opdb --conformance=tests/conformance.json
+conformance: $(SETUP) ## All of op_db, and write what passed into docs/conformance.md
+	$(PYTEST) tests/opdb --conformance=tests/conformance.csv
 	$(PY) tools/conformance.py
 
 format: $(SETUP) ## Format Python and CUDA in place
@@ -67,8 +98,8 @@ format: $(SETUP) ## Format Python and CUDA in place
 	$(PY) -m ruff format .
 	@$(CLANG_FORMAT) -i $(CUDA_FILES)
 
-test-gpu: $(SETUP) ## Run the GPU tests; write tests/gpu_report.json and tests/conformance_gpu.json
-	$(GPU_PYTEST) tests; status=$$?; $(GPU_PYTEST) tests/opdb --conformance=tests/conformance_gpu.json || status=1; \
+test-gpu: $(SETUP) ## Run the GPU tests; write tests/gpu_report.json and tests/conformance_gpu.csv
+	$(GPU_PYTEST) tests; status=$$?; $(GPU_PYTEST) tests/opdb --conformance=tests/conformance_gpu.csv || status=1; \
 	  $(PY) tools/conformance.py && exit $$status
 
 gpu-report: ## Say whether tests/gpu_report.json is of this tree, and passed
@@ -87,8 +118,11 @@ clean: ## Remove what was built; .venv and the user's kernel cache stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
-.venv/.installed-$(CUDA): pyproject.toml constraints.txt
+.venv/.demo-$(CUDA): EXTRAS := $(CUDA),examples
+.venv/.installed-$(CUDA): EXTRAS := $(CUDA),cli,docs,examples,test,dev
+# What is imported is compiled to bytecode at its first import: all of it would double the time of the installation.
+.venv/.demo-$(CUDA) .venv/.installed-$(CUDA): pyproject.toml constraints.txt
 	@python3 -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "cupyops needs Python 3.11 or later; python3 is $$(python3 -V)"; exit 1; }
 	test -x .venv/bin/python || python3 -m venv .venv
-	.venv/bin/python -m pip install --quiet -c constraints.txt -e ".[$(CUDA),cli,docs,examples,test,dev]"
-	@touch $@
+	.venv/bin/python -m pip install --quiet --no-compile -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch .venv/.demo-$(CUDA) $@

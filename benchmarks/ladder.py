@@ -1,21 +1,21 @@
 """What every CUDA tutorial says, measured: a loop against a GPU, the steps of an optimisation, the cost of an access.
 
-    python benchmarks/ladder.py --json benchmarks/results/ladder.json --plots docs/assets     on a GPU
+    python benchmarks/ladder.py --csv benchmarks/results/ladder.csv --plots docs/assets      on a GPU
     python benchmarks/ladder.py --dry-run                                                     small sizes, in the simulator
-    python benchmarks/ladder.py --from benchmarks/results/ladder.json --write docs/ladder.md  the tables, from a file
+    python benchmarks/ladder.py --from benchmarks/results/ladder.csv --write docs/ladder.md  the tables, from a file
 
 Every result is compared with NumPy's or PyTorch's before it is timed.
 """
 
 from __future__ import annotations
 
-import json
+import csv
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,6 +73,35 @@ class Result:
     rate: float  # GB/s or TFLOP/s; 0 where neither is meant
     unit: str
     estimated: bool  # a part was run, and its time multiplied
+
+
+def keep(path: Path, about: dict[str, str], results: list[Result]) -> None:
+    """The figures as CSV, a line each, below what they were measured on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        file.writelines(f"# {name}: {value}\n" for name, value in about.items())
+        table = csv.DictWriter(file, [one.name for one in fields(Result)], lineterminator="\n")
+        table.writeheader()
+        for one in results:
+            us, rate = (f"{number:.6g}" for number in (one.us, one.rate))
+            table.writerow(asdict(one) | {"us": us, "rate": rate, "estimated": "yes" if one.estimated else ""})
+
+
+def read(path: Path) -> list[Result]:
+    """The figures that `keep` has written."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("# ")]
+    return [
+        Result(
+            one["table"],
+            one["name"],
+            one["on"],
+            float(one["us"]),
+            float(one["rate"]),
+            one["unit"],
+            bool(one["estimated"]),
+        )
+        for one in csv.DictReader(lines)
+    ]
 
 
 # --- a loop against a GPU ---------------------------------------------------------------------------------------------
@@ -479,13 +508,13 @@ def main(
     source: Annotated[
         Path | None, typer.Option("--from", help="Measure nothing; take the figures of this file.")
     ] = None,
-    to: Annotated[Path | None, typer.Option("--json", help="Where to write the figures.")] = None,
+    to: Annotated[Path | None, typer.Option("--csv", help="Where to write the figures.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for the pictures.")] = None,
     page: Annotated[Path | None, typer.Option("--write", help="Markdown page whose tables to fill.")] = None,
 ) -> None:
     """Measure, print, and write what was asked for."""
     if source is not None:
-        results = [Result(**one) for one in json.loads(source.read_text(encoding="utf-8"))["results"]]
+        results = read(source)
     elif dry_run:
         console.print(f"{len(measure(small=True))} steps, all right")
         return
@@ -494,9 +523,7 @@ def main(
     else:
         results = measure(small=False)
         if to is not None:
-            to.parent.mkdir(parents=True, exist_ok=True)
-            content = {"machine": machine(), "results": [asdict(one) for one in results]}
-            to.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            keep(to, machine(), results)
     show(results)
     if plots is not None:
         plot(plots, results)

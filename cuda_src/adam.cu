@@ -49,13 +49,13 @@ template <typename T, bool AMSGRAD> struct Adam {
 __device__ __forceinline__ float unbias(float log_beta, float step) { return -expm1f(step * log_beta); }
 __device__ __forceinline__ double unbias(double log_beta, double step) { return -expm1(step * log_beta); }
 
-// Grid: one block per chunk of each tensor, that is table.chunk_ends[tensors - 1]. Block: kThreads. A block owns one
-// chunk of one tensor. `anchor` is a parameter of the launch, by which the launcher knows device and stream; the kernel
-// goes by the table. Its last array points to the step of each tensor, a float on the device, already counted up, so that
+// Grid: one block per chunk of each tensor, that is table.chunk_ends[tensors - 1]. Block: OPTIM_THREADS. A block owns one
+// chunk of one tensor. `anchor` is one of the tensors, by which the launcher knows device and stream; the kernel goes by the
+// table. Its last array points to the step of each tensor, a float on the device, already counted up, so that
 // a CUDA graph counts; where that is null, all have `step`. lr_tensor, grad_scale and found_inf are null or point to one
 // number on the device.
 template <typename T, bool AMSGRAD>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(OPTIM_THREADS)
     adam_step(T* anchor, const __grid_constant__ Table<AMSGRAD ? 6 : 5> table, int tensors, acc_t<T> step, acc_t<T> lr,
               const acc_t<T>* lr_tensor, acc_t<T> rest1, acc_t<T> log_beta1, acc_t<T> beta2, acc_t<T> rest2,
               acc_t<T> log_beta2, acc_t<T> eps, acc_t<T> weight_decay, bool decoupled, bool maximize,

@@ -1,17 +1,17 @@
 // y[k]         = max over i of x[k, i], NaN where one is; ties[k] = how many are the largest, 0 of NaN
 // grad_x[k, i] = grad_y[k] (x[k, i] = y[k]) / ties[k]
 //
-// Any dimensions, any strides, without a copy: see common/reduce/reduction.cuh. As PyTorch's, the gradient where y is NaN is
-// 0 / 0. Forward keeps `ties` and where one of the largest is, so that backward need not read rows that have but one, only
-// its vector; of rows of at most 64 elements and 128 bytes, which a thread takes (see common/tile/tiny_rows.cuh), a bit for
-// each element that is the largest, and backward reads nothing of x.
+// Any dimensions and strides are reduced without a copy: see common/reduce/reduction.cuh. As PyTorch's, the gradient where y is
+// NaN is 0 / 0. Forward saves `ties` and where one of the largest is, so that of rows that have but one backward reads only its
+// vector. Of rows of at most 64 elements and 128 bytes, which a thread takes (see common/tile/tiny_rows.cuh), forward saves a
+// bit for each element that is the largest, and backward reads nothing of x.
 // Bytes per element of x: forward sizeof(T), backward once that, and again what is tied. About three operations on each
-// element, of half types two elements at once in rows.
+// element; in rows of half types two elements are taken at once.
 // Reached on an H200 (GB/s of x, in backward of twice that; a copy: 4226): 8192x8192 over 1 bf16 3359 / 6302, fp32 3659 /
 // 7811; over 0 bf16 3034 / 3120, fp32 3648 / 7742; 4095x4095 bf16 over 1 2159 / 4000, over 0 1562 / 2527; over 1 bf16
-// 65536x1000 3052 / 5511, 4096x50257 3720 / 6743, 2097152x32 3101 / 6336, 1000003x17 2030 / 3968. Lost: the start of a
-// launch, about 4 us; of long bf16 rows one in sixteen has a tie and is read; over 0 each element is compared and counted by
-// itself; of 32 columns a thread reads a whole row, so that a warp's loads are far apart.
+// 65536x1000 3052 / 5511, 4096x50257 3720 / 6743, 2097152x32 3101 / 6336, 1000003x17 2030 / 3968. Lost:
+// the start of a launch, about 4 us; of long bf16 rows one in sixteen has a tie and is read; over 0 each element is compared
+// and counted by itself; of 32 columns a thread reads a whole row, so that a warp's loads are far apart.
 #include "common/reduce/reduce_backward.cuh"
 #include "common/tile/tiny_rows.cuh"
 
@@ -72,7 +72,7 @@ template <> struct Two<__half> { using type = __half2; };
 template <> struct Two<__nv_bfloat16> { using type = __nv_bfloat162; };
 
 // Which of some vectors are `max`: a bit for each element, of half types two compared at once.
-template <typename T, int U, int K> __device__ __forceinline__ unsigned equal(const Vec<T, K> (&held)[U],
+template <typename T, int U, int K> __device__ __forceinline__ unsigned equal(const Vec<T, K> (&vectors)[U],
                                                                               acc_t<T> max) {
   unsigned mask = 0;
   if constexpr (sizeof(T) == 2) {
@@ -83,30 +83,30 @@ template <typename T, int U, int K> __device__ __forceinline__ unsigned equal(co
       unsigned pairs = 0;  // the second elements' bits in the upper half
 #pragma unroll
       for (int e = i; e < i + 16 && e < U * K; e += 2) {
-        const P pair{held[e / K].data[e % K], held[e / K].data[e % K + 1]};
+        const P pair{vectors[e / K].data[e % K], vectors[e / K].data[e % K + 1]};
         pairs |= __heq2_mask(pair, P{rounded, rounded}) & (1u | 2u << 16) << (e - i);
       }
       mask |= ((pairs | pairs >> 16) & 0xffffu) << i;
     }
   } else {
 #pragma unroll
-    for (int e = 0; e < U * K; ++e) mask |= unsigned(to_acc(held[e / K].data[e % K]) == max) << e;
+    for (int e = 0; e < U * K; ++e) mask |= unsigned(to_acc(vectors[e / K].data[e % K]) == max) << e;
   }
   return mask;
 }
 
-template <typename T, int U, int K> __device__ __forceinline__ acc_t<T> largest(const Vec<T, K> (&held)[U]) {
+template <typename T, int U, int K> __device__ __forceinline__ acc_t<T> largest(const Vec<T, K> (&vectors)[U]) {
   if constexpr (sizeof(T) == 2) {
     using P = typename Two<T>::type;
-    P best{held[0].data[0], held[0].data[1]};
+    P best{vectors[0].data[0], vectors[0].data[1]};
 #pragma unroll
     for (int e = 2; e < U * K; e += 2)
-      best = __hmax2_nan(best, P{held[e / K].data[e % K], held[e / K].data[e % K + 1]});
+      best = __hmax2_nan(best, P{vectors[e / K].data[e % K], vectors[e / K].data[e % K + 1]});
     return larger(to_acc(best.x), to_acc(best.y));
   } else {
-    acc_t<T> best = to_acc(held[0].data[0]);
+    acc_t<T> best = to_acc(vectors[0].data[0]);
 #pragma unroll
-    for (int e = 1; e < U * K; ++e) best = larger(best, to_acc(held[e / K].data[e % K]));
+    for (int e = 1; e < U * K; ++e) best = larger(best, to_acc(vectors[e / K].data[e % K]));
     return best;
   }
 }
@@ -161,10 +161,11 @@ template <typename T> struct TopUnit : Elements<T> {
 
 // Grid, block: see fold(). `partial` holds Top<A>.
 template <typename T, int FORM>
-__global__ void CUPYOPS_FOLD amax_fwd(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ ties,
-                                      unsigned* __restrict__ where, acc_t<T>* __restrict__ partial, acc_t<T> count,
-                                      const __grid_constant__ Layout<2> kept, const __grid_constant__ Layout<1> reduced,
-                                      const __grid_constant__ Division division, long long results) {
+__global__ void CUPYOPS_FOLD amax_fwd_fold(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ ties,
+                                           unsigned* __restrict__ where, acc_t<T>* __restrict__ partial, acc_t<T> count,
+                                           const __grid_constant__ Layout<2> kept,
+                                           const __grid_constant__ Layout<1> reduced,
+                                           const __grid_constant__ Division division, long long results) {
   Top<acc_t<T>>* tops = reinterpret_cast<Top<acc_t<T>>*>(partial);
   const TopUnit<T> unit{{x}, {}, tops, results, division.period, {{}, y, ties, where, count}};
   fold<FORM, kVecWidth<T>>(unit, kept, reduced, division);
@@ -183,15 +184,15 @@ template <typename T> __device__ __forceinline__ Tops<acc_t<T>> tops_of_vectors(
   Tops<A> tops = {-infinity<A>(), 0};
 #pragma unroll 1
   for (int first = 0; first < vectors; first += U) {
-    Vec<T, K> held[U];
+    Vec<T, K> loaded[U];
 #pragma unroll
-    for (int i = 0; i < U; ++i) held[i] = load_once<K>(own + min(first + i, vectors - 1) * K);
+    for (int i = 0; i < U; ++i) loaded[i] = load_once<K>(own + min(first + i, vectors - 1) * K);
 #pragma unroll
     for (int i = 1; i < U; ++i) {
-      if (first + i >= vectors) held[i] = TopUnit<T>::template none_<K>();
+      if (first + i >= vectors) loaded[i] = TopUnit<T>::template none_<K>();
     }
-    const A max = larger(tops.max, largest(held));
-    tops.mask = (tops.max == max ? tops.mask : 0) | (unsigned long long)equal(held, max) << first * K;
+    const A max = larger(tops.max, largest(loaded));
+    tops.mask = (tops.max == max ? tops.mask : 0) | (unsigned long long)equal(loaded, max) << first * K;
     tops.max = max;
   }
   return tops;
@@ -239,8 +240,8 @@ template <typename T> __device__ __forceinline__ Tops<acc_t<T>> tops_of_row(cons
 // upper[row] the second 32 where there are more. Grid, block: kSmallRows threads, one for a row; shared memory, where rows
 // are no whole vectors at 16-byte boundaries: see fetch_row().
 template <typename T>
-__global__ void amax_small(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ upper,
-                           unsigned* __restrict__ masks, acc_t<T> count, long long rows, long long size) {
+__global__ void amax_fwd_thread_per_row(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ upper,
+                                        unsigned* __restrict__ masks, acc_t<T> count, long long rows, long long size) {
   constexpr int K = kVecWidth<T>;
   const long long row = global_thread();
   Tops<acc_t<T>> tops;
@@ -259,12 +260,13 @@ __global__ void amax_small(const T* __restrict__ x, T* __restrict__ y, acc_t<T>*
   else upper[row] = 0;  // of 32 elements at most
 }
 
-// Grid, block: see fold_slabs().
+// Grid, block: see finalize_slabs().
 template <typename T>
-__global__ void amax_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ y, acc_t<T>* __restrict__ ties,
-                            unsigned* __restrict__ where, acc_t<T> count, long long slabs, long long results) {
+__global__ void amax_fwd_finalize(const acc_t<T>* __restrict__ partial, T* __restrict__ y, acc_t<T>* __restrict__ ties,
+                                  unsigned* __restrict__ where, acc_t<T> count, long long slabs, long long results) {
   using A = acc_t<T>;
-  fold_slabs<Top<A>>(TopResult<T>{{}, y, ties, where, count}, reinterpret_cast<const Top<A>*>(partial), slabs, results);
+  finalize_slabs<Top<A>>(TopResult<T>{{}, y, ties, where, count}, reinterpret_cast<const Top<A>*>(partial), slabs,
+                         results);
 }
 
 // What a result's gradient is to the elements that are the largest and to the others. As PyTorch's: of NaN 0 / 0.
@@ -295,56 +297,15 @@ template <typename T> struct TopShares {
   }
 };
 
-// Grid, block: see spread_rows(). Where one element alone is the largest, its vector is all that is read of x.
+// Grid, block: see backward_rows(). Where one element alone is the largest, its vector is all that is read of x.
 template <typename T>
 __global__ void amax_bwd_rows(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
                               const acc_t<T>* __restrict__ ties, const unsigned* __restrict__ where,
                               T* __restrict__ grad_x, long long rows, long long size, int parts) {
-  spread_rows(x, grad_x, rows, size, parts, TopShares<T>{y, grad_y, ties, where});
+  backward_rows(x, grad_x, rows, size, parts, TopShares<T>{y, grad_y, ties, where});
 }
 
-template <typename T> struct ShortShare {
-  using A = acc_t<T>;
-  static constexpr bool kReads = false;
-  A max, chosen, other;  // before settle_() the last are the result's gradient, and its ties
-  int where, span;  // one of the largest is there or behind, of so many
-
-  __device__ __forceinline__ void settle_(int at) {
-    const A ties = other;
-    other = ties == A(0) ? A(0) / ties : chosen * A(0);
-    chosen = ties == A(0) ? other : chosen / ties;
-    where = ties > A(1) ? 0 : where - at;
-    span = ties > A(1) ? 1 << 30 : kVecWidth<T>;
-  }
-  static __device__ __forceinline__ ShortShare either_(bool first, const ShortShare& a, const ShortShare& b) {
-    return {first ? a.max : b.max, first ? a.chosen : b.chosen, first ? a.other : b.other, 0, 0};
-  }
-  __device__ __forceinline__ bool wants_(int at, int count) const { return where < at + count && at < where + span; }
-  __device__ __forceinline__ A of_(A value) const { return value == max ? chosen : other; }
-  __device__ __forceinline__ A rest_(int) const { return other; }
-};
-
-template <typename T> struct ShortShares {
-  const T* __restrict__ y;
-  const T* __restrict__ grad_y;
-  const acc_t<T>* __restrict__ ties;
-  const unsigned* __restrict__ where;
-
-  __device__ __forceinline__ ShortShare<T> operator()(long long result, int) const {
-    return {to_acc(y[result]), to_acc(grad_y[result]), ties[result], int(where[result]), 0};
-  }
-};
-
-// Grid, block: see spread_short().
-template <typename T>
-__global__ void amax_bwd_short(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
-                               const acc_t<T>* __restrict__ ties, const unsigned* __restrict__ where,
-                               T* __restrict__ grad_x, long long rows, int size, bool vectors,
-                               const __grid_constant__ Divisor by_size) {
-  spread_short(x, grad_x, rows, size, vectors, by_size, ShortShares<T>{y, grad_y, ties, where});
-}
-
-// The same of the results of amax_small.
+// The same of the masks of amax_fwd_thread_per_row.
 template <typename T> struct MaskedShare {
   using A = acc_t<T>;
   static constexpr bool kReads = false;
@@ -380,21 +341,21 @@ template <typename T> struct MaskedShares {
   }
 };
 
-// Grid, block: see spread_short().
+// Grid, block: see backward_short_rows().
 template <typename T>
-__global__ void amax_bwd_small(const T* __restrict__ x, const T* __restrict__ grad_y,
-                               const acc_t<T>* __restrict__ upper, const unsigned* __restrict__ masks,
-                               T* __restrict__ grad_x, long long rows, int size, bool vectors,
-                               const __grid_constant__ Divisor by_size) {
-  spread_short(x, grad_x, rows, size, vectors, by_size, MaskedShares<T>{grad_y, upper, masks, size > 32});
+__global__ void amax_bwd_masked_rows(const T* __restrict__ x, const T* __restrict__ grad_y,
+                                     const acc_t<T>* __restrict__ upper, const unsigned* __restrict__ masks,
+                                     T* __restrict__ grad_x, long long rows, int size, bool aligned,
+                                     const __grid_constant__ Divisor by_size) {
+  backward_short_rows(x, grad_x, rows, size, aligned, by_size, MaskedShares<T>{grad_y, upper, masks, size > 32});
 }
 
-// Grid, block: see spread_columns().
+// Grid, block: see backward_columns().
 template <typename T>
 __global__ void amax_bwd_columns(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
                                  const acc_t<T>* __restrict__ ties, const unsigned* __restrict__ where,
                                  T* __restrict__ grad_x, long long rows, long long size, int period) {
-  spread_columns(x, grad_x, rows, size, period, TopShares<T>{y, grad_y, ties, where});
+  backward_columns(x, grad_x, rows, size, period, TopShares<T>{y, grad_y, ties, where});
 }
 
 template <typename T> struct TopGradient {
@@ -424,9 +385,9 @@ template <typename T> struct TopGradient {
 
 // Grid, block: see pointwise(). y, grad_y and ties are expanded to the shape of x; grad_x is dense.
 template <typename T>
-__global__ void amax_bwd(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
-                         const acc_t<T>* __restrict__ ties, T* __restrict__ grad_x,
-                         const __grid_constant__ Layout<4> layout, long long n) {
+__global__ void amax_bwd_strided(const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ grad_y,
+                                 const acc_t<T>* __restrict__ ties, T* __restrict__ grad_x,
+                                 const __grid_constant__ Layout<4> layout, long long n) {
   constexpr int W = kVecWidth<T>;
   const bool fit = fits_vec<T, W>(x) && fits_vec<T, W>(y) && fits_vec<T, W>(grad_y) && fits_vec<T, W>(grad_x) &&
                    fits_vec<acc_t<T>, W>(ties);

@@ -1,22 +1,24 @@
 // y[oh, ow]    = sum over i < kh, j < kw of x[oh * sh - ph + i, ow * sw - pw + j] / d(oh, ow), in each plane
 // grad_x[h, w] = sum of grad_y[oh, ow] / d(oh, ow) over the windows that cover (h, w)
 //
-// What lies outside the plane counts as 0. d is the number given, or how many elements the window has: with `padded`
-// those of the padding too, but not those beyond it, where a last window sticks out.
+// What lies outside the plane counts as 0. d is the number that is given, or how many elements the window has: with `padded`
+// the elements of the padding count too, but not those beyond it, where a last window sticks out.
 //
-// Contiguous planes are worked on in bands: a block copies to shared memory what its rows read, 16 bytes at a time.
+// Contiguous planes are divided into bands: a block copies the rows that a band reads to shared memory, 16 bytes at a time.
+// Images whose channels are neighbours are read in vectors of channels; all else is read one element at a time.
 // Bytes per input element, k x k at stride k: (1 + 1 / k^2) sizeof(T), each way.
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 256x64x112x112 k2 fp32 4294 / 3922,
 // 256x64x112x112 k2 bf16 4116 / 3850, 256x64x111x111 k2 bf16 3779 / 3854, 256x64x112x112 k3 s2 p1 bf16 3417 / 3273,
 // 256x64x112x112 k3 s2 p1 last bf16 3574 / 3607, 256x2048x7x7 k7 bf16 2409 / 3163. Other windows: k3 bf16 2712 / 650.
-// Lost, by Nsight Compute, before ends of runs were fetched whole: instructions, of half types one element at a time: at
-// k3 87% of all cycles issue, the memory at 71 and 66% of its peak; backward at k2 73% and 78%.
+// Lost, by Nsight Compute, before the ends of runs were copied in vectors: half types take an instruction an element. At k3
+// 87% of all cycles issue, with the memory at 71 and 66% of its peak; backward at k2 73%, with the memory at 78%.
 #include "common/reduce/warp_block.cuh"
 #include "common/elementwise/sigmoid.cuh"
-#include "pool/window.cuh"
+#include "pool/bands.cuh"
+#include "pool/nhwc.cuh"
 
-// The number that a window's sum is divided by. given: where it is not 0.
+// The number that a window's sum is divided by: `given`, where that is not 0.
 struct Averaging {
   long long given, padded;
 
@@ -37,7 +39,7 @@ struct Averaging {
   }
 };
 
-// Half types take the quotient to 2 ulp of fp32, by a reciprocal.
+// For half types the quotient is off by 2 ulp of fp32: it is a product with the reciprocal.
 template <typename T> __device__ __forceinline__ acc_t<T> quotient(acc_t<T> sum, acc_t<T> d) {
   if constexpr (sizeof(T) == 2) return sum * fast_reciprocal(d);
   else return sum / d;
@@ -58,14 +60,14 @@ template <typename T, int N> struct Sums {
   }
 };
 
-// The averages of N planes side by side, first <= oh < last of column ow. load(h, start, j) gives their elements at row h
+// The averages of N channels side by side, first <= oh < last of column ow. load(h, start, j) gives the elements at row h
 // and column start + j.
 template <int K, int S, typename T, int N, typename Load, typename Store>
 __device__ __forceinline__ void averages_down(const Window& p, const Averaging& a, int first, int last, int ow,
                                               Load load, Store store) {
   const Taps taps = Taps::across(p, ow);
   const acc_t<T> across = a.across<kInside<K, S>, acc_t<T>>(p, ow);
-  int rows[K ? K : 1];  // in which there is something at tap j
+  int rows[K ? K : 1];  // how many rows have an element at tap j
 #pragma unroll
   for (int j = 0; j < K; ++j) rows[j] = j >= taps.first && j <= taps.last ? p.H : 0;
   const auto row = [&](int h, int, bool) {
@@ -87,7 +89,7 @@ __device__ __forceinline__ void averages_down(const Window& p, const Averaging& 
   });
 }
 
-// The gradients of N planes side by side, of a column of tiles. load(oh, ow) gives those of the outputs.
+// The gradients of N channels side by side, of a column of tiles. load(oh, ow) gives those of the outputs.
 template <int K, int S, typename T, int N, typename Load, typename Store>
 __device__ __forceinline__ void shares_down(const Window& p, const Averaging& a, const Divisor& sh, const Divisor& sw,
                                             int first, int last, int column, Load load, Store store) {
@@ -114,80 +116,71 @@ __device__ __forceinline__ void shares_down(const Window& p, const Averaging& a,
 
 // --- contiguous planes ---
 
-// Grid: the bands of rows of outputs. Block: any. Each thread owns strips of columns, neighbours on neighbouring threads.
-// Shared memory: the rows of x that the band reads; without K only if they fit.
+// Grid: the bands of rows of outputs. Block: any. Each thread owns strips of columns, and neighbouring threads own neighbouring
+// columns. Shared memory: the rows of x that the band reads.
 template <typename T, int K, int S>
 __global__ void __launch_bounds__(256)
-    avg_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, Window geometry, Bands b, Averaging a) {
+    avg_pool2d_fwd_bands(const T* __restrict__ x, T* __restrict__ y, Averaging a, Window geometry, Bands b) {
   extern __shared__ uint4 shared[];
   const Window p = geometry.known<K, S, false>();
   const Band band(b, p.OH);
   const int top = max(band.first * p.sh - p.ph, 0), bottom = min((band.last - 1) * p.sh - p.ph + p.kh, p.H);
   const long long begin = (band.plane * p.H + top) * p.W;
-  T* result = y + (band.plane * p.OH + band.first) * p.OW;
-  const auto work = [&](const T* rows, T* averages) {
-    band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
-      const T* from = rows + (offset_t<K>(plane) * p.H - top) * p.W;
-      T* to = averages + (offset_t<K>(plane) * p.OH + first - band.first) * p.OW + ow;
-      averages_down<K, S, T, 1>(
-          p, a, first, last, ow,
-          [&](int h, int start, int j) { return Vec<T, 1>{(from + start + offset_t<K>(h) * p.W)[j]}; },
-          [&](int, Vec<T, 1> average) { *to = average.data[0], to += p.OW; });
-    });
-  };
-  if (K == 0 && !b.shared) return work(x + begin, result);
-  uint4* room = shared;
-  const T* held = fetch_run(room, x, b.planes * p.H * p.W, begin, ((band.planes - 1) * p.H + bottom - top) * p.W);
-  wait_for_runs();
-  work(held, result);
+  T* averages = y + (band.plane * p.OH + band.first) * p.OW;
+  uint4* free = shared;
+  const T* rows = copy_async(free, x, b.planes * p.H * p.W, begin, ((band.planes - 1) * p.H + bottom - top) * p.W);
+  wait_for_copies();
+  band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
+    const T* from = rows + (plane * p.H - top) * p.W;
+    T* to = averages + (plane * p.OH + first - band.first) * p.OW + ow;
+    averages_down<K, S, T, 1>(
+        p, a, first, last, ow, [&](int h, int start, int j) { return Vec<T, 1>{(from + start + h * p.W)[j]}; },
+        [&](int, Vec<T, 1> average) { *to = average.data[0], to += p.OW; });
+  });
 }
 
-// Grid: the bands of rows of tiles of grad_x. Block, threads: as above, of tiles. Shared memory: the rows of grad_y that
-// the band has shares of, and the band; without K only if they fit.
+// Grid: the bands of rows of tiles of grad_x. Block and threads: as above, of tiles. Shared memory: the rows of grad_y whose
+// windows reach the band, and the band.
 template <typename T, int K, int S>
-__global__ void __launch_bounds__(256) avg_pool2d_bwd(const T* __restrict__ grad_y, T* __restrict__ grad_x,
-                                                      Window geometry, Bands b, Divisor sh, Divisor sw, Averaging a) {
+__global__ void __launch_bounds__(256)
+    avg_pool2d_bwd_bands(const T* __restrict__ grad_y, T* __restrict__ grad_x, Averaging a, Window geometry, Divisor sh,
+                         Divisor sw, Bands b) {
   extern __shared__ uint4 shared[];
   const Window p = geometry.known<K, S, false>();
   const Tiles<K, S> tiles(p);
   const Band band(b, tiles.rows);
-  const Extent<K, S> extent(p, sh, band.first, band.last);
+  const Extent<K, S> extent(p, band.first, band.last);
   const long long begin = (band.plane * p.OH + extent.begin) * p.OW;
   T* result = grad_x + (band.plane * p.H + extent.top) * p.W;
-  const auto work = [&](const T* rows, T* sums) {
-    band.each_strip(b, tiles.columns, [&](int plane, int first, int last, int column) {
-      const T* from = rows + (offset_t<K>(plane) * p.OH - extent.begin) * p.OW;
-      T* to = sums + (offset_t<K>(plane) * p.H - extent.top) * p.W;
-      shares_down<K, S, T, 1>(
-          p, a, sh, sw, first, last, column,
-          [&](int oh, int ow) { return Vec<T, 1>{from[offset_t<K>(oh) * p.OW + ow]}; },
-          [&](int h, int w, Vec<T, 1> sum) { to[offset_t<K>(h) * p.W + w] = sum.data[0]; });
-    });
-  };
-  if (K == 0 && !b.shared) return work(grad_y + begin, result);
-  uint4* room = shared;
+  uint4* free = shared;
   const int windows = max((band.planes - 1) * p.OH + extent.end - extent.begin, 0) * p.OW;
-  const T* held = fetch_run(room, grad_y, b.planes * p.OH * p.OW, begin, windows);
+  const T* rows = copy_async(free, grad_y, b.planes * p.OH * p.OW, begin, windows);
   const int count = ((band.planes - 1) * p.H + extent.bottom - extent.top) * p.W;
-  T* sums = take_room(room, result, count);
-  wait_for_runs();
-  work(held, sums);
+  T* sums = take_buffer(free, result, count);
+  wait_for_copies();
+  band.each_strip(b, tiles.columns, [&](int plane, int first, int last, int column) {
+    const T* from = rows + (plane * p.OH - extent.begin) * p.OW;
+    T* to = sums + (plane * p.H - extent.top) * p.W;
+    shares_down<K, S, T, 1>(
+        p, a, sh, sw, first, last, column, [&](int oh, int ow) { return Vec<T, 1>{from[oh * p.OW + ow]}; },
+        [&](int h, int w, Vec<T, 1> sum) { to[h * p.W + w] = sum.data[0]; });
+  });
   __syncthreads();
   store_run(result, sums, count);
 }
 
-// --- channels last ---
+// --- images whose channels are neighbours ---
 
-// Grid: any number of threads that is N * strips * OW * C / V or more. Each thread owns V channels of a strip of outputs,
-// side by side: 16 bytes of them with ALIGNED, when C and the addresses allow it, else one.
+// Grid: at least of.threads threads, in any blocks. Each thread owns V channels of a strip of outputs, side by side: 16 bytes
+// with ALIGNED, when the number of channels and the addresses allow it, else one.
 template <typename T, int K, int S, bool ALIGNED>
 __global__ void __launch_bounds__(256)
-    avg_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, long long threads, int C, Window geometry,
-                        Cells cells, Averaging a) {
+    avg_pool2d_fwd_nhwc(const T* __restrict__ x, T* __restrict__ y, Averaging a, Window geometry, Strips of) {
   constexpr int V = ALIGNED ? kVecWidth<T> : 1;
-  if (global_thread() >= threads) return;
+  if (global_thread() >= of.threads) return;
   const Window p = geometry.known<K, S, false>();
-  const Cell at(cells, global_thread(), V, p.OH);
+  const Strip at(of, global_thread(), V, p.OH);
+  const int C = int(of.channels);
   x += at.image * p.H * p.W * C + at.c;
   y += ((at.image * p.OH + at.first) * p.OW + at.column) * C + at.c;
   averages_down<K, S, T, V>(
@@ -198,15 +191,16 @@ __global__ void __launch_bounds__(256)
       [&](int, Vec<T, V> average) { store_vec<T, V>(y, average), y += (long long)p.OW * C; });
 }
 
-// Grid, threads: as above, of the tiles of grad_x.
+// Grid and threads: as above, of the tiles of grad_x.
 template <typename T, int K, int S, bool ALIGNED>
 __global__ void __launch_bounds__(256)
-    avg_pool2d_bwd_last(const T* __restrict__ grad_y, T* __restrict__ grad_x, long long threads, int C, Window geometry,
-                        Cells cells, Divisor sh, Divisor sw, Averaging a) {
+    avg_pool2d_bwd_nhwc(const T* __restrict__ grad_y, T* __restrict__ grad_x, Averaging a, Window geometry, Divisor sh,
+                        Divisor sw, Strips of) {
   constexpr int V = ALIGNED ? kVecWidth<T> : 1;
-  if (global_thread() >= threads) return;
+  if (global_thread() >= of.threads) return;
   const Window p = geometry.known<K, S, false>();
-  const Cell at(cells, global_thread(), V, Tiles<K, S>(p).rows);
+  const Strip at(of, global_thread(), V, Tiles<K, S>(p).rows);
+  const int C = int(of.channels);
   grad_y += at.image * p.OH * p.OW * C + at.c;
   grad_x += at.image * p.H * p.W * C + at.c;
   shares_down<K, S, T, V>(
@@ -215,17 +209,18 @@ __global__ void __launch_bounds__(256)
       [&](int h, int w, Vec<T, V> sum) { store_vec<T, V>(grad_x + (offset_t<K>(h) * p.W + w) * C, sum); });
 }
 
-// --- one window that is the whole of a contiguous plane: d is a number, the plane a row ---
+// --- global: one window, which is the whole of a contiguous plane; d is one number ---
 
-// Grid: ceil(planes / each). Block: a multiple of 32. Each group of `lanes` threads, a power of two up to 32 or all of the
-// block's, owns a plane at a time. Shared memory: those of the block, if they fit.
+// Grid: ceil(planes / each). Block: a multiple of 32. A group of `lanes` threads, a power of two up to 32 or all threads of the
+// block, sums one plane after another. Shared memory: the block's planes, if it `fits`.
 template <typename T>
 __global__ void __launch_bounds__(256)
-    avg_pool2d_fwd_whole(const T* __restrict__ x, T* __restrict__ y, long long planes, long long size, acc_t<T> d,
-                         int each, int lanes, bool fits) {
+    avg_pool2d_fwd_global(const T* __restrict__ x, T* __restrict__ y, Averaging a, long long planes, long long size,
+                          int each, int lanes, bool fits) {
   using A = acc_t<T>;
   extern __shared__ uint4 shared[];
-  __shared__ A parts[kWarp];
+  __shared__ A partials[kWarp];
+  const A d = A(a.given ? a.given : size);
   const long long first = blockIdx.x * (long long)each;
   const int count = int(min((long long)each, planes - first)), lane = threadIdx.x & (lanes - 1);
   const auto sum_of = [&](const T* plane) {
@@ -234,20 +229,20 @@ __global__ void __launch_bounds__(256)
     for (long long e = lane; e < size; e += lanes) sum += to_acc(plane[e]);
     return sum;
   };
-  const T* held = nullptr;
+  const T* buffer = nullptr;
   if (fits) {
-    uint4* room = shared;
-    held = fetch_run(room, x, planes * size, first * size, int(count * size));
-    wait_for_runs();
+    uint4* free = shared;
+    buffer = copy_async(free, x, planes * size, first * size, int(count * size));
+    wait_for_copies();
   }
   x += first * size;
   const int groups = blockDim.x / lanes;
   for (int begin = 0; begin < count; begin += groups) {
     const int plane = begin + threadIdx.x / lanes;
     A sum = 0;
-    if (plane < count) sum = fits ? sum_of(held + plane * int(size)) : sum_of(x + plane * size);
+    if (plane < count) sum = fits ? sum_of(buffer + plane * int(size)) : sum_of(x + plane * size);
     if (lanes > kWarp) {
-      sum = block_reduce<Sum>(sum, parts);
+      sum = block_reduce<Sum>(sum, partials);
     } else {
       for (int offset = lanes / 2; offset > 0; offset /= 2) sum += shuffle_xor(sum, offset);
     }
@@ -255,18 +250,19 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Grid: ceil(elements / (kPacks * kVecWidth<T> * blockDim.x)), one dimension. Each thread owns kPacks times 16 bytes of
-// grad_x, or what is left. A plane has 16 elements or more.
-constexpr int kPacks = 2;
+// Grid: ceil(elements / (U * kVecWidth<T> * blockDim.x)). Each thread owns U vectors of grad_x, or what is left of them.
+// A plane has 16 elements or more, so a vector lies in two planes at most.
 template <typename T>
-__global__ void avg_pool2d_bwd_whole(const T* __restrict__ grad_y, T* __restrict__ grad_x, long long elements,
-                                     Divisor size, acc_t<T> d) {
-  constexpr int V = kVecWidth<T>;
-  const long long first = (blockIdx.x * (long long)kPacks * blockDim.x + threadIdx.x) * V;
-  T grad[kPacks][2];  // of the plane where the vector begins, and of the next
-  int left[kPacks];
+__global__ void avg_pool2d_bwd_global(const T* __restrict__ grad_y, T* __restrict__ grad_x, Averaging a,
+                                      long long elements, Divisor size) {
+  using A = acc_t<T>;
+  constexpr int V = kVecWidth<T>, U = POOL_VECTORS;
+  const A d = A(a.given ? a.given : size.divisor);
+  const long long first = (blockIdx.x * (long long)U * blockDim.x + threadIdx.x) * V;
+  T grad[U][2];  // the gradients of the plane where the vector begins, and of the next
+  int left[U];
 #pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
+  for (int u = 0; u < U; ++u) {
     const long long start = first + u * V * (long long)blockDim.x;
     if (start >= elements) break;
     int at;
@@ -276,7 +272,7 @@ __global__ void avg_pool2d_bwd_whole(const T* __restrict__ grad_y, T* __restrict
     grad[u][1] = grad_y[start + left[u] < elements ? plane + 1 : plane];
   }
 #pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
+  for (int u = 0; u < U; ++u) {
     const long long start = first + u * V * (long long)blockDim.x;
     if (start >= elements) break;
     const T own = from_acc<T>(quotient<T>(to_acc(grad[u][0]), d)),

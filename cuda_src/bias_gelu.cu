@@ -14,20 +14,20 @@
 #include "common/elementwise/gelu.cuh"
 #include "common/elementwise/broadcast_params.cuh"
 
-// Grid, block: see spread_over(). x and y are dense and laid out alike.
+// Grid, block: see broadcast_params(). x and y are dense and laid out alike.
 template <typename T, bool TANH, int FORM>
-__global__ void bias_gelu_fwd(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
-                              const __grid_constant__ Spread spread, long long n) {
+__global__ void bias_gelu_fwd_params(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+                                     const __grid_constant__ BroadcastParams params, long long n) {
   using A = acc_t<T>;
   const T* const in[] = {bias};
-  spread_over<FORM, 1>(
-      spread, n, [](A x, const A(&p)[1]) { return Gelu<TANH>::template value<T>(x + p[0]); }, y, x, in);
+  broadcast_params<FORM, 1>(
+      params, n, [](A x, const A(&p)[1]) { return Gelu<TANH>::template value<T>(x + p[0]); }, y, x, in);
 }
 
 // Grid, block: see broadcast(). x has any strides, bias those of its expansion to the shape of x; y is dense.
 template <typename T, bool TANH>
-__global__ void bias_gelu_fwd_broadcast(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
-                                        const __grid_constant__ Layout<2> layout, long long n) {
+__global__ void bias_gelu_fwd_strided(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+                                      const __grid_constant__ Layout<2> layout, long long n) {
   using A = acc_t<T>;
   const T* const in[] = {x, bias};
   broadcast<T>(layout, n, [](const A(&v)[2]) { return Gelu<TANH>::template value<T>(v[0] + v[1]); }, y, in);
@@ -35,7 +35,6 @@ __global__ void bias_gelu_fwd_broadcast(const T* __restrict__ x, const T* __rest
 
 template <typename T, bool TANH> struct BiasGelu {
   using A = acc_t<T>;
-  static constexpr bool READS = true;
   static constexpr int SUMS = 1;
 
   __device__ __forceinline__ A operator()(A grad_y, A x, A bias, A (&term)[1]) const {
@@ -43,18 +42,12 @@ template <typename T, bool TANH> struct BiasGelu {
   }
 };
 
-// Grid, block, partial: see sum_columns(). grad_x and partial may be null, where nobody wants them.
+// Grid, block, partial: see sum_columns(). grad_x and grad_bias are null where nobody wants them; grad_bias is only asked
+// that: column_finalize writes it.
 template <typename T, bool TANH>
-__global__ void __launch_bounds__(kSumThreads, kSumBlocks<T>)
-    bias_gelu_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ bias,
-                  T* __restrict__ grad_x, acc_t<T>* __restrict__ partial, const __grid_constant__ Columns columns) {
-  sum_columns<1, T>(columns, BiasGelu<T, TANH>(), grad_y, x, bias, grad_x, partial);
-}
-
-// Grid, block: see finish_sums().
-template <typename T>
-__global__ void __launch_bounds__(kFinishThreads)
-    bias_gelu_bwd_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ grad_bias, long long slabs,
-                         long long columns) {
-  finish_sums<T>(partial, grad_bias, nullptr, slabs, columns, 1);
+__global__ void __launch_bounds__(COLUMN_THREADS, kColumnBlocks<T>)
+    bias_gelu_bwd_columns(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ bias,
+                          T* __restrict__ grad_x, const T* grad_bias, acc_t<T>* __restrict__ partial,
+                          const __grid_constant__ Columns columns) {
+  sum_columns<1, T>(columns, BiasGelu<T, TANH>(), grad_y, x, bias, grad_x, partial, grad_bias != nullptr);
 }

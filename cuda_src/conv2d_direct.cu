@@ -1,5 +1,5 @@
-// conv2d.cu's equations for K x K filters with stride 1, no dilation and one group, of few channels: tiles of 2 x 2
-// windows of the result, by FMAs, as conv2d_relu_max_pool2d.cu, and the sum over blocks that both share.
+// conv2d.cu's equations for K x K filters with stride 1, no dilation, one group and few channels. Blocks compute tiles of 2 x 2
+// windows of the result by FMAs, as in conv2d_relu_max_pool2d.cu; the sum over blocks serves both files.
 //
 // Bytes: (x + weight + y) x sizeof(T); 2 K^2 C flops per element of y, and as many for grad_x and for grad_weight. At 50
 // TFLOP/s, n64 32->64 14x14 takes 9 us for each; 1->32 28x28 is 6.4 MB, twice 2 us. Each launch has another 3 us.
@@ -9,10 +9,10 @@
 // grad_weight adds what many blocks found.
 #include "small_conv/fma.cuh"
 
-// y = x correlated with weight (F, C, K, K), or, unless FORWARD, with weight (C, F, K, K) turned round: from grad_y, grad_x.
-// Grid: (tiles of 2 x 2 windows over all of y, ceil(F / (NF * groups))). Block: th * tw windows, times groups of NF filters,
-// times the splits of the channels, in whole warps. A thread owns one window of its filters. Shared memory: for each of
-// `chunk` channels the weights of the block's filters and the tile; then the splits' sums.
+// FORWARD: y = x correlated with weight (F, C, K, K). Else x is grad_y, y is grad_x, and weight is (C, F, K, K), whose taps are
+// reversed. Grid: (tiles of 2 x 2 windows over all of y, ceil(F / (NF * groups))). Block: th * tw windows, times groups of NF
+// filters, times the splits of the channels, in whole warps. A thread owns one window of its filters. Shared memory: the weights
+// of the block's filters and the tile, for each of `chunk` channels; later the splits' sums.
 template <typename T, int K, int NF, bool FORWARD>
 __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
     conv2d_direct(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
@@ -20,32 +20,31 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
                   int chunk) {
   using A = acc_t<T>;
   const Images g{C, H, W, F, YH, YW, ph, pw, th, tw, pair, groups};
-  const Part part(g, blockIdx.x, (YH + 1) / 2, (YW + 1) / 2);
+  const ImageTile origin(g, blockIdx.x, (YH + 1) / 2, (YW + 1) / 2);
   const Role<NF> role(g, C);
   const int first = blockIdx.y * groups * NF;
   A values[NF][4] = {};
-  correlate_image<T, K, NF, FORWARD>(g, role, part, first, chunk, x, weight, values);
+  correlate_image<T, K, NF, FORWARD>(g, role, origin, first, chunk, x, weight, values);
   if (role.split > 0) return;
 #pragma unroll
   for (int k = 0; k < NF; ++k) {
     const int f = first + role.group * NF + k;
     if (f >= F) return;
-    store_window(y + (part.n * F + f) * YH * YW, YH, YW, part.a + role.window / tw, part.b + role.window % tw,
+    store_window(y + (origin.n * F + f) * YH * YW, YH, YW, origin.a + role.window / tw, origin.b + role.window % tw,
                  values[k], bias ? to_acc(bias[f]) : A(0));
   }
 }
 
-// Lanes of a warp that differ in their filters, NF each, of the gradient of weight; the others differ in channels.
-template <int NF> constexpr int kLanes = NF > 1 ? 16 : 32;
+// How many lanes of a warp of the gradient of weight differ in their filters, NF each; the others differ in channels.
+template <int NF> constexpr int kLanes = NF > 1 ? SMALL_CONV_LANES : 32;
 
-// A part of grad_weight and grad_bias for each block of a column of the grid. Grid: (parts, chunks of `chunk` channels,
-// ceil(F / kFilters)): blocks stride over the tiles of all images. Block: a warp is kFilters filters and a few channels,
-// kChannels of a lane, and there are `splits` such for the same, which share the windows. Row blockIdx.x of `parts`
-// (gridDim.x, F * C * K * K + F) gets the sums. Shared memory: [window][filter] the four of grad_y, and the tile of `chunk`
-// channels; then the splits' sums.
+// Partial sums of grad_weight and grad_bias, over the tiles of all images that a block strides over: row blockIdx.x of
+// `partials` (gridDim.x, F * C * K * K + F). Grid: (rows of partials, chunks of `chunk` channels, ceil(F / kFilters)). Block: a
+// warp has kFilters filters and a few channels, kChannels to a lane, and `splits` warps share the windows of the same. Shared
+// memory: the four gradients of each [window][filter], and the tile of `chunk` channels; later the splits' sums.
 template <typename T, int K, int NF>
-__global__ void __launch_bounds__(512)
-    conv2d_direct_bwd_weight(const T* __restrict__ grad_y, const T* __restrict__ x, acc_t<T>* __restrict__ parts,
+__global__ void __launch_bounds__(SMALL_CONV_THREADS)
+    conv2d_direct_bwd_weight(const T* __restrict__ grad_y, const T* __restrict__ x, acc_t<T>* __restrict__ partials,
                              long long tiles, int C, int H, int W, int F, int YH, int YW, int ph, int pw, int th,
                              int tw, int pair, int chunk, int splits) {
   using A = acc_t<T>;
@@ -62,14 +61,14 @@ __global__ void __launch_bounds__(512)
   A* tile = grads + windows * kPitch;
   A sums[NF][kChannels][K][K] = {}, bias_sums[NF] = {};
   for (long long index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const Part part(g, index, (YH + 1) / 2, (YW + 1) / 2);
-    const Planes<T> image{x + (part.n * C + first) * H * W, H, W};
-    const Planes<T> grad_image{grad_y + (part.n * F + f0) * YH * YW, YH, YW};
+    const ImageTile origin(g, index, (YH + 1) / 2, (YW + 1) / 2);
+    const Planes<T> image{x + (origin.n * C + first) * H * W, H, W};
+    const Planes<T> grad_image{grad_y + (origin.n * F + f0) * YH * YW, YH, YW};
     __syncthreads();
-    patch.fill(tile, here, image, 2 * part.a - ph, 2 * part.b - pw);
+    patch.fill(tile, here, image, 2 * origin.a - ph, 2 * origin.b - pw);
     for_each(kFilters, 2 * th, 2 * tw, [&](int f, int row, int column) {
       A* to = grads + (row / 2 * tw + column / 2) * kPitch + 4 * f + row % 2 * 2 + column % 2;
-      grad_image.fetch_pixel(to, f, 2 * part.a + row, 2 * part.b + column, f0 + f < F);
+      grad_image.fetch_pixel(to, f, 2 * origin.a + row, 2 * origin.b + column, f0 + f < F);
     });
     end_group();
     wait_for_groups<0>();
@@ -120,26 +119,26 @@ __global__ void __launch_bounds__(512)
       if (column >= tw) column -= tw, ++row;
     }
   }
-  A* to = parts + blockIdx.x * ((long long)F * C * (K * K) + F);
+  A* to = partials + blockIdx.x * ((long long)F * C * (K * K) + F);
 #pragma unroll
   for (int n = 0; n < NF; ++n) {
     const int f = f0 + n * kLanes<NF> + lane;
-    store_part(g, to, grads, split, splits, first + mine, first + here, f, sums[n], bias_sums[n]);
+    store_partials(g, to, grads, split, splits, first + mine, first + here, f, sums[n], bias_sums[n]);
   }
 }
 
-// grad_weight and grad_bias from `count` parts of `size` numbers, which are (channel, tap, filter) and then `filters` of
-// grad_bias, added in a fixed order. Grid: ceil(size / 32). Block: (32, a power of two), threadIdx.y dealing out the parts.
-// Either result may be null.
+// Adds `count` partials in a fixed order. Each has `size` numbers: those of grad_weight as (channel, tap, filter), then those of
+// grad_bias. Grid: ceil(size / 32). Block: (32, a power of two); threadIdx.y has every blockDim.y-th partial. Either result may
+// be null.
 template <typename T>
-__global__ void conv2d_direct_sum(const acc_t<T>* __restrict__ parts, T* __restrict__ grad_weight,
+__global__ void conv2d_direct_sum(const acc_t<T>* __restrict__ partials, T* __restrict__ grad_weight,
                                   T* __restrict__ grad_bias, int count, int size, int filters) {
   using A = acc_t<T>;
   __shared__ A shared[32][kWarpSize];
   const int column = blockIdx.x * kWarpSize + threadIdx.x;
   A sum = A(0);
 #pragma unroll 8
-  for (int p = threadIdx.y; column < size && p < count; p += blockDim.y) sum += parts[(long long)p * size + column];
+  for (int p = threadIdx.y; column < size && p < count; p += blockDim.y) sum += partials[(long long)p * size + column];
   shared[threadIdx.y][threadIdx.x] = sum;
   for (int half = blockDim.y / 2; half > 0; half /= 2) {
     __syncthreads();

@@ -7,12 +7,12 @@
 // grad_bias[f]             = sum over n, h, w of grad_u[n, f, h, w]
 // grad_x[n, c, h, w]       = sum over f, i, j of weight[f, c, K - 1 - i, K - 1 - j] grad_u[n, f, h - qh + i, w - qw + j],
 //                            q = K - 1 - p
-// NaN wins, the last of them; of equals, the first.
+// NaN wins, and the last NaN of several; of equal values the first wins.
 //
-// u is never stored: forward reads x and writes a quarter of u's elements, and a byte for each; the three kernels of a
-// layer (convolution, relu, pooling) are one launch, which is what a small network waits for. 2 K^2 C flops for each
-// element of u, by FMAs in acc_t<T>; as many for grad_x, a quarter as many for grad_weight, whose grad_u is read as it is
-// kept: one number for four places.
+// u is never stored: forward reads x, and writes a quarter of u's elements and a byte for each. The three kernels of a layer
+// (convolution, ReLU, pooling) are one launch, and launches are what a small network waits for. An element of u takes 2 K^2 C
+// flops, by FMAs in acc_t<T>; grad_x takes as many, and grad_weight a quarter, since it reads grad_u as grad_y and place: one
+// number for four pixels.
 //
 // Reached on an H200, forward / backward (PyTorch's three layers, the better of eager and compiled): n64 1->32 28x28 fp32
 // 7.7 / 17 us (23 / 46), n64 32->64 14x14 fp32 24 / 51 us (32 / 79), n1024 32->64 14x14 fp32 265 / 538 us (245 / 865); half
@@ -21,8 +21,8 @@
 #include "small_conv/fma.cuh"
 
 // Grid: (tiles of all images, ceil(F / (NF * groups))). Block: th * tw windows, times groups of NF filters, times the splits
-// of the channels, in whole warps. A thread owns one window of its filters. Shared memory: for each of `chunk` channels the
-// weights of the block's filters and the tile; then the splits' sums.
+// of the channels, in whole warps. A thread owns one window of its filters. Shared memory: the weights of the block's filters
+// and the tile, for each of `chunk` channels; later the splits' sums.
 template <typename T, int K, int NF>
 __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
     conv2d_relu_max_pool2d_fwd(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
@@ -30,24 +30,24 @@ __global__ void __launch_bounds__(kThreads<NF>, kBlocks<NF>)
                                int PW, int ph, int pw, int th, int tw, int pair, int groups, int chunk) {
   using A = acc_t<T>;
   const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pair, groups};
-  const Part part(g, blockIdx.x, PH, PW);
+  const ImageTile origin(g, blockIdx.x, PH, PW);
   const Role<NF> role(g, C);
   const int first = blockIdx.y * groups * NF;
   A values[NF][4] = {};
-  correlate_image<T, K, NF, true>(g, role, part, first, chunk, x, weight, values);
-  const int a = part.a + role.window / tw, b = part.b + role.window % tw;
+  correlate_image<T, K, NF, true>(g, role, origin, first, chunk, x, weight, values);
+  const int a = origin.a + role.window / tw, b = origin.b + role.window % tw;
   if (role.split > 0 || a >= PH || b >= PW) return;
 #pragma unroll
   for (int k = 0; k < NF; ++k) {
     const int f = first + role.group * NF + k;
     if (f >= F) return;
-    const long long at = ((part.n * F + f) * PH + a) * PW + b;
+    const long long at = ((origin.n * F + f) * PH + a) * PW + b;
     pool<T>(values[k], bias ? to_acc(bias[f]) : A(0), y + at, place + at);
   }
 }
 
-// Grid: (tiles of 2 x 2 windows over all of x, ceil(C / (NF * groups))). Block, shared memory: as above, the filters being
-// channels of x and the channels those of y. A thread owns 2 x 2 elements of its channels.
+// Grid: (tiles of 2 x 2 windows over all of x, ceil(C / (NF * groups))). Block and shared memory: as above, but filters are
+// channels of x, and channels are those of y. A thread owns 2 x 2 elements of its channels.
 template <typename T, int K, int NF>
 __global__ void __launch_bounds__(kThreads<NF>)
     conv2d_relu_max_pool2d_bwd(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
@@ -55,17 +55,17 @@ __global__ void __launch_bounds__(kThreads<NF>)
                                int PW, int ph, int pw, int th, int tw, int pair, int groups, int chunk) {
   using A = acc_t<T>;
   const Images g{C, H, W, F, PH, PW, ph, pw, th, tw, pair, groups};
-  const Part part(g, blockIdx.x, (H + 1) / 2, (W + 1) / 2);
+  const ImageTile origin(g, blockIdx.x, (H + 1) / 2, (W + 1) / 2);
   const Role<NF> role(g, F);
   const int first = blockIdx.y * groups * NF;
-  const int h0 = 2 * part.a - (K - 1 - ph), w0 = 2 * part.b - (K - 1 - pw);
-  const long long plane = part.n * F * PH * PW;
+  const int h0 = 2 * origin.a - (K - 1 - ph), w0 = 2 * origin.b - (K - 1 - pw);
+  const long long plane = origin.n * F * PH * PW;
   A values[NF][4] = {};
   correlate_tile<K>(
       g, role, shared_memory<A>(), F, chunk,
       [&](A* tile, int from, int here) {
         Patch<K>(g).fill_windows(tile, here, h0, w0, [&](int f, int a, int b) {
-          if (a < 0 || b < 0 || a >= PH || b >= PW) return Placed<A>{A(0), kNone};
+          if (a < 0 || b < 0 || a >= PH || b >= PW) return Placed<A>{A(0), kNoPlace};
           const long long at = plane + ((long long)(from + f) * PH + a) * PW + b;
           return Placed<A>{to_acc(grad_y[at]), place[at]};
         });
@@ -79,19 +79,19 @@ __global__ void __launch_bounds__(kThreads<NF>)
   for (int k = 0; k < NF; ++k) {
     const int c = first + role.group * NF + k;
     if (c >= C) return;
-    store_window(grad_x + (part.n * C + c) * H * W, H, W, part.a + role.window / tw, part.b + role.window % tw,
+    store_window(grad_x + (origin.n * C + c) * H * W, H, W, origin.a + role.window / tw, origin.b + role.window % tw,
                  values[k]);
   }
 }
 
-// A part of grad_weight and grad_bias for each block of a column of the grid. Grid: (parts, chunks of `chunk` channels,
-// ceil(F / 32)): blocks stride over the tiles of all images. Block: a warp is 32 filters and kChannels channels, and
-// there are `splits` such for the same, which share the windows. Row blockIdx.x of `parts` (gridDim.x, F * C * K * K + F)
-// gets the sums. Shared memory: the tile of `chunk` channels, and of 32 filters grad_y and place; then the splits' sums.
+// Partial sums of grad_weight and grad_bias, over the tiles of all images that a block strides over: row blockIdx.x of
+// `partials` (gridDim.x, F * C * K * K + F). Grid: (rows of partials, chunks of `chunk` channels, ceil(F / 32)). Block: a warp
+// has 32 filters and kChannels channels, and `splits` warps share the windows of the same. Shared memory: the tile of `chunk`
+// channels, and grad_y and place of 32 filters; later the splits' sums.
 template <typename T, int K>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(SMALL_CONV_THREADS)
     conv2d_relu_max_pool2d_bwd_weight(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
-                                      const T* __restrict__ x, acc_t<T>* __restrict__ parts, long long tiles, int C,
+                                      const T* __restrict__ x, acc_t<T>* __restrict__ partials, long long tiles, int C,
                                       int H, int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int pair,
                                       int chunk, int splits) {
   using A = acc_t<T>;
@@ -106,21 +106,22 @@ __global__ void __launch_bounds__(512)
   int* starts = reinterpret_cast<int*>(grads + windows * kPitch);
   A sums[kChannels][K][K] = {}, bias_sum = A(0);
   for (long long index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const Part part(g, index, PH, PW);
-    const Planes<T> image{x + (part.n * C + first) * H * W, H, W};
+    const ImageTile origin(g, index, PH, PW);
+    const Planes<T> image{x + (origin.n * C + first) * H * W, H, W};
     __syncthreads();
-    patch.fill(tile, here, image, 2 * part.a - ph, 2 * part.b - pw);
+    patch.fill(tile, here, image, 2 * origin.a - ph, 2 * origin.b - pw);
     // neighbouring threads on neighbouring windows of a filter
 #pragma unroll 4
     for (int i = threadIdx.x; i < windows * kWarpSize; i += blockDim.x) {
       const int filter = i / windows, window = i - filter * windows;
-      const int a = part.a + window / tw, b = part.b + window % tw, from = blockIdx.z * kWarpSize + filter;
+      const int a = origin.a + window / tw, b = origin.b + window % tw, from = blockIdx.z * kWarpSize + filter;
       const bool live = a < PH && b < PW && from < F;
-      const long long at = ((part.n * F + from) * PH + a) * PW + b;
-      const int d = live ? place[at] : kNone;
+      const long long at = ((origin.n * F + from) * PH + a) * PW + b;
+      const int d = live ? place[at] : kNoPlace;
       const A grad = live ? to_acc(grad_y[at]) : A(0);
-      grads[window * kPitch + filter] = d == kNone ? A(0) : grad;
-      const int row = window / tw * 2 + (d == kNone ? 0 : d / 2), column = window % tw * 2 + (d == kNone ? 0 : d % 2);
+      grads[window * kPitch + filter] = d == kNoPlace ? A(0) : grad;
+      const int row = window / tw * 2 + (d == kNoPlace ? 0 : d / 2),
+                column = window % tw * 2 + (d == kNoPlace ? 0 : d % 2);
       starts[window * kPitch + filter] = row * patch.columns + column;
     }
     end_group();
@@ -142,6 +143,6 @@ __global__ void __launch_bounds__(512)
       }
     }
   }
-  A* to = parts + blockIdx.x * ((long long)F * C * (K * K) + F);
-  store_part(g, to, shared_memory<A>(), split, splits, first + mine, first + here, f, sums, bias_sum);
+  A* to = partials + blockIdx.x * ((long long)F * C * (K * K) + F);
+  store_partials(g, to, shared_memory<A>(), split, splits, first + mine, first + here, f, sums, bias_sum);
 }

@@ -1,6 +1,6 @@
-// conv2d_relu_max_pool2d.cu's equations for half types by tensor cores, on sm_80 and later: implicit GEMMs whose rows
-// are the pixels of a tile of an image, which lies in shared memory once, and whose k are the channels under one tap
-// after another. The sums of a window's four pixels meet in one thread, which pools them. Sums in fp32.
+// conv2d_relu_max_pool2d.cu's equations for half types by tensor cores, on sm_80 and later. They are implicit GEMMs: a row is a
+// pixel of a tile, which is in shared memory once, and k runs over the channels under one tap after another. The sums of a
+// window's four pixels meet in one thread, which pools them. Sums are in fp32.
 //
 // Reached on an H200, forward / backward, bf16 (PyTorch's three layers, the better of eager and compiled): n64 32->64 14x14
 // 13 / 36 us (26 / 68), n1024 57 / 156 us (104 / 312). Lost: a block waits for its tile, and computes little on it.
@@ -10,7 +10,7 @@
 // all images, ceil(F / filters of a block)). Block: a warp for each 8 windows of a tile and 8 NB filters. Shared memory: the
 // filters, then a tile.
 template <typename T, int K, int NB>
-__global__ void __launch_bounds__(448, 2)
+__global__ void __launch_bounds__(SMALL_CONV_MMA_THREADS, 2)
     conv2d_relu_max_pool2d_fwd_mma(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
                                    T* __restrict__ y, unsigned char* __restrict__ place, long long tiles, int C, int H,
                                    int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int up, int row,
@@ -20,11 +20,11 @@ __global__ void __launch_bounds__(448, 2)
   const Images images{C, H, W, F, PH, PW, ph, pw, th, tw};
   correlate_tiles<T, K, NB, true>(
       g, images, tiles, PH, PW, weight, F, C,
-      [&](T* tile, const Part& part, int units) {
-        g.fill(tile, x + part.n * C * H * W, units, C, H, W, 2 * part.a - ph, 2 * part.b - pw);
+      [&](T* tile, const ImageTile& origin, int units) {
+        g.fill(tile, x + origin.n * C * H * W, units, C, H, W, 2 * origin.a - ph, 2 * origin.b - pw);
       },
-      [&](const Part& part, int f, int a, int b, const float (&values)[4]) {
-        const long long at = ((part.n * F + f) * PH + a) * PW + b;
+      [&](const ImageTile& origin, int f, int a, int b, const float (&values)[4]) {
+        const long long at = ((origin.n * F + f) * PH + a) * PW + b;
         pool<T>(values, bias ? to_acc(bias[f]) : 0.0f, y + at, place + at);
       });
 #endif
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(448, 2)
 
 // The same as conv2d_relu_max_pool2d_bwd by tensor cores, launched as the kernel above on tiles of 2 x 2 pixels of x.
 template <typename T, int K, int NB>
-__global__ void __launch_bounds__(448, 2)
+__global__ void __launch_bounds__(SMALL_CONV_MMA_THREADS, 2)
     conv2d_relu_max_pool2d_bwd_mma(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
                                    const T* __restrict__ weight, T* __restrict__ grad_x, long long tiles, int C, int H,
                                    int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int up, int row,
@@ -42,26 +42,26 @@ __global__ void __launch_bounds__(448, 2)
   const Images images{C, H, W, F, PH, PW, ph, pw, th, tw};
   correlate_tiles<T, K, NB, false>(
       g, images, tiles, (H + 1) / 2, (W + 1) / 2, weight, C, F,
-      [&](T* tile, const Part& part, int units) {
-        const long long plane = part.n * F * PH * PW;
-        g.fill(tile, grad_y + plane, place + plane, units, F, PH, PW, 2 * part.a - (K - 1 - ph),
-               2 * part.b - (K - 1 - pw));
+      [&](T* tile, const ImageTile& origin, int units) {
+        const long long plane = origin.n * F * PH * PW;
+        g.fill(tile, grad_y + plane, place + plane, units, F, PH, PW, 2 * origin.a - (K - 1 - ph),
+               2 * origin.b - (K - 1 - pw));
       },
-      [&](const Part& part, int c, int a, int b, const float (&values)[4]) {
-        store_window(grad_x + (part.n * C + c) * H * W, H, W, a, b, values);
+      [&](const ImageTile& origin, int c, int a, int b, const float (&values)[4]) {
+        store_window(grad_x + (origin.n * C + c) * H * W, H, W, a, b, values);
       });
 #endif
 }
 
-// The same parts as conv2d_relu_max_pool2d_bwd_weight's, by tensor cores. Grid: (parts, ceil(C / 32)). Block: a warp
-// for each row of taps and 16 filters. A warp multiplies 16 filters of grad_u, whose fragments it makes of grad_y and
-// place (four windows are the 16 pixels of a step), by the pixels under its taps. Shared memory: 16 bytes of zeros, a
-// tile of 32 channels, a word with grad_y and place for each filter and window in rows of `grads_row`, and where the
+// The same partials as those of conv2d_relu_max_pool2d_bwd_weight, by tensor cores. Grid: (rows of partials, ceil(C / 32)).
+// Block: a warp for each row of taps and 16 filters. A warp multiplies grad_u of 16 filters by the pixels under its taps; it
+// makes the fragments of grad_u from grad_y and place, and four windows are the 16 pixels of a step. Shared memory: 16 bytes of
+// zeros; a tile of 32 channels; for each filter and window a word with grad_y and place, in rows of `grads_row`; and where the
 // windows begin.
 template <typename T, int K>
 __global__ void __launch_bounds__(128 * K, K == 3 ? 2 : 1)
     conv2d_relu_max_pool2d_bwd_weight_mma(const T* __restrict__ grad_y, const unsigned char* __restrict__ place,
-                                          const T* __restrict__ x, float* __restrict__ parts, long long tiles, int C,
+                                          const T* __restrict__ x, float* __restrict__ partials, long long tiles, int C,
                                           int H, int W, int F, int PH, int PW, int ph, int pw, int th, int tw, int up,
                                           int row, int quarter, int grads_row) {
 #if __CUDA_ARCH__ >= 800
@@ -81,15 +81,16 @@ __global__ void __launch_bounds__(128 * K, K == 3 ? 2 : 1)
   float sums[K][4][4] = {}, bias_sums[4] = {};
   const unsigned ones = pair_of_ones<T>();
   for (long long index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const Part part(images, index, PH, PW);
-    const long long plane = part.n * F * PH * PW;
+    const ImageTile origin(images, index, PH, PW);
+    const long long plane = origin.n * F * PH * PW;
     __syncthreads();
-    g.fill(tile, x + (part.n * C + first) * H * W, 4, C - first, H, W, 2 * part.a - ph, 2 * part.b - pw);
+    g.fill(tile, x + (origin.n * C + first) * H * W, 4, C - first, H, W, 2 * origin.a - ph, 2 * origin.b - pw);
     for (int k = threadIdx.x; k < filters * steps * 4; k += blockDim.x) {
-      const int f = k / (steps * 4), window = k - f * steps * 4, a = part.a + window / tw, b = part.b + window % tw;
+      const int f = k / (steps * 4), window = k - f * steps * 4, a = origin.a + window / tw, b = origin.b + window % tw;
       const bool inside = window < th * tw && a < PH && b < PW && f < F;
       const long long at = plane + ((long long)f * PH + a) * PW + b;
-      grads[f * grads_row + window] = inside ? bits_of(grad_y[at]) | unsigned(place[at]) << 16 : unsigned(kNone) << 16;
+      grads[f * grads_row + window] =
+          inside ? bits_of(grad_y[at]) | unsigned(place[at]) << 16 : unsigned(kNoPlace) << 16;
     }
     __syncthreads();
     const unsigned* mine = grads + (f0 + lane / 4) * grads_row + lane % 4;
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(128 * K, K == 3 ? 2 : 1)
       if (i == 0 && first == 0) mma<T>(bias_sums, a, ones, ones);
     }
   }
-  float* to = parts + blockIdx.x * (long long)(C * K * K + 1) * F;
+  float* to = partials + blockIdx.x * (long long)(C * K * K + 1) * F;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int f = f0 + lane / 4 + 8 * r;

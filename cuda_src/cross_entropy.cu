@@ -6,77 +6,96 @@
 // grad_x_c = g * ((a + sum(q)) * exp(logp_c) - q_c - a * [c == t]),  grad_p_c = -g * w_c * (1 - s) * logp_c
 //
 // x is (outer, C, inner); a position is an (outer, inner). Bytes per logit: forward sizeof(T), backward 2 x sizeof(T),
-// and as much again for each of probabilities and their gradient; one exp and about 8 flops each time. Between the two,
-// three numbers per position are kept (max, log of the sum, sum of q), never log-probabilities: max and the log apart,
+// and as much again for each of probabilities and their gradient; one exp and about 8 flops each time. Forward saves for
+// backward three numbers per position (max, log of the sum, sum of q), never log-probabilities: max and the log apart,
 // because x - max is exact where their sum would be rounded. An ignored position is not read: its gradient is 0.
 //
-// Of logits that want a gradient, without smoothing, with inner = 1, and whose rows a block can hold, forward writes it too,
-// as for a grad_y of 1: 2 x sizeof(T) in all, of ignored positions too. Backward leaves it as it is where grad_y is 1, and
-// else writes it anew.
+// Where a gradient is wanted, there is no smoothing, inner = 1, and a row fits the registers or the shared memory of a block
+// or cluster, forward writes the gradient too, as for a grad_y of 1, which makes 2 x sizeof(T) in all; it reads ignored
+// positions too. Backward leaves that gradient as it is where grad_y is 1, and else computes it anew.
 //
 // Reached on an H200 (forward and backward in all): 4096x32000 bf16 167 us, 4096x128256 bf16 567 us, 4096x32000 fp16 165
 // us, 4096x50257 bf16 256 us, 65536x1000 bf16 95 us, 1048576x64 bf16 108 us; in two passes all but the last took 226,
-// 805, 240, 353 and 173 us. Lost: three rows of 64 KB on a multiprocessor, of longer ones fewer, are too few for loads,
-// reductions and stores to overlap throughout: of 4096x128256 the memory was busy to 75% of its peak, where a copy comes
-// to 86%; and two more launches, of the sum and of backward, 3 us each.
+// 805, 240, 353 and 173 us. What is lost: three rows of 64 KB on a multiprocessor, and fewer longer ones, do not suffice for
+// loads, reductions and stores to overlap throughout (the memory was busy to 75% of its peak for 4096x128256, where a copy
+// comes to 86%); and two more launches, of the sum and of backward, take 3 us each.
 #include "loss/cross_entropy.cuh"
 
-// inner == 1. Grid: any, one dimension. Block: (32, rows) gives each row a warp, (a multiple of 32, 1) a block; blocks
-// stride over the rows. Each logit is read once, 16 bytes at a time: max and sum are kept up online, in acc_t<T>.
-template <typename T, int MODE>
-__global__ void cross_entropy_fwd(const T* __restrict__ x, const long long* __restrict__ target,
-                                  const T* __restrict__ probabilities, const T* __restrict__ weight, T* __restrict__ y,
-                                  acc_t<T>* __restrict__ stats, acc_t<T>* __restrict__ parts,
-                                  acc_t<T>* __restrict__ total_weight, long long rows, int classes,
-                                  long long ignore_index, acc_t<T> label_smoothing, int reduction) {
+// cross_entropy_fwd_two_pass() for one kind of target.
+template <Mode MODE, typename T>
+__device__ __forceinline__ void two_pass_losses(const T* __restrict__ x, const long long* __restrict__ target,
+                                                const T* __restrict__ probabilities, const T* __restrict__ weight,
+                                                T* __restrict__ y, acc_t<T>* __restrict__ stats,
+                                                acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
+                                                long long rows, int classes, long long ignore_index,
+                                                acc_t<T> label_smoothing, int reduction) {
   using A = acc_t<T>;
   __shared__ A shared[kWarp];
-  const Shares<T, MODE> shares(weight, label_smoothing, classes);
   LossSum<A> mine;
+  const LossTarget<T, MODE> of(weight, label_smoothing, classes);
   for (long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y; row < rows;
        row += (long long)gridDim.x * blockDim.y) {
-    const int t = MODE == kProbabilities ? 0 : class_at(target, row, classes, ignore_index);
+    const int t = of.class_of(target, row, classes, ignore_index);
     const T* logits = x + row * classes;
     RowSums<T> sums;
     A picked = A(0), shift = A(0), w = A(0);
     if (t >= 0) {
       picked = to_acc(logits[t]);
       shift = isfinite(picked) ? picked : A(0);
-      w = MODE == kProbabilities ? A(1) : shares.weight_of(t);
-      const AddToSums<T, MODE> add{sums, shares, probabilities + row * classes, shift};
+      w = of.counts(t);
+      const AddToSums<T, MODE> add{sums, of, probabilities + row * classes, shift};
       read_row(logits, logits, 0, classes, threadIdx.x, blockDim.x, add);
     }
     sums.template reduce<MODE != kClass>(shared);
     if (threadIdx.x != 0) continue;
-    const A loss = position_loss<T, MODE>(sums, shares.keep * w, picked, shift, t >= 0, stats, row, rows);
+    const A loss = position_loss(of, sums, w, picked, shift, t >= 0, stats, row, rows);
     if (reduction == kNone) y[row] = from_acc<T>(loss);
     mine.loss += loss;
     mine.weight += w;
   }
-  end_loss(mine, reduction, parts, y, total_weight);
+  end_loss(mine, reduction, partials, y, total_weight);
 }
 
-// Any inner. Grid: any, one dimension. Block: (positions, slices), 256 threads in all: a position's classes are dealt
-// to its slices, which are merged in shared memory; neighbouring threads read neighbouring positions. Blocks stride
-// over tiles of blockDim.x positions.
-template <typename T, int MODE>
-__global__ void cross_entropy_fwd_inner(const T* __restrict__ x, const long long* __restrict__ target,
-                                        const T* __restrict__ probabilities, const T* __restrict__ weight,
-                                        T* __restrict__ y, acc_t<T>* __restrict__ stats, acc_t<T>* __restrict__ parts,
-                                        acc_t<T>* __restrict__ total_weight, long long positions, int classes,
-                                        long long inner, long long ignore_index, acc_t<T> label_smoothing,
-                                        int reduction) {
+// inner == 1; SOFT: with smoothing, or probabilities. Grid: any size, one dimension. Block: (32, rows) gives each row a
+// warp, (a multiple of 32, 1) a block; blocks stride over the rows. Each logit is read once, 16 bytes at a time, and max and
+// sum are computed online in acc_t<T>.
+template <typename T, bool SOFT>
+__global__ void cross_entropy_fwd_two_pass(const T* __restrict__ x, const long long* __restrict__ target,
+                                           const T* __restrict__ probabilities, const T* __restrict__ weight,
+                                           T* __restrict__ y, acc_t<T>* __restrict__ stats,
+                                           acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
+                                           long long rows, int classes, long long ignore_index,
+                                           acc_t<T> label_smoothing, int reduction) {
+  if constexpr (!SOFT)
+    two_pass_losses<kClass>(x, target, probabilities, weight, y, stats, partials, total_weight, rows, classes,
+                            ignore_index, label_smoothing, reduction);
+  else if (probabilities)
+    two_pass_losses<kProbabilities>(x, target, probabilities, weight, y, stats, partials, total_weight, rows, classes,
+                                    ignore_index, label_smoothing, reduction);
+  else
+    two_pass_losses<kSmoothed>(x, target, probabilities, weight, y, stats, partials, total_weight, rows, classes,
+                               ignore_index, label_smoothing, reduction);
+}
+
+// cross_entropy_fwd_strided() for one kind of target.
+template <Mode MODE, typename T>
+__device__ __forceinline__ void strided_losses(const T* __restrict__ x, const long long* __restrict__ target,
+                                               const T* __restrict__ probabilities, const T* __restrict__ weight,
+                                               T* __restrict__ y, acc_t<T>* __restrict__ stats,
+                                               acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
+                                               long long positions, int classes, long long inner,
+                                               long long ignore_index, acc_t<T> label_smoothing, int reduction,
+                                               acc_t<T> (&slices)[4][STRIDED_THREADS]) {
   using A = acc_t<T>;
   constexpr int U = 8;
-  __shared__ A slices[4][256];
-  const Shares<T, MODE> shares(weight, label_smoothing, classes);
   LossSum<A> mine;
+  const LossTarget<T, MODE> of(weight, label_smoothing, classes);
   for (long long tile = (long long)blockIdx.x * blockDim.x; tile < positions;
        tile += (long long)gridDim.x * blockDim.x) {
     const long long position = tile + threadIdx.x, outer = position / inner;
     const long long first = (outer * classes - outer) * inner + position;  // of class 0
     const bool inside = position < positions;
-    const int t = !inside ? -1 : MODE == kProbabilities ? 0 : class_at(target, position, classes, ignore_index);
+    const int t = inside ? of.class_of(target, position, classes, ignore_index) : -1;
     const A picked = t < 0 ? A(0) : to_acc(x[first + t * inner]), shift = isfinite(picked) ? picked : A(0);
     RowSums<T> sums;
     for (int c = threadIdx.y * U; t >= 0 && c < classes; c += blockDim.y * U) {
@@ -88,33 +107,49 @@ __global__ void cross_entropy_fwd_inner(const T* __restrict__ x, const long long
       for (int k = 0; MODE != kClass && k < U; ++k) {
         if (c + k >= classes) break;
         const T p = MODE == kProbabilities ? probabilities[first + (c + k) * inner] : T();
-        sums.add_share(shares.share(shares.weight_of(c + k), p), values[k], shift);
+        sums.add_share(of.share(of.weight_of(c + k), p), values[k], shift);
       }
     }
     merge_slices(sums, slices);
     if (threadIdx.y != 0 || !inside) continue;
-    const A w = t < 0 ? A(0) : MODE == kProbabilities ? A(1) : shares.weight_of(t);
-    const A loss = position_loss<T, MODE>(sums, shares.keep * w, picked, shift, t >= 0, stats, position, positions);
+    const A w = of.counts(t);
+    const A loss = position_loss(of, sums, w, picked, shift, t >= 0, stats, position, positions);
     if (reduction == kNone) y[position] = from_acc<T>(loss);
     mine.loss += loss;
     mine.weight += w;
   }
-  end_loss(mine, reduction, parts, y, total_weight);
+  end_loss(mine, reduction, partials, y, total_weight);
 }
 
-// Grid: 1. Block: one dimension, a multiple of 32. Adds the `count` pairs of `parts`, in the same order every time.
+// Any inner, any target: the general form. Grid: any size, one dimension. Block: (positions, slices), STRIDED_THREADS in
+// all. The classes of a position are divided among its slices, which are merged in shared memory; neighbouring threads read
+// neighbouring positions. Blocks stride over tiles of blockDim.x positions.
 template <typename T>
-__global__ void cross_entropy_fwd_sum(const acc_t<T>* __restrict__ parts, T* __restrict__ y,
-                                      acc_t<T>* __restrict__ total_weight, int count, int reduction) {
-  add_parts(parts, count, reduction, y, total_weight);
+__global__ void cross_entropy_fwd_strided(const T* __restrict__ x, const long long* __restrict__ target,
+                                          const T* __restrict__ probabilities, const T* __restrict__ weight,
+                                          T* __restrict__ y, acc_t<T>* __restrict__ stats,
+                                          acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
+                                          long long positions, int classes, long long inner, long long ignore_index,
+                                          acc_t<T> label_smoothing, int reduction) {
+  __shared__ acc_t<T> slices[4][STRIDED_THREADS];
+  if (probabilities)
+    strided_losses<kProbabilities>(x, target, probabilities, weight, y, stats, partials, total_weight, positions,
+                                   classes, inner, ignore_index, label_smoothing, reduction, slices);
+  else if (label_smoothing > acc_t<T>(0))
+    strided_losses<kSmoothed>(x, target, probabilities, weight, y, stats, partials, total_weight, positions, classes,
+                              inner, ignore_index, label_smoothing, reduction, slices);
+  else
+    strided_losses<kClass>(x, target, probabilities, weight, y, stats, partials, total_weight, positions, classes,
+                           inner, ignore_index, label_smoothing, reduction, slices);
 }
 
-// Grid: at most kWarp blocks. Block: one dimension, a multiple of 32. counts[block] = the sum of the weights of its targets.
+// For the mean where forward writes gradients. Grid: at most kWarp blocks. Block: one dimension, a multiple of 32. Each
+// block writes the sum of the weights of its targets to its place in counts.
 template <typename T>
 __global__ void cross_entropy_fwd_weight(const long long* __restrict__ target, const T* __restrict__ weight,
                                          acc_t<T>* __restrict__ counts, long long rows, int classes,
                                          long long ignore_index) {
-  constexpr int U = 8;  // read before any is looked at
+  constexpr int U = 8;  // targets that a thread reads before it looks at any
   LossSum<acc_t<T>> mine;
   for (long long first = global_thread(); first < rows; first += U * global_threads()) {
     long long targets[U];
@@ -133,16 +168,16 @@ __global__ void cross_entropy_fwd_weight(const long long* __restrict__ target, c
   if (threadIdx.x == 0) counts[blockIdx.x] = mine.weight;
 }
 
-// inner == 1, mode kClass: the loss, and the gradient for a grad_y of 1. Grid: any. Block: (threads of a row, rows), see
-// RowThreads; K vectors in each thread hold a row. Each logit is read once. `counts` are the `counted` sums of
-// cross_entropy_fwd_weight, for the mean alone.
+// inner == 1, no smoothing: the loss, and the gradient for a grad_y of 1. Grid: any size. Block: (threads of a row, rows),
+// see RowThreads; each thread has K vectors of its row in registers. Each logit is read once. `counts` are the `counted`
+// sums of cross_entropy_fwd_weight, for the mean alone.
 template <typename T, int K>
 __global__ void __launch_bounds__(1024)
-    cross_entropy_fwd_grad(const T* __restrict__ x, const long long* __restrict__ target, const T* __restrict__ weight,
-                           T* __restrict__ y, acc_t<T>* __restrict__ stats, acc_t<T>* __restrict__ parts,
-                           acc_t<T>* __restrict__ total_weight, const acc_t<T>* __restrict__ counts,
-                           T* __restrict__ grad_x, long long rows, int classes, int counted, long long ignore_index,
-                           int reduction) {
+    cross_entropy_fwd_registers(const T* __restrict__ x, const long long* __restrict__ target,
+                                const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ stats,
+                                acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
+                                const acc_t<T>* __restrict__ counts, T* __restrict__ grad_x, long long rows,
+                                int classes, int counted, long long ignore_index, int reduction) {
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, false>;
   constexpr int W = kVecWidth<T>;
@@ -152,6 +187,7 @@ __global__ void __launch_bounds__(1024)
   const bool vectors = all_aligned<W>(classes, x, grad_x);
   const A total = warp_reduce<Sum>(lane < counted ? counts[lane] : A(0));
   const A scale = reduction == kMean ? A(1) / total : A(1);
+  const LossTarget<T, kClass> of(weight, A(0), classes);
   LossSum<A> mine;
   if (threadIdx.x == 0 && threadIdx.y == 0 && blockIdx.x == 0) mine.weight = total;
   for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += gridDim.x * (long long)blockDim.y) {
@@ -171,28 +207,29 @@ __global__ void __launch_bounds__(1024)
     RowSums<T> sums;
     sums.max = found.first;
     sums.sum = found.second;
-    const A loss = position_loss<T, kClass>(sums, label.a, picked, A(0), label.t >= 0, stats, row, rows);
+    const A loss = position_loss(of, sums, label.a, picked, A(0), label.t >= 0, stats, row, rows);
     if (reduction == kNone) y[row] = from_acc<T>(loss);
     mine.loss += loss;
   }
-  end_loss(mine, reduction, parts, y, total_weight);
+  end_loss(mine, reduction, partials, y, total_weight);
 }
 
-// The same for longer rows: grid, block, shared memory as of each_persistent_row(). For a mean of few rows `counted` is 0: each block
-// counts them while the first is on its way.
-template <typename T, int THREADS>
-__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
-    cross_entropy_fwd_held(const T* __restrict__ x, const long long* __restrict__ target, const T* __restrict__ weight,
-                           T* __restrict__ y, acc_t<T>* __restrict__ stats, acc_t<T>* __restrict__ parts,
-                           acc_t<T>* __restrict__ total_weight, const acc_t<T>* __restrict__ counts,
-                           T* __restrict__ grad_x, long long rows, int classes, int vectors, int counted,
-                           long long ignore_index, int reduction) {
+// The same for longer rows. Grid, block, shared memory: see each_persistent_row(). For a mean over few rows `counted` is 0,
+// and each block adds all weights itself while its first row is being copied.
+template <typename T, int THREADS, int BLOCKS, int OWN>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
+    cross_entropy_fwd_persistent(const T* __restrict__ x, const long long* __restrict__ target,
+                                 const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ stats,
+                                 acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
+                                 const acc_t<T>* __restrict__ counts, T* __restrict__ grad_x, long long rows,
+                                 int classes, int vectors, int counted, long long ignore_index, int reduction) {
   using A = acc_t<T>;
   const int lane = threadIdx.x % kWarp, blocks = cluster_blocks();
+  const LossTarget<T, kClass> of(weight, A(0), classes);
   A scale = A(1);
   bool scaled = reduction != kMean;
   LossSum<A> mine;
-  held_losses<THREADS>(
+  persistent_losses<THREADS, OWN>(
       x, target, grad_x, PersistentRows{rows, classes, classes, vectors, is_aligned16(x) && is_aligned16(grad_x)}, true,
       [&](long long row, long long given) -> Label<A> {
         const int t = class_of(given, row, classes, ignore_index);
@@ -206,69 +243,91 @@ __global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
         scaled = true;
         return scale = A(1) / total;
       },
-      [&](long long row, const Label<A>& label, const OnlineVectors<T>& of, A picked) {
+      [&](long long row, const Label<A>& label, const OnlineVectors<T>& found, A picked) {
         RowSums<T> sums;
-        sums.max = of.max;
-        sums.sum = of.sum;
-        const A loss = position_loss<T, kClass>(sums, label.a, picked, A(0), label.t >= 0, stats, row, rows);
+        sums.max = found.max;
+        sums.sum = found.sum;
+        const A loss = position_loss(of, sums, label.a, picked, A(0), label.t >= 0, stats, row, rows);
         if (reduction == kNone) y[row] = from_acc<T>(loss);
         mine.loss += loss;
       });
-  if (cluster_rank() == 0) end_loss(mine, reduction, parts, y, total_weight, blockIdx.x / blocks, gridDim.x / blocks);
+  if (cluster_rank() == 0)
+    end_loss(mine, reduction, partials, y, total_weight, blockIdx.x / blocks, gridDim.x / blocks);
 }
 
-// inner == 1. Block: (threads of a row, rows). Grid: any, one dimension; blocks stride over ceil(rows / blockDim.y) *
-// segments shares of work: ceil(classes / segments) columns of so many rows. grad_x or grad_probabilities may be null.
-// `written`: grad_x holds the gradient for a grad_y of 1 already. No shared memory.
-template <typename T, int MODE>
-__global__ void cross_entropy_bwd(const T* __restrict__ grad_y, const T* __restrict__ x,
-                                  const long long* __restrict__ target, const T* __restrict__ probabilities,
-                                  const T* __restrict__ weight, const acc_t<T>* __restrict__ stats,
-                                  const acc_t<T>* __restrict__ total_weight, T* __restrict__ grad_x,
-                                  T* __restrict__ grad_probabilities, long long rows, int classes, int segments,
-                                  long long ignore_index, acc_t<T> label_smoothing, int reduction, bool written) {
+// cross_entropy_bwd_two_pass() for one kind of target.
+template <Mode MODE, typename T>
+__device__ __forceinline__ void two_pass_grads(const T* __restrict__ grad_y, const T* __restrict__ x,
+                                               const long long* __restrict__ target,
+                                               const T* __restrict__ probabilities, const T* __restrict__ weight,
+                                               const acc_t<T>* __restrict__ stats,
+                                               const acc_t<T>* __restrict__ total_weight, T* __restrict__ grad_x,
+                                               T* __restrict__ grad_probabilities, long long rows, int classes,
+                                               int segments, long long ignore_index, acc_t<T> label_smoothing,
+                                               int reduction, bool written) {
   const int width = (classes + segments - 1) / segments;
-  const long long shares_of_work = (rows + blockDim.y - 1) / blockDim.y * segments;
-  const Shares<T, MODE> shares(weight, label_smoothing, classes);
+  const long long pieces = (rows + blockDim.y - 1) / blockDim.y * segments;
   if (written && reduction != kNone && to_acc(*grad_y) == 1) return;
-  for (long long share = blockIdx.x; share < shares_of_work; share += gridDim.x) {
-    const long long row = share / segments * blockDim.y + threadIdx.y, offset = row * classes;
-    const int begin = int(share % segments) * width, end = min(classes, begin + width);
+  const LossTarget<T, MODE> of(weight, label_smoothing, classes);
+  for (long long piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
+    const long long row = piece / segments * blockDim.y + threadIdx.y, offset = row * classes;
+    const int begin = int(piece % segments) * width, end = min(classes, begin + width);
     if (row >= rows || (written && reduction == kNone && to_acc(grad_y[row]) == 1)) continue;
-    const int t = MODE == kProbabilities ? 0 : class_at(target, row, classes, ignore_index);
+    const int t = of.class_of(target, row, classes, ignore_index);
     if (t < 0) {
       zero_row(grad_x + offset, begin, end, threadIdx.x, blockDim.x);
       continue;
     }
-    const PositionGrad<T> grad = read_grad<T, MODE>(shares, grad_y, stats, total_weight, t, row, rows, reduction);
+    const PositionGrad<T> grad = read_grad(of, grad_y, stats, total_weight, t, row, rows, reduction);
     T* to_x = grad_x ? grad_x + offset : nullptr;
     T* to_probabilities = grad_probabilities ? grad_probabilities + offset : nullptr;
-    const WriteGrads<T, MODE> write{grad, shares, probabilities + offset, to_x, to_probabilities, t};
+    const WriteGrads<T, MODE> write{grad, of, probabilities + offset, to_x, to_probabilities, t};
     read_row(x + offset, to_x ? to_x : to_probabilities, begin, end, threadIdx.x, blockDim.x, write);
   }
 }
 
-// Any inner. Block: one dimension, a thread per position. Grid: ceil(positions / blockDim.x) * chunks, one dimension: a
-// thread owns ceil(classes / chunks) classes of its position. grad_x or grad_probabilities may be null. No shared
-// memory.
-template <typename T, int MODE>
-__global__ void cross_entropy_bwd_inner(const T* __restrict__ grad_y, const T* __restrict__ x,
-                                        const long long* __restrict__ target, const T* __restrict__ probabilities,
-                                        const T* __restrict__ weight, const acc_t<T>* __restrict__ stats,
-                                        const acc_t<T>* __restrict__ total_weight, T* __restrict__ grad_x,
-                                        T* __restrict__ grad_probabilities, long long positions, int classes,
-                                        long long inner, int chunks, long long ignore_index, acc_t<T> label_smoothing,
-                                        int reduction) {
+// inner == 1; SOFT as in forward. Block: (threads of a row, rows). Grid: any size, one dimension; blocks stride over
+// ceil(rows / blockDim.y) * segments pieces of work: ceil(classes / segments) columns of blockDim.y rows. grad_x or
+// grad_probabilities may be null. `written`: grad_x has the gradient for a grad_y of 1 already. No shared memory.
+template <typename T, bool SOFT>
+__global__ void cross_entropy_bwd_two_pass(const T* __restrict__ grad_y, const T* __restrict__ x,
+                                           const long long* __restrict__ target, const T* __restrict__ probabilities,
+                                           const T* __restrict__ weight, const acc_t<T>* __restrict__ stats,
+                                           const acc_t<T>* __restrict__ total_weight, T* __restrict__ grad_x,
+                                           T* __restrict__ grad_probabilities, long long rows, int classes,
+                                           int segments, long long ignore_index, acc_t<T> label_smoothing,
+                                           int reduction, bool written) {
+  if constexpr (!SOFT)
+    two_pass_grads<kClass>(grad_y, x, target, probabilities, weight, stats, total_weight, grad_x, grad_probabilities,
+                           rows, classes, segments, ignore_index, label_smoothing, reduction, written);
+  else if (probabilities)
+    two_pass_grads<kProbabilities>(grad_y, x, target, probabilities, weight, stats, total_weight, grad_x,
+                                   grad_probabilities, rows, classes, segments, ignore_index, label_smoothing,
+                                   reduction, written);
+  else
+    two_pass_grads<kSmoothed>(grad_y, x, target, probabilities, weight, stats, total_weight, grad_x, grad_probabilities,
+                              rows, classes, segments, ignore_index, label_smoothing, reduction, written);
+}
+
+// cross_entropy_bwd_strided() for one kind of target.
+template <Mode MODE, typename T>
+__device__ __forceinline__ void strided_grads(const T* __restrict__ grad_y, const T* __restrict__ x,
+                                              const long long* __restrict__ target, const T* __restrict__ probabilities,
+                                              const T* __restrict__ weight, const acc_t<T>* __restrict__ stats,
+                                              const acc_t<T>* __restrict__ total_weight, T* __restrict__ grad_x,
+                                              T* __restrict__ grad_probabilities, long long positions, int classes,
+                                              long long inner, int chunks, long long ignore_index,
+                                              acc_t<T> label_smoothing, int reduction) {
   using A = acc_t<T>;
   const long long position = (long long)(blockIdx.x / chunks) * blockDim.x + threadIdx.x, outer = position / inner;
   if (position >= positions) return;
   const int width = (classes + chunks - 1) / chunks, begin = blockIdx.x % chunks * width;
   const int end = min(classes, begin + width);
   const long long first = (outer * classes - outer) * inner + position;
-  const int t = MODE == kProbabilities ? 0 : class_at(target, position, classes, ignore_index);
-  const Shares<T, MODE> shares(weight, label_smoothing, classes);
+  const LossTarget<T, MODE> of(weight, label_smoothing, classes);
+  const int t = of.class_of(target, position, classes, ignore_index);
   PositionGrad<T> grad;
-  if (t >= 0) grad = read_grad<T, MODE>(shares, grad_y, stats, total_weight, t, position, positions, reduction);
+  if (t >= 0) grad = read_grad(of, grad_y, stats, total_weight, t, position, positions, reduction);
 #pragma unroll 4
   for (int c = begin; c < end; ++c) {
     const long long at = first + c * inner;
@@ -276,12 +335,35 @@ __global__ void cross_entropy_bwd_inner(const T* __restrict__ grad_y, const T* _
       grad_x[at] = from_acc<T>(A(0));
       continue;
     }
-    const A logit = to_acc(x[at]), w = MODE == kClass ? A(0) : shares.weight_of(c);
+    const A logit = to_acc(x[at]), w = MODE != kClass ? of.weight_of(c) : A(0);
     const T p = MODE == kProbabilities ? probabilities[at] : T();
-    const A q = MODE == kClass ? A(0) : shares.share(w, p);
+    const A q = MODE != kClass ? of.share(w, p) : A(0);
     const A to_x = grad.logit(logit, q, MODE != kProbabilities && c == t);
     if (MODE != kProbabilities || grad_x) grad_x[at] = from_acc<T>(to_x);
-    if (MODE != kProbabilities || !grad_probabilities) continue;
-    grad_probabilities[at] = from_acc<T>(grad.probability(logit, w * shares.keep));
+    if (MODE == kProbabilities && grad_probabilities)
+      grad_probabilities[at] = from_acc<T>(grad.probability(logit, w * of.keep));
   }
+}
+
+// Any inner, any target: the general form. Block: one dimension, a thread per position. Grid: ceil(positions / blockDim.x) *
+// chunks, one dimension: a thread owns ceil(classes / chunks) classes of its position. grad_x or grad_probabilities may be
+// null. No shared memory.
+template <typename T>
+__global__ void cross_entropy_bwd_strided(const T* __restrict__ grad_y, const T* __restrict__ x,
+                                          const long long* __restrict__ target, const T* __restrict__ probabilities,
+                                          const T* __restrict__ weight, const acc_t<T>* __restrict__ stats,
+                                          const acc_t<T>* __restrict__ total_weight, T* __restrict__ grad_x,
+                                          T* __restrict__ grad_probabilities, long long positions, int classes,
+                                          long long inner, int chunks, long long ignore_index, acc_t<T> label_smoothing,
+                                          int reduction) {
+  if (probabilities)
+    strided_grads<kProbabilities>(grad_y, x, target, probabilities, weight, stats, total_weight, grad_x,
+                                  grad_probabilities, positions, classes, inner, chunks, ignore_index, label_smoothing,
+                                  reduction);
+  else if (label_smoothing > acc_t<T>(0))
+    strided_grads<kSmoothed>(grad_y, x, target, probabilities, weight, stats, total_weight, grad_x, grad_probabilities,
+                             positions, classes, inner, chunks, ignore_index, label_smoothing, reduction);
+  else
+    strided_grads<kClass>(grad_y, x, target, probabilities, weight, stats, total_weight, grad_x, grad_probabilities,
+                          positions, classes, inner, chunks, ignore_index, label_smoothing, reduction);
 }

@@ -7,6 +7,8 @@
 // Bytes per element: 2 x sizeof(T), either way. About 10 operations on integers: seven rounds for four elements, and the keys
 // of the rounds once for all that a thread owns.
 //
+// DROPOUT_BLOCK, DROPOUT_RUNS_OF_HALVES, DROPOUT_ELEMENTS and PHILOX_ROUNDS are defined by _dropout.py.
+//
 // Reached on an H200 (GB/s of those bytes, forward and backward alike; a copy: 4251): 2^27 elements of bf16 4125, of fp16
 // 4151, 2^26 of fp32 4164; 2^16 of bf16 in 4.2 us. Lost: the beginning and the end of a launch, 3 of 130 us; PyTorch's copy of
 // as many bytes takes 128.5. The kernel itself takes 126, the memory's throughput at 85% of its peak, as in relu.
@@ -23,20 +25,20 @@ template <typename T> struct Drop {
   }
 };
 
-// Neighbours that a thread drops at once: whole fours, and whole vectors. It has kRuns<T> such runs, whose loads are all under
+// Neighbours that a thread drops at once: whole vectors, and whole fours. It has kRuns<T> such runs, whose loads are all under
 // way while the first bits are made.
 template <typename T> constexpr int kRun = kVecWidth<T> < 4 ? 4 : kVecWidth<T>;
-template <typename T> constexpr int kRuns = sizeof(T) == 2 ? 2 : 1;
-constexpr int kBlock = 128;
+template <typename T> constexpr int kRuns = sizeof(T) == 2 ? DROPOUT_RUNS_OF_HALVES : 1;
 
-// Grid: ceil(n / (kBlock * kRun<T> * kRuns<T>)). Block: kBlock. x and y are contiguous; y may be x. A thread's runs are kBlock
-// runs apart.
+// Grid: ceil(n / (DROPOUT_BLOCK * kRun<T> * kRuns<T>)). Block: DROPOUT_BLOCK. x and y are contiguous; y may be x. A thread's
+// runs are DROPOUT_BLOCK runs apart.
 template <typename T>
-__global__ void __launch_bounds__(kBlock, 10)
-    dropout(const T* x, const long long* __restrict__ seed, T* y, long long n, unsigned threshold, acc_t<T> scale) {
-  constexpr int N = kRun<T>, W = kVecWidth<T>, RUNS = kRuns<T>, STEP = kBlock * N;
+__global__ void __launch_bounds__(DROPOUT_BLOCK, 10)
+    dropout_contiguous(const T* x, const long long* __restrict__ seed, T* y, unsigned threshold, acc_t<T> scale,
+                       long long n) {
+  constexpr int N = kRun<T>, W = kVecWidth<T>, RUNS = kRuns<T>, STEP = DROPOUT_BLOCK * N;
   const Drop<T> drop = {threshold, scale};
-  const long long first = (blockIdx.x * (long long)(kBlock * RUNS) + threadIdx.x) * N;
+  const long long first = (blockIdx.x * (long long)(DROPOUT_BLOCK * RUNS) + threadIdx.x) * N;
   if (first + (RUNS - 1) * STEP + N > n || !is_aligned16(x) || !is_aligned16(y)) {
     for (int run = 0; run < RUNS; ++run) {
       for (int k = 0; k < N; k += 4) {
@@ -75,18 +77,16 @@ __global__ void __launch_bounds__(kBlock, 10)
   }
 }
 
-// Grid: ceil(n / (blockDim.x * kStrided)). Block: any, one dimension. The same for any layout: `layout` says where an element
-// of the dense y lies in x, and what its number is. A thread owns kStrided elements, blockDim.x apart. y may be x.
-constexpr int kStrided = 4;
-
+// The same for any layout: `layout` says where an element of the dense y lies in x, and what its number is. Grid: ceil(n /
+// (blockDim.x * DROPOUT_ELEMENTS)). Block: any, one dimension. A thread owns DROPOUT_ELEMENTS elements, blockDim.x apart. y
+// may be x.
 template <typename T>
-__global__ void dropout_strided(const T* x, const long long* __restrict__ seed, T* y,
-                                const __grid_constant__ Layout<2> layout, long long n, unsigned threshold,
-                                acc_t<T> scale) {
+__global__ void dropout_strided(const T* x, const long long* __restrict__ seed, T* y, unsigned threshold,
+                                acc_t<T> scale, const __grid_constant__ Layout<2> layout, long long n) {
   const Drop<T> drop = {threshold, scale};
 #pragma unroll 1
-  for (int k = 0; k < kStrided; ++k) {
-    const long long i = (blockIdx.x * (long long)kStrided + k) * blockDim.x + threadIdx.x;
+  for (int k = 0; k < DROPOUT_ELEMENTS; ++k) {
+    const long long i = (blockIdx.x * (long long)DROPOUT_ELEMENTS + k) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const Offsets<2> from = locate(layout, i);
     const Philox four = philox(*seed, from.at[1] / 4);

@@ -1,11 +1,11 @@
 // y[i]           = weight[indices[i]]
 // grad_weight[r] = (sum over i with indices[i] = r of grad_y[i]) / d     d = 1, or how many they are; 0 for padding_idx
 //
-// Backward makes a list of the positions that name each row: by atomics, in any order, so short ones are put in order, and
-// of long ones blocks find their positions again, in order; or, of more than 32768 indices, by PyTorch's sort. Blocks
-// share out the work: rows of zeros; short lists, added one by one, a thread taking a vector of columns; and long lists,
-// cut into pieces of a fixed length, of which a block adds one and the last block to end the sums. A fixed order: the
-// same bits every time.
+// Backward first makes a list of the positions that name each row. Up to 32768 indices are linked by atomics, in any order:
+// short lists are put in order later, and for long lists blocks find the positions again, in order. More indices are sorted,
+// by PyTorch. Then some blocks write rows of zeros; some add short lists, a thread a vector of columns; and some add long
+// lists, which are cut into pieces of a fixed length: a block adds one, and the last block that ends adds the pieces' sums.
+// The order is fixed, so the bits are the same every time.
 //
 // Bytes: forward the rows once in, once out; backward grad_y once in, grad_weight once out. Backward adds once per element
 // of grad_y.
@@ -18,9 +18,9 @@
 #include "embedding/lists.cuh"
 #include "embedding/sums.cuh"
 
-constexpr int kThreads = 256;  // of a block, at most
-constexpr int kSlots = 128;  // positions at which lists may begin, for a block, at most
-constexpr int kAdded = 32 * kListed;  // positions of all short lists of a block, at most
+constexpr int kThreads = EMBEDDING_THREADS;  // of a block, at most
+constexpr int kSlots = EMBEDDING_SLOTS;  // positions at which lists may begin, for a block, at most
+constexpr int kAdded = EMBEDDING_LINKED_SLOTS * kListed;  // positions of all short lists of a block, at most
 
 // Stops the program, as PyTorch's device assertion does: an index out of range is never a wild read.
 __device__ __forceinline__ long long row_at(const long long* indices, long long position, long long rows) {
@@ -32,8 +32,8 @@ __device__ __forceinline__ long long row_at(const long long* indices, long long 
   return row;
 }
 
-// A row to one that begins anywhere, by what is a vector of it, U under way. See Span. Not __restrict__: loads would be put
-// off behind stores.
+// Copies a row to one that begins anywhere, in vectors of the latter (see Span), with U loads before the first store. The
+// pointers are not __restrict__: the compiler would move loads behind stores.
 template <int U, typename T, Lie LIE> __device__ __forceinline__ void copy_spans(const T* from, T* to, long long size) {
   constexpr int W = kVecWidth<T>;
   const int past = LIE == kWhole ? 0 : int(reinterpret_cast<unsigned long long>(to) & 15) / int(sizeof(T));
@@ -45,26 +45,26 @@ template <int U, typename T, Lie LIE> __device__ __forceinline__ void copy_spans
   };
 #pragma unroll 1
   for (long long s = threadIdx.x; s < spans; s += U * step) {
-    Vec<T, W> held[U];
+    Vec<T, W> loaded[U];
 #pragma unroll
-    for (int i = 0; i < U; ++i) held[i] = span(s + i * step < spans ? s + i * step : s).load(from, 0);
+    for (int i = 0; i < U; ++i) loaded[i] = span(s + i * step < spans ? s + i * step : s).load(from, 0);
 #pragma unroll
     for (int i = 0; i < U; ++i) {
-      if (s + i * step < spans) span(s + i * step).store(to, 0, held[i]);
+      if (s + i * step < spans) span(s + i * step).store(to, 0, loaded[i]);
     }
   }
 }
 
 template <typename T, Lie LIE> __device__ __forceinline__ void copy_row(const T* from, T* to, long long size) {
   constexpr int W = kVecWidth<T>;
-  const bool one = size + (LIE == kWhole ? 0 : W - 1) <= blockDim.x * (long long)W;  // is all that a thread has
+  const bool one = size + (LIE == kWhole ? 0 : W - 1) <= blockDim.x * (long long)W;  // a thread has one vector
   if (LIE == kNearEnd || one) copy_spans<1, T, LIE>(from, to, size);
   else copy_spans<4, T, LIE>(from, to, size);
 }
 
-// Grid: ceil(tokens / blockDim.y). Block: kThreads at most; threadIdx.x runs along a row, of `size` elements, `stride` from
-// one of weight to the next. VEC: all of them are at 16-byte boundaries.
-template <typename T, bool VEC>
+// Grid: ceil(tokens / blockDim.y). Block: kThreads at most; threadIdx.x runs along a row of `size` elements. Rows of weight are
+// `stride` apart. ALIGNED: all rows begin at 16-byte boundaries.
+template <typename T, bool ALIGNED>
 __global__ void __launch_bounds__(kThreads, 4)
     embedding_fwd(const T* weight, const long long* __restrict__ indices, T* y, long long tokens, long long rows,
                   long long size, long long stride) {
@@ -73,20 +73,20 @@ __global__ void __launch_bounds__(kThreads, 4)
   const long long row = row_at(indices, token, rows);
   const T* from = weight + row * stride;
   T* to = y + token * size;
-  if constexpr (VEC) {
+  if constexpr (ALIGNED) {
     copy_row<T, kWhole>(from, to, size);
-  } else if (row > 0 && row + 1 < rows && stride >= 2 * kVecWidth<T>) {  // what is around it is of weight too
+  } else if (row > 0 && row + 1 < rows && stride >= 2 * kVecWidth<T>) {  // the row lies inside weight
     copy_row<T, kAcross>(from, to, size);
   } else {
     copy_row<T, kNearEnd>(from, to, size);
   }
 }
 
-// Grid: ceil(count / blockDim.x). Block: kThreads. Makes lists of a stride of kListed: in any order, and of a longer list
-// the pieces alone. T: of grad_y, as everywhere.
+// Grid: ceil(count / blockDim.x). Block: kThreads. Makes lists with a stride of kListed, in any order; of a longer list it only
+// notes the pieces. T does not matter.
 template <typename T>
-__global__ void embedding_bwd_link(const long long* __restrict__ indices, int* zeros, int* scratch, long long rows,
-                                   int count, int piece, int most, long long padding_idx) {
+__global__ void embedding_bwd_linked(const long long* __restrict__ indices, int* zeros, int* scratch,
+                                     long long padding_idx, long long rows, int count, int piece, int most) {
   const Lists to(zeros, scratch, rows, count, most);
   const int i = static_cast<int>(global_thread()), lane = threadIdx.x % kWarp;
   const int row = i < count && indices[i] != padding_idx ? static_cast<int>(indices[i]) : -1;
@@ -105,12 +105,12 @@ __global__ void embedding_bwd_link(const long long* __restrict__ indices, int* z
   if (place == kListed || (place > 0 && place % piece == 0)) to.pieces[atomicAdd(to.found, 1)] = {list, place / piece};
 }
 
-// Grid: ceil(count / blockDim.x). Block: kThreads. The same of indices that are sorted, `keys`, and of where each was,
-// `order`: lists of a stride of 1.
+// Grid: ceil(count / blockDim.x). Block: kThreads. Makes lists with a stride of 1 from sorted indices, `keys`, and the position
+// that each had, `order`. T does not matter.
 template <typename T>
-__global__ void embedding_bwd_segments(const int* __restrict__ keys, const long long* __restrict__ order, int* zeros,
-                                       int* scratch, long long rows, int count, int piece, int most,
-                                       long long padding_idx) {
+__global__ void embedding_bwd_sorted(const int* __restrict__ keys, const long long* __restrict__ order, int* zeros,
+                                     int* scratch, long long padding_idx, long long rows, int count, int piece,
+                                     int most) {
   const Lists to(zeros, scratch, rows, count, most);
   const int i = static_cast<int>(global_thread());
   if (i >= count) return;
@@ -125,15 +125,16 @@ __global__ void embedding_bwd_segments(const int* __restrict__ keys, const long 
   for (int which = 0; which < pieces; ++which) to.pieces[begin + which] = {i, which};
 }
 
-// Grid: `adders` blocks, `listers`, and ceil(rows / (batch * warps of a block)). Block: (x, y), kThreads at most, of whole
-// warps; x runs along a row. Shared memory: `piece` ints. The adders take the pieces of long lists, and the last of one that
-// has several adds them; a lister takes the short lists that begin at `slots` positions; a warp of the others takes `batch`
-// rows, and writes zeros to those of no list: kWarp rows at most, or some times kWarp, short ones, which lie side by side.
-template <typename T, bool VEC>
+// Grid: `adders` blocks, then `listers` blocks, then ceil(rows / (batch * warps of a block)). Block: (x, y), kThreads at most,
+// whole warps; x runs along a row. Shared memory: `piece` ints. Adders add the pieces of long lists, and the last adder of a
+// list adds its pieces' sums. A lister adds the short lists that begin at `slots` positions. Of the other blocks, a warp has
+// `batch` rows, and writes zeros to those that nothing names: at most kWarp rows, or if rows are short a multiple of kWarp
+// rows, side by side. The function is long because its three kinds of blocks are one launch: they run beside each other.
+template <typename T, bool ALIGNED>
 __global__ void __launch_bounds__(kThreads, 4)
     embedding_bwd(const T* __restrict__ grad_y, const long long* __restrict__ indices, int* zeros, int* scratch,
-                  acc_t<T>* partial, T* __restrict__ grad_weight, long long rows, long long size, int count, int piece,
-                  int most, int adders, int listers, int slots, int batch, int stride, bool by_freq) {
+                  acc_t<T>* partials, T* __restrict__ grad_weight, bool by_freq, long long rows, long long size,
+                  int count, int piece, int most, int adders, int listers, int slots, int batch, int stride) {
   constexpr int W = kVecWidth<T>;
   __shared__ __align__(32) Added added[kAdded];
   __shared__ unsigned bits[kLinked / kWarp];
@@ -146,12 +147,12 @@ __global__ void __launch_bounds__(kThreads, 4)
   const Lists lists(zeros, scratch, rows, count, most);
   const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
   const int lane = thread % kWarp, warp = thread / kWarp, warps = threads / kWarp;
-  const Given<T> given{grad_y, size};
-  // a position of a list: what it names is the row
+  const GradRows<T> given{grad_y, size};
+  // a position of the list, which names its row
   const auto member = [&](int first) { return stride > 1 ? first : lists.lists[first]; };
   if (blockIdx.x < adders) {
-    const long long pitch = VEC ? size : (size / W + 2) * W;
-    const Sums<T> in_partial{partial, pitch};
+    const long long pitch = ALIGNED ? size : (size / W + 2) * W;
+    const PieceSums<T> piece_sums{partials, pitch};
 #pragma unroll 1
     for (int number = blockIdx.x; number < *lists.found; number += adders) {
       const int first = lists.pieces[number].x, begin = lists.pieces[number].y * piece;
@@ -159,14 +160,14 @@ __global__ void __launch_bounds__(kThreads, 4)
       const int pieces = (length + piece - 1) / piece, divisor = by_freq ? length : 1;
       const long long row = indices[member(first)];
       T* to = grad_weight + row * size;
-      acc_t<T>* sum = pieces > 1 ? partial + number * pitch : nullptr;
+      acc_t<T>* sum = pieces > 1 ? partials + number * pitch : nullptr;
       __syncthreads();
       if (stride > 1) find_positions(indices, count, int(row), begin, here, bits, list);
       else
         for (int i = thread; i < here; i += threads) list[i] = lists.lists[first + begin + i];
       __syncthreads();
-      // what is around a row that is neither the first nor the last is of grad_y too
-      if constexpr (VEC) add_up<T, kWhole>(to, sum, size, list, here, divisor, sums, given);
+      // a row that is neither the first nor the last lies inside grad_y
+      if constexpr (ALIGNED) add_up<T, kWhole>(to, sum, size, list, here, divisor, sums, given);
       else if (list[0] > 0 && list[here - 1] + 1 < count && size >= 2 * W) {
         add_up<T, kAcross>(to, sum, size, list, here, divisor, sums, given);
       } else {
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, 4)
         if (lists.pieces[i].x == first) list[lists.pieces[i].y] = i;
       }
       __syncthreads();
-      add_up<T, VEC ? kWhole : kAcross>(to, nullptr, size, list, pieces, divisor, sums, in_partial);
+      add_up<T, ALIGNED ? kWhole : kAcross>(to, nullptr, size, list, pieces, divisor, sums, piece_sums);
     }
     return;
   }
@@ -220,12 +221,12 @@ __global__ void __launch_bounds__(kThreads, 4)
       return at;
     };
     const int begin = begin_of(threadIdx.y), end = begin_of(threadIdx.y + 1);
-    const int units = int((size + W - 1) / W) + (VEC ? 0 : 1);
+    const int units = int((size + W - 1) / W) + (ALIGNED ? 0 : 1);
 #pragma unroll 1
     for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
-      if constexpr (VEC) {
+      if constexpr (ALIGNED) {
         write_lists<T, kWhole>(grad_weight, size, unit, added, begin, end, by_freq, given);
-      } else if (is_near_end && (unit < 2 || (unit + 2LL) * W > size)) {  // what is around may not be of grad_y
+      } else if (is_near_end && (unit < 2 || (unit + 2LL) * W > size)) {  // the vector may reach beyond grad_y
         write_lists<T, kNearEnd>(grad_weight, size, unit, added, begin, end, by_freq, given);
       } else {
         write_lists<T, kAcross>(grad_weight, size, unit, added, begin, end, by_freq, given);

@@ -4,14 +4,14 @@
 // d_nc = g_n ((a + sum(q)) exp(logp_nc) - q_c - a [c == t])    the gradient of the logits, in the place of the logits
 // grad_x = d W,  grad_W = d^T x,  grad_b_c = sum_n d_nc
 //
-// The products are PyTorch's own GEMMs, of cuBLAS; the kernels here are what lies between. Bytes per logit: twice
-// sizeof(T) where a row is held, three times where it is too long for that and for the cache (read, read again, written);
-// twice in linear_cross_entropy_tile and in linear_cross_entropy_keep.
+// The products are PyTorch's own GEMMs, of cuBLAS; the kernels here do what lies between. Bytes per logit: twice
+// sizeof(T) where shared memory or a cache keeps a row, three times where it is too long for both (read, read again,
+// written); twice in linear_cross_entropy_tile and in linear_cross_entropy_keep.
 //
 // Reached on an H200 (TFLOP/s of three products, forward and backward): 8192x4096x128256 bf16 637, 4096x4096x32000 bf16
-// 763, 8192x2048x50257 bf16 684, 2048x1000x32000 fp16 560, fp32 48. Lost: each chunk of rows that is added to the weight's
-// gradient reads and writes that once more; and where 240 MiB do not hold the logits of the rows that are left, these are
-// computed twice.
+// 763, 8192x2048x50257 bf16 684, 2048x1000x32000 fp16 560, fp32 48. What is lost: each chunk of rows that is added to the
+// weight's gradient reads and writes that once more; and where 240 MiB do not hold the logits of the rows that are left,
+// these are computed twice.
 #include "common/elementwise/elementwise.cuh"
 #include "loss/persistent_row.cuh"
 
@@ -35,7 +35,7 @@ template <typename T> struct RowGrad {
   }
 };
 
-// The options of the loss, alike in every kernel; linear_cross_entropy.py vectors it.
+// The options of the loss, alike in every kernel; linear_losses.py packs them.
 struct Options {
   long long ignore_index;
   double label_smoothing;
@@ -58,7 +58,7 @@ __device__ __forceinline__ RowGrad<T> row_grad(const A* class_weight, const A* s
           t};
 }
 
-// N consecutive logits become their gradients; `begin` is the class of the row's first.
+// Replaces N consecutive logits by their gradients; `begin` is the class of the row's first.
 template <typename T> struct Replace {
   const RowGrad<T>& grad;
   T* row;
@@ -69,8 +69,8 @@ template <typename T> struct Replace {
   }
 };
 
-// N consecutive logits of a row go into its sums.
-template <typename T> struct AddToSums {
+// Adds N consecutive logits of a row to its sums.
+template <typename T> struct AddSmoothed {
   using A = acc_t<T>;
   RowSums<T>& sums;
   const A* class_weight;
@@ -88,14 +88,14 @@ template <typename T> struct AddToSums {
 };
 
 // Grid: a block for each row of a chunk of logits, which lie `stride` apart; block: one dimension, a multiple of 32. The
-// chunk's first row is that of `position`. Writes the row's loss and stats (max, log of the sum, sum of q, in planes of
-// `positions`), and with `gradients` the gradients in the place of the logits, which are read a second time for that.
+// chunk's first row belongs to position `first`. Writes the row's loss and stats (max, log of the sum, sum of q, in planes
+// of `positions`), and with `gradients` the gradients in the place of the logits, which are read a second time for that.
 template <typename T>
 __global__ void __launch_bounds__(1024)
-    linear_cross_entropy_rows(T* logits, const long long* __restrict__ target,
-                              const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
-                              acc_t<T>* __restrict__ losses, acc_t<T>* stats, long long first, long long positions,
-                              long long stride, const __grid_constant__ Options options, int gradients) {
+    linear_cross_entropy_two_pass(T* logits, const long long* __restrict__ target,
+                                  const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
+                                  acc_t<T>* __restrict__ losses, acc_t<T>* stats, long long first, long long positions,
+                                  long long stride, const __grid_constant__ Options options, int gradients) {
   using A = acc_t<T>;
   __shared__ A shared[kWarp];
   const long long position = first + blockIdx.x;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(1024)
   const A spread = A(options.label_smoothing) / A(classes), picked = to_acc(row[t]);
   const A shift = isfinite(picked) ? picked : A(0);
   RowSums<T> sums;
-  const AddToSums<T> add{sums, class_weight, spread, shift};
+  const AddSmoothed<T> add{sums, class_weight, spread, shift};
   read_row(row, row, 0, classes, threadIdx.x, blockDim.x, add);
   sums.template reduce<true>(shared);
   const A log_sum = log(sums.sum);
@@ -128,16 +128,17 @@ __global__ void __launch_bounds__(1024)
   if (gradients) read_row(row, row, 0, classes, threadIdx.x, blockDim.x, Replace<T>{grad, row, 0});
 }
 
-// The same of `rows` rows without label smoothing, whose logits are read once: grid, block, shared memory as of each_persistent_row().
-template <typename T, int THREADS>
-__global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
-    linear_cross_entropy_held(T* logits, const long long* __restrict__ target,
-                              const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
-                              acc_t<T>* __restrict__ losses, acc_t<T>* __restrict__ stats, long long first,
-                              long long rows, long long positions, long long stride, int vectors,
-                              const __grid_constant__ Options options, int gradients) {
+// The same for `rows` rows without label smoothing, whose logits are read once. Grid, block, shared memory: see
+// each_persistent_row().
+template <typename T, int THREADS, int BLOCKS, int OWN>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
+    linear_cross_entropy_persistent(T* logits, const long long* __restrict__ target,
+                                    const acc_t<T>* __restrict__ class_weight, const acc_t<T>* __restrict__ scale,
+                                    acc_t<T>* __restrict__ losses, acc_t<T>* __restrict__ stats, long long first,
+                                    long long positions, long long stride, long long rows, int vectors,
+                                    const __grid_constant__ Options options, int gradients) {
   using A = acc_t<T>;
-  held_losses<THREADS>(
+  persistent_losses<THREADS, OWN>(
       logits, target + first, logits, PersistentRows{rows, options.classes, stride, vectors, is_aligned16(logits)},
       gradients,
       [&](long long row, long long given) -> Label<A> {
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(THREADS, kHeldBlocks<THREADS>)
       });
 }
 
-// N consecutive numbers to another row.
+// Copies N consecutive numbers to another row.
 template <typename T> struct Copy {
   T* to;
   template <int N> __device__ __forceinline__ void operator()(int c, const Vec<T, N>& x) const {
@@ -232,8 +233,8 @@ __global__ void linear_cross_entropy_sum(const acc_t<T>* __restrict__ losses, co
   if (threadIdx.x == 0) *y = from_acc<T>(total ? sum / *total : sum);
 }
 
-// Grid: ceil(columns / 32). Block: (32, 8). grad_bias[c] += factor * the sum of column c of d, whose rows lie `stride` apart.
-// Eight threads to a column; their sums are added in order.
+// Grid: ceil(columns / 32). Block: (32, 8). grad_bias[c] += factor * the sum of column c of d, whose rows lie `stride`
+// apart. Eight threads to a column; their sums are added in order.
 template <typename T>
 __global__ void linear_cross_entropy_bias(const T* __restrict__ d, acc_t<T>* __restrict__ grad_bias, long long rows,
                                           int columns, long long stride, acc_t<T> factor) {

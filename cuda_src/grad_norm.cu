@@ -8,28 +8,28 @@
 #include "optim/multi_tensor.cuh"
 #include "common/reduce/warp_block.cuh"
 
-// What the chunks are folded by, and what an element is to that.
+// What elements become, how they are combined, and the norm of the result.
 struct Squares {
-  using Fold = Sum;
+  using Combine = Sum;
   template <typename A> static __device__ __forceinline__ A of(A x) { return x * x; }
   template <typename A> static __device__ __forceinline__ A norm(A sum) { return sqrt(sum); }
 };
 struct Largest {
-  using Fold = Max;
+  using Combine = Max;
   template <typename A> static __device__ __forceinline__ A of(A x) { return fabs(x); }
   template <typename A> static __device__ __forceinline__ A norm(A largest) { return largest; }
 };
 
-// Units of W elements of a chunk, folded into as many numbers per thread as are in flight.
+// Combines units of W elements of a chunk, from the begin-th up to the end-th, with what a thread has.
 template <typename Norm, int W, int UNROLL, typename T>
-__device__ __forceinline__ acc_t<T> fold(const T* grads, int begin, int end, acc_t<T> total) {
-  typename Norm::Fold op;
+__device__ __forceinline__ acc_t<T> combine(const T* grads, int begin, int end, acc_t<T> total) {
+  typename Norm::Combine op;
 #pragma unroll 1
-  for (int first = begin + threadIdx.x; first < end; first += UNROLL * kThreads) {
+  for (int first = begin + threadIdx.x; first < end; first += UNROLL * OPTIM_THREADS) {
     Vec<T, W> values[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
-      const int v = first + u * kThreads;
+      const int v = first + u * OPTIM_THREADS;
       values[u] = v < end ? load_vec<T, W>(grads + v * W) : Vec<T, W>{};
     }
 #pragma unroll
@@ -42,10 +42,10 @@ __device__ __forceinline__ acc_t<T> fold(const T* grads, int begin, int end, acc
 }
 
 // Grid: one block per chunk of each gradient, that is table.chunk_ends[tensors - 1], or fewer, which take the others in
-// turn. Block: kThreads. A block owns partials[blockIdx.x].
+// turn. Block: OPTIM_THREADS. A block owns partials[blockIdx.x].
 template <typename T, typename Norm>
-__global__ void __launch_bounds__(kThreads)
-    grad_norm_partial(const T* anchor, const __grid_constant__ Table<1> table, int tensors, acc_t<T>* partials) {
+__global__ void __launch_bounds__(OPTIM_THREADS)
+    grad_norm_partials(const T* anchor, const __grid_constant__ Table<1> table, int tensors, acc_t<T>* partials) {
   using A = acc_t<T>;
   constexpr int W = kVecWidth<T>;
   __shared__ A shared[kWarp];
@@ -55,22 +55,22 @@ __global__ void __launch_bounds__(kThreads)
     const Chunk chunk = own_chunk<T>(table, tensors, c);
     const T* grads = static_cast<const T*>(table.arrays[0][chunk.tensor]) + chunk.begin;
     const int vectors = is_aligned16(grads) ? chunk.count / W : 0;
-    total = fold<Norm, W, 4>(grads, 0, vectors, total);
-    total = fold<Norm, 1, 4>(grads, vectors * W, chunk.count, total);
+    total = combine<Norm, W, 4>(grads, 0, vectors, total);
+    total = combine<Norm, 1, 4>(grads, vectors * W, chunk.count, total);
   }
-  total = block_reduce<typename Norm::Fold>(total, shared);
+  total = block_reduce<typename Norm::Combine>(total, shared);
   if (threadIdx.x == 0) partials[blockIdx.x] = total;
 }
 
-// Grid: 1. Block: a multiple of 32. Folds all partials, in a fixed order, into norm[0].
+// Grid: 1. Block: a multiple of 32. Combines all partials, in a fixed order, into norm[0].
 template <typename T, typename Norm>
-__global__ void grad_norm(const acc_t<T>* partials, acc_t<T>* norm, int count) {
+__global__ void grad_norm_finalize(const acc_t<T>* partials, acc_t<T>* norm, int count) {
   using A = acc_t<T>;
   __shared__ A shared[kWarp];
-  typename Norm::Fold op;
+  typename Norm::Combine op;
   A total = 0;
   for (int i = threadIdx.x; i < count; i += blockDim.x) total = op(total, partials[i]);
-  total = block_reduce<typename Norm::Fold>(total, shared);
+  total = block_reduce<typename Norm::Combine>(total, shared);
   if (threadIdx.x == 0) *norm = Norm::norm(total);
 }
 
@@ -84,11 +84,12 @@ template <typename T> struct Scaled {
   __device__ __forceinline__ void operator()(acc_t<T> (&x)[1]) const { x[0] *= coefficient; }
 };
 
-// Grid and block: as grad_norm_partial. Multiplies the gradients by the coefficient that the norm asks for; where that is
-// 1, they are not even read. NaN is no number to stop at. The last come first: the cache still has them from the norm.
+// Grid and block: as grad_norm_partials. Multiplies the gradients by the coefficient that the norm asks for; where that is
+// 1, they are not even read. NaN is no number to stop at. The last chunks come first, since the cache still has them from
+// the norm.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    grad_clip(T* anchor, const __grid_constant__ Table<1> table, int tensors, acc_t<T> max_norm, const acc_t<T>* norm) {
+__global__ void __launch_bounds__(OPTIM_THREADS) grad_norm_clip(T* anchor, const __grid_constant__ Table<1> table,
+                                                                int tensors, acc_t<T> max_norm, const acc_t<T>* norm) {
   const acc_t<T> coefficient = max_norm / (*norm + acc_t<T>(1e-6));
   if (coefficient >= acc_t<T>(1)) return;
 #pragma unroll 1

@@ -10,8 +10,9 @@
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 8192x32000 bf16 4290 / 4159, fp32 4364 /
 // 4231, with log_target bf16 4316 / 4168; 65536x1000 bf16 3534 / 3743, 16384x4095 3517 / 3818, 2048x50257 3848 / 4018,
-// 1000003x17 2443 / 3084. Lost, by Nsight Compute: in forward a launch that adds the parts, 4 us less 1 by overlap; of long
-// rows nothing more, the memory's throughput being 93% of its peak; in backward 88%, as a copy has it.
+// 1000003x17 2443 / 3084. What is lost, by Nsight Compute: in forward a launch of 4 us that adds the partials, of which the
+// overlap hides one, and for long rows nothing more, since the memory's throughput is 93% of its peak; in backward it is
+// 88%, as in a copy.
 #include "common/elementwise/elementwise.cuh"
 #include "common/core/fast_math.cuh"
 #include "common/hw/dependent_launch.cuh"
@@ -43,37 +44,40 @@ template <typename T, bool LOG, typename A = acc_t<T>> __device__ __forceinline_
 }
 
 // No reduction. Grid, block: see elementwise().
-template <typename T, bool LOG>
-__global__ void kl_div_fwd(const T* __restrict__ x, const T* __restrict__ target, T* __restrict__ y, long long n) {
+template <typename T>
+__global__ void kl_div_fwd_each(const T* __restrict__ x, const T* __restrict__ target, T* __restrict__ y, long long n,
+                                bool log_target) {
   using A = acc_t<T>;
-  elementwise<T>(n, [](A x, A t) { return loss_of<T, LOG>(x, t); }, y, x, target);
+  const auto loss = [=](A x, A t) { return log_target ? loss_of<T, true>(x, t) : loss_of<T, false>(x, t); };
+  elementwise<T>(n, loss, y, x, target);
 }
 
-// Grid: any, one dimension; block: a multiple of 32. A block adds the losses of its stride in acc_t<T>, kInFlight vectors of
-// each input at once, into its own place of `parts`; an only block writes the result.
+// Grid: any size, one dimension; block: a multiple of 32. A thread loads IN_FLIGHT vectors of each input at once, and blocks
+// stride over these tiles. A block adds its losses in acc_t<T> and writes the sum to its place in `partials`; a single block
+// writes the result.
 template <typename T, bool LOG>
-__global__ void kl_div_fwd_parts(const T* __restrict__ x, const T* __restrict__ target, acc_t<T>* __restrict__ parts,
-                                 T* __restrict__ y, long long n, acc_t<T> divisor) {
+__global__ void kl_div_fwd_partials(const T* __restrict__ x, const T* __restrict__ target,
+                                    acc_t<T>* __restrict__ partials, T* __restrict__ y, long long n, acc_t<T> divisor) {
   using A = acc_t<T>;
-  constexpr int W = kVecWidth<T>, kInFlight = 4;
+  constexpr int W = kVecWidth<T>;
   __shared__ A shared[kWarp];
   const long long vectors = is_aligned16(x) && is_aligned16(target) ? n / W : 0;
   A sum = A(0);
-  for (long long tile = blockIdx.x; tile * blockDim.x * kInFlight < vectors; tile += gridDim.x) {
-    Vec<T, W> xs[kInFlight], ts[kInFlight];
+  for (long long tile = blockIdx.x; tile * blockDim.x * IN_FLIGHT < vectors; tile += gridDim.x) {
+    Vec<T, W> xs[IN_FLIGHT], ts[IN_FLIGHT];
 #pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-      const long long v = (tile * kInFlight + u) * blockDim.x + threadIdx.x;
+    for (int u = 0; u < IN_FLIGHT; ++u) {
+      const long long v = (tile * IN_FLIGHT + u) * blockDim.x + threadIdx.x;
       xs[u] = v < vectors ? load_vec<T, W>(x + v * W) : Vec<T, W>{};  // the loss of 0 and 0 is 0, of either form
       ts[u] = v < vectors ? load_vec<T, W>(target + v * W) : Vec<T, W>{};
     }
-    A ours = A(0);
+    A of_tile = A(0);
 #pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
+    for (int u = 0; u < IN_FLIGHT; ++u) {
 #pragma unroll
-      for (int k = 0; k < W; ++k) ours += loss_of<T, LOG>(to_acc(xs[u].data[k]), to_acc(ts[u].data[k]));
+      for (int k = 0; k < W; ++k) of_tile += loss_of<T, LOG>(to_acc(xs[u].data[k]), to_acc(ts[u].data[k]));
     }
-    sum += ours;
+    sum += of_tile;
   }
   for (long long i = vectors * W + global_thread(); i < n; i += global_threads()) {
     sum += loss_of<T, LOG>(to_acc(x[i]), to_acc(target[i]));
@@ -81,37 +85,53 @@ __global__ void kl_div_fwd_parts(const T* __restrict__ x, const T* __restrict__ 
   sum = block_reduce<Sum>(sum, shared);
   if (threadIdx.x != 0) return;
   if (gridDim.x == 1) *y = from_acc<T>(sum / divisor);
-  else parts[blockIdx.x] = sum;
+  else partials[blockIdx.x] = sum;
 }
 
-// Grid: 1. Block: one dimension, a multiple of 32. Adds `count` parts, in the same order every time.
+// Grid: 1. Block: one dimension, a multiple of 32. Adds `count` partials, in the same order every time.
 template <typename T>
-__global__ void kl_div_fwd_sum(const acc_t<T>* __restrict__ parts, T* __restrict__ y, int count, acc_t<T> divisor) {
+__global__ void kl_div_fwd_finalize(const acc_t<T>* __restrict__ partials, T* __restrict__ y, int count,
+                                    acc_t<T> divisor) {
   using A = acc_t<T>;
   __shared__ A shared[kWarp];
   A sum = A(0);
-  const A* const of_blocks = written_before(parts);
+  const A* const of_blocks = written_before(partials);
   for (int i = threadIdx.x; i < count; i += blockDim.x) sum += of_blocks[i];
   sum = block_reduce<Sum>(sum, shared);
   if (threadIdx.x == 0) *y = from_acc<T>(sum / divisor);
 }
 
-// Grid, block: see elementwise(). A divisor of 0 says that there is no reduction, and a grad_y for each element. Of the two
-// gradients either may be null; TARGET: grad_target is wanted, and x is read for it.
-template <typename T, bool LOG, bool TARGET>
-__global__ void kl_div_bwd(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ target,
-                           T* __restrict__ grad_x, T* __restrict__ grad_target, long long n, acc_t<T> divisor) {
+// Backward of x alone. Grid, block: see elementwise(). A divisor of 0 says that there is no reduction, and that grad_y has
+// an element for each of x.
+template <typename T, bool LOG>
+__global__ void kl_div_bwd(const T* __restrict__ grad_y, const T* __restrict__ target, T* __restrict__ grad_x,
+                           long long n, acc_t<T> divisor) {
   using A = acc_t<T>;
   const auto to_x = [](A g, A t) { return -g * (LOG ? exp_for<T>(t) : t); };
-  const auto to_target = [](A g, A x, A t) { return g * slope_of_target<T, LOG>(x, t); };
+  if (divisor == A(0)) {
+    elementwise<T>(n, to_x, grad_x, grad_y, target);
+  } else {
+    const A g = to_acc(*grad_y);  // divided after the other loads have been issued
+    elementwise<T>(n, [=](A t) { return to_x(g / divisor, t); }, grad_x, target);
+  }
+}
+
+// Backward of the target, and of x where grad_x is not null. Grid, block, divisor: as of kl_div_bwd().
+template <typename T>
+__global__ void kl_div_bwd_target(const T* __restrict__ grad_y, const T* __restrict__ x, const T* __restrict__ target,
+                                  T* __restrict__ grad_x, T* __restrict__ grad_target, long long n, acc_t<T> divisor,
+                                  bool log_target) {
+  using A = acc_t<T>;
+  const auto to_x = [=](A g, A t) { return -g * (log_target ? exp_for<T>(t) : t); };
+  const auto to_target = [=](A g, A x, A t) {
+    return g * (log_target ? slope_of_target<T, true>(x, t) : slope_of_target<T, false>(x, t));
+  };
   if (divisor == A(0)) {
     if (grad_x) elementwise<T>(n, to_x, grad_x, grad_y, target);
-    if constexpr (TARGET) elementwise<T>(n, to_target, grad_target, grad_y, x, target);
+    if (grad_target) elementwise<T>(n, to_target, grad_target, grad_y, x, target);
   } else {
-    const A g = to_acc(*grad_y);  // divided once the others are on their way, too
-    if (grad_x) elementwise<T>(n, [=](A t) { return to_x(g / divisor, t); }, grad_x, target);
-    if constexpr (TARGET) {
-      elementwise<T>(n, [=](A x, A t) { return to_target(g / divisor, x, t); }, grad_target, x, target);
-    }
+    const A g = to_acc(*grad_y) / divisor;
+    if (grad_x) elementwise<T>(n, [=](A t) { return to_x(g, t); }, grad_x, target);
+    if (grad_target) elementwise<T>(n, [=](A x, A t) { return to_target(g, x, t); }, grad_target, x, target);
   }
 }

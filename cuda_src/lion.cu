@@ -26,11 +26,11 @@ template <typename T> struct Lion {
   }
 };
 
-// Grid: one block per chunk of each tensor, that is table.chunk_ends[tensors - 1]. Block: kThreads. A block owns one
-// chunk of one tensor. `anchor` is a parameter of the launch, by which the launcher knows device and stream; the kernel
-// goes by the table. lr_tensor, grad_scale and found_inf are null or point to one number on the device.
+// Grid: one block per chunk of each tensor, that is table.chunk_ends[tensors - 1]. Block: OPTIM_THREADS. A block owns one
+// chunk of one tensor. `anchor` is one of the tensors, by which the launcher knows device and stream; the kernel goes by the
+// table. lr_tensor, grad_scale and found_inf are null or point to one number on the device.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(OPTIM_THREADS)
     lion_step(T* anchor, const __grid_constant__ Table<3> table, int tensors, acc_t<T> lr, const acc_t<T>* lr_tensor,
               acc_t<T> beta1, acc_t<T> rest1, acc_t<T> beta2, acc_t<T> rest2, acc_t<T> weight_decay, bool maximize,
               const float* grad_scale, const float* found_inf) {

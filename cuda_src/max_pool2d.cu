@@ -1,26 +1,29 @@
 // y[oh, ow]    = max over i < kh, j < kw of x[oh * sh - ph + i * dh, ow * sw - pw + j * dw], in each plane
 // grad_x[h, w] = sum of grad_y[oh, ow] over the windows whose maximum is at (h, w)
 //
-// What lies outside the plane counts as -inf, a window that is all outside gives -inf. NaN wins; of equals, the first.
+// What lies outside the plane counts as -inf, so a window that lies outside as a whole gives -inf. NaN wins; of equal values
+// the first wins.
 //
-// Forward keeps the place of each maximum: as a byte, i * kw + j, or as PyTorch's index, h * W + w. Backward is a gather:
-// each element of grad_x looks at the windows that cover it, so in a fixed order and without atomics. Contiguous planes are
-// worked on in bands: a block copies to shared memory what its rows read, 16 bytes at a time, and so it stores results of
-// less than 4 bytes.
+// Forward saves the place of each maximum: as a byte, i * kw + j, or as PyTorch's index, h * W + w. Backward is a gather:
+// each element of grad_x looks at the windows that cover it, in a fixed order and without atomics. Contiguous planes are
+// divided into bands: a block copies the rows that a band reads to shared memory, 16 bytes at a time, and stores results of
+// less than 4 bytes in the same way. Images whose channels are neighbours are read in vectors of channels; all else is read
+// one element at a time.
 // Bytes per input element, k x k at stride k: forward sizeof(T) + (sizeof(T) + 1) / k^2, backward the same.
 //
 // Reached on an H200 (GB/s of those bytes but the places', forward / backward; a copy: 4226): 256x64x112x112 k2 fp32 4125
 // / 3767, 256x64x112x112 k2 bf16 3800 / 3376, 256x64x111x111 k2 bf16 3538 / 3305, 256x64x112x112 k3 s2 p1 bf16 2775 /
 // 2731, 256x64x112x112 k3 s2 p1 last bf16 3272 / 2874. Lost, by what the text counts and not by a profile: instructions,
 // in half types, about 33 an output at k2 and 67 at k3.
-#include "pool/window.cuh"
+#include "pool/bands.cuh"
+#include "pool/nhwc.cuh"
 
-// What a place is computed in: planes are less than 2^31 elements where K is known.
-template <typename I, int K> struct PlaceOf { using type = int; };
-template <> struct PlaceOf<long long, 0> { using type = long long; };
-template <typename I, int K> using place_t = typename PlaceOf<I, K>::type;
+// The type that a place is computed in.
+template <typename I> struct PlaceOf { using type = int; };
+template <> struct PlaceOf<long long> { using type = long long; };
+template <typename I> using place_t = typename PlaceOf<I>::type;
 
-// The maxima of N planes side by side, and where they are.
+// The maxima of N channels side by side, and their places.
 template <typename A, typename P, int N> struct Best {
   A value[N];
   P at[N];
@@ -36,13 +39,13 @@ template <typename A, typename P, int N> struct Best {
   }
 };
 
-// The maxima of N planes side by side, first <= oh < last of column ow. load(h, w, j) gives their elements at column w + j.
-// Where windows overlap, taps outside repeat the nearest inside, which changes nothing, and places are counted from the
-// plane's first element until the end: they serve several windows.
+// The maxima of N channels side by side, first <= oh < last of column ow. load(h, w, j) gives the elements at column w + j.
+// Where windows overlap, a tap outside the plane repeats the nearest one inside, which does not change the maximum; and places
+// are counted from the plane's first element until the store, because they serve several windows.
 template <int K, int S, typename T, typename I, int N, typename Load, typename Store>
 __device__ __forceinline__ void maxima_down(const Window& p, int first, int last, int ow, Load load, Store store) {
   using A = acc_t<T>;
-  using P = place_t<I, K>;
+  using P = place_t<I>;
   constexpr bool BYTE = sizeof(I) == 1, SHARED = K > 0 && !kInside<K, S>, TAPS = BYTE && !SHARED;
   const int pitch = BYTE ? p.kw : p.W;  // from one row's places to the next
   const Taps taps = Taps::across(p, ow);
@@ -81,24 +84,24 @@ __device__ __forceinline__ void maxima_down(const Window& p, int first, int last
   });
 }
 
-// Gradients of N outputs side by side, and where their maxima are.
+// The gradients of N outputs side by side, and the places of their maxima.
 template <typename T, typename P, int N> struct Chosen {
   Vec<T, N> grad;
   P at[N];
 };
 
-// The gradients of N elements: of one window each, or sums.
+// The gradients of N elements: each is that of one window, or a sum.
 template <bool ONE, typename T> struct Summed { using type = acc_t<T>; };
 template <typename T> struct Summed<true, T> { using type = T; };
-template <typename A, int N> struct Sums { A data[N]; };
+template <typename A, int N> struct Gradients { A data[N]; };
 
-// The gradients of N planes side by side, of a column of tiles. load(oh, ow, chosen) gives those of the outputs.
+// The gradients of N channels side by side, of a column of tiles. load(oh, ow, chosen) loads those of the outputs.
 template <int K, int S, typename T, typename I, int N, typename Load, typename Store>
 __device__ __forceinline__ void gradients_down(const Window& p, const Divisor& sh, const Divisor& sw, int first,
                                                int last, int column, Load load, Store store) {
   constexpr bool ONE = kInside<K, S>;
-  using P = place_t<I, K>;
-  using All = Sums<typename Summed<ONE, T>::type, N>;
+  using P = place_t<I>;
+  using All = Gradients<typename Summed<ONE, T>::type, N>;
   const auto get = [&](bool there, int oh, int ow, int) {
     Chosen<T, P, N> chosen = {};
 #pragma unroll
@@ -132,11 +135,13 @@ __device__ __forceinline__ void gradients_down(const Window& p, const Divisor& s
 
 // --- contiguous planes ---
 
-// Grid: the bands of rows of outputs. Block: any. Each thread owns strips of columns, neighbours on neighbouring threads.
-// Shared memory: the rows of x that the band reads, and of its results those of narrow types; without K only if they fit.
-template <typename T, typename I, int K, int S>
+// Grid: the bands of rows of outputs. Block: any. Each thread owns strips of columns, and neighbouring threads own neighbouring
+// columns. Shared memory: the rows of x that the band reads, and the results that are staged.
+template <typename T, int K, int S>
 __global__ void __launch_bounds__(256)
-    max_pool2d_fwd(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, Window geometry, Bands b) {
+    max_pool2d_fwd_bands(const T* __restrict__ x, T* __restrict__ y, unsigned char* __restrict__ argmax,
+                         Window geometry, Bands b) {
+  using I = unsigned char;
   extern __shared__ uint4 shared[];
   const Window p = geometry.known<K, S, true>();
   const Band band(b, p.OH);
@@ -144,85 +149,77 @@ __global__ void __launch_bounds__(256)
   const int bottom = min((band.last - 1) * p.sh - p.ph + (p.kh - 1) * p.dh + 1, p.H);
   const long long begin = (band.plane * p.H + top) * p.W;
   y += (band.plane * p.OH + band.first) * p.OW, argmax += (band.plane * p.OH + band.first) * p.OW;
-  const auto work = [&](const T* rows, T* maxima, I* places) {
-    band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
-      const T* from = rows + (offset_t<K>(plane) * p.H - top) * p.W;
-      auto to = (offset_t<K>(plane) * p.OH + first - band.first) * p.OW + ow;
-      maxima_down<K, S, T, I, 1>(
-          p, first, last, ow, [&](int h, int w, int j) { return Vec<T, 1>{(from + w + offset_t<K>(h) * p.W)[j]}; },
-          [&](int, Vec<T, 1> best, const I(&at)[1]) {
-            maxima[to] = best.data[0], places[to] = at[0];
-            to += p.OW;
-          });
-    });
-  };
-  if (K == 0 && !b.shared) return work(x + begin, y, argmax);
-  uint4* room = shared;
+  uint4* free = shared;
   const int count = ((band.planes - 1) * p.OH + band.last - band.first) * p.OW;
-  const T* held = fetch_run(room, x, b.planes * p.H * p.W, begin, ((band.planes - 1) * p.H + bottom - top) * p.W);
-  T* maxima = stage_run(room, y, count);
-  I* places = stage_run(room, argmax, count);
-  wait_for_runs();
-  work(held, maxima, places);
+  const T* rows = copy_async(free, x, b.planes * p.H * p.W, begin, ((band.planes - 1) * p.H + bottom - top) * p.W);
+  T* maxima = output_buffer(free, y, count);
+  I* places = output_buffer(free, argmax, count);
+  wait_for_copies();
+  band.each_strip(b, p.OW, [&](int plane, int first, int last, int ow) {
+    const T* from = rows + (plane * p.H - top) * p.W;
+    int to = (plane * p.OH + first - band.first) * p.OW + ow;
+    maxima_down<K, S, T, I, 1>(
+        p, first, last, ow, [&](int h, int w, int j) { return Vec<T, 1>{(from + w + h * p.W)[j]}; },
+        [&](int, Vec<T, 1> best, const I(&at)[1]) {
+          maxima[to] = best.data[0], places[to] = at[0];
+          to += p.OW;
+        });
+  });
   if (kStaged<T> || kStaged<I>) __syncthreads();
   if (kStaged<T>) store_run(y, maxima, count);
   if (kStaged<I>) store_run(argmax, places, count);
 }
 
-// Grid: the bands of rows of tiles of grad_x. Block, threads: as above, of tiles. Shared memory: the rows of grad_y and
-// argmax that may lie in the band, and the band; without K only if they fit.
-template <typename T, typename I, int K, int S>
+// Grid: the bands of rows of tiles of grad_x. Block and threads: as above, of tiles. Shared memory: the rows of grad_y and of
+// argmax that may lie in the band, and the band.
+template <typename T, int K, int S>
 __global__ void __launch_bounds__(256)
-    max_pool2d_bwd(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x, Window geometry,
-                   Bands b, Divisor sh, Divisor sw) {
+    max_pool2d_bwd_bands(const T* __restrict__ grad_y, const unsigned char* __restrict__ argmax, T* __restrict__ grad_x,
+                         Window geometry, Divisor sh, Divisor sw, Bands b) {
+  using I = unsigned char;
   extern __shared__ uint4 shared[];
   const Window p = geometry.known<K, S, true>();
   const Tiles<K, S> tiles(p);
   const Band band(b, tiles.rows);
-  const Extent<K, S> extent(p, sh, band.first, band.last);
+  const Extent<K, S> extent(p, band.first, band.last);
   const long long begin = (band.plane * p.OH + extent.begin) * p.OW;
   T* result = grad_x + (band.plane * p.H + extent.top) * p.W;
-  const auto work = [&](const T* grads, const I* places, T* sums) {
-    band.each_strip(b, tiles.columns, [&](int plane, int first, int last, int column) {
-      const offset_t<K> from = (offset_t<K>(plane) * p.OH - extent.begin) * p.OW,
-                        to = (offset_t<K>(plane) * p.H - extent.top) * p.W;
-      gradients_down<K, S, T, I, 1>(
-          p, sh, sw, first, last, column,
-          [&](int oh, int ow, Chosen<T, place_t<I, K>, 1>& chosen) {
-            chosen.grad.data[0] = grads[from + offset_t<K>(oh) * p.OW + ow];
-            chosen.at[0] = places[from + offset_t<K>(oh) * p.OW + ow];
-          },
-          [&](int h, int w, Vec<T, 1> sum) { sums[to + offset_t<K>(h) * p.W + w] = sum.data[0]; });
-    });
-  };
-  if (K == 0 && !b.shared) return work(grad_y + begin, argmax + begin, result);
-  uint4* room = shared;
+  uint4* free = shared;
   const int windows = max((band.planes - 1) * p.OH + extent.end - extent.begin, 0) * p.OW;
-  const T* grads = fetch_run(room, grad_y, b.planes * p.OH * p.OW, begin, windows);
-  const I* places = fetch_run(room, argmax, b.planes * p.OH * p.OW, begin, windows);
+  const T* grads = copy_async(free, grad_y, b.planes * p.OH * p.OW, begin, windows);
+  const I* places = copy_async(free, argmax, b.planes * p.OH * p.OW, begin, windows);
   const int count = ((band.planes - 1) * p.H + extent.bottom - extent.top) * p.W;
-  T* sums = take_room(room, result, count);
-  wait_for_runs();
-  work(grads, places, sums);
+  T* sums = take_buffer(free, result, count);
+  wait_for_copies();
+  band.each_strip(b, tiles.columns, [&](int plane, int first, int last, int column) {
+    const int from = (plane * p.OH - extent.begin) * p.OW, to = (plane * p.H - extent.top) * p.W;
+    gradients_down<K, S, T, I, 1>(
+        p, sh, sw, first, last, column,
+        [&](int oh, int ow, Chosen<T, place_t<I>, 1>& chosen) {
+          chosen.grad.data[0] = grads[from + oh * p.OW + ow];
+          chosen.at[0] = places[from + oh * p.OW + ow];
+        },
+        [&](int h, int w, Vec<T, 1> sum) { sums[to + h * p.W + w] = sum.data[0]; });
+  });
   __syncthreads();
   store_run(result, sums, count);
 }
 
-// --- channels last ---
+// --- images whose channels are neighbours ---
 
-// Of V places, how many one access takes.
+// How many of V places one access takes.
 template <typename I, int V> constexpr int kPlaces = V * sizeof(I) > 16 ? 16 / sizeof(I) : V;
 
-// Grid: any number of threads that is N * strips * OW * C / V or more. Each thread owns V channels of a strip of outputs,
-// side by side: 16 bytes of them with ALIGNED, when C and the addresses allow it, else one.
+// Grid: at least of.threads threads, in any blocks. Each thread owns V channels of a strip of outputs, side by side: 16 bytes
+// with ALIGNED, when the number of channels and the addresses allow it, else one.
 template <typename T, typename I, int K, int S, bool ALIGNED>
-__global__ void __launch_bounds__(256)
-    max_pool2d_fwd_last(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ argmax, long long threads, int C,
-                        Window geometry, Cells cells) {
+__global__ void __launch_bounds__(256) max_pool2d_fwd_nhwc(const T* __restrict__ x, T* __restrict__ y,
+                                                           I* __restrict__ argmax, Window geometry, Strips of) {
   constexpr int V = ALIGNED ? kVecWidth<T> : 1, P = kPlaces<I, V>;
-  if (global_thread() >= threads) return;
+  if (global_thread() >= of.threads) return;
   const Window p = geometry.known<K, S, true>();
-  const Cell at(cells, global_thread(), V, p.OH);
+  const Strip at(of, global_thread(), V, p.OH);
+  const int C = int(of.channels);
   x += at.image * p.H * p.W * C + at.c;
   const long long to = ((at.image * p.OH + at.first) * p.OW + at.column) * C + at.c;
   y += to, argmax += to;
@@ -242,20 +239,21 @@ __global__ void __launch_bounds__(256)
       });
 }
 
-// Grid, threads: as above, of the tiles of grad_x.
+// Grid and threads: as above, of the tiles of grad_x.
 template <typename T, typename I, int K, int S, bool ALIGNED>
 __global__ void __launch_bounds__(256)
-    max_pool2d_bwd_last(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x,
-                        long long threads, int C, Window geometry, Cells cells, Divisor sh, Divisor sw) {
+    max_pool2d_bwd_nhwc(const T* __restrict__ grad_y, const I* __restrict__ argmax, T* __restrict__ grad_x,
+                        Window geometry, Divisor sh, Divisor sw, Strips of) {
   constexpr int V = ALIGNED ? kVecWidth<T> : 1, P = kPlaces<I, V>;
-  if (global_thread() >= threads) return;
+  if (global_thread() >= of.threads) return;
   const Window p = geometry.known<K, S, true>();
-  const Cell at(cells, global_thread(), V, Tiles<K, S>(p).rows);
+  const Strip at(of, global_thread(), V, Tiles<K, S>(p).rows);
+  const int C = int(of.channels);
   grad_y += at.image * p.OH * p.OW * C + at.c, argmax += at.image * p.OH * p.OW * C + at.c;
   grad_x += at.image * p.H * p.W * C + at.c;
   gradients_down<K, S, T, I, V>(
       p, sh, sw, at.first, at.last, at.column,
-      [&](int oh, int ow, Chosen<T, place_t<I, K>, V>& chosen) {
+      [&](int oh, int ow, Chosen<T, place_t<I>, V>& chosen) {
         const auto from = (offset_t<K>(oh) * p.OW + ow) * C;
         chosen.grad = load_vec<T, V>(grad_y + from);
 #pragma unroll

@@ -6,7 +6,8 @@
 // backward writes outer * classes * inner elements, nearly all of them zeros. A flop or two each.
 //
 // Bytes: sizeof(T) per element of x, written by backward. Reached on an H200 (us, both; in brackets, written at 4250 GB/s):
-// 4096x32000 bf16 68 (62), fp32 123 (123). Lost: forward, a launch of 4 us less 1 by overlap.
+// 4096x32000 bf16 68 (62), fp32 123 (123). What is lost is forward: a launch of 4 us, of which
+// the overlap hides one.
 #include "loss/losses.cuh"
 
 // Where class t of a position lies in x.
@@ -16,12 +17,12 @@ __device__ __forceinline__ long long element_of(long long position, int t, int c
   return (outer * classes + t) * inner + (position - outer * inner);
 }
 
-// Grid: any, one dimension. Block: one dimension, a multiple of 32. Threads stride over the positions and add their
-// losses in acc_t<T>; the block's sum goes to `parts`, or, of a single block, to y and total_weight. Without a
-// reduction y[position] is written and nothing else.
+// Grid: any size, one dimension. Block: one dimension, a multiple of 32. Threads stride over the positions and add their
+// losses in acc_t<T>. A block writes its sum to `partials`, and a single block to y and total_weight. Without a reduction
+// only y[position] is written.
 template <typename T>
 __global__ void nll_loss_fwd(const T* __restrict__ x, const long long* __restrict__ target,
-                             const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ parts,
+                             const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ partials,
                              acc_t<T>* __restrict__ total_weight, long long positions, int classes, long long inner,
                              long long ignore_index, int reduction) {
   using A = acc_t<T>;
@@ -34,17 +35,10 @@ __global__ void nll_loss_fwd(const T* __restrict__ x, const long long* __restric
     mine.loss += loss;
     mine.weight += w;
   }
-  end_loss(mine, reduction, parts, y, total_weight);
+  end_loss(mine, reduction, partials, y, total_weight);
 }
 
-// Grid: 1. Block: one dimension, a multiple of 32. Adds the `count` pairs of `parts`, in the same order every time.
-template <typename T>
-__global__ void nll_loss_fwd_sum(const acc_t<T>* __restrict__ parts, T* __restrict__ y,
-                                 acc_t<T>* __restrict__ total_weight, int count, int reduction) {
-  add_parts(parts, count, reduction, y, total_weight);
-}
-
-// What the element of the target of a position is, where its class is t.
+// The gradient at the target of a position, whose class is t.
 template <typename T>
 __device__ __forceinline__ T gradient_at(const T* grad_y, const T* weight, const acc_t<T>* total_weight,
                                          long long position, int t, int reduction) {
@@ -52,13 +46,13 @@ __device__ __forceinline__ T gradient_at(const T* grad_y, const T* weight, const
   return from_acc<T>(-w * loss_scale(grad_y, position, reduction, total_weight));
 }
 
-// Grid, block: any, one dimension; threads stride over the positions, each writes the one element of its target. grad_x
-// is all zeros before.
+// Grid, block: any size, one dimension. Threads stride over the positions, and write the element of each one's target.
+// grad_x is all zeros before.
 template <typename T>
-__global__ void nll_loss_bwd(const T* __restrict__ grad_y, const long long* __restrict__ target,
-                             const T* __restrict__ weight, const acc_t<T>* __restrict__ total_weight,
-                             T* __restrict__ grad_x, long long positions, int classes, long long inner,
-                             long long ignore_index, int reduction) {
+__global__ void nll_loss_bwd_strided(const T* __restrict__ grad_y, const long long* __restrict__ target,
+                                     const T* __restrict__ weight, const acc_t<T>* __restrict__ total_weight,
+                                     T* __restrict__ grad_x, long long positions, int classes, long long inner,
+                                     long long ignore_index, int reduction) {
   for (long long i = global_thread(); i < positions; i += global_threads()) {
     const int t = class_at(target, i, classes, ignore_index);
     if (t < 0) continue;
@@ -66,20 +60,19 @@ __global__ void nll_loss_bwd(const T* __restrict__ grad_y, const long long* __re
   }
 }
 
-// The same of rows of classes side by side, zeros included. Grid: ceil(n / (blockDim.x * kZeros * kVecWidth<T>)) for the n
-// elements of grad_x. Block: any, one dimension. A block owns kZeros vectors for each of its threads, neighbours, whatever
-// rows they are of: it makes them zeros and then writes those of the targets that are among them.
-constexpr int kZeros = 2;
-
+// The same with the zeros, for rows of classes that lie side by side. Grid: ceil(n / (blockDim.x * ZERO_VECTORS *
+// kVecWidth<T>)) for the n elements of grad_x. Block: any size, one dimension. A block owns as many neighbouring vectors as
+// its threads have, ZERO_VECTORS each, whatever rows they belong to. It writes zeros to them, and then those of the targets
+// that are among them.
 template <typename T>
 __global__ void nll_loss_bwd_rows(const T* __restrict__ grad_y, const long long* __restrict__ target,
                                   const T* __restrict__ weight, const acc_t<T>* __restrict__ total_weight, T* grad_x,
                                   long long positions, int classes, long long ignore_index, int reduction) {
   constexpr int W = kVecWidth<T>;
-  const long long each = blockDim.x * (kZeros * W), begin = blockIdx.x * each,
+  const long long each = blockDim.x * (ZERO_VECTORS * W), begin = blockIdx.x * each,
                   end = min(begin + each, positions * classes);
 #pragma unroll
-  for (int k = 0; k < kZeros; ++k) {
+  for (int k = 0; k < ZERO_VECTORS; ++k) {
     const long long at = begin + (k * blockDim.x + threadIdx.x) * W;
     if (is_aligned16(grad_x) && at + W <= end) {
       store_vec(grad_x + at, Vec<T, W>{});

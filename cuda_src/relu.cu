@@ -9,13 +9,13 @@
 // warp.
 #include "common/elementwise/elementwise.cuh"
 
-// A vector of elements from `first` on; past the end, and where the address is off 16 bytes, element by element.
-template <typename T> struct Place {
+// A vector of elements from `first` on, which is taken element by element at the end, and where an address is off 16 bytes.
+template <typename T> struct VectorAt {
   static constexpr int W = kVecWidth<T>;
   long long first, n;
   bool whole;
 
-  __device__ __forceinline__ Place(long long first, long long n, bool fit)
+  __device__ __forceinline__ VectorAt(long long first, long long n, bool fit)
       : first(first), n(n), whole(fit && first + W <= n) {}
 
   __device__ __forceinline__ Words<T> load(const T* from) const {
@@ -46,7 +46,7 @@ template <typename T> __global__ void relu_fwd(const T* x, T* y, unsigned char* 
   if (mask == nullptr) return elementwise<T>(n, [](A x) { return x <= A(0) ? A(0) : x; }, y, x);
   const long long v = global_thread();
   if (v * W >= n) return;
-  const Place<T> place(v * W, n, is_aligned16(x) && is_aligned16(y));
+  const VectorAt<T> place(v * W, n, is_aligned16(x) && is_aligned16(y));
   Words<T> values = place.load(x);
   unsigned bits = 0;
 #pragma unroll
@@ -69,7 +69,7 @@ __global__ void relu_bwd(const T* __restrict__ grad_y, const T* __restrict__ y, 
   }
   const long long v = global_thread();
   if (v * W >= n) return;
-  const Place<T> place(v * W, n, is_aligned16(grad_y) && is_aligned16(grad_x));
+  const VectorAt<T> place(v * W, n, is_aligned16(grad_y) && is_aligned16(grad_x));
   const unsigned bits = mask[v];
   Words<T> grads = place.load(grad_y);
 #pragma unroll

@@ -3,19 +3,19 @@
 //     y_a = a cos[p, j] - b sin[p, j]
 //     y_b = b cos[p, j] + a sin[p, j]
 //
-// halves: pair j is elements j and j + rotary / 2; interleaved: elements 2j and 2j + 1. Elements from `rotary` on pass.
-// grad_x is grad_y, turned back: the same with -sin.
+// Pair j is elements j and j + rotary / 2 (halves), or elements 2j and 2j + 1 (interleaved). Elements from `rotary` on are copied.
+// grad_x is grad_y turned back: the same with -sin.
 //
 // Bytes per element: 2 x sizeof(T), either way; rows of cos and sin come from the caches. Three flops.
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 4x32x4096x128 r128 bf16 3864 / 3875, fp32
 // 4074 / 4051, 4x4096x32x128 r128 bshd bf16 3844 / 3859, 4x32x4096x128 r128 interleaved bf16 3668 / 3666, 4x32x4096x128
 // r64 bf16 3556 / 3541, 4x32x4096x80 r80 bf16 3633 / 3642, 4x32x4096x126 r126 bf16 3410 / 3322, 128x1x32x128 r128 bshd
-// bf16 4.1 and 4.1 us. Lost, by Nsight Compute, the memory at 80% of its peak: halves of whole vectors go by rows, in the
-// order of memory, and read the tables again for every head, from L2 (by heads, which read them once: 3763), and warps
-// wait for that. Other halves go by heads, since by rows single elements leave too few bytes under way (1104); those that
-// leave a thread fewer than 8 bytes at a time through shared memory, where rows are not apart: there the barriers of
-// three blocks on a multiprocessor are waited for.
+// bf16 4.1 and 4.1 us. Lost, by Nsight Compute, with the memory at 80% of its peak: halves of whole vectors are computed row by
+// row, in the order of memory, and each head reads the tables again from L2, for which warps wait (by heads, which read them
+// once: 3763). Other halves are computed by heads, since row by row single elements leave too few bytes in flight (1104).
+// Where a thread would have fewer than 8 bytes at a time and rows are dense, they pass through shared memory, and warps wait
+// for the barriers of three blocks on a multiprocessor.
 #include "common/elementwise/broadcast.cuh"
 #include "common/tile/tiny_rows.cuh"
 #include "common/core/vector_load.cuh"
@@ -41,7 +41,7 @@ template <typename T> __device__ __forceinline__ void turn(T& first, T& second, 
   second = from_acc<T>(b * c + a * s);
 }
 
-// A vector of pairs, `half` elements apart. `back`: by -angle.
+// Turns a vector of pairs whose elements are `half` apart; with `back`, by -angle.
 template <typename T>
 __device__ __forceinline__ void turn_vector(const T* x, const T* cosine, const T* sine, T* y, int half, int back) {
   constexpr int W = kVecWidth<T>;
@@ -55,12 +55,12 @@ __device__ __forceinline__ void turn_vector(const T* x, const T* cosine, const T
 }
 
 // Pairs (j, j + half), where halves and rows are whole vectors. Grid: ceil(rows / blockDim.y). Block: (x, y), any; the
-// threads of a row share its vectors. y is dense; `layout` says where a row lies in x, and its position. cosine, sine:
-// [limit x half].
+// threads of a row share its vectors. y is dense; `layout` says where a row lies in x, and which position it has. cosine and
+// sine are (limit, half).
 template <typename T>
-__global__ void rope(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
-                     const long long* __restrict__ positions, T* __restrict__ y, long long rows, int half, int size,
-                     long long limit, int back, const __grid_constant__ Layout<2> layout) {
+__global__ void rope_rows(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
+                          const long long* __restrict__ positions, T* __restrict__ y, long long limit, int back,
+                          long long rows, int half, int size, const __grid_constant__ Layout<2> layout) {
   constexpr int W = kVecWidth<T>;
   const long long r = blockIdx.x * (long long)blockDim.y + threadIdx.y;
   if (r >= rows) return;
@@ -76,35 +76,35 @@ __global__ void rope(const T* __restrict__ x, const T* __restrict__ cosine, cons
   }
 }
 
-// `count` rows whose halves are 2^shift vectors: one lies x_row elements behind the other in x, and their angles so many.
-struct Even {
+// `count` rows whose halves are 2^shift vectors. A row begins x_row elements behind the one before, its angles `angles` elements.
+struct EvenRows {
   unsigned count, x_row, angles;
   int shift;
 };
 
-// The same of rows that are evenly spaced, and turn as a whole: as for one token, whose time is that of a launch, so that
-// little is read before the first load. Grid: as many threads as there are vectors in halves. Block: kEvenThreads.
-constexpr int kEvenThreads = 128;
+// The same for rows that are evenly spaced and turn as a whole, at positions 0, 1, 2 ... (`positions` is null), such as one token, whose time is that of a
+// launch. So little is read before the first load. Grid: a thread for each vector of a half. Block: ROPE_BLOCK.
 template <typename T>
-__global__ void __launch_bounds__(kEvenThreads)
-    rope_even(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine, T* __restrict__ y,
-              const __grid_constant__ Even rows, int back) {
-  const unsigned thread = blockIdx.x * kEvenThreads + threadIdx.x, r = thread >> rows.shift;
+__global__ void __launch_bounds__(ROPE_BLOCK)
+    rope_even(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
+              const long long* __restrict__ positions, T* __restrict__ y, long long limit, int back,
+              const __grid_constant__ EvenRows rows) {
+  const unsigned thread = blockIdx.x * ROPE_BLOCK + threadIdx.x, r = thread >> rows.shift;
   if (r >= rows.count) return;
   const int half = kVecWidth<T> << rows.shift, j = thread * kVecWidth<T> & (half - 1);
   const long long row = r, angles = row * rows.angles + j;
   turn_vector(x + row * rows.x_row + j, cosine + angles, sine + angles, y + row * 2 * half + j, half, back);
 }
 
-// How rope.py divides the work of rope_heads(): `heads` rows of one position, some of which a thread has.
-struct Heads {
+// How the work of rope_heads() is divided: `heads` rows have one position, and a thread has `chunk` of them.
+struct HeadGroups {
   long long rows, heads;
   long long x_stride, y_stride;  // from a head to the next
-  int groups, chunk;  // of blockDim.y positions; heads of a thread
-  int turned, units;  // what turns of a row, and with what passes
+  int groups, chunk;  // groups of blockDim.y positions; heads of a thread
+  int turned, units;  // units of a row that turn, and all units
 };
 
-// N elements each of two halves of a row, or N neighbours.
+// A unit that turns: N elements of each half of a row, or N neighbours.
 template <typename T, bool INTERLEAVED, int N> struct Pairs {
   static constexpr bool NEIGHBOURS = INTERLEAVED && N > 1;
   static constexpr int ANGLES = NEIGHBOURS ? N / 2 : N;
@@ -128,16 +128,17 @@ template <typename T, bool INTERLEAVED, int N> struct Pairs {
   }
 };
 
-template <typename T, int N> struct Passing {
+// A unit that is copied.
+template <typename T, int N> struct Copied {
   Vec<T, N> all;
 
   __device__ __forceinline__ void load(const T* x, int) { all = load_vec<T, N>(x); }
   __device__ __forceinline__ void store(T* y, int) const { store_vec<T, N>(y, all); }
 };
 
-// f to a unit of each of `heads` heads at x, and to y; U under way at once.
+// Applies f to a unit of each of `heads` heads at x, and stores it to y; U units are loaded before the first is stored.
 template <int U, typename Unit, typename T, typename F>
-__device__ __forceinline__ void each_head(const Heads& of, int heads, int half, const T* x, T* y, F f) {
+__device__ __forceinline__ void each_head(const HeadGroups& of, int heads, int half, const T* x, T* y, F f) {
 #pragma unroll 1
   for (int left = heads; left > 0; left -= U) {
     Unit unit[U];
@@ -153,16 +154,16 @@ __device__ __forceinline__ void each_head(const Heads& of, int heads, int half, 
   }
 }
 
-// A row is [half | half | rest], or [2 half | rest]: `turned` units of N pairs, N / 2 of neighbours, then units of N
-// elements of the rest. Grid: ceil(rows / blockDim.y) x chunks, folded, chunks slowest. Block: (x, y), any; a thread has
-// every blockDim.x-th unit of one position in a chunk of its heads: it reads cos and sin once for all of them, and single
-// elements of several are under way at once.
-// `layout`: where the first head of a position begins in x, which position it is, and where it begins in y. N divides the
-// size of a row and of its parts and the strides of x, and all are aligned to it. The rest as in rope().
+// A row is [half | half | rest], or [2 half | rest]: first `turned` units of N pairs, or of N / 2 pairs of neighbours; then units
+// of N elements of the rest. Grid: ceil(rows / blockDim.y) times the chunks of heads, chunks slowest. Block: (x, y), any. A
+// thread has every blockDim.x-th unit of one position, in a chunk of its heads: it reads cos and sin once for all of them, and
+// loads single elements of several heads before it stores the first.
+// `layout` says where the first head of a position begins in x, which position it is, and where it begins in y. N divides the
+// size of a row and of its parts and the strides of x, and all are aligned to it. The rest as in rope_rows().
 template <typename T, bool INTERLEAVED, int N>
 __global__ void rope_heads(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
-                           const long long* __restrict__ positions, T* __restrict__ y,
-                           const __grid_constant__ Heads heads, int half, long long limit, int back,
+                           const long long* __restrict__ positions, T* __restrict__ y, long long limit, int back,
+                           const __grid_constant__ HeadGroups heads, int half,
                            const __grid_constant__ Layout<3> layout) {
   constexpr int U = N * sizeof(T) >= 16 ? 1 : N > 1 ? 2 : 4;
   using Turning = Pairs<T, INTERLEAVED, N>;
@@ -185,35 +186,36 @@ __global__ void rope_heads(const T* __restrict__ x, const T* __restrict__ cosine
                             [&](Turning& pairs) { pairs.turn_all(cosines, sines, sign); });
     } else {
       const int begin = 2 * half + (unit - heads.turned) * N;
-      each_head<U, Passing<T, N>>(heads, here, half, row_x + begin, row_y + begin, [](Passing<T, N>&) {});
+      each_head<U, Copied<T, N>>(heads, here, half, row_x + begin, row_y + begin, [](Copied<T, N>&) {});
     }
   }
 }
 
-// How rope.py divides the work of rope_staged(): `times` a run of `rows`, whose positions are the same each time. A block has
-// `each` rows of a run, one of `tiles`, of `chunk` runs; `sharers` rows are taken at a time. The elements of a pair are `apart`,
-// and a pair begins `step` elements behind the one before.
-struct Staged {
+// How the work of rope_staged() is divided. There are `times` runs of `rows` rows, and positions are the same in each run. A block
+// has a tile of `each` rows of a run, one of `tiles`, in `chunk` runs, and turns `sharers` rows at a time. The elements of a pair
+// are `apart` from each other, and pairs are `step` elements apart.
+struct Tiles {
   long long rows, times;
   int each, sharers, apart, step, tiles, chunk;
 };
 
-// Of a position.
+// The rows of a position in the tables.
 template <typename T> struct __align__(16) Angles { const T *cosines, *sines; };
 
-// Rows that lie next to each other in x too, off vectors: a block copies its rows to shared memory whole, turns them there,
-// and stores them whole, while those of its next run come. What passes is left alone. Grid: tiles x ceil(times / chunk). Block:
-// kSmallRows, sharers x half or more. Shared memory: a block's rows, which are whole vectors, twice. A thread has one pair of
-// every sharers-th row, kStagedEach pairs at most, and reads their angles once. `layout`: of the rows of a run, as in rope().
-template <typename T> constexpr int kStagedEach = sizeof(T) == 2 ? 16 : 8;
+// Rows that are dense in x too, but no whole vectors: a block copies its rows to shared memory, turns them there, and stores them
+// in vectors, while the rows of its next run arrive. Grid: tiles x ceil(times / chunk). Block: ROPE_STAGED_THREADS, which is
+// sharers x half or more. Shared memory: a block's rows, which together are whole vectors, twice. A thread has one pair of every
+// sharers-th row, kPairs at most, and reads their angles once. `layout` is that of the rows of a run, as in rope_rows().
+static_assert(ROPE_STAGED_THREADS == kSmallRows, "fetch_all() and store_all() are for so many threads");
+template <typename T> constexpr int kPairs = ROPE_STAGED_BYTES_EACH / sizeof(T);
 template <typename T>
-__global__ void __launch_bounds__(kSmallRows, 3)
+__global__ void __launch_bounds__(ROPE_STAGED_THREADS, 3)
     rope_staged(const T* __restrict__ x, const T* __restrict__ cosine, const T* __restrict__ sine,
-                const long long* __restrict__ positions, T* __restrict__ y, const __grid_constant__ Staged staged,
-                int half, int size, long long limit, int back, const __grid_constant__ Layout<2> layout) {
-  constexpr int ALL = kStagedEach<T>, U = 8;
+                const long long* __restrict__ positions, T* __restrict__ y, long long limit, int back,
+                const __grid_constant__ Tiles staged, int half, int size, const __grid_constant__ Layout<2> layout) {
+  constexpr int ALL = kPairs<T>, U = 8;
   extern __shared__ uint4 dynamic[];
-  __shared__ Angles<T> of_row[kSmallRows];
+  __shared__ Angles<T> of_row[ROPE_STAGED_THREADS];
   T* const tiles = reinterpret_cast<T*>(dynamic);
   const unsigned group = blockIdx.x / staged.tiles;
   const long long begin = (blockIdx.x - group * staged.tiles) * (long long)staged.each;
@@ -237,13 +239,13 @@ __global__ void __launch_bounds__(kSmallRows, 3)
     cosines[i] = __ldg(angles.cosines + j), sines[i] = __ldg(angles.sines + j);
   });
   const acc_t<T> sign = back ? -1 : 1;
-  const int pitch = sharers * size, room = staged.each * size;
+  const int pitch = sharers * size, buffer = staged.each * size;
 #pragma unroll 1
   for (int time = 0; time < times; ++time, at += run) {
-    T* const tile = tiles + time % 2 * room;
+    T* const tile = tiles + time % 2 * buffer;
     wait_for_groups<0>();
     __syncthreads();
-    if (time + 1 < times) fetch_all(tiles + (time + 1) % 2 * room, x + at + run, rows * size);
+    if (time + 1 < times) fetch_all(tiles + (time + 1) % 2 * buffer, x + at + run, rows * size);
     end_group();
 #pragma unroll
     for (int first = 0; first < ALL; first += U) {

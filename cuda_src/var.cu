@@ -3,15 +3,15 @@
 // grad_x[k, i] = slope[k] (x[k, i] - mean[k])
 // slope        = grad_y 2 / (n - correction)
 //
-// Any dimensions, any strides, without a copy: see common/reduce/reduction.cuh. A thread takes a few elements about their own mean
-// and merges them into what it has, of half types all about the first: E[x^2] - mean^2 would cancel. Rows of whole vectors
-// of fp32 and fp64, up to 32 KB, are in registers, the mean first: see common/reduce/register_row.cuh; short ones of other sizes, a
-// thread each: see common/tile/tiny_rows.cuh. Of a constant y is exactly 0. Bytes per element of x: forward sizeof(T), backward twice that.
-// Forward about 4 operations on each element, backward two.
+// Any dimensions and strides are reduced without a copy: see common/reduce/reduction.cuh. A thread takes a few elements about
+// their own mean and merges them into what it has, of half types all about the first: E[x^2] - mean^2 would cancel. Rows of
+// whole vectors of fp32, up to 32 KB, are in registers, and the mean comes first: see common/reduce/register_row.cuh; of short
+// ones of other sizes a thread takes each: see common/tile/tiny_rows.cuh. Of a constant y is exactly 0. Bytes per element of
+// x: forward sizeof(T), backward twice that. Forward takes about 4 operations on each element, backward two.
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 8192x8192 over 1 bf16 3243 / 3865, fp32
 // 3867 / 3984; over 0 bf16 3169 / 3630, fp32 3669 / 3919; 65536x1000 over 1 bf16 3035 / 3789; 4095x4095 bf16 over 1 1895
 // / 2946, over 0 1545 / 2529; over 1 bf16 4096x50257 3679 / 4057, 2097152x32 3307 / 3732, 1000003x17 2186 / 2917. Lost: the
-// start of a launch, about 4 us; of fp32 over 0 what a thread has of each of its columns is merged every 8 rows.
+// start of a launch, about 4 us; of fp32 over 0 a thread merges what it has of each of its columns every 8 rows.
 #include "common/reduce/shifted_moments.cuh"
 #include "common/reduce/reduce_backward.cuh"
 #include "common/tile/tiny_rows.cuh"
@@ -82,15 +82,15 @@ template <typename A> struct MomentsRule {
 // Of half types a thread has sums about the first element that it meets, from which others are less than the square root of
 // their number times the deviation: that rounds them by less than they are themselves.
 struct HalfRule : MomentsRule<float> {
-  struct Held {
+  struct Local {
     Centred<float> sums;
     float count;
   };
-  static __device__ __forceinline__ Held identity_() { return {}; }
+  static __device__ __forceinline__ Local identity_() { return {}; }
 
   template <int U, int E, typename Number>
-  static __device__ __forceinline__ void take_(Held& held, const float (&values)[U][E], int valid, int seen, Number) {
-    Centred<float>& sums = held.sums;
+  static __device__ __forceinline__ void take_(Local& local, const float (&values)[U][E], int valid, int seen, Number) {
+    Centred<float>& sums = local.sums;
     if (seen == 0) sums.about = isfinite(values[0][0]) ? values[0][0] : 0.0f;
 #pragma unroll
     for (int i = 0; i < U; ++i) {
@@ -98,12 +98,12 @@ struct HalfRule : MomentsRule<float> {
 #pragma unroll
       for (int e = 0; e < E; ++e) sums.add(values[i][e]);
     }
-    held.count += float(valid * E);
+    local.count += float(valid * E);
   }
 };
 
-__device__ __forceinline__ Moments<float> settled(const HalfRule::Held& held) {
-  Moments<float> of = held.sums.moments(held.count);
+__device__ __forceinline__ Moments<float> settled(const HalfRule::Local& local) {
+  Moments<float> of = local.sums.moments(local.count);
   if (!isfinite(of.mean)) of.square = of.mean * 0.0f;
   return of;
 }
@@ -164,42 +164,43 @@ template <typename T> struct VarUnit : Elements<T> {
 
 // Grid, block: see fold(). `partial` holds Moments<A>.
 template <typename T, int FORM>
-__global__ void CUPYOPS_FOLD var_fwd(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ mean,
-                                     acc_t<T>* __restrict__ partial, acc_t<T> freedom,
-                                     const __grid_constant__ Layout<2> kept, const __grid_constant__ Layout<1> reduced,
-                                     const __grid_constant__ Division division, long long results) {
+__global__ void CUPYOPS_FOLD var_fwd_fold(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ mean,
+                                          acc_t<T>* __restrict__ partial, acc_t<T> freedom,
+                                          const __grid_constant__ Layout<2> kept,
+                                          const __grid_constant__ Layout<1> reduced,
+                                          const __grid_constant__ Division division, long long results) {
   using State = Moments<acc_t<T>>;
   const VarUnit<T> unit{{x}, {}, reinterpret_cast<State*>(partial), results, {{}, y, mean, freedom}};
   fold<FORM, kVecWidth<T>>(unit, kept, reduced, division);
 }
 
 // In two passes, the second of which finds what the mean of the first is off by. A mean that differs from an element by no
-// more than what its sum was rounded is taken to be that: of a constant it is. Grid, block: see WholeRow. Not for half
+// more than what its sum was rounded is taken to be that: of a constant it is. Grid, block: see RegisterRow. Not for half
 // types, whose elements would be unpacked twice.
 template <typename T>
-__global__ void __launch_bounds__(kWholeThreads, 3)
-    var_rows(const T* __restrict__ x, T* __restrict__ y, T* __restrict__ mean, T freedom, long long rows,
-             long long size) {
+__global__ void __launch_bounds__(FOLD_THREADS, 3)
+    var_fwd_registers(const T* __restrict__ x, T* __restrict__ y, T* __restrict__ mean, T freedom, long long rows,
+                      long long size) {
   constexpr int W = kVecWidth<T>;
   __shared__ Pair<T> shared[kWarp];
-  const WholeRow<T> held(x, rows, size);
-  const T element = x[held.inside ? held.row * size : 0], count = T(int(size)), share = T(1) / count;
-  const T part = held.sum_of([&](T value) { return value * share; });
+  const RegisterRow<T> row(x, rows, size);
+  const T element = x[row.inside ? row.row * size : 0], count = T(int(size)), share = T(1) / count;
+  const T part = row.sum_of([&](T value) { return value * share; });
   T about = row_reduce<Sum>(part, reinterpret_cast<T*>(shared));
   if (fabs(about - element) <= fabs(element) * T(sizeof(T) == 8 ? 0x1p-47 : 0x1p-18)) about = element;
   Pair<T> sums[W] = {};
 #pragma unroll
-  for (int k = 0; k < kWholePacks; ++k) {
-    held.tile.each_of(k, [&](int e) {
-      const T apart = held.vectors[k][e] - about;
+  for (int k = 0; k < REGISTER_VECTORS; ++k) {
+    row.tile.each_of(k, [&](int e) {
+      const T apart = row.vectors[k][e] - about;
       sums[e].first += apart, sums[e].second += apart * apart;
     });
   }
   const Pair<T> all = row_reduce<Sum>(reduce_elements<Sum, 1, W>([&](int, int e) { return sums[e]; }), shared);
-  if (threadIdx.x > 0 || !held.inside) return;
+  if (threadIdx.x > 0 || !row.inside) return;
   Moments<T> of = Moments<T>::of(count, about, all.first, all.second);
   if (!isfinite(about)) of.mean = about;
-  VarResult<T>{{}, y, mean, freedom}.store_(of, 0, held.row);
+  VarResult<T>{{}, y, mean, freedom}.store_(of, 0, row.row);
 }
 
 // Of a row, about its first element, from which others are less than the square root of their number times the deviation:
@@ -226,19 +227,19 @@ template <typename T> __device__ __forceinline__ Moments<acc_t<T>> moments_of_ro
 
 // Grid, block, shared memory: see fetch_row().
 template <typename T>
-__global__ void var_small(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ mean, acc_t<T> freedom,
-                          long long rows, long long size) {
+__global__ void var_fwd_thread_per_row(const T* __restrict__ x, T* __restrict__ y, acc_t<T>* __restrict__ mean,
+                                       acc_t<T> freedom, long long rows, long long size) {
   const T* own = fetch_row(x, rows, int(size));
   if (own) VarResult<T>{{}, y, mean, freedom}.store_(moments_of_row(own, int(size)), 0, global_thread());
 }
 
-// Grid, block: see fold_slabs().
+// Grid, block: see finalize_slabs().
 template <typename T>
-__global__ void var_finish(const acc_t<T>* __restrict__ partial, T* __restrict__ y, acc_t<T>* __restrict__ mean,
-                           acc_t<T> freedom, long long slabs, long long results) {
+__global__ void var_fwd_finalize(const acc_t<T>* __restrict__ partial, T* __restrict__ y, acc_t<T>* __restrict__ mean,
+                                 acc_t<T> freedom, long long slabs, long long results) {
   using State = Moments<acc_t<T>>;
   const VarResult<T> result{{}, y, mean, freedom};
-  fold_slabs<State>(result, reinterpret_cast<const State*>(partial), slabs, results);
+  finalize_slabs<State>(result, reinterpret_cast<const State*>(partial), slabs, results);
 }
 
 template <typename T> struct VarShare {
@@ -266,27 +267,27 @@ template <typename T> struct VarShares {
   }
 };
 
-// Grid, block: see spread_rows().
+// Grid, block: see backward_rows().
 template <typename T>
 __global__ void var_bwd_rows(const T* __restrict__ x, const T* __restrict__ grad_y, const acc_t<T>* __restrict__ mean,
-                             acc_t<T> slope, T* __restrict__ grad_x, long long rows, long long size, int parts) {
-  spread_rows(x, grad_x, rows, size, parts, VarShares<T>{grad_y, mean, slope});
+                             T* __restrict__ grad_x, acc_t<T> slope, long long rows, long long size, int parts) {
+  backward_rows(x, grad_x, rows, size, parts, VarShares<T>{grad_y, mean, slope});
 }
 
-// Grid, block: see spread_short().
+// Grid, block: see backward_short_rows().
 template <typename T>
-__global__ void var_bwd_short(const T* __restrict__ x, const T* __restrict__ grad_y, const acc_t<T>* __restrict__ mean,
-                              acc_t<T> slope, T* __restrict__ grad_x, long long rows, int size, bool aligned,
-                              const __grid_constant__ Divisor by_size) {
-  spread_short(x, grad_x, rows, size, aligned, by_size, VarShares<T>{grad_y, mean, slope});
+__global__ void var_bwd_short_rows(const T* __restrict__ x, const T* __restrict__ grad_y,
+                                   const acc_t<T>* __restrict__ mean, T* __restrict__ grad_x, acc_t<T> slope,
+                                   long long rows, int size, bool aligned, const __grid_constant__ Divisor by_size) {
+  backward_short_rows(x, grad_x, rows, size, aligned, by_size, VarShares<T>{grad_y, mean, slope});
 }
 
-// Grid, block: see spread_columns().
+// Grid, block: see backward_columns().
 template <typename T>
 __global__ void var_bwd_columns(const T* __restrict__ x, const T* __restrict__ grad_y,
-                                const acc_t<T>* __restrict__ mean, acc_t<T> slope, T* __restrict__ grad_x,
+                                const acc_t<T>* __restrict__ mean, T* __restrict__ grad_x, acc_t<T> slope,
                                 long long rows, long long size, int period) {
-  spread_columns(x, grad_x, rows, size, period, VarShares<T>{grad_y, mean, slope});
+  backward_columns(x, grad_x, rows, size, period, VarShares<T>{grad_y, mean, slope});
 }
 
 template <typename T> struct VarGradient {
@@ -314,8 +315,9 @@ template <typename T> struct VarGradient {
 
 // Grid, block: see pointwise(). grad_y and mean are expanded to the shape of x; grad_x is dense.
 template <typename T>
-__global__ void var_bwd(const T* __restrict__ x, const T* __restrict__ grad_y, const acc_t<T>* __restrict__ mean,
-                        acc_t<T> slope, T* __restrict__ grad_x, const __grid_constant__ Layout<3> layout, long long n) {
+__global__ void var_bwd_strided(const T* __restrict__ x, const T* __restrict__ grad_y,
+                                const acc_t<T>* __restrict__ mean, T* __restrict__ grad_x, acc_t<T> slope,
+                                const __grid_constant__ Layout<3> layout, long long n) {
   constexpr int W = kVecWidth<T>;
   const bool fit = fits_vec<T, W>(x) && fits_vec<T, W>(grad_y) && fits_vec<T, W>(grad_x) && fits_vec<acc_t<T>, W>(mean);
   pointwise<false, W>(layout, n, fit, VarGradient<T>{x, grad_y, mean, slope, grad_x, layout});

@@ -1,15 +1,22 @@
 """cupyops: a .cu file becomes a differentiable PyTorch operator, with pip alone."""
 
+import warnings
+
+import torch
+
 from . import nn, optim, testing
+from ._dispatch.forms import use_form
 from ._expression.elementwise import elementwise
 from ._expression.reduction import reduction
 from ._kernel.graph import Graphed, graph
 from ._kernel.kernel import FLOATING, Kernel, ceil_div
+from ._kernel.launch.executors import address
 from ._kernel.notebook import load_ipython_extension, unload_ipython_extension
 from ._operator.arrays import vjp
+from ._operator.derivation.plans import off_if_asked, plans
 from ._operator.operator import Operator, operator, operators
 from ._simulate import Simulation, simulate, simulate_if_asked, simulating
-from ._util.strides import aligned, alike
+from ._util.strides import aligned, alignment, alike
 from ._util.tracing import Trace, trace
 from ._warmup.autotune import autotune
 from ._warmup.warmup import Warmup, warmup
@@ -27,4 +34,9 @@ from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
 
 __version__ = "0.1.0"
 
+# Sizes that our checks compare while torch.jit.trace records make no difference to what is recorded. PyTorch hushes this
+# warning of its own modules in the same way.
+warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"cupyops\.")
+
 simulate_if_asked()
+off_if_asked()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ._kernel.compile import architecture
 from ._kernel.compile.binary import Binary
-from ._kernel.launch import signature
+from ._kernel.launch import signature, versions
 from ._kernel.launch.configuration import Configuration, waits
 from ._kernel.launch.executors import Turn, executors
 from ._kernel.launch.specialised import Specialised
@@ -29,6 +29,18 @@ from .errors import InputError, LaunchError
 # KB of shared memory that a block can have (CUDA Programming Guide, technical specifications per compute capability)
 _SHARED = {"75": 64, "80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99, "121": 99}
 _one_at_a_time = threading.RLock()  # launches of several threads: they share the memory, and what each may touch of it
+
+
+def _after_fork_in_child() -> None:
+    """Nobody will release the lock if another thread held it, nor widen again what that thread's launch could touch."""
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+    for allocation in list(_the_memory.allocations.values()) if _the_memory is not None else ():
+        allocation.restrict(0, len(allocation.buffer))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Simulation:
@@ -94,6 +106,7 @@ class Simulation:
             finally:
                 for allocation in touched:
                     allocation.restrict(0, len(allocation.buffer))
+                _raise_written(arguments, args)  # after a fault too, which may be one in the middle
 
     def _check(self, name: str, configuration: Configuration, binary: Binary) -> None:
         """What a device of this architecture has no room for."""
@@ -121,6 +134,10 @@ class Simulation:
     def address(self, tensor: Tensor) -> int:
         """What a struct passed by value holds as a pointer to `tensor`."""
         with _one_at_a_time:
+            low, high = _extent(tensor)
+            storage = tensor.untyped_storage()
+            before = _addressed.get(storage, (low, high))
+            _addressed[storage] = min(low, before[0]), max(high, before[1])
             return _pointer(tensor, "memory").address
 
 
@@ -209,6 +226,10 @@ _allocations: weakref.WeakKeyDictionary[torch.UntypedStorage, Any] = weakref.Wea
 _blank: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
 
 
+# of storages whose addresses lie in structs, the bytes that the tensors hold of which the addresses were asked for
+_addressed: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[int, int]] = weakref.WeakKeyDictionary()
+
+
 def _memory() -> Any:
     """The one memory, in which every storage that a kernel was given is an allocation."""
     global _the_memory
@@ -259,12 +280,13 @@ def _pointer(tensor: Tensor, name: str) -> Any:
 
 
 def _restrict(tensors: list[Tensor]) -> list[Any]:
-    """Of each storage, only the bytes between the first and the last that the given tensors hold may be touched."""
+    """Of each storage, only the bytes between the first and the last that the given tensors hold may be touched, and those
+    that a struct may point to."""
     hulls: dict[Any, tuple[int, int]] = {}
     for tensor in tensors:
         allocation = _pointer(tensor, _allocations[tensor.untyped_storage()].name).allocation
         low, high = _extent(tensor)
-        before = hulls.get(allocation.number, (low, high))
+        before = hulls.get(allocation.number) or _addressed.get(tensor.untyped_storage(), (low, high))
         hulls[allocation.number] = min(low, before[0]), max(high, before[1])
         allocation.restrict(*hulls[allocation.number])
     return [_memory().allocations[number] for number in hulls]
@@ -289,6 +311,14 @@ def _value(argument: signature.Argument, given: Any, checked: Any) -> Any:
     return checked if argument.kind == "struct" else int(checked)
 
 
+def _raise_written(arguments: Sequence[signature.Argument], args: Sequence[Any]) -> None:
+    """Raise the versions of what was written. A blank storage stays one: which of its bytes were written is known."""
+    blank = [one for one in args if isinstance(one, Tensor) and one.untyped_storage() in _blank]
+    versions.raise_written(arguments, args)
+    for tensor in blank:
+        _blank[tensor.untyped_storage()] = _version(tensor)
+
+
 def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
@@ -297,6 +327,7 @@ class _Blanks(Allocations):
     """Remembers which tensors came from `torch.empty`, and fills them so that what is left unwritten shows."""
 
     wanted = EMPTY
+    transparent = True  # recorded plans are replayed under it
 
     def changed(self, fresh: Tensor, by: Any) -> Tensor:
         """The same tensor."""

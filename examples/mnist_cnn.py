@@ -4,6 +4,7 @@ python examples/mnist_cnn.py                   scikit-learn's 8x8 digits, enlarg
 python examples/mnist_cnn.py --data DIR        MNIST's IDX files, gzipped or not
 python examples/mnist_cnn.py --openml          MNIST, fetched by scikit-learn
 python examples/mnist_cnn.py --compare         the same network of torch.nn, step by step beside it
+python examples/mnist_cnn.py --simulate 3      then three steps of the kernels in the simulator, compared with torch.nn
 """
 
 from __future__ import annotations
@@ -247,6 +248,26 @@ def plot(path: Path, runs: list[Trainer], title: str) -> None:
     figure.savefig(path, dpi=130)
 
 
+FEW = 4  # images in a step that the simulator runs
+
+
+def simulate(digits: Digits, steps: int, lr: float, momentum: float) -> None:
+    """A few steps by the kernels, in the simulator, and by torch.nn: both come to the same losses and weights."""
+    ours, theirs = trainers(torch.device("cpu"), lr, momentum, compare=True)
+    launches = []
+    for images, labels in zip(digits.train_images.split(FEW)[:steps], digits.train_labels.split(FEW)):
+        with cupyops.simulate(), cupyops.trace() as seen:
+            ours.step(images, labels)
+        theirs.step(images, labels)
+        launches += seen.launches()
+    for mine, expected in zip([*ours.losses, *ours.model.parameters()], [*theirs.losses, *theirs.model.parameters()]):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
+    names = sorted({launch.kernel for launch in launches})
+    console.print(
+        f"{steps} steps of {FEW} images in the simulator end as those of torch.nn. It ran:", *names, sep="\n  "
+    )
+
+
 app = typer.Typer(add_completion=False)
 
 
@@ -264,6 +285,9 @@ def main(
     seed: int = 0,
     shift: Annotated[int, typer.Option(min=0, help="Move each batch by up to so many pixels.")] = 2,
     trace: Annotated[bool, typer.Option(help="Print which kernels the first step ran.")] = False,
+    steps: Annotated[
+        int, typer.Option("--simulate", min=0, help="Then so many steps of the kernels, in the simulator.")
+    ] = 0,
 ) -> None:
     """Train, test, draw."""
     if data is not None and openml:
@@ -283,6 +307,8 @@ def main(
         console.print(f"torch.nn: {accuracies[1]:.2%}; largest difference in loss at any step: {difference:.2e}{same}")
     plot(picture, runs, f"{digits.name}: test accuracy {accuracies[0]:.2%}")
     console.print(f"loss curve: {picture}")
+    if steps:
+        simulate(digits, steps, lr, momentum)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Fixtures and the gpu marker. A test marked gpu is skipped, with the reason, where there is no GPU."""
+"""Fixtures and the markers. A test marked gpu is skipped, with the reason, where there is no GPU; in_full: see tiers.py."""
 
 import gc
 
 import kept
 import pytest
+import tiers
 import torch
+from tiers import pytest_addoption as pytest_addoption
 
 GPU = torch.cuda.is_available()
 
@@ -12,14 +14,25 @@ torch.backends.cudnn.allow_tf32 = False  # PyTorch's float32 convolution is to b
 # oneDNN 3.12's float16 convolution reads memory that nobody has written, on CPUs with AMX: now and then a NaN
 torch.backends.mkldnn.enabled = False
 
+# folders of tests whose kernels nobody loads: their text will do
+SIMULATING = ("ops", "nn", "optim", "dispatch", "testing", "expression", "examples")
 DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
 
 
-def pytest_collection_modifyitems(items):
+def pytest_configure(config):
+    tiers.configure(config)
+
+
+def pytest_collection_modifyitems(config, items):
+    tiers.select(config, items)
     if not GPU:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA GPU on this machine"))
+
+
+def pytest_runtest_setup(item):
+    tiers.check_time(item)
 
 
 def pytest_collection_finish():
@@ -59,9 +72,16 @@ def room_on_the_gpu(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def kept_kernels(request, monkeypatch):
-    """Our own kernels, which these tests simulate, are compiled once for all of them."""
-    if not GPU and request.path.parent.name in ("ops", "nn", "optim"):
+    """Kernels that these tests simulate are compiled once for all of them, and without machine code."""
+    if not GPU and request.path.parent.name in SIMULATING:
         kept.texts_alone(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def no_launch_twice(request, monkeypatch):
+    """With --changed, kernels that ran in full on the same sources run once more only where that is asked for."""
+    if request.config.option.changed and not GPU:
+        tiers.launches_of_changed_alone(request, monkeypatch)
 
 
 @pytest.fixture(autouse=True)

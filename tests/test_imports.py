@@ -20,10 +20,10 @@ CHAIN = [
     "_kernel.launch",
     "_kernel.kernel",
     "_operator.derivation",
-    "_operator.operator",
-    "_dispatch",
-    "ops",
-    "nn optim",
+    "_dispatch _operator.operator",
+    "_expression ops",
+    "nn optim testing",
+    "_warmup bench doctor",
     "cli",
 ]
 

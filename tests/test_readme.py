@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import docs_site
 
-from cupyops.bench.results import Results, mean
+from cupyops.bench.results import mean
+from cupyops.bench.table import read
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -82,7 +83,7 @@ def test_commands_and_files_that_it_names_are_there():
 
 
 def test_the_figures_are_those_of_the_benchmark():
-    results = Results.read(docs_site.RESULTS)
+    results = read(docs_site.RESULTS)
     rows = {row.name: row for row in results.rows}
     _, _, text = TEXT.partition("## How fast")
     table = [line.strip("| ").split("|") for line in text.partition("\n## ")[0].splitlines() if line.startswith("| ")]

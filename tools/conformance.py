@@ -1,7 +1,7 @@
 """docs/conformance.md: how many of PyTorch's own samples of our operators pass, by operator, suite and backend.
 
-    make conformance                on any machine: writes tests/conformance.json and, from it, the page
-    make test-gpu                   on a machine with a GPU: writes tests/conformance_gpu.json
+    make conformance                on any machine: writes tests/conformance.csv and, from it, the page
+    make test-gpu                   on a machine with a GPU: writes tests/conformance_gpu.csv
     python tools/conformance.py     the page again, from what is written
 
 The figures are of a run of tests/opdb. The page is made of the two files alone, so it changes only when they do.
@@ -9,15 +9,15 @@ The figures are of a run of tests/opdb. The page is made of the two files alone,
 
 from __future__ import annotations
 
-import json
+import csv
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-FIGURES = ROOT / "tests" / "conformance.json"
-GPU_FIGURES = ROOT / "tests" / "conformance_gpu.json"
+FIGURES = ROOT / "tests" / "conformance.csv"
+GPU_FIGURES = ROOT / "tests" / "conformance_gpu.csv"
 PAGE = ROOT / "docs" / "conformance.md"
 
 BACKENDS = ("reference", "simulator", "gpu")
@@ -52,9 +52,73 @@ _BACKENDS = {
 }
 
 
+COLUMNS = ("backend", "function", "suite", "outcome", "count", "why")
+_EVERY = ("failures", "without_entry", "backends")  # what of a run is not a word on its first lines
+
+
+def keep(path: Path, run: dict[str, Any]) -> None:
+    """A run as CSV: on what it was, in lines that begin with `#`; then a line for each count."""
+    about = {name: value for name, value in run.items() if name not in _EVERY}
+    about |= {f"about {name}": backend["about"] for name, backend in run["backends"].items()}
+    about |= {f"without entry {name}": why for name, why in run["without_entry"].items()}
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        file.writelines(f"# {name}: {'none' if value is None else value}\n" for name, value in about.items())
+        file.writelines(f"# failed: {name}\n" for name in run["failures"])
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for name, backend in run["backends"].items():
+            for function, row in backend["rows"].items():
+                table.writerows((name, function, *line) for line in _lines(row))
+
+
+def _lines(row: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """(suite, outcome, count, why) of one function."""
+    yield "", "calls", row["calls"], ""
+    yield "", "launching", row["launching"], ""
+    yield from (("", "operator", 1, name) for name in row["operators"])
+    for suite, counts in row["suites"].items():
+        yield suite, "passed", counts["passed"], ""
+        if counts["failed"]:
+            yield suite, "failed", counts["failed"], ""
+        for outcome in ("differs", "left_out"):
+            yield from ((suite, outcome, count, why) for why, count in counts[outcome].items())
+
+
 def read(path: Path) -> dict[str, Any] | None:
     """The figures of a run, None where there are none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        return None
+    run: dict[str, Any] = {"failures": [], "without_entry": {}, "backends": {}}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for name, _, value in (line[2:].partition(": ") for line in lines if line.startswith("# ")):
+        if name == "failed":
+            run["failures"].append(value)
+        elif name.startswith("about "):
+            run["backends"][name.removeprefix("about ")] = {"about": value, "rows": {}}
+        elif name.startswith("without entry "):
+            run["without_entry"][name.removeprefix("without entry ")] = value
+        else:
+            run[name] = None if value == "none" else value
+    for line in csv.DictReader(line for line in lines if not line.startswith("# ")):
+        rows = run["backends"][line["backend"]]["rows"]
+        _count(rows.setdefault(line["function"], {"operators": [], "suites": {}}), line)
+    return run
+
+
+def _count(row: dict[str, Any], line: dict[str, str]) -> None:
+    """Put one line of a file into the row of its function."""
+    outcome, count = line["outcome"], int(line["count"])
+    if not line["suite"]:
+        if outcome == "operator":
+            row["operators"].append(line["why"])
+        else:
+            row[outcome] = count
+        return
+    suite = row["suites"].setdefault(line["suite"], {"passed": 0, "failed": 0, "differs": {}, "left_out": {}})
+    if outcome in ("passed", "failed"):
+        suite[outcome] = count
+    else:
+        suite[outcome][line["why"]] = count
 
 
 def page(figures: dict[str, Any], gpu: dict[str, Any] | None) -> str:

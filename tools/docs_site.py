@@ -17,13 +17,13 @@ import torch
 
 import cupyops
 import cupyops.nn
-from cupyops._kernel.kernel import kernels
+from cupyops._warmup.reachable import kernels_of
 from cupyops.bench import report
-from cupyops.bench.results import Results
+from cupyops.bench.table import read
 from cupyops.doctor.surroundings import SETTINGS
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "h200.json"
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "h200.csv"
 _C = re.compile(r'"?\b(?:__\w+__|\w+<\w+>)"?')  # words of C in a text for a terminal
 _MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
 
@@ -55,16 +55,13 @@ def modules() -> dict[str, type[torch.nn.Module]]:
     return {name: one for name, one in found if isinstance(one, type) and issubclass(one, torch.nn.Module)}
 
 
-KERNELS_OF = {"mean": "sum"}  # functions with the kernels of another
-
-
 def rows() -> Iterator[Row]:
     """A row for each function."""
     for name, function in functions().items():
         text = inspect.getdoc(function) or ""
         twin = re.search(r"as `(torch\.[\w.]+)`", text)
-        domains = [kernel.domain.get("T", ()) for kernel in kernels() if _is_of(kernel, name)]
         own = [op for op in cupyops.operators().values() if op.reference.__module__ == f"cupyops.ops._{name}"]
+        domains = [kernel.domain.get("T", ()) for op in own for kernel in kernels_of(op)]
         formulas = {op.definition.gradient is not None for op in own}
         yield Row(
             function=f"`{name}`",
@@ -74,12 +71,6 @@ def rows() -> Iterator[Row]:
             module=", ".join(f"`{one}`" for one, module in modules().items() if _is_by(module, name)),
             summary=_summary(text),
         )
-
-
-def _is_of(kernel: cupyops.Kernel, name: str) -> bool:
-    """Whether it is a kernel of the built-in file of that name, or of the one that it shares."""
-    path = None if kernel.is_text else kernel.source.path
-    return path is not None and (path.parent.name, path.name) == ("cuda_src", f"{KERNELS_OF.get(name, name)}.cu")
 
 
 def _is_by(module: type[torch.nn.Module], function: str) -> bool:
@@ -138,7 +129,7 @@ def figures(path: Path = RESULTS) -> str:
     """The figures of a run of the benchmark that is kept in the repository; nothing where there is none."""
     if not path.is_file():
         return ""
-    results = Results.read(path)
+    results = read(path)
     others = report.peers(results)
     head = ["operator", "size", "dtype", "way", "unit", "cupyops", *others, "speed-up"]
     lines = [f"## On {results.machine.get('gpu', 'a GPU')}", "", *(f"- {line}" for line in report.summary(results)), ""]

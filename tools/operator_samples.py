@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,10 +11,13 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch import gemm, rows, softmaxes
+from cupyops._dispatch import gemm, rows
+from cupyops._dispatch.forms import use_form
 from cupyops.ops._relu import MASKED
+from cupyops.testing import assume_gpu
 
-_A_CARD = (132, 232448)  # multiprocessors and shared memory that every plan of a GEMM is made for, whatever runs it
+_A_CARD = {"multiprocessors": 132, "shared": 232448}  # that every GEMM is planned for, whatever runs it
+_GEMMS = {cupyops.matmul: "matmul", cupyops.linear: "linear", cupyops.conv2d: "conv2d"}
 
 Call = Callable[["Make"], Any]
 
@@ -37,6 +39,11 @@ class Make:
     def half(self) -> tuple[()] | bool:
         """True for a 16-bit dtype, else no sample."""
         return self.dtype.itemsize == 2 or ()
+
+    @property
+    def narrow(self) -> tuple[()] | bool:
+        """True for a dtype of at most 32 bits, else no sample."""
+        return self.dtype.itemsize <= 4 or ()
 
     def __call__(self, *shape: int) -> Tensor:
         """Normal values that want a gradient."""
@@ -77,8 +84,10 @@ def run(call: Call, make: Make) -> list[Tensor]:
     function, *arguments = sample
     keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
     with (
-        _planned(*keywords.pop("tile", (0, 0))),
-        _at_most(keywords.pop("blocks", 0), keywords.pop("threads", 0)),
+        cupyops.use_form(*keywords.pop("forms", ())),
+        cupyops.testing.assume_gpu(**keywords.pop("gpu", {})),
+        _planned(_GEMMS.get(function), keywords.pop("tile", 0), make.dtype),
+        _at_most(keywords.pop("blocks", 0)),
         _scratch(keywords.pop("scratch", 0)),
     ):
         return _run(function, arguments, keywords, make)
@@ -118,63 +127,35 @@ def _clipped(*gradients: Tensor, max_norm: float, norm_type: float) -> list[Tens
 
 
 @contextlib.contextmanager
-def _planned(tile: int, splits: int) -> Iterator[None]:
-    """GEMMs as planned for one card; with a tile, by blocks of that tile and with k in so many parts."""
-    before = gemm._device, gemm.choose
-
-    def choose(
-        m: int, n: int, k: int, batches: int, dtype: torch.dtype, sms: int, wide: bool = False
-    ) -> tuple[int, int, int]:
-        k_split = -(-max(k, 1) // (splits * 32)) * 32
-        chosen = tile if tile in gemm.tiles_for(dtype, wide) else gemm.TILES[-1]
-        return chosen, max(-(-k // k_split), 1), k_split
-
-    gemm._device = lambda device: _A_CARD  # type: ignore[assignment]
-    if tile:
-        gemm.choose = choose
-    try:
-        _forget_plans()
+def _planned(operator: str | None, tile: int, dtype: torch.dtype) -> Iterator[None]:
+    """GEMMs as planned for one card; with a tile, by blocks of that tile where there is one for the dtype."""
+    if operator is None:
         yield
-    finally:
-        gemm._device, gemm.choose = before  # type: ignore[assignment]
-        _forget_plans()
+        return
+    engine = "mma" if dtype in gemm.HALF else "fma"
+    asked = [f"{operator}:{engine}_{tile}"] if tile in gemm.tiles_for(dtype, wide=True) else []
+    with assume_gpu(**_A_CARD), use_form(*asked):
+        yield
 
 
 @contextlib.contextmanager
-def _at_most(blocks: int, threads: int) -> Iterator[None]:
-    """Grids of so few blocks that each strides over several rows or tiles, where a grid has a limit; and what counts as
-    enough threads for them to take several columns each. 0: as always."""
-    cross_entropy: Any = sys.modules["cupyops.ops._cross_entropy"]  # whose name in the package is the function's
-    before = rows._MAX_GRID, cross_entropy.MAX_BLOCKS, softmaxes._ENOUGH_THREADS
-    if blocks:
-        rows._MAX_GRID = cross_entropy.MAX_BLOCKS = blocks
-    if threads:
-        softmaxes._ENOUGH_THREADS = threads
-    softmaxes._share_columns.cache_clear()
+def _at_most(blocks: int) -> Iterator[None]:
+    """Grids of so few blocks that each strides over several rows or tiles, where a grid has a limit, and those of the
+    losses on the smallest of GPUs. 0: as always."""
+    before = rows._MAX_GRID
+    rows._MAX_GRID = blocks or before
     try:
-        yield
+        with assume_gpu(**({"multiprocessors": 1} if blocks else {})):
+            yield
     finally:
-        softmaxes._share_columns.cache_clear()
-        rows._MAX_GRID, cross_entropy.MAX_BLOCKS, softmaxes._ENOUGH_THREADS = before
+        rows._MAX_GRID = before
 
 
 @contextlib.contextmanager
 def _scratch(size: int) -> Iterator[None]:
     """So many bytes for the logits of fused_linear_cross_entropy. 0: as always."""
-    fused: Any = sys.modules["cupyops._dispatch.linear_losses"]
-    before = fused.SCRATCH
-    fused.SCRATCH = size or before
-    try:
+    with assume_gpu(**({"scratch": size} if size else {})):
         yield
-    finally:
-        fused.SCRATCH = before
-
-
-def _forget_plans() -> None:
-    for name in ("matmul", "linear", "conv2d"):
-        for value in vars(sys.modules[f"cupyops.ops._{name}"]).values():
-            if hasattr(value, "cache_clear"):
-                value.cache_clear()
 
 
 def samples() -> Iterator[tuple[str, Call]]:
@@ -205,7 +186,7 @@ def _off(tensor: Tensor) -> Tensor:
 
 
 def _rows(function: Any) -> list[Call]:
-    """Softmaxes: rows held by few threads, by many, by a block, too long for one; columns."""
+    """Softmaxes: rows of few threads, of many, of a block, too long for one; columns, single and by twos."""
     return [
         lambda m: (function, m(37, 33), 1),
         lambda m: (function, m(40, 5), 1),
@@ -219,9 +200,9 @@ def _rows(function: Any) -> list[Call]:
         lambda m: (function, m(5, 1031), 1, {"blocks": 2}),
         lambda m: (function, m(3, 2048 * m.width + 5), 1, {"blocks": 2}),
         lambda m: (function, m(60, 90), 0, {"blocks": 1}),
-        lambda m: (function, m(37, 48), 0, {"threads": 1}),
-        lambda m: (function, m(3, 21, 16), 1, {"threads": 1, "blocks": 1}),
-        lambda m: (function, _off(m(21, 48)), 0, {"threads": 1}),
+        lambda m: (function, m(37, 48), 0),
+        lambda m: (function, m(3, 21, 16), 1, {"blocks": 1}),
+        lambda m: (function, _off(m(21, 48)), 0),
         lambda m: (function, m(3, 40 * m.width), 1),
         *[lambda m, call=call: m.half and call(m) for call in _widened(function)],
     ]
@@ -236,7 +217,7 @@ def _widened(function: Any) -> list[Call]:
         lambda m: (function, m(3, 40 * m.width + 1), 1, {**to}),
         lambda m: (function, m(1, 4096 * m.width + 8), 1, {**to}),
         lambda m: (function, m(300, 7), 0, {**to}),
-        lambda m: (function, m(37, 48), 0, {**to, "threads": 1}),
+        lambda m: (function, m(37, 48), 0, {**to}),
     ]
 
 
@@ -253,7 +234,8 @@ def _rms_norms(call: Callable[..., tuple[Any, ...]]) -> list[Call]:
         lambda m: call(m, 1, 4096 * m.width + 8, m(4096 * m.width + 8)),
         lambda m: call(m, 300, 5, m(5)),
         lambda m: call(m, 3, 40 * m.width, m(40 * m.width)),
-        lambda m: call(m, 5, 1031, m(1031), {"blocks": 2}),
+        lambda m: call(m, 5, 1031, m(1031), {"gpu": {"max_blocks": 2}}),
+        lambda m: m.narrow and call(m, 9, 1032, m(1032), {"forms": ["norm:pipelined"]}),
     ]
 
 
@@ -286,12 +268,10 @@ _SAMPLES: dict[str, list[Call]] = {
     ],
     "silu": _unary(cupyops.silu),
     "gelu": [*_unary(cupyops.gelu), lambda m: (cupyops.gelu, m(7, 301), {"approximate": "tanh"})],
-    "swiglu": [
+    "gated": [
         lambda m: (cupyops.swiglu, m(3, 1027), m(3, 1027)),
         lambda m: (cupyops.swiglu, m(5, 66)),
         lambda m: (cupyops.swiglu, m(3, 1024)),
-    ],
-    "geglu": [
         lambda m: (cupyops.geglu, m(3, 1027), m(3, 1027)),
         lambda m: (cupyops.geglu, m(5, 64), {"approximate": "tanh"}),
     ],
@@ -324,6 +304,10 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.scale_shift, m(900), m(), m()),
         lambda m: (cupyops.scale_shift, m(3, 4, 5), m(3, 1, 5), m(4, 5)),
     ],
+    "column_finalize": [
+        lambda m: (cupyops.scale_shift, m(3001, 8), m(8), m(8)),
+        lambda m: (cupyops.bias_gelu, m(700, 37), m(37)),
+    ],
     "batch_norm": [
         *[
             lambda m, shape=shape, training=training: _batch_norm(m, m(*shape), training)
@@ -350,7 +334,7 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.group_norm, m(3, 2 * m.width, m.width + 1), 2, m(2 * m.width), m(2 * m.width)),
         lambda m: (cupyops.group_norm, m(2, m.width, 257), 1, m(m.width), m(m.width)),
     ],
-    "layer_norm": [
+    "norm": [
         lambda m: (cupyops.layer_norm, m(300, 33), (33,), m(33), m(33)),
         lambda m: (cupyops.layer_norm, m(9, 4, 64), (64,), m(64), m(64)),
         lambda m: (cupyops.layer_norm, m(5, 300), (300,), {"bias": m(300)}),
@@ -359,14 +343,12 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.layer_norm, m(300, 5), (5,), m(5), m(5)),
         lambda m: (cupyops.layer_norm, m(3, 40 * m.width), (40 * m.width,)),
         lambda m: (cupyops.layer_norm, m(3, 40 * m.width + 1), (40 * m.width + 1,)),
-        lambda m: (cupyops.layer_norm, m(37, 33), (33,), m(33), m(33), {"blocks": 2}),
-        lambda m: (cupyops.layer_norm, m(5, 1031), (1031,), m(1031), m(1031), {"blocks": 2}),
-        lambda m: (*_layer_norm(m, 3, 2048 * m.width + 5), {"blocks": 2}),
+        lambda m: (cupyops.layer_norm, m(37, 33), (33,), m(33), m(33), {"gpu": {"max_blocks": 2}}),
+        lambda m: (cupyops.layer_norm, m(5, 1031), (1031,), m(1031), m(1031), {"gpu": {"max_blocks": 2}}),
+        lambda m: (*_layer_norm(m, 3, 2048 * m.width + 5), {"gpu": {"max_blocks": 2}}),
+        *_rms_norms(lambda m, rows, size, *rest: (cupyops.rms_norm, m(rows, size), (size,), *rest)),
+        *_rms_norms(lambda m, rows, size, *rest: (cupyops.add_rms_norm, m(rows, size), m(rows, size), (size,), *rest)),
     ],
-    "rms_norm": _rms_norms(lambda m, rows, size, *rest: (cupyops.rms_norm, m(rows, size), (size,), *rest)),
-    "add_rms_norm": _rms_norms(
-        lambda m, rows, size, *rest: (cupyops.add_rms_norm, m(rows, size), m(rows, size), (size,), *rest)
-    ),
     "dropout": [
         lambda m: (cupyops.dropout, m(3, 1027)),
         lambda m: (cupyops.dropout, _transposed(m(33, 70)), 0.25),
@@ -394,20 +376,20 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.matmul, m(2, 1, 3, 4, 5), m(1, 2, 1, 5, 2)),
         lambda m: (cupyops.matmul, _transposed(m(40, 72)), m(72, 40)),
         lambda m: (cupyops.matmul, m(136, 64), _transposed(m(64, 72))),
-        lambda m: (cupyops.matmul, m(5, 520), m(520, 37), {"tile": (32, 17)}),
-        lambda m: (cupyops.matmul, m(70, 40), m(40, 72), {"tile": (64, 1)}),
-        lambda m: (cupyops.matmul, m(67, 75), m(75, 66), {"tile": (64, 2)}),
-        lambda m: (cupyops.matmul, m(136, 72), m(72, 136), {"tile": (128, 2)}),
-        lambda m: m.half and (cupyops.matmul, m(136, 136), m(136, 264), {"tile": (gemm.WIDE, 2)}),
+        lambda m: (cupyops.matmul, m(5, 520), m(520, 37), {"tile": 32}),
+        lambda m: (cupyops.matmul, m(70, 40), m(40, 72), {"tile": 64}),
+        lambda m: (cupyops.matmul, m(67, 75), m(75, 66), {"tile": 64}),
+        lambda m: (cupyops.matmul, m(136, 72), m(72, 136), {"tile": 128}),
+        lambda m: m.half and (cupyops.matmul, m(136, 136), m(136, 264), {"tile": gemm.WIDE}),
     ],
     "linear": [
         lambda m: (cupyops.linear, m(70, 33), m(40, 33), m(40)),
         lambda m: (cupyops.linear, m(2, 3, 300), m(5, 300), m(5)),
         lambda m: (cupyops.linear, m(16, 32), m(24, 32)),
         lambda m: (cupyops.linear, m(72, 64), m(136, 64), m(136)),
-        lambda m: (cupyops.linear, m(67, 75), m(66, 75), m(66), {"tile": (64, 2)}),
-        lambda m: (cupyops.linear, m(136, 72), m(136, 72), m(136), {"tile": (128, 1)}),
-        lambda m: m.half and (cupyops.linear, m(136, 136), m(264, 136), m(264), {"tile": (gemm.WIDE, 1)}),
+        lambda m: (cupyops.linear, m(67, 75), m(66, 75), m(66), {"tile": 64}),
+        lambda m: (cupyops.linear, m(136, 72), m(136, 72), m(136), {"tile": 128}),
+        lambda m: m.half and (cupyops.linear, m(136, 136), m(264, 136), {"tile": gemm.WIDE}),
     ],
     "conv2d": [
         lambda m: (cupyops.conv2d, m(2, 3, 7, 9), m(5, 3, 3, 3), m(5), {"stride": 2, "padding": 1}),
@@ -424,8 +406,8 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.conv2d, m(1, 3, 7, 6), m(34, 3, 3, 3), m(34), {"padding": (1, 3)}),
         lambda m: (cupyops.conv2d, m(2, 3, 8, 9), m(5, 3, 5, 5), {"padding": 1}),
         lambda m: (cupyops.conv2d, m(3, 6, 5), m(70, 3, 1, 1), m(70)),
-        lambda m: (cupyops.conv2d, m(2, 9, 7, 9), m(66, 9, 3, 3), m(66), {"padding": 1, "tile": (64, 2)}),
-        lambda m: (cupyops.conv2d, m(1, 16, 12, 12), m(136, 16, 2, 2), m(136), {"tile": (128, 1)}),
+        lambda m: (cupyops.conv2d, m(2, 9, 7, 9), m(66, 9, 3, 3), m(66), {"padding": 1, "tile": 64}),
+        lambda m: (cupyops.conv2d, m(1, 16, 12, 12), m(136, 16, 2, 2), m(136), {"tile": 128}),
     ],
     "avg_pool2d": [
         lambda m: (cupyops.avg_pool2d, m(3, 2, 11, 18), 3, 2, 1),
@@ -535,15 +517,15 @@ _SAMPLES: dict[str, list[Call]] = {
             m(101).detach().abs(),
         ),
         lambda m: (cupyops.cross_entropy, m(2, 1031), m.probabilities(2, 1031)),
-        lambda m: (cupyops.cross_entropy, m(700, 5), m.integers(700, high=5), {"blocks": 1}),
-        lambda m: (cupyops.cross_entropy, m(2, 70, 5, 9), m.integers(2, 5, 9, high=70), {"blocks": 1}),
-        lambda m: (cupyops.cross_entropy, m(60, 101), m.integers(60, high=101), {"blocks": 2}),
+        lambda m: (cupyops.cross_entropy, m(8500, 5), m.integers(8500, high=5), {"blocks": 1}),
+        lambda m: (cupyops.cross_entropy, m(2, 70, 24, 24), m.integers(2, 24, 24, high=70), {"blocks": 1}),
+        lambda m: (cupyops.cross_entropy, m(300, 101), m.integers(300, high=101), {"blocks": 1}),
         lambda m: (cupyops.cross_entropy, m(9, 112 * m.width + 3), m.targets(9, 112 * m.width)),
         lambda m: (cupyops.cross_entropy, m(11, 33), m.targets(11, 33)),
         lambda m: (cupyops.cross_entropy, m(3, 1031), m.targets(3, 1031), {"label_smoothing": 0.1}),
-        lambda m: (cupyops.cross_entropy, m(60, 101).detach(), m.targets(60, 101), {"blocks": 2}),
+        lambda m: (cupyops.cross_entropy, m(300, 101).detach(), m.targets(300, 101), {"blocks": 1}),
         lambda m: (cupyops.cross_entropy, m(3, 1031).detach(), m.targets(3, 1031)),
-        lambda m: (cupyops.cross_entropy, m(150, 40), m.targets(150, 40), m(40).detach().abs(), {"blocks": 1}),
+        lambda m: (cupyops.cross_entropy, m(2100, 20), m.targets(2100, 20), m(20).detach().abs(), {"blocks": 1}),
         lambda m: (cupyops.cross_entropy, m(2, 1152 * m.width), m.targets(2, 1152 * m.width)),
         lambda m: (cupyops.cross_entropy, m(300, 5), m.targets(300, 5)),
         lambda m: (

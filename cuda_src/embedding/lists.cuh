@@ -1,17 +1,17 @@
-// Lists of the positions that name a row of weight, for embedding's backward: where they lie, and how what names a row
-// is found in sorted indices, and in order in unsorted ones.
+// Lists of the positions that name a row of weight, for embedding's backward: where they lie, where a row ends in sorted
+// indices, and how a row's positions are found in order in unsorted ones.
 #pragma once
 
 #include "common/reduce/warp_block.cuh"
 
-constexpr int kListed = 32;  // positions of a list that is not long
-constexpr int kLinked = 1 << 15;  // indices, at most, that are not sorted
+constexpr int kListed = EMBEDDING_LISTED;  // positions of a list that is not long
+constexpr int kLinked = EMBEDDING_LINKED;  // indices, at most, that are not sorted
 
-// What backward knows of the positions that name a row, `zeros` being there at the start. Those of row r lie at
-// lists + stride * (first[r] - 1), length[first[r] - 1] of them; first[r] is 0 where there are none.
+// The lists of positions, in memory that is zero (`zeros`) or not (`scratch`) at the start. The length[first[r] - 1] positions
+// of row r begin at lists + stride * (first[r] - 1); first[r] is 0 where there are none.
 struct Lists {
   int *first, *length, *done, *found, *lists;
-  int2* pieces;  // `found` of them: (first[row] - 1, which of its pieces)
+  int2* pieces;  // (first[row] - 1, number of the piece in its list), `found` of them
 
   __device__ __forceinline__ Lists(int* zeros, int* scratch, long long rows, long long count, int most)
       : first(zeros),
@@ -32,7 +32,8 @@ __device__ __forceinline__ int end_of(const int* keys, int key, int begin, int c
   return begin;
 }
 
-// Of the ascending positions of `row`, those from number `begin` on, `count` at most, to shared memory. All of a block.
+// Writes the positions of `row` to shared memory, in ascending order: from number `begin` on, `count` at most. By all threads
+// of a block.
 __device__ __forceinline__ void find_positions(const long long* indices, int indices_count, int row, int begin,
                                                int count, unsigned* bits, int* found) {
   constexpr int U = 8;

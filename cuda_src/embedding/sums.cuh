@@ -1,10 +1,10 @@
-// Rows of grad_y added up to rows of grad_weight, in a fixed order: those of a long list, or of a piece of one, by all
-// of a block; those of short lists by a thread for each vector of columns.
+// Adds rows of grad_y to rows of grad_weight, in a fixed order. All threads of a block add a long list, or a piece of one; of
+// short lists a thread adds a vector of columns.
 #pragma once
 
 #include "common/elementwise/strided_rows.cuh"
 
-// The columns of a row of grad_weight that are one vector of it: from a 16-byte boundary on, fewer at its ends.
+// The columns of a row of grad_weight that are one vector: from a 16-byte boundary on, and fewer at the ends of the row.
 template <typename T, Lie LIE> __device__ __forceinline__ Span<T, LIE> columns_of(const T* to, int unit,
                                                                                   long long size) {
   constexpr int W = kVecWidth<T>;
@@ -31,8 +31,8 @@ __device__ __forceinline__ void store_sum(T* to, const Span<T, LIE>& span, Vec<A
   span.store(to, 0, rounded);
 }
 
-// What is added: rows of grad_y by their positions, or pieces' sums by their numbers.
-template <typename T> struct Given {
+// What is added: rows of grad_y by their positions (GradRows), or the sums of pieces by their numbers (PieceSums).
+template <typename T> struct GradRows {
   const T* grad_y;
   long long size;
 
@@ -43,17 +43,17 @@ template <typename T> struct Given {
   }
 };
 
-template <typename T> struct Sums {
-  acc_t<T>* partial;
+template <typename T> struct PieceSums {
+  acc_t<T>* partials;
   long long pitch;
 
   template <Lie LIE> __device__ __forceinline__ Vec<acc_t<T>, kVecWidth<T>> load(int number, long long unit,
                                                                                  const Span<T, LIE>&) const {
-    return load_vec<acc_t<T>, kVecWidth<T>>(partial + number * pitch + unit * kVecWidth<T>);
+    return load_vec<acc_t<T>, kVecWidth<T>>(partials + number * pitch + unit * kVecWidth<T>);
   }
 };
 
-// To `sum` the rows number `first`, `first` + `step` and so on of a list.
+// Adds to `sum` the rows number `first`, `first` + `step` and so on of a list.
 template <int LOADS, Lie LIE, typename From, typename T, typename A, int W>
 __device__ __forceinline__ void add_rows(Vec<A, W>& sum, const int* list, int first, int count, int step,
                                          const From& from, long long unit, const Span<T, LIE>& columns) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void add_rows(Vec<A, W>& sum, const int* list, int fi
   for (int i = first; i < count; i += U * step) {
     decltype(from.load(0, unit, columns)) rows[U];
 #pragma unroll
-    for (int u = 0; u < U; ++u) {  // no branch: in it a load is waited for
+    for (int u = 0; u < U; ++u) {  // without a branch, in which the compiler would wait for each load
       rows[u] = from.load(list[i + u * step < count ? i + u * step : i], unit, columns);
     }
 #pragma unroll
@@ -72,8 +72,8 @@ __device__ __forceinline__ void add_rows(Vec<A, W>& sum, const int* list, int fi
   }
 }
 
-// The rows of `list` that a block has in shared memory, added: its threads in y each take some, and `sums`, of all
-// threads, brings them together. To `partial`, or divided and rounded to a row of grad_weight.
+// Adds the rows of `list`, which is in shared memory, by all threads of a block: those in y share the rows, and their sums meet
+// in `sums`, one of each thread. Stores to `partial`, or where that is null divided and rounded to a row of grad_weight.
 template <typename T, Lie LIE, typename From>
 __device__ __forceinline__ void add_up(T* to, acc_t<T>* partial, long long size, const int* list, int count,
                                        int divisor, Vec<acc_t<T>, kVecWidth<T>>* sums, const From& from) {
@@ -99,10 +99,10 @@ __device__ __forceinline__ void add_up(T* to, acc_t<T>* partial, long long size,
   }
 }
 
-// Zeros to a row of grad_weight, by `width` lanes.
+// Writes zeros to a row of grad_weight, by `width` lanes.
 template <typename T> __device__ __forceinline__ void clear_row(T* to, long long size, int lane, int width) {
   constexpr int W = kVecWidth<T>;
-  const int before = -int(reinterpret_cast<unsigned long long>(to) / sizeof(T)) & (W - 1);  // of a boundary
+  const int before = -int(reinterpret_cast<unsigned long long>(to) / sizeof(T)) & (W - 1);  // the next boundary
   const long long head = before < size ? before : size, tail = head + ((size - head) & -W);
   for (long long i = lane; i < head; i += width) to[i] = from_acc<T>(0);
   for (long long i = tail + lane; i < size; i += width) to[i] = from_acc<T>(0);
@@ -110,7 +110,7 @@ template <typename T> __device__ __forceinline__ void clear_row(T* to, long long
   for (long long i = head + lane * W; i < tail; i += width * W) store16(to + i, {});
 }
 
-// Zeros to those of kWarp rows of grad_weight, together whole vectors, that are not `named`; by a warp.
+// Writes zeros to those of kWarp rows of grad_weight that are not `named`, by a warp. The rows together are whole vectors.
 template <typename T> __device__ __forceinline__ void clear_rows(T* to, int size, unsigned named, int lane) {
   constexpr int W = kVecWidth<T>;
 #pragma unroll 1
@@ -132,7 +132,7 @@ template <typename T> __device__ __forceinline__ void clear_rows(T* to, int size
   }
 }
 
-// A position, and the row that it names: ~row where the list goes on.
+// A position, and the row that it names: ~row unless it is the last position of its list.
 struct Added {
   int position, signed_row;
 
@@ -140,11 +140,11 @@ struct Added {
   __device__ __forceinline__ int row() const { return signed_row < 0 ? ~signed_row : signed_row; }
 };
 
-// One vector of columns of lists [begin, end) of `added`, to their rows of grad_weight. Loads do not stop at the end of a
-// list.
+// Adds one vector of columns of the positions [begin, end) of `added`, and stores the sum of each list to its row of
+// grad_weight. Loads go on across the ends of lists.
 template <typename T, Lie LIE>
 __device__ __forceinline__ void write_lists(T* grad_weight, long long size, int unit, const Added* added, int begin,
-                                            int end, bool by_freq, const Given<T>& given) {
+                                            int end, bool by_freq, const GradRows<T>& given) {
   constexpr int W = kVecWidth<T>, U = LIE == kWhole ? 8 : LIE == kAcross ? 4 : 1;
   Vec<acc_t<T>, W> sum = {};
   int length = 0;
@@ -152,7 +152,7 @@ __device__ __forceinline__ void write_lists(T* grad_weight, long long size, int 
   for (int first = begin; first < end; first += U) {
     Vec<T, W> rows[U];
 #pragma unroll
-    for (int u = 0; u < U; ++u) {  // no branch: in it a load is waited for
+    for (int u = 0; u < U; ++u) {  // without a branch, in which the compiler would wait for each load
       const Added one = added[first + u < end ? first + u : first];
       const T* to = grad_weight + one.row() * size;
       const Span<T, LIE> columns = columns_of<T, LIE>(to, unit, size);

@@ -1,5 +1,5 @@
-// What the losses over classes share: checked targets, the online log-sum-exp of a row of logits, the sum over the
-// batch.
+// What the losses over classes share: targets that are checked, the online log-sum-exp of a row of logits, and the sum over
+// the batch.
 #pragma once
 
 #include "common/reduce/online_softmax.cuh"
@@ -7,8 +7,8 @@
 #include "common/reduce/warp_block.cuh"
 #include "common/core/vector.cuh"
 
-// How the loss of each position becomes the result; the numbers are those of the Python files.
-enum Reduction { kNone = 0, kMean = 1, kSum = 2 };
+// How the losses of all positions become the result.
+enum Reduction { kNone = REDUCTION_NONE, kMean = REDUCTION_MEAN, kSum = REDUCTION_SUM };
 
 // Stops the program, as PyTorch's device assertion does: a target out of range is never a wild read.
 __device__ __forceinline__ void bad_target(long long position, long long target, int classes) {
@@ -16,7 +16,7 @@ __device__ __forceinline__ void bad_target(long long position, long long target,
   __trap();
 }
 
-// The class of a position whose target is t, or -1 where it is to be ignored.
+// The class of a position whose target is t; -1 where it is to be ignored.
 __device__ __forceinline__ int class_of(long long t, long long position, int classes, long long ignore_index) {
   if (t == ignore_index) return -1;
   if (t < 0 || t >= classes) bad_target(position, t, classes);
@@ -30,8 +30,8 @@ __device__ __forceinline__ int class_at(const long long* target, long long posit
 
 // --- rows of logits ---
 
-// Of logits x, with shares q: max, sum of exp(x - max), sum of q * (x - shift), sum of q. The shift, a finite number near
-// the logits, keeps sum(q * (max - x)) from being a difference of large numbers.
+// The sums over a row of logits x with shares q: max, sum of exp(x - max), sum of q * (x - shift), sum of q. The shift is a
+// finite number near the logits, so that sum(q * (max - x)) is no difference of large numbers.
 template <typename T> struct RowSums : Online<T> {
   using A = acc_t<T>;
   A dot = A(0), share = A(0);
@@ -49,13 +49,13 @@ template <typename T> struct RowSums : Online<T> {
     share += other.share;
   }
 
-  // The sum of q * (max + log_sum - x), and -0 where q is zeros of both signs, as PyTorch has it. A share that is infinite,
-  // with all that it is multiplied by above 0, makes that infinite too, where dot may be NaN.
+  // The sum of q * (max + log_sum - x); -0 where q is zeros of both signs, as in PyTorch. With an infinite share the result
+  // is infinite, since all that it is multiplied by is above 0, where dot may be NaN.
   __device__ __forceinline__ A spread_loss(A log_sum, A shift) const {
     return isinf(share) ? share + A(0) * log_sum : -(dot - share * ((this->max - shift) + log_sum));
   }
 
-  // Over the threads of a row; see row_reduce.
+  // The reduction over the threads of a row; see row_reduce().
   template <bool SHARES> __device__ __forceinline__ void reduce(A* shared) {
     const A top = row_reduce<Larger>(this->max, shared);
     this->sum = row_reduce<Sum>(this->sum_for(top), shared);
@@ -65,7 +65,7 @@ template <typename T> struct RowSums : Online<T> {
   }
 };
 
-// N elements: one access where the address allows it.
+// N elements, in one access where the address allows it.
 template <typename T, int N> __device__ __forceinline__ Vec<T, N> read_vec(const T* from) {
   if (is_aligned16(from)) return load_vec<T, N>(from);
   Vec<T, N> result;
@@ -80,9 +80,10 @@ template <typename T, int N> __device__ __forceinline__ void write_vec(T* to, Ve
   for (int k = 0; k < N; ++k) to[k] = value.data[k];
 }
 
-// Calls f(c, x) for the columns [begin, end) of a row, split among `lanes` threads: x is a Vec of kVecWidth<T> where both
-// `row` and `guide` are at a 16-byte boundary, else of 1 element: at the ends, or throughout where the two never are at
-// once. `guide` is the row that f stores to, if it stores; else `row` itself. Four loads are in flight per thread.
+// Calls f(c, x) for the columns [begin, end) of a row, divided among `lanes` threads. x is a Vec of kVecWidth<T> elements
+// where both `row` and `guide` are at a 16-byte boundary, and of 1 element at the ends, or throughout where the two never
+// are at once. `guide` is the row that f stores to, or `row` itself where it stores nothing. A thread has four loads in
+// flight.
 template <typename T, typename F>
 __device__ __forceinline__ void read_row(const T* row, const T* guide, int begin, int end, int lane, int lanes, F f) {
   constexpr int W = kVecWidth<T>, U = 4;
@@ -102,7 +103,7 @@ __device__ __forceinline__ void read_row(const T* row, const T* guide, int begin
   for (int c = tail + lane; c < end; c += lanes) f(c, Vec<T, 1>{row[c]});
 }
 
-// Zeros in the columns [begin, end) of a row, split among `lanes` threads.
+// Writes zeros to the columns [begin, end) of a row, divided among `lanes` threads.
 template <typename T> __device__ __forceinline__ void zero_row(T* row, int begin, int end, int lane, int lanes) {
   constexpr int W = kVecWidth<T>;
   const int past = (reinterpret_cast<unsigned long long>(row + begin) & 15) / sizeof(T);
@@ -115,11 +116,11 @@ template <typename T> __device__ __forceinline__ void zero_row(T* row, int begin
   for (int c = tail + lane; c < end; c += lanes) row[c] = zeros.data[0];
 }
 
-// --- the sum over the batch: each block's part in its own place, then one block adds them in order; no atomics ---
+// --- the sum over the batch: each block writes a partial sum, and one block then adds these in order; no atomics ---
 
 template <typename A> struct LossSum { A loss = A(0), weight = A(0); };
 
-// In thread 0 of the block: the sum over its threads, a multiple of 32 of them.
+// The sum over the threads of a block, a multiple of 32, in its thread 0.
 template <typename A> __device__ __forceinline__ LossSum<A> block_total(LossSum<A> mine) {
   __shared__ A losses[kWarp], weights[kWarp];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, warps = blockDim.x * blockDim.y / kWarp;
@@ -131,53 +132,53 @@ template <typename A> __device__ __forceinline__ LossSum<A> block_total(LossSum<
   }
   __syncthreads();
   if (thread >= kWarp || warps == 1) return mine;
-  // as a tree again: one after the other they lose the digits of a large sum
+  // as a tree again: added one after the other, they would lose digits beside a large sum
   mine.loss = warp_reduce<Sum>(thread < warps ? losses[thread] : A(0));
   mine.weight = warp_reduce<Sum>(thread < warps ? weights[thread] : A(0));
   return mine;
 }
 
-// The result and the divisor that backward needs. No valid target at all: 0 / 0 is NaN, as in PyTorch.
+// Writes the result, and the divisor that backward needs. With no valid target the mean is 0 / 0, NaN, as in PyTorch.
 template <typename T, typename A>
 __device__ __forceinline__ void write_loss(LossSum<A> total, int reduction, T* y, A* total_weight) {
   *y = from_acc<T>(reduction == kMean ? total.loss / total.weight : total.loss);
   *total_weight = total.weight;
 }
 
-// Ends a kernel whose threads hold parts of the loss: `parts` gets two numbers from each of `count` blocks, this one being
-// `block`; a single one writes the result.
+// Ends a kernel whose threads have added losses: each of `count` blocks, of which this is number `block`, writes a pair to
+// `partials`; a single one writes the result.
 template <typename T, typename A>
-__device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* parts, T* y, A* total_weight,
+__device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* partials, T* y, A* total_weight,
                                          long long block, long long count) {
   if (reduction == kNone) return;
   let_next_grid_begin();
   const LossSum<A> total = block_total(mine);
   if (threadIdx.x != 0 || threadIdx.y != 0) return;
   if (count == 1) return write_loss(total, reduction, y, total_weight);
-  parts[2 * block] = total.loss;
-  parts[2 * block + 1] = total.weight;
+  partials[2 * block] = total.loss;
+  partials[2 * block + 1] = total.weight;
 }
 
-// The same of a kernel all of whose blocks hold parts.
+// The same for all blocks of a grid.
 template <typename T, typename A>
-__device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* parts, T* y, A* total_weight) {
-  end_loss(mine, reduction, parts, y, total_weight, blockIdx.x, gridDim.x);
+__device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* partials, T* y, A* total_weight) {
+  end_loss(mine, reduction, partials, y, total_weight, blockIdx.x, gridDim.x);
 }
 
-// One block adds the parts of `count` blocks, whose grid it may overlap.
+// One block adds the partials of `count` blocks, whose grid its own may overlap.
 template <typename T, typename A>
-__device__ __forceinline__ void add_parts(const A* parts, int count, int reduction, T* y, A* total_weight) {
+__device__ __forceinline__ void add_partials(const A* partials, int count, int reduction, T* y, A* total_weight) {
   LossSum<A> mine;
-  parts = written_before(parts);
+  partials = written_before(partials);
   for (int block = threadIdx.x; block < count; block += blockDim.x) {
-    mine.loss += parts[2 * block];
-    mine.weight += parts[2 * block + 1];
+    mine.loss += partials[2 * block];
+    mine.weight += partials[2 * block + 1];
   }
   const LossSum<A> total = block_total(mine);
   if (threadIdx.x == 0) write_loss(total, reduction, y, total_weight);
 }
 
-// The factor of a position's gradient.
+// What a position's gradient is multiplied by.
 template <typename T, typename A>
 __device__ __forceinline__ A loss_scale(const T* grad_y, long long position, int reduction, const A* total_weight) {
   const A grad = to_acc(grad_y[reduction == kNone ? position : 0]);

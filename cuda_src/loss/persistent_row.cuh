@@ -1,4 +1,4 @@
-// Loss and gradient of rows of logits that are held; see held.cuh.
+// Loss and gradient of rows of logits that a block or a cluster keeps in shared memory: see common/tile/persistent_row.cuh.
 #pragma once
 
 #include "common/tile/persistent_row.cuh"
@@ -14,9 +14,10 @@ template <typename A> struct Label {
 // For each row: its sums go to done(row, label, sums, picked), called in the first thread of the row, and, with `write`, the
 // gradients of a * (log(sum(exp(x))) - x_t), times scale(row), to grad_x, which may be x. label_of(row, target[row]) says
 // what the label is; `picked` is the logit of its class.
-template <int THREADS, typename T, typename LabelOf, typename ScaleOf, typename Done, typename A = acc_t<T>>
-__device__ __forceinline__ void held_losses(const T* x, const long long* target, T* grad_x, const PersistentRows& of,
-                                            bool write, LabelOf label_of, ScaleOf scale_of, Done done) {
+template <int THREADS, int OWN, typename T, typename LabelOf, typename ScaleOf, typename Done, typename A = acc_t<T>>
+__device__ __forceinline__ void persistent_losses(const T* x, const long long* target, T* grad_x,
+                                                  const PersistentRows& of, bool write, LabelOf label_of,
+                                                  ScaleOf scale_of, Done done) {
   using Threads = RowThreads<Pair<A>, true>;
   __shared__ typename Threads::Room room;
   Threads threads(room);
@@ -27,7 +28,7 @@ __device__ __forceinline__ void held_losses(const T* x, const long long* target,
   OnlineVectors<T> sums;
   A picked = A(0), scale = A(0), factor = A(0);
   const T* const from[] = {x};
-  each_persistent_row<THREADS, 2>(
+  each_persistent_row<THREADS, OWN, 2>(
       from, of, from_acc<T>(-infinity<A>()), threads,
       [&](long long number) {
         row = number;
@@ -43,12 +44,12 @@ __device__ __forceinline__ void held_losses(const T* x, const long long* target,
         factor = scale * label.a / sums.sum / sums.exp.of_max();
         if (leads) done(row, label, sums, picked);
       },
-      [&](const Place<T, THREADS>& place, const Vector<T>(&some)[1]) {
+      [&](const PersistentPlace<T, THREADS>& place, const Vector<T>(&some)[1]) {
         if (!write) return;
         if (label.t < 0) put_persistent(place, grad_x, [](int) { return A(0); });
         else put_persistent(place, grad_x, [&](int e) { return factor * sums.exp(some[0][e]); });
       },
-      [&](const Part<T, THREADS>& part) {  // of its class once more, in the thread that has put it
+      [&](const PersistentPart<T, THREADS>& part) {  // of its class once more, in the thread that has put it
         if (write && label.t >= 0 && part.owns(label.t - column)) {
           const A p = Exponential<T>(sums.max)(picked) / sums.sum;
           grad_x[row * of.pitch + label.t] = from_acc<T>(scale * (label.a * p - label.a));

@@ -1,5 +1,5 @@
 // What the forms of backward share: its tensors, a vector's part of the sums over a row, and the parameters' gradients,
-// of which each block leaves a part. The forms, and CENTRED: see norm.cuh.
+// of which each block leaves a row of partials. The forms, and CENTRED: see norm.cuh.
 //
 //     grad_x = rstd (wg - c2 - xhat c1) + grad_summed,   wg = grad_y weight,   c1 = sum(wg xhat) / n,
 //                                                        c2 = sum(wg) / n where CENTRED, else 0
@@ -10,41 +10,37 @@
 #include "common/hw/dependent_launch.cuh"
 #include "common/reduce/row.cuh"
 
-// Of a block, at most, and of a multiprocessor those that hold rows: so many as leave each registers for its sums of the
-// parameters' gradients.
-constexpr int kBackwardThreads = 512;
-
-// How far apart rows of parts are: whole vectors, whatever the size.
+// How far apart rows of partials are: whole vectors, whatever the size.
 template <typename A> __device__ __forceinline__ long long pitch_of(long long size) {
   return (size + kVecWidth<A> - 1) & -(long long)kVecWidth<A>;
 }
 
 // The tensors of backward. weight and what is written may be null; grad_summed is null but in add_rms_norm, mean and
-// bias_parts unless CENTRED.
+// bias_partials unless CENTRED.
 template <typename T> struct Backward {
   const T *grad_y, *x, *weight, *grad_summed;
   const acc_t<T>*mean, *rstd;
   T* grad_x;
-  acc_t<T>*weight_parts, *bias_parts;
+  acc_t<T>*weight_partials, *bias_partials;
   long long rows, size;
 
   __device__ __forceinline__ bool aligned() const {
     return all_aligned<kVecWidth<T>>(size, grad_y, x, weight, grad_summed, grad_x);
   }
 
-  // Where a row of weight_parts or bias_parts begins.
-  __device__ __forceinline__ long long part(long long number) const { return number * pitch_of<acc_t<T>>(size); }
+  // Where row `number` of weight_partials or bias_partials begins.
+  __device__ __forceinline__ long long partial(long long number) const { return number * pitch_of<acc_t<T>>(size); }
 
-  __device__ __forceinline__ Statistics<acc_t<T>> statistics(long long row) const {
+  __device__ __forceinline__ RowStatistics<acc_t<T>> statistics(long long row) const {
     if (row >= rows) return {};
     return {mean ? mean[row] : acc_t<T>(0), rstd[row]};
   }
 };
 
 // What backward has of one vector of a row.
-template <bool CENTRED, typename T, typename A = acc_t<T>> struct Gradient {
+template <bool CENTRED, typename T, typename A = acc_t<T>> struct RowGradient {
   Vector<T> x, grad_y, weight;
-  Statistics<A> of;
+  RowStatistics<A> of;
 
   __device__ __forceinline__ A xhat(int e) const { return of.template xhat<CENTRED>(x[e]); }
   __device__ __forceinline__ A wg(int e) const { return mul_rn(grad_y[e], weight[e]); }
@@ -59,24 +55,25 @@ template <bool CENTRED, typename T, typename A = acc_t<T>> struct Gradient {
 };
 
 template <bool CENTRED, int K, bool ALIGNED, typename A>
-using BackwardSums = RowSums<A, CENTRED ? 2 : 1, (K > 1), (K > 1 && !ALIGNED)>;
+using BackwardAdder = RowAdder<A, CENTRED ? 2 : 1, (K > 1), (K > 1 && !ALIGNED)>;
 
-// One number, of which a half is 0 unless CENTRED.
-template <bool CENTRED, typename A, typename Sums> __device__ __forceinline__ Pair<A> row_sum(Pair<A> c, Sums& sums) {
+// Both sums over the row; one number where the other is 0, unless CENTRED.
+template <bool CENTRED, typename A, typename Adder> __device__ __forceinline__ Pair<A> row_sum(Pair<A> c,
+                                                                                               Adder& adder) {
   if constexpr (CENTRED) {
     A both[2] = {c.first, c.second};
-    sums.add(both);
+    adder.add(both);
     return {both[0], both[1]};
   } else {
-    return {sums.add(c.first), A(0)};
+    return {adder.add(c.first), A(0)};
   }
 }
 
-// The block's sum for each column, over threadIdx.y in order, to its place in a row of the parts. The tiles of all
+// The block's sum for each column, added over threadIdx.y in order, to its place in a row of the partials. The tiles of all
 // threads lie alike. `shared`, on a 16-byte boundary, holds W values of each thread of the block.
 template <int K, int W, bool ALIGNED, typename A>
-__device__ __forceinline__ void store_parts(const Tile<K, W, ALIGNED>& tile, const A (&values)[K][W], A* row,
-                                            A* shared) {
+__device__ __forceinline__ void store_partials(const Tile<K, W, ALIGNED>& tile, const A (&values)[K][W], A* row,
+                                               A* shared) {
   const int slab = W * blockDim.x, threads = blockDim.x * blockDim.y;
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -101,19 +98,19 @@ __device__ __forceinline__ void store_parts(const Tile<K, W, ALIGNED>& tile, con
   }
 }
 
-// The parameters' gradients from the parts of the blocks, (gridDim.y, count, pitch_of(size)), added in a fixed order. Grid:
-// (ceil(size / 32), 1 or 2): grad_weight, then grad_bias, whichever is not null; it may overlap the one that has left the
-// parts. Block: (as many as have a vector of 32 columns, any that makes whole warps, at most 1024 threads), threadIdx.y
-// dealing out the parts.
+// The parameters' gradients from the partials of the blocks, (gridDim.y, count, pitch_of(size)), added in a fixed order.
+// Grid: (ceil(size / 32), 1 or 2): grad_weight, then grad_bias, whichever is not null; it may overlap the grid that leaves
+// the partials. Block: (as many threads as have a vector each of 32 columns, any number that makes whole warps), at most
+// 1024 threads; threadIdx.y deals out the rows of the partials.
 template <typename T>
-__device__ __forceinline__ void norm_sum_bwd(const acc_t<T>* __restrict__ parts, T* grad_weight, T* grad_bias,
-                                             int count, long long size) {
+__device__ __forceinline__ void norm_finalize(const acc_t<T>* __restrict__ partials, T* grad_weight, T* grad_bias,
+                                              int count, long long size) {
   using A = acc_t<T>;
   constexpr int V = kVecWidth<A>, kAcross = kWarp / V, U = 8;
   __shared__ A shared[kWarp][kWarp];
   T* grad = blockIdx.y == 0 && grad_weight ? grad_weight : grad_bias;
   const long long first = blockIdx.x * (long long)kWarp, column = first + threadIdx.x * V, pitch = pitch_of<A>(size);
-  const A* const own = written_before(parts) + blockIdx.y * count * pitch + column;
+  const A* const own = written_before(partials) + blockIdx.y * count * pitch + column;
   const auto load = [&](const A* from) {
     if (column + V <= size) return load_vec<A, V>(from);
     Vec<A, V> values = {};

@@ -1,25 +1,21 @@
-// Rows of a few vectors: neighbouring lanes share a row, a vector each, and a thread has several rows under way at once. What
-// all rows meet, parameters above all, is found once for them.
+// Rows of up to 32 vectors: neighbouring lanes share a row and have a vector of it each, and each thread has several rows
+// under way at once. What all rows meet, the parameters above all, is loaded once for them.
 #pragma once
 
 #include "common/tile/row_pipeline.cuh"
 #include "norm/backward.cuh"
 #include "norm/unaligned.cuh"
 
-constexpr int kShortThreads = 256;  // of a block, at most
-constexpr int kShortBlocks = 3;  // of a multiprocessor, at least
-constexpr int kShortForward = 4, kShortBackward = 2;  // rows of a thread under way at once
-
 // A thread's vector of R rows. The rows of a warp, and so its vectors, follow each other in memory.
 //
-//     blockDim.x   lanes share a row: a power of two, up to kWarp; R vectors or more are a row
+//     blockDim.x   lanes share a row: a power of two, up to kWarp
 //     blockDim.y   rows, R times. The block is a whole number of warps.
-template <int R, typename T> struct ShortRows {
+template <int R, typename T> struct SubWarpRows {
   static constexpr int W = kVecWidth<T>;
   const int size, column, step;  // of the thread's vector; from a thread's row to its next
   const long long own;  // the thread's first row among its block's
 
-  explicit __device__ __forceinline__ ShortRows(long long size)
+  explicit __device__ __forceinline__ SubWarpRows(long long size)
       : size(int(size)),
         column(threadIdx.x * W),
         step(kWarp >> (31 - __clz(blockDim.x))),
@@ -64,64 +60,82 @@ template <int R, typename T> struct ShortRows {
 };
 
 // sum / divisor, of half types by its reciprocal.
-template <typename T, typename A = acc_t<T>> struct Share {
+template <typename T, typename A = acc_t<T>> struct Divisor {
   const A divisor, reciprocal;
 
-  explicit __device__ __forceinline__ Share(A divisor) : divisor(divisor), reciprocal(A(1) / divisor) {}
+  explicit __device__ __forceinline__ Divisor(A divisor) : divisor(divisor), reciprocal(A(1) / divisor) {}
   __device__ __forceinline__ A of(A sum) const { return sizeof(T) == 2 ? sum * reciprocal : sum / divisor; }
 };
 
-// The statistics of R rows, whose pads are 0; for lanes that have pads alone the mean is 0 too.
+// The statistics of R rows, whose padding is 0; for lanes that have padding alone the mean is 0 too.
 template <bool CENTRED, int R, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void short_statistics(const ShortRows<R, T>& own, A eps, const Vector<T> (&x)[R],
-                                                 Statistics<A> (&of)[R]) {
+__device__ __forceinline__ void sub_warp_statistics(const SubWarpRows<R, T>& own, A eps, const Vector<T> (&x)[R],
+                                                    RowStatistics<A> (&of)[R]) {
   constexpr int W = kVecWidth<T>;
   const A count = A(own.size);
-  const Share<T> share(count);
+  const Divisor<T> by_size(count);
   A sums[R], means[R] = {};
   if constexpr (CENTRED) {  // about the first element: see statistics()
     const A scale = scale_for<A>(own.size), half = A(0.5) / scale;
-    const Share<T> scaled(A(2) * count * scale);
+    const Divisor<T> by_scaled(A(2) * count * scale);
     A about[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const A first = __shfl_sync(kFullMask, x[r][0], 0, blockDim.x) * scale;
       about[r] = own.inside() ? first : A(0);
-      A parts[W];
+      A terms[W];
 #pragma unroll
-      for (int e = 0; e < W; ++e) parts[e] = fma(x[r][e], scale, -about[r]);
-      sums[r] = tree_sum(parts);
+      for (int e = 0; e < W; ++e) terms[e] = fma(x[r][e], scale, -about[r]);
+      sums[r] = tree_sum(terms);
     }
     sum_over_lanes(sums, blockDim.x);
 #pragma unroll
-    for (int r = 0; r < R; ++r) means[r] = own.inside() ? A(2) * (about[r] * half + scaled.of(sums[r])) : A(0);
+    for (int r = 0; r < R; ++r) means[r] = own.inside() ? A(2) * (about[r] * half + by_scaled.of(sums[r])) : A(0);
   }
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    A parts[W];
+    A terms[W];
 #pragma unroll
     for (int e = 0; e < W; ++e) {
       const A apart = CENTRED ? x[r][e] - means[r] : x[r][e];
-      parts[e] = apart * apart;
+      terms[e] = apart * apart;
     }
-    sums[r] = tree_sum(parts);
+    sums[r] = tree_sum(terms);
   }
   sum_over_lanes(sums, blockDim.x);
 #pragma unroll
-  for (int r = 0; r < R; ++r) of[r] = {means[r], rstd_of<T>(share.of(sums[r]) + eps)};
+  for (int r = 0; r < R; ++r) of[r] = {means[r], rstd_of<T>(by_size.of(sums[r]) + eps)};
 }
 
-// Rows of forward. Grid: any. Block: see ShortRows. Rows and tensors fit; a lane keeps the statistics of a row, as norm_rows.
-template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void norm_short(const Forward<T>& to) {
+// Lane r of those that share rows saves what row r of R is normalised by, `mine`; where fewer lanes than R have a vector, the
+// first saves all.
+template <int R, typename T, typename A = acc_t<T>>
+__device__ __forceinline__ void save_statistics(const SubWarpRows<R, T>& own, const Forward<T>& to, long long row,
+                                                int left, const RowStatistics<A> (&of)[R],
+                                                const RowStatistics<A>& mine) {
+  if (own.size >= R * kVecWidth<T>) {
+    const int offset = threadIdx.x * own.step;
+    if (threadIdx.x < R && offset < left) to.save(row + offset, mine);
+  } else if (threadIdx.x == 0) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (r * own.step < left) to.save(row + r * own.step, of[r]);
+    }
+  }
+}
+
+// Rows of forward. Grid: any. Block: see SubWarpRows, at most SUB_WARP_THREADS. All rows and tensors begin at 16-byte
+// boundaries.
+template <bool CENTRED, int INPUTS, typename T> __device__ __forceinline__ void norm_sub_warp(const Forward<T>& to) {
   using A = acc_t<T>;
-  constexpr int R = kShortForward;
-  const ShortRows<R, T> own(to.size);
+  constexpr int R = SUB_WARP_FORWARD_ROWS;
+  const SubWarpRows<R, T> own(to.size);
   const Vector<T> weight = own.parameter(to.weight, 1), bias = CENTRED ? own.parameter(to.bias, 0) : Vector<T>{};
   own.each(to.rows, [&](long long row) {
     const int left = own.left(row, to.rows);
     Vector<T> x[R];
     own.load(to.x, row, left, x);
-    if constexpr (TENSORS > 1) {
+    if constexpr (INPUTS > 1) {
       Vector<T> residual[R];
       own.load(to.residual, row, left, residual);
       T* summed = own.at(to.summed, row);
@@ -131,8 +145,8 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
         if (r * own.step < left) store_words(summed + r * own.pitch(), x[r]);
       }
     }
-    Statistics<A> of[R], mine;
-    short_statistics<CENTRED>(own, to.eps, x, of);
+    RowStatistics<A> of[R], mine;
+    sub_warp_statistics<CENTRED>(own, to.eps, x, of);
     T* y = own.at(to.y, row);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -141,38 +155,38 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
       store_words(y + r * own.pitch(),
                   rounded<T>([&](int e) { return of[r].template y<CENTRED>(x[r][e], weight[e], bias[e]); }));
     }
-    const int kept = threadIdx.x * own.step;
-    if (threadIdx.x < R && kept < left) to.keep(row + kept, mine);
+    save_statistics(own, to, row, left, of, mine);
   });
 }
 
-// Rows of backward, and the block's part of the parameters' gradients, as norm_rows_bwd. Grid: as many blocks as there are
-// parts. Block: see ShortRows, at most kShortThreads.
-template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void norm_short_bwd(const Backward<T>& to) {
+// Rows of backward, and the block's row of partials, as norm_block_bwd. Grid: as many blocks as there are rows of partials.
+// Block: see SubWarpRows, at most SUB_WARP_THREADS.
+template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void norm_sub_warp_bwd(
+    const Backward<T>& to) {
   let_next_grid_begin();
   using A = acc_t<T>;
-  constexpr int R = kShortBackward, W = kVecWidth<T>, SUMS = CENTRED ? 2 : 1;
-  __shared__ __align__(16) A shared[W * kShortThreads];
-  const ShortRows<R, T> own(to.size);
+  constexpr int R = SUB_WARP_BACKWARD_ROWS, W = kVecWidth<T>, SUMS = CENTRED ? 2 : 1;
+  __shared__ __align__(16) A shared[W * SUB_WARP_THREADS];
+  const SubWarpRows<R, T> own(to.size);
   const Vector<T> weight = own.parameter(to.weight, 1);
-  const Share<T> share(A(own.size));
+  const Divisor<T> by_size(A(own.size));
   A weight_sum[1][W] = {}, bias_sum[1][W] = {};
   own.each(to.rows, [&](long long row) {
     const int left = own.left(row, to.rows);
     Vector<T> x[R], grad_y[R], more[R];
-    Statistics<A> of[R];
+    RowStatistics<A> of[R];
     own.load(to.x, row, left, x);
     own.load(to.grad_y, row, left, grad_y);
     if (TENSORS > 2) own.load(to.grad_summed, row, left, more);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const long long at = row + r * own.step;
-      of[r] = r * own.step < left ? Statistics<A>{CENTRED ? to.mean[at] : A(0), to.rstd[at]} : Statistics<A>{};
+      of[r] = r * own.step < left ? RowStatistics<A>{CENTRED ? to.mean[at] : A(0), to.rstd[at]} : RowStatistics<A>{};
     }
     A sums[SUMS * R];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      const Gradient<CENTRED, T> g{x[r], grad_y[r], weight, of[r]};
+      const RowGradient<CENTRED, T> g{x[r], grad_y[r], weight, of[r]};
       Pair<A> c = {};
 #pragma unroll
       for (int e = 0; e < W; ++e) {
@@ -189,8 +203,8 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       if (r * own.step >= left) continue;
-      const Gradient<CENTRED, T> g{x[r], grad_y[r], weight, of[r]};
-      const A slope = of[r].rstd * share.of(sums[SUMS * r]), c2 = CENTRED ? share.of(sums[SUMS * r + 1]) : A(0);
+      const RowGradient<CENTRED, T> g{x[r], grad_y[r], weight, of[r]};
+      const A slope = of[r].rstd * by_size.of(sums[SUMS * r]), c2 = CENTRED ? by_size.of(sums[SUMS * r + 1]) : A(0);
       store_words(grad_x + r * own.pitch(), rounded<T>([&](int e) {
                     const A grad = g.grad_x(e, slope, c2);
                     return TENSORS > 2 ? grad + more[r][e] : grad;
@@ -198,7 +212,7 @@ template <bool CENTRED, int TENSORS, typename T> __device__ __forceinline__ void
     }
   });
   const auto columns = Tile<1, W, true>::at(0, 1, to.size);
-  const long long part = to.part(blockIdx.x);
-  if (to.weight_parts) store_parts(columns, weight_sum, to.weight_parts + part, shared);
-  if (to.bias_parts) store_parts(columns, bias_sum, to.bias_parts + part, shared);
+  const long long place = to.partial(blockIdx.x);
+  if (to.weight_partials) store_partials(columns, weight_sum, to.weight_partials + place, shared);
+  if (to.bias_partials) store_partials(columns, bias_sum, to.bias_partials + place, shared);
 }

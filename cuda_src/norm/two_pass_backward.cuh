@@ -1,19 +1,19 @@
-// Backward of rows that are too long to be held: each is read twice, and once more, by columns, for the
-// parameters' gradients.
+// Backward of rows that neither a block nor a cluster holds, and of all rows of fp64: each is read twice for grad_x, and
+// once more, by columns, for the parameters' gradients.
 #pragma once
 
 #include "norm/backward.cuh"
 
-// See norm_wide_bwd: one row, read twice.
-template <bool CENTRED, int K, bool ALIGNED, typename T, typename Sums, typename A = acc_t<T>>
-__device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long long row, Sums& sums) {
+// See norm_two_pass_bwd: one row.
+template <bool CENTRED, int K, bool ALIGNED, typename T, typename Adder, typename A = acc_t<T>>
+__device__ __forceinline__ void norm_row_in_two_passes_bwd(const Backward<T>& to, long long row, Adder& adder) {
   constexpr int W = kVecWidth<T>;
   using Part = Tile<K, W, ALIGNED>;
   const int parts = Part::count(to.size);
-  const Statistics<A> of = to.statistics(row);
+  const RowStatistics<A> of = to.statistics(row);
   const T zero = from_acc<T>(0);
   const auto start = [](int c) { return c * (long long)Part::capacity(); };
-  Gradient<CENTRED, T> g[K];
+  RowGradient<CENTRED, T> g[K];
   const auto load = [&](const Part& part, int c) {
     const long long at = row * to.size + start(c);
 #pragma unroll
@@ -29,7 +29,7 @@ __device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long lo
     each_element<K, W>([&](int k, int e) { g[k].add_to(own, e); });
     total.first += own.first, total.second += own.second;
   }
-  total = row_sum<CENTRED>(total, sums);
+  total = row_sum<CENTRED>(total, adder);
   const A slope = of.rstd * (total.first / to.size), c2 = total.second / to.size;
   for (int c = parts - 1; c >= 0; --c) {
     const Part part = Part::at(row, to.rows, to.size, c);
@@ -46,48 +46,48 @@ __device__ __forceinline__ void norm_wide_row_bwd(const Backward<T>& to, long lo
   }
 }
 
-// grad_x of rows too long for registers; the parameters' gradients are norm_columns_bwd's work. Grid: any. Block: (a
-// multiple of 64, 1), at most kBackwardThreads.
-template <bool CENTRED, typename T> __device__ __forceinline__ void norm_wide_bwd(const Backward<T>& to) {
-  using Sums = BackwardSums<CENTRED, 1, true, acc_t<T>>;
-  __shared__ typename Sums::Room room;
-  Sums sums(room);
+// grad_x of rows of any length; the parameters' gradients are norm_strided_bwd's work. Grid: any. Block: (a multiple of 32,
+// 1).
+template <bool CENTRED, typename T> __device__ __forceinline__ void norm_two_pass_bwd(const Backward<T>& to) {
+  using Adder = BackwardAdder<CENTRED, 1, true, acc_t<T>>;
+  __shared__ typename Adder::Buffer buffer;
+  Adder adder(buffer);
   const bool aligned = to.aligned();
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
-    if (aligned) norm_wide_row_bwd<CENTRED, 2, true>(to, row, sums);
-    else norm_wide_row_bwd<CENTRED, 1, false>(to, row, sums);
+    if (aligned) norm_row_in_two_passes_bwd<CENTRED, 2, true>(to, row, adder);
+    else norm_row_in_two_passes_bwd<CENTRED, 1, false>(to, row, adder);
   }
 }
 
-// See norm_columns_bwd.
+// See norm_strided_bwd.
 template <bool CENTRED, bool ALIGNED, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void norm_columns_bwd_of(const Backward<T>& to, A* shared) {
+__device__ __forceinline__ void norm_columns_bwd(const Backward<T>& to, A* shared) {
   constexpr int W = kVecWidth<T>;
   using Columns = Tile<1, W, ALIGNED>;
   const Columns tile = Columns::at(0, 1, to.size, blockIdx.x);
-  const long long start = blockIdx.x * (long long)Columns::capacity(), part = to.part(blockIdx.y) + start;
+  const long long start = blockIdx.x * (long long)Columns::capacity(), place = to.partial(blockIdx.y) + start;
   const T zero = from_acc<T>(0);
   A weight_sum[1][W] = {}, bias_sum[1][W] = {};
 #pragma unroll 4
   for (long long row = blockIdx.y; row < to.rows; row += gridDim.y) {
     const long long at = row * to.size + start;
     const Vector<T> x = load_per_column(tile, to.x + at, 0, zero), g = load_per_column(tile, to.grad_y + at, 0, zero);
-    const Statistics<A> of = to.statistics(row);
+    const RowStatistics<A> of = to.statistics(row);
 #pragma unroll
     for (int e = 0; e < W; ++e) {
       weight_sum[0][e] += g[e] * of.template xhat<CENTRED>(x[e]);
       if (CENTRED) bias_sum[0][e] += g[e];
     }
   }
-  if (to.weight_parts) store_parts(tile, weight_sum, to.weight_parts + part, shared);
-  if (to.bias_parts) store_parts(tile, bias_sum, to.bias_parts + part, shared);
+  if (to.weight_partials) store_partials(tile, weight_sum, to.weight_partials + place, shared);
+  if (to.bias_partials) store_partials(tile, bias_sum, to.bias_partials + place, shared);
 }
 
-// A part of the parameters' gradients for rows too long for registers. Grid: (tiles of columns, parts). Block: (threads,
-// 1); a thread owns one vector of columns, in every gridDim.y-th row. Row blockIdx.y of `weight_parts` and `bias_parts`
-// (gridDim.y, pitch_of(size)) gets the sum.
-template <bool CENTRED, typename T> __device__ __forceinline__ void norm_columns_bwd(const Backward<T>& to) {
-  __shared__ __align__(16) acc_t<T> shared[kBackwardThreads * kVecWidth<T>];
-  if (all_aligned<kVecWidth<T>>(to.size, to.grad_y, to.x)) norm_columns_bwd_of<CENTRED, true>(to, shared);
-  else norm_columns_bwd_of<CENTRED, false>(to, shared);
+// Partials of the parameters' gradients, of rows of any length. Grid: (tiles of columns, rows of partials). Block: (threads,
+// 1), at most BACKWARD_THREADS; a thread owns one vector of columns, in every gridDim.y-th row, and the sums go to row
+// blockIdx.y of weight_partials and bias_partials, (gridDim.y, pitch_of(size)).
+template <bool CENTRED, typename T> __device__ __forceinline__ void norm_strided_bwd(const Backward<T>& to) {
+  __shared__ __align__(16) acc_t<T> shared[BACKWARD_THREADS * kVecWidth<T>];
+  if (all_aligned<kVecWidth<T>>(to.size, to.grad_y, to.x)) norm_columns_bwd<CENTRED, true>(to, shared);
+  else norm_columns_bwd<CENTRED, false>(to, shared);
 }

@@ -1,9 +1,9 @@
-// Forward of rows that are too long to be held: each is read twice.
+// Forward of rows that no block holds, and of all rows of fp64: each is read twice.
 #pragma once
 
 #include "norm/norm.cuh"
 
-// The moments of this thread's elements of a tile of vectors get(k), whose pads are 0.
+// The moments of this thread's elements of a tile of vectors get(k), whose padding is 0.
 template <int UNROLL, int K, int W, bool ALIGNED, typename Get>
 __device__ __forceinline__ auto own_moments(const Tile<K, W, ALIGNED>& tile, Get get) {
   constexpr int CHAINS = W < 4 ? W : 4;  // sums that do not wait for each other
@@ -30,15 +30,16 @@ __device__ __forceinline__ auto own_moments(const Tile<K, W, ALIGNED>& tile, Get
   return Moments<A>::of(A(count), about, sums[0].first, sums[0].second);
 }
 
-// See norm_wide: one row, read twice, the second time from its end: what was read last is still in cache.
+// See norm_two_pass: one row. The second pass begins at the row's end: what was read last is still in the cache.
 template <bool CENTRED, int K, bool ALIGNED, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, long long row, Moments<A>* shared) {
+__device__ __forceinline__ RowStatistics<A> norm_row_in_two_passes(const Forward<T>& to, long long row,
+                                                                   Moments<A>* shared) {
   using Part = Tile<K, kVecWidth<T>, ALIGNED>;
   const int parts = Part::count(to.size);
   Vector<T> vectors[K], residual[K];
   const auto start = [](int c) { return c * (long long)Part::capacity(); };
   const auto load = [&](const Part& part, long long at, bool again) {
-    const bool summed = ALIGNED && again && to.residual;  // else vectors have what other blocks may be about to write
+    const bool summed = ALIGNED && again && to.residual;  // else a vector has elements that another block may yet write
     load_row(part, (summed ? to.summed : to.x) + at, from_acc<T>(0), vectors);
     if (!to.residual || summed) return;
     load_row(part, to.residual + at, from_acc<T>(0), residual);
@@ -59,7 +60,7 @@ __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, lon
     if constexpr (CENTRED) moments.merge(own_moments<K>(part, get));
     else squares += own_squares<K, kVecWidth<T>>(get);
   }
-  Statistics<A> of;
+  RowStatistics<A> of;
   if constexpr (CENTRED) {
     const Moments<A> all = block_merge(moments, shared);
     of = {all.mean, all.rstd(to.eps)};
@@ -78,13 +79,13 @@ __device__ __forceinline__ Statistics<A> norm_wide_row(const Forward<T>& to, lon
   return of;
 }
 
-// As norm_rows, for rows too long to be held, whose parameters are as they come. Block: (a multiple of 32, 1).
-template <bool CENTRED, typename T> __device__ __forceinline__ void norm_wide(const Forward<T>& to) {
+// Rows of any length, as norm_block, with the parameters as they come. Grid: any. Block: (a multiple of 32, 1).
+template <bool CENTRED, typename T> __device__ __forceinline__ void norm_two_pass(const Forward<T>& to) {
   __shared__ Moments<acc_t<T>> shared[kWarp];
   const bool aligned = to.aligned();
   for (long long row = blockIdx.x; row < to.rows; row += gridDim.x) {
-    const auto of =
-        aligned ? norm_wide_row<CENTRED, 4, true>(to, row, shared) : norm_wide_row<CENTRED, 2, false>(to, row, shared);
-    if (threadIdx.x == 0) to.keep(row, of);
+    const auto of = aligned ? norm_row_in_two_passes<CENTRED, 4, true>(to, row, shared)
+                            : norm_row_in_two_passes<CENTRED, 2, false>(to, row, shared);
+    if (threadIdx.x == 0) to.save(row, of);
   }
 }

@@ -1,5 +1,6 @@
-// Forward of rows off 16-byte boundaries, as UnalignedRow has them: vectors of what is written, which begin at boundaries, and one
-// element more for some threads. What the vectors meet of weight and bias is shifted first, to begin at boundaries too.
+// Forward of rows off 16-byte boundaries, divided as UnalignedRow says: whole vectors of what is written, which begins at a
+// boundary, and the elements of an unaligned head and tail, of which some threads have one each. What the vectors meet of
+// weight and bias is shifted by a kernel before this one, so that it begins at boundaries too.
 #pragma once
 
 #include "norm/norm.cuh"
@@ -9,9 +10,10 @@ template <typename T> __device__ __forceinline__ void store_words(T* to, const V
   store_words(to, vector.word[0], vector.word[1], vector.word[2], vector.word[3]);
 }
 
-// The elements of `parameter` from number blockIdx.y on, to row blockIdx.y of `shifted`: what the vectors of a row meet of
-// which so many elements lie before a 16-byte boundary. Grid: (any, W); a row of `shifted` has whole vectors, none fewer than
-// all elements are. Block: any. It is not to overlap a grid itself: the forward that overlaps it reads rows before it waits.
+// Row blockIdx.y of `shifted` becomes the elements of `parameter` from number blockIdx.y on: what the vectors of a row meet
+// whose head has so many elements. Grid: (any, W). Block: any. A row of `shifted` has as many whole vectors as hold all
+// elements. It may not be launched to overlap the kernel before it: the forward that overlaps this one reads rows before
+// it waits.
 template <typename T> __device__ __forceinline__ void shift_parameter(const T* parameter, T* shifted, long long size) {
   constexpr int W = kVecWidth<T>;
   let_next_grid_begin();
@@ -28,8 +30,8 @@ template <typename T> __device__ __forceinline__ void shift_parameter(const T* p
   }
 }
 
-// K vectors `step` elements apart, the first at `own`; 0 for those `left` elements or more behind that. Unless ALIGNED they
-// may be off 16-byte boundaries.
+// K vectors `step` elements apart, the first at `own`; 0 for those that begin `left` elements or more behind that. Unless
+// ALIGNED they may be off 16-byte boundaries.
 template <bool ALIGNED, int K, typename T>
 __device__ __forceinline__ void load_own(const T* own, int left, int step, Vector<T> (&vectors)[K]) {
   if (ALIGNED || is_aligned16(own)) {
@@ -41,10 +43,10 @@ __device__ __forceinline__ void load_own(const T* own, int left, int step, Vecto
   }
 }
 
-// *y = what is said of the thread's lone element, of `column`.
+// *y = what x, this thread's element of the head or the tail, becomes; it lies in `column`.
 template <bool CENTRED, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ void store_lone(const T* weight, const T* bias, T* y, int column, T x,
-                                           const Statistics<A>& of) {
+__device__ __forceinline__ void store_edge(const T* weight, const T* bias, T* y, int column, T x,
+                                           const RowStatistics<A>& of) {
   const A w = weight ? to_acc(weight[column]) : A(1), b = CENTRED && bias ? to_acc(bias[column]) : A(0);
   *y = from_acc<T>(of.template y<CENTRED>(to_acc(x), w, b));
 }

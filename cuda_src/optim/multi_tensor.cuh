@@ -1,17 +1,19 @@
-// One launch over many tensors of one dtype: a table of their addresses by value, a block for each chunk of each tensor.
+// One launch over many tensors of one dtype: a table of their addresses by value, and a block for each chunk of each tensor.
+//
+// OPTIM_THREADS, of a block, OPTIM_CHUNK_VECTORS, of a thread in a chunk, and OPTIM_TABLE_BYTES, of a launch's parameters, are
+// defined by multi_tensor.py.
 #pragma once
 
 #include "common/core/vector.cuh"
 
-constexpr int kThreads = 256;
 constexpr int kUnroll = 2;  // vectors in flight per thread, of each array
-template <typename T> constexpr int kChunk = kThreads * 4 * kVecWidth<T>;  // elements that one block owns: 16 KB
+template <typename T> constexpr int kChunk = OPTIM_THREADS * OPTIM_CHUNK_VECTORS * kVecWidth<T>;  // elements: 16 KB
 
-// As many tensors of N arrays each as 4 KB of kernel parameters can name, beside 128 bytes of numbers.
-template <int N> constexpr int kTensors = (4096 - 128) / (8 * N + 12);
+// As many tensors of N arrays each as the parameters of a launch can name.
+template <int N> constexpr int kTensors = OPTIM_TABLE_BYTES / (8 * N + 12);
 
-// The tensors of one launch: nothing is copied to the GPU beforehand, and a CUDA graph keeps it. arrays[0] are what the
-// sizes are of; the others have as many elements, or whatever the kernel says.
+// The tensors of one launch. Nothing is copied to the GPU beforehand, and a CUDA graph keeps the table. The sizes are those of
+// arrays[0]; the others have as many elements, or whatever the kernel says.
 template <int N> struct Table {
   void* arrays[N][kTensors<N>];
   long long sizes[kTensors<N>];
@@ -25,7 +27,7 @@ struct Chunk {
   int count;
 };
 
-// That of this block, or another: its tensor is the first whose chunk_end exceeds its number.
+// The chunk of this block, or another: its tensor is the first whose chunk_end exceeds its number.
 template <typename T, int N>
 __device__ __forceinline__ Chunk own_chunk(const Table<N>& table, int tensors, int chunk = blockIdx.x) {
   int low = 0, high = tensors - 1;
@@ -39,19 +41,19 @@ __device__ __forceinline__ Chunk own_chunk(const Table<N>& table, int tensors, i
   return {low, begin, left < kChunk<T> ? int(left) : kChunk<T>};
 }
 
-// Units of W elements, from the begin-th up to the end-th, by one block of kThreads.
+// Changes units of W elements, from the begin-th up to the end-th, by a block of OPTIM_THREADS.
 //
-// A Rule has kArrays, how many arrays it works on; loads(j) and stores(j), which of them it reads and writes; and
-// rule(x), which changes x[0] ... x[kArrays - 1], the numbers at one place of each, in acc_t<T>.
+// A Rule has kArrays, which says how many arrays it works on; loads(j) and stores(j), which say whether it reads and writes
+// array j; and rule(x), which changes x[0] ... x[kArrays - 1], the numbers at one place of each, in acc_t<T>.
 template <int W, int UNROLL, typename T, typename Rule>
 __device__ __forceinline__ void sweep(T* const (&arrays)[Rule::kArrays], int begin, int end, const Rule& rule) {
   constexpr int N = Rule::kArrays;
 #pragma unroll 1  // what is in flight is unrolled within
-  for (int first = begin + threadIdx.x; first < end; first += UNROLL * kThreads) {
+  for (int first = begin + threadIdx.x; first < end; first += UNROLL * OPTIM_THREADS) {
     Vec<T, W> values[UNROLL][N];
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
-      const int v = first + u * kThreads;
+      const int v = first + u * OPTIM_THREADS;
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         values[u][j] = v < end && rule.loads(j) ? load_vec<T, W>(arrays[j] + v * W) : Vec<T, W>{};
@@ -59,7 +61,7 @@ __device__ __forceinline__ void sweep(T* const (&arrays)[Rule::kArrays], int beg
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
-      const int v = first + u * kThreads;
+      const int v = first + u * OPTIM_THREADS;
 #pragma unroll
       for (int k = 0; k < W; ++k) {
         acc_t<T> x[N];
@@ -77,7 +79,7 @@ __device__ __forceinline__ void sweep(T* const (&arrays)[Rule::kArrays], int beg
   }
 }
 
-// The chunk by the rule: 16 bytes at a time where all its arrays begin at a multiple of 16, the rest by elements.
+// Changes a chunk by the rule: 16 bytes at a time where all its arrays begin at a multiple of 16, and the rest by elements.
 template <typename T, typename Rule, int N>
 __device__ __forceinline__ void update(const Table<N>& table, Chunk chunk, const Rule& rule) {
   constexpr int W = kVecWidth<T>;
@@ -93,7 +95,7 @@ __device__ __forceinline__ void update(const Table<N>& table, Chunk chunk, const
   sweep<1, 2 * kUnroll>(arrays, vectors * W, chunk.count, rule);
 }
 
-// A gradient that a GradScaler has scaled, as it is written back; `sign` is -1 to maximize.
+// A gradient that a GradScaler may have scaled, and that is then written back unscaled; `sign` is -1 to maximize.
 template <typename T> struct Gradient {
   using A = acc_t<T>;
   A sign, unscale;  // 1 / grad_scale
@@ -104,7 +106,7 @@ template <typename T> struct Gradient {
         unscale(grad_scale != nullptr ? A(1) / A(*grad_scale) : A(1)),
         scaled(grad_scale != nullptr) {}
 
-  // Unscales grad in place; what the rule goes on with, rounded as what is stored.
+  // Unscales grad in place, and returns what the rule goes on with: rounded as it is stored, and with its sign.
   __device__ __forceinline__ A operator()(A& grad) const {
     if (scaled) grad = to_acc(from_acc<T>(grad * unscale));
     return sign * grad;

@@ -4,15 +4,15 @@
 #include "common/hw/cp_async.cuh"
 #include "small_conv/pooled.cuh"
 
-constexpr int kChannels = 2;  // of a thread of the gradient of weight
+constexpr int kChannels = SMALL_CONV_CHANNELS;  // of a thread of the gradient of weight
 constexpr int kWarpSize = 32;
 
-// Threads of a block, NF filters each, and blocks of a multiprocessor, at the least.
-template <int NF> constexpr int kThreads = NF > 4 ? 448 : 512;
+// The most threads of a block, of NF filters each, and the least blocks of a multiprocessor.
+template <int NF> constexpr int kThreads = NF > 4 ? SMALL_CONV_THREADS_OF_8 : SMALL_CONV_THREADS;
 template <int NF> constexpr int kBlocks = NF == 4 ? 1 : 2;
 
-// *to = *from, or 0 where that is not `present`; it is there after wait_for_groups(), and a barrier for other threads. What
-// needs no conversion is copied without a register in between.
+// *to = *from, or 0 unless that is `present`. The thread sees it after wait_for_groups(), other threads after a barrier too.
+// What needs no conversion is copied without a register in between.
 template <typename T, typename A> __device__ __forceinline__ void fetch(A* to, const T* from, bool present) {
 #if __CUDA_ARCH__ >= 800
   if constexpr (sizeof(T) == sizeof(A)) {
@@ -26,15 +26,15 @@ template <typename T, typename A> __device__ __forceinline__ void fetch(A* to, c
   *to = present ? to_acc(*from) : A(0);
 }
 
-constexpr int kUnder = 8;  // loads of a thread that are under way at once
+constexpr int kInFlight = 8;  // loads of a thread before it uses the first
 
-// What a pooling passes back of a window.
+// The gradient that a pooling passes to a window, and the place of the pixel that gets it.
 template <typename A> struct Placed {
   A value;
   int place;
 };
 
-// visit(c, row, column) for all of them, neighbouring threads on neighbouring columns.
+// Calls visit(c, row, column) for each of them: neighbouring threads have neighbouring columns.
 template <typename F> __device__ __forceinline__ void for_each(int channels, int rows, int columns, F visit) {
   const int area = rows * columns, step_c = blockDim.x / area, step = blockDim.x - step_c * area;
   const int step_row = step / columns, step_column = step - step_row * columns;
@@ -54,7 +54,7 @@ template <typename T> struct Planes {
   const T* data;
   int H, W;
 
-  // *to = the pixel (h, w) of channel c, 0 outside and where it is not `present`.
+  // *to = the pixel (h, w) of channel c; 0 outside the image, and unless it is `present`.
   template <typename A>
   __device__ __forceinline__ void fetch_pixel(A* to, int c, int h, int w, bool present = true) const {
     const bool inside = unsigned(h) < unsigned(H) && unsigned(w) < unsigned(W);
@@ -62,8 +62,8 @@ template <typename T> struct Planes {
   }
 };
 
-// What th x tw windows of 2 x 2 read, in shared memory, for each channel. Two rows, which is what windows are apart, take
-// `pair` numbers: as many as let neighbouring windows lie in neighbouring banks, from one row of windows to the next too.
+// The pixels that th x tw windows of 2 x 2 read, in shared memory, for each channel. Windows are two rows apart, and two rows
+// take `pair` numbers: so many that neighbouring windows lie in neighbouring banks, across rows of windows too.
 template <int K> struct Patch {
   int rows, columns, pair;
 
@@ -81,21 +81,21 @@ template <int K> struct Patch {
     });
   }
 
-  // tile[c][row][column] of what the windows (a, b) of an image were before their pooling, its first pixel being (h0, w0):
-  // load(c, a, b) gives a window's value and place, kNone for a window outside.
+  // tile[c][row][column] = the gradient before the pooling, from pixel (h0, w0) on. load(c, a, b) gives the gradient of window
+  // (a, b) and the place that gets it: kNoPlace for a window outside.
   template <typename A, typename F>
   __device__ __forceinline__ void fill_windows(A* tile, int channels, int h0, int w0, F load) const {
     const int a0 = h0 >> 1, b0 = w0 >> 1, across = ((w0 + columns - 1) >> 1) - b0 + 1;
     const int area = (((h0 + rows - 1) >> 1) - a0 + 1) * across;
-    for (int first = threadIdx.x; first < channels * area; first += kUnder * blockDim.x) {
-      Placed<A> items[kUnder];
+    for (int first = threadIdx.x; first < channels * area; first += kInFlight * blockDim.x) {
+      Placed<A> items[kInFlight];
 #pragma unroll
-      for (int u = 0; u < kUnder; ++u) {
+      for (int u = 0; u < kInFlight; ++u) {
         const int i = first + u * blockDim.x, c = i / area, window = i - c * area, a = window / across;
         if (i < channels * area) items[u] = load(c, a0 + a, b0 + window - a * across);
       }
 #pragma unroll
-      for (int u = 0; u < kUnder; ++u) {
+      for (int u = 0; u < kInFlight; ++u) {
         const int i = first + u * blockDim.x, c = i / area, window = i - c * area, a = window / across;
         const int row = 2 * (a0 + a) - h0, column = 2 * (b0 + window - a * across) - w0;
         if (i >= channels * area) continue;
@@ -110,10 +110,11 @@ template <int K> struct Patch {
   }
 };
 
-// Filters in shared memory are [channel][tap][filter], in rows of so many: a few more, for the banks, and whole vectors.
+// Filters lie in shared memory as [channel][tap][filter]. This is how long a row of filters is: a whole number of vectors, and
+// longer than the filters, so that rows begin in different banks.
 __device__ __forceinline__ int filters_pitch(int filters) { return (filters | 3) + 1; }
 
-// values[f][2 di + dj] += the sum over the taps of filter f, in rows of `row`, and the patch at (di, dj).
+// values[f][2 di + dj] += the sum over the taps of filter f times the pixels from (di, dj) on; filters have rows of `row`.
 template <int K, int NF, typename A>
 __device__ __forceinline__ void correlate(const A* tile, const Patch<K>& patch, const A* weights, int row,
                                           A (&values)[NF][4]) {
@@ -143,9 +144,9 @@ __device__ __forceinline__ void correlate(const A* tile, const Patch<K>& patch, 
   }
 }
 
-// The filters of `here` channels from `channel` on into shared memory, warp by warp, and lane by lane what lies together in
-// memory. FORWARD: weight is (all filters, all channels, K, K); else (all channels, all filters, K, K), turned round. Zeros
-// where there are no more filters.
+// Copies the filters of `here` channels from `channel` on to shared memory; the lanes of a warp read what lies together.
+// FORWARD: weight is (all filters, all channels, K, K); else it is (all channels, all filters, K, K), and its taps are
+// reversed. Filters beyond the last are zero.
 template <int K, bool FORWARD, typename T, typename A>
 __device__ __forceinline__ void fill_filters(A* to, const T* weight, int first, int filters, int all, int channel,
                                              int here, int channels) {
@@ -164,8 +165,8 @@ __device__ __forceinline__ void fill_filters(A* to, const T* weight, int first, 
   }
 }
 
-// Adds, in order, the values of the splits to those of split 0; from a split to the next it is so many threads. Shared
-// memory: `slots` of N numbers for each thread.
+// Adds the values of the splits, in their order, to those of split 0; a split is `threads` threads behind the one before.
+// Shared memory: `slots` for N numbers of each thread.
 template <typename A, int N>
 __device__ __forceinline__ void add_splits(A* slots, int split, int splits, int threads, A (&values)[N]) {
   if (splits == 1) return;
@@ -181,8 +182,8 @@ __device__ __forceinline__ void add_splits(A* slots, int split, int splits, int 
   }
 }
 
-// A thread's part of a tile: a window, a group of NF filters, and every so many channels. Only blocks of few filters have
-// threads to spare that split the channels.
+// What a thread does of a tile: a window, a group of NF filters, and every splits-th channel. Only blocks of few filters have
+// enough threads to split the channels.
 template <int NF> struct Role {
   int team, window, group, split, splits;
 
@@ -195,9 +196,9 @@ template <int NF> struct Role {
   }
 };
 
-// The values of this thread's window and filters, of which those of split 0 are whole: over `channels`, at most `chunk` of
-// them in shared memory at a time. fill(tile, first, here) brings channels of the images there, fill_weights(to, filters,
-// first, here) the filters.
+// The values of this thread's window and filters, summed over `channels`; those of split 0 are complete. At most `chunk`
+// channels are in shared memory at a time: fill(tile, first, here) copies the image there, and
+// fill_weights(to, filters, first, here) the filters.
 template <int K, int NF, typename A, typename Fill, typename FillFilters>
 __device__ __forceinline__ void correlate_tile(const Images& g, const Role<NF>& role, A* shared, int channels,
                                                int chunk, Fill fill, FillFilters fill_weights, A (&values)[NF][4]) {
@@ -221,17 +222,19 @@ __device__ __forceinline__ void correlate_tile(const Images& g, const Role<NF>& 
   for (int k = 0; k < NF; ++k) add_splits(shared, role.split, role.splits, role.team, values[k]);
 }
 
-// The same of a tile of y, of the filters from `first` on: x by the filters, turned round unless FORWARD.
+// The same for a tile of y and the filters from `first` on: x correlated with the filters, whose taps are reversed unless
+// FORWARD.
 template <typename T, int K, int NF, bool FORWARD>
-__device__ __forceinline__ void correlate_image(const Images& g, const Role<NF>& role, const Part& part, int first,
-                                                int chunk, const T* x, const T* weight, acc_t<T> (&values)[NF][4]) {
+__device__ __forceinline__ void correlate_image(const Images& g, const Role<NF>& role, const ImageTile& origin,
+                                                int first, int chunk, const T* x, const T* weight,
+                                                acc_t<T> (&values)[NF][4]) {
   using A = acc_t<T>;
   const long long plane = (long long)g.H * g.W;
   correlate_tile<K>(
       g, role, shared_memory<A>(), g.C, chunk,
       [&](A* tile, int from, int here) {
-        const Planes<T> image{x + (part.n * g.C + from) * plane, g.H, g.W};
-        Patch<K>(g).fill(tile, here, image, 2 * part.a - g.ph, 2 * part.b - g.pw);
+        const Planes<T> image{x + (origin.n * g.C + from) * plane, g.H, g.W};
+        Patch<K>(g).fill(tile, here, image, 2 * origin.a - g.ph, 2 * origin.b - g.pw);
       },
       [&](A* to, int filters, int from, int here) {
         fill_filters<K, FORWARD>(to, weight, first, filters, g.F, from, here, g.C);
@@ -239,15 +242,15 @@ __device__ __forceinline__ void correlate_image(const Images& g, const Role<NF>&
       values);
 }
 
-// A thread's sums for filter f and kChannels channels from c on, as many as are below `end`, into a part of grad_weight, and
-// its bias_sum, where c is 0, of grad_bias. The part is (C * K * K + 1, F). Shared memory: K numbers for each thread.
+// Stores a thread's sums for filter f and kChannels channels from c on, those below `end`, and where c is 0 its bias_sum. The
+// block's partials are (C * K * K + 1, F). Shared memory: K numbers for each thread.
 template <int K, typename A>
-__device__ __forceinline__ void store_part(const Images& g, A* part, A* slots, int split, int splits, int c, int end,
-                                           int f, A (&sums)[kChannels][K][K], A bias_sum) {
+__device__ __forceinline__ void store_partials(const Images& g, A* partials, A* slots, int split, int splits, int c,
+                                               int end, int f, A (&sums)[kChannels][K][K], A bias_sum) {
   A bias_sums[1] = {bias_sum};
   add_splits(slots, split, splits, kWarpSize, bias_sums);
   const bool stores = split == 0 && f < g.F;
-  if (stores && c == 0) part[g.C * (K * K) * g.F + f] = bias_sums[0];
+  if (stores && c == 0) partials[g.C * (K * K) * g.F + f] = bias_sums[0];
 #pragma unroll
   for (int k = 0; k < kChannels; ++k) {
 #pragma unroll
@@ -255,7 +258,7 @@ __device__ __forceinline__ void store_part(const Images& g, A* part, A* slots, i
       add_splits(slots, split, splits, kWarpSize, sums[k][i]);
       if (!stores || c + k >= end) continue;
 #pragma unroll
-      for (int j = 0; j < K; ++j) part[((c + k) * (K * K) + i * K + j) * g.F + f] = sums[k][i][j];
+      for (int j = 0; j < K; ++j) partials[((c + k) * (K * K) + i * K + j) * g.F + f] = sums[k][i][j];
     }
   }
 }

@@ -1,6 +1,6 @@
-// Convolutions of small images by tensor cores, a tile of 2 x 2 windows at a time: mma.sync on images that lie in shared
-// memory with their channels together. ldmatrix lets each lane name a row of eight elements, so that the rows of a matrix
-// are any pixels: those of a window go to one thread, and a tap is an offset. Needs sm_80.
+// Convolutions of small images by tensor cores, a tile of 2 x 2 windows at a time: mma.sync on images in shared memory whose
+// channels are neighbours. With ldmatrix each lane names a row of eight elements, so the rows of a matrix may be any pixels:
+// the four pixels of a window go to one thread, and a tap is an offset. Needs sm_80.
 #pragma once
 
 #include "common/hw/mma.cuh"
@@ -8,11 +8,11 @@
 
 constexpr int kUnit = 8;  // elements of a 16-byte unit
 
-// th x tw windows of 2 x 2 pixels and what K x K taps reach around them. Pixels of the same parities lie together, as four
-// images of a quarter of the pixels, so that neighbouring windows are neighbours: an odd number of units to a pixel, and 4
-// mod 8 from one of the four to the next, make eight rows lie in different banks.
+// th x tw windows of 2 x 2 pixels, and the pixels that K x K taps reach around them. Pixels of the same parities lie together,
+// as four images of a quarter of the pixels, so that the pixels of neighbouring windows are neighbours. A pixel is an odd
+// number of units, and the four images are 4 mod 8 units apart, so that eight rows lie in different banks.
 template <int K> struct Tile {
-  int th, tw, up, row, quarter;  // units of a pixel, of a row of pixels, of one of the four
+  int th, tw, up, row, quarter;  // units of a pixel, of a row of pixels, of one of the four images
 
   __device__ __forceinline__ int rows() const { return 2 * th + K - 1; }
   __device__ __forceinline__ int columns() const { return 2 * tw + K - 1; }
@@ -22,7 +22,7 @@ template <int K> struct Tile {
   }
   __device__ __forceinline__ int window(int index) const { return (index / tw * row + index % tw * up) * kUnit; }
 
-  // The pixels from (h0, w0) of an image (C, H, W), `units` units of channels from the first; zeros outside.
+  // Copies the pixels from (h0, w0) on of an image (C, H, W), `units` units of channels; zeros outside.
   template <typename T> __device__ __forceinline__ void fill(T* tile, const T* image, int units, int C, int H, int W,
                                                              int h0, int w0) const {
     const long long plane = (long long)H * W;
@@ -42,7 +42,7 @@ template <int K> struct Tile {
     }
   }
 
-  // The same of what grad (C, PH, PW) is before the pooling: a number where `place` says, zeros elsewhere.
+  // The same of the gradient before the pooling: that of grad (C, PH, PW) where `place` says, zeros elsewhere.
   template <typename T>
   __device__ __forceinline__ void fill(T* tile, const T* grad, const unsigned char* place, int units, int C, int PH,
                                        int PW, int h0, int w0) const {
@@ -75,11 +75,12 @@ template <int K> struct Tile {
   }
 };
 
-// Units of the filters in shared memory, [tap][output][channel], for each tap: one more, for the banks.
+// Filters lie in shared memory as [tap][output][channel]. This is how many elements a tap has: a unit more than its filters,
+// so that taps begin in different banks.
 __device__ __forceinline__ int filters_pitch(int outputs, int up) { return (outputs * up + 1) * kUnit; }
 
-// The filters of `outputs` outputs from `first` on. FORWARD: weight is (all outputs, channels, K, K); else it is
-// (channels, all outputs, K, K), and turned round. Zeros where there are no more outputs or channels.
+// Copies the filters of `outputs` outputs from `first` on. FORWARD: weight is (all outputs, channels, K, K); else it is
+// (channels, all outputs, K, K), and its taps are reversed. Outputs and channels beyond the last are zero.
 template <typename T, int K, bool FORWARD>
 __device__ __forceinline__ void fill_filters(T* to, const T* weight, int first, int outputs, int all, int channels,
                                              int up) {
@@ -92,16 +93,16 @@ __device__ __forceinline__ void fill_filters(T* to, const T* weight, int first, 
   const int outer = FORWARD ? here : channels, inner = (FORWARD ? channels : here) * K * K;
   const T* from = weight + (FORWARD ? (long long)first * inner : first * K * K);
   const int stride = FORWARD ? inner : all * K * K;
-  constexpr int UNDER = 9;
+  constexpr int IN_FLIGHT = 9;
   for (int o = threadIdx.x / 32; o < outer; o += warps) {
-    for (int e0 = lane; e0 < inner; e0 += UNDER * 32) {
-      T values[UNDER];
+    for (int e0 = lane; e0 < inner; e0 += IN_FLIGHT * 32) {
+      T values[IN_FLIGHT];
 #pragma unroll
-      for (int u = 0; u < UNDER; ++u) {
+      for (int u = 0; u < IN_FLIGHT; ++u) {
         if (e0 + u * 32 < inner) values[u] = from[(long long)o * stride + e0 + u * 32];
       }
 #pragma unroll
-      for (int u = 0; u < UNDER; ++u) {
+      for (int u = 0; u < IN_FLIGHT; ++u) {
         const int e = e0 + u * 32, m = e / (K * K), tap = e - m * K * K;
         if (e < inner) {
           to[FORWARD ? tap * pitch + o * up * kUnit + m : (K * K - 1 - tap) * pitch + m * up * kUnit + o] = values[u];
@@ -111,8 +112,8 @@ __device__ __forceinline__ void fill_filters(T* to, const T* weight, int first, 
   }
 }
 
-// sums[di][n][2 dj + e] of a lane (g, t) = (lane / 4, lane % 4): of window g of a warp's eight, at (di, dj), for output
-// 8 n + 2 t + e of the warp's 8 NB: summed over the taps and over `chunks` of 16 channels.
+// sums[di][n][2 dj + e] of lane (g, t) = (lane / 4, lane % 4) is pixel (di, dj) of window g of the warp's eight, for output
+// 8 n + 2 t + e of the warp's 8 NB, summed over the taps and over `chunks` of 16 channels.
 template <typename T, int K, int NB>
 __device__ __forceinline__ void correlate_mma(const Tile<K>& g, const T* tile, const T* filters, int pitch, int window,
                                               int chunks, float (&sums)[2][NB][4]) {
@@ -142,8 +143,8 @@ __device__ __forceinline__ void correlate_mma(const Tile<K>& g, const T* tile, c
   }
 }
 
-// All of a block's tiles, of images of windows_h x windows_w windows: fill(tile, part, units) brings the pixels there,
-// store(part, output, a, b, values) gets the four of window (a, b). Block, grid, shared memory: as of the kernels.
+// Computes all of a block's tiles, of images of windows_h x windows_w windows: fill(tile, place, units) copies the pixels of a
+// tile, store(place, output, a, b, values) stores the four of window (a, b). Block, grid, shared memory: see the kernels.
 template <typename T, int K, int NB, bool FORWARD, typename Fill, typename Store>
 __device__ __forceinline__ void correlate_tiles(const Tile<K>& g, const Images& images, long long tiles, int windows_h,
                                                 int windows_w, const T* weight, int all, int channels, Fill fill,
@@ -156,14 +157,14 @@ __device__ __forceinline__ void correlate_tiles(const Tile<K>& g, const Images& 
   T* tile = filters + K * K * pitch;
   fill_filters<T, K, FORWARD>(filters, weight, first, outputs, all, channels, g.up);
   for (long long index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const Part part(images, index, windows_h, windows_w);
+    const ImageTile place(images, index, windows_h, windows_w);
     __syncthreads();
-    fill(tile, part, 2 * chunks);
+    fill(tile, place, 2 * chunks);
     __syncthreads();
     float sums[2][NB][4] = {};
     correlate_mma<T, K, NB>(g, tile, filters + n0 * g.up * kUnit, pitch, min(group + lane % 8, windows - 1), chunks,
                             sums);
-    const int window = group + lane / 4, a = part.a + window / g.tw, b = part.b + window % g.tw;
+    const int window = group + lane / 4, a = place.a + window / g.tw, b = place.b + window % g.tw;
     if (window >= windows || a >= windows_h || b >= windows_w) continue;
 #pragma unroll
     for (int n = 0; n < NB; ++n) {
@@ -171,7 +172,7 @@ __device__ __forceinline__ void correlate_tiles(const Tile<K>& g, const Images& 
       for (int e = 0; e < 2; ++e) {
         const int output = first + n0 + n * 8 + lane % 4 * 2 + e;
         const float values[4] = {sums[0][n][e], sums[0][n][2 + e], sums[1][n][e], sums[1][n][2 + e]};
-        if (output < all) store(part, output, a, b, values);
+        if (output < all) store(place, output, a, b, values);
       }
     }
   }
@@ -180,5 +181,5 @@ __device__ __forceinline__ void correlate_tiles(const Tile<K>& g, const Images& 
 __device__ __forceinline__ unsigned bits_of(__half value) { return __half_as_ushort(value); }
 __device__ __forceinline__ unsigned bits_of(__nv_bfloat16 value) { return __bfloat16_as_ushort(value); }
 
-// 1 twice, as a fragment has it.
+// Two ones, as a register of a fragment.
 template <typename T> __device__ __forceinline__ unsigned pair_of_ones() { return bits_of(from_acc<T>(1)) * 0x10001u; }

@@ -1,21 +1,20 @@
-// What the kernels of a convolution by tiles of 2 x 2 windows have in common, FMAs' and tensor cores', with a pooling by 2
-// at its end or without.
+// What the convolutions by tiles of 2 x 2 windows share: those by FMAs and by tensor cores, with a pooling by 2 and without.
 #pragma once
 
 #include "common/core/vector.cuh"
 
-constexpr int kNone = 4;  // a place that no gradient comes from
+constexpr int kNoPlace = 4;  // no pixel of the window gets a gradient
 
-// The images: x is (N, C, H, W), y (N, F, PH, PW); (ph, pw) is the padding. A tile is th x tw windows, and lies in
-// shared memory as Patch has it; `groups` of threads share it, which take the filters in turn.
+// The images: x is (N, C, H, W), y is (N, F, PH, PW), and (ph, pw) is the padding. A tile is th x tw windows, and Patch says how
+// it lies in shared memory. `groups` of threads share it, each for some filters.
 struct Images { int C, H, W, F, PH, PW, ph, pw, th, tw, pair, groups; };
 
-// A tile of one image.
-struct Part {
+// A tile of image n, from window (a, b) on.
+struct ImageTile {
   long long n;
-  int a, b;  // of the first window
+  int a, b;
 
-  __device__ __forceinline__ Part(const Images& g, long long index, int windows_h, int windows_w) {
+  __device__ __forceinline__ ImageTile(const Images& g, long long index, int windows_h, int windows_w) {
     const int across = (windows_w + g.tw - 1) / g.tw, tiles = (windows_h + g.th - 1) / g.th * across;
     n = index / tiles;
     const int tile = int(index - n * tiles);
@@ -24,11 +23,11 @@ struct Part {
   }
 };
 
-// relu and pooling of a window's four, and which of them it was.
+// ReLU and pooling of the four values of a window, and the place of the largest.
 template <typename T>
 __device__ __forceinline__ void pool(const acc_t<T> (&values)[4], acc_t<T> shift, T* y, unsigned char* place) {
   acc_t<T> best = 0;
-  int at = kNone;
+  int at = kNoPlace;
 #pragma unroll
   for (int d = 0; d < 4; ++d) {
     const acc_t<T> u = to_acc(from_acc<T>(values[d] + shift));
@@ -38,7 +37,7 @@ __device__ __forceinline__ void pool(const acc_t<T> (&values)[4], acc_t<T> shift
   *place = (unsigned char)at;
 }
 
-// The four of window (a, b) of an image of H x W, as many as lie inside.
+// Stores the four values of window (a, b) in an image of H x W, those that lie inside.
 template <typename T>
 __device__ __forceinline__ void store_window(T* image, int H, int W, int a, int b, const acc_t<T> (&values)[4],
                                              acc_t<T> shift = 0) {

@@ -1,22 +1,24 @@
-// In what softmax and log_softmax differ, and the type of their outputs.
+// The formulas in which softmax and log_softmax differ, and the types of their results.
 #pragma once
 
 #include "common/reduce/online_softmax.cuh"
 
-// The output's type: T, or with WIDEN that which T is computed in, as softmax(x, dtype=torch.float32) asks of half
-// types.
+// The type of y: T, or with WIDEN the type that T is computed in, for softmax(x, dtype=torch.float32) of a half type.
 template <typename T, bool WIDEN> struct Widened { using type = T; };
 template <typename T> struct Widened<T, true> { using type = acc_t<T>; };
 template <typename T, bool WIDEN> using out_t = typename Widened<T, WIDEN>::type;
 
-// y(exp, centred, of_sum): of exp(x - max) times a factor, x - max, and what of_sum() makes of the sum of exp(x - max) and the
-// factor.
+// Both have these functions:
+//   of_sum(sum, factor)        a number of the row, from the sum of exp(x - max), where y() gets exponentials times `factor`
+//   of_quick_sum(sum, exp)     the same, from a sum of a QuickExponential's results, which its factor multiplies already
+//   y(exp, centred, of_sum)    from exp(x - max) times the factor, x - max, and that number
+//   term(grad_y, y)            backward's summand
+//   grad_x(grad_y, y, total)   from the sum of the terms
 struct Softmax {
-  // Wider types divide: the error of a reciprocal is the same in all of a row, and the row no longer sums to 1.
+  // fp32 and fp64 divide: a reciprocal has the same error in all of a row, which would no longer sum to 1.
   template <typename O, typename A = acc_t<O>> static __device__ __forceinline__ A of_sum(A sum, A factor = A(1)) {
     return sizeof(O) == 2 ? 1 / (sum * factor) : sum;
   }
-  // The same of a sum of such exponentials, factor included.
   template <typename O> static __device__ __forceinline__ acc_t<O> of_quick_sum(acc_t<O> sum,
                                                                                 const QuickExponential<O>&) {
     if constexpr (sizeof(O) == 2) return __fdividef(1.0f, sum);
@@ -27,7 +29,6 @@ struct Softmax {
   }
 
   template <typename A> static __device__ __forceinline__ A term(A grad_y, A y) { return grad_y * y; }
-  // total is the sum of the terms
   template <typename O> static __device__ __forceinline__ acc_t<O> grad_x(acc_t<O> grad_y, acc_t<O> y, acc_t<O> total) {
     return y * (grad_y - total);
   }
@@ -50,3 +51,9 @@ struct LogSoftmax {
     return grad_y - exp_for<O>(y) * total;
   }
 };
+
+// The type of backward's sum over a long row: for fp32 it is double, to which each vector's terms are added once. Where the
+// terms cancel, the rounding of a sum in fp32 would be larger than what is left.
+template <typename O> struct LongSum { using type = acc_t<O>; };
+template <> struct LongSum<float> { using type = double; };
+template <typename O> using long_sum_t = typename LongSum<O>::type;

@@ -1,27 +1,25 @@
-// softmax and log_softmax over a dimension that is not the last: neighbouring threads are on neighbouring columns. Max and
-// sum in one online pass, then a second read.
+// softmax and log_softmax over a dimension that is not the last. The elements of a column lie `inner` apart, and
+// neighbouring threads own neighbouring columns. See two_pass.cuh.
 #pragma once
 
 #include "common/reduce/warp_block.cuh"
 #include "softmax/formulas.cuh"
 #include "common/core/vector.cuh"
 
-constexpr int kColumnThreads = 512;  // at most, in a block
+// V neighbouring columns, and where they begin.
+template <int V> struct StridedColumns {
+  long long start;  // the index of the first element of the first column
+  bool live;  // whether there are such columns
 
-// V columns next to each other, and where they are.
-template <int V> struct Columns {
-  long long start;  // the first element of the first column
-  bool live;
-
-  // Columns are counted through all of `outer`; V divides inner, or is 1.
-  __device__ __forceinline__ Columns(long long group, long long outer, long long size, long long inner) {
+  // Columns are counted through all of `outer`; V divides inner.
+  __device__ __forceinline__ StridedColumns(long long group, long long outer, long long size, long long inner) {
     const long long column = group * V;
     live = column < outer * inner;
     start = live ? column / inner * size * inner + column % inner : 0;
   }
 };
 
-// V values of each thread over threadIdx.y. `shared` holds V values of each thread of the block. Begins with a barrier.
+// Reduces V values of each thread over threadIdx.y. `shared` has room for V values of each thread. It begins with a barrier.
 template <typename Op, int V, typename A> __device__ __forceinline__ void reduce_columns(A (&values)[V], A* shared) {
   if (blockDim.y == 1) return;
   const int mine = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
@@ -42,7 +40,7 @@ template <typename Op, int V, typename A> __device__ __forceinline__ void reduce
   for (int v = 0; v < V; ++v) values[v] = shared[v * threads + threadIdx.x];
 }
 
-// V neighbours, by one load where `vectors` says that every such address is a multiple of their size.
+// V neighbours, by one load where `aligned` says that every such address is a multiple of their size.
 template <int V, typename T>
 __device__ __forceinline__ Vec<T, V> load_columns(const T* at, bool live, bool aligned) {
   Vec<T, V> result = {};
@@ -65,18 +63,18 @@ template <typename O, int V> __device__ __forceinline__ void store_columns(O* at
   for (int v = 0; v < V; ++v) at[v] = values.data[v];
 }
 
-// Grid: any. Block: (neighbouring columns, a power of two that share the column's elements), at most kColumnThreads. A
-// thread owns V neighbouring columns, every blockDim.y-th element of each.
+// Grid: any size. Block: (threads on neighbouring columns, a power of two of threads that share a column), TWO_PASS_THREADS
+// at most. A thread owns V neighbouring columns, and takes every blockDim.y-th element of each.
 template <typename F, int V, typename T, typename O>
-__device__ __forceinline__ void softmax_columns(const T* __restrict__ x, O* __restrict__ y, long long outer,
+__device__ __forceinline__ void softmax_strided(const T* __restrict__ x, O* __restrict__ y, long long outer,
                                                 long long size, long long inner) {
   using A = acc_t<T>;
-  constexpr int U = 4;  // loads under way in each thread
-  __shared__ A shared[kColumnThreads * V];
+  constexpr int U = 4;  // loads that a thread has in flight
+  __shared__ A shared[TWO_PASS_THREADS * V];
   const bool x_vectors = aligned_for<T, V>(x), y_vectors = aligned_for<O, V>(y);
   for (long long first = blockIdx.x * (long long)blockDim.x; first * V < outer * inner;
        first += gridDim.x * (long long)blockDim.x) {
-    const Columns<V> columns(first + threadIdx.x, outer, size, inner);
+    const StridedColumns<V> columns(first + threadIdx.x, outer, size, inner);
     Online<O> mine[V];
     for (long long r = threadIdx.y; r < size; r += U * blockDim.y) {
       Vec<T, V> values[U];
@@ -115,19 +113,19 @@ __device__ __forceinline__ void softmax_columns(const T* __restrict__ x, O* __re
   }
 }
 
-// Grid, block: as softmax_columns.
+// Grid, block: as of softmax_strided().
 template <typename F, int V, typename T, typename O>
-__device__ __forceinline__ void softmax_columns_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
+__device__ __forceinline__ void softmax_strided_bwd(const O* __restrict__ grad_y, const O* __restrict__ y,
                                                     T* __restrict__ grad_x, long long outer, long long size,
                                                     long long inner) {
   using A = acc_t<O>;
   constexpr int U = 4;
-  __shared__ A shared[kColumnThreads * V];
+  __shared__ A shared[TWO_PASS_THREADS * V];
   const bool g_vectors = aligned_for<O, V>(grad_y), y_vectors = aligned_for<O, V>(y),
              x_vectors = aligned_for<T, V>(grad_x);
   for (long long first = blockIdx.x * (long long)blockDim.x; first * V < outer * inner;
        first += gridDim.x * (long long)blockDim.x) {
-    const Columns<V> columns(first + threadIdx.x, outer, size, inner);
+    const StridedColumns<V> columns(first + threadIdx.x, outer, size, inner);
     A total[V] = {};
 #pragma unroll U
     for (long long r = threadIdx.y; columns.live && r < size; r += blockDim.y) {

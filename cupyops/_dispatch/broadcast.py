@@ -1,21 +1,28 @@
-"""Elementwise launches over inputs that are not laid out alike. See common/elementwise/broadcast.cuh."""
+"""Elementwise launches over inputs that are broadcast, or not laid out alike. See common/elementwise/broadcast.cuh."""
 
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._kernel.kernel import ceil_div
+from .._kernel.kernel import Kernel, ceil_div
 from .._util.strides import is_dry, restride
 from ..errors import InputError
+from .elementwise import why_not_size
+from .forms import Form, Forms, Launch
+from .gpu import Gpu, gpu
 
 BLOCK = 256
-MAX_DIMS = 5  # kMaxDims
+MAX_DIMS = 5  # that a kernel walks: the size of `struct Layout`, which a launch checks
+
+Strides = tuple[int, ...]
 
 
 def broadcast_shape(**tensors: Tensor | None) -> tuple[int, ...]:
@@ -95,28 +102,114 @@ def innermost_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> l
     return order
 
 
-def arrange(output: Tensor, *inputs: Tensor, width: int = 0) -> tuple[int, np.ndarray | None, tuple[Tensor, ...]]:
-    """(grid for blocks of `BLOCK`, the kernel's `Layout`, the inputs) for a launch that fills the dense `output`.
+class Broadcast(NamedTuple):
+    """An elementwise launch over inputs that are broadcast, or laid out otherwise than the dense output."""
 
-    Inputs have the output's shape. Those that need more than `MAX_DIMS` dimensions to walk are copied. A dry run, whose
-    sizes may be symbols, gets no layout, and neither does an empty output. A vector is `width` elements, unless given 16
-    bytes' worth of the output.
+    shape: tuple[int, ...]
+    output: Strides
+    inputs: tuple[Strides, ...]  # over the output's shape, 0 where broadcast
+    itemsize: int  # of an element of which 16 bytes make a vector
+
+
+class Flat(Form[Broadcast]):
+    """Arrays that are laid out alike."""
+
+    name = "flat"
+    summary = "a thread owns a vector; the inputs are laid out as the output is"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def why_not(self, problem: Broadcast, gpu: Gpu) -> str | None:
+        if reason := why_not_size(self.kernel, problem.itemsize):
+            return reason
+        return None if laid_out_as_output(problem) else "an input is laid out otherwise than the output"
+
+    def launch(self, problem: Broadcast, gpu: Gpu) -> Launch:
+        return Launch(self.kernel, ceil_div(math.prod(problem.shape), BLOCK * (16 // problem.itemsize)), BLOCK)
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+
+class Strided(Form[Broadcast]):
+    """Inputs of any strides, located dimension by dimension."""
+
+    name = "strided"
+    summary = "a thread owns a vector of the output, and locates it in each input by divisions"
+
+    def __init__(self, kernel: Kernel, inputs: int = 0) -> None:
+        self.kernel, self.inputs = kernel, inputs
+
+    def why_not(self, problem: Broadcast, gpu: Gpu) -> str | None:
+        return None if self._layout(problem) is not None else f"more than {MAX_DIMS} dimensions are to be walked"
+
+    def launch(self, problem: Broadcast, gpu: Gpu) -> Launch:
+        layout, width, _ = self._layout(problem)  # type: ignore[misc]
+        grid = ceil_div(math.prod(problem.shape), BLOCK * width)
+        return Launch(self.kernel, grid, BLOCK, extra={"layout": layout})
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+    def _layout(self, problem: Broadcast) -> tuple[np.ndarray, int, int] | None:
+        """For as many inputs as the kernel's layout has: where one is left out, the last is walked once more."""
+        inputs = problem.inputs + problem.inputs[-1:] * (self.inputs - len(problem.inputs))
+        return packed_layout(problem.shape, problem.output, 16 // problem.itemsize, *inputs)
+
+
+def walked(output: Tensor, inputs: Sequence[Tensor | None]) -> Sequence[Any]:
+    """The inputs, copied as the dense `output` is laid out where their dimensions are too many for a kernel to walk."""
+    strides = tuple(one.stride() for one in inputs if one is not None)
+    if _walked_dims(tuple(output.shape), output.stride(), strides) <= MAX_DIMS:
+        return inputs
+    return [one if one is None else restride(one, output.stride()) for one in inputs]
+
+
+@functools.lru_cache(maxsize=4096)
+def _walked_dims(shape: tuple[int, ...], strides: Strides, inputs: tuple[Strides, ...]) -> int:
+    return len(merged(shape, strides, inputs))
+
+
+def launched(
+    forms: Forms[Broadcast], output: Tensor, inputs: Sequence[Tensor | None], itemsize: int = 0
+) -> tuple[Launch, Sequence[Tensor | None]]:
+    """The launch that fills the dense `output`, which has elements; and the inputs, copied where a kernel cannot walk them.
+
+    The inputs have the output's shape, or are None. Elements are of `itemsize` bytes, by default as the output's.
     """
+    inputs = walked(output, inputs)
+    strides = tuple(one.stride() for one in inputs if one is not None)
+    problem = Broadcast(tuple(output.shape), output.stride(), strides, itemsize or output.element_size())
+    return forms.launch(problem, gpu(output.device)), inputs
+
+
+def fill(
+    forms: Forms[Broadcast], output: Tensor, inputs: Sequence[Tensor | None], *numbers: Any, **template: Any
+) -> None:
+    """Fill the dense `output`: launch a kernel that takes (*inputs, output, *numbers, what its form adds, elements)."""
     if is_dry(output) or output.numel() == 0:
-        return 0, None, inputs
-    width = width or 16 // output.element_size()
-    found = packed_layout(output.shape, output.stride(), width, *[tensor.stride() for tensor in inputs])
-    if found is None:
-        inputs = tuple(restride(tensor, output.stride()) for tensor in inputs)
-        found = packed_layout(output.shape, output.stride(), width, *[output.stride()] * len(inputs))
-        assert found is not None
-    layout, width, _ = found
-    return ceil_div(output.numel(), BLOCK * width), layout, inputs
+        return
+    launch, inputs = launched(forms, output, inputs)
+    launch(*inputs, output, *numbers, *launch.extra.values(), output.numel(), T=output.dtype, **template)
 
 
-def is_flat(output: Tensor, *inputs: Tensor) -> bool:
-    """Whether inputs of the output's shape are laid out as it is. Not known on a dry run."""
-    return not is_dry(output) and all(tensor.stride() == output.stride() for tensor in inputs)
+def is_dense(shape: Sequence[int], strides: Strides) -> bool:
+    """Whether a tensor of these strides is contiguous."""
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def laid_out_as_output(problem: Broadcast, inputs: int | None = None) -> bool:
+    """Whether the inputs, or the first of them, lie in memory as the output does; a dimension of size 1 does not tell."""
+    return all(
+        size == 1 or all(stride[dim] == problem.output[dim] for stride in problem.inputs[:inputs])
+        for dim, size in enumerate(problem.shape)
+    )
 
 
 @functools.lru_cache(maxsize=4096)

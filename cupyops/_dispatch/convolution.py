@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._util import arguments
+from .._util.strides import suggested_format
 from ..errors import InputError
 from . import gemm
 
@@ -78,22 +79,8 @@ def memory_format(x: Tensor, weight: Tensor) -> torch.memory_format:
     """Of the output of a convolution: cuDNN's rule, which has no channels_last for float64."""
     if x.dtype == torch.float64 and x.device.type == "cuda":
         return torch.contiguous_format
-    last = _like_channels_last(x) or _like_channels_last(weight)
+    last = torch.channels_last in (suggested_format(x), suggested_format(weight))
     return torch.channels_last if last else torch.contiguous_format
-
-
-def _like_channels_last(x: Tensor) -> bool:
-    """Whether PyTorch takes strides as channels_last; where both formats fit, it takes them as contiguous."""
-    shape, strides = x.shape, x.stride()
-    if strides[3] < strides[1]:  # the usual case, at once
-        return False
-    least = 0
-    for dim in (1, 3, 2, 0):
-        size, step = shape[dim], strides[dim]
-        if size == 0 or step < least or (dim == 1 and step == 0) or (dim == 0 and least == strides[1]):
-            return False
-        least = step * max(size, 1)
-    return True
 
 
 def _padding_by_name(input: Tensor, weight: Tensor, padding: str, stride: list[int], dilation: list[int]) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from .._kernel.kernel import Kernel
@@ -25,7 +25,9 @@ class Launch:
     """A kernel with its grid, block, shared memory and template values; call it with the kernel's arguments.
 
     Attributes:
-        extra: what the form decides and the kernel takes as arguments, by name: stages, vectors of a thread.
+        kernel: None in a form that many kernels have, as those of users' operators do; `by` says which.
+        extra: what the form decides and the kernel takes as arguments, by name: stages, vectors of a thread, structs.
+        args: what the form decides and the kernel takes after the caller's arguments: sizes, packed structs.
     """
 
     kernel: Kernel
@@ -35,7 +37,8 @@ class Launch:
     template: Mapping[str, Any] = field(default_factory=dict)
     cluster: int | tuple[int, ...] | None = None
     overlap: bool = False
-    extra: Mapping[str, int] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[Any, ...] = ()
 
     def __call__(self, *args: Any, **template: Any) -> None:
         """Launch on the current stream."""
@@ -45,7 +48,11 @@ class Launch:
             launch = self.kernel.configure(
                 self.grid, self.block, shared=self.shared, cluster=self.cluster, overlap=self.overlap
             )
-        launch(*args, **self.template, **template)
+        launch(*args, *self.args, **self.template, **template)
+
+    def by(self, kernel: Kernel) -> Launch:
+        """The same launch of that kernel."""
+        return replace(self, kernel=kernel)
 
 
 class Form(Generic[P]):
@@ -104,6 +111,7 @@ class Forms(Generic[P]):
         if len(set(names)) != len(names) or not all(name.isidentifier() for name in names):
             raise InputError(f"forms of {family}: the names {', '.join(names)} are not all different identifiers")
         self._chosen = functools.lru_cache(maxsize=4096)(self._choose)
+        self._launches = functools.lru_cache(maxsize=4096)(self._launch)
         _lists.append(self)
 
     def choose(self, problem: P, gpu: Gpu) -> Form[P]:
@@ -115,7 +123,12 @@ class Forms(Generic[P]):
 
     def launch(self, problem: P, gpu: Gpu) -> Launch:
         """The launch of the form for a problem."""
-        return self.choose(problem, gpu).launch(problem, gpu)
+        if listeners:
+            self.choose(problem, gpu)
+        return self._launches(problem, gpu, _asked.get((self.family, self.direction)))
+
+    def _launch(self, problem: P, gpu: Gpu, asked: str | None) -> Launch:
+        return self._chosen(problem, gpu, asked).chosen.launch(problem, gpu)
 
     def _choose(self, problem: P, gpu: Gpu, asked: str | None) -> Choice[P]:
         if asked is not None:

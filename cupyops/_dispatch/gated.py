@@ -1,26 +1,107 @@
-"""Gated activations, f(gate) * up: what swiglu and geglu share on the host. See cuda_src/gated/gated.cuh."""
+"""Gated activations, f(gate) * up: what swiglu and geglu share. See cuda_src/gated.cu."""
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._kernel.kernel import Kernel, ceil_div
+from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._util import arguments
 from .._util.strides import is_dry, restride
 from .broadcast import empty_output
-from .spans import spans, walk
+from .elementwise import UP_TO_FLOAT32, why_not_size
+from .forms import Form, Forms, Launch
+from .gpu import Gpu, gpu
+from .rows import SMALL_ROWS
+from .strided_rows import BLOCK, row_stride, spans
 
-SMALL = 256  # kSmallRows: threads
-SMALL_EACH = {2: 16, 4: 8, 8: 8}  # rows of a thread, by the size of an element: whole vectors, and kGatedAtOnce
-SMALL_COLS = 128  # of packed rows of which a block takes several, at most
+AT_ONCE = 8  # rows of a thread whose loads are under way, by way of shared memory
+EACH = {2: 16, 4: 8}  # rows of a thread there, by the size of an element: whole vectors, and whole AT_ONCE
+MOST_COLS = 128  # of packed rows of which a block takes several
+DEFINE = {"GATED_ROWS_AT_ONCE": AT_ONCE}
+
+
+class Gated(NamedTuple):
+    """A result, or its gradient, of [rows x cols], with elements."""
+
+    rows: int
+    cols: int
+    itemsize: int
+    gate_stride: int  # from one row to the next
+    up_stride: int
+    packed: bool  # whether gate and up are the halves of one tensor's rows
+
+
+class SharedMemory(Form[Gated]):
+    """Packed rows of a few columns, which begin within vectors."""
+
+    name = "shared_memory"
+    summary = "a block copies its rows to shared memory; a thread owns a column of every few of them"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def why_not(self, problem: Gated, gpu: Gpu) -> str | None:
+        if not problem.packed:
+            return "gate and up are no halves of one contiguous tensor"
+        if problem.cols > SMALL_ROWS:
+            return f"a row has more than {SMALL_ROWS} columns"
+        return why_not_size(self.kernel, problem.itemsize)
+
+    def why_slower(self, problem: Gated, gpu: Gpu) -> str | None:
+        if problem.cols > MOST_COLS:
+            return f"a row has more than {MOST_COLS} columns"
+        return None if problem.cols * problem.itemsize % 16 else "halves are whole vectors"
+
+    def launch(self, problem: Gated, gpu: Gpu) -> Launch:
+        at_once = SMALL_ROWS // problem.cols
+        each = EACH[problem.itemsize] * at_once
+        packed = np.frombuffer(struct.pack("=q4i", problem.rows, problem.cols, each, at_once, 0), np.uint8)
+        shared = 3 * each * problem.cols * problem.itemsize
+        return Launch(self.kernel, ceil_div(problem.rows, each), SMALL_ROWS, shared, extra={"rows": packed})
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+
+class StridedRows(Form[Gated]):
+    """Rows that are apart by strides; tensors that are laid out alike are one row."""
+
+    name = "strided_rows"
+    summary = "a thread owns a vector of the output, and reads what straddles two vectors of an input from both"
+
+    def __init__(self, kernel: Kernel, overlaps: bool = False) -> None:
+        self.kernel, self.overlaps = kernel, overlaps
+
+    def launch(self, problem: Gated, gpu: Gpu) -> Launch:
+        rows, cols, itemsize, gate_stride, up_stride, packed = problem
+        overlap = self.overlaps and packed and cols * itemsize % 16 != 0
+        grid, shape = spans(rows, cols, itemsize, overlap)
+        extra = {"shape": shape, "gate_stride": gate_stride, "up_stride": up_stride}
+        return Launch(self.kernel, grid, BLOCK, extra=extra)
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+
+def forms(family: str, *f: str) -> tuple[Forms[Gated], Forms[Gated]]:
+    """The forms of an operator, forward and backward; `f` are its activations by their names in gated.cu."""
+
+    def kernel(name: str, dtypes: tuple[torch.dtype, ...]) -> Kernel:
+        return Kernel("gated.cu", f"{name}<T, F>", define=DEFINE, T=dtypes, F=f)
+
+    shared = [kernel(f"gated_{way}_shared_memory", UP_TO_FLOAT32) for way in ("fwd", "bwd")]
+    strided = [kernel(f"gated_{way}_strided_rows", FLOATING) for way in ("fwd", "bwd")]
+    return (
+        Forms(family, "forward", [SharedMemory(shared[0]), StridedRows(strided[0])]),
+        Forms(family, "backward", [SharedMemory(shared[1]), StridedRows(strided[1], overlaps=True)]),
+    )
 
 
 def halves(f: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor | None) -> Tensor:
@@ -30,76 +111,64 @@ def halves(f: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor | None) -> Te
     return f(gate) * up
 
 
-def forward(kernel: Kernel, small: Kernel, gate: Tensor, up: Tensor | None, **template: Any) -> Tensor:
-    """Launch the forward kernel, or for a packed tensor of small rows `small`."""
+def forward(forms: Forms[Gated], gate: Tensor, up: Tensor | None, f: str) -> Tensor:
+    """f(gate) * up, by the kernel of that activation."""
     if up is None:
         if not gate.is_contiguous():
-            return forward(kernel, small, *gate.chunk(2, -1), **template)
-        shape = (*gate.shape[:-1], gate.shape[-1] // 2)
-        y = torch.empty(shape, dtype=gate.dtype, device=gate.device)
-        if not is_dry(y):
-            stride = gate.shape[-1]
-            if (packed := _small(_rows(gate), stride // 2, y.itemsize)) is not None:
-                small[packed[0]](gate, y, packed[1], T=y.dtype, **template)
-                return y
-            config, rows = walk(_rows(gate), stride // 2, y.itemsize)
-            kernel[config](gate, None, y, rows, stride, stride, T=y.dtype, **template)
-        return y
-    y = empty_output(gate, up)
-    if not is_dry(y):
-        launch = spans(y.shape, y.stride(), y.itemsize, gate.stride(), up.stride())
-        if launch is None:
-            gate, up = restride(gate, y.stride()), restride(up, y.stride())
-            launch = spans(y.shape, y.stride(), y.itemsize, y.stride(), y.stride())
-        config, rows, strides = launch  # type: ignore[misc]
-        kernel[config](gate, up, y, rows, *strides, T=y.dtype, **template)
+            gate, up = gate.chunk(2, -1)
+            return forward(forms, gate, up, f)
+        y = torch.empty((*gate.shape[:-1], gate.shape[-1] // 2), dtype=gate.dtype, device=gate.device)
+    else:
+        y = empty_output(gate, up)
+    if not is_dry(y) and y.numel():
+        launch, inputs = _launched(forms, y, gate, up)
+        launch(*inputs, y, *launch.extra.values(), T=y.dtype, F=f)
     return y
 
 
 def backward(
-    kernel: Kernel, small: Kernel, grad_y: Tensor, gate: Tensor, up: Tensor | None, needs_grad: Any, **template: Any
+    forms: Forms[Gated], grad_y: Tensor, gate: Tensor, up: Tensor | None, needs_grad: Any, f: str
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Launch the backward kernel, for both gradients or one; a packed one is one tensor. grad_y is laid out as y.
-
-    `small` as in forward.
-    """
+    """Both gradients, or the one that is wanted; a packed one is one tensor. grad_y is laid out as y."""
     if up is None:
         gate, grad_y = gate.contiguous(), grad_y.contiguous()
-        grad = torch.empty_like(gate)
-        if not is_dry(grad):
-            stride = gate.shape[-1]
-            cols = stride // 2
-            if (packed := _small(_rows(gate), cols, grad.itemsize)) is not None:
-                small[packed[0]](grad_y, gate, grad, packed[1], T=grad.dtype, **template)
-                return grad, None
-            config, rows = walk(_rows(gate), cols, grad.itemsize, overlap=cols * grad.itemsize % 16 != 0)
-            kernel[config](grad_y, gate, None, grad, None, rows, stride, stride, T=grad.dtype, **template)
-        return grad, None
-    grad_gate = torch.empty_like(grad_y) if needs_grad.gate else None
-    grad_up = torch.empty_like(grad_y) if needs_grad.up else None
-    if not is_dry(grad_y):
-        launch = spans(grad_y.shape, grad_y.stride(), grad_y.itemsize, gate.stride(), up.stride())
-        if launch is None:
-            gate, up = restride(gate, grad_y.stride()), restride(up, grad_y.stride())
-            launch = spans(grad_y.shape, grad_y.stride(), grad_y.itemsize, grad_y.stride(), grad_y.stride())
-        config, rows, strides = launch  # type: ignore[misc]
-        kernel[config](grad_y, gate, up, grad_gate, grad_up, rows, *strides, T=grad_y.dtype, **template)
+        wanted: tuple[Tensor | None, Tensor | None] = gate, None
+    else:
+        wanted = grad_y if needs_grad.gate else None, grad_y if needs_grad.up else None
+    grad_gate, grad_up = (None if like is None else torch.empty_like(like) for like in wanted)
+    if not is_dry(grad_y) and grad_y.numel():
+        launch, inputs = _launched(forms, grad_y, gate, up)
+        grads = (grad_gate, grad_up)[: len(inputs)]
+        launch(grad_y, *inputs, *grads, *launch.extra.values(), T=grad_y.dtype, F=f)
     return grad_gate, grad_up
 
 
-def _rows(x: Tensor) -> int:
-    return math.prod(x.shape[:-1])
+def _launched(
+    forms: Forms[Gated], like: Tensor, gate: Tensor, up: Tensor | None
+) -> tuple[Launch, Sequence[Tensor | None]]:
+    """The launch, and the inputs that its kernel takes: of packed rows in shared memory the one tensor, else gate and up."""
+    if up is None:
+        stride, cols = gate.shape[-1], gate.shape[-1] // 2
+        problem = Gated(math.prod(gate.shape[:-1]), cols, like.element_size(), stride, stride, True)
+        launch = forms.launch(problem, gpu(like.device))
+        return launch, (gate,) if launch.shared else (gate, None)
+    found = _rows(like, gate, up)
+    if found is None:
+        gate, up = restride(gate, like.stride()), restride(up, like.stride())
+        found = 1, like.numel(), like.numel(), like.numel()
+    rows, cols, gate_stride, up_stride = found
+    problem = Gated(rows, cols, like.element_size(), gate_stride, up_stride, False)
+    return forms.launch(problem, gpu(like.device)), (gate, up)
 
 
-@functools.lru_cache(maxsize=4096)
-def _small(rows: int, cols: int, itemsize: int) -> tuple[tuple[int, int, int], np.ndarray] | None:
-    """The launch, and the `struct SmallRows`, where packed rows are small and off 16-byte boundaries."""
-    if rows * cols == 0 or cols > SMALL_COLS or cols * itemsize % 16 == 0:
-        return None
-    sharers = SMALL // cols
-    each = SMALL_EACH[itemsize] * sharers
-    sizes = np.frombuffer(struct.pack("=q4i", rows, cols, each, sharers, 0), np.uint8)
-    return (ceil_div(rows, each), SMALL, 3 * each * cols * itemsize), sizes
+def _rows(like: Tensor, gate: Tensor, up: Tensor) -> tuple[int, int, int, int] | None:
+    """(rows, columns, strides of the inputs' rows); None where the inputs have no such rows, and are to be copied."""
+    n, shape = like.numel(), tuple(like.shape)
+    if like.stride() == gate.stride() == up.stride():
+        return 1, n, n, n
+    cols = shape[-1] if shape else 1
+    own, of_gate, of_up = (row_stride(shape, tensor.stride()) for tensor in (like, gate, up))
+    return None if own != cols or of_gate is None or of_up is None else (n // cols, cols, of_gate, of_up)
 
 
 @arguments.once

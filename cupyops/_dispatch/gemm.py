@@ -1,6 +1,6 @@
-"""Launch configuration of the GEMM that matmul, linear and conv2d share (cuda_src/gemm/gemm.cuh).
+"""Forms of the GEMM that matmul, linear and conv2d share (cuda_src/gemm/gemm.cuh): a form is an engine and a tile.
 
-The structs of gemm_layout.cuh travel as 64-bit integers: what is built here is packed once per geometry and kept.
+The structs of cuda_src/gemm/layout.cuh travel as 64-bit integers.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._kernel.kernel import Kernel, ceil_div
+from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._util import arguments
-from .._util.strides import is_dry as is_dry
+from .._util.strides import aligned
 from ..errors import InputError
+from .forms import Form, Launch
+from .gpu import Gpu
 
-TILES = (32, 64, 128)  # the square tiles of the result that a block can own, for every dtype
+TILES = (32, 64, 128)  # the square tiles of the result that a block can own
 WIDE = 256  # 128 x 256, on tensor cores alone
+FP64_TILE = 64  # the one tile of fp64
 HALF = (torch.float16, torch.bfloat16)
 MAX_INDEX = 2**31 - 2**16  # the kernels index each dimension of a matrix with 32 bits, and tiles hang over the edge
 
-_MIN_SPLIT = 64  # the least share of k that is worth a block
-_WIDE_SHARED = 3 * (128 + WIDE) * (64 + 8) * 2  # bytes: more than some cards give a block
-_PAD_FROM = 2**26  # products, from which on a copy in whole vectors is cheap beside reading single elements
+MIN_SPLIT = 64  # the least share of k that is worth a block
+PAD_FROM = 2**26  # products, from which on a copy in whole vectors is cheap beside reading single elements
+
+
+TILED: dict[str, Any] = dict(  # what the kernels are compiled for
+    T=FLOATING, TILE=TILES, where=lambda T, TILE: T is not torch.float64 or TILE == FP64_TILE
+)
 
 
 class Speed(NamedTuple):
@@ -36,7 +43,7 @@ class Speed(NamedTuple):
 
 _TENSOR_CORES = Speed({32: 0.3e6, 64: 0.8e6, 128: 1.3e6, WIDE: 1.6e6}, 0.015)
 _FMA = Speed({32: 0.7e5, 64: 1.15e5, 128: 1.5e5}, 0.08)
-_FMA64 = Speed({32: 0.4e5, 64: 0.6e5, 128: 0.75e5}, 0.05)
+_FMA64 = Speed({FP64_TILE: 0.6e5}, 0.05)
 
 
 class Layout(NamedTuple):
@@ -69,34 +76,102 @@ class Problem(NamedTuple):
     a: Layout  # i = m
     b: Layout  # i = n
     out: Layout  # i = m, k = n
+    dtype: torch.dtype
     batches: int = 1
     batch_inner: int = 1
     ones: bool = False  # b has one more column, of ones
     bias_along_m: bool = False
 
-
-class Launch(NamedTuple):
-    """Everything that a launch needs besides its tensors."""
-
-    tile: int
-    config: tuple[int, int, int]  # grid, block, bytes of shared memory
-    gemm: np.ndarray[Any, Any]
-    partial: int  # elements of the workspace, 0 where k is not split
-    sum_config: tuple[Any, ...]
-    pad: tuple[bool, bool]  # whether a and b are worth a copy with padded()
+    @property
+    def columns(self) -> int:
+        """Of the result and of the sums."""
+        return self.n + self.ones
 
     @property
-    def may_copy(self) -> bool:
-        """Whether `prepare` has anything to look at."""
-        return self.tile == WIDE or self.pad != (False, False)
+    def in_vectors(self) -> tuple[bool, bool]:
+        """Whether a and b come in whole vectors."""
+        width = 16 // self.dtype.itemsize
+        return self.a.in_vectors(width), self.b.in_vectors(width)
 
-    def prepare(self, *operands: Tensor) -> list[Tensor] | None:
-        """The operands with those copied that are worth it, or that the wide tile cannot read; None if none is."""
-        if not self.may_copy:
-            return None
-        wide = self.tile == WIDE
-        copies = [pad or (wide and t.data_ptr() % 16 != 0) for t, pad in zip(operands, self.pad)]
-        return [padded(t) if copy else t for t, copy in zip(operands, copies)] if any(copies) else None
+    @property
+    def worth_padding(self) -> tuple[bool, bool]:
+        """Whether a and b are worth a copy with padded()."""
+        large = self.batches == 1 and self.m * self.n * self.k >= PAD_FROM and min(self.m, self.n) >= 128
+        return tuple(large and self.dtype != torch.float64 and not whole for whole in self.in_vectors)  # type: ignore
+
+
+class Tile(Form[Any]):
+    """A block owns a tile of the result, or of the partial sums of a share of k.
+
+    mma: half types by tensor cores; where a GPU's have not the type, its kernel takes FMAs. fma: fp32 and fp64 by FMAs.
+
+    Args:
+        kernel: of a family; of the wide tile another `Kernel` of the same function.
+        wide: whether the family's list has the wide tile.
+    """
+
+    def __init__(self, kernel: Kernel, engine: str, tile: int, wide: bool) -> None:
+        self.kernel, self.engine, self.tile, self.wide = kernel, engine, tile, wide
+        self.name = f"{engine}_{tile}"
+        self.summary = f"a block has a tile of {min(tile, 128)} x {tile} by {engine.upper()}"
+
+    def why_not(self, problem: Any, gpu: Gpu) -> str | None:
+        """An engine serves its dtypes, the wide tile whole vectors alone."""
+        p = gemm_of(problem)
+        if (p.dtype in HALF) != (self.engine == "mma"):
+            return f"{p.dtype} is multiplied by {'mma' if p.dtype in HALF else 'fma'}"
+        if p.dtype is torch.float64 and self.tile != FP64_TILE:
+            return f"fp64 has the tile of {FP64_TILE} alone"
+        return _why_not_wide(p, gpu) if self.tile == WIDE else None
+
+    def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
+        """A model of the time chooses the tile."""
+        p = gemm_of(problem)
+        wide = self.wide and _why_not_wide(p, gpu) is None
+        best = choose(p.m, p.columns, p.k, p.batches, tiles_for(p.dtype, wide), p.dtype, gpu.multiprocessors)[0]
+        return None if best == self.tile else f"the tile of {best} should take less time"
+
+    def launch(self, problem: Any, gpu: Gpu) -> Launch:
+        """A block for each tile and share of k."""
+        p = gemm_of(problem)
+        sms = gpu.multiprocessors
+        _, splits, k_split = choose(p.m, p.columns, p.k, p.batches, (self.tile,), p.dtype, sms)
+        layouts = (*p.a.packed(p.k), *p.b.packed(p.k), *p.out.packed(p.n))
+        sizes = (p.m, p.n, p.k, p.batches, int(p.ones), splits, k_split)
+        packed = np.array((*sizes, *divisor(p.batch_inner), int(p.bias_along_m), *layouts), dtype=np.int64)
+        return Launch(
+            self.kernel,
+            _tiles(p.m, p.columns, p.batches, self.tile) * splits,
+            threads(p.dtype, self.tile),
+            shared_bytes(p.dtype, self.tile),
+            {"T": p.dtype, "TILE": self.tile},
+            args=(packed,),
+        )
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """One."""
+        return (self.kernel,)
+
+
+def tiles(kernel: Kernel, wide: Kernel | None = None, form: type[Tile] = Tile) -> list[Tile]:
+    """The forms of a family's GEMM."""
+    found = [] if wide is None else [form(wide, "mma", WIDE, True)]
+    sizes = sorted(TILES, reverse=True)
+    return [*found, *(form(kernel, engine, tile, wide is not None) for engine in ("mma", "fma") for tile in sizes)]
+
+
+def gemm_of(problem: Any) -> Problem:
+    """The GEMM of a family's problem."""
+    return problem if isinstance(problem, Problem) else problem.gemm
+
+
+def prepared(problem: Problem, launch: Launch, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """a and b, of which is copied what is worth it or what the wide tile cannot read; None if neither is."""
+    wide, pads = launch.template["TILE"] == WIDE, problem.worth_padding
+    if not wide and not any(pads):
+        return None
+    copies = [pad or (wide and not aligned(t)) for t, pad in zip((a, b), pads)]
+    return (padded(a) if copies[0] else a, padded(b) if copies[1] else b) if any(copies) else None
 
 
 def divisor(value: int) -> tuple[int, int, int]:
@@ -106,71 +181,50 @@ def divisor(value: int) -> tuple[int, int, int]:
     return value, ((1 << 32) * ((1 << shift) - value)) // value + 1, shift
 
 
-def run(kernel: Kernel, sum_kernel: Kernel, launch: Launch, inputs: Any, outputs: Any, extra: Any = ()) -> None:
-    """Launch `kernel(*inputs, *outputs, partial, gemm, *extra)`; where k is split, `sum_kernel` adds up what it left.
+def run(launch: Launch, sum_kernel: Kernel, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """Launch a GEMM on `inputs`, `outputs` and a workspace; where k is split, `sum_kernel` adds up the partial sums.
 
     `inputs` are a, b and, if the kernel takes one, the bias; `outputs` the result and, if it takes one, the column of
     sums.
     """
-    dtype = inputs[0].dtype
-    partial = None
-    if launch.partial:
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        partial = torch.empty(launch.partial, dtype=wide, device=inputs[0].device)
-    kernel[launch.config](*inputs, *outputs, partial, launch.gemm, *extra, T=dtype, TILE=launch.tile)
-    if launch.partial:
-        sum_kernel[launch.sum_config](partial, *inputs[2:], *outputs, launch.gemm, T=dtype)
-
-
-def plan(problem: Problem, dtype: torch.dtype, device: torch.device, wide: bool = False) -> Launch:
-    """The launch for a problem; operators keep it per geometry. `wide`: they have a kernel for that tile."""
-    p, columns = problem, problem.n + problem.ones
-    sms, shared = _device(device)
-    width = 16 // dtype.itemsize
-    vectors = p.a.in_vectors(width), p.b.in_vectors(width)
-    wide = wide and all(vectors) and not p.ones and shared >= _WIDE_SHARED
-    tile, splits, k_split = choose(p.m, columns, p.k, p.batches, dtype, sms, wide)
-    tiles = _tiles(p.m, columns, p.batches, tile)
-    layouts = (*p.a.packed(p.k), *p.b.packed(p.k), *p.out.packed(p.n))
-    sizes = (p.m, p.n, p.k, p.batches, int(p.ones), splits, k_split)
-    gemm = np.array((*sizes, *divisor(p.batch_inner), int(p.bias_along_m), *layouts), dtype=np.int64)
-    elements = p.batches * p.m * ceil_div(columns, 8) * 8
+    packed, dtype = launch.args[0], inputs[0].dtype
+    m, n, _, batches, ones, splits = (int(value) for value in packed[:6])
+    if splits == 1:
+        return launch(*inputs, *outputs, None)
+    elements = batches * m * ceil_div(n + ones, 8) * 8
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    partials = torch.empty(elements * splits, dtype=wide, device=inputs[0].device)
+    launch(*inputs, *outputs, partials)
     block = (32, 8) if splits >= 16 else (256, 1)
-    large = p.batches == 1 and p.m * p.n * p.k >= _PAD_FROM and min(p.m, p.n) >= 128 and dtype != torch.float64
-    return Launch(
-        tile,
-        (tiles * splits, threads(dtype, tile), shared_bytes(dtype, tile)),
-        gemm,
-        elements * splits if splits > 1 else 0,
-        (ceil_div(elements, block[0]), block, 256 * (8 if dtype == torch.float64 else 4)),
-        (large and not vectors[0], large and not vectors[1]),
-    )
+    sums = sum_kernel[ceil_div(elements, block[0]), block, 256 * wide.itemsize]
+    sums(partials, *inputs[2:], *outputs, packed, T=dtype)
+    return None
 
 
-@functools.cache
-def _device(device: torch.device) -> tuple[int, int]:
-    """The number of multiprocessors that tiles are spread over, and the bytes of shared memory that a block can have."""
-    if device.type != "cuda":
-        return 64, 0
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, int(getattr(properties, "shared_memory_per_block_optin", 0))
+def _why_not_wide(p: Problem, gpu: Gpu) -> str | None:
+    """Why the wide tile cannot compute a problem of a half type."""
+    if not all(p.in_vectors) or p.ones:
+        return "its operands must be whole vectors"
+    shared = shared_bytes(p.dtype, WIDE)
+    return f"it takes {shared} bytes of shared memory" if gpu.shared < shared else None
 
 
 def _tiles(m: int, n: int, batches: int, tile: int) -> int:
     return ceil_div(m, min(tile, 128)) * ceil_div(n, tile) * batches
 
 
+@functools.lru_cache(maxsize=4096)
 def choose(
-    m: int, n: int, k: int, batches: int, dtype: torch.dtype, sms: int, wide: bool = False
+    m: int, n: int, k: int, batches: int, among: tuple[int, ...], dtype: torch.dtype, sms: int
 ) -> tuple[int, int, int]:
-    """(tile, splits, k per split): what should take the least time, by a rough model.
+    """(tile, splits, k per split) that should take the least time, by a rough model.
 
     A multiprocessor multiplies its blocks' tiles one after the other, however many it holds; a block alone waits for
     memory at each step; and split sums are written, read again and added by a second kernel.
     """
     speed = _FMA64 if dtype == torch.float64 else _FMA if dtype == torch.float32 else _TENSOR_CORES
     best: tuple[float, int, int, int] | None = None
-    for tile in tiles_for(dtype, wide):
+    for tile in among:
         tiles = _tiles(m, n, batches, tile)
         for splits, k_split in _splittings(tiles, k, sms):
             blocks = ceil_div(tiles * splits, sms)
@@ -184,8 +238,10 @@ def choose(
     return best[1:]
 
 
-def tiles_for(dtype: torch.dtype, wide: bool) -> tuple[int, ...]:
+def tiles_for(dtype: torch.dtype, wide: bool = False) -> tuple[int, ...]:
     """The tiles that there are kernels for."""
+    if dtype == torch.float64:
+        return (FP64_TILE,)
     return (*TILES, WIDE) if wide and dtype in HALF else TILES
 
 
@@ -193,7 +249,7 @@ def _splittings(tiles: int, k: int, sms: int) -> list[tuple[int, int]]:
     """(splits, k per split) that give each multiprocessor 1, 2 ... blocks, and that of no split."""
     found = []
     for splits in (1, *(per_sm * sms // max(tiles, 1) for per_sm in (1, 2, 3, 4))):
-        splits = max(1, min(splits, k // _MIN_SPLIT))
+        splits = max(1, min(splits, k // MIN_SPLIT))
         k_split = ceil_div(max(k, 1), splits * 32) * 32  # whole k-steps of every engine
         found.append((max(ceil_div(k, k_split), 1), k_split))
     return found

@@ -25,6 +25,8 @@ class Gpu:
         shared_total: bytes of shared memory of a multiprocessor.
         threads: that a multiprocessor holds.
         l2: bytes of the L2 cache.
+        max_blocks: blocks of a grid at most; they stride over the rest, since fewer blocks cost less to start.
+        scratch: bytes of memory that an operator may use beside what it returns and saves; alike on every GPU.
     """
 
     capability: int
@@ -33,6 +35,8 @@ class Gpu:
     shared_total: int
     threads: int
     l2: int
+    max_blocks: int = 1 << 16
+    scratch: int = 240 << 20
 
     @property
     def has_clusters(self) -> bool:

@@ -19,7 +19,8 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,23 +28,28 @@ from torch import Tensor
 
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._util.strides import is_dry
-from . import clusters, held
+from . import losses, persistent
+from .forms import Form, Forms, Launch
+from .gpu import Gpu, gpu
 
 HALF = (torch.float16, torch.bfloat16)
-FILE = "fused_linear_cross_entropy.cu"
-linear_cross_entropy_rows = Kernel(FILE, "linear_cross_entropy_rows<T>", T=FLOATING)
-linear_cross_entropy_held = Kernel(FILE, "linear_cross_entropy_held<T, THREADS>", T=FLOATING, THREADS=held.THREADS)
-linear_cross_entropy_keep = Kernel(FILE, "linear_cross_entropy_keep<T>", T=HALF)
-linear_cross_entropy_tile = Kernel(FILE, "linear_cross_entropy_tile<T>", T=HALF)
-linear_cross_entropy_bias = Kernel(FILE, "linear_cross_entropy_bias<T>", T=FLOATING)
 
-SCRATCH = 240 << 20  # bytes of logits, or of their gradients, at a time
-ADDED = 4  # chunks that a half type's weight's gradient has added: their logits would be computed twice
-CLASS_STEP = 256  # classes of a tile are a multiple of it: what suits a GEMM
-ROW_STEP = 64  # the same of rows of a chunk: the more rows those have that are added, the fewer are computed twice
+
+def kernel(name: str, **domain: Any) -> Kernel:
+    """A kernel of fused_linear_cross_entropy.cu."""
+    return Kernel("fused_linear_cross_entropy.cu", f"linear_cross_entropy_{name}", define=losses.DEFINE, **domain)
+
+
+linear_cross_entropy_keep = kernel("keep<T>", T=HALF)
+linear_cross_entropy_tile = kernel("tile<T>", T=HALF)
+linear_cross_entropy_bias = kernel("bias<T>", T=FLOATING)
+
+ADDED = 4  # chunks that are added to a half type's weight gradient: without them the logits would be computed twice
+CLASS_STEP = 256  # the number of classes of a tile is a multiple of it, which suits a GEMM
+ROW_STEP = 64  # the same of the rows of a chunk: with more rows in the chunks that are added, fewer are computed twice
 TILE = 2048  # classes of a tile: enough for a GEMM of all rows
 LINE = 128  # elements of a half type, 256 bytes: cuBLAS sees no alignment beyond that
-HELD = 1 << 14  # bytes of a row from which on a block holds it
+PERSISTENT_BYTES = 1 << 14  # of a row from which on shared memory is faster than a cache
 ROW_BLOCK = 1024
 TILE_BLOCK = 256
 
@@ -67,6 +73,61 @@ class Given(NamedTuple):
             return None
         packed = struct.pack("=qdii", self.ignore_index, self.label_smoothing, self.weight.shape[0], scale_step)
         return np.frombuffer(packed, np.uint8)
+
+
+class Problem(NamedTuple):
+    """Rows of logits that become losses and gradients."""
+
+    rows: int
+    classes: int
+    dtype: torch.dtype
+    smoothed: bool
+
+
+class Persistent(Form[Problem]):
+    name = "persistent"
+    summary = "a block or a cluster keeps a row of logits in shared memory, and writes its gradient there"
+    kernel = kernel("persistent<T, THREADS, BLOCKS, OWN>", **losses.persistent_domain())
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        if problem.smoothed:
+            return "with label smoothing the target is not the class alone"
+        if problem.dtype is torch.float64:
+            return "of fp64 there is one kernel, two_pass"
+        return None if self._plan(problem, gpu) else "the shared memory of a block, or of a cluster, holds no row"
+
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        short = problem.classes * problem.dtype.itemsize < PERSISTENT_BYTES
+        return "a cache holds so short a row" if short else None
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        plan = self._plan(problem, gpu)
+        assert plan is not None
+        launch = plan.launch(self.kernel, problem.rows, T=problem.dtype)
+        return replace(launch, extra={"rows": problem.rows, **launch.extra})
+
+    def _plan(self, problem: Problem, gpu: Gpu) -> persistent.Plan | None:
+        threads = losses.persistent_threads(problem.dtype)
+        return persistent.plan(problem.classes, problem.dtype.itemsize, 1, gpu, threads)
+
+
+class TwoPass(Form[Problem]):
+    name = "two_pass"
+    summary = "a block reads a row of logits, and reads it again to write its gradient there"
+    kernel = kernel("two_pass<T>", T=FLOATING)
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        threads = 1 << (ceil_div(problem.classes * problem.dtype.itemsize, 64) - 1).bit_length()
+        return Launch(self.kernel, problem.rows, min(ROW_BLOCK, max(32, threads)), template={"T": problem.dtype})
+
+
+ROWS = Forms("fused_linear_cross_entropy", "forward", (Persistent(), TwoPass()))
 
 
 class Scale(NamedTuple):
@@ -105,17 +166,17 @@ class Tail(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratch: int, added: int) -> Division:
+def _division(rows: int, features: int, classes: int, dtype: torch.dtype, scratch: int) -> Division:
     width = 16 // dtype.itemsize
     stride, elements = ceil_div(classes, width) * width, scratch // dtype.itemsize
     most = max(elements // stride, 1)
     step = ROW_STEP if most > ROW_STEP else 1
     most -= most % step
-    if dtype not in HALF or rows <= (1 + added) * most:
+    if dtype not in HALF or rows <= (1 + ADDED) * most:
         return Division(most, stride)
     waiting = features + elements // (2 * stride)  # rows whose gradients can, at least
     needed = ceil_div(max(rows - waiting, 0), step) * step
-    tiled = max(rows - min(needed, added * most), 0)
+    tiled = max(rows - min(needed, ADDED * most), 0)
     tile = ceil_div(_even(stride, min(elements // tiled, TILE), CLASS_STEP), width) * width
     kept = min(features, tiled)
     stored = min(max(elements - tiled * tile, 0) // stride, tiled - kept)
@@ -177,16 +238,16 @@ class Work:
         self.given, self.scale, self.gradients = given, scale, gradients
         x, weight = given.x, given.weight
         (self.rows, features), self.classes = x.shape, weight.shape[0]
-        division = _division(self.rows, features, self.classes, x.dtype, SCRATCH, ADDED)
+        division = _division(self.rows, features, self.classes, x.dtype, gpu(x.device).scratch)
         self.division = division if gradients.weight is not None else Division(division.rows, division.stride)
         _, stride, tiled, tile, kept, stored = self.division
         least = LINE + tile + stride if tiled else 0
         size = max(min(division.rows, self.rows) * stride, tiled * tile + stored * stride, least)
         self.scratch = torch.empty(size, dtype=x.dtype, device=x.device)
         self.store = self.scratch[size - stored * stride :]
-        self.room, self.twice = self.scratch, list[tuple[int, int]]()
+        self.buffer, self.twice = self.scratch, list[tuple[int, int]]()
         if kept + stored < tiled:
-            self.room, most = self.first_room()
+            self.buffer, most = self.first_buffer()
             self.twice = list(_parts(kept + stored, tiled, most))
         self.stats = torch.empty((3, self.rows), dtype=each.dtype, device=x.device)
         self.sums = None if gradients.bias is None else torch.zeros(self.classes, dtype=each.dtype, device=x.device)
@@ -218,7 +279,7 @@ class Work:
             columns = min(width, stride - first)
             yield first, min(first + width, self.classes), self.scratch[: tiled * columns].view(tiled, columns)
 
-    def first_room(self) -> tuple[Tensor, int]:
+    def first_buffer(self) -> tuple[Tensor, int]:
         """For logits that will be computed once more, and for how many rows' at a time: the tile is in the scratch, too."""
         scratch, weight, (_, stride, _, tile, _, _) = self.scratch, self.gradients.weight, self.division
         size = scratch.numel() - LINE
@@ -229,7 +290,7 @@ class Work:
 
     def first_time(self, begin: int, end: int) -> None:
         """Rows whose logits will be computed once more, in the tiles: by the same products."""
-        d = self.logits_in(self.room, begin, end)
+        d = self.logits_in(self.buffer, begin, end)
         for first, last, tile in self.tiles():
             columns = tile.shape[1]
             again = self.scratch[begin * columns % LINE :][: (end - begin) * columns].view(end - begin, columns)
@@ -245,29 +306,22 @@ class Work:
         self.losses(begin, end, d)
         return d
 
-    def logits_in(self, room: Tensor, begin: int, end: int) -> Tensor:
+    def logits_in(self, buffer: Tensor, begin: int, end: int) -> Tensor:
         stride = self.division.stride
-        return room[: (end - begin) * stride].view(end - begin, stride)
+        return buffer[: (end - begin) * stride].view(end - begin, stride)
 
     def losses(self, begin: int, end: int, d: Tensor) -> None:
         """Of logits, which become their gradients; those of the rows' inputs, and the rows' part of the bias's."""
         gradients, (rows, stride), dtype, device = self.gradients, d.shape, d.dtype, d.device
-        wanted, size = int(gradients != (None, None, None)), self.classes * dtype.itemsize
-        plan = None
-        if size >= HELD and not self.given.label_smoothing:
-            plan = held.plan(self.classes, dtype.itemsize, 1, device, clusters.exist(device))
-        if plan is not None:
-            launch, options = plan.launch(linear_cross_entropy_held, rows), (stride, plan.packs, self.options, wanted)
-            launch(d, *self.tensors, begin, rows, self.rows, *options, T=dtype, THREADS=plan.threads)
-        else:
-            block = min(ROW_BLOCK, max(32, 1 << (ceil_div(size, 64) - 1).bit_length()))
-            launch = linear_cross_entropy_rows[rows, block]
-            launch(d, *self.tensors, begin, self.rows, stride, self.options, wanted, T=dtype)
+        problem = Problem(rows, self.classes, dtype, self.given.label_smoothing > 0)
+        launch, wanted = ROWS.launch(problem, gpu(device)), int(gradients != (None, None, None))
+        sizes = begin, self.rows, stride, *launch.extra.values()
+        launch(d, *self.tensors, *sizes, self.options, wanted)
         if gradients.x is not None:
             self.input_gradient(d, gradients.x[begin:end])
         if self.sums is not None:
-            launch = linear_cross_entropy_bias[ceil_div(self.classes, 32), (32, 8)]
-            launch(d, self.sums, rows, self.classes, stride, self.scale.alpha, T=dtype)
+            add = linear_cross_entropy_bias[ceil_div(self.classes, 32), (32, 8)]
+            add(d, self.sums, rows, self.classes, stride, self.scale.alpha, T=dtype)
 
     def keep(self, begin: int, end: int, d: Tensor) -> None:
         """The gradients of rows' logits, each tile's in the tile's own part of the weight's gradient."""

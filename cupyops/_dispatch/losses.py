@@ -13,11 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn import _reduction
 
+from .._kernel.kernel import FLOATING, Kernel
 from .._util import arguments
 from .._util.strides import is_dry
 from ..errors import InputError
+from . import persistent
 
+SINGLE = (torch.float16, torch.bfloat16, torch.float32)  # fp64 has the general form of each loss alone
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+DEFINE = {f"REDUCTION_{name.upper()}": number for name, number in REDUCTIONS.items()}
+SUM_BLOCK = 1024  # threads of a single block that adds
+
+loss_finalize = Kernel("loss_finalize.cu", "loss_finalize<T>", define=DEFINE, T=FLOATING)
 
 
 def classes(x: Tensor) -> int:
@@ -70,21 +77,43 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def room_for_sums(x: Tensor, chosen: int, most: int) -> tuple[Tensor, Tensor]:
-    """For the parts of at most `most` blocks, two numbers each, and for the sum of the weights; empty with no sum."""
+# --- the sum over the batch ---
+
+
+def buffer_for_sums(x: Tensor, chosen: int, most: int) -> tuple[Tensor, Tensor]:
+    """For the partial sums of at most `most` blocks, two numbers each, and for the sum of the weights; empty with no sum."""
     acc = accumulator(x.dtype)
-    parts = torch.empty(2 * most if chosen else 0, dtype=acc, device=x.device)
-    return parts, torch.empty((), dtype=acc, device=x.device) if chosen else parts
+    partials = torch.empty(2 * most if chosen else 0, dtype=acc, device=x.device)
+    return partials, torch.empty((), dtype=acc, device=x.device) if chosen else partials
 
 
 def blocks(positions: int, each: int, most: int, reduction: int) -> int:
-    """Blocks for so many positions, `each` to a block; one even for none where there is a reduction: its mean is NaN.
-
-    Nothing is asked of symbolic `positions`: an exported graph then serves every batch.
-    """
-    if type(positions) is not int:
-        return torch.sym_min(positions // each + 1, most)
+    """Blocks for so many positions, `each` to a block; one even for none where there is a reduction: its mean is NaN."""
     return min(positions // each + 1, most) if positions or reduction else 0
+
+
+def finalize(partials: Tensor, y: Tensor, total_weight: Tensor, count: int, chosen: int) -> None:
+    """Add the partial sums of `count` blocks, where there is a sum, and where not one block has done it all."""
+    if chosen and count > 1:
+        launch = loss_finalize.configure(1, SUM_BLOCK, overlap=True)
+        launch(partials, y, total_weight, count, chosen, T=y.dtype)
+
+
+# --- rows in shared memory ---
+
+
+def persistent_threads(dtype: torch.dtype) -> tuple[int, ...]:
+    """Of a block that keeps a row of logits: for fp32 without the middle size, of which few rows have need."""
+    return (256, 1024) if dtype is torch.float32 else (256, 512, 1024)
+
+
+def persistent_domain() -> dict[str, Any]:
+    """The domain of a kernel of rows in shared memory, <T, THREADS, BLOCKS, OWN>."""
+
+    def exists(T: torch.dtype, THREADS: int, BLOCKS: int, OWN: int) -> bool:
+        return THREADS in persistent_threads(T) and persistent.exists(1, THREADS, BLOCKS, OWN)
+
+    return {"T": SINGLE, **persistent.domain(1), "where": exists}
 
 
 # --- the reference ---

@@ -19,15 +19,17 @@ try:  # what torch.compile asks its own guards
 except ImportError:  # then each call looks at each tensor
     TensorGuards = None  # type: ignore[assignment,misc]
 
-# As the header has them: the threads of a block, and the bytes of a tensor that it owns.
 BLOCK = 256
-CHUNK_BYTES = BLOCK * 4 * 16
+CHUNK_VECTORS = 4  # of 16 bytes, of each thread, in a chunk
+CHUNK_BYTES = BLOCK * CHUNK_VECTORS * 16  # of a tensor, that a block owns
+TABLE_BYTES = 4096 - 128  # of a launch's parameters, the rest of which are numbers
+DEFINE = {"OPTIM_THREADS": BLOCK, "OPTIM_CHUNK_VECTORS": CHUNK_VECTORS, "OPTIM_TABLE_BYTES": TABLE_BYTES}
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _SERVED = frozenset(FLOATING)
 
 
-class Launch(NamedTuple):
+class TableLaunch(NamedTuple):
     """A table of `tensors` tensors, the first of which is the `start`-th of all, and the grid."""
 
     table: np.ndarray
@@ -38,7 +40,7 @@ class Launch(NamedTuple):
 
 def capacity(arrays: int) -> int:
     """How many tensors of so many arrays each a launch names."""
-    return (4096 - 128) // (8 * arrays + 12)
+    return TABLE_BYTES // (8 * arrays + 12)
 
 
 @cache
@@ -49,7 +51,7 @@ def struct(arrays: int) -> np.dtype:
     return np.dtype(fields, align=True)
 
 
-def tables(columns: Sequence[Sequence[int]], sizes: Sequence[int], chunk: int) -> list[Launch]:
+def tables(columns: Sequence[Sequence[int]], sizes: Sequence[int], chunk: int) -> list[TableLaunch]:
     """The launches for tensors of these addresses, array by array, and sizes; `chunk` elements to a block."""
     width, found = capacity(len(columns)), []
     for start in range(0, len(sizes), width):
@@ -59,11 +61,11 @@ def tables(columns: Sequence[Sequence[int]], sizes: Sequence[int], chunk: int) -
         table["arrays"][0, :, : len(ends)] = [column[part] for column in columns]
         table["sizes"][0, : len(ends)] = sizes[part]
         table["chunk_ends"][0, : len(ends)] = ends
-        found.append(Launch(table, start, len(ends), ends[-1]))
+        found.append(TableLaunch(table, start, len(ends), ends[-1]))
     return found
 
 
-class Moving:
+class MovingTables:
     """The launches over tensors given array by array, of which one array may move from call to call.
 
     `arrays[0]` are those whose sizes count. None is null throughout.
@@ -88,7 +90,7 @@ class Moving:
             table["arrays"][0, index, :count] = addresses[start : start + count]
 
 
-class Alike:
+class SameLayout:
     """Whether tensors are what those were that it was made of, wherever they lie, and the same runs the launches.
 
     To look at each in Python costs microseconds, and there are hundreds. This asks of all at once, in C: types, dtypes,

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from .._kernel.kernel import ceil_div
+from .._util.strides import aligned
 from .gemm import divisor
 from .gpu import Gpu
 
@@ -102,4 +103,4 @@ def is_whole(size: int, itemsize: int, aligned: bool) -> bool:
 
 def is_aligned(tensor: Tensor) -> bool:
     """Whether it begins at a 16-byte boundary."""
-    return tensor.data_ptr() % 16 == 0
+    return aligned(tensor)

@@ -1,8 +1,10 @@
-"""What softmax and log_softmax have in common: the forms of their kernels, their launches and their arguments."""
+"""The forms of softmax and log_softmax, and the checks of their arguments.
+
+Both see a contiguous input as (outer, size, inner) around the dimension that sums to 1; a row is `size` elements.
+"""
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import Any, NamedTuple
 
@@ -10,125 +12,242 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import FLOATING, Kernel
-from .._util import arguments
-from .._util.strides import is_dry
-from . import clusters, held
-from .rows import PACKS, WIDEST, Share, grid, share, split
+from .._util import arguments, observed
+from .._util.strides import aligned, is_dry
+from . import persistent
+from .forms import Form, Forms, Launch
+from .gpu import Gpu, gpu
+from .rows import PACKS, SMALL_ROWS, WIDEST, Share, grid, power_of_two, share, split
 
-_BOTH = (False, True)
-_WIDEST = WIDEST  # threads of one block that hold a row in registers
+FILE = "softmax.cu"
+HALF = (torch.float16, torch.bfloat16)
+SINGLE = (*HALF, torch.float32)  # fp64 has the general form alone
+BOTH = (False, True)
+
+DEFINE = {
+    "BLOCK_VECTORS": PACKS[-1],  # of a row that each thread of the form `block` has in registers
+    "TINY_SLOTS": 16,  # elements, or pairs of a half type, that each thread of `tiny_rows` has at most
+    "TWO_PASS_THREADS": 512,  # of a block of `two_pass`, at most
+    "TWO_PASS_BLOCKS": 2,  # of those on a multiprocessor: one reads while the other reduces
+}
 _WARP = 32
-_WIDE_THREADS = 512, 1024  # of a block that reads rows twice: two blocks on a multiprocessor, or one
-_VERY_WIDE = 192 * 1024  # bytes of a row from which on one is better, since what it reads again is still in L2
-_ENOUGH_THREADS = 1 << 16  # for a large GPU: only then do threads take several columns each
-_SMALL_THREADS = 256  # of a block whose rows are in shared memory
-_SMALL_SLOTS = {2: 16, 4: 16, 8: 8}  # by itemsize: elements, or pairs of a half type, that each holds of a row at most
-_SMALL_BLOCK = 6144  # bytes of a tensor that such a block reads at a time, at least
-_SMALL_BLOCKS = 1024  # of them first, for a large GPU
+_TINY_BLOCK = 6144  # bytes of a tensor that a block of `tiny_rows` reads at a time, at least
+_TINY_BLOCKS = 8  # of those for each multiprocessor, before a block takes more rows than it has threads for
+
+
+class Problem(NamedTuple):
+    """What the choice of a form depends on. `dtype` is that of x and grad_x; `widen`: y and grad_y are float32."""
+
+    outer: int
+    size: int
+    inner: int
+    dtype: torch.dtype
+    widen: bool
+    aligned: bool  # every tensor begins at a 16-byte boundary
+
+
+class _SoftmaxForm(Form[Problem]):
+    """A form of one direction: `backward` reads grad_y and y where forward reads x."""
+
+    def __init__(self, kernel: Kernel, formula: str, backward: bool) -> None:
+        self.kernel, self.formula, self.backward = kernel, formula, backward
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+    def itemsize(self, problem: Problem) -> int:
+        """Bytes of an element that is read."""
+        return 4 if self.backward and problem.widen else problem.dtype.itemsize
+
+    def template(self, problem: Problem) -> dict[str, Any]:
+        """The template values of every form."""
+        widen = {"WIDEN": problem.widen} if "WIDEN" in self.kernel.template else {}
+        return {"T": problem.dtype, "F": self.formula, **widen}
+
+    def in_registers(self, problem: Problem) -> Share:
+        """How a row is divided among the registers of threads."""
+        return share(problem.size, self.itemsize(problem), WIDEST)
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        if problem.inner > 1:
+            return "the elements of a row do not lie side by side"
+        if problem.dtype is torch.float64:
+            return "of fp64 there is one kernel, two_pass"
+        if problem.widen and "WIDEN" not in self.kernel.template:
+            return "no kernel of this form casts"
+        return None
+
+
+class TinyRows(_SoftmaxForm):
+    name = "tiny_rows"
+    summary = "a few threads take a row from shared memory, to which a block copies its rows as one array"
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        if self.in_registers(problem).packs != 1:
+            return "a row has more than 32 vectors"
+        return super().why_not(problem, gpu)
+
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        if problem.size * problem.dtype.itemsize % 16 == 0:
+            return "rows of whole vectors need no copy in shared memory"
+        return None
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        rows, size, itemsize = problem.outer, problem.size, problem.dtype.itemsize
+        few = size // (2 if itemsize == 2 else 1)
+        threads = power_of_two(-(-few // DEFINE["TINY_SLOTS"]))
+        at_once = SMALL_ROWS // threads
+        enough = at_once * _TINY_BLOCKS * gpu.multiprocessors
+        times = min(-(-_TINY_BLOCK // (at_once * size * itemsize)), max(rows // enough, 1))
+        shared = at_once * times * size * itemsize * (2 if self.backward else 1)
+        block, rows_each = (threads, at_once), at_once * times
+        grid, template = -(-rows // rows_each), self.template(problem)
+        return Launch(self.kernel, grid, block, shared, template, extra={"rows_each": rows_each})
+
+
+class SubWarp(_SoftmaxForm):
+    name = "sub_warp"
+    summary = "the lanes of a warp, or fewer, have one vector of a row each in registers"
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        if self.in_registers(problem).packs != 1:
+            return "a row has more than 32 vectors"
+        return super().why_not(problem, gpu)
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        division = self.in_registers(problem)
+        return Launch(self.kernel, grid(problem.outer, division.rows), division.block, template=self.template(problem))
+
+
+class Block(_SoftmaxForm):
+    name = "block"
+    summary = "half a warp to a block has several vectors of a row in the registers of each thread"
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        if not problem.aligned:
+            return "a tensor begins off a 16-byte boundary"
+        if problem.size < self._width(problem):
+            return "a row is shorter than a vector"
+        if not self._division(problem).packs:
+            return "a row is too long for the registers of a block"
+        return super().why_not(problem, gpu)
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        division = self._division(problem)
+        return Launch(self.kernel, grid(problem.outer, division.rows), division.block, template=self.template(problem))
+
+    def _width(self, problem: Problem) -> int:
+        return 16 // self.itemsize(problem)
+
+    def _division(self, problem: Problem) -> Share:
+        """Of the whole vectors of a row: 16 threads or more, since each element before and behind them needs one."""
+        width = self._width(problem)
+        return share(max(problem.size // width, _WARP + 1) * width, self.itemsize(problem), WIDEST)
+
+
+class Persistent(_SoftmaxForm):
+    name = "persistent"
+    summary = "a block or a cluster keeps a row in shared memory, and copies the next one while it writes this one"
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        if reason := super().why_not(problem, gpu):
+            return reason
+        return None if self._plan(problem, gpu) else "the shared memory of a block, or of a cluster, holds no row"
+
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        return "a row is short enough for a cache to hold it" if self.in_registers(problem).packs else None
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        plan = self._plan(problem, gpu)
+        assert plan is not None
+        return plan.launch(self.kernel, problem.outer, **self.template(problem))
+
+    def _plan(self, problem: Problem, gpu: Gpu) -> persistent.Plan | None:
+        itemsize = self.itemsize(problem)
+        return persistent.plan(problem.size, itemsize, 1 + self.backward, gpu, _threads(problem.dtype, self.backward))
+
+
+class TwoPass(_SoftmaxForm):
+    name = "two_pass"
+    summary = "a block reads a row twice; where inner > 1, neighbouring threads are on neighbouring columns"
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        return None
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        blocks, block = self._rows(problem) if problem.inner == 1 else self._columns(problem)
+        template, extra = self.template(problem), {"inner": problem.inner}
+        return Launch(self.kernel, grid(blocks), block, template=template, extra=extra)
+
+    def _rows(self, problem: Problem) -> tuple[int, tuple[int, int]]:
+        """Blocks, as many as rows, and the threads of each: for short rows only as many as have a vector."""
+        vectors = -(-problem.size * self.itemsize(problem) // 16)
+        threads = -(-vectors // (PACKS[-1] * _WARP)) * _WARP
+        return problem.outer, (min(threads, DEFINE["TWO_PASS_THREADS"]), 1)
+
+    def _columns(self, problem: Problem) -> tuple[int, tuple[int, int]]:
+        """Blocks, and the block: (threads on neighbouring columns, threads that share a column)."""
+        columns = problem.outer * problem.inner
+        neighbours = min(power_of_two(columns), _WARP)
+        sharing = min(power_of_two(-(-problem.size // 8)), DEFINE["TWO_PASS_THREADS"] // neighbours)
+        if problem.dtype in HALF and problem.inner % 2 == 0:  # a thread has two columns
+            columns //= 2
+        threads = min(power_of_two(columns), max(neighbours, 128 // sharing))
+        return -(-columns // threads), (threads, sharing)
+
+
+def _threads(dtype: torch.dtype, backward: bool) -> tuple[int, ...]:
+    """Of a block of `persistent`: in backward, rows that fewer could keep are better in registers."""
+    return (1024,) if backward or dtype is torch.float32 else (512, 1024)
+
+
+def forms(name: str, formula: str) -> tuple[Forms[Problem], Forms[Problem]]:
+    """The forms of forward and of backward of the operator `name`, whose formulas are a struct of softmax.cu."""
+    return _forms(name, formula, "fwd", backward=False), _forms(name, formula, "bwd", backward=True)
+
+
+def _forms(name: str, formula: str, direction: str, backward: bool) -> Forms[Problem]:
+    def kernel(form: type[_SoftmaxForm], template: str, **domain: Any) -> _SoftmaxForm:
+        function = f"softmax_{direction}_{form.name}<T, F{template}>"
+        return form(Kernel(FILE, function, define=DEFINE, F=(formula,), **domain), formula, backward)
+
+    def persistent_exists(T: torch.dtype, F: str, THREADS: int, BLOCKS: int, OWN: int) -> bool:
+        return THREADS in _threads(T, backward) and persistent.exists(1 + backward, THREADS, BLOCKS, OWN)
+
+    widened: dict[str, Any] = {"WIDEN": BOTH, "where": lambda T, F, WIDEN: T in HALF or not WIDEN}
+    threads = persistent.domain(1 + backward, _threads(torch.float16, backward))
+    return Forms(
+        name,
+        "backward" if backward else "forward",
+        (
+            kernel(TinyRows, "", T=SINGLE),
+            kernel(SubWarp, "", T=SINGLE),
+            kernel(Block, ", WIDEN", T=SINGLE, **widened),
+            kernel(Persistent, ", THREADS, BLOCKS, OWN", T=SINGLE, **threads, where=persistent_exists),
+            kernel(TwoPass, ", WIDEN", T=FLOATING, **widened),
+        ),
+    )
+
+
+def launch(forms: Forms[Problem], dim: int, dtype: torch.dtype, *tensors: Tensor) -> None:
+    """Launch the form that fits `tensors`, which are contiguous; `dtype` is that of x and grad_x."""
+    outer, size, inner = split(tensors[0], dim)
+    if is_dry(tensors[0]) or not tensors[0].numel():
+        return
+    widen = any(tensor.dtype is not dtype for tensor in tensors)
+    problem = Problem(outer, size, inner, dtype, widen, all(map(aligned, tensors)))
+    chosen = forms.launch(problem, gpu(tensors[0].device))
+    chosen(*tensors, outer, size, *chosen.extra.values())
 
 
 def widens(dtype: torch.dtype, to: torch.dtype | None) -> bool:
     """Whether the kernels cast: from a half type to float32."""
-    return to is torch.float32 and dtype in (torch.float16, torch.bfloat16)
+    return to is torch.float32 and dtype in HALF
 
 
-def why_not(dtype: torch.dtype, to: torch.dtype | None) -> str | None:
+def why_no_kernel(dtype: torch.dtype, to: torch.dtype | None) -> str | None:
     """Why the kernels do not cast from `dtype` to `to`; None where they do, or need not."""
     return None if to in (None, dtype) or widens(dtype, to) else f"no kernel from {dtype} to {to}"
-
-
-class Forms(NamedTuple):
-    """The forms of a kernel, forward or backward."""
-
-    rows: Kernel
-    small: Kernel
-    held: Kernel
-    wide: Kernel
-    columns: Kernel
-
-
-def forms(file: str, name: str) -> Forms:
-    """The kernels `name`, `name`_small, `name`_held, `name`_wide and `name`_columns of a file."""
-    domain: dict[str, Any] = {
-        "T": FLOATING,
-        "WIDEN": _BOTH,
-        "where": lambda T, WIDEN, **_: not WIDEN or T.itemsize == 2,
-    }
-    threads = (held.MANY,) if name.endswith("_bwd") else held.THREADS
-    return Forms(
-        Kernel(file, f"{name}<T, WIDEN, K>", K=PACKS, **domain),
-        Kernel(file, f"{name}_small<T, WIDEN>", **domain),
-        Kernel(file, f"{name}_held<T, WIDEN, THREADS>", THREADS=threads, **domain),
-        Kernel(file, f"{name}_wide<T, WIDEN>", **domain),
-        Kernel(file, f"{name}_columns<T, WIDEN, ALIGNED>", ALIGNED=_BOTH, **domain),
-    )
-
-
-def launch(kernels: Forms, dim: int, *tensors: Tensor, **template: Any) -> None:
-    """Launch the form that fits the shape of `tensors`, which are contiguous; packs are cut for the first."""
-    outer, size, inner = split(tensors[0], dim)
-    if is_dry(tensors[0]) or not tensors[0].numel():
-        return
-    if inner > 1:
-        block, columns, vectors = _share_columns(outer * inner, size, inner, template["T"].itemsize)
-        launch = kernels.columns[grid(columns, block[0]), block]
-        launch(*tensors, outer, size, inner, ALIGNED=vectors, **template)
-        return
-    itemsize, device = tensors[0].element_size(), tensors[0].device
-    division, threads = _share_row(size, itemsize, _WIDEST), _WIDE_THREADS[size * itemsize >= _VERY_WIDE]
-    if division.packs == 1 and size * itemsize % 16:
-        small = _share_small(outer, size, itemsize, len(tensors) - 1, tensors[-1].element_size())
-        launch = kernels.small[small.groups, small.block, small.shared]
-        launch(*tensors, outer, size, small.rows, **template)
-        return
-    if division.packs == 1 or (division.packs and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)):
-        kernels.rows[grid(outer, division.rows), division.block](*tensors, outer, size, K=division.packs, **template)
-        return
-    if division.packs:  # packs would straddle boundaries: read twice, the second time from a cache
-        threads = max(division.threads, _WARP)
-    elif plan := held.plan(size, itemsize, len(tensors) - 1, device, clusters.exist(device)):
-        plan.launch(kernels.held, outer)(*tensors, outer, size, plan.packs, THREADS=plan.threads, **template)
-        return
-    kernels.wide[grid(outer), threads](*tensors, outer, size, **template)
-
-
-def _share_row(size: int, itemsize: int, most: int) -> Share:
-    """Threads for a row. Where one has several packs, they are for the whole packs of a row, whose ends go by elements."""
-    width = 16 // itemsize
-    division = share(size, itemsize, most)
-    return division if division.packs == 1 else share(max(size // width, _WARP + 1) * width, itemsize, most)
-
-
-class _Small(NamedTuple):
-    """A launch for rows in shared memory, `rows` of them at a time in each of `groups` blocks."""
-
-    groups: int
-    block: tuple[int, int]
-    shared: int
-    rows: int
-
-
-@functools.lru_cache(maxsize=4096)
-def _share_small(rows: int, size: int, itemsize: int, read: int, written: int) -> _Small:
-    """For `read` tensors whose elements have `itemsize` bytes; those of the result, `written`, take their place if alike."""
-    each = size * (itemsize * read + (written if written != itemsize else 0))
-    threads = _power_of_two(-(-(size // (2 if itemsize == 2 else 1)) // _SMALL_SLOTS[itemsize]))
-    at_once = _SMALL_THREADS // threads
-    times = min(-(-_SMALL_BLOCK // (at_once * size * itemsize)), max(rows // (at_once * _SMALL_BLOCKS), 1))
-    return _Small(-(-rows // (at_once * times)), (threads, at_once), at_once * times * each, at_once * times)
-
-
-@functools.lru_cache(maxsize=4096)
-def _share_columns(columns: int, size: int, inner: int, itemsize: int) -> tuple[tuple[int, int], int, bool]:
-    """The block, (neighbouring columns, threads to a column), the columns in units of a thread's, and whether those are
-    as many as make 16 bytes."""
-    width = 16 // itemsize
-    neighbours = min(_power_of_two(columns), 32)
-    sharing = min(_power_of_two(-(-size // 8)), 512 // neighbours)
-    vectors = inner % width == 0 and columns // width * sharing >= _ENOUGH_THREADS
-    if vectors:
-        columns //= width
-    return (min(_power_of_two(columns), max(neighbours, 128 // sharing)), sharing), columns, vectors
 
 
 def checked_arguments(
@@ -151,14 +270,10 @@ def checked_arguments(
 
 def _implicit_dim(name: str, ndim: int, stacklevel: int) -> int:
     """PyTorch's choice where `dim` is not given, with PyTorch's warning, which cannot be traced."""
+    observed.refuse("PyTorch warns of each call without dim")
     if not torch.compiler.is_compiling():
         warnings.warn(
             f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument.",
             stacklevel=stacklevel + 1,
         )
     return 0 if ndim in (0, 1, 3) else 1
-
-
-def _power_of_two(n: int) -> int:
-    """The least power of two that is at least `n`."""
-    return 1 << max(n - 1, 0).bit_length()

@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 
-from .._dispatch.broadcast import BLOCK, arrange, empty_output, expanded, is_flat
+from .._dispatch.broadcast import empty_output, expanded, launched
 from .._kernel.kernel import Kernel
 from .._operator.operator import Operator, operator
+from .._util.strides import is_dry
 from . import kernels, references
 from .arguments import checker
 from .declaration import Declaration, dtypes_of, parse
-from .gradients import Gradient, check_assigned
+from .gradients import Gradient, check_assigned, forms
 from .kernels import Unit
 from .python import caller, public
 from .syntax import Body
+
+FORWARD = forms("forward")
 
 
 def elementwise(
@@ -110,9 +113,9 @@ def _forward(declaration: Declaration, kernel: Kernel) -> Callable[..., Any]:
             like if index == 0 and one.is_typed else torch.empty_like(like, dtype=one.dtype or dtype)
             for index, one in enumerate(outputs)
         ]
-        grid, layout, inputs = arrange(like, *inputs)
-        flat = is_flat(like, *inputs)
-        kernel[grid, BLOCK](*inputs, *found, *args[count:], layout, like.numel(), T=dtype, FLAT=flat)
+        if not is_dry(like) and like.numel():
+            launch, walked = launched(FORWARD, like, inputs)
+            launch.by(kernel)(*walked, *found, *args[count:], *launch.extra.values(), like.numel(), T=dtype)
         return found[0] if len(found) == 1 else tuple(found), ()
 
     return launch

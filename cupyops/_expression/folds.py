@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._dispatch.reduction import DEFINE, FORM
 from . import python
 from .declaration import Declaration, Parameter
 from .kernels import Generated, Unit, by_value, element, pointee, value_type
@@ -142,17 +143,17 @@ template <typename T> struct {name}_unit {{
   }}
 }};
 
-// Grid, block: see fold_slabs().
+// Grid, block: see finalize_slabs().
 template <typename T>
 __global__ void {name}(const acc_t<T>* __restrict__ partial_, {out}* __restrict__ {y}{scalars}, long long n,
                        long long slabs_, long long results_) {{
-  fold_slabs<acc_t<T>>({name}_unit<T>{{{{{given_comma}n}}, {y}}}, partial_, slabs_, results_);
+  finalize_slabs<acc_t<T>>({name}_unit<T>{{{{{given_comma}n}}, {y}}}, partial_, slabs_, results_);
 }}
 """
 
 
 def kernels(unit: Unit, declaration: Declaration, fold: Fold) -> tuple[Generated, Generated]:
-    """The kernels of fold() and of fold_slabs()."""
+    """The kernels of fold() and of finalize_slabs()."""
     tensors, scalars, y = declaration.tensors, declaration.scalars, declaration.outputs[0]
     given = [one.name for one in scalars]
     inputs = [f"const {pointee(one)}* __restrict__ {one.name}" for one in tensors]
@@ -207,10 +208,10 @@ def kernels(unit: Unit, declaration: Declaration, fold: Fold) -> tuple[Generated
         names=", ".join([one.name for one in tensors] + [y.name]),
         **shared,
     )
-    header, forms = "common/reduce/reduction.cuh", tuple(range(5))
+    header = "common/reduce/reduction.cuh"
     return (
-        unit.kernel(first, header, rule(first) + whole, fold.bodies, FORM=forms),
-        unit.kernel(second, header, rule(second) + _FINISH.format(name=second, **shared), fold.bodies),
+        unit.kernel(first, header, rule(first) + whole, fold.bodies, DEFINE, FORM=FORM),
+        unit.kernel(second, header, rule(second) + _FINISH.format(name=second, **shared), fold.bodies, DEFINE),
     )
 
 

@@ -9,12 +9,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch.broadcast import BLOCK, arrange, is_flat
+from .._dispatch.broadcast import Broadcast, Strided, laid_out_as_output, launched
+from .._dispatch.forms import Forms, Launch
+from .._dispatch.gpu import Gpu
 from .._kernel.kernel import Kernel
+from .._util.strides import is_dry
 from . import python
 from .declaration import Declaration, Parameter
 from .functions import computed_in
 from .syntax import Body
+
+
+class _Located(Strided):
+    """The kernels of users' operators take the layout in either form."""
+
+    def launch(self, problem: Broadcast, gpu: Gpu) -> Launch:
+        return replace(super().launch(problem, gpu), template={"FLAT": False})
+
+
+class _Flat(_Located):
+    name = "flat"
+    summary = "a thread owns a vector; the inputs are laid out as the outputs are"
+
+    def why_not(self, problem: Broadcast, gpu: Gpu) -> str | None:
+        return None if laid_out_as_output(problem) else "an input is laid out otherwise than the outputs"
+
+    def launch(self, problem: Broadcast, gpu: Gpu) -> Launch:
+        return replace(super().launch(problem, gpu), template={"FLAT": True})
+
+
+def forms(direction: str) -> Forms[Broadcast]:
+    """The forms of every operator that is made of C, whose kernels are no part of them: see `Launch.by`."""
+    of_any: Any = None
+    return Forms("elementwise", direction, [_Flat(of_any), _Located(of_any)])
+
+
+BACKWARD = forms("backward")
 
 
 def check_assigned(body: Body, names: Iterable[str]) -> None:
@@ -85,9 +115,10 @@ class Gradient:
             wide |= (not whole and dtype != computed_in(dtype)) << index
             found.append(torch.empty_like(like, dtype=dtype if whole else computed_in(dtype)))
         expanded = [values[one.name].expand(shape) for one in self.inputs]
-        grid, layout, inputs = arrange(like, *expanded, width=16 // dtype.itemsize)
-        scalars = [values[one.name] for one in self.scalars]
-        kernel[grid, BLOCK](*inputs, *found, *scalars, wide, layout, like.numel(), T=dtype, FLAT=is_flat(like, *inputs))
+        if not is_dry(like) and like.numel():
+            launch, inputs = launched(BACKWARD, like, expanded, dtype.itemsize)
+            scalars = [values[one.name] for one in self.scalars]
+            launch.by(kernel)(*inputs, *found, *scalars, wide, *launch.extra.values(), like.numel(), T=dtype)
         summed = {
             one.name: _summed(gradient, values.get(one.name), dtype)
             for one, gradient in zip(self.declaration.differentiable, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,9 +31,10 @@ class Generated(Kernel):
         pieces: Sequence[Body],
         beside: Path | None,
         options: Iterable[str],
+        define: Mapping[str, int] | None = None,
         **domain: tuple[Any, ...],
     ) -> None:
-        super().__init__(text, name, options=options, define=None, arch=None, where=None, **domain)
+        super().__init__(text, name, options=options, define=define, arch=None, where=None, **domain)
         self._beside = beside
         self._file, self._pieces = file, pieces
 
@@ -68,8 +69,19 @@ class Unit:
     options: Iterable[str]
     dtypes: tuple[torch.dtype, ...]
 
-    def kernel(self, name: str, header: str, text: str, pieces: Sequence[Body], **domain: tuple[Any, ...]) -> Generated:
-        """The kernel `name<T, ...>` of a text, which comes after the `header` that it includes and the preamble."""
+    def kernel(
+        self,
+        name: str,
+        header: str,
+        text: str,
+        pieces: Sequence[Body],
+        define: Mapping[str, int] | None = None,
+        **domain: tuple[Any, ...],
+    ) -> Generated:
+        """The kernel `name<T, ...>` of a text, which comes after the `header` that it includes and the preamble.
+
+        `define`: what the header asks to be defined.
+        """
         file = f"{name}.cu"
         before = [Preamble(f"{self.name}.preamble", self.preamble)] if self.preamble else []
         start = "\n".join([f'#include "{header}"', *map(piece, before)])
@@ -80,6 +92,7 @@ class Unit:
             pieces=[*before, *pieces],
             beside=self.beside,
             options=self.options,
+            define=define,
             T=self.dtypes,
             **domain,
         )

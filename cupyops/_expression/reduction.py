@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .._dispatch.broadcast import empty_output, expanded
-from .._dispatch.reduction import arrange, finishing_block
+from .._dispatch.forms import Forms
+from .._dispatch.reduction import finalizing_block, fold_forms, launched
 from .._kernel.kernel import Kernel, ceil_div
 from .._operator.operator import Operator, operator
 from .._util import arguments
@@ -25,6 +26,9 @@ from .gradients import Gradient
 from .kernels import Unit
 from .python import caller, public
 from .syntax import Body
+
+# The forms of every reduction that is made of C, whose kernels are no part of them: see `Launch.by`.
+FORWARD = Forms("reduction", "forward", fold_forms(None))
 
 
 def reduction(
@@ -143,13 +147,12 @@ def _forward(declaration: Declaration, fold: Kernel, finish: Kernel) -> Callable
             _finish(finish, y.new_empty(0, dtype=computed_in(dtype)), y, scalars, n, 0, dtype)
             return y, ()
         strides = tuple(y.stride(dim) for dim in kept) if keepdim else y.stride()
-        plan, inputs = arrange(inputs, tuple(dims), strides, 16 // dtype.itemsize)
-        partial = y.new_empty((plan.slabs, y.numel()), dtype=computed_in(dtype)) if plan.slabs else None
-        fold[plan.grid, plan.block](
-            *inputs, y, partial, *scalars, n, *plan.structs, plan.partials, T=dtype, FORM=plan.form
-        )
+        found, inputs = launched(FORWARD, inputs, dims, strides, dtype.itemsize)
+        slabs, structs, results = (found.extra[name] for name in ("slabs", "structs", "results"))
+        partial = y.new_empty((slabs, y.numel()), dtype=computed_in(dtype)) if slabs else None
+        found.by(fold)(*inputs, y, partial, *scalars, n, *structs, results, T=dtype)
         if partial is not None:
-            _finish(finish, partial, y, scalars, n, plan.slabs, dtype)
+            _finish(finish, partial, y, scalars, n, slabs, dtype)
         return y, ()
 
     return launch
@@ -159,7 +162,7 @@ def _finish(
     kernel: Kernel, partial: Tensor, y: Tensor, scalars: Sequence[Any], n: int, slabs: int, dtype: torch.dtype
 ) -> None:
     """y from the partial results of the slabs, of which there may be none."""
-    block = finishing_block(y.numel(), slabs)
+    block = finalizing_block(y.numel(), slabs)
     kernel[ceil_div(y.numel(), block[0]), block](partial, y, *scalars, n, slabs, y.numel(), T=dtype)
 
 

@@ -16,13 +16,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from .._util import tracing
+from .._util import observed, tracing
 from .._util.strides import is_dry
 from ..errors import LaunchError
 from .compile import architecture, compiler, source
@@ -138,6 +139,11 @@ class Kernel(Template):
         return function(self.source, self.base).parameters
 
     @property
+    def file(self) -> str | None:
+        """The name of its .cu file, without folders; None where it was given as CUDA C."""
+        return None if self.is_text else Path(self._code).name
+
+    @property
     def is_text(self) -> bool:
         """Whether it was given as CUDA C, and not as the name of a file."""
         return isinstance(self._code, str) and source.is_text(self._code)
@@ -207,6 +213,7 @@ class Kernel(Template):
 
     def _configure(self, key: tuple[Any, ...], launch: tuple[Any, ...]) -> Callable[..., None]:
         """The launch function; kept for the next time under `key`, but where an edited file is to be noticed."""
+        self._refuse_to_be_recorded()
         watching = reload.wanted()
         if watching:
             self._reload()
@@ -214,7 +221,7 @@ class Kernel(Template):
         if 0 in configuration.grid:  # looked at in full, this once
             now, later = self._unhurried(configuration), _nothing
         elif (fast := self._fast) is None:
-            return self._unhurried(configuration)
+            return self._unhurried_at_first(configuration)
         else:
             now = later = fast(configuration, driver.launcher(configuration))
         if not watching:
@@ -222,6 +229,13 @@ class Kernel(Template):
                 self._configured.clear()
             self._configured[key] = later
         return now
+
+    def _refuse_to_be_recorded(self) -> None:
+        if torch._C._is_tracing():
+            raise LaunchError(
+                f"{self}: torch.jit.trace and torch.onnx.export(dynamo=False) record what PyTorch's operators do, and would "
+                "lose this launch; make it an operator with cupyops.operator, of which they record the reference"
+            )
 
     def _configuration(self, launch: tuple[Any, ...]) -> Configuration:
         try:
@@ -232,8 +246,24 @@ class Kernel(Template):
     def _unhurried(self, launch: Configuration | tuple[Any, ...]) -> Callable[..., None]:
         return lambda *args, **template: self._launch(launch, args, template)
 
+    def _unhurried_at_first(self, configuration: Configuration) -> Callable[..., None]:
+        """The launch function for who keeps it from before the kernel's first launch, after which it is a fast one."""
+        fast: Callable[..., None] | None = None
+
+        def launch(*args: Any, **template: Any) -> None:
+            nonlocal fast
+            if fast is not None:
+                fast(*args, **template)
+                return
+            self._launch(configuration, args, template)
+            if self._fast is not None:
+                fast = self._fast(configuration, driver.launcher(configuration))
+
+        return launch
+
     def _launch(self, launch: Configuration | tuple[Any, ...], args: tuple[Any, ...], template: dict[str, Any]) -> None:
         """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
+        self._refuse_to_be_recorded()
         specialised = self.instance(**template)
         anchor: Any = args[specialised.anchor] if len(args) > specialised.anchor else None
         if type(anchor) not in _PLAIN and is_dry(anchor):
@@ -241,13 +271,21 @@ class Kernel(Template):
         configuration = launch if isinstance(launch, Configuration) else self._configuration(launch)
         if 0 in configuration.grid:
             return
-        if tracing.active is None:
-            loaded = specialised.launch(anchor, configuration, args)
-        else:
-            with tracing.launch(specialised.name, configuration.grid, configuration.block, anchor) as record:
-                loaded = specialised.launch(anchor, configuration, args, record)
+        recorder = observed.recorder()
+        with nullcontext() if recorder is None else recorder.paused():
+            loaded = self._launched(specialised, anchor, configuration, args)
+        if recorder is not None:
+            recorder.launched(specialised, loaded, configuration, args)
         if loaded is not None and not faults.debug:
             self._make_fast(specialised, loaded)
+
+    def _launched(
+        self, specialised: Specialised, anchor: Any, configuration: Configuration, args: tuple[Any, ...]
+    ) -> Loaded | None:
+        if tracing.active is None:
+            return specialised.launch(anchor, configuration, args)
+        with tracing.launch(specialised.name, configuration.grid, configuration.block, anchor) as record:
+            return specialised.launch(anchor, configuration, args, record)
 
     def _make_fast(self, specialised: Specialised, loaded: Loaded) -> None:
         """From now on these template values, on this device, take the fast path."""

@@ -7,7 +7,7 @@ else is derived, and each call takes one route:
     the same, gradient wanted                                one autograd.Function around forward and backward
     backward under create_graph=True                         gradient through the reference
     torch.compile, export, FakeTensor, modes, subclasses     the registered torch.library op
-    torch.func transform, forward-mode AD                    the reference
+    torch.func transform, forward-mode AD, torch.jit.trace   the reference
     CPU tensors, and what `unsupported` names                the reference
 """
 
@@ -24,13 +24,16 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from .._kernel.kernel import executors
-from .._util import tracing
+from .._util import observed, torch_private, tracing
 from ..errors import InputError
 from . import arrays
-from .derivation import distributed, written
+from .derivation import distributed
 from .derivation.autocast import POLICIES, cast, dtype_for
 from .derivation.autograd import differentiable
 from .derivation.definition import Definition, wants_gradient
+from .derivation.guard import MISS
+from .derivation.plans import Plans
+from .derivation.public import public
 from .derivation.registration import Registration
 
 _PLAIN = frozenset((Tensor, Parameter))
@@ -99,12 +102,6 @@ def operators() -> dict[str, Operator]:
 class Operator:
     """An operator: call it as a function; complete it with `.forward`, `.backward` and, where useful, the other roles."""
 
-    _differentiable: Callable[..., Any]
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Operator:
-        # a class of its own, which is where Python looks for __call__
-        return super().__new__(type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__}))
-
     def __init__(
         self,
         name: str,
@@ -121,7 +118,11 @@ class Operator:
         self.definition = Definition(name, reference, mutates, updates, mixed)
         self._autocast = autocast
         self._tensors = self.definition.tensors
+        self._first = self._tensors[0]
+        self._by_roles: Callable[..., Any] | None = None  # with a gradient; made at the first call
+        self._plans = Plans(name, self._of_values, self._first, tuple, suspends=False)
         if name in _registry:
+            _registry[name].definition.forget_plans()
             _registry[name]._registration.remove()
         self._registration: Registration = Registration(self.definition)
         _registry[name] = self
@@ -179,39 +180,54 @@ class Operator:
         """
         if function is None:
             return functools.partial(self.interface, hands_on=hands_on)
-        if hands_on or self.definition.mutated:  # what works in place takes tensors alone
-            self.public = function
-            return function
 
         @functools.wraps(function)
-        def public(*args: Any, **kwargs: Any) -> Any:
+        def with_arrays(*args: Any, **kwargs: Any) -> Any:
             if args and type(args[0]) in _PLAIN and "axis" not in kwargs:
                 return function(*args, **kwargs)
             return arrays.call(function, args, kwargs)
 
-        self.public = public
-        return public
+        alone = hands_on or self.definition.mutated  # what works in place takes tensors alone
+        self.public = public(function, function if alone else with_arrays, self.name)
+        return self.public
 
     # --- the call ---
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # the first call with these roles: it writes out what the later ones go through
+        definition = self.definition
         if is_dynamo_compiling():
-            return self._compiling(self.definition.bind(args, kwargs))
-        self._differentiable = differentiable(self.definition)
-        call = written.call(self.definition, bool(self._autocast), self._differentiable)
-        type(self).__call__ = call  # type: ignore[method-assign]
-        return self(*args, **kwargs)
+            return self._compiling(definition.bind(args, kwargs))
+        if kwargs or len(args) != definition.arity:
+            args = definition.bind(args, kwargs)
+        if observed.unplanned:
+            return self._otherwise(args)
+        try:
+            entries = self._plans.table.get(args[self._first].shape, ())
+        except Exception:  # no tensor
+            entries = ()
+        for entry in entries:
+            found = entry(*args)
+            if found is not MISS:
+                return found
+        return self._plans.call(args)
+
+    def _of_values(self, *args: Any) -> Any:
+        return self._otherwise(args)
 
     def _has_another_role(self) -> None:
-        if "__call__" in vars(type(self)):
-            del type(self).__call__
+        self._by_roles = None
 
     def _otherwise(self, args: tuple[Any, ...]) -> Any:
         """The call by the route that `_route` finds, with a word about it for an open trace."""
         name, run, note = self._route(args)
+        if name and name != "kernel":
+            observed.refuse(
+                f"{self.name} takes the {name} route: {note}" if note else f"{self.name} takes the {name} route"
+            )
         if tracing.active is None or not name:
             return run(args)
+        if name == "kernel" and self._plans.reason:
+            note = f"not replayed: {self._plans.reason}"
         tensor = next(iter(self.definition.given(args)), None)
         dtype = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
         with tracing.operator(self.name, name, dtype, note):
@@ -219,6 +235,8 @@ class Operator:
 
     def _route(self, args: tuple[Any, ...]) -> tuple[str, Callable[[tuple[Any, ...]], Any], str]:
         """(name, function, note) of the route of a call that is not being compiled; no name where it leads to another."""
+        if torch_private.is_jit_tracing():  # a trace holds what PyTorch's own operators do, and would lose a launch
+            return "reference", self._by_reference, "torch.jit.trace"
         if _functorch_active() or forward_ad._current_level >= 0:
             return "reference", self._by_reference, "torch.func or forward-mode AD"
         given = self.definition.given(args)
@@ -239,9 +257,14 @@ class Operator:
         return ("kernel", self._by_kernels, "") if reason is None else ("reference", self._by_reference, reason)
 
     def _by_kernels(self, args: tuple[Any, ...]) -> Any:
-        if wants_gradient(self.definition.given(args)):
-            return self._differentiable(*args)
-        return self.definition.call_kernels(args)
+        definition = self.definition
+        if (recorder := observed.recorder()) is not None:
+            recorder.ran(definition)
+        if not wants_gradient(definition.given(args)):
+            return definition.call_kernels(args)
+        if self._by_roles is None:
+            self._by_roles, definition.apply = differentiable(definition)
+        return self._by_roles(*args)
 
     def _by_reference(self, args: tuple[Any, ...]) -> Any:
         return self.definition.call_reference(args)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
+from torch.jit import is_tracing
 
 from ..errors import InputError
 from . import libraries
@@ -70,6 +71,7 @@ def same_dtype(**tensors: Tensor | None) -> None:
 
 def dim(name: str, value: Any, ndim: int) -> int:
     """`value` as a dimension counted from the front, 0 <= dim < max(ndim, 1)."""
+    value = _size(value)
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         fail(name, value, "an int")
     rank = max(ndim, 1)
@@ -86,7 +88,7 @@ def choice(name: str, value: Any, allowed: Sequence[Any]) -> None:
 
 def ints(name: str, value: Any, count: int, minimum: int) -> list[int]:
     """`value`, an int or a sequence of 1 or `count` ints of at least `minimum`, as a list of `count` ints."""
-    values = list(value) if isinstance(value, (tuple, list, torch.Size)) else [value]
+    values = [_size(v) for v in (value if isinstance(value, (tuple, list, torch.Size)) else [value])]
     if len(values) not in (1, count) or any(
         isinstance(v, bool) or not isinstance(v, (int, torch.SymInt)) for v in values
     ):
@@ -96,22 +98,28 @@ def ints(name: str, value: Any, count: int, minimum: int) -> list[int]:
     return values * count if len(values) == 1 else values
 
 
+def _size(value: Any) -> Any:
+    """The size of a tensor, which is a tensor itself while torch.jit.trace records, as an int; anything else as it is."""
+    return int(value) if isinstance(value, Tensor) and value.dim() == 0 and is_tracing() else value
+
+
 Found = TypeVar("Found")
 _MAX_FOUND = 4096
 _autocast = torch._C._is_any_autocast_enabled
+_is_tracing = torch._C._is_tracing  # is_tracing, without a look for a scripted function
 
 
 def once(function: Callable[..., Found]) -> Callable[..., Found]:
     """`function`, run once for all arguments that are alike: checks that look at tensors' shapes, dtypes and devices alone.
 
     What it returns is kept for the next call, what it raises is not. While autocast is on, it is run each time: dtypes
-    that differ are then right.
+    that differ are then right. So it is while torch.jit.trace records, when sizes are tensors.
     """
     found: dict[Any, Found] = {}
 
     @wraps(function)
     def remembered(*args: Any) -> Found:
-        if is_dynamo_compiling() or _autocast():
+        if is_dynamo_compiling() or _autocast() or _is_tracing():
             return function(*args)
         key = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else (a, a.__class__) for a in args])
         try:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from . import observed
+
 
 def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """`tensor` with the given (dense) strides and no negative bit: itself if it is so, else one copy."""
@@ -28,6 +30,27 @@ def alike(first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         return output, first
     strides = output.stride()
     return (output, restride(first, strides), *[restride(tensor, strides) for tensor in others])
+
+
+def alignment(tensor: Tensor, most: int = 16) -> int:
+    """The greatest power of two, up to `most`, that the tensor's address in bytes is a multiple of.
+
+    What a launch depends on is asked for in this way, and not by `data_ptr()`: a call that knows addresses cannot be
+    recorded. Of a dry run, which has no addresses, it is `most`.
+
+    Args:
+        tensor: of any device.
+        most: a power of two.
+
+    Example:
+        >>> x = torch.empty(8)
+        >>> cupyops.alignment(x), cupyops.alignment(x[1:])
+        (16, 4)
+    """
+    if observed.watching and (recorder := observed.recorder()) is not None:
+        return int(recorder.alignment(tensor, most))
+    address = 0 if is_dry(tensor) else tensor.data_ptr()
+    return min(address & -address, most) if address else most
 
 
 def laid_out_alike(tensors: Sequence[Tensor]) -> bool:
@@ -55,7 +78,7 @@ def aligned(tensor: Tensor, boundary: int = 16) -> bool:
         >>> cupyops.aligned(x), cupyops.aligned(x[1:])
         (True, False)
     """
-    return is_dry(tensor) or tensor.data_ptr() % boundary == 0
+    return alignment(tensor, boundary) == boundary
 
 
 def is_dry(value: Any) -> bool:

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from . import observed
+
 active: Trace | None = None
 _current = threading.local()  # .frame: what this thread is running
 
@@ -28,6 +30,7 @@ class Frame:
     operator: str
     route: str
     recorded: bool = False  # whether anything inside it has left a record
+    note: str = ""
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Record:
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
     dtype: str = ""
-    note: str = ""  # why the reference ran
+    note: str = ""  # why the reference ran, or why the call is not replayed from a plan
     instructions: int | None = None  # that all threads together have run, in the simulator
     _events: tuple[Any, Any] | None = field(default=None, repr=False)
     _wall: float | None = field(default=None, repr=False)  # seconds that the simulator took
@@ -70,12 +73,14 @@ class Trace:
 
     def __enter__(self) -> Trace:
         global active
+        observed.watch()
         self._previous, active = active, self
         return self
 
     def __exit__(self, *exception: object) -> None:
         global active
         active = self._previous
+        observed.watch(-1)
 
     def launches(self) -> list[Record]:
         """Only the records of kernels."""
@@ -120,7 +125,7 @@ def operator(name: str, route: str, dtype: str = "", note: str = "") -> Iterator
     """Name what this thread runs; a call that launches nothing leaves a record of its own."""
     opened = active
     outer = getattr(_current, "frame", None)
-    frame = _current.frame = Frame(name, route)
+    frame = _current.frame = Frame(name, route, note=note)
     before = len(opened.records) if opened is not None else 0
     try:
         yield
@@ -138,7 +143,7 @@ def launch(kernel: str, grid: tuple[int, ...], block: tuple[int, ...], anchor: A
     opened = active
     frame = getattr(_current, "frame", None) or Frame("", "kernel")
     dtype = str(getattr(anchor, "dtype", "")).removeprefix("torch.")
-    record = Record(frame.operator, frame.route, kernel, grid, block, dtype)
+    record = Record(frame.operator, frame.route, kernel, grid, block, dtype, frame.note)
     yield record
     if opened is not None:
         opened.records.append(record)

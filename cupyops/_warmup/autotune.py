@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .._kernel.compile import backend, cache
+from .._util import observed
 from .._util.strides import is_dry
 from ..errors import CompileError, InputError, LaunchError
 from .reachable import kernels_of
@@ -113,6 +114,7 @@ class Autotuned:
         if re.search(r" at 0x[0-9a-f]+", repr(key)):
             raise InputError(f"{self.name}: key gives {key!r}, which no other process would; give plain values")
         stem = self._stem(device, repr(key))
+        observed.refuse("its configuration has not been chosen yet", passing=True)
         with _locks.setdefault(stem, threading.Lock()):
             choice = self.choices.get((device, key)) or self._kept(stem)
             if choice is None:

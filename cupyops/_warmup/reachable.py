@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._dispatch.forms import Forms
 from .._kernel.kernel import Kernel
 from .._operator.operator import Operator
 from ..errors import InputError
@@ -48,6 +49,8 @@ def _mentioned(value: Any) -> Iterable[Any]:
     if isinstance(value, Operator):
         backward = value.definition.launch_backward
         return value.definition.forward, None if backward is None else backward.launch
+    if isinstance(value, Forms):  # and not to the list of all families, in which it stands
+        return value.list
     if isinstance(value, functools.partial):
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, types.MethodType):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import html
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from .._kernel.compile.source import cuda_src
+from .._operator.operator import operators
+from .._warmup.reachable import kernels_of
 from . import charts
 from .results import BASE, BEHIND, NEAR, Results, Row, mean
 
@@ -121,14 +124,30 @@ def page(results: Results, path: Path) -> None:
     )
 
 
+_LOST = re.compile(r"\b(?:What is lost|Lost): (.*)", re.DOTALL)
+
+
 def lost(row: Row) -> str:
-    """Why a wanted figure is not reached: what the row says of it, or the head of the operator's kernels."""
-    path = cuda_src() / f"{row.op}.cu"
-    if row.lost or not path.is_file():
+    """Why a wanted figure is not reached: what the row says of it, or the head of a file of the operator's kernels."""
+    if row.lost:
         return row.lost
-    head = itertools.takewhile(lambda line: line.startswith("//"), path.read_text(encoding="utf-8").splitlines())
-    said = " ".join(line.removeprefix("//").strip() for line in head).partition("Lost:")[2].strip()
+    said = next((found[1] for path in _files(row.op) if (found := _LOST.search(_head(path)))), "")
     return said[:1].upper() + said[1:]
+
+
+def _files(op: str) -> Iterator[Path]:
+    """The .cu files of a built-in operator's kernels, that of its own name first."""
+    own = cuda_src() / f"{op}.cu"
+    operator = operators().get(f"cupyops::{op}")
+    kernels = [] if operator is None else kernels_of(operator)
+    paths = {kernel.source.path for kernel in kernels if not kernel.is_text}
+    yield from sorted({path for path in {own, *paths} if path and path.is_file()}, key=lambda path: (path != own, path))
+
+
+def _head(path: Path) -> str:
+    """The comment with which a file begins."""
+    lines = itertools.takewhile(lambda line: line.startswith("//"), path.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.removeprefix("//").strip() for line in lines)
 
 
 def _line(row: Row, way: str, others: list[str], results: Results) -> str:

@@ -1,24 +1,20 @@
-"""The figures of a run: kept as JSON, read back, compared with another run's."""
+"""The figures of a run, and how they compare with another run's; `table.py` keeps them as a file."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from ..errors import InputError
 from .case import UNITS, Case
 from .timing import Time
 
-SCHEMA = 1
 WAYS = ("forward", "backward", "together")
 BASE = ("eager", "compile")  # what PyTorch itself has
 BEHIND = 0.95  # the speed-up under which it is none
 NEAR = 0.85  # of the rate of a rounder size, under which an odd one is behind
+MOVED = 0.03  # by which a figure has to change before another takes its place in a file
 
 
 @dataclass(frozen=True)
@@ -30,10 +26,20 @@ class Figure:
     high: float
     samples: int
 
+    def or_old(self, old: Figure | None) -> Figure:
+        """The old one, unless this has moved."""
+        return old if old is not None and abs(self.us - old.us) <= MOVED * old.us else self
+
     @staticmethod
     def of(time: Time) -> Figure:
         """From a time."""
-        return Figure(round(time.median, 3), round(time.low, 3), round(time.high, 3), time.samples)
+        return Figure(*map(rounded, (time.median, time.low, time.high)), time.samples)
+
+
+def rounded(value: float) -> float:
+    """Four significant digits, but no part of an integer less."""
+    digits = 3 - math.floor(math.log10(abs(value))) if value else 0
+    return round(value, max(0, digits))
 
 
 @dataclass
@@ -103,6 +109,16 @@ class Row:
         more = self.work[way][kind] / self.beside.work[way][kind]
         return more * there[way].us / self.figures["ours"][way].us
 
+    def onto(self, old: Row | None) -> Row:
+        """This row, with the figures of an old one where they are much the same."""
+        if old is None:
+            return self
+        figures = {
+            who: {way: figure.or_old(old.figures.get(who, {}).get(way)) for way, figure in ways.items()}
+            for who, ways in self.figures.items()
+        }
+        return replace(self, figures=figures, beside=self.beside and self.beside.onto(old.beside))
+
     def reached(self, way: str) -> bool | None:
         """Whether the wanted figure is reached, to a hundredth; None where none is wanted."""
         want, rate = self.want.get(way), self.rate("ours", way)
@@ -151,24 +167,20 @@ class Results:
         found = ((row.to_beside(way), f"{row.name} {way}") for row, way in self.measured())
         return sorted((ratio, name) for ratio, name in found if ratio is not None)
 
-    def write(self, path: Path) -> None:
-        """As JSON; the file is whole at any time."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+    def onto(self, old: Results) -> Results:
+        """An old run with what this one has found: the old figures stay where none has moved by more than `MOVED`.
 
-    @staticmethod
-    def read(path: Path) -> Results:
-        """From JSON. Raises `InputError` where the file is none of this schema."""
-        try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if content["schema"] != SCHEMA:
-                raise ValueError(f"schema {content['schema']}, expected {SCHEMA}")
-            rows = [_row(row) for row in content["rows"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} holds no results of `cupyops bench`: {error}") from None
-        return Results(content["machine"], content["ceilings"], rows, content.get("host", {}))
+        So a file of figures changes only where the figures did. The rows that this run has not measured stay as they
+        are; the machine then keeps the date of the run that measured all, and says what is newer.
+        """
+        before = {row.name: row for row in old.rows}
+        now = {row.name: row.onto(before.get(row.name)) for row in self.rows}
+        rows = [now.pop(row.name, row) for row in old.rows] + list(now.values())
+        machine = self.machine
+        if untouched := before.keys() - {row.name for row in self.rows}:
+            newer = f"{len(self.rows)} rows of {self.machine.get('date', 'a later run')}, {len(untouched)} older"
+            machine = old.machine | {"updated": newer}
+        return Results(machine, self.ceilings, rows, self.host or old.host)
 
     def slower_than(self, old: Results, factor: float = 1.05) -> list[tuple[str, str, float]]:
         """(row, way, how many times as long) of what takes longer than in an old run."""
@@ -184,14 +196,3 @@ class Results:
         """(row, way) of what an old run has a figure of and this one has none."""
         now = {(row.name, way) for row, way in self.measured()}
         return [(row.name, way) for row, way in old.measured() if (row.name, way) not in now]
-
-
-def _row(content: dict[str, Any]) -> Row:
-    """From JSON."""
-    row = Row(**content)
-    row.work = {way: (float(moved), float(flops)) for way, (moved, flops) in row.work.items()}
-    figures: dict[str, Any] = row.figures
-    row.figures = {who: {way: Figure(**f) for way, f in ways.items()} for who, ways in figures.items()}
-    beside: Any = row.beside
-    row.beside = None if beside is None else _row(beside)
-    return row

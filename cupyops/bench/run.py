@@ -23,12 +23,13 @@ from . import host, measure, timing
 from .case import Case
 from .results import Results, Row
 
+Keep = Callable[[Results], None]
 KEPT_EVERY = 10.0  # seconds between two writings of what has been measured
 
 
-def run(cases: Sequence[Case], against: Sequence[str], with_host: bool = False, keep: Path | None = None) -> Results:
-    """Measure; an interrupt (Ctrl-C, or SIGTERM) keeps what has been measured until then, and `keep`, a file of JSON, has it
-    whatever ends the process.
+def run(cases: Sequence[Case], against: Sequence[str], with_host: bool = False, keep: Keep | None = None) -> Results:
+    """Measure; an interrupt (Ctrl-C, or SIGTERM) keeps what has been measured until then, and `keep` is given
+    it every few seconds, whatever ends the process.
 
     Raises:
         InputError: there is no GPU.
@@ -49,7 +50,7 @@ def run(cases: Sequence[Case], against: Sequence[str], with_host: bool = False, 
                     print(f"{done + 1}/{len(cases)} {case}", file=sys.stderr, flush=True)
                 results.rows.append(_row(case, against, clock))
                 if keep is not None and time.monotonic() - written > KEPT_EVERY:
-                    results.write(keep)
+                    keep(results)
                     written = time.monotonic()
                 gc.collect()
                 torch.cuda.empty_cache()

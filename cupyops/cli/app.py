@@ -159,6 +159,51 @@ def check(
 
 
 @app.command()
+def explain(
+    operator: Annotated[
+        str, typer.Argument(metavar="OP", help="layer_norm, or one of your own: mylib.ops:my_op, my_op.py:my_op.")
+    ],
+    shape: Annotated[
+        list[str] | None, typer.Option(help="A tensor: 32768x4095. Once for each; what else it takes is supplied.")
+    ] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The arguments behind those tensors, as of check: 1, none, (2,3), empty(8,64):float16, dim=1."
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the tensors.")] = "float32",
+    strides: Annotated[
+        list[str] | None, typer.Option(help="Of the first tensor, the second ...: 1x4096. By default contiguous.")
+    ] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option("--arch", "--card", help="sm_80, A100, H200 ...: by default this machine's GPU, else an H100."),
+    ] = None,
+    gradient: Annotated[bool, typer.Option("--backward/--no-backward", help="The backward too.")] = True,
+    compile: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile the kernels, for registers and occupancy.")
+    ] = True,
+    json: Annotated[Path | None, typer.Option(help="Write the same data to this file.")] = None,
+) -> None:
+    """Say which kernels a call launches, why these, with which grid, and what they use. Runs none; needs no GPU."""
+    from .explain import Request, run
+
+    request = Request(
+        operator=operator,
+        shapes=shape or (),
+        args=arg or (),
+        dtype=dtype,
+        strides=strides or (),
+        card=arch,
+        gradient=gradient,
+        compile=compile,
+        json=json,
+    )
+    raise typer.Exit(run(request))
+
+
+@app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
@@ -192,11 +237,11 @@ def bench(
     only: Annotated[str, typer.Option(help="A regular expression that operator, size and dtype are to match.")] = "",
     folder: Annotated[Path, typer.Option(help="Where the files bench_OP.py are.")] = Path("benchmarks"),
     html: Annotated[Path | None, typer.Option(help="Write a report with plots to this file.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write the plots into this folder.")] = None,
-    source: Annotated[
-        Path | None, typer.Option("--from", help="Measure nothing: the figures of this JSON file.")
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the figures to this file; those in it stay that moved by 3% or less.")
     ] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the plots into this folder.")] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="Measure nothing: the figures of this file.")] = None,
     compare: Annotated[
         Path | None, typer.Option(help="Fail where something takes 5% longer than in this file.")
     ] = None,
@@ -214,7 +259,7 @@ def bench(
         only=only,
         folder=folder,
         html=html,
-        json=json,
+        csv=csv,
         png=png,
         source=source,
         compare=compare,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,6 +189,11 @@ def _numbers(maker: str, inside: str) -> list[Any]:
         return [ast.literal_eval(part) for part in parts]
     except (SyntaxError, ValueError) as error:
         raise InputError(f"{maker}() takes numbers, not {inside!r}") from error
+
+
+def files(args: Iterable[str]) -> list[Path]:
+    """Those that the arguments are read from."""
+    return [Path(match.group(1)) for text in args if (match := _FILE.fullmatch(text)) is not None]
 
 
 def _file(text: str, element: str | None) -> tuple[np.ndarray, str]:

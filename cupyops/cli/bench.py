@@ -6,15 +6,18 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
+from ..bench import table
 from ..bench.case import Case, declared, files
 from ..bench.host import too_slow
 from ..bench.results import Results
 from ..errors import InputError
+from . import outputs
 from .figures import show
 from .words import complain
 
@@ -30,7 +33,7 @@ class Request:
     only: str = ""
     folder: Path = Path("benchmarks")
     html: Path | None = None
-    json: Path | None = None
+    csv: Path | None = None
     png: Path | None = None
     source: Path | None = None  # figures to draw, and none to measure
     compare: Path | None = None
@@ -51,9 +54,9 @@ def run(request: Request) -> int:
 
 def _run(request: Request, console: Console) -> int:
     _check(request)
-    old = None if request.compare is None else Results.read(request.compare)
+    old = None if request.compare is None else table.read(request.compare)
     if request.source is not None:
-        results = Results.read(request.source)
+        results = table.read(request.source)
     else:
         cases = declared(files(request.names, request.folder), request.only)
         if not cases and not request.host:
@@ -87,11 +90,24 @@ def _check(request: Request) -> None:
         raise InputError('--html and --png need matplotlib: pip install "cupyops[bench]"')
     if request.source is not None and (request.names or request.host or request.dry_run):
         raise InputError("--from measures nothing: it goes with no operators, no --host and no --dry-run")
+    read = [] if request.source is not None else files(request.names, request.folder)
+    outputs.files(
+        {"--csv": request.csv, "--html": request.html},
+        [request.compare, request.source, *read],
+        folders_are_made=True,
+    )
+    if request.png is not None:
+        outputs.folder("--png", request.png)
 
 
 def _measure(request: Request, cases: list[Case], console: Console) -> Results:
-    from ..bench.run import in_processes
+    from ..bench.run import in_processes, machine
     from ..bench.run import run as measure
+
+    path = request.csv
+    old = table.read(path) if path is not None and path.exists() else None
+    if old is not None and torch.cuda.is_available() and (gpu := old.machine.get("gpu")) != machine()["gpu"]:
+        raise InputError(f"{path} has figures of {gpu}; give --csv another file, or remove this one")
 
     if request.jobs and torch.cuda.is_available():
         command = [sys.executable, "-m", "cupyops", "bench", *request.names, "--folder", str(request.folder)]
@@ -100,7 +116,14 @@ def _measure(request: Request, cases: list[Case], console: Console) -> Results:
             failures = in_processes(command, request.jobs)
         for failure in failures:
             console.print(failure, style="yellow", markup=False, soft_wrap=True)
-    return measure(cases, request.against, request.host, request.json)
+    results = measure(cases, request.against, request.host, None if path is None else partial(_keep, path, old))
+    if path is not None:
+        _keep(path, old, results)
+    return results
+
+
+def _keep(path: Path, old: Results | None, results: Results) -> None:
+    table.write(results if old is None else results.onto(old), path)
 
 
 def _compile_part(part: str, cases: list[Case], against: Sequence[str]) -> int:
@@ -130,8 +153,8 @@ def _dry_run(cases: list[Case], console: Console) -> int:
 def _write(results: Results, request: Request) -> None:
     from ..bench import charts, report
 
-    if request.json is not None:
-        results.write(request.json)
+    if request.csv is not None and request.source is not None:
+        table.write(results, request.csv)
     if request.html is not None:
         report.page(results, request.html)
     if request.png is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .._kernel.kernel import kernels
 from ..errors import CupyopsError, InputError
 from ..testing import Report, check, hazards
 from ..testing.hazard import family_of
 from ..testing.report import FAIL, NOT_APPLICABLE, PASS
-from ..testing.subject import operator_of, subject
-from . import sample, words
+from ..testing.target import operator_of, target
+from . import outputs, sample, words
 
 _LEAST = 24  # columns that a reason gets, however narrow the terminal
 _STYLES = {FAIL: "bold red", PASS: "green", NOT_APPLICABLE: "dim"}
@@ -42,6 +45,7 @@ class Request:
 def run(request: Request) -> int:
     """The command; returns its exit code: 0, 1 where a hazard fails or none could be tried, 2 for bad arguments."""
     try:
+        outputs.files({"--json": request.json, "--junit": request.junit}, _read(request))
         report = _report(request)
         show(Console(), report, every=request.verbose or bool(request.only))
         if request.json is not None:
@@ -54,6 +58,20 @@ def run(request: Request) -> int:
     return 0 if report.passed else 1
 
 
+def _read(request: Request) -> Iterator[Path]:
+    """The files of the modules that are imported for the check, and of their kernels."""
+    for named in (request.operator, request.reference):
+        if named is not None:
+            sample.load(named)
+    for module in list(sys.modules.values()):
+        if isinstance(file := getattr(module, "__file__", None), str):
+            yield Path(file)
+    for one in kernels():
+        if not one.is_text:
+            with suppress(CupyopsError):  # of a file that is not there
+                yield from one.source.stamps
+
+
 def _report(request: Request) -> Report:
     function = sample.load(request.operator)
     reference = None if request.reference is None else sample.load(request.reference)
@@ -61,7 +79,7 @@ def _report(request: Request) -> Report:
         raise InputError(
             f"{request.operator!r} is no operator of cupyops: give --reference MODULE:NAME, the same in plain PyTorch"
         )
-    call = sample.call(subject(function, reference), request.args, request.seed)
+    call = sample.call(target(function, reference), request.args, request.seed)
     return check(
         function,
         call.args,

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .._kernel import kernel
-from .._kernel.compile import architecture, cache, compiler
+from .._kernel.compile import architecture, cache, compiler, trust
 from ..errors import CupyopsError, InputError
 from . import jobs as ahead
-from . import words
+from . import outputs, words
 from .modules import load
 
 _LIBRARY = ("cupyops", "cupyops.nn", "cupyops.optim")  # importing these makes every built-in kernel
@@ -26,7 +26,7 @@ def run(modules: list[str], archs: list[str] | None, out: Path | None, processes
     console = Console()
     try:
         if out is not None:
-            words.folder("--out", out)
+            outputs.folder("--out", out)
         chosen = _archs(archs)
         kernels = _kernels(modules)
         planned = ahead.plan(kernels, chosen)
@@ -58,7 +58,10 @@ def run(modules: list[str], archs: list[str] | None, out: Path | None, processes
         use = (
             "Launches look here unasked, beside the .cu file" if beside else f"To use them: CUPYOPS_CUBIN_PATH={folder}"
         )
-        console.print(use, highlight=False, soft_wrap=True)
+        owner = planned[0].source.path if planned and beside else None
+        if why := trust.objection(folder, trust.owners(owner)):
+            use = f"Launches will not use them, since others can write there: {why.found}\n{why.remedy}"
+        console.print(use, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -96,7 +99,7 @@ def _kernels(modules: list[str]) -> list[kernel.Kernel]:
 
 def _folder(out: Path | None) -> Path:
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(mode=0o755, parents=True, exist_ok=True)  # where others can write, launches do not look
         return out.resolve()
     folder = cache.folder()
     if folder is None:

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from ..errors import InputError
-from . import words
+from . import outputs, words
 
 # For each kind, the function once more, in other words than the reference's: what the test compares with.
 KINDS = {
@@ -35,7 +35,7 @@ def run(name: str, kind: str, package: bool, folder: Path) -> int:
     """The command; returns its exit code: 0, or 2 for bad arguments."""
     try:
         _check(name, kind)
-        root = words.folder("--dir", folder / name if package else folder)
+        root = outputs.folder("--dir", folder / name if package else folder)
         files = {root / path: text for path, text in _files(name, kind, package).items()}
         _write(files)
     except (InputError, OSError) as error:

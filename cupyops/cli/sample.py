@@ -14,7 +14,7 @@ from torch import Tensor
 from .._operator.operator import Operator
 from ..errors import InputError
 from ..testing import Call
-from ..testing.subject import Subject
+from ..testing.target import Target
 from . import modules
 from .words import near
 
@@ -36,6 +36,7 @@ _MAKERS: dict[str, _Make] = {
     "ones": lambda n, source: torch.ones(n),
     "full": lambda n, source: torch.full(n[:-1], n[-1]),
     "arange": lambda n, source: torch.arange(*n),
+    "empty": lambda n, source: torch.empty(n),
 }
 
 
@@ -55,11 +56,14 @@ def load(path: str) -> Any:
     return found
 
 
-def call(of: Subject, args: Sequence[str], seed: int) -> Call:
+def call(of: Target, args: Sequence[str], seed: int) -> Call:
     """The call of these words, `name=` before a keyword argument; without words, one that the reference takes."""
     source = torch.Generator().manual_seed(seed)
-    if not args:
-        return _usual(of, source)
+    return _usual(of, source) if not args else parsed(args, source)
+
+
+def parsed(args: Sequence[str], source: torch.Generator) -> Call:
+    """The call of these words, with random numbers from `source`."""
     values, keywords = [], {}
     for text in args:
         match = re.fullmatch(r"([A-Za-z_]\w*)=(.*)", text, re.DOTALL)
@@ -100,7 +104,7 @@ def _tensor(word: str, match: re.Match[str], source: torch.Generator) -> Tensor:
     return made.requires_grad_(made.is_floating_point())
 
 
-def _usual(of: Subject, source: torch.Generator) -> Call:
+def _usual(of: Target, source: torch.Generator) -> Call:
     for shape in _USUAL:
         for candidate in _candidates(of, shape, source):
             if _taken(of, candidate):
@@ -108,7 +112,7 @@ def _usual(of: Subject, source: torch.Generator) -> Call:
     raise InputError(f"{of.name} takes none of the usual calls: give its arguments with --arg, each one of: {FORMS}")
 
 
-def _taken(of: Subject, candidate: Call) -> bool:
+def _taken(of: Target, candidate: Call) -> bool:
     """Whether the reference takes the call, without a warning."""
     try:
         with warnings.catch_warnings():
@@ -119,7 +123,7 @@ def _taken(of: Subject, candidate: Call) -> bool:
     return True
 
 
-def _candidates(of: Subject, shape: tuple[int, ...], source: torch.Generator) -> Iterator[Call]:
+def _candidates(of: Target, shape: tuple[int, ...], source: torch.Generator) -> Iterator[Call]:
     """Calls with every required tensor of this shape; and with the first alone, the others as its last dimension."""
     operator = of.operator
     count = len(operator.definition.required) if isinstance(operator, Operator) else 1

@@ -15,11 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .._kernel.compile import compiler, cubin, source
 from .._kernel.compile.binary import Binary
+from .._kernel.kernel import kernels
 from .._kernel.launch import signature
 from .._kernel.launch.configuration import Configuration
 from ..errors import CompileError, CupyopsError, InputError, MissingDependencyError
 from ..simulator import MAX_STEPS, Allocation, Pointer, Program, SimulatorError
-from . import arguments, instance, page, terminal, words
+from . import arguments, instance, outputs, page, terminal, words
 from .arguments import Array
 from .occupancy import occupancy
 from .report import Launch, array_facts, fault_of, line_facts
@@ -86,6 +87,7 @@ def run(request: Request) -> int:
 def _prepare(request: Request) -> Prepared:
     """Compile the kernel and make its arguments. Raises `CupyopsError`."""
     text = source.load(Path(request.file))
+    outputs.files({"--html": request.html, "--json": request.json}, [*text.stamps, *arguments.files(request.args)])
     chosen = instance.choose(text, request.file, request.kernel, request.template)
     grid, block = _extents("--grid", request.grid), _extents("--block", request.block)
     if grid is not None and block is not None:
@@ -118,10 +120,20 @@ def _prepare(request: Request) -> Prepared:
 
 def _built(text: source.Source, chosen: instance.Instance, request: Request) -> Binary:
     """The kernel compiled. Raises `CompileError`, which names the types that there are where the one asked for is none."""
+    options = (*_defined(text, request.options), *request.options)
     try:
-        return compiler.build(text, chosen.expression, request.arch, tuple(request.options))
+        return compiler.build(text, chosen.expression, request.arch, options)
     except CompileError as error:
         raise CompileError(f"{error}{instance.types_known(chosen, str(error))}") from error
+
+
+def _defined(text: source.Source, given: Sequence[str]) -> tuple[str, ...]:
+    """The constants that the Kernels of this file define; one that the command line gives itself is left to it."""
+    named = {option.partition("=")[0] for option in given}
+    path = text.path
+    alike = [one for one in kernels() if path is not None and one.file == path.name and one.source.path == path]
+    options = dict.fromkeys(option for one in alike for option in one.options if option.startswith("-D"))
+    return tuple(option for option in options if option.partition("=")[0] not in named)
 
 
 def _values(request: Request, chosen: instance.Instance, takes: Sequence[signature.Argument]) -> list[Any]:

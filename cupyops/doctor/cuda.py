@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .finding import INSTALL, Finding, absent, fault, ok, warning
+from .finding import Finding, absent, fault, ok, warning
 from .machine import Machine
-from .software import install_for
+from .software import cupy_major, cupys, install_for, reinstall, upgrade_nvrtc
 
 _LEAST = (7, 5)  # compute capability: Turing
+# what CuPy, which makes a cache folder when it is imported, says where it cannot
+_NO_ROOM = re.compile(r"CUPY_CACHE_DIR|PermissionError|NotADirectoryError|Read-only file system")
 _FREE = 1 << 28  # bytes of GPU memory without which little runs
 # What cuInit says where a driver is installed and does not work.
 _INIT = {
@@ -29,14 +31,17 @@ def imports(machine: Machine) -> Iterator[Finding]:
             yield _unseen(machine, order, name) or ok(name, "both are there")
         elif "No module named 'cupy'" in trouble:
             yield absent(name, "CuPy is not installed")
-        elif "CUPY_CACHE_DIR" in trouble or "PermissionError" in trouble:
-            yield fault(name, trouble, 'export CUPY_CACHE_DIR="$HOME/cupy-cache"')
+        elif _NO_ROOM.search(trouble):
+            # not in the home, which is what cannot be written; and a new one, since CuPy trusts what it finds there
+            yield fault(name, trouble, 'export CUPY_CACHE_DIR="$(mktemp -d)"')
         else:
-            yield fault(name, trouble, f"pip uninstall -y {_cupys(machine)} && {install_for(machine)}")
+            yield fault(name, trouble, _anew(machine))
 
 
-def _cupys(machine: Machine) -> str:
-    return " ".join(sorted(name for name in machine.packages if name.startswith("cupy-") or name == "cupy"))
+def _anew(machine: Machine, major: int | None = None) -> str:
+    """The command that removes CuPy and installs it again."""
+    found, install = cupys(machine), install_for(machine, major)
+    return install if len(found) != 1 else f"pip uninstall -y {found[0]} && {install}"
 
 
 def _unseen(machine: Machine, stage: str, name: str) -> Finding | None:
@@ -50,10 +55,10 @@ def nvrtc(machine: Machine) -> Iterator[Finding]:
     """That it loads, and its version."""
     facts = machine.seen.get("nvrtc", {})
     if "error" in facts:
-        missing = not _cupys(machine)
+        missing = not cupys(machine)
         how = absent if missing and not machine.gpus else fault
-        remedy = install_for(machine)
-        yield how("NVRTC", facts["error"], remedy if missing else f"{remedy} --force-reinstall")
+        major = cupy_major(machine)
+        yield how("NVRTC", facts["error"], install_for(machine) if major is None else reinstall(machine, major))
     elif facts:
         first, last = facts["archs"][0], facts["archs"][-1]
         yield ok("NVRTC", f"{'.'.join(map(str, facts['version']))}, for {first} to {last}")
@@ -75,7 +80,7 @@ def headers(machine: Machine) -> Iterator[Finding]:
         headers, minor = divmod(facts["version"], 1000)
         found = f"{headers}.{minor // 10} in {facts['folder']}"
         if (headers, minor // 10) > tuple(machine.seen["nvrtc"]["version"]):
-            yield warning("CUDA headers", f"{found}: newer than NVRTC", f"{INSTALL.format(major=major)} --upgrade")
+            yield warning("CUDA headers", f"{found}: newer than NVRTC", upgrade_nvrtc(machine, major))
         else:
             yield ok("CUDA headers", found)
 
@@ -89,7 +94,7 @@ def compiling(machine: Machine) -> Iterator[Finding]:
         found = facts["error"]
         if "builtins" in found:
             found = f"NVRTC's builtins (libnvrtc-builtins) are not found, or of another version\n{found}"
-        yield fault("compile a kernel", found, f"{INSTALL.format(major=machine.nvrtc_major)} --force-reinstall")
+        yield fault("compile a kernel", found, reinstall(machine, machine.nvrtc_major))
     elif (row := _unseen(machine, "compile", "compile a kernel")) is not None:
         yield row
     else:
@@ -115,7 +120,7 @@ def driver(machine: Machine) -> Iterator[Finding]:
         yield fault("driver", f"it does not work: {reason}", remedy)
     elif major is not None and machine.nvrtc_major is not None and machine.nvrtc_major > major:
         found = f"it serves CUDA {major} at most; NVRTC is of CUDA {machine.nvrtc_major}"
-        older = f"pip uninstall -y {_cupys(machine)} && {INSTALL.format(major=major)}"
+        older = _anew(machine, major)
         yield fault("driver", found, older if major >= 12 else "update the GPU's driver")
     else:
         yield ok("driver", f"for CUDA {facts['cuda'] // 1000}.{facts['cuda'] % 1000 // 10} and before")
@@ -139,7 +144,7 @@ def gpus(machine: Machine) -> Iterator[Finding]:
         if (major, minor) < _LEAST:
             yield fault(name, f"{found}; 7.5 or later is needed", _without_old(machine))
         elif archs and f"sm_{major}{minor}" not in archs:
-            newer = f"{INSTALL.format(major=machine.nvrtc_major)} --upgrade"
+            newer = upgrade_nvrtc(machine, machine.nvrtc_major or 12)
             yield fault(name, f"{found}; this NVRTC does not compile for sm_{major}{minor}", newer)
         elif gpu["free"] < _FREE:
             yield warning(name, found, "end other programs on this GPU; nvidia-smi lists them")

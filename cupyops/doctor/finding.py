@@ -9,9 +9,6 @@ WARNING = "warning"  # it works, but not as it could
 FAULT = "fault"
 ABSENT = "not here"  # and nothing is wrong with that
 
-# How the one extra with CuPy, NVRTC and the CUDA headers is installed, by CUDA major.
-INSTALL = 'pip install "cupyops[cuda{major}x]"'
-
 
 @dataclass(frozen=True)
 class Finding:

@@ -146,4 +146,20 @@ def _child(words: tuple[str, ...], limit: float) -> tuple[str, str | None]:
         return done.stdout, None
     if done.returncode < 0:
         return done.stdout, f"it crashed: killed by signal {-done.returncode}"
-    return done.stdout, "\n".join(done.stderr.strip().splitlines()[-_LAST:]) or f"exit status {done.returncode}"
+    return done.stdout, _told(done.stderr) or f"exit status {done.returncode}"
+
+
+_CHAIN = "The above exception was the direct cause of the following exception:"
+
+
+def _told(stderr: str) -> str:
+    """What a child's last words come to: first what was the matter, then where.
+
+    Of a traceback the exception is the matter, of a chain of them the one that caused the others.
+    """
+    lines = stderr.partition(_CHAIN)[0].strip().splitlines()
+    begin = max((i for i, line in enumerate(lines) if line.startswith("Traceback (")), default=None)
+    if begin is None:
+        return "\n".join(lines[-_LAST:])
+    end = next((i for i, line in enumerate(lines) if i > begin and line[:1].strip()), len(lines))
+    return "\n".join([*lines[end : end + _LAST], *lines[max(begin, end - _LAST) : end]])

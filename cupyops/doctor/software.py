@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from .finding import INSTALL, Finding, absent, fault, ok, warning
+from .finding import Finding, absent, fault, ok, warning
 from .machine import Machine
 
 _PYTHON = (3, 11)
@@ -47,7 +47,7 @@ def pytorch(machine: Machine) -> Iterator[Finding]:
 
 def cupy(machine: Machine) -> Iterator[Finding]:
     """One CuPy, of a CUDA that is served, and new enough."""
-    wheels = sorted(name for name in machine.packages if _CUPY.fullmatch(name))
+    wheels = cupys(machine)
     install = install_for(machine)
     if not wheels:
         missing = "not installed: kernels can be neither compiled nor run"
@@ -56,8 +56,7 @@ def cupy(machine: Machine) -> Iterator[Finding]:
     listed = ", ".join(f"{name} {machine.packages[name]}" for name in wheels)
     served = {r.name: r for texts in machine.requirements.values() for r in map(Requirement, texts)}
     if len(wheels) > 1:
-        remedy = f"pip uninstall -y {' '.join(wheels)} && {install}"
-        yield fault("CuPy", f"{listed}: they overwrite each other's files", remedy)
+        yield fault("CuPy", f"{listed}: they overwrite each other's files", install)
     elif wheels == ["cupy"]:
         yield ok("CuPy", f"{listed}, built here from source")
     elif served and wheels[0] not in served:
@@ -70,11 +69,52 @@ def cupy(machine: Machine) -> Iterator[Finding]:
         yield ok("CuPy", listed)
 
 
-def install_for(machine: Machine) -> str:
-    """The command for the extra of the CUDA that the driver, else PyTorch, else CuPy is of."""
-    known = [machine.driver_major or 0, _torch_major(machine), *sorted(_cupy_majors(machine))]
-    major = next((number for number in known if number), 12)
-    return INSTALL.format(major=min(max(major, 12), 13))
+def cupys(machine: Machine) -> list[str]:
+    """The names of what is installed of CuPy: one at most, if all is well."""
+    return sorted(name for name in machine.packages if _CUPY.fullmatch(name))
+
+
+def install_for(machine: Machine, major: int | None = None) -> str:
+    """The command for the extra with CuPy, NVRTC and the headers of a CUDA major version.
+
+    By default of the one that the driver, else PyTorch, else CuPy is of. Where there are several CuPys it is always the same
+    command, which leaves that one of them.
+    """
+    several = len(cupys(machine)) > 1
+    if major is None or several:
+        known = [machine.driver_major or 0, _torch_major(machine), *sorted(_cupy_majors(machine))]
+        major = min(max(next((number for number in known if number), 12), 12), 13)
+    command = f'pip install "cupyops[cuda{major}x]"'
+    return f"pip uninstall -y {' '.join(cupys(machine))} && {command}" if several else command
+
+
+def reinstall(machine: Machine, major: int) -> str:
+    """The command for NVRTC and the headers of a CUDA major version that are installed and do not work.
+
+    They alone, in the versions that are there: pip is not to bring all that they and this package depend on, PyTorch above
+    all, anew.
+    """
+    wheels = _wheels(machine).get(major, {})
+    if len(cupys(machine)) > 1 or not any("nvrtc" in name for name in wheels):
+        return install_for(machine, major)
+    return "pip install --force-reinstall --no-deps " + " ".join(f"{name}=={at}" for name, at in wheels.items())
+
+
+def upgrade_nvrtc(machine: Machine, major: int) -> str:
+    """The command for the newest NVRTC of a CUDA major version; to upgrade the extra would leave the one that is there."""
+    if len(cupys(machine)) > 1:
+        return install_for(machine, major)
+    return "pip install --upgrade " + ("nvidia-cuda-nvrtc-cu12" if major == 12 else f'"nvidia-cuda-nvrtc=={major}.*"')
+
+
+def _wheels(machine: Machine) -> dict[int, dict[str, str]]:
+    """NVIDIA's wheels of NVRTC and the headers: CUDA major version -> name -> version."""
+    found: dict[int, dict[str, str]] = {}
+    for name, version in sorted(machine.packages.items()):
+        match = _NVIDIA.fullmatch(name)
+        if match is not None and match.group(1) in ("cuda-nvrtc", "cuda-runtime"):
+            found.setdefault(int(match.group(2) or version.partition(".")[0]), {})[name] = version
+    return found
 
 
 def _cupy_majors(machine: Machine) -> set[int]:
@@ -82,13 +122,14 @@ def _cupy_majors(machine: Machine) -> set[int]:
     return {int(match.group(2)) for match in matches if match is not None and match.group(2)}
 
 
+def cupy_major(machine: Machine) -> int | None:
+    """The CUDA major version of CuPy, and so of the NVRTC that it loads; None where that is not known, as of a build."""
+    return min(_cupy_majors(machine), default=None)
+
+
 def nvidia(machine: Machine) -> Iterator[Finding]:
     """NVIDIA's wheels: NVRTC and the headers of CuPy's CUDA; others are there for PyTorch, or for nobody."""
-    by_major: dict[int, dict[str, str]] = {}
-    for name, version in sorted(machine.packages.items()):
-        match = _NVIDIA.fullmatch(name)
-        if match is not None and match.group(1) in ("cuda-nvrtc", "cuda-runtime"):
-            by_major.setdefault(int(match.group(2) or version.partition(".")[0]), {})[name] = version
+    by_major = _wheels(machine)
     if not by_major:
         yield absent("NVIDIA wheels", "neither cuda-nvrtc nor cuda-runtime; a CUDA toolkit may have both")
         return
@@ -96,15 +137,15 @@ def nvidia(machine: Machine) -> Iterator[Finding]:
         f"CUDA {major}: " + ", ".join(f"{name} {version}" for name, version in wheels.items())
         for major, wheels in sorted(by_major.items())
     )
-    cupys = _cupy_majors(machine)
-    left = sorted(name for major in set(by_major) - cupys - {_torch_major(machine)} for name in by_major[major])
-    lacking = [major for major in sorted(cupys) if len(by_major.get(major, {})) < 2]
+    asking = _cupy_majors(machine)
+    left = sorted(name for major in set(by_major) - asking - {_torch_major(machine)} for name in by_major[major])
+    lacking = [major for major in sorted(asking) if len(by_major.get(major, {})) < 2]
     if lacking:  # a CUDA toolkit may have what the wheels do not
         works = machine.nvrtc_major == lacking[0] and "error" not in machine.seen.get("headers", {})
         reason = f"CuPy, for CUDA {lacking[0]}, asks for cuda-nvrtc and cuda-runtime of that version"
         judge = warning if works else fault
-        yield judge("NVIDIA wheels", f"{listed}; {reason}", INSTALL.format(major=lacking[0]))
-    elif left and cupys:
+        yield judge("NVIDIA wheels", f"{listed}; {reason}", install_for(machine, lacking[0]))
+    elif left and asking:
         reason = "neither CuPy nor PyTorch uses " + ", ".join(left)
         yield warning("NVIDIA wheels", f"{listed}; {reason}", f"pip uninstall -y {' '.join(left)}")
     else:

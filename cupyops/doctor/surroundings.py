@@ -6,7 +6,9 @@ import difflib
 import os
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
+from .._kernel.compile import trust
 from .finding import Finding, absent, fault, ok, warning
 from .machine import Facts, Machine
 
@@ -18,7 +20,8 @@ SETTINGS = {
     "CUPYOPS_RELOAD": "an edited .cu file is compiled again in the running process, or is not",
     "CUPYOPS_SIMULATE": "kernels run on the CPU, in the simulator",
 }
-_ANOTHER = 'export CUPYOPS_CACHE_DIR="$HOME/cupyops-cache"'
+# not in the home: that cannot be written, or somebody else has made the cache in it
+_ANOTHER = 'export CUPYOPS_CACHE_DIR="/var/tmp/cupyops-$(id -u)"'
 _FREE = 1 << 28  # bytes: about what all built-in kernels take
 
 
@@ -33,7 +36,10 @@ def cache(machine: Machine) -> Iterator[Finding]:
         found = "there is none, each process compiles anew: platformdirs is missing, or the user has no home"
         yield warning(name, found, "pip install platformdirs")
     elif facts["folder"] is None:
-        yield _refused(name, facts)
+        yield fault(name, *_refused(facts))
+    elif not Path(facts["folder"]).is_relative_to(facts["root"]):
+        found, remedy = _refused(facts)
+        yield warning(name, f"{found}; kernels are kept in {facts['folder']}, for as long as that is there", remedy)
     else:
         room = f"{facts['free'] / 2**30:.1f} GiB free"
         found = f"{facts['folder']}: {facts['entries']:,} kernels, {facts['bytes'] / 2**20:.1f} MiB; {room}"
@@ -43,19 +49,18 @@ def cache(machine: Machine) -> Iterator[Finding]:
             yield ok(name, found)
 
 
-def _refused(name: str, facts: Facts) -> Finding:
-    """Why the folder is not used: another user could have put a kernel there, or nothing can be written."""
+def _refused(facts: Facts) -> tuple[str, str]:
+    """Why the folder is not used, and the remedy: another user could have put a kernel there, or nothing can be written."""
     folder = shlex.quote(facts["nearest"])
     if not facts["is_folder"] or facts["is_link"] and facts["nearest"] == facts["root"]:
-        return fault(name, f"{folder} is no folder", _ANOTHER)
+        return f"{folder} is no folder", _ANOTHER
     if facts["nearest"] == facts["root"] and facts["owner"] != facts["user"]:
-        found = f"{folder} belongs to user {facts['owner']}, not to you"
-        return fault(name, found, _ANOTHER)
+        return f"{folder} belongs to user {facts['owner']}, not to you", _ANOTHER
     if not facts["writable"]:
-        return fault(name, f"{folder} cannot be written", f"chmod u+wx {folder}")
+        return f"{folder} cannot be written", _ANOTHER
     if facts["mode"] & 0o022:
-        return fault(name, f"{folder} can be written by others ({facts['mode']:o})", f"chmod go-w {folder}")
-    return fault(name, f"{facts['root']} cannot be used", _ANOTHER)
+        return f"{folder} can be written by others ({facts['mode']:o})", f"chmod go-w {folder}"
+    return f"{facts['root']} cannot be used", _ANOTHER
 
 
 def settings(machine: Machine) -> Iterator[Finding]:
@@ -73,11 +78,20 @@ def settings(machine: Machine) -> Iterator[Finding]:
 
 
 def _setting(name: str, value: str) -> Iterator[Finding]:
-    missing = []
-    if name == "CUPYOPS_CUBIN_PATH":
-        missing = [folder for folder in value.split(os.pathsep) if folder and not os.path.isdir(folder)]
+    folders = [folder for folder in value.split(os.pathsep) if folder] if name == "CUPYOPS_CUBIN_PATH" else []
+    missing = [folder for folder in folders if not os.path.isdir(folder)]
+    distrusted = [why for folder in folders if folder not in missing and (why := _objection(folder)) is not None]
+    for why in distrusted:
+        yield warning(name, f"kernels are not taken from there, since others can write: {why.found}", why.remedy)
     if missing:
         build = f"python -m cupyops compile --out {shlex.quote(missing[0])}"
         yield warning(name, f"{value!r}: there is no folder {missing[0]}", build)
-    else:
+    elif not distrusted:
         yield ok(name, f"{value!r}: {SETTINGS[name]}")
+
+
+def _objection(folder: str) -> trust.Objection | None:
+    try:
+        return trust.objection(Path(folder), trust.owners())
+    except OSError as error:
+        return trust.Objection(f"{folder}: {error.strerror}", "unset CUPYOPS_CUBIN_PATH")

@@ -175,7 +175,7 @@ def _stage(name: str, work: Callable[[], Facts]) -> Facts:
     try:
         facts = work()
     except Exception as error:  # whatever a broken library raises is what was found
-        facts = {"error": f"{type(error).__name__}: {error}"}
+        facts = {"error": f"{type(error).__name__}: {str(error).strip()}"}
     _tell({"stage": name} | facts)
     return facts
 

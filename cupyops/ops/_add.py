@@ -9,22 +9,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._dispatch import spread, totals
-from .._dispatch.broadcast import BLOCK, arrange, broadcast_shape, empty_output
-from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._dispatch import sum_var
+from .._dispatch.broadcast import Flat, Strided, broadcast_shape, empty_output, fill
+from .._dispatch.broadcast_params import FORM, PerChannel, PerChannelUnaligned, PerColumn
+from .._dispatch.elementwise import UP_TO_FLOAT32, by_vectors
+from .._dispatch.forms import Forms
+from .._kernel.kernel import FLOATING, Kernel
 from .._operator.operator import operator
 from .._util import arguments, tracing
 from .._util.strides import alike, is_dry
 from ..errors import InputError
 
-BOTH = (False, True)
-add_fwd = Kernel("add.cu", "add_fwd<T>", T=FLOATING)
-add_fwd_broadcast = Kernel("add.cu", "add_fwd_broadcast<T>", T=FLOATING)
-add_scalar_fwd = Kernel("add.cu", "add_scalar_fwd<T>", T=FLOATING)
-add_fwd_spread = Kernel("add.cu", "add_fwd_spread<T, OTHER, FORM>", T=FLOATING, OTHER=BOTH, FORM=spread.FORMS)
-add_bwd_other = Kernel("add.cu", "add_bwd_other<T>", T=FLOATING)
+add_fwd_flat = Kernel("add.cu", "add_fwd_flat<T>", T=UP_TO_FLOAT32)
+add_fwd_params = Kernel("add.cu", "add_fwd_params<T, FORM>", T=UP_TO_FLOAT32, FORM=FORM)
+add_fwd_strided = Kernel("add.cu", "add_fwd_strided<T>", T=FLOATING)
+add_number = Kernel("add.cu", "add_number<T>", T=FLOATING)
 
-VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements per thread
+FORWARD = Forms(
+    "add",
+    "forward",
+    [
+        Flat(add_fwd_flat),
+        PerColumn(add_fwd_params),
+        PerChannel(add_fwd_params),
+        PerChannelUnaligned(add_fwd_params),
+        Strided(add_fwd_strided),
+    ],
+)
+BLOCK = 256  # of add_number
 NUMBERS = (int, float, complex, np.number, np.bool_, torch.SymInt, torch.SymFloat)
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -35,42 +47,33 @@ def _add(x: Tensor, other: Tensor, alpha: float, size: list[int] | None = None) 
 
 
 @_add.forward
-def _(x, other, alpha, size):
+def forward(x, other, alpha, size):
     other = other if size is None else other.expand(x.shape)
     y = empty_output(x, other)
-    n, dtype = y.numel(), y.dtype
-    if (x.is_contiguous() and other.is_contiguous()) or x.stride() == y.stride() == other.stride():
-        add_fwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](x, other, y, alpha, n, T=dtype)
-        return y, ()
-    for whole, part, swapped in ((x, other, False), (other, x, True)):
-        if (found := spread.plan(y, whole, part)) is not None:
-            given = (whole, part, y, found.spread, alpha, n)
-            add_fwd_spread[found.grid, BLOCK](*given, T=dtype, OTHER=swapped, FORM=found.form)
-            return y, ()
-    grid, layout, (x, other) = arrange(y, x, other)
-    add_fwd_broadcast[grid, BLOCK](x, other, y, layout, alpha, n, T=dtype)
+    if alpha == 1 and x.stride() != y.stride() == other.stride():
+        x, other = other, x  # the one that is broadcast is the second
+    fill(FORWARD, y, (x, other), alpha)
     return y, ()
 
 
 @_add.backward
-def _(saved, grad_y, alpha, size, needs_grad):
+def backward(saved, grad_y, alpha, size, needs_grad):
     if needs_grad.other and size is not None:
         return grad_y, _summed(grad_y, alpha, tuple(size))
     if not needs_grad.other or alpha == 1:
         return grad_y, grad_y
     grad_other = torch.empty_like(grad_y)
-    n, dtype = grad_y.numel(), grad_y.dtype
-    add_bwd_other[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](grad_y, grad_other, alpha, n, T=dtype)
+    add_number[by_vectors(grad_other, BLOCK)](grad_y, grad_other, alpha, -0.0, grad_y.numel(), T=grad_y.dtype)
     return grad_y, grad_other
 
 
 @_add.unsupported
-def _(x, other, alpha, size):
+def unsupported(x, other, alpha, size):
     return None if size is not None or x.shape == other.shape else "shapes differ"
 
 
 @_add.reference_backward
-def _(saved, grad_y, alpha, size):
+def reference_backward(saved, grad_y, alpha, size):
     return grad_y, (grad_y if size is None else grad_y.sum_to_size(size)) * alpha
 
 
@@ -80,23 +83,20 @@ def _add_scalar(x: Tensor, value: float) -> Tensor:
 
 
 @_add_scalar.forward
-def _(x, value):
+def forward_number(x, value):
     y, x = alike(x)
-    n, dtype = y.numel(), y.dtype
-    if dtype != torch.float64 and abs(value) > LARGEST:
+    if y.dtype != torch.float64 and abs(value) > LARGEST:
         value = math.copysign(math.inf, value)
-    add_scalar_fwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](x, y, value, n, T=dtype)
+    add_number[by_vectors(y, BLOCK)](x, y, 1.0, value, y.numel(), T=y.dtype)
     return y, ()
 
 
-@_add_scalar.backward
-def _(saved, grad_y):
+def backward_number(saved, grad_y):
     return grad_y
 
 
-@_add_scalar.reference_backward
-def _(saved, grad_y):
-    return grad_y
+_add_scalar.backward(backward_number)
+_add_scalar.reference_backward(backward_number)
 
 
 @_add.interface
@@ -145,7 +145,7 @@ def _summed(grad_y: Tensor, alpha: float, size: tuple[int, ...]) -> Tensor:
     if not is_dry(grad_y) and grad_y.numel() == 0:
         return grad_y.sum_to_size(size)
     dims = [dim for dim, kept in enumerate(size) if kept != grad_y.shape[dim]]
-    summed = totals.total(grad_y, dims, grad_y.dtype if alpha == 1 else totals.accumulator(grad_y))
+    summed = sum_var.total(grad_y, dims, grad_y.dtype if alpha == 1 else sum_var.accumulator(grad_y))
     return summed if alpha == 1 else (summed * alpha).to(grad_y.dtype)
 
 

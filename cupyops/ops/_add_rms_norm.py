@@ -8,47 +8,46 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._dispatch import norms
+from .._dispatch import norm, norm_arguments
+from .._dispatch.norm_forms import acc
 from .._operator.operator import operator
 from .._util import arguments
 
-_kernels = norms.kernels("add_rms_norm")
 
-
-@operator("cupyops::add_rms_norm", autocast=norms.RMS_AUTOCAST)
+@operator("cupyops::add_rms_norm", autocast=norm_arguments.RMS_AUTOCAST)
 def _add_rms_norm(
     x: Tensor, residual: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
     summed = (x + residual).contiguous()
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return norms.rms_in_steps(summed, normalized_shape, weight, eps), summed
+        return norm_arguments.rms_in_steps(summed, normalized_shape, weight, eps), summed
     return torch.nn.functional.rms_norm(summed, normalized_shape, weight, eps), summed
 
 
 @_add_rms_norm.unsupported
-def _(x, residual, normalized_shape, weight, eps):
-    return norms.mixed(x, weight)
+def why_not(x, residual, normalized_shape, weight, eps):
+    return norm_arguments.mixed(x, weight)
 
 
 @_add_rms_norm.forward
-def _(x, residual, normalized_shape, weight, eps):
-    rows, size = norms.split(x, normalized_shape)
-    x, residual, weight = norms.contiguous(x, residual, weight)
+def forward(x, residual, normalized_shape, weight, eps):
+    rows, size = norm_arguments.split(x, normalized_shape)
+    x, residual, weight = norm_arguments.contiguous(x, residual, weight)
     y, summed = torch.empty_like(x), torch.empty_like(x)
-    rstd = x.new_empty(rows, dtype=norms.acc(x.dtype))
-    rest = (weight, summed, y, rstd)
-    norms.forward(_kernels, (x, residual), rest, rows, size, norms.rms_eps(eps, x.dtype))
+    rstd = x.new_empty(rows, dtype=acc(x.dtype))
+    tensors = norm.Rows(x, residual, weight, summed=summed, y=y, rstd=rstd)
+    norm.forward(norm.ADD_RMS_NORM, tensors, rows, size, norm_arguments.rms_eps(eps, x.dtype))
     return (y, summed), (rstd,)
 
 
 @_add_rms_norm.backward
-def _(saved, grad_y, grad_summed, summed, normalized_shape, weight, needs_grad):
-    rows, size = norms.split(summed, normalized_shape)
-    grad_y, grad_summed, weight = norms.contiguous(grad_y, grad_summed, weight)
+def backward(saved, grad_y, grad_summed, summed, normalized_shape, weight, needs_grad):
+    rows, size = norm_arguments.split(summed, normalized_shape)
+    grad_y, grad_summed, weight = norm_arguments.contiguous(grad_y, grad_summed, weight)
     grad = torch.empty_like(summed) if needs_grad.x or needs_grad.residual else None
     grad_weight = torch.empty_like(weight) if needs_grad.weight else None
-    read = (grad_y, summed, weight, grad_summed)
-    norms.backward(_kernels, norms.Gradients(read, saved, grad, (grad_weight,)), rows, size)
+    tensors = norm.Gradients(grad_y, summed, weight, grad_summed, None, *saved, grad, grad_weight)
+    norm.backward(norm.ADD_RMS_NORM, tensors, rows, size)
     return grad if needs_grad.x else None, grad if needs_grad.residual else None, grad_weight
 
 
@@ -84,14 +83,14 @@ def add_rms_norm(
         >>> y, summed
         (tensor([0.5774, 1.1547, 1.1547]), tensor([1., 2., 2.]))
     """
-    shape, eps = norms.rms_checked(input, normalized_shape, weight, eps)
+    shape, eps = norm_arguments.rms_checked(input, normalized_shape, weight, eps)
     _check_residual(input, residual)
     return _add_rms_norm(input, residual, shape, weight, eps)
 
 
 @arguments.once
 def _check_residual(input: Tensor, residual: Tensor) -> None:
-    norms.floating("residual", residual)
+    norm_arguments.floating("residual", residual)
     if residual.shape != input.shape:
         arguments.fail("residual", residual, f"a tensor of shape {tuple(input.shape)}, that of input")
     arguments.same_device(input=input, residual=residual)

@@ -7,22 +7,38 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import totals
+from .._dispatch import reduction, reduction_backward, sum_var
+from .._dispatch.elementwise import UP_TO_FLOAT32
+from .._dispatch.forms import Forms
 from .._kernel.kernel import FLOATING, Kernel
 from .._operator.operator import operator
 from .._util import arguments
+from .._util.strides import is_dry
 
-amax_fwd = Kernel("amax.cu", "amax_fwd<T, FORM>", T=FLOATING, FORM=totals.FORM)
-amax_finish = Kernel("amax.cu", "amax_finish<T>", T=FLOATING)
-amax_small = Kernel("amax.cu", "amax_small<T>", T=FLOATING)
-amax_bwd_small = Kernel("amax.cu", "amax_bwd_small<T>", T=FLOATING)
-amax_bwd_short = Kernel("amax.cu", "amax_bwd_short<T>", T=FLOATING)
-amax_bwd_rows = Kernel("amax.cu", "amax_bwd_rows<T>", T=FLOATING)
-amax_bwd_columns = Kernel("amax.cu", "amax_bwd_columns<T>", T=FLOATING)
-amax_bwd = Kernel("amax.cu", "amax_bwd<T>", T=FLOATING)
-
-FURTHER = (amax_bwd_rows, amax_bwd_columns, amax_bwd)  # gradients of all but short rows
+DEFINE = {**reduction.DEFINE, **reduction_backward.DEFINE}
 STATE = 3  # numbers of a Top
+amax_fwd_thread_per_row = Kernel("amax.cu", "amax_fwd_thread_per_row<T>", define=DEFINE, T=UP_TO_FLOAT32)
+amax_fwd_fold = Kernel(
+    "amax.cu", "amax_fwd_fold<T, FORM>", define=DEFINE, T=FLOATING, FORM=reduction.FORM, where=sum_var.served
+)
+amax_fwd_finalize = Kernel("amax.cu", "amax_fwd_finalize<T>", define=DEFINE, T=FLOATING)
+amax_bwd_masked_rows = Kernel("amax.cu", "amax_bwd_masked_rows<T>", define=DEFINE, T=UP_TO_FLOAT32)
+amax_bwd_rows = Kernel("amax.cu", "amax_bwd_rows<T>", define=DEFINE, T=UP_TO_FLOAT32)
+amax_bwd_columns = Kernel("amax.cu", "amax_bwd_columns<T>", define=DEFINE, T=UP_TO_FLOAT32)
+amax_bwd_strided = Kernel("amax.cu", "amax_bwd_strided<T>", define=DEFINE, T=FLOATING)
+
+ROWS = reduction.ThreadPerRow(amax_fwd_thread_per_row, reads_vectors=True)  # which leaves masks, and the others ties
+FORWARD = Forms("amax", "forward", [ROWS, *reduction.fold_forms(amax_fwd_fold, sum_var.STATE_LOADS)])
+BACKWARD = Forms(
+    "amax",
+    "backward",
+    [
+        reduction_backward.MaskedRows(amax_bwd_masked_rows),
+        reduction_backward.Rows(amax_bwd_rows),
+        reduction_backward.Columns(amax_bwd_columns),
+        reduction_backward.Strided(amax_bwd_strided),
+    ],
+)
 
 
 @operator("cupyops::amax")
@@ -31,23 +47,23 @@ def _amax(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
 
 
 @_amax.forward
-def _(x, dim, keepdim):
-    y, strides = totals.room(x, dim, keepdim, x.dtype)
-    accumulator = totals.accumulator(x)
-    words = torch.int64 if accumulator is torch.float64 else torch.int32  # of small rows masks: equal as integers alone
+def forward(x, dim, keepdim):
+    y, strides = sum_var.empty_results(x, dim, keepdim, x.dtype)
+    accumulator = sum_var.accumulator(x)
+    words = torch.int64 if accumulator is torch.float64 else torch.int32  # masks are equal as integers alone
     ties = torch.empty(y.shape, dtype=words, device=x.device)
     where = torch.empty(y.shape, dtype=torch.int32, device=x.device)
-    kernels, count = (amax_fwd, amax_finish, amax_small, None), totals.count(x.shape, dim)
-    totals.fold(kernels, x, dim, strides, (y, ties.view(accumulator), where), (count,), STATE, all_small=True)
+    outputs = (y, ties.view(accumulator), where)
+    sum_var.reduce(FORWARD, amax_fwd_finalize, x, dim, strides, outputs, (sum_var.count(x.shape, dim),), STATE)
     return y, (ties, where)
 
 
 @_amax.backward
-def _(saved, grad_y, x, y, dim, keepdim):
-    ties, where = saved[0].view(totals.accumulator(x)), saved[1]
-    if totals.in_small_rows(x, dim):  # forward left masks
-        return totals.gradient((amax_bwd_small, *FURTHER), x, dim, keepdim, (grad_y, ties), places=(where,))
-    return totals.gradient((amax_bwd_short, *FURTHER), x, dim, keepdim, (y, grad_y, ties), places=(where,))
+def backward(saved, grad_y, x, y, dim, keepdim):
+    ties, where = saved[0].view(sum_var.accumulator(x)), saved[1]
+    if _has_masks(x, dim):
+        return reduction_backward.gradient(BACKWARD, x, dim, keepdim, (grad_y, ties), places=(where,), masks=True)
+    return reduction_backward.gradient(BACKWARD, x, dim, keepdim, (y, grad_y, ties), places=(where,))
 
 
 @_amax.interface
@@ -74,7 +90,7 @@ def amax(input: Tensor, dim: int | Sequence[int] = (), keepdim: bool = False) ->
     """
     if dim is None:
         arguments.fail("dim", dim, "an int, or a sequence of ints")
-    dims = totals.given_dims(input, dim, keepdim, None)
+    dims = sum_var.given_dims(input, dim, keepdim, None)
     if input.dtype.is_complex:
         arguments.fail("input", input, "a tensor of real numbers")
     if input.dim() > 64:
@@ -82,3 +98,10 @@ def amax(input: Tensor, dim: int | Sequence[int] = (), keepdim: bool = False) ->
     if input.dim() and any(input.shape[one] == 0 for one in dims):
         arguments.fail("input", input, "one with elements to reduce")
     return _amax(input, dims, keepdim)
+
+
+def _has_masks(x: Tensor, dim: Sequence[int]) -> bool:
+    """Whether forward has left masks: chosen as it was, so that both want the same form where one is asked for."""
+    if is_dry(x) or x.numel() == 0:
+        return False
+    return reduction.chosen(FORWARD, x, dim) is ROWS

@@ -4,41 +4,40 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch.window import (
-    BLOCK,
-    SHAPES,
-    aligned,
-    bwd_bands,
-    cells,
-    fwd_bands,
-    is_channels_last,
-    output_size,
-    planes,
-    steps,
-    whole_planes,
-    window,
-)
-from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._dispatch.forms import Forms
+from .._dispatch.gpu import gpu
+from .._dispatch.pool import BANDS, GLOBAL, NHWC, Bands, Global, Nhwc, Problem, Scalar
+from .._dispatch.window import output_size, planes, window
+from .._kernel.kernel import Kernel
 from .._operator.operator import operator
 from .._util import arguments
-from .._util.strides import is_dry
+from .._util.strides import aligned, is_dry, suggested_format
 
-DOMAIN: dict[str, Any] = dict(T=FLOATING, K=(0, 2, 3), S=(0, 1, 2), where=lambda K, S, **_: (K, S) in SHAPES)
-ALIGNED = (False, True)
-PACKS = 2  # of 16 bytes, to a thread of avg_pool2d_bwd_whole
-avg_pool2d_fwd = Kernel("avg_pool2d.cu", "avg_pool2d_fwd<T, K, S>", **DOMAIN)
-avg_pool2d_bwd = Kernel("avg_pool2d.cu", "avg_pool2d_bwd<T, K, S>", **DOMAIN)
-avg_pool2d_fwd_last = Kernel("avg_pool2d.cu", "avg_pool2d_fwd_last<T, K, S, ALIGNED>", ALIGNED=ALIGNED, **DOMAIN)
-avg_pool2d_bwd_last = Kernel("avg_pool2d.cu", "avg_pool2d_bwd_last<T, K, S, ALIGNED>", ALIGNED=ALIGNED, **DOMAIN)
-avg_pool2d_fwd_whole = Kernel("avg_pool2d.cu", "avg_pool2d_fwd_whole<T>", T=FLOATING)
-avg_pool2d_bwd_whole = Kernel("avg_pool2d.cu", "avg_pool2d_bwd_whole<T>", T=FLOATING)
+FILE = "avg_pool2d.cu"
+avg_pool2d_fwd_bands = Kernel(FILE, "avg_pool2d_fwd_bands<T, K, S>", **BANDS)
+avg_pool2d_bwd_bands = Kernel(FILE, "avg_pool2d_bwd_bands<T, K, S>", **BANDS)
+avg_pool2d_fwd_nhwc = Kernel(FILE, "avg_pool2d_fwd_nhwc<T, K, S, ALIGNED>", **NHWC)
+avg_pool2d_bwd_nhwc = Kernel(FILE, "avg_pool2d_bwd_nhwc<T, K, S, ALIGNED>", **NHWC)
+avg_pool2d_fwd_global = Kernel(FILE, "avg_pool2d_fwd_global<T>", **GLOBAL)
+avg_pool2d_bwd_global = Kernel(FILE, "avg_pool2d_bwd_global<T>", **GLOBAL)
+
+FORWARD, BACKWARD = (
+    Forms(
+        "avg_pool2d",
+        direction,
+        [Global(plane, backward), Bands(bands, backward), Nhwc(nhwc, backward), Scalar(nhwc, backward)],
+    )
+    for direction, plane, bands, nhwc, backward in (
+        ("forward", avg_pool2d_fwd_global, avg_pool2d_fwd_bands, avg_pool2d_fwd_nhwc, False),
+        ("backward", avg_pool2d_bwd_global, avg_pool2d_bwd_bands, avg_pool2d_bwd_nhwc, True),
+    )
+)
 
 
 @operator("cupyops::avg_pool2d")
@@ -56,55 +55,27 @@ def _avg_pool2d(
 
 
 @_avg_pool2d.forward
-def _(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, size):
-    layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+def forward(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, size):
+    layout = suggested_format(x)
     x = x.contiguous(memory_format=layout)
     out = output_size(size, (kernel_size, stride, padding, (1, 1)), ceil_mode)
     y = torch.empty((*x.shape[:-2], *out), dtype=x.dtype, device=x.device, memory_format=layout)
-    if is_dry(y) or y.numel() == 0:
-        return y, ()
-    geometry = (*size, *out, *kernel_size, *stride, *padding, 1, 1)
-    averaging, itemsize = _averaging(divisor_override, count_include_pad), x.element_size()
-    if layout is torch.channels_last:
-        c = cells(*x.shape[:2], geometry, itemsize, aligned(x), False)
-        avg_pool2d_fwd_last[c.grid, BLOCK](
-            x, y, c.threads, x.shape[1], c.window, c.cells, averaging, T=x.dtype, **c.shape
-        )
-    elif _whole(geometry):
-        w = whole_planes(y.numel(), size[0] * size[1], itemsize)
-        d = divisor_override or w.size
-        avg_pool2d_fwd_whole[w.grid, BLOCK, w.shared](x, y, y.numel(), w.size, d, w.each, w.lanes, w.fits, T=x.dtype)
-    else:
-        b = fwd_bands(y.numel() // (out[0] * out[1]), geometry, itemsize)
-        avg_pool2d_fwd[b.grid, b.block, b.shared](x, y, b.window, b.bands, averaging, T=x.dtype, **b.shape)
+    if not is_dry(y) and y.numel() > 0:
+        problem = _problem(x, (*size, *out, *kernel_size, *stride, *padding, 1, 1), layout, aligned(x))
+        FORWARD.launch(problem, gpu(x.device))(x, y, _averaging(divisor_override, count_include_pad))
     return y, ()
 
 
 @_avg_pool2d.backward
-def _(saved, grad_y, kernel_size, stride, padding, count_include_pad, divisor_override, size):
-    layout = torch.channels_last if is_channels_last(grad_y) else torch.contiguous_format
-    shape, dtype = (*grad_y.shape[:-2], *size), grad_y.dtype
-    grad_x = torch.empty(shape, dtype=dtype, device=grad_y.device, memory_format=layout)
-    if is_dry(grad_x) or grad_x.numel() == 0:
-        return grad_x
-    geometry = (*size, *grad_y.shape[-2:], *kernel_size, *stride, *padding, 1, 1)
-    averaging = _averaging(divisor_override, count_include_pad)
-    itemsize = grad_x.element_size()
-    if layout is torch.channels_last:
-        c = cells(*shape[:2], geometry, itemsize, aligned(grad_y), True)
-        avg_pool2d_bwd_last[c.grid, BLOCK](
-            grad_y, grad_x, c.threads, shape[1], c.window, c.cells, *steps(geometry), averaging, T=dtype, **c.shape
-        )
-    elif _whole(geometry):
-        w = whole_planes(grad_y.numel(), size[0] * size[1], itemsize)
-        count, d = grad_x.numel(), divisor_override or w.size
-        grid = ceil_div(count, PACKS * 16 // itemsize * BLOCK)
-        avg_pool2d_bwd_whole[grid, BLOCK](grad_y, grad_x, count, w.divisor, d, T=dtype)
-    else:
-        b = bwd_bands(grad_x.numel() // (size[0] * size[1]), geometry, itemsize)
-        avg_pool2d_bwd[b.grid, b.block, b.shared](
-            grad_y, grad_x, b.window, b.bands, *steps(geometry), averaging, T=dtype, **b.shape
-        )
+def backward(saved, grad_y, kernel_size, stride, padding, count_include_pad, divisor_override, size):
+    layout = suggested_format(grad_y)
+    shape = (*grad_y.shape[:-2], *size)
+    grad_x = torch.empty(shape, dtype=grad_y.dtype, device=grad_y.device, memory_format=layout)
+    if not is_dry(grad_x) and grad_x.numel() > 0:
+        geometry = (*size, *grad_y.shape[-2:], *kernel_size, *stride, *padding, 1, 1)
+        problem = _problem(grad_x, geometry, layout, aligned(grad_y))
+        averaging = _averaging(divisor_override, count_include_pad)
+        BACKWARD.launch(problem, gpu(grad_y.device))(grad_y, grad_x, averaging)
     return grad_x
 
 
@@ -156,12 +127,12 @@ def avg_pool2d(
 # --- launches ---
 
 
+def _problem(x: Tensor, geometry: tuple[int, ...], layout: torch.memory_format, aligned: bool) -> Problem:
+    images, channels = (1, *x.shape)[-4:-2]
+    return Problem(images, channels, geometry, x.dtype, layout is torch.channels_last, aligned)
+
+
 @functools.lru_cache(maxsize=256)
 def _averaging(divisor_override: int | None, count_include_pad: bool) -> np.ndarray:
     """`struct Averaging`."""
     return np.array([divisor_override or 0, count_include_pad], dtype=np.int64)
-
-
-def _whole(geometry: tuple[int, ...]) -> bool:
-    """Whether there is one window, all of its plane, which has 16 elements or more."""
-    return geometry[:2] == geometry[4:6] and geometry[8:10] == (0, 0) and 16 <= geometry[0] * geometry[1] < 1 << 31

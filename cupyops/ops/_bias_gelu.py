@@ -5,18 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import column_sums, spread
-from .._dispatch.broadcast import BLOCK, arrange, empty_output
+from .._dispatch.broadcast import Strided, empty_output, fill
+from .._dispatch.broadcast_params import FORM, PerColumn
+from .._dispatch.column import DEFINE, Columns, Sums, sum_gradients
+from .._dispatch.elementwise import UP_TO_FLOAT32
+from .._dispatch.forms import Forms
+from .._dispatch.gpu import gpu
 from .._kernel.kernel import FLOATING, Kernel
 from .._operator.operator import operator
 from .._util import arguments
 from .._util.strides import is_dry
 
 BOTH = (False, True)
-bias_gelu_fwd = Kernel("bias_gelu.cu", "bias_gelu_fwd<T, TANH, FORM>", T=FLOATING, TANH=BOTH, FORM=spread.FORMS)
-bias_gelu_fwd_broadcast = Kernel("bias_gelu.cu", "bias_gelu_fwd_broadcast<T, TANH>", T=FLOATING, TANH=BOTH)
-bias_gelu_bwd = Kernel("bias_gelu.cu", "bias_gelu_bwd<T, TANH>", T=FLOATING, TANH=BOTH)
-bias_gelu_bwd_finish = Kernel("bias_gelu.cu", "bias_gelu_bwd_finish<T>", T=FLOATING)
+bias_gelu_fwd_params = Kernel(
+    "bias_gelu.cu", "bias_gelu_fwd_params<T, TANH, FORM>", define=DEFINE, T=UP_TO_FLOAT32, TANH=BOTH, FORM=FORM[:1]
+)
+bias_gelu_fwd_strided = Kernel("bias_gelu.cu", "bias_gelu_fwd_strided<T, TANH>", define=DEFINE, T=FLOATING, TANH=BOTH)
+bias_gelu_bwd_columns = Kernel("bias_gelu.cu", "bias_gelu_bwd_columns<T, TANH>", define=DEFINE, T=FLOATING, TANH=BOTH)
+
+FORWARD = Forms("bias_gelu", "forward", [PerColumn(bias_gelu_fwd_params, 4), Strided(bias_gelu_fwd_strided)])
+BACKWARD = Forms("bias_gelu", "backward", [Columns(bias_gelu_bwd_columns, sums=1)])
 
 
 @operator("cupyops::bias_gelu")
@@ -25,34 +33,24 @@ def _bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
 
 
 @_bias_gelu.forward
-def _(x, bias, approximate):
+def forward(x, bias, approximate):
     bias = bias.expand(x.shape)
     y = empty_output(x, bias)
-    template = {"T": y.dtype, "TANH": approximate == "tanh"}
-    if (found := spread.plan(y, x, bias, kept=4)) is not None:
-        bias_gelu_fwd[found.grid, BLOCK](x, bias, y, found.spread, y.numel(), FORM=found.form, **template)
-    else:
-        grid, layout, (x, bias) = arrange(y, x, bias)
-        bias_gelu_fwd_broadcast[grid, BLOCK](x, bias, y, layout, y.numel(), **template)
+    fill(FORWARD, y, (x, bias), TANH=approximate == "tanh")
     return y, ()
 
 
 @_bias_gelu.backward
-def _(saved, grad_y, x, bias, approximate, needs_grad):
+def backward(saved, grad_y, x, bias, approximate, needs_grad):
     grad_y, x = grad_y.contiguous(), x.contiguous()
     grad_x = torch.empty_like(grad_y) if needs_grad.x else None
     if is_dry(grad_y) or grad_y.numel() == 0:
         return grad_x, torch.zeros_like(bias) if needs_grad.bias else None
-    dtype, bias, columns = grad_y.dtype, bias.contiguous(), grad_y.shape[-1]
-    found = column_sums.plan(grad_y.numel() // columns, columns, 1, 16 // grad_y.itemsize)
-    partial = grad_bias = None
-    if needs_grad.bias:
-        partial = grad_y.new_empty(found.partial, dtype=torch.promote_types(dtype, torch.float32))
-        grad_bias = torch.empty_like(bias)
-    template = {"T": dtype, "TANH": approximate == "tanh"}
-    bias_gelu_bwd[found.grid, found.block](grad_y, x, bias, grad_x, partial, found.size, **template)
-    if grad_bias is not None:
-        bias_gelu_bwd_finish[found.finish](partial, grad_bias, *found.left[:2], T=dtype)
+    columns = grad_y.shape[-1]
+    launch = BACKWARD.launch(Sums(grad_y.numel() // columns, columns, 1, grad_y.itemsize), gpu(grad_y.device))
+    grad_bias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if needs_grad.bias else None
+    inputs = grad_y, x, bias.contiguous()
+    sum_gradients(launch, inputs, grad_x, (grad_bias,), TANH=approximate == "tanh")
     return grad_x, grad_bias
 
 

@@ -8,21 +8,49 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import convolution, gemm, pooled
-from .._kernel.kernel import FLOATING, Kernel, capability
+from .._dispatch import convolution, small_conv
+from .._dispatch.forms import Forms
+from .._dispatch.gemm import HALF
+from .._dispatch.gpu import gpu
+from .._dispatch.small_conv import Fma, FmaWeight, Mma, MmaWeight
+from .._kernel.kernel import FLOATING, Kernel
 from .._operator.operator import operator
 from .._util import arguments
+from .._util.strides import is_dry
+
+
+def _has(forward: bool) -> Any:
+    """Which instances by FMAs there are: 8 filters to a thread for 3 x 3 taps and, forward, for half types too."""
+
+    def has(T: torch.dtype, K: int, NF: int) -> bool:
+        return NF == 4 or (K == 3 and T is not torch.float64 and (forward or T is torch.float32))
+
+    return has
+
 
 FILE, MMA_FILE = "conv2d_relu_max_pool2d.cu", "conv2d_relu_max_pool2d_mma.cu"
-FMA: dict[str, Any] = {"T": FLOATING, "K": pooled.TAPS}
-MMA: dict[str, Any] = {"T": gemm.HALF, "K": pooled.TAPS}
-NF: dict[str, Any] = {"NF": (1, 4, 8), "where": lambda T, K, NF: NF < 8 or T is not torch.float64}
-conv2d_relu_max_pool2d_fwd = Kernel(FILE, "conv2d_relu_max_pool2d_fwd<T, K, NF>", **FMA, **NF)
-conv2d_relu_max_pool2d_fwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_fwd_mma<T, K, NB>", **MMA, NB=(2, 4))
-conv2d_relu_max_pool2d_bwd = Kernel(FILE, "conv2d_relu_max_pool2d_bwd<T, K, NF>", **FMA, **NF)
-conv2d_relu_max_pool2d_bwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_bwd_mma<T, K, NB>", **MMA, NB=(2, 4))
+FMA: dict[str, Any] = dict(define=small_conv.DEFINE, T=FLOATING, K=small_conv.TAPS)
+MMA: dict[str, Any] = dict(define=small_conv.DEFINE, T=HALF, K=small_conv.TAPS)
+NB: dict[str, Any] = dict(NB=(2, 4), where=lambda T, K, NB: NB == 2 or K == 3)
+conv2d_relu_max_pool2d_fwd = Kernel(FILE, "conv2d_relu_max_pool2d_fwd<T, K, NF>", **FMA, NF=(4, 8), where=_has(True))
+conv2d_relu_max_pool2d_bwd = Kernel(FILE, "conv2d_relu_max_pool2d_bwd<T, K, NF>", **FMA, NF=(4, 8), where=_has(False))
 conv2d_relu_max_pool2d_bwd_weight = Kernel(FILE, "conv2d_relu_max_pool2d_bwd_weight<T, K>", **FMA)
+conv2d_relu_max_pool2d_fwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_fwd_mma<T, K, NB>", **MMA, **NB)
+conv2d_relu_max_pool2d_bwd_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_bwd_mma<T, K, NB>", **MMA, **NB)
 conv2d_relu_max_pool2d_bwd_weight_mma = Kernel(MMA_FILE, "conv2d_relu_max_pool2d_bwd_weight_mma<T, K>", **MMA)
+
+FORWARD, BACKWARD = (
+    Forms("conv2d_relu_max_pool2d", direction, [Mma(mma, 4), Mma(mma, 2), Fma(fma, 8), Fma(fma, 4)])
+    for direction, mma, fma in (
+        ("forward", conv2d_relu_max_pool2d_fwd_mma, conv2d_relu_max_pool2d_fwd),
+        ("backward", conv2d_relu_max_pool2d_bwd_mma, conv2d_relu_max_pool2d_bwd),
+    )
+)
+BACKWARD_WEIGHT = Forms(
+    "conv2d_relu_max_pool2d",
+    "backward_weight",
+    [MmaWeight(conv2d_relu_max_pool2d_bwd_weight_mma), FmaWeight(conv2d_relu_max_pool2d_bwd_weight, pooled=True)],
+)
 
 
 @operator("cupyops::conv2d_relu_max_pool2d", autocast="lower")
@@ -40,7 +68,7 @@ def _conv2d_relu_max_pool2d(
 
 
 @_conv2d_relu_max_pool2d.forward
-def _(x, weight, bias, stride, padding, dilation, groups, pool):
+def forward(x, weight, bias, stride, padding, dilation, groups, pool):
     memory = convolution.memory_format(x, weight)
     x, weight = x.contiguous(), weight.contiguous()
     images, _, height, width = x.shape
@@ -48,31 +76,28 @@ def _(x, weight, bias, stride, padding, dilation, groups, pool):
     out = [(height + 2 * padding[0] - taps + 1) // 2, (width + 2 * padding[1] - taps + 1) // 2]
     y = x.new_empty((images, filters, *out))
     place = torch.empty_like(y, dtype=torch.uint8)
-    if not gemm.is_dry(y) and y.numel():
-        launch = pooled.forward(pooled.Sizes(*x.shape, filters, *out, *padding), taps, x.dtype, capability(x.device))
-        kernel = conv2d_relu_max_pool2d_fwd_mma if launch.mma else conv2d_relu_max_pool2d_fwd
+    if not is_dry(y) and y.numel():
+        problem = small_conv.pooled(small_conv.Sizes(*x.shape, filters, *out, *padding), taps, x.dtype)
         bias = bias if bias is None else bias.contiguous()
-        kernel[launch.config](x, weight, bias, y, place, *launch.numbers, **launch.template)
+        FORWARD.launch(problem, gpu(x.device))(x, weight, bias, y, place)
     return y.contiguous(memory_format=memory), (place,)
 
 
 @_conv2d_relu_max_pool2d.backward
-def _(saved, grad_y, x, weight, bias, padding, needs_grad):
+def backward(saved, grad_y, x, weight, bias, padding, needs_grad):
     memory = convolution.memory_format(x, weight)
     x, weight, grad_y = x.contiguous(), weight.contiguous(), grad_y.contiguous()
     grad_x = torch.empty_like(x) if needs_grad.x else None
     grad_weight = torch.empty_like(weight) if needs_grad.weight else None
     grad_bias = torch.empty_like(bias, memory_format=torch.contiguous_format) if needs_grad.bias else None
-    if not gemm.is_dry(grad_y):
-        sizes = pooled.Sizes(*x.shape, *grad_y.shape[1:], *padding)
-        if grad_x is not None and x.numel():
-            launch = pooled.backward(sizes, weight.shape[2], x.dtype, capability(x.device))
-            kernel = conv2d_relu_max_pool2d_bwd_mma if launch.mma else conv2d_relu_max_pool2d_bwd
-            kernel[launch.config](grad_y, saved[0], weight, grad_x, *launch.numbers, **launch.template)
+    if not is_dry(grad_y):
+        sizes, taps = small_conv.Sizes(*x.shape, *grad_y.shape[1:], *padding), weight.shape[2]
+        if grad_x is not None and grad_x.numel():
+            problem = small_conv.pooled_input(sizes, taps, x.dtype)
+            BACKWARD.launch(problem, gpu(x.device))(grad_y, saved[0], weight, grad_x)
         if grad_weight is not None or grad_bias is not None:
-            launch = pooled.backward_weight(sizes, weight.shape[2], x.dtype, capability(x.device))
-            kernel = conv2d_relu_max_pool2d_bwd_weight_mma if launch.mma else conv2d_relu_max_pool2d_bwd_weight
-            pooled.sum_patches(kernel, launch, (grad_y, saved[0], x), grad_weight, grad_bias)
+            launch = BACKWARD_WEIGHT.launch(small_conv.pooled(sizes, taps, x.dtype), gpu(x.device))
+            small_conv.sum_partials(launch, (grad_y, saved[0], x), grad_weight, grad_bias)
     if memory is torch.channels_last:
         gradients = (grad_x, grad_weight)
         grad_x, grad_weight = (g if g is None else g.contiguous(memory_format=memory) for g in gradients)
@@ -80,10 +105,10 @@ def _(saved, grad_y, x, weight, bias, padding, needs_grad):
 
 
 @_conv2d_relu_max_pool2d.unsupported
-def _(x, weight, bias, stride, padding, dilation, groups, pool):
+def unsupported(x, weight, bias, stride, padding, dilation, groups, pool):
     if pool != [2, 2, 2, 2]:
         return "not pooling by 2"
-    return pooled.unsupported(x, weight, stride, padding, dilation, groups)
+    return small_conv.unsupported(x, weight, stride, padding, dilation, groups)
 
 
 @_conv2d_relu_max_pool2d.interface

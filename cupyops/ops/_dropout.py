@@ -8,20 +8,72 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch.broadcast import packed_layout
+from .._dispatch.broadcast import Broadcast, is_dense, packed_layout
+from .._dispatch.elementwise import UP_TO_FLOAT32, why_not_size
+from .._dispatch.forms import Form, Forms, Launch
+from .._dispatch.gpu import Gpu, gpu
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.arrays import overwrite
 from .._operator.operator import operator
 from .._util import arguments
 from .._util.strides import is_dry
 
-dropout_kernel = Kernel("dropout.cu", "dropout<T>", T=FLOATING)
-dropout_strided = Kernel("dropout.cu", "dropout_strided<T>", T=FLOATING)
+BLOCK = 128
+RUNS_OF_HALVES, ELEMENTS = 2, 4  # neighbours, of whole vectors, that a thread owns; elements of any layout
+ROUNDS = 7
+DEFINE = {
+    "DROPOUT_BLOCK": BLOCK,
+    "DROPOUT_RUNS_OF_HALVES": RUNS_OF_HALVES,
+    "DROPOUT_ELEMENTS": ELEMENTS,
+    "PHILOX_ROUNDS": ROUNDS,
+}
+dropout_contiguous = Kernel("dropout.cu", "dropout_contiguous<T>", define=DEFINE, T=UP_TO_FLOAT32)
+dropout_strided = Kernel("dropout.cu", "dropout_strided<T>", define=DEFINE, T=FLOATING)
 
-BLOCK, STRIDED = 128, 4  # kBlock, kStrided
-RUNS = {dtype: 2 if dtype.itemsize == 2 else 1 for dtype in FLOATING}  # kRuns
-ELEMENTS = {dtype: BLOCK * runs * max(4, 16 // dtype.itemsize) for dtype, runs in RUNS.items()}  # of one block
-ROUNDS = 7  # kPhiloxRounds
+
+class Contiguous(Form[Broadcast]):
+    """Where an element lies says its number."""
+
+    name = "contiguous"
+    summary = "a thread owns one or two runs of neighbours, and makes four random numbers at once"
+
+    def why_not(self, problem: Broadcast, gpu: Gpu) -> str | None:
+        if reason := why_not_size(dropout_contiguous, problem.itemsize):
+            return reason
+        contiguous = all(is_dense(problem.shape, strides) for strides in (problem.output, *problem.inputs))
+        return None if contiguous else "a tensor is not contiguous"
+
+    def launch(self, problem: Broadcast, gpu: Gpu) -> Launch:
+        elements = BLOCK * (RUNS_OF_HALVES if problem.itemsize == 2 else 1) * (16 // problem.itemsize)
+        return Launch(dropout_contiguous, ceil_div(math.prod(problem.shape), elements), BLOCK)
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (dropout_contiguous,)
+
+
+class Strided(Form[Broadcast]):
+    """An element's number is that of a contiguous tensor, whatever the layout."""
+
+    name = "strided"
+    summary = "a thread owns a few elements, and finds the place and the number of each by divisions"
+
+    def why_not(self, problem: Broadcast, gpu: Gpu) -> str | None:
+        return None if self._layout(problem) is not None else "the dimensions are too many to walk"
+
+    def launch(self, problem: Broadcast, gpu: Gpu) -> Launch:
+        layout, *_ = self._layout(problem)  # type: ignore[misc]
+        grid = ceil_div(math.prod(problem.shape), BLOCK * ELEMENTS)
+        return Launch(dropout_strided, grid, BLOCK, extra={"layout": layout})
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (dropout_strided,)
+
+    def _layout(self, problem: Broadcast) -> Any:
+        numbers = tuple(math.prod(problem.shape[dim + 1 :]) for dim in range(len(problem.shape)))
+        return packed_layout(problem.shape, problem.output, 1, *problem.inputs, numbers)
+
+
+FORMS = Forms("dropout", "both", [Contiguous(), Strided()])  # forward and backward are the same
 
 
 @operator("cupyops::dropout")
@@ -33,21 +85,21 @@ def _dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
 
 
 @_dropout.forward
-def _(x, seed, p):
+def forward(x, seed, p):
     y = torch.empty_like(x)
     _launch(x, seed, y, p)
     return y, ()
 
 
 @_dropout.backward
-def _(saved, grad_y, seed, p):
+def backward(saved, grad_y, seed, p):
     grad_x = torch.empty_like(grad_y)
     _launch(grad_y, seed, grad_x, p)
     return grad_x
 
 
 @_dropout.reference_backward
-def _(saved, grad_y, seed, p):
+def reference_backward(saved, grad_y, seed, p):
     return _dropout(grad_y, seed, p)
 
 
@@ -95,26 +147,16 @@ def _factors(p: float) -> tuple[int, float]:
 
 
 def _launch(x: Tensor, seed: Tensor, y: Tensor, p: float) -> None:
-    n, dtype = y.numel(), y.dtype
-    if x.is_contiguous() and y.is_contiguous():
-        dropout_kernel[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, seed, y, n, *_factors(p), T=dtype)
+    if is_dry(y) or y.numel() == 0:
         return
-    if is_dry(y) or n == 0:
+    problem = Broadcast(tuple(y.shape), y.stride(), (x.stride(),), y.element_size())
+    if FORMS.list[-1].why_not(problem, gpu(y.device)):
+        dense = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+        _launch(x.contiguous(), seed, dense, p)
+        y.copy_(dense)
         return
-    numbers = tuple(math.prod(y.shape[dim + 1 :]) for dim in range(y.dim()))
-    found: Any = packed_layout(y.shape, y.stride(), 1, x.stride(), numbers)
-    if found is None:  # too many dimensions to walk
-        y.copy_(_dropped(x, seed, p))
-        return
-    dropout_strided[ceil_div(n, BLOCK * STRIDED), BLOCK](x, seed, y, found[0], n, *_factors(p), T=dtype)
-
-
-def _dropped(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    """The same of a contiguous copy."""
-    x = x.contiguous()
-    y = torch.empty_like(x)
-    _launch(x, seed, y, p)
-    return y
+    launch = FORMS.launch(problem, gpu(y.device))
+    launch(x, seed, y, *_factors(p), *launch.extra.values(), y.numel(), T=y.dtype)
 
 
 def _philox(seed: Tensor, n: int) -> Tensor:

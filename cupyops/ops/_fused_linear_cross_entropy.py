@@ -7,23 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
+from torch.jit import is_tracing
 from torch.nn import Parameter
 from torch.nn import functional as F
 
 from .._dispatch import losses
-from .._dispatch.linear_losses import BIAS, FILE, WEIGHT, Given, Gradients, Scale, X, compute
-from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._dispatch.linear_loss_scales import ONCE, add, scale_of_rows, scaled, taken
+from .._dispatch.linear_losses import BIAS, WEIGHT, Given, Gradients, Scale, X, compute
 from .._operator.derivation.autocast import POLICIES, cast, dtype_for
 from .._operator.operator import operator
 from .._util import arguments
-
-linear_cross_entropy_weights = Kernel(FILE, "linear_cross_entropy_weights<T>", T=FLOATING)
-linear_cross_entropy_sum = Kernel(FILE, "linear_cross_entropy_sum<T>", T=FLOATING)
-linear_cross_entropy_scale = Kernel(FILE, "linear_cross_entropy_scale<T>", T=FLOATING)
-
-ELEMENTWISE = 256
-SUM_BLOCK = 1024
-ONCE = 8  # in `wanted`, beside the bits of the gradients: backward may return the very tensors that forward has made
 
 
 @operator("cupyops::fused_linear_cross_entropy")
@@ -47,13 +40,13 @@ def _linear_cross_entropy(
 
 
 @_linear_cross_entropy.forward
-def _(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wide, wanted):
+def forward(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wide, wanted):
     given = _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing)
     dtype = torch.float32 if wide else x.dtype
     wanted = wanted if reduction != "none" else 0  # of a row's factor nothing is known yet
     acc = losses.accumulator(dtype)
     each = torch.empty(x.shape[0], dtype=acc, device=x.device)
-    scale, total = _scale(given, reduction, wanted)
+    scale, total = scale_of_rows(given, reduction)
     gradients = compute(given, each, scale, wanted)
     saved = tuple(one for one in gradients if one is not None)
     if saved and wanted & ONCE:
@@ -61,12 +54,12 @@ def _(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoo
     if reduction == "none":
         return each.to(dtype), saved
     y = torch.empty((), dtype=dtype, device=x.device)
-    linear_cross_entropy_sum[1, SUM_BLOCK](each, total, y, x.shape[0], T=dtype)
+    add(each, total, y)
     return y, saved
 
 
 @_linear_cross_entropy.backward
-def _(
+def backward(
     saved, grad_y, x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wanted, needs_grad
 ):
     given = _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing)
@@ -76,18 +69,18 @@ def _(
         each = torch.empty_like(grad_y)
         gradients = compute(given, each, Scale(grad_y.contiguous(), 1), needed)
     else:
-        made, ours = _taken(saved, wanted), True
+        made, ours = taken(saved, wanted), True
         if made is None or needed & ~wanted:
             each = torch.empty(x.shape[0], dtype=grad_y.dtype, device=x.device)
-            made = compute(given, each, _scale(given, reduction, needed)[0], needed)
+            made = compute(given, each, scale_of_rows(given, reduction)[0], needed)
         else:
             ours = bool(wanted & ONCE)
-        gradients = Gradients(*[_scaled(one, grad_y, given, reduction, ours) for one in made])
+        gradients = Gradients(*[scaled(one, grad_y, given, reduction, ours) for one in made])
     return gradients.x, gradients.weight, None, gradients.bias
 
 
 @_linear_cross_entropy.unsupported
-def _(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wide, wanted):
+def unsupported(x, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing, wide, wanted):
     return "no classes" if weight.shape[0] == 0 else None
 
 
@@ -100,72 +93,16 @@ def _given(x, weight, target, bias, class_weight, ignore_index, label_smoothing)
 def _to_bits(class_weight: Tensor) -> Tensor:
     """As integers, in the width that is computed in: an operator takes floating tensors of one dtype, and under autocast
     the weights of the classes keep theirs."""
-    integers = torch.int64 if class_weight.dtype is torch.float64 else torch.int32
-    return class_weight.to(losses.accumulator(class_weight.dtype)).resolve_neg().contiguous().view(integers)
+    wide = class_weight.to(losses.accumulator(class_weight.dtype)).resolve_neg().contiguous()
+    if is_tracing():  # PyTorch cannot trace a view in another dtype; the reference takes the weights as they are
+        return wide
+    return wide.view(torch.int64 if wide.dtype is torch.float64 else torch.int32)
 
 
 def _from_bits(class_weight: Tensor) -> Tensor:
+    if class_weight.is_floating_point():
+        return class_weight
     return class_weight.view(torch.float64 if class_weight.dtype is torch.int64 else torch.float32)
-
-
-# --- the gradients that forward has made ---
-
-
-def _taken(saved: tuple[Tensor, ...], wanted: int) -> Gradients | None:
-    """What forward has saved; where it may be returned as it is, that once only, and None from then on.
-
-    The mark is a byte on the host beside the gradients, so that it goes wherever a hook on saved tensors takes them. It is
-    written behind the back of its version counter, as they are when they are scaled, and returned with another counter:
-    what happens to a gradient that was returned is no change of a saved tensor.
-    """
-    if not saved:
-        return None
-    if wanted & ONCE:
-        mark = saved[-1].cpu().numpy()  # a hook on saved tensors gives copies each time, on whatever device
-        if mark[0]:
-            return None
-        mark[0] = 1
-        saved = tuple(one.data for one in saved[:-1])
-    tensors = iter(saved)
-    return Gradients(*[next(tensors) if wanted & bit else None for bit in (X, WEIGHT, BIAS)])
-
-
-def _scaled(gradient: Tensor | None, grad_y: Tensor, given: Given, reduction: str, ours: bool) -> Tensor | None:
-    """Times grad_y: in place where it is ours."""
-    if gradient is None:
-        return None
-    y, n, dtype = gradient if ours else torch.empty_like(gradient), gradient.numel(), gradient.dtype
-    grid = ceil_div(n, ELEMENTWISE * 16 // dtype.itemsize)
-    lift = 1 / _lift(dtype, reduction, given.x.shape[0])
-    linear_cross_entropy_scale[grid, ELEMENTWISE](gradient, y, grad_y, lift, n, T=dtype)
-    return y
-
-
-# --- scales ---
-
-
-def _unit(dtype: torch.dtype, reduction: str, rows: Any) -> int:
-    """About what a mean divides by: in fp16 the gradients of the logits would vanish if they were divided so early."""
-    if dtype is not torch.float16 or reduction != "mean" or type(rows) is not int:
-        return 1
-    return 1 << min(max(rows, 1).bit_length() - 1, 15)
-
-
-def _lift(dtype: torch.dtype, reduction: str, rows: Any) -> int:
-    """By how much the gradients that forward makes are too large: in fp16, before a loss scale, small ones would vanish."""
-    return min(_unit(dtype, reduction, rows), 1024)
-
-
-def _scale(given: Given, reduction: str, wanted: int) -> tuple[Scale, Tensor | None]:
-    """The scale of the rows, and the sum of the targets' weights."""
-    if reduction != "mean":
-        return Scale(None), None
-    x, rows = given.x, given.x.shape[0]
-    unit = _unit(x.dtype, reduction, rows)
-    total = torch.empty(2, dtype=losses.accumulator(x.dtype), device=x.device)
-    tensors = given.target, given.class_weight, total
-    linear_cross_entropy_weights[1, SUM_BLOCK](*tensors, rows, given.options(0), unit, T=x.dtype)
-    return Scale(total[1:], 0, _lift(x.dtype, reduction, rows) / unit), total
 
 
 # --- the public function ---

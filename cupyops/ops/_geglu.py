@@ -8,14 +8,11 @@ import torch
 from torch import Tensor
 
 from .._dispatch import gated
-from .._kernel.kernel import FLOATING, Kernel
 from .._operator.operator import operator
 from .._util import arguments
 
-geglu_fwd = Kernel("geglu.cu", "geglu_fwd<T, TANH>", T=FLOATING, TANH=(False, True))
-geglu_fwd_small = Kernel("geglu.cu", "geglu_fwd_small<T, TANH>", T=FLOATING, TANH=(False, True))
-geglu_bwd = Kernel("geglu.cu", "geglu_bwd<T, TANH>", T=FLOATING, TANH=(False, True))
-geglu_bwd_small = Kernel("geglu.cu", "geglu_bwd_small<T, TANH>", T=FLOATING, TANH=(False, True))
+ACTIVATIONS = {"none": "GeluExact", "tanh": "GeluTanh"}
+FORWARD, BACKWARD = gated.forms("geglu", *ACTIVATIONS.values())
 
 
 @operator("cupyops::geglu")
@@ -24,13 +21,13 @@ def _geglu(gate: Tensor, up: Tensor | None, approximate: str) -> Tensor:
 
 
 @_geglu.forward
-def _(gate, up, approximate):
-    return gated.forward(geglu_fwd, geglu_fwd_small, gate, up, TANH=approximate == "tanh"), ()
+def forward(gate, up, approximate):
+    return gated.forward(FORWARD, gate, up, ACTIVATIONS[approximate]), ()
 
 
 @_geglu.backward
-def _(saved, grad_y, gate, up, approximate, needs_grad):
-    return gated.backward(geglu_bwd, geglu_bwd_small, grad_y, gate, up, needs_grad, TANH=approximate == "tanh")
+def backward(saved, grad_y, gate, up, approximate, needs_grad):
+    return gated.backward(BACKWARD, grad_y, gate, up, needs_grad, ACTIVATIONS[approximate])
 
 
 @_geglu.interface
@@ -58,5 +55,5 @@ def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> 
         tensor([-0.1587,  5.8635])
     """
     gated.check_gated(gate, up)
-    arguments.choice("approximate", approximate, ("none", "tanh"))
+    arguments.choice("approximate", approximate, tuple(ACTIVATIONS))
     return _geglu(gate, up, approximate)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._dispatch.elementwise import by_vectors
+from .._kernel.kernel import FLOATING, Kernel
 from .._operator.operator import operator
 from .._util import arguments
 from .._util.strides import alike
 
 gelu_fwd = Kernel("gelu.cu", "gelu_fwd<T, TANH>", T=FLOATING, TANH=(False, True))
 gelu_bwd = Kernel("gelu.cu", "gelu_bwd<T, TANH>", T=FLOATING, TANH=(False, True))
-
-BLOCK = 128
-VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements per thread
 
 
 @operator("cupyops::gelu")
@@ -23,18 +21,16 @@ def _gelu(x: Tensor, approximate: str) -> Tensor:
 
 
 @_gelu.forward
-def _(x, approximate):
+def forward(x, approximate):
     y, x = alike(x)
-    n, dtype = y.numel(), y.dtype
-    gelu_fwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](x, y, n, T=dtype, TANH=approximate == "tanh")
+    gelu_fwd[by_vectors(y)](x, y, y.numel(), T=y.dtype, TANH=approximate == "tanh")
     return y, ()
 
 
 @_gelu.backward
-def _(saved, grad_y, x, approximate):
+def backward(saved, grad_y, x, approximate):
     grad_x, grad_y, x = alike(grad_y, x)
-    n, dtype = grad_x.numel(), grad_x.dtype
-    gelu_bwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](grad_y, x, grad_x, n, T=dtype, TANH=approximate == "tanh")
+    gelu_bwd[by_vectors(grad_x)](grad_y, x, grad_x, grad_x.numel(), T=grad_x.dtype, TANH=approximate == "tanh")
     return grad_x
 
 

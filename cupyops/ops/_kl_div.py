@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,19 +16,30 @@ from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.derivation.autocast import POLICIES, cast, dtype_for
 from .._operator.operator import operator
 from .._util import arguments
-from .._util.strides import restride
+from .._util.strides import is_dry, restride
 
 LOG = (False, True)
-kl_div_fwd = Kernel("kl_div.cu", "kl_div_fwd<T, LOG>", T=FLOATING, LOG=LOG)
-kl_div_fwd_parts = Kernel("kl_div.cu", "kl_div_fwd_parts<T, LOG>", T=FLOATING, LOG=LOG)
-kl_div_fwd_sum = Kernel("kl_div.cu", "kl_div_fwd_sum<T>", T=FLOATING)
-kl_div_bwd = Kernel("kl_div.cu", "kl_div_bwd<T, LOG, TARGET>", T=FLOATING, LOG=LOG, TARGET=(False, True))
+IN_FLIGHT = 4  # vectors of each input that a thread of a sum loads at once
+DEFINE = {"IN_FLIGHT": IN_FLIGHT}
+
+
+def _kernel(name: str, **domain: Any) -> Kernel:
+    return Kernel("kl_div.cu", f"kl_div_{name}", define=DEFINE, **domain)
+
+
+kl_div_fwd_each = _kernel("fwd_each<T>", T=FLOATING)
+kl_div_fwd_partials = _kernel("fwd_partials<T, LOG>", T=FLOATING, LOG=LOG)
+kl_div_fwd_finalize = _kernel("fwd_finalize<T>", T=FLOATING)
+kl_div_bwd = _kernel("bwd<T, LOG>", T=losses.SINGLE, LOG=LOG)
+kl_div_bwd_target = _kernel("bwd_target<T>", T=FLOATING)
 
 BLOCK = 128
 TILE = {dtype: BLOCK * 16 // dtype.itemsize for dtype in FLOATING}  # elements of one block
-SUM_BLOCK, IN_FLIGHT = 256, 4  # of a sum: threads, and vectors of each input that one of them loads at once, kInFlight
+SUM_BLOCK = 256  # threads of a block of a sum
 SUM_TILE = {dtype: SUM_BLOCK * IN_FLIGHT * 16 // dtype.itemsize for dtype in FLOATING}
-MAX_BLOCKS, LAST = 4224, 1024  # of a sum; a block of LAST threads then adds their parts
+MOST_BLOCKS = (
+    4224  # of a sum, on every GPU, so that it has the same bits on all of them: 32 for each multiprocessor of an H200
+)
 REDUCTIONS = ("none", "mean", "sum", "batchmean")
 
 
@@ -45,32 +57,37 @@ def _kl_div(x: Tensor, target: Tensor, reduction: str, log_target: bool, batch: 
 
 
 @_kl_div.forward
-def _(x, target, reduction, log_target, batch):
+def forward(x, target, reduction, log_target, batch):
     x, target, like = _alike(x, target)
     n, dtype = x.numel(), x.dtype
     if reduction == "none":
-        kl_div_fwd[ceil_div(n, TILE[dtype]), BLOCK](x, target, like, n, T=dtype, LOG=log_target)
+        kl_div_fwd_each[ceil_div(n, TILE[dtype]), BLOCK](x, target, like, n, log_target, T=dtype)
         return like, ()
-    blocks = losses.blocks(n, SUM_TILE[dtype], MAX_BLOCKS, 1)
-    parts = torch.empty(MAX_BLOCKS, dtype=losses.accumulator(dtype), device=x.device)
-    y, divisor = torch.empty((), dtype=dtype, device=x.device), _divisor(reduction, n, batch)
-    kl_div_fwd_parts[blocks, SUM_BLOCK](x, target, parts, y, n, divisor, T=dtype, LOG=log_target)
-    if type(blocks) is not int or blocks > 1:
-        kl_div_fwd_sum.configure(1, LAST, overlap=True)(parts, y, blocks, divisor, T=dtype)
+    y = torch.empty((), dtype=dtype, device=x.device)
+    partials = torch.empty(MOST_BLOCKS, dtype=losses.accumulator(dtype), device=x.device)
+    if not is_dry(x):
+        blocks, divisor = losses.blocks(n, SUM_TILE[dtype], MOST_BLOCKS, 1), _divisor(reduction, n, batch)
+        kl_div_fwd_partials[blocks, SUM_BLOCK](x, target, partials, y, n, divisor, T=dtype, LOG=log_target)
+        if blocks > 1:
+            launch = kl_div_fwd_finalize.configure(1, losses.SUM_BLOCK, overlap=True)
+            launch(partials, y, blocks, divisor, T=dtype)
     return y, ()
 
 
 @_kl_div.backward
-def _(saved, grad_y, x, target, reduction, log_target, batch, needs_grad):
+def backward(saved, grad_y, x, target, reduction, log_target, batch, needs_grad):
     x, target, like = _alike(x, target)
     n, dtype = x.numel(), x.dtype
     grad_x = like if needs_grad.x else None
     grad_target = torch.empty_like(like) if needs_grad.target else None
     grad_y = restride(grad_y, like.stride()) if reduction == "none" else grad_y
-    tensors = grad_y, x, target, grad_x, grad_target
     divisor = 0 if reduction == "none" else _divisor(reduction, n, batch)
-    launch = kl_div_bwd[ceil_div(n, TILE[dtype]), BLOCK]
-    launch(*tensors, n, divisor, T=dtype, LOG=log_target, TARGET=needs_grad.target)
+    grid = ceil_div(n, TILE[dtype])
+    if grad_target is None and dtype in losses.SINGLE:
+        kl_div_bwd[grid, BLOCK](grad_y, target, grad_x, n, divisor, T=dtype, LOG=log_target)
+    else:
+        tensors = grad_y, x, target, grad_x, grad_target
+        kl_div_bwd_target[grid, BLOCK](*tensors, n, divisor, log_target, T=dtype)
     return grad_x, grad_target
 
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._dispatch import norms
+from .._dispatch import norm, norm_arguments
+from .._dispatch.norm_forms import acc
 from .._operator.operator import operator
 from .._util import arguments
-
-_kernels = norms.kernels("layer_norm")
 
 
 @operator("cupyops::layer_norm", autocast="fp32")
@@ -37,26 +36,27 @@ def _in_steps(x, normalized_shape, weight, bias, eps):
 
 
 @_layer_norm.forward
-def _(x, normalized_shape, weight, bias, eps):
-    rows, size = norms.split(x, normalized_shape)
-    x, weight, bias = norms.contiguous(x, weight, bias)
+def forward(x, normalized_shape, weight, bias, eps):
+    rows, size = norm_arguments.split(x, normalized_shape)
+    x, weight, bias = norm_arguments.contiguous(x, weight, bias)
     y = torch.empty_like(x)
-    mean = x.new_empty(rows, dtype=norms.acc(x.dtype))
+    mean = x.new_empty(rows, dtype=acc(x.dtype))
     rstd = torch.empty_like(mean)
-    norms.forward(_kernels, (x,), (weight, bias, y, mean, rstd), rows, size, eps)
+    tensors = norm.Rows(x, weight=weight, bias=bias, y=y, mean=mean, rstd=rstd)
+    norm.forward(norm.LAYER_NORM, tensors, rows, size, eps)
     return y, (mean, rstd)
 
 
 @_layer_norm.backward
-def _(saved, grad_y, x, normalized_shape, weight, needs_grad):
-    rows, size = norms.split(x, normalized_shape)
-    grad_y, x, weight = norms.contiguous(grad_y, x, weight)
+def backward(saved, grad_y, x, normalized_shape, weight, needs_grad):
+    rows, size = norm_arguments.split(x, normalized_shape)
+    grad_y, x, weight = norm_arguments.contiguous(grad_y, x, weight)
     grad_x = torch.empty_like(x) if needs_grad.x else None
     grad_weight = torch.empty_like(weight) if needs_grad.weight else None
     grad_bias = x.new_empty(normalized_shape) if needs_grad.bias else None
-    parameters = grad_weight, grad_bias
-    norms.backward(_kernels, norms.Gradients((grad_y, x, weight), saved, grad_x, parameters), rows, size)
-    return grad_x, *parameters
+    tensors = norm.Gradients(grad_y, x, weight, None, *saved, grad_x, grad_weight, grad_bias)
+    norm.backward(norm.LAYER_NORM, tensors, rows, size)
+    return grad_x, grad_weight, grad_bias
 
 
 @_layer_norm.interface
@@ -96,11 +96,11 @@ def _checked(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[list[int], float]:
     """`normalized_shape` and `eps`, when all arguments have been checked."""
-    norms.floating("input", input)
-    shape = norms.shape(normalized_shape, input)
-    eps = norms.number("eps", eps)
+    norm_arguments.floating("input", input)
+    shape = norm_arguments.shape(normalized_shape, input)
+    eps = norm_arguments.number("eps", eps)
     for name, parameter in (("weight", weight), ("bias", bias)):
-        norms.parameter(name, parameter, shape, input)
+        norm_arguments.parameter(name, parameter, shape, input)
     _check_dtypes(input, weight, bias)
     return shape, eps
 

@@ -9,15 +9,20 @@ import torch
 from torch import Tensor
 
 from .._dispatch import gemm
+from .._dispatch.forms import Forms
 from .._dispatch.gemm import Layout, Problem
+from .._dispatch.gpu import gpu
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.operator import operator
 from .._util import arguments
+from .._util.strides import is_dry
 from ..errors import InputError
 
-linear_fwd = Kernel("linear.cu", "linear_fwd<T, TILE>", T=FLOATING, TILE=gemm.TILES)
+linear_fwd = Kernel("linear.cu", "linear_fwd<T, TILE>", **gemm.TILED)
 linear_wide = Kernel("linear.cu", "linear_fwd<T, TILE>", T=gemm.HALF, TILE=(gemm.WIDE,))
 linear_sum = Kernel("linear.cu", "linear_sum<T>", T=FLOATING)
+
+PRODUCT = Forms("linear", "product", gemm.tiles(linear_fwd, linear_wide))
 
 _LARGE = 2**20  # elements of weight, from which on one more column costs more than reading grad_y once more
 
@@ -28,7 +33,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @_linear.forward
-def _(x, weight, bias):
+def forward(x, weight, bias):
     y = x.new_empty((*x.shape[:-1], weight.shape[0]))
     bias = bias if bias is None else bias.contiguous()
     _multiply(_rows(x), weight, bias, y, turn_b=True)
@@ -36,7 +41,7 @@ def _(x, weight, bias):
 
 
 @_linear.backward
-def _(saved, grad_y, x, weight, bias, needs_grad):
+def backward(saved, grad_y, x, weight, bias, needs_grad):
     rows, grad_rows = _rows(x), _rows(grad_y)
     grad_x = grad_weight = grad_bias = None
     if needs_grad.x:
@@ -46,7 +51,7 @@ def _(saved, grad_y, x, weight, bias, needs_grad):
         dense = torch.contiguous_format
         grad_weight = torch.empty_like(weight, memory_format=dense) if needs_grad.weight else None
         grad_bias = torch.empty_like(bias, memory_format=dense) if needs_grad.bias else None
-        if needs_grad.weight and needs_grad.bias and not gemm.is_dry(grad_y) and weight.numel() >= _LARGE:
+        if needs_grad.weight and needs_grad.bias and not is_dry(grad_y) and weight.numel() >= _LARGE:
             _multiply(grad_rows, rows, None, grad_weight, turn_a=True)
             _multiply(grad_rows, rows[:, :0], None, None, grad_bias, turn_a=True)
         else:
@@ -56,7 +61,7 @@ def _(saved, grad_y, x, weight, bias, needs_grad):
 
 
 @_linear.unsupported
-def _(x, weight, bias):
+def unsupported(x, weight, bias):
     n, k = weight.shape
     m = math.prod(x.shape[:-1])
     return gemm.too_large(m, n, k, tiles=ceil_div(m, 32) * ceil_div(max(n, k + 1), 32))
@@ -123,22 +128,20 @@ def _multiply(
     turn_b: bool = False,
 ) -> None:
     """y = a b + bias, contiguous; column, if given, the sums of the rows of a. A matrix to turn is given as it lies."""
-    if gemm.is_dry(a):
+    if is_dry(a):
         return
-    ones = column is not None
-    launch = _plan(a.shape, a.stride(), turn_a, b.shape, b.stride(), turn_b, ones, a.dtype, a.device)
-    if launch.may_copy and (prepared := launch.prepare(a.T if turn_a else a, b.T if turn_b else b)):
-        a, b = prepared
-        launch = _plan(a.shape, a.stride(), False, b.shape, b.stride(), False, ones, a.dtype, a.device)
-    gemm.run(linear_wide if launch.tile == gemm.WIDE else linear_fwd, linear_sum, launch, (a, b, bias), (y, column))
+    problem = _problem(a.shape, a.stride(), turn_a, b.shape, b.stride(), turn_b, column is not None, a.dtype)
+    launch = PRODUCT.launch(problem, gpu(a.device))
+    if copies := gemm.prepared(problem, launch, a.T if turn_a else a, b.T if turn_b else b):
+        return _multiply(*copies, bias, y, column)
+    return gemm.run(launch, linear_sum, (a, b, bias), (y, column))
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(shape_a, stride_a, turn_a, shape_b, stride_b, turn_b, ones, dtype, device):
+def _problem(shape_a, stride_a, turn_a, shape_b, stride_b, turn_b, ones, dtype):
     if turn_a:
         shape_a, stride_a = shape_a[::-1], stride_a[::-1]
     if turn_b:
         shape_b, stride_b = shape_b[::-1], stride_b[::-1]
     (m, k), n = shape_a, shape_b[1]
-    problem = Problem(m, n, k, Layout(*stride_a), Layout(*stride_b[::-1]), Layout(n, 1), ones=ones)
-    return gemm.plan(problem, dtype, device, wide=True)
+    return Problem(m, n, k, Layout(*stride_a), Layout(*stride_b[::-1]), Layout(n, 1), dtype, ones=ones)

@@ -9,15 +9,20 @@ import torch
 from torch import Tensor
 
 from .._dispatch import gemm
+from .._dispatch.forms import Forms
 from .._dispatch.gemm import Layout, Problem
+from .._dispatch.gpu import gpu
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.operator import operator
 from .._util import arguments
+from .._util.strides import is_dry
 from ..errors import InputError
 
-matmul_fwd = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=FLOATING, TILE=gemm.TILES)
+matmul_fwd = Kernel("matmul.cu", "matmul_fwd<T, TILE>", **gemm.TILED)
 matmul_wide = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=gemm.HALF, TILE=(gemm.WIDE,))
 matmul_sum = Kernel("matmul.cu", "matmul_sum<T>", T=FLOATING)
+
+PRODUCT = Forms("matmul", "product", gemm.tiles(matmul_fwd, matmul_wide))
 
 
 @operator("cupyops::matmul", autocast="lower")
@@ -27,14 +32,14 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 @_matmul.forward
-def _(a, b):
+def forward(a, b):
     y = a.new_empty((*a.shape[:-1], b.shape[-1]))
     _multiply(a, b, y)
     return y, ()
 
 
 @_matmul.backward
-def _(saved, grad_y, a, b, needs_grad):
+def backward(saved, grad_y, a, b, needs_grad):
     grad_a = grad_b = None
     if needs_grad.a:
         grad_a = a.new_empty(a.shape)
@@ -46,7 +51,7 @@ def _(saved, grad_y, a, b, needs_grad):
 
 
 @_matmul.unsupported
-def _(a, b):
+def unsupported(a, b):
     (m, k), n, batches = a.shape[-2:], b.shape[-1], math.prod(a.shape[:-2])
     return gemm.too_large(m, n, k, batches, tiles=batches * ceil_div(m, 32) * ceil_div(n, 32))
 
@@ -114,21 +119,20 @@ def _broadcast(input: Tensor, other: Tensor) -> torch.Size:
 
 def _multiply(a: Tensor, b: Tensor, y: Tensor) -> None:
     """y = a b, with a and b of any strides and y contiguous."""
-    if gemm.is_dry(y):
+    if is_dry(y):
         return
-    launch = _plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, a.device)
-    if launch is None:
-        a, b = a.contiguous(), b.contiguous()
-        launch = _plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, a.device)
-    if prepared := launch.prepare(a, b):
-        a, b = prepared
-        launch = _plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, a.device)
-    gemm.run(matmul_wide if launch.tile == gemm.WIDE else matmul_fwd, matmul_sum, launch, (a, b), (y,))
+    problem = _problem(a.shape, a.stride(), b.shape, b.stride(), a.dtype)
+    if problem is None:
+        return _multiply(a.contiguous(), b.contiguous(), y)
+    launch = PRODUCT.launch(problem, gpu(y.device))
+    if copies := gemm.prepared(problem, launch, a, b):
+        return _multiply(*copies, y)
+    return gemm.run(launch, matmul_sum, (a, b), (y,))
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(shape_a, stride_a, shape_b, stride_b, dtype, device):
-    """The launch; None for batches that are broadcast in turns, such as (2, 1, 3) with (1, 4, 1)."""
+def _problem(shape_a, stride_a, shape_b, stride_b, dtype):
+    """The GEMM; None for batches that are broadcast in turns, such as (2, 1, 3) with (1, 4, 1)."""
     batches = _merged(shape_a[:-2], stride_a[:-2], stride_b[:-2])
     if len(batches) > 2:
         return None
@@ -137,7 +141,7 @@ def _plan(shape_a, stride_a, shape_b, stride_b, dtype, device):
     a = Layout(*stride_a[-2:], inner_a, outer_a)
     b = Layout(*stride_b[:-3:-1], inner_b, outer_b)
     y = Layout(n, 1, m * n, inner * m * n)
-    return gemm.plan(Problem(m, n, k, a, b, y, outer * inner, inner), dtype, device, wide=True)
+    return Problem(m, n, k, a, b, y, dtype, outer * inner, inner)
 
 
 def _merged(sizes, strides_a, strides_b):

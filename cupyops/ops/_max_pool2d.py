@@ -10,33 +10,32 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch.window import (
-    BLOCK,
-    SHAPES,
-    aligned,
-    bwd_bands,
-    cells,
-    fwd_bands,
-    is_channels_last,
-    output_size,
-    planes,
-    steps,
-)
+from .._dispatch.forms import Forms
+from .._dispatch.gpu import gpu
+from .._dispatch.pool import BANDS, NHWC, Bands, Nhwc, Problem, Scalar
+from .._dispatch.window import output_size, planes
 from .._dispatch.window import window as arguments
-from .._kernel.kernel import FLOATING, Kernel
+from .._kernel.kernel import Kernel
 from .._operator.operator import operator
-from .._util.strides import is_dry
+from .._util.strides import aligned, is_dry, suggested_format
 
-PLACES = (torch.uint8, torch.int64)  # i * kw + j, h * W + w
-DOMAIN: dict[str, Any] = dict(T=FLOATING, I=PLACES, K=(0, 2, 3), S=(0, 1, 2), where=lambda K, S, **_: (K, S) in SHAPES)
-ALIGNED = (False, True)
-max_pool2d_fwd = Kernel("max_pool2d.cu", "max_pool2d_fwd<T, I, K, S>", **DOMAIN)
-max_pool2d_bwd = Kernel("max_pool2d.cu", "max_pool2d_bwd<T, I, K, S>", **DOMAIN)
-max_pool2d_fwd_last = Kernel("max_pool2d.cu", "max_pool2d_fwd_last<T, I, K, S, ALIGNED>", ALIGNED=ALIGNED, **DOMAIN)
-max_pool2d_bwd_last = Kernel("max_pool2d.cu", "max_pool2d_bwd_last<T, I, K, S, ALIGNED>", ALIGNED=ALIGNED, **DOMAIN)
+FILE = "max_pool2d.cu"
+INDEX: dict[str, Any] = {"I": (torch.uint8, torch.int64)}  # i * kw + j, h * W + w
+max_pool2d_fwd_bands = Kernel(FILE, "max_pool2d_fwd_bands<T, K, S>", **BANDS)
+max_pool2d_bwd_bands = Kernel(FILE, "max_pool2d_bwd_bands<T, K, S>", **BANDS)
+max_pool2d_fwd_nhwc = Kernel(FILE, "max_pool2d_fwd_nhwc<T, I, K, S, ALIGNED>", **INDEX, **NHWC)
+max_pool2d_bwd_nhwc = Kernel(FILE, "max_pool2d_bwd_nhwc<T, I, K, S, ALIGNED>", **INDEX, **NHWC)
+
+FORWARD, BACKWARD = (
+    Forms("max_pool2d", direction, [Bands(bands, backward), Nhwc(nhwc, backward), Scalar(nhwc, backward)])
+    for direction, bands, nhwc, backward in (
+        ("forward", max_pool2d_fwd_bands, max_pool2d_fwd_nhwc, False),
+        ("backward", max_pool2d_bwd_bands, max_pool2d_bwd_nhwc, True),
+    )
+)
 
 Window = tuple[list[int], ...]  # kernel, stride, padding, dilation
-MAX_WINDOW = 256  # of which a byte holds the place
+MAX_WINDOW = 256  # elements, whose places a byte holds
 
 
 @operator("cupyops::max_pool2d")
@@ -53,18 +52,18 @@ def _max_pool2d(
 
 
 @_max_pool2d.forward
-def _(x, kernel_size, stride, padding, dilation, ceil_mode, size):
-    y, argmax = _forward(x, (kernel_size, stride, padding, dilation), ceil_mode, torch.uint8)
+def forward(x, kernel_size, stride, padding, dilation, ceil_mode, size):
+    y, argmax = _maxima(x, (kernel_size, stride, padding, dilation), ceil_mode, torch.uint8)
     return y, (argmax,)
 
 
 @_max_pool2d.backward
-def _(saved, grad_y, kernel_size, stride, padding, dilation, size):
-    return _backward(grad_y, saved[0], (kernel_size, stride, padding, dilation), size)
+def backward(saved, grad_y, kernel_size, stride, padding, dilation, size):
+    return _gather(grad_y, saved[0], (kernel_size, stride, padding, dilation), size)
 
 
 @_max_pool2d.reference_backward
-def _(saved, grad_y, kernel_size, stride, padding, dilation, size):
+def reference_backward(saved, grad_y, kernel_size, stride, padding, dilation, size):
     place = saved[0].long()
     h = _starts(place, -2, stride, padding)[:, None] + place // kernel_size[1] * dilation[0]
     w = _starts(place, -1, stride, padding) + place % kernel_size[1] * dilation[1]
@@ -78,7 +77,7 @@ def _(saved, grad_y, kernel_size, stride, padding, dilation, size):
 
 
 @_max_pool2d.unsupported
-def _(x, kernel_size, stride, padding, dilation, ceil_mode, size):
+def unsupported(x, kernel_size, stride, padding, dilation, ceil_mode, size):
     return f"a window of more than {MAX_WINDOW} elements" if math.prod(kernel_size) > MAX_WINDOW else None
 
 
@@ -90,13 +89,13 @@ def _max_pool2d_with_indices(
 
 
 @_max_pool2d_with_indices.forward
-def _(x, kernel_size, stride, padding, dilation, ceil_mode):
-    return _forward(x, (kernel_size, stride, padding, dilation), ceil_mode, torch.int64), ()
+def forward_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode):
+    return _maxima(x, (kernel_size, stride, padding, dilation), ceil_mode, torch.int64), ()
 
 
 @_max_pool2d_with_indices.backward
-def _(saved, grad_y, grad_indices, indices, x, kernel_size, stride, padding, dilation):
-    return _backward(grad_y, indices, (kernel_size, stride, padding, dilation), x.shape[-2:])
+def backward_with_indices(saved, grad_y, grad_indices, indices, x, kernel_size, stride, padding, dilation):
+    return _gather(grad_y, indices, (kernel_size, stride, padding, dilation), x.shape[-2:])
 
 
 @_max_pool2d.interface
@@ -143,46 +142,37 @@ def max_pool2d(
 # --- launches ---
 
 
-def _forward(x: Tensor, window: Window, ceil_mode: bool, places: torch.dtype) -> tuple[Tensor, Tensor]:
-    layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+def _maxima(x: Tensor, window: Window, ceil_mode: bool, index: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The maxima and their places."""
+    layout = suggested_format(x)
     x, size = x.contiguous(memory_format=layout), x.shape[-2:]
     out = output_size(size, window, ceil_mode)
     y = torch.empty((*x.shape[:-2], *out), dtype=x.dtype, device=x.device, memory_format=layout)
-    argmax = torch.empty_like(y, dtype=places)
-    if is_dry(y) or y.numel() == 0:
-        return y, argmax  # what would be launched depends on sizes that may be symbols
-    geometry = (*size, *out, *window[0], *window[1], *window[2], *window[3])
-    types, itemsize = dict(T=x.dtype, I=places), x.element_size()
-    if layout is torch.channels_last:
-        c = cells(*x.shape[:2], geometry, itemsize, aligned(x), False)
-        max_pool2d_fwd_last[c.grid, BLOCK](x, y, argmax, c.threads, x.shape[1], c.window, c.cells, **types, **c.shape)
-    else:
-        staged = tuple(size for size in (itemsize, places.itemsize) if size < 4)  # kStaged
-        b = fwd_bands(y.numel() // (out[0] * out[1]), geometry, itemsize, staged)
-        max_pool2d_fwd[b.grid, b.block, b.shared](x, y, argmax, b.window, b.bands, **types, **b.shape)
+    argmax = torch.empty_like(y, dtype=index)
+    if not is_dry(y) and y.numel() > 0:  # on a dry run sizes may be symbols
+        problem = _problem(x, (*size, *out), window, layout, aligned(x), index)
+        FORWARD.launch(problem, gpu(x.device))(x, y, argmax)
     return y, argmax
 
 
-def _backward(grad_y: Tensor, argmax: Tensor, window: Window, size: Sequence[int]) -> Tensor:
-    layout = torch.channels_last if is_channels_last(argmax) else torch.contiguous_format
-    shape, out = (*grad_y.shape[:-2], *size), grad_y.shape[-2:]
+def _gather(grad_y: Tensor, argmax: Tensor, window: Window, size: Sequence[int]) -> Tensor:
+    """The gradient of planes of `size`."""
+    layout = suggested_format(argmax)
+    shape = (*grad_y.shape[:-2], *size)
     grad_x = torch.empty(shape, dtype=grad_y.dtype, device=grad_y.device, memory_format=layout)
-    count = grad_x.numel()
-    if is_dry(grad_x) or count == 0:
-        return grad_x
-    geometry = (*size, *out, *window[0], *window[1], *window[2], *window[3])
-    types, itemsize = dict(T=grad_y.dtype, I=argmax.dtype), grad_y.element_size()
-    if layout is torch.channels_last:
-        c = cells(*shape[:2], geometry, itemsize, aligned(grad_y, argmax), True)
-        max_pool2d_bwd_last[c.grid, BLOCK](
-            grad_y, argmax, grad_x, c.threads, shape[1], c.window, c.cells, *steps(geometry), **types, **c.shape
-        )
-    else:
-        b = bwd_bands(count // (size[0] * size[1]), geometry, itemsize, argmax.element_size())
-        max_pool2d_bwd[b.grid, b.block, b.shared](
-            grad_y, argmax, grad_x, b.window, b.bands, *steps(geometry), **types, **b.shape
-        )
+    if not is_dry(grad_x) and grad_x.numel() > 0:
+        sizes, both_aligned = (*size, *grad_y.shape[-2:]), aligned(grad_y) and aligned(argmax)
+        problem = _problem(grad_x, sizes, window, layout, both_aligned, argmax.dtype)
+        BACKWARD.launch(problem, gpu(grad_y.device))(grad_y, argmax, grad_x)
     return grad_x
+
+
+def _problem(
+    x: Tensor, sizes: tuple[int, ...], window: Window, layout: torch.memory_format, aligned: bool, index: torch.dtype
+) -> Problem:
+    images, channels = (1, *x.shape)[-4:-2]
+    geometry = (*sizes, *window[0], *window[1], *window[2], *window[3])
+    return Problem(images, channels, geometry, x.dtype, layout is torch.channels_last, aligned, index)
 
 
 def _starts(place: Tensor, dim: int, stride: Sequence[int], padding: Sequence[int]) -> Tensor:

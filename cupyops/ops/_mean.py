@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import totals
+from .._dispatch import sum_var
 from .._operator.operator import operator
 
 
@@ -16,7 +16,7 @@ def _mean(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, s
     return torch.mean(x, dim, keepdim, dtype=dtype)
 
 
-totals.give_roles(_mean, mean=True)
+sum_var.give_roles(_mean, mean=True)
 
 
 @_mean.interface
@@ -45,6 +45,6 @@ def mean(
         >>> cupyops.mean(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 1)
         tensor([1.5000, 3.5000])
     """
-    dims = totals.given_dims(input, dim, keepdim, dtype)
-    totals.check_inexact(input, dtype)
+    dims = sum_var.given_dims(input, dim, keepdim, dtype)
+    sum_var.check_inexact(input, dtype)
     return _mean(input, dims, keepdim, dtype, list(input.shape))

@@ -10,15 +10,16 @@ from .._dispatch import losses
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.operator import operator
 from .._util import arguments
+from .._util.strides import is_dry
 
-nll_loss_fwd = Kernel("nll_loss.cu", "nll_loss_fwd<T>", T=FLOATING)
-nll_loss_fwd_sum = Kernel("nll_loss.cu", "nll_loss_fwd_sum<T>", T=FLOATING)
-nll_loss_bwd = Kernel("nll_loss.cu", "nll_loss_bwd<T>", T=FLOATING)
-nll_loss_bwd_rows = Kernel("nll_loss.cu", "nll_loss_bwd_rows<T>", T=FLOATING)
+ZERO_VECTORS = 2  # of 16 bytes of grad_x that each thread of backward makes zeros first
+DEFINE = {**losses.DEFINE, "ZERO_VECTORS": ZERO_VECTORS}
+nll_loss_fwd = Kernel("nll_loss.cu", "nll_loss_fwd<T>", define=DEFINE, T=FLOATING)
+nll_loss_bwd_strided = Kernel("nll_loss.cu", "nll_loss_bwd_strided<T>", define=DEFINE, T=FLOATING)
+nll_loss_bwd_rows = Kernel("nll_loss.cu", "nll_loss_bwd_rows<T>", define=DEFINE, T=losses.SINGLE)
 
 BLOCK = 256
-MAX_BLOCKS = 1024  # of a sum over the batch; a block then adds their parts
-ZEROS = 2 * 16  # bytes of grad_x for a thread: kZeros vectors
+MOST_BLOCKS = 1024  # of forward, on every GPU, so that the sum over the batch has the same bits on all of them
 
 
 @operator("cupyops::nll_loss", autocast="fp32_everywhere")
@@ -28,37 +29,36 @@ def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: in
 
 
 @_nll_loss.forward
-def _(x, target, weight, ignore_index, reduction):
+def forward(x, target, weight, ignore_index, reduction):
     x, target, weight = losses.dense(x), target.contiguous(), losses.contiguous(weight)
     positions, chosen = target.numel(), losses.REDUCTIONS[reduction]
     y = torch.empty(target.shape if chosen == 0 else (), dtype=x.dtype, device=x.device)
-    parts, total_weight = losses.room_for_sums(x, chosen, MAX_BLOCKS)
-    blocks = losses.blocks(positions, BLOCK, MAX_BLOCKS, chosen)
-    sizes = positions, losses.classes(x), losses.inner(x), ignore_index, chosen
-    nll_loss_fwd[blocks, BLOCK](x, target, weight, y, parts, total_weight, *sizes, T=x.dtype)
-    if chosen:
-        several = ceil_div(blocks - 1, MAX_BLOCKS)  # 0 where one block has done it all
-        nll_loss_fwd_sum.configure(several, MAX_BLOCKS, overlap=True)(parts, y, total_weight, blocks, chosen, T=x.dtype)
+    partials, total_weight = losses.buffer_for_sums(x, chosen, MOST_BLOCKS)
+    if not is_dry(x):
+        blocks = losses.blocks(positions, BLOCK, MOST_BLOCKS, chosen)
+        sizes = positions, losses.classes(x), losses.inner(x), ignore_index, chosen
+        nll_loss_fwd[blocks, BLOCK](x, target, weight, y, partials, total_weight, *sizes, T=x.dtype)
+        losses.finalize(partials, y, total_weight, blocks, chosen)
     return y, (total_weight,)
 
 
 @_nll_loss.backward
-def _(saved, grad_y, x, target, weight, ignore_index, reduction):
+def backward(saved, grad_y, x, target, weight, ignore_index, reduction):
     x, target, weight = losses.dense(x), target.contiguous(), losses.contiguous(weight)
     given, chosen = (grad_y, target, weight, saved[0]), losses.REDUCTIONS[reduction]
     positions, classes = target.numel(), losses.classes(x)
-    if losses.side_by_side(x):
+    if losses.side_by_side(x) and x.dtype in losses.SINGLE:
         grad_x = torch.empty_like(x)
-        blocks = ceil_div(grad_x.numel(), BLOCK * ZEROS // grad_x.itemsize)
+        blocks = ceil_div(grad_x.numel(), BLOCK * ZERO_VECTORS * 16 // grad_x.itemsize)
         nll_loss_bwd_rows[blocks, BLOCK](*given, grad_x, positions, classes, ignore_index, chosen, T=x.dtype)
     else:
         grad_x, sizes = torch.zeros_like(x), (positions, classes, losses.inner(x), ignore_index, chosen)
-        nll_loss_bwd[ceil_div(positions, BLOCK), BLOCK](*given, grad_x, *sizes, T=x.dtype)
+        nll_loss_bwd_strided[ceil_div(positions, BLOCK), BLOCK](*given, grad_x, *sizes, T=x.dtype)
     return grad_x
 
 
 @_nll_loss.unsupported
-def _(x, target, weight, ignore_index, reduction):
+def unsupported(x, target, weight, ignore_index, reduction):
     return losses.no_classes(x)
 
 

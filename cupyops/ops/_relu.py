@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch.in_place import change
+from .._dispatch.elementwise import by_vectors, change_in_place
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.arrays import overwrite
 from .._operator.derivation.distributed import is_spread
@@ -15,10 +15,8 @@ from .._util.strides import alike, restride
 relu_fwd = Kernel("relu.cu", "relu_fwd<T>", T=FLOATING)
 relu_bwd = Kernel("relu.cu", "relu_bwd<T>", T=FLOATING)
 
-BLOCK = 128
 VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements of a thread, whose bits are a byte of the mask
 MASKED = 1 << 18  # elements from which on a mask is worth its memory: with fewer, the GPU is done before the host is
-ELEMENTS = {dtype: BLOCK * width for dtype, width in VECTOR.items()}  # of one block
 
 
 @operator("cupyops::relu")
@@ -27,25 +25,23 @@ def _relu(input: Tensor) -> Tensor:
 
 
 @_relu.forward
-def _(input, needs_grad=None):
+def forward(input, needs_grad=None):
     y = torch.empty_like(input)
     x = input if input.is_contiguous() else restride(input, y.stride())
-    n, dtype = y.numel(), y.dtype
-    mask = None
+    n, mask = y.numel(), None
     # a bit for each element, which backward reads in place of y: a third less to move. y is kept all the same, for a second
     # derivative; the next operator mostly keeps it too
     if needs_grad is not None and n >= MASKED:
-        mask = torch.empty(ceil_div(n, VECTOR[dtype]), dtype=torch.uint8, device=y.device)
-    relu_fwd[-(-n // ELEMENTS[dtype]), BLOCK](x, y, mask, n, T=dtype)  # ceil_div, without the call
+        mask = torch.empty(ceil_div(n, VECTOR[y.dtype]), dtype=torch.uint8, device=y.device)
+    relu_fwd[by_vectors(y)](x, y, mask, n, T=y.dtype)
     return y, () if mask is None else (mask,)
 
 
 @_relu.backward
-def _(saved, grad_y, y):
+def backward(saved, grad_y, y):
     grad_x = torch.empty_like(grad_y)
-    n, dtype = grad_x.numel(), grad_x.dtype
     y, mask = (None, saved[0]) if saved else (y, None)
-    relu_bwd[-(-n // ELEMENTS[dtype]), BLOCK](grad_y, y, mask, grad_x, n, T=dtype)
+    relu_bwd[by_vectors(grad_x)](grad_y, y, mask, grad_x, grad_x.numel(), T=grad_x.dtype)
     return grad_x
 
 
@@ -65,17 +61,15 @@ def _relu_(input: Tensor) -> Tensor:
 
 
 @_relu_.forward
-def _(input):
-    n, dtype = input.numel(), input.dtype
-    change(input, lambda x, y: relu_fwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](x, y, None, n, T=dtype))
+def forward_in_place(input):
+    change_in_place(input, lambda x, y: relu_fwd[by_vectors(y)](x, y, None, y.numel(), T=y.dtype))
     return input, ()
 
 
 @_relu_.backward
-def _(saved, grad_y, y):
+def backward_in_place(saved, grad_y, y):
     grad_x, grad_y, y = alike(grad_y, y)
-    n, dtype = y.numel(), y.dtype
-    relu_bwd[ceil_div(n, ELEMENTS[dtype]), BLOCK](grad_y, y, None, grad_x, n, T=dtype)
+    relu_bwd[by_vectors(grad_x)](grad_y, y, None, grad_x, y.numel(), T=y.dtype)
     return grad_x
 
 

@@ -8,40 +8,41 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._dispatch import norms
+from .._dispatch import norm, norm_arguments
+from .._dispatch.norm_forms import acc
 from .._operator.operator import operator
 
-_kernels = norms.kernels("rms_norm")
 
-
-@operator("cupyops::rms_norm", autocast=norms.RMS_AUTOCAST)
+@operator("cupyops::rms_norm", autocast=norm_arguments.RMS_AUTOCAST)
 def _rms_norm(x: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return norms.rms_in_steps(x, normalized_shape, weight, eps)
+        return norm_arguments.rms_in_steps(x, normalized_shape, weight, eps)
     return torch.nn.functional.rms_norm(x, normalized_shape, weight, eps)
 
 
 @_rms_norm.unsupported
-def _(x, normalized_shape, weight, eps):
-    return norms.mixed(x, weight)
+def why_not(x, normalized_shape, weight, eps):
+    return norm_arguments.mixed(x, weight)
 
 
 @_rms_norm.forward
-def _(x, normalized_shape, weight, eps):
-    rows, size = norms.split(x, normalized_shape)
-    x, weight = norms.contiguous(x, weight)
-    y, rstd = torch.empty_like(x), x.new_empty(rows, dtype=norms.acc(x.dtype))
-    norms.forward(_kernels, (x,), (weight, y, rstd), rows, size, norms.rms_eps(eps, x.dtype))
+def forward(x, normalized_shape, weight, eps):
+    rows, size = norm_arguments.split(x, normalized_shape)
+    x, weight = norm_arguments.contiguous(x, weight)
+    y, rstd = torch.empty_like(x), x.new_empty(rows, dtype=acc(x.dtype))
+    tensors = norm.Rows(x, weight=weight, y=y, rstd=rstd)
+    norm.forward(norm.RMS_NORM, tensors, rows, size, norm_arguments.rms_eps(eps, x.dtype))
     return y, (rstd,)
 
 
 @_rms_norm.backward
-def _(saved, grad_y, x, normalized_shape, weight, needs_grad):
-    rows, size = norms.split(x, normalized_shape)
-    grad_y, x, weight = norms.contiguous(grad_y, x, weight)
+def backward(saved, grad_y, x, normalized_shape, weight, needs_grad):
+    rows, size = norm_arguments.split(x, normalized_shape)
+    grad_y, x, weight = norm_arguments.contiguous(grad_y, x, weight)
     grad_x = torch.empty_like(x) if needs_grad.x else None
     grad_weight = torch.empty_like(weight) if needs_grad.weight else None
-    norms.backward(_kernels, norms.Gradients((grad_y, x, weight), saved, grad_x, (grad_weight,)), rows, size)
+    tensors = norm.Gradients(grad_y, x, weight, rstd=saved[0], grad_x=grad_x, grad_weight=grad_weight)
+    norm.backward(norm.RMS_NORM, tensors, rows, size)
     return grad_x, grad_weight
 
 
@@ -68,5 +69,5 @@ def rms_norm(
         >>> cupyops.rms_norm(torch.tensor([[1.0, 2.0, 2.0]]), (3,), torch.tensor([1.0, 1.0, 0.0]))
         tensor([[0.5774, 1.1547, 0.0000]])
     """
-    shape, eps = norms.rms_checked(input, normalized_shape, weight, eps)
+    shape, eps = norm_arguments.rms_checked(input, normalized_shape, weight, eps)
     return _rms_norm(input, shape, weight, eps)

@@ -5,21 +5,48 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import column_sums, spread
-from .._dispatch.broadcast import BLOCK, arrange, broadcast_shape, empty_output
+from .._dispatch.broadcast import Strided, broadcast_shape, empty_output, fill
+from .._dispatch.broadcast_params import FORM, PerChannel, PerChannelUnaligned, PerColumn
+from .._dispatch.column import DEFINE, Channels, ChannelsUnaligned, Columns, Sums, pattern, sum_gradients
+from .._dispatch.elementwise import UP_TO_FLOAT32
+from .._dispatch.forms import Forms
+from .._dispatch.gpu import gpu
 from .._kernel.kernel import FLOATING, Kernel
 from .._operator.operator import operator
 from .._util import arguments
 from .._util.strides import is_dry, restride
 
-BOTH = (False, True)
-scale_shift_fwd = Kernel("scale_shift.cu", "scale_shift_fwd<T, BIAS, FORM>", T=FLOATING, BIAS=BOTH, FORM=spread.FORMS)
-scale_shift_fwd_broadcast = Kernel("scale_shift.cu", "scale_shift_fwd_broadcast<T, BIAS>", T=FLOATING, BIAS=BOTH)
-scale_shift_bwd_columns = Kernel("scale_shift.cu", "scale_shift_bwd_columns<T, WEIGHT>", T=FLOATING, WEIGHT=BOTH)
-scale_shift_bwd_spans = Kernel(
-    "scale_shift.cu", "scale_shift_bwd_spans<T, WEIGHT, CUT>", T=FLOATING, WEIGHT=BOTH, CUT=BOTH
+VECTORS = 3  # of a thread whose columns have parameters of their own
+DEFINES = {**DEFINE, "SCALE_SHIFT_VECTORS": VECTORS}
+scale_shift_fwd_params = Kernel(
+    "scale_shift.cu", "scale_shift_fwd_params<T, FORM>", define=DEFINES, T=UP_TO_FLOAT32, FORM=FORM
 )
-scale_shift_bwd_finish = Kernel("scale_shift.cu", "scale_shift_bwd_finish<T>", T=FLOATING)
+scale_shift_fwd_strided = Kernel("scale_shift.cu", "scale_shift_fwd_strided<T>", define=DEFINES, T=FLOATING)
+scale_shift_bwd_columns = Kernel("scale_shift.cu", "scale_shift_bwd_columns<T>", define=DEFINES, T=UP_TO_FLOAT32)
+scale_shift_bwd_channels = Kernel(
+    "scale_shift.cu", "scale_shift_bwd_channels<T, UNALIGNED>", define=DEFINES, T=FLOATING, UNALIGNED=(False, True),
+    where=lambda T, UNALIGNED: UNALIGNED or T is not torch.float64,
+)  # fmt: skip
+
+FORWARD = Forms(
+    "scale_shift",
+    "forward",
+    [
+        PerColumn(scale_shift_fwd_params, VECTORS),
+        PerChannel(scale_shift_fwd_params),
+        PerChannelUnaligned(scale_shift_fwd_params),
+        Strided(scale_shift_fwd_strided, inputs=3),
+    ],
+)
+BACKWARD = Forms(
+    "scale_shift",
+    "backward",
+    [
+        Columns(scale_shift_bwd_columns, sums=2),
+        Channels(scale_shift_bwd_channels, sums=2),
+        ChannelsUnaligned(scale_shift_bwd_channels, sums=2),
+    ],
+)
 
 
 @operator("cupyops::scale_shift")
@@ -29,7 +56,7 @@ def _scale_shift(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @_scale_shift.forward
-def _(x, weight, bias):
+def forward(x, weight, bias):
     factors = [factor.expand(x.shape) for factor in (weight, bias) if factor is not None]
     y = empty_output(x, *factors)
     _apply(y, x, *factors)
@@ -37,15 +64,15 @@ def _(x, weight, bias):
 
 
 @_scale_shift.backward
-def _(saved, grad_y, x, weight, bias, needs_grad):
+def backward(saved, grad_y, x, weight, bias, needs_grad):
     grad_x = torch.empty_like(grad_y) if needs_grad.x else None
     grad_weight = _contiguous(weight, grad_y) if needs_grad.weight else None
     grad_bias = _contiguous(bias, grad_y) if needs_grad.bias else None
     if is_dry(grad_y) or grad_y.numel() == 0:
         return grad_x, grad_weight, grad_bias
     x = restride(x, grad_y.stride()) if needs_grad.weight else None
-    of_weight = column_sums.pattern(grad_y.shape, grad_y.stride(), weight.shape)
-    of_bias = column_sums.pattern(grad_y.shape, grad_y.stride(), bias.shape) if bias is not None else None
+    of_weight = pattern(grad_y.shape, grad_y.stride(), weight.shape)
+    of_bias = pattern(grad_y.shape, grad_y.stride(), bias.shape) if bias is not None else None
     together = of_weight if needs_grad.weight else of_bias
     fused = together is not None and together[1] < grad_y.numel() and (needs_grad.weight or needs_grad.bias)
     # one pass for all that have this pattern; what is left has a launch of its own
@@ -69,7 +96,7 @@ def _(saved, grad_y, x, weight, bias, needs_grad):
 
 
 @_scale_shift.unsupported
-def _(x, weight, bias):
+def unsupported(x, weight, bias):
     if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
         return "mixed dtypes"
     return None
@@ -127,19 +154,12 @@ def _contiguous(factor: Tensor, grad_y: Tensor) -> Tensor:
 
 def _apply(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     """y = x * weight + bias, all of the shape of y."""
-    template = {"T": y.dtype, "BIAS": bias is not None}
-    factors = (weight,) if bias is None else (weight, bias)
-    if (found := spread.plan(y, x, *factors, kept=3)) is not None:
-        scale_shift_fwd[found.grid, BLOCK](x, weight, bias, y, found.spread, y.numel(), FORM=found.form, **template)
-        return
-    grid, layout, (x, weight, *rest) = arrange(y, x, *factors)
-    bias = rest[0] if rest else None
-    scale_shift_fwd_broadcast[grid, BLOCK](x, weight, bias, y, layout, y.numel(), **template)
+    fill(FORWARD, y, (x, weight, bias))
 
 
-def _sum_of_products(grad_y: Tensor, x: Tensor, weight: Tensor, pattern: column_sums.Pattern | None) -> Tensor:
+def _sum_of_products(grad_y: Tensor, x: Tensor, weight: Tensor, of_weight: tuple[int, int, int] | None) -> Tensor:
     """grad_weight where there is nothing to sum, or where no kernel sums."""
-    if pattern is not None:
+    if of_weight is not None:
         product = torch.empty_like(grad_y)
         _apply(product, grad_y, x)
         return product.contiguous().view(weight.shape)
@@ -151,28 +171,13 @@ def _reduce(
     grad_y: Tensor,
     x: Tensor | None,
     weight: Tensor | None,
-    pattern: column_sums.Pattern,
+    summed: tuple[int, int, int],
     grad_x: Tensor | None,
     grad_weight: Tensor | None,
     grad_bias: Tensor | None,
 ) -> None:
-    """Fill those of the three gradients that are given. Two launches: partial sums, and their sums."""
-    dtype = grad_y.dtype
-    found = column_sums.plan(*pattern, 16 // grad_y.element_size())
+    """Fill those of the three gradients that are given, in one pass over what is `summed`."""
+    launch = BACKWARD.launch(Sums(*summed, grad_y.element_size()), gpu(grad_y.device))
     x = x if grad_weight is not None else None
     weight = weight.contiguous() if weight is not None and grad_x is not None else None
-    grads = [grad for grad in (grad_weight, grad_bias) if grad is not None]
-    template = {"T": dtype, "WEIGHT": x is not None}
-    partial = None
-    if found.columns or found.partial[0] > 1:
-        wide = torch.promote_types(dtype, torch.float32)
-        partial = grad_y.new_empty((1 + (x is not None), *found.partial), dtype=wide)
-    given = (grad_y, x, weight, grad_x, partial)
-    if found.columns:
-        scale_shift_bwd_columns[found.grid, found.block](*given, found.size, **template)
-    else:
-        second = grads[1] if len(grads) > 1 else None
-        scale_shift_bwd_spans[found.grid, found.block](*given, grads[0], second, found.size, CUT=found.cut, **template)
-    if partial is not None:
-        blocks, block = found.finish
-        scale_shift_bwd_finish[(blocks, len(grads)), block](partial, grads[0], grads[-1], *found.left, T=dtype)
+    sum_gradients(launch, (grad_y, x, weight), grad_x, (grad_weight, grad_bias))

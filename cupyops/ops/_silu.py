@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch.in_place import change
-from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._dispatch.elementwise import by_vectors, change_in_place
+from .._kernel.kernel import FLOATING, Kernel
 from .._operator.derivation.distributed import is_spread
 from .._operator.operator import operator
 from .._util import arguments
@@ -15,9 +15,6 @@ from .._util.strides import alike
 silu_fwd = Kernel("silu.cu", "silu_fwd<T>", T=FLOATING)
 silu_bwd = Kernel("silu.cu", "silu_bwd<T>", T=FLOATING)
 
-BLOCK = 128
-VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements per thread
-
 
 @operator("cupyops::silu")
 def _silu(x: Tensor) -> Tensor:
@@ -25,18 +22,16 @@ def _silu(x: Tensor) -> Tensor:
 
 
 @_silu.forward
-def _(x):
+def forward(x):
     y, x = alike(x)
-    n, dtype = y.numel(), y.dtype
-    silu_fwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](x, y, n, T=dtype)
+    silu_fwd[by_vectors(y)](x, y, y.numel(), T=y.dtype)
     return y, ()
 
 
 @_silu.backward
-def _(saved, grad_y, x):
+def backward(saved, grad_y, x):
     grad_x, grad_y, x = alike(grad_y, x)
-    n, dtype = grad_x.numel(), grad_x.dtype
-    silu_bwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](grad_y, x, grad_x, n, T=dtype)
+    silu_bwd[by_vectors(grad_x)](grad_y, x, grad_x, grad_x.numel(), T=grad_x.dtype)
     return grad_x
 
 
@@ -46,9 +41,8 @@ def _silu_(x: Tensor) -> Tensor:
 
 
 @_silu_.forward
-def _(x):
-    n, dtype = x.numel(), x.dtype
-    change(x, lambda x, y: silu_fwd[ceil_div(n, BLOCK * VECTOR[dtype]), BLOCK](x, y, n, T=dtype))
+def forward_in_place(x):
+    change_in_place(x, lambda x, y: silu_fwd[by_vectors(y)](x, y, y.numel(), T=y.dtype))
     return x, ()
 
 

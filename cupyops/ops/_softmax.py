@@ -8,8 +8,7 @@ from torch import Tensor
 from .._dispatch import softmaxes
 from .._operator.operator import operator
 
-FORWARD = softmaxes.forms("softmax.cu", "softmax_fwd")
-BACKWARD = softmaxes.forms("softmax.cu", "softmax_bwd")
+FORWARD, BACKWARD = softmaxes.forms("softmax", "Softmax")
 
 
 @operator("cupyops::softmax", autocast="fp32")
@@ -18,28 +17,27 @@ def _softmax(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
 
 
 @_softmax.unsupported
-def _(x, dim, dtype):
-    return softmaxes.why_not(x.dtype, dtype)
+def unsupported(x, dim, dtype):
+    return softmaxes.why_no_kernel(x.dtype, dtype)
 
 
 @_softmax.forward
-def _(x, dim, dtype):
+def forward(x, dim, dtype):
     x = x.contiguous()
     y = torch.empty_like(x, dtype=dtype)
-    widen = softmaxes.widens(x.dtype, y.dtype)
-    softmaxes.launch(FORWARD, dim, x, y, T=x.dtype, WIDEN=widen)
-    return y, (x.new_empty(0),) if widen else ()  # the dtype of the gradient, since x itself is not kept
+    softmaxes.launch(FORWARD, dim, x.dtype, x, y)
+    return y, (x.new_empty(0),) if y.dtype is not x.dtype else ()  # the gradient's dtype, since x itself is not saved
 
 
 @_softmax.backward
-def _(saved, grad_y, y, dim):
+def backward(saved, grad_y, y, dim):
     grad_x = torch.empty_like(y, dtype=saved[0].dtype if saved else None)
-    softmaxes.launch(BACKWARD, dim, grad_y, y, grad_x, T=grad_x.dtype, WIDEN=bool(saved))
+    softmaxes.launch(BACKWARD, dim, grad_x.dtype, grad_y, y, grad_x)
     return grad_x
 
 
 @_softmax.reference_backward
-def _(saved, grad_y, y, dim):
+def reference_backward(saved, grad_y, y, dim):
     grad_x = torch.ops.aten._softmax_backward_data(grad_y, y, dim, y.dtype)
     return grad_x.to(saved[0].dtype) if saved else grad_x
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import totals
+from .._dispatch import sum_var
 from .._operator.operator import operator
 
 
@@ -16,7 +16,7 @@ def _sum(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, si
     return torch.sum(x, dim, keepdim, dtype=dtype)
 
 
-totals.give_roles(_sum, mean=False)
+sum_var.give_roles(_sum, mean=False)
 
 
 @_sum.interface
@@ -45,5 +45,5 @@ def sum(
         >>> cupyops.sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 1)
         tensor([3., 7.])
     """
-    dims = totals.given_dims(input, dim, keepdim, dtype)
+    dims = sum_var.given_dims(input, dim, keepdim, dtype)
     return _sum(input, dims, keepdim, dtype, list(input.shape))

@@ -6,13 +6,9 @@ import torch
 from torch import Tensor
 
 from .._dispatch import gated
-from .._kernel.kernel import FLOATING, Kernel
 from .._operator.operator import operator
 
-swiglu_fwd = Kernel("swiglu.cu", "swiglu_fwd<T>", T=FLOATING)
-swiglu_fwd_small = Kernel("swiglu.cu", "swiglu_fwd_small<T>", T=FLOATING)
-swiglu_bwd = Kernel("swiglu.cu", "swiglu_bwd<T>", T=FLOATING)
-swiglu_bwd_small = Kernel("swiglu.cu", "swiglu_bwd_small<T>", T=FLOATING)
+FORWARD, BACKWARD = gated.forms("swiglu", "Silu")
 
 
 @operator("cupyops::swiglu")
@@ -21,13 +17,13 @@ def _swiglu(gate: Tensor, up: Tensor | None) -> Tensor:
 
 
 @_swiglu.forward
-def _(gate, up):
-    return gated.forward(swiglu_fwd, swiglu_fwd_small, gate, up), ()
+def forward(gate, up):
+    return gated.forward(FORWARD, gate, up, "Silu"), ()
 
 
 @_swiglu.backward
-def _(saved, grad_y, gate, up, needs_grad):
-    return gated.backward(swiglu_bwd, swiglu_bwd_small, grad_y, gate, up, needs_grad)
+def backward(saved, grad_y, gate, up, needs_grad):
+    return gated.backward(BACKWARD, grad_y, gate, up, needs_grad, "Silu")
 
 
 @_swiglu.interface

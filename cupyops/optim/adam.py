@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from .._dispatch.multi_tensor import BLOCK
+from .._dispatch.multi_tensor import BLOCK, DEFINE
 from .._kernel.kernel import FLOATING, Kernel
 from ..errors import LaunchError
 from .fused import Entry, Fused, learning_rate, written
 from .plan import Batch, Group
 
-adam_step = Kernel("adam.cu", "adam_step<T, AMSGRAD>", T=FLOATING, AMSGRAD=(False, True))
+adam_step = Kernel("adam.cu", "adam_step<T, AMSGRAD>", define=DEFINE, T=FLOATING, AMSGRAD=(False, True))
 
 _ON_DEVICE = -1.0  # steps that the kernel reads itself
 

@@ -12,17 +12,18 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from .._dispatch.multi_tensor import BLOCK, Alike, Launch, Moving, why_not
+from .._dispatch.multi_tensor import BLOCK, DEFINE, MovingTables, SameLayout, TableLaunch, why_not
 from .._kernel.kernel import FLOATING, Kernel
 from .._util.tracing import operator as traced
 
 _NORMS = ("Squares", "Largest")
-grad_norm_partial = Kernel("grad_norm.cu", "grad_norm_partial<T, NORM>", T=FLOATING, NORM=_NORMS)
-grad_norm = Kernel("grad_norm.cu", "grad_norm<T, NORM>", T=FLOATING, NORM=_NORMS)
-grad_clip = Kernel("grad_norm.cu", "grad_clip<T>", T=FLOATING)
+grad_norm_partials = Kernel("grad_norm.cu", "grad_norm_partials<T, NORM>", define=DEFINE, T=FLOATING, NORM=_NORMS)
+grad_norm_finalize = Kernel("grad_norm.cu", "grad_norm_finalize<T, NORM>", define=DEFINE, T=FLOATING, NORM=_NORMS)
+grad_norm_clip = Kernel("grad_norm.cu", "grad_norm_clip<T>", define=DEFINE, T=FLOATING)
 
-BLOCKS = 132 * 8  # of a launch, at most: the same bits on all GPUs
-FOLDERS = 1024  # threads that fold what the blocks found
+# Into how many blocks a launch is cut, at most, does not depend on the GPU: all of them give the same bits.
+BLOCKS = 132 * 8
+FINALIZERS = 1024  # threads that add up what the blocks found
 
 _NAME = "cupyops.nn.utils.clip_grad_norm_"
 _grad = attrgetter("grad")
@@ -82,7 +83,7 @@ def clip_grad_norm_(
             with traced(_NAME, "reference", note=reason):
                 return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         known = _Known(grads)
-        if Alike.can_tell():
+        if SameLayout.can_tell():
             if len(_known) >= _MOST_KNOWN:
                 _known.clear()
             _known[key] = known
@@ -93,13 +94,14 @@ def clip_grad_norm_(
 class _Known:
     """What has been found out about gradients, for later ones that are like them wherever they lie; keeps none alive."""
 
-    def __init__(self, grads: list[Tensor]) -> None:
-        self._alike = Alike(grads) if Alike.can_tell() else None
+    def __init__(self, grads: list[Tensor], most_blocks: int = BLOCKS) -> None:
+        self._most_blocks = most_blocks
+        self._alike = SameLayout(grads) if SameLayout.can_tell() else None
         places: dict[torch.dtype, list[int]] = {}
         for place, grad in enumerate(grads):
             places.setdefault(grad.dtype, []).append(place)
-        self._groups = [(dtype, at, Moving(([grads[i] for i in at],))) for dtype, at in places.items()]
-        self._blocks = sum(_grid(one) for *_, moving in self._groups for one in moving.launches)
+        self._groups = [(dtype, at, MovingTables(([grads[i] for i in at],))) for dtype, at in places.items()]
+        self._blocks = sum(self._grid(one) for *_, moving in self._groups for one in moving.launches)
         self._wide = torch.float64 if torch.float64 in places else torch.float32
         self._dtype = functools.reduce(torch.promote_types, places)
 
@@ -118,12 +120,12 @@ class _Known:
         begin = 0
         for dtype, at, moving in self._groups:
             for launch in moving.launches:
-                blocks, table, count = _grid(launch), launch.table, launch.tensors
+                blocks, table, count = self._grid(launch), launch.table, launch.tensors
                 here = partials[begin : begin + blocks] if begin else partials
-                grad_norm_partial[blocks, BLOCK](grads[at[launch.start]], table, count, here, T=dtype, NORM=kind)
+                grad_norm_partials[blocks, BLOCK](grads[at[launch.start]], table, count, here, T=dtype, NORM=kind)
                 begin += blocks
         norm = partials.new_empty(())
-        grad_norm[1, FOLDERS](partials, norm, begin, T=grads[0].dtype, NORM=kind)
+        grad_norm_finalize[1, FINALIZERS](partials, norm, begin, T=grads[0].dtype, NORM=kind)
         total = norm.to(self._dtype)
         if error_if_nonfinite and not math.isfinite(total.item()):
             raise RuntimeError(
@@ -135,16 +137,15 @@ class _Known:
         for dtype, at, moving in reversed(self._groups):
             for launch in reversed(moving.launches):
                 given = grads[at[launch.start]], launch.table, launch.tensors
-                grad_clip[_grid(launch), BLOCK](*given, max_norm, norm, T=dtype)
+                grad_norm_clip[self._grid(launch), BLOCK](*given, max_norm, norm, T=dtype)
         return total
+
+    def _grid(self, launch: TableLaunch) -> int:
+        return min(launch.blocks, self._most_blocks)
 
 
 _known: dict[tuple[int, int, float], _Known] = {}  # by the first parameter's id, the count of gradients, and norm_type
 _MOST_KNOWN = 64
-
-
-def _grid(launch: Launch) -> int:
-    return min(launch.blocks, BLOCKS)
 
 
 def _why_not_at_all(norm_type: float, foreach: bool | None) -> str | None:

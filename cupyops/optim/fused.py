@@ -16,7 +16,7 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from .._dispatch.multi_tensor import why_not
 from .._util import tracing
 from ..errors import LaunchError
-from .plan import Batch, Group, Plan, can_last
+from .plan import Batch, Group, StepPlan, can_last
 
 
 class Entry(NamedTuple):
@@ -191,7 +191,7 @@ class Fused(torch.optim.Optimizer):
 
     def _planned(self, index: int, group: Group) -> list[Batch] | None:
         """What the last step had, where this one is like it."""
-        plans: dict[int, Plan] = self.__dict__.setdefault("_plans", {})
+        plans: dict[int, StepPlan] = self.__dict__.setdefault("_plans", {})
         plan = plans.pop(index, None)
         if plan is None:
             return None
@@ -205,7 +205,7 @@ class Fused(torch.optim.Optimizer):
     def _plan(self, index: int, group: Group, served: list[Batch]) -> None:
         """Keep what this step had, where the next can be like it."""
         if can_last(served) and all(map(self._lasts, served)):
-            plan = Plan(group, served, self._states, self._state_names(group), self._options(group))
+            plan = StepPlan(group, served, self._states, self._state_names(group), self._options(group))
             self.__dict__["_plans"][index] = plan
 
     def _sort(self, group: Group, whole: str | None) -> tuple[list[Batch], list[Entry], str]:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from .._dispatch.multi_tensor import BLOCK
+from .._dispatch.multi_tensor import BLOCK, DEFINE
 from .._kernel.kernel import FLOATING, Kernel
 from .._util import arguments
 from .fused import Entry, Fused, learning_rate, written
 from .plan import Batch, Group
 
-lion_step = Kernel("lion.cu", "lion_step<T>", T=FLOATING)
+lion_step = Kernel("lion.cu", "lion_step<T>", define=DEFINE, T=FLOATING)
 
 
 class Lion(Fused):

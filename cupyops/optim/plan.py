@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch.multi_tensor import Alike, Launch, Moving
+from .._dispatch.multi_tensor import MovingTables, SameLayout, TableLaunch
 from .._kernel.kernel import addressing
 
 Group = dict[str, Any]
@@ -39,7 +39,7 @@ class Batch:
         self.grads: list[Tensor] = []
         self.states: list[list[Any]] = []
         self.bank: Tensor | None = None
-        self._moving: Moving | None = None
+        self._moving: MovingTables | None = None
 
     def append(self, place: int, param: Tensor, grad: Tensor, state: tuple[Any, ...]) -> None:
         """One parameter more."""
@@ -54,10 +54,10 @@ class Batch:
         """Keep nothing alive that the user may drop before the next step, gradients above all."""
         self.params, self.grads, self.states = [], [], []
 
-    def launches(self, *states: list[Tensor] | None) -> list[Launch]:
+    def launches(self, *states: list[Tensor] | None) -> list[TableLaunch]:
         """Over parameters, gradients and these; in a later step the gradients alone are taken to have moved."""
         if self._moving is None:
-            self._moving = Moving((self.params, self.grads, *states))
+            self._moving = MovingTables((self.params, self.grads, *states))
         else:
             self._moving.move(_GRADIENTS, self.grads)
         return self._moving.launches
@@ -65,10 +65,10 @@ class Batch:
 
 def can_last(batches: list[Batch]) -> bool:
     """Whether there can be a plan of these."""
-    return Alike.can_tell() and len({batch.device.type for batch in batches}) == 1
+    return SameLayout.can_tell() and len({batch.device.type for batch in batches}) == 1
 
 
-class Plan:
+class StepPlan:
     """The batches of a group that the kernels serve as a whole, after a step with them."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Plan:
         self._fields = [itemgetter(name) for name in names]
         self._address = addressing(batches[0].device)
         params = self._params(group["params"])
-        self._alike = Alike([*params, *map(_grad, params)])
+        self._alike = SameLayout([*params, *map(_grad, params)])
         self._addresses = list(map(self._address, params))
         if self._fields:
             self._start = next(place for place, param in enumerate(state) if param is params[0])
@@ -94,7 +94,7 @@ class Plan:
             banked = all(batch.bank is not None for batch in batches)
             self._looked_at = len(params) * (len(states) - banked)
             flat = list(chain.from_iterable(states))
-            self._states_alike = Alike(flat[: self._looked_at])
+            self._states_alike = SameLayout(flat[: self._looked_at])
             self._states_addresses = list(map(self._address, flat))
             self._counts = names[-1] == "step" and not banked  # on the device, tensor by tensor
 

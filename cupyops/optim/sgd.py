@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from .._dispatch.multi_tensor import BLOCK
+from .._dispatch.multi_tensor import BLOCK, DEFINE
 from .._kernel.kernel import FLOATING, Kernel
 from .fused import Entry, Fused, learning_rate, written
 from .plan import Batch, Group
 
-sgd_step = Kernel("sgd.cu", "sgd_step<T, MOMENTUM>", T=FLOATING, MOMENTUM=(False, True))
+sgd_step = Kernel("sgd.cu", "sgd_step<T, MOMENTUM>", define=DEFINE, T=FLOATING, MOMENTUM=(False, True))
 
 
 class SGD(Fused, torch.optim.SGD):

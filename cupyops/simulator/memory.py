@@ -114,8 +114,9 @@ class Memory:
         return self.allocations.get(address >> _WINDOW_BITS)
 
     def nearest(self, address: int) -> Allocation | None:
-        """The allocation that a stray address was probably meant for."""
-        return self.at(address) or self.at(address + (1 << (_WINDOW_BITS - 1)))
+        """The allocation that a stray address was probably meant for: it lies a little before one, or behind one."""
+        half = 1 << (_WINDOW_BITS - 1)
+        return self.at(address + half) or self.at(address - half)
 
 
 def number_of(address: np.ndarray) -> np.ndarray:

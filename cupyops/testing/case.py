@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .call import Call, Function, Outcome, differentiable, gradients, run, tensors_of
 from .hazard import Failure, NotApplicable
-from .subject import Subject, running
+from .target import Target, running
 from .tolerance import Tolerance, largest
 
 _NUDGE, _DRAWS = 0.05, 8  # of a value, by which a call differs that is much like another; such calls
@@ -26,30 +26,30 @@ class Case:
     """A call under test.
 
     Attributes:
-        subject: the function, its reference, its operator.
+        target: the function, its reference, its operator.
         call: the arguments, as the caller gave them.
         backend: "reference", "simulator" or "gpu": where the calls run while a hazard is tried.
         tolerance: how exact the results must be.
         seed: of everything random.
     """
 
-    def __init__(self, subject: Subject, call: Call, backend: str, tolerance: Tolerance, seed: int = 0) -> None:
-        self.subject, self.call, self.backend = subject, call, backend
+    def __init__(self, target: Target, call: Call, backend: str, tolerance: Tolerance, seed: int = 0) -> None:
+        self.target, self.call, self.backend = target, call, backend
         self.tolerance, self.seed = tolerance, seed
         self._sound: dict[Callable[[Case], None], bool] = {}
 
     def with_call(self, call: Call) -> Case:
         """The same case of another call."""
-        return Case(self.subject, call, self.backend, self.tolerance, self.seed)
+        return Case(self.target, call, self.backend, self.tolerance, self.seed)
 
     def with_units(self, units: Mapping[torch.dtype, float]) -> Case:
         """The same case with other units in the last place allowed."""
         tolerance = replace(self.tolerance, ulps={**self.tolerance.ulps, **units})
-        return Case(self.subject, self.call, self.backend, tolerance, self.seed)
+        return Case(self.target, self.call, self.backend, tolerance, self.seed)
 
     def wrapped(self, change: Callable[[Function], Function]) -> Case:
         """The same case of a changed function and reference; judged with the slack of the plain call."""
-        of = replace(self.subject, function=change(self.subject.function), reference=change(self.subject.reference))
+        of = replace(self.target, function=change(self.target.function), reference=change(self.target.reference))
         case = Case(of, self.call, self.backend, self.tolerance, self.seed)
         case.__dict__["slack"] = self.slack
         return case
@@ -73,21 +73,21 @@ class Case:
 
     def ours(self, call: Call, grads: Sequence[Tensor] | None = None) -> Outcome:
         """The function under test; its gradients too, if `grads` is given."""
-        return run(self.subject.function, call, grads)
+        return run(self.target.function, call, grads)
 
     def theirs(self, call: Call, grads: Sequence[Tensor] | None = None) -> Outcome:
         """The reference. Raises `NotApplicable` where it refuses."""
         try:
             if self.backend == "gpu" and not all(t.is_floating_point() for t in call.all_tensors()):
-                run(self.subject.reference, on_cpu(call))  # an index out of range would end the process there
-            return run(self.subject.reference, call.leaves(), grads)
+                run(self.target.reference, on_cpu(call))  # an index out of range would end the process there
+            return run(self.target.reference, call.leaves(), grads)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, ArithmeticError) as error:
             raise NotApplicable(f"the reference refuses: {_brief(error)}") from error
 
     def truth(self, call: Call, grads: Sequence[Tensor] | None = None) -> Outcome:
         """The reference in float64."""
         wide = grads if grads is None else [widened(grad) for grad in grads]
-        return run(self.subject.reference, exact(call), wide)
+        return run(self.target.reference, exact(call), wide)
 
     def grads(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """A gradient for each output that takes one: normal values, laid out as the output is, the same in every call."""
@@ -104,7 +104,7 @@ class Case:
 
     def through(self, call: Call) -> Outcome:
         """The same on these very tensors."""
-        outputs = tensors_of(call.of(self.subject.function))
+        outputs = tensors_of(call.of(self.target.function))
         return Outcome(outputs, gradients(outputs, call, self.grads(outputs)))
 
     def varied(self) -> Call:
@@ -307,9 +307,9 @@ class Case:
 
     def needs_operator(self) -> Any:
         """The `Operator`. Raises `NotApplicable` for a plain function."""
-        if self.subject.operator is None:
+        if self.target.operator is None:
             raise NotApplicable("a plain function, not a cupyops operator")
-        return self.subject.operator
+        return self.target.operator
 
 
 def triples(*outcomes: Outcome) -> Iterator[tuple[tuple[str, Any], Any, Any]]:

@@ -17,7 +17,7 @@ from .hazard import Failure, Hazard, NotApplicable, hazards
 from .report import CALL_FAILS, FAIL, NOT_APPLICABLE, PASS, Report, Row
 from .reproduce import reproduction
 from .shrink import smallest
-from .subject import BACKENDS, Subject, available, placed, running, subject
+from .target import BACKENDS, Target, available, placed, running, target
 from .tolerance import Tolerance
 
 _FEW = 6  # names that a message lists
@@ -67,7 +67,7 @@ def check(
         >>> report.passed
         True
     """
-    of = subject(op, reference)
+    of = target(op, reference)
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise InputError(f"args is {type(args).__name__}, expected a list of the arguments")
     call = Call(*args, **(kwargs or {}))
@@ -83,7 +83,7 @@ def check(
     return report
 
 
-def _case(of: Subject, call: Call, backend: str, tolerance: Tolerance, seed: int) -> Case:
+def _case(of: Target, call: Call, backend: str, tolerance: Tolerance, seed: int) -> Case:
     """What the hazards are tried on. Raises `InputError` where there is nothing to compare with."""
     case = Case(of, placed(call, backend), backend, tolerance, seed)
     try:
@@ -144,7 +144,7 @@ def _chosen(only: str | Iterable[str] | None, skip: str | Iterable[str] | None) 
     return [one for name, one in known.items() if (only is None or name in wanted) and name not in left_out]
 
 
-def _backends(asked: str | Iterable[str] | None, of: Subject, call: Call) -> Sequence[str]:
+def _backends(asked: str | Iterable[str] | None, of: Target, call: Call) -> Sequence[str]:
     if asked is None:
         return available(of, call)
     names = _names("backends", asked, BACKENDS)

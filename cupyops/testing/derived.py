@@ -25,15 +25,15 @@ def same(case: Case, call: Call, ours: Derivative, theirs: Derivative | None = N
     if math.inf in case.slack.values():
         raise NotApplicable("the plain call is not right already")
     try:
-        expected = theirs(case.subject.reference, call.leaves())
-        truth = theirs(case.subject.reference, exact(call))
+        expected = theirs(case.target.reference, call.leaves())
+        truth = theirs(case.target.reference, exact(call))
     except Exception as error:  # whatever a reference raises
         raise NotApplicable(f"the reference has no such derivative: {brief(error)}") from error
     try:
-        _judge(case, ours(case.subject.function, call.leaves()), expected, truth)
+        _judge(case, ours(case.target.function, call.leaves()), expected, truth)
     except Exception as error:  # whatever an operator raises
         failure = error if isinstance(error, Failure) else Failure(f"{type(error).__name__}: {brief(error)}")
-        if ours is not theirs and _is_wrong(case, lambda: ours(case.subject.reference, call.leaves()), expected, truth):
+        if ours is not theirs and _is_wrong(case, lambda: ours(case.target.reference, call.leaves()), expected, truth):
             raise NotApplicable(f"PyTorch's own is wrong for the reference too: {failure}") from error
         raise failure from error
 

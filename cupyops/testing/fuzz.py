@@ -23,7 +23,7 @@ from .call import Call, Function
 from .case import Case
 from .hazard import Failure, NotApplicable
 from .special import judge_trusted
-from .subject import running, subject
+from .target import running, target
 from .tolerance import Tolerance
 
 _MOST_ELEMENTS = 4096
@@ -99,7 +99,7 @@ def agree(
     Returns:
         "agreed" or "refused"; or "unsupported": what the function says clearly that it does not do, and PyTorch does.
     """
-    case = Case(subject(function, reference), call, backend, tolerance or Tolerance())
+    case = Case(target(function, reference), call, backend, tolerance or Tolerance())
     try:
         judge = case.with_call(_taken(case)).alone()
     except NotApplicable as theirs:

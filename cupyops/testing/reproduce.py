@@ -71,7 +71,7 @@ def reproduction(case: Case, hazard: str, fails: Fails) -> str:
     else:
         texts = {key: _written(t) if t.numel() else drawn[key][0] for key, t in given.items()}
     show = lambda value: _Text(texts[id(value)] if isinstance(value, Tensor) else _constant(value))  # noqa: E731
-    words = [_callable(case.subject.function), repr(tree_map(show, list(case.call.args)))]
+    words = [_callable(case.target.function), repr(tree_map(show, list(case.call.args)))]
     if case.call.kwargs:
         words.append(repr(tree_map(show, case.call.kwargs)))
     words += _options(case)
@@ -82,7 +82,7 @@ def reproduction(case: Case, hazard: str, fails: Fails) -> str:
 
 def _options(case: Case) -> list[str]:
     """What was given beyond the call."""
-    words = [f"reference={_callable(case.subject.reference)}"] if case.subject.reference_given else []
+    words = [f"reference={_callable(case.target.reference)}"] if case.target.reference_given else []
     return words if case.tolerance == Tolerance() else [*words, f"tolerance=cupyops.testing.{case.tolerance}"]
 
 

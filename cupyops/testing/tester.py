@@ -14,7 +14,7 @@ from .call import Call, Function
 from .checker import check
 from .report import Report
 from .reproduce import tensor
-from .subject import subject
+from .target import target
 from .tolerance import Tolerance, name
 
 Shape = tuple[int, ...]
@@ -56,7 +56,7 @@ class OperatorTester:
         backends: str | Iterable[str] | None = None,
         seed: int = 0,
     ) -> None:
-        self.subject = subject(op, reference)
+        self.target = target(op, reference)
         self.op, self.reference = op, reference
         self.arguments = arguments or (lambda *tensors: tensors)
         self.kwargs = kwargs or {}
@@ -107,18 +107,18 @@ class OperatorTester:
         return Call(*self.arguments(*made), **self.kwargs)
 
     def _usual_shapes(self) -> list[Shapes]:
-        operator = self.subject.operator
+        operator = self.target.operator
         count = 1 if operator is None else max(1, len(operator.definition.required))
         found: list[Shapes] = []
         for shape in SHAPES:
             try:
-                self._call([shape] * count, torch.float32, False).of(self.subject.reference)
+                self._call([shape] * count, torch.float32, False).of(self.target.reference)
             except (RuntimeError, ValueError, TypeError, IndexError):
                 continue
             found.append([shape] * count)
         if not found:
             raise InputError(
-                f"{self.subject.name} takes none of {', '.join(map(str, SHAPES))}; give test_all the shapes"
+                f"{self.target.name} takes none of {', '.join(map(str, SHAPES))}; give test_all the shapes"
             )
         return found
 

@@ -12,17 +12,16 @@ from figures import results, row
 from typer.testing import CliRunner
 
 import cupyops
-from cupyops.bench import Case
+from cupyops.bench import Case, table
 from cupyops.bench import run as running
 from cupyops.bench.case import declared, files
-from cupyops.bench.results import Results
 from cupyops.cli.app import app
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 ROOT = FOLDER.parent
 TINY = """
 import torch, cupyops
-from cupyops.bench import Case
+from cupyops.bench import Case, table
 def make(device, dtype):
     return (torch.randn(64, device=device, dtype=dtype, requires_grad=True),)
 def cases():
@@ -55,9 +54,9 @@ def tiny(tmp_path):
         (["relu", "--folder", FOLDER, "--only", "none of them"], "no case has 'none of them' in its name"),
         (["relu", "--folder", FOLDER, "--only", "("], "is no regular expression"),
         (["--folder", "/absent"], "there is no folder /absent"),
-        (["--from", "absent.json"], "holds no results"),
-        (["--from", "absent.json", "--dry-run"], "--from measures nothing"),
-        (["relu", "--folder", FOLDER, "--compare", "absent.json"], "holds no results"),
+        (["--from", "absent.csv"], "holds no results"),
+        (["--from", "absent.csv", "--dry-run"], "--from measures nothing"),
+        (["relu", "--folder", FOLDER, "--compare", "absent.csv"], "holds no results"),
     ],
 )
 def test_bad_arguments_exit_with_2(arguments, message):
@@ -75,7 +74,7 @@ def test_without_a_gpu_it_says_so(monkeypatch):
 def test_pictures_need_matplotlib_and_it_is_told_first(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    result = bench("--from", "absent.json", "--html", "x.html")
+    result = bench("--from", "absent.csv", "--html", "x.html")
     assert result.exit_code == 2 and 'pip install "cupyops[bench]"' in result.output
 
 
@@ -120,14 +119,14 @@ def kept(tmp_path):
     """Results as a file."""
 
     def write(name, *rows):
-        results(*rows).write(tmp_path / name)
+        table.write(results(*rows), tmp_path / name)
         return tmp_path / name
 
     return write
 
 
 def test_figures_of_a_file(kept):
-    path = kept("x.json", row(ours=10, eager=20, want=9000))
+    path = kept("x.csv", row(ours=10, eager=20, want=9000))
     result = bench("--from", path)
     assert result.exit_code == 0
     line = "relu 2^20 bfloat16 forward: ours 4,000 GB/s, eager 2,000, speed-up 2.00x, want 9000"
@@ -139,7 +138,7 @@ def test_figures_of_a_file(kept):
 def test_a_wrong_result_exits_with_1(kept):
     wrong = row()
     wrong.figures, wrong.wrong = {}, {"ours": "Failure: off by 3 [red]"}
-    result = bench("--from", kept("x.json", wrong, row("b")))
+    result = bench("--from", kept("x.csv", wrong, row("b")))
     assert result.exit_code == 1
     assert "relu 2^20 bfloat16: Failure: off by 3 [red]" in result.output
 
@@ -147,12 +146,12 @@ def test_a_wrong_result_exits_with_1(kept):
 def test_a_wrong_peer_does_not(kept):
     one = row(eager=20)
     one.wrong["liger"] = "ImportError: no module"
-    result = bench("--from", kept("x.json", one))
+    result = bench("--from", kept("x.csv", one))
     assert result.exit_code == 0 and "liger: ImportError" in result.output
 
 
 def test_compare(kept):
-    old, new = kept("old.json", row("a"), row("b"), row("c")), kept("new.json", row("a"), row("b", ours=12))
+    old, new = kept("old.csv", row("a"), row("b"), row("c")), kept("new.csv", row("a"), row("b", ours=12))
     result = bench("--from", new, "--compare", old)
     assert result.exit_code == 1
     output = " ".join(result.output.split())
@@ -164,15 +163,15 @@ def test_compare(kept):
 def test_the_host_has_limits(tmp_path):
     made = results(row())
     made.host = {"no gradient": {"ours": 9.0, "torch": 3.0}, "gradient": {"ours": 9.0, "torch": 6.0}}
-    made.write(tmp_path / "x.json")
-    result = bench("--from", tmp_path / "x.json")
+    table.write(made, tmp_path / "x.csv")
+    result = bench("--from", tmp_path / "x.csv")
     assert result.exit_code == 1
     assert "host, no gradient: 9.00 us, at most 3.90 beside torch.relu's 3.00" in result.output
     assert "host, gradient: 9.00 us, at most" not in result.output
 
 
 def test_pictures_and_page_of_a_file(kept, tmp_path):
-    path = kept("x.json", row(eager=20))
+    path = kept("x.csv", row(eager=20))
     assert bench("--from", path, "--html", tmp_path / "x.html", "--png", tmp_path / "png").exit_code == 0
     assert (tmp_path / "x.html").stat().st_size > 20_000
     assert sorted(one.suffix for one in (tmp_path / "png").iterdir()) == [".png"] * 5
@@ -248,15 +247,15 @@ def test_an_interrupt_keeps_what_is_measured(measured, capsys, end):
 
 
 def test_what_is_measured_is_kept_on_the_way(measured, monkeypatch, tmp_path):
-    path, found = tmp_path / "new" / "kept.json", []
+    path, found = tmp_path / "new" / "kept.csv", []
     monkeypatch.setattr(running, "KEPT_EVERY", 0.0)
 
     def look():
-        found.append(len(Results.read(path).rows))
-        return row(eager=20)
+        found.append(len(table.read(path).rows))
+        return row(f"relu {len(found)}", eager=20)
 
-    running.run([lambda: row(eager=20), look, look], [], keep=path)
-    assert found == [1, 2] and [one.name for one in path.parent.iterdir()] == ["kept.json"]
+    running.run([lambda: row(eager=20), look, look], [], keep=lambda results: table.write(results, path))
+    assert found == [1, 2] and [one.name for one in path.parent.iterdir()] == ["kept.csv"]
 
 
 def test_tf32_is_off_and_then_as_before():
@@ -276,11 +275,27 @@ def test_tf32_is_off_and_then_as_before():
         matmul.allow_tf32 = before
 
 
+def test_a_file_keeps_figures_that_did_not_move(tiny, measured, monkeypatch, kept):
+    """What `--csv` names may have figures already; of another GPU they are not touched."""
+    path, relu = kept("x.csv", row(ours=100), row("b")), tiny("cupyops.relu")
+    before = path.read_text().splitlines()
+    monkeypatch.setattr(running, "machine", lambda: {"gpu": "Made <up>"})
+    monkeypatch.setattr(running.measure, "measure", lambda case, against, clock: row(ours=120))
+    assert bench(relu, "--csv", path).exit_code == 0
+    after = path.read_text().splitlines()
+    assert [(a[:60], b[:60]) for a, b in zip(before, after) if a != b and ",ours,100," in a]
+    assert [line for line in after if line.startswith("b,")] == [line for line in before if line.startswith("b,")]
+    monkeypatch.setattr(running, "machine", lambda: {"gpu": "another"})
+    result = bench(relu, "--csv", path)
+    assert result.exit_code == 2 and "has figures of Made <up>" in result.output
+    assert path.read_text().splitlines() == after
+
+
 @pytest.mark.gpu
 def test_a_run_on_a_gpu(tiny, tmp_path):
-    result = bench(tiny("cupyops.relu"), "--against", "eager", "--host", "--json", tmp_path / "x.json")
+    result = bench(tiny("cupyops.relu"), "--against", "eager", "--host", "--csv", tmp_path / "x.csv")
     assert "relu 64 float32 forward: ours" in result.output, result.output
-    (only,) = running.Results.read(tmp_path / "x.json").rows
+    (only,) = table.read(tmp_path / "x.csv").rows
     assert not only.wrong and only.compared
     assert set(only.figures) == {"ours", "eager"} and set(only.figures["ours"]) == {"forward", "backward"}
     assert 0.5 < only.figures["ours"]["forward"].us < 1000

@@ -1,6 +1,5 @@
 """Figures kept, compared and drawn."""
 
-import json
 import math
 import re
 from html.parser import HTMLParser
@@ -10,8 +9,8 @@ from pathlib import Path
 import pytest
 from figures import results, row
 
-from cupyops.bench import charts, report
-from cupyops.bench.results import Figure, Results, mean
+from cupyops.bench import charts, report, table
+from cupyops.bench.results import Figure, Row, mean, rounded
 from cupyops.errors import InputError
 
 
@@ -53,22 +52,57 @@ def test_rows_count_what_one_way_leaves_to_the_other():
 
 
 def test_a_round_trip(tmp_path):
-    run = results(row(eager=15.0, want=4000), row("step"))
-    run.rows[1].compared = False
+    run = results(row(eager=15.0, want=4000), row("step, with a comma"), row("failed"))
+    run.rows[0].want["backward"] = 3999.5
+    run.rows[1].compared, run.rows[1].lost = False, 'the "host"\nis slow'
     run.rows[0].wrong["liger"] = "ImportError: none"
-    run.host = {"gradient": {"ours": 5.0, "torch": 4.0}}
-    run.write(tmp_path / "deep" / "x.json")
-    assert Results.read(tmp_path / "deep" / "x.json") == run
-    assert json.loads((tmp_path / "deep" / "x.json").read_text())["schema"] == 1
+    run.rows[2] = Row("failed", "2", "float32", "us", {}, {}, memory={"eager": 5}, wrong={"ours": "Failure: off by 3"})
+    run.host = {"no gradient": {"ours": 5.0, "torch": 4.0}}
+    table.write(run, tmp_path / "deep" / "x.csv")
+    assert table.read(tmp_path / "deep" / "x.csv") == run
+    assert table.text(table.parse(table.text(run))) == table.text(run)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 99}', '{"schema": 1, "rows": [{"op": "x"}]}'])
+@pytest.mark.parametrize("text", ["", "op,size\n", f"{table.HEAD}\n", f"{table.HEAD}\nop,size\na,b\n", "{}"])
 def test_a_file_of_something_else(text, tmp_path):
-    (tmp_path / "x.json").write_text(text)
+    (tmp_path / "x.csv").write_text(text)
     with pytest.raises(InputError, match="holds no results"):
-        Results.read(tmp_path / "x.json")
+        table.read(tmp_path / "x.csv")
     with pytest.raises(InputError, match="holds no results"):
-        Results.read(tmp_path / "absent.json")
+        table.read(tmp_path / "absent.csv")
+
+
+def test_a_figure_that_is_no_number(tmp_path):
+    (tmp_path / "x.csv").write_text(table.text(results(row(ours=10))).replace(",10,", ",ten,", 1))
+    with pytest.raises(InputError, match="holds no results"):
+        table.read(tmp_path / "x.csv")
+
+
+def test_a_file_changes_where_figures_moved():
+    """By more than 3%; what was not measured again stays."""
+    old = results(row("a", ours=100, eager=100), row("b", ours=10), row("c", ours=10))
+    new = results(row("d", ours=1), row("a", ours=103, eager=104))
+    new.rows[1].memory["ours"] = 1
+    old.machine["date"], new.machine["date"] = "2026-01-01", "2026-02-02"
+    merged = new.onto(old)
+    assert [one.op for one in merged.rows] == ["a", "b", "c", "d"]
+    figures = merged.rows[0].figures
+    assert figures["ours"]["forward"].us == 100 and figures["eager"]["backward"].us == 104
+    assert merged.rows[0].memory["ours"] == 1 and merged.rows[1:3] == old.rows[1:]
+    assert merged.machine == old.machine | {"updated": "2 rows of 2026-02-02, 2 older"}
+    assert results(row("a", ours=99), row("b", ours=10), row("c", ours=10)).onto(old).machine == results().machine
+
+
+def test_a_figure_beside_another_moves_alike():
+    old, new = results(row(ours=100)), results(row(ours=100))
+    old.rows[0].beside, new.rows[0].beside = row(size="r", ours=100), row(size="r", ours=101)
+    assert new.onto(old) == old
+    new.rows[0].beside = row(size="r", ours=110)
+    assert new.onto(old).rows[0].beside.figures["ours"]["forward"].us == 110
+
+
+def test_four_digits_tell_a_time():
+    assert [rounded(x) for x in (0.0, 0.123456, 12.34567, 1234.5678, 123456.7)] == [0, 0.1235, 12.35, 1235, 123457]
 
 
 def test_beside_another_size(tmp_path):
@@ -79,8 +113,8 @@ def test_beside_another_size(tmp_path):
     run = results(odd, flops, alone)
     assert (odd.to_beside("forward"), flops.to_beside("backward"), alone.to_beside("forward")) == (0.8, 0.8, None)
     assert run.nearness()[0] == (0.8, "a 2^20 bfloat16 backward") and len(run.nearness()) == 4
-    run.write(tmp_path / "x.json")
-    assert Results.read(tmp_path / "x.json") == run
+    table.write(run, tmp_path / "x.csv")
+    assert table.read(tmp_path / "x.csv") == run
     assert "4 figures of odd sizes beside rounder ones: 4 under 0.85" in "\n".join(report.summary(run))
     report.page(run, tmp_path / "x.html")
     page = Page()
@@ -184,7 +218,7 @@ def test_the_page_says_why_a_wanted_figure_is_not_reached(tmp_path):
 
 
 def test_each_wanted_figure_of_the_run_that_is_kept_is_reached_or_has_its_reason():
-    kept = Results.read(Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "h200.json")
+    kept = table.read(Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "h200.csv")
     missed = {row.op: report.lost(row) for row, way in kept.measured() if row.reached(way) is False}
     assert [op for op, reason in missed.items() if len(reason) < 20] == []
 

@@ -16,7 +16,7 @@ from cupyops import InputError
 from cupyops.cli import sample
 from cupyops.cli.app import app
 from cupyops.testing import hazards
-from cupyops.testing.subject import subject
+from cupyops.testing.target import target
 
 MINE = '''
 import torch
@@ -156,7 +156,9 @@ def test_a_gpu_that_is_not_here(folder):
     assert (result.exit_code, result.output) == (2, "backends is 'gpu', but there is no CUDA GPU here\n")
 
 
-def test_a_report_that_cannot_be_written_is_shown_all_the_same(folder):
+def test_a_report_that_can_no_longer_be_written_is_shown_all_the_same(folder, monkeypatch):
+    """What is noticed before the run, tests/test_cli_outputs.py has."""
+    monkeypatch.setattr("cupyops.cli.outputs.files", lambda *args: None)
     result = against("bad", "--json", "absent/r.json")
     assert result.exit_code == 2
     assert "0 passed, 1 failed" in result.output
@@ -166,7 +168,7 @@ def test_a_report_that_cannot_be_written_is_shown_all_the_same(folder):
 
 
 def value(text, seed=0):
-    return sample.call(subject(cupyops.relu), [text], seed).args[0]
+    return sample.call(target(cupyops.relu), [text], seed).args[0]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,7 @@ def test_the_values_of_tensors():
     assert set(value("randint(3,6,100)").tolist()) == {3, 4, 5}
     assert value("full(2,-1.5)").tolist() == [-1.5, -1.5] and value("ones(2):int8").tolist() == [1, 1]
     assert value("arange(2,8,3)").tolist() == [2, 5]
-    first, second = sample.call(subject(cupyops.relu), ["randn(3)", "randn(3)"], 0).args
+    first, second = sample.call(target(cupyops.relu), ["randn(3)", "randn(3)"], 0).args
     assert not torch.equal(first, second)
 
 
@@ -258,7 +260,7 @@ def test_arguments_that_are_wrong(text, message):
 
 
 def test_words_with_a_name_are_keyword_arguments():
-    call = sample.call(subject(cupyops.relu), ["randn(3)", "dim=1", "reduction=sum", "weight=ones(2)", "2"], 0)
+    call = sample.call(target(cupyops.relu), ["randn(3)", "dim=1", "reduction=sum", "weight=ones(2)", "2"], 0)
     assert [type(one) for one in call.args] == [torch.Tensor, int]
     assert {name: type(one) for name, one in call.kwargs.items()} == {
         "dim": int,
@@ -278,7 +280,7 @@ def test_words_with_a_name_are_keyword_arguments():
     ],
 )
 def test_without_arguments_a_usual_call_is_made(name, call):
-    assert repr(sample.call(subject(getattr(cupyops, name)), (), 0)) == call
+    assert repr(sample.call(target(getattr(cupyops, name)), (), 0)) == call
 
 
 def test_arguments_reach_the_function(folder):

@@ -69,6 +69,26 @@ def test_what_it_writes_is_what_a_launch_finds(shift, cubins):
     assert len(list(cubins.iterdir())) == 2 * 8  # a .cubin and a .json each, nothing left over
 
 
+def test_a_folder_that_is_made_is_one_that_launches_look_in(shift, cubins):
+    """Whatever the umask."""
+    before = os.umask(0)
+    try:
+        assert command("--arch", "sm_80", "--out", cubins).exit_code == 0
+    finally:
+        os.umask(before)
+    assert cubins.stat().st_mode & 0o777 == 0o755
+    assert shift.instance(T=torch.float32, N=1).binary("sm_80").origin == "precompiled"
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no owners here")
+def test_a_folder_that_launches_will_not_use_is_told(shift, cubins):
+    cubins.mkdir()
+    cubins.chmod(0o777)
+    output = command("--arch", "sm_80", "--out", cubins).output.replace("\n", "")
+    assert "Launches will not use them" in output and "0777" in output and f"chmod -R go-w {cubins}" in output
+    assert "CUPYOPS_CUBIN_PATH=" not in output
+
+
 def test_entries_are_reused_while_the_text_is_the_same(shift, cubins):
     assert command("--arch", "sm_80", "--out", cubins).exit_code == 0
     before = {path: path.stat().st_mtime_ns for path in cubins.iterdir()}

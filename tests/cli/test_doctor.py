@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -49,8 +50,8 @@ WELL = doctor.Machine(
     packages=PACKAGES,
     requirements={
         "": ("numpy>=1.26", "torch>=2.11"),
-        "cuda12x": ("cupy-cuda12x>=13.4", "nvidia-cuda-nvrtc-cu12>=12.8"),
-        "cuda13x": ("cupy-cuda13x>=13.6", "nvidia-cuda-nvrtc<14,>=13"),
+        "cuda12x": ("cupy-cuda12x>=14", "nvidia-cuda-nvrtc-cu12>=12.8"),
+        "cuda13x": ("cupy-cuda13x>=14", "nvidia-cuda-nvrtc<14,>=13"),
         "cli": ("rich>=13.7",),
         "dev": ("ruff",),
     },
@@ -68,6 +69,7 @@ WELL = doctor.Machine(
         "run on GPU 0": {"elements": 1000},
     },
 )
+ANOTHER = 'export CUPYOPS_CACHE_DIR="/var/tmp/cupyops-$(id -u)"'
 NO_GPU = {"driver": {"here": False, "kernel_module": False}, "gpus": {"gpus": []}, "run on GPU 0": None}
 
 
@@ -139,7 +141,7 @@ BROKEN = {
         "CuPy",
         'pip uninstall -y cupy-cuda11x && pip install "cupyops[cuda13x]"',
     ),
-    "old CuPy": (packages(cupy_cuda12x="13.0.0"), "CuPy", 'pip install -U "cupy-cuda12x>=13.4"'),
+    "old CuPy": (packages(cupy_cuda12x="13.6.0"), "CuPy", 'pip install -U "cupy-cuda12x>=14"'),
     "NVRTC without headers": (
         replace(packages(nvidia_cuda_runtime_cu12=None), seen={**WELL.seen, "headers": error("no headers of CUDA 12")}),
         "NVIDIA wheels",
@@ -153,12 +155,12 @@ BROKEN = {
     "CuPy without a cache": (
         seen(**{"torch, cupy": error("MissingDependencyError: ... set CUPY_CACHE_DIR to a folder")}),
         "import torch, cupy",
-        'export CUPY_CACHE_DIR="$HOME/cupy-cache"',
+        'export CUPY_CACHE_DIR="$(mktemp -d)"',
     ),
     "NVRTC does not load": (
         seen(nvrtc=error("MissingDependencyError: NVRTC does not load")),
         "NVRTC",
-        'pip install "cupyops[cuda13x]" --force-reinstall',
+        "pip install --force-reinstall --no-deps nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79",
     ),
     "headers of another major": (
         seen(headers=error("no headers of CUDA 12 were found")),
@@ -168,7 +170,7 @@ BROKEN = {
     "no builtins": (
         seen(compile=error("CompileError: failed to open libnvrtc-builtins.so.12.9")),
         "compile a kernel",
-        'pip install "cupyops[cuda12x]" --force-reinstall',
+        "pip install --force-reinstall --no-deps nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79",
     ),
     "driver too old for NVRTC": (
         replace(
@@ -214,7 +216,7 @@ BROKEN = {
     "a GPU that NVRTC does not know": (
         seen(gpus={"gpus": [GPU | {"capability": [12, 0]}]}),
         "GPU 0",
-        'pip install "cupyops[cuda12x]" --upgrade',
+        "pip install --upgrade nvidia-cuda-nvrtc-cu12",
     ),
     "a GPU that is not there": (
         replace(WELL, environ={"CUDA_VISIBLE_DEVICES": "0,7"}),
@@ -234,7 +236,7 @@ BROKEN = {
     "a cache of another user": (
         seen(cache=CACHE | {"folder": None, "owner": 0}),
         "kernel cache",
-        'export CUPYOPS_CACHE_DIR="$HOME/cupyops-cache"',
+        ANOTHER,
     ),
     "a cache open to others": (
         seen(cache=CACHE | {"folder": None, "mode": 0o777}),
@@ -244,12 +246,12 @@ BROKEN = {
     "a cache that is a file": (
         seen(cache=CACHE | {"folder": None, "is_folder": False}),
         "kernel cache",
-        'export CUPYOPS_CACHE_DIR="$HOME/cupyops-cache"',
+        ANOTHER,
     ),
     "a home that cannot be written": (
         seen(cache=CACHE | {"folder": None, "nearest": "/home/me", "writable": False}),
         "kernel cache",
-        "chmod u+wx /home/me",
+        ANOTHER,
     ),
 }
 
@@ -283,7 +285,7 @@ LAME = {
     "headers newer than NVRTC": (
         seen(nvrtc={"version": [12, 4], "archs": ["sm_75", "sm_90"]}),
         "CUDA headers",
-        'pip install "cupyops[cuda12x]" --upgrade',
+        "pip install --upgrade nvidia-cuda-nvrtc-cu12",
     ),
     "a full GPU": (
         seen(gpus={"gpus": [GPU | {"free": 1 << 20}]}),
@@ -325,6 +327,109 @@ def test_a_warning_and_its_remedy(case, monkeypatch):
     result = command(monkeypatch, machine)
     assert result.exit_code == 0
     assert f"  {remedy}\n" in result.output
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no owners here")
+def test_a_folder_of_cubins_that_others_can_write(tmp_path):
+    tmp_path.chmod(0o777)
+    found = rows(replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(tmp_path)}))["CUPYOPS_CUBIN_PATH"]
+    assert (found.verdict, found.remedy) == (WARNING, f"chmod -R go-w {tmp_path}") and "0777" in found.found
+    tmp_path.chmod(0o755)
+    assert rows(replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(tmp_path)}))["CUPYOPS_CUBIN_PATH"].verdict == OK
+
+
+SEVERAL = 'pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install "cupyops[cuda13x]"'
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"torch, cupy": error("ImportError: cannot open"), "cupy, torch": error("ImportError: cannot open")},
+        {"nvrtc": error("NVRTC does not load"), "headers": None, "compile": None},
+        {"compile": error("CompileError: libnvrtc-builtins")},
+        {"nvrtc": {"version": [12, 4], "archs": ["sm_75"]}},
+    ],
+)
+def test_several_cupys_have_one_remedy(changes):
+    """Whatever else they do: a command that installs another extra would bring the second one back."""
+    machine = replace(
+        packages(cupy_cuda13x="14.2.0", nvidia_cuda_nvrtc_cu12=None, nvidia_cuda_runtime_cu12=None),
+        seen=seen(**changes).seen,
+    )
+    found = rows(machine)
+    assert (found["CuPy"].verdict, found["CuPy"].remedy) == (FAULT, SEVERAL)
+    assert {row.remedy for row in found.values() if "pip" in row.remedy} == {SEVERAL}
+
+
+@pytest.mark.parametrize(
+    ("installed", "remedy"),
+    [
+        ({"cupy_cuda12x": None, "cupy_cuda13x": "14.2.0"}, "nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-runtime==13.0.96"),
+        ({"nvidia_cuda_runtime_cu12": None}, "nvidia-cuda-nvrtc-cu12==12.9.86"),
+        ({"nvidia_cuda_nvrtc_cu12": None}, None),
+    ],
+)
+def test_a_broken_nvrtc_is_installed_again_by_name(installed, remedy):
+    """Of CuPy's CUDA, in the version that is there, and alone; where no wheel is there, the extra brings it."""
+    machine = replace(packages(**installed), seen=seen(nvrtc=error("NVRTC does not load")).seen)
+    expected = "pip install --force-reinstall --no-deps " + remedy if remedy else 'pip install "cupyops[cuda12x]"'
+    assert rows(machine)["NVRTC"].remedy == expected
+
+
+def test_nvrtc_of_a_later_cuda_is_upgraded_within_it():
+    machine = seen(nvrtc={"version": [13, 0], "archs": ["sm_75", "sm_80"]}, headers=None)
+    assert rows(machine)["GPU 0"].remedy == 'pip install --upgrade "nvidia-cuda-nvrtc==13.*"'
+
+
+@pytest.mark.parametrize("change", [{"writable": False}, {"owner": 0}, {"is_folder": False}, {"nearest": "/home"}])
+def test_no_remedy_lies_in_a_home_that_cannot_be_used(change):
+    found = rows(seen(cache=CACHE | {"folder": None} | change))["kernel cache"]
+    assert found.verdict == FAULT and found.remedy == ANOTHER
+
+
+def test_a_cache_that_is_elsewhere_for_the_time_being():
+    facts = CACHE | {"folder": "/tmp/cupyops-1000/nvrtc-12.9-12090", "nearest": "/home/me", "writable": False}
+    found = rows(seen(cache=facts))["kernel cache"]
+    assert (found.verdict, found.remedy) == (WARNING, ANOTHER)
+    assert found.found.startswith("/home/me cannot be written; kernels are kept in /tmp/cupyops-1000/")
+
+
+CHAINED = """Traceback (most recent call last):
+  File "cupy/__init__.py", line 17, in <module>
+    from cupy import _core
+ImportError: libcudart.so.12: cannot open shared object file
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "<string>", line 1, in <module>
+ImportError:
+================================================================
+Failed to import CuPy.
+================================================================
+"""
+SEVERAL_LINES = """a warning of a library
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+ValueError: first
+  second
+third
+"""
+
+
+@pytest.mark.parametrize(
+    ("stderr", "first", "last"),
+    [
+        (CHAINED, "ImportError: libcudart.so.12: cannot open shared object file", "    from cupy import _core"),
+        (SEVERAL_LINES, "ValueError: first", '  File "a.py", line 1, in <module>'),
+        ("terminate called\n  what():  no\n", "terminate called", "  what():  no"),
+        ("", "", ""),
+    ],
+)
+def test_the_first_line_is_the_finding(stderr, first, last):
+    lines = gathering._told(stderr).split("\n")
+    assert (lines[0], lines[-1]) == (first, last)
 
 
 def test_one_cause_is_one_fault():
@@ -398,7 +503,7 @@ def test_an_examination_that_fails_is_a_fault_and_the_others_go_on():
 @pytest.mark.skipif(sys.platform == "win32", reason="no signals")
 def test_a_child_that_hangs_or_crashes(code, trouble):
     output, found = gathering._child(("-S", "-c", code), 0.5 if "sleep" in code else 30)
-    assert output == "begun\n" and found.endswith(trouble)
+    assert output == "begun\n" and found.startswith(trouble)
 
 
 def test_packages_are_those_on_the_path(tmp_path):

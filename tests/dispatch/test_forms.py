@@ -112,7 +112,34 @@ def test_launch_and_define(lists):
     y = torch.zeros(4)
     with cupyops.simulate():
         lists[0].launch(Problem(4), gpu(CPU))(y, 3)
-    assert y.tolist() == [30.0] * 4
+        assert y.tolist() == [30.0] * 4
+        Launch(put, 1, 4, args=(5,))(y)  # what the form gives comes last
+    assert y.tolist() == [50.0] * 4
+
+
+def test_a_form_that_many_kernels_have(lists):
+    """Its launch is that of whichever kernel is asked for."""
+    other = cupyops.Kernel(CODE, "put", define={"FACTOR": 7})
+    y = torch.zeros(4)
+    with cupyops.simulate():
+        lists[0].launch(Problem(4), gpu(CPU)).by(other)(y, 3)
+    assert y.tolist() == [21.0] * 4
+
+
+def test_launches_are_made_once_for_a_problem_and_a_gpu(lists):
+    first = lists[0].launch(Problem(4), gpu(CPU))
+    assert lists[0].launch(Problem(4), gpu(CPU)) is first
+    with assume_gpu(multiprocessors=1):
+        assert lists[0].launch(Problem(4), gpu(CPU)) is not first
+
+
+def test_a_launch_is_made_once_for_each_problem_and_card(lists):
+    forward, card = lists[0], gpu(CPU)
+    launch = forward.launch(Problem(4), card)
+    assert forward.launch(Problem(4), card) is launch
+    assert forward.launch(Problem(5), card).block == 5
+    with use_form("toy:wide"):
+        assert forward.launch(Problem(4), card) is not launch
 
 
 @pytest.mark.parametrize("define", [{"A B": 1}, {"A": 1.5}, {"A": True}, {1: 1}])

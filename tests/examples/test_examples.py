@@ -84,8 +84,14 @@ def test_add_model_from_cubins(tmp_path):
     done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("origin precompiled") == 2, done.stdout
-    assert len(list(folder.glob("*.cubin"))) == 4, "two kernels for two dtypes"
+    assert len(list(folder.glob("*.cubin"))) == 8, "two kernels, as text and as a file, for two dtypes"
     assert not list((tmp_path / "cache").rglob("*.cubin")), "the cache was not needed"
+
+
+def test_add_model_in_the_simulator():
+    output = run("add_model", "--device", "cpu", "--epochs", 1, "--size", 300, "--simulate", 2)
+    assert "2 steps in the simulator end as by the reference" in output
+    assert "vector_add_bwd<float>, vector_add_fwd<float>" in output
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -114,6 +120,19 @@ def test_mnist_on_bundled_digits(tmp_path):
     )
     content = picture.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n" and len(content) > 10_000
+
+
+def test_mnist_in_the_simulator(monkeypatch):
+    """A step of each of the two networks; a kernel that computes something else is noticed."""
+    module = load("mnist_cnn")
+    digits = module.bundled_digits(0).ready(torch.device("cpu"))
+    monkeypatch.setattr(module, "FEW", 2)
+    with module.console.capture() as said:
+        module.simulate(digits, 1, lr=0.1, momentum=0.9)
+    assert "1 steps of 2 images" in said.get() and "conv2d_relu_max_pool2d_bwd_weight<float" in said.get()
+    monkeypatch.setattr(cupyops.optim, "SGD", lambda *args, lr, **rest: torch.optim.SGD(*args, lr=2 * lr, **rest))
+    with pytest.raises(AssertionError, match="not close"):
+        module.simulate(digits, 1, lr=0.1, momentum=0.9)
 
 
 def write_idx(path, values):

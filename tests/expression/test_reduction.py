@@ -4,18 +4,12 @@ import math
 
 import pytest
 import torch
+from by_form import by_form
 
 import cupyops
-from cupyops._dispatch.reduction import (
-    BLOCKS,
-    COLUMN_THREADS,
-    COLUMN_VECTORS,
-    ENOUGH_BLOCKS,
-    LINE,
-    LOADS,
-    ROW_BLOCKS,
-    plan,
-)
+from cupyops._dispatch.gpu import gpu
+from cupyops._dispatch.reduction import BLOCKS, COLUMN_THREADS, ENOUGH_BLOCKS, ROW_BLOCKS, Reduction
+from cupyops._expression.reduction import FORWARD
 from cupyops._kernel.kernel import FLOATING
 
 norm2 = cupyops.reduction(
@@ -97,15 +91,21 @@ def test_more_dimensions_than_a_kernel_walks():
     compare(x, (0, 2, 4, 6, 8, 10))
 
 
+def launch(shape, dims, results):
+    """That of a contiguous input in float32."""
+    strides = torch.empty(shape, device="meta").stride()
+    return FORWARD.launch(Reduction(shape, dims, results, (strides,), 4, True), gpu(torch.device("cpu")))
+
+
 def test_large_ones_are_cut_into_slabs():
     """One result of many, few of many in rows and in columns: each has blocks to fill a GPU, and fixed ones."""
     for shape, dims, strides in (((1 << 26,), (0,), ()), ((2, 1 << 24), (1,), (1,)), ((1 << 24, 8), (0,), (1,))):
-        contiguous = torch.empty(shape, device="meta").stride()
-        found = plan(shape, dims, strides, 4, True, LOADS, contiguous)
-        blocks, fewest = math.prod(found.grid), BLOCKS // 2 if found.form == LINE else ENOUGH_BLOCKS
-        assert found.form in (LINE, COLUMN_VECTORS) and fewest <= blocks <= ROW_BLOCKS
+        found = launch(shape, dims, strides)
+        form = found.template["FORM"]
+        blocks, fewest = math.prod(found.grid), BLOCKS // 2 if form == "kContiguous" else ENOUGH_BLOCKS
+        assert form in ("kContiguous", "kColumns") and fewest <= blocks <= ROW_BLOCKS
         assert blocks * math.prod(found.block) >= COLUMN_THREADS
-    assert plan((1 << 20, 64), (1,), (1,), 4, True, LOADS, (64, 1)).slabs == 0
+    assert launch((1 << 20, 64), (1,), (1,)).extra["slabs"] == 0
 
 
 @pytest.mark.parametrize("odd", [0, 1])
@@ -113,13 +113,27 @@ def test_columns_are_cut_into_as_many_slabs_as_keep_a_gpu_full(odd):
     """Of the blocks that run at once, the last of them included, at most an eighth are missing."""
     for tiles in range(1, 2 * ENOUGH_BLOCKS):
         columns = 8 * tiles * (16 if odd else 4) + odd  # of 4 to a vector; with one more, a tile more
-        found = plan((1 << 20, columns), (0,), (1,), 4, True, LOADS, (columns, 1))
+        found = launch((1 << 20, columns), (0,), (1,))
         blocks, at_once = math.prod(found.grid), COLUMN_THREADS // math.prod(found.block)
-        assert found.form == COLUMN_VECTORS and found.grid[0] >= tiles
+        assert found.template["FORM"] == "kColumns" and found.grid[0] >= tiles
         if odd or found.grid[0] < ENOUGH_BLOCKS:
             assert blocks >= BLOCKS or -blocks % at_once <= blocks // 8
         else:
             assert found.grid[1] == 1
+
+
+@pytest.mark.parametrize("form", [one.name for one in FORWARD.list])
+def test_each_form(form):
+    """Of two inputs, one of them broadcast; each form on what it can compute."""
+    computed = 0
+    for shape, dim in (((5, 133), 1), ((3, 5, 16), (0, 2)), ((40, 24), 0), ((3, 7, 5), 1)):
+        x, w = torch.randn(shape, dtype=torch.bfloat16), torch.ones(shape[-1], dtype=torch.bfloat16)
+        given = x, w, w.bool()
+        found = by_form(f"reduction:{form}", lambda given=given, dim=dim: mean_dot(*given, dim=dim))
+        if found is not None:
+            computed += 1
+            torch.testing.assert_close(found, x.double().mean(dim).to(found.dtype))
+    assert computed
 
 
 @pytest.mark.parametrize("dim", [None, 0, 2, (0, 1)])

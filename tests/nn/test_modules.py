@@ -1,7 +1,9 @@
 """cupyops.nn against torch.nn: constructors, state_dict, repr, values and gradients of each module."""
 
+import contextlib
 import copy
 import inspect
+import io
 import pickle
 from dataclasses import dataclass, field
 from typing import Any
@@ -237,6 +239,35 @@ def test_compile(case, device):
     inputs = [x.to(device) for x in case.inputs()]
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*[x.clone() for x in inputs]), module(*[x.clone() for x in inputs]))
+
+
+@each
+@pytest.mark.parametrize("grown", [False, True], ids=["other values", "a larger batch"])
+@pytest.mark.parametrize("backend", ["reference", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_jit_trace(case, grown, backend):
+    """What is recorded is the reference, and the statistics that it updates."""
+    device = "cuda" if backend == "gpu" else "cpu"
+    module, inputs = case.make(cupyops.nn, device), [x.to(device) for x in case.inputs()]
+    other = copy.deepcopy(module)
+    with cupyops.simulate() if backend == "simulator" else contextlib.nullcontext():
+        traced = torch.jit.trace(module, [x.clone() for x in inputs], check_trace=False)
+    module.load_state_dict(other.state_dict())
+    inputs = [x.roll(1, 0) for x in inputs]
+    inputs = [torch.cat([x, x]) for x in inputs] if grown else inputs
+    torch.testing.assert_close(traced(*[x.clone() for x in inputs]), other(*[x.clone() for x in inputs]))
+    torch.testing.assert_close(module.state_dict(), other.state_dict())
+
+
+@each
+@pytest.mark.filterwarnings("ignore")  # the exporter's own, of what it does to the model
+def test_onnx_export(case):
+    """The exporter that traces takes the reference, too. It needs a package of its own to write what it has."""
+    module, inputs = case.make(cupyops.nn).eval(), tuple(case.inputs())
+    with cupyops.simulate(), cupyops.trace() as trace, contextlib.suppress(torch.onnx.errors.OnnxExporterError):
+        torch.onnx.export(module, inputs, io.BytesIO(), dynamo=False)
+    assert trace.routes() <= {"reference"}
+    if case.name != "Dropout":  # which does nothing here
+        assert {record.note for record in trace.records} == {"torch.jit.trace"}
 
 
 def test_factory_arguments():

@@ -18,20 +18,21 @@ from opdb.backends import BACKENDS  # noqa: E402
 from opdb.known import named  # noqa: E402
 from opdb.recording import PROPERTY, Recorder  # noqa: E402
 from opdb.score import Score  # noqa: E402
+from tiers import SEVEN  # noqa: E402
 
 HERE = Path(__file__).parent
 
 
 def pytest_addoption(parser):
-    parser.addoption("--conformance", type=Path, metavar="PATH", help="write what was counted into PATH (JSON)")
+    parser.addoption("--conformance", type=Path, metavar="PATH", help="write what was counted into PATH (CSV)")
 
 
 def pytest_configure(config):
     options = config.option
     if options.conformance is None or hasattr(config, "workerinput"):  # under xdist the workers have nothing to write
         return
-    if options.keyword or options.deselect or options.markexpr not in ("", "gpu"):
-        raise pytest.UsageError("--conformance is of a whole run: no -k, no --deselect")
+    if options.keyword or options.deselect or options.changed or options.markexpr not in ("", "gpu"):
+        raise pytest.UsageError("--conformance is of a whole run: no -k, no --deselect, no --changed")
     config.pluginmanager.register(Recorder(options.conformance), "conformance-recorder")
 
 
@@ -40,7 +41,11 @@ def pytest_collection_modifyitems(items):
         raise pytest.UsageError("tests/opdb needs a process of its own: python -m pytest tests/opdb")
 
 
-@pytest.fixture(params=[pytest.param(b, id=b.name, marks=[pytest.mark.gpu] * (b.name == "gpu")) for b in BACKENDS])
+IN_FULL = pytest.mark.in_full(always=SEVEN, by=lambda parameters: named(parameters["info"]).partition(".")[0])
+MARKS = {"gpu": [pytest.mark.gpu], "simulator": [IN_FULL]}
+
+
+@pytest.fixture(params=[pytest.param(b, id=b.name, marks=MARKS.get(b.name, [])) for b in BACKENDS])
 def backend(request, monkeypatch):
     """Where the operators run; the simulator's kernels are compiled once for all tests."""
     if request.param.name == "simulator":

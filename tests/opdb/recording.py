@@ -1,16 +1,25 @@
-"""From the scores of all tests to one file: tests/conformance.json, tests/conformance_gpu.json."""
+"""From the scores of all tests to one file: tests/conformance.csv, tests/conformance_gpu.csv."""
 
 from __future__ import annotations
 
-import json
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
-
-from gpu_report_plugin import tool
 
 from .known import WITHOUT_ENTRY
 
 PROPERTY = "conformance"
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+def tool(name: str) -> ModuleType:
+    """A module of the folder of tools, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Recorder:
@@ -51,7 +60,7 @@ class Recorder:
                     total[kind][reason] = total[kind].get(reason, 0) + count
 
     def pytest_sessionfinish(self) -> None:
-        report = tool()
+        report = tool("gpu_report")
         for backend in self.backends.values():
             backend["rows"] = dict(sorted(backend["rows"].items()))
         data = {
@@ -61,4 +70,4 @@ class Recorder:
             "without_entry": WITHOUT_ENTRY,
             "backends": dict(sorted(self.backends.items())),
         }
-        self.path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        tool("conformance").keep(self.path, data)

@@ -3,15 +3,14 @@ import torch
 from contract import Make, OperatorContract, Sample
 
 import cupyops
-from cupyops._dispatch import spread
 
 
 class TestAdd(OperatorContract):
     function = staticmethod(cupyops.add)
     torch_function = staticmethod(torch.add)
     kernels = {
-        *("add_fwd", "add_fwd_spread", "add_fwd_broadcast", "add_scalar_fwd"),
-        *("add_bwd_other", "sum_fwd", "sum_finish"),
+        *("add_fwd_flat", "add_fwd_params", "add_fwd_strided", "add_number"),
+        *("sum_fwd_fold", "sum_fwd_finalize"),
     }
 
     def samples(self, make: Make):
@@ -60,34 +59,6 @@ def test_vectors_and_single_elements_agree(device):
         row, column = torch.randn(x.shape[1], device=device), torch.randn(33, 1, device=device)
         for other in (row, column, torch.cat([row, row])[1 : 1 + len(row)]):
             torch.testing.assert_close(cupyops.add(x, other, alpha=0.5), torch.add(x, other, alpha=0.5))
-
-
-# (input, other): rows of whole vectors and not, spans that vectors straddle, one number
-LONG = [
-    ((300, 24), (24,)),
-    ((301, 13), (13,)),
-    ((3, 13), (13,)),
-    ((33, 40), (33, 1)),
-    ((35, 37), (35, 1)),
-    ((6, 5, 4, 19), (5, 1, 1)),
-    ((1003,), ()),
-]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize(("shape", "part"), LONG, ids=str)
-def test_several_vectors_a_thread(dtype, shape, part, monkeypatch):
-    """As of large tensors: parameters are kept, or stepped through, from one vector of a thread to the next."""
-    monkeypatch.setattr(spread, "FILL", 1)
-    monkeypatch.setattr(spread, "TURNS", 11)
-    spread._plan.cache_clear()
-    x, other, third = (torch.randn(size).to(dtype) for size in (shape, part, part))
-    with cupyops.simulate():
-        sums = cupyops.add(x, other), cupyops.add(other, x, alpha=0.5), cupyops.scale_shift(x, other, third)
-    exact = x + other, torch.add(other, x, alpha=0.5), torch.addcmul(third.double(), x.double(), other.double())
-    for ours, theirs in zip(sums, exact):
-        torch.testing.assert_close(ours, theirs.to(dtype))
-    spread._plan.cache_clear()
 
 
 @pytest.mark.gpu

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
-from normalisations import compare_read_ahead
+from normalisations import KERNELS, compare_pipelined
 
 import cupyops
 
@@ -15,27 +15,14 @@ def add_then_norm(input, residual, normalized_shape, weight=None, eps=None):
 class TestAddRmsNorm(OperatorContract):
     function = staticmethod(cupyops.add_rms_norm)
     torch_function = staticmethod(add_then_norm)
-    kernels = {
-        "add_rms_norm_fwd",
-        "add_rms_norm_fwd_small",
-        "add_rms_norm_fwd_short",
-        "add_rms_norm_fwd_held",
-        "add_rms_norm_fwd_wide",
-        "add_rms_norm_fwd_shift",
-        "add_rms_norm_bwd",
-        "add_rms_norm_bwd_small",
-        "add_rms_norm_bwd_short",
-        "add_rms_norm_bwd_wide",
-        "add_rms_norm_bwd_columns",
-        "add_rms_norm_bwd_sum",
-    }
+    kernels = KERNELS
     differs = {
         ("special_values", "gpu"): "PyTorch's CUDA kernel makes all of a row with an infinity NaN, its own formula not"
     }
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
-        yield Sample(make(530, 33), make(530, 33), (33,), make(33))  # several parts of several rows, off 16 bytes
+        yield Sample(make(530, 33), make(530, 33), (33,), make(33))  # partials of several rows, off 16 bytes
         yield from (Sample(make(50, size), make(50, size), (size,), make(size)) for size in (64, 69, 1024))
         yield from (Sample(make(5, size), make(5, size), (size,)) for size in (33, 64, 69, 301, 1024))
         yield from (Sample(make(50, size), make(50, size), (size,), make(size)) for size in (24, 32, 40))
@@ -44,7 +31,7 @@ class TestAddRmsNorm(OperatorContract):
         yield Sample(make(9, 1031), make(9, 1031), (1031,), make(1031))
         held = (8197, 16389, 32783)  # in shared memory
         yield from (Sample(make(2, size), make(2, size), (size,), make(size)) for size in held)
-        for size in (65535, 65544):  # a tile has part of a pack, the end of the row; by vectors
+        for size in (65535, 65544):  # a tile has part of a vector, the end of the row; by vectors
             yield Sample(make(2, size), make(2, size), (size,), make(size))
         yield Sample(make(0, 7), make(0, 7), (7,), make(7))
         yield Sample(make(7, 0), make(7, 0), (0,), make(0))
@@ -131,6 +118,6 @@ def test_bad_input(args, kwargs, culprit):
 
 
 @pytest.mark.parametrize("size", [128, 1032])
-def test_rows_read_ahead(size):
+def test_pipelined_rows(size):
     weight = torch.randn(size)
-    compare_read_ahead(lambda x, residual: cupyops.add_rms_norm(x, residual, (size,), weight), 2, size)
+    compare_pipelined(lambda x, residual: cupyops.add_rms_norm(x, residual, (size,), weight), 2, size)

@@ -9,14 +9,8 @@ class TestAmax(OperatorContract):
     function = staticmethod(cupyops.amax)
     torch_function = staticmethod(torch.amax)
     kernels = {
-        "amax_fwd",
-        "amax_finish",
-        "amax_small",
-        "amax_bwd",
-        "amax_bwd_small",
-        "amax_bwd_short",
-        "amax_bwd_rows",
-        "amax_bwd_columns",
+        *("amax_fwd_thread_per_row", "amax_fwd_fold", "amax_fwd_finalize"),
+        *("amax_bwd_masked_rows", "amax_bwd_rows", "amax_bwd_columns", "amax_bwd_strided"),
     }
 
     def samples(self, make: Make):

@@ -23,11 +23,11 @@ def is_channels_last(x):
 class TestAvgPool2d(OperatorContract):
     function = staticmethod(cupyops.avg_pool2d)
     torch_function = staticmethod(by_torch)
-    kernels = {f"avg_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("", "_last", "_whole")}
+    kernels = {f"avg_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("_bands", "_nhwc", "_global")}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
-        for window in [(2,), (3, 1, 1), (3, 2, 1), (3,)]:  # all but the last have kernels of their own
+        for window in [(2,), (3, 1, 1), (3, 2, 1), (3,)]:  # in bands, all but the last
             yield Sample(make(2, 3, 11, 18), *window)
             yield Sample(channels_last(make(2, 3, 6, 7)), *window)
             yield Sample(channels_last(make(2, 8, 9, 7)), *window)  # channels in vectors

@@ -14,7 +14,7 @@ def by_torch(input, bias, approximate="none"):
 class TestBiasGelu(OperatorContract):
     function = staticmethod(cupyops.bias_gelu)
     torch_function = staticmethod(by_torch)
-    kernels = {"bias_gelu_fwd", "bias_gelu_fwd_broadcast", "bias_gelu_bwd", "bias_gelu_bwd_finish"}
+    kernels = {"bias_gelu_fwd_params", "bias_gelu_fwd_strided", "bias_gelu_bwd_columns", "column_finalize"}
 
     def samples(self, make: Make):
         for approximate in ("none", "tanh"):

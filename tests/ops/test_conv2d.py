@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from contract import Make, OperatorContract, Sample, misaligned, sliced, transposed
 
 import cupyops
-from cupyops._dispatch import gemm
+from cupyops._dispatch import gemm, small_conv
+from cupyops._dispatch.gpu import gpu
+from cupyops._dispatch.small_conv import FmaWeight
 
 module = importlib.import_module("cupyops.ops._conv2d")
 
@@ -19,13 +21,6 @@ UNITS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 8, torch.float64: 8
 
 def channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous(memory_format=torch.channels_last).requires_grad_(tensor.requires_grad)
-
-
-@pytest.fixture(params=gemm.TILES)
-def tile(request):
-    """Every problem takes this tile, whatever its size, and splits k in three where that is long enough."""
-    with gemms.forced(request.param, module._correlation, module._patch_sums):
-        yield request.param
 
 
 class TestConv2d(OperatorContract):
@@ -78,6 +73,7 @@ class TestConv2d(OperatorContract):
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("tile", gemm.TILES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_tile(device, dtype, tile, last):
     """130 channels out of 16, 144 pixels: several tiles of 128 in forward, grad_input and grad_weight."""
@@ -86,19 +82,37 @@ def test_every_tile(device, dtype, tile, last):
     x, weight = (torch.randn(s, device=device).to(dtype, memory_format=memory) for s in shapes)
     inputs = [x.requires_grad_(), weight.requires_grad_(), torch.randn(130, device=device).to(dtype).requires_grad_()]
     exact = [t.detach().double().requires_grad_() for t in inputs]
-    y, truth = (cupyops.conv2d(*inputs, padding=1), F.conv2d(*exact, padding=1))
-    grad = torch.randn_like(y)
-    ours = [y, *torch.autograd.grad(y, inputs, grad)]
+    truth = F.conv2d(*exact, padding=1)
+    with gemms.tiled("conv2d", dtype, tile):
+        y = cupyops.conv2d(*inputs, padding=1)
+        grad = torch.randn_like(y)
+        ours = [y, *torch.autograd.grad(y, inputs, grad)]
     theirs = [truth, *torch.autograd.grad(truth, exact, grad.double())]
     for a, b in zip(ours, theirs):
         assert (a.double() - b).abs().max() <= UNITS[dtype] * torch.finfo(dtype).eps * b.abs().max()
 
 
 @pytest.mark.gpu
-def test_many():
+def test_few_channels():
     """In the simulator this is part of the test of every instance."""
-    for sample in few_channels.samples(Make("cuda", torch.float32)):
-        few_channels.compare(TestConv2d, sample)
+    for form in few_channels.forms("conv2d"):
+        for sample in few_channels.samples(Make("cuda", torch.float32)):
+            few_channels.compare(TestConv2d, "conv2d", form, sample)
+
+
+@pytest.mark.parametrize("filters", [1, 4])
+def test_few_blocks_for_the_gradient_of_weight(filters):
+    """Each strides over the tiles of all images, as where there are more of them than blocks."""
+    x, grad_y = torch.randint(-1, 2, (5, 3, 6, 4)).float(), torch.randint(-1, 2, (5, 2, 6, 4)).float()
+    sums = torch.empty(2, 3, 3, 3), torch.empty(2)
+    form = FmaWeight(module.conv2d_direct_bwd_weight, filters, blocks=4)
+    problem = small_conv.direct(small_conv.Sizes(*x.shape, *grad_y.shape[1:], 1, 1), 3, x.dtype)
+    with cupyops.simulate():
+        launch = form.launch(problem, gpu(x.device))
+        small_conv.sum_partials(launch, (grad_y, x), *sums)
+    assert launch.grid[0] < 5
+    assert torch.equal(sums[0], torch.nn.grad.conv2d_weight(x, (2, 3, 3, 3), grad_y, padding=1))
+    assert torch.equal(sums[1], grad_y.sum((0, 2, 3)))
 
 
 def test_empty_batch(device):

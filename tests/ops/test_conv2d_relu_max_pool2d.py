@@ -1,3 +1,5 @@
+import importlib
+
 import few_channels
 import pytest
 import torch
@@ -5,7 +7,12 @@ from contract import DTYPES, Make, OperatorContract, Sample
 from torch.nn import functional as F
 
 import cupyops
+from cupyops._dispatch import small_conv
+from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops._dispatch.small_conv import FmaWeight, MmaWeight
 from cupyops.testing import Tolerance
+
+module = importlib.import_module("cupyops.ops._conv2d_relu_max_pool2d")
 
 
 def in_three(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, pool_kernel_size=2, pool_stride=None):
@@ -46,10 +53,44 @@ def result(function, *tensors, **kwargs):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_many(dtype):
+def test_few_channels(dtype):
     """In the simulator this is part of the test of every instance."""
-    for sample in few_channels.samples(Make("cuda", dtype)):
-        few_channels.compare(TestConv2dReluMaxPool2d, sample)
+    name = "conv2d_relu_max_pool2d"
+    for form in few_channels.forms(name):
+        for sample in few_channels.samples(Make("cuda", dtype)):
+            few_channels.compare(TestConv2dReluMaxPool2d, name, form, sample)
+
+
+def test_blocks_stride_over_tiles():
+    """Forward and backward by tensor cores: on a GPU of one multiprocessor there are fewer blocks than images."""
+    args = [torch.randint(-1, 2, shape).half() for shape in ((5, 9, 4, 4), (9, 9, 3, 3), (9,))]
+    with cupyops.simulate(), assume_gpu(multiprocessors=1), cupyops.trace() as trace:
+        ours = result(cupyops.conv2d_relu_max_pool2d, *args, padding=1)
+    grids = [record.grid[0] for record in trace.launches() if "wd_mma" in record.kernel]
+    assert grids == [2, 2]
+    for mine, theirs in zip(ours, result(in_three, *args, padding=1)):
+        assert torch.equal(mine, theirs)  # of small integers: the sums are exact
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_few_blocks_for_the_gradient_of_weight(dtype):
+    """Each strides over the tiles of all images, as where there are more of them than blocks."""
+    form = {
+        torch.float32: FmaWeight(module.conv2d_relu_max_pool2d_bwd_weight, pooled=True, blocks=2),
+        torch.float16: MmaWeight(module.conv2d_relu_max_pool2d_bwd_weight_mma, blocks=2),
+    }[dtype]
+    x, weight, bias = (torch.randint(-1, 2, shape).to(dtype) for shape in ((5, 9, 6, 4), (3, 9, 3, 3), (3,)))
+    y, place = torch.nn.functional.max_pool2d_with_indices(F.relu(F.conv2d(x, weight, bias, padding=1)), 2)
+    row, column = place // 4 % 2, place % 2
+    place = torch.where(y > 0, 2 * row + column, 4).byte()
+    grad_y, sums = torch.ones_like(y), [torch.empty_like(weight), torch.empty_like(bias)]
+    problem = small_conv.pooled(small_conv.Sizes(*x.shape, *y.shape[1:], 1, 1), 3, dtype)
+    with cupyops.simulate():
+        launch = form.launch(problem, gpu(x.device))
+        small_conv.sum_partials(launch, (grad_y, place, x), *sums)
+    assert launch.grid[0] < 5
+    for mine, theirs in zip(sums, result(in_three, x, weight, bias, padding=1)[2:]):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -57,7 +98,7 @@ def test_in_little_shared_memory(dtype):
     """Channels in several chunks, and FMAs where the tensor cores' filters do not fit."""
     shapes = (3, 19, 9, 10), (35, 19, 3, 3), (35,)
     args = [torch.randint(-1, 2, shape).to(dtype) for shape in shapes]  # whose sums are exact, whatever the order
-    with cupyops.simulate(), cupyops.trace() as trace, few_channels.much(WIDE_SHARED=16 << 10):
+    with cupyops.simulate(), cupyops.trace() as trace, assume_gpu(shared=16 << 10):
         ours = result(cupyops.conv2d_relu_max_pool2d, *args, padding=1)
     launched = {record.kernel.partition("<")[0] for record in trace.launches()}
     assert launched >= {"conv2d_relu_max_pool2d_fwd", "conv2d_relu_max_pool2d_bwd"}

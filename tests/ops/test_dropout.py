@@ -35,7 +35,7 @@ def by_mask(x, p):
 class TestDropout(OperatorContract):
     function = staticmethod(seeded)
     torch_function = staticmethod(by_mask)
-    kernels = {"dropout", "dropout_strided"}
+    kernels = {"dropout_contiguous", "dropout_strided"}
 
     def samples(self, make: Make):
         yield Sample(make(3, 7), 0.5)

@@ -1,4 +1,3 @@
-import contextlib
 import functools
 import subprocess
 import sys
@@ -9,6 +8,8 @@ from contract import Make, OperatorContract, Sample
 from torch.nn import functional as F
 
 import cupyops
+from cupyops._dispatch.forms import use_form
+from cupyops._dispatch.gpu import assume_gpu
 
 
 @functools.wraps(F.embedding)
@@ -22,7 +23,7 @@ def by_torch(input, weight, *args, **kwargs):
 class TestEmbedding(OperatorContract):
     function = staticmethod(cupyops.embedding)
     torch_function = staticmethod(by_torch)
-    kernels = {"embedding_fwd", "embedding_bwd_link", "embedding_bwd"}
+    kernels = {"embedding_fwd", "embedding_bwd_linked", "embedding_bwd"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
@@ -45,33 +46,13 @@ def gradients(function, indices, weight, **options):
     return y.detach(), torch.autograd.grad(y, leaf, grad)[0]
 
 
-@contextlib.contextmanager
-def planned(**limits):
-    """With other constants, by which work is shared out."""
-    module = sys.modules["cupyops.ops._embedding"]
-    plans = module.forward_plan, module.backward_plan
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in limits.items():
-            patch.setattr(module, name, value)
-        for plan in plans:
-            plan.cache_clear()
-        yield
-    for plan in plans:
-        plan.cache_clear()
-
-
-def sorted_indices():
-    """Indices are sorted, however few."""
-    return planned(LINKED=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("size", [3, 8, 17, 133])
 def test_large_tables(device, size, dtype):
     """A warp clears many short rows, a thread copies several vectors, however small the table is."""
     indices = torch.randint(0, 20, (30,), device=device) ** 2
     weight = torch.randn(400, size, device=device).to(dtype)
-    with planned(WARPS=1, ALL_THREADS=0), cupyops.simulate():
+    with assume_gpu(multiprocessors=1, threads=64), cupyops.simulate():
         found = gradients(cupyops.embedding, indices, weight)
     torch.testing.assert_close(found, gradients(F.embedding, indices, weight))
 
@@ -88,7 +69,7 @@ def test_lists(device, counts, padding_idx, by_freq):
         weight = torch.randn(len(counts) + 4, size, device=device)
         with cupyops.simulate():
             found = gradients(cupyops.embedding, indices, weight, **options)
-            with sorted_indices():
+            with use_form("embedding:sorted"):
                 again = gradients(cupyops.embedding, indices, weight, **options)
         torch.testing.assert_close(found, gradients(F.embedding, indices, weight, **options))
         torch.testing.assert_close(again, found, rtol=0, atol=0)
@@ -101,7 +82,7 @@ def test_lists_of_many_lengths(device):
         weight = torch.randn(6000, size, device=device)
         with cupyops.simulate():
             found = gradients(cupyops.embedding, indices, weight)
-            with sorted_indices():
+            with use_form("embedding:sorted"):
                 again = gradients(cupyops.embedding, indices, weight)
         torch.testing.assert_close(found, gradients(F.embedding, indices, weight))
         torch.testing.assert_close(again, found, rtol=0, atol=0)
@@ -113,7 +94,7 @@ def test_many_indices_are_sorted(device):
         found = gradients(cupyops.embedding, indices, weight)
     assert [record.kernel.partition("<")[0] for record in trace.launches()] == [
         "embedding_fwd",
-        "embedding_bwd_segments",
+        "embedding_bwd_sorted",
         "embedding_bwd",
     ]
     torch.testing.assert_close(found, gradients(F.embedding, indices, weight))

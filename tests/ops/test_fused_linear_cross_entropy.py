@@ -5,6 +5,7 @@ from torch.nn import functional as F
 
 import cupyops
 from cupyops._dispatch import linear_losses as MODULE
+from cupyops.testing import assume_gpu
 
 
 def both(
@@ -29,7 +30,7 @@ class TestFusedLinearCrossEntropy(OperatorContract):
     function = staticmethod(cupyops.fused_linear_cross_entropy)
     torch_function = staticmethod(both)
     kernels = {
-        "linear_cross_entropy_rows",
+        "linear_cross_entropy_two_pass",
         "linear_cross_entropy_weights",
         "linear_cross_entropy_sum",
         "linear_cross_entropy_bias",
@@ -65,12 +66,6 @@ def options_of(make, classes):
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-@pytest.fixture
-def scratch(monkeypatch):
-    """Sets how many bytes of logits there may be."""
-    return lambda size: monkeypatch.setattr(MODULE, "SCRATCH", size)
-
-
 def make_call(dtype, device="cpu", rows=19, size=7, classes=37):
     torch.manual_seed(0)
     x, w, b = (
@@ -98,26 +93,24 @@ def compare(call, grad=None, **options):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [200, 500, 700, 1200, 4000])
-def test_parts(dtype, size, scratch):
+def test_parts(dtype, size):
     """Several chunks of rows and tiles of classes: every gradient as exact as PyTorch's one product."""
-    scratch(size)
     call = make_call(dtype)
-    with cupyops.simulate():
+    with cupyops.simulate(), assume_gpu(scratch=size):
         compare(call, torch.tensor(0.75))
         compare(call, torch.linspace(-1, 1, 19), reduction="none", label_smoothing=0.1)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_parts_on_a_gpu(dtype, scratch):
-    scratch(1 << 20)
-    compare(make_call(dtype, "cuda", 700, 264, 5003))
+def test_parts_on_a_gpu(dtype):
+    with assume_gpu(scratch=1 << 20):
+        compare(make_call(dtype, "cuda", 700, 264, 5003))
 
 
 @pytest.mark.parametrize("size", [200, 300])
-def test_logits_are_the_same_the_second_time(size, scratch, monkeypatch):
+def test_logits_are_the_same_the_second_time(size, monkeypatch):
     """What is computed twice is so by the same product: of the same operands, in places alike."""
-    scratch(size)
     affine, tile, second, calls = MODULE._affine, MODULE.Work.tile, [], {False: [], True: []}
 
     def of_tile(self, *which):
@@ -139,26 +132,23 @@ def test_logits_are_the_same_the_second_time(size, scratch, monkeypatch):
 
     monkeypatch.setattr(MODULE.Work, "tile", of_tile)
     monkeypatch.setattr(MODULE, "_affine", noted)
-    with cupyops.simulate():
+    with cupyops.simulate(), assume_gpu(scratch=size):
         results(cupyops.fused_linear_cross_entropy, make_call(torch.bfloat16))
     by_place = [sorted(calls[again], key=lambda call: str(call[0])) for again in (False, True)]
     assert len(by_place[0]) > 2 and [c[0] for c in by_place[0]] == [c[0] for c in by_place[1]]
     assert all(torch.equal(a[1], b[1]) for a, b in zip(*by_place))
 
 
-def test_tiles_use_rows_that_were_kept(scratch, monkeypatch):
-    """What waits in the memory of the weight's gradient is what would be computed again."""
+def test_tiles_use_rows_that_were_kept():
+    """What waits in the memory of the weight's gradient makes tiles as good as those of logits that are computed again."""
     call = make_call(torch.bfloat16, rows=40, size=24)
-    monkeypatch.setattr(MODULE, "ADDED", 0)
-    found = []
-    with cupyops.simulate():
-        for size in (1 << 20, 1500):
-            scratch(size)
-            with cupyops.trace() as trace:
-                found.append(results(cupyops.fused_linear_cross_entropy, call))
-            names = [record.kernel for record in trace.launches()]
-            assert any("tile" in name for name in names) == (size == 1500)
-    torch.testing.assert_close(*found)
+    for size in (1 << 20, 400):
+        with cupyops.simulate(), assume_gpu(scratch=size), cupyops.trace() as trace:
+            compare(call)
+        names = {record.kernel.partition("<")[0] for record in trace.launches()}
+        assert {"linear_cross_entropy_keep", "linear_cross_entropy_tile"} & names == (
+            set() if size > 400 else {"linear_cross_entropy_keep", "linear_cross_entropy_tile"}
+        )
 
 
 @pytest.mark.parametrize(
@@ -174,11 +164,12 @@ def test_tiles_use_rows_that_were_kept(scratch, monkeypatch):
 )
 def test_division(rows, features, classes, dtype):
     """Parts cover everything, fit, begin at 16 bytes, and none is a small rest."""
-    division = MODULE._division(rows, features, classes, dtype, MODULE.SCRATCH, MODULE.ADDED)
+    scratch = 240 << 20
+    division = MODULE._division(rows, features, classes, dtype, scratch)
     assert division.stride % (16 // dtype.itemsize) == 0 and 0 <= division.stride - classes < 16
-    assert division.rows == 1 or division.rows * division.stride * dtype.itemsize <= MODULE.SCRATCH
+    assert division.rows == 1 or division.rows * division.stride * dtype.itemsize <= scratch
     used = division.tiled * division.classes + division.stored * division.stride
-    assert used * dtype.itemsize <= MODULE.SCRATCH
+    assert used * dtype.itemsize <= scratch
     assert division.kept <= features and division.kept + division.stored <= division.tiled <= rows
     added = -(-(rows - division.tiled) // division.rows)
     assert dtype not in MODULE.HALF or added <= MODULE.ADDED + (division.tiled == 0)
@@ -219,7 +210,7 @@ def test_gradients_are_computed_once():
     with cupyops.simulate(), cupyops.trace() as trace:
         cupyops.fused_linear_cross_entropy(x, w, target).backward()
         names = [record.kernel.partition("<")[0] for record in trace.launches()]
-    assert names.count("linear_cross_entropy_rows") == 1 and "linear_cross_entropy_tile" not in names
+    assert names.count("linear_cross_entropy_two_pass") == 1 and "linear_cross_entropy_tile" not in names
     with cupyops.simulate(), cupyops.trace() as trace, torch.no_grad():
         cupyops.fused_linear_cross_entropy(x, w, target)
     assert "linear_cross_entropy_scale" not in str(trace)

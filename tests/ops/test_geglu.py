@@ -16,7 +16,7 @@ def by_torch(gate, up=None, approximate="none"):
 class TestGeglu(OperatorContract):
     function = staticmethod(cupyops.geglu)
     torch_function = staticmethod(by_torch)
-    kernels = {"geglu_fwd", "geglu_fwd_small", "geglu_bwd", "geglu_bwd_small"}
+    kernels = {"gated_fwd_shared_memory", "gated_fwd_strided_rows", "gated_bwd_shared_memory", "gated_bwd_strided_rows"}
 
     def samples(self, make: Make):
         for approximate in ("none", "tanh"):

@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
-from normalisations import compare_several_rows, gradients
+from normalisations import KERNELS, compare_several_rows, gradients
 
 import cupyops
 
 NAN, INF = float("nan"), float("inf")
 
-# one for each form of the kernels: a thread for a row, lanes with a pack each, packs of one warp, several packs, a block, a
-# cluster, held or wide
+# one for each form: a thread for a row, lanes with a vector each, vectors of one warp, several vectors, a block, a cluster,
+# shared memory or two passes
 
 SIZES = [7, 24, 40, 69, 300, 1031, 16389, 32776]
 
@@ -17,24 +17,11 @@ SIZES = [7, 24, 40, 69, 300, 1031, 16389, 32776]
 class TestLayerNorm(OperatorContract):
     function = staticmethod(cupyops.layer_norm)
     torch_function = staticmethod(torch.nn.functional.layer_norm)
-    kernels = {
-        "layer_norm_fwd",
-        "layer_norm_fwd_small",
-        "layer_norm_fwd_short",
-        "layer_norm_fwd_held",
-        "layer_norm_fwd_wide",
-        "layer_norm_fwd_shift",
-        "layer_norm_bwd",
-        "layer_norm_bwd_small",
-        "layer_norm_bwd_short",
-        "layer_norm_bwd_wide",
-        "layer_norm_bwd_columns",
-        "layer_norm_bwd_sum",
-    }
+    kernels = KERNELS
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
-        yield Sample(make(530, 33), (33,), make(33), make(33))  # several parts of several rows, rows off 16 bytes
+        yield Sample(make(530, 33), (33,), make(33), make(33))  # partials of several rows, rows off 16 bytes
         yield Sample(make(50, 69), (69,), make(69), make(69))
         yield from (Sample(make(5, size), (size,)) for size in (33, 64, 69, 1024))  # no gradient but grad_x
         yield Sample(make(9, 4, 64), [64], make(64), make(64))
@@ -52,10 +39,10 @@ class TestLayerNorm(OperatorContract):
         yield from (
             Sample(make(2, size), (size,), make(size), make(size)) for size in (8197, 32783)
         )  # in shared memory
-        # a tile has part of a pack, the end of the row: of a cluster, of a long row; by vectors
+        # a tile has part of a vector, the end of the row: of a cluster, of a long row; by vectors
         for size in (71680 // make.dtype.itemsize - 1, 65535, 65544):
             yield Sample(make(2, size), (size,), make(size), make(size))
-        wide = 32768 // make.dtype.itemsize  # on a GPU the widest block, of which backward asks late for statistics
+        wide = 32768 // make.dtype.itemsize  # on a GPU the widest block, whose statistics backward prefetches late
         yield from (Sample(make(2, wide), (wide,), weight) for weight in (None, make(wide)))
         yield Sample(make(0, 7), (7,), make(7), make(7))
         yield Sample(make(7, 0), (0,), make(0), make(0))
@@ -265,8 +252,8 @@ def test_rows_that_are_nearly_constant(size):
     assert ((y - truth).abs() <= rounding + 8 * torch.finfo(torch.float32).eps * truth.abs()).all()
 
 
-# lanes with a pack each, packs of one warp, a block, a row in shared memory, in backward a cluster; and one of two halves
-# of a block
+# lanes with a vector each, vectors of one warp, a block, a row in shared memory, in backward a cluster; and one of two
+# halves of a block
 @pytest.mark.parametrize(
     ("size", "arch"),
     [
@@ -294,4 +281,4 @@ def test_architectures_in_turn():
             gradients(cupyops.layer_norm, torch.ones_like(x), x, weight, bias)
         kernels.append({record.kernel for record in trace.launches()})
     assert kernels[0] == kernels[2] != kernels[1]
-    assert not any("bwd_wide" in name for name in kernels[0]) and any("bwd_wide" in name for name in kernels[1])
+    assert not any("bwd_two_pass" in name for name in kernels[0]) and any("bwd_two_pass" in name for name in kernels[1])

@@ -1,5 +1,3 @@
-import importlib
-
 import gemms
 import pytest
 import torch
@@ -9,18 +7,9 @@ from contract import Make, OperatorContract, Sample
 import cupyops
 from cupyops._dispatch import gemm
 
-module = importlib.import_module("cupyops.ops._linear")
-
 # Errors allowed, in units in the last place of the largest result: 16-bit results are rounded once; the sum of some
 # hundred products in fp32 or fp64 has errors of its own.
 UNITS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 8, torch.float64: 8}
-
-
-@pytest.fixture(params=(*gemm.TILES, gemm.WIDE))
-def tile(request):
-    """Every problem that can takes this tile, whatever its size, and splits k in three where that is long enough."""
-    with gemms.forced(request.param, module._plan):
-        yield request.param
 
 
 class TestLinear(OperatorContract):
@@ -50,17 +39,18 @@ class TestLinear(OperatorContract):
             torch.testing.assert_close(call(cupyops.linear), call(F.linear))
 
 
+@pytest.mark.parametrize("tile", gemm.TILES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_tile(device, dtype, tile):
     """130 rows and columns: four tiles of 128, with tails."""
-    if tile == gemm.WIDE and dtype not in gemm.HALF:
-        pytest.skip("the tensor cores' tile")
     shapes = ((130, 136), (130, 136), (130,))
     x, weight, bias = (torch.randn(s, dtype=dtype, device=device, requires_grad=True) for s in shapes)
     exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
-    y, truth = cupyops.linear(x, weight, bias), F.linear(*exact)
-    grad = torch.randn_like(y)
-    ours = [y, *torch.autograd.grad(y, (x, weight, bias), grad)]
+    truth = F.linear(*exact)
+    with gemms.tiled("linear", dtype, tile):
+        y = cupyops.linear(x, weight, bias)
+        grad = torch.randn_like(y)
+        ours = [y, *torch.autograd.grad(y, (x, weight, bias), grad)]
     theirs = [truth, *torch.autograd.grad(truth, exact, grad.double())]
     for a, b in zip(ours, theirs):
         assert (a.double() - b).abs().max() <= UNITS[dtype] * torch.finfo(dtype).eps * b.abs().max()

@@ -1,5 +1,3 @@
-import importlib
-
 import gemms
 import pytest
 import torch
@@ -7,19 +5,12 @@ from contract import Make, OperatorContract, Sample, misaligned
 
 import cupyops
 from cupyops._dispatch import gemm
-
-module = importlib.import_module("cupyops.ops._matmul")
+from cupyops._dispatch.gpu import gpu
+from cupyops.ops import _matmul
 
 # Errors allowed, in units in the last place of the largest result: 16-bit results are rounded once; the sum of some
 # hundred products in fp32 or fp64 has errors of its own.
 UNITS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 8, torch.float64: 8}
-
-
-@pytest.fixture(params=(*gemm.TILES, gemm.WIDE))
-def tile(request):
-    """Every problem that can takes this tile, whatever its size, and splits k in three where that is long enough."""
-    with gemms.forced(request.param, module._plan):
-        yield request.param
 
 
 class TestMatmul(OperatorContract):
@@ -50,18 +41,18 @@ class TestMatmul(OperatorContract):
 ORDERS = [lambda t: t, lambda t: t.mT.contiguous().mT, lambda t: t.repeat_interleave(2, -1)[..., ::2]]
 
 
+@pytest.mark.parametrize("tile", gemm.TILES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_tile_and_every_order(device, dtype, tile):
-    """Either tile; A and B with rows or columns contiguous, or neither; aligned and not."""
-    if tile == gemm.WIDE and dtype not in gemm.HALF:
-        pytest.skip("the tensor cores' tile")
+    """Every tile; A and B with rows or columns contiguous, or neither; aligned and not."""
     for m, k, n in [(136, 40, 72), (5, 37, 131)]:
         for order_a in ORDERS:
             for order_b in ORDERS:
                 a = order_a(torch.randn(m, k, dtype=dtype, device=device))
                 b = order_b(torch.randn(k, n, dtype=dtype, device=device))
                 exact = a.double() @ b.double()
-                error = (cupyops.matmul(a, b).double() - exact).abs().max()
+                with gemms.tiled("matmul", dtype, tile):
+                    error = (cupyops.matmul(a, b).double() - exact).abs().max()
                 assert error <= UNITS[dtype] * torch.finfo(dtype).eps * exact.abs().max(), (m, k, n, error)
 
 
@@ -139,32 +130,39 @@ def test_divisors_are_exact():
 
 def test_small_problems_are_split_and_large_ones_are_not():
     fp32, bf16 = torch.float32, torch.bfloat16
-    assert gemm.choose(32, 10, 64, 1, fp32, 132)[1] == 1
-    tile, splits, share = gemm.choose(32, 10, 50176, 1, fp32, 132)
+    assert gemm.choose(32, 10, 64, 1, gemm.TILES, fp32, 132)[1] == 1
+    tile, splits, share = gemm.choose(32, 10, 50176, 1, gemm.TILES, fp32, 132)
     assert tile < 128 and splits > 100 and splits * share >= 50176 > (splits - 1) * share
-    assert gemm.choose(4096, 4096, 4096, 1, fp32, 132)[:2] == (128, 1)
-    assert gemm.choose(4096, 4096, 4096, 1, bf16, 132, wide=True)[:2] == (gemm.WIDE, 1)
-    assert gemm.choose(4096, 4096, 4096, 1, bf16, 132)[:2] == (128, 1)
-    assert gemm.choose(64, 10, 256, 1, bf16, 132, wide=True)[1] == 1
+    assert gemm.choose(4096, 4096, 4096, 1, gemm.TILES, fp32, 132)[:2] == (128, 1)
+    assert gemm.choose(4096, 4096, 4096, 1, gemms.ALL, bf16, 132)[:2] == (gemm.WIDE, 1)
+    assert gemm.choose(4096, 4096, 4096, 1, gemm.TILES, bf16, 132)[:2] == (128, 1)
+    assert gemm.choose(64, 10, 256, 1, gemms.ALL, bf16, 132)[1] == 1
 
 
-@pytest.mark.parametrize("tile", [gemm.WIDE], indirect=True)
-def test_wide_tile_of_misaligned_operands(device, tile):
-    """Whole vectors apart, one element past a 16-byte boundary: the wide tile reads vectors alone, so they are copied."""
-    a, b = (misaligned(torch.randn(shape, device=device).half()) for shape in ((130, 72), (72, 264)))
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("change", [lambda t: t, misaligned])
+@pytest.mark.parametrize("where", [pytest.param("cuda", marks=pytest.mark.gpu), "simulator"])
+def test_wide_tile(where, change, order):
+    """Whole vectors apart; one element past a 16-byte boundary they are copied, since the wide tile reads vectors alone."""
+    device = "cpu" if where == "simulator" else where
+    a, b = (change(ORDERS[order](torch.randn(shape, device=device).half())) for shape in ((136, 72), (72, 264)))
     exact = a.double() @ b.double()
-    error = (cupyops.matmul(a, b).double() - exact).abs().max()
+    runs = cupyops.simulate() if where == "simulator" else torch.enable_grad()
+    with runs, gemms.tiled("matmul", torch.float16, gemm.WIDE):
+        error = (cupyops.matmul(a, b).double() - exact).abs().max()
     assert error <= 2 * torch.finfo(torch.float16).eps * exact.abs().max()
 
 
-def test_odd_rows_are_copied_where_that_pays(device, monkeypatch):
+def test_odd_rows_are_copied_where_that_pays(device):
     """Rows of an odd length, in either order, and operands of no contiguous dimension."""
-    monkeypatch.setattr(gemm, "_PAD_FROM", 1)
-    module._plan.cache_clear()
-    try:
-        for order_a in ORDERS:
-            for order_b in ORDERS:
-                a, b = order_a(torch.randn(131, 37, device=device)), order_b(torch.randn(37, 129, device=device))
-                torch.testing.assert_close(cupyops.matmul(a, b), torch.matmul(a, b))
-    finally:
-        module._plan.cache_clear()
+    for order_a in ORDERS:
+        for order_b in ORDERS:
+            a, b = order_a(torch.randn(431, 397, device=device)), order_b(torch.randn(397, 429, device=device))
+            exact = a.double() @ b.double()
+            error = (cupyops.matmul(a, b).double() - exact).abs().max()
+            assert error <= UNITS[torch.float32] * torch.finfo(torch.float32).eps * exact.abs().max()
+            problem = _matmul._problem(a.shape, a.stride(), b.shape, b.stride(), a.dtype)
+            assert problem.worth_padding == (True, True)
+            copies = gemm.prepared(problem, _matmul.PRODUCT.launch(problem, gpu(device)), a, b)
+            for copy, of in zip(copies, (a, b)):
+                assert torch.equal(copy, of) and cupyops.aligned(copy) and max(copy.stride()) % 4 == 0

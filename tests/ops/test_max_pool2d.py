@@ -18,11 +18,11 @@ def with_indices(function):
 class TestMaxPool2d(OperatorContract):
     function = staticmethod(cupyops.max_pool2d)
     torch_function = staticmethod(torch_max_pool2d)
-    kernels = {f"max_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("", "_last")}
+    kernels = {f"max_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("_bands", "_nhwc")}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
-        for window in [(2,), (3, 1, 1), (3, 2, 1), (3,)]:  # all but the last have kernels of their own
+        for window in [(2,), (3, 1, 1), (3, 2, 1), (3,)]:  # in bands, all but the last
             yield Sample(make(2, 3, 11, 18), *window)
             yield Sample(channels_last(make(2, 3, 6, 7)), *window)
             yield Sample(channels_last(make(2, 8, 9, 7)), *window)  # channels in vectors
@@ -52,7 +52,7 @@ class TestWithIndices(TestMaxPool2d):
 
     function = staticmethod(with_indices(cupyops.max_pool2d))
     torch_function = staticmethod(with_indices(F.max_pool2d))
-    kernels = {f"max_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("", "_last")}
+    kernels = {f"max_pool2d_{way}{form}" for way in ("fwd", "bwd") for form in ("_bands", "_nhwc")}
 
     def test_signature_is_torch_s(self):
         """That of the class above: `return_indices` is given here."""

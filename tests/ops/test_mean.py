@@ -9,7 +9,7 @@ import cupyops
 class TestMean(OperatorContract):
     function = staticmethod(cupyops.mean)
     torch_function = staticmethod(torch.mean)
-    kernels = {"sum_fwd", "sum_rows", "sum_small"}
+    kernels = {"sum_fwd_thread_per_row", "sum_fwd_registers", "sum_fwd_fold"}
 
     def samples(self, make: Make):
         yield Sample(make(3, 5), 1)

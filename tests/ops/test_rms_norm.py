@@ -1,15 +1,14 @@
 import pytest
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
-from normalisations import compare_read_ahead, compare_several_rows, gradients
+from normalisations import KERNELS, compare_pipelined, compare_several_rows, gradients
 
 import cupyops
-from cupyops._dispatch import clusters
 
 NAN, INF = float("nan"), float("inf")
 
-# one for each form of the kernels: a thread for a row, lanes with a pack each, packs of one warp, several packs, a block, a
-# cluster, held or wide
+# one for each form: a thread for a row, lanes with a vector each, vectors of one warp, several vectors, a block, a cluster,
+# shared memory or two passes
 
 SIZES = [7, 24, 40, 69, 300, 1031, 32776]
 # PyTorch says so where the dtypes differ
@@ -19,27 +18,14 @@ mixed = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weig
 class TestRmsNorm(OperatorContract):
     function = staticmethod(cupyops.rms_norm)
     torch_function = staticmethod(torch.nn.functional.rms_norm)
-    kernels = {
-        "rms_norm_fwd",
-        "rms_norm_fwd_small",
-        "rms_norm_fwd_short",
-        "rms_norm_fwd_held",
-        "rms_norm_fwd_wide",
-        "rms_norm_fwd_shift",
-        "rms_norm_bwd",
-        "rms_norm_bwd_small",
-        "rms_norm_bwd_short",
-        "rms_norm_bwd_wide",
-        "rms_norm_bwd_columns",
-        "rms_norm_bwd_sum",
-    }
+    kernels = KERNELS
     differs = {
         ("special_values", "gpu"): "PyTorch's CUDA kernel makes all of a row with an infinity NaN, its own formula not"
     }
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
-        yield Sample(make(530, 33), (33,), make(33))  # several parts of several rows, rows off 16 bytes
+        yield Sample(make(530, 33), (33,), make(33))  # partials of several rows, rows off 16 bytes
         yield from (Sample(make(50, size), (size,), make(size)) for size in (64, 69, 1031))
         yield from (Sample(make(5, size), (size,)) for size in (33, 64, 69, 301, 1024))  # no gradient but grad_x
         yield from (Sample(make(50, size), (size,), make(size)) for size in (24, 32, 40))
@@ -47,10 +33,10 @@ class TestRmsNorm(OperatorContract):
         yield from (Sample(make(5, 8), (8,), weight) for weight in (None, make(8)))
         yield Sample(make(9, 2, 512), (2, 512), make(2, 512))
         yield from (Sample(make(2, size), (size,), make(size)) for size in (8197, 16389, 32783))  # in shared memory
-        # a tile has part of a pack, the end of the row: of a cluster, of a long row; by vectors
+        # a tile has part of a vector, the end of the row: of a cluster, of a long row; by vectors
         for size in (71680 // make.dtype.itemsize - 1, 65535, 65544):
             yield Sample(make(2, size), (size,), make(size))
-        wide = 32768 // make.dtype.itemsize  # on a GPU the widest block, of which backward asks late for statistics
+        wide = 32768 // make.dtype.itemsize  # on a GPU the widest block, whose statistics backward prefetches late
         yield from (Sample(make(2, wide), (wide,), weight) for weight in (None, make(wide)))
         yield Sample(make(0, 7), (7,), make(7))
         yield Sample(make(7, 0), (0,), make(0))
@@ -147,22 +133,15 @@ def test_bad_input(args, kwargs, culprit):
 
 
 @pytest.mark.parametrize("size", [128, 1032])
-def test_rows_read_ahead(size):
+def test_pipelined_rows(size):
     weight = torch.randn(size)
-    compare_read_ahead(lambda x: (cupyops.rms_norm(x, (size,), weight),), 1, size)
+    compare_pipelined(lambda x: (cupyops.rms_norm(x, (size,), weight),), 1, size)
 
 
-# lanes with a pack each, packs of one warp, a block, in backward the widest block, by vectors too, a cluster
+# lanes with a vector each, vectors of one warp, a block, in backward the widest block, aligned too, a cluster
 @pytest.mark.parametrize(
     ("size", "arch"),
     [(40, "sm_80"), (69, "sm_80"), (1031, "sm_80"), (16384, "sm_80"), (16389, "sm_90"), (20489, "sm_90")],
 )
 def test_several_rows_of_a_block(size, arch):
     compare_several_rows(cupyops.rms_norm, torch.nn.functional.rms_norm, size, arch)
-
-
-@pytest.mark.parametrize("blocks", [3, 5])
-def test_several_rows_of_a_cluster(monkeypatch, blocks):
-    shares = [share for share in clusters.shares(20489, 2) if share.blocks == blocks]
-    monkeypatch.setattr(clusters, "shares", lambda size, itemsize: shares)
-    compare_several_rows(cupyops.rms_norm, torch.nn.functional.rms_norm, 20489, "sm_90")

@@ -1,10 +1,11 @@
-import importlib
-
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample
 
 import cupyops
+from cupyops._dispatch.forms import use_form
+from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops._dispatch.rope import Problem, Staged
 
 
 def by_torch(input, cos, sin, positions=None, *, interleaved=False, seq_dim=-2):
@@ -38,7 +39,7 @@ def tables(make: Make, positions: int, pairs: int):
 class TestRope(OperatorContract):
     function = staticmethod(cupyops.rope)
     torch_function = staticmethod(by_torch)
-    kernels = {"rope", "rope_even", "rope_heads", "rope_staged"}
+    kernels = {"rope_rows", "rope_even", "rope_heads", "rope_staged"}
 
     def samples(self, make: Make):
         for interleaved in (False, True):
@@ -75,41 +76,32 @@ class TestRope(OperatorContract):
         yield Sample(make(5, 33)[:, 1:], cos[::2], sin[::2])
 
 
-@pytest.mark.parametrize("shape, seq_dim", [((2, 7, 5, 48), -2), ((3, 5, 7, 48), -3), ((2, 7, 5, 38), -2)], ids=str)
+@pytest.mark.parametrize("shape, seq_dim", [((2, 19, 5, 48), -2), ((3, 5, 19, 48), -3), ((2, 19, 5, 38), -2)], ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_several_heads_a_thread(shape, seq_dim, interleaved, monkeypatch):
+def test_several_heads_a_thread(shape, seq_dim, interleaved):
     """As of large tensors: a thread keeps the angle of a position for some of its heads, of which not all are as many."""
-    module = importlib.import_module("cupyops.ops._rope")
-    for name, value in (("BLOCK", 8), ("FILL", 1), ("CHUNK", 5), ("STAGED_BELOW", 0)):
-        monkeypatch.setattr(module, name, value)
-    module._plan.cache_clear()
     make = Make("cpu", torch.float32)
     x, positions = make(*shape).detach(), make.integers(shape[0], shape[seq_dim], high=9)
     for pairs in (shape[-1] // 2, shape[-1] // 4):
         for chosen in (None, positions[0], positions):
             args = (x, *tables(make, 9, pairs), chosen)
             kwargs = {"interleaved": interleaved, "seq_dim": seq_dim}
-            with cupyops.simulate():
+            with cupyops.simulate(), use_form("rope:heads"), assume_gpu(multiprocessors=1, threads=1):
                 y = cupyops.rope(*args, **kwargs)
             torch.testing.assert_close(y, by_torch(*args, **kwargs))
-    module._plan.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_several_runs_a_block(interleaved, dtype, monkeypatch):
+def test_several_runs_a_block(interleaved, dtype):
     """As of large tensors: a block turns the same positions of several heads, the last of which are fewer; two tiles."""
-    module = importlib.import_module("cupyops.ops._rope")
-    monkeypatch.setattr(module, "STAGED_BLOCKS", 2)
-    module._plan.cache_clear()
     make = Make("cpu", dtype)
     x, cos, sin = make(11, 300, 7).detach(), *tables(make, 300, 3)
-    with cupyops.simulate(), cupyops.trace() as trace:
-        y = cupyops.rope(x, cos, sin, interleaved=interleaved)
-    module._plan.cache_clear()
-    assert [(record.kernel.partition("<")[0], record.grid) for record in trace.launches()] == [
-        ("rope_staged", (6, 1, 1))
-    ]
+    y, problem = torch.empty_like(x), Problem(x.shape, x.stride(), 1, None, 3, 1, interleaved, dtype)
+    launch = Staged(blocks=2).launch(problem, gpu(x.device))
+    with cupyops.simulate():
+        launch(x, cos, sin, None, y, 300, False)
+    assert launch.grid == 6
     torch.testing.assert_close(y, by_torch(x, cos, sin, interleaved=interleaved))
 
 

@@ -13,21 +13,21 @@ class TestScaleShift(OperatorContract):
     function = staticmethod(cupyops.scale_shift)
     torch_function = staticmethod(by_torch)
     kernels = {
-        "scale_shift_fwd",
-        "scale_shift_fwd_broadcast",
+        "scale_shift_fwd_params",
+        "scale_shift_fwd_strided",
         "scale_shift_bwd_columns",
-        "scale_shift_bwd_spans",
-        "scale_shift_bwd_finish",
+        "scale_shift_bwd_channels",
+        "column_finalize",
     }
 
     def samples(self, make: Make):
         yield Sample(make(5, 7), make(7), make(7))  # the last dimension
-        yield Sample(make(2, 3, 2, 5), make(3, 1, 1), make(3, 1, 1))  # per channel, short spans
+        yield Sample(make(2, 3, 2, 5), make(3, 1, 1), make(3, 1, 1))  # per channel, of few neighbours
         yield Sample(make(9), make(), make())  # one number
         yield Sample(make(3, 4, 5), make(3, 1, 5), make(4, 5))  # dimensions that are apart
         yield Sample(make(37, 24), make(24), make(24))
         yield Sample(make(4, 3, 8), make(3, 8))
-        yield Sample(make(2, 3, 4, 8), make(3, 1, 1), make(1, 3, 1, 1))  # spans
+        yield Sample(make(2, 3, 4, 8), make(3, 1, 1), make(1, 3, 1, 1))  # of many
         yield Sample(make(3, 2, 5, 7), make(2, 1, 1), make(2, 1, 1))
         yield Sample(make(3, 40), make(3, 1))
         yield Sample(make(6, 40), make(1), make(40))  # weight and bias of different patterns
@@ -102,7 +102,7 @@ def test_fused_pass():
         y.sum().backward()
     assert [r.kernel.partition("<")[0] for r in trace.launches()] == [
         "scale_shift_bwd_columns",
-        "scale_shift_bwd_finish",
+        "column_finalize",
     ]
 
 

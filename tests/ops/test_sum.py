@@ -8,7 +8,7 @@ import cupyops
 class TestSum(OperatorContract):
     function = staticmethod(cupyops.sum)
     torch_function = staticmethod(torch.sum)
-    kernels = {"sum_fwd", "sum_finish", "sum_rows", "sum_small"}
+    kernels = {"sum_fwd_thread_per_row", "sum_fwd_registers", "sum_fwd_fold", "sum_fwd_finalize"}
 
     def samples(self, make: Make):
         yield from self.small_samples(make)

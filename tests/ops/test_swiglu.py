@@ -16,7 +16,7 @@ def by_torch(gate, up=None):
 class TestSwiglu(OperatorContract):
     function = staticmethod(cupyops.swiglu)
     torch_function = staticmethod(by_torch)
-    kernels = {"swiglu_fwd", "swiglu_fwd_small", "swiglu_bwd", "swiglu_bwd_small"}
+    kernels = {"gated_fwd_shared_memory", "gated_fwd_strided_rows", "gated_bwd_shared_memory", "gated_bwd_strided_rows"}
 
     def samples(self, make: Make):
         yield Sample(make(3, 7), make(3, 7))

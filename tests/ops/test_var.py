@@ -11,14 +11,8 @@ class TestVar(OperatorContract):
     function = staticmethod(cupyops.var)
     torch_function = staticmethod(torch.var)
     kernels = {
-        "var_fwd",
-        "var_finish",
-        "var_small",
-        "var_rows",
-        "var_bwd",
-        "var_bwd_short",
-        "var_bwd_rows",
-        "var_bwd_columns",
+        *("var_fwd_thread_per_row", "var_fwd_registers", "var_fwd_fold", "var_fwd_finalize"),
+        *("var_bwd_short_rows", "var_bwd_rows", "var_bwd_columns", "var_bwd_strided"),
     }
 
     def samples(self, make: Make):

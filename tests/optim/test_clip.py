@@ -54,11 +54,14 @@ def test_values(device, dtype):
 
 
 @pytest.mark.parametrize("norm_type", NORMS)
-def test_more_chunks_than_blocks(device, monkeypatch, norm_type):
-    monkeypatch.setattr(clip, "BLOCKS", 2)
-    monkeypatch.setattr(clip, "_known", {})
+def test_more_chunks_than_blocks(device, norm_type):
+    ours, theirs = (parameters(device, torch.float32, [(9,), (9001,), (4099,), (5,)]) for _ in range(2))
+    set_grads([ours, theirs], 0)
+    grads = [p.grad for p in ours]
     with kernels(device):
-        compare(lambda: parameters(device, torch.float32, [(9,), (9001,), (4099,), (5,)]), 0.5, norm_type)
+        norm = clip._Known(grads, most_blocks=2).clip(grads, 0.5, norm_type, False)
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(theirs, 0.5, norm_type))
+    torch.testing.assert_close(grads, [p.grad for p in theirs])
 
 
 def test_signature_is_torch_s():
@@ -139,13 +142,11 @@ LATER = {
 
 
 @pytest.mark.parametrize("kind", LATER)
-def test_later_gradients(device, monkeypatch, kind):
+def test_later_gradients(device, kind):
     """Those that are like the last ones are not looked at one by one; what differs is noticed."""
-    looked, why_not = [], clip._why_not
-    monkeypatch.setattr(clip, "_known", {})
-    monkeypatch.setattr(clip, "_why_not", lambda *args: looked.append(1) or why_not(*args))
     anew, change = LATER[kind]
     lists = [parameters(device, torch.float32, [(3, 5), (7,), (1031,)]) for _ in range(2)]
+    clip._known.clear()
     with kernels(device):
         for step in range(4):
             if kind == "another dtype" and step == 2:
@@ -154,9 +155,11 @@ def test_later_gradients(device, monkeypatch, kind):
             norms = [f(p, 0.5) for f, p in zip((clip_grad_norm_, torch.nn.utils.clip_grad_norm_), lists)]
             torch.testing.assert_close(*norms)
             torch.testing.assert_close(*([p.grad for p in params] for params in lists))
-            if step == 1:
-                assert len(looked) == 1
-    assert (len(looked) > 1) == anew
+            if step == 0:
+                known = list(clip._known.values())
+            if step < 2 or not anew:
+                assert list(clip._known.values()) == known  # the very objects
+    assert (list(clip._known.values()) != known) == (anew and kind != "every other")  # which PyTorch has to serve
 
 
 def test_a_later_gradient_with_a_negative_bit(device):
@@ -182,8 +185,8 @@ def test_no_gradient_is_kept_alive(device):
     assert not any(grad() is not None for grad in grads)
 
 
-def test_what_is_known_is_bounded(device, monkeypatch):
-    monkeypatch.setattr(clip, "_known", {})
+def test_what_is_known_is_bounded(device):
+    clip._known.clear()
     with kernels(device):
         lists = [parameters(device, torch.float32, [(3,)]) for _ in range(clip._MOST_KNOWN + 1)]
         set_grads(lists, 0)
@@ -199,7 +202,7 @@ def test_launches():
     with cupyops.trace() as trace:
         clip_grad_norm_(lists, 0.1)
     names = [record.kernel.partition("<")[0] for record in trace.launches()]
-    assert names == [clip.grad_norm_partial.base, clip.grad_norm.base, clip.grad_clip.base]
+    assert names == [clip.grad_norm_partials.base, clip.grad_norm_finalize.base, clip.grad_norm_clip.base]
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import cupyops
 from cupyops._dispatch import multi_tensor
 from cupyops.optim.fused import Fused
-from cupyops.optim.plan import Plan
+from cupyops.optim.plan import StepPlan
 
 SHAPES = [(3, 3), (7,), (2, 5)]
 
@@ -273,8 +273,8 @@ def double(states):
 
 def test_state_is_looked_at_once_it_is_shown(device, pair, monkeypatch):
     """Before that nobody can have changed it."""
-    looked, states = [], Plan._states
-    monkeypatch.setattr(Plan, "_states", lambda self, *args: looked.append(1) or states(self, *args))
+    looked, states = [], StepPlan._states
+    monkeypatch.setattr(StepPlan, "_states", lambda self, *args: looked.append(1) or states(self, *args))
     lists, optimizers = make(pair, device)
     with kernels(device):
         steps(lists, optimizers, 0, 2)

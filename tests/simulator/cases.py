@@ -16,15 +16,15 @@ from pathlib import Path
 
 import few_channels
 import gemms
-import pytest
 import torch
 from contract import Make, OperatorContract, Sample
-from normalisations import planned
-from softmaxes import SoftmaxContract
+from softmaxes import SoftmaxContract, form_cases
 
 import cupyops.nn
-import cupyops.optim  # noqa: F401 - makes the kernels of the optimizers
-from cupyops._dispatch import gemm, held, linear_losses, softmaxes
+import cupyops.optim
+import cupyops.testing
+from cupyops._dispatch import gemm
+from cupyops._dispatch.forms import use_form
 from cupyops._kernel import kernel
 from cupyops._kernel.compile import compiler, source
 from cupyops._kernel.launch.ctype import c_token
@@ -110,34 +110,31 @@ def calls(operator: str, dtype: torch.dtype) -> Iterator[Call]:
         for sample in test.samples(Make(CPU, dtype)):
             yield partial(test.compare, sample, repr(sample))
         if isinstance(test, SoftmaxContract):
-            yield from softmax_in_vectors(test, dtype)
-            yield from softmax_widened(test, dtype)
-            yield from softmax_held(test, dtype)
+            yield from softmax_forms(test, dtype)
     yield from FURTHER.get(operator, lambda dtype: [])(dtype)
 
 
-def tiles(
-    name: str, plans: list[str], samples: Callable[[Make], Iterator[Sample]], dtype: torch.dtype
-) -> Iterator[Call]:
-    """Every tile of a GEMM, several tiles in each direction, with tails; k in one piece and in three."""
-    for tile in gemm.TILES if name == "conv2d" or dtype not in HALF else (*gemm.TILES, gemm.WIDE):
+def tiles(name: str, samples: Callable[[Make], Iterator[Sample]], dtype: torch.dtype) -> Iterator[Call]:
+    """Every tile of a GEMM, several tiles in each direction, with tails; k in one piece and in several."""
+    wide = [] if name == "conv2d" or dtype not in HALF else [gemm.WIDE]
+    for tile in (*gemm.tiles_for(dtype), *wide):
         for sample in samples(Make(CPU, dtype)):
-            yield partial(tiled, name, plans, tile, sample)
+            yield partial(tiled, name, dtype, tile, sample)
 
 
-def tiled(name: str, plans: list[str], tile: int, sample: Sample) -> None:
-    module = importlib.import_module(f"cupyops.ops._{name}")
-    contract = contracts()[name][0]
-    with gemms.forced(tile, *(getattr(module, plan) for plan in plans)):
-        contract().compare(sample, f"tile {tile}, {sample!r}")
+def tiled(name: str, dtype: torch.dtype, tile: int, sample: Sample) -> None:
+    with gemms.tiled(name, dtype, tile):
+        contracts()[name][0]().compare(sample, f"tile {tile}, {sample!r}")
 
 
 def products(make: Make) -> Iterator[Sample]:
     yield Sample(make(131, 40), make(40, 136))
+    yield Sample(make(5, 448), make(448, 8))
 
 
 def affine(make: Make) -> Iterator[Sample]:
-    yield Sample(make(131, 40), make(136, 40), make(136))
+    yield Sample(make(131, 40), make(136, 40))
+    yield Sample(make(5, 448), make(8, 448))
 
 
 def convolutions(make: Make) -> Iterator[Sample]:
@@ -145,56 +142,25 @@ def convolutions(make: Make) -> Iterator[Sample]:
     yield Sample(make(1, 3, 6, 12), make(131, 3, 2, 2))
 
 
-def softmax_in_vectors(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
-    def run(to: torch.dtype | None) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            test.test_columns_by_vectors(CPU, patch, dtype, to)
-
-    for to in (None, torch.float32) if dtype in HALF else (None,):
-        yield partial(run, to)
+def softmax_forms(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
+    """Each form, asked for by name."""
+    for case in form_cases(dtype, clusters=False):
+        yield partial(test.check_form, dtype, *case)
 
 
-def softmax_widened(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
-    """From a half type to float32; a warp alone may hold a row, so that short rows are wide."""
-
-    def run(shape: tuple[int, ...]) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(softmaxes, "_WIDEST", 32)
-            patch.setattr(held, "card", lambda device: (2, 2000))
-            held.plan.cache_clear()
-            test.test_half_in_float_out(CPU, dtype, shape, 1)
-        held.plan.cache_clear()
-
-    for shape in [(2, 7), (2, 8), (2, 300), (2, 1031), (2, 1032), (2, 13, 3)] if dtype in HALF else ():
-        yield partial(run, shape)
-
-
-def softmax_held(test: SoftmaxContract, dtype: torch.dtype) -> Iterator[Call]:
-    """Rows held by blocks of each size, forward and backward, and rows too long to hold."""
-    for size in (4000, 20000, 40000):
-        yield partial(test.held, dtype, None, 3, size // dtype.itemsize + 1, 60000)
-        if dtype in HALF:
-            yield partial(test.held, dtype, torch.float32, 2, size // dtype.itemsize + 1, 60000)
-    yield partial(test.held, dtype, None, 2, 100_000 // dtype.itemsize, 6000)
-
-
-def losses_held(operator: str, dtype: torch.dtype) -> Iterator[Call]:
-    """The same of losses."""
+def persistent_losses(operator: str, dtype: torch.dtype) -> Iterator[Call]:
+    """Rows in the shared memory of blocks of each size."""
     make, contract = Make(CPU, dtype), contracts()[operator][0]
-    for classes in (size // dtype.itemsize + 1 for size in (4000, 20000, 40000)):
+    for classes in (size // dtype.itemsize + 1 for size in (4000, 20000, 40000) if dtype is not torch.float64):
         target = make.integers(3, high=classes)
         logits = (make(3, 4), make(classes, 4), target) if "linear" in operator else (make(3, classes), target)
-        yield partial(in_small_shared_memory, contract, Sample(*logits))
+        yield partial(in_small_shared_memory, operator, contract, Sample(*logits))
 
 
-def in_small_shared_memory(contract: type[OperatorContract], sample: Sample) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held, "card", lambda device: (2, 60000))
-        patch.setattr(linear_losses, "HELD", 0)
-        patch.setattr(importlib.import_module("cupyops.ops._cross_entropy"), "IN_REGISTERS", 0)
-        held.plan.cache_clear()
-        contract().compare(sample, f"held, {sample!r}")
-    held.plan.cache_clear()
+def in_small_shared_memory(operator: str, contract: type[OperatorContract], sample: Sample) -> None:
+    gpu = {"multiprocessors": 2, "shared": 60000, "shared_total": 61024}
+    with cupyops.testing.assume_gpu(**gpu), cupyops.use_form(f"{operator}:persistent"):
+        contract().compare(sample, f"persistent, {sample!r}")
 
 
 def optimizer_steps(contract: str, dtype: torch.dtype) -> Iterator[Call]:
@@ -218,44 +184,44 @@ def little_scratch(dtype: torch.dtype) -> Iterator[Call]:
     sample = Sample(make(19, 7), make(37, 7), make.integers(19, high=37), make(37), ignore_index=3)
     if dtype in HALF:
         yield partial(in_scratch, 300, contract, sample)
-    yield from losses_held("fused_linear_cross_entropy", dtype)
+    yield from persistent_losses("fused_linear_cross_entropy", dtype)
 
 
 def in_scratch(size: int, contract: type[OperatorContract], sample: Sample) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear_losses, "SCRATCH", size)
+    with cupyops.testing.assume_gpu(scratch=size):
         contract().compare(sample, f"in {size} bytes, {sample!r}")
 
 
 def indices_sorted(dtype: torch.dtype) -> Iterator[Call]:
     """As where there are many."""
-    module, make = importlib.import_module("ops.test_embedding"), Make(CPU, dtype)
+    make, contract = Make(CPU, dtype), contracts()["embedding"][0]
 
     def run(sample: Sample) -> None:
-        with module.sorted_indices():
-            module.TestEmbedding().compare(sample, f"sorted, {sample!r}")
+        with use_form("embedding:sorted"):
+            contract().compare(sample, f"sorted, {sample!r}")
 
     yield partial(run, Sample(make.integers(300, high=5), make(5, 40), 2))
 
 
-def of_many(operator: str, dtype: torch.dtype) -> Iterator[Call]:
-    """What is launched where there are many images, and many filters of y, of x, or of both."""
+def few_channels_by(operator: str, dtype: torch.dtype) -> Iterator[Call]:
+    """Every form of the kernels for few channels."""
     for contract in contracts()[operator]:
-        for sample in few_channels.samples(Make(CPU, dtype)):
-            yield partial(few_channels.compare, contract, sample)
+        for form in few_channels.forms(operator):
+            for sample in few_channels.samples(Make(CPU, dtype)):
+                yield partial(few_channels.compare, contract, operator, form, sample)
 
 
-def late_statistics(operator: str, dtype: torch.dtype) -> Iterator[Call]:
-    """Rows whose statistics are asked for late in backward, as those of wider ones are."""
-    make, contract, size = Make(CPU, dtype), contracts()[operator][0](), 4096 // dtype.itemsize
-    inputs = [make(5, size) for _ in range(1 + (operator == "add_rms_norm"))]
+def prefetched_late(dtype: torch.dtype) -> Iterator[Call]:
+    """Rows whose statistics are prefetched late in backward, as those of wider ones are."""
+    make, size = Make(CPU, dtype), 4096 // dtype.itemsize
 
-    def run(sample: Sample) -> None:
-        with planned(LATE_THREADS=1):
-            contract.compare(sample, f"late, {sample!r}")
+    def run(contract: type[OperatorContract], sample: Sample) -> None:
+        with cupyops.use_form("norm:prefetch_late"):
+            contract().compare(sample, f"late, {sample!r}")
 
-    for weight in (None, make(size)):
-        yield partial(run, Sample(*inputs, (size,), weight))
+    for contract in contracts()["norm"] if dtype.itemsize <= 4 else ():
+        inputs = [make(5, size) for _ in range(1 + (contract.function is cupyops.add_rms_norm))]
+        yield partial(run, contract, Sample(*inputs, (size,), make(size)))
 
 
 def grouped(dtype: torch.dtype) -> Iterator[Call]:
@@ -267,22 +233,25 @@ def grouped(dtype: torch.dtype) -> Iterator[Call]:
 
 
 def convolved(dtype: torch.dtype) -> Iterator[Call]:
-    yield from tiles("conv2d", ["_correlation", "_patch_sums"], convolutions, dtype)
-    yield from of_many("conv2d", dtype)
+    yield from tiles("conv2d", convolutions, dtype)
+    if dtype in HALF:
+        make = Make(CPU, dtype)
+        yield partial(tiled, "conv2d", dtype, 32, Sample(make(1, 112, 2, 2), make(2, 112, 2, 2)))  # forward splits k
+    yield from few_channels_by("conv2d", dtype)
 
 
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
-    "matmul": partial(tiles, "matmul", ["_plan"], products),
-    "linear": partial(tiles, "linear", ["_plan"], affine),
-    "cross_entropy": partial(losses_held, "cross_entropy"),
+    "matmul": partial(tiles, "matmul", products),
+    "linear": partial(tiles, "linear", affine),
+    "cross_entropy": partial(persistent_losses, "cross_entropy"),
     "conv2d": convolved,
-    "conv2d_relu_max_pool2d": partial(of_many, "conv2d_relu_max_pool2d"),
+    "conv2d_relu_max_pool2d": partial(few_channels_by, "conv2d_relu_max_pool2d"),
     "adam": partial(optimizer_steps, "test_adam.TestAdam"),
     "grad_norm": gradients_clipped,
     "lion": partial(optimizer_steps, "test_lion.TestLion"),
     "sgd": partial(optimizer_steps, "test_sgd.TestSGD"),
     "embedding": indices_sorted,
     "group_norm": grouped,
-    **{operator: partial(late_statistics, operator) for operator in ("add_rms_norm", "layer_norm", "rms_norm")},
+    "norm": prefetched_late,
     "fused_linear_cross_entropy": little_scratch,
 }

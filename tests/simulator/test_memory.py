@@ -47,6 +47,17 @@ def test_a_read_outside(at, says):
     fails(OutOfBounds, READ_AT, "read_at", 1, 4, ints(12), ints(4), at, says=["read of 4 bytes outside `x`", *says])
 
 
+def test_a_read_a_little_before_an_array_is_told_by_it():
+    """And not as a terabyte behind the one whose addresses end there."""
+    code = """
+        __global__ void two(const int* a, const int* b, int* y, int at) {
+            y[threadIdx.x] = a[threadIdx.x] + (b + at)[threadIdx.x];
+        }
+    """
+    says = ["read of 4 bytes outside `b`", "offset -4: 4 bytes before the start of `b` (16 bytes)"]
+    fails(OutOfBounds, code, "two", 1, 4, ints(4), ints(4), ints(4), -1, says=says)
+
+
 def test_a_write_outside_names_the_block_and_leaves_the_array():
     code = """
         __global__ void fill(float* y, int n) {

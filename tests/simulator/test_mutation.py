@@ -25,8 +25,8 @@ BARRIERS = [
     ("softmax", F32, "softmax/strided.cuh", "__syncthreads", 2, "Race"),
     ("softmax", F32, "common/hw/cluster.cuh", "__syncthreads", 0, "Race"),
     ("nll_loss", F32, "loss/losses.cuh", "__syncthreads", 0, "Race"),
-    ("layer_norm", F32, "norm/backward.cuh", "__syncthreads", 1, "Race"),
-    ("layer_norm", F32, "norm/backward.cuh", "__syncthreads", 2, "Race"),
+    ("norm", F32, "norm/backward.cuh", "__syncthreads", 1, "Race"),
+    ("norm", F32, "norm/backward.cuh", "__syncthreads", 2, "Race"),
     ("scale_shift", F32, "common/reduce/column.cuh", "__syncthreads", 1, "Race"),
     ("cross_entropy", F32, "loss/cross_entropy.cuh", "__syncthreads", 1, "Race"),
     ("matmul", F32, "gemm/gemm.cuh", "__syncthreads", 0, "Race"),
@@ -39,9 +39,9 @@ BOUNDS = [
     ("silu", F32, "common/elementwise/elementwise.cuh", "i < n", 0, "OutOfBounds"),
     ("relu", F32, "relu.cu", "first + k < n) to", 0, "OutOfBounds"),
     ("softmax", F16, "common/tile/row_tile.cuh", "ALIGNED ? i < left", 0, "OutOfBounds"),
-    ("layer_norm", F32, "norm/backward.cuh", "here < count", 0, "OutOfBounds"),
+    ("norm", F32, "norm/backward.cuh", "here < count", 0, "OutOfBounds"),
     ("nll_loss", F32, "nll_loss.cu", "i < positions", 0, "OutOfBounds"),
-    ("max_pool2d", F32, "pool/window.cuh", "threadIdx.x < tail", 0, "Uninitialized"),
+    ("max_pool2d", F32, "pool/bands.cuh", "threadIdx.x < tail", 0, "Uninitialized"),
     ("sgd", F16, "optim/multi_tensor.cuh", "v < end", 0, "OutOfBounds"),
 ]
 
@@ -57,6 +57,7 @@ def examiner(tmp_path_factory):
         yield mutation.Examiner()
 
 
+@pytest.mark.in_full(by=lambda parameters: "softmax")
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_missing_wait_for_the_cluster_is_noticed(examiner, index):
     """Those blocks share rows as sm_90 alone."""
@@ -65,6 +66,7 @@ def test_a_missing_wait_for_the_cluster_is_noticed(examiner, index):
     assert len(waits) == 2 and verdict.outcome == "check", verdict
 
 
+@pytest.mark.in_full(always=("silu", "nll_loss"))  # a bound and a barrier
 @pytest.mark.parametrize("operator, dtype, file, piece, index, by", BARRIERS + BOUNDS)
 def test_a_fault_is_noticed(examiner, operator, dtype, file, piece, index, by):
     fitting = [m for m in mutation.all_mutants(Path(file).stem) if m.file == file and piece in m.source]

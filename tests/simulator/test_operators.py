@@ -1,16 +1,19 @@
 """Every instance of every kernel of cuda_src, executed with all checks on, and compared with PyTorch in float64.
 
-The calls are in cases.py: each operator's own samples, forward and backward, and what they leave out.
+The calls are in cases.py: each operator's own samples, forward and backward, and what they leave out. Each kernel runs once
+every time; each instance, every layout and order where the operator has changed.
 """
 
+import collections
 import copy
 import importlib.util
+import math
 import os
 import re
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import kept
 import pytest
@@ -18,8 +21,12 @@ import torch
 from contract import DTYPES, Make, first
 from simulator import cases
 from simulator.cases import CPU, KERNELS, OPERATORS, operator_of
+from tiers import SEVEN
 
 import cupyops
+from cupyops._simulate import Simulation
+from cupyops.testing import Failure
+from cupyops.testing.case import Case
 
 # PyTorch says so once in a process, of a sample of conv2d
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -45,25 +52,30 @@ def simulated(**options):
 # --- every instance ---
 
 
+@pytest.mark.in_full
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_every_instance(operator, dtype):
-    """In one text, of bfloat16 that for sm_90; where ours differs between sm_80 and sm_90, in both."""
+    """In one text, of bfloat16 that for sm_90; where ours differs between sm_80 and sm_90, in both.
+
+    A kernel whose dtype does not matter is declared, and tested, for one of them.
+    """
     jobs = cases.instances(operator, dtype)
     first, second = ("sm_80", "sm_90") if kept.arch(dtype) == "sm_80" else ("sm_90", "sm_80")
     calls = list(cases.calls(operator, dtype))
-    launched = [launched_by(call, first, operator) for call in calls]
+    declared = {job.name for job in jobs}
+    launched = [launched_by(call, first, operator) & declared for call in calls]
     differ = {job.name for job in jobs if cases.differs(job)}
-    left = {job.name for job in jobs} - set().union(*launched) | differ
+    left = declared - set().union(*launched) | differ
     # those that reached such code again, and others as long as some is left
     for call, names in sorted(zip(calls, launched), key=lambda one: not one[1] & differ):
         if not (names & differ or left):
             break
-        found = launched_by(call, second, operator)
+        found = launched_by(call, second, operator) & declared
         launched.append(found)
         left -= found
     assert not left
-    assert set().union(*launched) == {job.name for job in jobs}
+    assert set().union(*launched) == declared
 
 
 def launched_by(call, arch, operator):
@@ -73,8 +85,57 @@ def launched_by(call, arch, operator):
         call()
     assert "reference" not in trace.routes(), str(trace)
     assert {record.route for record in trace.launches()} <= {"simulator"}, str(trace)
-    bases = {kernel.base for kernel in KERNELS if operator_of(kernel.source.name) == operator}
-    return {record.kernel for record in trace.launches() if record.kernel.partition("<")[0] in bases}
+    return {name for record in trace.launches() if base(name := record.kernel) in bases(operator)}
+
+
+def bases(operator):
+    """The names of an operator's kernels, without their template values."""
+    return {kernel.base for kernel in KERNELS if operator_of(kernel.source.name) == operator}
+
+
+def base(name):
+    return name.partition("<")[0]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_each_kernel_once(operator):
+    """By as few calls as reach them all, in one dtype where that will do; which one differs from operator to operator."""
+    missing = bases(operator)
+    turn = OPERATORS.index(operator) % 3
+    for dtype in (*DTYPES[turn:3], *DTYPES[:turn], DTYPES[3]):
+        arch = kept.arch(dtype)
+        for call in few(missing, [(call, would_launch(call, arch)) for call in cases.calls(operator, dtype)]):
+            missing = missing - set(map(base, launched_by(call, arch, operator)))
+        if not missing:
+            return
+    assert not missing, "no call launches them"
+
+
+def few(wanted, calls):
+    """Of (call, threads of each kernel that it launches) cheap ones that together launch all that is wanted."""
+    reach = [(call, set(threads) & wanted, sum(threads.values())) for call, threads in calls]
+    while reach := [one for one in reach if one[1]]:
+        call, found, _ = max(reach, key=lambda one: len(one[1]) / one[2])
+        yield call
+        reach = [(other, names - found, cost) for other, names, cost in reach]
+
+
+def would_launch(call, arch):
+    """How many threads a call launches of each kernel. None runs: what is computed then is wrong, and is not looked at."""
+    threads = collections.Counter()
+
+    def launch(simulation, specialised, device, configuration, args):
+        threads[base(specialised.name)] += math.prod((*configuration.grid, *configuration.block))
+
+    def judge(*args, **options):
+        raise Failure("nothing was computed")
+
+    torch.manual_seed(0)
+    with pytest.MonkeyPatch.context() as patch, cupyops.simulate(arch), suppress(Exception):
+        patch.setattr(Simulation, "__call__", launch)
+        patch.setattr(Case, "judge", judge)
+        call()
+    return threads
 
 
 def test_no_instance_is_left_out():
@@ -86,13 +147,15 @@ def test_no_instance_is_left_out():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 def test_some_text_differs_between_architectures(dtype):
-    assert any(cases.differs(job) for job in cases.instances("softmax", dtype))
+    differs = any(cases.differs(job) for job in cases.instances("softmax", dtype))
+    assert differs == (dtype != torch.float64)  # whose only form asks nothing of the architecture
     assert not any(cases.differs(job) for job in cases.instances("relu", dtype))
 
 
 # --- layouts, order ---
 
 
+@pytest.mark.in_full(always=SEVEN)
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_layouts(contract):
     """Inputs transposed, strided, channels_last, off by one element. In a half type, whose results are rounded once."""
@@ -102,6 +165,7 @@ def test_layouts(contract):
             test.compare(sample, f"layout {sample!r}", strides=True)
 
 
+@pytest.mark.in_full(always=SEVEN)
 @pytest.mark.parametrize("kind", ["expanded", "strided", "misaligned"])
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_grad_layouts(contract, kind):
@@ -110,6 +174,7 @@ def test_grad_layouts(contract, kind):
         test.test_grad_layouts(CPU, kind)
 
 
+@pytest.mark.in_full(always=SEVEN)
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_partial_gradients(contract):
     test = contract()
@@ -117,6 +182,7 @@ def test_partial_gradients(contract):
         test.test_partial_gradients(CPU)
 
 
+@pytest.mark.in_full(always=SEVEN)
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_the_order_changes_nothing(contract):
     """The same bits whatever the order of blocks, and of diverged threads."""
@@ -199,7 +265,7 @@ def test_one_step_of_a_network():
     launched = {record.kernel.partition("<")[0] for record in trace.launches()}
     assert launched >= {
         "conv2d_relu_max_pool2d_fwd", "conv2d_relu_max_pool2d_bwd", "relu_fwd", "relu_bwd",
-        "linear_fwd", "log_softmax_fwd_small", "log_softmax_bwd_small", "nll_loss_fwd", "nll_loss_bwd_rows", "sgd_step",
+        "linear_fwd", "softmax_fwd_tiny_rows", "softmax_bwd_tiny_rows", "nll_loss_fwd", "nll_loss_bwd_rows", "sgd_step",
     }  # fmt: skip
 
 

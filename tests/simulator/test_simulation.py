@@ -86,6 +86,29 @@ def test_views_of_one_storage_are_one_allocation():
     assert whole[10:14].tolist() == whole[15:19].tolist() == [0, 1, 2, 3]
 
 
+THROUGH = """
+struct Place { float* to; };
+__global__ void through(const float* x, Place place, int at) { place.to[at] = x[0]; }
+"""
+through = cupyops.Kernel(THROUGH, "through")
+
+
+def test_a_struct_may_point_to_another_view_of_a_storage():
+    """As flat parameters and buckets have them: what one view holds is no bound for the other."""
+    flat = torch.zeros(8)
+    first, second = flat[:4], flat[4:]
+    with cupyops.simulate():
+        place = np.array([cupyops.address(second)], np.uint64)
+        through[1, 1](first + 1, place, 0)
+        through[1, 1](first, place, 3)  # whose storage is the one that the struct points into
+        with pytest.raises(cupyops.SimulatorError, match="outside `x`"):
+            through[1, 1](first, place, 4)
+        other = torch.zeros(8)
+        with pytest.raises(cupyops.SimulatorError, match="outside"):
+            through[1, 1](other[:4], np.array([cupyops.address(other[:4])], np.uint64), 4)
+    assert flat.tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
+
+
 def test_storages_are_apart():
     """A pointer that runs off one tensor never reaches the next."""
     x, y = torch.zeros(4), torch.zeros(4)

@@ -14,6 +14,7 @@ kernels that the samples reach. What can go wrong besides, `cupyops.testing.chec
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import SEVEN
 from torch import Tensor
 
 import cupyops
@@ -28,7 +30,7 @@ from cupyops._kernel.launch.specialised import Specialised
 from cupyops.testing import Call, Failure, Tolerance, check
 from cupyops.testing.call import Outcome, first, gradients, tensors_of
 from cupyops.testing.case import Case
-from cupyops.testing.subject import subject
+from cupyops.testing.target import target
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 # on the CPU the reference runs: one dtype shows that it is called rightly (tests/simulator has the kernels, in each dtype)
@@ -36,6 +38,8 @@ VALUES = [
     pytest.param("cpu", torch.float32, id="cpu-float32"),
     *(pytest.param("cuda", d, id=f"cuda-{str(d).removeprefix('torch.')}", marks=pytest.mark.gpu) for d in DTYPES),
 ]
+
+BACKENDS = ["reference", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
 class Sample(Call):
@@ -118,7 +122,7 @@ class OperatorContract:
 
     def compare(self, sample: Sample, what: str, strides: bool = False, grad_kind: str = "random") -> None:
         """Results, strides and gradients against PyTorch's; and the inputs are as they were."""
-        case = Case(subject(self.function, self.torch_function), sample, "reference", Tolerance())
+        case = Case(target(self.function, self.torch_function), sample, "reference", Tolerance())
         mine, expected = sample.relaid(), sample.relaid()
         before = [t.detach().clone() for t in mine.tensors()]
         results, theirs = (
@@ -160,6 +164,7 @@ class OperatorContract:
 
     # --- everything else ---
 
+    @pytest.mark.in_full(always=SEVEN)
     @pytest.mark.parametrize(
         ("backend", "count"),
         [("reference", 2), ("simulator", 1), pytest.param("gpu", 2, marks=pytest.mark.gpu)],
@@ -180,6 +185,22 @@ class OperatorContract:
             )
             unknown = [row for row in report.failures if (row.hazard, backend) not in self.differs]
             assert not unknown, f"\n{report}"
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_jit_trace(self, backend):
+        """torch.jit.trace records the reference: what it gives computes the same for other values."""
+        make = Make("cuda" if backend == "gpu" else "cpu", torch.float32)
+        for sample in self.small_samples(make):
+            inputs = [t for t in sample.all_tensors() if t.is_floating_point()]
+
+            def run(*values, sample=sample, inputs=inputs):
+                return tuple(tensors_of(sample.with_tensors(inputs, values).of(self.function)))
+
+            with cupyops.simulate() if backend == "simulator" else contextlib.nullcontext():
+                leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+                traced = torch.jit.trace(run, leaves, check_trace=False)
+            others = [0.5 * t.detach() + 0.1 for t in inputs]
+            torch.testing.assert_close(traced(*others), run(*others), equal_nan=True)
 
     @pytest.mark.gpu
     def test_more_than_2_31(self):
@@ -224,7 +245,7 @@ class OperatorContract:
 
     @pytest.mark.gpu
     def test_launches_are_fast(self, monkeypatch):
-        """From the third call on none takes the full checks."""
+        """When forward and backward have been recorded, none takes the full checks."""
         launch, slow = Specialised.launch, []
 
         def counted(specialised, *args):
@@ -234,7 +255,7 @@ class OperatorContract:
         for dtype in self.dtypes:
             for sample in self.small_samples(Make("cuda", dtype)):
                 call = sample.leaves()
-                for _ in range(2):
+                for _ in range(5):
                     self.both_ways(call)
                 with monkeypatch.context() as patch:
                     patch.setattr(Specialised, "launch", counted)

@@ -1,34 +1,13 @@
-"""What the tests of conv2d and conv2d_relu_max_pool2d share: the launches of many images, by few."""
+"""What the tests of conv2d and conv2d_relu_max_pool2d share: every form of the kernels for few channels."""
 
-import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
 
-import pytest
+import form_walk
 from contract import Make, OperatorContract, Sample
-
-from cupyops._dispatch import pooled
-
-PLANS = (pooled.forward, pooled.backward, pooled.direct, pooled.backward_weight, pooled.direct_weight)
-
-
-@contextmanager
-def much(**more: int) -> Iterator[None]:
-    """Small tensors as if there were much of them: a block for several tiles, threads with many filters."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ({"FEW": 1, "MANY": 1, "BLOCKS": 2, "MMA_BLOCKS": 2} | more).items():
-            patch.setattr(pooled, name, value)
-        for plan in PLANS:
-            plan.cache_clear()
-        try:
-            yield
-        finally:
-            for plan in PLANS:
-                plan.cache_clear()
 
 
 def samples(make: Make) -> Iterator[Sample]:
-    """For `much`: one, few and many channels and filters, which FMAs and tensor cores deal out differently.
+    """One, few and many channels and filters, which FMAs and tensor cores deal out differently.
 
     Of -1, 0 and 1, whose sums are exact: which of several values is the largest is no matter of rounding.
     """
@@ -36,10 +15,15 @@ def samples(make: Make) -> Iterator[Sample]:
     def whole(*shape: int) -> object:
         return make(*shape).detach().round().clamp(-1, 1).requires_grad_(make.requires_grad)
 
-    for (channels, filters), taps in itertools.product([(1, 1), (3, 3), (3, 17), (17, 3), (17, 17)], (3, 5)):
-        yield Sample(whole(3, channels, 4, 5), whole(filters, channels, taps, taps), whole(filters), padding=taps // 2)
+    for channels, filters, taps in [(1, 3, 3), (3, 1, 3), (17, 35, 3), (1, 3, 5), (3, 1, 5), (9, 6, 5)]:
+        yield Sample(whole(2, channels, 4, 5), whole(filters, channels, taps, taps), whole(filters), padding=taps // 2)
 
 
-def compare(contract: type[OperatorContract], sample: Sample) -> None:
-    with much():
-        contract().compare(sample, f"many, {sample!r}")
+def forms(operator: str) -> list[str]:
+    """The forms for few channels."""
+    return [name for name in form_walk.names(operator) if operator != "conv2d" or name.startswith("direct")]
+
+
+def compare(contract: type[OperatorContract], operator: str, form: str, sample: Sample) -> bool:
+    """With that form, if it can compute the sample."""
+    return form_walk.computes(operator, form, lambda: contract().compare(sample, f"{form}, {sample!r}"))

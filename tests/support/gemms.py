@@ -2,36 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-from unittest import mock
+
+import torch
 
 from cupyops._dispatch import gemm
+from cupyops._dispatch.forms import use_form
+from cupyops._dispatch.gpu import assume_gpu
+
+ALL = (*gemm.TILES, gemm.WIDE)
 
 
 @contextmanager
-def forced(tile: int, *plans: Any) -> Iterator[None]:
-    """Every problem that can takes this tile, whatever its size, and splits k in three where that is long enough.
-
-    `plans` are the functions that keep launches by geometry; they forget them before and after.
-    """
-
-    def choose(m, n, k, batches, dtype, sms, wide=False):
-        splits = min(3, max(1, k // 32))
-        k_split = -(-max(k, 1) // (32 * splits)) * 32
-        return min(tile, gemm.WIDE if wide else 128), max(1, -(-k // k_split)), k_split
-
-    forget(plans)
-    try:
-        with (
-            mock.patch.object(gemm, "choose", choose),
-            mock.patch.object(gemm, "_device", return_value=(64, gemm._WIDE_SHARED)),
-        ):
-            yield
-    finally:
-        forget(plans)
-
-
-def forget(plans: Any) -> None:
-    """Empty the caches."""
-    for plan in plans:
-        plan.cache_clear()
+def tiled(operator: str, dtype: torch.dtype, tile: int) -> Iterator[None]:
+    """Every problem takes this tile, whatever its size, or that of fp64; those of the widest must be whole vectors."""
+    engine = "mma" if dtype in gemm.HALF else "fma"
+    tile = tile if tile in gemm.tiles_for(dtype, wide=True) else gemm.FP64_TILE
+    with use_form(f"{operator}:{engine}_{tile}"), assume_gpu(shared=232448):
+        yield

@@ -1,13 +1,25 @@
-"""What the tests of layer_norm, rms_norm and add_rms_norm share: gradients, and launches planned as for other GPUs."""
+"""What the tests of layer_norm, rms_norm and add_rms_norm share: kernels, gradients, and launches as for other GPUs."""
 
-from contextlib import contextmanager
-
-import pytest
 import torch
 from contract import Make, assert_as_good_as_torch
 
 import cupyops
-from cupyops._dispatch import norms
+from cupyops.testing import assume_gpu
+
+KERNELS = {
+    "norm_fwd_thread_per_row",
+    "norm_fwd_sub_warp",
+    "norm_fwd_block",
+    "norm_fwd_shared_memory",
+    "norm_fwd_two_pass",
+    "norm_fwd_shift",
+    "norm_bwd_thread_per_row",
+    "norm_bwd_sub_warp",
+    "norm_bwd_block",
+    "norm_bwd_two_pass",
+    "norm_bwd_strided",
+    "norm_bwd_finalize",
+}
 
 
 def gradients(function, grad_y, x, *parameters):
@@ -17,29 +29,13 @@ def gradients(function, grad_y, x, *parameters):
     return y, *torch.autograd.grad(y, (x, *parameters), grad_y.to(y.dtype))
 
 
-@contextmanager
-def planned(**settings):
-    """Launches are planned anew with these settings of cupyops._dispatch.norms."""
-    plans = norms._forward_plan, norms._backward_plan
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            patch.setattr(norms, name, value)
-        try:
-            for plan in plans:
-                plan.cache_clear()
-            yield
-        finally:
-            for plan in plans:
-                plan.cache_clear()
-
-
 def compare_several_rows(function, torch_function, size, arch, offset=0, parameters=1):
     """On one multiprocessor blocks take several rows; backward of long ones reads one while it reduces another."""
     make = Make("cpu", torch.bfloat16)
     rows = {40: 450, 69: 19 * 8}.get(size, 19)  # more than the blocks, or clusters, take at a time
     x = make(rows * size + offset).detach()[offset:].view(rows, size)
     args = (make(rows, size).detach(), x, *(make(size).detach() for _ in range(parameters)))
-    with planned(card=lambda device: (1, 232448)), cupyops.simulate(arch):
+    with assume_gpu(multiprocessors=1, shared=232448), cupyops.simulate(arch):
         ours = gradients(function, *args)
     theirs = gradients(torch_function, *args)
     truth = gradients(torch_function, *(t.double() for t in args))
@@ -47,13 +43,11 @@ def compare_several_rows(function, torch_function, size, arch, offset=0, paramet
         assert_as_good_as_torch(a, b, c, what)
 
 
-def compare_read_ahead(forward, tensors, size):
-    """The same bits, whether or not a block reads a row of `tensors` tensors while it reduces the one before; by vectors."""
+def compare_pipelined(forward, tensors, size):
+    """The same bits, whether or not a block reads a row of `tensors` tensors while it reduces the one before."""
     args = [Make("cpu", torch.float32, seed=seed)(37, size).detach() for seed in range(tensors)]
-    results, stages = [], []
-    for ahead in (norms.WIDEST + 1, 0):
-        with planned(FORWARD_AHEAD=ahead, _ENOUGH_BLOCKS=0), cupyops.simulate():
+    results = []
+    for form in ("norm:block", "norm:pipelined"):
+        with cupyops.use_form(form), assume_gpu(max_blocks=5), cupyops.simulate():
             results.append(forward(*args))
-            plan = norms._forward_plan(37, size, 4, tensors, True, False, args[0].device)
-            stages.append(plan.stages)
-    assert stages == [1, 2] and all(map(torch.equal, *results))
+    assert all(map(torch.equal, *results))

@@ -8,13 +8,15 @@ import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
 
 import cupyops
-from cupyops._dispatch import held, softmaxes
+from cupyops.testing import assume_gpu
 
 NAN, INF = float("nan"), float("inf")
+FORMS = ("tiny_rows", "sub_warp", "block", "persistent", "two_pass")
+KERNELS = {f"softmax_{direction}_{form}" for direction in ("fwd", "bwd") for form in FORMS}
 
-# one for each form of the kernels: small rows, of one thread and of several, packs of one warp, several packs, and by
-# vectors, a block for a row, wide rows, columns
-FORMS = [
+# each form and way of the kernels: tiny rows of one thread and of several, one vector a thread and several, a block for a
+# row, rows too long for registers, and columns
+SHAPES = [
     ((6, 7), 1),
     ((6, 61), 1),
     ((6, 64), 1),
@@ -25,6 +27,34 @@ FORMS = [
     ((6, 32776), 1),
     ((6, 13, 3), 1),
 ]
+
+
+LITTLE = {"shared": 24000, "shared_total": 25024}  # bytes of shared memory, of which a block has nearly all
+SHARED = {"shared": 60000, "shared_total": 61440}  # of which two blocks of 512 threads find enough for short rows
+
+
+def form_cases(dtype, clusters=True):
+    """(form, shape, dim, dtype of the result, properties of the GPU): every instance, and where rows begin and end; with
+    `clusters` also rows that several blocks share."""
+    widths = (None, torch.float32) if dtype in (torch.float16, torch.bfloat16) else (None,)
+    for to in widths:
+        for shape, dim in [((6, 7), 1), ((6, 64), 1), ((2, 300), 1), ((3, 1031), 1), ((3, 9001), 1)]:
+            yield "two_pass", shape, dim, to, {}
+        for shape, dim in [((2, 13, 3), 1), ((3, 40, 8), 1), ((11, 256), 0), ((1, 300), 0)]:
+            yield "two_pass", shape, dim, to, {}
+    if dtype is torch.float64:
+        return
+    for to in widths:
+        for size in (8, 13, 64, 300, 1024, 1031, 4104):
+            yield "block", (5, size), 1, to, {}
+    for size in (1, 4, 7, 64, 69, 100):
+        yield "sub_warp", (37, size), 1, None, {}
+        yield "tiny_rows", (37, size), 1, None, {}
+    yield "tiny_rows", (4200, 3), 1, None, {"multiprocessors": 1}  # a block takes more rows than it has threads for
+    factor = 2 / dtype.itemsize
+    kept = [(3, 3000, SHARED), (3, 4096, LITTLE), (5, 10001, LITTLE), (3, 30001, LITTLE)]
+    for rows, size, gpu in kept if clusters else kept[:2]:
+        yield "persistent", (rows, int(size * factor)), 1, None, gpu
 
 
 def gradient(function, x, dim, grad_y, **options):
@@ -38,16 +68,16 @@ class SoftmaxContract(OperatorContract):
 
     def samples(self, make: Make):
         yield from self.small_samples(make)
-        yield from (Sample(make(rows, size), dim=1) for rows, size in ((270, 3), (270, 17), (70, 69)))  # small rows
+        yield from (Sample(make(rows, size), dim=1) for rows, size in ((270, 3), (270, 17), (70, 69)))  # tiny rows
         yield Sample(make(37, 64), 1)  # several blocks
         yield Sample(make(3, 300), -1)
         yield Sample(make(3, 1024 // make.dtype.itemsize - 1), -1)  # off 16 bytes the last tile has part of a pack
         yield Sample(make(3, 1024), -1)
         yield Sample(make(2, 1031), 1)
-        held = 65536 // make.dtype.itemsize  # by a block
-        yield Sample(make(1, held + 5), dim=-1)
-        yield Sample(make(1, held + 8), dim=-1)  # by vectors
-        if make.device.type == "cuda":  # longer than a cluster holds; the simulator reaches that form by less memory
+        long = 65536 // make.dtype.itemsize  # too long for registers
+        yield Sample(make(1, long + 5), dim=-1)
+        yield Sample(make(1, long + 8), dim=-1)  # of whole vectors
+        if make.device.type == "cuda":  # too long for a cluster; in the simulator a form is asked for by name
             yield Sample(make(1, (1 << 21) // make.dtype.itemsize + 8), dim=-1)
         yield Sample(make(33, 40, 2), 1)
         yield Sample(make(300, 7), 0)
@@ -71,7 +101,7 @@ class SoftmaxContract(OperatorContract):
         for size in (5, 1024 // make.dtype.itemsize - 1):
             yield Sample(make(4, size).detach()[1:].requires_grad_(), dim=1)  # rows off 16 bytes, the first of them too
 
-    @pytest.mark.parametrize(("shape", "dim"), FORMS)
+    @pytest.mark.parametrize(("shape", "dim"), SHAPES)
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_special_values(self, device, dtype, shape, dim):
         x = torch.randn(shape).to(device, dtype)
@@ -94,7 +124,7 @@ class SoftmaxContract(OperatorContract):
                 else:
                     assert_as_good_as_torch(a[row], b[row], c[row], f"{what}[{row}]")
 
-    @pytest.mark.parametrize(("shape", "dim"), FORMS)
+    @pytest.mark.parametrize(("shape", "dim"), SHAPES)
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
     def test_half_in_float_out(self, device, dtype, shape, dim):
         """dtype=torch.float32 casts in the kernel: y as from float32, the gradient of the input's dtype."""
@@ -110,47 +140,14 @@ class SoftmaxContract(OperatorContract):
             (again,) = torch.autograd.grad(self.function(leaf, dim, torch.float32), leaf, grad_y, create_graph=True)
         torch.testing.assert_close(again.detach(), grad_x)
 
-    def held(self, dtype, to, rows, size, room):
-        """Compares where each row is held by a block with so many bytes of shared memory, or by a cluster."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(softmaxes, "_WIDEST", 32)
-            patch.setattr(held, "card", lambda device: (2, room))
-            held.plan.cache_clear()
-            x, grad_y = torch.randn(rows * size + 1).to(dtype), torch.randn(rows, size).to(to or dtype)
-            x = x[1:].view(rows, size) if rows == 3 else x[:-1].view(rows, size)  # off 16 bytes
-            y, grad_x = gradient(self.function, x, -1, grad_y, dtype=to)
-        held.plan.cache_clear()
-        theirs, expected = gradient(self.torch_function, x.to(to or dtype), -1, grad_y)
-        truth, best = gradient(self.torch_function, x.double(), -1, grad_y)
-        assert_as_good_as_torch(y, theirs, truth, "y") if to is None else torch.testing.assert_close(y, theirs)
-        assert_as_good_as_torch(grad_x, expected.to(dtype), best, "grad_x")
-
-    @pytest.mark.parametrize(
-        ("dtype", "to"), [(torch.bfloat16, None), (torch.float32, None), (torch.half, torch.float32)], ids=str
-    )
-    @pytest.mark.parametrize(("rows", "size", "blocks"), [(3, 4096, 1), (5, 10001, 1), (3, 30001, 2), (1, 60000, 4)])
-    def test_held(self, dtype, to, rows, size, blocks):
-        """Several rows to a block; rows of odd size; rows that several blocks share."""
-        size = size * 2 // dtype.itemsize
-        with cupyops.simulate("sm_90"), cupyops.trace() as trace:
-            self.held(dtype, to, rows, size, 24000)
-        forward, backward = trace.launches()
-        assert "held" in forward.kernel and forward.grid[0] % blocks == 0
-        assert blocks > 2 or to or "held" in backward.kernel
-
-    def test_small_rows_in_turn(self, monkeypatch):
-        """Of very short rows a block takes more than it has threads; where they are many, as here for few."""
-        monkeypatch.setattr(softmaxes, "_SMALL_BLOCKS", 1)
-        softmaxes._share_small.cache_clear()
-        x, grad_y = torch.randn(1100, 3).bfloat16(), torch.randn(1100, 3)
-        with cupyops.simulate("sm_90"), cupyops.trace() as trace:
-            ours = gradient(self.function, x, -1, grad_y)
-        softmaxes._share_small.cache_clear()
-        assert [(record.grid[0], record.block[:2]) for record in trace.launches()] == [(2, (1, 256))] * 2
-        theirs = gradient(self.torch_function, x, -1, grad_y)
-        truth = gradient(self.torch_function, x.double(), -1, grad_y)
-        for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x")):
-            assert_as_good_as_torch(a, b, c, what)
+    def check_form(self, dtype, form, shape, dim, to, gpu):
+        """A form that is asked for, on aligned and on misaligned tensors."""
+        x = torch.randn(shape).to(dtype)
+        misaligned = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(shape)
+        with assume_gpu(**gpu), cupyops.use_form(f"{self.function.__name__}:{form}"):
+            for given in (x, misaligned) if form != "block" else (x,):
+                options = {} if to is None else {"dtype": to}
+                self.compare(Sample(given.requires_grad_(), dim, **options), f"{form}, {shape}, {to}")
 
     @pytest.mark.parametrize("dtype", [*DTYPES, torch.int64, torch.bool], ids=str)
     @pytest.mark.parametrize("to", DTYPES, ids=str)
@@ -163,24 +160,6 @@ class SoftmaxContract(OperatorContract):
             leaf = x.clone().requires_grad_()
             self.function(leaf, 1, dtype=to)[:, 0].sum().backward()
             assert leaf.grad.dtype == dtype
-
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    @pytest.mark.parametrize("to", [None, torch.float32], ids=str)
-    def test_columns_by_vectors(self, device, monkeypatch, dtype, to):
-        """Large tensors have threads that own 16 bytes of neighbouring columns; here small ones do."""
-        monkeypatch.setattr(softmaxes, "_ENOUGH_THREADS", 1)
-        softmaxes._share_columns.cache_clear()
-        for shape, dim in [((2, 5, 16), 1), ((3, 40, 8), 1), ((11, 256), 0)]:
-            x, grad_y = torch.randn(shape).to(device, dtype), torch.randn(shape).to(device, to or dtype)
-            misaligned = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(shape)
-            assert softmaxes._share_columns(x.numel() // shape[dim], shape[dim], shape[-1], x.element_size())[2]
-            for given in (x, misaligned):
-                y, grad_x = gradient(self.function, given, dim, grad_y, dtype=to)
-                theirs, expected = gradient(self.torch_function, x.to(to or dtype), dim, grad_y)
-                truth, best = gradient(self.torch_function, x.double(), dim, grad_y)
-                assert_as_good_as_torch(y, theirs, truth, "y") if to is None else torch.testing.assert_close(y, theirs)
-                assert_as_good_as_torch(grad_x, expected.to(dtype), best, "grad_x")
-        softmaxes._share_columns.cache_clear()
 
     @pytest.mark.parametrize(("shape", "dim"), [((70001, 3), 1), ((70001, 3, 1), 1), ((70001, 2, 3), 1)])
     def test_many_rows(self, device, shape, dim):

@@ -8,12 +8,12 @@ import time
 
 import pytest
 import torch
-from broken import normal
-from faulty import DOUBLE, doubling
+from broken_operators import normal
+from faulty_operators import DOUBLE, doubling
 
 import cupyops
 from cupyops import InputError
-from cupyops.testing import Call, NotApplicable, Tolerance, check, hazards, shrink, subject
+from cupyops.testing import Call, NotApplicable, Tolerance, check, hazards, shrink, target
 from cupyops.testing.case import Case
 from cupyops.testing.checker import attempt
 from cupyops.testing.hazard import FAMILIES, Hazard, family_of
@@ -253,7 +253,7 @@ def test_no_shrinking():
 
 def test_the_search_ends_in_time(monkeypatch):
     monkeypatch.setattr(shrink, "_SECONDS", 0.2)
-    of = subject.subject(half_off, torch.relu)
+    of = target.target(half_off, torch.relu)
     case = Case(of, Call(*[normal(n) for n in range(50, 150)]), "reference", Tolerance())
     made = []
 
@@ -269,7 +269,7 @@ def test_the_search_ends_in_time(monkeypatch):
 
 
 def test_the_search_ends_where_everything_fails():
-    of = subject.subject(half_off, torch.relu)
+    of = target.target(half_off, torch.relu)
     case = Case(of, Call(normal(7, 5, 3, 2)), "reference", Tolerance())
     assert repr(shrink.smallest(case, lambda candidate: True)) == "(1, 1, 1, 1):(1, 1, 1, 1)"
     assert shrink.smallest(case, lambda candidate: False) is case.call
@@ -572,7 +572,7 @@ def test_every_kind_of_attempt():
 
         return Hazard("raises", "", raises, ("reference",))
 
-    case = Case(subject.subject(torch.relu, torch.relu), Call(normal(3)), "reference", Tolerance())
+    case = Case(target.target(torch.relu, torch.relu), Call(normal(3)), "reference", Tolerance())
     assert attempt(hazard_of(NotApplicable("why")), case) == ("n/a", "why", None)
     assert attempt(hazard_of(KeyError("k")), case) == ("fail", "KeyError: 'k'", KeyError)
     assert attempt(Hazard("gpu_only", "", lambda case: None, ("gpu",)), case) == ("n/a", "concerns gpu", None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from broken import SOUND_CALLS, Broken, assert_sound, normal
-from faulty import eager
+from broken_operators import SOUND_CALLS, Broken, assert_sound, normal
+from faulty_operators import eager
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 

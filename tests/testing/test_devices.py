@@ -7,8 +7,8 @@ import time
 
 import pytest
 import torch
-from broken import SOUND, SOUND_CALLS, Broken, assert_sound, normal
-from faulty import eager
+from broken_operators import SOUND, SOUND_CALLS, Broken, assert_sound, normal
+from faulty_operators import eager
 
 from cupyops.testing import check
 

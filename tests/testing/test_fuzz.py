@@ -7,6 +7,7 @@ import pytest
 import torch
 from fuzzing import FUZZED
 from hypothesis import HealthCheck, given, settings
+from tiers import SEVEN
 
 import cupyops
 from cupyops.testing import Failure
@@ -21,6 +22,7 @@ def test_every_operator_is_drawn():
     }
 
 
+@pytest.mark.in_full(always=SEVEN, by=lambda parameters: parameters["name"])
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, of arguments as they are drawn
 @pytest.mark.parametrize(("backend", "count"), [("reference", 30), ("simulator", 8)])
 @pytest.mark.parametrize("name", FUZZED)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from broken import SOUND_CALLS, Broken, assert_sound, normal
-from faulty import eager
+from broken_operators import SOUND_CALLS, Broken, assert_sound, normal
+from faulty_operators import eager
 
 import cupyops
 from cupyops.testing import check

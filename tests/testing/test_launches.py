@@ -6,8 +6,8 @@ from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
 import torch
-from broken import SOUND, SOUND_CALLS, Broken, assert_sound, normal
-from faulty import DOUBLE, doubling, eager
+from broken_operators import SOUND, SOUND_CALLS, Broken, assert_sound, normal
+from faulty_operators import DOUBLE, doubling, eager
 
 import cupyops
 from cupyops.testing import check

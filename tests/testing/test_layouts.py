@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from broken import SOUND_CALLS, Broken, assert_sound, normal
-from faulty import eager
+from broken_operators import SOUND_CALLS, Broken, assert_sound, normal
+from faulty_operators import eager
 
 from cupyops.testing import check
 from cupyops.testing.call import Call

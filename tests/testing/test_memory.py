@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 import torch
-from broken import SOUND, SOUND_CALLS, Broken, assert_sound, hazards_of, normal
-from faulty import doubling, eager
+from broken_operators import SOUND, SOUND_CALLS, Broken, assert_sound, hazards_of, normal
+from faulty_operators import doubling, eager
 
 from cupyops.testing import check
 

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from broken import SOUND_CALLS, Broken, assert_sound, classes, normal
-from faulty import eager
+from broken_operators import SOUND_CALLS, Broken, assert_sound, classes, normal
+from faulty_operators import eager
 
 import cupyops
 from cupyops.testing import Failure, NotApplicable, Tolerance, check
-from cupyops.testing.beyond import beyond
 from cupyops.testing.call import Call
 from cupyops.testing.case import Case
-from cupyops.testing.subject import subject
+from cupyops.testing.large_sizes import large_sizes
+from cupyops.testing.target import target
 
 
 def refuses_nothing_to_do(x):
@@ -112,7 +112,7 @@ def test_a_tail_that_is_not_reached_is_found_in_a_kernel():
 
 
 def case_of(function, reference, *args):
-    return Case(subject(function, reference), Call(*args), "reference", Tolerance())
+    return Case(target(function, reference), Call(*args), "reference", Tolerance())
 
 
 def wraps_at(elements):
@@ -127,13 +127,13 @@ def wraps_at(elements):
     return wraps
 
 
-def test_beyond_finds_what_begins_anew():
+def test_large_sizes_finds_what_begins_anew():
     with pytest.raises(Failure, match=r"repetition \d+ of"):
-        beyond(case_of(wraps_at(1000), torch.relu, normal(4, 32)), 1000)
-    beyond(case_of(wraps_at(10_000), torch.relu, normal(4, 32)), 1000)
+        large_sizes(case_of(wraps_at(1000), torch.relu, normal(4, 32)), 1000)
+    large_sizes(case_of(wraps_at(10_000), torch.relu, normal(4, 32)), 1000)
 
 
-def test_beyond_finds_a_wrong_gradient():
+def test_large_sizes_finds_a_wrong_gradient():
     class Doubled(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -145,23 +145,23 @@ def test_beyond_finds_a_wrong_gradient():
             return grad * (3 if ctx.large else 2)
 
     with pytest.raises(Failure, match="gradient 0"):
-        beyond(case_of(Doubled.apply, lambda x: x * 2, normal(4, 32)), 1000)
+        large_sizes(case_of(Doubled.apply, lambda x: x * 2, normal(4, 32)), 1000)
 
 
-def test_beyond_repeats_rows_and_leaves_parameters():
+def test_large_sizes_repeats_rows_and_leaves_parameters():
     for args in (
         [cupyops.softmax, normal(3, 37), -1],
         [cupyops.layer_norm, normal(3, 37), (37,), normal(37, seed=1), normal(37, seed=2)],
         [lambda x, y: torch.nn.functional.cross_entropy(x, y, reduction="none"), normal(5, 7), classes(5, high=7)],
     ):
         function, *rest = args
-        beyond(case_of(function, function, *rest), 2000)
+        large_sizes(case_of(function, function, *rest), 2000)
 
 
-def test_beyond_needs_a_result_that_repeats():
+def test_large_sizes_needs_a_result_that_repeats():
     mean = lambda x: x.mean()
     with pytest.raises(NotApplicable, match="repeats along no dimension"):
-        beyond(case_of(mean, mean, normal(4, 32)), 1000)
+        large_sizes(case_of(mean, mean, normal(4, 32)), 1000)
 
 
 @pytest.mark.gpu

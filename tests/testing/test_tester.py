@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from faulty import DOUBLE, doubling
+from faulty_operators import DOUBLE, doubling
 
 import cupyops
 from cupyops import InputError

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from broken import normal
+from broken_operators import normal
 
 from cupyops.testing import Call, Failure, Tolerance
 from cupyops.testing.case import Case
-from cupyops.testing.subject import Subject
+from cupyops.testing.target import Target
 from cupyops.testing.tolerance import largest, same_form, same_special_values
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -228,7 +228,7 @@ def unlucky(x):
 
 
 def case_of(function, x):
-    return Case(Subject(function, unlucky, None, "f"), Call(x), "reference", Tolerance())
+    return Case(Target(function, unlucky, None, "f"), Call(x), "reference", Tolerance())
 
 
 def test_a_reference_that_is_exact_by_luck_is_asked_nearby():
@@ -257,7 +257,7 @@ def test_in_float64_a_reference_has_the_units_that_it_has_in_float32():
     x = torch.tensor([1.0, 1.9], dtype=torch.float64)
     for units, sound in ((0, True), (-40, True), (130, True), (-80, False), (200, False)):
         ours = lambda x, units=units: x * (1 + units * torch.finfo(x.dtype).eps)
-        case = Case(Subject(ours, inexact, None, "f"), Call(x), "reference", Tolerance())
+        case = Case(Target(ours, inexact, None, "f"), Call(x), "reference", Tolerance())
         with nullcontext() if sound else pytest.raises(Failure, match="error"):
             case.judge(case.both_ways(case.call), case.call, lenient=False)
 
@@ -271,7 +271,7 @@ def test_a_reference_that_has_no_float32():
     x = torch.tensor([1.0, 1.9], dtype=torch.float64)
     for units, sound in ((16, True), (40, False)):
         ours = lambda x, units=units: x * (1 + units * torch.finfo(x.dtype).eps)
-        case = Case(Subject(ours, only_float64, None, "f"), Call(x), "reference", Tolerance())
+        case = Case(Target(ours, only_float64, None, "f"), Call(x), "reference", Tolerance())
         with nullcontext() if sound else pytest.raises(Failure, match="error"):
             case.judge(case.both_ways(case.call), case.call, lenient=False)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from broken import SOUND_CALLS, Broken, assert_sound, classes, normal
+from broken_operators import SOUND_CALLS, Broken, assert_sound, classes, normal
 
 import cupyops
 from cupyops.testing import check

@@ -1,8 +1,5 @@
 """docs/conformance.md is what the committed figures say; they are of every operator and suite, and of a run that passed."""
 
-import importlib.util
-import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,21 +7,12 @@ import torch
 from opdb.backends import Backend, drawn
 from opdb.known import FUNCTIONS, WITHOUT_ENTRY, Difference
 from opdb.recording import PROPERTY, Recorder
+from opdb.recording import tool as load
 from opdb.score import Score
 
 import cupyops
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("conformance", ROOT / "tools" / "conformance.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = load()
+tool = load("conformance")
 FIGURES, GPU_FIGURES = tool.read(tool.FIGURES), tool.read(tool.GPU_FIGURES)
 RUNS = [run for run in (FIGURES, GPU_FIGURES) if run is not None]
 CASE = Backend("simulator", torch.device("cpu"))
@@ -112,7 +100,7 @@ def test_what_is_drawn():
 
 def written(tmp_path, *scores, failed=False):
     """The file of a run that had these scores."""
-    recorder = Recorder(tmp_path / "figures.json")
+    recorder = Recorder(tmp_path / "figures.csv")
     for score in scores:
         properties = [(PROPERTY, score.counts), ("another", 1)]
         for when in ("setup", "call", "teardown"):
@@ -120,7 +108,7 @@ def written(tmp_path, *scores, failed=False):
                 SimpleNamespace(when=when, failed=failed, nodeid="a test", user_properties=properties)
             )
     recorder.pytest_sessionfinish()
-    return json.loads(recorder.path.read_text())
+    return tool.read(recorder.path)
 
 
 def scored(row, launched):
@@ -138,7 +126,9 @@ def test_a_run_is_the_sum_of_its_tests(tmp_path):
     assert list(rows) == ["add", "relu"]
     vmap = {"passed": 2, "failed": 0, "differs": {}, "left_out": {"no time": 4}}
     assert rows["relu"] == {"calls": 2, "launching": 1, "operators": ["cupyops::relu"], "suites": {"vmap": vmap}}
-    assert {"sha256", "date", "torch", "gpu"} <= set(run)
+    assert {"sha256", "date", "torch", "gpu"} <= set(run) and run["gpu"] is None
+    tool.keep(tmp_path / "again.csv", run)
+    assert tool.read(tmp_path / "again.csv") == run
     assert written(tmp_path, scored("relu", True), failed=True)["failures"] == ["a test"]
 
 
@@ -152,6 +142,8 @@ def test_a_page_tells_what_failed_and_what_did_not_count(tmp_path):
     with score.sample("vmap", "", KNOWN):
         raise ValueError("no storage")
     run = written(tmp_path, score, failed=True)
+    tool.keep(tmp_path / "again.csv", run)
+    assert tool.read(tmp_path / "again.csv") == run
     page = tool.page(run, None)
     assert "| operator | gradcheck | vmap | by kernels |" in page
     assert "| `relu` | 0 / 1 **1 failed** | 1 / 4 (1 a, 2 b) | 1 / 1 |" in page

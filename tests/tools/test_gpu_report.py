@@ -5,9 +5,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from gpu_report_plugin import tool
+from gpu_report_plugin import Recorder, tool
 
 report = tool()
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,16 +128,30 @@ def test_teardown(leaving): pass
 def test_skipped(): pass
 """
     )
-    written = pytest_run(tmp_path, "-m", "gpu")
+    (tmp_path / "tests" / "test_unreadable.py").write_text("import nothing_of_this_name\n")
+    written = pytest_run(tmp_path, "-m", "gpu", "--continue-on-collection-errors")
     assert written["sha256"] == report.tree_sha256(ROOT)
     assert {"date", "gpu", "driver", "python", "torch", "torch_cuda", "cupy", "nvrtc"} <= set(written)
-    names = [f"tests/test_few.py::test_{name}" for name in ("setup", "teardown", "wrong")]
-    assert written["runs"] == {"tests": {"passed": 1, "failed": 3, "skipped": 1, "failures": names}}
-    part = pytest_run(tmp_path, "-m", "gpu", "-k", "right")
-    assert part["runs"]["tests -k 'right'"] == {"passed": 1, "failed": 0, "skipped": 0, "failures": []}
-    (tmp_path / "tests" / "test_unreadable.py").write_text("import nothing_of_this_name\n")
-    broken = pytest_run(tmp_path, "-m", "gpu")
-    assert broken["runs"]["tests"]["failures"] == ["tests/test_unreadable.py"]
+    names = [
+        *(f"tests/test_few.py::test_{name}" for name in ("setup", "teardown", "wrong")),
+        "tests/test_unreadable.py",
+    ]
+    assert written["runs"] == {"tests": {"passed": 1, "failed": 4, "skipped": 1, "failures": names}}
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "tests"),
+        ({"keyword": "right"}, "tests -k 'right'"),
+        ({"markexpr": "not gpu"}, "tests -m 'not gpu'"),
+        ({"maxfail": 1}, "tests (part)"),
+    ],
+)
+def test_a_run_of_a_part_has_another_name(tmp_path, options, name):
+    asked = dict.fromkeys(("keyword", "markexpr", "deselect", "lf", "maxfail"), "") | options
+    config = SimpleNamespace(option=SimpleNamespace(**asked), args=[str(tmp_path / "tests")], rootpath=tmp_path)
+    assert Recorder(config).run_name() == name
 
 
 def test_as_a_program(tree, passed):

@@ -113,6 +113,8 @@ def test_every_built_in_operator_leads_to_all_its_kernels():
 
 def test_it_leads_to_no_other_operators_kernels():
     assert {one.base for one in kernels_of(cupyops.silu)} == {"silu_fwd", "silu_bwd"}
+    assert {one.base for one in kernels_of(cupyops.rope)} == {"rope_even", "rope_rows", "rope_staged", "rope_heads"}
+    assert all(one.base.startswith("max_pool2d_") for one in kernels_of(cupyops.max_pool2d))
 
 
 def test_through_functions_tables_closures_and_methods():

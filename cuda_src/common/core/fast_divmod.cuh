@@ -1,7 +1,7 @@
-// Division by a number that a launch fixes.
+// Division by a number that is fixed for a launch: the host computes a multiplier and a shift.
 #pragma once
 
-// n / divisor for 0 <= n < 2^31, by a multiplication and a shift.
+// Divides 0 <= n < 2^31 by `divisor`, with a multiplication and a shift (Granlund and Montgomery, 1994).
 struct Divisor {
   long long divisor, magic, shift;
 

@@ -1,5 +1,5 @@
-// exp, as exactly as a result of type O can show: for half types two instructions, off by 2 ulp of fp32 and one more for
-// each power of two that |x| holds, where expf takes eight. What is below 2^-126 becomes 0.
+// exp, as exactly as a result of type O can show. For half types it takes two instructions where expf takes eight; the error
+// is 2 ulp of fp32, and one more for each doubling of |x|. Results below 2^-126 become 0.
 #pragma once
 
 #include "common/core/types.cuh"

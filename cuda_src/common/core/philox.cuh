@@ -1,13 +1,13 @@
-// Random numbers that are a function of a seed and a place: Philox4x32-7, from "Parallel Random Numbers: As Easy as 1, 2,
-// 3", Salmon and others, 2011, who find seven rounds the fewest that pass BigCrush; ten, their default, leave a margin that
-// costs more than a bf16 element has time for. dropout.py has the same in PyTorch.
+// Random numbers that are a function of a seed and a counter: Philox4x32-7, from "Parallel Random Numbers: As Easy as 1, 2, 3",
+// Salmon and others, 2011. The authors find that seven rounds are the fewest that pass BigCrush. Ten, their default, leave a
+// margin, but take longer than an element of bf16 takes to move.
 #pragma once
 
-constexpr int kPhiloxRounds = 7;
+constexpr int kPhiloxRounds = PHILOX_ROUNDS;  // defined by _dropout.py, which has the same in PyTorch
 
 struct Philox { unsigned word[4]; };
 
-// Four numbers of 32 random bits. The keys of the rounds are computed once for all calls of a thread that share a seed.
+// Returns four numbers of 32 random bits. The compiler computes the rounds' keys once for all calls with the same seed.
 __device__ __forceinline__ Philox philox(unsigned long long seed, unsigned long long counter) {
   unsigned key0 = unsigned(seed), key1 = unsigned(seed >> 32);
   unsigned a = unsigned(counter), b = unsigned(counter >> 32), c = 0, d = 0;

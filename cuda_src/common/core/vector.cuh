@@ -1,12 +1,12 @@
-// 16-byte accesses.
+// Vectors: several elements that one access of up to 16 bytes moves.
 #pragma once
 
 #include "common/core/types.cuh"
 
-// N elements that are loaded and stored as one.
+// N elements that are loaded and stored together.
 template <typename T, int N> struct __align__(sizeof(T) * N) Vec { T data[N]; };
 
-// How many T make 16 bytes.
+// How many elements a 16-byte vector has.
 template <typename T> constexpr int kVecWidth = 16 / sizeof(T);
 
 __device__ __forceinline__ bool is_aligned16(const void* pointer) {
@@ -21,7 +21,7 @@ template <typename T, int N> __device__ __forceinline__ void store_vec(T* pointe
   *reinterpret_cast<Vec<T, N>*>(pointer) = value;
 }
 
-// The same 16 bytes as words.
+// A 16-byte vector, and the same bytes as words.
 template <typename T> union Words {
   uint4 words;
   Vec<T, kVecWidth<T>> elements;
@@ -29,7 +29,7 @@ template <typename T> union Words {
   __device__ __forceinline__ Words() {}
 };
 
-// As one instruction, since the compiler takes a vector apart where it cannot see what else is at its address.
+// Stores 16 bytes by one instruction. The compiler may split a store_vec whose address it cannot reason about.
 __device__ __forceinline__ void store16(void* to, uint4 words) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
                "r"(words.w)

@@ -3,13 +3,13 @@
 
 #include "common/core/vector.cuh"
 
-constexpr int kMaxDims = 5;
+constexpr int kMaxDims = 5;  // MAX_DIMS of broadcast.py: a launch refuses a Layout of another size
 
 // How a dense output and N inputs of its shape are walked. Dimensions are in the order of the output's memory, innermost
-// first, and those that all inputs walk as one are merged. Counted in units: `width` elements of the innermost
-// dimension, 16 bytes' worth where each input is contiguous or broadcast along it, else 1. broadcast.py makes it.
+// first, and those that all inputs walk as one are merged. A unit is `width` elements of the innermost dimension: 16 bytes'
+// worth where each input is contiguous or broadcast along it, else 1. broadcast.py makes it.
 template <int N> struct Layout {
-  long long size[kMaxDims];       // in units, for the innermost
+  long long size[kMaxDims];  // in units, for the innermost
   long long stride[N][kMaxDims];  // elements from one unit, row ... to the next; 0 where broadcast
   unsigned multiplier[kMaxDims];  // x / size = (x * multiplier / 2^32 + x) >> shift, for x < 2^31
   unsigned shift[kMaxDims];
@@ -21,7 +21,7 @@ template <int N> struct Layout {
 
 template <int N> struct Offsets { long long at[N]; };
 
-// Where in each input the unit begins.
+// Where the unit begins in each input.
 template <int N> __device__ __forceinline__ Offsets<N> locate(const Layout<N>& layout, long long unit) {
   Offsets<N> offsets = {};
 #pragma unroll

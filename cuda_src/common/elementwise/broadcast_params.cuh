@@ -1,62 +1,67 @@
-// out[i] = f(x[i], {parameter0[c], parameter1[c], ...}), c = i / inner % channels: x and out dense and laid out alike,
-// parameters that vary along neighbouring dimensions. No division per vector, and a vector may straddle rows, so that odd
-// sizes run at the pace of even ones.
+// out[i] = f(x[i], {parameter0[c], parameter1[c], ...}) with c = i / inner % channels. x and out are dense and laid out
+// alike; the parameters vary along neighbouring dimensions. No vector needs a division, and a vector may straddle rows, so
+// that odd sizes run at the pace of even ones. A parameter whose pointer is null is -0, which leaves every sum as it is.
 #pragma once
 
 #include "common/core/fast_divmod.cuh"
 #include "common/core/vector_load.cuh"
 
-// The numbers are those of spread.py.
-constexpr int kEachColumn = 0;  // inner is 1, `step` vectors are whole rows: a thread's parameters stay in registers
-constexpr int kWholeSpans = 1;  // spans are whole vectors, each of one channel
-constexpr int kCutSpans = 2;  // inner is at least a vector, which so has two channels at most
+enum BroadcastForm {
+  kPerColumn,  // inner is 1, and `step` vectors are whole rows: a thread's parameters stay in registers
+  kPerChannel,  // the neighbours of a channel are whole vectors, each of which has one parameter
+  kPerChannelUnaligned,  // they are at least a vector, so that a vector has two channels at most
+};
 
-// spread.py makes it. A thread has every `step`-th vector, the first of them at an element below 2^31.
-struct Spread {
+// broadcast_params.py makes it. A thread owns every `step`-th vector, the first of which begins at an element below 2^31.
+struct BroadcastParams {
   Divisor by_channels, by_inner;
   int channels, inner, step;
-  int channel_step, offset_step;  // what `step` vectors are, in channels and elements of a span
-  int turns, rest;  // each thread has `turns` vectors, the first `rest` of them one more
+  int channel_step, offset_step;  // what `step` vectors are, in channels and in elements of a channel
+  int vectors, rest;  // each thread has so many vectors, and the first `rest` threads one more
 };
 
-// Where a vector of elements begins: in which channel's span, and how far.
-struct Place {
+// Where a vector begins: in which channel, and how far from its first element.
+struct ChannelPosition {
   unsigned channel, offset;
 
-  __device__ __forceinline__ Place(const Spread& spread, unsigned first) {
-    const unsigned span = spread.by_inner.divide(first);
-    channel = span - spread.by_channels.divide(span) * spread.channels, offset = first - span * spread.inner;
+  __device__ __forceinline__ ChannelPosition(const BroadcastParams& params, unsigned first) {
+    const unsigned run = params.by_inner.divide(first);
+    channel = run - params.by_channels.divide(run) * params.channels, offset = first - run * params.inner;
   }
 
-  __device__ __forceinline__ unsigned next(const Spread& spread) const {
-    return channel + 1 == spread.channels ? 0 : channel + 1;
+  __device__ __forceinline__ unsigned next(const BroadcastParams& params) const {
+    return channel + 1 == params.channels ? 0 : channel + 1;
   }
-  __device__ __forceinline__ void advance(const Spread& spread) {
-    offset += spread.offset_step;
-    const bool over = offset >= spread.inner;
-    if (over) offset -= spread.inner;
-    channel += spread.channel_step + over;
-    if (channel >= spread.channels) channel -= spread.channels;
+  __device__ __forceinline__ void advance(const BroadcastParams& params) {
+    offset += params.offset_step;
+    const bool over = offset >= params.inner;
+    if (over) offset -= params.inner;
+    channel += params.channel_step + over;
+    if (channel >= params.channels) channel -= params.channels;
   }
 };
 
-// The parameters of a thread's vectors: of all of them, or of the U that are under way.
-template <int FORM, int U, typename T, int N> struct Parameters {
-  static constexpr int W = kVecWidth<T>, OWN = FORM == kEachColumn ? W : FORM;
-  const T* const (&from)[N];
-  const Spread& spread;
-  Place place;
-  T own[FORM == kEachColumn ? 1 : U][N][OWN];
-  int edge[U];  // of cut spans: from which element on they are the second's
+template <typename T> __device__ __forceinline__ T load_param(const T* from, unsigned at) {
+  return from ? from[at] : from_acc<T>(acc_t<T>(-0.0));
+}
 
-  __device__ __forceinline__ Parameters(const Spread& spread, const T* const (&from)[N], unsigned first)
-      : from(from), spread(spread), place(spread, first) {}
+// The parameters of a thread's vectors: of all of them, or of the U whose loads are under way.
+template <int FORM, int U, typename T, int N> struct OwnParams {
+  static constexpr int W = kVecWidth<T>, OWN = FORM == kPerColumn ? W : FORM;
+  const T* const (&from)[N];
+  const BroadcastParams& params;
+  ChannelPosition position;
+  T own[FORM == kPerColumn ? 1 : U][N][OWN];
+  int edge[U];  // from which element on an unaligned vector has the second of its channels
+
+  __device__ __forceinline__ OwnParams(const BroadcastParams& params, const T* const (&from)[N], unsigned first)
+      : from(from), params(params), position(params, first) {}
 
   __device__ __forceinline__ void load_columns() {
-    bool all_aligned = spread.channels % W == 0;
+    bool all_aligned = params.channels % W == 0;
 #pragma unroll
-    for (int j = 0; j < N; ++j) all_aligned = all_aligned && is_aligned16(from[j]);
-    unsigned at = place.channel;
+    for (int j = 0; j < N; ++j) all_aligned = all_aligned && from[j] && is_aligned16(from[j]);
+    unsigned at = position.channel;
     if (all_aligned) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
@@ -68,53 +73,56 @@ template <int FORM, int U, typename T, int N> struct Parameters {
 #pragma unroll
       for (int k = 0; k < OWN; ++k) {
 #pragma unroll
-        for (int j = 0; j < N; ++j) own[0][j][k] = from[j][at];
-        at = at + 1 == spread.channels ? 0 : at + 1;
+        for (int j = 0; j < N; ++j) own[0][j][k] = load_param(from[j], at);
+        at = at + 1 == params.channels ? 0 : at + 1;
       }
     }
   }
 
-  // Those of vector u of U, each the next of the one before.
+  // Those of vector u of U, each of which is the next of the one before.
   __device__ __forceinline__ void load_next(int u) {
-    edge[u] = min(spread.inner - place.offset, static_cast<unsigned>(W));
+    edge[u] = min(params.inner - position.offset, static_cast<unsigned>(W));
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      own[u][j][0] = from[j][place.channel];
-      if (FORM == kCutSpans) own[u][j][OWN - 1] = edge[u] < W ? from[j][place.next(spread)] : own[u][j][0];
+      own[u][j][0] = load_param(from[j], position.channel);
+      if (FORM == kPerChannelUnaligned) {
+        own[u][j][OWN - 1] = edge[u] < W ? load_param(from[j], position.next(params)) : own[u][j][0];
+      }
     }
-    place.advance(spread);
+    position.advance(params);
   }
 
   __device__ __forceinline__ void get(int u, int k, acc_t<T> (&values)[N]) const {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      if (FORM == kEachColumn) values[j] = to_acc(own[0][j][k]);
-      else values[j] = to_acc(FORM == kWholeSpans || k < edge[u] ? own[u][j][0] : own[u][j][OWN - 1]);
+      if (FORM == kPerColumn) values[j] = to_acc(own[0][j][k]);
+      else values[j] = to_acc(FORM == kPerChannel || k < edge[u] ? own[u][j][0] : own[u][j][OWN - 1]);
     }
   }
 };
 
-// Grid: ceil(min(step, n / W) / blockDim.x) or more, one dimension. Each thread owns every `step`-th vector, U of them under
-// way at once, then the single elements of its grid-stride; all go one by one where a pointer is off 16 bytes. f takes an
-// element and an array of its parameters, in acc_t<T>. The first loads go out before those of the parameters.
+// Grid: ceil(min(step, n / W) / blockDim.x) or more, one dimension. Each thread owns every `step`-th vector, U of which are
+// under way at once, and then the single elements of its grid-stride; where a pointer is off 16 bytes, all elements are
+// taken one by one. f takes an element and an array of its parameters, in acc_t<T>. The first loads of x go out before those
+// of the parameters.
 template <int FORM, int U, typename T, int N, typename F>
-__device__ __forceinline__ void spread_over(const Spread& spread, long long n, F f, T* __restrict__ out,
-                                            const T* __restrict__ x, const T* const (&parameters)[N]) {
+__device__ __forceinline__ void broadcast_params(const BroadcastParams& params, long long n, F f, T* __restrict__ out,
+                                                 const T* __restrict__ x, const T* const (&parameters)[N]) {
   constexpr int W = kVecWidth<T>;
   using A = acc_t<T>;
-  const long long first = global_thread(), stride = spread.step * (long long)W;
+  const long long first = global_thread(), stride = params.step * (long long)W;
   const bool aligned = is_aligned16(out) && is_aligned16(x);
-  int left = aligned && first < spread.step ? spread.turns + (first < spread.rest) : 0;
+  int left = aligned && first < params.step ? params.vectors + (first < params.rest) : 0;
   if (left > 0) {
     long long at = first * W;
     Vec<T, W> loaded[U];
-    Parameters<FORM, U, T, N> own(spread, parameters, static_cast<unsigned>(at));
+    OwnParams<FORM, U, T, N> own(params, parameters, static_cast<unsigned>(at));
     const auto load = [&] {
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         if (u < left) loaded[u] = load_vec<T, W>(x + at + u * stride);
       }
-      if constexpr (FORM != kEachColumn) {
+      if constexpr (FORM != kPerColumn) {
 #pragma unroll
         for (int u = 0; u < U; ++u) {
           if (u < left) own.load_next(u);
@@ -122,7 +130,7 @@ __device__ __forceinline__ void spread_over(const Spread& spread, long long n, F
       }
     };
     load();
-    if constexpr (FORM == kEachColumn) own.load_columns();
+    if constexpr (FORM == kPerColumn) own.load_columns();
     while (true) {
 #pragma unroll
       for (int u = 0; u < U; ++u) {
@@ -143,8 +151,9 @@ __device__ __forceinline__ void spread_over(const Spread& spread, long long n, F
   }
   for (long long i = (aligned ? n / W * W : 0) + first; i < n; i += global_threads()) {
     A values[N];
+    const unsigned channel = i / params.inner % params.channels;
 #pragma unroll
-    for (int j = 0; j < N; ++j) values[j] = to_acc(parameters[j][i / spread.inner % spread.channels]);
+    for (int j = 0; j < N; ++j) values[j] = to_acc(load_param(parameters[j], channel));
     out[i] = from_acc<T>(f(to_acc(x[i]), values));
   }
 }

@@ -3,8 +3,9 @@
 
 #include "common/core/vector.cuh"
 
-// Grid: ceil(n / (blockDim.x * kVecWidth<T>)), one dimension: a thread for each vector, and one for what is left. A pointer
-// off 16 bytes (a view such as x[1:]) sends the whole launch down the scalar path, where threads stride over the elements.
+// Grid: ceil(n / (blockDim.x * kVecWidth<T>)), one dimension. Each thread owns a vector, and the last one what is left. A
+// pointer off 16 bytes (a view such as x[1:]) sends the whole launch down the scalar path, where threads stride over the
+// elements.
 template <typename T, typename F, typename... In>
 __device__ __forceinline__ void elementwise(long long n, F f, T* out, const In*... in) {
   constexpr int W = kVecWidth<T>;

@@ -1,9 +1,9 @@
-// Elementwise over rows that are apart: each tensor is [rows x cols], its rows contiguous and a stride of its own apart.
+// Elementwise over strided rows: each tensor is [rows x cols], with contiguous rows that are a stride of its own apart.
 // Tensors that are laid out alike are one row.
 //
-// Grid: ceil(rows * spans / blockDim.x), spans = spans_of(cols). Block: any, one dimension. A span is W neighbours in one
-// row, a thread's own: from a 16-byte boundary of the output on, so that it is stored at once, and the first and the last
-// of a row may be less. What lies otherwise in an input is read as the two aligned vectors that it straddles.
+// Grid: ceil(rows * spans / blockDim.x). Block: any, one dimension. A thread owns a span: W neighbours in one row from a
+// 16-byte boundary of the output on, so that it is stored at once; the first and the last of a row may be less. What lies
+// otherwise in an input is read as the two aligned vectors that it straddles.
 #pragma once
 
 #include "common/core/fast_divmod.cuh"
@@ -28,7 +28,7 @@ template <typename T> __device__ __forceinline__ uint4 load_across(const T* from
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// How a span lies: one aligned vector in every tensor; across two, both in the tensor; or near an end of it.
+// How a span lies in the tensors: as one aligned vector in each; across two, both in the tensor; or near an end of it.
 enum Lie { kWhole, kAcross, kNearEnd };
 
 // Elements [col, col + W) of a row, of which those in [begin, end) are there.
@@ -70,7 +70,7 @@ template <typename T> __device__ __forceinline__ bool rows_fit(const T* tensor, 
   return is_aligned16(tensor) && (rows == 1 || stride % kVecWidth<T> == 0);
 }
 
-// Which span is this thread's: of a row, from a column on where the row begins at a boundary. There may be no such row.
+// Which span a thread owns: of a row, from a column on if the row begins at a boundary. There may be no such row.
 struct Own {
   long long row, col;
 

@@ -1,4 +1,4 @@
-// 16-byte copies from global to shared memory that a thread does not wait for. Before sm_80 they are done at once.
+// Asynchronous copies of 16 bytes from global to shared memory (cp.async). Before sm_80 a copy is complete at once.
 #pragma once
 
 #include "common/core/types.cuh"
@@ -12,14 +12,14 @@ __device__ __forceinline__ void fetch16(void* shared, const void* global) {
 #endif
 }
 
-// What has been fetched since the last call is a group.
+// Makes a group of the copies that this thread has started since the last call (cp.async.commit_group).
 __device__ __forceinline__ void end_group() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Until all but this thread's newest PENDING groups are there.
+// Waits until all groups of this thread but the newest PENDING are complete (cp.async.wait_group).
 template <int PENDING> __device__ __forceinline__ void wait_for_groups() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");

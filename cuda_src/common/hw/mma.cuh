@@ -1,10 +1,10 @@
-// The tensor cores' instructions of one warp: ldmatrix, and mma.sync on fp16 (sm_75 and later) and bf16 (sm_80 and later).
+// Instructions of a warp for tensor cores: ldmatrix, and mma.sync for fp16 (sm_75 and later) and bf16 (sm_80 and later).
 #pragma once
 
 #include "common/core/types.cuh"
 
-// Four 8x8 matrices of 16-bit elements from shared memory: each lane names one row of 8 and receives two elements of each
-// matrix. TRANSPOSE is for matrices stored the other way round.
+// Loads four 8x8 matrices of 16-bit elements from shared memory. Each lane names one row of 8 elements, and receives two
+// elements of each matrix; with TRANSPOSE, of the transposed matrices.
 template <bool TRANSPOSE> __device__ __forceinline__ void load_matrices(unsigned (&fragment)[4], const void* row) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
   if constexpr (TRANSPOSE) {
@@ -20,7 +20,8 @@ template <bool TRANSPOSE> __device__ __forceinline__ void load_matrices(unsigned
   }
 }
 
-// sums += a b for 16x16 by 16x8: lane (g, t) = (lane / 4, lane % 4) holds sums (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
+// sums += a b, where a is 16x16 and b is 16x8. Lane (g, t) = (lane / 4, lane % 4) has the sums (g, 2t), (g, 2t+1), (g+8, 2t)
+// and (g+8, 2t+1).
 template <typename T>
 __device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 

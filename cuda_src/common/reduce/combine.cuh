@@ -1,5 +1,5 @@
-// What the threads of a block have, combined by a rule of any kind, in a fixed order: rule.combine_(a, b). A type that is
-// no number has a shuffle_down() of its own.
+// Combines what the threads of a block have by a rule of any kind, rule.combine_(a, b), in a fixed order. A type that is no
+// number needs a shuffle_down() of its own.
 #pragma once
 
 #include "common/reduce/warp_block.cuh"
@@ -8,15 +8,15 @@ template <typename A> __device__ __forceinline__ A shuffle_down(const A& value, 
   return __shfl_down_sync(kFullMask, value, offset);
 }
 
-// A value of each of so many neighbouring lanes, a power of two, combined into that of the first. A rule for which there
-// is a shorter way has an overload.
+// Combines the values of so many neighbouring lanes, a power of two, into that of the first. A rule for which there is a
+// shorter way has an overload.
 template <typename Rule, typename A>
 __device__ __forceinline__ A fold_lanes(const Rule& rule, A value, int lanes) {
   for (int half = lanes / 2; half > 0; half /= 2) value = rule.combine_(value, shuffle_down(value, half));
   return value;
 }
 
-// The same of `count` neighbouring threads, of which `index` is a thread's place. All threads of the block take part.
+// The same for `count` neighbouring threads, among which `index` is a thread's number. All threads of the block take part.
 template <typename A, typename Rule>
 __device__ __forceinline__ A fold_neighbours(A value, A* shared, int index, int count, const Rule& rule) {
   const int warp = (threadIdx.y * blockDim.x + threadIdx.x) / kWarp;
@@ -28,7 +28,7 @@ __device__ __forceinline__ A fold_neighbours(A value, A* shared, int index, int 
   return fold_lanes(rule, shared[warp + index % (count / kWarp)], count / kWarp);
 }
 
-// The C values of each thread combined with those of the threads of the same threadIdx.x; store(value, x, c) takes them.
+// Combines the C values of each thread with those of the threads of the same threadIdx.x; store(value, x, c) takes the results.
 template <int C, typename A, typename Rule, typename Store>
 __device__ __forceinline__ void fold_across(A (&value)[C], A* shared, const Rule& rule, Store store) {
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, lanes = blockDim.x, threads = blockDim.x * blockDim.y;

@@ -1,7 +1,7 @@
-// The sum of exp(x - max x) over numbers that are seen one group at a time, for softmax and the losses.
+// The sum of exp(x - max x) over numbers that come one group at a time, for softmax and the losses.
 //
-// A maximum over a row may drop NaN: x - max is then NaN for one element, and so is the sum. The same holds for +inf,
-// and for a row of -inf alone.
+// The maximum of a row may ignore NaN: x - max is then NaN for that element, and so is the sum. With +inf in a row, and in a
+// row of -inf alone, x - max is NaN too, and so is the sum.
 #pragma once
 
 #include "common/core/fast_math.cuh"
@@ -11,21 +11,22 @@ struct Larger {
   template <typename A> __device__ __forceinline__ A operator()(A a, A b) const { return fmax(a, b); }
 };
 
-// exp(x - max), as exactly as a result of type O can show. The difference comes first: it is exact near the maximum, where a
-// product rounded before would show, and 1 at the maximum itself.
+// exp(x - max), as exactly as a result of type O can show. The difference is taken first: it is exact near the maximum,
+// where the rounding of a product would show, and the result is 1 at the maximum itself.
 template <typename O> struct Exponential {
   using A = acc_t<O>;
   A base;
 
-  // Not -inf is taken off, as -inf - -inf would be NaN before the first number is seen.
+  // For a maximum of -inf 0 is subtracted, since -inf - -inf would be NaN before the first number has come.
   __device__ __forceinline__ explicit Exponential(A max) : base(max == -infinity<A>() ? A(0) : max) {}
 
   __device__ __forceinline__ A operator()(A x) const { return exp_for<O>(x - base); }
 };
 
-// The same but for a factor, of_max(), which exp(max) comes out as: for half types one instruction less, since the product
-// with log2(e) is rounded once the base has been taken off. From 2^16 on, where neighbours are 256 apart, the factor would be
-// far from 1, and of what powers are taken does not matter: all but the maximum come to 0.
+// The same times a factor, of_max(), which is what exp(max - max) comes out as. For half types it takes one instruction
+// less: the product with log2(e) and the subtraction of the base are one multiply-add, and the base's own product was
+// rounded. From a maximum of 2^16 on, where neighbouring numbers are 256 apart, the factor would be far from 1; there powers
+// of 2 serve as well as those of e, since all but that of the maximum are 0.
 template <typename O> struct QuickExponential {
   using A = acc_t<O>;
   static constexpr bool QUICK = sizeof(O) == 2;
@@ -48,19 +49,19 @@ template <typename O> struct QuickExponential {
     else return A(1);
   }
 
-  // What a sum of such exponentials for another maximum is multiplied by, to be one of these.
+  // The factor that makes a sum of the exponentials of `other` one of these.
   __device__ __forceinline__ A of(A other_max, const QuickExponential& other) const {
     if constexpr (QUICK) return fast_exp2(fma(other_max, slope, -offset) - other.residue);
     else return exp(other_max - offset);
   }
 };
 
-// The maximum, and the sum for it.
+// The maximum of some numbers, and the sum of exp(x - max).
 template <typename O> struct Online {
   using A = acc_t<O>;
   A max = -infinity<A>(), sum = A(0);
 
-  // The numbers x(0) ... x(N - 1), and their maximum.
+  // Adds the numbers x(0) ... x(N - 1), of which `largest` is the maximum.
   template <int N, typename F> __device__ __forceinline__ void add(A largest, F x) {
     const A top = Larger()(max, largest);
     const Exponential<O> exp(top);
@@ -77,6 +78,6 @@ template <typename O> struct Online {
     add<N>(top, x);
   }
 
-  // The sum, for a maximum over more numbers than these.
+  // The sum for a maximum `top` over more numbers than these.
   __device__ __forceinline__ A sum_for(A top) const { return sum * Exponential<O>(top)(max); }
 };

@@ -1,5 +1,4 @@
-// The maximum of a row that is held in registers or shared memory, and the sum of exp(x - max), with one exchange between
-// warps.
+// The maximum of a row that is in registers or shared memory, and the sum of exp(x - max), with one exchange between warps.
 #pragma once
 
 #include "common/hw/cluster.cuh"
@@ -17,7 +16,7 @@ __device__ __forceinline__ unsigned larger_words(unsigned a, unsigned b, __nv_bf
   return c;
 }
 
-// The maximum of K vectors: of half types, before sm_80 not of words, two numbers at a time.
+// The maximum of K vectors. For half types, from sm_80 on, one instruction compares two numbers.
 template <int K, typename T> __device__ __forceinline__ acc_t<T> largest(const Vector<T> (&vectors)[K]) {
 #if __CUDA_ARCH__ >= 800
   if constexpr (sizeof(T) == 2) {
@@ -30,22 +29,22 @@ template <int K, typename T> __device__ __forceinline__ acc_t<T> largest(const V
   return reduce_elements<Larger, K, kVecWidth<T>>([&](int k, int e) { return vectors[k][e]; });
 }
 
-// Max and sum over all threads of a row, as exact as a result of type O can show. Each warp's sum is for its own maximum;
-// the sums are scaled when they meet.
+// Maximum and sum over all threads of a row, as exact as a result of type O can show. Each warp's sum is for its own
+// maximum, and is scaled when the sums are added.
 template <typename O, typename A, typename Threads>
 __device__ __forceinline__ Pair<A> over_row(Pair<A> of_warp, Threads& threads) {
-  return threads.over_warps(of_warp, [](Pair<A>, const Pair<A>* parts, int count) {
+  return threads.over_warps(of_warp, [](Pair<A>, const Pair<A>* partials, int count) {
     const int lane = threadIdx.x % kWarp;
     A top = -infinity<A>(), sum = A(0);
-    for (int i = lane; i < count; i += kWarp) top = Larger()(top, parts[i].first);
+    for (int i = lane; i < count; i += kWarp) top = Larger()(top, partials[i].first);
     top = warp_reduce<Larger>(top);
     const Exponential<O> exp(top);
-    for (int i = lane; i < count; i += kWarp) sum += parts[i].second * exp(parts[i].first);
+    for (int i = lane; i < count; i += kWarp) sum += partials[i].second * exp(partials[i].first);
     return Pair<A>{top, warp_reduce<Sum>(sum)};
   });
 }
 
-// Max and sum of vectors that are seen some at a time, and what makes exponentials of them.
+// Maximum and sum of vectors that come a few at a time, and the function that computes their exponentials.
 template <typename O> struct OnlineVectors : Online<O> {
   using A = acc_t<O>;
   QuickExponential<O> exp{-infinity<A>()};
@@ -60,7 +59,7 @@ template <typename O> struct OnlineVectors : Online<O> {
     this->sum += reduce_elements<Sum, K, kVecWidth<T>>([&](int k, int e) { return exp(vectors[k][e]); });
   }
 
-  // Over all threads of a row.
+  // The reduction over all threads of a row.
   template <typename Threads> __device__ __forceinline__ void reduce(Threads& threads) {
     this->sum /= exp.of_max();
     const A top = threads.template over_lanes<Larger>(this->max);
@@ -71,9 +70,9 @@ template <typename O> struct OnlineVectors : Online<O> {
   }
 };
 
-// The same of vectors that are held in registers, and where `lone` of an element `alone` more; all threads of the row take
-// part; pads are -inf. vectors are left folded: who needs an exponential again computes it again, since to keep it costs
-// registers, and with them the blocks that overlap.
+// Maximum and sum of vectors that are in registers, whose pads are -inf, and of one more element `alone` where `lone`. All
+// threads of the row take part. The vectors are folded afterwards: an exponential that is needed again is computed again,
+// since keeping it would cost registers, and with them the blocks that overlap.
 template <typename O, typename T, int K, typename Threads, typename A = acc_t<T>>
 __device__ __forceinline__ Pair<A> online_row(Vector<T> (&vectors)[K], Threads& threads, bool lone = false,
                                               A alone = A(0)) {

@@ -1,11 +1,11 @@
-// The gradient of a reduction over the rows or the columns of a contiguous x: what a result's is to each element of it.
+// The gradient of a reduction over the rows or the columns of a contiguous x: what that of a result is to each element.
 //
-// The first loads of x go out before those of what a result has. Not as load_once() has them: as much is written as is read,
-// and room has to be made in the L2 in any case.
+// The first loads of x go out before those of what belongs to a result. Unlike load_once(), they leave x in the L2: as much
+// is written as is read, for which the L2 has to make space in any case.
 //
-// Share: what is to be known of one result, made by shares(result, row). wants_(at, count) says whether elements `at` on
-// of what was reduced to it are to be read; get_(value) is the gradient of an element with that value, rest_(at) that of
-// one that is not read.
+// A Share is what is to be known of one result; shares(result, row) makes it. wants_(at, count) says whether elements `at` on
+// of what was reduced to the result are to be read; get_(value) is the gradient of an element with that value, rest_(at) that
+// of one that is not read. BACKWARD_VECTORS and BACKWARD_SHORT_UNITS, of a thread, are defined by reduction_backward.py.
 #pragma once
 
 #include "common/core/fast_divmod.cuh"
@@ -13,14 +13,12 @@
 #include "common/tile/row_tile.cuh"
 #include "common/core/vector_load.cuh"
 
-constexpr int kSpreadUnits = 4, kShortUnits = 2;
-
-// Grid: ceil(rows / blockDim.y) times `parts` of a row, which come first, each of kSpreadUnits vectors to a thread. Block:
-// any, x along a row. x and grad_x are [rows x size], the rows reduced, at any alignment: whole vectors of grad_x.
+// Grid: ceil(rows / blockDim.y) times `parts` of a row, which vary fastest. Block: any, x along a row. x and grad_x are
+// [rows x size], the rows reduced, at any alignment: a thread owns BACKWARD_VECTORS whole vectors of grad_x in a part.
 template <typename T, typename Shares>
-__device__ __forceinline__ void spread_rows(const T* __restrict__ x, T* __restrict__ grad_x, long long rows,
-                                            long long size, int parts, const Shares& shares) {
-  constexpr int K = kVecWidth<T>, U = kSpreadUnits;
+__device__ __forceinline__ void backward_rows(const T* __restrict__ x, T* __restrict__ grad_x, long long rows,
+                                              long long size, int parts, const Shares& shares) {
+  constexpr int K = kVecWidth<T>, U = BACKWARD_VECTORS;
   const int tile = blockIdx.x / unsigned(parts), part = blockIdx.x - tile * parts, step = blockDim.x;
   const long long row = tile * (long long)blockDim.y + threadIdx.y;
   if (row >= rows) return;
@@ -30,12 +28,12 @@ __device__ __forceinline__ void spread_rows(const T* __restrict__ x, T* __restri
   const int until = until_vector<K>(to), head = until < size ? until : int(size);
   const bool alike = until_vector<K>(from) == until;
   const int vectors = int(size - head) / K, first = part * U * step + threadIdx.x;
-  Vec<T, K> held[U];
+  Vec<T, K> values[U];
   if (Share::kReads && alike && first < vectors) {
 #pragma unroll
     for (int i = 0; i < U; ++i) {
       const int here = first + i * step < vectors ? first + i * step : first;  // no branch: in it a load is waited for
-      held[i] = load_vec<T, K>(from + head + here * (long long)K);
+      values[i] = load_vec<T, K>(from + head + here * (long long)K);
     }
   }
   const Share share = shares(row, 0);
@@ -46,11 +44,11 @@ __device__ __forceinline__ void spread_rows(const T* __restrict__ x, T* __restri
     const bool wanted = share.wants_(at, K);
     if (wanted && !(Share::kReads && alike)) {
 #pragma unroll
-      for (int k = 0; k < K; ++k) held[i].data[k] = from[at + k];
+      for (int k = 0; k < K; ++k) values[i].data[k] = from[at + k];
     }
     Vec<T, K> result;
 #pragma unroll
-    for (int k = 0; k < K; ++k) result.data[k] = wanted ? share.get_(held[i].data[k]) : share.rest_(-1);
+    for (int k = 0; k < K; ++k) result.data[k] = wanted ? share.get_(values[i].data[k]) : share.rest_(-1);
     store_whole(to + at, result);
   }
   for (int i = threadIdx.x; part == 0 && i < size - vectors * (long long)K; i += step) {
@@ -59,25 +57,28 @@ __device__ __forceinline__ void spread_rows(const T* __restrict__ x, T* __restri
   }
 }
 
-// A vector of the gradient, of whose element k share(k) is, from x, held already if Share reads, and else where it is wanted.
+// A vector of the gradient, for whose element k share(k) is, from a vector of x. That is loaded already if a Share reads, and
+// else loaded here where it is wanted.
 template <typename Share, typename T, typename F>
-__device__ __forceinline__ void share_pack(unsigned (&words)[4], Vector<T>& held, const T* x, bool wanted, F share) {
+__device__ __forceinline__ void share_vector(unsigned (&words)[4], Vector<T>& values, const T* x, bool wanted,
+                                             F share) {
   if constexpr (!Share::kReads) {
     if (!wanted) return round_to_words<T>(words, 0, [&](int k) { return share(k).rest_(k); });
-    held = load_aligned(x);
+    values = load_aligned(x);
   }
-  round_to_words<T>(words, 0, [&](int k) { return share(k).of_(held[k]); });
+  round_to_words<T>(words, 0, [&](int k) { return share(k).of_(values[k]); });
 }
 
-// Rows of a few vectors: those are cut from all of x and grad_x, so that one has at most two rows, and no row's ends are
-// apart; or single elements, where they are not `vectors`: longer than a row, or off 16-byte boundaries. Grid: as many
-// blocks as have kShortUnits of them for each thread. Block: any. A Share has, in acc_t<T>, of_(value), as get_(), and
-// either_(first, a, b); settle_(at) is where it is first computed with what has been loaded, and from then on all else is
-// counted from element `at` of its row.
+// Rows of a few vectors. x and grad_x as a whole are cut into vectors, so that each has at most two rows, and the ends of rows
+// need no code of their own; or into single elements, where they are not `aligned`: where a vector is longer than a row, or off
+// 16-byte boundaries. Grid: as many blocks as give each thread BACKWARD_SHORT_UNITS of them. Block: any. A Share has, in
+// acc_t<T>, of_(value), as get_(), and either_(first, a, b). Its settle_(at) is the first that computes with what has been
+// loaded; from then on all else is counted from element `at` of its row.
 template <typename T, typename Shares>
-__device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restrict__ grad_x, long long rows, int size,
-                                             bool aligned, const Divisor& by_size, const Shares& shares) {
-  constexpr int K = kVecWidth<T>, U = kShortUnits;
+__device__ __forceinline__ void backward_short_rows(const T* __restrict__ x, T* __restrict__ grad_x, long long rows,
+                                                    int size, bool aligned, const Divisor& by_size,
+                                                    const Shares& shares) {
+  constexpr int K = kVecWidth<T>, U = BACKWARD_SHORT_UNITS;
   using Share = decltype(shares(0, 0));
   const int most = U * (aligned ? K : 1) * blockDim.x;
   const long long base = blockIdx.x * (long long)most, left = rows * size - base;
@@ -97,17 +98,17 @@ __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restr
   if (!whole) return;
   // a warp's are neighbours, and so are their rows
   const auto place = [&](int u) { return int((threadIdx.x / kWarp * U + u) * kWarp + threadIdx.x % kWarp) * K; };
-  Vector<T> held[U];
+  Vector<T> values[U];
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    if (Share::kReads && place(u) < whole) held[u] = load_aligned(from + place(u));
+    if (Share::kReads && place(u) < whole) values[u] = load_aligned(from + place(u));
   }
   const bool even = size % K == 0;  // no vector has two rows; else a warp mostly has one that does
   Share own[U], next[U];
   int edge[U];  // from which element on they are the next row's
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    const int at = skipped + min(place(u), whole - K), after = by_size.divide(at);  // no branch: see spread_rows()
+    const int at = skipped + min(place(u), whole - K), after = by_size.divide(at);  // no branch: see backward_rows()
     edge[u] = (after + 1) * size - at;
     own[u] = shares(row + after, 0);
     next[u] = !even && edge[u] < K ? shares(row + after + 1, 0) : own[u];
@@ -117,13 +118,13 @@ __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restr
     unsigned words[4];
     own[u].settle_(size - edge[u]);
     if (even) {
-      share_pack<Share>(words, held[u], from + min(place(u), whole - K), own[u].wants_(0, K),
-                        [&](int) { return own[u]; });
+      share_vector<Share>(words, values[u], from + min(place(u), whole - K), own[u].wants_(0, K),
+                          [&](int) { return own[u]; });
     } else {
       next[u].settle_(-min(edge[u], K));
       const bool wanted = own[u].wants_(0, edge[u]) || next[u].wants_(edge[u], K - edge[u]);
-      share_pack<Share>(words, held[u], from + min(place(u), whole - K), wanted,
-                        [&](int k) { return Share::either_(k < edge[u], own[u], next[u]); });
+      share_vector<Share>(words, values[u], from + min(place(u), whole - K), wanted,
+                          [&](int k) { return Share::either_(k < edge[u], own[u], next[u]); });
     }
     if (place(u) < whole) store_words(to + place(u), words[0], words[1], words[2], words[3]);
   }
@@ -133,9 +134,9 @@ __device__ __forceinline__ void spread_short(const T* __restrict__ x, T* __restr
 // grad_x are [rows x size], the columns reduced, at 16-byte boundaries. A thread has the columns of a vector, and every
 // P-th vector, which has the same.
 template <typename T, typename Shares>
-__device__ __forceinline__ void spread_columns(const T* __restrict__ x, T* __restrict__ grad_x, long long rows,
-                                               long long size, int period, const Shares& shares) {
-  constexpr int K = kVecWidth<T>, U = kSpreadUnits;
+__device__ __forceinline__ void backward_columns(const T* __restrict__ x, T* __restrict__ grad_x, long long rows,
+                                                 long long size, int period, const Shares& shares) {
+  constexpr int K = kVecWidth<T>, U = BACKWARD_VECTORS;
   const long long first = global_thread(), across = size * period / K, n = rows * size, vectors = n / K;
   const long long begin = blockIdx.y * (long long)blockDim.y + threadIdx.y, step = gridDim.y * (long long)blockDim.y;
   for (long long at = vectors * K + begin; first == 0 && at < n; at += step) {
@@ -146,13 +147,13 @@ __device__ __forceinline__ void spread_columns(const T* __restrict__ x, T* __res
   using Share = decltype(shares(0, 0));
   Share share[K];
   bool wanted = false;
-  Vec<T, K> held[U];
+  Vec<T, K> values[U];
   const auto load = [&](long long v) {
     if (v >= last) return;
 #pragma unroll
     for (int i = 0; i < U; ++i) {
       const long long here = v + i * step < last ? v + i * step : v;
-      held[i] = load_vec<T, K>(x + (first + here * across) * K);
+      values[i] = load_vec<T, K>(x + (first + here * across) * K);
     }
   };
   if (Share::kReads) load(begin);
@@ -173,7 +174,7 @@ __device__ __forceinline__ void spread_columns(const T* __restrict__ x, T* __res
       Vec<T, K> result;
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        result.data[k] = wanted ? share[k].get_(held[i].data[k]) : share[k].rest_((v + i * step) * period);
+        result.data[k] = wanted ? share[k].get_(values[i].data[k]) : share[k].rest_((v + i * step) * period);
       }
       store_whole(grad_x + (first + (v + i * step) * across) * K, result);
     }

@@ -1,33 +1,33 @@
-// y[k] = post(in[k, 0] o in[k, 1] o ...) for an associative and commutative o, over inputs of any strides. A fixed order:
+// y[k] = post(in[k, 0] o in[k, 1] o ...) for an associative and commutative o, over inputs of any strides, in a fixed order:
 // the same bits every time, on every GPU.
 //
-//     kLine           what is reduced is one run of neighbours: threadIdx.x runs along it, threadIdx.y over results.
-//                     Vectors begin where the run first meets their alignment, whatever its own
-//     kRows...        the innermost dimension in memory is reduced: the same, any strides, units located one by one
-//     kColumns...     it is kept: threadIdx.x runs over results, threadIdx.y along what is reduced
-//     ...Vectors      units of 16 bytes' worth of neighbours, else of one element
+//     kContiguous   what is reduced is one run of neighbours: threadIdx.x runs along it, threadIdx.y over results. Vectors
+//                   begin where the run first meets their alignment; the unaligned elements before and behind them are
+//                   taken one by one
+//     kRows         what is innermost in memory is reduced: the same for any strides, in whole vectors that are located one
+//                   by one
+//     kColumns      it is kept: threadIdx.x runs over results, a vector of them to a thread, threadIdx.y along what is reduced
+//     kStrided      the same element by element, for any strides and any dimensions
 //
 // What is reduced is cut into slabs of `slab_units` units. Where there are several, their results are partial ones, which
-// fold_slabs() combines.
+// finalize_slabs() combines. FOLD_THREADS, of a block at most, is defined by reduction.py.
 #pragma once
 
 #include "common/reduce/combine.cuh"
 #include "common/hw/dependent_launch.cuh"
 #include "common/elementwise/expression.cuh"
 
-constexpr int kFoldThreads = 512;  // of a block, at most
 constexpr int kVectorsAtOnce = 4, kColumnsAtOnce = 8, kSinglesAtOnce = 8, kSlabsAtOnce = 8;  // under way in a thread
 
 // Of a kernel that has a FORM. Where no number of blocks is given, few registers count for more than loads under way.
-#define CUPYOPS_FOLD __launch_bounds__(kFoldThreads, FORM < kColumns ? 2 : 1)
+#define CUPYOPS_FOLD __launch_bounds__(FOLD_THREADS, FORM < kColumns ? 2 : 1)
 
-// The numbers are those of reduction.py.
-enum Form { kLine, kRows, kRowVectors, kColumns, kColumnVectors };
+enum FoldForm { kContiguous, kRows, kColumns, kStrided };
 
-// How a launch divides the work. Units are elements for kLine; else of K elements: of the reduced ones in rows, of the
-// results in columns.
+// How a launch divides the work. Units are elements for kContiguous and kStrided; else they are vectors: of what is reduced
+// in rows, of the results in columns.
 struct Division {
-  long long results, units;  // to reduce to, in units in columns; of each to reduce
+  long long results, units;  // to reduce to, in units in columns; to reduce for each
   long long slab_units;  // below 2^30
   long long whole;  // elements there are, where the last of the units is not there for all results; else 0
   long long period;  // rows of the input that are one of units in columns
@@ -40,8 +40,8 @@ template <> struct Word<4> { using type = unsigned; };
 template <> struct Word<8> { using type = uint2; };
 template <> struct Word<16> { using type = uint4; };
 
-// What is read once is the first to leave the L2 again: to make room for it, what others have written would have to be
-// written to memory at the same time.
+// What is read once is the first to leave the L2 again: otherwise it would displace what others have written, which would have
+// to go to memory at the same time.
 template <int K, typename X> __device__ __forceinline__ Vec<X, K> load_once(const X* from) {
   if constexpr (sizeof(Vec<X, K>) > 16) {
     return load_vec<X, K>(from);
@@ -60,7 +60,7 @@ template <int K, typename X> __device__ __forceinline__ Vec<X, K> load_unit_once
   return broadcast ? splat<X, K>(*from) : load_once<K>(from);
 }
 
-// locate() where there are at most two dimensions, and fewer than 2^31 units.
+// As locate(), where there are at most two dimensions and fewer than 2^31 units.
 template <int N> __device__ __forceinline__ Offsets<N> locate_two(const Layout<N>& layout, long long unit) {
   const unsigned low = static_cast<unsigned>(unit);
   const unsigned outer = (__umulhi(low, layout.multiplier[0]) + low) >> layout.shift[0];
@@ -71,7 +71,7 @@ template <int N> __device__ __forceinline__ Offsets<N> locate_two(const Layout<N
   return offsets;
 }
 
-// locate() in little code: what is read of it comes before the first unit is.
+// As locate(), in little code: it is read from memory before the first unit is.
 template <int N> __device__ __forceinline__ Offsets<N> find(const Layout<N>& layout, long long unit) {
   Offsets<N> offsets = {};
 #pragma unroll 1
@@ -94,18 +94,18 @@ template <int K, typename X> __device__ __forceinline__ int until_vector(const X
   return static_cast<int>((K - reinterpret_cast<unsigned long long>(pointer) / sizeof(X) % K) % K);
 }
 
-// Units u, u + step ..., `valid` of U, into the S states of a thread: of each element of a unit, or the one of all.
-// number(u) is a unit's, as take_() gets it, at(number) says where it is.
-template <int U, int K, int N, int S, typename Held, typename Unit, typename V, typename Number, typename At>
-__device__ __forceinline__ void fold_batch(Held (&state)[S], const Unit& unit, const Offsets<N + 1>& from,
+// Takes units u, u + step ..., `valid` of U, into the S states of a thread, of which there is one for each element of a unit,
+// or one for all. number(u) is the number that take_() gets of a unit, and at(u) says where the unit is.
+template <int U, int K, int N, int S, typename Local, typename Unit, typename V, typename Number, typename At>
+__device__ __forceinline__ void fold_batch(Local (&state)[S], const Unit& unit, const Offsets<N + 1>& from,
                                            const V& vector, int u, int step, int valid, int& seen, Number number,
                                            At at) {
   constexpr int E = K / S;
   decltype(unit.template none_<K>()) loaded[U];
 #pragma unroll
   for (int i = 0; i < U; ++i) {
-    const int here = i < valid ? u + i * step : u;  // another's again: behind a branch a load would be waited for there
-    loaded[i] = unit.template load_<K>(from, at(number(here)), vector);
+    const int here = i < valid ? u + i * step : u;  // no branch, behind which the load would be waited for
+    loaded[i] = unit.template load_<K>(from, at(here), vector);
   }
 #pragma unroll
   for (int i = 0; i < U; ++i) {
@@ -129,9 +129,9 @@ __device__ __forceinline__ void fold_batch(Held (&state)[S], const Unit& unit, c
   seen += valid * E;
 }
 
-// Units index, index + step ... below last, U at once, where all threads have so many: what takes less is not masked.
-template <int U, int K, int N, int S, typename Held, typename Unit, typename V, typename Number, typename At>
-__device__ __forceinline__ void fold_units(Held (&state)[S], const Unit& unit, const Offsets<N + 1>& from,
+// Takes units index, index + step ... below last: U at once, without a mask, as long as all threads have so many.
+template <int U, int K, int N, int S, typename Local, typename Unit, typename V, typename Number, typename At>
+__device__ __forceinline__ void fold_units(Local (&state)[S], const Unit& unit, const Offsets<N + 1>& from,
                                            const V& vector, int index, int last, int step, int& seen, Number number,
                                            At at) {
   int begin = 0;
@@ -150,11 +150,12 @@ __device__ __forceinline__ void fold_units(Held (&state)[S], const Unit& unit, c
   }
 }
 
-// One run of neighbours, `length` of it from `begin` on: vectors, and the single elements before and behind them, the first
+// Takes `length` of a run of neighbours, from `begin` on: vectors, and the single elements before and behind them, the first
 // of which is under way meanwhile.
-template <int U, int K, int N, int S, typename Held, typename Unit>
-__device__ __forceinline__ void fold_line(Held (&state)[S], const Unit& unit, const Offsets<N + 1>& from,
-                                          const Layout<N>& reduced, long long begin, int length, int index, int count) {
+template <int U, int K, int N, int S, typename Local, typename Unit>
+__device__ __forceinline__ void fold_contiguous(Local (&state)[S], const Unit& unit, const Offsets<N + 1>& from,
+                                                const Layout<N>& reduced, long long begin, int length, int index,
+                                                int count) {
   int seen = 0;
   const int until = unit.template until_vector_<K>(from, begin, length), head = until < length ? until : length;
   const int vectors = (length - head) / K, singles = length - vectors * K;
@@ -162,9 +163,9 @@ __device__ __forceinline__ void fold_line(Held (&state)[S], const Unit& unit, co
   auto load = [&](int single) { return unit.template load_<1>(from, everywhere<N>(place(single)), reduced); };
   auto next = unit.template none_<1>();
   if (index < singles) next = load(index);
-  fold_units<U, K, N>(
-      state, unit, from, reduced, index, vectors, count, seen, [&](int u) { return begin + head + (long long)u * K; },
-      [](long long element) { return everywhere<N>(element); });
+  const auto number = [&](int u) { return begin + head + (long long)u * K; };
+  fold_units<U, K, N>(state, unit, from, reduced, index, vectors, count, seen, number,
+                      [&](int u) { return everywhere<N>(number(u)); });
 #pragma unroll 1
   for (int single = index; single < singles; single += count) {
     const typename Unit::Value values[1][1] = {{unit.value_(next, 0)}};
@@ -173,9 +174,9 @@ __device__ __forceinline__ void fold_line(Held (&state)[S], const Unit& unit, co
   }
 }
 
-// The first elements of a unit of columns, `there` of them.
-template <int K, int N, typename Held, typename Unit>
-__device__ __forceinline__ void fold_ending(Held (&state)[K], const Unit& unit, const Offsets<N + 1>& from,
+// Takes the first elements of a unit of columns, `there` of them.
+template <int K, int N, typename Local, typename Unit>
+__device__ __forceinline__ void fold_ending(Local (&state)[K], const Unit& unit, const Offsets<N + 1>& from,
                                             const Layout<N>& reduced, const Layout<N + 1>& kept, long long last,
                                             long long there, int seen) {
 #pragma unroll
@@ -189,8 +190,8 @@ __device__ __forceinline__ void fold_ending(Held (&state)[K], const Unit& unit, 
   }
 }
 
-// What a thread has of its units, as it is combined with that of others: where a rule begins with another type, this has an
-// overload.
+// What a thread has made of its units, as a State that is combined with those of others. A rule that begins with another type
+// has an overload of this.
 template <typename State> __device__ __forceinline__ const State& settled(const State& state) { return state; }
 
 template <bool FIRST, typename A, typename B>
@@ -199,21 +200,21 @@ __device__ __forceinline__ const auto& first_of(const A& first, const B& second)
   else return second;
 }
 
-// Grid: (tiles, slabs). Block: both dimensions powers of two, kFoldThreads in all at most; half of those, or 16 lanes, of
-// column vectors. A thread takes every
-// blockDim.x-th (.y-th) unit of its slab. The last of the offsets in `kept` is the output's. Of a Unit:
+// Grid: (tiles, slabs). Block: both dimensions are powers of two; FOLD_THREADS in all at most, and half of those, or 16 across,
+// for columns of vectors. A thread takes every blockDim.x-th (.y-th) unit of its slab. The last of the offsets in `kept` is the
+// output's. A Unit has
 //
 //     State, Value             what elements are combined to, and what an element is before that
-//     load_<K>(from, at, v)    K elements, neighbours, or broadcast along the innermost dimension of v; none_<K>() in
-//                              place of those that are not there
+//     load_<K>(from, at, v)    loads K elements, neighbours, or one that is broadcast along the innermost dimension of v;
+//                              none_<K>() stands in place of those that are not there
 //     value_(loaded, k)        the value of the k-th
 //     until_vector_<K>(from, begin, length)   elements from `begin` on before a vector may be loaded; `length` or more
 //                              where the inputs are not aligned alike
 //     store_(state, slab, at)  takes a result
-//     rule_                    combine_(a, b), identity_(), with which a thread begins, of any type that settled() takes, and
-//                              take_(state, values[U][E], valid, seen, number), which adds to that: of U units, the
-//                              first `valid` of which are there; the state has `seen` elements. number(0) ... are the
-//                              units' in what is reduced, in a line the numbers of their first elements
+//     rule_                    combine_(a, b); identity_(), with which a thread begins, of any type that settled() takes; and
+//                              take_(state, values[U][E], valid, seen, number), which adds to that U units, the first
+//                              `valid` of which are there, after `seen` elements. number(0) ... are the numbers of the
+//                              units' first elements in what is reduced
 //     rule_.kEach              whether a thread has a state for each element of a unit, in rows too
 //     kTakesVectors            whether, where it has one for all of them, take_vectors_(state, loaded[U], number) does
 //                              what value_() and take_() else do
@@ -222,13 +223,13 @@ __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept
                                      const Division& division) {
   using A = typename Unit::State;
   constexpr bool rows = FORM < kColumns, several = sizeof(unit.template none_<W>()) > 16;  // inputs
-  constexpr int K = FORM == kRows || FORM == kColumns ? 1 : W, C = rows ? 1 : K,
+  constexpr int K = FORM == kStrided ? 1 : W, C = rows ? 1 : K,
                 U = K == 1            ? kSinglesAtOnce
                     : rows || several ? kVectorsAtOnce
                                       : kColumnsAtOnce;
   constexpr int S = rows && !decltype(unit.rule_)::kEach ? 1 : K;
-  __shared__ A shared[C == 1 ? kFoldThreads : C * kFoldThreads / 2];
-  __shared__ long long places[rows ? 1 : kFoldThreads];
+  __shared__ A shared[C == 1 ? FOLD_THREADS : C * FOLD_THREADS / 2];
+  __shared__ long long places[rows ? 1 : FOLD_THREADS];
   const int index = rows ? threadIdx.x : threadIdx.y, count = rows ? blockDim.x : blockDim.y;
   const long long result = rows ? blockIdx.x * (long long)blockDim.y + threadIdx.y : global_thread();
   const bool inside = result < division.results;
@@ -239,26 +240,25 @@ __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept
   for (int s = 0; s < S; ++s) state[s] = unit.rule_.identity_();
   const long long begin = blockIdx.y * division.slab_units, left = division.units - begin;
   int length = !inside ? 0 : static_cast<int>(left < division.slab_units ? left : division.slab_units);
-  if constexpr (FORM == kLine) {
-    fold_line<U, K, N>(state, unit, from, reduced, begin, length, index, count);
+  if constexpr (FORM == kContiguous) {
+    fold_contiguous<U, K, N>(state, unit, from, reduced, begin, length, index, count);
   } else {
     const auto& vector = first_of<rows>(reduced, kept);
-    // of the last unit, within which the tensor may end
-    long long there = K;
-    if (FORM == kColumnVectors && division.whole && length && length == left) {
+    long long there = K;  // of the last unit, within which the tensor may end
+    if (FORM == kColumns && division.whole && length && length == left) {
       there = division.whole - ((division.units - 1) * division.results + result) * K;
       length -= there < K;
     }
-    auto number = [&](int u) { return begin + u; };
+    auto number = [&](int u) { return (begin + u) * (rows ? K : 1); };
     int seen = 0;
     if (reduced.dims <= 2 && !reduced.wide) {
       fold_units<U, K, N>(state, unit, from, vector, index, length, count, seen, number,
-                          [&](long long unit) { return locate_two(reduced, unit); });
+                          [&](int u) { return locate_two(reduced, begin + u); });
     } else {
       fold_units<1, K, N>(state, unit, from, vector, index, length, count, seen, number,
-                          [&](long long unit) { return find(reduced, unit); });
+                          [&](int u) { return find(reduced, begin + u); });
     }
-    if constexpr (FORM == kColumnVectors) {
+    if constexpr (FORM == kColumns) {
       if (there < K && index == 0) fold_ending<K, N>(state, unit, from, reduced, kept, division.units - 1, there, seen);
     }
   }
@@ -279,27 +279,27 @@ __device__ __forceinline__ void fold(const Unit& unit, const Layout<N + 1>& kept
   }
 }
 
-// The partial results [slabs x results] combined, each given to store_(value, 0, offset). Grid: ceil(results /
-// blockDim.x). Block: as fold() has it in columns. The grid may overlap theirs.
+// Combines the partial results [slabs x results], and gives each to store_(value, 0, offset). Grid: ceil(results /
+// blockDim.x). Block: as fold() has it in columns. The grid may overlap that of fold().
 template <typename A, typename Unit>
-__device__ __forceinline__ void fold_slabs(const Unit& unit, const A* __restrict__ partial, long long slabs,
-                                           long long results) {
-  __shared__ A shared[kFoldThreads];
+__device__ __forceinline__ void finalize_slabs(const Unit& unit, const A* __restrict__ partial, long long slabs,
+                                               long long results) {
+  __shared__ A shared[FOLD_THREADS];
   partial = written_before(partial);
   const long long first = blockIdx.x * (long long)blockDim.x, result = first + threadIdx.x;
   A value[1] = {unit.rule_.identity_()};
   const int step = blockDim.y, last = result < results ? static_cast<int>(slabs) : 0;
 #pragma unroll 1
   for (int slab = threadIdx.y; slab < last; slab += kSlabsAtOnce * step) {
-    A held[kSlabsAtOnce];
+    A loaded[kSlabsAtOnce];
 #pragma unroll
     for (int i = 0; i < kSlabsAtOnce; ++i) {
       const int here = slab + i * step < last ? slab + i * step : slab;
-      held[i] = partial[here * results + result];
+      loaded[i] = partial[here * results + result];
     }
 #pragma unroll
     for (int i = 0; i < kSlabsAtOnce; ++i) {
-      if (slab + i * step < last) value[0] = unit.rule_.combine_(value[0], held[i]);
+      if (slab + i * step < last) value[0] = unit.rule_.combine_(value[0], loaded[i]);
     }
   }
   fold_across(value, shared, unit.rule_, [&](const A& total, int x, int) {

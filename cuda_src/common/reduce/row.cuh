@@ -1,6 +1,7 @@
-// Sums over the threads that share a row, in a fixed order, with one barrier: of the block or of the cluster; or, where
-// blocks send, an mbarrier of each, which counts what comes: the cluster's barrier waits for all that has been stored to
-// memory. Code that holds rows in registers is better off with that than with the loop that waits for an mbarrier.
+// Sums over the threads that share a row, those of a block or of a cluster, in a fixed order and with one barrier. A cluster
+// meets at its hardware barrier, which waits for all that has been stored to memory; or by an mbarrier exchange, in which an
+// mbarrier of each block counts the bytes that come. Code that holds rows in registers is better off with the hardware
+// barrier than with the loop that waits for an mbarrier.
 #pragma once
 
 #include "common/hw/cluster.cuh"
@@ -9,11 +10,12 @@ constexpr int kClusterWarps = 16;  // of a block that may be one of a cluster, a
 
 // In shared memory: N numbers of each warp of each block, twice, since those of one sum may still be read while those of
 // the next arrive.
-template <typename A, int N, bool CLUSTERS, bool SENDS> struct __align__(16) RowRoom {
-  A parts[2][(CLUSTERS ? kMaxCluster * kClusterWarps : kWarp) * N];
+template <typename A, int N, bool CLUSTERS, bool MBARRIER> struct __align__(16) RowAdderBuffer {
+  A partials[2][(CLUSTERS ? kMaxCluster * kClusterWarps : kWarp) * N];
 };
-template <typename A, int N, bool CLUSTERS> struct RowRoom<A, N, CLUSTERS, true> : RowRoom<A, N, CLUSTERS, false> {
-  unsigned long long arrived[2];  // mbarriers: what of the parts is there
+template <typename A, int N, bool CLUSTERS>
+struct RowAdderBuffer<A, N, CLUSTERS, true> : RowAdderBuffer<A, N, CLUSTERS, false> {
+  unsigned long long arrived[2];  // the mbarriers: which of the partials have arrived
 };
 
 __device__ __forceinline__ unsigned shared_address(const void* shared) {
@@ -27,8 +29,8 @@ __device__ __forceinline__ unsigned remote_address(const void* shared, unsigned 
   return remote;
 }
 
-// By one thread of a block, before its cluster meets.
-__device__ __forceinline__ void begin_to_count(unsigned long long (&arrived)[2]) {
+// Sets the mbarriers up: by one thread of a block, before its cluster meets.
+__device__ __forceinline__ void init_mbarriers(unsigned long long (&arrived)[2]) {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x > 0) return;
   for (int i = 0; i < 2; ++i) {
@@ -38,8 +40,8 @@ __device__ __forceinline__ void begin_to_count(unsigned long long (&arrived)[2])
 #endif
 }
 
-// *to = value in the block `rank`, where `to` and `arrived` are the addresses in this block's own shared memory: the mbarrier
-// there counts the bytes.
+// *to = value in the block `rank`, whose mbarrier counts the bytes. `to` and `arrived` are the addresses of the same places in
+// this block's own shared memory.
 template <typename A>
 __device__ __forceinline__ void send(A* to, unsigned rank, A value, unsigned long long* arrived) {
 #if __CUDA_ARCH__ >= 900
@@ -75,15 +77,15 @@ __device__ __forceinline__ void wait_for_bytes(unsigned long long* arrived, int 
 #endif
 }
 
-// The threads of a row: those of threadIdx.x of a block, see rows.cuh; with CLUSTERS those of all blocks of a cluster,
-// which lies along x, each with a part of the row; SENDS says how those meet.
-template <typename A, int N, bool CLUSTERS, bool SENDS = false> class RowSums {
+// The threads of a row: those of threadIdx.x of a block, see row_tile.cuh; with CLUSTERS those of all blocks of a cluster,
+// which lies along x, each with a part of the row. MBARRIER: those blocks meet by an mbarrier exchange.
+template <typename A, int N, bool CLUSTERS, bool MBARRIER = false> class RowAdder {
  public:
-  using Room = RowRoom<A, N, CLUSTERS, SENDS>;
+  using Buffer = RowAdderBuffer<A, N, CLUSTERS, MBARRIER>;
 
-  __device__ __forceinline__ explicit RowSums(Room& room) : room(room) {
+  __device__ __forceinline__ explicit RowAdder(Buffer& buffer) : buffer(buffer) {
     if (!several()) return;
-    if constexpr (SENDS) begin_to_count(room.arrived);
+    if constexpr (MBARRIER) init_mbarriers(buffer.arrived);
     cluster_arrive(), cluster_wait();  // no block may store to another before that has begun
   }
 
@@ -94,22 +96,22 @@ template <typename A, int N, bool CLUSTERS, bool SENDS = false> class RowSums {
 
   // Every thread of the row gets the sums of M numbers. All threads of all its blocks take part.
   template <int M> __device__ __forceinline__ void add(A (&values)[M]) {
-    static_assert(M <= N, "more than there is room for");
+    static_assert(M <= N, "more numbers than the buffer holds");
     if (blockDim.x < kWarp) return sum_over_lanes(values, blockDim.x);
     sum_over_lanes(values, kWarp);
     if (blockDim.x == kWarp && !several()) return;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
     const int blocks = several() ? cluster_blocks() : 1, count = warps * blocks;
-    A* parts = room.parts[SENDS ? turn & 1 : (turn ^= 1)];
+    A* partials = buffer.partials[MBARRIER ? phase & 1 : (phase ^= 1)];
     if (several()) {
-      A* mine = parts + (cluster_rank() * warps + warp) * M;
-      if constexpr (SENDS) {
-        unsigned long long* arrived = room.arrived + (turn & 1);
+      A* mine = partials + (cluster_rank() * warps + warp) * M;
+      if constexpr (MBARRIER) {
+        unsigned long long* arrived = buffer.arrived + (phase & 1);
         if (threadIdx.x == 0) expect_bytes(arrived, count * M * int(sizeof(A)));
         each<M>([&](int m) {
           if (lane < blocks) send(mine + m, lane, values[m], arrived);
         });
-        wait_for_bytes(arrived, turn >> 1 & 1);
+        wait_for_bytes(arrived, phase >> 1 & 1);
       } else {
         each<M>([&](int m) {
           if (lane < blocks) store_remote(mine + m, lane, values[m]);
@@ -119,21 +121,21 @@ template <typename A, int N, bool CLUSTERS, bool SENDS = false> class RowSums {
       }
     } else {
       each<M>([&](int m) {
-        if (lane == 0) parts[warp * M + m] = values[m];
+        if (lane == 0) partials[warp * M + m] = values[m];
       });
       __syncthreads();
     }
-    if (SENDS) ++turn;
-    if (count <= kFew) {  // each thread adds them up: sooner done than by shuffles
-      each<M>([&](int m) { values[m] = parts[m]; });
+    if (MBARRIER) ++phase;
+    if (count <= kFew) {  // each thread adds them up, which takes less time than shuffles
+      each<M>([&](int m) { values[m] = partials[m]; });
 #pragma unroll
       for (int i = 1; i < kFew; ++i) {
-        if (i < count) each<M>([&](int m) { values[m] += parts[i * M + m]; });
+        if (i < count) each<M>([&](int m) { values[m] += partials[i * M + m]; });
       }
       return;
     }
     each<M>([&](int m) { values[m] = A(0); });
-    for (int i = lane; i < count; i += kWarp) each<M>([&](int m) { values[m] += parts[i * M + m]; });
+    for (int i = lane; i < count; i += kWarp) each<M>([&](int m) { values[m] += partials[i * M + m]; });
     sum_over_lanes(values, kWarp);
   }
 
@@ -153,6 +155,6 @@ template <typename A, int N, bool CLUSTERS, bool SENDS = false> class RowSums {
 
   __device__ __forceinline__ bool several() const { return CLUSTERS && cluster_blocks() > 1; }
 
-  Room& room;
-  int turn = 0;
+  Buffer& buffer;
+  int phase = 0;
 };

@@ -38,7 +38,8 @@ template <typename Op, typename A> __device__ __forceinline__ A warp_reduce(A va
   return value;
 }
 
-// Sums of N numbers over `lanes` neighbours of a warp, a power of two. All its lanes take part, and get those of theirs.
+// Sums each of N numbers over `lanes` neighbours of a warp, a power of two. All lanes of the warp take part, and each gets the
+// sums of its neighbours.
 template <int N, typename A> __device__ __forceinline__ void sum_over_lanes(A (&values)[N], int lanes) {
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {

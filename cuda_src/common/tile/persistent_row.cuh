@@ -1,35 +1,31 @@
-// Rows held by a block, or by the blocks of a cluster, of which each element is read once: vectors in shared memory, and kOwn
-// more in the registers of each thread. A thread fetches and uses the same vectors, so that no barrier stands between: the
-// next row is on its way into a vector's place from the moment on that this row's is used for the last time.
+// Persistent rows: a block, or the blocks of a cluster, keeps a row in shared memory, and OWN more vectors of it in the
+// registers of each thread, so that each element is read from memory once. The grid is as large as the GPU, and each block
+// takes one row after the other. A thread copies and uses the same vectors, so that no barrier stands between: it copies the
+// next row's vector to the place of this row's as soon as it has used this row's for the last time.
 #pragma once
 
 #include "common/hw/cp_async.cuh"
 #include "common/hw/cluster.cuh"
 #include "common/tile/row_tile.cuh"
 
-// Blocks of so many threads that a kernel leaves registers for, on a multiprocessor.
-template <int THREADS> constexpr int kHeldBlocks = THREADS == 256 ? 3 : THREADS == 512 ? 2 : 1;
-
-// Packs of each thread in registers, of each of so many tensors.
-template <int THREADS, int TENSORS> constexpr int kOwn = THREADS == 1024 ? 2 / TENSORS : 0;
-
-// Rows `pitch` elements apart, of a block of THREADS, each thread of which holds `vectors` vectors.
+// Rows that lie `pitch` elements apart. Each thread of a block keeps `vectors` vectors of a row, of each tensor.
 struct PersistentRows {
   long long rows, size, pitch;
   int vectors;
   bool aligned;  // all tensors begin at 16-byte boundaries
 };
 
-// What a block holds of a row, cut as a Tile is.
-template <typename T, int THREADS> struct Part : Tile<1, kVecWidth<T>, false> {
+// The part of a row that a block of THREADS threads keeps. Its vectors lie where those of a Tile do.
+template <typename T, int THREADS> struct PersistentPart : Tile<1, kVecWidth<T>, false> {
   static constexpr int W = kVecWidth<T>;
   int first;  // where this thread's first vector lies
-  int from = 0, whole = 0;  // its vectors from <= k < from + whole are the row's, all of each, at 16-byte boundaries
+  int from = 0,
+      whole = 0;  // vectors from <= k < from + whole belong to the row entirely, and lie at 16-byte boundaries
 
-  __device__ __forceinline__ Part() : Tile<1, W, false>{0, 0, 0, 0, 0}, first(0) {}
+  __device__ __forceinline__ PersistentPart() : Tile<1, W, false>{0, 0, 0, 0, 0}, first(0) {}
 
-  // Part `number` of a row; a row that is not there has none.
-  __device__ __forceinline__ Part(const PersistentRows& of, long long row, int number) : Part() {
+  // Part `number` of a row. A row beyond the last has no elements.
+  __device__ __forceinline__ PersistentPart(const PersistentRows& of, long long row, int number) : PersistentPart() {
     if (row >= of.rows) return;
     const long long far = 1 << 30, capacity = of.vectors * W * THREADS, at = row * of.pitch, start = number * capacity;
     this->shift = int(at) & (W - 1);
@@ -39,29 +35,30 @@ template <typename T, int THREADS> struct Part : Tile<1, kVecWidth<T>, false> {
     this->high = int(min((of.rows - row) * of.pitch - start, far));
     first = threadIdx.x * W - this->shift;
     from = first < this->begin;
-    const int room = this->left - first;
-    if (of.aligned && room >= W) whole = min(of.vectors, (room - W) / (W * THREADS) + 1) - from;
+    const int behind = this->left - first;  // elements of the part from the first vector on
+    if (of.aligned && behind >= W) whole = min(of.vectors, (behind - W) / (W * THREADS) + 1) - from;
   }
 
   __device__ __forceinline__ int at(int k) const { return first + k * (W * THREADS); }
   __device__ __forceinline__ bool is_whole(int k) const { return unsigned(k - from) < unsigned(whole); }
-  // Whether element i, of this part's first, is in one of this thread's vectors.
+  // Whether element i of this part is in one of this thread's vectors.
   __device__ __forceinline__ bool owns(int i) const {
     return i >= this->begin && i < this->left && (i + this->shift) / W % THREADS == threadIdx.x;
   }
 };
 
-// Where a vector belongs: a whole one at an index; else vector k of a part that begins at that index.
-template <typename T, int THREADS> struct Place {
-  const Part<T, THREADS>& part;
+// Where a vector is written: a whole one at an index of the tensor; another one as vector k of a part, whose first element
+// has that index.
+template <typename T, int THREADS> struct PersistentPlace {
+  const PersistentPart<T, THREADS>& part;
   long long index;
   int k;
-  bool whole;  // known to the compiler, wherever a vector is put
+  bool whole;  // a constant wherever a place is made
 };
 
-// to[...] = f(e) for the elements e of a vector.
+// Writes f(e) for each element e of a vector.
 template <typename O, typename T, int THREADS, typename F>
-__device__ __forceinline__ void put_persistent(const Place<T, THREADS>& place, O* to, F f) {
+__device__ __forceinline__ void put_persistent(const PersistentPlace<T, THREADS>& place, O* to, F f) {
   constexpr int W = kVecWidth<T>, P = W < kVecWidth<O> ? W : kVecWidth<O>;
 #pragma unroll
   for (int p = 0; p < W; p += P) {
@@ -74,35 +71,36 @@ __device__ __forceinline__ void put_persistent(const Place<T, THREADS>& place, O
   }
 }
 
-// Until all but `pending` of the newest groups are there, for 0 <= pending <= MOST.
+// Waits until all groups of copies but the `pending` newest are complete, for 0 <= pending <= MOST.
 template <int MOST> __device__ __forceinline__ void wait_for_newest(int pending) {
   if constexpr (MOST == 0) wait_for_groups<0>();
   else if (pending == MOST) wait_for_groups<MOST>();
   else wait_for_newest<MOST - 1>(pending);
 }
 
-// For each row of the N tensors `from`, in turn:
-//   start(row)               while it is on its way
-//   gather(vectors)            PAIR vectors of each tensor at a time, vectors[n][u], with `pad` for what is not the row's
-//   reduce()                 after all of those
-//   put(place, vectors)        for each vector of a thread that is the row's, or partly: see put_persistent()
-//   finish(part)             after all of those, when the row's vectors of this thread have been put
-// Grid: any; a multiple of the cluster. Block: THREADS. Dynamic shared memory: 16 N (vectors - kOwn) bytes for each thread.
-template <int THREADS, int PAIR, int N, typename T, typename Threads, typename Start, typename Gather, typename Reduce,
-          typename Put, typename Finish>
+// Calls these functions for each row of the N tensors `from`:
+//   start(row)                 while the row is still being copied
+//   gather(vectors)            with PAIR vectors of each tensor at a time, vectors[n][u]; `pad` is where the row has none
+//   reduce()                   after all of those
+//   put(place, vectors)        for each vector of this thread with elements of the row: see put_persistent()
+//   finish(part)               after this thread has put all its vectors
+// Grid: any size; a multiple of the cluster. Block: THREADS. Dynamic shared memory: 16 N (vectors - OWN) bytes for each
+// thread. It is one long function because its two passes over the vectors, of which the second copies the next row, share
+// their indices, and these must stay in registers.
+template <int THREADS, int OWN, int PAIR, int N, typename T, typename Threads, typename Start, typename Gather,
+          typename Reduce, typename Put, typename Finish>
 __device__ __forceinline__ void each_persistent_row(const T* const (&from)[N], const PersistentRows& of, T pad,
                                                     const Threads& threads, Start start, Gather gather, Reduce reduce,
                                                     Put put, Finish finish) {
-  constexpr int OWN = kOwn<THREADS, N>;
-  constexpr int W = kVecWidth<T>, GROUPS = 4;  // of fetches: the first is used while the others are on their way
-  extern __shared__ uint4 held[];
+  constexpr int W = kVecWidth<T>, GROUPS = 4;  // of copies: the first is used while the others are still under way
+  extern __shared__ uint4 persistent[];
   const int number = threads.part(), shared = of.vectors - OWN,
             group = (shared + GROUPS * PAIR - 1) / (GROUPS * PAIR) * PAIR;
   const long long column = number * (long long)(of.vectors * W * THREADS), stride = threads.groups();
   Vector<T> own[N][OWN > 0 ? OWN : 1];
-  const auto slot = [&](int n, int k) { return held + (n * shared + k) * THREADS + threadIdx.x; };
+  const auto slot = [&](int n, int k) { return persistent + (n * shared + k) * THREADS + threadIdx.x; };
   const auto get = [](const uint4* from) { return load_aligned(reinterpret_cast<const T*>(from)); };
-  const auto gather_one = [&](const Part<T, THREADS>& part, Vector<T>(&one)[N], int k) {
+  const auto gather_one = [&](const PersistentPart<T, THREADS>& part, Vector<T>(&one)[N], int k) {
     Vector<T> some[N][PAIR];
 #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -113,12 +111,12 @@ __device__ __forceinline__ void each_persistent_row(const T* const (&from)[N], c
     gather(some);
   };
 
-  Part<T, THREADS> part;
-  for (long long row = threads.group() - stride; row < of.rows; row += stride) {  // before the first, fetches alone
+  PersistentPart<T, THREADS> part;
+  for (long long row = threads.group() - stride; row < of.rows; row += stride) {  // before the first row it only copies
     const bool live = row >= 0;
-    const Part<T, THREADS> coming(of, row + stride, number);
+    const PersistentPart<T, THREADS> coming(of, row + stride, number);
     long long at = row * of.pitch + column, then = at + stride * of.pitch;
-    asm volatile("" : "+l"(at), "+l"(then));  // else both products are made anew for each vector
+    asm volatile("" : "+l"(at), "+l"(then));  // else the compiler computes both products anew for each vector
     if (live) {
       start(row);
 #pragma unroll 1
@@ -127,7 +125,7 @@ __device__ __forceinline__ void each_persistent_row(const T* const (&from)[N], c
         const int end = min(shared, (g + 1) * group), stop = min(end, part.from + part.whole) - PAIR;
 #pragma unroll 1
         for (int k = g * group; k < end; ++k) {
-          if (k >= part.from && k <= stop) {  // a run of vectors that are whole
+          if (k >= part.from && k <= stop) {  // a run of whole vectors
             const uint4* at = slot(0, k);
 #pragma unroll 1
             for (; k <= stop; k += PAIR, at += PAIR * THREADS) {
@@ -171,7 +169,7 @@ __device__ __forceinline__ void each_persistent_row(const T* const (&from)[N], c
       if (part.is_whole(k)) put({part, at + part.at(k), k, true}, one);
       else if (part.any(part.at(k))) put({part, at, k, false}, one);
     }
-    // from `both` on vectors are whole in both rows, or in the last one
+    // from `both` on, a vector is whole in both rows, or in the last row
     const bool more = row + stride < of.rows;
     const int both = live ? max(part.from, coming.from) : of.vectors,
               last = min(part.from + part.whole, more ? coming.from + coming.whole : of.vectors);

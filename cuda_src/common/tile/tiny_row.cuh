@@ -1,5 +1,5 @@
-// One of the rows of small_rows.cuh as its threads take it out of shared memory: of half types two elements at a time, since
-// an access costs the same for one.
+// One row of tiny_rows.cuh, as its threads read it from shared memory: two elements of a half type at a time, since an
+// access to one costs the same.
 #pragma once
 
 #include "common/reduce/online_softmax_row.cuh"
@@ -7,14 +7,14 @@
 
 __device__ __forceinline__ int log2_of(int power_of_two) { return __popc(power_of_two - 1); }
 
-// Two neighbours of a half type, which make a word; else an element.
+// Two neighbours of a half type, which fill a word; of other types one element.
 template <typename T> struct Few {
   static constexpr int COUNT = 1;
   T value;
 
   static __device__ __forceinline__ Few filled(T value) { return {value}; }
   static __device__ __forceinline__ Few rounded(acc_t<T> value, acc_t<T>) { return {from_acc<T>(value)}; }
-  // Where not `whole`, the first, and `pad`.
+  // Both elements; where not `whole` the first one, and `pad`.
   static __device__ __forceinline__ Few at(const T* place, bool, T) { return {*place}; }
   __device__ __forceinline__ acc_t<T> operator[](int) const { return value; }
   __device__ __forceinline__ Few larger(Few other) const { return {Larger()(value, other.value)}; }
@@ -46,7 +46,7 @@ template <typename T> struct TwoHalves {
 template <> struct Few<__half> : TwoHalves<__half> {};
 template <> struct Few<__nv_bfloat16> : TwoHalves<__nv_bfloat16> {};
 
-// place[e] = f(e) for N elements, or the first.
+// place[e] = f(e) for N elements; where not `whole` for the first alone.
 template <int N, typename O, typename F> __device__ __forceinline__ void put_few(O* place, bool whole, F f) {
   if constexpr (N == 2 && sizeof(O) == 2) {
     if (whole) *reinterpret_cast<unsigned*>(place) = rounded_pair(f(0), f(1), O());
@@ -57,8 +57,8 @@ template <int N, typename O, typename F> __device__ __forceinline__ void put_few
   }
 }
 
-// Two rows of `size` in shared memory, which begin alike within a word, as one thread meets them: a Few at a time, but where a
-// row begins or ends within one.
+// Two rows of `size` elements in shared memory, which begin at the same place within a word, read by one thread: a Few at a
+// time, and single elements where a row begins or ends within a Few.
 template <typename T> struct TwoRows {
   static constexpr int N = Few<T>::COUNT;
   const T *one, *other;
@@ -79,7 +79,8 @@ template <typename T> struct TwoRows {
     }
   }
 
-  // to[e] = f(a, b, e): `to` begins as they do, and may be one of them. Several are computed before any is stored.
+  // to[e] = f(a, b, e). `to` begins at the same place within a word, and may be one of the rows: several results are
+  // computed before any is stored.
   template <typename F> __device__ __forceinline__ void store(T* to, F f) const {
     constexpr int U = 4;
     const int first = N > 1 ? int(reinterpret_cast<unsigned long long>(one) / sizeof(T) % N) : 0;
@@ -106,13 +107,13 @@ template <typename T> struct TwoRows {
   }
 };
 
-// A thread's part of a row that blockDim.x neighbours share: `chunk` Few side by side, or what is left of them, in registers.
-// Indices count from the first row in shared memory on.
-template <typename T> struct TinyRow {
-  static constexpr int N = Few<T>::COUNT, SLOTS = sizeof(T) == 8 ? 8 : 16, GROUP = SLOTS / 4;
+// A thread's part of a row that blockDim.x neighbouring threads share: `chunk` neighbouring Few, at most SLOTS, or those
+// that are left of the row, in registers. Indices count from the first row in shared memory on.
+template <typename T, int SLOTS_> struct TinyRow {
+  static constexpr int N = Few<T>::COUNT, SLOTS = SLOTS_, GROUP = SLOTS / 4;
   int chunk, begin;
-  int count;  // of this thread's Few
-  int lone;  // an element that is left of the row, at one of its ends; -1: none
+  int count;  // how many Few this thread has
+  int lone;  // the index of a single element at one of the row's ends, where this thread has one; else -1
 
   __device__ __forceinline__ TinyRow(int row, int size, bool inside) {
     const int first = row * size, odd = first & N - 1, few = size / N, threads = blockDim.x;
@@ -122,7 +123,7 @@ template <typename T> struct TinyRow {
     lone = size % N && inside && threadIdx.x == threads - 1 ? (odd ? first : first + size - 1) : -1;
   }
 
-  // f(k, whole) for each slot k that any thread has; last, for k = SLOTS, where this one has a lone element.
+  // f(k, whole) for each slot k that any thread has, and last for k = SLOTS where this thread has a single element.
   template <typename F> __device__ __forceinline__ void each(F f) const {
 #pragma unroll
     for (int group = 0; group < SLOTS; group += GROUP) {
@@ -133,7 +134,7 @@ template <typename T> struct TinyRow {
     if (N > 1 && lone >= 0) f(SLOTS, false);
   }
 
-  // f(k, index, whole) for each Few of this thread's, and otherwise(k) for the other slots that any thread has.
+  // f(k, index, whole) for each Few of this thread, and otherwise(k) for the other slots that any thread has.
   template <typename F, typename G> __device__ __forceinline__ void each_own(F f, G otherwise) const {
 #pragma unroll
     for (int group = 0; group < SLOTS; group += GROUP) {
@@ -162,16 +163,16 @@ template <typename T> struct TinyRow {
     each_own([&](int k, int i, bool whole) { put_few<N>(to + i, whole, [&](int e) { return f(k, e); }); }, [](int) {});
   }
 
-  // Over all threads of the row.
+  // The reduction over all threads of the row.
   template <typename Op, typename A> static __device__ __forceinline__ A over_threads(A value) {
     for (int offset = blockDim.x / 2; offset > 0; offset /= 2) value = Op()(value, shuffle_xor(value, offset));
     return value;
   }
 };
 
-// f(row, inside) for `count` rows in shared memory, of a block of kSmallRows threads, (threads of a row, rows). All lanes take
-// part. Rows of an odd number of halves begin within a word, every second of them: a warp takes every second row, whose
-// words are an odd number apart, so that its lanes meet in no bank.
+// f(row, inside) for `count` rows in shared memory. The block has kSmallRows threads, (threads of a row, rows); all lanes
+// take part. Of rows of an odd number of halves every second one begins within a word. A warp takes every second row: these
+// are an odd number of words apart, so that its lanes do not meet in a bank.
 template <typename F> __device__ __forceinline__ void each_tiny_row(int count, bool odd, F f) {
   const int each = kWarp >> log2_of(blockDim.x), y = threadIdx.y, second = y & each ? 1 : 0;
   const int own = odd ? (y & -2 * each) + (y & each - 1) * 2 + second : y;

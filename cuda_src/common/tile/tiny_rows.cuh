@@ -1,15 +1,15 @@
-// Rows of a few elements, off 16-byte boundaries: a thread takes a row, or a column of several, or some share a row, out of
-// shared memory, to which the rows of a block, which lie next to each other, are copied whole.
+// Rows of a few elements that do not begin at 16-byte boundaries. The rows of a block lie next to each other, and are copied
+// to shared memory as one array; there a thread takes a row, or a column of several rows, or a few threads share a row.
 #pragma once
 
 #include "common/hw/cp_async.cuh"
 #include "common/tile/row_tile.cuh"
 
-constexpr int kSmallRows = 256;  // of a block, and threads
-constexpr int kSmallUnits = 4;  // 16 bytes, under way in a thread
+constexpr int kSmallRows = 256;  // threads of a block, and rows where each takes one
+constexpr int kSmallUnits = 4;  // loads of 16 bytes that a thread has in flight
 
-// `count` elements to shared memory, 16 bytes at a time where those fit: complete once wait_for_groups<0>() and a barrier
-// have been passed. `thread` is the number in the block.
+// Copies `count` elements to shared memory, 16 bytes at a time where these are aligned. The copy is complete after
+// wait_for_groups<0>() and a barrier. `thread` is the number of the thread in the block.
 template <typename T>
 __device__ __forceinline__ void fetch_all(T* shared, const T* from, int count, int thread = threadIdx.x) {
   constexpr int W = kVecWidth<T>;
@@ -18,6 +18,7 @@ __device__ __forceinline__ void fetch_all(T* shared, const T* from, int count, i
   for (int i = whole + thread; i < count; i += kSmallRows) shared[i] = from[i];
 }
 
+// Copies `count` elements from shared memory.
 template <typename T>
 __device__ __forceinline__ void store_all(T* to, const T* shared, int count, int thread = threadIdx.x) {
   constexpr int W = kVecWidth<T>;
@@ -28,7 +29,7 @@ __device__ __forceinline__ void store_all(T* to, const T* shared, int count, int
   for (int i = whole + thread; i < count; i += kSmallRows) to[i] = shared[i];
 }
 
-// f(u) for every u < U where u * step < left: in most blocks all, in which the compiler asks no more.
+// f(u) for every u < U where u * step < left. Where that is all of them, as in most blocks, none is asked about.
 template <int U, typename F> __device__ __forceinline__ void each_of(int left, int step, F f) {
   if ((U - 1) * step < left) {
 #pragma unroll
@@ -41,7 +42,7 @@ template <int U, typename F> __device__ __forceinline__ void each_of(int left, i
   }
 }
 
-// fetch_all() of what is read once and by nobody else: see load_once(). Complete once a barrier has been passed.
+// fetch_all() of elements that nobody reads again: see load_once(). The copy is complete after a barrier.
 template <typename T> __device__ __forceinline__ void fetch_once(T* shared, const T* from, int count) {
   constexpr int W = kVecWidth<T>, U = kSmallUnits, step = kSmallRows * W;
   const int whole = is_aligned16(from) ? count & -W : 0;
@@ -60,8 +61,8 @@ template <typename T> __device__ __forceinline__ void fetch_once(T* shared, cons
   for (int i = whole + threadIdx.x; i < count; i += kSmallRows) shared[i] = from[i];
 }
 
-// This thread's row of x [rows x size] in shared memory, as much of it as kSmallRows rows; null where there is none. Grid:
-// ceil(rows / kSmallRows). Block: kSmallRows.
+// Copies the kSmallRows rows of this block, of x [rows x size], to shared memory, and returns this thread's row there; null
+// where it has none. Grid: ceil(rows / kSmallRows). Block: kSmallRows.
 template <typename T> __device__ __forceinline__ const T* fetch_row(const T* x, long long rows, int size) {
   extern __shared__ uint4 dynamic[];
   T* all = reinterpret_cast<T*>(dynamic);
@@ -72,8 +73,8 @@ template <typename T> __device__ __forceinline__ const T* fetch_row(const T* x, 
   return threadIdx.x < count ? all + threadIdx.x * size : nullptr;
 }
 
-// A row of a half type in shared memory, which begins anywhere in a word, in order: two(e) for each word of it, of elements e
-// and e + 1, and one(e) where the first is the second of a word, or the last the first of one.
+// Goes through a row of a half type in shared memory, which may begin within a word, in order: calls two(e) for each whole
+// word, of elements e and e + 1, and one(e) for a first or last element that shares its word with another row.
 template <typename T, typename One, typename Two>
 __device__ __forceinline__ void each_word_of_row(const T* own, int size, One one, Two two) {
   const int first = static_cast<int>(reinterpret_cast<unsigned long long>(own) / sizeof(T) % 2);
@@ -84,7 +85,7 @@ __device__ __forceinline__ void each_word_of_row(const T* own, int size, One one
   if (last < size) one(last);
 }
 
-// f(value, e) for each of a row in shared memory, in order.
+// f(value, e) for each element of a row in shared memory, in order.
 template <typename T, typename F> __device__ __forceinline__ void each_of_row(const T* own, int size, F f) {
   if constexpr (sizeof(T) == 2) {
     const auto two = [&](int e) {

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ...errors import MissingDependencyError
+from . import temporary
 
 _INSTALL = 'pip install "cupyops[cuda12x]"   (or "cupyops[cuda13x]" for CUDA 13)'
 
@@ -20,15 +21,29 @@ _INSTALL = 'pip install "cupyops[cuda12x]"   (or "cupyops[cuda13x]" for CUDA 13)
 @functools.cache
 def cupy() -> ModuleType:
     """The module `cupy`, imported at the first launch and never before."""
+    _find_room_for_cupy()
     try:
         import cupy
     except ImportError as error:
-        raise MissingDependencyError(f"CUDA kernels need CuPy, which does not import: {error}\n  {_INSTALL}") from error
+        cause = error.__cause__ or error  # before what was the matter, CuPy's own text has a page of what may be
+        raise MissingDependencyError(f"CUDA kernels need CuPy, which does not import: {cause}\n  {_INSTALL}") from error
     except OSError as error:
         raise MissingDependencyError(
             f"CuPy could not create its cache folder: {error}\n  set CUPY_CACHE_DIR to a folder that can be written"
         ) from error
     return cupy
+
+
+def _find_room_for_cupy() -> None:
+    """CuPy makes a cache folder in the home when it is imported, and fails where it cannot: then it is to be elsewhere."""
+    home = os.path.expanduser("~/.cupy/kernel_cache")
+    if "CUPY_CACHE_DIR" in os.environ or os.path.isdir(home):
+        return
+    try:
+        os.makedirs(home, exist_ok=True)
+    except OSError:
+        if (folder := temporary.private()) is not None:
+            os.environ["CUPY_CACHE_DIR"] = str(folder / "cupy")
 
 
 @functools.cache

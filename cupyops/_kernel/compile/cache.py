@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from . import backend
+from . import backend, temporary
 from .binary import Binary, Parameter
 
 
@@ -31,13 +31,16 @@ def folder() -> Path | None:
 def own_folder(name: str) -> Path | None:
     """`name` in the user's own cache (0700), made if need be, or None where none can be had.
 
-    A root that was there before keeps its mode, for it may serve others too; but no one else may write to it.
+    A root that was there before keeps its mode, for it may serve others too; but no one else may write to it. Where the home
+    cannot be used, a private folder among the temporary files is; for what CUPYOPS_CACHE_DIR names there is no substitute.
     """
     root = location()
     if root is None:
         return None
-    folder = root / name
-    return folder if _ours(root, 0o022) and _ours(folder, 0o077, close=True) else None
+    if not _ours(root, 0o022):
+        root = None if os.environ.get("CUPYOPS_CACHE_DIR") else _substitute(root)
+    folder = None if root is None else root / name
+    return folder if folder is not None and _ours(folder, 0o077, close=True) else None
 
 
 def location() -> Path | None:
@@ -58,6 +61,22 @@ def location() -> Path | None:
     except RuntimeError:  # a user without a home
         return None
     return root if root.is_absolute() else None  # older versions of platformdirs give "~" as it stands
+
+
+_told: set[Path] = set()  # the folders of which it was said already that others take their place
+
+
+def _substitute(root: Path) -> Path | None:
+    """The private temporary folder in the place of `root`, which is said once; None where there is none."""
+    folder = temporary.private()
+    if folder is not None and root not in _told:
+        _told.add(root)
+        warnings.warn(
+            f"the kernel cache {root} cannot be written, or is not yours alone; kernels are kept in {folder}. Set "
+            "CUPYOPS_CACHE_DIR to a folder of yours that lasts",
+            stacklevel=2,
+        )
+    return folder
 
 
 def _ours(folder: Path, forbidden: int, close: bool = False) -> bool:

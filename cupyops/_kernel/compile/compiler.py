@@ -3,8 +3,7 @@
 Needs no GPU and no driver. A compiled kernel is a `Binary`. It is looked for, in this order: in this process, among
 precompiled folders (`cubins/` beside the .cu file, `CUPYOPS_CUBIN_PATH`), in the user's own cache; else NVRTC compiles.
 
-A cubin is code. The precompiled folders are named by the user, or lie beside the user's source, and are trusted as that
-source is, whoever owns them; what is trusted in the cache, `cache.py` says.
+A cubin is code. Which of the precompiled ones are run, `trust.py` says; which of those in the cache, `cache.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...errors import CompileError, InputError
-from . import architecture, backend, cache, headers
+from . import architecture, backend, cache, headers, trust
 from .binary import Binary, parameters
 from .diagnosis import explain
 from .source import UNREADABLE, Source
@@ -94,8 +93,8 @@ def _cache_for(source: Source, options: tuple[str, ...]) -> Path | None:
 
 def _find(source: Source, stem: str, options: tuple[str, ...]) -> Binary | None:
     for folder in _precompiled_folders(source):
-        if (binary := cache.read_entry(folder, stem)) is not None:
-            return replace(binary, origin="precompiled")
+        if (binary := _precompiled(folder, stem, source)) is not None:
+            return binary
     kept = _cache_for(source, options)
     if kept is not None and (binary := cache.read_entry(kept, stem, private=True)) is not None:
         return replace(binary, origin="cache")
@@ -111,17 +110,22 @@ def _find_compatible(source: Source, name: str, arch: str, options: tuple[str, .
     for lower in range(wanted.minor - 1, -1, -1):
         stem = entry_name(source, name, wanted._replace(minor=lower).plain, options)
         for folder in folders:
-            if (binary := cache.read_entry(folder, stem)) is not None:
-                return replace(binary, origin="precompiled")
+            if (binary := _precompiled(folder, stem, source)) is not None:
+                return binary
     return None
+
+
+def _precompiled(folder: Path, stem: str, source: Source) -> Binary | None:
+    binary = cache.read_entry(folder, stem) if trust.allows(folder, stem, source.path) else None
+    return None if binary is None else replace(binary, origin="precompiled")
 
 
 def _precompiled_folders(source: Source) -> Iterator[Path]:
     for folder in os.environ.get("CUPYOPS_CUBIN_PATH", "").split(os.pathsep):
         if folder:
-            yield Path(folder).absolute()
+            yield Path(os.path.realpath(folder))  # not through a link that leads elsewhere later
     if source.path is not None and (beside := source.path.parent / "cubins").is_dir():
-        yield beside
+        yield Path(os.path.realpath(beside))
 
 
 def _fresh(source: Source, name: str, arch: str, options: tuple[str, ...], stem: str) -> Binary:

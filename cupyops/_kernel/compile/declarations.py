@@ -135,7 +135,7 @@ def _template_parameter(text: str) -> TemplateParameter:
 def _parameter(declaration: str) -> tuple[str, str]:
     """`const T* __restrict__ x` -> (`const T*`, `x`)."""
     words = " ".join(re.sub(r"\b__(restrict|grid_constant)__\b", " ", declaration).split())
-    words = re.sub(r"\* ?(const|volatile)\b", "*", words)  # what holds of the pointer itself
+    words = re.sub(r"\*( ?(const|volatile)\b)+(?=[^*]*$)", "*", words)  # what holds of the pointer itself
     match = re.search(r"\b(\w+) ?(\[ ?\w* ?\])?$", words)
     if match is None:
         raise InputError(f"cannot read the kernel parameter {words[:200]!r}")

@@ -181,7 +181,12 @@ def _for_name(name: str) -> str | None:
         return f"#include <{HEADERS[name]}> is missing"
     if name in _common():
         return f'#include "{_common()[name]}" is missing, which declares it'
-    return _first(_UNKNOWN, name)
+    if found := _first(_UNKNOWN, name):
+        return found
+    if re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+        given = f"define={{'{name}': ...}} to Kernel (--option=-D{name}=... to simulate)"
+        return f"if Python decides this constant, give {given}"
+    return None
 
 
 _UMBRELLA = "cupyops.cuh"  # includes what kernels outside this library need

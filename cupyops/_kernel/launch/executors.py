@@ -19,6 +19,29 @@ def addressing(device: torch.device) -> Callable[[Tensor], int]:
     return getattr(executors.get(device.type), "address", Tensor.data_ptr)
 
 
+def address(tensor: Tensor) -> int:
+    """The address of a tensor as a kernel knows it, for a pointer inside a struct that is passed by value.
+
+    Inside `cupyops.simulate()` it is one of the simulator's, which knows from then on that kernels may reach the tensor. A
+    tensor that is an argument of a launch needs none of this.
+
+    Args:
+        tensor: on a GPU, or on the CPU inside `simulate()`; it must outlive the launches that use the address.
+
+    Example:
+        >>> code = '''
+        ... struct Pair { float* first; float* second; };
+        ... __global__ void swap(float* x, Pair of) { of.second[0] = of.first[0]; }
+        ... '''
+        >>> swap, x, y = cupyops.Kernel(code, "swap"), torch.ones(1), torch.zeros(1)
+        >>> with cupyops.simulate():
+        ...     swap[1, 1](x, np.array([cupyops.address(x), cupyops.address(y)], np.uint64))
+        >>> y
+        tensor([1.])
+    """
+    return addressing(tensor.device)(tensor)
+
+
 def capability(device: torch.device) -> int:
     """The major compute capability of what runs the launches on `device`; 0 where nothing does."""
     if device.type == "cuda":

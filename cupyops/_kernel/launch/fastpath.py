@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._util import tracing
+from ..._util import observed
 from .configuration import Configuration
 from .signature import Argument, layout
+from .versions import this_thread
 
 Configure = Callable[[Configuration, Callable[..., None]], Callable[..., None]]
 
@@ -73,6 +74,8 @@ def configure(
         checks.append("if _current_device() != _device: raise _Refused")
     expression = template[0] if len(template) == 1 else f"({''.join(one + ', ' for one in template)})"
     parameters = [f"{name}=_missing" for name in names] + ["*_extra"] + [f"{one}=_missing" for one in template]
+    written = [name for name, argument in zip(names, arguments) if argument.is_written]
+    raise_versions = f"if not _this_thread.in_role: _raise_versions({_given(written)})" if written else ""
     source = f"""
 def configure(_configuration, _launch):
     _gx, _gy, _gz = _configuration.grid
@@ -81,12 +84,13 @@ def configure(_configuration, _launch):
     def launch({", ".join(parameters)}, **_others):
         try:
             _device, _function, _pack_into, _slots, _new_slot, {"".join(name + ", " for name in known)} = _table[{expression}]
-            if (type({names[anchor]}) is not _Tensor and type({names[anchor]}) is not _Parameter) or _tracing.active is not None:
+            if (type({names[anchor]}) is not _Tensor and type({names[anchor]}) is not _Parameter) or _observed.watching or _is_jit_tracing():
                 raise _Refused
             {(chr(10) + " " * 12).join(checks)}
             if _extra or _others: raise _Refused
             _slot = _slots.pop() if _slots else _new_slot()
             _pack_into(_slot[0], 0, {", ".join(packed)})
+            {raise_versions}
             _launch(_function, _gx, _gy, _gz, _bx, _by, _bz, _shared, _stream(_device), _slot[2], 0)
             _slots.append(_slot)
             return
@@ -103,13 +107,16 @@ def configure(_configuration, _launch):
         "_full": full,
         "_stream": torch._C._cuda_getCurrentRawStream,
         "_current_device": torch._C._cuda_getDevice,
-        "_tracing": tracing,
+        "_is_jit_tracing": torch._C._is_tracing,
+        "_observed": observed,
         "_address": _address,
         "_integers": (int, np.integer),  # a bool too
         "_structs": (np.ndarray, np.void),
         "_Tensor": Tensor,
         "_Parameter": torch.nn.Parameter,
         "_Refused": Refused,
+        "_this_thread": this_thread,
+        "_raise_versions": torch._C._increment_version,  # as torch.autograd.graph does, without 0.15 us of Python
     }
     exec(compile(source, f"<launch of {len(arguments)} arguments>", "exec"), scope)
     return scope["configure"]
@@ -128,6 +135,13 @@ def boundaries(arguments: Sequence[Argument]) -> tuple[int, ...]:
 def _checked_boundary(argument: Argument) -> int:
     """1 where any address will do; that a tensor begins at a whole element of its dtype is taken for granted here."""
     return argument.boundary if argument.dtype is None else 1
+
+
+def _given(names: Sequence[str]) -> str:
+    """The expression of those that are not None."""
+    every = "".join(f"{name}, " for name in names)
+    present = " and ".join(f"{name} is not None" for name in names)
+    return f"({every}) if {present} else [_one for _one in ({every}) if _one is not None]"
 
 
 def _address(tensor: Tensor) -> int:

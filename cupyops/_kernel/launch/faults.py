@@ -46,6 +46,11 @@ def lasting(error: BaseException) -> bool:
     return any(word in str(error) for word in _LASTING)
 
 
+def hint(error: BaseException) -> str:
+    """What to do about it, for the end of a message; nothing where CUDA tells of this call."""
+    return f"\n  {_HINT}" if lasting(error) else ""
+
+
 @contextmanager
 def told(where: str) -> Iterator[None]:
     """What CUDA refuses inside is a `LaunchError` of the launch `where`; what only came to light there says so."""
@@ -54,7 +59,7 @@ def told(where: str) -> Iterator[None]:
     except CupyopsError:
         raise
     except Exception as error:  # CuPy's CUDADriverError, which cannot be named before CuPy is imported
-        raise LaunchError(f"{where}: {error}" + (f"\n  {_HINT}" if lasting(error) else "")) from error
+        raise LaunchError(f"{where}: {error}{hint(error)}") from error
 
 
 @contextmanager

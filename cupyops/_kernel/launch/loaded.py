@@ -17,7 +17,7 @@ from ..._util import tracing
 from ...errors import LaunchError
 from ..compile import backend
 from ..compile.binary import Binary
-from . import driver, fastpath, faults, signature
+from . import driver, fastpath, faults, signature, versions
 from .configuration import Configuration, waits
 
 _DEFAULT_SHARED = 48 * 1024  # static and dynamic together; more is to be asked for, by function and device
@@ -48,12 +48,12 @@ class Loaded:
         self.name, self.binary, self.device, self.arguments = name, binary, device, arguments
         with faults.told(f"{name} cannot be loaded on cuda:{device}"), cupy.cuda.Device(device):
             self._module = _module(binary, device, shared=not alone)
-            self._function = self._module.get_function(binary.symbol).ptr
+            self.function = self._module.get_function(binary.symbol).ptr
             of = cupy.cuda.driver.funcGetAttribute
-            self._threads = of(cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, self._function)
-            self._static = of(cupy.cuda.driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self._function)
+            self._threads = of(cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, self.function)
+            self._static = of(cupy.cuda.driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.function)
         self._slots: list[tuple[Any, Any, int]] = []  # spare parameter buffers, one in use per launch under way
-        self.entry = fastpath.entry(arguments, device, self._function, self._slots, self._new_slot)
+        self.entry = fastpath.entry(arguments, device, self.function, self._slots, self._new_slot)
 
     def launch(self, configuration: Configuration, args: Sequence[Any], record: tracing.Record | None = None) -> None:
         """Check everything, make the device current, and launch on its current stream."""
@@ -68,7 +68,8 @@ class Loaded:
             stream = torch._C._cuda_getCurrentRawStream(self.device)
             shape = *configuration.grid, *configuration.block, configuration.shared
             with faults.awaited(where, self.device), tracing.timed(record):
-                driver.launcher(configuration)(self._function, *shape, stream, address, 0)
+                driver.launcher(configuration)(self.function, *shape, stream, address, 0)
+        versions.raise_written(self.arguments, args)
 
     def read(self, symbol: str, size: int) -> Tensor:
         """The bytes of a variable of the module, copied on the current stream."""
@@ -123,12 +124,12 @@ class Loaded:
         """Whether all blocks of a cooperative grid, or the blocks of one cluster, can run at the same time."""
         if configuration.cluster is not None:
             x, y, z = configuration.cluster
-            held = driver.most_clusters(self._function, configuration) * x * y * z
+            held = driver.most_clusters(self.function, configuration) * x * y * z
             if not held:
                 raise LaunchError(f"{where}: the device has no room for one such cluster; take a smaller one, or block")
         elif configuration.cooperative:
             per = backend.cupy().cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
-            held = per(self._function, configuration.threads, configuration.shared)
+            held = per(self.function, configuration.threads, configuration.shared)
             held *= torch.cuda.get_device_properties(self.device).multi_processor_count
         if configuration.cooperative and configuration.blocks > held:
             raise LaunchError(
@@ -139,10 +140,10 @@ class Loaded:
     def _reserve(self, shared: int) -> None:
         """Dynamic shared memory that with the static is more than 48 KB is to be asked for."""
         with _reserving:
-            if shared > _reserved.get(self._function, _DEFAULT_SHARED - self._static):
+            if shared > _reserved.get(self.function, _DEFAULT_SHARED - self._static):
                 calls = backend.cupy().cuda.driver
-                calls.funcSetAttribute(self._function, calls.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
-                _reserved[self._function] = shared
+                calls.funcSetAttribute(self.function, calls.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+                _reserved[self.function] = shared
 
     def _new_slot(self) -> tuple[Any, Any, int]:
         """A buffer for the parameters, and the array of pointers into it that cuLaunchKernel reads."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from ..compile.binary import Parameter
 from .ctype import DTYPES, vector_alignment
 
 _UNSIGNED = re.compile(r"\bunsigned\b|\bu(int|long|short|char)\w*|\bsize_t\b")
+_CONST = re.compile(r"\bconst\b")
+_IN_BRACKETS = re.compile(r"<[^<>]*>")
 _FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}  # the struct module's letters; upper case is unsigned
 
 
@@ -36,6 +39,16 @@ class Argument:
     dtype: torch.dtype | None = None  # what a pointer points to; None where any tensor will do
     boundary: int = 1  # a pointer's address is to be a multiple of this
     template: str = ""  # the template parameter that says what a pointer points to
+
+    @property
+    def is_written(self) -> bool:
+        """Whether it is a pointer through which the kernel may write: `T*`, `const T**`, not `const T*` or `T const*`."""
+        if self.kind != "pointer":
+            return False
+        pointee = self.ctype[:-1].strip()
+        while pointee != (outside := _IN_BRACKETS.sub(" ", pointee)):  # in `Row<const T>*` the const is another's
+            pointee = outside
+        return _CONST.search(pointee.rpartition("*")[2]) is None
 
     @property
     def format(self) -> str:
@@ -98,6 +111,12 @@ def checked(name: str, arguments: Sequence[Argument], args: Sequence[Any], devic
     """The values to launch kernel `name` with: tensors as addresses, structs as bytes. Raises `LaunchError`."""
     check_count(name, [(argument.ctype, argument.name) for argument in arguments], args)
     return [_checked(name, arguments, index, value, device) for index, value in enumerate(args)]
+
+
+def constant(name: str, arguments: Sequence[Argument], index: int, value: Any) -> bytes:
+    """The bytes of an argument that is no tensor, as the kernel reads them. Raises `LaunchError`."""
+    checked_value = 0 if value is None else _checked(name, arguments, index, value, -1)
+    return struct.pack(f"<{arguments[index].format}", checked_value)
 
 
 def check_count(name: str, declared: Sequence[tuple[str, str]], args: Sequence[Any]) -> None:

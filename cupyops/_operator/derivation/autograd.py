@@ -1,72 +1,151 @@
-"""The eager route with a gradient: one autograd.Function around forward and backward."""
+"""The eager route with a gradient: one autograd.Function around forward and backward.
+
+What it runs is its first argument: the roles themselves, or the code of a recorded plan. `ctx.call` says to backward what
+forward has kept.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..._util import tracing
+from ..._util import observed, torch_private, tracing
 from ...errors import InputError
-from . import results, written
+from . import results
 from .definition import Definition, like_outputs
-from .written import functorch_active, is_legacy_batched, keeps_graph
+from .guard import MISS
+from .kept import Pooled
+
+is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
-def differentiable(op: Definition) -> Callable[..., Any]:
-    """The operator as a function with a gradient, for plain tensors that the kernels serve.
+class ForwardCall:
+    """What a backward has to know of its forward, besides the tensors kept."""
 
-    `forward(ctx, ...)` is merged, since a `setup_context` of its own costs 8 us a call.
-    """
-    kept = op.kept_by_kernels
+    def __init__(self, of: Definition, args: Sequence[Any], strides: Sequence[Any]) -> None:
+        self.of, self.values, self.strides = of, of.kept_by_kernels.values(args), strides
+        self.given = [index for index in of.tensors if args[index] is not None]
+        self.saved: Sequence[int | Pooled] | None = None  # where each saved tensor is; None: each by itself, in order
+        self.backwards: tuple[Callable[..., Any], ...] = ()  # the code of recorded backwards
 
-    def forward(ctx: Any, *args: Any) -> Any:
-        outputs, saved = op.run_forward(args, ctx.needs_input_grad)
-        ctx.values, ctx.strides = kept.values(args), [y.stride() for y in outputs]
-        ctx.save_for_backward(*kept.pack(args, outputs, saved))
-        ctx.mark_non_differentiable(*[y for y in outputs if not y.dtype.is_floating_point])
-        return outputs
+    def backward(self, ctx: Any, tensors: Sequence[Any], grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        """The gradients by the roles, for each tensor of the operator; before them None, for what forward ran."""
+        last = self.of.backward_asks and not torch_private.keeps_graph()
+        return (None, *self.checked(ctx, grads, self.gradients(tensors, grads, self.needs(ctx), last)))
 
-    def forward_in_place(ctx: Any, *args: Any) -> Any:
-        ctx.mark_dirty(*op.changed(args))
-        return forward(ctx, *args)
+    def needs(self, ctx: Any) -> list[bool]:
+        """Of each parameter, whether its gradient is wanted."""
+        return _needs(self.of, ctx)
 
-    def otherwise(ctx: Any, *grads: Tensor) -> Any:
-        needs = ctx.needs_input_grad
-        args, outputs, saved = kept.unpack(ctx.values, ctx.saved_tensors)
+    def gradients(
+        self, tensors: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[bool], last: bool
+    ) -> list[Tensor | None]:
+        """The gradient of each tensor of the operator, by the roles."""
+        op = self.of
+        args, outputs, saved = op.kept_by_kernels.unpack(self.values, tensors, self.saved)
         if torch.is_grad_enabled() or _batched(grads):
-            return tuple(op.differentiable_backward(grads, outputs, saved, args, needs))
-        laid_out = like_outputs(grads, ctx.strides or [y.stride() for y in outputs])
-        last = op.backward_asks and not keeps_graph()
-        with tracing.operator(f"{op.name} (backward)", "reference" if op.launch_backward is None else "kernel"):
-            return tuple(op.run_backward(laid_out, outputs, saved, args, needs, last))
+            found = op.differentiable_backward(grads, outputs, saved, args, needs)
+        else:
+            kept = op.kept_by_kernels
+            # as the output is then, after hooks that may have copied it, which suits what is kept beside it, but not what
+            # forward saved
+            as_now = op.outputs == 1 and not op.mutated and kept.outputs == (0,) and not saved
+            laid_out = like_outputs(grads, [outputs[0].stride()] if as_now else self.strides)
+            if tracing.active is None:
+                found = op.run_backward(laid_out, outputs, saved, args, needs, last)
+            else:
+                with tracing.operator(f"{op.name} (backward)", "reference" if op.launch_backward is None else "kernel"):
+                    found = op.run_backward(laid_out, outputs, saved, args, needs, last)
+        return [found[index] for index in op.tensors]
 
-    backward = otherwise if op.launch_backward is None else written.backward(op, op.launch_backward, otherwise)
-
-    def backward_looked_at(ctx: Any, *grads: Tensor) -> Any:
-        # until the kernels have given gradients as they should be: from then on it is `backward` alone
-        found = backward(ctx, *grads)
-        if not (torch.is_grad_enabled() or _batched(grads)):
-            results.check_gradients(op.name, [one.name for one in op.parameters], ctx, found)
-            # what autograd calls; PyTorch's own looks for a vjp first, for half a microsecond
-            node.apply = backward
+    def checked(self, ctx: Any, grads: Sequence[Tensor | None], found: list[Tensor | None]) -> list[Tensor | None]:
+        """The gradients, looked at until the kernels have given some as they should be."""
+        op = self.of
+        if not op.gives_gradients and not (torch.is_grad_enabled() or _batched(grads)):
+            given = [(op.parameters[i].name, one) for i, one in zip(op.tensors, found) if i in self.given]
+            results.check_gradients(op.name, [name for name, _ in given], ctx.next_functions, [one for _, one in given])
+            op.gives_gradients = True
         return found
 
+
+def differentiable(op: Definition) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(function of the operator's arguments, by its roles; `apply(run, *tensors)`, which runs what `run` begins with).
+
+    For plain tensors that the kernels serve. `forward(ctx, ...)` is merged, since a `setup_context` of its own costs 8 us.
+    """
+
+    forward, backward = _methods(len(op.tensors), op.outputs)
     name = "".join(part.capitalize() for part in op.name.partition("::")[2].split("_"))
-    chosen = forward_in_place if op.mutated else written.forward(op) if op.outputs == 1 else forward
-    functions = {"forward": staticmethod(chosen), "backward": staticmethod(backward_looked_at)}
+    functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function = type(name, (torch.autograd.Function,), functions)
     node: Any = function._backward_cls  # type: ignore[attr-defined]
-    node.values, node.strides = kept.values((None,) * op.arity), ()  # of a call that has none to keep
+    node.call = ForwardCall(op, (None,) * op.arity, ())  # of a node that has kept nothing
+    node.apply = backward  # what autograd calls; PyTorch's own looks for a vjp first, for half a microsecond
     # Function.apply of Python only looks for functorch, as the router has done already: the C method saves 1 us
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    return _in_place(op, apply) if op.mutated else apply
+
+    def by_roles(*args: Any) -> Any:
+        return apply((_run_roles, op, args), *[args[index] for index in op.tensors])
+
+    return (_in_place(op, by_roles) if op.mutated else by_roles), apply
 
 
-def _in_place(op: Definition, apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`apply` for what works in place, refused where PyTorch refuses it, and before anything is changed.
+@functools.cache
+def _methods(tensors: int, outputs: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """forward and backward of an autograd.Function, for so many tensors and outputs: with `*args` they would be slower."""
+    listed, grads = (
+        "".join(f"{letter}{i}, " for i in range(count)) for letter, count in (("a", tensors), ("g", outputs))
+    )
+    source = f"""
+def forward(ctx, run, {listed}):
+    return run[0](ctx, run, {listed})
+
+def backward(ctx, {grads}):
+    tensors, call = ctx.saved_tensors, ctx.call
+    if not observed.unplanned and not is_grad_enabled():
+        for replay in call.backwards:
+            found = replay(ctx, tensors, {grads})
+            if found is not MISS:
+                return found
+    return call.backward(ctx, tensors, ({grads}))
+"""
+    scope: dict[str, Any] = {"observed": observed, "is_grad_enabled": torch.is_grad_enabled, "MISS": MISS}
+    exec(compile(source, "<autograd.Function>", "exec"), scope)
+    return scope["forward"], scope["backward"]
+
+
+def _run_roles(ctx: Any, run: tuple[Any, ...], *tensors: Any) -> Any:
+    """The forward of the autograd.Function, by the operator's roles."""
+    _, op, args = run
+    if op.mutated:
+        ctx.mark_dirty(*op.changed(args))
+    needs = _needs(op, ctx) if op.forward_asks else ()
+    if (recorder := observed.recorder()) is None:
+        outputs, saved = op.run_forward(args, needs)
+    else:
+        outputs, saved = recorder.differentiable(op, args, lambda: op.run_forward(args, needs))
+    kept = op.kept_by_kernels
+    ctx.call = ForwardCall(op, args, [y.stride() for y in outputs])
+    ctx.to_save = kept.pack(args, outputs, saved)  # as save_for_backward does
+    if op.outputs > 1 or op.mutated:
+        ctx.mark_non_differentiable(*[y for y in outputs if not y.dtype.is_floating_point])
+        return outputs
+    return outputs[0]
+
+
+def _needs(op: Definition, ctx: Any) -> list[bool]:
+    needs = [False] * op.arity
+    for index, need in zip(op.tensors, ctx.needs_input_grad[1:]):
+        needs[index] = need
+    return needs
+
+
+def _in_place(op: Definition, by_roles: Callable[..., Any]) -> Callable[..., Any]:
+    """`by_roles` for what works in place, refused where PyTorch refuses it, and before anything is changed.
 
     The history of a view is that of its base: it is changed by PyTorch's own copy, from a copy that the kernels change.
     """
@@ -74,6 +153,7 @@ def _in_place(op: Definition, apply: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         if op.launch_backward is None:
             return op.call_reference(args)
+        observed.refuse("it changes its arguments, and a gradient is wanted")
         values = list(args)
         for name, index in zip(op.mutates, op.mutated):
             tensor = args[index]
@@ -84,7 +164,7 @@ def _in_place(op: Definition, apply: Callable[..., Any]) -> Callable[..., Any]:
                 )
             if tensor._is_view():
                 values[index] = tensor.clone()
-        apply(*values)
+        by_roles(*values)
         for tensor, value in zip(op.changed(args), op.changed(values)):
             if value is not tensor:
                 tensor.copy_(value)
@@ -98,4 +178,4 @@ def _batched(grads: Sequence[Tensor | None]) -> bool:
     for grad in grads:
         if grad is not None and is_legacy_batched(grad):
             return True
-    return bool(functorch_active())
+    return bool(torch_private.functorch_active())

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from ..._kernel.launch.versions import this_thread
 from ...errors import InputError
 
 
@@ -70,7 +71,12 @@ class Backward:
             else last
             for kind, index in self.wants
         ]
-        return self.placed(self.launch(saved, *grads, *extra), needs)
+        outer, this_thread.in_role = this_thread.in_role, True
+        try:
+            found = self.launch(saved, *grads, *extra)
+        finally:
+            this_thread.in_role = outer
+        return self.placed(found, needs)
 
     def placed(self, found: Tensor | Sequence[Tensor | None] | None, needs: Sequence[bool]) -> list[Tensor | None]:
         """What `launch` returns, in the places of the parameters."""

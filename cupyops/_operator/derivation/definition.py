@@ -7,6 +7,7 @@ the eager and the registered operator from it; `operator.py` chooses between the
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +15,15 @@ import torch
 from torch import Tensor
 
 from ..._kernel.kernel import FLOATING, executors
+from ..._kernel.launch import versions
+from ..._kernel.launch.versions import this_thread
 from ..._util.strides import is_dry, restride
 from ...errors import CupyopsError, InputError
 from . import results, schema
 from .backward import Backward
 from .kept import Kept
+
+_ROLES = frozenset(("launch_forward", "launch_backward", "gradient", "refusal", "unpooled"))
 
 
 class Definition:
@@ -51,6 +56,10 @@ class Definition:
         self.forward_asks = False  # for needs_grad
         self.backward_asks = False  # for last
         self.named: Callable[..., Any] = lambda needs: None  # NeedsGrad of a tuple, where there is a backward
+        self.dependents: weakref.WeakSet[Any] = weakref.WeakSet()  # plans, to be forgotten where a role changes
+        self.unpooled: frozenset[int] = frozenset()  # places of saved tensors that backward has returned
+        self.gives_gradients = False  # as they should be; until then they are looked at
+        self.apply: Callable[..., Any] = lambda run, *tensors: None  # of its autograd.Function
         self.launch_forward: Callable[..., Any] | None = None  # as calls run it
         self.launch_backward: Backward | None = None
         self.gradient: Backward | None = None  # reference_backward
@@ -81,6 +90,16 @@ class Definition:
         if left:
             raise TypeError(f"{self.name} got an unexpected or repeated argument {next(iter(left))!r}")
         return tuple(values)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in _ROLES:
+            self.forget_plans()
+
+    def forget_plans(self) -> None:
+        """Forget what was recorded of the roles."""
+        for plans in list(self.dependents):
+            plans.forget()
 
     # --- whether the kernels serve a call ---
 
@@ -123,11 +142,14 @@ class Definition:
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, saved) by the forward kernels; `needs`, where a backward by kernels follows."""
         assert self.launch_forward is not None
+        outer, this_thread.in_role = this_thread.in_role, True
         try:
             outputs, saved = self.launch_forward(*args, **self.asked(needs))
         except CupyopsError as error:
             self.add_note(error, "forward")
             raise
+        finally:
+            this_thread.in_role = outer
         if self.mutated:
             return self.changed(args), saved
         return (outputs,) if self.outputs == 1 else outputs, saved
@@ -236,7 +258,7 @@ class Definition:
                 for index, tensor in tensors.items():
                     refuse_in_place(f"{self.name}: {self.parameters[index].name}", tensor)
                 found = launch(*args)
-                increment_versions(list(tensors.values()))
+                versions.raise_all(tensors.values())
                 return found
 
             return updating
@@ -249,7 +271,7 @@ class Definition:
                 refuse_in_place(f"{self.name}: {name}", tensor)
             found = launch(*args)
             _, saved = (None, ()) if found is None else found
-            increment_versions(tensors)
+            versions.raise_all(tensors)
             return self.returned(tensors), saved
 
         return in_place
@@ -257,6 +279,7 @@ class Definition:
     def set_backward(self, launch: Callable[..., Any]) -> None:
         """Take the backward role."""
         self.launch_backward = role = Backward(self, launch, "backward")
+        self.gives_gradients = False
         self.named, self.backward_asks = role.named, ("last", 0) in role.wants
         self._choose_kept()
 
@@ -300,10 +323,3 @@ def refuse_in_place(name: str, tensor: Tensor) -> None:
         raise InputError(f"{name} is an inference tensor, which cannot be changed in place outside inference mode")
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
         raise InputError(f"{name} is expanded: several of its elements are one place in memory; give a copy of it")
-
-
-def increment_versions(tensors: Sequence[Tensor]) -> None:
-    """Say that they have been changed, so that autograd does not take what was saved of them for what it was."""
-    for tensor in tensors:
-        if not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)

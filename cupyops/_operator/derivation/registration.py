@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._kernel.launch import versions
 from ...errors import InputError
 from . import schema
-from .definition import Definition, differentiable_alias, increment_versions, like_outputs, wants_gradient
+from .definition import Definition, differentiable_alias, like_outputs, wants_gradient
 from .kept import Kept
 
 
@@ -81,7 +82,7 @@ class Registration:
             self.of.run_forward(args)
         else:
             self.of.reference(*args)
-            increment_versions(self.of.changed(args))
+            versions.raise_all(self.of.changed(args))
 
     def _mutate_differentiably(self, *args: Any, **kwargs: Any) -> None:
         args = self.of.bind(args, kwargs)

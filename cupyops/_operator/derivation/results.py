@@ -38,9 +38,9 @@ def check_outputs(name: str, reference: Callable[..., Any], args: Sequence[Any],
             )
 
 
-def check_gradients(name: str, names: Sequence[str], ctx: Any, found: Sequence[Any]) -> None:
-    """Gradients have the shapes and dtypes of the inputs of autograd's node `ctx`, one of which each belongs to."""
-    for parameter, (node, index), gradient in zip(names, ctx.next_functions, found):
+def check_gradients(name: str, names: Sequence[str], edges: Sequence[Any], found: Sequence[Any]) -> None:
+    """Gradients have the shapes and dtypes of the inputs of an autograd node, whose edges lead where each belongs."""
+    for parameter, (node, index), gradient in zip(names, edges, found):
         if gradient is None or node is None:
             continue
         like = node._input_metadata[index]

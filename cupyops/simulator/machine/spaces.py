@@ -55,9 +55,7 @@ class Global(Space):
             offset = (address - np.uint64(allocation.base)).view(np.int64)
             bad = mask & ((offset < allocation.low) | (offset + width > allocation.high))
             if bad.any():
-                first = int(offset[int(np.argmax(bad))])
-                bounds = (allocation.low, allocation.high)
-                raise self.out_of_bounds(group, bad, first, width, bounds, verb, f"`{allocation.name}`", pc)
+                raise self._stray(group, bad, address, width, verb, pc)
             parts.append((mask, allocation, offset[mask]))
         self.check_alignment(group, address, width, verb, pc)
         if self.state.profile is not None:
@@ -67,7 +65,7 @@ class Global(Space):
     def _stray(
         self, group: Group, mask: np.ndarray, address: np.ndarray, width: int, verb: str, pc: int
     ) -> OutOfBounds:
-        """The error for addresses in no allocation's window."""
+        """The error for addresses that lie in no allocation, by the one that they are nearest to."""
         first = int(address[int(np.argmax(mask))])
         near = self.state.memory.nearest(first)
         if near is not None:

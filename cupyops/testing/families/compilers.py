@@ -23,7 +23,7 @@ _BUILT_IN = ("aten", "prims", "prim", "profiler", "inductor", "_c10d_functional"
 @hazard("torch.compile(fullgraph=True) gives the same values, strides and gradients")
 def compile_fullgraph(case: Case) -> None:
     """By inductor on a GPU; on the CPU by aot_eager, which needs no compiler there."""
-    with _compiled(case, case.subject.function, dynamic=False) as (function, _):
+    with _compiled(case, case.target.function, dynamic=False) as (function, _):
         ours = _both_ways(case, function, case.call)
     case.same_as_plain(ours)
     _same_strides(case, ours.outputs)
@@ -36,7 +36,7 @@ def compile_dynamic(case: Case) -> None:
     calls = [call.leaves() for call in (case.call, *smaller_calls(case, 2))]
     if len(calls) < 3:
         raise NotApplicable("no size of the call can be made smaller twice")
-    outcomes, later = _over_sizes(case, case.subject.function, calls)
+    outcomes, later = _over_sizes(case, case.target.function, calls)
     for call, ours in zip(calls, outcomes):
         with told(f"for {call!r}"):
             case.judge(ours, call)
@@ -51,7 +51,7 @@ def export(case: Case) -> None:
 
     class Module(torch.nn.Module):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return case.subject.function(*args, **kwargs)
+            return case.target.function(*args, **kwargs)
 
     with _told_as_failure("torch.export"):
         program = torch.export.export(Module(), plain.args, plain.kwargs)
@@ -74,9 +74,7 @@ def make_fx(case: Case) -> None:
     if not inputs:
         raise NotApplicable("no floating-point tensor")
     with _told_as_failure("make_fx"):
-        graph = traced(lambda *values: tensors_of(plain.with_tensors(inputs, values).of(case.subject.function)))(
-            *inputs
-        )
+        graph = traced(lambda *values: tensors_of(plain.with_tensors(inputs, values).of(case.target.function)))(*inputs)
     for call in (plain, _without_grad(case.varied())):
         with told("traced"):
             case.judge_outputs(graph(*(t for t in call.all_tensors() if t.is_floating_point())), call)
@@ -91,7 +89,7 @@ def fake_tensors(case: Case) -> None:
     fakes = case.call.map(lambda t: mode.from_tensor(t.detach()).requires_grad_(t.requires_grad))
     plain = case.plain
     with mode, _told_as_failure("FakeTensorMode"):
-        outputs = tensors_of(fakes.of(case.subject.function))
+        outputs = tensors_of(fakes.of(case.target.function))
         found = Outcome(outputs, gradients(outputs, fakes, [torch.empty_like(y) for y in outputs if y.requires_grad]))
     if len(found.outputs) != len(plain.outputs):
         raise Failure(f"{len(found.outputs)} fake outputs, {len(plain.outputs)} real ones")
@@ -108,7 +106,7 @@ def opcheck(case: Case) -> None:
     """Schema, autograd registration, fake tensors and AOT dispatch."""
     recorder = _Recorder()
     with recorder:
-        case.call.leaves().of(case.subject.function)
+        case.call.leaves().of(case.target.function)
     if not recorder.calls:
         raise NotApplicable("the call makes no registered operator")
     for op, call in recorder.calls.items():
@@ -130,7 +128,7 @@ def _over_sizes(case: Case, function: Function, calls: list[Call]) -> tuple[list
 
 def _needed_by_reference(case: Case, calls: list[Call]) -> int:
     try:
-        return _over_sizes(case, case.subject.reference, calls)[1]
+        return _over_sizes(case, case.target.reference, calls)[1]
     except Exception:  # it cannot be compiled, as the reference of an operator cannot
         return 0
 

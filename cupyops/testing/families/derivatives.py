@@ -177,7 +177,7 @@ def _in_double(case: Case) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
         small.compare(small.plain, *small.expected(small.call), lenient=False)
     except Exception as error:  # whatever an operator raises
         raise NotApplicable(f"in float64 the plain gradients are not right already: {brief(error)}") from error
-    f, _ = of_its_inputs(small, case.subject.function, small.call)
+    f, _ = of_its_inputs(small, case.target.function, small.call)
 
     def flat(*values: Tensor) -> Tensor:  # in one piece: that an output may have no gradient is for others to try
         return torch.cat([y.reshape(-1) for y in f(*values)])

@@ -52,7 +52,7 @@ def backward_thread(case: Case) -> None:
     """As data-parallel training does, and PyTorch itself for every CUDA tensor."""
     case.needs_gradient()
     call = case.call.relaid()
-    outputs = tensors_of(call.of(case.subject.function))
+    outputs = tensors_of(call.of(case.target.function))
     grads = case.grads(outputs)
     _wait(case)
 
@@ -113,7 +113,7 @@ def meta_tensors(case: Case) -> None:
     try:
         ours = case.through(call)
     except (RuntimeError, ValueError, TypeError) as error:
-        if case.subject.operator is None or isinstance(error, CupyopsError):
+        if case.target.operator is None or isinstance(error, CupyopsError):
             return
         raise
     if len(ours.outputs) != len(theirs.outputs):
@@ -136,15 +136,15 @@ def mixed_devices(case: Case) -> None:
 
 
 def _mix(case: Case, call: Call, situation: str) -> None:
-    accepted = _accepted(case.subject.function, call)
+    accepted = _accepted(case.target.function, call)
     _wait(case)  # a kernel that read a pointer of the other device fails here
     with tracing.trace() as trace:
-        _accepted(case.subject.function, call)
+        _accepted(case.target.function, call)
     if launched := trace.launches():
         raise Failure(f"{situation}: {launched[0].kernel} was launched")
     if accepted is None:
         return
-    theirs = _accepted(case.subject.reference, call)
+    theirs = _accepted(case.target.reference, call)
     if theirs is None:
         raise Failure(f"{situation}: a result and no error; the reference refuses")
     for number, (ours, expected) in enumerate(zip(accepted, theirs, strict=True)):

@@ -56,7 +56,7 @@ def partial_gradients(case: Case) -> None:
         leaves = case.call.relaid()
         for position, tensor in enumerate(leaves.tensors()):
             tensor.requires_grad_(position == index)
-        outputs = tensors_of(leaves.of(case.subject.function))
+        outputs = tensors_of(leaves.of(case.target.function))
         with told(f"where only input {index} of {count} wants a gradient"):
             with _only_what_is_needed():
                 found = _backward(outputs, leaves.tensors(), _grad_of_each(case), range(len(outputs)))
@@ -97,7 +97,7 @@ def changed_input(case: Case) -> None:
     case.needs_gradient()
     for index in range(len(case.call.all_tensors())):
         leaves = case.call.map(_writable)
-        outputs = tensors_of(leaves.of(case.subject.function))
+        outputs = tensors_of(leaves.of(case.target.function))
         _change(leaves.all_tensors()[index])
         try:
             found = gradients(outputs, leaves, case.grads(outputs))
@@ -115,7 +115,7 @@ def accumulated_grads(case: Case) -> None:
     case.needs_gradient()
     leaves = case.call.relaid()
     for times in (1, 2):
-        outputs = tensors_of(leaves.of(case.subject.function))
+        outputs = tensors_of(leaves.of(case.target.function))
         torch.autograd.backward(differentiable(outputs), case.grads(outputs))
         found = [None if leaf.grad is None else leaf.grad.clone() / times for leaf in leaves.tensors()]
         with told(f".grad after {times} calls of backward(), divided by {times}"):
@@ -129,7 +129,7 @@ def no_gradient_wanted(case: Case) -> None:
     for mode in (torch.no_grad, torch.inference_mode):
         with told(f"under {mode.__name__}"):
             with mode():
-                outputs = tensors_of(case.call.of(case.subject.function))
+                outputs = tensors_of(case.call.of(case.target.function))
             if any(y.requires_grad for y in outputs):
                 raise Failure("an output requires a gradient")
             case.judge_outputs([y.clone() for y in outputs], case.call)
@@ -140,7 +140,7 @@ def no_gradient_wanted(case: Case) -> None:
 
 def _forward(case: Case) -> tuple[list[Tensor], Call]:
     leaves = case.call.relaid()
-    return tensors_of(leaves.of(case.subject.function)), leaves
+    return tensors_of(leaves.of(case.target.function)), leaves
 
 
 def _grad_of_each(case: Case) -> dict[int, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..._kernel.compile import backend
 from ..._kernel.kernel import Specialised, kernels
 from ..._kernel.launch.configuration import Configuration
+from ..._operator.derivation.plans import forget_all
 from ..._util import tracing
 from ..call import Outcome, differentiable, gradients, tensors_of
 from ..case import Case
@@ -34,7 +35,7 @@ def side_stream(case: Case) -> None:
     call = case.call.leaves()
     with torch.cuda.device(case.device), torch.cuda.stream(torch.cuda.Stream(case.device)):
         _arrive_late(call.all_tensors())
-        outputs = tensors_of(call.of(case.subject.function))
+        outputs = tensors_of(call.of(case.target.function))
         torch.cuda.synchronize()
     case.judge_outputs(outputs, case.call)
 
@@ -49,7 +50,7 @@ def backward_stream(case: Case) -> None:
         of_forward, of_backward = (torch.cuda.Stream(case.device) for _ in range(2))
         torch.cuda.synchronize()
         with torch.cuda.stream(of_forward):
-            outputs = tensors_of(call.of(case.subject.function))
+            outputs = tensors_of(call.of(case.target.function))
         torch.cuda.synchronize()
         grads = case.grads(outputs)
         with torch.cuda.stream(of_backward):
@@ -111,7 +112,7 @@ def _replay(case: Case, warm_up: bool) -> None:
     call, grads, other = case.call.leaves(), case.grads(case.plain.outputs), case.varied()
 
     def step() -> Outcome:
-        outputs = tensors_of(call.of(case.subject.function))
+        outputs = tensors_of(call.of(case.target.function))
         return Outcome(outputs, gradients(outputs, call, grads))
 
     stream, graph = torch.cuda.Stream(case.device), torch.cuda.CUDAGraph()
@@ -164,6 +165,7 @@ def _not_loaded() -> Iterator[None]:
     try:
         for kernel, *_ in held:
             _set_loaded(kernel, {}, {}, None)
+        forget_all()  # what was recorded launches what is loaded
         yield
     finally:
         for kernel, specialised, table, fast in held:
@@ -187,7 +189,7 @@ def launch_error(case: Case) -> None:
     """Forward, then backward, with a block of 2048 threads."""
     operator = case.needs_operator()
     call = case.call.relaid()
-    outputs = tensors_of(_failing(operator.name, lambda: call.of(case.subject.function), "forward"))
+    outputs = tensors_of(_failing(operator.name, lambda: call.of(case.target.function), "forward"))
     if differentiable(outputs) and call.tensors():
         grads = case.grads(outputs)
         _failing(operator.name, lambda: gradients(outputs, call, grads, retain_graph=True), "backward")

@@ -128,7 +128,7 @@ def _judge(case: Case, call: Call) -> None:
         case.same_as_plain(ours)
     except Failure:
         views = call.relaid()
-        outputs = tensors_of(views.of(case.subject.reference))
+        outputs = tensors_of(views.of(case.target.reference))
         _, truth = case.expected(case.call)
         case.compare(ours, Outcome(outputs, gradients(outputs, views, case.grads(outputs))), truth)
 

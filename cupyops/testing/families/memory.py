@@ -13,7 +13,7 @@ from ..call import Call, Outcome, gradients, tensors_of
 from ..case import Case
 from ..guards import HUGE, NAN, Guards, Poison, Poisoned
 from ..hazard import Failure, NotApplicable, hazard
-from ..watch import Births, Watch, attributes, different_bits, functions, same_bits, saved, shared, storages
+from ..unchanged import Births, Unchanged, attributes, different_bits, functions, same_bits, saved, shared, storages
 
 _ROUNDS = 4  # of calls whose memory is looked for afterwards
 _CALLS = 10  # between two looks at how much memory is in use
@@ -24,7 +24,7 @@ def guard_zones(case: Case) -> None:
     """Inputs, and what Python code allocates, have 4 KiB of a known pattern on both sides."""
     if case.backend == "simulator":
         raise NotApplicable("the simulator checks each access of a kernel")
-    if case.backend == "reference" and case.subject.operator is not None:
+    if case.backend == "reference" and case.target.operator is not None:
         raise NotApplicable("no kernel runs")
     with Guards() as guards:
         outcome = case.through(guards.around(case.call))
@@ -52,7 +52,7 @@ def unwritten_outputs(case: Case) -> None:
 def _filled(case: Case, poison: Poison) -> Outcome:
     call, memory = case.call.relaid(), Poisoned(poison)
     with memory:
-        outputs = tensors_of(call.of(case.subject.function))
+        outputs = tensors_of(call.of(case.target.function))
     grads = case.grads(outputs)
     with memory:
         outcome = Outcome(outputs, gradients(outputs, call, grads))
@@ -70,9 +70,9 @@ def inputs_unchanged(case: Case) -> None:
     """Through forward and backward. What the reference changes too is meant to change."""
     if _arguments(case).get("inplace"):
         raise NotApplicable("asked to work in place")
-    call, watch = case.call.relaid(), Watch()
+    call, watch = case.call.relaid(), Unchanged()
     watch.add("input", call.all_tensors())
-    outputs = tensors_of(call.of(case.subject.function))
+    outputs = tensors_of(call.of(case.target.function))
     _unchanged(case, call, watch, "forward")
     grads = case.grads(outputs)
     watch.add("output", outputs)
@@ -82,7 +82,7 @@ def inputs_unchanged(case: Case) -> None:
     _unchanged(case, call, watch, "backward")
 
 
-def _unchanged(case: Case, call: Call, watch: Watch, by: str) -> None:
+def _unchanged(case: Case, call: Call, watch: Unchanged, by: str) -> None:
     try:
         watch.check(by)
     except Failure:
@@ -92,7 +92,7 @@ def _unchanged(case: Case, call: Call, watch: Watch, by: str) -> None:
 def _meant_to_change(case: Case, call: Call) -> list[Tensor]:
     """The inputs that the reference changes."""
     theirs = case.call.relaid()
-    theirs.of(case.subject.reference)
+    theirs.of(case.target.reference)
     changed = [different_bits(a, b) for a, b in zip(case.call.all_tensors(), theirs.all_tensors())]
     return [tensor for tensor, one in zip(call.all_tensors(), changed) if one]
 
@@ -107,7 +107,7 @@ def declared_inplace(case: Case) -> None:
     call = leaves.map(lambda t: t.clone() if t is first else t)
     target = call.all_tensors()[0]
     version = target._version
-    outputs = tensors_of(call.of(case.subject.function))
+    outputs = tensors_of(call.of(case.target.function))
     if outputs[0].data_ptr() != target.data_ptr():
         raise Failure("the result is not in the input's memory")
     if target._version == version:
@@ -120,14 +120,14 @@ def declared_inplace(case: Case) -> None:
 def _refuses_leaf(case: Case) -> None:
     call = _with_inplace(case, case.call.relaid())
     try:
-        call.of(case.subject.function)
+        call.of(case.target.function)
     except RuntimeError:
         return
     raise Failure("a leaf that requires a gradient was overwritten; PyTorch refuses that with a RuntimeError")
 
 
 def _with_inplace(case: Case, call: Call) -> Call:
-    bound = inspect.signature(case.subject.function).bind(*call.args, **call.kwargs)
+    bound = inspect.signature(case.target.function).bind(*call.args, **call.kwargs)
     bound.arguments["inplace"] = True
     return Call(*bound.args, **bound.kwargs)
 
@@ -135,7 +135,7 @@ def _with_inplace(case: Case, call: Call) -> Call:
 def _arguments(case: Case) -> dict[str, Any]:
     """The arguments by name, defaults filled in; none where the function shows no signature."""
     try:
-        bound = inspect.signature(case.subject.function).bind(*case.call.args, **case.call.kwargs)
+        bound = inspect.signature(case.target.function).bind(*case.call.args, **case.call.kwargs)
     except (TypeError, ValueError):
         return {}
     bound.apply_defaults()
@@ -146,7 +146,7 @@ def _arguments(case: Case) -> dict[str, Any]:
 def outputs_do_not_alias(case: Case) -> None:
     """Inductor takes that for granted; and who changes one in place changes the other."""
     found = []
-    for function in (case.subject.function, case.subject.reference):
+    for function in (case.target.function, case.target.reference):
         call = case.call.relaid()
         found.append(shared(tensors_of(call.of(function)), call.all_tensors()))
     if extra := sorted(found[0] - found[1]):
@@ -184,7 +184,7 @@ def _one_round(case: Case) -> list[Any]:
     """Weak references to the memory of all that a call has to do with."""
     with Births() as births:
         call = case.call.relaid()
-        outputs = tensors_of(call.of(case.subject.function))
+        outputs = tensors_of(call.of(case.target.function))
         kept = [tensor for node in functions(outputs) for tensor in saved(node)]
         grads = case.grads(outputs)
         found = gradients(outputs, call, grads)
@@ -209,7 +209,7 @@ def saved_tensors_freed(case: Case) -> None:
     """One kept as an attribute of ctx lives as long as the output, and PyTorch does not notice if it is changed."""
     case.needs_gradient()
     call = case.call.relaid()
-    outputs = tensors_of(call.of(case.subject.function))
+    outputs = tensors_of(call.of(case.target.function))
     nodes = list(functions(outputs))
     if not nodes:
         raise NotApplicable("there is no torch.autograd.Function of Python in the graph")

@@ -39,7 +39,7 @@ def _under_autocast(case: Case, low: torch.dtype, given: torch.dtype | None) -> 
         except NotApplicable as refusal:
             return str(refusal)
         leaves = call.relaid()
-        outputs = tensors_of(leaves.of(case.subject.function))
+        outputs = tensors_of(leaves.of(case.target.function))
     with told(f"under autocast to {name(low)}" + ("" if given is None else f", inputs in {name(given)}")):
         if [y.dtype for y in outputs] != [y.dtype for y in theirs.outputs]:
             found, expected = (", ".join(name(y.dtype) for y in ys) for ys in (outputs, theirs.outputs))
@@ -87,7 +87,7 @@ def checkpoint(case: Case) -> None:
     """Forward runs once more, in the middle of backward."""
     case.needs_gradient()
     leaves = case.call.relaid()
-    outputs = tensors_of(checkpointed(lambda: leaves.of(case.subject.function), use_reentrant=False))
+    outputs = tensors_of(checkpointed(lambda: leaves.of(case.target.function), use_reentrant=False))
     case.same_as_plain(Outcome(outputs, gradients(outputs, leaves, case.grads(outputs))))
 
 
@@ -101,7 +101,7 @@ def saved_tensors_hooks(case: Case) -> None:
         lambda tensor: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format),
         lambda packed: packed.to(device, copy=True),
     ):
-        outputs = tensors_of(leaves.of(case.subject.function))
+        outputs = tensors_of(leaves.of(case.target.function))
     case.same_as_plain(Outcome(outputs, gradients(outputs, leaves, case.grads(outputs))))
 
 
@@ -117,7 +117,7 @@ def arrays(case: Case) -> None:
         given = case.call.map(lambda t: backend.cupy().from_dlpack(t.detach()))
     else:
         given = case.call.map(lambda t: t.detach().numpy())
-    found = [leaf for leaf in tree_leaves(given.of(case.subject.function)) if leaf is not None]
+    found = [leaf for leaf in tree_leaves(given.of(case.target.function)) if leaf is not None]
     for array in found:
         if not isinstance(array, (kind, np.generic)):
             raise Failure(f"a result is a {type(array).__qualname__}, not a {kind.__qualname__}")

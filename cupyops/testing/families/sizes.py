@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from ..._util import tracing
-from ..beyond import beyond
 from ..call import Call, Outcome
 from ..case import Case
 from ..hazard import GPU, Failure, NotApplicable, hazard, told
+from ..large_sizes import large_sizes
 
 _SIZES = 3  # of a call, the largest, that are varied one at a time
 _TAILS = (31, 33, 127, 257)  # around a warp, and past a block of 128 and of 256
@@ -72,7 +72,7 @@ def many_rows(case: Case) -> None:
     largest = max(case.call.all_tensors(), key=Tensor.numel, default=None)
     if largest is None or not largest.numel() or not largest.dim():
         raise NotApplicable("no tensor has rows")
-    if case.backend == "reference" and case.subject.operator is not None:
+    if case.backend == "reference" and case.target.operator is not None:
         raise NotApplicable("no kernel runs here")
     rows, few = largest.shape[0], case.with_units({torch.float64: _UNITS})
     for size in _sizes(case.call, _FEW + 1):
@@ -93,7 +93,7 @@ def many_rows(case: Case) -> None:
 @hazard("more than 2^31 elements give PyTorch's answer", backends=GPU)
 def more_than_2_31(case: Case) -> None:
     """The call repeated along a dimension along which its result repeats, to more than 2^32 where the memory suffices."""
-    beyond(case, 2**32, 2**31)
+    large_sizes(case, 2**32, 2**31)
 
 
 # --- variants ---------------------------------------------------------------------------------------------------------

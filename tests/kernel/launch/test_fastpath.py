@@ -12,7 +12,7 @@ import torch
 from cupyops._kernel.compile import compiler, source
 from cupyops._kernel.compile.binary import Parameter
 from cupyops._kernel.compile.declarations import function
-from cupyops._kernel.launch import ctype, fastpath, signature
+from cupyops._kernel.launch import ctype, fastpath, signature, versions
 from cupyops._kernel.launch.configuration import Configuration
 from cupyops._util import tracing
 from cupyops.errors import LaunchError
@@ -99,6 +99,12 @@ def good():
 
 def launch(machine, *args, **template):
     machine.configure(CONFIGURATION, machine.cu_launch)(*args, **(template or {"T": torch.float32, "N": 4}))
+
+
+def given(**values):
+    """Good arguments, some of them others: by the names of the parameters."""
+    names = ["x", "flag", "n", "u", "f", "d", "s", "any", "m", "value"]
+    return [values.get(name, value) for name, value in zip(names, good())]
 
 
 def test_a_good_launch(machine, loaded):
@@ -330,3 +336,62 @@ def test_threads_do_not_share_a_buffer(monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     assert not wrong and not machine.full
+
+
+# --- versions --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_counts_once(machine):
+    x, written = torch.zeros(3), torch.zeros(3)
+    launch(machine, *given(x=x, any=written))
+    assert len(machine.launched) == 1 and (x._version, written._version) == (0, 1)
+    launch(machine, *given(x=x, any=None))
+    assert len(machine.launched) == 2 and not machine.full and x._version == 0
+
+
+def test_what_the_full_path_looks_at_is_left_to_it(machine):
+    written = torch.zeros(3)
+    for wrong in ({"n": 1.5}, {"u": 256}, {"value": "x"}, {"x": None}):
+        launch(machine, *given(any=written, **wrong))
+    assert len(machine.full) == 4 and not machine.launched and written._version == 0
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_inference_tensor_is_launched_at_once(machine, inside):
+    with torch.inference_mode():
+        written = torch.zeros(3)
+    with torch.inference_mode(inside):
+        launch(machine, *given(any=written))
+    assert len(machine.launched) == 1 and not machine.full
+
+
+def test_inside_a_role_the_operator_counts(machine):
+    written = torch.zeros(3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(versions.this_thread, "in_role", True)
+        launch(machine, *given(any=written))
+        other = torch.zeros(3)
+        thread = threading.Thread(target=launch, args=(machine, *given(any=other)))
+        thread.start()
+        thread.join()
+    assert (written._version, other._version) == (0, 1)  # of this thread alone
+    launch(machine, *given(any=written))
+    assert written._version == 1
+
+
+def test_several_that_are_written():
+    """Of each one that is given."""
+    arguments = signature.join(
+        "f", [("float*", "x"), ("float const*", "y"), ("int*", "z")], [Parameter("u64", 8, 8)] * 3, {}
+    )
+    machine = Machine()
+    configure = fastpath.configure(arguments, (), 0, machine.table, machine.full_path)
+    slot = (ctypes.create_string_buffer(24), None, 0)
+    machine.table[()] = fastpath.entry(arguments, -1, 7, [], lambda: slot)
+    launch = configure(CONFIGURATION, lambda *args: machine.launched.append(args))
+    x, y, z = torch.zeros(3), torch.zeros(3), torch.zeros(3, dtype=torch.int32)
+    launch(x, y, z)
+    launch(x, None, None)
+    launch(x, y, z)
+    assert len(machine.launched) == 3 and not machine.full
+    assert (x._version, y._version, z._version) == (3, 0, 2)

@@ -1,0 +1,169 @@
+"""The forms of forward of layer_norm, rms_norm and add_rms_norm."""
+
+from __future__ import annotations
+
+from .._kernel.kernel import Kernel
+from .forms import Form, Forms, Launch
+from .gpu import Gpu
+from .norm_forms import (
+    ALL,
+    BOTH,
+    CENTRED_HALF_THREADS,
+    EACH,
+    FORWARD_ROWS,
+    NARROW,
+    RESERVED,
+    SHARED_MEMORY_THREADS,
+    VECTORS,
+    WARP,
+    Problem,
+    Shared,
+    SubWarp,
+    ThreadPerRow,
+    blocks_for,
+    is_block,
+    kernel,
+    padded,
+    share_row,
+    two_pass_threads,
+)
+from .rows import PACKS, SMALL_ROWS, WIDEST, Share
+
+PIPELINED_ROWS = 2  # that a block takes at least: one is read while the other is reduced
+PIPELINED_THREADS = 256  # of a row, at least: of shorter rows, other blocks' are read meanwhile
+PIPELINED_BLOCKS = 16  # for each multiprocessor, at least: only then do blocks take several rows
+
+fwd_thread_per_row = kernel("norm_fwd_thread_per_row<T, Op>", **EACH)
+fwd_sub_warp = kernel("norm_fwd_sub_warp<T, Op>", **EACH)
+fwd_block = kernel("norm_fwd_block<T, Op, K, ALIGNED>", **EACH, K=PACKS, ALIGNED=BOTH, where=is_block)
+fwd_shared_memory = kernel("norm_fwd_shared_memory<T, Op>", **EACH)
+fwd_two_pass = kernel("norm_fwd_two_pass<T, CENTRED>", **ALL, CENTRED=BOTH)
+fwd_shift = kernel("norm_fwd_shift<T>", **NARROW)
+
+
+class _ThreadPerRow(ThreadPerRow):
+    def shared(self, problem: Problem) -> int:
+        return SMALL_ROWS * problem.row * problem.operator.inputs + padded(2 * problem.size * problem.acc)
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        template = {"Op": problem.operator.struct}
+        grid = blocks_for(problem.rows, SMALL_ROWS, gpu)
+        return Launch(fwd_thread_per_row, grid, (SMALL_ROWS, 1), self.shared(problem), template)
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (fwd_thread_per_row,)
+
+
+class _SubWarp(SubWarp):
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        grid, block = self.blocks(problem, gpu, FORWARD_ROWS)
+        return Launch(fwd_sub_warp, grid, block, template={"Op": problem.operator.struct})
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (fwd_sub_warp,)
+
+
+class _Block(Shared):
+    name = "block"
+    summary = "the threads of a block share a row, in registers, or in shared memory for rms_norm of aligned rows"
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        if not self.share(problem, gpu).packs:
+            return f"a row needs more than {self.most(problem, gpu)} threads"
+        return super().why_not(problem, gpu)
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        return self.of_stages(problem, gpu, 1)
+
+    def of_stages(self, problem: Problem, gpu: Gpu, stages: int) -> Launch:
+        """The launch; with two stages a block takes several rows. It overlaps the launch that shifts the parameters."""
+        division = self.share(problem, gpu)
+        vectors = division.packs * division.threads * division.rows
+        return Launch(
+            fwd_block,
+            blocks_for(problem.rows, (PIPELINED_ROWS if stages == 2 else 1) * division.rows, gpu),
+            division.block,
+            stages * self.vector(problem) * vectors,
+            {"Op": problem.operator.struct, "K": division.packs, "ALIGNED": problem.aligned},
+            overlap=problem.parameters and not problem.aligned,
+            extra={"stages": stages},
+        )
+
+    def vector(self, problem: Problem) -> int:
+        """Bytes of shared memory for a vector of a row: none for rows in registers."""
+        return 16 * problem.operator.inputs if problem.aligned and not problem.operator.centred else 0
+
+    def most(self, problem: Problem, gpu: Gpu) -> int:
+        """Threads of a row, at most."""
+        most = CENTRED_HALF_THREADS if problem.operator.centred and problem.itemsize == 2 else WIDEST
+        if not (vector := self.vector(problem)):
+            return most
+        return min(most, (gpu.shared - RESERVED) // (vector * VECTORS) // WARP * WARP)
+
+    def share(self, problem: Problem, gpu: Gpu) -> Share:
+        """The threads of a row."""
+        return share_row(problem, self.most(problem, gpu), 128)
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return fwd_block, fwd_shift
+
+
+class _Pipelined(_Block):
+    name = "pipelined"
+    summary = "as block, in shared memory; a block takes several rows, and reads one while it reduces another"
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        if not self.vector(problem):
+            return "rows are in registers" if problem.aligned else "rows begin off 16-byte boundaries"
+        if reason := super().why_not(problem, gpu):
+            return reason
+        fits = self.of_stages(problem, gpu, 2).shared <= gpu.shared - RESERVED
+        return None if fits else "two rows do not fit into shared memory"
+
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        division = self.share(problem, gpu)
+        if division.threads < PIPELINED_THREADS:
+            return f"a row has fewer than {PIPELINED_THREADS} threads: other blocks read meanwhile"
+        enough = PIPELINED_ROWS * PIPELINED_BLOCKS * gpu.multiprocessors * division.rows
+        return f"there are fewer than {enough} rows" if problem.rows < enough else None
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        return self.of_stages(problem, gpu, 2)
+
+
+class _SharedMemory(Shared):
+    name = "shared_memory"
+    summary = "the threads of a block share a row, in shared memory"
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        if RESERVED + problem.row // 16 * 16 > gpu.shared:
+            return "a row does not fit into shared memory"
+        return super().why_not(problem, gpu)
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        return Launch(
+            fwd_shared_memory,
+            blocks_for(problem.rows, 1, gpu),
+            (SHARED_MEMORY_THREADS, 1),
+            problem.row // 16 * 16,
+            {"Op": problem.operator.struct},
+            overlap=problem.parameters and not problem.aligned,
+        )
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return fwd_shared_memory, fwd_shift
+
+
+class _TwoPass(Form[Problem]):
+    name = "two_pass"
+    summary = "the threads of a block share a row of any length, and read it twice"
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        threads, template = two_pass_threads(problem), {"CENTRED": problem.operator.centred}
+        return Launch(fwd_two_pass, blocks_for(problem.rows, 1, gpu), threads, template=template)
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (fwd_two_pass,)
+
+
+FORWARD = Forms("norm", "forward", [_ThreadPerRow(), _SubWarp(), _Pipelined(), _Block(), _SharedMemory(), _TwoPass()])

@@ -1,0 +1,128 @@
+"""The public face of an operator: a function of the author's signature that replays plans, and else calls the author's."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch.compiler import is_dynamo_compiling
+
+from ..._util import observed
+from .guard import MISS
+from .plans import Plans
+
+_FIXED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def public(function: Callable[..., Any], in_full: Callable[..., Any], name: str) -> Any:
+    """`function` with plans in front of it; `in_full` is called where there is none, with arrays and `axis` too.
+
+    Nothing is looked at before the first call: until then its code only knows how to be written.
+    """
+    scope: dict[str, Any] = {
+        "__builtins__": __builtins__,
+        "_is_dynamo_compiling": is_dynamo_compiling,
+        "_full": in_full,
+    }
+    shown = types.FunctionType(_not_written.__code__, scope, function.__name__)
+    functools.update_wrapper(shown, function)
+
+    def write() -> Any:
+        _write(shown, scope, function, in_full, name)
+        return shown
+
+    scope["_write"] = write
+    return shown
+
+
+def _not_written(*args: Any, **kwargs: Any) -> Any:
+    if _is_dynamo_compiling():  # type: ignore[name-defined]  # noqa: F821
+        return _full(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+    return _write()(*args, **kwargs)  # type: ignore[name-defined]
+
+
+def _write(
+    shown: Any, scope: dict[str, Any], function: Callable[..., Any], in_full: Callable[..., Any], name: str
+) -> None:
+    """Give `shown` the code that its calls go through."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or any(one.kind not in _FIXED for one in parameters):
+        shown.__code__ = _always_in_full.__code__
+        return
+    names = [one.name for one in parameters]
+    by_name = frozenset(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY)
+
+    def of_values(*values: Any) -> Any:
+        given = {name: value for name, value in zip(names, values) if name in by_name}
+        return in_full(*values[: len(names) - len(given)], **given)
+
+    def with_others(values: tuple[Any, ...], others: dict[str, Any]) -> Any:
+        first, *rest = zip(parameters, values)
+        left = {one.name: value for one, value in rest if value is not one.default}
+        return in_full(first[1], **left, **others)
+
+    plans = Plans(name, of_values, _first(parameters), lambda: [function], suspends=True)
+    scope |= {"_observed": observed, "_table": plans.table, "_MISS": MISS, "_plans": plans, "_others": with_others}
+    listed = ", ".join(names)
+    more = "**_more" if "dim" in names and "axis" not in names else ""
+    source = f"""
+def shown({_listed(parameters, more)}):
+    if _is_dynamo_compiling():
+        return _full({_passed(parameters)}{", **_more" if more else ""})
+    {f"if _more: return _others(({listed},), _more)" if more else ""}
+    if not _observed.unplanned:
+        try:
+            _entries = _table.get({names[plans.first]}.shape, ())
+        except Exception:
+            _entries = ()
+        for _entry in _entries:
+            _found = _entry({listed})
+            if _found is not _MISS:
+                return _found
+    return _plans.call(({listed},))
+"""
+    found: dict[str, Any] = {}
+    exec(compile(source, f"<plans of {name}>", "exec"), dict(scope), found)
+    shown.__defaults__ = function.__defaults__  # type: ignore[attr-defined]
+    shown.__kwdefaults__ = function.__kwdefaults__  # type: ignore[attr-defined]
+    shown.__code__ = found["shown"].__code__
+
+
+def _always_in_full(*args: Any, **kwargs: Any) -> Any:
+    return _full(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+
+def plans_of(shown: Any) -> Plans | None:
+    """The plans of a public function, once it has been called."""
+    found: Plans | None = shown.__globals__.get("_plans")
+    return found
+
+
+def _first(parameters: list[inspect.Parameter]) -> int:
+    """The place of the first parameter annotated as a tensor, or else of the first."""
+    shown = [str(one.annotation) for one in parameters]
+    return next((index for index, one in enumerate(shown) if "Tensor" in one), 0)
+
+
+def _listed(parameters: list[inspect.Parameter], more: str) -> str:
+    """The parameters as a signature has them; the values of defaults are set afterwards."""
+    found, before = [], None
+    for one in parameters:
+        if before is inspect.Parameter.POSITIONAL_ONLY and one.kind is not before:
+            found.append("/")
+        if one.kind is inspect.Parameter.KEYWORD_ONLY and before is not one.kind:
+            found.append("*")
+        found.append(one.name if one.default is one.empty else f"{one.name}=None")
+        before = one.kind
+    if before is inspect.Parameter.POSITIONAL_ONLY:
+        found.append("/")
+    return ", ".join([*found, more] if more else found)
+
+
+def _passed(parameters: list[inspect.Parameter]) -> str:
+    """The parameters as a call of the author's function gives them."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return ", ".join(f"{one.name}={one.name}" if one.kind is keyword else one.name for one in parameters)

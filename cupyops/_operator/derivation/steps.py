@@ -1,0 +1,179 @@
+"""What a recording holds: the allocations, views, calls and launches of one call, in order, with numbers for tensors.
+
+Tensors that come in have the numbers from 0 on; each step that makes tensors numbers them on. No step holds a tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..._kernel.launch.configuration import Configuration
+from ..._kernel.launch.loaded import Loaded
+from ..._kernel.launch.specialised import Specialised
+
+Size = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor, by its number."""
+
+    number: int
+
+
+class NoConstant(Exception):
+    """A value that is not one of the kinds that are told apart by type and value alone."""
+
+
+_PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(...), Ref)
+_SEQUENCES = (tuple, list, torch.Size)
+
+
+def freeze(value: Any) -> Any:
+    """A hashable that is equal for equal values of equal types alone: 1, True and 1.0 differ, and 0.0 and -0.0.
+
+    Raises:
+        NoConstant: it is, or holds, something else than numbers, strings, dtypes, devices, None, arrays, and lists of these.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return kind, value
+    if kind is float:
+        return kind, value.hex()
+    if kind in _SEQUENCES:
+        return kind, tuple([freeze(one) for one in value])
+    if kind is dict:
+        return kind, tuple([(freeze(name), freeze(one)) for name, one in value.items()])
+    if kind is slice:
+        return kind, freeze(value.start), freeze(value.stop), freeze(value.step)
+    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        return kind, str(value.dtype), value.shape, value.tobytes()
+    raise NoConstant(f"a value of type {kind.__name__}")
+
+
+@dataclass(frozen=True)
+class Alloc:
+    """Memory that holds nothing yet, for tensor `number`."""
+
+    number: int
+    size: Size
+    stride: Size
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """From the first element to the last."""
+        if 0 in self.size:
+            return 0
+        return (1 + sum((size - 1) * step for size, step in zip(self.size, self.stride))) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of PyTorch that is called again at each replay; `results` are its tensors, new ones or arguments of it."""
+
+    function: Any = field(compare=False)
+    args: tuple[Any, ...] = field(compare=False)
+    kwargs: dict[str, Any] = field(compare=False)
+    results: tuple[int | None, ...]
+    single: bool  # whether it returns its tensor, or None, and not a tuple of them
+    key: Any = None  # function and arguments, frozen
+
+    @property
+    def reads(self) -> list[int]:
+        """The numbers of the tensors among the arguments."""
+        return list(numbers_in((self.args, self.kwargs)))
+
+
+@dataclass(frozen=True)
+class View(Call):
+    """A call whose one result lies in the memory of tensor `source`, `offset` bytes further on."""
+
+    source: int = -1
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel launched; `args` as they were given, with a `Ref` for each tensor."""
+
+    specialised: Specialised
+    loaded: Loaded | None  # on a GPU
+    configuration: Configuration
+    args: tuple[Any, ...] = field(compare=False)
+    key: Any = None  # the arguments, frozen
+
+    @property
+    def reads(self) -> list[int]:
+        """The numbers of the tensors."""
+        return list(numbers_in(self.args))
+
+
+@dataclass(frozen=True)
+class Bump:
+    """The version counter of a tensor, raised."""
+
+    number: int
+
+
+Step = Alloc | Call | Launch | Bump
+
+
+@dataclass(frozen=True)
+class Inner:
+    """The one operator of a recording, called where a gradient is wanted: its forward is the steps from `start` to `end`."""
+
+    operator: Any  # its Definition
+    start: int
+    end: int
+    args: tuple[Any, ...] = field(compare=False)  # of the operator, with Refs
+    key: Any = None  # these, frozen
+    outputs: tuple[int, ...] = ()
+    strides: tuple[Size, ...] = ()  # of the outputs
+    floating: tuple[bool, ...] = ()  # whether each output is of a floating-point dtype
+    saved: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One call, recorded."""
+
+    inputs: int  # tensors that come in
+    steps: tuple[Step, ...]
+    result: Any = field(compare=False)  # with Refs
+    result_key: Any
+    alignments: tuple[tuple[int, int, int], ...]  # (tensor, n, its address modulo n) that Python has asked for
+    asks_default_dtype: bool
+    operators: tuple[Any, ...] = ()  # the definitions whose roles ran
+    inner: Inner | None = None
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The launches among the steps."""
+        return [step for step in self.steps if isinstance(step, Launch)]
+
+
+def numbers_in(value: Any) -> Any:
+    """The numbers of the Refs in a value, in order."""
+    if isinstance(value, Ref):
+        yield value.number
+    elif isinstance(value, dict):
+        yield from numbers_in(tuple(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from numbers_in(one)
+
+
+def filled(value: Any, tensors: Any) -> Any:
+    """A value with `tensors[number]` in the place of each Ref."""
+    if isinstance(value, Ref):
+        return tensors[value.number]
+    if isinstance(value, dict):
+        return {name: filled(one, tensors) for name, one in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(filled(one, tensors) for one in value)
+    return value

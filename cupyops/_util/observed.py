@@ -1,0 +1,54 @@
+"""Who looks on at calls and launches now: two counts that every call compares with zero, and this thread's recorder."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+watching = 0  # open traces and recordings: launches take the full path, which tells them
+unplanned = 0  # these, and whoever asked for calls made the plain way: no recorded plan is replayed
+_changing = threading.Lock()
+_thread = threading.local()  # .recorder, of the recording that this thread has under way
+
+
+def watch(by: int = 1) -> None:
+    """Every launch of the process takes the full path and every call is made the plain way, until taken back by -1."""
+    global watching, unplanned
+    with _changing:
+        watching += by
+        unplanned += by
+
+
+def go_plainly(by: int = 1) -> None:
+    """Every call of the process is made the plain way, until that is taken back, by -1."""
+    global unplanned
+    with _changing:
+        unplanned += by
+
+
+def recorder() -> Any:
+    """The recorder of the call that this thread records, or None."""
+    return getattr(_thread, "recorder", None)
+
+
+@contextmanager
+def recording(recorder: Any) -> Iterator[None]:
+    """Calls and launches of this thread inside are told to `recorder`."""
+    watch()
+    _thread.recorder = recorder
+    try:
+        yield
+    finally:
+        _thread.recorder = None
+        watch(-1)
+
+
+def refuse(reason: str, passing: bool = False) -> None:
+    """What this thread does now cannot be replayed: if it is being recorded, the recording is given up.
+
+    `passing`: the next call alike may be another matter.
+    """
+    if (current := recorder()) is not None:
+        current.refuse(reason, passing)

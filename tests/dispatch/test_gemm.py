@@ -1,0 +1,111 @@
+"""Which tile of a GEMM is chosen, and which forms of a convolution; the simulator's tests run each of them."""
+
+import pytest
+import torch
+
+import cupyops
+from cupyops._dispatch import gemm, small_conv
+from cupyops._dispatch.forms import use_form
+from cupyops._dispatch.gemm import Layout, Problem
+from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops.ops import _conv2d, _conv2d_relu_max_pool2d, _linear, _matmul
+
+CPU = torch.device("cpu")
+H200 = {"capability": 9, "multiprocessors": 132, "shared": 232448}
+
+
+def product(m, n, k, dtype, **options):
+    return Problem(m, n, k, Layout(k, 1), Layout(1, n), Layout(n, 1), dtype, **options)
+
+
+def chosen(problem, forms=_matmul.PRODUCT):
+    with assume_gpu(**H200):
+        return forms.choose(problem, gpu(CPU)).name
+
+
+def test_which_tile():
+    assert chosen(product(4096, 4096, 4096, torch.bfloat16)) == "mma_256"
+    assert chosen(product(4096, 4095, 4096, torch.bfloat16)) == "mma_128"  # no whole vectors
+    assert chosen(product(4096, 4096, 4096, torch.bfloat16, ones=True), _linear.PRODUCT) == "mma_128"
+    assert chosen(product(4096, 4096, 4096, torch.float32)) == "fma_128"
+    assert chosen(product(64, 128, 3136, torch.float32)) == "fma_32"
+    assert chosen(product(4096, 4096, 4096, torch.float64)) == "fma_64"
+
+
+def test_the_widest_tile_needs_shared_memory():
+    problem = product(4096, 4096, 4096, torch.float16)
+    with assume_gpu(**H200), assume_gpu(shared=101376):
+        assert _matmul.PRODUCT.choose(problem, gpu(CPU)).name == "mma_128"
+        with (
+            use_form("matmul:mma_256"),
+            pytest.raises(cupyops.InputError, match="mma_256 was asked for, but it takes 165888 bytes of shared"),
+        ):
+            _matmul.PRODUCT.choose(problem, gpu(CPU))
+
+
+@pytest.mark.parametrize("dtype, engine", [(torch.float16, "fma"), (torch.float32, "mma")])
+def test_engines_serve_their_dtypes(dtype, engine):
+    message = f"the form {engine}_64 was asked for, but {dtype} is multiplied by "
+    with use_form(f"matmul:{engine}_64"), pytest.raises(cupyops.InputError, match=message):
+        chosen(product(64, 64, 64, dtype))
+
+
+def test_small_gpus_split_k_less():
+    """Shares of k are for multiprocessors that would have no tile."""
+    problem, form = product(32, 10, 50176, torch.float32), gemm.tiles(_matmul.matmul_fwd)[-1]
+    grids = []
+    for multiprocessors in (2, 132):
+        with assume_gpu(multiprocessors=multiprocessors):
+            grids.append(form.launch(problem, gpu(CPU)).grid)
+    assert grids[0] < grids[1]
+
+
+def layer(images, channels, filters, size, dtype=torch.float32, taps=3):
+    return small_conv.pooled(
+        small_conv.Sizes(images, channels, size, size, filters, size // 2, size // 2, 1, 1), taps, dtype
+    )
+
+
+@pytest.mark.parametrize(
+    "form, weight, problem",
+    [
+        ("fma_8", "fma_weight_1", layer(64, 1, 32, 28)),
+        ("fma_4", "fma_weight_1", layer(64, 32, 64, 14)),
+        ("fma_8", "fma_weight_1", layer(64, 1, 32, 28, torch.bfloat16)),  # one channel, of which tensor cores take 16
+        ("mma_2", "mma_weight", layer(64, 32, 64, 14, torch.bfloat16)),
+        ("mma_4", "mma_weight", layer(1024, 32, 64, 14, torch.bfloat16)),
+        ("mma_2", "mma_weight", layer(1024, 32, 64, 14, torch.bfloat16, taps=5)),
+        ("fma_4", "fma_weight_1", layer(1024, 32, 64, 14, torch.float64)),
+        ("fma_4", "fma_weight_1", layer(1024, 32, 64, 14, taps=5)),
+    ],
+)
+def test_which_form_of_few_channels(form, weight, problem):
+    module = _conv2d_relu_max_pool2d
+    assert (chosen(problem, module.FORWARD), chosen(problem, module.BACKWARD_WEIGHT)) == (form, weight)
+
+
+def test_tensor_cores_of_old_gpus():
+    with assume_gpu(**H200), assume_gpu(capability=7):
+        problem = layer(64, 32, 64, 14, torch.float16)
+        assert _conv2d_relu_max_pool2d.FORWARD.choose(problem, gpu(CPU)).name == "fma_4"
+
+
+def test_the_gradient_of_weight_is_the_same_on_every_gpu():
+    """Blocks store partial sums: their number decides the order of the sum."""
+    problem, forms = layer(1024, 32, 64, 14), _conv2d_relu_max_pool2d.BACKWARD_WEIGHT
+    grids = set()
+    for multiprocessors in (10, 132):
+        with assume_gpu(capability=9, multiprocessors=multiprocessors):
+            grids.add(forms.launch(problem, gpu(CPU)).grid)
+    assert len(grids) == 1
+
+
+def test_which_form_of_a_convolution():
+    launched = []
+    x, weight = torch.zeros(1, 3, 6, 6), torch.zeros(4, 3, 3, 3)
+    for stride, dtype in ((1, torch.float32), (2, torch.float32), (1, torch.float16)):
+        with cupyops.simulate("sm_80"), cupyops.trace() as trace:
+            cupyops.conv2d(x.to(dtype), weight.to(dtype), stride=stride)
+        launched.append(next(record.kernel for record in trace.launches()))
+    assert launched == ["conv2d_direct<float, 3, 4, true>", "conv2d_fwd<float, 32>", "conv2d_fwd<__half, 32>"]
+    assert [form.name for form in _conv2d.BACKWARD_WEIGHT.list][:2] == ["direct_weight_4", "direct_weight_1"]

@@ -1,0 +1,31 @@
+"""Runs calls with each form of a family that can compute them."""
+
+from collections.abc import Callable, Iterable
+
+import cupyops
+from cupyops._dispatch import forms
+from cupyops._dispatch.forms import use_form
+
+
+def names(family: str) -> list[str]:
+    """The forms of a family, of both directions."""
+    lists = [one for one in forms.families() if one.family == family]
+    return list(dict.fromkeys(form.name for one in lists for form in one.list))
+
+
+def run(family: str, form: str, calls: Iterable[Callable[[], object]]) -> None:
+    """Each call in the simulator, with that form in each direction that has it; it must be able to compute one of them."""
+    with cupyops.simulate():
+        assert sum(computes(family, form, call) for call in calls) > 0
+
+
+def computes(family: str, form: str, call: Callable[[], object]) -> bool:
+    """Whether the form can compute a call, which has then been made."""
+    try:
+        with use_form(f"{family}:{form}"):
+            call()
+    except cupyops.InputError as error:
+        if f"the form {form} was asked for" not in str(error):
+            raise
+        return False
+    return True

@@ -1,0 +1,307 @@
+"""What `make test` leaves out is what ran in full on the same sources, and nothing else."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import ran_in_full
+import tiers
+import torch
+
+import cupyops
+from cupyops._kernel.compile import source
+
+PACKAGE, ROOT = ran_in_full.PACKAGE, ran_in_full.ROOT
+
+
+# --- digests ---
+
+PYTHON = '''"""A module."""
+import os
+from a import (
+    b,
+)
+
+def f(x):
+    """A docstring."""
+    # a comment
+    return "# no comment" + x  # another
+'''
+
+
+def test_what_does_not_count_of_python():
+    plain = ran_in_full._plain_python(PYTHON)
+    assert plain == 'def f(x):\n    return "# no comment" + x'
+    moved = (
+        PYTHON.replace("from a import", "from z.a import").replace("A docstring", "Other words").replace("# an", "# n")
+    )
+    assert ran_in_full._plain_python("\n\n" + moved) == plain
+    assert ran_in_full._plain_python(PYTHON.replace("+ x", "- x")) != plain
+
+
+def test_what_does_not_count_of_cuda():
+    text = '#include "a/b.cuh"\n// words\n__global__ void f(int* x) { /* more */\n  x[0] = 1; }\n'
+    plain = ran_in_full._plain_cuda(text)
+    assert plain == "__global__ void f(int* x) { x[0] = 1; }"
+    assert ran_in_full._plain_cuda(text.replace("a/b", "c/b").replace("words", "others").replace("  x", "x")) == plain
+    assert ran_in_full._plain_cuda(text.replace("= 1", "= 2")) != plain
+
+
+def changed_by(monkeypatch, name, change):
+    """The operators whose digest is another when a function of ran_in_full gives something else."""
+    before = {operator: ran_in_full.digest.__wrapped__(operator) for operator in SOME}
+    with monkeypatch.context() as patch:
+        patch.setattr(ran_in_full, name, change(getattr(ran_in_full, name)))
+        return {operator for operator in SOME if ran_in_full.digest.__wrapped__(operator) != before[operator]}
+
+
+SOME = ("relu", "layer_norm", "rms_norm", "norm", "mean", "sgd", "grad_norm")
+
+
+def edited(*path):
+    """Python as it would be with one file edited."""
+    return lambda read: lambda path_: read(path_) + ("edited" if path_ == ROOT.joinpath(*path) else "")
+
+
+@pytest.mark.parametrize(
+    ("path", "operators"),
+    [
+        ("cupyops/ops/_relu.py", {"relu"}),
+        ("cupyops/ops/_layer_norm.py", {"layer_norm", "norm"}),
+        ("cupyops/_dispatch/forms.py", set()),
+        ("cupyops/optim/sgd.py", {"sgd"}),
+        ("tests/ops/test_mean.py", {"mean"}),
+        ("tests/support/contract.py", set()),
+    ],
+)
+def test_python_counts_where_it_is_used(monkeypatch, path, operators):
+    assert changed_by(monkeypatch, "_python", edited(path)) >= operators
+    if not operators or path.startswith("cupyops/ops/_relu"):
+        assert changed_by(monkeypatch, "_python", edited(path)) == operators
+
+
+@pytest.mark.parametrize(
+    ("word", "operators"),
+    [("relu_fwd", {"relu"}), ("SHARED_MEMORY_THREADS", {"layer_norm", "norm", "rms_norm"}), ("sgd_step", {"sgd"})],
+)
+def test_cuda_counts_where_it_is_included(monkeypatch, word, operators):
+    """An edit of each text that has a word in it."""
+    change = lambda plain: lambda text: plain(text) + ("edited" if word in plain(text) else "")
+    assert changed_by(monkeypatch, "_plain_cuda", change) == operators
+
+
+def test_further_calls_count(monkeypatch):
+    from simulator import cases
+
+    before = ran_in_full.cases("embedding")
+    assert any("indices_sorted" in text for text in before) and ran_in_full.cases("relu") != before
+    monkeypatch.setitem(cases.FURTHER, "embedding", cases.gradients_clipped)
+    assert ran_in_full.cases("embedding") != before
+
+
+def test_all_that_there_is_counts_somewhere():
+    """Each file of operators in a digest of one at least, or in that of the framework; all CUDA that kernels include."""
+    operators = ran_in_full.operators()
+    counted = set().union(*map(ran_in_full.python_of, operators)) | ran_in_full.framework_files()
+    folders = [PACKAGE / name for name in ran_in_full.OPERATORS] + [
+        ROOT / "tests" / name for name in ("ops", "dispatch")
+    ]
+    missing = {path.relative_to(ROOT).as_posix() for folder in folders for path in folder.glob("*.py")} - {
+        path.relative_to(ROOT).as_posix() for path in counted
+    }
+    assert {name for name in missing if not name.endswith("__init__.py")} <= {"tests/dispatch/test_forms.py"}
+    texts = set().union(*map(ran_in_full.cuda_of, operators))
+    assert {path.read_text(encoding="utf-8") for path in source.cuda_src().glob("*.cu")} <= texts
+
+
+def test_the_table(tmp_path):
+    table = {"relu": ran_in_full.Ran("a", "b"), "gone": ran_in_full.Ran("c", "d"), "add": ran_in_full.Ran("e", "f")}
+    ran_in_full.write(table, tmp_path / "x.csv")
+    assert (tmp_path / "x.csv").read_text() == "operator,digest,framework\nadd,e,f\nrelu,a,b\n"
+    assert ran_in_full.read(tmp_path / "x.csv") == {name: table[name] for name in ("add", "relu")}
+    assert ran_in_full.read(tmp_path / "absent.csv") == {}
+
+
+# --- selection ---
+
+
+class Item:
+    """A test as pytest has it."""
+
+    def __init__(self, nodeid, config=None, mark=None, **parameters):
+        self.nodeid, self.config, self.mark = nodeid, config, mark
+        self.path = ROOT / "tests" / nodeid.partition("::")[0]
+        self.stash, self.user_properties, self.callspec = pytest.Stash(), [], SimpleNamespace(params=parameters)
+
+    def get_closest_marker(self, name):
+        return self.mark
+
+
+def in_full(**options):
+    return SimpleNamespace(kwargs=options)
+
+
+def config_of(**options):
+    defaults = dict(changed=True, drawn=0, draw=1, until=None, shard=None, began=0.0, changed_operators=[], record=None)
+    option = SimpleNamespace(**defaults | {"operators": ["relu", "softmax", "sum"]} | options)
+    left = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
+    return SimpleNamespace(option=option, hook=hook, left=left)
+
+
+def selected(config, *items):
+    chosen = list(items)
+    tiers.select(config, chosen)
+    assert {*chosen, *config.left} == set(items)
+    return [item.nodeid for item in chosen]
+
+
+def test_what_has_changed_runs_and_last():
+    items = [
+        Item("simulator/test_x.py::a", mark=in_full(), operator="softmax"),
+        Item("simulator/test_x.py::b", mark=in_full(), operator="relu"),
+        Item("simulator/test_x.py::c", mark=in_full(always=("sum",)), operator="sum"),
+        Item("ops/test_relu.py::d", mark=in_full()),
+        Item("kernel/test_y.py::e"),
+    ]
+    names = [item.nodeid for item in items]
+    assert selected(config_of(changed=False), *items) == names
+    assert selected(config_of(), *items) == [names[2], names[4]]
+    assert selected(config_of(changed_operators=["relu"]), *items) == [names[2], names[4], names[3], names[1]]
+    assert selected(config_of(changed_operators=["softmax"]), *items) == [names[2], names[4], names[0]]
+
+
+def test_what_is_drawn_of_the_rest_hangs_on_the_seed():
+    items = [Item(f"simulator/test_x.py::{i}", mark=in_full(), operator="relu") for i in range(200)]
+    first, again, other = (selected(config_of(drawn=5, draw=seed), *items) for seed in (1, 1, 2))
+    assert first == again != other and len(first) == len(other) == 10
+    assert selected(config_of(drawn=100), *items) == [item.nodeid for item in items]
+
+
+def test_one_that_is_of_no_operator_is_an_error():
+    with pytest.raises(pytest.UsageError, match="test_x.py::a is marked in_full, and of no operator"):
+        selected(config_of(), Item("kernel/test_x.py::a", mark=in_full()))
+
+
+def test_of_which_operator_a_test_is():
+    contract = type("TestRelu", (), {"__module__": "tests.ops.test_relu"})
+    of = tiers.operator_of
+    assert of(Item("simulator/test_x.py::a", contract=contract)) == of(Item("ops/test_relu.py::a")) == "relu"
+    by = in_full(by=lambda parameters: parameters["name"].upper())
+    assert of(Item("x/test_x.py::a", mark=by, name="sum")) == "SUM"
+    assert of(Item("kernel/test_relu.py::a", name="sum")) == ""
+
+
+def test_parts_share_all_tests_and_split_no_operator():
+    items = [Item(f"{folder}/test_{name}.py::a") for folder in ("ops", "kernel") for name in "abcdefgh"]
+    items += [Item(f"simulator/test_x.py::{name}", mark=in_full(), operator=name) for name in "abcdefgh"]
+    parts = [selected(config_of(changed=False, shard=f"{i}/3"), *items) for i in (1, 2, 3)]
+    assert sorted(name for part in parts for name in part) == sorted(item.nodeid for item in items)
+    for name in "abcdefgh":
+        assert (
+            len({tiers.place(item, 3) for item in (Item(f"ops/test_{name}.py::b"), Item("s/x.py", operator=name))}) == 1
+        )
+    for wrong in ("0/3", "4/3", "x", "1"):
+        with pytest.raises(pytest.UsageError, match="shard"):
+            tiers.shard(wrong)
+
+
+def test_in_full_ends_with_the_time():
+    config = config_of(changed_operators=["relu"], until=10.0)
+    item, other = Item("ops/test_relu.py::a", config, in_full()), Item("ops/test_sum.py::b", config)
+    selected(config, item, other)
+    tiers.check_time(other)
+    with pytest.raises(pytest.skip.Exception, match="no time is left"):
+        tiers.check_time(item)
+    assert item.user_properties == [("no time for", "relu")]
+    config.option.until = None
+    tiers.check_time(item)
+
+
+# --- launches ---
+
+
+@pytest.mark.parametrize(
+    ("changed", "nodeid", "drawn", "ends"),
+    [
+        ([], "ops/test_relu.py::a", 0, True),
+        (["relu"], "ops/test_relu.py::a", 0, False),
+        (["relu"], "dispatch/test_x.py::a", 0, False),
+        ([], "dispatch/test_x.py::a", 0, True),
+        ([], "dispatch/test_x.py::a", 100, False),
+        ([], "nn/test_x.py::a", 0, False),
+    ],
+)
+def test_a_test_ends_where_it_comes_to_what_has_not_changed(monkeypatch, changed, nodeid, drawn, ends):
+    config = config_of(changed_operators=changed, drawn=drawn)
+    with monkeypatch.context() as patch, cupyops.simulate():
+        tiers.launches_of_changed_alone(SimpleNamespace(node=Item(nodeid, config), config=config), patch)
+        if ends:
+            with pytest.raises(pytest.skip.Exception, match="relu ran in full on the same sources"):
+                cupyops.relu(torch.ones(3))
+        else:
+            assert cupyops.relu(torch.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_a_kernel_of_ones_own_is_no_concern_of_it(monkeypatch):
+    config = config_of()
+    put = cupyops.Kernel("__global__ void put(float* y) { y[threadIdx.x] = 2; }", "put")
+    y = torch.zeros(2)
+    with monkeypatch.context() as patch, cupyops.simulate():
+        node = Item("ops/test_relu.py::a", config)
+        tiers.launches_of_changed_alone(SimpleNamespace(node=node, config=config), patch)
+        put[1, 2](y)
+    assert y.tolist() == [2, 2]
+
+
+# --- what is said and kept ---
+
+
+class Terminal:
+    def __init__(self):
+        self.lines = []
+
+    def write_line(self, line):
+        self.lines.append(line)
+
+    def section(self, title, **markup):
+        self.lines.append(title)
+
+
+def summary(monkeypatch, config, cut=(), status=0):
+    tally = tiers.Tally(config)
+    for name in cut:
+        report = SimpleNamespace(user_properties=[("no time for", name)], when="setup", skipped=True, longrepr="")
+        tally.pytest_runtest_logreport(report)
+    monkeypatch.setattr(ran_in_full, "read", lambda: {"sum": ran_in_full.Ran("old", "old")})
+    monkeypatch.setattr(ran_in_full, "framework", lambda: "f")
+    monkeypatch.setattr(ran_in_full, "now", lambda name: ran_in_full.Ran(f"{name} now", "f"))
+    terminal = Terminal()
+    tally.pytest_terminal_summary(terminal, status)
+    return "\n".join(terminal.lines)
+
+
+def test_it_is_said_loudly_when_time_ran_out(monkeypatch):
+    said = summary(monkeypatch, config_of(changed_operators=["relu", "softmax"]), cut=["softmax", "softmax"])
+    assert "`make test-all` is due\n2 tests in full were not run" in said and "Not in full ran: softmax" in said
+    assert "changed since they ran in full: relu, softmax" in said and "--draw=1" in said
+    assert "the framework has changed since 1 of 1 operators ran in full" in said
+    assert "is due" not in summary(monkeypatch, config_of())
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_what_ran_in_full_is_kept_where_all_passed(monkeypatch, tmp_path, status):
+    path = Path(tmp_path / "x.csv")
+    config = config_of(changed_operators=["relu", "softmax"], record=path)
+    summary(monkeypatch, config, cut=["softmax"], status=status)
+    monkeypatch.undo()
+    assert path.exists() == (status == 0)
+    if status == 0:
+        assert ran_in_full.read(path) == {"relu": ("relu now", "f"), "sum": ("old", "old")}
+
+
+def test_a_part_keeps_what_is_its_own(monkeypatch):
+    monkeypatch.setattr(ran_in_full, "operators", lambda: tuple("abcdefgh"))
+    parts = [set(tiers.Tally(config_of(changed=False, shard=f"{i}/3")).whole()) for i in (1, 2, 3)]
+    assert set().union(*parts) == set("abcdefgh") and sum(map(len, parts)) == 8
+    assert set(tiers.Tally(config_of(changed=False)).whole()) == set("abcdefgh")

@@ -1,0 +1,200 @@
+"""What plans use of PyTorch that is not public does what they take it to do."""
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cupyops._util import torch_private
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatches(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def x():
+    return torch.randn(4, 6)
+
+
+@pytest.fixture
+def check(x):
+    return torch_private.tensor_guard([x])
+
+
+def test_all_is_there():
+    assert torch_private.available
+
+
+def test_the_same_metadata(x, check):
+    assert check(x) and check(torch.zeros(4, 6))
+
+
+OTHERS = {
+    "shape": lambda x: torch.randn(6, 4),
+    "dimensions": lambda x: torch.randn(4, 6, 1),
+    "strides": lambda x: torch.randn(6, 4).t(),
+    "expanded": lambda x: torch.randn(6).expand(4, 6),
+    "dtype": lambda x: x.half(),
+    "int": lambda x: x.int(),
+    "requires_grad": lambda x: x.clone().requires_grad_(),
+    "parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
+    "subclass": lambda x: x.as_subclass(type("Sub", (torch.Tensor,), {})),
+    "negative bit": lambda x: torch._neg_view(x),
+    "sparse": lambda x: x.to_sparse(),
+    "meta": lambda x: x.to("meta"),
+    "fake": lambda x: FakeTensorMode().from_tensor(x),
+    "array": lambda x: x.numpy(),
+    "none": lambda x: None,
+    "list": lambda x: x.tolist(),
+    "NumPy's number": lambda x: np.float32(1),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_metadata(x, check, other):
+    assert not check(OTHERS[other](x))
+
+
+def test_an_inference_tensor(x, check):
+    with torch.inference_mode():
+        made = torch.randn(4, 6)
+        assert not check(x) and not check(made)
+    assert not check(made)
+
+
+def test_the_conjugate_bit():
+    x = torch.randn(3, dtype=torch.complex64)
+    assert not torch_private.tensor_guard([x])(x.conj())
+
+
+def test_autocast(x, check):
+    with torch.autocast("cpu"):
+        assert not check(x)
+        assert torch_private.tensor_guard([x])(x)
+    assert check(x)
+
+
+def test_a_dispatch_mode(x, check):
+    with Dispatches():
+        assert not check(x) and torch_private.dispatch_modes() == 1
+
+
+@pytest.mark.parametrize(
+    "transform", ["grad", "jvp", "vmap", "functionalize"], ids=["grad", "jvp", "vmap", "functionalize"]
+)
+def test_a_transform_of_torch_func(x, check, transform):
+    seen = []
+
+    def look(t):
+        seen.append((check(t), check(x), bool(torch_private.functorch_active())))
+        return (t * t).sum()
+
+    if transform == "jvp":
+        torch.func.jvp(look, (x,), (x,))
+    elif transform == "vmap":
+        torch.func.vmap(look)(torch.randn(2, 4, 6))
+    else:
+        getattr(torch.func, transform)(look)(x)
+    assert seen == [(False, False, True)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_jit_trace(x, check):
+    seen = []
+
+    def look(t):
+        seen.append(check(t))
+        return t + 1
+
+    torch.jit.trace(look, (x,), check_trace=False)
+    assert seen == [False]
+
+
+def test_one_object_twice(x):
+    check = torch_private.tensor_guard([x, x.clone()])
+    assert check(x, x.clone()) and not check(x, x)
+
+
+def test_grad_mode_is_not_part_of_the_guard():
+    """It is looked at beside it."""
+    x = torch.randn(3, requires_grad=True)
+    check = torch_private.tensor_guard([x])
+    with torch.no_grad():
+        assert check(x)
+
+
+def test_forward_mode_is_not_part_of_the_guard(x, check):
+    """It is looked at beside it."""
+    with torch.autograd.forward_ad.dual_level():
+        assert check(x) and torch_private.forward_mode()
+    assert not torch_private.forward_mode()
+
+
+def test_a_guard_holds_no_tensor():
+    import gc
+    import weakref
+
+    x = torch.randn(3)
+    reference, check = weakref.ref(x), torch_private.tensor_guard([x])
+    del x
+    gc.collect()
+    assert reference() is None and check(torch.randn(3))
+
+
+def test_function_modes(x, check):
+    assert not torch_private.function_mode_enabled() and not torch_private.opaque_modes()
+    with torch.device("cpu"):
+        assert torch_private.function_mode_enabled() and not torch_private.opaque_modes()
+        with Functions() as mode:
+            assert torch_private.opaque_modes() and check(x)
+            with torch_private.without_function_modes():
+                assert not torch_private.function_mode_enabled()
+            mode.transparent = True
+            assert not torch_private.opaque_modes()
+
+
+def test_deterministic():
+    torch.use_deterministic_algorithms(False)
+    assert torch_private.deterministic() is False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch_private.deterministic() is True
+
+
+def test_hooks_of_saved_tensors():
+    assert torch_private.saved_tensors_hooks(True) is None
+    with torch.autograd.graph.save_on_cpu():
+        assert torch_private.saved_tensors_hooks(True) is not None
+    with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+        assert torch_private.saved_tensors_hooks(True) is None
+
+
+def test_whether_the_graph_is_kept(x):
+    seen = []
+    leaf = x.requires_grad_()
+    y = (leaf * leaf).sum()
+    leaf.register_hook(lambda grad: seen.append(torch_private.keeps_graph()))
+    y.backward(retain_graph=True)
+    y.backward()
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_empty_strided(device, deterministic):
+    torch.use_deterministic_algorithms(deterministic)
+    where = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device
+    made = torch_private.empty_strided(where)((3, 2), (1, 3), torch.float16)
+    assert (tuple(made.shape), made.stride(), made.dtype, made.device) == ((3, 2), (1, 3), torch.float16, where)
+    assert not made.requires_grad and not made.is_inference() and made._base is None
+    assert not deterministic or made.isnan().all()
+    with torch.inference_mode():
+        assert torch_private.empty_strided(where)((3,), (1,), torch.float32).is_inference()
+    assert torch_private.empty_strided(where)((0, 4), (4, 1), torch.uint8).numel() == 0
