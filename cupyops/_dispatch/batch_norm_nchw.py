@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .._kernel.kernel import FLOATING, Kernel
@@ -23,22 +24,23 @@ from .segments import Segments
 
 # blocks in inference, at most, by the size of an element: they have less each than where sums are to be combined
 INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}
-ALIGNED = {"ALIGNED": (False, True)}
 
 
-def _nchw(name: str) -> Kernel:
-    where = lambda T, ALIGNED: T.itemsize < 8 or not ALIGNED  # noqa: E731
-    return Kernel("batch_norm.cu", f"{name}<T, ALIGNED>", T=FLOATING, ALIGNED=(False, True), where=where, define=DEFINE)
+def _nchw(name: str, dtypes: tuple[torch.dtype, ...] = FLOATING) -> Kernel:
+    return Kernel(
+        "batch_norm.cu",
+        f"{name}<T, ALIGNED>",
+        T=dtypes,
+        ALIGNED=(False, True),
+        where=lambda T, ALIGNED: T.itemsize < 8 or not ALIGNED,
+        define=DEFINE,
+    )
 
 
-batch_norm_fwd_nchw_cluster = Kernel(
-    "batch_norm.cu", "batch_norm_fwd_nchw_cluster<T, ALIGNED>", T=HALF_AND_FLOAT, define=DEFINE, **ALIGNED
-)
+batch_norm_fwd_nchw_cluster = _nchw("batch_norm_fwd_nchw_cluster", HALF_AND_FLOAT)
 batch_norm_fwd_nchw_partials = _nchw("batch_norm_fwd_nchw_partials")
 batch_norm_fwd_nchw = _nchw("batch_norm_fwd_nchw")
-batch_norm_bwd_nchw_cluster = Kernel(
-    "batch_norm.cu", "batch_norm_bwd_nchw_cluster<T, ALIGNED>", T=HALF_AND_FLOAT, define=DEFINE, **ALIGNED
-)
+batch_norm_bwd_nchw_cluster = _nchw("batch_norm_bwd_nchw_cluster", HALF_AND_FLOAT)
 batch_norm_bwd_nchw_partials = _nchw("batch_norm_bwd_nchw_partials")
 batch_norm_bwd_nchw = _nchw("batch_norm_bwd_nchw")
 

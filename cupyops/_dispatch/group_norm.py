@@ -391,7 +391,7 @@ class TwoPassBackward(TwoPass):
         launch = group_norm_bwd_partials[grid, block]
         launch(of.grad_y, of.x, of.mean, of.rstd, sums.values, planes.packed, *sizes, T=dtype)
         if of.grad_x is not None:
-            rest = self._plan(problem).packed, division(problem), sums.count
+            rest = self._plan(problem).packed, division(problem), sums.of_plane
             self.launch(problem, gpu)(*of[:5], sums.values, of.grad_x, *rest, T=dtype)
         return sums
 

@@ -117,10 +117,10 @@ class Backward(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Of grad_y and of grad_y xhat over each plane: (images, channels, count, 2)."""
+    """Of grad_y and of grad_y xhat over each plane, each in so many: (images, channels, of_plane, 2)."""
 
     values: Tensor
-    count: int
+    of_plane: int
 
 
 class GroupNormForm(Form[Problem]):

@@ -6,10 +6,8 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from .._kernel.kernel import ceil_div
-from .._util.strides import aligned
 from .gemm import divisor
 from .gpu import Gpu
 
@@ -99,8 +97,3 @@ def vectors_of(size: int, itemsize: int, aligned: bool) -> int:
 def is_whole(size: int, itemsize: int, aligned: bool) -> bool:
     """Whether runs of `size` elements are whole vectors."""
     return aligned and size * itemsize % 16 == 0
-
-
-def is_aligned(tensor: Tensor) -> bool:
-    """Whether it begins at a 16-byte boundary."""
-    return aligned(tensor)

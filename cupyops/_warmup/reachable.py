@@ -74,12 +74,12 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _inside(instance: Any) -> Iterator[Any]:
-    """The attributes of an object, the functions of its class, the modules in a module."""
+    """The attributes of an object, the functions and kernels of its class, the modules in a module."""
     if isinstance(instance, torch.nn.Module):
         yield from instance.children()
     own = [cls for cls in type(instance).__mro__ if cls is not object and not _is_foreign(cls)]
     for cls in own:
-        yield from (value for value in vars(cls).values() if isinstance(value, types.FunctionType))
+        yield from (value for value in vars(cls).values() if isinstance(value, (types.FunctionType, Kernel)))
     if own:
         yield from getattr(instance, "__dict__", {}).values()
 

@@ -7,8 +7,8 @@ from contract import assert_as_good_as_torch
 import cupyops
 from cupyops._dispatch import batch_norm
 from cupyops._dispatch.batch_norm import Problem
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops._dispatch.gpu import gpu
+from cupyops.testing import assume_gpu
 
 F = torch.nn.functional
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def test_every_form_that_can_compute_a_problem(training, shape, last, dtype):
     asked = [f"batch_norm.{one.direction}:{name}" for one in (forward, backward) for name in computing(one, of)]
     assert len(asked) >= 2
     for name in asked:
-        with cupyops.simulate("sm_90"), use_form(name), cupyops.trace() as trace:
+        with cupyops.simulate("sm_90"), cupyops.use_form(name), cupyops.trace() as trace:
             ours = everything(cupyops.batch_norm, *args, training)
         assert trace.routes() == {"simulator"}, str(trace)
         for a, b, c, what in zip(ours, theirs, truth, NAMES):

@@ -6,9 +6,9 @@ from contract import assert_as_good_as_torch
 
 import cupyops
 from cupyops._dispatch import group_norm
-from cupyops._dispatch.forms import use_form
-from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops._dispatch.gpu import gpu
 from cupyops._dispatch.group_norm import Problem
+from cupyops.testing import assume_gpu
 
 F = torch.nn.functional
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ def test_every_form_that_can_compute_a_problem(shape, groups, dtype):
     asked = [f"group_norm.{one.direction}:{name}" for one in lists for name in computing(one, of)]
     assert len(asked) >= 2
     for name in asked:
-        with cupyops.simulate("sm_90"), use_form(name), cupyops.trace() as trace:
+        with cupyops.simulate("sm_90"), cupyops.use_form(name), cupyops.trace() as trace:
             ours = everything(cupyops.group_norm, x, grad_y, groups, weight, bias)
         assert trace.routes() == {"simulator"}, str(trace)
         for a, b, c, what in zip(ours, theirs, truth, ("y", "grad_x", "grad_weight", "grad_bias")):
@@ -105,7 +105,7 @@ def test_heads_and_tails_by_few_threads(dtype, beyond):
     x, grad_y = (torch.randn(5, 2, 3 * 16 // dtype.itemsize + beyond).to(dtype) for _ in range(2))
     x[:, :, :2], x[:, :, -2:] = 30, -20  # what a sum lacks of them shows
     weight, bias = torch.randn(2).to(dtype), torch.randn(2).to(dtype)
-    with cupyops.simulate(), use_form("group_norm:persistent"):
+    with cupyops.simulate(), cupyops.use_form("group_norm:persistent"):
         ours = everything(cupyops.group_norm, x, grad_y, 2, weight, bias)
     theirs = everything(F.group_norm, x, grad_y, 2, weight, bias)
     truth = everything(F.group_norm, x.double(), grad_y.double(), 2, weight.double(), bias.double())

@@ -225,11 +225,11 @@ def prefetched_late(dtype: torch.dtype) -> Iterator[Call]:
 
 
 def grouped(dtype: torch.dtype) -> Iterator[Call]:
-    """Groups of channels of as many elements as a group has packs, short ones of each length; and what a warp holds."""
+    """Groups of channels of as many elements as a group has vectors, short ones of each length; and what a warp holds."""
     make, channels, contract = Make(CPU, dtype), 16 // dtype.itemsize, contracts()["group_norm"][0]()
-    for packs in (49, 61, 105, 121, 201, 251, 421, 501, 801):
-        sample = Sample(make(2, channels, packs), 1, make(channels), make(channels))
-        yield partial(contract.compare, sample, f"{packs} packs")
+    for vectors in (49, 61, 121, 251, 421, 501, 801):
+        sample = Sample(make(2, channels, vectors), 1, make(channels), make(channels))
+        yield partial(contract.compare, sample, f"{vectors} vectors")
 
 
 def convolved(dtype: torch.dtype) -> Iterator[Call]:
