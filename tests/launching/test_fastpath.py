@@ -14,8 +14,10 @@ from cupyops.compilation import compiler, source
 from cupyops.compilation.binary import Parameter
 from cupyops.compilation.declarations import function
 from cupyops.errors import LaunchError
-from cupyops.launching import ctype, fastpath, signature
+from cupyops.kernel import Kernel
+from cupyops.launching import ctype, driver, fastpath, signature
 from cupyops.launching.configuration import Configuration
+from cupyops.launching.specialised import Specialised
 
 TEXT = """struct Three { char v[3]; };
 template <typename T, int N> __global__ void f(const T* x, bool flag, int n, unsigned char u, float f, double d, Three s,
@@ -330,3 +332,29 @@ def test_threads_do_not_share_a_buffer(monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     assert not wrong and not machine.full
+
+
+def test_a_launch_function_kept_from_before_the_first_launch_becomes_a_fast_one(monkeypatch):
+    kernel, slow, fast = Kernel("__global__ void g(float* x) {}", "g"), [], []
+
+    def load(configuration, args, template):
+        slow.append(args)
+        kernel._fast = lambda configuration, launch: lambda *args, **template: fast.append((configuration.grid, args))
+
+    monkeypatch.setattr(kernel, "_launch", load)
+    monkeypatch.setattr(driver, "launcher", lambda configuration: None)
+    launch = kernel[2, 32]
+    for index in range(3):
+        launch(index)
+    assert slow == [(0,)] and fast == [((2, 1, 1), (1,)), ((2, 1, 1), (2,))]
+
+
+@pytest.mark.gpu
+def test_a_launch_function_kept_from_before_the_first_launch_on_a_gpu(monkeypatch):
+    kernel = Kernel("__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", "twice")
+    launch, x = kernel[1, 32], torch.ones(32, device="cuda")
+    launch(x)
+    monkeypatch.setattr(Specialised, "launch", None)  # of the full path
+    launch(x)
+    launch(x)
+    assert x.tolist() == [8.0] * 32
