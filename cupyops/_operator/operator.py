@@ -9,6 +9,8 @@ else is derived, and each call takes one route:
     torch.compile, export, FakeTensor, modes, subclasses     the registered torch.library op
     torch.func transform, forward-mode AD, torch.jit.trace   the reference
     CPU tensors, and what `unsupported` names                the reference
+
+The first two are recorded and replayed for calls alike: see derivation/plans.py.
 """
 
 from __future__ import annotations
@@ -176,7 +178,7 @@ class Operator:
         """The public face, where it differs from the reference: checks and normalises arguments, calls the operator.
 
         Takes CuPy, NumPy and DLPack arrays too, and `axis` for `dim`. A function that `hands_on` its arguments to the
-        operator as they are needs no help with arrays, and is spared a fifth of a microsecond.
+        operator as they are needs no help with arrays. Calls alike are replayed from a recorded plan, its checks included.
         """
         if function is None:
             return functools.partial(self.interface, hands_on=hands_on)

@@ -140,7 +140,6 @@ class _Code:
         roots = self.addresses.roots(self.recording.steps)
         run, passed = _forward(self.machine, self.recording, inner, call, self.addresses, numbers)
         if any(isinstance(one, Pooled) for one in call.saved or ()):
-            # hooks are to see as many tensors as the roles save, and of their sizes: checkpoint compares them
             miss_if(self.writer, f"{self.writer.name(torch_private.saved_tensors_hooks)}(True) is not None")
         body.write(steps, needed(steps, numbers), {}, roots)
         texts = [self.writer.name(run), *(self.addresses.text(self.writer, one) for one in passed)]
@@ -219,7 +218,13 @@ def _forward(
 
 
 def _pools(op: Any, inner: Inner, steps: Sequence[Any], tensors_: set[int]) -> dict[int, str]:
-    """Which saved tensors share an allocation, by dtype: those that are memory of forward's own, seen by launches alone."""
+    """Which saved tensors share an allocation, by dtype: those that are memory of forward's own, seen by launches alone.
+
+    None where hooks on saved tensors are open: they are to see as many tensors as the roles save, and of their sizes, since
+    checkpoint compares them.
+    """
+    if torch_private.saved_tensors_hooks(True) is not None:
+        return {}
     allocs = {step.number: step for step in steps if isinstance(step, Alloc)}
     by_dtype: dict[torch.dtype, list[int]] = {}
     for place, number in enumerate(inner.saved):

@@ -196,7 +196,7 @@ class Plans:
             return self.plain(*args)
         inputs = unique(args)
         result = self.history.call(seen, inputs, lambda: self._in_full(args), lambda found: self._add(args, found))
-        if self.history.is_given_up(key):
+        if self.history.is_given_up(key) and torch_private.saved_tensors_hooks(True) is None:
             self._give_up(args, with_numbers=True)
         return result
 
@@ -218,9 +218,7 @@ class Plans:
             return False
         if torch_private.functorch_active() or torch_private.dispatch_modes() or torch_private.forward_mode():
             return False
-        if torch_private.opaque_modes() or reload.wanted():
-            return False
-        return torch_private.saved_tensors_hooks(True) is None
+        return not (torch_private.opaque_modes() or reload.wanted())
 
     def _add(self, args: tuple[Any, ...], recording: Recording) -> None:
         """A plan for calls like this one."""
@@ -348,7 +346,8 @@ def signature(args: Sequence[Any]) -> tuple[Hashable, Hashable]:
     first = next(value for value in args if isinstance(value, Tensor))
     kind = first.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    thread = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+    hooked = torch_private.saved_tensors_hooks(True) is not None
+    thread = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, hooked
     process = torch.get_default_dtype(), torch_private.deterministic(), id(executors.get(kind))
     return (tuple(tensors), thread, process), tuple(others)
 
