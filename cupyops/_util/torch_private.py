@@ -6,6 +6,7 @@ a public twin falls back to it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -118,3 +119,11 @@ def opaque_modes() -> bool:
 def forward_mode() -> bool:
     """Whether a level of forward-mode AD is open."""
     return int(forward_ad._current_level) >= 0
+
+
+def forget_signature(function: Any) -> None:
+    """`function` has another code than before: torch.compile is not to bind arguments by what it has read of the old one."""
+    functions = sys.modules.get("torch._dynamo.variables.functions")
+    known = getattr(functions, "_spec_cache", None)
+    if known is not None:
+        known.pop(function, None)

@@ -48,7 +48,7 @@ class ForwardCall:
         """The gradient of each tensor of the operator, by the roles."""
         op = self.of
         args, outputs, saved = op.kept_by_kernels.unpack(self.values, tensors, self.saved)
-        if torch.is_grad_enabled() or _batched(grads):
+        if torch.is_grad_enabled() or batched(grads):
             found = op.differentiable_backward(grads, outputs, saved, args, needs)
         else:
             kept = op.kept_by_kernels
@@ -64,7 +64,7 @@ class ForwardCall:
     def checked(self, ctx: Any, grads: Sequence[Tensor | None], found: list[Tensor | None]) -> list[Tensor | None]:
         """The gradients, looked at until the kernels have given some as they should be."""
         op = self.of
-        if not op.gives_gradients and not (torch.is_grad_enabled() or _batched(grads)):
+        if not op.gives_gradients and not (torch.is_grad_enabled() or batched(grads)):
             given = [(op.parameters[i].name, one) for i, one in zip(op.tensors, found) if i in self.given]
             results.check_gradients(op.name, [name for name, _ in given], ctx.next_functions, [one for _, one in given])
             op.gives_gradients = True
@@ -172,7 +172,7 @@ def _in_place(op: Definition, by_roles: Callable[..., Any]) -> Callable[..., Any
     return call
 
 
-def _batched(grads: Sequence[Tensor | None]) -> bool:
+def batched(grads: Sequence[Tensor | None]) -> bool:
     """Whether a vmap over backward alone is under way, for which no kernel is made: is_grads_batched=True, or torch.vmap."""
     for grad in grads:
         if grad is not None and is_legacy_batched(grad):

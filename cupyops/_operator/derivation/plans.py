@@ -24,7 +24,7 @@ from ..._kernel.kernel import executors
 from ..._kernel.launch import reload
 from ..._util import observed, torch_private
 from . import build
-from .autograd import ForwardCall
+from .autograd import ForwardCall, batched
 from .constants import NoConstant, freeze
 
 # Below, recorder and code generation are imported at first use: programs that only import should not pay for them.
@@ -321,7 +321,7 @@ class PlannedCall(ForwardCall):
         given = [value for value in (*grads, *tensors) if value is not None]
         if any(type(value) not in _ORDINARY for value in given) or torch_private.functorch_active():
             return False
-        if torch_private.dispatch_modes() or torch_private.forward_mode():
+        if torch_private.dispatch_modes() or torch_private.forward_mode() or batched(grads):
             return False
         return not (torch_private.opaque_modes() or reload.wanted())
 

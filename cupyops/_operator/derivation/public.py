@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from ..._util import observed
+from ..._util import observed, torch_private
 from .constants import MISS
 from .plans import Plans
 
@@ -90,6 +90,7 @@ def shown({_listed(parameters, more)}):
     shown.__defaults__ = function.__defaults__  # type: ignore[attr-defined]
     shown.__kwdefaults__ = function.__kwdefaults__  # type: ignore[attr-defined]
     shown.__code__ = found["shown"].__code__
+    torch_private.forget_signature(shown)
 
 
 def _always_in_full(*args: Any, **kwargs: Any) -> Any:
