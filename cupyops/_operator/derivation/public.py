@@ -28,7 +28,9 @@ def public(function: Callable[..., Any], in_full: Callable[..., Any], name: str)
         "_full": in_full,
         "_author": function,
     }
-    shown = types.FunctionType(_not_written.__code__, scope, function.__name__)
+    # a code object of its own: by that torch.compile tells two functions apart
+    code = _not_written.__code__.replace(co_name=function.__name__)
+    shown = types.FunctionType(code, scope, function.__name__)
     functools.update_wrapper(shown, function)
 
     def write() -> Any:
@@ -51,7 +53,7 @@ def _write(
     """Give `shown` the code that its calls go through."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or any(one.kind not in _FIXED for one in parameters):
-        shown.__code__ = _always_in_full.__code__
+        shown.__code__ = _always_in_full.__code__.replace(co_name=function.__name__)
         return
     names = [one.name for one in parameters]
     by_name = frozenset(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY)
