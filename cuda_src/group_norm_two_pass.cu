@@ -28,11 +28,13 @@ __global__ void __launch_bounds__(SEGMENT_THREADS)
     group_norm_fwd_partials(const T* __restrict__ x, acc_t<T>* __restrict__ partials, Segments segments) {
   __shared__ Pair<acc_t<T>> shared[kWarp];
   const Split<T> split(segments, segments.segment(blockIdx.x), segments.split(blockIdx.x), x);
-  const auto of = block_exact_moments(split_moments(split, SegmentSource<T>{x}), split.elements(), shared);
+  acc_t<T> rest = 0;
+  const auto of = block_moments(split_moments(split, SegmentSource<T>{x}), split.elements(), shared,
+                                kPartial<T> > 3 ? &rest : nullptr);
   if (threadIdx.x > 0) return;
   acc_t<T>* const at = partials + kPartial<T> * (long long)blockIdx.x;
-  store_moments(at, of.of);
-  if (kPartial<T> > 3) at[3] = of.rest;
+  store_moments(at, of);
+  if (kPartial<T> > 3) at[3] = rest;
 }
 
 // The second pass of forward: y, mean and rstd. weight and bias may be null. Grid and block: as group_norm_fwd_partials.

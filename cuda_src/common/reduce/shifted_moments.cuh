@@ -56,10 +56,11 @@ template <typename T> struct SplitMean {
   }
 };
 
-// Every thread gets the moments of all of the block's numbers, in fewer instructions than by block_merge. `shared` holds
-// kWarp pairs; `all` is about how many numbers there are.
+// Every thread gets the moments of all of the block's numbers, in fewer instructions than by block_merge, and where `rest` is
+// given what the mean loses by being rounded. `shared` holds kWarp pairs; `all` is about how many numbers there are.
 template <typename A>
-__device__ __forceinline__ ExactMoments<A> block_exact_moments(const ExactMoments<A>& exact, A all, Pair<A>* shared) {
+__device__ __forceinline__ Moments<A> block_moments(const ExactMoments<A>& exact, A all, Pair<A>* shared,
+                                                    A* rest = nullptr) {
   const Moments<A>& own = exact.of;
   const A part = own.count / all;  // not the count itself: times that, a large mean would overflow
   const Pair<A> sums = block_reduce<Sum>(Pair<A>{part, own.count > A(0) ? own.mean * part : A(0)}, shared);
@@ -67,14 +68,11 @@ __device__ __forceinline__ ExactMoments<A> block_exact_moments(const ExactMoment
   const A about = sums.second / sums.first, apart = (own.mean - about) + exact.rest, left = apart * own.count;
   const Pair<A> none = {}, centred = {left, own.square + apart * left};
   const Pair<A> of = block_reduce<Sum>(own.count > A(0) ? centred : none, shared);
-  const A count = rint(sums.first * all);
-  const auto result = Moments<A>::of(count, about, of.first, of.second);
-  return {result, (about - result.mean) + of.first / count};
-}
-
-template <typename A>
-__device__ __forceinline__ Moments<A> block_moments(const ExactMoments<A>& exact, A all, Pair<A>* shared) {
-  return block_exact_moments(exact, all, shared).of;
+  if (rest) {
+    const A correction = of.first / rint(sums.first * all), mean = about + correction;
+    *rest = (about - mean) + correction;
+  }
+  return Moments<A>::of(rint(sums.first * all), about, of.first, of.second);
 }
 
 // The moments of several sets of numbers together: set i has count_of(i) numbers, and of(i) is their mean and square. The
