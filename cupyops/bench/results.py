@@ -33,7 +33,7 @@ class Figure:
     @staticmethod
     def of(time: Time) -> Figure:
         """From a time."""
-        return Figure(*map(rounded, (time.median, time.low, time.high)), time.samples)
+        return Figure(rounded(time.median), rounded(time.low), rounded(time.high), time.samples)
 
 
 def rounded(value: float) -> float:

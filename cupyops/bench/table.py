@@ -139,8 +139,8 @@ def _take(row: Row, line: dict[str, str]) -> None:
         row.memory[who] = int(line["memory"])
     if not way:
         return
-    times = (float(line[name]) for name in ("us", "low", "high"))
-    row.figures.setdefault(who, {})[way] = Figure(*times, int(line["samples"]))
+    figure = Figure(float(line["us"]), float(line["low"]), float(line["high"]), int(line["samples"]))
+    row.figures.setdefault(who, {})[way] = figure
     if who == "ours":
         row.work[way] = float(line["bytes"]), float(line["flops"])
         row.want[way] = float(line["want"]) if line["want"] else None
