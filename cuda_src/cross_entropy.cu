@@ -10,8 +10,8 @@
 // backward three numbers per position (max, log of the sum, sum of q), never log-probabilities: max and the log apart,
 // because x - max is exact where their sum would be rounded. An ignored position is not read: its gradient is 0.
 //
-// Where a gradient is wanted, there is no smoothing, inner = 1, and a row fits the registers or the shared memory of a block or
-// cluster, forward writes the gradient too, as for a grad_y of 1, which makes 2 x sizeof(T) in all; it reads ignored
+// Where a gradient is wanted, there is no smoothing, inner = 1, and a row fits the registers or the shared memory of a block
+// or cluster, forward writes the gradient too, as for a grad_y of 1, which makes 2 x sizeof(T) in all; it reads ignored
 // positions too. Backward leaves that gradient as it is where grad_y is 1, and else computes it anew.
 //
 // Reached on an H200 (forward and backward in all): 4096x32000 bf16 167 us, 4096x128256 bf16 567 us, 4096x32000 fp16 165
@@ -56,9 +56,9 @@ __device__ __forceinline__ void two_pass_losses(const T* __restrict__ x, const l
   end_loss(mine, reduction, partials, y, total_weight);
 }
 
-// inner == 1; SOFT: with smoothing, or probabilities. Grid: any size, one dimension. Block: (32, rows) gives each row a warp,
-// (a multiple of 32, 1) a block; blocks stride over the rows. Each logit is read once, 16 bytes at a time, and max and sum are
-// computed online in acc_t<T>.
+// inner == 1; SOFT: with smoothing, or probabilities. Grid: any size, one dimension. Block: (32, rows) gives each row a
+// warp, (a multiple of 32, 1) a block; blocks stride over the rows. Each logit is read once, 16 bytes at a time, and max and
+// sum are computed online in acc_t<T>.
 template <typename T, bool SOFT>
 __global__ void cross_entropy_fwd_two_pass(const T* __restrict__ x, const long long* __restrict__ target,
                                            const T* __restrict__ probabilities, const T* __restrict__ weight,
@@ -84,10 +84,10 @@ __device__ __forceinline__ void strided_losses(const T* __restrict__ x, const lo
                                                T* __restrict__ y, acc_t<T>* __restrict__ stats,
                                                acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
                                                long long positions, int classes, long long inner,
-                                               long long ignore_index, acc_t<T> label_smoothing, int reduction) {
+                                               long long ignore_index, acc_t<T> label_smoothing, int reduction,
+                                               acc_t<T> (&slices)[4][STRIDED_THREADS]) {
   using A = acc_t<T>;
   constexpr int U = 8;
-  __shared__ A slices[4][STRIDED_THREADS];
   LossSum<A> mine;
   const LossTarget<T, MODE> of(weight, label_smoothing, classes);
   for (long long tile = (long long)blockIdx.x * blockDim.x; tile < positions;
@@ -121,8 +121,8 @@ __device__ __forceinline__ void strided_losses(const T* __restrict__ x, const lo
   end_loss(mine, reduction, partials, y, total_weight);
 }
 
-// Any inner, any target: the general form. Grid: any size, one dimension. Block: (positions, slices), STRIDED_THREADS in all.
-// The classes of a position are divided among its slices, which are merged in shared memory; neighbouring threads read
+// Any inner, any target: the general form. Grid: any size, one dimension. Block: (positions, slices), STRIDED_THREADS in
+// all. The classes of a position are divided among its slices, which are merged in shared memory; neighbouring threads read
 // neighbouring positions. Blocks stride over tiles of blockDim.x positions.
 template <typename T>
 __global__ void cross_entropy_fwd_strided(const T* __restrict__ x, const long long* __restrict__ target,
@@ -131,19 +131,20 @@ __global__ void cross_entropy_fwd_strided(const T* __restrict__ x, const long lo
                                           acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
                                           long long positions, int classes, long long inner, long long ignore_index,
                                           acc_t<T> label_smoothing, int reduction) {
+  __shared__ acc_t<T> slices[4][STRIDED_THREADS];
   if (probabilities)
     strided_losses<kProbabilities>(x, target, probabilities, weight, y, stats, partials, total_weight, positions,
-                                   classes, inner, ignore_index, label_smoothing, reduction);
+                                   classes, inner, ignore_index, label_smoothing, reduction, slices);
   else if (label_smoothing > acc_t<T>(0))
     strided_losses<kSmoothed>(x, target, probabilities, weight, y, stats, partials, total_weight, positions, classes,
-                              inner, ignore_index, label_smoothing, reduction);
+                              inner, ignore_index, label_smoothing, reduction, slices);
   else
     strided_losses<kClass>(x, target, probabilities, weight, y, stats, partials, total_weight, positions, classes,
-                           inner, ignore_index, label_smoothing, reduction);
+                           inner, ignore_index, label_smoothing, reduction, slices);
 }
 
-// For the mean where forward writes gradients. Grid: at most kWarp blocks. Block: one dimension, a multiple of 32. Each block
-// writes the sum of the weights of its targets to its place in counts.
+// For the mean where forward writes gradients. Grid: at most kWarp blocks. Block: one dimension, a multiple of 32. Each
+// block writes the sum of the weights of its targets to its place in counts.
 template <typename T>
 __global__ void cross_entropy_fwd_weight(const long long* __restrict__ target, const T* __restrict__ weight,
                                          acc_t<T>* __restrict__ counts, long long rows, int classes,
@@ -167,9 +168,9 @@ __global__ void cross_entropy_fwd_weight(const long long* __restrict__ target, c
   if (threadIdx.x == 0) counts[blockIdx.x] = mine.weight;
 }
 
-// inner == 1, no smoothing: the loss, and the gradient for a grad_y of 1. Grid: any size. Block: (threads of a row, rows), see
-// RowThreads; each thread has K vectors of its row in registers. Each logit is read once. `counts` are the `counted` sums of
-// cross_entropy_fwd_weight, for the mean alone.
+// inner == 1, no smoothing: the loss, and the gradient for a grad_y of 1. Grid: any size. Block: (threads of a row, rows),
+// see RowThreads; each thread has K vectors of its row in registers. Each logit is read once. `counts` are the `counted`
+// sums of cross_entropy_fwd_weight, for the mean alone.
 template <typename T, int K>
 __global__ void __launch_bounds__(1024)
     cross_entropy_fwd_registers(const T* __restrict__ x, const long long* __restrict__ target,
@@ -213,8 +214,8 @@ __global__ void __launch_bounds__(1024)
   end_loss(mine, reduction, partials, y, total_weight);
 }
 
-// The same for longer rows. Grid, block, shared memory: see each_persistent_row(). For a mean over few rows `counted` is 0, and
-// each block adds all weights itself while its first row is being copied.
+// The same for longer rows. Grid, block, shared memory: see each_persistent_row(). For a mean over few rows `counted` is 0,
+// and each block adds all weights itself while its first row is being copied.
 template <typename T, int THREADS, int BLOCKS, int OWN>
 __global__ void __launch_bounds__(THREADS, BLOCKS)
     cross_entropy_fwd_persistent(const T* __restrict__ x, const long long* __restrict__ target,

@@ -5,13 +5,13 @@
 // grad_x = d W,  grad_W = d^T x,  grad_b_c = sum_n d_nc
 //
 // The products are PyTorch's own GEMMs, of cuBLAS; the kernels here do what lies between. Bytes per logit: twice
-// sizeof(T) where shared memory or a cache keeps a row, three times where it is too long for both (read, read again, written);
-// twice in linear_cross_entropy_tile and in linear_cross_entropy_keep.
+// sizeof(T) where shared memory or a cache keeps a row, three times where it is too long for both (read, read again,
+// written); twice in linear_cross_entropy_tile and in linear_cross_entropy_keep.
 //
 // Reached on an H200 (TFLOP/s of three products, forward and backward): 8192x4096x128256 bf16 637, 4096x4096x32000 bf16
-// 763, 8192x2048x50257 bf16 684, 2048x1000x32000 fp16 560, fp32 48. What is lost: each chunk of rows that is added to the weight's
-// gradient reads and writes that once more; and where 240 MiB do not hold the logits of the rows that are left, these are
-// computed twice.
+// 763, 8192x2048x50257 bf16 684, 2048x1000x32000 fp16 560, fp32 48. What is lost: each chunk of rows that is added to the
+// weight's gradient reads and writes that once more; and where 240 MiB do not hold the logits of the rows that are left,
+// these are computed twice.
 #include "common/elementwise/elementwise.cuh"
 #include "loss/persistent_row.cuh"
 
@@ -88,8 +88,8 @@ template <typename T> struct AddSmoothed {
 };
 
 // Grid: a block for each row of a chunk of logits, which lie `stride` apart; block: one dimension, a multiple of 32. The
-// chunk's first row belongs to position `first`. Writes the row's loss and stats (max, log of the sum, sum of q, in planes of
-// `positions`), and with `gradients` the gradients in the place of the logits, which are read a second time for that.
+// chunk's first row belongs to position `first`. Writes the row's loss and stats (max, log of the sum, sum of q, in planes
+// of `positions`), and with `gradients` the gradients in the place of the logits, which are read a second time for that.
 template <typename T>
 __global__ void __launch_bounds__(1024)
     linear_cross_entropy_two_pass(T* logits, const long long* __restrict__ target,
@@ -233,8 +233,8 @@ __global__ void linear_cross_entropy_sum(const acc_t<T>* __restrict__ losses, co
   if (threadIdx.x == 0) *y = from_acc<T>(total ? sum / *total : sum);
 }
 
-// Grid: ceil(columns / 32). Block: (32, 8). grad_bias[c] += factor * the sum of column c of d, whose rows lie `stride` apart.
-// Eight threads to a column; their sums are added in order.
+// Grid: ceil(columns / 32). Block: (32, 8). grad_bias[c] += factor * the sum of column c of d, whose rows lie `stride`
+// apart. Eight threads to a column; their sums are added in order.
 template <typename T>
 __global__ void linear_cross_entropy_bias(const T* __restrict__ d, acc_t<T>* __restrict__ grad_bias, long long rows,
                                           int columns, long long stride, acc_t<T> factor) {

@@ -11,8 +11,8 @@
 // Reached on an H200 (GB/s of those bytes, forward / backward; a copy: 4226): 8192x32000 bf16 4290 / 4159, fp32 4364 /
 // 4231, with log_target bf16 4316 / 4168; 65536x1000 bf16 3534 / 3743, 16384x4095 3517 / 3818, 2048x50257 3848 / 4018,
 // 1000003x17 2443 / 3084. What is lost, by Nsight Compute: in forward a launch of 4 us that adds the partials, of which the
-// overlap hides one, and for long rows nothing more, since the memory's throughput is 93% of its peak; in backward it is 88%,
-// as in a copy.
+// overlap hides one, and for long rows nothing more, since the memory's throughput is 93% of its peak; in backward it is
+// 88%, as in a copy.
 #include "common/elementwise/elementwise.cuh"
 #include "common/core/fast_math.cuh"
 #include "common/hw/dependent_launch.cuh"
@@ -101,8 +101,8 @@ __global__ void kl_div_fwd_finalize(const acc_t<T>* __restrict__ partials, T* __
   if (threadIdx.x == 0) *y = from_acc<T>(sum / divisor);
 }
 
-// Backward of x alone. Grid, block: see elementwise(). A divisor of 0 says that there is no reduction, and that grad_y has an
-// element for each of x.
+// Backward of x alone. Grid, block: see elementwise(). A divisor of 0 says that there is no reduction, and that grad_y has
+// an element for each of x.
 template <typename T, bool LOG>
 __global__ void kl_div_bwd(const T* __restrict__ grad_y, const T* __restrict__ target, T* __restrict__ grad_x,
                            long long n, acc_t<T> divisor) {

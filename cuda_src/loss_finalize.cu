@@ -1,5 +1,5 @@
-// y            = sum_b loss_b, or for the mean sum_b loss_b / sum_b weight_b, over the blocks b of the kernel launched before
-// total_weight = sum_b weight_b
+// y            = sum_b loss_b, or for the mean sum_b loss_b / sum_b weight_b, over the blocks b of the kernel launched
+// before total_weight = sum_b weight_b
 //
 // cross_entropy and nll_loss launch it to overlap that kernel. Reached on an H200: 3 us, of which the overlap hides one.
 #include "loss/losses.cuh"

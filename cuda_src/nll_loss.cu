@@ -18,8 +18,8 @@ __device__ __forceinline__ long long element_of(long long position, int t, int c
 }
 
 // Grid: any size, one dimension. Block: one dimension, a multiple of 32. Threads stride over the positions and add their
-// losses in acc_t<T>. A block writes its sum to `partials`, and a single block to y and total_weight. Without a reduction only
-// y[position] is written.
+// losses in acc_t<T>. A block writes its sum to `partials`, and a single block to y and total_weight. Without a reduction
+// only y[position] is written.
 template <typename T>
 __global__ void nll_loss_fwd(const T* __restrict__ x, const long long* __restrict__ target,
                              const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ partials,
@@ -46,8 +46,8 @@ __device__ __forceinline__ T gradient_at(const T* grad_y, const T* weight, const
   return from_acc<T>(-w * loss_scale(grad_y, position, reduction, total_weight));
 }
 
-// Grid, block: any size, one dimension. Threads stride over the positions, and write the element of each one's target. grad_x
-// is all zeros before.
+// Grid, block: any size, one dimension. Threads stride over the positions, and write the element of each one's target.
+// grad_x is all zeros before.
 template <typename T>
 __global__ void nll_loss_bwd_strided(const T* __restrict__ grad_y, const long long* __restrict__ target,
                                      const T* __restrict__ weight, const acc_t<T>* __restrict__ total_weight,

@@ -132,14 +132,13 @@ __global__ void __launch_bounds__(1024)
   norm_two_pass<CENTRED>(tensors_of<TwoPassOf<CENTRED>>(to));
 }
 
-// For a forward of unaligned rows: see shift_parameter(). blockIdx.z is 0 for the weight, or for the bias where there is no
-// weight; 1 for the other.
+// For a forward of unaligned rows: see shift_parameter(). blockIdx.z is 0 for a parameter, 1 for another, where there is one.
 template <typename T>
 __global__ void __launch_bounds__(SHIFT_THREADS)
-    norm_fwd_shift(const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ shifted_weight,
-                   T* __restrict__ shifted_bias, long long size) {
-  if (blockIdx.z == 0 && weight) shift_parameter(weight, shifted_weight, size);
-  else shift_parameter(bias, shifted_bias, size);
+    norm_fwd_shift(const T* __restrict__ one, const T* __restrict__ other, T* __restrict__ shifted_one,
+                   T* __restrict__ shifted_other, long long size) {
+  if (blockIdx.z == 0) shift_parameter(one, shifted_one, size);
+  else shift_parameter(other, shifted_other, size);
 }
 
 // --- backward: the same; weight, grad_x, weight_partials and bias_partials may be null --------------------------------------

@@ -3,19 +3,19 @@
 // log_softmax:  y_i = (x_i - max x) - log sum_j exp(x_j - max x)
 //               grad_x_i = grad_y_i - exp(y_i) sum_j grad_y_j
 //
-// F is Softmax or LogSoftmax, the struct of these formulas. In log_softmax the maximum is subtracted first: max + log(sum) as
-// one number would lose the sum beside a large maximum.
+// F is Softmax or LogSoftmax, the struct of these formulas. In log_softmax the maximum is subtracted first: max + log(sum)
+// as one number would lose the sum beside a large maximum.
 //
 // x is (outer, size, inner) around the dimension; a row is `size` elements. With WIDEN y and grad_y have the type that T is
-// computed in. Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); 4 to 6 flops and one exp, in the backward of
-// softmax none.
+// computed in. Bytes per element: forward 2 x sizeof(T), backward 3 x sizeof(T); 4 to 6 flops and one exp, in the backward
+// of softmax none.
 //
 // Reached on an H200 (GB/s of those bytes, forward / backward of softmax; a copy: 4226): 65536x4096 bf16 4080 / 4317,
 // 2048x131072 bf16 3658 / 4066, 32768x4096 fp16 4013 / 4244, fp32 3382 / 4309, 131072x1000 bf16 4026 / 4235, 32768x4095 bf16
 // 4044 / 4239, 4096x50257 bf16 3390 / 3804, 1048576x64 bf16 3749 / 4113, 1000003x17 bf16 2845 / 3369. log_softmax comes to
-// within 4% of these, and in fp32 to 4040 forward. What is lost: a multiprocessor has two or three persistent rows at a time,
-// and one of the longest, so that not always is one loaded while another is computed; of 17 elements, the start of a launch,
-// in 24 us.
+// within 4% of these, and in fp32 to 4040 forward. What is lost: a multiprocessor has two or three persistent rows at a
+// time, and one of the longest, so that not always is one loaded while another is computed; of 17 elements, the start of a
+// launch, in 24 us.
 #include "softmax/persistent.cuh"
 #include "softmax/registers.cuh"
 #include "softmax/tiny_rows.cuh"

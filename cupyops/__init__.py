@@ -1,6 +1,8 @@
 """cupyops: a .cu file becomes a differentiable PyTorch operator, with pip alone."""
 
+import importlib
 import warnings
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,6 +34,9 @@ from .errors import (
 from .nn._swap import swap
 from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
 
+if TYPE_CHECKING:
+    from . import testing as testing
+
 __version__ = "0.1.0"
 
 # Sizes that our checks compare while torch.jit.trace records make no difference to what is recorded. PyTorch hushes this
@@ -40,3 +45,10 @@ warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"cup
 
 simulate_if_asked()
 off_if_asked()
+
+
+def __getattr__(name: str) -> Any:
+    """`cupyops.testing` when it is first asked for: who only computes does not wait for it."""
+    if name == "testing":
+        return importlib.import_module(".testing", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

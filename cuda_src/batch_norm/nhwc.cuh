@@ -1,32 +1,34 @@
-// What batch_norm's kernels of columns have in common: columns, (m, c) or (n, c s), made channels, what the blocks of a
-// cluster tell each other, and what is written.
+// What batch_norm's kernels for channels side by side have in common: how the threads of a block and the blocks of a cluster
+// combine what they have of each column, and what the second pass writes. Python defines CLUSTER_VECTORS, which a tile of a
+// cluster has along the columns at most.
 #pragma once
 
 #include "batch_norm/batch_norm.cuh"
-#include "batch_norm/columns.cuh"
+#include "batch_norm/column_tile.cuh"
 
-template <typename T> constexpr int kClusterColumns = 8 * kVecWidth<T>;  // of a tile that a cluster has, at most
+template <typename T> constexpr int kClusterColumns = CLUSTER_VECTORS * kVecWidth<T>;
 
-// The sums of column i of this block's tile: in eight that a tree adds up, which is more exact than one after the other.
+// The sums of column i of this block's tile, in eight that a tree adds up, which is more exact than one after the other.
 template <typename A> __device__ __forceinline__ Pair<A> tile_sums(const Pair<A>* shared, int slab, int i) {
   constexpr int kSums = 8;
   Pair<A> sums[kSums] = {};
   for (int y = 0; y < blockDim.y; y += kSums) {
 #pragma unroll
     for (int k = 0; k < kSums; ++k) {
-      if (y + k < blockDim.y) sums[k] = sums[k] + shared[slot((y + k) * slab + i)];
+      if (y + k < blockDim.y) sums[k] = sums[k] + shared[swizzled((y + k) * slab + i)];
     }
   }
   return reduce_elements<Sum, 1, kSums>([&](int, int k) { return sums[k]; });
 }
 
-__device__ __forceinline__ void meet_tile() {
+// A barrier of all blocks that share a tile.
+__device__ __forceinline__ void wait_for_tile() {
   if (gridDim.y == 1) return __syncthreads();
   cluster_arrive();
   cluster_wait();
 }
 
-// What the blocks of a cluster have for each column of a tile, to all of them: `all` is (gridDim.y, columns).
+// Gives each block of a cluster what all have for column i of a tile: `all` is (gridDim.y, columns).
 template <typename V> __device__ __forceinline__ void share_tile(const V& value, V* all, int columns, int i) {
   for (int rank = 0; rank < gridDim.y; ++rank) {
     if (gridDim.y > 1) store_remote(all + blockIdx.y * columns + i, rank, value);
@@ -34,31 +36,31 @@ template <typename V> __device__ __forceinline__ void share_tile(const V& value,
   }
 }
 
-// What follows for this thread's columns, of what `all` in shared memory has for those of the tile.
-template <typename T, bool WHOLE, typename V, int W>
-__device__ __forceinline__ void take_columns(const ColumnTile<T, WHOLE>& tile, const V* all, V (&own)[W]) {
+// This thread's columns of what `all` in shared memory has for those of the tile.
+template <typename T, bool ALIGNED, typename V, int W>
+__device__ __forceinline__ void take_columns(const ColumnTile<T, ALIGNED>& tile, const V* all, V (&own)[W]) {
 #pragma unroll
   for (int e = 0; e < W && tile.any(); ++e) own[e] = all[tile.first + e];
 }
 
-template <typename T, bool WHOLE, int W>
-__device__ __forceinline__ void store_normalised(const ColumnTile<T, WHOLE>& tile, const T* x, T* y,
-                                                 const Affine<T> (&of)[W]) {
+template <typename T, bool ALIGNED, int W>
+__device__ __forceinline__ void store_normalised(const ColumnTile<T, ALIGNED>& tile, const T* x, T* y,
+                                                 const ChannelAffine<T> (&of)[W]) {
   each_rows<true>(
       tile,
-      [&](long long at, int there, const Pieces<T, WHOLE, 1>& pieces) {
-        store_rows(tile, y, at, there, pieces, [&](int u, int e) { return of[e](pieces.of[0][u][e]); });
+      [&](long long at, int present, const Pieces<T, ALIGNED, 1>& pieces) {
+        store_rows(tile, y, at, present, pieces, [&](int u, int e) { return of[e](pieces.of[0][u][e]); });
       },
       x);
 }
 
-template <typename T, bool WHOLE, int W>
-__device__ __forceinline__ void store_gradient(const ColumnTile<T, WHOLE>& tile, const T* grad_y, const T* x, T* grad_x,
-                                               const Gradient<T> (&of)[W]) {
+template <typename T, bool ALIGNED, int W>
+__device__ __forceinline__ void store_gradient(const ColumnTile<T, ALIGNED>& tile, const T* grad_y, const T* x,
+                                               T* grad_x, const ChannelGradient<T> (&of)[W]) {
   each_rows<true>(
       tile,
-      [&](long long at, int there, const Pieces<T, WHOLE, 2>& pieces) {
-        store_rows(tile, grad_x, at, there, pieces,
+      [&](long long at, int present, const Pieces<T, ALIGNED, 2>& pieces) {
+        store_rows(tile, grad_x, at, present, pieces,
                    [&](int u, int e) { return of[e](pieces.of[0][u][e], pieces.of[1][u][e]); });
       },
       grad_y, x);

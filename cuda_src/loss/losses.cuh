@@ -49,8 +49,8 @@ template <typename T> struct RowSums : Online<T> {
     share += other.share;
   }
 
-  // The sum of q * (max + log_sum - x); -0 where q is zeros of both signs, as in PyTorch. With an infinite share the result is
-  // infinite, since all that it is multiplied by is above 0, where dot may be NaN.
+  // The sum of q * (max + log_sum - x); -0 where q is zeros of both signs, as in PyTorch. With an infinite share the result
+  // is infinite, since all that it is multiplied by is above 0, where dot may be NaN.
   __device__ __forceinline__ A spread_loss(A log_sum, A shift) const {
     return isinf(share) ? share + A(0) * log_sum : -(dot - share * ((this->max - shift) + log_sum));
   }
@@ -81,8 +81,9 @@ template <typename T, int N> __device__ __forceinline__ void write_vec(T* to, Ve
 }
 
 // Calls f(c, x) for the columns [begin, end) of a row, divided among `lanes` threads. x is a Vec of kVecWidth<T> elements
-// where both `row` and `guide` are at a 16-byte boundary, and of 1 element at the ends, or throughout where the two never are
-// at once. `guide` is the row that f stores to, or `row` itself where it stores nothing. A thread has four loads in flight.
+// where both `row` and `guide` are at a 16-byte boundary, and of 1 element at the ends, or throughout where the two never
+// are at once. `guide` is the row that f stores to, or `row` itself where it stores nothing. A thread has four loads in
+// flight.
 template <typename T, typename F>
 __device__ __forceinline__ void read_row(const T* row, const T* guide, int begin, int end, int lane, int lanes, F f) {
   constexpr int W = kVecWidth<T>, U = 4;

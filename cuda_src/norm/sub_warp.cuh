@@ -107,13 +107,13 @@ __device__ __forceinline__ void sub_warp_statistics(const SubWarpRows<R, T>& own
   for (int r = 0; r < R; ++r) of[r] = {means[r], rstd_of<T>(by_size.of(sums[r]) + eps)};
 }
 
-// Lane r of those that share rows saves what row r of R is normalised by, `mine`; where there are fewer lanes than rows, the
-// first saves them all.
+// Lane r of those that share rows saves what row r of R is normalised by, `mine`; where fewer lanes than R have a vector, the
+// first saves all.
 template <int R, typename T, typename A = acc_t<T>>
 __device__ __forceinline__ void save_statistics(const SubWarpRows<R, T>& own, const Forward<T>& to, long long row,
                                                 int left, const RowStatistics<A> (&of)[R],
                                                 const RowStatistics<A>& mine) {
-  if (blockDim.x >= R) {
+  if (own.size >= R * kVecWidth<T>) {
     const int offset = threadIdx.x * own.step;
     if (threadIdx.x < R && offset < left) to.save(row + offset, mine);
   } else if (threadIdx.x == 0) {

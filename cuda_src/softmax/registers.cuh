@@ -42,9 +42,9 @@ template <typename F> __device__ __forceinline__ void each_row(long long rows, F
   for (long long first = blockIdx.x * (long long)blockDim.y; first < rows; first += stride) f(first + threadIdx.y);
 }
 
-// Grid: any size. Block: see row_tile.cuh; each thread has K vectors of its row. Where K > 1 these are the whole vectors of an
-// UnalignedRow: all tensors must begin at 16-byte boundaries, a row must have W elements or more, and 2 W - 2 threads or more
-// share it. Threads own whole vectors of x and y.
+// Grid: any size. Block: see row_tile.cuh; each thread has K vectors of its row. Where K > 1 these are the whole vectors of
+// an UnalignedRow: all tensors must begin at 16-byte boundaries, a row must have W elements or more, and 2 W - 2 threads or
+// more share it. Threads own whole vectors of x and y.
 template <typename F, int K, typename T, typename O>
 __device__ __forceinline__ void softmax_rows(const T* __restrict__ x, O* __restrict__ y, long long rows, int size) {
   using Threads = RowThreads<Pair<acc_t<T>>, false>;

@@ -1,5 +1,5 @@
-// softmax and log_softmax over a dimension that is not the last. The elements of a column lie `inner` apart, and neighbouring
-// threads own neighbouring columns. See two_pass.cuh.
+// softmax and log_softmax over a dimension that is not the last. The elements of a column lie `inner` apart, and
+// neighbouring threads own neighbouring columns. See two_pass.cuh.
 #pragma once
 
 #include "common/reduce/warp_block.cuh"
@@ -63,8 +63,8 @@ template <typename O, int V> __device__ __forceinline__ void store_columns(O* at
   for (int v = 0; v < V; ++v) at[v] = values.data[v];
 }
 
-// Grid: any size. Block: (threads on neighbouring columns, a power of two of threads that share a column), TWO_PASS_THREADS at
-// most. A thread owns V neighbouring columns, and takes every blockDim.y-th element of each.
+// Grid: any size. Block: (threads on neighbouring columns, a power of two of threads that share a column), TWO_PASS_THREADS
+// at most. A thread owns V neighbouring columns, and takes every blockDim.y-th element of each.
 template <typename F, int V, typename T, typename O>
 __device__ __forceinline__ void softmax_strided(const T* __restrict__ x, O* __restrict__ y, long long outer,
                                                 long long size, long long inner) {

@@ -1,5 +1,5 @@
-// The general form: an input of any (outer, size, inner) and any alignment, of which each element is read twice, first for the
-// maximum and the sum, in one online pass, and then for the result.
+// The general form: an input of any (outer, size, inner) and any alignment, of which each element is read twice, first for
+// the maximum and the sum, in one online pass, and then for the result.
 //
 // Where inner = 1 a block owns a row, and reads vectors. Rows of other sizes than whole vectors, and tensors off 16-byte
 // boundaries, have code of their own: see row_tile.cuh. Where inner > 1: see strided.cuh.

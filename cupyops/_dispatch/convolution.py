@@ -59,7 +59,6 @@ def window(
     return input, stride, padding, dilation
 
 
-@arguments.once
 def geometry(
     input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: Any
 ) -> tuple[list[int], list[int], list[int]]:

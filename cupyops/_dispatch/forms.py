@@ -35,7 +35,7 @@ class Launch:
     block: int | tuple[int, ...]
     shared: int = 0
     template: Mapping[str, Any] = field(default_factory=dict)
-    cluster: int | None = None
+    cluster: int | tuple[int, ...] | None = None
     overlap: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     args: tuple[Any, ...] = ()

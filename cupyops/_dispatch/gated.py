@@ -171,7 +171,6 @@ def _rows(like: Tensor, gate: Tensor, up: Tensor) -> tuple[int, int, int, int] |
     return None if own != cols or of_gate is None or of_up is None else (n // cols, cols, of_gate, of_up)
 
 
-@arguments.once
 def check_gated(gate: Any, up: Any) -> None:
     """Raise `InputError` unless `gate` and `up` are of one shape, dtype and device, or `gate` alone has two halves."""
     arguments.floating("gate", gate)

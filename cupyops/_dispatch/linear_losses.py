@@ -320,8 +320,8 @@ class Work:
         if gradients.x is not None:
             self.input_gradient(d, gradients.x[begin:end])
         if self.sums is not None:
-            launch = linear_cross_entropy_bias[ceil_div(self.classes, 32), (32, 8)]
-            launch(d, self.sums, rows, self.classes, stride, self.scale.alpha, T=dtype)
+            add = linear_cross_entropy_bias[ceil_div(self.classes, 32), (32, 8)]
+            add(d, self.sums, rows, self.classes, stride, self.scale.alpha, T=dtype)
 
     def keep(self, begin: int, end: int, d: Tensor) -> None:
         """The gradients of rows' logits, each tile's in the tile's own part of the weight's gradient."""

@@ -54,14 +54,15 @@ def _problem(operator: Operator, rows: int, size: int, x: Tensor, read: Any, par
 
 def _shifted(*parameters: Tensor | None) -> list[Tensor | None]:
     """The parameters laid out for unaligned rows: see shift_parameter()."""
-    given = next(parameter for parameter in parameters if parameter is not None)
-    width, size = 16 // given.element_size(), given.numel()
+    given = [parameter for parameter in parameters if parameter is not None]
+    width, size = 16 // given[0].element_size(), given[0].numel()
     vectors = ceil_div(size, width)
-    shifted = [None if parameter is None else given.new_empty(width * vectors * width) for parameter in parameters]
-    count = sum(parameter is not None for parameter in parameters)
-    launch = fwd_shift[(ceil_div(vectors, SHIFT_THREADS), width, count), SHIFT_THREADS]
-    launch(*parameters, *shifted, size, T=given.dtype)
-    return shifted
+    shifted = [parameter.new_empty(width * vectors * width) for parameter in given]
+    none = [None] * (len(parameters) - len(given))
+    launch = fwd_shift[(ceil_div(vectors, SHIFT_THREADS), width, len(given)), SHIFT_THREADS]
+    launch(*given, *none, *shifted, *none, size, T=given[0].dtype)
+    places = iter(shifted)
+    return [None if parameter is None else next(places) for parameter in parameters]
 
 
 class Gradients(NamedTuple):

@@ -64,7 +64,6 @@ def contiguous(*tensors: Tensor | None) -> list[Any]:
 RMS_AUTOCAST = "fp32" if torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA") else None
 
 
-@arguments.once
 def rms_checked(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[list[int], float | None]:

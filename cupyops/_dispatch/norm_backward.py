@@ -94,19 +94,19 @@ class _OnePass(Shared):
         """Threads of half a row, which two blocks share, where a block holds it."""
         return ceil_div(self.share(problem, gpu).threads, 2 * WARP) * WARP
 
-    def wave(self, problem: Problem, gpu: Gpu, packs: int, block: tuple[int, int], blocks: int) -> Launch:
-        """The launch for rows of `packs` vectors in each thread of `blocks` blocks."""
-        vectors = packs * math.prod(block)
+    def wave(self, problem: Problem, gpu: Gpu, threads: Share, blocks: int, late: bool) -> Launch:
+        """The launch for rows that `blocks` blocks of such threads share; where two stages fit, `late` is the prefetch."""
+        vectors = threads.packs * math.prod(threads.block)
         least, stage = _least(problem), 16 * problem.gradients
         stages = 2 if vectors * (least + stage) <= gpu.shared - RESERVED else 1
-        late = problem.aligned and stages == 2 and (blocks > 1 or block[0] >= PREFETCH_LATE_THREADS)
         shared = vectors * (least + stage * (stages - 1))
+        template = {"Op": problem.operator.struct, "K": threads.packs, "ALIGNED": problem.aligned}
         return Launch(
             bwd_block,
-            _groups(problem, gpu, shared, block, blocks) * blocks,
-            block,
+            _groups(problem, gpu, shared, threads.block, blocks) * blocks,
+            threads.block,
             shared,
-            {"Op": problem.operator.struct, "K": packs, "ALIGNED": problem.aligned, "PREFETCH_LATE": late},
+            {**template, "PREFETCH_LATE": late and problem.aligned and stages == 2},
             blocks if blocks > 1 else None,
             extra={"stages": stages},
         )
@@ -131,13 +131,32 @@ class _Block(_OnePass):
         return None
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
-        division = self.share(problem, gpu)
-        return self.wave(problem, gpu, division.packs, division.block, 1)
+        return self.wave(problem, gpu, self.share(problem, gpu), 1, late=False)
+
+
+class _PrefetchLate(_Block):
+    name = "prefetch_late"
+    summary = "as block; the statistics of the next row are prefetched once this row has arrived"
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        if not problem.aligned:
+            return "rows begin off 16-byte boundaries"
+        if reason := super().why_not(problem, gpu):
+            return reason
+        return None if self.launch(problem, gpu).extra["stages"] == 2 else "two rows do not fit into shared memory"
+
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        if self.share(problem, gpu).threads < PREFETCH_LATE_THREADS:
+            return f"a row has fewer than {PREFETCH_LATE_THREADS} threads"
+        return super().why_slower(problem, gpu)
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        return self.wave(problem, gpu, self.share(problem, gpu), 1, late=True)
 
 
 class _Cluster(_OnePass):
     name = "cluster"
-    summary = "as block; the blocks of a cluster share a row"
+    summary = "as prefetch_late, where two rows fit; the blocks of a cluster share a row"
 
     def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
         if not gpu.has_clusters:
@@ -153,7 +172,7 @@ class _Cluster(_OnePass):
 
     def among(self, problem: Problem, gpu: Gpu, blocks: int, threads: int) -> Launch:
         """The launch for rows that `blocks` blocks of `threads` threads share."""
-        return self.wave(problem, gpu, VECTORS, (threads, 1), blocks)
+        return self.wave(problem, gpu, Share(VECTORS, threads, 1), blocks, late=True)
 
     def splits(self, problem: Problem, gpu: Gpu) -> list[tuple[int, int]]:
         """The blocks of a row, and their threads: any that fit; of aligned rows a power of two of blocks."""
@@ -196,7 +215,7 @@ class _Strided(Form[Problem]):
         return bwd_strided, bwd_finalize
 
 
-BACKWARD = Forms("norm", "backward", [_ThreadPerRow(), _SubWarp(), _Block(), _Cluster(), _TwoPass()])
+BACKWARD = Forms("norm", "backward", [_ThreadPerRow(), _SubWarp(), _PrefetchLate(), _Block(), _Cluster(), _TwoPass()])
 PARTIALS = Forms("norm", "partials", [_Strided()])  # of backward by two_pass, which leaves none
 
 

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-PACKS = (1, 4)  # 16-byte packs that a thread holds of a row: the template values of the kernels
+PACKS = (1, 4)  # vectors of 16 bytes that a thread holds of a row: the template values of the kernels
 WIDEST = 1024  # threads that share one row
-SMALL_ROWS = 256  # of a block, and its threads, that take a row each: see cuda_src/common/tile/tiny_rows.cuh
-SMALL_BYTES = 128  # of a row, at most, that a thread takes
+SMALL_ROWS = 256  # of a block, and its threads, which have a row each: see cuda_src/common/tile/tiny_rows.cuh
+SMALL_BYTES = 128  # of a row that a thread has, at most
 _MAX_GRID = 1 << 16  # blocks; they stride over the rest, and fewer blocks of tiny rows cost less to start
 
 
 class Share(NamedTuple):
-    """How a row is divided: `packs` in each of `threads` threads, `rows` rows to a block. No packs: too long to hold."""
+    """How a row is divided: `packs` vectors in each of `threads` threads, `rows` rows to a block. None: too long to hold."""
 
     packs: int
     threads: int
@@ -37,7 +37,7 @@ def is_symbolic(*sizes: Any) -> bool:
 
 
 def packs_of(size: int, itemsize: int) -> int:
-    """How many packs the rows of `size` elements touch at most: one may begin within a pack."""
+    """How many vectors the rows of `size` elements touch at most: one may begin within a vector."""
     width = 16 // itemsize
     return max(1, -(-(size + width - math.gcd(size, width)) // width))
 

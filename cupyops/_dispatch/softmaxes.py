@@ -5,14 +5,13 @@ Both see a contiguous input as (outer, size, inner) around the dimension that su
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._kernel.kernel import FLOATING, Kernel
-from .._util import arguments, observed
+from .._util import arguments
 from .._util.strides import aligned, is_dry
 from . import persistent
 from .forms import Form, Forms, Launch
@@ -262,18 +261,15 @@ def checked_arguments(
         )
     if dtype is not None and input.is_complex():
         arguments.fail("input", input, "a tensor of a real dtype")
-    dim = arguments.dim("dim", _implicit_dim(name, input.dim(), stacklevel=4) if dim is None else dim, input.dim())
+    dim = arguments.dim("dim", _implicit_dim(name, input.dim()) if dim is None else dim, input.dim())
     if dtype is not None and not widens(input.dtype, dtype):
         input = input.to(dtype)
     return input, dim, dtype
 
 
-def _implicit_dim(name: str, ndim: int, stacklevel: int) -> int:
-    """PyTorch's choice where `dim` is not given, with PyTorch's warning, which cannot be traced."""
-    observed.refuse("PyTorch warns of each call without dim")
-    if not torch.compiler.is_compiling():
-        warnings.warn(
-            f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument.",
-            stacklevel=stacklevel + 1,
-        )
+def _implicit_dim(name: str, ndim: int) -> int:
+    """PyTorch's choice where `dim` is not given, with PyTorch's warning."""
+    arguments.warn(
+        f"Implicit dimension choice for {name} has been deprecated. Change the call to include dim=X as an argument."
+    )
     return 0 if ndim in (0, 1, 3) else 1

@@ -122,7 +122,6 @@ def why_not(x: Tensor, dims: Sequence[int]) -> str | None:
     return None if all(x.shape[dim] for dim in dims if x.dim()) else "nothing to reduce"
 
 
-@arguments.once
 def given_dims(input: Tensor, dim: Any, keepdim: Any, dtype: Any) -> list[int]:
     """The dimensions to reduce, from the front and in order; all arguments checked."""
     arguments.tensor("input", input)

@@ -19,7 +19,6 @@ def planes(name: str, value: Any) -> None:
         arguments.fail(name, value, "a tensor of a real dtype")
 
 
-@arguments.once
 def window(
     size: Sequence[int], kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any
 ) -> tuple[list[int], list[int], list[int], list[int]]:

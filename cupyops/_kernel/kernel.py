@@ -391,6 +391,9 @@ def _nothing(*args: Any, **template: Any) -> None:
 
 def _caller_folder() -> Path | None:
     """The folder of the module that calls `Kernel(...)`; None in a notebook or at a prompt."""
-    frame = sys._getframe(2)
-    file = inspect.getfile(frame)
+    return _folder_of(inspect.getfile(sys._getframe(2)))
+
+
+@functools.lru_cache(maxsize=64)
+def _folder_of(file: str) -> Path | None:
     return Path(file).resolve().parent if os.path.isfile(file) else None

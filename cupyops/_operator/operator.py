@@ -9,6 +9,8 @@ else is derived, and each call takes one route:
     torch.compile, export, FakeTensor, modes, subclasses     the registered torch.library op
     torch.func transform, forward-mode AD, torch.jit.trace   the reference
     CPU tensors, and what `unsupported` names                the reference
+
+The first two are recorded and replayed for calls alike: see derivation/plans.py.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from . import arrays
 from .derivation import distributed
 from .derivation.autocast import POLICIES, cast, dtype_for
 from .derivation.autograd import differentiable
+from .derivation.constants import MISS
 from .derivation.definition import Definition, wants_gradient
-from .derivation.guard import MISS
 from .derivation.plans import Plans
 from .derivation.public import public
-from .derivation.registration import Registration
+from .derivation.registration import Registration, register
 
 _PLAIN = frozenset((Tensor, Parameter))
 _functorch_active = torch._C._are_functorch_transforms_active
@@ -120,7 +122,7 @@ class Operator:
         self._tensors = self.definition.tensors
         self._first = self._tensors[0]
         self._by_roles: Callable[..., Any] | None = None  # with a gradient; made at the first call
-        self._plans = Plans(name, self._of_values, self._first, tuple, suspends=False)
+        self._plans = Plans(name, self._of_values, self._first, tuple, settled=self._settled)
         if name in _registry:
             _registry[name].definition.forget_plans()
             _registry[name]._registration.remove()
@@ -176,7 +178,7 @@ class Operator:
         """The public face, where it differs from the reference: checks and normalises arguments, calls the operator.
 
         Takes CuPy, NumPy and DLPack arrays too, and `axis` for `dim`. A function that `hands_on` its arguments to the
-        operator as they are needs no help with arrays, and is spared a fifth of a microsecond.
+        operator as they are needs no help with arrays. Calls alike are replayed from a recorded plan, its checks included.
         """
         if function is None:
             return functools.partial(self.interface, hands_on=hands_on)
@@ -213,6 +215,17 @@ class Operator:
 
     def _of_values(self, *args: Any) -> Any:
         return self._otherwise(args)
+
+    def _settled(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """What makes calls like this one, whose signature is known: with no look at the route, if that is the kernels'."""
+        if self._route(args)[0] != "kernel":
+            return self._of_values
+
+        def by_kernels(*args: Any) -> Any:
+            # what the guards of a signature do not see: no tensor's keys tell of a level of forward mode that is open
+            return self._otherwise(args) if torch_private.forward_mode() else self._by_kernels(args)
+
+        return by_kernels
 
     def _has_another_role(self) -> None:
         self._by_roles = None
@@ -277,6 +290,7 @@ class Operator:
         return distributed.call(self, self.name, args)
 
     def _compiling(self, args: tuple[Any, ...]) -> Any:
+        register(self.name)
         if any(distributed.is_spread(args[index]) for index in self._tensors):
             return self._by_gathering(args)
         return self._by_reference(args) if _functorch_active() else self._by_dispatcher(args)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, NoReturn, TypeVar
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from torch.jit import is_tracing
 
 from ..errors import InputError
-from . import libraries
+from . import libraries, observed
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def fail(name: str, found: Any, expected: str) -> NoReturn:
@@ -103,36 +106,20 @@ def _size(value: Any) -> Any:
     return int(value) if isinstance(value, Tensor) and value.dim() == 0 and is_tracing() else value
 
 
-Found = TypeVar("Found")
-_MAX_FOUND = 4096
-_autocast = torch._C._is_any_autocast_enabled
-_is_tracing = torch._C._is_tracing  # is_tracing, without a look for a scripted function
+def warn(message: str) -> None:
+    """Warn whoever called a function of this package, at each call: a call that warns is not recorded."""
+    observed.refuse("it warns")
+    if torch.compiler.is_compiling():  # which cannot trace it
+        return
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
-def once(function: Callable[..., Found]) -> Callable[..., Found]:
-    """`function`, run once for all arguments that are alike: checks that look at tensors' shapes, dtypes and devices alone.
-
-    What it returns is kept for the next call, what it raises is not. While autocast is on, it is run each time: dtypes
-    that differ are then right. So it is while torch.jit.trace records, when sizes are tensors.
-    """
-    found: dict[Any, Found] = {}
-
-    @wraps(function)
-    def remembered(*args: Any) -> Found:
-        if is_dynamo_compiling() or _autocast() or _is_tracing():
-            return function(*args)
-        key = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else (a, a.__class__) for a in args])
-        try:
-            return found[key]
-        except KeyError:
-            if len(found) >= _MAX_FOUND:
-                found.clear()
-            found[key] = result = function(*args)
-            return result
-        except TypeError:  # no hash: lists, symbolic sizes
-            return function(*args)
-
-    return remembered
+def _is_ours(filename: str) -> bool:
+    """Whether a frame is of a file of this package, or of code that it has generated."""
+    return filename.startswith((_PACKAGE, "<plans of ", "<recorded plan"))
 
 
 def autocast(device: torch.device) -> bool:

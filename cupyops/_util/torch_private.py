@@ -6,6 +6,7 @@ a public twin falls back to it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def _found(*path: str) -> Any:
 
 _TensorGuards = _found("_dynamo", "guards", "TensorGuards")
 _empty_strided_cuda = _found("_dynamo", "guards", "_empty_strided_cuda")
-_modes = getattr(torch.overrides, "_get_current_function_mode_stack", None)
+_modes: Any = getattr(torch.overrides, "_get_current_function_mode_stack", None)
 
 function_mode_enabled: Callable[[], bool] = _found("_is_torch_function_mode_enabled")
 """Whether a torch-function mode is open in this thread."""
@@ -45,9 +46,10 @@ keeps_graph: Callable[[], bool] = _found("_autograd", "_get_current_graph_task_k
 without_function_modes: Any = _found("DisableTorchFunction")
 """A context manager, inside which no torch-function mode and no subclass sees anything."""
 
-_NEEDED = (_TensorGuards, _modes, function_mode_enabled, functorch_active, dispatch_modes, deterministic)
-_NEEDED += (saved_tensors_hooks, keeps_graph, without_function_modes)
-available = all(one is not None for one in _NEEDED) and hasattr(forward_ad, "_current_level")
+available = hasattr(forward_ad, "_current_level") and None not in (
+    *(_TensorGuards, _modes, function_mode_enabled, functorch_active, dispatch_modes, deterministic),
+    *(saved_tensors_hooks, keeps_graph, without_function_modes),
+)
 
 
 def tensor_guard(examples: Sequence[Tensor]) -> Callable[..., bool]:
@@ -72,6 +74,40 @@ def empty_strided(device: torch.device) -> Callable[[Sequence[int], Sequence[int
     return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
+def ask_when_missing(namespace: str, names: Sequence[str], register: Callable[[], Any]) -> None:
+    """Have `register()` called when one of these names is asked of `torch.ops.<namespace>` and is not there."""
+    if _Namespace is None:
+        register()
+        return
+    found = getattr(torch.ops, namespace)
+    if not isinstance(found, _Namespace):
+        lazy = _Namespace(namespace)
+        lazy.__dict__.update(found.__dict__)
+        setattr(torch.ops, namespace, lazy)
+        found = lazy
+    found.__dict__.setdefault("_cupyops_waiting", {}).update(dict.fromkeys(names, register))
+
+
+def _namespace() -> Any:
+    base: Any = getattr(torch._ops, "_OpNamespace", None)
+    if base is None:
+        return None
+
+    class Namespace(base):  # type: ignore[misc, valid-type]
+        """`torch.ops.<name>`, some of whose operators are registered when they are asked for."""
+
+        def __getattr__(self, op_name: str) -> Any:
+            if (register := self.__dict__.get("_cupyops_waiting", {}).pop(op_name, None)) is not None:
+                register()
+            return super().__getattr__(op_name)
+
+    Namespace.__module__ = base.__module__  # of which the names of operators are made
+    return Namespace
+
+
+_Namespace: Any = _namespace()
+
+
 def opaque_modes() -> bool:
     """Whether a torch-function mode is open that may change what functions give.
 
@@ -83,3 +119,11 @@ def opaque_modes() -> bool:
 def forward_mode() -> bool:
     """Whether a level of forward-mode AD is open."""
     return int(forward_ad._current_level) >= 0
+
+
+def forget_signature(function: Any) -> None:
+    """`function` has another code than before: torch.compile is not to bind arguments by what it has read of the old one."""
+    functions = sys.modules.get("torch._dynamo.variables.functions")
+    known = getattr(functions, "_spec_cache", None)
+    if known is not None:
+        known.pop(function, None)

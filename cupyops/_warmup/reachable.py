@@ -13,6 +13,7 @@ import torch
 
 from .._dispatch.forms import Forms
 from .._kernel.kernel import Kernel
+from .._operator.derivation.public import author_of
 from .._operator.operator import Operator
 from ..errors import InputError
 
@@ -55,6 +56,8 @@ def _mentioned(value: Any) -> Iterable[Any]:
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
+    if isinstance(value, types.FunctionType) and (author := author_of(value)) is not None:
+        return (author,)
     if isinstance(value, types.FunctionType):
         return () if _is_foreign(value) else _named_in(value)
     if isinstance(value, Mapping):
@@ -71,12 +74,12 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _inside(instance: Any) -> Iterator[Any]:
-    """The attributes of an object, the functions of its class, the modules in a module."""
+    """The attributes of an object, the functions and kernels of its class, the modules in a module."""
     if isinstance(instance, torch.nn.Module):
         yield from instance.children()
     own = [cls for cls in type(instance).__mro__ if cls is not object and not _is_foreign(cls)]
     for cls in own:
-        yield from (value for value in vars(cls).values() if isinstance(value, types.FunctionType))
+        yield from (value for value in vars(cls).values() if isinstance(value, (types.FunctionType, Kernel)))
     if own:
         yield from getattr(instance, "__dict__", {}).values()
 

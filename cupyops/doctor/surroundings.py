@@ -18,6 +18,7 @@ SETTINGS = {
     "CUPYOPS_CUBIN_PATH": "folders of kernels compiled ahead of time",
     "CUPYOPS_DEBUG": "each launch is waited for, and an asynchronous fault told where it is made",
     "CUPYOPS_RELOAD": "an edited .cu file is compiled again in the running process, or is not",
+    "CUPYOPS_PLANS": "0: every call is made in full, none is replayed",
     "CUPYOPS_SIMULATE": "kernels run on the CPU, in the simulator",
 }
 # not in the home: that cannot be written, or somebody else has made the cache in it

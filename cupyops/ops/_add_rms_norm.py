@@ -88,7 +88,6 @@ def add_rms_norm(
     return _add_rms_norm(input, residual, shape, weight, eps)
 
 
-@arguments.once
 def _check_residual(input: Tensor, residual: Tensor) -> None:
     norm_arguments.floating("residual", residual)
     if residual.shape != input.shape:

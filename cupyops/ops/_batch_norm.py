@@ -2,55 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from .._dispatch import clusters, segments
-from .._dispatch.segments import FINISHERS, accumulator, gradient_room, is_aligned, is_there, spatial
-from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._dispatch import batch_norm as forms
+from .._dispatch.batch_norm import Backward, Forward, problem_of
+from .._dispatch.gpu import gpu
+from .._dispatch.images import accumulator, contiguous, gradient_like, is_there
 from .._operator.operator import operator
 from .._util import arguments
 from .._util.strides import suggested_format
 from ..errors import InputError
 
-FILE, COLUMNS_FILE = "batch_norm.cu", "batch_norm_nhwc.cu"
-WHOLE = (False, True)
-
-batch_norm_moments = Kernel(FILE, "batch_norm_moments<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_fwd = Kernel(FILE, "batch_norm_fwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_fwd_cluster = Kernel(FILE, "batch_norm_fwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_bwd_sums = Kernel(FILE, "batch_norm_bwd_sums<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_bwd = Kernel(FILE, "batch_norm_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_bwd_cluster = Kernel(FILE, "batch_norm_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_bwd_finish = Kernel(FILE, "batch_norm_bwd_finish<T>", T=FLOATING)
-batch_norm_columns_moments = Kernel(COLUMNS_FILE, "batch_norm_columns_moments<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_columns_finish = Kernel(COLUMNS_FILE, "batch_norm_columns_finish<T>", T=FLOATING)
-batch_norm_columns_fwd = Kernel(COLUMNS_FILE, "batch_norm_columns_fwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_columns_fwd_cluster = Kernel(
-    COLUMNS_FILE, "batch_norm_columns_fwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
-)
-batch_norm_columns_bwd_sums = Kernel(
-    COLUMNS_FILE,
-    "batch_norm_columns_bwd_sums<T, WHOLE, TRAINING>",
-    T=FLOATING,
-    WHOLE=WHOLE,
-    TRAINING=(False, True),
-)
-batch_norm_columns_bwd = Kernel(COLUMNS_FILE, "batch_norm_columns_bwd<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_columns_bwd_few = Kernel(COLUMNS_FILE, "batch_norm_columns_bwd_few<T, WHOLE>", T=FLOATING, WHOLE=WHOLE)
-batch_norm_columns_bwd_cluster = Kernel(
-    COLUMNS_FILE, "batch_norm_columns_bwd_cluster<T, WHOLE>", T=FLOATING, WHOLE=WHOLE
-)
-
-INFERENCE_BLOCKS = {2: 1 << 12, 4: 1 << 14, 8: 1 << 14}  # by the size of an element: shorter than those that reduce
-SMALL_PLANE = 256  # elements
-FOLDED_ROWS = 128  # that are left at least, of several rows each: sums of fewer cost as much to combine as to make
-FOLDED_SIZE = 64  # elements of such a row, at least: threads of fewer would sum a channel each for itself
-FEW_PIXELS = 32  # of a plane, at least, whose sums the blocks of the second pass combine themselves: kWarp
-FEW_PARTS = 2  # of the rows, at most: others would be read by too many blocks
 PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -68,68 +31,43 @@ def _batch_norm(
 
 
 @_batch_norm.forward
-def _(x, weight, bias, running_mean, running_var, momentum, eps):
+def forward(x, weight, bias, running_mean, running_var, momentum, eps):
     x = _dense(x)
     y = torch.empty_like(x)
     mean, rstd = (x.new_empty(x.shape[1], dtype=accumulator(x.dtype)) for _ in range(2))
-    if not is_there(x):
-        return y, (mean, rstd)
-    weight, bias, changed_mean, changed_var = _contiguous(weight, bias, running_mean, running_var)
-    kept = (mean, rstd, changed_mean, changed_var)
-    options = (_is_wide(x, weight, bias, changed_mean, changed_var), momentum, eps)
-    if matrix := _matrix(x):
-        _forward_columns(x, weight, bias, y, kept, matrix, options)
-    elif plan := _cluster(1, x, y):
-        shared = plan.room * 16
-        launch = batch_norm_fwd_cluster.configure(plan.grid, plan.block, shared=shared, cluster=_cluster_of(plan.parts))
-        launch(x, weight, bias, y, *kept, plan.packed, plan.room, *options, T=x.dtype, WHOLE=plan.whole)
-    else:
-        plan = _runs(x, y)
-        parts = x.new_empty(plan.grid * 3, dtype=mean.dtype)
-        batch_norm_moments[plan.grid, plan.block](x, parts, plan.packed, T=x.dtype, WHOLE=plan.whole)
-        launch = batch_norm_fwd[plan.grid, plan.block]
-        launch(x, weight, bias, y, parts, *kept, plan.packed, *options, T=x.dtype, WHOLE=plan.whole)
-    for given, changed in ((running_mean, changed_mean), (running_var, changed_var)):
-        if changed is not given:
-            given.copy_(changed)
+    if is_there(x):
+        weight, bias, new_mean, new_var = contiguous(weight, bias, running_mean, running_var)
+        wide = _is_wide(x, weight, bias, new_mean, new_var)
+        of = Forward(x, weight, bias, y, mean, rstd, new_mean, new_var, wide, momentum, eps)
+        forms.run(forms.FORWARD, problem_of(x, y), gpu(x.device), of)
+        for given, new in ((running_mean, new_mean), (running_var, new_var)):
+            if new is not given:
+                given.copy_(new)
     return y, (mean, rstd)
 
 
-def _forward_columns(x, weight, bias, y, kept, matrix, options):
-    (mean, rstd, *_), (wide, _, eps) = kept, options
-    if plan := _column_cluster(matrix, x, y):
-        launch = batch_norm_columns_fwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
-        return launch(x, weight, bias, y, *kept, *matrix[:2], *options, T=x.dtype, WHOLE=plan.whole)
-    matrix, plan = _columns(matrix, x, y)
-    rows, size, channels, pixels = matrix
-    parts = x.new_empty(plan.parts * size * 2, dtype=mean.dtype)
-    batch_norm_columns_moments[plan.grid, plan.block](x, parts, rows, size, T=x.dtype, WHOLE=plan.whole)
-    finish = batch_norm_columns_finish[ceil_div(channels, FINISHERS[0]), FINISHERS]
-    finish(parts, *kept, rows, channels, pixels, matrix.folds, plan.parts, *options, T=x.dtype)
-    _normalise_columns(x, weight, bias, y, (mean, rstd, None, None), matrix, wide, eps)
-
-
-def _normalise_columns(x, weight, bias, y, statistics, matrix, wide, eps):
-    matrix, plan = _columns(matrix, x, y)
-    launch = batch_norm_columns_fwd[plan.grid, plan.block]
-    launch(x, weight, bias, y, *statistics, *matrix, wide, eps, T=x.dtype, WHOLE=plan.whole)
-
-
 @_batch_norm.backward
-def _(saved, grad_y, x, weight, bias, eps, needs_grad):
+def backward(saved, grad_y, x, weight, bias, eps, needs_grad):
+    return _gradients(forms.BACKWARD, grad_y, x, weight, bias, (*saved, None, None), eps, needs_grad)
+
+
+def _gradients(directions, grad_y, x, weight, bias, statistics, eps, needs_grad):
+    """grad_x, grad_weight and grad_bias, of mean, rstd, running_mean and running_var."""
     x = _dense(x)
     grad_x = torch.empty_like(x) if needs_grad.x else None
-    grads = _like(needs_grad, weight, bias, x)
+    parameters = gradient_like(weight, needs_grad.weight, x), gradient_like(bias, needs_grad.bias, x)
     if is_there(x):
-        statistics = (*saved, None, None)
-        wide = _is_wide(x, weight, bias)
-        _backward(grad_y, x, *_contiguous(weight), statistics, grad_x, *grads, wide, eps, training=True)
-    return grad_x, *grads
+        weight, *statistics = contiguous(weight, *statistics)
+        wide = _is_wide(x, weight, bias, *statistics[2:])
+        of = Backward(grad_y, x, weight, *statistics, grad_x, *parameters, wide, eps)
+        problem = problem_of(x, grad_y, grad_x, grad_x=grad_x is not None)
+        forms.run(directions, problem, gpu(x.device), of)
+    return grad_x, *parameters
 
 
 @_batch_norm.unsupported
-def _(x, weight, bias, running_mean, running_var, momentum, eps):
-    return _refusal(x)
+def unsupported(x, weight, bias, running_mean, running_var, momentum, eps):
+    return forms.too_large(x)
 
 
 @operator("cupyops::batch_norm_inference", mixed=PARAMETERS)
@@ -141,104 +79,25 @@ def _batch_norm_inference(
 
 
 @_batch_norm_inference.forward
-def _(x, weight, bias, running_mean, running_var, eps):
+def forward_inference(x, weight, bias, running_mean, running_var, eps):
     x = _dense(x)
     y = torch.empty_like(x)
-    if not is_there(x):
-        return y, ()
-    weight, bias, running_mean, running_var = _contiguous(weight, bias, running_mean, running_var)
-    wide = _is_wide(x, running_mean)
-    if matrix := _matrix(x):
-        _normalise_columns(x, weight, bias, y, (None, None, running_mean, running_var), matrix, wide, eps)
-    else:
-        most = INFERENCE_BLOCKS[x.element_size()]
-        plan = _runs(x, y, blocks=most, parts=most)
-        args = (x, weight, bias, y, None, None, None, running_mean, running_var, plan.packed, wide, 0.0, eps)
-        batch_norm_fwd[plan.grid, plan.block](*args, T=x.dtype, WHOLE=plan.whole)
+    if is_there(x):
+        weight, bias, running_mean, running_var = contiguous(weight, bias, running_mean, running_var)
+        of = Forward(x, weight, bias, y, None, None, running_mean, running_var, _is_wide(x, running_mean), 0.0, eps)
+        forms.run(forms.INFERENCE, problem_of(x, y), gpu(x.device), of)
     return y, ()
 
 
 @_batch_norm_inference.backward
-def _(saved, grad_y, x, weight, bias, running_mean, running_var, eps, needs_grad):
-    x = _dense(x)
-    grad_x = torch.empty_like(x) if needs_grad.x else None
-    grads = _like(needs_grad, weight, bias, x)
-    if is_there(x):
-        weight, *running = _contiguous(weight, running_mean, running_var)
-        statistics = (None, None, *running)
-        _backward(grad_y, x, weight, statistics, grad_x, *grads, _is_wide(x, running_mean), eps, training=False)
-    return grad_x, *grads
+def backward_inference(saved, grad_y, x, weight, bias, running_mean, running_var, eps, needs_grad):
+    statistics = None, None, running_mean, running_var
+    return _gradients(forms.INFERENCE_BACKWARD, grad_y, x, weight, bias, statistics, eps, needs_grad)
 
 
 @_batch_norm_inference.unsupported
-def _(x, weight, bias, running_mean, running_var, eps):
-    return _refusal(x)
-
-
-def _backward(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, wide, eps, training):
-    """Sums over each channel, then what follows from them; grad_x at once where they do not enter it."""
-    if matrix := _matrix(x):
-        return _backward_columns(
-            grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, matrix, wide, eps, training
-        )
-    tensors = (x, grad_y) if grad_x is None else (x, grad_y, grad_x)
-    results = (grad_x, grad_weight, grad_bias)
-    if training and (plan := _cluster(2, *tensors)):
-        shared = plan.room * 32
-        launch = batch_norm_bwd_cluster.configure(plan.grid, plan.block, shared=shared, cluster=_cluster_of(plan.parts))
-        return launch(
-            grad_y, x, weight, *statistics[:2], *results, plan.packed, plan.room, wide, T=x.dtype, WHOLE=plan.whole
-        )
-    plan = _runs(*tensors)
-    at_once, parts = _first_results(x, grad_x, grad_weight, grad_bias, training, plan.grid * 2)
-    launch = batch_norm_bwd_sums[plan.grid, plan.block]
-    launch(grad_y, x, weight, *statistics, at_once, parts, plan.packed, wide, eps, T=x.dtype, WHOLE=plan.whole)
-    if training and grad_x is not None:
-        launch = batch_norm_bwd[plan.grid, plan.block]
-        launch(grad_y, x, weight, *statistics[:2], parts, *results, plan.packed, wide, T=x.dtype, WHOLE=plan.whole)
-    elif parts is not None:
-        steps = 2, 2 * plan.parts
-        _finish(x, parts, (None, None, None, None), grad_weight, grad_bias, 1, plan.parts, steps, wide)
-
-
-def _backward_columns(grad_y, x, weight, statistics, grad_x, grad_weight, grad_bias, matrix, wide, eps, training):
-    tensors = (x, grad_y) if grad_x is None else (x, grad_y, grad_x)
-    if training and (plan := _column_cluster(matrix, *tensors)):
-        launch = batch_norm_columns_bwd_cluster.configure(plan.grid, plan.block, cluster=_cluster_of(1, plan.parts))
-        given = (grad_y, x, weight, *statistics[:2], grad_x, grad_weight, grad_bias, *matrix[:2], wide)
-        return launch(*given, T=x.dtype, WHOLE=plan.whole)
-    matrix, plan = _columns(matrix, *tensors)
-    at_once, parts = _first_results(x, grad_x, grad_weight, grad_bias, training, plan.parts * matrix.size * 2)
-    launch = batch_norm_columns_bwd_sums[plan.grid, plan.block]
-    given = (grad_y, x, weight, *statistics, at_once, parts, *matrix, wide, eps)
-    launch(*given, T=x.dtype, WHOLE=plan.whole, TRAINING=training)
-    if parts is None:
-        return
-    last = training and grad_x is not None
-    _, _, channels, pixels = matrix
-    count, steps = plan.parts * matrix.folds, (2 * channels * pixels, 2)
-    if last and pixels >= FEW_PIXELS and count <= FEW_PARTS:
-        launch = batch_norm_columns_bwd_few[plan.grid, plan.block]
-        given = (grad_y, x, weight, *statistics[:2], parts, grad_x, grad_weight, grad_bias, *matrix, count, wide)
-        return launch(*given, T=x.dtype, WHOLE=plan.whole)
-    of = parts.new_empty(x.shape[1], 4) if last else None
-    _finish(x, parts, (weight, *statistics[:2], of), grad_weight, grad_bias, pixels, count, steps, wide)
-    if last:
-        launch = batch_norm_columns_bwd[plan.grid, plan.block]
-        launch(grad_y, x, of, grad_x, *matrix, T=x.dtype, WHOLE=plan.whole)
-
-
-def _first_results(x, grad_x, grad_weight, grad_bias, training, parts):
-    """What the first pass writes: grad_x where no sums enter it, and the parts of the sums where they are wanted."""
-    summed = training or grad_weight is not None or grad_bias is not None
-    return None if training else grad_x, x.new_empty(parts, dtype=accumulator(x.dtype)) if summed else None
-
-
-def _finish(x, parts, given, grad_weight, grad_bias, pixels, count, steps, wide):
-    channels = x.shape[1]
-    sizes = (channels, x.numel() // channels, pixels, count)
-    launch = batch_norm_bwd_finish[ceil_div(channels, FINISHERS[0]), FINISHERS]
-    launch(parts, *given, grad_weight, grad_bias, *sizes, *steps, wide, T=x.dtype)
+def unsupported_inference(x, weight, bias, running_mean, running_var, eps):
+    return forms.too_large(x)
 
 
 @_batch_norm.interface
@@ -290,7 +149,6 @@ def batch_norm(
     return _batch_norm_inference(input, weight, bias, running_mean, running_var, float(eps))
 
 
-@arguments.once
 def _check(
     input: Tensor,
     weight: Tensor | None,
@@ -331,95 +189,10 @@ def _check_parameters(input: Tensor, given: dict[str, Tensor]) -> None:
             )
 
 
-# --- layouts -----------------------------------------------------------------------------------------------------
-
-
 def _dense(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous(memory_format=suggested_format(x))
-
-
-class _Matrix(NamedTuple):
-    """A tensor as `rows` by `size` columns, of which column i is of channel i // pixels % channels."""
-
-    rows: int
-    size: int
-    channels: int
-    pixels: int
-
-    @property
-    def folds(self) -> int:
-        """Rows of channels in a row."""
-        return self.size // (self.channels * self.pixels)
-
-
-def _matrix(x: Tensor) -> _Matrix | None:
-    """Where the statistics are of columns: channels that lie side by side, and planes so small that a run of one is no
-    whole line of the cache."""
-    images, channels, pixels = x.shape[0], x.shape[1], spatial(x)
-    if pixels == 1 or not x.is_contiguous():
-        return _Matrix(images * pixels, channels, channels, 1)
-    if pixels <= SMALL_PLANE and pixels * x.element_size() % 16 and images >= 16 and channels * pixels < 1 << 31:
-        return _Matrix(images, channels * pixels, channels, pixels)
-    return None
-
-
-def _columns(matrix: _Matrix, x: Tensor, *others: Tensor) -> tuple[_Matrix, segments.Columns]:
-    """With so many rows in one as are whole packs together, where there are rows enough."""
-    rows, size, *columns = matrix
-    aligned = _aligned(x, *others)
-    folds = 16 // math.gcd(16, size * x.element_size())
-    enough = rows >= folds * FOLDED_ROWS and size >= FOLDED_SIZE
-    if aligned and enough and rows % folds == 0 and size * folds < 1 << 31:
-        matrix = _Matrix(rows // folds, size * folds, *columns)
-    return matrix, segments.columns(*matrix[:2], x.element_size(), aligned)
-
-
-def _column_cluster(matrix: _Matrix, x: Tensor, *others: Tensor) -> segments.Columns | None:
-    if matrix.pixels > 1:
-        return None
-    return segments.cluster_columns(*matrix[:2], x.element_size(), _aligned(x, *others), _most_blocks(x))
-
-
-def _runs(x: Tensor, *others: Tensor, **most: int) -> segments.Runs:
-    return segments.runs(x.shape[1], x.shape[0], spatial(x), x.element_size(), _aligned(x, *others), **most)
-
-
-def _cluster(read: int, x: Tensor, *others: Tensor) -> segments.Runs | None:
-    """Where the blocks of a cluster share a channel, of so many tensors that are read."""
-    size = x.shape[1], x.shape[0], spatial(x), x.element_size()
-    return segments.cluster(*size, _aligned(x, *others), read, _most_blocks(x))
-
-
-def _aligned(*tensors: Tensor) -> bool:
-    return all(map(is_aligned, tensors))
-
-
-def _cluster_of(*blocks: int) -> tuple[int, ...] | None:
-    return blocks if blocks[-1] > 1 else None
-
-
-def _most_blocks(x: Tensor) -> int:
-    """Of a cluster."""
-    return segments.CLUSTER if clusters.exist(x.device) else 1
-
-
-def _refusal(x: Tensor) -> str | None:
-    pixels = spatial(x)
-    if pixels > 1 and x.shape[0] * segments.packs_of(pixels, x.element_size(), False) >= segments.MOST_PACKS:
-        return "2^31 packs of a channel"
-    return None
 
 
 def _is_wide(x: Tensor, *parameters: Tensor | None) -> bool:
     """Whether the parameters are float32 beside a half type."""
     return x.dtype.itemsize == 2 and any(p is not None and p.dtype == torch.float32 for p in parameters)
-
-
-def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
-
-
-def _like(needs_grad, weight, bias, x):
-    """Room for grad_weight and grad_bias, None where not wanted; 0 where there is nothing to sum."""
-    pairs = (needs_grad.weight, weight), (needs_grad.bias, bias)
-    return tuple(gradient_room(p, x) if need else None for need, p in pairs)

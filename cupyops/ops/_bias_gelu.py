@@ -78,7 +78,6 @@ def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     return _bias_gelu(input, bias, approximate)
 
 
-@arguments.once
 def _check(input: Tensor, bias: Tensor, approximate: str) -> None:
     arguments.floating("input", input)
     arguments.floating("bias", bias)

@@ -158,7 +158,6 @@ def conv2d_relu_max_pool2d(
     return _conv2d_relu_max_pool2d(input, weight, bias, *geometry)
 
 
-@arguments.once
 def _geometry(input, weight, bias, stride, padding, dilation, groups, pool_kernel_size, pool_stride):
     """The operator's arguments after bias, checked."""
     stride, padding, dilation = convolution.geometry(input, weight, bias, stride, padding, dilation, groups)

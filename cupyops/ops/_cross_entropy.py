@@ -134,7 +134,6 @@ def cross_entropy(
     return _cross_entropy_probabilities(input, target, weight, reduction, label_smoothing)
 
 
-@arguments.once
 def _check(input: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> None:
     losses.check_input(input, target, ignore_index)
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:

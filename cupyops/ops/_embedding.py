@@ -126,7 +126,6 @@ def embedding(
     return _embedding(weight, input.long(), weight.shape[0], padding, bool(scale_grad_by_freq), bool(sparse))
 
 
-@arguments.once
 def _checked_padding(
     input: Tensor, weight: Tensor, padding_idx: int | None, max_norm: float | None, norm_type: float
 ) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from torch.nn import _reduction
 
 from .._dispatch import losses
@@ -150,10 +148,8 @@ def kl_div(
 
 
 def _warn() -> None:
-    """PyTorch's warning, which cannot be traced."""
-    if not is_dynamo_compiling():
-        warnings.warn(
-            'reduction="mean" divides by the number of elements, which is not the divergence; "batchmean" divides by the '
-            "size of the batch. PyTorch announces that a later release of its own does so for both",
-            stacklevel=4,
-        )
+    """PyTorch's warning."""
+    arguments.warn(
+        'reduction="mean" divides by the number of elements, which is not the divergence; "batchmean" divides by the '
+        "size of the batch. PyTorch announces that a later release of its own does so for both"
+    )

@@ -91,7 +91,6 @@ def layer_norm(
     return _layer_norm(input, shape, weight, bias, eps)
 
 
-@arguments.once
 def _checked(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[list[int], float]:

@@ -92,7 +92,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _linear(input, weight, bias)
 
 
-@arguments.once
 def _check(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     arguments.tensor("input", input)
     arguments.tensor("weight", weight)

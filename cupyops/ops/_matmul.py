@@ -91,7 +91,6 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     return y.squeeze(-1 if other.dim() == 1 else -2) if input.dim() == 1 else y
 
 
-@arguments.once
 def _check(input: Tensor, other: Tensor) -> None:
     arguments.tensor("input", input)
     arguments.tensor("other", other)

@@ -103,7 +103,6 @@ def nll_loss(
     return _nll_loss(input, target.long(), weight, ignore_index, reduction)
 
 
-@arguments.once
 def _check(input: Tensor, target: Tensor, ignore_index: int) -> None:
     losses.check_input(input, target, ignore_index)
     if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype is torch.bool:

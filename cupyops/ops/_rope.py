@@ -93,7 +93,6 @@ def rope(
     return _rope(input, cos, sin, positions, interleaved, dim, False)
 
 
-@arguments.once
 def _checked_dim(input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, seq_dim: int) -> int:
     """`seq_dim` from the front, when all arguments have been checked."""
     arguments.floating("input", input)

@@ -136,7 +136,6 @@ def scale_shift(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     return _scale_shift(input, weight, bias)
 
 
-@arguments.once
 def _shape(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
     """That of the result, when all arguments have been checked."""
     arguments.tensor("input", input)

@@ -133,6 +133,15 @@ def test_launches_are_made_once_for_a_problem_and_a_gpu(lists):
         assert lists[0].launch(Problem(4), gpu(CPU)) is not first
 
 
+def test_a_launch_is_made_once_for_each_problem_and_card(lists):
+    forward, card = lists[0], gpu(CPU)
+    launch = forward.launch(Problem(4), card)
+    assert forward.launch(Problem(4), card) is launch
+    assert forward.launch(Problem(5), card).block == 5
+    with use_form("toy:wide"):
+        assert forward.launch(Problem(4), card) is not launch
+
+
 @pytest.mark.parametrize("define", [{"A B": 1}, {"A": 1.5}, {"A": True}, {1: 1}])
 def test_define_takes_integers(define):
     with pytest.raises(cupyops.InputError, match="define has .*, expected the name of a macro and an int"):

@@ -24,6 +24,7 @@ FORMS = {
     "norm.forward:two_pass": ([5, 8, 300, 1031, 1032], [8, 300, 1032]),
     "norm.backward:thread_per_row": ([5, 8, 40], [5, 8, 40]),
     "norm.backward:sub_warp": ([8, 16, 24, 40, 200, 256], []),
+    "norm.backward:prefetch_late": ([8, 40, 256, 1032], []),
     "norm.backward:block": ([8, 9, 69, 256, 300, 1031, 1032], [8, 69, 1032]),
     "norm.backward:cluster": ([8, 9, 300, 1031, 4104, 20489], [300, 4104]),
     "norm.backward:two_pass": ([5, 8, 300, 1031, 1032], [8, 300, 1032]),
@@ -55,14 +56,15 @@ def results(function, rows, parameters, grads):
     ]
 
 
-def compare(operator, dtype, size, offset=0, count=19):
-    """All results of `count` rows, of which a block takes several."""
+def compare(operator, dtype, size, offset=0):
+    """All results of some rows, of which a block takes several."""
+    count = 19 if size > 100 else 77
     ours, theirs, tensors, parameters = OPERATORS[operator]
     make = Make("cpu", dtype, requires_grad=False)
     given = [make(count * size + offset)[offset:].view(count, size) for _ in range(tensors)]
     given = given, [make(size) for _ in range(parameters)]
     grads = [make(count, size) for _ in range(tensors)]
-    with assume_gpu(multiprocessors=1, max_blocks=3), cupyops.simulate(ARCH):
+    with assume_gpu(multiprocessors=1, max_blocks=3, shared=232448), cupyops.simulate(ARCH):
         found = results(ours, *given, grads)
     with torch.no_grad():
         wide = [[t.double() for t in group] for group in (*given, grads)]
@@ -122,6 +124,8 @@ def test_rows_of_one_element(dtype):
         ("block", BF16, 40000, 0, "a row needs more than 1024 threads"),
         ("shared_memory", BF16, 60000, 0, "a row does not fit into shared memory"),
         ("block", torch.float64, 8, 0, "fp64 has two_pass alone"),
+        ("norm.backward:prefetch_late", BF16, 41, 0, "rows begin off 16-byte boundaries"),
+        ("norm.backward:prefetch_late", torch.float32, 6144, 0, "two rows do not fit into shared memory"),
         ("norm.backward:cluster", BF16, 8, 0, "clusters need compute capability 9.0"),
     ],
 )
@@ -152,6 +156,7 @@ def chosen(size, rows=1 << 15, operator=norm.LAYER_NORM, itemsize=2, aligned=Non
         ("block", "block", 4095, {"operator": norm.RMS_NORM}),
         ("pipelined", "block", 4096, {"operator": norm.RMS_NORM, "itemsize": 4}),
         ("pipelined", "block", 16384, {"operator": norm.ADD_RMS_NORM}),
+        ("pipelined", "prefetch_late", 16384, {"operator": norm.RMS_NORM}),
         ("block", "block", 16384, {"operator": norm.ADD_RMS_NORM, "rows": 100}),
         ("shared_memory", "cluster", 50257, {}),
         ("shared_memory", "two_pass", 50257, {"capability": 8}),

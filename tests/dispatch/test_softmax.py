@@ -20,9 +20,10 @@ H200 = {"capability": 9, "multiprocessors": 132, "shared": 232448, "shared_total
 def test_every_form(contract, dtype):
     """Asked for by name, on problems of every kind; where backward needs more than forward, it may have another."""
     for form, *case in form_cases(dtype):
-        with cupyops.simulate("sm_90"):
-            kernels = contract().check_form(dtype, form, *case)
-        assert all(f"_{form}<" in kernel for kernel in kernels), (form, case, kernels)
+        with cupyops.simulate("sm_90"), cupyops.trace() as trace:
+            contract().check_form(dtype, form, *case)
+        kernels = [record.kernel for record in trace.launches()]
+        assert kernels and all(f"_{form}<" in kernel for kernel in kernels), (form, case, kernels)
 
 
 def chosen(forms, size, dtype=torch.bfloat16, inner=1, widen=False, aligned=True, gpu=H200):

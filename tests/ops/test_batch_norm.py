@@ -21,23 +21,23 @@ class TestBatchNorm(OperatorContract):
     function = staticmethod(cupyops.batch_norm)
     torch_function = staticmethod(F.batch_norm)
     kernels = {
-        "batch_norm_moments",
-        "batch_norm_fwd",
-        "batch_norm_fwd_cluster",
-        "batch_norm_bwd_sums",
-        "batch_norm_bwd",
-        "batch_norm_bwd_cluster",
-        "batch_norm_bwd_finish",
-        "batch_norm_columns_moments",
-        "batch_norm_columns_finish",
-        "batch_norm_columns_fwd",
-        "batch_norm_columns_fwd_cluster",
-        "batch_norm_columns_bwd_sums",
-        "batch_norm_columns_bwd",
-        "batch_norm_columns_bwd_few",
-        "batch_norm_columns_bwd_cluster",
+        "batch_norm_fwd_nchw_cluster",
+        "batch_norm_fwd_nchw_partials",
+        "batch_norm_fwd_nchw",
+        "batch_norm_bwd_nchw_cluster",
+        "batch_norm_bwd_nchw_partials",
+        "batch_norm_bwd_nchw",
+        "batch_norm_bwd_finalize",
+        "batch_norm_fwd_nhwc_cluster",
+        "batch_norm_fwd_nhwc_partials",
+        "batch_norm_fwd_nhwc_finalize",
+        "batch_norm_fwd_nhwc",
+        "batch_norm_bwd_nhwc_cluster",
+        "batch_norm_bwd_nhwc_partials",
+        "batch_norm_bwd_nhwc_inline",
+        "batch_norm_bwd_nhwc",
     }
-    too_large = "2^31 packs of a channel"
+    too_large = "2^31 vectors of a channel"
     differs = {
         (
             "special_values",
@@ -49,7 +49,7 @@ class TestBatchNorm(OperatorContract):
     def samples(self, make: Make):
         width = 16 // make.dtype.itemsize
         yield from self.small_samples(make)
-        yield Sample(make(3, 2, 2, width), *running(make, 2), make(2), make(2))  # whole packs
+        yield Sample(make(3, 2, 2, width), *running(make, 2), make(2), make(2))  # whole vectors
         yield Sample(make(3, 2, 5, 3), *running(make, 2), make(2), make(2))
         yield Sample(make(3, 2, 2, width), None, None, make(2), make(2), **IN_TRAINING)
         yield Sample(
@@ -58,7 +58,7 @@ class TestBatchNorm(OperatorContract):
         yield Sample(make(3, 1, 2900 * width), None, None, make(1), make(1), **IN_TRAINING)  # several blocks
         yield Sample(make(3, 1, 2900 * width + 1), None, None, make(1), make(1), **IN_TRAINING)
         yield Sample(make(17, 3, 5), None, None, make(3), make(3), **IN_TRAINING)  # small planes
-        yield Sample(make(17, 8, 3), None, None, make(8), make(8), **IN_TRAINING)  # of whole packs together
+        yield Sample(make(17, 8, 3), None, None, make(8), make(8), **IN_TRAINING)  # of whole vectors together
         yield Sample(
             make(17, 9, 35), None, None, make(9), make(9), **IN_TRAINING
         )  # of many pixels, tiles of channels cut

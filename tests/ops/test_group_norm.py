@@ -1,5 +1,3 @@
-import importlib
-
 import pytest
 import torch
 from contract import DTYPES, Make, OperatorContract, Sample, assert_as_good_as_torch
@@ -14,16 +12,16 @@ class TestGroupNorm(OperatorContract):
     function = staticmethod(cupyops.group_norm)
     torch_function = staticmethod(F.group_norm)
     kernels = {
-        "group_norm_fwd",
-        "group_norm_fwd_short",
-        "group_norm_fwd_small",
-        "group_norm_moments",
-        "group_norm_fwd_wide",
-        "group_norm_bwd",
-        "group_norm_bwd_short",
-        "group_norm_bwd_small",
-        "group_norm_bwd_sums",
-        "group_norm_bwd_wide",
+        "group_norm_fwd_sub_warp",
+        "group_norm_fwd_persistent",
+        "group_norm_fwd_shared_memory",
+        "group_norm_fwd_partials",
+        "group_norm_fwd_two_pass",
+        "group_norm_bwd_sub_warp",
+        "group_norm_bwd_persistent",
+        "group_norm_bwd_shared_memory",
+        "group_norm_bwd_partials",
+        "group_norm_bwd_two_pass",
         "group_norm_bwd_parameters",
     }
     too_large = "2^31 elements of a group"
@@ -36,9 +34,9 @@ class TestGroupNorm(OperatorContract):
     def samples(self, make: Make):
         width = 16 // make.dtype.itemsize
         yield from self.small_samples(make)
-        yield from self.mixed_samples(make, width)
-        yield from self.short_samples(make)
-        yield Sample(make(3, 4, 2, width), 2, make(4), make(4))  # whole packs, one in a thread
+        yield from self.unaligned_samples(make, width)
+        yield from self.sub_warp_samples(make)
+        yield Sample(make(3, 4, 2, width), 2, make(4), make(4))  # whole vectors, one or two in a thread
         yield Sample(make(2, 3, width + 1), 1, make(3), make(3))  # a thread for a small plane
         yield Sample(make(1, 4, 33 * width), 1, make(4), make(4))  # two
         yield Sample(make(1, 2, 140 * width), 1, make(2), make(2))  # four
@@ -50,22 +48,22 @@ class TestGroupNorm(OperatorContract):
         yield Sample(make(5, 2, 9 * width + 1), 2, make(2), make(2))  # four threads for a plane
         yield Sample(make(0, 4, 3), 2, make(4), make(4))
 
-    def mixed_samples(self, make: Make, width: int):
-        """Groups some of whose packs have elements of two channels."""
+    def unaligned_samples(self, make: Make, width: int):
+        """Groups some of whose vectors have elements of two channels."""
         yield Sample(make(7, 8, 4 * width + max(1, width // 4)), 2, make(8), make(8))  # several rows of a warp
-        yield Sample(make(1, width, 5, 7), 1)  # one pack in a thread
+        yield Sample(make(1, width, 5, 7), 1)  # a vector or two in a thread
         for plane in (129, 257, 1025):  # two, four and eight
             yield Sample(make(1, width, plane), 1, make(width), make(width))
-        for plane in (33, 140, 1400):  # groups that begin and end within a pack
+        for plane in (33, 140, 1400):  # groups that begin and end within a vector
             yield Sample(make(2, 3, plane * width + 1), 1, make(3), make(3))
 
-    def short_samples(self, make: Make):
-        """Groups of packs of 8 bytes, or of 4, that leave a part of a block empty."""
+    def sub_warp_samples(self, make: Make):
+        """Groups of vectors of 8 bytes, and of no whole ones, that leave a part of a block empty."""
         for groups in (1, 2, 4):
             yield Sample(make(5, 4, 7, 7), groups, make(4), make(4))
         yield Sample(make(1, 2, 7, 7), 1)
         yield Sample(make(17, 4, 31), 2, make(4))  # more than a block; one parameter
-        yield Sample(make(300, 1, 38), 1, make(1), make(1))  # fewer packs than threads have room for
+        yield Sample(make(300, 1, 38), 1, make(1), make(1))  # fewer vectors than threads have room for
         for channels, plane in ((28, 9), (14, 9), (9, 9)):  # sixteen threads, of fewer than the channels
             yield Sample(make(3, channels, plane), 1, make(channels), make(channels))
         for channels in (10, 5):  # a warp
@@ -73,7 +71,7 @@ class TestGroupNorm(OperatorContract):
 
     def small_samples(self, make: Make):
         yield Sample(make(2, 6, 5, 7), 3, make(6), make(6))
-        yield Sample(make(3, 4, 2, 8), 2, make(4), make(4), eps=0.1)  # a channel is whole packs
+        yield Sample(make(3, 4, 2, 8), 2, make(4), make(4), eps=0.1)  # a channel is whole vectors
         yield Sample(make(2, 6, 3), 2)
 
     def layouts(self, make: Make):
@@ -110,7 +108,7 @@ def test_special_values(device, dtype, shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_special_values_of_a_channel(device, dtype, shape, at):
-    """They stay there, whichever others a pack has elements of: in y, and in what is summed."""
+    """They stay there, whichever others a vector has elements of: in y, and in what is summed."""
     x, grad_y = (torch.randn(shape).to(device, dtype) for _ in range(2))
     weight, bias = (torch.randn(shape[1]).to(device, dtype) for _ in range(2))
     for value in (NAN, INF):
@@ -146,23 +144,23 @@ def check_cluster(shape, kernels):
 
 
 def test_small_planes_of_a_cluster():
-    check_cluster((1, 13001, 3), {"group_norm_fwd_small<__half, 1>", "group_norm_bwd_small<__half, 1>"})
+    check_cluster((1, 13001, 3), {"group_norm_fwd_shared_memory<__half>", "group_norm_bwd_shared_memory<__half>"})
 
 
 @pytest.mark.parametrize(
     "shape", [(1, 8, 2559), (1, 300, 121), (1, 2, 16404), (3, 3, 13001), (1, 9, 4333), (2, 1, 39001)], ids=str
 )
-def test_mixed_packs_of_a_cluster(shape):
-    """A block ends in a pack of two channels, or where a channel does; blocks have one channel; lone elements."""
-    check_cluster(shape, {"group_norm_fwd<__half, 8, true>", "group_norm_bwd<__half, 8, true>"})
+def test_unaligned_planes_of_a_cluster(shape):
+    """A block ends in a vector of two channels, or where a channel does; blocks have one channel; heads and tails."""
+    check_cluster(shape, {"group_norm_fwd_persistent<__half, 8, false>", "group_norm_bwd_persistent<__half, 8, false>"})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("beyond", [1, 2, 3, -1])
-@pytest.mark.parametrize("packs", [31, 32, 33, 64, 129])
-def test_each_end_of_a_group_counts(dtype, beyond, packs):
-    """Of groups that begin and end anywhere in a pack, whoever has what is not whole packs."""
-    x = torch.randn(9, 1, packs * 16 // dtype.itemsize + beyond)
+@pytest.mark.parametrize("vectors", [31, 32, 33, 64, 129])
+def test_each_end_of_a_group_counts(dtype, beyond, vectors):
+    """Of groups that begin and end anywhere in a vector, whoever has what is not whole vectors."""
+    x = torch.randn(9, 1, vectors * 16 // dtype.itemsize + beyond)
     x[:, :, :2], x[:, :, -2:] = 30, -20
     x, grad_y = x.to(dtype), torch.randn_like(x).to(dtype)
     weight, bias = torch.randn(1).to(dtype), torch.randn(1).to(dtype)
@@ -178,19 +176,19 @@ def test_each_end_of_a_group_counts(dtype, beyond, packs):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    ("packs", "forward", "backward"),
+    ("vectors", "forward", "backward"),
     [
         (49, (8, 7), (16, 4)),
-        (61, (16, 4), (16, 4)),
+        (61, (16, 7), (16, 4)),
         (105, (16, 7), (32, 4)),
         (421, (64, 7), (128, 4)),
         (801, (128, 7), (128, 7)),
     ],
 )
-def test_short_groups_of_whole_packs(device, dtype, packs, forward, backward):
+def test_short_groups_of_whole_vectors(device, dtype, vectors, forward, backward):
     """A part of a warp, or several, have one; blocks are not full."""
-    channels = 16 // dtype.itemsize  # of as many elements as a group has packs
-    x, weight, bias = (torch.randn(shape).to(device, dtype) for shape in ((9, channels, packs), channels, channels))
+    channels = 16 // dtype.itemsize  # of as many elements as a group has vectors
+    x, weight, bias = (torch.randn(shape).to(device, dtype) for shape in ((9, channels, vectors), channels, channels))
     grad_y = torch.randn_like(x)
     with cupyops.simulate(), cupyops.trace() as trace:
         ours = gradients(cupyops.group_norm, grad_y, x, 1, weight, bias)
@@ -201,22 +199,7 @@ def test_short_groups_of_whole_packs(device, dtype, packs, forward, backward):
     of_type = "__half" if dtype is torch.float16 else "float"
     names = {one.kernel for one in trace.launches()}
     for way, (threads, each) in (("fwd", forward), ("bwd", backward)):
-        assert f"group_norm_{way}_short<{of_type}, 16, {threads}, {each}>" in names
-
-
-@pytest.mark.parametrize("rows", [(1 << 30) - 1, 1 << 30])
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
-def test_more_groups_than_can_be_held_have_a_kernel(rows, itemsize):
-    """Short groups are counted by an int."""
-    layouts = importlib.import_module("cupyops.ops._group_norm")
-    for pixels in range(8, 264):
-        short, small = (
-            layouts._short(rows, 1, pixels, itemsize, layouts.SHORT_BACKWARD),
-            layouts._small(rows, 1, pixels, itemsize, True, 2),
-        )
-        held = layouts._held(rows, 1, pixels, itemsize, True)
-        assert bool(held) != bool(short or small)
-        assert small is None or itemsize != 4 or small.lanes == 1, "the instances that there are"
+        assert f"group_norm_{way}_sub_warp<{of_type}, 16, {threads}, {each}>" in names
 
 
 def test_many_images_of_few_channels():

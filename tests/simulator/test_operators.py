@@ -147,7 +147,8 @@ def test_no_instance_is_left_out():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 def test_some_text_differs_between_architectures(dtype):
-    assert any(cases.differs(job) for job in cases.instances("softmax", dtype))
+    differs = any(cases.differs(job) for job in cases.instances("softmax", dtype))
+    assert differs == (dtype != torch.float64)  # whose only form asks nothing of the architecture
     assert not any(cases.differs(job) for job in cases.instances("relu", dtype))
 
 

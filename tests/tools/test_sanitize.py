@@ -114,8 +114,8 @@ def test_every_file_of_kernels_is_an_operators():
         "batch_norm_nhwc.cu": "batch_norm",
         "conv2d_direct.cu": "conv2d",
         "conv2d_relu_max_pool2d_mma.cu": "conv2d_relu_max_pool2d",
-        "group_norm_short.cu": "group_norm",
-        "group_norm_wide.cu": "group_norm",
+        "group_norm_sub_warp.cu": "group_norm",
+        "group_norm_two_pass.cu": "group_norm",
     }
 
 

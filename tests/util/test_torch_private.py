@@ -1,5 +1,8 @@
 """What plans use of PyTorch that is not public does what they take it to do."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -198,3 +201,38 @@ def test_empty_strided(device, deterministic):
     with torch.inference_mode():
         assert torch_private.empty_strided(where)((3,), (1,), torch.float32).is_inference()
     assert torch_private.empty_strided(where)((0, 4), (4, 1), torch.uint8).numel() == 0
+
+
+def test_operators_are_registered_when_torch_ops_is_asked_for_them():
+    found, names = [], ("cupyops_lazily", ["one", "other"])
+    library = torch.library.Library(names[0], "FRAGMENT")
+
+    def register():
+        found.append(1)
+        library.define("one(Tensor x) -> Tensor")
+        library.impl("one", lambda x: 2 * x, "CPU")
+
+    torch_private.ask_when_missing(*names, register)
+    with pytest.raises(AttributeError):
+        torch.ops.cupyops_lazily.another  # noqa: B018
+    assert not found
+    assert torch.ops.cupyops_lazily.one(torch.ones(2)).tolist() == [2.0, 2.0] and found == [1]
+    assert torch.ops.cupyops_lazily.one.default.name() == "cupyops_lazily::one"
+    assert str(torch.ops.cupyops_lazily.one.default) == "cupyops_lazily.one.default"
+    assert torch.ops.cupyops_lazily.one(torch.ones(2)).tolist() == [2.0, 2.0] and found == [1]
+
+
+def test_importing_registers_nothing_and_torch_ops_has_all():
+    code = """
+import torch, cupyops
+from cupyops.derivation import registration
+waiting = len(registration._waiting)
+assert waiting == len(cupyops.operators()), waiting
+assert torch.ops.cupyops.relu(torch.tensor([-1.0, 2.0]))[0].tolist() == [0.0, 2.0]
+assert torch.ops.cupyops.silu_backward.default is not None
+assert len(registration._waiting) == waiting - 2
+print(torch.compile(lambda x: cupyops.gelu(x), backend="eager", fullgraph=True)(torch.zeros(2)).tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[0.0, 0.0]"

@@ -115,6 +115,9 @@ def test_it_leads_to_no_other_operators_kernels():
     assert {one.base for one in kernels_of(cupyops.silu)} == {"silu_fwd", "silu_bwd"}
     assert {one.base for one in kernels_of(cupyops.rope)} == {"rope_even", "rope_rows", "rope_staged", "rope_heads"}
     assert all(one.base.startswith("max_pool2d_") for one in kernels_of(cupyops.max_pool2d))
+    for name, count in (("batch_norm", 15), ("group_norm", 11)):  # some of which are attributes of classes of forms
+        bases = {one.base for one in kernels_of(getattr(cupyops, name))}
+        assert len(bases) == count and all(base.startswith(name) for base in bases)
 
 
 def test_through_functions_tables_closures_and_methods():
@@ -127,9 +130,15 @@ def test_through_functions_tables_closures_and_methods():
         def forward(self, x):
             return self.kernel[1, 32](x)
 
+    class Shared:
+        kernel = inside
+
+        def forward(self, x):
+            return self.kernel[1, 32](x)
+
     assert kernels_of(through_another) == [DECLARED]
     assert kernels_of(lambda x: inside[1, 32](x)) == [inside]
-    assert kernels_of(Layer().forward) == [inside]
+    assert kernels_of(Layer().forward) == kernels_of(Shared().forward) == [inside]
 
 
 def test_of_a_model_and_its_optimizer():

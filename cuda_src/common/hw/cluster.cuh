@@ -1,11 +1,11 @@
-// Thread-block clusters: blocks that run at one time near each other, and store to each other's shared memory. Before
-// sm_90, and in a launch that asks for none, each block is a cluster of its own.
+// Thread-block clusters: blocks that run at the same time on neighbouring multiprocessors and can store to each other's
+// shared memory. Before sm_90, and in a launch that asks for no clusters, each block is a cluster of its own.
 #pragma once
 
 #include "common/reduce/warp_block.cuh"
 
-constexpr int kMaxCluster = 8;  // blocks: what every GPU with clusters allows
-constexpr int kRowCluster = 4;  // of those that share a row by RowThreads: all must wait for all
+constexpr int kMaxCluster = 8;  // blocks, which every GPU with clusters allows
+constexpr int kRowCluster = 4;  // kRowCluster * kWarp warps share a row by RowThreads at most, in all of its blocks
 
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank = 0;
@@ -23,14 +23,15 @@ __device__ __forceinline__ unsigned cluster_blocks() {
   return blocks;
 }
 
-// The first half of a barrier that only says that this block has begun: others may store to it. No store is waited for.
+// The first half of a barrier that only says that this block has begun, so that others may store to its shared memory. It
+// orders no stores.
 __device__ __forceinline__ void cluster_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 
-// A barrier of all threads of the cluster in two halves: what was stored before the first is seen after the second.
+// The two halves of a barrier of all threads of the cluster: what is stored before the first is seen after the second.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -43,7 +44,7 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// *to = value in the block `rank`, where `to` is the address of the place in this block's own shared memory.
+// Stores `value` to the shared memory of the block `rank`, at the place whose address in this block's own is `to`.
 template <typename A> __device__ __forceinline__ void store_remote(A* to, unsigned rank, const A& value) {
 #if __CUDA_ARCH__ >= 900
   static_assert(sizeof(A) % 4 == 0, "whole words");
@@ -58,26 +59,27 @@ template <typename A> __device__ __forceinline__ void store_remote(A* to, unsign
 #endif
 }
 
-// The threads that share a row: those of threadIdx.x of a block, as row_reduce asks; with CLUSTERS those of all blocks of
-// a cluster, which lies along x, each with a part of the row. Reductions are in a fixed order.
+// The threads that share a row: those of one threadIdx.y of a block, as in row_reduce; with CLUSTERS those of all blocks of
+// a cluster, which lies along x, and of which each block has a part of the row. Reductions are in a fixed order.
 template <typename A, bool CLUSTERS> class RowThreads {
  public:
-  // In shared memory: what each warp of each block gives, twice, since the parts of a reduction may still be read while
-  // those of the next arrive.
+  // In shared memory: a value of each warp of each block, in two phases, since the values of one reduction may still be read
+  // while those of the next arrive.
   struct Room { A parts[2][CLUSTERS ? kRowCluster * kWarp : kWarp]; };
 
   __device__ __forceinline__ explicit RowThreads(Room& room) : room(room) {
-    if (several()) cluster_begin();  // no block may store to another before that has begun
+    if (several()) cluster_begin();  // no block may store to another one before that has begun
   }
 
-  // Which group of threads this is, of how many.
+  // Which of the groups of threads that share a row this is, and how many there are.
   __device__ __forceinline__ long long group() const { return several() ? blockIdx.x / cluster_blocks() : blockIdx.x; }
   __device__ __forceinline__ long long groups() const { return several() ? gridDim.x / cluster_blocks() : gridDim.x; }
 
   // Which part of a row is this block's.
   __device__ __forceinline__ int part() const { return several() ? cluster_rank() : 0; }
 
-  // Every thread of the row gets the result. All threads of all its blocks take part, each time, and at least once.
+  // Every thread of the row gets the result. All threads of all of the row's blocks must call it equally often, and at least
+  // once.
   template <typename Op> __device__ __forceinline__ A reduce(A value) {
     value = over_lanes<Op>(value);
     return over_warps(value, [](A value, const A* parts, int count) {
@@ -87,20 +89,21 @@ template <typename A, bool CLUSTERS> class RowThreads {
     });
   }
 
-  // The reduction over the row's threads in this warp alone.
+  // The reduction over those of the row's threads that are in this warp.
   template <typename Op, typename B> __device__ __forceinline__ B over_lanes(B value) const {
     for (int offset = min(blockDim.x, kWarp) / 2; offset > 0; offset /= 2)
       value = Op()(value, shuffle_xor(value, offset));
     return value;
   }
 
-  // merge(value, parts, count), by whole warps: parts are the values of the row's warps; value where there is but one.
+  // merge(value, parts, count), called by whole warps, where `parts` are the values of the row's warps; where the row has one
+  // warp, `value` itself.
   template <typename Merge> __device__ __forceinline__ A over_warps(A value, Merge merge) {
     if (blockDim.x <= kWarp && !several()) return value;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-    A* parts = room.parts[turn++ % 2];
+    A* parts = room.parts[phase++ % 2];
     if (several()) {
-      if (turn == 1) cluster_wait();
+      if (phase == 1) cluster_wait();
       if (lane < cluster_blocks()) store_remote(parts + cluster_rank() * warps + warp, lane, value);
       cluster_arrive();
       cluster_wait();
@@ -115,5 +118,5 @@ template <typename A, bool CLUSTERS> class RowThreads {
   __device__ __forceinline__ bool several() const { return CLUSTERS && cluster_blocks() > 1; }
 
   Room& room;
-  int turn = 0;
+  int phase = 0;
 };

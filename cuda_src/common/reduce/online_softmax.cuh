@@ -11,8 +11,8 @@ struct Larger {
   template <typename A> __device__ __forceinline__ A operator()(A a, A b) const { return fmax(a, b); }
 };
 
-// exp(x - max), as exactly as a result of type O can show. The difference is taken first: it is exact near the maximum, where
-// the rounding of a product would show, and the result is 1 at the maximum itself.
+// exp(x - max), as exactly as a result of type O can show. The difference is taken first: it is exact near the maximum,
+// where the rounding of a product would show, and the result is 1 at the maximum itself.
 template <typename O> struct Exponential {
   using A = acc_t<O>;
   A base;
@@ -23,10 +23,10 @@ template <typename O> struct Exponential {
   __device__ __forceinline__ A operator()(A x) const { return exp_for<O>(x - base); }
 };
 
-// The same times a factor, of_max(), which is what exp(max - max) comes out as. For half types it takes one instruction less:
-// the product with log2(e) and the subtraction of the base are one multiply-add, and the base's own product was rounded. From
-// a maximum of 2^16 on, where neighbouring numbers are 256 apart, the factor would be far from 1; there powers of 2 serve as
-// well as those of e, since all but that of the maximum are 0.
+// The same times a factor, of_max(), which is what exp(max - max) comes out as. For half types it takes one instruction
+// less: the product with log2(e) and the subtraction of the base are one multiply-add, and the base's own product was
+// rounded. From a maximum of 2^16 on, where neighbouring numbers are 256 apart, the factor would be far from 1; there powers
+// of 2 serve as well as those of e, since all but that of the maximum are 0.
 template <typename O> struct QuickExponential {
   using A = acc_t<O>;
   static constexpr bool QUICK = sizeof(O) == 2;

@@ -29,8 +29,8 @@ template <int K, typename T> __device__ __forceinline__ acc_t<T> largest(const V
   return reduce_elements<Larger, K, kVecWidth<T>>([&](int k, int e) { return vectors[k][e]; });
 }
 
-// Maximum and sum over all threads of a row, as exact as a result of type O can show. Each warp's sum is for its own maximum,
-// and is scaled when the sums are added.
+// Maximum and sum over all threads of a row, as exact as a result of type O can show. Each warp's sum is for its own
+// maximum, and is scaled when the sums are added.
 template <typename O, typename A, typename Threads>
 __device__ __forceinline__ Pair<A> over_row(Pair<A> of_warp, Threads& threads) {
   return threads.over_warps(of_warp, [](Pair<A>, const Pair<A>* partials, int count) {

@@ -1,12 +1,12 @@
-// Segments of a contiguous array, each of one or several runs of neighbours:
+// Strided segments of a contiguous array: each is one or several runs of neighbouring elements.
 //
 //     a group, a plane    one run: segment s is elements [s size, (s + 1) size)
 //     a channel           a run in each image, `stride` apart: (n, c, s) for all n and s is `count` runs of `size`
 //
-// A run is cut at the 16-byte boundaries of one tensor, so that all but its first and last vector of W elements are whole,
-// wherever it begins. What lies otherwise, another tensor off such a boundary, is read and written one by one. Where all
-// runs of all tensors are whole vectors, none of this is compiled in: kernels branch once, by all_aligned(), into code for
-// each.
+// Several blocks may share a segment; the vectors that one of them has are its split. A run is cut at the 16-byte
+// boundaries of one tensor, so that all of its vectors of W elements are whole except the first and the last, wherever it
+// begins. A tensor that lies otherwise, off such a boundary, is read and written element by element. With ALIGNED every run
+// of every tensor is whole vectors, and none of this is compiled in.
 #pragma once
 
 #include "common/hw/cp_async.cuh"
@@ -14,29 +14,28 @@
 #include "common/core/fast_divmod.cuh"
 #include "common/tile/row_tile.cuh"
 
-struct Runs {
-  long long count, size, stride;
-  long long parts, each;  // into which blocks share a segment, and the vectors of each but the last ones
+struct Segments {
+  long long count, size, stride;  // runs of a segment, elements of a run, elements from one run to the next
+  long long splits, each;  // blocks that share a segment, and the vectors of each of them except the last ones
   long long total;  // vectors of a segment, count * vectors.divisor; less than 2^31
   long long elements;  // of the array
-  Divisor vectors;  // of a run, those included that only some runs have
+  Divisor vectors;  // divides by the vectors of a run, including those that only some runs have
 
-  __device__ __forceinline__ unsigned segment(unsigned block) const { return block / unsigned(parts); }
-  __device__ __forceinline__ int part(unsigned block) const { return int(block % unsigned(parts)); }
+  __device__ __forceinline__ unsigned segment(unsigned block) const { return block / unsigned(splits); }
+  __device__ __forceinline__ int split(unsigned block) const { return int(block % unsigned(splits)); }
 };
 
-// A vector: where its first element would be, counted from the tensor's first, which elements of it are the run's, and the
-// place in the run of the first.
-struct Place {
+// A vector of a run: where its first element would be, counted from the tensor's first; which of its elements belong to the
+// run; and where in the run its first element would be.
+struct RunVector {
   long long at;
   int first, last, in_run;
 
-  __device__ __forceinline__ bool has(int e) const { return first <= e && e < last; }
   __device__ __forceinline__ bool whole(int width) const { return last - first == width; }
 };
 
-// Packs of which some elements alone are there take them one after the other, in little code: as element 0, of a vector
-// that is shifted.
+// A vector of which only some elements belong to the run is taken element by element, which keeps the code short: always
+// element 0, of a vector that is shifted.
 template <typename T> __device__ __forceinline__ void shift_down(Vector<T>& vector) {
   unsigned (&word)[4] = vector.word;
   if constexpr (sizeof(T) == 2) {
@@ -63,9 +62,9 @@ template <typename T> __device__ __forceinline__ void shift_up(Vector<T>& vector
   }
 }
 
-// f(element...) for the elements `first` to `last` - 1.
-template <typename F, typename... Packs>
-__device__ __forceinline__ void one_by_one(int first, int last, F f, Packs... vectors) {
+// Calls f(element...) for the elements first <= e < last of each vector.
+template <typename F, typename... Vectors>
+__device__ __forceinline__ void one_by_one(int first, int last, F f, Vectors... vectors) {
 #pragma unroll 1
   for (int e = 0; e < last; ++e) {
     if (e >= first) f(vectors[0]...);
@@ -91,56 +90,56 @@ template <typename T> __device__ __forceinline__ void store_one_by_one(T* to, Ve
   }
 }
 
-// The vectors of one part of a segment, as seen by a block. WHOLE: each is.
-template <typename T, bool WHOLE = false> struct Part {
+// The vectors of a segment that one block has.
+template <typename T, bool ALIGNED = false> struct Split {
   static constexpr int W = kVecWidth<T>;
-  static constexpr bool kWhole = WHOLE;
-  static constexpr int kAtOnce = WHOLE ? 4 : 2;  // vectors of a tensor that a thread has under way
-  const Runs& runs;
-  long long base;  // of the segment
+  static constexpr int kUnroll = ALIGNED ? 4 : 2;  // vectors of a tensor that a thread loads before it waits for them
+  const Segments& segments;
+  long long base;  // the segment's first element
   int off, begin, end;
 
-  // `like` is the tensor by whose boundaries runs are cut.
-  __device__ __forceinline__ Part(const Runs& runs, long long segment, int part, const T* like)
-      : runs(runs), base(segment * runs.size) {
+  // Runs are cut at the 16-byte boundaries of the tensor `like`.
+  __device__ __forceinline__ Split(const Segments& segments, long long segment, int split, const T* like)
+      : segments(segments), base(segment * segments.size) {
     off = int(reinterpret_cast<unsigned long long>(like) / sizeof(T) % W);
-    begin = int(min(part * runs.each, runs.total));
-    end = int(min(begin + runs.each, runs.total));
+    begin = int(min(split * segments.each, segments.total));
+    end = int(min(begin + segments.each, segments.total));
   }
 
-  // How many there are, at most.
+  // How many elements there are, at most.
   __device__ __forceinline__ acc_t<T> elements() const { return acc_t<T>(max(end - begin, 1)) * W; }
 
-  // Vector i, of which nothing is there where i is not in the part.
-  __device__ __forceinline__ Place operator[](int i) const {
+  // Vector i of the segment; it has no elements where it is not this block's.
+  __device__ __forceinline__ RunVector operator[](int i) const {
     if (i >= end) return {0, 0, 0, 0};
-    const int run = runs.vectors.divide(i), vector = i - run * int(runs.vectors.divisor);
-    const long long start = base + run * runs.stride;
-    if constexpr (WHOLE) return {start + vector * (long long)W, 0, W, vector * W};
+    const int run = segments.vectors.divide(i), vector = i - run * int(segments.vectors.divisor);
+    const long long start = base + run * segments.stride;
+    if constexpr (ALIGNED) return {start + vector * (long long)W, 0, W, vector * W};
     const int lead = int((start + off) % W);
-    const long long from = vector * (long long)W - lead, left = runs.size - from;
+    const long long from = vector * (long long)W - lead, left = segments.size - from;
     const int first = from < 0 ? lead : 0, last = left < W ? int(left) : W;
     return {start + from, first, max(first, last), int(from)};
   }
 
-  // What is there of a vector; elements that are not the run's may be anything.
-  __device__ __forceinline__ Vector<T> load(const T* tensor, const Place& place) const {
+  // The elements of a vector that belong to the run; the others may be anything.
+  __device__ __forceinline__ Vector<T> load(const T* tensor, const RunVector& place) const {
     if (place.first == place.last) return {};
     const T* from = tensor + place.at;
-    if (WHOLE || (place.at >= 0 && place.at + W <= runs.elements && is_aligned16(from))) return load_aligned(from);
+    if (ALIGNED || (place.at >= 0 && place.at + W <= segments.elements && is_aligned16(from)))
+      return load_aligned(from);
     return load_one_by_one(from, place.first, place.last);
   }
 
-  __device__ __forceinline__ void put(T* tensor, const Place& place, const Vector<T>& vector) const {
+  __device__ __forceinline__ void put(T* tensor, const RunVector& place, const Vector<T>& vector) const {
     T* to = tensor + place.at;
-    if (WHOLE ? place.last > 0 : place.whole(W) && is_aligned16(to)) {
+    if (ALIGNED ? place.last > 0 : place.whole(W) && is_aligned16(to)) {
       store_words(to, vector.word[0], vector.word[1], vector.word[2], vector.word[3]);
-    } else if (!WHOLE) {
+    } else if (!ALIGNED) {
       store_one_by_one(to, vector, place.first, place.last);
     }
   }
 
-  template <typename F> __device__ __forceinline__ void store(T* tensor, const Place& place, F f) const {
+  template <typename F> __device__ __forceinline__ void store(T* tensor, const RunVector& place, F f) const {
     if (place.first == place.last) return;
     Vector<T> vector;
     round_to_words<T>(vector.word, 0, f);
@@ -148,60 +147,63 @@ template <typename T, bool WHOLE = false> struct Part {
   }
 };
 
-// A tensor, and in shared memory as many of a part's vectors as there is room for, each for the thread that fetched it.
-template <typename T> struct Source {
+// A tensor, and in shared memory a buffer for as many of a split's vectors as it has room for. A thread finds there only
+// vectors that it has prefetched itself.
+template <typename T> struct SegmentSource {
   const T* tensor;
-  uint4* room = nullptr;
-  int count = 0;
+  uint4* buffer = nullptr;
+  int buffered = 0;  // vectors
 
-  // All of them under way at once, and waited for.
-  template <typename P> __device__ __forceinline__ void fetch(const P& part) const {
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-      const Place place = part[part.begin + i];
+  // Starts the copy of all of them at once.
+  template <typename P> __device__ __forceinline__ void prefetch(const P& split) const {
+    for (int i = threadIdx.x; i < buffered; i += blockDim.x) {
+      const RunVector place = split[split.begin + i];
       const T* from = tensor + place.at;
       if (place.whole(P::W) && is_aligned16(from)) {
-        fetch16(room + i, from);
+        fetch16(buffer + i, from);
       } else {
-        const Vector<T> vector = part.load(tensor, place);
-        room[i] = make_uint4(vector.word[0], vector.word[1], vector.word[2], vector.word[3]);
+        const Vector<T> vector = split.load(tensor, place);
+        buffer[i] = make_uint4(vector.word[0], vector.word[1], vector.word[2], vector.word[3]);
       }
     }
     end_group();
   }
 
-  template <typename P> __device__ __forceinline__ Vector<T> load(const P& part, const Place& place, int i) const {
-    if (i - part.begin >= count) return part.load(tensor, place);
-    const uint4 words = room[i - part.begin];
+  template <typename P>
+  __device__ __forceinline__ Vector<T> load(const P& split, const RunVector& place, int i) const {
+    if (i - split.begin >= buffered) return split.load(tensor, place);
+    const uint4 words = buffer[i - split.begin];
     return {words.x, words.y, words.z, words.w};
   }
 };
 
-// f(places, vectors) for U vectors at a time of each source, all of them under way before any is waited for; with BACK from
-// the end.
-template <bool BACK = false, typename P, typename F, typename T, typename... More>
-__device__ __forceinline__ void each_packs(const P& part, F f, const Source<T>& source, const More&... more) {
-  constexpr int U = P::kAtOnce, N = 1 + sizeof...(more);
-  const int step = U * blockDim.x, steps = (part.end - part.begin + step - 1) / step;
+// Calls f(places, vectors) for kUnroll vectors at a time of each source, all of which are loaded before any is waited for.
+// With REVERSED it goes from the end to the beginning.
+template <bool REVERSED = false, typename P, typename F, typename T, typename... More>
+__device__ __forceinline__ void each_vectors(const P& split, F f, const SegmentSource<T>& source, const More&... more) {
+  constexpr int U = P::kUnroll, N = 1 + sizeof...(more);
+  const int step = U * blockDim.x, steps = (split.end - split.begin + step - 1) / step;
 #pragma unroll 1
   for (int s = 0; s < steps; ++s) {
-    const int i = part.begin + (BACK ? steps - 1 - s : s) * step + threadIdx.x;
-    Place places[U];
+    const int i = split.begin + (REVERSED ? steps - 1 - s : s) * step + threadIdx.x;
+    RunVector places[U];
     Vector<T> vectors[N][U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const int at = i + u * blockDim.x;
       int t = 1;
-      places[u] = part[at];
-      vectors[0][u] = source.load(part, places[u], at);
-      ((vectors[t++][u] = more.load(part, places[u], at)), ...);
+      places[u] = split[at];
+      vectors[0][u] = source.load(split, places[u], at);
+      ((vectors[t++][u] = more.load(split, places[u], at)), ...);
     }
     f(places, vectors);
   }
 }
 
-// f(e, vectors...) for the elements of vectors that are there; where some are not, one after the other, as element 0.
-template <typename T, typename F, typename... Packs>
-__device__ __forceinline__ void each_there(const Place& place, F f, const Vector<T>& vector, const Packs&... more) {
+// Calls f(e, vectors...) for the elements that belong to the run: of a whole vector unrolled, of another one by one.
+template <typename T, typename F, typename... Vectors>
+__device__ __forceinline__ void each_present(const RunVector& place, F f, const Vector<T>& vector,
+                                             const Vectors&... more) {
   constexpr int W = kVecWidth<T>;
   if (place.whole(W)) {
 #pragma unroll
@@ -211,52 +213,53 @@ __device__ __forceinline__ void each_there(const Place& place, F f, const Vector
   }
 }
 
-// The moments of this thread's vectors of a part.
-template <typename P, typename T> __device__ __forceinline__ Exact<acc_t<T>> part_moments(const P& part,
-                                                                                          const Source<T>& x) {
+// The moments of this thread's vectors of a split.
+template <typename P, typename T>
+__device__ __forceinline__ ExactMoments<acc_t<T>> split_moments(const P& split, const SegmentSource<T>& x) {
   using A = acc_t<T>;
   Centred<A> own = {};
   A count = A(0);
   int steps = 0;
-  each_packs(
-      part,
-      [&](const Place(&places)[P::kAtOnce], const Vector<T>(&vectors)[1][P::kAtOnce]) {
+  each_vectors(
+      split,
+      [&](const RunVector(&places)[P::kUnroll], const Vector<T>(&vectors)[1][P::kUnroll]) {
 #pragma unroll
-        for (int u = 0; u < P::kAtOnce; ++u) {
-          const A there = A(places[u].last - places[u].first);
-          if (count == A(0) && there > A(0)) {
+        for (int u = 0; u < P::kUnroll; ++u) {
+          const A present = A(places[u].last - places[u].first);
+          if (count == A(0) && present > A(0)) {
             A sum = A(0);
-            each_there(places[u], [&](A value) { sum += value; }, vectors[0][u]);
-            own.about = sum / there;
+            each_present(places[u], [&](A value) { sum += value; }, vectors[0][u]);
+            own.about = sum / present;
           }
-          each_there(places[u], [&](A value) { own.add(value); }, vectors[0][u]);
-          count += there;
+          each_present(places[u], [&](A value) { own.add(value); }, vectors[0][u]);
+          count += present;
         }
-        if ((++steps & (steps - 1)) == 0 && count > A(0)) own.draw_nearer(count);  // 1, 2, 4, 8 ...
+        if ((++steps & (steps - 1)) == 0 && count > A(0)) own.draw_nearer(count);  // after 1, 2, 4, 8 ... steps
       },
       x);
-  return Exact<A>::make(own, count);
+  return ExactMoments<A>::make(own, count);
 }
 
-// To the sums of what they are, and times (x - about), U vectors of grad_y.
+// Adds U vectors of grad_y to the first sum, and times (x - about) to the second.
 template <typename T, int U, typename A>
-__device__ __forceinline__ void add_products(Pair<A>& sums, const Place (&places)[U], const Vector<T> (&grad_y)[U],
+__device__ __forceinline__ void add_products(Pair<A>& sums, const RunVector (&places)[U], const Vector<T> (&grad_y)[U],
                                              const Vector<T> (&x)[U], A about) {
-  Pair<A> own = {};  // added up apart: in a very long segment the sum so far is large
+  Pair<A> own = {};  // summed apart: in a very long segment the sum so far is large
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    each_there(places[u], [&](A g, A value) { own.first += g, own.second += g * (value - about); }, grad_y[u], x[u]);
+    each_present(places[u], [&](A g, A value) { own.first += g, own.second += g * (value - about); }, grad_y[u], x[u]);
   }
   sums = sums + own;
 }
 
-// sum(grad_y) and sum(grad_y (x - about)) of this thread's vectors of a part.
+// sum(grad_y) and sum(grad_y (x - about)) of this thread's vectors of a split.
 template <typename P, typename T, typename A = acc_t<T>>
-__device__ __forceinline__ Pair<A> part_sums(const P& part, const Source<T>& grad_y, const Source<T>& x, A about) {
+__device__ __forceinline__ Pair<A> split_sums(const P& split, const SegmentSource<T>& grad_y, const SegmentSource<T>& x,
+                                              A about) {
   Pair<A> sums = {};
-  each_packs(
-      part,
-      [&](const Place(&places)[P::kAtOnce], const Vector<T>(&vectors)[2][P::kAtOnce]) {
+  each_vectors(
+      split,
+      [&](const RunVector(&places)[P::kUnroll], const Vector<T>(&vectors)[2][P::kUnroll]) {
         add_products(sums, places, vectors[0], vectors[1], about);
       },
       grad_y, x);

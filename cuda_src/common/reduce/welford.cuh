@@ -1,22 +1,22 @@
-// Mean and variance of many numbers: of a few at a time about their own mean, and those merged, in a fixed order. The
-// variance is summed over centred values: E[x^2] - mean^2 cancels when |mean| >> std.
+// Mean and variance of many numbers (Welford; Chan et al.): those of a few at a time about their own mean, which are then
+// merged in a fixed order. The variance is summed over centred values: E[x^2] - mean^2 cancels when |mean| >> std.
 #pragma once
 
 #include "common/reduce/warp_block.cuh"
 
-// 1 / sqrt(value), rounded once: an error in rstd is the same in all of a group, and adds up in grad_weight.
+// 1 / sqrt(value), rounded once: an error in rstd is the same for all elements of a group, and adds up in grad_weight.
 template <typename A> __device__ __forceinline__ A inverse_sqrt(A value) {
   const A guess = A(1) / sqrt(value), high = value * guess, low = fma(value, guess, -high);
   const A left = fma(-high, guess, A(1)) - low * guess;
   return isfinite(left) ? guess + A(0.5) * guess * left : guess;
 }
 
-// `count` numbers: their mean, and the sum of the squares of what they differ from it by.
+// Of `count` numbers: their mean, and the sum of the squares of their differences from it.
 template <typename A> struct Moments {
   A count, mean, square;
 
-  // Of numbers whose differences from `about` sum to `sum`, their squares to `squares`. `about` is their mean but for a
-  // rounding, which this takes out.
+  // Of numbers whose differences from `about` sum to `sum`, and the squares of these to `squares`. `about` is nearly their
+  // mean, and the difference is corrected here.
   static __device__ __forceinline__ Moments of(A count, A about, A sum, A squares) {
     if (count == A(0)) return {};
     const A left = sum / count, corrected = squares - left * sum;
@@ -50,8 +50,8 @@ template <typename A> __device__ __forceinline__ Moments<A> warp_merge(Moments<A
   return value;
 }
 
-// Every thread gets the moments of all the block's numbers. `shared` holds kWarp of them; blockDim.x is a multiple of 32,
-// blockDim.y and blockDim.z are 1. It begins with a barrier, so the same `shared` may serve the next call at once.
+// Every thread gets the moments of all of the block's numbers. `shared` holds kWarp moments; blockDim.x is a multiple of 32,
+// blockDim.y and blockDim.z are 1. It begins with a barrier, so that the next call may use the same `shared` at once.
 template <typename A> __device__ __forceinline__ Moments<A> block_merge(Moments<A> value, Moments<A>* shared) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   value = warp_merge(value);
@@ -66,11 +66,14 @@ template <typename A> __device__ __forceinline__ Moments<A> block_merge(Moments<
   return shared[0];
 }
 
-// Every thread gets the moments of `parts` others. As block_merge.
-template <typename A>
-__device__ __forceinline__ Moments<A> block_merge_parts(const A* parts, int count, Moments<A>* shared) {
+// Every thread gets the moments of the `count` partials that other blocks have left by store_moments, STRIDE numbers apart.
+// As block_merge.
+template <int STRIDE = 3, typename A>
+__device__ __forceinline__ Moments<A> block_merge_partials(const A* partials, int count, Moments<A>* shared) {
   Moments<A> own = {};
-  for (int p = threadIdx.x; p < count; p += blockDim.x) own.merge({parts[3 * p], parts[3 * p + 1], parts[3 * p + 2]});
+  for (int p = threadIdx.x; p < count; p += blockDim.x) {
+    own.merge({partials[STRIDE * p], partials[STRIDE * p + 1], partials[STRIDE * p + 2]});
+  }
   if (count > kWarp) return block_merge(own, shared);
   if (threadIdx.x < kWarp) own = warp_merge(own);
   __syncthreads();

@@ -80,9 +80,9 @@ template <int MOST> __device__ __forceinline__ void wait_for_newest(int pending)
 
 // Calls these functions for each row of the N tensors `from`:
 //   start(row)                 while the row is still being copied
-//   gather(vectors)            with PAIR vectors of each tensor at a time, vectors[n][u]; `pad` stands where the row has none
+//   gather(vectors)            with PAIR vectors of each tensor at a time, vectors[n][u]; `pad` is where the row has none
 //   reduce()                   after all of those
-//   put(place, vectors)        for each vector of this thread that has elements of the row: see put_persistent()
+//   put(place, vectors)        for each vector of this thread with elements of the row: see put_persistent()
 //   finish(part)               after this thread has put all its vectors
 // Grid: any size; a multiple of the cluster. Block: THREADS. Dynamic shared memory: 16 N (vectors - OWN) bytes for each
 // thread. It is one long function because its two passes over the vectors, of which the second copies the next row, share

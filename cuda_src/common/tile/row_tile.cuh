@@ -3,17 +3,17 @@
 //     blockDim.x   threads share a row: a power of two up to 32, several rows to a warp; or 32 n, one row to a block
 //     blockDim.y   rows of a block; 1 where blockDim.x > 32. The block is a whole number of warps.
 //
-// A thread holds K vectors of 16 bytes of each tensor: W neighbours. Packs are cut where the index in the whole array, not
-// in the row, is a multiple of W, so that in an array from a 16-byte boundary on each is one access whatever the size of
-// a row:
+// A thread holds K vectors of 16 bytes of each tensor: W neighbours. Vectors begin where the index in the whole array, not in
+// the row, is a multiple of W. In an array that begins at a 16-byte boundary each is then one access, whatever the size of a
+// row:
 //
 //     row 0   |01234567|89abcdef|g.......            17 elements of 2 bytes: three vectors,
 //     row 1    .0123456|789abcde|fg......|           the last of row 0 and the first of row 1 being the same 16 bytes
 //
-// A vector at an end of a row is read whole and what is not the row's is masked; it is written element by element. An array
-// that begins elsewhere (a view such as x[1:], or a weight, which begins anew for each row) is read through the two
-// aligned vectors that a vector straddles. Where all rows and arrays fit, none of this is compiled in: kernels branch once,
-// by all_aligned(), into code for each.
+// A vector at an end of a row is read whole, and what is not the row's is masked; it is written element by element. An array
+// that begins elsewhere (a view such as x[1:], or a weight, which begins anew for each row) is read through the two aligned
+// vectors that a vector straddles. ALIGNED says that all rows and arrays begin at 16-byte boundaries: none of this is compiled
+// in then. A kernel has it as a template value, or branches once, by all_aligned(), into code for each.
 #pragma once
 
 #include "common/reduce/warp_block.cuh"
@@ -50,7 +50,7 @@ template <typename T> __device__ __forceinline__ T element(const unsigned* word,
   else return from_bits(static_cast<unsigned short>(word[e / 2] >> e % 2 * 16), T());
 }
 
-// 16 bytes of T in four registers, or fewer: half the registers of half types that are unpacked.
+// 16 bytes of T in four registers, or fewer bytes: half the registers that the elements of a half type take once unpacked.
 template <typename T, int BYTES = 16> struct Vector {
   unsigned word[BYTES / 4];
 
@@ -74,8 +74,8 @@ template <typename T, int BYTES = 16> struct Vector {
     return vector;
   }
 
-  // What was unpacked is unpacked anew when it is next needed. Else the compiler keeps it, in twice the registers for
-  // half types, while the block waits for a reduction.
+  // What was unpacked is unpacked anew when it is next needed. Else the compiler keeps it, for half types in twice the
+  // registers, while the block waits for a reduction.
   __device__ __forceinline__ void fold() {
     if constexpr (BYTES == 16) asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3]));
     else if constexpr (BYTES == 8) asm volatile("" : "+r"(word[0]), "+r"(word[1]));
@@ -148,12 +148,12 @@ template <int K, int W, bool ALIGNED> struct Tile {
   static __device__ __forceinline__ int clipped(long long value, int most) { return value < most ? int(value) : most; }
 };
 
-// A row off 16-byte boundaries, cut otherwise: whole vectors of what is written, which begins at a boundary, and up to 2 W - 2
-// elements before and behind them, of which a thread takes one.
+// A row off 16-byte boundaries, divided otherwise: whole vectors of what is written, which begins at a boundary, and an
+// unaligned head and tail of up to 2 W - 2 elements together, of which some threads have one each.
 template <int W, bool ALIGNED> struct UnalignedRow {
   int head = 0, whole;  // elements before the vectors, and those of the vectors
-  bool lone = false;  // whether this thread has one
-  int column = 0;  // its place
+  bool lone = false;  // whether this thread has an element of the head or the tail
+  int column = 0;  // the place of that element
 
   __device__ __forceinline__ UnalignedRow(long long row, long long rows, long long size) : whole(int(size)) {
     if (ALIGNED) return;
@@ -253,8 +253,8 @@ __device__ __forceinline__ Vector<T> load_per_column(const Tile<K, kVecWidth<T>,
   else return load_across(tile, row, i, tile.begin, tile.left, pad);
 }
 
-// All of this thread's vectors, each under way before any is waited for: only then do the threads at the ends of a row mask
-// theirs.
+// All of this thread's vectors. Every load is under way before any is waited for: only then do the threads at the ends of a
+// row mask theirs.
 template <int K, bool ALIGNED, typename T>
 __device__ __forceinline__ void load_row(const Tile<K, kVecWidth<T>, ALIGNED>& tile, const T* row, T pad,
                                          Vector<T> (&vectors)[K]) {
@@ -295,7 +295,7 @@ template <typename O, int WORDS, typename F> __device__ __forceinline__ void rou
   }
 }
 
-// As instructions, since the compiler takes a vector apart where it cannot see what else is at its address.
+// Stores as instructions, since the compiler takes a vector apart where it cannot see what else is at its address.
 __device__ __forceinline__ void store_words(void* at, unsigned a) {
   asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(a));
 }
@@ -325,7 +325,7 @@ __device__ __forceinline__ void store_words_of(const Tile<K, W, ALIGNED>& tile, 
   }
 }
 
-// row[...] = f(e) for vector k. O may be narrower or wider than what the tile was cut for.
+// row[...] = f(e) for vector k. O may be narrower or wider than the type whose vectors the tile has.
 template <int K, int W, bool ALIGNED, typename O, typename F>
 __device__ __forceinline__ void store_vector(const Tile<K, W, ALIGNED>& tile, O* row, int k, F f) {
   constexpr int P = W < kVecWidth<O> ? W : kVecWidth<O>;
@@ -338,7 +338,7 @@ __device__ __forceinline__ void store_vector(const Tile<K, W, ALIGNED>& tile, O*
   }
 }
 
-// f(k, e) for each of this thread's elements, pads included.
+// f(k, e) for each of this thread's elements, padding included.
 template <int K, int W, typename F> __device__ __forceinline__ void each_element(F f) {
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -347,7 +347,7 @@ template <int K, int W, typename F> __device__ __forceinline__ void each_element
   }
 }
 
-// The reduction of f(k, e) over this thread's elements, pads included, as a tree: more exact and less serial than one
+// The reduction of f(k, e) over this thread's elements, padding included, as a tree: more exact and less serial than one
 // after the other.
 template <typename Op, int K, int W, typename F> __device__ __forceinline__ auto reduce_elements(F f) {
   decltype(f(0, 0)) parts[W];

@@ -1,5 +1,5 @@
-// One row of tiny_rows.cuh, as its threads read it from shared memory: two elements of a half type at a time, since an access
-// to one costs the same.
+// One row of tiny_rows.cuh, as its threads read it from shared memory: two elements of a half type at a time, since an
+// access to one costs the same.
 #pragma once
 
 #include "common/reduce/online_softmax_row.cuh"

@@ -1,1 +1,1 @@
-"""What an operator gets of its three roles: the registered op, autograd, autocast, sharding rules."""
+"""What an operator gets of its three roles: the registered op, autograd, recorded plans, autocast, sharding rules."""

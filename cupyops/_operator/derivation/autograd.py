@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 from ..._util import observed, torch_private, tracing
 from ...errors import InputError
 from . import results
+from .constants import MISS
 from .definition import Definition, like_outputs
-from .guard import MISS
 from .kept import Pooled
 
 is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
@@ -47,7 +48,7 @@ class ForwardCall:
         """The gradient of each tensor of the operator, by the roles."""
         op = self.of
         args, outputs, saved = op.kept_by_kernels.unpack(self.values, tensors, self.saved)
-        if torch.is_grad_enabled() or _batched(grads):
+        if torch.is_grad_enabled() or batched(grads):
             found = op.differentiable_backward(grads, outputs, saved, args, needs)
         else:
             kept = op.kept_by_kernels
@@ -55,17 +56,15 @@ class ForwardCall:
             # forward saved
             as_now = op.outputs == 1 and not op.mutated and kept.outputs == (0,) and not saved
             laid_out = like_outputs(grads, [outputs[0].stride()] if as_now else self.strides)
-            if tracing.active is None:
+            route = "reference" if op.launch_backward is None else "kernel"
+            with nullcontext() if tracing.active is None else tracing.operator(f"{op.name} (backward)", route):
                 found = op.run_backward(laid_out, outputs, saved, args, needs, last)
-            else:
-                with tracing.operator(f"{op.name} (backward)", "reference" if op.launch_backward is None else "kernel"):
-                    found = op.run_backward(laid_out, outputs, saved, args, needs, last)
         return [found[index] for index in op.tensors]
 
     def checked(self, ctx: Any, grads: Sequence[Tensor | None], found: list[Tensor | None]) -> list[Tensor | None]:
         """The gradients, looked at until the kernels have given some as they should be."""
         op = self.of
-        if not op.gives_gradients and not (torch.is_grad_enabled() or _batched(grads)):
+        if not op.gives_gradients and not (torch.is_grad_enabled() or batched(grads)):
             given = [(op.parameters[i].name, one) for i, one in zip(op.tensors, found) if i in self.given]
             results.check_gradients(op.name, [name for name, _ in given], ctx.next_functions, [one for _, one in given])
             op.gives_gradients = True
@@ -173,7 +172,7 @@ def _in_place(op: Definition, by_roles: Callable[..., Any]) -> Callable[..., Any
     return call
 
 
-def _batched(grads: Sequence[Tensor | None]) -> bool:
+def batched(grads: Sequence[Tensor | None]) -> bool:
     """Whether a vmap over backward alone is under way, for which no kernel is made: is_grads_batched=True, or torch.vmap."""
     for grad in grads:
         if grad is not None and is_legacy_batched(grad):

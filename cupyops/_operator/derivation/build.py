@@ -12,10 +12,11 @@ from ..._util import torch_private
 from . import interpreter
 from .autograd import ForwardCall
 from .codegen import Writer
-from .guard import MISS, globals_of, miss_if, surroundings, tensors, values
+from .constants import MISS, Ref
+from .guard import globals_of, miss_if, surroundings, tensors, values
 from .kept import Pooled
-from .replay import Addresses, Body, Machine, Retry, Unfit, needed
-from .steps import Alloc, Inner, Recording, Ref, filled, numbers_in
+from .replay import Addresses, Body, Machine, Retry, Unfit, leave_on_error, needed
+from .steps import Alloc, Inner, Recording, filled, numbers_in
 
 machines: dict[str, Callable[[torch.device], Machine]] = {"cuda": Machine}
 """By type of device, what generated code runs on; where there is none, recordings are interpreted."""
@@ -42,7 +43,7 @@ def plain(owner: Any, args: Sequence[Any], with_numbers: bool) -> Plan:
     if with_numbers:
         values(writer, names, args)
     tensors(writer, names, args)
-    writer.line(f"return {writer.name(owner.plain)}({', '.join(names)})")
+    writer.line(f"return {writer.name(owner.settled(args))}({', '.join(names)})")
     return Plan(writer.function(f"{owner.name} (not recorded)", ", ".join(names)))
 
 
@@ -78,6 +79,7 @@ def backward(
         miss_if(code.writer, f"_ctx.needs_input_grad != {code.writer.name(needs)}")
     if of.backward_asks:
         miss_if(code.writer, f"{code.writer.name(torch_private.keeps_graph)}() is {last}")
+    assert of.launch_backward is not None
     code.guard([of.launch_backward.launch])
     code.whole((None, *recording.result))
     return code.writer.function(f"{of.name} (recorded backward)", ", ".join(("_ctx", "_tensors", *names[0])))
@@ -114,8 +116,7 @@ class _Code:
         """All steps, then `result`."""
         steps = self.recording.steps
         if self.machine is None:
-            body = Body(self.writer, None, self.addresses, self.inputs, self.leave)
-            body.leave_on_error()
+            leave_on_error(self.writer, self.leave)
             self.writer.line(f"return {self._interpreter(result)}({', '.join(self.inputs.values())})")
             return
         body = Body(self.writer, self.machine, self.addresses, self.inputs, self.leave)
@@ -127,19 +128,18 @@ class _Code:
         apply = inner.operator.apply
         given = [inner.args[index] for index in inner.operator.tensors]
         steps = self.recording.steps[: inner.start]
-        body = Body(self.writer, self.machine, self.addresses, self.inputs, self.leave)
         if self.machine is None:
-            run = self.writer.name(_interpreted_forward(self.recording, inner, call, self.device))
+            forward = self.writer.name(_interpreted_forward(self.recording, inner, call, self.device))
             before = self.writer.name(_interpreter(steps, given, self.device))
             self.writer.line(f"_tensors = {before}({', '.join(self.inputs.values())})")
-            body.leave_on_error()
-            self.writer.line(f"return {self.writer.name(apply)}(({run},), *_tensors)")
+            leave_on_error(self.writer, self.leave)
+            self.writer.line(f"return {self.writer.name(apply)}(({forward},), *_tensors)")
             return
+        body = Body(self.writer, self.machine, self.addresses, self.inputs, self.leave)
         numbers = set(numbers_in(given))
         roots = self.addresses.roots(self.recording.steps)
         run, passed = _forward(self.machine, self.recording, inner, call, self.addresses, numbers)
         if any(isinstance(one, Pooled) for one in call.saved or ()):
-            # hooks are to see as many tensors as the roles save, and of their sizes: checkpoint compares them
             miss_if(self.writer, f"{self.writer.name(torch_private.saved_tensors_hooks)}(True) is not None")
         body.write(steps, needed(steps, numbers), {}, roots)
         texts = [self.writer.name(run), *(self.addresses.text(self.writer, one) for one in passed)]
@@ -183,7 +183,7 @@ def _forward(
     """The code of an operator's forward, and the tensors whose addresses it is given after itself."""
     op, steps = inner.operator, recording.steps[inner.start : inner.end]
     writer = Writer()
-    names = {}
+    names: dict[int, str] = {}
     for index in op.tensors:
         if isinstance(inner.args[index], Ref):
             names.setdefault(inner.args[index].number, f"_i{index}")
@@ -218,7 +218,13 @@ def _forward(
 
 
 def _pools(op: Any, inner: Inner, steps: Sequence[Any], tensors_: set[int]) -> dict[int, str]:
-    """Which saved tensors share an allocation, by dtype: those that are memory of forward's own, seen by launches alone."""
+    """Which saved tensors share an allocation, by dtype: those that are memory of forward's own, seen by launches alone.
+
+    None where hooks on saved tensors are open: they are to see as many tensors as the roles save, and of their sizes, since
+    checkpoint compares them.
+    """
+    if torch_private.saved_tensors_hooks(True) is not None:
+        return {}
     allocs = {step.number: step for step in steps if isinstance(step, Alloc)}
     by_dtype: dict[torch.dtype, list[int]] = {}
     for place, number in enumerate(inner.saved):

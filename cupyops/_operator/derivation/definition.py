@@ -93,7 +93,7 @@ class Definition:
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name in _ROLES:
+        if name in _ROLES and self.dependents:
             self.forget_plans()
 
     def forget_plans(self) -> None:

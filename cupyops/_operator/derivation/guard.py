@@ -14,10 +14,7 @@ from torch.autograd import forward_ad
 from ..._kernel.kernel import executors
 from ..._util import torch_private
 from .codegen import OURS, Writer
-from .steps import freeze
-
-MISS = object()
-"""What a plan's function gives where the call is not the one that was recorded."""
+from .constants import MISS, freeze
 
 _SINGLE = (torch.dtype, torch.memory_format, torch.layout)
 _IMMUTABLE = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)

@@ -14,7 +14,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,11 +24,13 @@ from ..._kernel.kernel import executors
 from ..._kernel.launch import reload
 from ..._util import observed, torch_private
 from . import build
-from .autograd import ForwardCall
-from .build import Plan
-from .recorder import Recorder
-from .replay import Unfit
-from .steps import NoConstant, Recording, freeze
+from .autograd import ForwardCall, batched
+from .constants import NoConstant, freeze
+
+# Below, recorder and code generation are imported at first use: programs that only import should not pay for them.
+if TYPE_CHECKING:
+    from .build import Plan
+    from .steps import Recording
 
 MOST, MOST_IN_ALL = 256, 4096  # plans of a function, and of the process
 MOST_NUMBERS = 8  # signatures of the same tensors with other numbers: more would be recorded for ever
@@ -99,6 +101,10 @@ class History:
                 found = self.seen[key] = Seen()
             return found
 
+    def is_given_up(self, key: Hashable) -> bool:
+        """Whether calls of the signature are made the plain way for good."""
+        return bool(self.of(key).reason)
+
     def call(
         self,
         seen: Seen,
@@ -110,6 +116,9 @@ class History:
         if seen.calls == 0 and not self._backward:
             seen.calls = 1
             return function()
+        from .recorder import Recorder
+        from .replay import Unfit
+
         recorder = Recorder(inputs, launches=not self._backward)
         result, recording = recorder.run(function)
         seen.calls += 1
@@ -124,6 +133,8 @@ class History:
                 build_plan(recording)
             except Unfit as why:
                 seen.reason = str(why)
+            except Exception as error:  # the call has its result; PyTorch's private names may have changed
+                seen.reason = f"no plan can be made of it: {type(error).__name__}: {error}"
         else:
             seen.tries += 1
             seen.recording = recording
@@ -140,12 +151,20 @@ class Plans:
         first: the place of the first tensor, by whose shape plans are looked up.
         authors: the functions whose globals a plan depends on.
         suspends: whether plans inside are not to be made meanwhile: those of the operators that a public function calls.
+        settled: for arguments whose signature is given up, the function that makes calls alike.
     """
 
     def __init__(
-        self, name: str, plain: Callable[..., Any], first: int, authors: Callable[[], Sequence[Any]], suspends: bool
+        self,
+        name: str,
+        plain: Callable[..., Any],
+        first: int,
+        authors: Callable[[], Sequence[Any]],
+        suspends: bool = False,
+        settled: Callable[[tuple[Any, ...]], Callable[..., Any]] | None = None,
     ) -> None:
         self.name, self.plain, self.first, self.authors, self.suspends = name, plain, first, authors, suspends
+        self.settled = settled or (lambda args: plain)
         self.table: dict[Any, tuple[Callable[..., Any], ...]] = {}  # by shape: the code of plans, the latest first
         self.plans: OrderedDict[int, Plan] = OrderedDict()
         self.history = History(backward=False)
@@ -177,7 +196,7 @@ class Plans:
             return self.plain(*args)
         inputs = unique(args)
         result = self.history.call(seen, inputs, lambda: self._in_full(args), lambda found: self._add(args, found))
-        if seen.reason:
+        if self.history.is_given_up(key) and torch_private.saved_tensors_hooks(True) is None:
             self._give_up(args, with_numbers=True)
         return result
 
@@ -199,12 +218,11 @@ class Plans:
             return False
         if torch_private.functorch_active() or torch_private.dispatch_modes() or torch_private.forward_mode():
             return False
-        if torch_private.opaque_modes() or reload.wanted():
-            return False
-        return torch_private.saved_tensors_hooks(True) is None
+        return not (torch_private.opaque_modes() or reload.wanted())
 
     def _add(self, args: tuple[Any, ...], recording: Recording) -> None:
         """A plan for calls like this one."""
+
         plan = build.plan(self, args, recording, PlannedCall.of_recording(recording))
         for definition in recording.operators:
             definition.dependents.add(self)
@@ -212,6 +230,7 @@ class Plans:
 
     def _give_up(self, args: tuple[Any, ...], with_numbers: bool) -> None:
         """Calls like this one are made the plain way, with no look at their signature."""
+
         self._insert(args[self.first].shape, build.plain(self, args, with_numbers))
 
     def _insert(self, shape: Hashable, plan: Plan) -> None:
@@ -272,6 +291,7 @@ class PlannedCall(ForwardCall):
             return super().backward(ctx, tensors, grads)
 
         def add(recording: Recording) -> None:
+
             replay = build.backward(self, tensors, grads, tuple(ctx.needs_input_grad), last, recording)
             if len(self.backwards) < MOST_NUMBERS:
                 self.backwards = (replay, *self.backwards)
@@ -301,7 +321,7 @@ class PlannedCall(ForwardCall):
         given = [value for value in (*grads, *tensors) if value is not None]
         if any(type(value) not in _ORDINARY for value in given) or torch_private.functorch_active():
             return False
-        if torch_private.dispatch_modes() or torch_private.forward_mode():
+        if torch_private.dispatch_modes() or torch_private.forward_mode() or batched(grads):
             return False
         return not (torch_private.opaque_modes() or reload.wanted())
 
@@ -326,7 +346,8 @@ def signature(args: Sequence[Any]) -> tuple[Hashable, Hashable]:
     first = next(value for value in args if isinstance(value, Tensor))
     kind = first.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    thread = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+    hooked = torch_private.saved_tensors_hooks(True) is not None
+    thread = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, hooked
     process = torch.get_default_dtype(), torch_private.deterministic(), id(executors.get(kind))
     return (tuple(tensors), thread, process), tuple(others)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from ..._util import observed
-from .guard import MISS
+from ..._util import observed, torch_private
+from .constants import MISS
 from .plans import Plans
 
 _FIXED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -26,6 +26,7 @@ def public(function: Callable[..., Any], in_full: Callable[..., Any], name: str)
         "__builtins__": __builtins__,
         "_is_dynamo_compiling": is_dynamo_compiling,
         "_full": in_full,
+        "_author": function,
     }
     shown = types.FunctionType(_not_written.__code__, scope, function.__name__)
     functools.update_wrapper(shown, function)
@@ -34,14 +35,14 @@ def public(function: Callable[..., Any], in_full: Callable[..., Any], name: str)
         _write(shown, scope, function, in_full, name)
         return shown
 
-    scope["_write"] = write
+    scope["_written"] = write
     return shown
 
 
 def _not_written(*args: Any, **kwargs: Any) -> Any:
     if _is_dynamo_compiling():  # type: ignore[name-defined]  # noqa: F821
         return _full(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
-    return _write()(*args, **kwargs)  # type: ignore[name-defined]
+    return _written()(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
 def _write(
@@ -89,10 +90,17 @@ def shown({_listed(parameters, more)}):
     shown.__defaults__ = function.__defaults__  # type: ignore[attr-defined]
     shown.__kwdefaults__ = function.__kwdefaults__  # type: ignore[attr-defined]
     shown.__code__ = found["shown"].__code__
+    torch_private.forget_signature(shown)
 
 
 def _always_in_full(*args: Any, **kwargs: Any) -> Any:
     return _full(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+
+def author_of(shown: Any) -> Callable[..., Any] | None:
+    """The author's function behind a public one; None of any other function."""
+    found: Callable[..., Any] | None = getattr(shown, "__globals__", {}).get("_author")
+    return found
 
 
 def plans_of(shown: Any) -> Plans | None:

@@ -19,7 +19,8 @@ from ..._kernel.kernel import executors
 from ..._kernel.launch import faults
 from ..._util import observed
 from ..._util.allocations import EMPTY
-from .steps import Alloc, Bump, Call, Inner, Launch, NoConstant, Recording, Ref, Step, View, freeze, numbers_in
+from .constants import NoConstant, Ref, freeze
+from .steps import Alloc, Bump, Call, Inner, Launch, Recording, Step, View, numbers_in
 
 _SEEN = (
     *("shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "requires_grad", "names"),
@@ -124,6 +125,8 @@ class Recorder(TorchFunctionMode):
                 self._note(func, args, kwargs, result)
             except NoConstant as found:
                 self.refuse(f"{_name(func)} was given {found}")
+            except Exception as error:  # the call goes on: it is the recording that has failed
+                self.refuse(f"{_name(func)} cannot be recorded: {error}")
         return result
 
     def ran(self, operator: Any) -> None:

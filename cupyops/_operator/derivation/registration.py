@@ -7,6 +7,7 @@ are served, from the same roles as the eager route. The one user of torch.librar
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,17 +15,55 @@ import torch
 from torch import Tensor
 
 from ..._kernel.launch import versions
+from ..._util import torch_private
 from ...errors import InputError
 from . import schema
 from .definition import Definition, differentiable_alias, like_outputs, wants_gradient
 from .kept import Kept
 
+_waiting: dict[str, Registration] = {}  # by the qualified name of the operator
+_registering = threading.RLock()
+
+
+def register(name: str) -> bool:
+    """Register the ops of the operator `name`, if they wait for that; True.
+
+    torch.compile calls it while it traces, as a function of a constant, and does not look inside.
+    """
+    with _registering:
+        if (found := _waiting.pop(name, None)) is not None:
+            found.register()
+    return True
+
+
+register._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result, which
+# imports the compiler
+
 
 class Registration:
-    """The ops of one Definition, registered at once."""
+    """The ops of one Definition, registered when they are first asked for: here, in torch.ops or by torch.compile."""
+
+    library: torch.library.Library
+    op: Any
+    backward_op: Any
+    in_place: Any
 
     def __init__(self, of: Definition) -> None:
         self.of = of
+        _waiting[of.name] = self
+        namespace, _, name = of.name.partition("::")
+        names = [f"{name}{more}" for more in ("", "_backward", "_functional", "_functional_backward")]
+        torch_private.ask_when_missing(namespace, names, lambda: register(of.name))
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("library", "op", "backward_op", "in_place"):
+            raise AttributeError(name)
+        register(self.of.name)
+        return self.__dict__[name]
+
+    def register(self) -> None:
+        """Tell torch.library."""
+        of = self.of
         namespace, _, name = of.name.partition("::")
         self.library = torch.library.Library(namespace, "FRAGMENT")
         if of.mutated:
@@ -64,7 +103,9 @@ class Registration:
 
     def remove(self) -> None:
         """Take the ops back, for another definition of the same name (a notebook cell run again)."""
-        self.library._destroy()
+        with _registering:
+            if _waiting.pop(self.of.name, None) is None:
+                self.library._destroy()
 
     # --- in place: an op that mutates; where a gradient is wanted the op on copies, and PyTorch's own copy ---
 

@@ -18,7 +18,8 @@ from ..._kernel.launch.signature import Argument
 from ..._util import torch_private
 from ...errors import CupyopsError, LaunchError
 from .codegen import Writer
-from .steps import Alloc, Bump, Call, Launch, Recording, Ref, Step, View, numbers_in
+from .constants import Ref
+from .steps import Alloc, Bump, Call, Launch, Recording, Step, View, numbers_in
 
 APART = 512  # bytes: what shares an allocation begins at multiples of this
 
@@ -93,6 +94,14 @@ def needed(steps: Sequence[Step], asked: Iterable[int]) -> set[int]:
     return found
 
 
+def leave_on_error(writer: Writer, leave: str) -> None:
+    """End the `try:` before whose end nothing has been launched."""
+    writer.end()
+    writer.block("except Exception as _error:")
+    writer.line(leave)
+    writer.end()
+
+
 class Body:
     """The lines for some steps of a recording.
 
@@ -128,22 +137,15 @@ class Body:
             self.writer.line(f"{buffers.slots}.append(_slot)")
             self._end_of_launches()
         else:
-            self.leave_on_error()
+            leave_on_error(self.writer, self.leave)
 
     def launch(self, line: str) -> None:
         """The line of a launch."""
         self.writer.line(line)
         if not self.launched:
             self.launched = True
-            self.leave_on_error()
+            leave_on_error(self.writer, self.leave)
             self.writer.block("try:")
-
-    def leave_on_error(self) -> None:
-        """End the `try:` before whose end nothing has been launched."""
-        self.writer.end()
-        self.writer.block("except Exception as _error:")
-        self.writer.line(self.leave)
-        self.writer.end()
 
     def _end_of_launches(self) -> None:
         self.writer.end()
@@ -171,8 +173,8 @@ class Body:
                 ends[pool] = -(-(start + alloc.nbytes) // APART) * APART
                 dtypes[pool] = alloc.dtype if pool != "_w" else torch.uint8
         for pool, size in ends.items():
-            args = (max(size // dtypes[pool].itemsize, 1),), _ONE, dtypes[pool]
-            self.writer.line(f"{pool} = {empty}({', '.join(map(self.writer.name, args))})")
+            given = (max(size // dtypes[pool].itemsize, 1),), _ONE, dtypes[pool]
+            self.writer.line(f"{pool} = {empty}({', '.join(map(self.writer.name, given))})")
             self.writer.line(f"{pool}p = {pool}.data_ptr()")
 
     def _step(self, step: Step) -> None:
@@ -241,7 +243,8 @@ class _Buffers:
         writer = body.writer
         self._pack: dict[int, str] = {}
         self._order: dict[int, int] = {}
-        image, arrays = bytearray(), []
+        image = bytearray()
+        arrays: list[list[int]] = []
         for group in groups:
             texts: dict[str, int] = {}
             start = len(image)
@@ -285,8 +288,8 @@ class _Buffers:
         for launch in group:
             function, handle = self.body.machine.launcher(launch)
             configuration = launch.configuration
-            sizes = (*configuration.grid, *configuration.block, configuration.shared)
-            sizes = ", ".join(str(size) if size < 2 else writer.name(size) for size in sizes)
+            dims = (*configuration.grid, *configuration.block, configuration.shared)
+            sizes = ", ".join(str(size) if size < 2 else writer.name(size) for size in dims)
             slot = f"_slot[{1 + self._order[id(launch)]}]"
             self.body.launch(f"{writer.name(function)}({writer.name(handle)}, {sizes}, _stream, {slot}, 0)")
 

@@ -8,51 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..._kernel.launch.configuration import Configuration
 from ..._kernel.launch.loaded import Loaded
 from ..._kernel.launch.specialised import Specialised
+from .constants import Ref
 
 Size = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A tensor, by its number."""
-
-    number: int
-
-
-class NoConstant(Exception):
-    """A value that is not one of the kinds that are told apart by type and value alone."""
-
-
-_PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(...), Ref)
-_SEQUENCES = (tuple, list, torch.Size)
-
-
-def freeze(value: Any) -> Any:
-    """A hashable that is equal for equal values of equal types alone: 1, True and 1.0 differ, and 0.0 and -0.0.
-
-    Raises:
-        NoConstant: it is, or holds, something else than numbers, strings, dtypes, devices, None, arrays, and lists of these.
-    """
-    kind = type(value)
-    if kind in _PLAIN:
-        return kind, value
-    if kind is float:
-        return kind, value.hex()
-    if kind in _SEQUENCES:
-        return kind, tuple([freeze(one) for one in value])
-    if kind is dict:
-        return kind, tuple([(freeze(name), freeze(one)) for name, one in value.items()])
-    if kind is slice:
-        return kind, freeze(value.start), freeze(value.stop), freeze(value.step)
-    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
-        return kind, str(value.dtype), value.shape, value.tobytes()
-    raise NoConstant(f"a value of type {kind.__name__}")
 
 
 @dataclass(frozen=True)

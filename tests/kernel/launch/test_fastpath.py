@@ -12,8 +12,10 @@ import torch
 from cupyops._kernel.compile import compiler, source
 from cupyops._kernel.compile.binary import Parameter
 from cupyops._kernel.compile.declarations import function
-from cupyops._kernel.launch import ctype, fastpath, signature, versions
+from cupyops._kernel.kernel import Kernel
+from cupyops._kernel.launch import ctype, driver, fastpath, signature, versions
 from cupyops._kernel.launch.configuration import Configuration
+from cupyops._kernel.launch.specialised import Specialised
 from cupyops._util import tracing
 from cupyops.errors import LaunchError
 
@@ -395,3 +397,29 @@ def test_several_that_are_written():
     launch(x, y, z)
     assert len(machine.launched) == 3 and not machine.full
     assert (x._version, y._version, z._version) == (3, 0, 2)
+
+
+def test_a_launch_function_kept_from_before_the_first_launch_becomes_a_fast_one(monkeypatch):
+    kernel, slow, fast = Kernel("__global__ void g(float* x) {}", "g"), [], []
+
+    def load(configuration, args, template):
+        slow.append(args)
+        kernel._fast = lambda configuration, launch: lambda *args, **template: fast.append((configuration.grid, args))
+
+    monkeypatch.setattr(kernel, "_launch", load)
+    monkeypatch.setattr(driver, "launcher", lambda configuration: None)
+    launch = kernel[2, 32]
+    for index in range(3):
+        launch(index)
+    assert slow == [(0,)] and fast == [((2, 1, 1), (1,)), ((2, 1, 1), (2,))]
+
+
+@pytest.mark.gpu
+def test_a_launch_function_kept_from_before_the_first_launch_on_a_gpu(monkeypatch):
+    kernel = Kernel("__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", "twice")
+    launch, x = kernel[1, 32], torch.ones(32, device="cuda")
+    launch(x)
+    monkeypatch.setattr(Specialised, "launch", None)  # of the full path
+    launch(x)
+    launch(x)
+    assert x.tolist() == [8.0] * 32

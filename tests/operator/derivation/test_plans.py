@@ -702,6 +702,22 @@ class TestBackward:
             y = cupyops.layer_norm(x, (6,), w, b)
             torch.testing.assert_close(torch.autograd.grad(y.sum(), [x, w, b]), expected)
 
+    def test_checkpointed_calls_are_replayed(self, running):
+        x, w, b = leaf(4, 6), leaf(6), leaf(6)
+
+        def step():
+            y = checkpoint(lambda x, w, b: cupyops.layer_norm(x, (6,), w, b), x, w, b, use_reentrant=False)
+            return torch.autograd.grad(y.sum(), [x, w, b])
+
+        expected = step()
+        for _ in range(5):
+            assert same(list(step()), list(expected))
+        with counted() as count:
+            assert same(list(step()), list(expected))
+        assert (count.misses, count.backward_misses) == (0, 0)
+        y = cupyops.layer_norm(x, (6,), w, b)
+        assert same(list(torch.autograd.grad(y.sum(), [x, w, b])), list(expected))
+
     def test_changed_in_place_in_between(self, running):
         x, w = leaf(4, 6), leaf(6)
         warm(cupyops.layer_norm, x, (6,), w)

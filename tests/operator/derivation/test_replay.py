@@ -146,3 +146,72 @@ def test_a_fork_forgets():
         assert plans_of(cupyops.relu).plans
         plans._after_fork()
         assert not plans_of(cupyops.relu).plans and not plans._everywhere
+
+
+def moved(args, device):
+    """The arguments on a device, leaves again."""
+    return tuple(
+        one.detach().to(device).requires_grad_(one.requires_grad) if torch.is_tensor(one) else one for one in args
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_bits_of_a_plain_call_on_a_gpu(name, gradient):
+    """By the driver, with memory as PyTorch gives it; on a stream of its own too."""
+    torch.use_deterministic_algorithms(False)
+    function, args = getattr(cupyops, name.split()[0]), moved(CASES[name](), "cuda")
+
+    def grads(ys):
+        torch.manual_seed(2)
+        return [torch.randn_like(y) for y in ys]
+
+    with torch.set_grad_enabled(gradient):
+        expected = plainly(both, function, args, grads)
+        for _ in range(9):
+            assert same(both(function, args, grads), expected)
+        with counted() as count:
+            found = both(function, args, grads)
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                there = both(function, args, grads)
+            torch.cuda.synchronize()
+        assert (count.misses, count.backward_misses) == (0, 0), plans_of(function).reason
+        assert same(found, expected) and same(there, expected)
+
+
+@pytest.mark.gpu
+def test_a_plan_inside_a_captured_graph():
+    torch.use_deterministic_algorithms(False)
+    x, _, weight, bias = args = moved(CASES["layer_norm"](), "cuda")
+    warm(cupyops.layer_norm, *args)
+    graph, grad = torch.cuda.CUDAGraph(), torch.randn(8, 16, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.autograd.grad(cupyops.layer_norm(*args), [x, weight, bias], grad)
+    torch.cuda.synchronize()
+    with counted() as count, torch.cuda.graph(graph):
+        y = cupyops.layer_norm(*args)
+        found = torch.autograd.grad(y, [x, weight, bias], grad)
+    assert (count.misses, count.backward_misses) == (0, 0)
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    other = plainly(cupyops.layer_norm, *args)
+    assert torch.equal(y, other)
+    assert same(list(found), list(torch.autograd.grad(other, [x, weight, bias], grad)))
+
+
+@pytest.mark.gpu
+def test_memory_that_is_given_back_is_not_held_on_a_gpu():
+    """Temporaries of a plan are given back when it ends; what is saved when the graph is."""
+    torch.use_deterministic_algorithms(False)
+    args = moved(CASES["layer_norm"](), "cuda")
+    warm(cupyops.layer_norm, *args)
+    before = torch.cuda.memory_allocated()
+    y = cupyops.layer_norm(*args)
+    torch.autograd.grad(y.sum(), [args[0]])
+    del y
+    assert torch.cuda.memory_allocated() == before
