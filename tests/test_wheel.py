@@ -96,7 +96,7 @@ def test_it_computes_and_compiles_from_the_packaged_kernels(python, tmp_path):
 import json, os, torch
 os.environ["CUPYOPS_CACHE_DIR"] = {str(tmp_path / "cache")!r}
 import cupyops
-from cupyops import kernel
+from cupyops._kernel import kernel
 from cupyops._kernel.compile import compiler
 y = cupyops.relu(torch.tensor([-1.0, 2.0]))
 relu = next(k for k in kernel.kernels() if k.base == "relu_fwd")

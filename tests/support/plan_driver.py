@@ -19,7 +19,6 @@ from torch import Tensor
 import cupyops
 from cupyops._operator.derivation import build, plans
 from cupyops._operator.derivation.constants import Ref, freeze
-from cupyops._operator.derivation.steps import Ref, freeze
 from cupyops._util.allocations import Allocations
 
 ARCH = "sm_80"
