@@ -225,7 +225,7 @@ def test_operators_are_registered_when_torch_ops_is_asked_for_them():
 def test_importing_registers_nothing_and_torch_ops_has_all():
     code = """
 import torch, cupyops
-from cupyops.derivation import registration
+from cupyops._operator.derivation import registration
 waiting = len(registration._waiting)
 assert waiting == len(cupyops.operators()), waiting
 assert torch.ops.cupyops.relu(torch.tensor([-1.0, 2.0]))[0].tolist() == [0.0, 2.0]
