@@ -308,6 +308,10 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.scale_shift, m(3001, 8), m(8), m(8)),
         lambda m: (cupyops.bias_gelu, m(700, 37), m(37)),
     ],
+    "loss_finalize": [
+        lambda m: (cupyops.nll_loss, m(5000, 3), m.integers(5000, high=3)),
+        lambda m: (cupyops.cross_entropy, m(300, 40), m.integers(300, high=40), {"reduction": "sum"}),
+    ],
     "batch_norm": [
         *[
             lambda m, shape=shape, training=training: _batch_norm(m, m(*shape), training)

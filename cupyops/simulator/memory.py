@@ -116,7 +116,7 @@ class Memory:
     def nearest(self, address: int) -> Allocation | None:
         """The allocation that a stray address was probably meant for: it lies a little before one, or behind one."""
         half = 1 << (_WINDOW_BITS - 1)
-        return self.at(address + half) or self.at(address - half)
+        return self.at(address + half) or self.at(address)
 
 
 def number_of(address: np.ndarray) -> np.ndarray:

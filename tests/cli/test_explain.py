@@ -65,6 +65,7 @@ def test_each_operator_is_supplied_with_what_it_takes(name, tmp_path):
 
 
 def test_big_tensors_cost_nothing(tmp_path):
+    torch.use_deterministic_algorithms(False)  # with which PyTorch fills what is empty, and so takes all of its memory
     found = described(tmp_path, "relu", "--shape", "65536x65536", "--dtype", "bfloat16", "--no-backward")
     (launch,) = found["forward"]["launches"]
     assert launch["bytes"] == 2 * 2 * 2**32 and "backward" not in found

@@ -24,7 +24,8 @@ def reader(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
     torch._dynamo.reset()
-    return lambda page: Reading(page, tmp_path)
+    yield lambda page: Reading(page, tmp_path)
+    vars(sys).pop("ps1", None)  # IPython's: what comes after is in no session
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -15,10 +15,9 @@ torch.set_num_threads(1)
 
 import kept  # noqa: E402
 from opdb.backends import BACKENDS  # noqa: E402
-from opdb.known import named  # noqa: E402
+from opdb.known import IN_FULL, named  # noqa: E402
 from opdb.recording import PROPERTY, Recorder  # noqa: E402
 from opdb.score import Score  # noqa: E402
-from tiers import SEVEN  # noqa: E402
 
 HERE = Path(__file__).parent
 
@@ -41,7 +40,6 @@ def pytest_collection_modifyitems(items):
         raise pytest.UsageError("tests/opdb needs a process of its own: python -m pytest tests/opdb")
 
 
-IN_FULL = pytest.mark.in_full(always=SEVEN, by=lambda parameters: named(parameters["info"]).partition(".")[0])
 MARKS = {"gpu": [pytest.mark.gpu], "simulator": [IN_FULL]}
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 
 FUNCTIONS = {
@@ -86,3 +87,6 @@ def named(value: Any) -> str:
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     return ".".join(filter(None, (FUNCTIONS[value.name], value.variant_test_name)))
+
+
+IN_FULL = pytest.mark.in_full(by=lambda parameters: named(parameters["info"]).partition(".")[0])

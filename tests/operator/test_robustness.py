@@ -978,10 +978,10 @@ def test_a_fork_while_another_thread_simulates():
             slow[1, 1](whole[:1], y, rounds)
         return y.tolist()
 
-    thread = threading.Thread(target=simulate, args=(3000, torch.zeros(1)))
+    thread = threading.Thread(target=simulate, args=(40_000, torch.zeros(1)))
     thread.start()
     begun.wait()
-    time.sleep(0.2)
+    time.sleep(0.1)
 
     def work():
         y = torch.zeros(64)

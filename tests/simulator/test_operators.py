@@ -165,7 +165,7 @@ def test_layouts(contract):
             test.compare(sample, f"layout {sample!r}", strides=True)
 
 
-@pytest.mark.in_full(always=SEVEN)
+@pytest.mark.in_full
 @pytest.mark.parametrize("kind", ["expanded", "strided", "misaligned"])
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_grad_layouts(contract, kind):
@@ -174,7 +174,7 @@ def test_grad_layouts(contract, kind):
         test.test_grad_layouts(CPU, kind)
 
 
-@pytest.mark.in_full(always=SEVEN)
+@pytest.mark.in_full
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 def test_partial_gradients(contract):
     test = contract()

@@ -108,7 +108,8 @@ def test_a_refusal_is_no_error_of_ours():
 
 def test_every_file_of_kernels_is_an_operators():
     files = {path.name for path in source.cuda_src().glob("*.cu")}
-    assert {operator_of(file) for file in files} == {name for name, _ in samples()}
+    in_softmax_s = {"log_softmax"}
+    assert {operator_of(file) for file in files} == {name for name, _ in samples()} - in_softmax_s
     several = {file for file in files if operator_of(file) != file.removesuffix(".cu")}
     assert {file: operator_of(file) for file in several} == {
         "batch_norm_nhwc.cu": "batch_norm",
