@@ -372,10 +372,6 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.rope, m(21, 6), m(30, 3).detach(), m(30, 3).detach(), {"interleaved": True}),
     ],
     "softmax": [*_rows(cupyops.softmax), *_rows(cupyops.log_softmax)],
-    "loss_finalize": [
-        lambda m: (cupyops.cross_entropy, m(300, 5), m.integers(300, high=5)),
-        lambda m: (cupyops.nll_loss, m(1500, 3), m.integers(1500, high=3)),
-    ],
     "matmul": [
         lambda m: (cupyops.matmul, m(70, 33), m(33, 129)),
         lambda m: (cupyops.matmul, m(3, 300), m(300, 5)),
