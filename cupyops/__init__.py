@@ -6,33 +6,36 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import nn, optim, testing
-from ._dispatch.forms import use_form
-from ._expression.elementwise import elementwise
-from ._expression.reduction import reduction
-from ._kernel.graph import Graphed, graph
-from ._kernel.kernel import FLOATING, Kernel, ceil_div
-from ._kernel.launch.executors import address
-from ._kernel.notebook import load_ipython_extension, unload_ipython_extension
-from ._operator.arrays import vjp
-from ._operator.derivation.plans import off_if_asked, plans
-from ._operator.operator import Operator, operator, operators
-from ._simulate import Simulation, simulate, simulate_if_asked, simulating
-from ._util.strides import aligned, alignment, alike
-from ._util.tracing import Trace, trace
-from ._warmup.autotune import autotune
-from ._warmup.warmup import Warmup, warmup
-from .errors import (
-    CompileError,
-    CupyopsError,
-    InputError,
-    LaunchError,
-    MissingDependencyError,
-    SimulatorError,
-    SourceError,
-)
-from .nn._swap import swap
-from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
+from ._util.garbage import collected_later
+
+with collected_later():
+    from . import nn, optim
+    from ._dispatch.forms import use_form
+    from ._expression.elementwise import elementwise
+    from ._expression.reduction import reduction
+    from ._kernel.graph import Graphed, graph
+    from ._kernel.kernel import FLOATING, Kernel, ceil_div
+    from ._kernel.launch.executors import address
+    from ._kernel.notebook import load_ipython_extension, unload_ipython_extension
+    from ._operator.arrays import vjp
+    from ._operator.derivation.plans import off_if_asked, plans
+    from ._operator.operator import Operator, operator, operators
+    from ._simulate import Simulation, simulate, simulate_if_asked, simulating
+    from ._util.strides import aligned, alignment, alike
+    from ._util.tracing import Trace, trace
+    from ._warmup.autotune import autotune
+    from ._warmup.warmup import Warmup, warmup
+    from .errors import (
+        CompileError,
+        CupyopsError,
+        InputError,
+        LaunchError,
+        MissingDependencyError,
+        SimulatorError,
+        SourceError,
+    )
+    from .nn._swap import swap
+    from .ops import *  # noqa: F403 - the one list of operators is ops/__init__.py
 
 if TYPE_CHECKING:
     from . import testing as testing

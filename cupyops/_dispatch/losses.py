@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import _reduction
 
 from .._kernel.kernel import FLOATING, Kernel
-from .._util import arguments
+from .._util import arguments, torch_private
 from .._util.strides import is_dry
 from ..errors import InputError
 from . import persistent
@@ -141,7 +140,7 @@ def reference(
 def chosen_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
     """`reduction`, unless one of the deprecated arguments says otherwise."""
     if size_average is not None or reduce is not None:
-        reduction = _reduction.legacy_get_string(size_average, reduce)
+        reduction = torch_private.legacy_reduction(size_average, reduce)
     arguments.choice("reduction", reduction, tuple(REDUCTIONS))
     return reduction
 

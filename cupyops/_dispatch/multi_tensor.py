@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._kernel.kernel import FLOATING, addressing, ceil_div, executors
+from .._util import torch_private
 from .._util.strides import laid_out_alike
-
-try:  # what torch.compile asks its own guards
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:  # then each call looks at each tensor
-    TensorGuards = None  # type: ignore[assignment,misc]
 
 BLOCK = 256
 CHUNK_VECTORS = 4  # of 16 bytes, of each thread, in a chunk
@@ -99,14 +95,12 @@ class SameLayout:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._executors = executors.copy()
-        sizes: Any = [list(one.shape) for one in tensors]  # a None among them would be let pass
-        strides: Any = [list(one.stride()) for one in tensors]
-        self._check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        self._check = torch_private.tensor_guard(tensors)
 
     @staticmethod
     def can_tell() -> bool:
         """Whether this PyTorch has what it asks."""
-        return TensorGuards is not None
+        return torch_private.available
 
     def __call__(self, tensors: Iterable[Tensor]) -> bool:
         return executors == self._executors and bool(self._check(*tensors))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import FLOATING
-from .._util import arguments
+from .._util import arguments, torch_private
 from .norm_forms import acc
 
 
@@ -61,7 +61,7 @@ def contiguous(*tensors: Tensor | None) -> list[Any]:
 # --- rms_norm and add_rms_norm ---
 
 # what this PyTorch's autocast does with rms_norm: an older one leaves it alone
-RMS_AUTOCAST = "fp32" if torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA") else None
+RMS_AUTOCAST = "fp32" if torch_private.has_kernel("aten::rms_norm", "AutocastCUDA") else None
 
 
 def rms_checked(

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from .._util import arguments
+from .._util.torch_private import tree_flatten, tree_map_only, tree_unflatten
 from ..errors import InputError, LaunchError
 
 _NOT_THE_CALLER_S = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -46,7 +46,7 @@ class Graphed:
         functools.update_wrapper(self, step, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         device = _device(tensors)
         if device is None:
@@ -77,7 +77,7 @@ class Graphed:
     def _capture(self, captured: _Captured, device: torch.device, leaves: list[Any], spec: Any) -> None:
         """Record the step on inputs of its own, which hold what was given."""
         inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        args, kwargs = pytree.tree_unflatten(inputs, spec)
+        args, kwargs = tree_unflatten(inputs, spec)
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -181,7 +181,7 @@ def _signature(leaves: list[Any], spec: Any, device: torch.device) -> Any:
 
 
 def _detached(outputs: Any) -> Any:
-    return pytree.tree_map_only(Tensor, Tensor.detach, outputs)
+    return tree_map_only(Tensor, Tensor.detach, outputs)
 
 
 def _explained(error: BaseException, step: Any) -> BaseException:

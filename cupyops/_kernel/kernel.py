@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .._util import observed, tracing
+from .._util import observed, torch_private, tracing
 from .._util.strides import is_dry
 from ..errors import LaunchError
 from .compile import architecture, compiler, source
@@ -231,7 +231,7 @@ class Kernel(Template):
         return now
 
     def _refuse_to_be_recorded(self) -> None:
-        if torch._C._is_tracing():
+        if torch_private.is_jit_tracing():
             raise LaunchError(
                 f"{self}: torch.jit.trace and torch.onnx.export(dynamo=False) record what PyTorch's operators do, and would "
                 "lose this launch; make it an operator with cupyops.operator, of which they record the reference"

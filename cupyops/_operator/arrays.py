@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from .._util.libraries import Kind, kind_of
+from .._util.torch_private import tree_map
 from ..errors import InputError
 
 

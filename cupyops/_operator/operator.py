@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
@@ -39,8 +38,8 @@ from .derivation.public import public
 from .derivation.registration import Registration, register
 
 _PLAIN = frozenset((Tensor, Parameter))
-_functorch_active = torch._C._are_functorch_transforms_active
-_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_active = torch_private.functorch_active
+_dispatch_modes = torch_private.dispatch_modes
 
 _registry: dict[str, Operator] = {}
 
@@ -250,7 +249,7 @@ class Operator:
         """(name, function, note) of the route of a call that is not being compiled; no name where it leads to another."""
         if torch_private.is_jit_tracing():  # a trace holds what PyTorch's own operators do, and would lose a launch
             return "reference", self._by_reference, "torch.jit.trace"
-        if _functorch_active() or forward_ad._current_level >= 0:
+        if _functorch_active() or torch_private.forward_mode():
             return "reference", self._by_reference, "torch.func or forward-mode AD"
         given = self.definition.given(args)
         if any(distributed.is_spread(value) for value in given):

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from . import torch_private
+
 EMPTY = frozenset(
     (
         torch.empty,
@@ -44,7 +46,9 @@ class Allocations(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _BACKWARD:
-            with mock.patch.object(torch.autograd, "_engine_run_backward", self._within(_engine())):
+            with mock.patch.object(
+                torch.autograd, torch_private.RUN_BACKWARD, self._within(torch_private.run_backward())
+            ):
                 return func(*args, **kwargs)
         result = func(*args, **kwargs)
         if (
@@ -70,14 +74,10 @@ class Allocations(TorchFunctionMode):
         raise NotImplementedError
 
 
-def _engine() -> Callable[..., Any]:
-    return torch.autograd._engine_run_backward
-
-
 def _is_plain(result: Any) -> bool:
     """Whether it is a tensor with memory of its own on the CPU or a GPU."""
     if type(result) is not Tensor or result.layout != torch.strided or not result.numel():
         return False
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+    if torch_private.functorch_active() or torch_private.dispatch_modes():
         return False
     return result.device.type in ("cpu", "cuda")

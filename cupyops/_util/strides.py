@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from . import observed
+from .torch_private import FakeTensor
 
 
 def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:

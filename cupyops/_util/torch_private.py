@@ -1,21 +1,38 @@
-"""What recorded plans use of PyTorch that is not public, each name with what it is for.
+"""All that cupyops uses of PyTorch that is not public, each name with what it is for; no other file names any.
 
-Tried with PyTorch 2.11 to 2.13. Where a name is missing, `available` is False and every call is made the plain way; what has
-a public twin falls back to it.
+Where a name that recorded plans need is missing, `available` is False and every call is made the plain way; what has a
+public twin falls back to it. `TRIED` are the versions that the tests have run with; of a newer one `doctor` says that
+nobody has tried.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.autograd import forward_ad as forward_ad
+from torch.nn._reduction import legacy_get_string as legacy_reduction  # noqa: F401
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm  # noqa: F401
+from torch.optim import optimizer as _optimizer
+from torch.optim.optimizer import _use_grad_for_differentiable as use_grad_for_differentiable  # noqa: F401
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_map_only as tree_map_only
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
-TRIED = "2.11 to 2.13"
+TRIED = ((2, 11), (2, 13))  # the oldest and the newest
+RUN_BACKWARD = "_engine_run_backward"
+LEVEL = "_current_level"  # of forward_ad: how many levels of forward mode are open, less one; read each time
 
 
 def _found(*path: str) -> Any:
@@ -45,8 +62,24 @@ keeps_graph: Callable[[], bool] = _found("_autograd", "_get_current_graph_task_k
 """Whether the backward under way keeps the graph; True outside of one."""
 without_function_modes: Any = _found("DisableTorchFunction")
 """A context manager, inside which no torch-function mode and no subclass sees anything."""
+below_autograd: Any = _found("_AutoDispatchBelowAutograd")
+"""A context manager, inside which the dispatcher goes past autograd."""
+is_legacy_batched: Callable[[Tensor], bool] = _found("_functorch", "is_legacy_batchedtensor")
+"""Whether a gradient stands for a batch of them, as `is_grads_batched=True` has it."""
+set_grad_enabled: Any = _found("_set_grad_enabled")
+"""What `torch.no_grad` and its like call; modes see it."""
+current_stream: Callable[[int], int] = _found("_cuda_getCurrentRawStream")
+"""The handle of the current stream of a CUDA device; None in a PyTorch without CUDA."""
+current_device: Callable[[], int] = _found("_cuda_getDevice")
+"""The current CUDA device; None in a PyTorch without CUDA."""
+increment_versions: Callable[[Iterable[Tensor]], None] = _found("_increment_version")
+"""Raise the version of each tensor, as `torch.autograd.graph.increment_version`, without 0.15 us of Python."""
+registered_operators: Callable[[], list[str]] = _found("_dispatch_get_all_op_names")
+"""The qualified names of all operators of the dispatcher."""
+has_kernel: Callable[[str, str], bool] = _found("_dispatch_has_kernel_for_dispatch_key")
+"""Whether an operator has a kernel of its own for a dispatch key."""
 
-available = hasattr(forward_ad, "_current_level") and None not in (
+available = hasattr(forward_ad, LEVEL) and None not in (
     *(_TensorGuards, _modes, function_mode_enabled, functorch_active, dispatch_modes, deterministic),
     *(saved_tensors_hooks, keeps_graph, without_function_modes),
 )
@@ -127,3 +160,41 @@ def forget_signature(function: Any) -> None:
     known = getattr(functions, "_spec_cache", None)
     if known is not None:
         known.pop(function, None)
+
+
+def neg_view(x: Tensor) -> Tensor:
+    """-x, as a view that has the negative bit."""
+    return torch._neg_view(x)
+
+
+def pre_step_hooks() -> Any:
+    """What is called before each step of any optimizer."""
+    return _optimizer._global_optimizer_pre_hooks
+
+
+def post_step_hooks() -> Any:
+    """What is called after each step of any optimizer."""
+    return _optimizer._global_optimizer_post_hooks
+
+
+def is_forked_after_cuda() -> bool:
+    """Whether this process was forked from one that had used CUDA, which does not survive that."""
+    return bool(torch.cuda._is_in_bad_fork())
+
+
+def spin(cycles: int) -> None:
+    """Keep the current CUDA stream busy for so many cycles."""
+    torch.cuda._sleep(cycles)
+
+
+def run_backward() -> Callable[..., Any]:
+    """What `backward()` and `torch.autograd.grad` call: the attribute `RUN_BACKWARD` of torch.autograd."""
+    found: Callable[..., Any] = getattr(torch.autograd, RUN_BACKWARD)
+    return found
+
+
+def lookup_backend(name: str) -> Any:
+    """A backend of torch.compile, by name."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    return lookup_backend(name)

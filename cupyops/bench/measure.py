@@ -30,7 +30,7 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
         **{name: call for name, call in case.peers().items() if name in {*against, *case.others}},
     }
     if "compile" in against and case.compiled:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         calls["compile"] = torch.compile(case.eager, dynamic=False)
     for name in _right(case, arguments, calls, row):
         del calls[name]
@@ -64,7 +64,7 @@ def call_once(case: Case) -> None:
 
 def compile_only(case: Case) -> None:
     """Let torch.compile fill its cache: forward and backward once."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     arguments = case.make(torch.device("cuda"), case.dtype)
     call = torch.compile(case.eager, dynamic=False)
     _gradients(call(*arguments), leaves(arguments), None)

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .._util import torch_private
+
 FLUSH = 256 << 20  # bytes written before each sample: more than any L2 cache holds
 AHEAD = 500_000  # cycles that the GPU waits, in which the host enqueues the sample
 MOST_AHEAD = 64 * AHEAD  # where that is too little: some 20 ms
@@ -54,7 +56,7 @@ class GpuClock:
             given = None if before is None else before()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._flush.zero_()
-            torch.cuda._sleep(ahead)
+            torch_private.spin(ahead)
             begin.record()
             result = call(given)  # kept until it is timed: what is freed early could be waited for
             end.record()

@@ -14,9 +14,9 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-import torch
 from rich.console import Console
 
+from .._util import torch_private
 from ..errors import InputError
 from . import outputs, words
 
@@ -64,7 +64,7 @@ def _check(name: str, kind: str) -> None:
     origin = None if spec is None else spec.origin  # a folder that is no package has none
     if origin is not None and Path(origin).parent not in (Path.cwd(), Path.cwd() / name):
         raise InputError(f"NAME is {name!r}, which is a module already ({origin}); take another")
-    if any(registered.startswith(f"{name}::") for registered in torch._C._dispatch_get_all_op_names()):
+    if any(registered.startswith(f"{name}::") for registered in torch_private.registered_operators()):
         raise InputError(f"NAME is {name!r}, which is a namespace of torch.ops already; take another")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from .._util.torch_private import TRIED
 from .finding import Finding, absent, fault, ok, warning
 from .machine import Machine
 
@@ -41,6 +42,10 @@ def pytorch(machine: Machine) -> Iterator[Finding]:
     elif driver and _torch_major(machine) > driver:
         wish = f"the driver serves CUDA {driver} at most"
         yield fault("PyTorch", f"{found}; {wish}", f"update the GPU's driver to one for CUDA {cuda}")
+    elif Version(version).release[:2] > TRIED[1]:
+        tried = ".".join(map(str, TRIED[1]))
+        newer = f"{found}; cupyops was tested with {tried} at most"
+        yield warning("PyTorch", newer, f'pip install "torch=={tried}.*", if something fails')
     else:
         yield ok("PyTorch", found)
 

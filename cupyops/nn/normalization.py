@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._util import torch_private
 from ..ops._add_rms_norm import add_rms_norm
 from ..ops._batch_norm import batch_norm
 from ..ops._group_norm import group_norm
@@ -100,7 +101,7 @@ class AddRMSNorm(torch.nn.RMSNorm):
         return add_rms_norm(input, residual, self.normalized_shape, self.weight, self.eps)
 
 
-def _over_batch(module: torch.nn.modules.batchnorm._BatchNorm, input: Tensor) -> Tensor:
+def _over_batch(module: torch_private.BatchNorm, input: Tensor) -> Tensor:
     """The batch's statistics in training and where none are kept; the kept ones follow in training."""
     module._check_input_dim(input)
     momentum = 0.0 if module.momentum is None else module.momentum

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .._dispatch import norm, norm_arguments
 from .._dispatch.norm_forms import acc
 from .._operator.operator import operator
-from .._util import arguments
+from .._util import arguments, torch_private
 
 
 @operator("cupyops::add_rms_norm", autocast=norm_arguments.RMS_AUTOCAST)
@@ -19,7 +18,7 @@ def _add_rms_norm(
     x: Tensor, residual: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
     summed = (x + residual).contiguous()
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if torch_private.functorch_active() or torch_private.forward_mode():
         return norm_arguments.rms_in_steps(summed, normalized_shape, weight, eps), summed
     return torch.nn.functional.rms_norm(summed, normalized_shape, weight, eps), summed
 

@@ -16,7 +16,7 @@ from .._dispatch.linear_loss_scales import ONCE, add, scale_of_rows, scaled, tak
 from .._dispatch.linear_losses import BIAS, WEIGHT, Given, Gradients, Scale, X, compute
 from .._operator.derivation.autocast import POLICIES, cast, dtype_for
 from .._operator.operator import operator
-from .._util import arguments
+from .._util import arguments, torch_private
 
 
 @operator("cupyops::fused_linear_cross_entropy")
@@ -166,7 +166,7 @@ def _wanted(x: Tensor, weight: Tensor, bias: Tensor | None) -> int:
     wanted = X * x.requires_grad + WEIGHT * weight.requires_grad
     wanted += BIAS * (bias is not None and bias.requires_grad)
     plain = type(x) in (Tensor, Parameter) and type(weight) in (Tensor, Parameter)
-    alone = plain and not is_dynamo_compiling() and not torch._C._len_torch_dispatch_stack()
+    alone = plain and not is_dynamo_compiling() and not torch_private.dispatch_modes()
     return wanted + ONCE if wanted and alone else wanted
 
 

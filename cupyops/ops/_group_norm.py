@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .._dispatch import group_norm as forms
 from .._dispatch.gpu import gpu
 from .._dispatch.images import accumulator, contiguous, gradient_like, is_empty, is_there, spatial
 from .._operator.operator import operator
-from .._util import arguments
+from .._util import arguments, torch_private
 from .._util.strides import suggested_format
 from ..errors import InputError
 
@@ -19,7 +18,7 @@ from ..errors import InputError
 def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     if weight is None and bias is not None:
         weight = torch.ones_like(bias)  # as in layer_norm: PyTorch's double backward asks for it
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if torch_private.functorch_active() or torch_private.forward_mode():
         return _in_steps(x, num_groups, weight, bias, eps)
     return torch.nn.functional.group_norm(x, num_groups, weight, bias, eps)
 

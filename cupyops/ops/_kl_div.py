@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import _reduction
 
 from .._dispatch import losses
 from .._dispatch.broadcast import broadcast_shape, empty_output
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.derivation.autocast import POLICIES, cast, dtype_for
 from .._operator.operator import operator
-from .._util import arguments
+from .._util import arguments, torch_private
 from .._util.strides import is_dry, restride
 
 LOG = (False, True)
@@ -132,7 +131,7 @@ def kl_div(
         tensor(0.1438)
     """
     if size_average is not None or reduce is not None:
-        reduction = _reduction.legacy_get_string(size_average, reduce)
+        reduction = torch_private.legacy_reduction(size_average, reduce)
     elif reduction == "mean":
         _warn()
     arguments.choice("reduction", reduction, REDUCTIONS)

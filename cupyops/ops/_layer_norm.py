@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .._dispatch import norm, norm_arguments
 from .._dispatch.norm_forms import acc
 from .._operator.operator import operator
-from .._util import arguments
+from .._util import arguments, torch_private
 
 
 @operator("cupyops::layer_norm", autocast="fp32")
@@ -20,7 +19,7 @@ def _layer_norm(
 ) -> Tensor:
     if weight is None and bias is not None:
         weight = torch.ones_like(bias)  # without it, PyTorch's double backward loses what depends on bias
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if torch_private.functorch_active() or torch_private.forward_mode():
         return _in_steps(x, normalized_shape, weight, bias, eps)
     return torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
 

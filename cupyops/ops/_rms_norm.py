@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .._dispatch import norm, norm_arguments
 from .._dispatch.norm_forms import acc
 from .._operator.operator import operator
+from .._util import torch_private
 
 
 @operator("cupyops::rms_norm", autocast=norm_arguments.RMS_AUTOCAST)
 def _rms_norm(x: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if torch_private.functorch_active() or torch_private.forward_mode():
         return norm_arguments.rms_in_steps(x, normalized_shape, weight, eps)
     return torch.nn.functional.rms_norm(x, normalized_shape, weight, eps)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._dispatch.multi_tensor import BLOCK, DEFINE, MovingTables, SameLayout, TableLaunch, why_not
 from .._kernel.kernel import FLOATING, Kernel
+from .._util import torch_private
 from .._util.tracing import operator as traced
 
 _NORMS = ("Squares", "Largest")
@@ -150,7 +151,7 @@ _MOST_KNOWN = 64
 
 def _why_not_at_all(norm_type: float, foreach: bool | None) -> str | None:
     """Why PyTorch must do it, whatever the gradients; None where it need not."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or torch_private.dispatch_modes():
         return "traced"
     if foreach is not None:
         return "foreach was asked for"

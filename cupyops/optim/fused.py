@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import profiler
-from torch.optim import optimizer as torch_s
-from torch.optim.optimizer import _use_grad_for_differentiable
 
 from .._dispatch.multi_tensor import why_not
-from .._util import tracing
+from .._util import torch_private, tracing
 from ..errors import LaunchError
 from .plan import Batch, Group, StepPlan, can_last
 
@@ -61,8 +59,8 @@ class Fused(torch.optim.Optimizer):
                 profiler._is_profiler_enabled
                 or self._optimizer_step_pre_hooks
                 or self._optimizer_step_post_hooks
-                or torch_s._global_optimizer_pre_hooks
-                or torch_s._global_optimizer_post_hooks
+                or torch_private.pre_step_hooks()
+                or torch_private.post_step_hooks()
             ):
                 return wrapped(self, *args, **kwargs)
             return func(self, *args, **kwargs)
@@ -148,7 +146,7 @@ class Fused(torch.optim.Optimizer):
 
     # --- what all share ---
 
-    @_use_grad_for_differentiable
+    @torch_private.use_grad_for_differentiable
     def _anew(self, index: int, group: Group, whole: str | None) -> None:
         """The step of a group that no plan tells of."""
         shown = self._shown
@@ -246,11 +244,7 @@ _UNSHARED = _references({"_states": {}})  # as many as where nobody else has it
 
 def why_not_group(group: Group) -> str | None:
     """Why PyTorch must update every parameter of `group`; None where it need not."""
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-    ):
+    if torch.compiler.is_compiling() or torch_private.dispatch_modes() or torch_private.functorch_active():
         return "traced or transformed"
     if group["foreach"] is not None or group["fused"] is False:
         return "foreach or fused=False was asked for"

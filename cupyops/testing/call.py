@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from .._util import torch_private
+from .._util.torch_private import tree_leaves, tree_map, tree_map_only
 
 Function = Callable[..., Any]
 
@@ -148,5 +150,5 @@ def _relaid(tensor: Tensor) -> Tensor:
         storage = tensor.detach().untyped_storage().clone()
         fresh.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     fresh = fresh.conj() if tensor.is_conj() else fresh
-    fresh = torch._neg_view(fresh) if tensor.is_neg() else fresh
+    fresh = torch_private.neg_view(fresh) if tensor.is_neg() else fresh
     return fresh.requires_grad_(tensor.requires_grad)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._util import torch_private
 from .._util.allocations import EMPTY, FILLED, Allocations
 from .call import Call
 from .hazard import Failure
@@ -21,7 +22,7 @@ ZONE = 4096  # bytes on each side: whole elements of any dtype, and whole lines 
 FENCE = 0xB7  # what they hold
 
 # what these modes allocate themselves goes past every mode
-_unnoticed = torch._C.DisableTorchFunction
+_unnoticed = torch_private.without_function_modes
 
 
 class Guards(Allocations):
@@ -45,7 +46,7 @@ class Guards(Allocations):
         def fence(tensor: Tensor) -> Tensor:
             values = tensor.detach()
             fenced = self._fence(values.untyped_storage(), values, f"input {next(count)}")
-            fenced = torch._neg_view(fenced) if tensor.is_neg() else fenced
+            fenced = torch_private.neg_view(fenced) if tensor.is_neg() else fenced
             return fenced.requires_grad_(tensor.requires_grad)
 
         return call.map(fence)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from .._util.torch_private import tree_map
 from .call import Call, Function, Outcome, gradients, tensors_of
 from .case import Case, other_values
 from .hazard import Failure, NotApplicable

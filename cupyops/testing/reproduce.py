@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from .._util.torch_private import OpOverload, OpOverloadPacket, tree_map
 from .case import Case
 from .shrink import Fails, is_valid
 from .tolerance import Tolerance, name
@@ -166,7 +166,7 @@ def _callable(function: Any) -> str:
     for home in _HOMES:
         if _is_at(home, short, function):
             return f"{home}.{short}"
-    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(function, (OpOverload, OpOverloadPacket)):
         return f"torch.ops.{function}"
     if _is_at(module, qualified, function):
         return qualified if module == "__main__" else f"{module}.{qualified}"

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.utils._pytree import tree_leaves
 
+from .._util.torch_private import tree_leaves
 from .call import Outcome
 from .guards import Allocations
 from .hazard import Failure

@@ -267,6 +267,11 @@ def test_a_fault_and_its_remedy(case, monkeypatch):
 
 
 LAME = {
+    "torch newer than was tested": (
+        replace(WELL, torch=("2.99.0", "12.8")),
+        "PyTorch",
+        'pip install "torch==2.13.*", if something fails',
+    ),
     "no CuPy, no GPU": (
         replace(packages(cupy_cuda12x=None), seen=seen(**NO_GPU).seen, torch=("2.11.0+cpu", None)),
         "CuPy",

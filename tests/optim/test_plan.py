@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import cupyops
 from cupyops._dispatch import multi_tensor
+from cupyops._util import torch_private
 from cupyops.optim.fused import Fused
 from cupyops.optim.plan import StepPlan
 
@@ -365,7 +366,7 @@ def test_a_copy_has_none(device):
 
 def test_without_pytorch_s_guards(device, monkeypatch, sorts):
     """Which are not part of its interface."""
-    monkeypatch.setattr(multi_tensor, "TensorGuards", None)
+    monkeypatch.setattr(torch_private, "available", False)
     lists, optimizers = make(PAIRS["adamw"], device)
     with kernels(device):
         steps(lists, optimizers, 0, 3)

@@ -1,15 +1,20 @@
 """What plans use of PyTorch that is not public does what they take it to do."""
 
+import ast
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import cupyops
 from cupyops._util import torch_private
 
 
@@ -236,3 +241,67 @@ print(torch.compile(lambda x: cupyops.gelu(x), backend="eager", fullgraph=True)(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[0.0, 0.0]"
+
+
+PUBLIC = ("torch.ops.", "torch._foreach_", "torch_private.")  # what PyTorch documents, and our own
+ROOT = Path(cupyops.__file__).parent
+
+
+def private(file):
+    """The names of PyTorch that begin with an underscore, as a file of the package imports or names them."""
+    tree, found = ast.parse(file.read_text(encoding="utf-8")), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch" and not node.level:
+            found += [f"{node.module}.{one.name}" for one in node.names]
+        elif isinstance(node, ast.Import):
+            found += [one.name for one in node.names if one.name.split(".")[0] == "torch"]
+        elif isinstance(node, ast.Attribute):
+            found.append(ast.unparse(node))
+    return {
+        name
+        for name in found
+        if re.match(r"(torch|forward_ad)[\w.]*\._[a-z]", name, re.IGNORECASE) and not name.startswith(PUBLIC)
+    }
+
+
+def test_no_other_file_names_what_is_private():
+    """But for what PyTorch documents."""
+    found = {file.relative_to(ROOT).as_posix(): names for file in ROOT.rglob("*.py") if (names := private(file))}
+    assert list(found) == ["_util/torch_private.py"]
+
+
+def test_each_name_is_there():
+    """But for those of CUDA, in a PyTorch that has none."""
+    cuda = {"current_stream", "current_device"} if torch.version.cuda is None else set()
+    for name in (
+        set(re.findall(r"^(\w+): ", Path(torch_private.__file__).read_text(encoding="utf-8"), re.MULTILINE)) - cuda
+    ):
+        assert getattr(torch_private, name) is not None, name
+    assert hasattr(torch.autograd, torch_private.RUN_BACKWARD) and hasattr(forward_ad, torch_private.LEVEL)
+    assert callable(torch_private.lookup_backend("eager")) and not torch_private.is_forked_after_cuda()
+
+
+def test_what_they_do(x):
+    torch_private.increment_versions([x])
+    assert x._version == 1
+    with forward_ad.dual_level():
+        assert torch_private.forward_mode()
+    assert not torch_private.forward_mode()
+    assert torch_private.has_kernel("aten::layer_norm", "AutocastCUDA")
+    assert "aten::relu" in torch_private.registered_operators()
+    y = x.requires_grad_() * 2
+    batched = []
+    y.register_hook(lambda grad: batched.append(torch_private.is_legacy_batched(grad)))
+    torch.autograd.grad(y, x, torch.ones(3, 4, 6), is_grads_batched=True, retain_graph=True)
+    torch.autograd.grad(y, x, torch.ones(4, 6))
+    assert batched == [True, False]
+    with torch_private.below_autograd():
+        assert (x * 2).grad_fn is None
+
+
+def test_the_newest_that_was_tried_is_what_ci_installs():
+    constraints = (ROOT.parent / "constraints.txt").read_text(encoding="utf-8")
+    version = re.search(r"^torch==(\d+)\.(\d+)", constraints, re.MULTILINE)
+    assert tuple(map(int, version.groups())) == torch_private.TRIED[1]
+    requirements = (ROOT.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert f"torch>={'.'.join(map(str, torch_private.TRIED[0]))}" in requirements

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._util import observed
+from ..._util import observed, torch_private
 from .configuration import Configuration
 from .signature import Argument, layout
 from .versions import this_thread
@@ -105,9 +105,9 @@ def configure(_configuration, _launch):
         "_missing": object(),
         "_table": table,
         "_full": full,
-        "_stream": torch._C._cuda_getCurrentRawStream,
-        "_current_device": torch._C._cuda_getDevice,
-        "_is_jit_tracing": torch._C._is_tracing,
+        "_stream": torch_private.current_stream,
+        "_current_device": torch_private.current_device,
+        "_is_jit_tracing": torch_private.is_jit_tracing,
         "_observed": observed,
         "_address": _address,
         "_integers": (int, np.integer),  # a bool too
@@ -116,7 +116,7 @@ def configure(_configuration, _launch):
         "_Parameter": torch.nn.Parameter,
         "_Refused": Refused,
         "_this_thread": this_thread,
-        "_raise_versions": torch._C._increment_version,  # as torch.autograd.graph does, without 0.15 us of Python
+        "_raise_versions": torch_private.increment_versions,
     }
     exec(compile(source, f"<launch of {len(arguments)} arguments>", "exec"), scope)
     return scope["configure"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._util import tracing
+from ..._util import torch_private, tracing
 from ...errors import LaunchError
 from ..compile import backend
 from ..compile.binary import Binary
@@ -65,7 +65,7 @@ class Loaded:
             self._check(configuration, where)
             self._reserve(configuration.shared)
             self._check_residency(configuration, where)
-            stream = torch._C._cuda_getCurrentRawStream(self.device)
+            stream = torch_private.current_stream(self.device)
             shape = *configuration.grid, *configuration.block, configuration.shared
             with faults.awaited(where, self.device), tracing.timed(record):
                 driver.launcher(configuration)(self.function, *shape, stream, address, 0)
@@ -98,7 +98,7 @@ class Loaded:
             yield backend.cupy().cuda.driver.moduleGetGlobal(self._module.ptr, symbol)
 
     def _copy(self, to: int, source: int, size: int) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        stream = torch_private.current_stream(self.device)
         backend.cupy().cuda.runtime.memcpyAsync(to, source, size, _DEVICE_TO_DEVICE, stream)
 
     def _check(self, configuration: Configuration, where: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._util import tracing
+from ..._util import torch_private, tracing
 from ...errors import CompileError, LaunchError
 from ..compile import architecture, compiler, source
 from ..compile.binary import Binary
@@ -95,7 +95,7 @@ class Specialised:
 
     def on(self, device: int) -> Loaded:
         """This kernel, loaded on CUDA device `device`."""
-        if torch.cuda._is_in_bad_fork():
+        if torch_private.is_forked_after_cuda():
             raise LaunchError(
                 f"{self.name}: this process was forked from one that had used CUDA, which does not survive that; start "
                 'it with the method "spawn" or "forkserver" of multiprocessing'

@@ -21,8 +21,6 @@ from .constants import MISS
 from .definition import Definition, like_outputs
 from .kept import Pooled
 
-is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
-
 
 class ForwardCall:
     """What a backward has to know of its forward, besides the tensors kept."""
@@ -175,6 +173,6 @@ def _in_place(op: Definition, by_roles: Callable[..., Any]) -> Callable[..., Any
 def batched(grads: Sequence[Tensor | None]) -> bool:
     """Whether a vmap over backward alone is under way, for which no kernel is made: is_grads_batched=True, or torch.vmap."""
     for grad in grads:
-        if grad is not None and is_legacy_batched(grad):
+        if grad is not None and torch_private.is_legacy_batched(grad):
             return True
     return bool(torch_private.functorch_active())

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..._kernel.kernel import executors
 from ..._util import torch_private
@@ -63,7 +62,7 @@ def surroundings(writer: Writer, device: torch.device, default_dtype: bool) -> N
     enabled, opaque = writer.name(torch_private.function_mode_enabled), writer.name(torch_private.opaque_modes)
     miss_if(writer, f"{enabled}() and {opaque}()")
     asked = f"{writer.name(torch_private.deterministic)}() is not {torch_private.deterministic()}"
-    miss_if(writer, f"{writer.name(forward_ad)}._current_level >= 0 or {asked}")
+    miss_if(writer, f"{writer.name(torch_private.forward_ad)}.{torch_private.LEVEL} >= 0 or {asked}")
     if default_dtype:
         miss_if(writer, f"{writer.name(torch.get_default_dtype)}() is not {writer.name(torch.get_default_dtype())}")
     if torch.is_autocast_enabled(device.type):
@@ -73,7 +72,7 @@ def surroundings(writer: Writer, device: torch.device, default_dtype: bool) -> N
         executor = writer.name(executors.get(device.type))
         miss_if(writer, f"{writer.name(executors)}.get({writer.name(device.type)}) is not {executor}")
     elif torch.cuda.device_count() > 1:
-        miss_if(writer, f"{writer.name(torch._C._cuda_getDevice)}() != {device.index}")
+        miss_if(writer, f"{writer.name(torch_private.current_device)}() != {device.index}")
 
 
 def globals_of(writer: Writer, authors: Sequence[Any]) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..._kernel.kernel import executors
 from ..._kernel.launch import faults
-from ..._util import observed
+from ..._util import observed, torch_private
 from ..._util.allocations import EMPTY
 from .constants import NoConstant, Ref, freeze
 from .steps import Alloc, Bump, Call, Inner, Launch, Recording, Step, View, numbers_in
@@ -209,7 +209,7 @@ class Recorder(TorchFunctionMode):
 
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         tensors = list(_tensors((args, kwargs)))
-        if func is torch._C._set_grad_enabled:
+        if func is torch_private.set_grad_enabled:
             return
         if func in _AUTOGRAD:
             return self.refuse(f"{_name(func)} works on the graph")

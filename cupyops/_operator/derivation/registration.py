@@ -131,7 +131,7 @@ class Registration:
             for tensor, value in zip(self.of.changed(args), self.op(*self._with_copies(args))):
                 tensor.copy_(value)
         else:
-            with torch._C._AutoDispatchBelowAutograd():
+            with torch_private.below_autograd():
                 self.in_place(*args)
 
     def _with_copies(self, args: Sequence[Any]) -> list[Any]:

@@ -38,7 +38,7 @@ class Machine:
     def __init__(self, device: torch.device) -> None:
         self.index = device.index
         self.empty = torch_private.empty_strided(device)
-        self.stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self.stream: Callable[[int], int] = torch_private.current_stream
 
     def launcher(self, launch: Launch) -> tuple[Callable[..., None], Any]:
         """The driver's function for a launch, and the handle of the kernel."""

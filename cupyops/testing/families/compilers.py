@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..._operator.operator import operators
 from ..._util import tracing
+from ..._util.torch_private import FakeTensorMode, OpOverload, TorchDispatchMode, lookup_backend
 from ..call import Call, Function, Outcome, gradients, tensors_of
 from ..case import Case
 from ..hazard import Failure, NotApplicable, hazard, told
@@ -83,8 +83,6 @@ def make_fx(case: Case) -> None:
 @hazard("on fake tensors shapes, strides and dtypes are those of the real results")
 def fake_tensors(case: Case) -> None:
     """Outputs and gradients; compilers allocate and index by them."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     mode = FakeTensorMode()
     fakes = case.call.map(lambda t: mode.from_tensor(t.detach()).requires_grad_(t.requires_grad))
     plain = case.plain
@@ -136,7 +134,6 @@ def _needed_by_reference(case: Case, calls: list[Call]) -> int:
 @contextmanager
 def _compiled(case: Case, function: Function, dynamic: bool) -> Iterator[tuple[Callable[..., Any], Callable[[], int]]]:
     """(the function compiled, how often it was compiled until now); nothing compiled is left behind."""
-    from torch._dynamo.backends.registry import lookup_backend
 
     backend = lookup_backend("inductor" if case.device.type == "cuda" else "aot_eager")
     compilations: list[None] = []
@@ -145,13 +142,13 @@ def _compiled(case: Case, function: Function, dynamic: bool) -> Iterator[tuple[C
         compilations.append(None)
         return backend(*given, **options)
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         with _told_as_failure("torch.compile"):
             wrapped = lambda *args, **kwargs: function(*args, **kwargs)  # noqa: E731
             yield torch.compile(wrapped, fullgraph=True, dynamic=dynamic, backend=counting), lambda: len(compilations)
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
 
 
 def _both_ways(case: Case, function: Callable[..., Any], call: Call) -> Outcome:
@@ -218,7 +215,7 @@ def _nodes(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
 
 
 def _qualified(target: Any) -> str:
-    return target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
+    return target._schema.name if isinstance(target, OpOverload) else ""
 
 
 class _Recorder(TorchDispatchMode):

@@ -15,7 +15,7 @@ from ..._kernel.compile import backend
 from ..._kernel.kernel import Specialised, kernels
 from ..._kernel.launch.configuration import Configuration
 from ..._operator.derivation.plans import forget_all
-from ..._util import tracing
+from ..._util import torch_private, tracing
 from ..call import Outcome, differentiable, gradients, tensors_of
 from ..case import Case
 from ..hazard import GPU, KERNELS, Failure, NotApplicable, hazard
@@ -74,7 +74,7 @@ def _arrive_late(tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             tensor.fill_(torch.nan if tensor.is_floating_point() or tensor.is_complex() else 0)
         torch.cuda.synchronize()
-        torch.cuda._sleep(_CYCLES)
+        torch_private.spin(_CYCLES)
         for tensor, value in zip(tensors, values):
             tensor.copy_(value)
 

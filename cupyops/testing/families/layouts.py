@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..._util import torch_private
+from ..._util.torch_private import tree_flatten, tree_unflatten
 from ..call import Call, Function, Outcome, gradients, tensors_of
 from ..case import Case
 from ..hazard import Failure, NotApplicable, hazard
@@ -70,7 +71,7 @@ def expanded(case: Case) -> None:
 @hazard("a tensor whose negative bit is set gives the same result")
 def negative_bit(case: Case) -> None:
     """What the imaginary part of a conjugate is: the memory holds the values negated."""
-    _vary(case, lambda t: torch._neg_view(-t) if t.is_floating_point() else t)
+    _vary(case, lambda t: torch_private.neg_view(-t) if t.is_floating_point() else t)
 
 
 @hazard("a complex tensor whose conjugate bit is set gives the same result")

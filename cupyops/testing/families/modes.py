@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from ..._kernel.compile import backend
+from ..._util.torch_private import tree_leaves
 from ..call import Outcome, gradients, tensors_of
 from ..case import Case
 from ..hazard import Failure, NotApplicable, hazard, told
