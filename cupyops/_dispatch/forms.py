@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from .._kernel.kernel import Kernel
+from .._util import observed
 from ..errors import InputError
 from .gpu import Gpu
 
@@ -165,6 +166,8 @@ def asked() -> dict[tuple[str, str], str]:
 def use_form(*names: str) -> Iterator[None]:
     """Ask for forms by name inside a `with` block: for tests, benchmarks and comparisons of one form with another.
 
+    Calls inside are made in full: no recorded plan is replayed, and none is recorded. It holds for all threads.
+
     Args:
         *names: `"family:form"`, such as `"norm:two_pass"`, for each direction that has such a form;
             `"norm.backward:two_pass"` for one.
@@ -182,9 +185,11 @@ def use_form(*names: str) -> Iterator[None]:
     before = dict(_asked)
     _asked.clear()
     _asked.update(wanted)
+    observed.go_plainly()
     try:
         yield
     finally:
+        observed.go_plainly(-1)
         _asked.clear()
         _asked.update(before)
 

@@ -167,7 +167,7 @@ def gemm_of(problem: Any) -> Problem:
 
 def prepared(problem: Problem, launch: Launch, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     """a and b, of which is copied what is worth it or what the wide tile cannot read; None if neither is."""
-    wide, pads = launch.template["TILE"] == WIDE, problem.worth_padding
+    wide, pads = launch.template.get("TILE", WIDE) == WIDE, problem.worth_padding  # those by wgmma too
     if not wide and not any(pads):
         return None
     copies = [pad or (wide and not aligned(t)) for t, pad in zip((a, b), pads)]
@@ -213,11 +213,24 @@ def _tiles(m: int, n: int, batches: int, tile: int) -> int:
     return ceil_div(m, min(tile, 128)) * ceil_div(n, tile) * batches
 
 
-@functools.lru_cache(maxsize=4096)
 def choose(
     m: int, n: int, k: int, batches: int, among: tuple[int, ...], dtype: torch.dtype, sms: int
 ) -> tuple[int, int, int]:
-    """(tile, splits, k per split) that should take the least time, by a rough model.
+    """(tile, splits, k per split) that should take the least time."""
+    return _best(m, n, k, batches, among, dtype, sms)[1:]
+
+
+def least_time(p: Problem, sms: int) -> float:
+    """Microseconds that the best tile should take."""
+    wide = all(p.in_vectors) and not p.ones
+    return _best(p.m, p.columns, p.k, p.batches, tiles_for(p.dtype, wide), p.dtype, sms)[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _best(
+    m: int, n: int, k: int, batches: int, among: tuple[int, ...], dtype: torch.dtype, sms: int
+) -> tuple[float, int, int, int]:
+    """(microseconds, tile, splits, k per split) of what should take the least time, by a rough model.
 
     A multiprocessor multiplies its blocks' tiles one after the other, however many it holds; a block alone waits for
     memory at each step; and split sums are written, read again and added by a second kernel.
@@ -235,7 +248,7 @@ def choose(
             if best is None or time < best[0]:
                 best = (time, tile, splits, k_split)
     assert best is not None
-    return best[1:]
+    return best
 
 
 def tiles_for(dtype: torch.dtype, wide: bool = False) -> tuple[int, ...]:

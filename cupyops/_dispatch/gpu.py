@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .._kernel.launch.executors import capability
+from .._util import observed
 from ..errors import InputError
 
 
@@ -76,6 +77,8 @@ def _card(device: torch.device) -> Gpu:
 def assume_gpu(**properties: int) -> Iterator[None]:
     """Plan launches inside a `with` block as for another GPU. They still run on the one that is there.
 
+    Calls inside are made in full: no recorded plan is replayed, and none is recorded.
+
     Args:
         **properties: those of `Gpu` that are to be other than they are, such as `multiprocessors=1` or `shared=101376`.
 
@@ -91,9 +94,11 @@ def assume_gpu(**properties: int) -> Iterator[None]:
         raise InputError(f"a GPU has no property {sorted(unknown)[0]!r}; it has {', '.join(known)}")
     global _assumed
     before, _assumed = _assumed, {**_assumed, **properties}
+    observed.go_plainly()
     try:
         yield
     finally:
+        observed.go_plainly(-1)
         _assumed = before
 
 

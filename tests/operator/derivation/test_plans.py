@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import cupyops
+from cupyops._dispatch import forms
+from cupyops._dispatch.gpu import assume_gpu
 from cupyops._operator.derivation import plans
 from cupyops.errors import InputError, LaunchError
 
@@ -68,6 +70,20 @@ class TestLifecycle:
             assert count.misses == 0 and count.recorded == 0
         with counted() as count:
             assert same(op(x), 2 * x) and count.misses == 0
+
+    @pytest.mark.parametrize(
+        "asked", [lambda: cupyops.use_form("softmax:two_pass"), lambda: assume_gpu(shared=1 << 16)]
+    )
+    def test_forms_and_gpus_asked_for_are_not_those_recorded(self, running, asked, monkeypatch):
+        x, chosen = torch.randn(4, 64), []
+        warm(cupyops.softmax, x, -1)
+        monkeypatch.setattr(forms, "listeners", [lambda choice: chosen.append(choice.chosen.name)])
+        with counted() as count:
+            with asked():
+                for _ in range(5):
+                    assert torch.allclose(cupyops.softmax(x, -1), torch.softmax(x, -1))
+            assert (count.misses, count.recorded, len(chosen)) == (5, 0, 5)
+            assert same(cupyops.softmax(x, -1), cupyops.softmax(x, -1)) and (count.misses, len(chosen)) == (5, 5)
 
     def test_off_by_the_environment(self, monkeypatch):
         from cupyops._util import observed
