@@ -36,14 +36,14 @@ def measure(case: Case, against: Iterable[str], clock: Clock) -> Row:
         del calls[name]
     grads: Gradients = {}  # the same for all who have the arguments in common
     runs = {
-        name: _run(case, call, _given(name, arguments), grads if _in_common(name) else {})
+        name: samples(case, call, _given(name, arguments), grads if _in_common(name) else {})
         for name, call in calls.items()
     }
     if case.beside is not None and "ours" in runs:
         row.beside = Row.of(case.beside)
         given = case.beside.make(torch.device("cuda"), case.beside.dtype)
         if not _right(case.beside, given, {"ours": case.beside.ours}, row.beside):
-            runs[_BESIDE] = _run(case.beside, case.beside.ours, given, {})
+            runs[_BESIDE] = samples(case.beside, case.beside.ours, given, {})
     for name, (_, whole) in runs.items():
         for _ in range(2):
             whole()
@@ -85,7 +85,7 @@ def compare(case: Case, device: str) -> bool:
     return row.compared
 
 
-def _run(
+def samples(
     case: Case, call: Callable[..., Any], arguments: tuple[Any, ...], made: Gradients
 ) -> tuple[Callable[[Clock], dict[str, float]], Callable[[], Any]]:
     """(one sample of each part, all of it at once). Gradients of outputs are those `made`, and further ones join them."""

@@ -59,7 +59,7 @@ def relu(**options):
 
 def runs(case, call=torch.relu, made=None):
     arguments = case.make("cpu", case.dtype)
-    return measure._run(case, call, arguments, {} if made is None else made)
+    return measure.samples(case, call, arguments, {} if made is None else made)
 
 
 def test_the_parts_of_a_sample():
