@@ -21,6 +21,7 @@ from ._kernel.launch import signature, versions
 from ._kernel.launch.configuration import Configuration, waits
 from ._kernel.launch.executors import Turn, executors
 from ._kernel.launch.specialised import Specialised
+from ._kernel.launch.tensor_map import TensorMap
 from ._util.allocations import EMPTY, Allocations
 from ._util.progress import Bar
 from .errors import InputError, LaunchError
@@ -87,7 +88,7 @@ class Simulation:
         checked = signature.checked(specialised.name, arguments, args, device)
         self._check(specialised.name, configuration, binary)
         values = [_value(*each) for each in zip(arguments, args, checked)]
-        touched = _restrict([value for value in args if isinstance(value, Tensor)])
+        touched = _restrict(_tensors(args))
         with Bar(f"simulating {specialised.name}") as bar:
             try:
                 return program.launch(
@@ -139,6 +140,15 @@ class Simulation:
             before = _addressed.get(storage, (low, high))
             _addressed[storage] = min(low, before[0]), max(high, before[1])
             return _pointer(tensor, "memory").address
+
+    def tensor_map(self, map_: TensorMap) -> bytes:
+        """The 128 bytes by which the simulator's kernels know a tensor map."""
+        from .simulator import TensorMap as Simulated
+
+        assert map_.description is not None
+        numbers = map_.description[:-1]  # how much the L2 cache fetches makes no difference
+        with _one_at_a_time:
+            return Simulated(_pointer(map_.tensor, "memory").address, *numbers).encode()
 
 
 def simulate(
@@ -308,12 +318,20 @@ def _value(argument: signature.Argument, given: Any, checked: Any) -> Any:
         return 0 if given is None else _pointer(given, argument.name)
     if argument.kind == "float":
         return np.float32(checked) if argument.size == 4 else np.float64(checked)
+    if isinstance(given, TensorMap):
+        _pointer(given.tensor, argument.name)
     return checked if argument.kind == "struct" else int(checked)
+
+
+def _tensors(args: Sequence[Any]) -> list[Tensor]:
+    """Those that a kernel is given, be it as tensor maps."""
+    given = [one.tensor if isinstance(one, TensorMap) else one for one in args]
+    return [one for one in given if isinstance(one, Tensor)]
 
 
 def _raise_written(arguments: Sequence[signature.Argument], args: Sequence[Any]) -> None:
     """Raise the versions of what was written. A blank storage stays one: which of its bytes were written is known."""
-    blank = [one for one in args if isinstance(one, Tensor) and one.untyped_storage() in _blank]
+    blank = [one for one in _tensors(args) if one.untyped_storage() in _blank]
     versions.raise_written(arguments, args)
     for tensor in blank:
         _blank[tensor.untyped_storage()] = _version(tensor)

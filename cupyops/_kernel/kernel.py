@@ -86,7 +86,7 @@ class Kernel(Template):
     `block` are ints or tuples; `kernel[grid, block, shared]` adds bytes of dynamic shared memory, and `configure` takes
     clusters and cooperative launches too. A grid with a zero in it launches nothing. Tensors go to pointers, None to a null
     pointer, Python numbers to exactly the C type declared, a NumPy array or structured scalar of the right size to a struct
-    by value.
+    by value, a `tensor_map` to a struct of 128 bytes.
 
     Raises:
         LaunchError: wrong count, dtype, device, alignment or range of an argument, a launch that CUDA refuses, or a device
@@ -265,7 +265,7 @@ class Kernel(Template):
         """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
         self._refuse_to_be_recorded()
         specialised = self.instance(**template)
-        anchor: Any = args[specialised.anchor] if len(args) > specialised.anchor else None
+        anchor = specialised.anchored(args)
         if type(anchor) not in _PLAIN and is_dry(anchor):
             return
         configuration = launch if isinstance(launch, Configuration) else self._configuration(launch)

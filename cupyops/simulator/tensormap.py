@@ -55,7 +55,23 @@ _OF_KIND = {
 
 
 class TensorMapError(InputError):
-    """An argument of a tensor map is outside what `cuTensorMapEncodeTiled` accepts: the message names it."""
+    """What is given as a tensor map is none, or is outside what `cuTensorMapEncodeTiled` accepts."""
+
+
+class LimitError(TensorMapError):
+    """An argument of a tensor map is outside what `cuTensorMapEncodeTiled` accepts: the message names it.
+
+    Attributes:
+        field: the argument.
+        index: which of its numbers, innermost first, where it has several.
+        found: what it is.
+        expected: what it should be.
+    """
+
+    def __init__(self, field: str, found: object, expected: str, index: int | None = None) -> None:
+        name = field if index is None else f"{field}[{index}]"
+        super().__init__(f"tensor map: {name} is {found}, expected {expected}")
+        self.field, self.index, self.found, self.expected = field, index, found, expected
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,10 @@ class TensorMap:
     def __post_init__(self) -> None:
         if not self.element_strides:
             object.__setattr__(self, "element_strides", (1,) * len(self.sizes))
-        _check(self)
+        check(self.element, self.sizes, self.strides, self.box, self.element_strides, self.swizzle, self.fill)
+        holds = self.address % 16 == 0 and 0 <= self.address < 1 << 64
+        _require(holds, "address", f"{self.address:#x}", "a multiple of 16")
+        _check_covered(self)
 
     @classmethod
     def of_array(
@@ -101,7 +120,7 @@ class TensorMap:
         kind = f"{array.dtype.kind}{array.dtype.itemsize}"
         name = element or _OF_KIND.get(kind)
         if name not in _ELEMENTS:
-            raise _error("element", element or array.dtype, _ONE_OF)
+            raise LimitError("element", element or array.dtype, _ONE_OF)
         size = element_size(name)
         _require(array.dtype.itemsize == size, "element", name, f"a type of the array's {array.dtype.itemsize} bytes")
         _require(array.ndim > 0, "rank", 0, "1 to 5")
@@ -219,55 +238,55 @@ def _padded(numbers: Sequence[int], length: int) -> list[int]:
     return [*numbers, *[0] * (length - len(numbers))]
 
 
-def _error(field: str, found: object, expected: str) -> TensorMapError:
-    return TensorMapError(f"tensor map: {field} is {found}, expected {expected}")
+def check(
+    element: str,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    element_strides: Sequence[int],
+    swizzle: int,
+    fill: str,
+) -> None:
+    """The limits that CUDA documents for `cuTensorMapEncodeTiled` without interleaving, but that of the address.
 
-
-def _require(holds: bool, field: str, found: object, expected: str) -> None:
-    if not holds:
-        raise _error(field, found, expected)
-
-
-def _check(tensor_map: TensorMap) -> None:
-    """The limits that CUDA documents for `cuTensorMapEncodeTiled` without interleaving."""
-    _require(tensor_map.element in _ELEMENTS, "element", tensor_map.element, _ONE_OF)
-    _require(tensor_map.swizzle in SPANS, "swizzle", tensor_map.swizzle, f"one of {SPANS}")
-    _check_fill(tensor_map)
-    _check_tensor(tensor_map)
-    _check_box(tensor_map)
-
-
-def _check_fill(tensor_map: TensorMap) -> None:
-    _require(tensor_map.fill in ("zero", "nan"), "fill", tensor_map.fill, "'zero' or 'nan'")
-    fits = tensor_map.fill == "zero" or _ELEMENTS[tensor_map.element][1] is not None
-    _require(fits, "fill", "'nan'", f"'zero' for elements of type {tensor_map.element}")
-
-
-def _check_tensor(tensor_map: TensorMap) -> None:
-    rank = tensor_map.rank
+    The arguments are those of `TensorMap`. Raises LimitError.
+    """
+    rank = len(sizes)
+    _require(element in _ELEMENTS, "element", element, _ONE_OF)
+    _require(swizzle in SPANS, "swizzle", swizzle, f"one of {SPANS}")
+    _require(fill in ("zero", "nan"), "fill", fill, "'zero' or 'nan'")
+    fits = fill == "zero" or _ELEMENTS[element][1] is not None
+    _require(fits, "fill", "'nan'", f"'zero' for elements of type {element}")
     _require(1 <= rank <= 5, "rank", rank, "1 to 5")
-    address = tensor_map.address
-    _require(address % 16 == 0 and 0 <= address < 1 << 64, "address", f"{address:#x}", "a multiple of 16")
-    _require(len(tensor_map.strides) == rank - 1, "strides", tensor_map.strides, f"{rank - 1} of them, for rank {rank}")
-    for i, size in enumerate(tensor_map.sizes):
-        _require(1 <= size <= 1 << 32, f"sizes[{i}]", size, "1 to 2^32")
-    for i, stride in enumerate(tensor_map.strides):
+    _require(len(strides) == rank - 1, "strides", strides, f"{rank - 1} of them, for rank {rank}")
+    for i, size in enumerate(sizes):
+        _require(1 <= size <= 1 << 32, "sizes", size, "1 to 2^32", i)
+    for i, stride in enumerate(strides):
         fits = stride % 16 == 0 and 0 <= stride < 1 << 40
-        _require(fits, f"strides[{i}]", f"{stride} bytes", "a multiple of 16 from 0 to below 2^40")
+        _require(fits, "strides", f"{stride} bytes", "a multiple of 16 from 0 to below 2^40", i)
+    _check_box(element_size(element), rank, box, element_strides, swizzle)
 
 
-def _check_box(tensor_map: TensorMap) -> None:
-    rank, box, steps = tensor_map.rank, tensor_map.box, tensor_map.element_strides
+def _require(holds: bool, field: str, found: object, expected: str, index: int | None = None) -> None:
+    if not holds:
+        raise LimitError(field, found, expected, index)
+
+
+def _check_box(size: int, rank: int, box: Sequence[int], steps: Sequence[int], span: int) -> None:
     _require(len(box) == rank, "box", box, f"{rank} extents, for rank {rank}")
     _require(len(steps) == rank, "element_strides", steps, f"{rank} of them, for rank {rank}")
     for i, extent in enumerate(box):
-        _require(1 <= extent <= 256, f"box[{i}]", extent, "1 to 256")
+        _require(1 <= extent <= 256, "box", extent, "1 to 256", i)
     for i, step in enumerate(steps):
-        _require(1 <= step <= 8, f"element_strides[{i}]", step, "1 to 8")
-    line, span = box[0] * tensor_map.element_size, tensor_map.swizzle
-    _require(line % 16 == 0, "box[0]", f"{line} bytes", "a multiple of 16 bytes")
-    _require(not span or line <= span, "box[0]", f"{line} bytes", f"at most the {span} bytes of the swizzle")
-    if line < span and np.prod(box[1:]) > 1:
+        _require(1 <= step <= 8, "element_strides", step, "1 to 8", i)
+    line = box[0] * size
+    _require(line % 16 == 0, "box", f"{line} bytes", "a multiple of 16 bytes", 0)
+    _require(not span or line <= span, "box", f"{line} bytes", f"at most the {span} bytes of the swizzle", 0)
+
+
+def _check_covered(tensor_map: TensorMap) -> None:
+    line, span = tensor_map.box[0] * tensor_map.element_size, tensor_map.swizzle
+    if line < span and np.prod(tensor_map.box[1:]) > 1:
         # the documents only say that room for the whole span is needed, not how far apart the lines then are
         raise UnsupportedInstruction(
             f"a tensor map with lines of {line} bytes under a swizzle of {span} bytes is not supported: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -89,6 +89,28 @@ def most_clusters(function: int, configuration: Configuration) -> int:
     return number.value
 
 
+def encode_tensor_map(
+    place: int,
+    element: int,
+    address: int,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    element_strides: Sequence[int],
+    modes: tuple[int, int, int],
+) -> None:
+    """Write a CUtensorMap to `place`, a multiple of 64; extents innermost first, `modes` swizzle, promotion and fill."""
+    rank, interleave = len(sizes), 0
+    longs, words = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank
+    extents = longs(*sizes), longs(*strides), words(*box), words(*element_strides)
+    _check(_tensor_maps().cuTensorMapEncodeTiled(place, element, rank, address, *extents, interleave, *modes))
+
+
+def replace_address(place: int, address: int) -> None:
+    """Have the CUtensorMap at `place` begin at another address."""
+    _check(_tensor_maps().cuTensorMapReplaceAddress(place, address))
+
+
 @functools.cache
 def _can_overlap() -> bool:
     """Whether all GPUs can, and the driver while a graph is captured: elsewhere such a launch is like any other."""
@@ -116,9 +138,23 @@ def _library() -> Any:
         library = ctypes.CDLL(name)
         launch, clusters = library.cuLaunchKernelEx, library.cuOccupancyMaxActiveClusters
     except (OSError, AttributeError) as error:
-        raise LaunchError(f"launches with clusters or cooperative grids need a driver of CUDA 12: {error}") from error
+        raise LaunchError(f"clusters, cooperative grids and tensor maps need a driver of CUDA 12: {error}") from error
     launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     clusters.argtypes = [ctypes.POINTER(ctypes.c_int), ctypes.c_void_p, ctypes.POINTER(_Config)]
+    return library
+
+
+@functools.cache
+def _tensor_maps() -> Any:
+    """The library, where it knows tensor maps."""
+    library = _library()
+    try:
+        encode, replace = library.cuTensorMapEncodeTiled, library.cuTensorMapReplaceAddress
+    except AttributeError as error:
+        raise LaunchError(f"tensor maps need a driver of CUDA 12: {error}") from error
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    encode.argtypes = [pointer, number, ctypes.c_uint, *[pointer] * 5, *[number] * 4]
+    replace.argtypes = [pointer, pointer]
     return library
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..._util import observed, torch_private
 from .configuration import Configuration
 from .signature import Argument, layout
+from .tensor_map import ALIGNMENT, TensorMap
 from .versions import this_thread
 
 Configure = Callable[[Configuration, Callable[..., None]], Callable[..., None]]
@@ -38,7 +39,7 @@ def entry(arguments: Sequence[Argument], device: int, function: int, slots: Any,
 def configure(
     arguments: Sequence[Argument],
     template: Sequence[str],
-    anchor: int,
+    anchor: int | None,
     table: dict[Any, tuple[Any, ...]],
     full: Callable[..., None],
 ) -> Configure:
@@ -68,14 +69,21 @@ def configure(
     for name, argument in zip(names, arguments):
         if argument.kind == "struct":
             known.append(f"{name}s")
-            checks.append(f"if {name}.nbytes != {name}s or {name}.__class__ not in _structs: raise _Refused")
+            wrong = f"{name}.__class__ not in _structs"
+            if argument.takes_map:
+                wrong += f" and ({name}.__class__ is not _TensorMap or {name}.get_device() != _device)"
+            checks.append(f"if {name}.nbytes != {name}s or ({wrong}): raise _Refused")
             packed[names.index(name)] = f"{name}.tobytes()"
     if torch.cuda.device_count() > 1:
         checks.append("if _current_device() != _device: raise _Refused")
     expression = template[0] if len(template) == 1 else f"({''.join(one + ', ' for one in template)})"
     parameters = [f"{name}=_missing" for name in names] + ["*_extra"] + [f"{one}=_missing" for one in template]
+    maps = [name for name, argument in zip(names, arguments) if argument.takes_map]
     written = [name for name, argument in zip(names, arguments) if argument.is_written]
     raise_versions = f"if not _this_thread.in_role: _raise_versions({_given(written)})" if written else ""
+    if maps:
+        given = f"[_one.tensor for _one in ({', '.join(maps)},) if _one.__class__ is _TensorMap and _one.written]"
+        raise_versions += f"\n            if not _this_thread.in_role: _raise_versions({given})"
     source = f"""
 def configure(_configuration, _launch):
     _gx, _gy, _gz = _configuration.grid
@@ -84,7 +92,7 @@ def configure(_configuration, _launch):
     def launch({", ".join(parameters)}, **_others):
         try:
             _device, _function, _pack_into, _slots, _new_slot, {"".join(name + ", " for name in known)} = _table[{expression}]
-            if (type({names[anchor]}) is not _Tensor and type({names[anchor]}) is not _Parameter) or _observed.watching or _is_jit_tracing():
+            if ({_unanchored(names, anchor, maps)}) or _observed.watching or _is_jit_tracing():
                 raise _Refused
             {(chr(10) + " " * 12).join(checks)}
             if _extra or _others: raise _Refused
@@ -112,6 +120,7 @@ def configure(_configuration, _launch):
         "_address": _address,
         "_integers": (int, np.integer),  # a bool too
         "_structs": (np.ndarray, np.void),
+        "_TensorMap": TensorMap,
         "_Tensor": Tensor,
         "_Parameter": torch.nn.Parameter,
         "_Refused": Refused,
@@ -128,13 +137,25 @@ def key(values: Sequence[Any]) -> Any:
 
 
 def boundaries(arguments: Sequence[Argument]) -> tuple[int, ...]:
-    """What the generated checks assume of addresses."""
+    """What the generated checks assume of addresses, and which structs may be tensor maps."""
     return tuple(_checked_boundary(argument) for argument in arguments)
 
 
 def _checked_boundary(argument: Argument) -> int:
     """1 where any address will do; that a tensor begins at a whole element of its dtype is taken for granted here."""
+    if argument.kind == "struct":
+        return ALIGNMENT if argument.takes_map else 1
     return argument.boundary if argument.dtype is None else 1
+
+
+def _unanchored(names: Sequence[str], anchor: int | None, maps: Sequence[str]) -> str:
+    """The expression that is true where the full path is to say what tensor, of what kind, the launch is about."""
+    of_map = f"{maps[0]}.__class__ is not _TensorMap" if maps else "True"
+    if anchor is None:
+        return of_map
+    first = names[anchor]
+    no_tensor = f"type({first}) is not _Tensor and type({first}) is not _Parameter"
+    return f"{no_tensor} and ({first} is not None or {of_map})" if maps else no_tensor
 
 
 def _given(names: Sequence[str]) -> str:

@@ -19,7 +19,9 @@ from torch import Tensor
 from ..._util import libraries
 from ...errors import CompileError, LaunchError
 from ..compile.binary import Parameter
+from . import tensor_map
 from .ctype import DTYPES, vector_alignment
+from .tensor_map import TensorMap
 
 _UNSIGNED = re.compile(r"\bunsigned\b|\bu(int|long|short|char)\w*|\bsize_t\b")
 _CONST = re.compile(r"\bconst\b")
@@ -49,6 +51,11 @@ class Argument:
         while pointee != (outside := _IN_BRACKETS.sub(" ", pointee)):  # in `Row<const T>*` the const is another's
             pointee = outside
         return _CONST.search(pointee.rpartition("*")[2]) is None
+
+    @property
+    def takes_map(self) -> bool:
+        """Whether it is a struct that a tensor map may be given for."""
+        return self.kind == "struct" and self.size == tensor_map.BYTES and self.align % tensor_map.ALIGNMENT == 0
 
     @property
     def format(self) -> str:
@@ -138,7 +145,9 @@ def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, d
     elif argument.kind == "struct":
         if isinstance(value, (np.ndarray, np.void)) and value.nbytes == argument.size:
             return value.tobytes()
-        expected = _no_struct(argument, value)
+        expected = _no_map(argument, value, device) if isinstance(value, TensorMap) else _no_struct(argument, value)
+        if not expected:
+            return value.tobytes()
     elif argument.kind == "float":
         if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
             expected = "a number"
@@ -166,12 +175,14 @@ def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, d
 def _no_pointer(argument: Argument, value: Any, device: int) -> str:
     """What was expected instead of `value`; nothing where it will do."""
     if not isinstance(value, Tensor):
+        if isinstance(value, TensorMap):
+            return f"a tensor or None; a tensor map is taken by value, as const __grid_constant__ TensorMap {argument.name}"
         return "a tensor or None" + tensor_of(value, argument.name)
     if argument.dtype is not None and value.dtype is not argument.dtype:
         other = f"launch with {argument.template}={value.dtype} for this tensor, or " if argument.template else ""
         return f"a tensor of {argument.dtype}: {other}convert it with .to({argument.dtype})"
     if value.get_device() != device:
-        return f"a tensor on the device of the first one, {'cpu' if device < 0 else f'cuda:{device}'}"
+        return _elsewhere(device)
     if value.layout is not torch.strided or (not value.data_ptr() and value.numel()):
         return "a tensor with storage of its own"
     if value.data_ptr() % argument.boundary:
@@ -182,9 +193,25 @@ def _no_pointer(argument: Argument, value: Any, device: int) -> str:
     return ""
 
 
+def _no_map(argument: Argument, value: TensorMap, device: int) -> str:
+    """What was expected instead of a tensor map; nothing where it will do."""
+    if not argument.takes_map:
+        return (
+            f"a NumPy array of {argument.size} bytes; for a tensor map declare `const __grid_constant__ TensorMap "
+            f"{argument.name}` with struct alignas(64) TensorMap {{ char bytes[128]; }};"
+        )
+    return _elsewhere(device) if value.get_device() != device else value.unfit()
+
+
+def _elsewhere(device: int) -> str:
+    return f"a tensor on the device of the first one, {'cpu' if device < 0 else f'cuda:{device}'}"
+
+
 def _no_struct(argument: Argument, value: Any) -> str:
     """What was expected instead of `value`, with what a dtype of fields must be told to be as C lays it out."""
     expected = f"a NumPy array of {argument.size} bytes"
+    if argument.takes_map:
+        expected += f", or a tensor map: cupyops.tensor_map({argument.name}, box)"
     dtype = getattr(value, "dtype", None)
     if not isinstance(dtype, np.dtype) or dtype.names is None:
         return expected

@@ -15,17 +15,18 @@ from ..compile import architecture, compiler, source
 from ..compile.binary import Binary
 from . import signature
 from .configuration import Configuration
-from .ctype import c_token
+from .ctype import VARIABLE_DTYPES, c_token
 from .executors import executors
 from .loaded import Loaded
 from .symbols import Symbol, symbols
+from .tensor_map import TensorMap
 
 
 class Specialised:
     """One instance of a kernel, as its text was then; loaded on each device at the first launch there.
 
     Raises:
-        CompileError: it takes no pointer.
+        CompileError: it takes no pointer, and no struct that might be a tensor map.
     """
 
     def __init__(
@@ -43,9 +44,22 @@ class Specialised:
         self.loaded: dict[int, Loaded] = {}
         self._lock = threading.Lock()
         pointers = [index for index, (ctype, _) in enumerate(declared) if ctype.endswith("*")]
-        if not pointers:
-            raise CompileError(f"{self.name}: a kernel without a pointer parameter has nothing to work on")
-        self.anchor = pointers[0]  # the argument whose device and stream the launch goes to
+        if not pointers and all(self._is_number(ctype) for ctype, _ in declared):
+            raise CompileError(
+                f"{self.name}: a kernel without a pointer parameter has nothing to work on, nor has one without a tensor map"
+            )
+        self.anchor = pointers[0] if pointers else None
+
+    def _is_number(self, ctype: str) -> bool:
+        bare = ctype.removeprefix("const ").removesuffix(" const")
+        return bare in VARIABLE_DTYPES or bare in self._tokens
+
+    def anchored(self, args: Sequence[Any]) -> Any:
+        """The tensor whose device and stream a launch goes to: the first pointer's, else that of the first tensor map."""
+        first = args[self.anchor] if self.anchor is not None and len(args) > self.anchor else None
+        if first is None:
+            return next((one.tensor for one in args if isinstance(one, TensorMap)), None)
+        return first
 
     def binary(self, arch: str) -> Binary:
         """Compile, or find, this kernel for a device of `arch`. Raises `LaunchError` where it is for others alone."""
@@ -71,6 +85,11 @@ class Specialised:
         """Launch where the tensor `anchor` is; on a GPU, give the kernel as it is loaded there."""
         if not isinstance(anchor, Tensor):
             signature.check_count(self.name, self.declared, args)
+            if self.anchor is None:
+                raise LaunchError(
+                    f"{self.name}: no argument is a tensor map, and there is no pointer: a launch goes to the device of its "
+                    "first tensor"
+                )
             name = self.declared[self.anchor][1]
             found = f"{signature.shown(anchor)}; the first pointer of a kernel must be a tensor"
             raise LaunchError(f"{self.name}: {name} is {found}{signature.tensor_of(anchor, name)}")

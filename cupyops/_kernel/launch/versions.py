@@ -2,7 +2,7 @@
 
 PyTorch raises a tensor's version when its content changes, and autograd refuses the backward of what had saved the tensor
 before. A kernel writes behind PyTorch's back, so the launch raises the version: of each tensor given for a pointer that is
-not const.
+not const, or as a tensor map that says so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..._util import observed
 from .signature import Argument
+from .tensor_map import TensorMap
 
 
 class _Thread(threading.local):
@@ -46,6 +47,7 @@ def raise_written(arguments: Sequence[Argument], args: Sequence[Any]) -> None:
     """Raise the versions of the tensors that a launch with these arguments has written."""
     if not this_thread.in_role:
         raise_all(value for argument, value in zip(arguments, args) if argument.is_written and value is not None)
+        raise_all(value.tensor for value in args if isinstance(value, TensorMap) and value.written)
 
 
 def raise_all(tensors: Iterable[Tensor]) -> None:

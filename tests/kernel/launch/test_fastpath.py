@@ -16,7 +16,7 @@ from cupyops._kernel.kernel import Kernel
 from cupyops._kernel.launch import ctype, driver, fastpath, signature, versions
 from cupyops._kernel.launch.configuration import Configuration
 from cupyops._kernel.launch.specialised import Specialised
-from cupyops._util import tracing
+from cupyops._util import torch_private, tracing
 from cupyops.errors import LaunchError
 
 TEXT = """struct Three { char v[3]; };
@@ -73,8 +73,8 @@ class Machine:
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """The two questions to CUDA, answered."""
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(torch_private, "current_stream", lambda device: 77)
+    monkeypatch.setattr(torch_private, "current_device", lambda: -1)
 
 
 @pytest.fixture(scope="module")
