@@ -20,6 +20,7 @@ from .._dispatch.gpu import assume_gpu
 from .._kernel.launch.configuration import Configuration
 from .._kernel.launch.executors import Turn
 from .._kernel.launch.specialised import Specialised
+from .._kernel.launch.tensor_map import TensorMap
 from ..errors import InputError
 
 
@@ -55,13 +56,18 @@ class _Recorder:
 
     def __call__(self, instance: Specialised, device: int, configuration: Configuration, args: Sequence[Any]) -> None:
         assert self.into is not None
-        tensors = {value.data_ptr(): value for value in args if isinstance(value, Tensor)}
+        given = (value.tensor if isinstance(value, TensorMap) else value for value in args)
+        tensors = {value.data_ptr(): value for value in given if isinstance(value, Tensor)}
         moved = sum(value.numel() * value.element_size() for value in tensors.values())
         self.into.launches.append(Planned(instance, configuration, moved))
 
     def address(self, tensor: Tensor) -> int:
         """What a struct passed by value holds as a pointer."""
         return tensor.data_ptr()
+
+    def tensor_map(self, of: TensorMap) -> bytes:
+        """What a kernel takes for a tensor map: it does not run."""
+        return bytes(of.nbytes)
 
 
 def explain(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], card: Card) -> list[Direction]:

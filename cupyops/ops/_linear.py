@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import gemm
+from .._dispatch import gemm, wgmma
 from .._dispatch.forms import Forms
 from .._dispatch.gemm import Layout, Problem
 from .._dispatch.gpu import gpu
@@ -22,7 +22,7 @@ linear_fwd = Kernel("linear.cu", "linear_fwd<T, TILE>", **gemm.TILED)
 linear_wide = Kernel("linear.cu", "linear_fwd<T, TILE>", T=gemm.HALF, TILE=(gemm.WIDE,))
 linear_sum = Kernel("linear.cu", "linear_sum<T>", T=FLOATING)
 
-PRODUCT = Forms("linear", "product", gemm.tiles(linear_fwd, linear_wide))
+PRODUCT = Forms("linear", "product", [*wgmma.FORMS, *gemm.tiles(linear_fwd, linear_wide)])
 
 _LARGE = 2**20  # elements of weight, from which on one more column costs more than reading grad_y once more
 
@@ -51,7 +51,7 @@ def backward(saved, grad_y, x, weight, bias, needs_grad):
         dense = torch.contiguous_format
         grad_weight = torch.empty_like(weight, memory_format=dense) if needs_grad.weight else None
         grad_bias = torch.empty_like(bias, memory_format=dense) if needs_grad.bias else None
-        if needs_grad.weight and needs_grad.bias and not is_dry(grad_y) and weight.numel() >= _LARGE:
+        if needs_grad.weight and needs_grad.bias and not is_dry(grad_y) and _apart(grad_rows, rows):
             _multiply(grad_rows, rows, None, grad_weight, turn_a=True)
             _multiply(grad_rows, rows[:, :0], None, None, grad_bias, turn_a=True)
         else:
@@ -111,6 +111,14 @@ def _check(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise InputError(f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},), out_features of weight")
 
 
+def _apart(grad_rows: Tensor, rows: Tensor) -> bool:
+    """Whether grad_bias is better summed by itself: beside wgmma, which has no column of ones, or many columns."""
+    if grad_rows.shape[1] * rows.shape[1] >= _LARGE:
+        return True
+    problem = _problem(grad_rows.shape, grad_rows.stride(), True, rows.shape, rows.stride(), False, False, rows.dtype)
+    return PRODUCT.choose(problem, gpu(rows.device)).name.startswith("wgmma")
+
+
 def _rows(x: Tensor) -> Tensor:
     """x as a matrix of rows: a view where its strides allow one."""
     return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
@@ -133,7 +141,7 @@ def _multiply(
     launch = PRODUCT.launch(problem, gpu(a.device))
     if copies := gemm.prepared(problem, launch, a.T if turn_a else a, b.T if turn_b else b):
         return _multiply(*copies, bias, y, column)
-    return gemm.run(launch, linear_sum, (a, b, bias), (y, column))
+    return wgmma.run(launch, linear_sum, (a, b, bias), (y, column))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import gemm
+from .._dispatch import gemm, wgmma
 from .._dispatch.forms import Forms
 from .._dispatch.gemm import Layout, Problem
 from .._dispatch.gpu import gpu
@@ -22,7 +22,7 @@ matmul_fwd = Kernel("matmul.cu", "matmul_fwd<T, TILE>", **gemm.TILED)
 matmul_wide = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=gemm.HALF, TILE=(gemm.WIDE,))
 matmul_sum = Kernel("matmul.cu", "matmul_sum<T>", T=FLOATING)
 
-PRODUCT = Forms("matmul", "product", gemm.tiles(matmul_fwd, matmul_wide))
+PRODUCT = Forms("matmul", "product", [*wgmma.FORMS, *gemm.tiles(matmul_fwd, matmul_wide)])
 
 
 @operator("cupyops::matmul", autocast="lower")
@@ -126,7 +126,7 @@ def _multiply(a: Tensor, b: Tensor, y: Tensor) -> None:
     launch = PRODUCT.launch(problem, gpu(y.device))
     if copies := gemm.prepared(problem, launch, a, b):
         return _multiply(*copies, y)
-    return gemm.run(launch, matmul_sum, (a, b), (y,))
+    return wgmma.run(launch, matmul_sum, (a, b), (y,))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cupyops
-from cupyops._dispatch import gemm, small_conv
+from cupyops._dispatch import gemm, small_conv, wgmma
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gemm import Layout, Problem
 from cupyops._dispatch.gpu import assume_gpu, gpu
@@ -24,7 +24,11 @@ def chosen(problem, forms=_matmul.PRODUCT):
 
 
 def test_which_tile():
-    assert chosen(product(4096, 4096, 4096, torch.bfloat16)) == "mma_256"
+    assert chosen(product(4096, 4096, 4096, torch.bfloat16)) == "wgmma_128x256"
+    assert chosen(product(64, 4096, 4096, torch.bfloat16)) == "wgmma_64x128"  # few rows of much k
+    assert chosen(product(48, 40, 64, torch.bfloat16)) == "mma_32"
+    with assume_gpu(capability=8):
+        assert _matmul.PRODUCT.choose(product(4096, 4096, 4096, torch.bfloat16), gpu(CPU)).name != "wgmma_128x256"
     assert chosen(product(4096, 4095, 4096, torch.bfloat16)) == "mma_128"  # no whole vectors
     assert chosen(product(4096, 4096, 4096, torch.bfloat16, ones=True), _linear.PRODUCT) == "mma_128"
     assert chosen(product(4096, 4096, 4096, torch.float32)) == "fma_128"
@@ -109,3 +113,34 @@ def test_which_form_of_a_convolution():
         launched.append(next(record.kernel for record in trace.launches()))
     assert launched == ["conv2d_direct<float, 3, 4, true>", "conv2d_fwd<float, 32>", "conv2d_fwd<__half, 32>"]
     assert [form.name for form in _conv2d.BACKWARD_WEIGHT.list][:2] == ["direct_weight_4", "direct_weight_1"]
+
+
+REFUSED = {
+    "another GPU": (dict(), dict(capability=10), "compute capability 9.0"),
+    "float32": (dict(dtype=torch.float32), {}, "torch.float32 is not multiplied by wgmma"),
+    "shared memory": (dict(), dict(shared=101376), "bytes of shared memory"),
+    "rows off vectors": (dict(a=Layout(4095, 1)), {}, "whole vectors"),
+    "a column of ones": (dict(ones=True), {}, "no column of ones"),
+    "nothing to add": (dict(k=0), {}, "no sizes of 0"),
+    "only a with k outside": (dict(a=Layout(1, 4096)), {}, "no kernel for this layout"),
+    "two strides": (dict(batches=6, batch_inner=3, a=Layout(64, 1, 4096, 8192)), {}, "one stride apart"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_wgmma_cannot_compute(case):
+    changed, card, message = REFUSED[case]
+    problem = product(4096, 4096, 4096, torch.bfloat16)._replace(b=Layout(4096, 1))._replace(**changed)
+    with assume_gpu(**H200 | card), use_form("matmul:wgmma_128x256"), pytest.raises(cupyops.InputError, match=message):
+        _matmul.PRODUCT.choose(problem, gpu(CPU))
+
+
+def test_tensor_maps_of_a_batch():
+    """A matrix that all share has one; neighbouring batches of one stride are one dimension."""
+    a, b = Layout(64, 1, 4096, 4096 * 3), Layout(64, 1, 0, 0)
+    problem = Problem(64, 64, 64, a, b, Layout(64, 1, 4096, 4096 * 3), torch.float16, batches=6, batch_inner=3)
+    with assume_gpu(**H200):
+        launch = wgmma.FORMS[-1].launch(problem, gpu(CPU))
+    assert launch.extra["a"][:2] == ((6, 64, 64), (4096, 64, 1)) and launch.extra["a"].moves
+    assert launch.extra["b"][:2] == ((1, 64, 64), (0, 64, 1)) and not launch.extra["b"].moves
+    assert launch.extra["y"][:2] == ((6, 64, 64), (4096, 64, 1)) and launch.args[3:6] == (6, 1, 0)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import few_channels
 import gemms
+import kept
 import torch
 from contract import Make, OperatorContract, Sample
 from softmaxes import SoftmaxContract, form_cases
@@ -48,10 +49,19 @@ Call = Callable[[], None]
 
 
 def instances(operator: str, dtype: torch.dtype) -> list[jobs.Job]:
-    """What the kernels of an operator's files declare for T = dtype, for sm_80."""
+    """What the kernels of an operator's files declare for T = dtype, for sm_80, or for the one target that they have."""
     first = re.compile(rf"\w+<{c_token(dtype)}[,>]")
-    planned = jobs.plan([k for k in KERNELS if operator_of(k.source.name) == operator], ["sm_80"])
+    every = [k for k in KERNELS if operator_of(k.source.name) == operator]
+    planned = jobs.plan([k for k in every if not k.arch], ["sm_80"]) + jobs.plan(
+        [k for k in every if k.arch], ["sm_90"]
+    )
     return [job for job in planned if first.match(job.name)]
+
+
+def arch_of(operator: str, dtype: torch.dtype) -> str:
+    """Where its instances run: see `kept.arch`, or where the kernels are for one target alone."""
+    own = any(k.arch for k in KERNELS if operator_of(k.source.name) == operator)
+    return "sm_90" if own else kept.arch(dtype)
 
 
 def ptx(job: jobs.Job, arch: str) -> str:
@@ -75,7 +85,7 @@ def differs(job: jobs.Job) -> bool:
     The instance for float tells it, where there is one: all dtypes have the same code, and CUDA's headers have none of
     their own there.
     """
-    if not has_own_code(job.source):
+    if job.arch.endswith("a") or not has_own_code(job.source):
         return False
     twin = replace(job, name=re.sub(r"<\w+", "<float", job.name, count=1))
     if any(twin.name in k.instances() for k in KERNELS if k.source.name == job.source.name):
@@ -232,6 +242,11 @@ def grouped(dtype: torch.dtype) -> Iterator[Call]:
         yield partial(contract.compare, sample, f"{vectors} vectors")
 
 
+def by_wgmma(dtype: torch.dtype) -> Iterator[Call]:
+    for form, layout in gemms.WGMMA if dtype in HALF else ():
+        yield partial(gemms.compare_wgmma, form, layout, dtype, "cpu")
+
+
 def convolved(dtype: torch.dtype) -> Iterator[Call]:
     yield from tiles("conv2d", convolutions, dtype)
     if dtype in HALF:
@@ -241,6 +256,7 @@ def convolved(dtype: torch.dtype) -> Iterator[Call]:
 
 
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
+    "gemm_wgmma": by_wgmma,
     "matmul": partial(tiles, "matmul", products),
     "linear": partial(tiles, "linear", affine),
     "cross_entropy": partial(persistent_losses, "cross_entropy"),

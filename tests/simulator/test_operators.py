@@ -61,7 +61,7 @@ def test_every_instance(operator, dtype):
     A kernel whose dtype does not matter is declared, and tested, for one of them.
     """
     jobs = cases.instances(operator, dtype)
-    first, second = ("sm_80", "sm_90") if kept.arch(dtype) == "sm_80" else ("sm_90", "sm_80")
+    first, second = ("sm_80", "sm_90") if cases.arch_of(operator, dtype) == "sm_80" else ("sm_90", "sm_80")
     calls = list(cases.calls(operator, dtype))
     declared = {job.name for job in jobs}
     launched = [launched_by(call, first, operator) & declared for call in calls]
@@ -103,7 +103,7 @@ def test_each_kernel_once(operator):
     missing = bases(operator)
     turn = OPERATORS.index(operator) % 3
     for dtype in (*DTYPES[turn:3], *DTYPES[:turn], DTYPES[3]):
-        arch = kept.arch(dtype)
+        arch = cases.arch_of(operator, dtype)
         for call in few(missing, [(call, would_launch(call, arch)) for call in cases.calls(operator, dtype)]):
             missing = missing - set(map(base, launched_by(call, arch, operator)))
         if not missing:

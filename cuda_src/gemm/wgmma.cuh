@@ -1,0 +1,422 @@
+// y[m, n] = sum over k of a[m, k] b[n, k] + bias[n], for each of a batch, on Hopper's tensor cores (sm_90a).
+//
+// A block has a producer warp, which has TMA fill a ring of stages in shared memory, and two consumer warpgroups, which multiply
+// with wgmma and store through shared memory and TMA. The grid is persistent: a block takes tile after tile.
+//
+//     producer    wait(empty[s])  expect(full[s])  TMA: a panel of a, a panel of b -> stage s        s = 0, 1 ... STAGES - 1, 0
+//     consumers   wait(full[s])   wgmma: sums += stage s          arrive(empty[s - 1])
+//                 after the last of k: sums + bias, rounded -> registers -> shared memory -> TMA: y
+//
+// A half-precision result of an aligned y is stored by TMA; of a y whose rows begin off 16-byte boundaries by single elements.
+#pragma once
+
+#include "common/hw/mbarrier.cuh"
+#include "common/hw/tma.cuh"
+#include "common/hw/wgmma.cuh"
+
+namespace wgmma_gemm {
+
+constexpr int kK = 64;  // of k in a stage: a line of 128 bytes
+constexpr int kThreads = 384;
+
+// What a form decides.
+//
+//   M_, N_        the tile of a block
+//   STAGES_       of the ring
+//   SLOTS_        64-column pieces of the result that each consumer can have on their way at once
+//   CLUSTER_      blocks of a cluster, whose tiles lie below each other and share b, which TMA sends to all of them
+//   SPLIT_        blocks of a cluster that share one tile's k, and add up through distributed shared memory
+//   PINGPONG_     each consumer has a tile of its own, and stores it while the other multiplies; else they halve a tile
+//   LATE_         a tile waits in registers, in 16 bits, and is stored piece by piece within the main loop of the next
+template <int M_, int N_, int STAGES_, int SLOTS_, int CLUSTER_, int SPLIT_, bool PINGPONG_, bool LATE_> struct Shape {
+  static constexpr int M = M_, N = N_, STAGES = STAGES_, SLOTS = SLOTS_, CLUSTER = CLUSTER_, SPLIT = SPLIT_;
+  static constexpr bool PINGPONG = PINGPONG_, LATE = LATE_;
+  static constexpr int A_BYTES = M * kK * 2, STAGE_BYTES = A_BYTES + N * kK * 2;
+  static constexpr bool BESIDE = M == 64 && !PINGPONG;  // the consumers' halves lie side by side
+  static constexpr int ROWS = PINGPONG || BESIDE ? M / 64 : M / 128;  // of 64, of each consumer
+  static constexpr int COLUMNS = BESIDE ? N / 2 : N;  // of each consumer
+  static constexpr int STORED = COLUMNS / SPLIT;  // columns that it stores
+  static constexpr int PIECE = STORED < 64 ? STORED : 64;  // columns that TMA stores at once, of 64 rows
+  static constexpr int PIECE_BYTES = 64 * PIECE * 2, ACROSS = STORED / PIECE, PIECES = ROWS * ACROSS;
+  static constexpr int CONSUMER_WARPS = PINGPONG ? 4 : 8;  // of each stage
+  static_assert(CLUSTER == 1 || SPLIT == 1, "a cluster shares b, or splits k");
+  static_assert(SPLIT == 1 || !(PINGPONG || LATE), "where k is split, each block has a single tile");
+  static_assert(SPLIT == 1 || M * N * 4 <= STAGES * STAGE_BYTES, "the partial sums lie where the stages were");
+};
+
+// The problem. a_moves, b_moves: 1 where a batch has matrices of its own, 0 where all share one. pitch: 0 where TMA stores y;
+// else elements from one row of y to the next, and m rows from one matrix to the next. group: see Order.
+template <typename T> struct Problem {
+  const TensorMap &a, &b, &y;
+  T* data;
+  const T* bias;
+  int m, n, k, batches, a_moves, b_moves, pitch, group;
+};
+
+// Which stage is next, and the parity of its phase.
+template <int STAGES> struct Ring {
+  unsigned stage = 0, phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+  }
+  __device__ __forceinline__ void advance(unsigned steps) {
+    stage += steps;
+    phase ^= stage / STAGES & 1, stage %= STAGES;
+  }
+};
+
+struct Place {
+  int row, column, batch;  // of a cluster's tiles
+};
+
+// The order of tiles: `group` rows of tiles at a time, down each column, so that tiles at work together share operands in L2.
+struct Order {
+  int rows, columns, group;
+
+  __device__ __forceinline__ Place at(int tile) const {
+    const int all = rows * columns, batch = tile / all;
+    tile -= batch * all;
+    const int band = group * columns, first = tile / band * group, height = min(group, rows - first);
+    tile %= band;
+    return {first + tile % height, tile / height, batch};
+  }
+};
+
+template <typename T> __device__ __forceinline__ unsigned packed(float low, float high);
+template <> __device__ __forceinline__ unsigned packed<__half>(float low, float high) {
+  unsigned both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+template <> __device__ __forceinline__ unsigned packed<__nv_bfloat16>(float low, float high) {
+  unsigned both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+// Named barriers 1 and 2 are the consumers' own, 3 is that of both.
+__device__ __forceinline__ void sync_threads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory");
+}
+__device__ __forceinline__ bool is_elected() {
+  unsigned elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
+  return elected;
+}
+
+// The shared memory of a block, by addresses, and its share of the work.
+template <typename T, class S> struct Block {
+  const Problem<T>& p;
+  Order order;
+  unsigned stages, slots, full, empty, turns;
+  float* biases;
+  int rank, tiles, step, first, start, blocks;  // of tiles: all, from one to the next; of k in stages: first, how many
+
+  __device__ __forceinline__ explicit Block(const Problem<T>& p, char* memory) : p(p) {
+    stages = static_cast<unsigned>(__cvta_generic_to_shared(memory)), slots = stages + S::STAGES * S::STAGE_BYTES;
+    biases = reinterpret_cast<float*>(memory + S::STAGES * S::STAGE_BYTES + 2 * S::SLOTS * S::PIECE_BYTES);
+    full = slots + 2 * S::SLOTS * S::PIECE_BYTES + 2 * S::N * 4;
+    empty = full + 8 * S::STAGES, turns = empty + 8 * S::STAGES;
+    rank = S::CLUSTER * S::SPLIT > 1 ? cluster_rank() : 0;
+    order = {(p.m + S::M * S::CLUSTER - 1) / (S::M * S::CLUSTER), (p.n + S::N - 1) / S::N, p.group};
+    tiles = order.rows * order.columns * p.batches;
+    step = gridDim.x / (S::CLUSTER * S::SPLIT), first = blockIdx.x / (S::CLUSTER * S::SPLIT);
+    const int all = (p.k + kK - 1) / kK, slice = S::SPLIT > 1 ? rank : 0;
+    start = slice * all / S::SPLIT, blocks = (slice + 1) * all / S::SPLIT - start;
+  }
+
+  // This block's tile: its first row and column, in elements.
+  __device__ __forceinline__ Place place(int tile) const {
+    Place at = order.at(tile);
+    at.row = (at.row * S::CLUSTER + (S::CLUSTER > 1 ? rank : 0)) * S::M, at.column *= S::N;
+    return at;
+  }
+
+  __device__ __forceinline__ void begin() const {
+    if (threadIdx.x == 0) {
+      if (stages % 1024) __trap();  // the swizzle counts from there
+      tma::prefetch(p.a), tma::prefetch(p.b);
+      if (!p.pitch) tma::prefetch(p.y);
+      for (int i = 0; i < S::STAGES; ++i) {
+        mbarrier::init(full + 8 * i, 1);
+        mbarrier::init(empty + 8 * i, S::CLUSTER * S::CONSUMER_WARPS);
+      }
+      mbarrier::init(turns, S::PINGPONG ? 4 : 8 * S::SPLIT), mbarrier::init(turns + 8, 4);
+      mbarrier::fence_init();
+    }
+    if (S::CLUSTER * S::SPLIT > 1) sync_cluster();
+    else __syncthreads();
+  }
+
+ private:
+  static __device__ __forceinline__ int cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+  }
+};
+
+// The next stage of one operand: `ROWS` rows of kK. Each of PARTS blocks of the cluster fetches a part of it for all of them.
+template <bool MN, int ROWS, int PARTS>
+__device__ __forceinline__ void load_operand(unsigned to, const TensorMap& map, int row, int k, int batch,
+                                             unsigned barrier, int part) {
+  const auto load = [&](unsigned to, int x, int y) {
+    if constexpr (PARTS == 1) tma::load(to, map, x, y, batch, barrier);
+    else tma::load_to_blocks(to, map, x, y, batch, barrier, (1 << PARTS) - 1);
+  };
+  if constexpr (MN) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 64; ++i) {  // boxes of 64 rows
+      if (i % PARTS == part) load(to + 8192 * i, row + 64 * i, k);
+    }
+  } else {
+    load(to + part * (ROWS / PARTS) * 128, k, row + part * (ROWS / PARTS));
+  }
+}
+
+// The producer: one thread.
+template <typename T, class S, bool A_MN, bool B_MN>
+__device__ __forceinline__ void produce(const Block<T, S>& block) {
+  const Problem<T>& p = block.p;
+  Ring<S::STAGES> ring;
+  for (int tile = block.first; tile < block.tiles; tile += block.step) {
+    const Place at = block.place(tile);
+    for (int i = block.start; i < block.start + block.blocks; ++i, ring.advance()) {
+      const unsigned full = block.full + 8 * ring.stage, to = block.stages + ring.stage * S::STAGE_BYTES;
+      mbarrier::wait(block.empty + 8 * ring.stage, ring.phase ^ 1);
+      mbarrier::arrive_and_expect(full, S::STAGE_BYTES);
+      load_operand<A_MN, S::M, 1>(to, p.a, at.row, i * kK, at.batch * p.a_moves, full, 0);
+      load_operand<B_MN, S::N, S::CLUSTER>(to + S::A_BYTES, p.b, at.column, i * kK, at.batch * p.b_moves, full,
+                                           S::CLUSTER > 1 ? block.rank : 0);
+    }
+  }
+  if (S::CLUSTER > 1) {  // stay until the other blocks have told of the last stages
+    for (int i = 0; i < S::STAGES; ++i, ring.advance()) mbarrier::wait(block.empty + 8 * ring.stage, ring.phase ^ 1);
+  }
+}
+
+// One of two consumer warpgroups.
+template <typename T, class S, bool A_MN, bool B_MN> struct Consumer {
+  static constexpr int kBiases = (S::STORED + 127) / 128;  // of a tile, in each thread
+
+  const Block<T, S>& block;
+  const Problem<T>& p;
+  const int me, thread, lane;
+  const int down, across;  // where its part of a tile begins
+  const unsigned slots, line;
+  float* const biases;
+  Ring<S::STAGES> ring;
+  unsigned results[S::PIECES][S::PIECE / 4];  // that are to be stored: 64 x PIECE each, two to a register
+  int unstored = 0;  // of these pieces
+  Place to;  // where the first of them goes
+
+  __device__ __forceinline__ explicit Consumer(const Block<T, S>& block, int warp)
+      : block(block),
+        p(block.p),
+        me(warp / 4 - 1),
+        thread(threadIdx.x % 128),
+        lane(threadIdx.x % 32),
+        down(S::PINGPONG || S::BESIDE ? 0 : me * (S::M / 2)),
+        across(S::BESIDE ? me * S::COLUMNS : 0),
+        slots(block.slots + me * S::SLOTS * S::PIECE_BYTES),
+        line(tma::swizzle<S::PIECE * 2>((thread / 32 * 16 + lane % 16) * S::PIECE * 2 + lane / 16 * 16)),
+        biases(block.biases + me * S::N) {}
+
+  // Tile after tile; with PINGPONG every other one.
+  __device__ __forceinline__ void run() {
+    unsigned turn = me == 0;
+    if (S::PINGPONG) ring.advance(me * block.blocks);
+    const int step = S::PINGPONG ? 2 * block.step : block.step;
+    for (int tile = block.first + (S::PINGPONG ? me * block.step : 0); tile < block.tiles; tile += step) {
+      const int slice = S::SPLIT > 1 ? block.rank : 0;
+      float bias[kBiases] = {};  // of this tile's columns thread, thread + 128
+      if (p.bias) {
+        const int first = block.place(tile).column + across + slice * S::STORED + thread;
+#pragma unroll
+        for (int i = 0; i < kBiases; ++i) {
+          if (first + 128 * i < p.n) bias[i] = to_acc(p.bias[first + 128 * i]);
+        }
+      }
+      float sums[S::ROWS][S::COLUMNS / 2];
+      if (S::PINGPONG) mbarrier::wait(block.turns + 8 * me, turn), turn ^= 1;
+      multiply(sums);
+      if constexpr (S::SPLIT > 1) add_shares(sums, slice);
+      asm volatile("" : "+r"(tile));  // its place is found now, and not kept meanwhile: registers are short
+      to = block.place(tile);
+      to.row += down, to.column += across + slice * S::STORED;
+      if (p.bias) round<true>(sums, bias);
+      else round<false>(sums, bias);
+      unstored = S::PIECES;
+      if (!S::LATE) {
+#pragma unroll
+        for (int i = 0; i < S::PIECES; ++i) store(i);
+      }
+    }
+    while (S::LATE && unstored) store_next();
+    if (thread == 0) tma::wait_for_stores<0>();
+  }
+
+ private:
+  // The sums over all of this block's k; meanwhile, with LATE, the pieces of the tile before are stored.
+  __device__ __forceinline__ void multiply(float (&sums)[S::ROWS][S::COLUMNS / 2]) {
+    const unsigned long long a_first = wgmma::descriptor<A_MN>(block.stages + down * 128);
+    const unsigned long long b_first = wgmma::descriptor<B_MN>(block.stages + S::A_BYTES + across * 128);
+    unsigned before = 0;
+    for (int i = 0; i < block.blocks; ++i) {
+      mbarrier::wait(block.full + 8 * ring.stage, ring.phase);
+      const unsigned long long at = ring.stage * (S::STAGE_BYTES >> 4), a = a_first + at, b = b_first + at;
+      wgmma::fence();
+#pragma unroll
+      for (int k = 0; k < kK / wgmma::kK; ++k) {
+#pragma unroll
+        for (int j = 0; j < S::ROWS; ++j) {
+          wgmma::Product<T, S::COLUMNS, A_MN, B_MN>::add(sums[j], a + k * wgmma::kStep<A_MN> + j * (64 * 128 >> 4),
+                                                         b + k * wgmma::kStep<B_MN>, i || k);
+        }
+      }
+      wgmma::end_group();
+      if (S::LATE && unstored) store_next();
+      if (i) wgmma::wait_for_groups<1>(), release(before);
+      before = ring.stage;
+      ring.advance();
+    }
+    if (S::PINGPONG) {
+      if (lane == 0) mbarrier::arrive(block.turns + 8 * (me ^ 1));
+      ring.advance(block.blocks);
+    }
+    while (S::LATE && unstored) store_next();  // there was too little of k
+    wgmma::wait_for_groups<0>();
+    release(before);
+#pragma unroll
+    for (int j = 0; j < S::ROWS; ++j) {
+#pragma unroll
+      for (int i = 0; i < S::COLUMNS / 2; ++i) wgmma::keep_behind(sums[j][i]);
+    }
+  }
+
+  // This warp is done with a stage: tells all blocks that fill it.
+  __device__ __forceinline__ void release(unsigned stage) const {
+    __syncwarp();
+    if (S::CLUSTER == 1) {
+      if (lane == 0) mbarrier::arrive(block.empty + 8 * stage);
+    } else if (lane < S::CLUSTER) {
+      mbarrier::arrive_remote(mbarrier::in_block(block.empty + 8 * stage, lane));
+    }
+  }
+
+  // Where k is split: each block of the cluster adds up its share of the columns, of which it reads the others' sums.
+  __device__ __forceinline__ void add_shares(float (&sums)[S::ROWS][S::COLUMNS / 2], int slice) const {
+    constexpr int SHARE = S::STORED / 2;  // of each row's numbers in this thread
+    const unsigned mine = block.stages + 16 * (me * S::ROWS * (S::COLUMNS / 8) * 128 + thread);
+    sync_threads(3, 256);  // the stages are free
+#pragma unroll
+    for (int j = 0; j < S::ROWS; ++j) {
+#pragma unroll
+      for (int i = 0; i < S::COLUMNS / 2; i += 4) {
+        if (i / SHARE == slice) continue;
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(mine + 2048 * (j * (S::COLUMNS / 8) + i / 4)),
+                     "f"(sums[j][i]), "f"(sums[j][i + 1]), "f"(sums[j][i + 2]), "f"(sums[j][i + 3])
+                     : "memory");
+      }
+    }
+    __syncwarp();
+    if (lane < S::SPLIT) mbarrier::arrive_remote_release(mbarrier::in_block(block.turns, lane));
+    mbarrier::wait_acquire(block.turns, 0);
+#pragma unroll
+    for (int j = 0; j < S::ROWS; ++j) {
+#pragma unroll
+      for (int i = 0; i < SHARE; ++i) {
+#pragma unroll
+        for (int share = 1; share < S::SPLIT; ++share) {
+          if (share == slice) sums[j][i] = sums[j][share * SHARE + i];
+        }
+      }
+    }
+#pragma unroll
+    for (int next = 1; next < S::SPLIT; ++next) {
+      const unsigned theirs = mbarrier::in_block(mine, (slice + next) % S::SPLIT) + 2048 * (slice * (SHARE / 4));
+#pragma unroll
+      for (int j = 0; j < S::ROWS; ++j) {
+#pragma unroll
+        for (int i = 0; i < SHARE; i += 4) {
+          float4 part;
+          asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                       : "=f"(part.x), "=f"(part.y), "=f"(part.z), "=f"(part.w)
+                       : "r"(theirs + 2048 * (j * (S::COLUMNS / 8) + i / 4))
+                       : "memory");
+          sums[j][i] += part.x, sums[j][i + 1] += part.y, sums[j][i + 2] += part.z, sums[j][i + 3] += part.w;
+        }
+      }
+    }
+  }
+
+  // sums + bias, rounded once, to `results`.
+  template <bool BIAS>
+  __device__ __forceinline__ void round(const float (&sums)[S::ROWS][S::COLUMNS / 2], const float (&bias)[kBiases]) {
+    if constexpr (BIAS) {
+      sync_threads(1 + me, 128);
+#pragma unroll
+      for (int i = 0; i < kBiases; ++i) {
+        if (128 * i + thread < S::STORED) biases[128 * i + thread] = bias[i];
+      }
+      sync_threads(1 + me, 128);
+    }
+#pragma unroll
+    for (int i = 0; i < S::PIECES; ++i) {
+#pragma unroll
+      for (int c = 0; c < S::PIECE / 4;
+           ++c) {  // row g, columns 2t, 2t + 1; row g + 8, the same; then 8 columns further
+        const float* pair = &sums[i / S::ACROSS][i % S::ACROSS * S::PIECE / 2 + 2 * c];
+        float2 add = {-0.f, -0.f};
+        if constexpr (BIAS)
+          add = *reinterpret_cast<const float2*>(&biases[i % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2]);
+        results[i][c] = packed<T>(pair[0] + add.x, pair[1] + add.y);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_next() { store(S::PIECES - unstored--); }
+
+  // Stores one piece, through shared memory.
+  __device__ __forceinline__ void store(int number) const {
+#pragma unroll
+    for (int i = 0; i < S::PIECES; ++i) {
+      if (i != number) continue;
+      const unsigned slot = slots + i % S::SLOTS * S::PIECE_BYTES;
+      if (thread == 0) tma::wait_for_stores<S::SLOTS - 1>();
+      sync_threads(1 + me, 128);
+#pragma unroll
+      for (int c = 0; c < S::PIECE; c += 16) {  // a warp's 16 rows by 16 columns
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(slot + (line ^ c * 2)),
+                     "r"(results[i][c / 4]), "r"(results[i][c / 4 + 1]), "r"(results[i][c / 4 + 2]),
+                     "r"(results[i][c / 4 + 3])
+                     : "memory");
+      }
+      tma::fence_shared();
+      sync_threads(1 + me, 128);
+      const int x = to.column + i % S::ACROSS * S::PIECE, y = to.row + i / S::ACROSS * 64;
+      if (p.pitch) {
+        store_elements(slot, x, y);
+      } else if (thread == 0) {
+        tma::store(p.y, x, y, to.batch, slot);
+        tma::end_stores();
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_elements(unsigned slot, int x, int y) const {
+    for (int j = thread; j < 64 * S::PIECE; j += 128) {
+      const int row = y + j / S::PIECE, column = x + j % S::PIECE;
+      if (row >= p.m || column >= p.n) continue;
+      unsigned short bits;
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(slot + tma::swizzle<S::PIECE * 2>(j * 2)) : "memory");
+      const long long at = (static_cast<long long>(to.batch) * p.m + row) * p.pitch + column;
+      reinterpret_cast<unsigned short*>(p.data)[at] = bits;
+    }
+  }
+};
+
+}  // namespace wgmma_gemm

@@ -1,0 +1,223 @@
+"""Forms of products of half types on Hopper's tensor cores (cuda_src/gemm_wgmma.cu), for matmul and linear.
+
+TMA reads and writes by tensor maps: of an operand the rows of k, or the rows of its other index, must be whole vectors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import Kernel, ceil_div
+from .._kernel.launch.tensor_map import tensor_map
+from . import gemm
+from .forms import Form, Launch
+from .gemm import HALF, Layout, Problem
+from .gpu import Gpu
+
+K = 64  # of k in a stage
+THREADS = 384
+LINE = 128  # bytes of a line of a box, which is the swizzle
+_BOTH = (False, True)
+
+# multiply-adds per microsecond of one multiprocessor, by the share that a form reaches of it on an H100
+_RATE = 3.0e6
+_START = 4.0  # microseconds before the first tile is multiplied, and after the last is
+
+
+class Operand(NamedTuple):
+    """An operand or the result as TMA sees it: sizes and strides, the batch first, and the box of a copy."""
+
+    sizes: tuple[int, int, int]
+    strides: tuple[int, int, int]
+    box: tuple[int, int, int]
+    moves: bool  # whether each of a batch has its own
+
+    def map(self, tensor: Tensor, written: bool = False) -> Any:
+        """The tensor map; the swizzle is as long as a line of the box."""
+        viewed = torch.as_strided(tensor, self.sizes, self.strides)
+        return tensor_map(viewed, self.box, swizzle=self.box[2] * tensor.element_size(), written=written)
+
+
+class Tile(Form[Any]):
+    """A persistent block multiplies by wgmma what a producer warp has TMA bring.
+
+    Args:
+        m, n: the tile of a block.
+        stages: of the ring.
+        slots: pieces of the result that each consumer can have on their way at once.
+        share: what it reaches of the peak.
+        cluster: blocks that share the second operand.
+        split: blocks that share a tile's k.
+        pingpong: each consumer warpgroup has a tile of its own.
+        late: a tile is stored during the main loop of the next.
+        layouts: (a_mn, b_mn) that there are kernels for: whether an operand is stored with k outside.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        m: int,
+        n: int,
+        stages: int,
+        slots: int,
+        share: float,
+        cluster: int = 1,
+        split: int = 1,
+        pingpong: bool = False,
+        late: bool = False,
+        layouts: tuple[tuple[bool, bool], ...] = ((False, False), (False, True), (True, True)),
+    ) -> None:
+        self.name, self.m, self.n, self.stages, self.slots, self.share = name, m, n, stages, slots, share
+        self.cluster, self.split, self.layouts = cluster, split, layouts
+        how = (
+            "each consumer a tile" if pingpong else f"k split over a cluster of {split}" if split > 1 else "cooperative"
+        )
+        self.summary = f"a persistent block has tiles of {m} x {n} by WGMMA and TMA; {how}"
+        beside = m == 64 and not pingpong
+        self.piece = min((n // 2 if beside else n) // split, K)
+        fixed: dict[str, Any] = dict(M=(m,), N=(n,), STAGES=(stages,), SLOTS=(slots,), CLUSTER=(cluster,))
+        fixed |= dict(SPLIT=(split,), PINGPONG=(pingpong,), LATE=(late,))
+        self.kernel = Kernel(
+            "gemm_wgmma.cu",
+            f"gemm_wgmma<T, {', '.join(fixed)}, A_MN, B_MN>",
+            arch="sm_90a",
+            T=HALF,
+            **fixed,
+            A_MN=_BOTH,
+            B_MN=_BOTH,
+            where=lambda A_MN, B_MN, **_: (A_MN, B_MN) in layouts,
+        )
+        self._template = {name: values[0] for name, values in fixed.items()}
+
+    def why_not(self, problem: Any, gpu: Gpu) -> str | None:
+        """It takes half types whose rows are whole vectors, on Hopper alone."""
+        p = gemm.gemm_of(problem)
+        if gpu.capability != 9:
+            return "wgmma is of compute capability 9.0"
+        if p.dtype not in HALF:
+            return f"{p.dtype} is not multiplied by wgmma"
+        if gpu.shared < self.shared:
+            return f"it takes {self.shared} bytes of shared memory"
+        if p.ones or p.bias_along_m or p.out.k != 1 or not (p.m and p.n and p.k):
+            return "it has no column of ones, no bias along m, no sizes of 0, and results in rows"
+        if not all(p.in_vectors):
+            return "its operands must be whole vectors"
+        if None in (_batch(p, p.a), _batch(p, p.b)):
+            return "a batch must be one stride apart"
+        if _stored(p) not in self.layouts:
+            return "it has no kernel for this layout"
+        if self.split > 1 and p.k < self.split * K:
+            return "there is too little of k"
+        return None
+
+    def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
+        """A model of the time chooses among all tiles."""
+        p = gemm.gemm_of(problem)
+        if self.split > 1 and (p.m > self.m or p.k < 1024):
+            return "k is split for one row of tiles of much k"
+        others = [form for form in FORMS if form.why_not(problem, gpu) is None and form.split == 1]
+        best = min((form.time(p, gpu) for form in others), default=self.time(p, gpu))
+        if self.split == 1 and best < self.time(p, gpu):
+            return "another tile should take less time"
+        portable = gemm.least_time(p, gpu.multiprocessors)
+        return f"mma should take {portable:.1f} us" if portable < self.time(p, gpu) else None
+
+    def launch(self, problem: Any, gpu: Gpu) -> Launch:
+        """As many clusters as run at once, or one for each tile."""
+        p = gemm.gemm_of(problem)
+        blocks = self.cluster * self.split
+        tiles = self._tiles(p)
+        clusters = tiles if self.split > 1 else min(tiles, max(1, gpu.multiprocessors // blocks))
+        a_mn, b_mn = _stored(p)
+        operands = {
+            "a": _operand(p, p.a, p.m, a_mn, self.m),
+            "b": _operand(p, p.b, p.n, b_mn, self.n // self.cluster),
+            "y": Operand((p.batches, p.m, p.n), (p.m * p.out.i, p.out.i, 1), (1, K, self.piece), True),
+        }
+        pitch = p.out.i if p.out.i % 8 else 0
+        group = max(1, round((gpu.multiprocessors / blocks * self.n / (self.m * self.cluster)) ** 0.5))
+        moves = int(operands["a"].moves), int(operands["b"].moves)
+        return Launch(
+            self.kernel,
+            clusters * blocks,
+            THREADS,
+            self.shared,
+            {"T": p.dtype, **self._template, "A_MN": a_mn, "B_MN": b_mn},
+            cluster=blocks if blocks > 1 else None,
+            extra=operands,
+            args=(p.m, p.n, p.k, p.batches, *moves, pitch, group),
+        )
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """One."""
+        return (self.kernel,)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: the ring, the slots and biases of two consumers, the barriers."""
+        return (
+            self.stages * (self.m + self.n) * LINE
+            + 4 * self.slots * K * self.piece
+            + 8 * self.n
+            + 16 * self.stages
+            + 16
+        )
+
+    def time(self, p: Problem, gpu: Gpu) -> float:
+        """Microseconds, by waves of tiles."""
+        blocks = self.cluster * self.split
+        waves = ceil_div(self._tiles(p), max(1, gpu.multiprocessors // blocks))
+        return _START + waves * self.m * self.n * ceil_div(p.k, self.split) / (_RATE * self.share)
+
+    def _tiles(self, p: Problem) -> int:
+        """Of clusters."""
+        return ceil_div(p.m, self.m * self.cluster) * ceil_div(p.n, self.n) * p.batches
+
+
+FORMS = [
+    Tile("wgmma_64x64", 64, 64, 12, 1, 0.4, split=2, layouts=((False, False),)),
+    Tile("wgmma_64x128", 64, 128, 8, 1, 0.5, split=2, layouts=((False, True),)),
+    Tile("wgmma_128x256", 128, 256, 4, 2, 1.0, cluster=2, late=True),
+    Tile("wgmma_128x192", 128, 192, 5, 1, 0.98, cluster=2, late=True),
+    Tile("wgmma_128x128", 128, 128, 6, 2, 0.87, cluster=2, pingpong=True),
+]
+_KERNELS = [form.kernel for form in FORMS]
+
+
+def run(launch: Launch, sum_kernel: Kernel, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """Launch a form of a list with `FORMS`, as `gemm.run`; operands lie as the problem says."""
+    if launch.kernel not in _KERNELS:
+        return gemm.run(launch, sum_kernel, inputs, outputs)
+    (a, b, *bias), of, pitch = inputs, launch.extra, launch.args[-2]
+    maps = of["a"].map(a), of["b"].map(b)
+    launch(*maps, maps[0] if pitch else of["y"].map(outputs[0], written=True), outputs[0], *(bias or [None]))
+
+
+def _stored(p: Problem) -> tuple[bool, bool]:
+    """Whether each operand is stored with k outside."""
+    return _k_outside(p.a, p.k), _k_outside(p.b, p.k)
+
+
+def _k_outside(layout: Layout, k: int) -> bool:
+    return layout.k != 1 or (k == 1 and layout.i == 1)
+
+
+def _batch(p: Problem, layout: Layout) -> int | None:
+    """Elements from one matrix of the batch to the next; 0 where all share one; None where there are two strides."""
+    if p.batches == 1:
+        return 0
+    if p.batch_inner == 1:
+        return layout.batch_outer
+    outer = p.batches // p.batch_inner
+    return layout.batch if outer == 1 or layout.batch_outer == layout.batch * p.batch_inner else None
+
+
+def _operand(p: Problem, layout: Layout, size: int, k_outside: bool, rows: int) -> Operand:
+    step = _batch(p, layout) or 0
+    batches = p.batches if step else 1
+    if k_outside:
+        return Operand((batches, p.k, size), (step, layout.k, 1), (1, K, K), step > 0)
+    return Operand((batches, size, p.k), (step, layout.i, 1), (1, rows, K), step > 0)
