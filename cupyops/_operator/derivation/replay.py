@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from ..._kernel.launch import driver, faults, signature
+from ..._kernel.launch import driver, faults, signature, tensor_map
 from ..._kernel.launch.signature import Argument
+from ..._kernel.launch.tensor_map import Description
 from ..._util import torch_private
 from ...errors import CupyopsError, LaunchError
 from .codegen import Writer
-from .constants import Ref
+from .constants import MapRef, Ref
 from .steps import Alloc, Bump, Call, Launch, Recording, Step, View, numbers_in
 
 APART = 512  # bytes: what shares an allocation begins at multiples of this
@@ -33,11 +34,13 @@ class Retry(Exception):
 
 
 class Machine:
-    """How generated code allocates and launches on a GPU."""
+    """How generated code allocates, writes tensor maps and launches on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.index = device.index
         self.empty = torch_private.empty_strided(device)
+        self.encode_tensor_map: Callable[[int, Description, int], None] = tensor_map.encode_at
+        self.replace_address: Callable[[int, int], None] = driver.replace_address
         self.stream: Callable[[int], int] = torch_private.current_stream
 
     def launcher(self, launch: Launch) -> tuple[Callable[..., None], Any]:
@@ -220,6 +223,7 @@ class Body:
 
 
 _ONE = (1,)
+_ALIGNMENT = tensor_map.PLACE_ALIGNMENT  # of a buffer of parameters, for the tensor maps in it
 
 
 def _groups(steps: Sequence[Step]) -> list[Any]:
@@ -235,45 +239,85 @@ def _groups(steps: Sequence[Step]) -> list[Any]:
     return found
 
 
+class Maps:
+    """The tensor maps of a group of launches, inside one buffer of parameters.
+
+    They are made whole once; afterwards only their addresses change, where a call's tensors lie elsewhere.
+
+    Attributes:
+        addresses: of the tensors for which the buffer holds maps.
+    """
+
+    def __init__(self, machine: Machine, places: Sequence[int], descriptions: Sequence[Description]) -> None:
+        self._machine, self._places, self._descriptions = machine, places, descriptions
+        self.addresses: tuple[int, ...] = ()
+
+    def move(self, addresses: tuple[int, ...]) -> None:
+        """From now on they are those of tensors at `addresses`."""
+        before, self.addresses = self.addresses, ()  # should one of them fail, all are made anew
+        if before:
+            for place, old, new in zip(self._places, before, addresses):
+                if old != new:
+                    self._machine.replace_address(place, new)
+        else:
+            for place, description, new in zip(self._places, self._descriptions, addresses):
+                self._machine.encode_tensor_map(place, description, new)
+        self.addresses = addresses
+
+
 class _Buffers:
-    """The parameters of all launches in one buffer: addresses, packed at each replay, then constants, which stay."""
+    """The parameters of all launches in one buffer: addresses, packed at each replay, constants, which stay, and tensor maps."""
 
     def __init__(self, body: Body, groups: Sequence[list[Launch]]) -> None:
         self.body = body
         writer = body.writer
         self._pack: dict[int, str] = {}
         self._order: dict[int, int] = {}
+        self._maps: dict[int, list[tuple[str, Description, int]]] = {}  # of each group: address, what it is, where
         image = bytearray()
         arrays: list[list[int]] = []
         for group in groups:
             texts: dict[str, int] = {}
             start = len(image)
             for launch in group:
-                for number in launch.reads:
-                    texts.setdefault(body.addresses.text(writer, number), start + 8 * len(texts))
+                for value in launch.args:
+                    if isinstance(value, Ref):
+                        texts.setdefault(body.addresses.text(writer, value.number), start + 8 * len(texts))
             image += bytes(8 * len(texts))
             packer = struct.Struct(f"<{len(texts)}Q").pack_into
             self._pack[id(group)] = f"{writer.name(packer)}(_slot[0], {start}, {', '.join(texts)})"
+            maps = self._maps[id(group)] = []
             for launch in group:
                 self._order[id(launch)] = len(arrays)
-                arrays.append(self._offsets(launch, texts, image))
-        size = bytes(image)
+                arrays.append(self._offsets(launch, texts, maps, image))
+        content, machine = bytes(image), body.machine
+        maps_of = [maps for maps in self._maps.values() if maps]
+        self._first_map = 1 + len(arrays)
 
         def new() -> tuple[Any, ...]:
-            buffer = ctypes.create_string_buffer(size, len(size) or 1)
+            memory = ctypes.create_string_buffer(len(content) + _ALIGNMENT)
+            shift = -ctypes.addressof(memory) % _ALIGNMENT
+            buffer = (ctypes.c_char * (len(content) or 1)).from_buffer(memory, shift)
+            buffer.raw = content
             start = ctypes.addressof(buffer)
             kept = [(ctypes.c_void_p * len(offsets))(*(start + offset for offset in offsets)) for offsets in arrays]
-            return buffer, *(ctypes.addressof(one) for one in kept), kept
+            maps = [Maps(machine, [start + one[2] for one in maps], [one[1] for one in maps]) for maps in maps_of]
+            return buffer, *(ctypes.addressof(one) for one in kept), *maps, kept
 
         self.slots, self.new = writer.name([]), writer.name(new)
 
-    def _offsets(self, launch: Launch, texts: dict[str, int], image: bytearray) -> list[int]:
-        """Where each argument of a launch lies; constants are added to the image."""
+    def _offsets(
+        self, launch: Launch, texts: dict[str, int], maps: list[tuple[str, Description, int]], image: bytearray
+    ) -> list[int]:
+        """Where each argument of a launch lies; constants are added to the image, and room for tensor maps."""
         arguments, name = self.body.machine.arguments(launch), launch.specialised.name
         offsets = []
         for index, (argument, value) in enumerate(zip(arguments, launch.args)):
             if isinstance(value, Ref):
                 offsets.append(texts[self.body.addresses.text(self.body.writer, value.number)])
+                continue
+            if isinstance(value, MapRef):
+                offsets.append(self._place(value, maps, image))
                 continue
             image += bytes(-len(image) % max(argument.align, 8))
             offsets.append(len(image))
@@ -281,10 +325,26 @@ class _Buffers:
         image += bytes(-len(image) % 8)
         return offsets
 
+    def _place(self, value: MapRef, maps: list[tuple[str, Description, int]], image: bytearray) -> int:
+        """Where a tensor map lies: equal ones of a group are one."""
+        address = self.body.addresses.text(self.body.writer, value.tensor.number)
+        for text, description, place in maps:
+            if (text, description) == (address, value.description):
+                return place
+        image += bytes(-len(image) % _ALIGNMENT)
+        maps.append((address, value.description, len(image)))
+        image += bytes(tensor_map.BYTES)
+        return maps[-1][2]
+
     def write(self, group: list[Launch]) -> None:
-        """Pack the addresses and launch."""
+        """Pack the addresses, have tensor maps follow their tensors, and launch."""
         writer = self.body.writer
         writer.line(self._pack[id(group)])
+        if maps := self._maps[id(group)]:
+            before = [one for one in self._maps.values() if one]
+            place = f"_slot[{self._first_map + next(i for i, one in enumerate(before) if one is maps)}]"
+            writer.line(f"_m = ({', '.join(text for text, *_ in maps)},)")
+            writer.line(f"if {place}.addresses != _m: {place}.move(_m)")
         for launch in group:
             function, handle = self.body.machine.launcher(launch)
             configuration = launch.configuration
