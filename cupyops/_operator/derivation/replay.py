@@ -6,21 +6,17 @@ saved for backward.
 
 from __future__ import annotations
 
-import ctypes
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from ..._kernel.launch import driver, faults, signature, tensor_map
-from ..._kernel.launch.signature import Argument
-from ..._kernel.launch.tensor_map import Description
-from ..._util import torch_private
+from ..._kernel.launch import faults
 from ...errors import CupyopsError, LaunchError
 from .codegen import Writer
-from .constants import MapRef, Ref
-from .steps import Alloc, Bump, Call, Launch, Recording, Step, View, numbers_in
+from .constants import Ref
+from .parameters import Addresses, Buffers, Machine
+from .steps import Alloc, Bump, Call, Launch, Step, View, numbers_in
 
 APART = 512  # bytes: what shares an allocation begins at multiples of this
 
@@ -31,56 +27,6 @@ class Unfit(Exception):
 
 class Retry(Exception):
     """Raised in a forward before anything is launched: the call is to be made the plain way, which says what is wrong."""
-
-
-class Machine:
-    """How generated code allocates, writes tensor maps and launches on a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.index = device.index
-        self.empty = torch_private.empty_strided(device)
-        self.encode_tensor_map: Callable[[int, Description, int], None] = tensor_map.encode_at
-        self.replace_address: Callable[[int, int], None] = driver.replace_address
-        self.stream: Callable[[int], int] = torch_private.current_stream
-
-    def launcher(self, launch: Launch) -> tuple[Callable[..., None], Any]:
-        """The driver's function for a launch, and the handle of the kernel."""
-        assert launch.loaded is not None
-        return driver.launcher(launch.configuration), launch.loaded.function
-
-    def arguments(self, launch: Launch) -> Sequence[Argument]:
-        """What the kernel takes."""
-        assert launch.loaded is not None
-        return launch.loaded.arguments
-
-
-class Addresses:
-    """Where each tensor of a recording lies: a root, of whose address a variable has the value, and bytes from there."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._views = {
-            step.results[0]: (step.source, step.offset) for step in recording.steps if isinstance(step, View)
-        }
-        self.shared: dict[int, tuple[str, int]] = {}  # of what is part of a larger allocation
-
-    def of(self, number: int) -> tuple[int, int]:
-        """(root, bytes)."""
-        offset = 0
-        while number in self._views:
-            source, more = self._views[number]
-            number, offset = source, offset + more
-        return number, offset
-
-    def text(self, writer: Writer, number: int) -> str:
-        """An expression for the address."""
-        root, offset = self.of(number)
-        name, start = self.shared.get(root, (f"_p{root}", 0))
-        offset += start
-        return f"{name} + {writer.name(offset)}" if offset else name
-
-    def roots(self, steps: Iterable[Step]) -> set[int]:
-        """The roots of what the launches among the steps are given."""
-        return {self.of(number)[0] for step in steps if isinstance(step, Launch) for number in step.reads}
 
 
 def needed(steps: Sequence[Step], asked: Iterable[int]) -> set[int]:
@@ -127,13 +73,16 @@ class Body:
         self._launches = [step for step in steps if isinstance(step, Launch)]
         self._allocate([step for step in steps if isinstance(step, Alloc)], pooled)
         groups = _groups([step for step in steps if not isinstance(step, Alloc) and not self._vanishes(step)])
-        buffers = _Buffers(self, [group for group in groups if isinstance(group, list)])
+        together = [group for group in groups if isinstance(group, list)]
+        buffers = Buffers(self.writer, self.machine, self.addresses, together)
         if self._launches:
             self.writer.line(f"_stream = {self.writer.name(self.machine.stream)}({self.machine.index})")
             self.writer.line(f"_slot = {buffers.slots}.pop() if {buffers.slots} else {buffers.new}()")
         for group in groups:
             if isinstance(group, list):
-                buffers.write(group)
+                buffers.fill(group)
+                for launch in group:
+                    self._launch(launch, buffers.parameters(launch))
             else:
                 self._step(group)
         if self._launches:
@@ -142,9 +91,12 @@ class Body:
         else:
             leave_on_error(self.writer, self.leave)
 
-    def launch(self, line: str) -> None:
-        """The line of a launch."""
-        self.writer.line(line)
+    def _launch(self, launch: Launch, parameters: str) -> None:
+        writer, configuration = self.writer, launch.configuration
+        function, handle = self.machine.launcher(launch)
+        dims = (*configuration.grid, *configuration.block, configuration.shared)
+        sizes = ", ".join(str(size) if size < 2 else writer.name(size) for size in dims)
+        writer.line(f"{writer.name(function)}({writer.name(handle)}, {sizes}, _stream, {parameters}, 0)")
         if not self.launched:
             self.launched = True
             leave_on_error(self.writer, self.leave)
@@ -223,7 +175,6 @@ class Body:
 
 
 _ONE = (1,)
-_ALIGNMENT = tensor_map.PLACE_ALIGNMENT  # of a buffer of parameters, for the tensor maps in it
 
 
 def _groups(steps: Sequence[Step]) -> list[Any]:
@@ -237,121 +188,6 @@ def _groups(steps: Sequence[Step]) -> list[Any]:
         else:
             found.append([step])
     return found
-
-
-class Maps:
-    """The tensor maps of a group of launches, inside one buffer of parameters.
-
-    They are made whole once; afterwards only their addresses change, where a call's tensors lie elsewhere.
-
-    Attributes:
-        addresses: of the tensors for which the buffer holds maps.
-    """
-
-    def __init__(self, machine: Machine, places: Sequence[int], descriptions: Sequence[Description]) -> None:
-        self._machine, self._places, self._descriptions = machine, places, descriptions
-        self.addresses: tuple[int, ...] = ()
-
-    def move(self, addresses: tuple[int, ...]) -> None:
-        """From now on they are those of tensors at `addresses`."""
-        before, self.addresses = self.addresses, ()  # should one of them fail, all are made anew
-        if before:
-            for place, old, new in zip(self._places, before, addresses):
-                if old != new:
-                    self._machine.replace_address(place, new)
-        else:
-            for place, description, new in zip(self._places, self._descriptions, addresses):
-                self._machine.encode_tensor_map(place, description, new)
-        self.addresses = addresses
-
-
-class _Buffers:
-    """The parameters of all launches in one buffer: addresses, packed at each replay, constants, which stay, and tensor maps."""
-
-    def __init__(self, body: Body, groups: Sequence[list[Launch]]) -> None:
-        self.body = body
-        writer = body.writer
-        self._pack: dict[int, str] = {}
-        self._order: dict[int, int] = {}
-        self._maps: dict[int, list[tuple[str, Description, int]]] = {}  # of each group: address, what it is, where
-        image = bytearray()
-        arrays: list[list[int]] = []
-        for group in groups:
-            texts: dict[str, int] = {}
-            start = len(image)
-            for launch in group:
-                for value in launch.args:
-                    if isinstance(value, Ref):
-                        texts.setdefault(body.addresses.text(writer, value.number), start + 8 * len(texts))
-            image += bytes(8 * len(texts))
-            packer = struct.Struct(f"<{len(texts)}Q").pack_into
-            self._pack[id(group)] = f"{writer.name(packer)}(_slot[0], {start}, {', '.join(texts)})"
-            maps = self._maps[id(group)] = []
-            for launch in group:
-                self._order[id(launch)] = len(arrays)
-                arrays.append(self._offsets(launch, texts, maps, image))
-        content, machine = bytes(image), body.machine
-        maps_of = [maps for maps in self._maps.values() if maps]
-        self._first_map = 1 + len(arrays)
-
-        def new() -> tuple[Any, ...]:
-            memory = ctypes.create_string_buffer(len(content) + _ALIGNMENT)
-            shift = -ctypes.addressof(memory) % _ALIGNMENT
-            buffer = (ctypes.c_char * (len(content) or 1)).from_buffer(memory, shift)
-            buffer.raw = content
-            start = ctypes.addressof(buffer)
-            kept = [(ctypes.c_void_p * len(offsets))(*(start + offset for offset in offsets)) for offsets in arrays]
-            maps = [Maps(machine, [start + one[2] for one in maps], [one[1] for one in maps]) for maps in maps_of]
-            return buffer, *(ctypes.addressof(one) for one in kept), *maps, kept
-
-        self.slots, self.new = writer.name([]), writer.name(new)
-
-    def _offsets(
-        self, launch: Launch, texts: dict[str, int], maps: list[tuple[str, Description, int]], image: bytearray
-    ) -> list[int]:
-        """Where each argument of a launch lies; constants are added to the image, and room for tensor maps."""
-        arguments, name = self.body.machine.arguments(launch), launch.specialised.name
-        offsets = []
-        for index, (argument, value) in enumerate(zip(arguments, launch.args)):
-            if isinstance(value, Ref):
-                offsets.append(texts[self.body.addresses.text(self.body.writer, value.number)])
-                continue
-            if isinstance(value, MapRef):
-                offsets.append(self._place(value, maps, image))
-                continue
-            image += bytes(-len(image) % max(argument.align, 8))
-            offsets.append(len(image))
-            image += signature.constant(name, arguments, index, value)
-        image += bytes(-len(image) % 8)
-        return offsets
-
-    def _place(self, value: MapRef, maps: list[tuple[str, Description, int]], image: bytearray) -> int:
-        """Where a tensor map lies: equal ones of a group are one."""
-        address = self.body.addresses.text(self.body.writer, value.tensor.number)
-        for text, description, place in maps:
-            if (text, description) == (address, value.description):
-                return place
-        image += bytes(-len(image) % _ALIGNMENT)
-        maps.append((address, value.description, len(image)))
-        image += bytes(tensor_map.BYTES)
-        return maps[-1][2]
-
-    def write(self, group: list[Launch]) -> None:
-        """Pack the addresses, have tensor maps follow their tensors, and launch."""
-        writer = self.body.writer
-        writer.line(self._pack[id(group)])
-        if maps := self._maps[id(group)]:
-            before = [one for one in self._maps.values() if one]
-            place = f"_slot[{self._first_map + next(i for i, one in enumerate(before) if one is maps)}]"
-            writer.line(f"_m = ({', '.join(text for text, *_ in maps)},)")
-            writer.line(f"if {place}.addresses != _m: {place}.move(_m)")
-        for launch in group:
-            function, handle = self.body.machine.launcher(launch)
-            configuration = launch.configuration
-            dims = (*configuration.grid, *configuration.block, configuration.shared)
-            sizes = ", ".join(str(size) if size < 2 else writer.name(size) for size in dims)
-            slot = f"_slot[{1 + self._order[id(launch)]}]"
-            self.body.launch(f"{writer.name(function)}({writer.name(handle)}, {sizes}, _stream, {slot}, 0)")
 
 
 def explained(error: Exception, launches: Sequence[Launch]) -> Exception:
