@@ -11,15 +11,18 @@ import gc
 import struct
 import weakref
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import cupyops
+from cupyops._kernel.launch.tensor_map import TensorMap
 from cupyops._operator.derivation import build, plans
-from cupyops._operator.derivation.constants import Ref, freeze
+from cupyops._operator.derivation.constants import MapRef, Ref, freeze
 from cupyops._util.allocations import Allocations
+from cupyops.simulator import TensorMap as Simulated
 
 ARCH = "sm_80"
 
@@ -34,6 +37,7 @@ class Known(Allocations):
         super().__init__()
         self.storages = {}
         self.launches = []
+        self.maps = []  # what was done to tensor maps
         self.failures = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -78,6 +82,7 @@ class Machine:
     """Where generated code allocates and launches."""
 
     index = 0
+    arch = ARCH
     known = None  # while `driver()` is open
 
     def __init__(self, device):
@@ -87,11 +92,21 @@ class Machine:
         assert all(type(one) is tuple for one in (size, stride))
         return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
 
+    def encode_tensor_map(self, place, description, address):
+        assert place % 64 == 0
+        ctypes.memmove(place, Simulated(address, *description[:-1]).encode(), 128)
+        self.known.maps.append("encoded")
+
+    def replace_address(self, place, address):
+        found = Simulated.decode(ctypes.string_at(place, 128))
+        ctypes.memmove(place, replace(found, address=address).encode(), 128)
+        self.known.maps.append("replaced")
+
     def stream(self, index):
         return 77
 
     def arguments(self, launch):
-        return launch.specialised.arguments(launch.specialised.binary(ARCH))
+        return launch.specialised.arguments(launch.specialised.binary(self.arch))
 
     def launcher(self, launch):
         arguments = self.arguments(launch)
@@ -116,11 +131,13 @@ class Machine:
         pointers = (ctypes.c_void_p * len(arguments)).from_address(parameters)
         args = [self._value(one, at, recorded) for one, at, recorded in zip(arguments, pointers, launch.args)]
         with torch._C.DisableTorchFunction():
-            launch.specialised.launch(args[launch.specialised.anchor], launch.configuration, tuple(args))
+            launch.specialised.launch(launch.specialised.anchored(args), launch.configuration, tuple(args))
         self.known.launches.append(launch.specialised.name)
 
     def _value(self, argument, at, recorded):
         content = ctypes.string_at(at, argument.size)
+        if isinstance(recorded, MapRef):
+            return self._map(content, recorded)
         if argument.kind == "struct":
             assert np.asarray(recorded).tobytes() == content
             return np.frombuffer(content, np.uint8)
@@ -132,13 +149,27 @@ class Machine:
         assert value == expected or freeze(float(value)) == freeze(float(expected))
         return value
 
+    def _map(self, content, recorded):
+        """A tensor map as the bytes have it: of what lies at the address."""
+        found = Simulated.decode(content)
+        assert Simulated(found.address, *recorded.description[:-1]) == found
+        # a tensor of bytes serves: the simulator goes by the description
+        return _Anywhere(self.known.at(found.address, torch.uint8), recorded.description, recorded.written)
+
+
+class _Anywhere(TensorMap):
+    """A map whose tensor is all that lies at an address, and not of the shape that the map has."""
+
+    def unfit(self):
+        return "" if self.tensor.data_ptr() % 16 == 0 else "an aligned tensor"
+
 
 @contextmanager
-def driver():
+def driver(arch=ARCH):
     """Inside, kernels run in the simulator, and plans are generated code."""
     plans.forget_all()
-    with cupyops.simulate(ARCH), Known() as known:
-        Machine.known, build.machines["cpu"] = known, Machine
+    with cupyops.simulate(arch), Known() as known:
+        Machine.arch, Machine.known, build.machines["cpu"] = arch, known, Machine
         try:
             yield known
             assert not known.failures

@@ -15,7 +15,8 @@ from .codegen import Writer
 from .constants import MISS, Ref
 from .guard import globals_of, miss_if, surroundings, tensors, values
 from .kept import Pooled
-from .replay import Addresses, Body, Machine, Retry, Unfit, leave_on_error, needed
+from .parameters import Addresses, Machine
+from .replay import Body, Retry, Unfit, leave_on_error, needed
 from .steps import Alloc, Inner, Recording, filled, numbers_in
 
 machines: dict[str, Callable[[torch.device], Machine]] = {"cuda": Machine}

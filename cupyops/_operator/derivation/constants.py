@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..._kernel.launch.tensor_map import Description
+
 MISS = object()
 """What the code of a plan gives where the call is not the one that was recorded."""
 
@@ -17,11 +19,31 @@ class Ref(NamedTuple):
     number: int
 
 
+class MapRef(NamedTuple):
+    """A tensor map: the number of its tensor, and what does not depend on where that lies."""
+
+    tensor: Ref
+    description: Description
+    written: bool
+
+
 class NoConstant(Exception):
     """A value that is not one of the kinds that are told apart by type and value alone."""
 
 
-_PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(...), Ref)
+_PLAIN = (
+    int,
+    bool,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    type(...),
+    Ref,
+    MapRef,
+)
 _SEQUENCES = (tuple, list, torch.Size)
 
 

@@ -17,9 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from ..._kernel.kernel import executors
 from ..._kernel.launch import faults
+from ..._kernel.launch.tensor_map import ADDRESS_ALIGNMENT, TensorMap
 from ..._util import observed, torch_private
 from ..._util.allocations import EMPTY
-from .constants import NoConstant, Ref, freeze
+from .constants import MapRef, NoConstant, Ref, freeze
 from .steps import Alloc, Bump, Call, Inner, Launch, Recording, Step, View, numbers_in
 
 _SEEN = (
@@ -145,6 +146,9 @@ class Recorder(TorchFunctionMode):
             for argument, value in zip(() if loaded is None else loaded.arguments, args):
                 if argument.dtype is None and argument.boundary > 1 and isinstance(value, Tensor):
                     self.alignment(value, argument.boundary)  # which the launch has found to be so
+            for value in args:
+                if isinstance(value, TensorMap):
+                    self.alignment(value.tensor, ADDRESS_ALIGNMENT)
             self._steps.append(Launch(specialised, loaded, configuration, values, freeze(values)))
         except NoConstant as found:
             self.refuse(f"{specialised.name} was given {found}")
@@ -269,6 +273,8 @@ class Recorder(TorchFunctionMode):
         """An argument with a Ref in the place of each tensor, and arrays as they are now."""
         if isinstance(value, Tensor):
             return self._known(value, "is given")
+        if isinstance(value, TensorMap) and value.description is not None:
+            return MapRef(self._known(value.tensor, "is given"), value.description, value.written)
         if type(value) in (tuple, list):
             return type(value)(self._constant(one) for one in value)
         if type(value) is dict:

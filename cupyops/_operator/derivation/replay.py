@@ -6,20 +6,17 @@ saved for backward.
 
 from __future__ import annotations
 
-import ctypes
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from ..._kernel.launch import driver, faults, signature
-from ..._kernel.launch.signature import Argument
-from ..._util import torch_private
+from ..._kernel.launch import faults
 from ...errors import CupyopsError, LaunchError
 from .codegen import Writer
 from .constants import Ref
-from .steps import Alloc, Bump, Call, Launch, Recording, Step, View, numbers_in
+from .parameters import Addresses, Buffers, Machine
+from .steps import Alloc, Bump, Call, Launch, Step, View, numbers_in
 
 APART = 512  # bytes: what shares an allocation begins at multiples of this
 
@@ -30,54 +27,6 @@ class Unfit(Exception):
 
 class Retry(Exception):
     """Raised in a forward before anything is launched: the call is to be made the plain way, which says what is wrong."""
-
-
-class Machine:
-    """How generated code allocates and launches on a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.index = device.index
-        self.empty = torch_private.empty_strided(device)
-        self.stream: Callable[[int], int] = torch_private.current_stream
-
-    def launcher(self, launch: Launch) -> tuple[Callable[..., None], Any]:
-        """The driver's function for a launch, and the handle of the kernel."""
-        assert launch.loaded is not None
-        return driver.launcher(launch.configuration), launch.loaded.function
-
-    def arguments(self, launch: Launch) -> Sequence[Argument]:
-        """What the kernel takes."""
-        assert launch.loaded is not None
-        return launch.loaded.arguments
-
-
-class Addresses:
-    """Where each tensor of a recording lies: a root, of whose address a variable has the value, and bytes from there."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._views = {
-            step.results[0]: (step.source, step.offset) for step in recording.steps if isinstance(step, View)
-        }
-        self.shared: dict[int, tuple[str, int]] = {}  # of what is part of a larger allocation
-
-    def of(self, number: int) -> tuple[int, int]:
-        """(root, bytes)."""
-        offset = 0
-        while number in self._views:
-            source, more = self._views[number]
-            number, offset = source, offset + more
-        return number, offset
-
-    def text(self, writer: Writer, number: int) -> str:
-        """An expression for the address."""
-        root, offset = self.of(number)
-        name, start = self.shared.get(root, (f"_p{root}", 0))
-        offset += start
-        return f"{name} + {writer.name(offset)}" if offset else name
-
-    def roots(self, steps: Iterable[Step]) -> set[int]:
-        """The roots of what the launches among the steps are given."""
-        return {self.of(number)[0] for step in steps if isinstance(step, Launch) for number in step.reads}
 
 
 def needed(steps: Sequence[Step], asked: Iterable[int]) -> set[int]:
@@ -124,13 +73,16 @@ class Body:
         self._launches = [step for step in steps if isinstance(step, Launch)]
         self._allocate([step for step in steps if isinstance(step, Alloc)], pooled)
         groups = _groups([step for step in steps if not isinstance(step, Alloc) and not self._vanishes(step)])
-        buffers = _Buffers(self, [group for group in groups if isinstance(group, list)])
+        together = [group for group in groups if isinstance(group, list)]
+        buffers = Buffers(self.writer, self.machine, self.addresses, together)
         if self._launches:
             self.writer.line(f"_stream = {self.writer.name(self.machine.stream)}({self.machine.index})")
             self.writer.line(f"_slot = {buffers.slots}.pop() if {buffers.slots} else {buffers.new}()")
         for group in groups:
             if isinstance(group, list):
-                buffers.write(group)
+                buffers.fill(group)
+                for launch in group:
+                    self._launch(launch, buffers.parameters(launch))
             else:
                 self._step(group)
         if self._launches:
@@ -139,9 +91,12 @@ class Body:
         else:
             leave_on_error(self.writer, self.leave)
 
-    def launch(self, line: str) -> None:
-        """The line of a launch."""
-        self.writer.line(line)
+    def _launch(self, launch: Launch, parameters: str) -> None:
+        writer, configuration = self.writer, launch.configuration
+        function, handle = self.machine.launcher(launch)
+        dims = (*configuration.grid, *configuration.block, configuration.shared)
+        sizes = ", ".join(str(size) if size < 2 else writer.name(size) for size in dims)
+        writer.line(f"{writer.name(function)}({writer.name(handle)}, {sizes}, _stream, {parameters}, 0)")
         if not self.launched:
             self.launched = True
             leave_on_error(self.writer, self.leave)
@@ -233,65 +188,6 @@ def _groups(steps: Sequence[Step]) -> list[Any]:
         else:
             found.append([step])
     return found
-
-
-class _Buffers:
-    """The parameters of all launches in one buffer: addresses, packed at each replay, then constants, which stay."""
-
-    def __init__(self, body: Body, groups: Sequence[list[Launch]]) -> None:
-        self.body = body
-        writer = body.writer
-        self._pack: dict[int, str] = {}
-        self._order: dict[int, int] = {}
-        image = bytearray()
-        arrays: list[list[int]] = []
-        for group in groups:
-            texts: dict[str, int] = {}
-            start = len(image)
-            for launch in group:
-                for number in launch.reads:
-                    texts.setdefault(body.addresses.text(writer, number), start + 8 * len(texts))
-            image += bytes(8 * len(texts))
-            packer = struct.Struct(f"<{len(texts)}Q").pack_into
-            self._pack[id(group)] = f"{writer.name(packer)}(_slot[0], {start}, {', '.join(texts)})"
-            for launch in group:
-                self._order[id(launch)] = len(arrays)
-                arrays.append(self._offsets(launch, texts, image))
-        size = bytes(image)
-
-        def new() -> tuple[Any, ...]:
-            buffer = ctypes.create_string_buffer(size, len(size) or 1)
-            start = ctypes.addressof(buffer)
-            kept = [(ctypes.c_void_p * len(offsets))(*(start + offset for offset in offsets)) for offsets in arrays]
-            return buffer, *(ctypes.addressof(one) for one in kept), kept
-
-        self.slots, self.new = writer.name([]), writer.name(new)
-
-    def _offsets(self, launch: Launch, texts: dict[str, int], image: bytearray) -> list[int]:
-        """Where each argument of a launch lies; constants are added to the image."""
-        arguments, name = self.body.machine.arguments(launch), launch.specialised.name
-        offsets = []
-        for index, (argument, value) in enumerate(zip(arguments, launch.args)):
-            if isinstance(value, Ref):
-                offsets.append(texts[self.body.addresses.text(self.body.writer, value.number)])
-                continue
-            image += bytes(-len(image) % max(argument.align, 8))
-            offsets.append(len(image))
-            image += signature.constant(name, arguments, index, value)
-        image += bytes(-len(image) % 8)
-        return offsets
-
-    def write(self, group: list[Launch]) -> None:
-        """Pack the addresses and launch."""
-        writer = self.body.writer
-        writer.line(self._pack[id(group)])
-        for launch in group:
-            function, handle = self.body.machine.launcher(launch)
-            configuration = launch.configuration
-            dims = (*configuration.grid, *configuration.block, configuration.shared)
-            sizes = ", ".join(str(size) if size < 2 else writer.name(size) for size in dims)
-            slot = f"_slot[{1 + self._order[id(launch)]}]"
-            self.body.launch(f"{writer.name(function)}({writer.name(handle)}, {sizes}, _stream, {slot}, 0)")
 
 
 def explained(error: Exception, launches: Sequence[Launch]) -> Exception:

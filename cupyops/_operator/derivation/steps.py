@@ -13,7 +13,8 @@ import torch
 from ..._kernel.launch.configuration import Configuration
 from ..._kernel.launch.loaded import Loaded
 from ..._kernel.launch.specialised import Specialised
-from .constants import Ref
+from ..._kernel.launch.tensor_map import TensorMap
+from .constants import MapRef, Ref
 
 Size = tuple[int, ...]
 
@@ -62,7 +63,7 @@ class View(Call):
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel launched; `args` as they were given, with a `Ref` for each tensor."""
+    """A kernel launched; `args` as they were given, with a `Ref` for each tensor and a `MapRef` for each tensor map."""
 
     specialised: Specialised
     loaded: Loaded | None  # on a GPU
@@ -124,6 +125,8 @@ def numbers_in(value: Any) -> Any:
     """The numbers of the Refs in a value, in order."""
     if isinstance(value, Ref):
         yield value.number
+    elif isinstance(value, MapRef):
+        yield value.tensor.number
     elif isinstance(value, dict):
         yield from numbers_in(tuple(value.values()))
     elif isinstance(value, (tuple, list)):
@@ -132,9 +135,11 @@ def numbers_in(value: Any) -> Any:
 
 
 def filled(value: Any, tensors: Any) -> Any:
-    """A value with `tensors[number]` in the place of each Ref."""
+    """A value with `tensors[number]` in the place of each Ref, also in that of a tensor map."""
     if isinstance(value, Ref):
         return tensors[value.number]
+    if isinstance(value, MapRef):
+        return TensorMap(tensors[value.tensor.number], value.description, value.written)
     if isinstance(value, dict):
         return {name: filled(one, tensors) for name, one in value.items()}
     if type(value) in (tuple, list):

@@ -70,21 +70,19 @@ class Machine:
         return list(struct.unpack(letters, ctypes.string_at(self.launched[-1][-1], struct.calcsize(letters))))
 
 
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch):
-    """The two questions to CUDA, answered."""
-    monkeypatch.setattr(torch_private, "current_stream", lambda device: 77)
-    monkeypatch.setattr(torch_private, "current_device", lambda: -1)
+@pytest.fixture(autouse=True, scope="module")
+def no_gpu():
+    """The two questions to CUDA, answered, before any launch function is written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_private, "current_stream", lambda device: 77)
+        patch.setattr(torch_private, "current_device", lambda: -1)
+        yield
 
 
 @pytest.fixture(scope="module")
-def loaded():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77, raising=False)
-        patch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-        machine = Machine()
-        arguments = machine.load(torch.float32, 4)
-    return machine, arguments
+def loaded(no_gpu):
+    machine = Machine()
+    return machine, machine.load(torch.float32, 4)
 
 
 @pytest.fixture
@@ -288,7 +286,7 @@ def test_another_current_device(monkeypatch):
     machine.load(torch.float32, 4)
     launch(machine, *good())
     assert len(machine.launched) == 1
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 5, raising=False)
+    monkeypatch.setattr(torch_private, "current_device", lambda: 5)
     machine = Machine()
     machine.load(torch.float32, 4)
     launch(machine, *good())
