@@ -11,6 +11,7 @@ from ._util.garbage import collected_later
 with collected_later():
     from . import nn, optim
     from ._dispatch.forms import use_form
+    from ._dispatch.gpu import never_slower
     from ._expression.elementwise import elementwise
     from ._expression.reduction import reduction
     from ._kernel.graph import Graphed, graph

@@ -8,6 +8,8 @@ import tiers
 import torch
 from tiers import pytest_addoption as pytest_addoption
 
+import cupyops
+
 GPU = torch.cuda.is_available()
 
 torch.backends.cudnn.allow_tf32 = False  # PyTorch's float32 convolution is to be float32 where we compare with it
@@ -82,6 +84,13 @@ def no_launch_twice(request, monkeypatch):
     """With --changed, kernels that ran in full on the same sources run once more only where that is asked for."""
     if request.config.option.changed and not GPU:
         tiers.launches_of_changed_alone(request, monkeypatch)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_kernels():
+    """Tests are of our kernels, also where PyTorch's own function is faster."""
+    with cupyops.never_slower(False):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -29,6 +29,9 @@ MIN_SPLIT = 64  # the least share of k that is worth a block
 PAD_FROM = 2**26  # products, from which on a copy in whole vectors is cheap beside reading single elements
 
 
+SMALL_FP32 = 2**25  # multiply-adds: 64x128x3136 takes 14.8 us, 30.7 by cuBLAS on an H200
+LARGE_UNALIGNED = 2**33  # 4097x4095x4088 takes 294 us, 1333 by cuBLAS on an H100
+
 TILED: dict[str, Any] = dict(  # what the kernels are compiled for
     T=FLOATING, TILE=TILES, where=lambda T, TILE: T is not torch.float64 or TILE == FP64_TILE
 )
@@ -158,6 +161,17 @@ def tiles(kernel: Kernel, wide: Kernel | None = None, form: type[Tile] = Tile) -
     found = [] if wide is None else [form(wide, "mma", WIDE, True)]
     sizes = sorted(TILES, reverse=True)
     return [*found, *(form(kernel, engine, tile, wide is not None) for engine in ("mma", "fma") for tile in sizes)]
+
+
+def why_not_cublas(problem: Any, gpu: Gpu) -> str | None:
+    """Where the portable kernels are measured to be faster than cuBLAS: small fp32, and rows off 16-byte boundaries."""
+    p = gemm_of(problem)
+    work = p.m * p.n * p.k
+    if p.dtype is torch.float32 and work <= SMALL_FP32:
+        return f"fp32 products of {SMALL_FP32} multiply-adds at most are as fast by FMAs, with k split"
+    if gpu.capability == 9 and any(p.worth_padding) and p.dtype in HALF and work >= LARGE_UNALIGNED:
+        return "operands off 16-byte boundaries are copied, and multiplied by wgmma, at several times the speed"
+    return None
 
 
 def gemm_of(problem: Any) -> Problem:

@@ -28,6 +28,7 @@ class Gpu:
         l2: bytes of the L2 cache.
         max_blocks: blocks of a grid at most; they stride over the rest, since fewer blocks cost less to start.
         scratch: bytes of memory that an operator may use beside what it returns and saves; alike on every GPU.
+        library: whether PyTorch's own functions may be taken where they are faster; not where kernels are simulated.
     """
 
     capability: int
@@ -38,6 +39,7 @@ class Gpu:
     l2: int
     max_blocks: int = 1 << 16
     scratch: int = 240 << 20
+    library: bool = False
 
     @property
     def has_clusters(self) -> bool:
@@ -50,11 +52,14 @@ class Gpu:
 _SIMULATED = Gpu(capability=0, multiprocessors=64, shared=101376, shared_total=102400, threads=2048, l2=32 << 20)
 
 _assumed: dict[str, Any] = {}
+_never_slower = True
 
 
 def gpu(device: torch.device) -> Gpu:
     """The GPU that launches on tensors of `device` are planned for."""
     found = _card(device) if device.type == "cuda" else replace(_SIMULATED, capability=capability(device))
+    if found.library and not _never_slower:
+        found = replace(found, library=False)
     return replace(found, **_assumed) if _assumed else found
 
 
@@ -70,7 +75,32 @@ def _card(device: torch.device) -> Gpu:
         shared_total=of.shared_memory_per_multiprocessor,  # type: ignore[attr-defined]
         threads=of.max_threads_per_multi_processor,
         l2=of.L2_cache_size,
+        library=True,
     )
+
+
+@contextmanager
+def never_slower(enabled: bool = True) -> Iterator[None]:
+    """Whether operators take PyTorch's own function where no kernel of ours is measured as fast; of the whole process.
+
+    That is the default: `cupyops.linear` of float32 is cuBLAS. `cupyops.trace()` and `python -m cupyops explain` say where.
+
+    Args:
+        enabled: False to have kernels of ours alone: to test them, to measure them, or for their bits, which are the same
+            each time.
+
+    Example:
+        >>> with cupyops.never_slower(False):
+        ...     y = cupyops.linear(torch.randn(8, 64), torch.randn(32, 64))
+    """
+    global _never_slower
+    before, _never_slower = _never_slower, enabled
+    observed.settings_changed()
+    try:
+        yield
+    finally:
+        _never_slower = before
+        observed.settings_changed()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import Kernel
-from . import gemm, small_conv
+from . import convolution, gemm, small_conv
 from .forms import Form, Launch
 from .gemm import Layout, Tile, divisor
 from .gpu import Gpu
@@ -110,6 +110,16 @@ class Correlation(NamedTuple):
         else:
             axes = [(s, -p, d, 1) for s, p, d in zip(of.stride, of.padding, of.dilation)]
         return _packed(self.image, self.out, of, self.sides[1], axes, self.last)
+
+
+def forward_problem(
+    x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+) -> Correlation:
+    """Of a forward, whose output lies as its inputs do."""
+    last = convolution.memory_format(x, weight) is torch.channels_last
+    size = convolution.output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    geometry = geometry_of(x, weight, stride, padding, dilation, groups)
+    return Correlation(geometry, (x.shape[0], weight.shape[0], *size), tuple(x.shape), last, last, False)
 
 
 class PatchSums(NamedTuple):

@@ -5,6 +5,7 @@ TMA reads and writes by tensor maps: of an operand the rows of k, or the rows of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from . import gemm
 from .forms import Form, Launch
 from .gemm import HALF, Layout, Problem
 from .gpu import Gpu
+from .library import Library
 
 K = 64  # of k in a stage
 THREADS = 384
@@ -25,6 +27,8 @@ _BOTH = (False, True)
 # multiply-adds per microsecond of one multiprocessor, by the share that a form reaches of it on an H100
 _RATE = 3.0e6
 _START = 4.0  # microseconds before the first tile is multiplied, and after the last is
+FEW_K = 512  # up to which stores take as long as products
+FULL = 0.85  # of the multiprocessors with work of use, from which on a form is at cuBLAS's speed, measured on an H100
 
 
 class Operand(NamedTuple):
@@ -71,7 +75,7 @@ class Tile(Form[Any]):
         layouts: tuple[tuple[bool, bool], ...] = ((False, False), (False, True), (True, True)),
     ) -> None:
         self.name, self.m, self.n, self.stages, self.slots, self.share = name, m, n, stages, slots, share
-        self.cluster, self.split, self.layouts = cluster, split, layouts
+        self.cluster, self.split, self.layouts, self.pingpong = cluster, split, layouts, pingpong
         how = (
             "each consumer a tile" if pingpong else f"k split over a cluster of {split}" if split > 1 else "cooperative"
         )
@@ -122,8 +126,15 @@ class Tile(Form[Any]):
         best = min((form.time(p, gpu) for form in others), default=self.time(p, gpu))
         if self.split == 1 and best < self.time(p, gpu):
             return "another tile should take less time"
-        portable = gemm.least_time(p, gpu.multiprocessors)
-        return f"mma should take {portable:.1f} us" if portable < self.time(p, gpu) else None
+        if not gpu.library:
+            portable = gemm.least_time(p, gpu.multiprocessors)
+            return f"mma should take {portable:.1f} us" if portable < self.time(p, gpu) else None
+        full = self.full(p, gpu)
+        return (
+            None
+            if full >= FULL
+            else f"cuBLAS splits k, or has smaller tiles: {full:.0%} of the multiprocessors have work"
+        )
 
     def launch(self, problem: Any, gpu: Gpu) -> Launch:
         """As many clusters as run at once, or one for each tile."""
@@ -168,9 +179,19 @@ class Tile(Form[Any]):
 
     def time(self, p: Problem, gpu: Gpu) -> float:
         """Microseconds, by waves of tiles."""
-        blocks = self.cluster * self.split
-        waves = ceil_div(self._tiles(p), max(1, gpu.multiprocessors // blocks))
-        return _START + waves * self.m * self.n * ceil_div(p.k, self.split) / (_RATE * self.share)
+        share = self.share if p.k > FEW_K or not self.pingpong else 1.02  # it stores while it multiplies
+        return _START + self._waves(p, gpu) * self.m * self.n * ceil_div(p.k, self.split) / (_RATE * share)
+
+    def full(self, p: Problem, gpu: Gpu) -> float:
+        """Which part of the tiles' work is of use, and of the waves filled; of what is bound by memory the last alone."""
+        blocks, tiles = self.cluster * self.split, self._tiles(p)
+        filled = tiles * blocks / (self._waves(p, gpu) * (gpu.multiprocessors // blocks * blocks))
+        if self.split > 1:
+            return 1.0 if self._waves(p, gpu) > 1 and not _stored(p)[1] else filled
+        return filled * p.m * p.n * p.batches / (tiles * self.cluster * self.m * self.n)
+
+    def _waves(self, p: Problem, gpu: Gpu) -> int:
+        return ceil_div(self._tiles(p), max(1, gpu.multiprocessors // (self.cluster * self.split)))
 
     def _tiles(self, p: Problem) -> int:
         """Of clusters."""
@@ -185,6 +206,12 @@ FORMS = [
     Tile("wgmma_128x128", 128, 128, 6, 2, 0.87, cluster=2, pingpong=True),
 ]
 _KERNELS = [form.kernel for form in FORMS]
+CUBLAS = Library(gemm.why_not_cublas)
+
+
+def forms(portable: Sequence[Form[Any]]) -> list[Form[Any]]:
+    """The forms of a family: these, cuBLAS where it is faster, and the portable ones."""
+    return [*FORMS, CUBLAS, *portable]
 
 
 def run(launch: Launch, sum_kernel: Kernel, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,20 @@ def go_plainly(by: int = 1) -> None:
     global unplanned
     with _changing:
         unplanned += by
+
+
+_when_settings_change: list[Callable[[], None]] = []
+
+
+def call_when_settings_change(function: Callable[[], None]) -> None:
+    """`function()` is called whenever a setting has changed on which recorded plans depend without naming it."""
+    _when_settings_change.append(function)
+
+
+def settings_changed() -> None:
+    """Such a setting has changed."""
+    for function in _when_settings_change:
+        function()
 
 
 def recorder() -> Any:

@@ -65,6 +65,9 @@ class _Recorder:
         """What a struct passed by value holds as a pointer."""
         return tensor.data_ptr()
 
+    def library(self, name: str) -> None:
+        """PyTorch's own function is not run either."""
+
     def tensor_map(self, of: TensorMap) -> bytes:
         """What a kernel takes for a tensor map: it does not run."""
         return bytes(of.nbytes)
@@ -81,7 +84,7 @@ def explain(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], card:
         The forward, and the backward if an argument requires a gradient.
 
     Raises:
-        InputError: arguments are missing; or no kernel is launched, since only the reference takes what is given.
+        InputError: arguments are missing; or nothing is chosen, since only the reference takes what is given.
     """
     recorder, directions = _Recorder(card), [Direction("forward")]
     turn = Turn("cpu", recorder)
@@ -96,7 +99,7 @@ def explain(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], card:
                 torch.autograd.backward(outputs, [torch.empty_like(y) for y in outputs])
     finally:
         turn.end()
-    if not any(direction.launches for direction in directions):
+    if not any(direction.launches or direction.choices for direction in directions):
         raise InputError(
             f"{getattr(function, '__name__', function)} launches no kernel for this call: it takes the reference"
         )

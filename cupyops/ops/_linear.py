@@ -8,10 +8,11 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import gemm, wgmma
+from .._dispatch import gemm, library, wgmma
 from .._dispatch.forms import Forms
 from .._dispatch.gemm import Layout, Problem
 from .._dispatch.gpu import gpu
+from .._dispatch.rows import is_symbolic
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.operator import operator
 from .._util import arguments
@@ -22,7 +23,7 @@ linear_fwd = Kernel("linear.cu", "linear_fwd<T, TILE>", **gemm.TILED)
 linear_wide = Kernel("linear.cu", "linear_fwd<T, TILE>", T=gemm.HALF, TILE=(gemm.WIDE,))
 linear_sum = Kernel("linear.cu", "linear_sum<T>", T=FLOATING)
 
-PRODUCT = Forms("linear", "product", [*wgmma.FORMS, *gemm.tiles(linear_fwd, linear_wide)])
+PRODUCT = Forms("linear", "product", wgmma.forms(gemm.tiles(linear_fwd, linear_wide)))
 
 _LARGE = 2**20  # elements of weight, from which on one more column costs more than reading grad_y once more
 
@@ -64,7 +65,13 @@ def backward(saved, grad_y, x, weight, bias, needs_grad):
 def unsupported(x, weight, bias):
     n, k = weight.shape
     m = math.prod(x.shape[:-1])
-    return gemm.too_large(m, n, k, tiles=ceil_div(m, 32) * ceil_div(max(n, k + 1), 32))
+    if reason := gemm.too_large(m, n, k, tiles=ceil_div(m, 32) * ceil_div(max(n, k + 1), 32)):
+        return reason
+    if is_symbolic(m, n, k) or not x.is_cuda or not m * n * k:
+        return None
+    rows = _rows(x) if x.dim() == 2 or x.is_contiguous() else x.new_empty((m, k), device="meta")
+    problem = _problem(rows.shape, rows.stride(), False, weight.shape, weight.stride(), True, False, x.dtype)
+    return library.faster(PRODUCT, problem, x.device)
 
 
 @_linear.interface
@@ -139,6 +146,8 @@ def _multiply(
         return
     problem = _problem(a.shape, a.stride(), turn_a, b.shape, b.stride(), turn_b, column is not None, a.dtype)
     launch = PRODUCT.launch(problem, gpu(a.device))
+    if library.serves(launch):
+        return library.multiply(a.T if turn_a else a, b.T if turn_b else b, bias, y, column)
     if copies := gemm.prepared(problem, launch, a.T if turn_a else a, b.T if turn_b else b):
         return _multiply(*copies, bias, y, column)
     return wgmma.run(launch, linear_sum, (a, b, bias), (y, column))

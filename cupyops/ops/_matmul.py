@@ -8,10 +8,11 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import gemm, wgmma
+from .._dispatch import gemm, library, wgmma
 from .._dispatch.forms import Forms
 from .._dispatch.gemm import Layout, Problem
 from .._dispatch.gpu import gpu
+from .._dispatch.rows import is_symbolic
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.operator import operator
 from .._util import arguments
@@ -22,7 +23,7 @@ matmul_fwd = Kernel("matmul.cu", "matmul_fwd<T, TILE>", **gemm.TILED)
 matmul_wide = Kernel("matmul.cu", "matmul_fwd<T, TILE>", T=gemm.HALF, TILE=(gemm.WIDE,))
 matmul_sum = Kernel("matmul.cu", "matmul_sum<T>", T=FLOATING)
 
-PRODUCT = Forms("matmul", "product", [*wgmma.FORMS, *gemm.tiles(matmul_fwd, matmul_wide)])
+PRODUCT = Forms("matmul", "product", wgmma.forms(gemm.tiles(matmul_fwd, matmul_wide)))
 
 
 @operator("cupyops::matmul", autocast="lower")
@@ -53,7 +54,12 @@ def backward(saved, grad_y, a, b, needs_grad):
 @_matmul.unsupported
 def unsupported(a, b):
     (m, k), n, batches = a.shape[-2:], b.shape[-1], math.prod(a.shape[:-2])
-    return gemm.too_large(m, n, k, batches, tiles=batches * ceil_div(m, 32) * ceil_div(n, 32))
+    if reason := gemm.too_large(m, n, k, batches, tiles=batches * ceil_div(m, 32) * ceil_div(n, 32)):
+        return reason
+    if is_symbolic(m, n, k, batches) or not a.is_cuda or not m * n * k * batches:
+        return None
+    problem = _problem(a.shape, a.stride(), b.shape, b.stride(), a.dtype)
+    return library.faster(PRODUCT, problem, a.device) if problem else None
 
 
 @_matmul.interface
@@ -124,6 +130,8 @@ def _multiply(a: Tensor, b: Tensor, y: Tensor) -> None:
     if problem is None:
         return _multiply(a.contiguous(), b.contiguous(), y)
     launch = PRODUCT.launch(problem, gpu(y.device))
+    if library.serves(launch):
+        return library.call("torch.matmul", y, lambda: torch.matmul(a, b, out=y))
     if copies := gemm.prepared(problem, launch, a, b):
         return _multiply(*copies, y)
     return wgmma.run(launch, matmul_sum, (a, b), (y,))

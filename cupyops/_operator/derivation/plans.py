@@ -74,6 +74,9 @@ def forget_all() -> None:
         one.forget()
 
 
+observed.call_when_settings_change(forget_all)
+
+
 class Seen:
     """What is known of a signature that has no plan."""
 

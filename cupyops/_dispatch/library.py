@@ -1,0 +1,75 @@
+"""PyTorch's own functions as a form: cuBLAS and cuDNN, where no kernel of ours is measured as fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._kernel.launch.executors import executors
+from .._util import tracing
+from .forms import Form, Forms, Launch
+from .gpu import Gpu, gpu
+
+
+class Library(Form[Any]):
+    """A form without a kernel: who launches it calls PyTorch.
+
+    Args:
+        unless: why kernels of ours are faster for a problem, None where none is measured to be.
+    """
+
+    name = "pytorch"
+    summary = "PyTorch's own function, where none of the kernels is measured as fast"
+
+    def __init__(self, unless: Callable[[Any, Gpu], str | None]) -> None:
+        self._unless = unless
+
+    def why_not(self, problem: Any, gpu: Gpu) -> str | None:
+        """It runs on GPUs, where it is allowed."""
+        return None if gpu.library else "kernels of ours alone are to run, as in the simulator"
+
+    def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
+        """What was measured."""
+        return self._unless(problem, gpu)
+
+    def launch(self, problem: Any, gpu: Gpu) -> Launch:
+        """Nothing of ours."""
+        return Launch(None, 0, 0)  # type: ignore[arg-type]
+
+
+def faster(forms: Forms[Any], problem: Any, device: torch.device) -> str | None:
+    """That PyTorch's own function is the form for a problem, as a reason not to launch kernels; None where it is not."""
+    if isinstance(forms.choose(problem, gpu(device)), Library):
+        return "PyTorch's own function is faster here: cupyops.never_slower(False) has the kernels run"
+    return None
+
+
+def serves(launch: Any) -> bool:
+    """Whether a launch is PyTorch's."""
+    return launch.kernel is None
+
+
+def call(name: str, on: Tensor, function: Callable[[], Any]) -> None:
+    """`function()`, which is PyTorch's `name` on tensors of the device of `on`; a trace has a record of it."""
+    if (instead := getattr(executors.get(on.device.type), "library", None)) is not None:
+        instead(name)
+    elif tracing.active is None:
+        function()
+    else:
+        with tracing.launch(name, (), (), on) as record, tracing.timed(record if on.is_cuda else None):
+            function()
+
+
+def multiply(a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor | None, column: Tensor | None = None) -> None:
+    """y = a b + bias of matrices, y contiguous; column, if given, the sums of the rows of a."""
+    if y is not None:
+        y = y.view(a.shape[0], b.shape[1])
+        if bias is None:
+            call("torch.mm", y, lambda: torch.mm(a, b, out=y))
+        else:
+            call("torch.addmm", y, lambda: torch.addmm(bias, a, b, out=y))
+    if column is not None:
+        call("torch.sum", column, lambda: torch.sum(a, 1, out=column))

@@ -1,0 +1,110 @@
+"""PyTorch's own function is taken where no kernel is measured as fast, and not where kernels alone are asked for."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import cupyops
+from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops.ops import _linear
+
+HOPPER = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": True}
+
+
+def leaves(*shapes, dtype=torch.float32, device="cpu"):
+    torch.manual_seed(0)
+    return [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def both_ways(function, inputs):
+    y = function(*inputs)
+    return y, *torch.autograd.grad(y, inputs, torch.ones_like(y))
+
+
+@pytest.mark.parametrize(
+    "ours, theirs, shapes",
+    [
+        (cupyops.linear, F.linear, [(5, 7, 300), (260, 300), (260,)]),
+        (cupyops.linear, F.linear, [(35, 300), (260, 300)]),
+        (cupyops.matmul, torch.matmul, [(3, 40, 300), (3, 300, 260)]),
+        (cupyops.matmul, torch.matmul, [(40, 300), (300,)]),
+    ],
+)
+def test_forward_and_backward_by_pytorch_inside_an_operator(ours, theirs, shapes):
+    """In the place of the products that it would launch, each for itself."""
+    inputs = leaves(*shapes, dtype=torch.float64)
+    with cupyops.simulate("sm_90"), assume_gpu(**HOPPER), cupyops.trace() as trace:
+        found = both_ways(ours, inputs)
+    torch.testing.assert_close(found, both_ways(theirs, inputs))
+    assert {record.kernel for record in trace.launches()} <= {"torch.mm", "torch.addmm", "torch.sum", "torch.matmul"}
+    assert trace.launches() and trace.routes() == {"kernel"}
+
+
+def test_kernels_alone_are_simulated():
+    with cupyops.simulate("sm_90"), cupyops.trace() as trace:
+        cupyops.linear(*leaves((5, 7), (6, 7)))
+    assert {record.kernel.partition("<")[0] for record in trace.launches()} == {"linear_fwd"}
+
+
+def test_the_choice_is_of_the_process_and_ends(monkeypatch):
+    """The tests run with it off; a card of its own would have it on."""
+    from cupyops._dispatch import gpu as module
+
+    card = gpu(torch.device("cpu")).__class__(9, 132, 232448, 233472, 2048, 50 << 20, library=True)
+    monkeypatch.setattr(module, "_card", lambda device: card)
+    device = torch.device("cuda", 0)
+    assert not gpu(device).library
+    with cupyops.never_slower():
+        assert gpu(device).library
+        with cupyops.never_slower(False):
+            assert not gpu(device).library
+        assert gpu(device).library
+    assert not gpu(device).library
+
+
+def test_plans_do_not_outlive_the_choice():
+    x = torch.randn(4, 64)
+    with cupyops.simulate():
+        for _ in range(6):
+            cupyops.softmax(x, -1)
+        from cupyops._operator.derivation.public import plans_of
+
+        assert plans_of(cupyops.softmax).plans
+        with cupyops.never_slower(False):
+            assert not plans_of(cupyops.softmax).plans
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    """The operator's own function where its forward is PyTorch's, a product of its backward otherwise."""
+    x, weight, bias = leaves((64, 512), (256, 512), (256,), dtype=torch.float64, device="cuda")
+    with cupyops.never_slower(), cupyops.trace() as trace:
+        found = both_ways(cupyops.linear, [x, weight, bias])
+    torch.testing.assert_close(found, both_ways(F.linear, [x, weight, bias]))
+    assert trace.routes() == {"reference"} and "PyTorch's own function is faster" in trace.records[0].note
+    small = leaves((64, 3136), (128, 3136), device="cuda")
+    with cupyops.never_slower(), cupyops.trace() as trace:
+        cupyops.linear(*small)
+    assert trace.launches()[0].kernel.startswith("linear_fwd<")
+    if torch.cuda.get_device_capability()[0] == 9:
+        large = leaves((16384, 768), (768, 768), dtype=torch.bfloat16, device="cuda")
+        with cupyops.never_slower(), cupyops.trace() as trace:
+            found = both_ways(cupyops.linear, large)
+        kernels = [record.kernel.partition("<")[0] for record in trace.launches()]
+        assert kernels == ["gemm_wgmma", "gemm_wgmma", "torch.mm"]  # of few tiles and much k, cuBLAS splits k
+        for a, b in zip(found, both_ways(F.linear, large)):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * b.abs().max().item())
+
+
+def test_what_was_measured():
+    problem = _linear._problem((4096, 4096), (4096, 1), False, (4096, 4096), (4096, 1), True, False, torch.float32)
+    with assume_gpu(**HOPPER):
+        assert _linear.PRODUCT.choose(problem, gpu(torch.device("cpu"))).name == "pytorch"
+        for dtype, name in ((torch.bfloat16, "wgmma_128x256"), (torch.float64, "pytorch")):
+            assert _linear.PRODUCT.choose(problem._replace(dtype=dtype), gpu(torch.device("cpu"))).name == name
+        assert _linear.PRODUCT.choose(problem._replace(m=8, n=8), gpu(torch.device("cpu"))).name.startswith("fma")
+        with assume_gpu(capability=8):
+            assert (
+                _linear.PRODUCT.choose(problem._replace(dtype=torch.float16), gpu(torch.device("cpu"))).name
+                == "pytorch"
+            )
