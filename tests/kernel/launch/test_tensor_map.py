@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import plan_driver
@@ -15,7 +16,7 @@ from cupyops._kernel.launch import driver, fastpath, signature, tensor_map, vers
 from cupyops._kernel.launch.configuration import Configuration
 from cupyops._util import torch_private
 from cupyops.errors import CompileError, InputError, LaunchError
-from cupyops.simulator import OutOfBounds, Uninitialized
+from cupyops.simulator import OutOfBounds, Race, Uninitialized
 from cupyops.simulator import TensorMap as Simulated
 
 STRUCT = "struct alignas(64) TensorMap { char bytes[128]; };"
@@ -266,6 +267,20 @@ def test_the_simulator_checks_what_is_copied(hopper):
     tiles.copied(x, blank)
     tiles.copied(blank, y)  # of which a copy has written all
     assert torch.equal(y, x)
+
+
+def test_blocks_that_store_to_one_place(hopper):
+    code = """
+    __global__ void f(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to) {
+        load<2>(&from, tile(), 0, 4 * blockIdx.x, 0, 128);
+        store<2>(&to, tile(), 0, 0, 0);
+    }
+    """
+    kernel = cupyops.Kernel(tiles.TEXT + code, "f")
+    maps = [cupyops.tensor_map(one, tiles.BOX) for one in (grid_of(8, 8), torch.zeros(4, 8))]
+    with pytest.raises(Race, match="`to`"):
+        kernel[2, 1, tiles.SHARED](*maps)
+    kernel[1, 1, tiles.SHARED](*maps)
 
 
 # --- what launches refuse -----------------------------------------------------------------------------------------------
@@ -762,9 +777,8 @@ class TestGPU:
     @pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS)
     def test_views(self, make):
         x = make()
-        there = torch.empty(x.untyped_storage().nbytes() // 4, device="cuda")
-        there.copy_(torch.empty(0).set_(x.untyped_storage()))
-        there = there.as_strided(x.shape, x.stride(), x.storage_offset())
+        whole = x.as_strided((x.untyped_storage().nbytes() // 4,), (1,), 0)
+        there = whole.cuda().as_strided(x.shape, x.stride(), x.storage_offset())
         out = torch.empty(4 * 16 * 4, dtype=torch.uint8, device="cuda")
         tiles.dump[1, 1, tiles.SHARED](cupyops.tensor_map(there, (4, 16)), out, 0, 0, 0, out.numel(), RANK=2)
         assert torch.equal(out.cpu().view(torch.float32).reshape(4, 16), box_of(x, (0, 0), (4, 16)))
@@ -808,10 +822,30 @@ class TestGPU:
             with counted() as count:
                 y = op(x)
                 if gradient:
-                    y.backward(x)
+                    grad_y = torch.randn_like(y)
+                    y.backward(grad_y)
             assert (count.misses, count.backward_misses) == (0, 0), op._plans.reason
-            assert torch.equal(y, 2 * x) and (not gradient or torch.equal(x.grad, 2 * x))
+            assert torch.equal(y, 2 * x) and (not gradient or torch.equal(x.grad, 2 * grad_y))
             kept += [x, y]
+
+    def test_in_a_thread_that_has_made_no_cuda_call(self):
+        """The driver encodes no map where no context is current."""
+        x, y = torch.randn(40, 64, device="cuda"), torch.zeros(40, 64, device="cuda")
+        kernel = cupyops.Kernel(tiles.TEXT, "copy_all")
+
+        def copied():
+            maps = cupyops.tensor_map(x, tiles.BOX), cupyops.tensor_map(y, tiles.BOX, written=True)
+            for _ in range(2):
+                kernel[(8, 10), 1, tiles.SHARED](None, *maps, 8, 4)
+
+        for _ in range(2):  # for the second thread the kernel is on the fast path
+            y.zero_()
+            torch.cuda.synchronize()
+            tensor_map.encode.cache_clear()
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(copied).result()
+            torch.cuda.synchronize()
+            assert torch.equal(y, x)
 
     def test_a_cuda_graph(self):
         x, y = torch.randn(40, 64, device="cuda"), torch.zeros(40, 64, device="cuda")
@@ -827,7 +861,8 @@ class TestGPU:
         x = torch.zeros(2, 3, 4, 5, 256, dtype=torch.uint8, device="cuda")
         for box, options in (
             ((1, 1, 1, 1, 256), {}),
-            ((256, 256, 256, 256, 16), {}),
+            ((256, 1, 1, 1, 16), {}),
+            ((1, 1, 1, 256, 128), {"swizzle": 128}),
             ((1, 1, 2, 5, 128), {"swizzle": 128, "element_strides": (8, 8, 8, 8, 1)}),
         ):
             assert len(cupyops.tensor_map(x, box, **options).tobytes()) == 128
