@@ -563,3 +563,47 @@ __global__ void multiply(const __half* a, const __half* b, float* y) {
     missing = code.replace("    sb[k / 8", "    if (threadIdx.x != 77) sb[k / 8")
     says = ["read of shared memory that was never written", "offset 2250"]
     fails(Uninitialized, missing, "multiply", 1, 128, a, b, y, says=says, **HOPPER)
+
+
+OUTLIVED = (
+    PRELUDE
+    + """
+__global__ void __cluster_dims__(2, 1, 1) last(int* y) {
+    __shared__ int s[32];
+    __shared__ unsigned long long bar;
+    unsigned rank, v;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    s[threadIdx.x] = 100 * blockIdx.x + threadIdx.x;
+    if (threadIdx.x == 0) init(&bar, 32);
+    cluster_sync();
+    if (rank == 0 || SYMMETRIC) {
+        asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(of_rank(s + threadIdx.x, rank ^ 1)) : "memory");
+        y[blockIdx.x * 32 + threadIdx.x] = v;
+    }
+    END
+}
+"""
+)
+REMOTE_ARRIVE = (
+    'asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(of_rank(&bar, rank ^ 1)) : "memory");'
+)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+@pytest.mark.parametrize("symmetric", [0, 1])
+def test_a_block_that_exits_while_others_read_its_shared_memory(symmetric, seed):
+    """Whichever of them is faster, the cluster has to meet in between: at its barrier, or by an mbarrier."""
+    code = OUTLIVED.replace("SYMMETRIC", str(symmetric))
+    for end in (
+        "cluster_sync();",
+        f"if (rank == 0 || {symmetric}) {REMOTE_ARRIVE} if (rank || {symmetric}) wait(&bar, 0);",
+    ):
+        y = np.zeros((4, 32), np.int32)
+        run(code.replace("END", end), "last", 4, 32, y, seed=seed, **HOPPER)
+        expected = 100 * np.array([1, 0, 3, 2])[:, None] + np.arange(32)
+        assert (y == (expected if symmetric else expected * [[1], [0], [1], [0]])).all()
+    for end in ("", "__syncthreads();", 'asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");'):
+        with pytest.raises(
+            Race, match="another block's shared memory, with no meeting of the cluster before that block"
+        ):
+            run(code.replace("END", end), "last", 4, 32, np.zeros((4, 32), np.int32), seed=seed, **HOPPER)

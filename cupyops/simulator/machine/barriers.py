@@ -149,6 +149,8 @@ class Barriers:
         state.epoch[done] += 1
         if number == CLUSTER:
             state.cluster_epoch[done] = state.epoch[done]
+            for block in np.flatnonzero(done):
+                state.reached.pop(int(block), None)
             if self._shadow is not None:
                 self._shadow.cluster_barrier(self._batch.block_numbers[done])
 
