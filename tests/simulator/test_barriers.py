@@ -299,3 +299,54 @@ def test_the_barrier_of_a_cluster():
 def test_what_is_wrong_at_the_barrier_of_a_cluster(first, kind, says):
     with pytest.raises(kind, match=says):
         run(CLUSTER.replace("FIRST", first), "pairs", 4, 32, ints(128), arch="sm_90")
+
+
+TWO_PLACES = """
+    __global__ void __cluster_dims__(2, 1, 1) halves(int* y) {
+        __shared__ volatile int s;
+        unsigned rank, own = __cvta_generic_to_shared((const void*)&s), far;
+        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(far) : "r"(own), "r"(rank ^ 1));
+        if (threadIdx.x < SPLIT) {
+            asm volatile("barrier.cluster.arriveHOW; barrier.cluster.waitHOW;" ::: "memory");
+            if (threadIdx.x == 0) asm volatile("st.shared::cluster.s32 [%0], %1;" :: "r"(far), "r"(rank) : "memory");
+            asm volatile("barrier.cluster.arriveHOW; barrier.cluster.waitHOW;" ::: "memory");
+        } else {
+            asm volatile("barrier.cluster.arriveHOW; barrier.cluster.waitHOW;" ::: "memory");
+            asm volatile("barrier.cluster.arriveHOW;" ::: "memory");
+            y[256 + threadIdx.x] = rank;
+            asm volatile("barrier.cluster.waitHOW;" ::: "memory");
+        }
+        y[64 * blockIdx.x + threadIdx.x] = s;
+    }
+"""
+
+
+@pytest.mark.parametrize("how, split", [(".aligned", 32), ("", 32), ("", 7), (".release", 7)])
+def test_the_barrier_of_a_cluster_at_two_places_of_the_text(how, split):
+    """Of `.aligned` a warp is at one place; a block need not be, as it must be at bar.sync."""
+    waits = TWO_PLACES.replace("SPLIT", str(split)).replace("waitHOW", f"wait{how.replace('release', 'acquire')}")
+    y = ints(320)
+    code = waits.replace("arriveHOW", f"arrive{how}").replace("y[256 + threadIdx.x] = rank;", "")
+    run(code, "halves", 4, 64, y, arch="sm_90")
+    assert y[:256].reshape(4, 64).T.tolist() == [[1, 0, 1, 0]] * 64
+
+
+def test_a_warp_at_two_places_of_an_aligned_barrier_of_a_cluster():
+    code = TWO_PLACES.replace("SPLIT", "7").replace("HOW", ".aligned").replace("y[256 + threadIdx.x] = rank;", "")
+    with pytest.raises(BarrierFault, match="threads of one warp wait at different barriers of the cluster"):
+        run(code, "halves", 4, 64, ints(320), arch="sm_90")
+
+
+def test_the_barrier_of_a_cluster_does_not_wait_for_who_has_left():
+    """Unlike the barrier of a block, for which that is an error."""
+    code = """
+    __global__ void __cluster_dims__(2, 1, 1) leave(int* y) {
+        if (threadIdx.x >= 32) return;
+        asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+        y[32 * blockIdx.x + threadIdx.x] = 1;
+    }
+    """
+    y = ints(128)
+    run(code, "leave", 4, 64, y, arch="sm_90")
+    assert (y == 1).all()

@@ -314,6 +314,103 @@ def test_a_tile_through_what_is_no_map():
     fails(OutOfBounds, code, "tiles", (2, 2), 128, *arguments, says=["no tensor map", "thread (0,0,0)"], **HOPPER)
 
 
+# --- multicast ---
+
+MULTICAST = (
+    PRELUDE
+    + """
+__global__ void __cluster_dims__(4, 1, 1) spread(const __grid_constant__ Map map, const float* x, int* y, int mask) {
+    __shared__ __align__(128) int tile[4][8];
+    __shared__ __align__(16) int line[32];
+    __shared__ unsigned long long bar;
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    tile[threadIdx.x / 8][threadIdx.x % 8] = line[threadIdx.x] = -1;
+    if (threadIdx.x == 0) {
+        init(&bar, 1);
+        if (mask >> rank & 1) expect(&bar, 256);  // what comes to this block, whoever fetches it
+        else arrive(&bar);
+    }
+    cluster_sync();
+    if (threadIdx.x == 0 && rank == 2) {
+        unsigned long long policy;
+        asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                     "TILE_HINT [%0], [%1, {%2, %3}], [%4], %5 TILE_POLICY;"
+                     :: "r"(shared_address(tile)), "l"(&map), "r"(4), "r"(1 + (int)(blockIdx.x / 4)),
+                        "r"(shared_address(&bar)), "h"((unsigned short)mask), "l"(policy) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                     "LINE_HINT [%0], [%1], %2, [%3], %4 LINE_POLICY;"
+                     :: "r"(shared_address(line)), "l"(x), "r"(128), "r"(shared_address(&bar)), "h"((unsigned short)mask),
+                        "l"(policy) : "memory");
+    }
+    wait(&bar, 0);  // here
+    y[(blockIdx.x * 2 + 0) * 32 + threadIdx.x] = tile[threadIdx.x / 8][threadIdx.x % 8];
+    y[(blockIdx.x * 2 + 1) * 32 + threadIdx.x] = line[threadIdx.x];
+    cluster_sync();
+}
+"""
+)
+HINTS = {"TILE_HINT": ".L2::cache_hint", "LINE_HINT": ".L2::cache_hint", "TILE_POLICY": ", %6", "LINE_POLICY": ", %5"}
+NO_HINTS = {"TILE_HINT": "", "LINE_HINT": "", "TILE_POLICY": "", "LINE_POLICY": ""}
+
+
+def spread(mask, hints=NO_HINTS, code=MULTICAST, **options):
+    """What eight blocks have: (block, of the tile or of the line, element)."""
+    for old, new in hints.items():
+        code = code.replace(old, new)
+    kernels, symbol = program(code, "spread", "sm_90a")
+    tensor = np.arange(160, dtype=np.int32).reshape(10, 16)
+    x = kernels.memory.allocate(tensor, "x")
+    map_ = TensorMap.of_array(tensor, x.base, (8, 4)).encode()
+    y = np.zeros((8, 2, 32), np.int32)
+    launch((kernels, symbol), ["map", "x", "y", "mask"], 8, 32, map_, tensor, y, np.int32(mask), **options)
+    return tensor, y
+
+
+@pytest.mark.parametrize("hints", [NO_HINTS, HINTS], ids=["no hint", "a hint for the cache"])
+@pytest.mark.parametrize("mask", [0b1111, 0b0100, 0b1001])
+def test_a_copy_to_several_blocks_of_a_cluster(mask, hints):
+    """The bytes and the mbarrier's count come to the same place of each block that the mask names, and to no other."""
+    for seed in (None, 0):
+        tensor, y = spread(mask, hints, seed=seed)
+        for block in range(8):
+            if mask >> block % 4 & 1:
+                first = 1 + block // 4
+                assert (y[block, 0] == tensor[first : first + 4, 4:12].ravel()).all()
+                assert (y[block, 1] == tensor.ravel()[:32]).all()
+            else:
+                assert (y[block] == -1).all()
+
+
+def test_a_copy_to_blocks_that_the_cluster_has_not():
+    with pytest.raises(OutOfBounds, match=re.escape("a copy to blocks 0b10001 of a cluster of 4")):
+        spread(0b10001)
+
+
+def test_a_multicast_of_which_a_block_does_not_wait():
+    with pytest.raises(Race, match="shared memory"):
+        spread(0b1111, code=MULTICAST.replace("wait(&bar, 0);  // here", "if (rank != 1) wait(&bar, 0);"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "says"),
+    [
+        ("&in, x, row", "&own, x, row", OutOfBounds, "a tensor map in shared memory: take it as a parameter"),
+        ("&in, x, row", "(const Map*)((const char*)&in + 32), x, row", Misaligned, "a tensor map at no multiple of 64"),
+    ],
+)
+def test_a_map_that_a_gpu_does_not_read(old, new, error, says):
+    code = TILES.replace(old, new).replace(
+        "    if (threadIdx.x == 0) init", "    __shared__ Map own;\n    if (threadIdx.x == 0) init"
+    )
+    kernels, symbol = program(code, "tiles", "sm_90a")
+    one = kernels.memory.allocate(np.zeros((12, 28), np.float32), "x")
+    map_ = TensorMap.of_array(one.buffer.view(np.float32).reshape(12, 28), one.base, (16, 8)).encode()
+    with pytest.raises(error, match=says):
+        launch((kernels, symbol), ["in", "out", "y"], (2, 2), 128, map_, map_, np.zeros((16, 32), np.float32))
+
+
 # --- clusters ---
 
 CLUSTER = (
@@ -466,3 +563,47 @@ __global__ void multiply(const __half* a, const __half* b, float* y) {
     missing = code.replace("    sb[k / 8", "    if (threadIdx.x != 77) sb[k / 8")
     says = ["read of shared memory that was never written", "offset 2250"]
     fails(Uninitialized, missing, "multiply", 1, 128, a, b, y, says=says, **HOPPER)
+
+
+OUTLIVED = (
+    PRELUDE
+    + """
+__global__ void __cluster_dims__(2, 1, 1) last(int* y) {
+    __shared__ int s[32];
+    __shared__ unsigned long long bar;
+    unsigned rank, v;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    s[threadIdx.x] = 100 * blockIdx.x + threadIdx.x;
+    if (threadIdx.x == 0) init(&bar, 32);
+    cluster_sync();
+    if (rank == 0 || SYMMETRIC) {
+        asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(of_rank(s + threadIdx.x, rank ^ 1)) : "memory");
+        y[blockIdx.x * 32 + threadIdx.x] = v;
+    }
+    END
+}
+"""
+)
+REMOTE_ARRIVE = (
+    'asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(of_rank(&bar, rank ^ 1)) : "memory");'
+)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+@pytest.mark.parametrize("symmetric", [0, 1])
+def test_a_block_that_exits_while_others_read_its_shared_memory(symmetric, seed):
+    """Whichever of them is faster, the cluster has to meet in between: at its barrier, or by an mbarrier."""
+    code = OUTLIVED.replace("SYMMETRIC", str(symmetric))
+    for end in (
+        "cluster_sync();",
+        f"if (rank == 0 || {symmetric}) {REMOTE_ARRIVE} if (rank || {symmetric}) wait(&bar, 0);",
+    ):
+        y = np.zeros((4, 32), np.int32)
+        run(code.replace("END", end), "last", 4, 32, y, seed=seed, **HOPPER)
+        expected = 100 * np.array([1, 0, 3, 2])[:, None] + np.arange(32)
+        assert (y == (expected if symmetric else expected * [[1], [0], [1], [0]])).all()
+    for end in ("", "__syncthreads();", 'asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");'):
+        with pytest.raises(
+            Race, match="another block's shared memory, with no meeting of the cluster before that block"
+        ):
+            run(code.replace("END", end), "last", 4, 32, np.zeros((4, 32), np.int32), seed=seed, **HOPPER)

@@ -57,11 +57,11 @@ class Loaded:
 
     def launch(self, configuration: Configuration, args: Sequence[Any], record: tracing.Record | None = None) -> None:
         """Check everything, make the device current, and launch on its current stream."""
-        values = signature.checked(self.name, self.arguments, args, self.device)
         buffer, pointers, address = self._new_slot()
-        struct.pack_into(signature.layout(self.arguments)[0], buffer, 0, *values)
         where = f"{self.name} with {configuration} on cuda:{self.device}"
         with faults.told(where), self._current():
+            values = signature.checked(self.name, self.arguments, args, self.device)  # which may encode tensor maps
+            struct.pack_into(signature.layout(self.arguments)[0], buffer, 0, *values)
             self._check(configuration, where)
             self._reserve(configuration.shared)
             self._check_residency(configuration, where)

@@ -192,6 +192,7 @@ def tensor_map(
         ...     __shared__ unsigned long long bar;
         ...     unsigned to = __cvta_generic_to_shared(tile), at = __cvta_generic_to_shared(&bar), done = 0;
         ...     asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(at) : "memory");
+        ...     asm volatile("fence.proxy.async;" ::: "memory");
         ...     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 32;" :: "r"(at) : "memory");
         ...     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
         ...                  "[%1, {%2, %3}], [%4];" :: "r"(to), "l"(&map), "r"(4), "r"(1), "r"(at) : "memory");

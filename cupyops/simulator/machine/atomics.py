@@ -9,6 +9,7 @@ import numpy as np
 from ..arithmetic import combine
 from ..memory import Allocation, Region
 from .group import Group, Selection
+from .space import ATOMIC
 from .spaces import Spaces
 from .state import State
 
@@ -44,7 +45,7 @@ class Atomics:
         size = np.dtype(dtype).itemsize
         target = self._spaces.shared if space == "shared" else self._spaces.global_
         old = np.empty(group.size, dtype)
-        for mask, region, position in target.parts(group, address, size, "atomic update", pc):
+        for mask, region, position in target.parts(group, address, size, ATOMIC, pc):
             part = group if mask is None else group.subset(mask)
             own = [
                 part.spread(value)

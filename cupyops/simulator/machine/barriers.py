@@ -128,7 +128,9 @@ class Barriers:
             if not mask.all():
                 staying.append(_part(waiter, ~mask))
         going = [waiter for waiter in going if len(waiter.threads)]
-        if barrier.count is None:
+        if number == CLUSTER:
+            self._check_warps(going)
+        elif barrier.count is None:
             self._check_agreement(going, done)
         self._reduce(going)
         self._pass(number, done)
@@ -147,6 +149,8 @@ class Barriers:
         state.epoch[done] += 1
         if number == CLUSTER:
             state.cluster_epoch[done] = state.epoch[done]
+            for block in np.flatnonzero(done):
+                state.reached.pop(int(block), None)
             if self._shadow is not None:
                 self._shadow.cluster_barrier(self._batch.block_numbers[done])
 
@@ -174,6 +178,20 @@ class Barriers:
             block = int(np.argmax(missing))
             gone = self._batch.threads_per_block - int(self._alive[block])
             raise self._fault(f"{gone} threads of the block have exited before its barrier", block, [place[block]])
+
+    def _check_warps(self, going: list[_Waiter]) -> None:
+        """Of a cluster's barrier, `.aligned` says that a warp is at one place; other warps may be at others, or gone."""
+        place: dict[int, _Waiter] = {}
+        for waiter in going:
+            if "aligned" not in self._state.listing.instructions[waiter.block.first + waiter.block.size - 1].modifiers:
+                continue
+            for warp in np.unique(self._batch.per_thread["warp"][waiter.threads]):
+                other = place.setdefault(int(warp), waiter)
+                if other.block.index != waiter.block.index:
+                    block = int(self._batch.per_thread["block"][waiter.threads[0]])
+                    raise self._fault(
+                        "threads of one warp wait at different barriers of the cluster", block, [other, waiter]
+                    )
 
     def _fault(self, what: str, block: int, waiters: list[_Waiter]) -> BarrierFault:
         return BarrierFault("\n".join([f"{self._state.listing.kernel}: {what}", *self._places(block, waiters)]))

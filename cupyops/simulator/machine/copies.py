@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Misaligned, OutOfBounds
-from ..memory import WORDS
+from ..memory import WORDS, space_of
 from ..tensormap import TensorMap
 from .faults import fault
 from .group import Group
@@ -130,14 +130,17 @@ class Copies:
 
     # --- bulk copies ---
 
-    def bulk_load(self, group: Group, destination: Any, source: Any, size: Any, barrier: Any, pc: int) -> None:
-        """cp.async.bulk from global to shared memory."""
+    def bulk_load(
+        self, group: Group, destination: Any, source: Any, size: Any, barrier: Any, blocks: Any, pc: int
+    ) -> None:
+        """cp.async.bulk from global to shared memory; `blocks`: a mask of those of the cluster, or None."""
         destination, source, size, barrier = self._spread(group, destination, source, size, barrier)
-        for one, dst, src, count, bar in self._each(group, destination, source, size, barrier):
+        for number, (one, dst, src, count, bar) in enumerate(self._each(group, destination, source, size, barrier)):
             self._check_bulk(one, int(count[0]), (int(dst[0]), int(src[0])), pc)
             addresses = src[0] + np.arange(int(count[0]), dtype=np.uint64)
             data = self._gather_global(one, addresses, pc)
-            self._start_bulk(one, dst, data, None, bar, pc)
+            for place, report in self._in_blocks(one, dst, bar, self._mask(group, blocks, number), pc):
+                self._start_bulk(one, place, data, None, report, pc)
 
     def bulk_from_shared(self, group: Group, destination: Any, source: Any, size: Any, barrier: Any, pc: int) -> None:
         """cp.async.bulk from the block's shared memory to another's of the cluster."""
@@ -156,9 +159,19 @@ class Copies:
             self._scatter_global(one, dst[0] + np.arange(int(count[0]), dtype=np.uint64), data, pc)
 
     def tile_load(
-        self, group: Group, destination: Any, tensor: Any, coordinates: tuple[Any, ...], barrier: Any, pc: int
+        self,
+        group: Group,
+        destination: Any,
+        tensor: Any,
+        coordinates: tuple[Any, ...],
+        barrier: Any,
+        blocks: Any,
+        pc: int,
     ) -> None:
-        """cp.async.bulk.tensor from global to shared memory: what lies outside the tensor is filled."""
+        """cp.async.bulk.tensor from global to shared memory: what lies outside the tensor is filled.
+
+        `blocks`: a mask of those of the cluster that it goes to, or None.
+        """
         destination, tensor, barrier, _ = self._spread(group, destination, tensor, barrier, 0)
         for number, one in enumerate(group.one_by_one()):
             at = slice(number, number + 1)
@@ -173,7 +186,9 @@ class Copies:
                 spread = (addresses[inside].astype(np.uint64)[:, None] + np.arange(size, dtype=np.uint64)).reshape(-1)
                 data[inside] = self._gather_global(one, spread, pc).reshape(-1, size)
             order = (offsets[:, None] + np.arange(size)).reshape(-1)
-            self._start_bulk(one, destination[at], data.reshape(-1), order, barrier[at], pc)
+            mask = self._mask(group, blocks, number)
+            for to, report in self._in_blocks(one, destination[at], barrier[at], mask, pc):
+                self._start_bulk(one, to, data.reshape(-1), order, report, pc)
 
     def tile_store(self, group: Group, tensor: Any, coordinates: tuple[Any, ...], source: Any, pc: int) -> None:
         """cp.async.bulk.tensor from shared to global memory; what lies outside the tensor is left out."""
@@ -212,6 +227,26 @@ class Copies:
     def _each(self, group: Group, *values: np.ndarray) -> list[tuple[Any, ...]]:
         return [
             (one, *(value[number : number + 1] for value in values)) for number, one in enumerate(group.one_by_one())
+        ]
+
+    def _mask(self, group: Group, blocks: Any, number: int) -> int | None:
+        """The blocks to which the copy of a group's thread goes; None where it goes to one."""
+        return None if blocks is None else int(group.spread(blocks)[number])
+
+    def _in_blocks(
+        self, group: Group, destination: np.ndarray, barrier: np.ndarray, mask: int | None, pc: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Where a copy goes to, and the mbarrier that hears of it: at the same offsets in each block of the mask."""
+        if mask is None:
+            return [(destination, barrier)]
+        if mask >> self._state.cluster_size:
+            what = f"a copy to blocks {mask:#b} of a cluster of {self._state.cluster_size}"
+            raise fault(OutOfBounds, self._state.listing, group, np.True_, what, pc)
+        ranks = [np.uint32(rank) for rank in range(self._state.cluster_size) if mask >> rank & 1]
+        there = self._state.map_to_rank
+        return [
+            (there(destination, rank, destination.dtype.type), there(barrier, rank, barrier.dtype.type))
+            for rank in ranks
         ]
 
     def _check_bulk(self, group: Group, size: int, addresses: tuple[int, ...], pc: int) -> None:
@@ -277,6 +312,7 @@ class Copies:
         return place
 
     def _tensor_map(self, group: Group, address: np.ndarray, pc: int) -> TensorMap:
+        self._check_place_of_map(group, address.astype(np.uint64), pc)
         words = [
             self._spaces.generic.load(group, address.astype(np.uint64) + np.uint64(8 * k), np.uint64, 8, 1, pc)[0]
             for k in range(16)
@@ -286,6 +322,18 @@ class Copies:
             return TensorMap.decode(encoded)
         except ValueError as error:
             raise fault(OutOfBounds, self._state.listing, group, np.True_, f"no tensor map: {error}", pc) from None
+
+    def _check_place_of_map(self, group: Group, address: np.ndarray, pc: int) -> None:
+        """A GPU reads maps from parameters, constants and global memory alone."""
+        space = {1: "shared", 2: "local"}.get(int(space_of(address)[0]))
+        if space is not None:
+            what = f"a tensor map in {space} memory: take it as a parameter, const __grid_constant__"
+            raise fault(OutOfBounds, self._state.listing, group, np.True_, what, pc)
+        if address[0] % np.uint64(64):
+            detail = f"address {int(address[0]):#x}"
+            raise fault(
+                Misaligned, self._state.listing, group, np.True_, "a tensor map at no multiple of 64", pc, detail=detail
+            )
 
 
 def _padded(columns: list[np.ndarray], size: int) -> np.ndarray:

@@ -261,6 +261,7 @@ class Scheduler:
         if block.ends == "barrier":
             return self.barriers.wait(block, group, result)
         self._state.exited[slice(None) if group.index is None else group.index] = True
+        self._state.check_outlived()
         self._lacking.clear()
         self._spinning.clear()
         return self.barriers.leave(group)

@@ -18,6 +18,7 @@ from .state import State
 
 # Lanes (None: all), the region that their addresses lie in, and the positions there, in bytes.
 Part = tuple[np.ndarray | None, Region, np.ndarray]
+ATOMIC = "atomic update"  # what messages call one
 
 
 class Access(NamedTuple):

@@ -15,8 +15,8 @@ from .faults import fault
 from .global_shadow import GlobalShadow
 from .group import Group, Selection
 from .shared_shadow import SharedShadow
-from .space import Access, Part, Space
-from .state import State
+from .space import ATOMIC, Access, Part, Space
+from .state import Reach, State
 
 
 class Global(Space):
@@ -103,21 +103,29 @@ class Shared(Space):
         offset = address
         if state.cluster_size > 1:
             offset = address & (state.rank_unit - 1)
-            self._begun(group, address, verb, pc)
+            self._of_others(group, address, verb, pc)
         self.check_offsets(group, offset, width, state.shared_bytes, "the block's shared memory", verb, pc)
         if state.profile is not None:
             state.profile.shared_access(group, offset, width, pc)
         return offset + state.shared_start(group, address)
 
-    def _begun(self, group: Group, address: np.ndarray, verb: str, pc: int) -> None:
-        """Another block's memory is there once the cluster has met: before that it need not have begun."""
-        own = group.get("block")
-        early = self.state.cluster_epoch[own] == 0
-        if early.any():
-            early &= self.state.shared_start(group, address) != own * self.state.shared_stride
+    def _of_others(self, group: Group, address: np.ndarray, verb: str, pc: int) -> None:
+        """Another block's memory is there once the cluster has met, and until that block exits."""
+        state = self.state
+        if not state.names_a_rank(address):
+            return
+        own, block = group.get("block"), state.shared_start(group, address) // state.shared_stride
+        others = block != own
+        early = others & (state.cluster_epoch[own] == 0)
         if early.any():
             what = f"{verb} of another block's shared memory before the cluster has met: that block may not have begun"
-            raise fault(Race, self.state.listing, group, early, what, pc)
+            raise fault(Race, state.listing, group, early, what, pc)
+        for one in np.unique(block[others]):
+            reach = Reach(group, block == one, verb, pc)
+            if state.has_exited(int(one)):
+                raise state.outlived(reach)
+            if verb != ATOMIC:  # by atomics blocks may tell each other that they are done
+                state.reached[int(one)] = reach
 
     def before_read(self, group: Group, access: Access) -> None:
         if self.shadow is not None:

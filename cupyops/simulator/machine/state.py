@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import Race
 from ..memory import POISON, SHARED_BASE, Memory, Region
 from ..profile import Profile
 from ..translate.function import Compiled
-from .faults import Listing
+from .faults import Listing, fault
 from .group import Batch, Group, lane_bits
 
 _RANK_SHIFT = 24  # shared addresses of a cluster: offset below, rank + 1 above, 0 for the block's own
 _RANK_MASK = 0xFF
+
+
+class Reach(NamedTuple):
+    """An access to another block's shared memory."""
+
+    group: Group
+    lanes: np.ndarray  # of the group
+    verb: str
+    pc: int
 
 
 class State:
@@ -27,6 +37,7 @@ class State:
     cluster_epoch: np.ndarray  # the epoch in which the block's cluster last met, by block
     warp_epoch: np.ndarray  # by warp
     exited: np.ndarray  # by thread
+    reached: dict[int, Reach]  # by block the last access of another one to it since its cluster met
 
     def __init__(
         self,
@@ -68,6 +79,7 @@ class State:
         self.cluster_epoch = np.zeros(batch.blocks, np.int64)
         self.warp_epoch = np.zeros(batch.warps, np.int64)
         self.exited = np.zeros(batch.threads, np.bool_)
+        self.reached = {}
         dtypes = self.code.registers
         self.registers = [None if dtype is None else np.zeros(batch.threads, dtype) for dtype in dtypes]
 
@@ -81,6 +93,27 @@ class State:
         cluster = slice(first, first + self.cluster_size)
         self.epoch[cluster] += 1
         self.cluster_epoch[cluster] = self.epoch[cluster]
+        for one in range(first, first + self.cluster_size):
+            self.reached.pop(one, None)
+
+    def has_exited(self, block: int) -> bool:
+        """Whether all threads of a block have left."""
+        size = self.batch.threads_per_block
+        return bool(self.exited[block * size : (block + 1) * size].all())
+
+    def check_outlived(self) -> None:
+        """Whether a block has just exited to whose shared memory others had access since its cluster met."""
+        for block, reach in self.reached.items():
+            if self.has_exited(block):
+                raise self.outlived(reach)
+
+    def outlived(self, reach: Reach) -> Race:
+        """The error for an access to the shared memory of a block that exits, or has exited, with nothing in between."""
+        what = (
+            f"{reach.verb} of another block's shared memory, with no meeting of the cluster before that block exits: its "
+            "memory may be gone"
+        )
+        return fault(Race, self.listing, reach.group, reach.lanes, what, reach.pc)
 
     # --- shared addresses in a cluster ---
 
@@ -92,6 +125,11 @@ class State:
         field = (address >> _RANK_SHIFT) & _RANK_MASK
         first = own // self.cluster_size * self.cluster_size
         return np.where(field == 0, own, first + np.minimum(field - 1, self.cluster_size - 1)) * self.shared_stride
+
+    @staticmethod
+    def names_a_rank(address: np.ndarray) -> bool:
+        """Whether any shared address says which block it means, which may be the own one."""
+        return bool((address & (_RANK_MASK << _RANK_SHIFT)).any())
 
     def map_to_rank(self, address: Any, rank: Any, dtype: Any) -> Any:
         """The shared address of the same variable in the block of that rank."""

@@ -41,21 +41,27 @@ def _bulk(w: BlockWriter, instruction: Instruction) -> None:
     spaces = [m for m in modifiers if m.split("::")[0] in ("shared", "global")]
     if {"commit_group", "wait_group", "prefetch"} & set(modifiers):
         return  # stores are done when they are issued; loads report to their mbarrier
-    if any(m.startswith(("multicast", "im2col")) for m in modifiers) or "reduce" in modifiers:
+    # a cache policy may follow; it changes no result
+    if any(m.startswith("im2col") for m in modifiers) or "reduce" in modifiers:
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     elif "tensor" in modifiers:
         _tensor(w, instruction, spaces)
     elif spaces[0].startswith("shared"):
         destination, source, size, barrier = operands[:4]
-        arguments = (
-            f"{w.address(destination)}, {w.address(source)}, {w.read(size, 'u32')}, {w.address(barrier)}, {w.pc}"
-        )
-        into = "bulk_from_shared" if spaces[1].startswith("shared") else "bulk_load"
-        w.emit(f"m.copies.{into}(g, {arguments})")
+        arguments = f"{w.address(destination)}, {w.address(source)}, {w.read(size, 'u32')}, {w.address(barrier)}"
+        if spaces[1].startswith("shared"):
+            w.emit(f"m.copies.bulk_from_shared(g, {arguments}, {w.pc})")
+        else:
+            w.emit(f"m.copies.bulk_load(g, {arguments}, {_blocks(w, instruction, 4)}, {w.pc})")
     else:
         destination, source, size = operands[:3]
         arguments = f"{w.address(destination)}, {w.address(source)}, {w.read(size, 'u32')}, {w.pc}"
         w.emit(f"m.copies.bulk_store(g, {arguments})")
+
+
+def _blocks(w: BlockWriter, instruction: Instruction, place: int) -> str:
+    """The mask of the blocks of the cluster that a copy goes to, the operand at `place`; None where it goes to one."""
+    return w.read(instruction.operands[place], "u16") if "multicast::cluster" in instruction.modifiers else "None"
 
 
 def _tensor(w: BlockWriter, instruction: Instruction, spaces: list[str]) -> None:
@@ -67,8 +73,8 @@ def _tensor(w: BlockWriter, instruction: Instruction, spaces: list[str]) -> None
     coordinates = "".join(f"{w.read(element, 's32')}, " for element in elements(tensor.more[0]))
     map_address = w.address(Address(tensor.base, tensor.offset))
     if loads:
-        arguments = f"{w.address(operands[0])}, {map_address}, ({coordinates}), {w.address(operands[2])}, {w.pc}"
-        w.emit(f"m.copies.tile_load(g, {arguments})")
+        arguments = f"{w.address(operands[0])}, {map_address}, ({coordinates}), {w.address(operands[2])}"
+        w.emit(f"m.copies.tile_load(g, {arguments}, {_blocks(w, instruction, 3)}, {w.pc})")
     else:
         w.emit(f"m.copies.tile_store(g, {map_address}, ({coordinates}), {w.address(operands[1])}, {w.pc})")
 
