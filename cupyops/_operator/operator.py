@@ -29,7 +29,7 @@ from .._kernel.kernel import executors
 from .._util import observed, torch_private, tracing
 from ..errors import InputError
 from . import arrays
-from .derivation import distributed
+from .derivation import distributed, overrides
 from .derivation.autocast import POLICIES, cast, dtype_for
 from .derivation.autograd import differentiable
 from .derivation.constants import MISS
@@ -174,14 +174,24 @@ class Operator:
         self._has_another_role()
         return reason
 
-    def interface(self, function: Callable[..., Any] | None = None, *, hands_on: bool = False) -> Any:
+    def interface(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        twin: Callable[..., Any] | None = None,
+        hands_on: bool = False,
+    ) -> Any:
         """The public face, where it differs from the reference: checks and normalises arguments, calls the operator.
 
         Takes CuPy, NumPy and DLPack arrays too, and `axis` for `dim`. A function that `hands_on` its arguments to the
         operator as they are needs no help with arrays. Calls alike are replayed from a recorded plan, its checks included.
+
+        `twin` is PyTorch's function of the same parameters and meaning, if there is one. Tensors that override what PyTorch's
+        functions do (by `__torch_function__` or `__torch_dispatch__`), nested, sparse and quantised ones are given to it, and
+        so is every call while a torch-function mode of somebody's is open: they know it, and do not know ours.
         """
         if function is None:
-            return functools.partial(self.interface, hands_on=hands_on)
+            return functools.partial(self.interface, twin=twin, hands_on=hands_on)
 
         @functools.wraps(function)
         def with_arrays(*args: Any, **kwargs: Any) -> Any:
@@ -190,7 +200,7 @@ class Operator:
             return arrays.call(function, args, kwargs)
 
         alone = hands_on or self.definition.mutated  # what works in place takes tensors alone
-        self.public = public(function, function if alone else with_arrays, self.name)
+        self.public = public(function, function if alone else with_arrays, self.name, twin)
         return self.public
 
     # --- the call ---
@@ -252,7 +262,11 @@ class Operator:
             return "reference", self._by_reference, "torch.jit.trace"
         if _functorch_active() or forward_ad._current_level >= 0:
             return "reference", self._by_reference, "torch.func or forward-mode AD"
+        if (node := overrides.node(self, args, {})) is not None:
+            return "", lambda args: node, ""
         given = self.definition.given(args)
+        if (why := overrides.of_functions(given) or overrides.of_layout(given)) is not None:
+            return "reference", self._by_reference, why
         if any(distributed.is_spread(value) for value in given):
             return "", self._by_gathering, ""
         if _dispatch_modes():
@@ -290,6 +304,9 @@ class Operator:
         return distributed.call(self, self.name, args)
 
     def _compiling(self, args: tuple[Any, ...]) -> Any:
+        given = self.definition.given(args)
+        if overrides.of_functions(given) or overrides.of_layout(given):
+            return self._by_reference(args)
         register(self.name)
         if any(distributed.is_spread(args[index]) for index in self._tensors):
             return self._by_gathering(args)

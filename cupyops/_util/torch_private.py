@@ -46,6 +46,11 @@ keeps_graph: Callable[[], bool] = _found("_autograd", "_get_current_graph_task_k
 without_function_modes: Any = _found("DisableTorchFunction")
 """A context manager, inside which no torch-function mode and no subclass sees anything."""
 
+_get_dispatch_mode: Any = _found("_get_dispatch_mode")
+_proxy_key: Any = _found("_TorchDispatchModeKey", "PROXY")
+_no_torch_dispatch: Any = _found("_disabled_torch_dispatch_impl")
+_no_say = (Tensor.__torch_function__.__func__, _found("_disabled_torch_function_impl"))  # type: ignore[attr-defined]
+
 available = hasattr(forward_ad, "_current_level") and None not in (
     *(_TensorGuards, _modes, function_mode_enabled, functorch_active, dispatch_modes, deterministic),
     *(saved_tensors_hooks, keeps_graph, without_function_modes),
@@ -114,6 +119,32 @@ def opaque_modes() -> bool:
     One that says of itself that it is `transparent` does not, nor does the default device for functions that are told one.
     """
     return any(not (isinstance(mode, DeviceContext) or getattr(mode, "transparent", False)) for mode in _modes())
+
+
+def asks_function_modes() -> bool:
+    """Whether a torch-function mode is open that is neither PyTorch's own, as tracers have them, nor ours.
+
+    Ours say of themselves that they are `ours`: they watch kernels, which are therefore to run.
+    """
+    found = (mode for mode in _modes() if not (getattr(mode, "transparent", False) or getattr(mode, "ours", False)))
+    return any(not type(mode).__module__.startswith("torch.") for mode in found)
+
+
+def has_torch_function(kind: type) -> bool:
+    """Whether a class sees the functions of PyTorch that its objects are given to, by a `__torch_function__` of its own."""
+    found = getattr(kind, "__torch_function__", None)
+    return found is not None and getattr(found, "__func__", found) not in _no_say
+
+
+def has_torch_dispatch(kind: type) -> bool:
+    """Whether a class sees what PyTorch's functions do with its objects, by a `__torch_dispatch__` of its own."""
+    found = getattr(kind, "__torch_dispatch__", None)
+    return found is not None and found is not _no_torch_dispatch
+
+
+def proxy_mode() -> bool:
+    """Whether make_fx, torch.export or torch.compile records in this thread what PyTorch's operators do."""
+    return _get_dispatch_mode is not None and _get_dispatch_mode(_proxy_key) is not None
 
 
 def forward_mode() -> bool:

@@ -98,7 +98,7 @@ def unsupported(x, weight, bias, stride, padding, dilation, groups):
     return gemm.too_large(pixels, taps, tiles=tiles)
 
 
-@_conv2d.interface
+@_conv2d.interface(twin=torch.nn.functional.conv2d)
 def conv2d(
     input: Tensor,
     weight: Tensor,

@@ -67,7 +67,7 @@ def unsupported(x, weight, bias):
     return gemm.too_large(m, n, k, tiles=ceil_div(m, 32) * ceil_div(max(n, k + 1), 32))
 
 
-@_linear.interface
+@_linear.interface(twin=torch.nn.functional.linear)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Affine map of the last dimension, input @ weight.T + bias; as `torch.nn.functional.linear`.
 

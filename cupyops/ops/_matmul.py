@@ -56,7 +56,7 @@ def unsupported(a, b):
     return gemm.too_large(m, n, k, batches, tiles=batches * ceil_div(m, 32) * ceil_div(n, 32))
 
 
-@_matmul.interface
+@_matmul.interface(twin=torch.matmul)
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     """Matrix product; as `torch.matmul`.
 
