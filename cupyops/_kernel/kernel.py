@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
-from .._util import observed, tracing
+from .._util import observed, torch_private, tracing
 from .._util.strides import is_dry
 from ..errors import LaunchError
 from .compile import architecture, compiler, source
@@ -39,8 +38,8 @@ from .launch.loaded import Loaded
 from .launch.specialised import Specialised
 from .launch.template import Template
 from .launch.variables import Globals
+from .launch.versions import this_thread
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _MAX_CONFIGURED = 4096  # grids remembered per kernel
 _kernels: list[weakref.ref[Kernel]] = []
 
@@ -211,9 +210,11 @@ class Kernel(Template):
         except TypeError:
             return self._unhurried((grid, block, shared, cooperative, cluster, overlap))
 
+    @torch_private.outside_of_graphs
     def _configure(self, key: tuple[Any, ...], launch: tuple[Any, ...]) -> Callable[..., None]:
         """The launch function; kept for the next time under `key`, but where an edited file is to be noticed."""
-        self._refuse_to_be_recorded()
+        if not this_thread.in_role:
+            self._refuse_to_be_recorded()
         watching = reload.wanted()
         if watching:
             self._reload()
@@ -231,11 +232,26 @@ class Kernel(Template):
         return now
 
     def _refuse_to_be_recorded(self) -> None:
+        """Raise where a graph of PyTorch's operators is recorded, which would lose the launch."""
         if torch._C._is_tracing():
             raise LaunchError(
                 f"{self}: torch.jit.trace and torch.onnx.export(dynamo=False) record what PyTorch's operators do, and would "
                 "lose this launch; make it an operator with cupyops.operator, of which they record the reference"
             )
+        if torch_private.proxy_mode():
+            raise LaunchError(
+                f"{self}: make_fx, torch.export and torch.compile record what PyTorch's operators do, and would lose this "
+                "launch; make it an operator with cupyops.operator, which they record"
+            )
+
+    def _refuse_tracers(self, args: tuple[Any, ...]) -> None:
+        """Raise for tensors without memory of their own, whose results somebody would take for those of the launch."""
+        for value in args:
+            if what := torch_private.stands_for(value):
+                raise LaunchError(
+                    f"{self}: got {what}, which has no memory for a kernel to work on; make it an operator with "
+                    "cupyops.operator, which torch.export, torch.compile, make_fx and torch.func can call"
+                )
 
     def _configuration(self, launch: tuple[Any, ...]) -> Configuration:
         try:
@@ -261,12 +277,15 @@ class Kernel(Template):
 
         return launch
 
+    @torch_private.outside_of_graphs
     def _launch(self, launch: Configuration | tuple[Any, ...], args: tuple[Any, ...], template: dict[str, Any]) -> None:
         """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
-        self._refuse_to_be_recorded()
+        if not this_thread.in_role:
+            self._refuse_to_be_recorded()
+            self._refuse_tracers(args)
         specialised = self.instance(**template)
         anchor: Any = args[specialised.anchor] if len(args) > specialised.anchor else None
-        if type(anchor) not in _PLAIN and is_dry(anchor):
+        if is_dry(anchor):  # of an operator, which is asked for shapes
             return
         configuration = launch if isinstance(launch, Configuration) else self._configuration(launch)
         if 0 in configuration.grid:

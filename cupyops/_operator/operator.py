@@ -186,9 +186,9 @@ class Operator:
         Takes CuPy, NumPy and DLPack arrays too, and `axis` for `dim`. A function that `hands_on` its arguments to the
         operator as they are needs no help with arrays. Calls alike are replayed from a recorded plan, its checks included.
 
-        `twin` is PyTorch's function of the same parameters and meaning, if there is one. Tensors that override what PyTorch's
-        functions do (by `__torch_function__` or `__torch_dispatch__`), nested, sparse and quantised ones are given to it, and
-        so is every call while a torch-function mode of somebody's is open: they know it, and do not know ours.
+        `twin` is PyTorch's function of the same parameters and meaning, if there is one. Tensors that override what
+        PyTorch's functions do (by `__torch_function__` or `__torch_dispatch__`), nested, sparse and quantised ones are given
+        to it, and so is every call while a torch-function mode is open: they know it, and do not know ours.
         """
         if function is None:
             return functools.partial(self.interface, twin=twin, hands_on=hands_on)

@@ -6,13 +6,17 @@ a public twin falls back to it.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.fx import Proxy
 from torch.utils._device import DeviceContext
 
 TRIED = "2.11 to 2.13"
@@ -46,6 +50,8 @@ keeps_graph: Callable[[], bool] = _found("_autograd", "_get_current_graph_task_k
 without_function_modes: Any = _found("DisableTorchFunction")
 """A context manager, inside which no torch-function mode and no subclass sees anything."""
 
+_is_functorch_wrapped: Any = _found("_functorch", "is_functorch_wrapped_tensor")
+_is_legacy_batched: Any = _found("_functorch", "is_legacy_batchedtensor")
 _get_dispatch_mode: Any = _found("_get_dispatch_mode")
 _proxy_key: Any = _found("_TorchDispatchModeKey", "PROXY")
 _no_torch_dispatch: Any = _found("_disabled_torch_dispatch_impl")
@@ -144,7 +150,39 @@ def has_torch_dispatch(kind: type) -> bool:
 
 def proxy_mode() -> bool:
     """Whether make_fx, torch.export or torch.compile records in this thread what PyTorch's operators do."""
-    return _get_dispatch_mode is not None and _get_dispatch_mode(_proxy_key) is not None
+    asked = (_get_dispatch_mode, getattr(torch._ops, "_get_dispatch_mode_pre_dispatch", None))
+    return any(mode is not None and mode(_proxy_key) is not None for mode in asked)
+
+
+def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which torch.compile calls between two graphs and does not look into; its compiler is not imported."""
+    disabled: Any = None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if disabled is None:
+            if "torch._dynamo" not in sys.modules:
+                return function(*args, **kwargs)
+            disabled = torch._dynamo.disable(function, reason="a launch; make it an operator to have it in a graph")
+        return disabled(*args, **kwargs)
+
+    return call
+
+
+def stands_for(tensor: Any) -> str:
+    """What of PyTorch's a value is that stands for tensors and has no memory of its own, in words; else nothing."""
+    if isinstance(tensor, Proxy):
+        return "a proxy of torch.fx"
+    if not isinstance(tensor, Tensor):
+        return ""
+    if isinstance(tensor, FakeTensor) or tensor.is_meta:
+        return "a tensor without memory, of torch.export, torch.compile or the device meta"
+    if isinstance(tensor, FunctionalTensor) or torch._is_functional_tensor(tensor):
+        return "a tensor of a graph that is being made functional"
+    if _is_functorch_wrapped(tensor) or _is_legacy_batched(tensor):
+        return "a tensor of a torch.func transform, such as vmap or grad"
+    return ""
 
 
 def forward_mode() -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._util import observed
+from ..._util import observed, torch_private
 from .configuration import Configuration
 from .signature import Argument, layout
 from .versions import this_thread
@@ -84,7 +84,7 @@ def configure(_configuration, _launch):
     def launch({", ".join(parameters)}, **_others):
         try:
             _device, _function, _pack_into, _slots, _new_slot, {"".join(name + ", " for name in known)} = _table[{expression}]
-            if (type({names[anchor]}) is not _Tensor and type({names[anchor]}) is not _Parameter) or _observed.watching or _is_jit_tracing():
+            if (type({names[anchor]}) is not _Tensor and type({names[anchor]}) is not _Parameter) or _observed.watching or _is_jit_tracing() or (_function_modes() and _records()):
                 raise _Refused
             {(chr(10) + " " * 12).join(checks)}
             if _extra or _others: raise _Refused
@@ -108,6 +108,8 @@ def configure(_configuration, _launch):
         "_stream": torch._C._cuda_getCurrentRawStream,
         "_current_device": torch._C._cuda_getDevice,
         "_is_jit_tracing": torch._C._is_tracing,
+        "_function_modes": torch_private.function_mode_enabled,  # one of which is open while make_fx records real tensors
+        "_records": torch_private.proxy_mode,
         "_observed": observed,
         "_address": _address,
         "_integers": (int, np.integer),  # a bool too

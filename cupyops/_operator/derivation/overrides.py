@@ -1,9 +1,9 @@
 """Arguments with a say in what a function of PyTorch does: they are to see one that they know, and no kernel of ours.
 
-A tensor whose class has a `__torch_function__` of its own, a proxy of torch.fx, a function mode: each intercepts functions of
-PyTorch. A tensor with a `__torch_dispatch__` of its own intercepts what these do, and one that is sparse, quantised or nested
-has no memory that a kernel could read. So PyTorch's function of the same meaning is called with the arguments as they are;
-where there is none, the reference.
+A tensor whose class has a `__torch_function__` of its own, a proxy of torch.fx, a function mode: each intercepts functions
+of PyTorch. A tensor with a `__torch_dispatch__` of its own intercepts what these do, and one that is sparse, quantised or
+nested has no memory that a kernel could read. So PyTorch's function of the same meaning is called with the arguments as they
+are; where there is none, the reference.
 """
 
 from __future__ import annotations
@@ -56,7 +56,12 @@ def of_dispatch(values: Iterable[Any]) -> str | None:
     """
     for value in values:
         kind = type(value)
-        if kind in _PLAIN or isinstance(value, _TRACERS) or is_spread(value) or kind.__name__ == "AsyncCollectiveTensor":
+        if (
+            kind in _PLAIN
+            or isinstance(value, _TRACERS)
+            or is_spread(value)
+            or kind.__name__ == "AsyncCollectiveTensor"
+        ):
             continue
         if torch_private.has_torch_dispatch(kind):
             return f"{kind.__name__} overrides what PyTorch's functions do"
@@ -72,7 +77,9 @@ def node(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return None
 
 
-def asking(function: Callable[..., Any], twin: Callable[..., Any] | None, shown: Callable[..., Any]) -> Callable[..., Any]:
+def asking(
+    function: Callable[..., Any], twin: Callable[..., Any] | None, shown: Callable[..., Any]
+) -> Callable[..., Any]:
     """`function`, but where an argument or a mode has a say: then `twin`, or a node of `shown` in a graph of torch.fx."""
 
     def ask(*args: Any, **kwargs: Any) -> Any:
