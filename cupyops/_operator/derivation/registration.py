@@ -86,6 +86,9 @@ class Registration:
         )
         self.op = getattr(getattr(torch.ops, namespace), name).default
         self.backward_op = getattr(getattr(torch.ops, namespace), f"{name}_backward").default
+        from . import tables  # which imports the counter
+
+        tables.enter(of, self.op, self._forward, self.backward_op)
 
     def call(self, args: tuple[Any, ...]) -> Any:
         """The operator through PyTorch's dispatcher."""
@@ -105,6 +108,9 @@ class Registration:
         """Take the ops back, for another definition of the same name (a notebook cell run again)."""
         with _registering:
             if _waiting.pop(self.of.name, None) is None:
+                from . import tables
+
+                tables.leave(self.op, self.backward_op)
                 self.library._destroy()
 
     # --- in place: an op that mutates; where a gradient is wanted the op on copies, and PyTorch's own copy ---
