@@ -269,7 +269,7 @@ class Operator:
             return "reference", self._by_reference, why
         if any(distributed.is_spread(value) for value in given):
             return "", self._by_gathering, ""
-        if _dispatch_modes():
+        if torch_private.recorded():
             return "torch.library", self._by_dispatcher, ""
         absent = any(args[index] is None for index in self.definition.required)
         if absent or any(not isinstance(value, Tensor) for value in given):
@@ -278,6 +278,8 @@ class Operator:
             return "torch.library", self._by_dispatcher, ""
         if any(tensor.device != given[0].device for tensor in given):
             return "", self._by_mixed_devices, ""
+        if _dispatch_modes() and given and given[0].device.type in executors:
+            return "torch.library", self._by_dispatcher, ""
         if given and given[0].device.type in executors and dtype_for(self._autocast, given[0].device) is not None:
             return "", self._by_autocast, ""  # without kernels the reference meets autocast inside PyTorch
         reason = self.definition.why_not(args)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.fx import Proxy
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 TRIED = "2.11 to 2.13"
 
@@ -154,6 +156,14 @@ def proxy_mode() -> bool:
     return any(mode is not None and mode(_proxy_key) is not None for mode in asked)
 
 
+def recorded() -> bool:
+    """Whether a graph of ops is being made in this thread, or one is run without values: by PyTorch's own dispatch modes."""
+    if proxy_mode():
+        return True
+    keys = _found("_TorchDispatchModeKey")
+    return bool(dispatch_modes()) and any(_get_dispatch_mode(one) is not None for one in (keys.FAKE, keys.FUNCTIONAL))
+
+
 def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, which torch.compile calls between two graphs and does not look into; its compiler is not imported."""
     disabled: Any = None
@@ -170,6 +180,12 @@ def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def open_flop_registries() -> list[dict[Any, Any]]:
+    """The formulas of each FlopCounterMode that is open in this thread, which are those that were known when it was made."""
+    counters = (getattr(mode, "counter", None) for mode in _get_current_dispatch_mode_stack())
+    return [counter.flop_registry for counter in counters if hasattr(counter, "flop_registry")]
+
+
 def stands_for(tensor: Any) -> str:
     """What of PyTorch's a value is that stands for tensors and has no memory of its own, in words; else nothing."""
     if isinstance(tensor, Proxy):
@@ -183,6 +199,17 @@ def stands_for(tensor: Any) -> str:
     if _is_functorch_wrapped(tensor) or _is_legacy_batched(tensor):
         return "a tensor of a torch.func transform, such as vmap or grad"
     return ""
+
+
+@contextmanager
+def above_autograd() -> Iterator[None]:
+    """Inside, autograd records again in an op that the dispatcher has called below it."""
+    keys = torch._C.DispatchKey
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
+    ):
+        yield
 
 
 def forward_mode() -> bool:

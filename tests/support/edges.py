@@ -63,6 +63,7 @@ class Edge:
         """PyTorch's function, of the tensors alone."""
         return self.of(self.theirs)
 
+
 class Calling(torch.nn.Module):
     """A function as a module."""
 

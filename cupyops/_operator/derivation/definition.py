@@ -17,6 +17,7 @@ from torch import Tensor
 from ..._kernel.kernel import FLOATING, executors
 from ..._kernel.launch import versions
 from ..._kernel.launch.versions import this_thread
+from ..._util import symbolic
 from ..._util.strides import is_dry, restride
 from ...errors import CupyopsError, InputError
 from . import results, schema
@@ -128,7 +129,15 @@ class Definition:
                 return f"no kernel for {dtype} with {tensor.dtype}"
             if tensor.is_neg():
                 return "negative bit"
-        return self.refusal(*args) if self.refusal is not None else None
+        return self.refused(args)
+
+    def refused(self, args: Sequence[Any]) -> str | None:
+        """What the author's `unsupported` says of the arguments. It is asked of sizes, and no symbol is bound by that."""
+        if self.refusal is None:
+            return None
+        if symbolic.is_symbolic(args):
+            args = symbolic.examples(args)
+        return self.refusal(*args)
 
     # --- the roles, run ---
 

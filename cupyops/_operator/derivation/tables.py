@@ -5,7 +5,6 @@ Both come from the reference: a count is what `torch.utils.flop_counter` finds i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ..._util import torch_private
 from .definition import Definition
+from .unsaved import unknown
+
 
 def enter(of: Definition, op: Any, made_of: Callable[..., Any], backward_op: Any = None) -> None:
     """Enter the op of an operator, and that of its backward, where there is one; `made_of` is the op itself, traced.
@@ -34,10 +35,11 @@ def enter(of: Definition, op: Any, made_of: Callable[..., Any], backward_op: Any
         # a FakeTensor with symbolic sizes looks here for its shapes first, and is told what any other is told
         return decompose(of, of.bind(args, kwargs)) if torch_private.proxy_mode() else made_of(*args, **kwargs)
 
-    flop_registry[op.overloadpacket] = flops
     decomposition_table[op] = decomposed
-    if backward_op is not None:
-        flop_registry[backward_op.overloadpacket] = flops_of_backward
+    for known in (flop_registry, *torch_private.open_flop_registries()):
+        known[op.overloadpacket] = flops
+        if backward_op is not None:
+            known[backward_op.overloadpacket] = flops_of_backward
 
 
 def leave(op: Any, backward_op: Any) -> None:
@@ -73,7 +75,8 @@ def count_backward(of: Definition, grads: Sequence[Any], args: Sequence[Any], ne
 def _count(prepared: Callable[[], Callable[[], Any]]) -> int:
     """The operations of the function that `prepared()` gives.
 
-    They are counted in a thread of its own: there no mode is open, and autograd is at work, as below the dispatcher it is not.
+    They are counted in a thread of its own: there no mode is open, and autograd is at work, which it is not below the
+    dispatcher.
     """
 
     def work() -> int:
@@ -99,7 +102,7 @@ def _without_memory(values: Sequence[Any]) -> list[Any]:
 
 
 def decompose(of: Definition, args: Sequence[Any]) -> list[Tensor]:
-    """What the op returns, by the reference: outputs, what forward would save, new values of what is updated.
+    """What the op returns, by the reference: outputs, new values of what is updated, what forward would save.
 
     What is saved is for a backward of the same op alone, of which a decomposed one knows nothing: it is filled with NaN.
     """
@@ -113,10 +116,4 @@ def decompose(of: Definition, args: Sequence[Any]) -> list[Tensor]:
     found = of.reference(*values)
     outputs = of.changed(values) if of.mutated else (found,) if of.outputs == 1 else found
     updated = [values[index] for index in changing if index in of.updated]
-    return [*outputs, *map(_unknown, saved), *updated]
-
-
-def _unknown(like: Tensor) -> Tensor:
-    kind = like.dtype
-    value = math.nan if kind.is_floating_point else 0 if kind is torch.bool else torch.iinfo(kind).min
-    return torch.full(like.shape, value, dtype=kind, device=like.device)
+    return [*outputs, *updated, *map(unknown, saved)]

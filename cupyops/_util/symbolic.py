@@ -1,0 +1,46 @@
+"""Sizes that are symbols, as torch.compile and torch.export have them: what is decided by them must not bind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+_ANY = 64  # for a size of which nothing is known
+
+
+def is_symbolic(args: Sequence[Any]) -> bool:
+    """Whether a size, a stride or a number among the arguments is a symbol."""
+    return any(
+        any(type(size) is not int for size in (*value.shape, *value.stride()))
+        if isinstance(value, Tensor)
+        else isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        or (isinstance(value, (list, tuple)) and any(isinstance(one, torch.SymInt) for one in value))
+        for value in args
+    )
+
+
+def examples(args: Sequence[Any]) -> list[Any]:
+    """The arguments with the sizes that they were traced with, in the place of symbols: to ask them binds no symbol."""
+    with _disable_current_modes(), FakeTensorMode():
+        return [_example(value) for value in args]
+
+
+def _example(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        shape, stride = [_number(size) for size in value.shape], [_number(size) for size in value.stride()]
+        return torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_number(one) for one in value)
+    return _number(value)
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value
+    hint = value.node.hint
+    return _ANY if hint is None else hint
