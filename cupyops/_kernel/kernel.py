@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import torch
 
 from .._util import observed, torch_private, tracing
+from .._util.by_name import ByName
 from .._util.strides import is_dry
 from ..errors import LaunchError
 from .compile import architecture, compiler, source
@@ -41,6 +42,7 @@ from .launch.variables import Globals
 from .launch.versions import this_thread
 
 _MAX_CONFIGURED = 4096  # grids remembered per kernel
+_OF_THIS_PROCESS = {"source", "_specialised", "_configured", "_fast", "_boundaries", "_watch", "_table", "_lock"}
 _kernels: list[weakref.ref[Kernel]] = []
 
 
@@ -63,7 +65,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class Kernel(Template):
+class Kernel(ByName, Template):
     """A `__global__` function of a .cu file or of a piece of CUDA C.
 
     Args:
@@ -114,10 +116,14 @@ class Kernel(Template):
         **domain: tuple[Any, ...],
     ) -> None:
         self._code = code
-        self._beside = _caller_folder()
+        self._beside, self._defined_in = _caller()
         super().__init__(name, domain, where)
         self.options = (*compiler.checked_options(options), *compiler.defines(define or {}))
         self.arch = architecture.checked_specific(arch)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is compiled, loaded or configured."""
         self._specialised: dict[tuple[Any, ...], Specialised] = {}
         self._configured: dict[tuple[Any, ...], Callable[..., None]] = {}
         self._fast: fastpath.Configure | None = None  # written at the first load, when the PTX has told the types
@@ -283,10 +289,10 @@ class Kernel(Template):
         if not this_thread.in_role:
             self._refuse_to_be_recorded()
             self._refuse_tracers(args)
+        elif any(map(is_dry, args)):  # an operator is asked for shapes; template values may be symbols
+            return
         specialised = self.instance(**template)
         anchor: Any = args[specialised.anchor] if len(args) > specialised.anchor else None
-        if is_dry(anchor):  # of an operator, which is asked for shapes
-            return
         configuration = launch if isinstance(launch, Configuration) else self._configuration(launch)
         if 0 in configuration.grid:
             return
@@ -399,6 +405,10 @@ class Kernel(Template):
                 )
             return self._specialised[values]
 
+    def _reduced(self, protocol: Any) -> Any:
+        """Pickled as what it was made of, where no module has it by a name."""
+        return _unpickled, (type(self), {name: one for name, one in vars(self).items() if name not in _OF_THIS_PROCESS})
+
     def __repr__(self) -> str:
         code = "<text>" if self.is_text else str(self._code)
         return f"Kernel({code}: {super().__repr__()})"
@@ -408,9 +418,17 @@ def _nothing(*args: Any, **template: Any) -> None:
     """The launch of a grid with a zero in it."""
 
 
-def _caller_folder() -> Path | None:
-    """The folder of the module that calls `Kernel(...)`; None in a notebook or at a prompt."""
-    return _folder_of(inspect.getfile(sys._getframe(2)))
+def _unpickled(kind: type[Kernel], state: dict[str, Any]) -> Kernel:
+    kernel = kind.__new__(kind)
+    kernel.__dict__.update(state)
+    kernel._begin()
+    return kernel
+
+
+def _caller() -> tuple[Path | None, str]:
+    """(folder, name) of the module that calls `Kernel(...)`; the folder is None in a notebook or at a prompt."""
+    frame = sys._getframe(2)
+    return _folder_of(inspect.getfile(frame)), frame.f_globals.get("__name__", "")
 
 
 @functools.lru_cache(maxsize=64)

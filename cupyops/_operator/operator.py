@@ -16,7 +16,9 @@ The first two are recorded and replayed for calls alike: see derivation/plans.py
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -27,9 +29,10 @@ from torch.nn import Parameter
 
 from .._kernel.kernel import executors
 from .._util import observed, torch_private, tracing
+from .._util.by_name import ByName
 from ..errors import InputError
 from . import arrays
-from .derivation import distributed, overrides
+from .derivation import distributed, overrides, results
 from .derivation.autocast import POLICIES, cast, dtype_for
 from .derivation.autograd import differentiable
 from .derivation.constants import MISS
@@ -101,7 +104,7 @@ def operators() -> dict[str, Operator]:
     return dict(_registry)
 
 
-class Operator:
+class Operator(ByName):
     """An operator: call it as a function; complete it with `.forward`, `.backward` and, where useful, the other roles."""
 
     def __init__(
@@ -114,6 +117,7 @@ class Operator:
         mixed: tuple[str, ...] = (),
     ) -> None:
         functools.update_wrapper(self, reference)
+        self._defined_in = getattr(reference, "__module__", "") or ""
         self.name = name
         self.reference = reference
         self.public: Callable[..., Any] = self  # what users call: the interface, where there is one
@@ -173,6 +177,22 @@ class Operator:
         self.definition.refusal = reason
         self._has_another_role()
         return reason
+
+    def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What `torch.compile` and `torch.export` run in the place of forward, to learn the shapes of what it returns.
+
+        Needed where forward reads values, as one does whose output has as many elements as it counts: such a size is
+        `torch.library.get_ctx().new_dynamic_size()`. It takes the reference's arguments, tensors without storage, and
+        returns `(y, saved)` as forward does. Elsewhere forward itself is run, and its launches are left out.
+        """
+
+        def checked(*args: Any) -> Any:
+            found = function(*args)
+            results.check_form(self.name, self.definition.outputs, bool(self.definition.mutated), found)
+            return found
+
+        self.definition.fake = checked
+        return function
 
     def interface(
         self,
@@ -346,5 +366,21 @@ class Operator:
         dtype = dtype_for(self._autocast, self.definition.given(args)[0].device)
         return args if dtype is None else cast(args, dtype)
 
+    def _reduced(self, protocol: Any) -> Any:
+        """Pickled as an entry of the registry, where no module has it by a name."""
+        return _registered, (self.name, self._defined_in)
+
     def __repr__(self) -> str:
         return f"Operator({self.name})"
+
+
+def _registered(name: str, module: str) -> Operator:
+    """The operator of a name, as pickle finds it: importing its module may define it."""
+    if name not in _registry and module:
+        with suppress(ImportError):
+            importlib.import_module(module)
+    if name not in _registry:
+        raise InputError(
+            f"there is no operator {name} in this process; import the module that defines it ({module}) first"
+        )
+    return _registry[name]

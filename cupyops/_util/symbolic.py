@@ -24,6 +24,15 @@ def is_symbolic(args: Sequence[Any]) -> bool:
     )
 
 
+def known(condition: Any) -> bool:
+    """Whether it holds; of a symbol whose value is known nowhere, whether that is certain."""
+    if not isinstance(condition, torch.SymBool):
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return bool(guard_or_false(condition))
+
+
 def examples(args: Sequence[Any]) -> list[Any]:
     """The arguments with the sizes that they were traced with, in the place of symbols: to ask them binds no symbol."""
     with _disable_current_modes(), FakeTensorMode():

@@ -164,6 +164,18 @@ def recorded() -> bool:
     return bool(dispatch_modes()) and any(_get_dispatch_mode(one) is not None for one in (keys.FAKE, keys.FUNCTIONAL))
 
 
+@contextmanager
+def fake_context(op: Any) -> Iterator[None]:
+    """Inside, `torch.library.get_ctx()` is what it is in a function that `torch.library.register_fake` has been given."""
+    mode = None if _get_dispatch_mode is None else _get_dispatch_mode(_found("_TorchDispatchModeKey", "FAKE"))
+    if mode is None:
+        yield
+        return
+    context = torch._library.fake_impl.FakeImplCtx(mode, op)
+    with torch._library.fake_impl.set_ctx_getter(lambda: context):
+        yield
+
+
 def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, which torch.compile calls between two graphs and does not look into; its compiler is not imported."""
     disabled: Any = None

@@ -65,6 +65,7 @@ class Definition:
         self.launch_backward: Backward | None = None
         self.gradient: Backward | None = None  # reference_backward
         self.refusal: Callable[..., str | None] | None = None  # unsupported
+        self.fake: Callable[..., Any] | None = None  # forward, of tensors without storage
         self._choose_kept()
 
     def _positions(self, option: str, names: Sequence[str]) -> tuple[int, ...]:
@@ -153,7 +154,10 @@ class Definition:
         assert self.launch_forward is not None
         outer, this_thread.in_role = this_thread.in_role, True
         try:
-            outputs, saved = self.launch_forward(*args, **self.asked(needs))
+            if self.fake is not None and any(map(is_dry, self.given(args))):
+                outputs, saved = self.fake(*args)
+            else:
+                outputs, saved = self.launch_forward(*args, **self.asked(needs))
         except CupyopsError as error:
             self.add_note(error, "forward")
             raise

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..._kernel.launch import versions
-from ..._util import torch_private
+from ..._util import symbolic, torch_private
 from ...errors import InputError
 from . import schema
 from .definition import Definition, differentiable_alias, like_outputs, wants_gradient
@@ -261,7 +261,10 @@ def _fresh(results: list[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
 
 
 def _is_expanded(tensor: Tensor) -> bool:
-    return any(stride == 0 and size != 1 for stride, size in zip(tensor.stride(), tensor.shape))
+    return any(
+        symbolic.known(stride == 0) and not symbolic.known(size == 1)
+        for stride, size in zip(tensor.stride(), tensor.shape)
+    )
 
 
 def _storage(tensor: Tensor) -> int:

@@ -32,8 +32,11 @@ def enter(of: Definition, op: Any, made_of: Callable[..., Any], backward_op: Any
         return count_backward(of, grads, rest[:-1], rest[-1])
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
+        if torch_private.proxy_mode():
+            return decompose(of, of.bind(args, kwargs))
         # a FakeTensor with symbolic sizes looks here for its shapes first, and is told what any other is told
-        return decompose(of, of.bind(args, kwargs)) if torch_private.proxy_mode() else made_of(*args, **kwargs)
+        with torch_private.fake_context(op):
+            return made_of(*args, **kwargs)
 
     decomposition_table[op] = decomposed
     for known in (flop_registry, *torch_private.open_flop_registries()):

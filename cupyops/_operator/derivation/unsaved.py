@@ -1,4 +1,4 @@
-"""What a forward by kernels would have saved, where the reference runs in its place and a graph counts on so many tensors."""
+"""What a forward by kernels would have saved, where the reference runs instead and a graph counts on so many tensors."""
 
 from __future__ import annotations
 
