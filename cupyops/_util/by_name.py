@@ -1,4 +1,4 @@
-"""Objects that stand for code, as operators and kernels do: a copy is the object itself, and pickle keeps where it is found."""
+"""Objects that stand for code, as operators and kernels do: a copy is the object itself, pickle keeps where it is found."""
 
 from __future__ import annotations
 

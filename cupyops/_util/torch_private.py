@@ -194,7 +194,7 @@ def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def open_flop_registries() -> list[dict[Any, Any]]:
     """The formulas of each FlopCounterMode that is open in this thread, which are those that were known when it was made."""
-    counters = (getattr(mode, "counter", None) for mode in _get_current_dispatch_mode_stack())
+    counters: Iterator[Any] = (getattr(mode, "counter", None) for mode in _get_current_dispatch_mode_stack())
     return [counter.flop_registry for counter in counters if hasattr(counter, "flop_registry")]
 
 

@@ -157,8 +157,7 @@ class Registration:
             outputs, saved = self.of.run_forward(copies)
             return _fresh([*outputs, *updated, *saved], args)
         found = self.of.reference(*copies)
-        outputs = [found] if self.of.outputs == 1 else found
-        return _fresh([*outputs, *updated, *unsaved(self.of, args)], args)
+        return _fresh([*([found] if self.of.outputs == 1 else found), *updated, *unsaved(self.of, args)], args)
 
     def _forward_of_copies(self, args: tuple[Any, ...]) -> list[Tensor]:
         copies = self._with_copies(args)
