@@ -1,4 +1,4 @@
-"""Modules that hold operators, kernels and public functions in other processes: spawned ones, and workers of a DataLoader."""
+"""Modules that hold operators, kernels and public functions in other processes: spawned, or a DataLoader's."""
 
 import multiprocessing
 

@@ -18,6 +18,18 @@ import cupyops
 
 TESTS = Path(__file__).parent.parent
 PUBLIC = sorted(name for name, value in vars(cupyops.ops).items() if inspect.isfunction(value) and name[0] != "_")
+WITHOUT_TWIN = frozenset(
+    (
+        "add_rms_norm",
+        "bias_gelu",
+        "conv2d_relu_max_pool2d",
+        "fused_linear_cross_entropy",
+        "geglu",
+        "rope",
+        "scale_shift",
+    )
+    + ("swiglu",)
+)
 
 
 @dataclass
