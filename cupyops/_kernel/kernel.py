@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
 from .._util import observed, torch_private, tracing
+from .._util.by_name import ByName
 from .._util.strides import is_dry
 from ..errors import LaunchError
 from .compile import architecture, compiler, source
@@ -39,9 +39,10 @@ from .launch.loaded import Loaded
 from .launch.specialised import Specialised
 from .launch.template import Template
 from .launch.variables import Globals
+from .launch.versions import this_thread
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _MAX_CONFIGURED = 4096  # grids remembered per kernel
+_OF_THIS_PROCESS = {"source", "_specialised", "_configured", "_fast", "_boundaries", "_watch", "_table", "_lock"}
 _kernels: list[weakref.ref[Kernel]] = []
 
 
@@ -64,7 +65,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class Kernel(Template):
+class Kernel(ByName, Template):
     """A `__global__` function of a .cu file or of a piece of CUDA C.
 
     Args:
@@ -115,10 +116,14 @@ class Kernel(Template):
         **domain: tuple[Any, ...],
     ) -> None:
         self._code = code
-        self._beside = _caller_folder()
+        self._beside, self._defined_in = _caller()
         super().__init__(name, domain, where)
         self.options = (*compiler.checked_options(options), *compiler.defines(define or {}))
         self.arch = architecture.checked_specific(arch)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is compiled, loaded or configured."""
         self._specialised: dict[tuple[Any, ...], Specialised] = {}
         self._configured: dict[tuple[Any, ...], Callable[..., None]] = {}
         self._fast: fastpath.Configure | None = None  # written at the first load, when the PTX has told the types
@@ -211,9 +216,11 @@ class Kernel(Template):
         except TypeError:
             return self._unhurried((grid, block, shared, cooperative, cluster, overlap))
 
+    @torch_private.outside_of_graphs
     def _configure(self, key: tuple[Any, ...], launch: tuple[Any, ...]) -> Callable[..., None]:
         """The launch function; kept for the next time under `key`, but where an edited file is to be noticed."""
-        self._refuse_to_be_recorded()
+        if not this_thread.in_role:
+            self._refuse_to_be_recorded()
         watching = reload.wanted()
         if watching:
             self._reload()
@@ -231,11 +238,26 @@ class Kernel(Template):
         return now
 
     def _refuse_to_be_recorded(self) -> None:
+        """Raise where a graph of PyTorch's operators is recorded, which would lose the launch."""
         if torch_private.is_jit_tracing():
             raise LaunchError(
                 f"{self}: torch.jit.trace and torch.onnx.export(dynamo=False) record what PyTorch's operators do, and would "
                 "lose this launch; make it an operator with cupyops.operator, of which they record the reference"
             )
+        if torch_private.proxy_mode():
+            raise LaunchError(
+                f"{self}: make_fx, torch.export and torch.compile record what PyTorch's operators do, and would lose this "
+                "launch; make it an operator with cupyops.operator, which they record"
+            )
+
+    def _refuse_tracers(self, args: tuple[Any, ...]) -> None:
+        """Raise for tensors without memory of their own, whose results somebody would take for those of the launch."""
+        for value in args:
+            if what := torch_private.stands_for(getattr(value, "tensor", value)):  # of a tensor map
+                raise LaunchError(
+                    f"{self}: got {what}, which has no memory for a kernel to work on; make it an operator with "
+                    "cupyops.operator, which torch.export, torch.compile, make_fx and torch.func can call"
+                )
 
     def _configuration(self, launch: tuple[Any, ...]) -> Configuration:
         try:
@@ -261,13 +283,16 @@ class Kernel(Template):
 
         return launch
 
+    @torch_private.outside_of_graphs
     def _launch(self, launch: Configuration | tuple[Any, ...], args: tuple[Any, ...], template: dict[str, Any]) -> None:
         """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
-        self._refuse_to_be_recorded()
+        if not this_thread.in_role:
+            self._refuse_to_be_recorded()
+            self._refuse_tracers(args)
+        elif any(map(is_dry, args)):  # an operator is asked for shapes; template values may be symbols
+            return
         specialised = self.instance(**template)
         anchor = specialised.anchored(args)
-        if type(anchor) not in _PLAIN and is_dry(anchor):
-            return
         configuration = launch if isinstance(launch, Configuration) else self._configuration(launch)
         if 0 in configuration.grid:
             return
@@ -380,6 +405,10 @@ class Kernel(Template):
                 )
             return self._specialised[values]
 
+    def _reduced(self, protocol: Any) -> Any:
+        """Pickled as what it was made of, where no module has it by a name."""
+        return _unpickled, (type(self), {name: one for name, one in vars(self).items() if name not in _OF_THIS_PROCESS})
+
     def __repr__(self) -> str:
         code = "<text>" if self.is_text else str(self._code)
         return f"Kernel({code}: {super().__repr__()})"
@@ -389,9 +418,17 @@ def _nothing(*args: Any, **template: Any) -> None:
     """The launch of a grid with a zero in it."""
 
 
-def _caller_folder() -> Path | None:
-    """The folder of the module that calls `Kernel(...)`; None in a notebook or at a prompt."""
-    return _folder_of(inspect.getfile(sys._getframe(2)))
+def _unpickled(kind: type[Kernel], state: dict[str, Any]) -> Kernel:
+    kernel = kind.__new__(kind)
+    kernel.__dict__.update(state)
+    kernel._begin()
+    return kernel
+
+
+def _caller() -> tuple[Path | None, str]:
+    """(folder, name) of the module that calls `Kernel(...)`; the folder is None in a notebook or at a prompt."""
+    frame = sys._getframe(2)
+    return _folder_of(inspect.getfile(frame)), frame.f_globals.get("__name__", "")
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,7 +16,9 @@ The first two are recorded and replayed for calls alike: see derivation/plans.py
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -26,9 +28,10 @@ from torch.nn import Parameter
 
 from .._kernel.kernel import executors
 from .._util import observed, torch_private, tracing
+from .._util.by_name import ByName
 from ..errors import InputError
 from . import arrays
-from .derivation import distributed
+from .derivation import distributed, overrides, results
 from .derivation.autocast import POLICIES, cast, dtype_for
 from .derivation.autograd import differentiable
 from .derivation.constants import MISS
@@ -100,7 +103,7 @@ def operators() -> dict[str, Operator]:
     return dict(_registry)
 
 
-class Operator:
+class Operator(ByName):
     """An operator: call it as a function; complete it with `.forward`, `.backward` and, where useful, the other roles."""
 
     def __init__(
@@ -113,6 +116,7 @@ class Operator:
         mixed: tuple[str, ...] = (),
     ) -> None:
         functools.update_wrapper(self, reference)
+        self._defined_in = getattr(reference, "__module__", "") or ""
         self.name = name
         self.reference = reference
         self.public: Callable[..., Any] = self  # what users call: the interface, where there is one
@@ -173,14 +177,40 @@ class Operator:
         self._has_another_role()
         return reason
 
-    def interface(self, function: Callable[..., Any] | None = None, *, hands_on: bool = False) -> Any:
+    def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What `torch.compile` and `torch.export` run in the place of forward, to learn the shapes of what it returns.
+
+        Needed where forward reads values, as one does whose output has as many elements as it counts: such a size is
+        `torch.library.get_ctx().new_dynamic_size()`. It takes the reference's arguments, tensors without storage, and
+        returns `(y, saved)` as forward does. Elsewhere forward itself is run, and its launches are left out.
+        """
+
+        def checked(*args: Any) -> Any:
+            found = function(*args)
+            results.check_form(self.name, self.definition.outputs, bool(self.definition.mutated), found)
+            return found
+
+        self.definition.fake = checked
+        return function
+
+    def interface(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        twin: Callable[..., Any] | None = None,
+        hands_on: bool = False,
+    ) -> Any:
         """The public face, where it differs from the reference: checks and normalises arguments, calls the operator.
 
         Takes CuPy, NumPy and DLPack arrays too, and `axis` for `dim`. A function that `hands_on` its arguments to the
         operator as they are needs no help with arrays. Calls alike are replayed from a recorded plan, its checks included.
+
+        `twin` is PyTorch's function of the same parameters and meaning, if there is one. Tensors that override what
+        PyTorch's functions do (by `__torch_function__` or `__torch_dispatch__`), nested, sparse and quantised ones are given
+        to it, and so is every call while a torch-function mode is open: they know it, and do not know ours.
         """
         if function is None:
-            return functools.partial(self.interface, hands_on=hands_on)
+            return functools.partial(self.interface, twin=twin, hands_on=hands_on)
 
         @functools.wraps(function)
         def with_arrays(*args: Any, **kwargs: Any) -> Any:
@@ -189,7 +219,7 @@ class Operator:
             return arrays.call(function, args, kwargs)
 
         alone = hands_on or self.definition.mutated  # what works in place takes tensors alone
-        self.public = public(function, function if alone else with_arrays, self.name)
+        self.public = public(function, function if alone else with_arrays, self.name, twin)
         return self.public
 
     # --- the call ---
@@ -251,10 +281,14 @@ class Operator:
             return "reference", self._by_reference, "torch.jit.trace"
         if _functorch_active() or torch_private.forward_mode():
             return "reference", self._by_reference, "torch.func or forward-mode AD"
+        if (node := overrides.node(self, args, {})) is not None:
+            return "", lambda args: node, ""
         given = self.definition.given(args)
+        if (why := overrides.of_functions(given) or overrides.of_layout(given)) is not None:
+            return "reference", self._by_reference, why
         if any(distributed.is_spread(value) for value in given):
             return "", self._by_gathering, ""
-        if _dispatch_modes():
+        if torch_private.recorded():
             return "torch.library", self._by_dispatcher, ""
         absent = any(args[index] is None for index in self.definition.required)
         if absent or any(not isinstance(value, Tensor) for value in given):
@@ -263,6 +297,8 @@ class Operator:
             return "torch.library", self._by_dispatcher, ""
         if any(tensor.device != given[0].device for tensor in given):
             return "", self._by_mixed_devices, ""
+        if _dispatch_modes() and given and given[0].device.type in executors:
+            return "torch.library", self._by_dispatcher, ""
         if given and given[0].device.type in executors and dtype_for(self._autocast, given[0].device) is not None:
             return "", self._by_autocast, ""  # without kernels the reference meets autocast inside PyTorch
         reason = self.definition.why_not(args)
@@ -289,6 +325,9 @@ class Operator:
         return distributed.call(self, self.name, args)
 
     def _compiling(self, args: tuple[Any, ...]) -> Any:
+        given = self.definition.given(args)
+        if overrides.of_functions(given) or overrides.of_layout(given):
+            return self._by_reference(args)
         register(self.name)
         if any(distributed.is_spread(args[index]) for index in self._tensors):
             return self._by_gathering(args)
@@ -326,5 +365,21 @@ class Operator:
         dtype = dtype_for(self._autocast, self.definition.given(args)[0].device)
         return args if dtype is None else cast(args, dtype)
 
+    def _reduced(self, protocol: Any) -> Any:
+        """Pickled as an entry of the registry, where no module has it by a name."""
+        return _registered, (self.name, self._defined_in)
+
     def __repr__(self) -> str:
         return f"Operator({self.name})"
+
+
+def _registered(name: str, module: str) -> Operator:
+    """The operator of a name, as pickle finds it: importing its module may define it."""
+    if name not in _registry and module:
+        with suppress(ImportError):
+            importlib.import_module(module)
+    if name not in _registry:
+        raise InputError(
+            f"there is no operator {name} in this process; import the module that defines it ({module}) first"
+        )
+    return _registry[name]

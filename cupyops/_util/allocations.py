@@ -42,6 +42,7 @@ class Allocations(TorchFunctionMode):
     """Hands each tensor that is allocated while it is open to `changed`, and the caller what that gives."""
 
     wanted: frozenset[Any] = EMPTY | FILLED
+    ours = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

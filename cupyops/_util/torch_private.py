@@ -7,8 +7,10 @@ nobody has tried.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,13 +19,17 @@ from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad as forward_ad
+from torch.fx import Proxy
 from torch.nn._reduction import legacy_get_string as legacy_reduction  # noqa: F401
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm  # noqa: F401
 from torch.optim import optimizer as _optimizer
 from torch.optim.optimizer import _use_grad_for_differentiable as use_grad_for_differentiable  # noqa: F401
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes  # noqa: F401
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
@@ -78,6 +84,12 @@ registered_operators: Callable[[], list[str]] = _found("_dispatch_get_all_op_nam
 """The qualified names of all operators of the dispatcher."""
 has_kernel: Callable[[str, str], bool] = _found("_dispatch_has_kernel_for_dispatch_key")
 """Whether an operator has a kernel of its own for a dispatch key."""
+
+_is_functorch_wrapped: Any = _found("_functorch", "is_functorch_wrapped_tensor")
+_get_dispatch_mode: Any = _found("_get_dispatch_mode")
+_proxy_key: Any = _found("_TorchDispatchModeKey", "PROXY")
+_no_torch_dispatch: Any = _found("_disabled_torch_dispatch_impl")
+_no_say = (Tensor.__torch_function__.__func__, _found("_disabled_torch_function_impl"))  # type: ignore[attr-defined]
 
 available = hasattr(forward_ad, LEVEL) and None not in (
     *(_TensorGuards, _modes, function_mode_enabled, functorch_active, dispatch_modes, deterministic),
@@ -147,6 +159,101 @@ def opaque_modes() -> bool:
     One that says of itself that it is `transparent` does not, nor does the default device for functions that are told one.
     """
     return any(not (isinstance(mode, DeviceContext) or getattr(mode, "transparent", False)) for mode in _modes())
+
+
+def asks_function_modes() -> bool:
+    """Whether a torch-function mode is open that is neither PyTorch's own, as tracers have them, nor ours.
+
+    Ours say of themselves that they are `ours`: they watch kernels, which are therefore to run.
+    """
+    found = (mode for mode in _modes() if not (getattr(mode, "transparent", False) or getattr(mode, "ours", False)))
+    return any(not type(mode).__module__.startswith("torch.") for mode in found)
+
+
+def has_torch_function(kind: type) -> bool:
+    """Whether a class sees the functions of PyTorch that its objects are given to, by a `__torch_function__` of its own."""
+    found = getattr(kind, "__torch_function__", None)
+    return found is not None and getattr(found, "__func__", found) not in _no_say
+
+
+def has_torch_dispatch(kind: type) -> bool:
+    """Whether a class sees what PyTorch's functions do with its objects, by a `__torch_dispatch__` of its own."""
+    found = getattr(kind, "__torch_dispatch__", None)
+    return found is not None and found is not _no_torch_dispatch
+
+
+def proxy_mode() -> bool:
+    """Whether make_fx, torch.export or torch.compile records in this thread what PyTorch's operators do."""
+    asked = (_get_dispatch_mode, getattr(torch._ops, "_get_dispatch_mode_pre_dispatch", None))
+    return any(mode is not None and mode(_proxy_key) is not None for mode in asked)
+
+
+def recorded() -> bool:
+    """Whether a graph of ops is being made in this thread, or one is run without values: by PyTorch's own dispatch modes."""
+    if proxy_mode():
+        return True
+    keys = _found("_TorchDispatchModeKey")
+    return bool(dispatch_modes()) and any(_get_dispatch_mode(one) is not None for one in (keys.FAKE, keys.FUNCTIONAL))
+
+
+@contextmanager
+def fake_context(op: Any) -> Iterator[None]:
+    """Inside, `torch.library.get_ctx()` is what it is in a function that `torch.library.register_fake` has been given."""
+    mode = None if _get_dispatch_mode is None else _get_dispatch_mode(_found("_TorchDispatchModeKey", "FAKE"))
+    if mode is None:
+        yield
+        return
+    context = torch._library.fake_impl.FakeImplCtx(mode, op)
+    with torch._library.fake_impl.set_ctx_getter(lambda: context):
+        yield
+
+
+def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which torch.compile calls between two graphs and does not look into; its compiler is not imported."""
+    disabled: Any = None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if disabled is None:
+            if "torch._dynamo" not in sys.modules:
+                return function(*args, **kwargs)
+            disabled = torch._dynamo.disable(function, reason="a launch; make it an operator to have it in a graph")
+        return disabled(*args, **kwargs)
+
+    return call
+
+
+def open_flop_registries() -> list[dict[Any, Any]]:
+    """The formulas of each FlopCounterMode that is open in this thread, which are those that were known when it was made."""
+    counters: Iterator[Any] = (getattr(mode, "counter", None) for mode in _get_current_dispatch_mode_stack())
+    return [counter.flop_registry for counter in counters if hasattr(counter, "flop_registry")]
+
+
+def stands_for(tensor: Any) -> str:
+    """What of PyTorch's a value is that stands for tensors and has no memory of its own, in words; else nothing."""
+    if isinstance(tensor, Proxy):
+        return "a proxy of torch.fx"
+    if not isinstance(tensor, Tensor):
+        return ""
+    if isinstance(tensor, FakeTensor) or tensor.is_meta:
+        return "a tensor without memory, of torch.export, torch.compile or the device meta"
+    if isinstance(tensor, FunctionalTensor) or torch._is_functional_tensor(tensor):
+        return "a tensor of a graph that is being made functional"
+    if _is_functorch_wrapped(tensor) or is_legacy_batched(tensor):
+        return "a tensor of a torch.func transform, such as vmap or grad"
+    return ""
+
+
+@contextmanager
+def above_autograd() -> Iterator[None]:
+    """Inside, autograd records again in an op that the dispatcher has called below it."""
+    keys = torch._C.DispatchKey
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
+    ):
+        yield
 
 
 def forward_mode() -> bool:

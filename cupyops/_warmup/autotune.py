@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .._kernel.compile import backend, cache
 from .._util import observed
+from .._util.by_name import ByName
 from .._util.strides import is_dry
 from ..errors import CompileError, InputError, LaunchError
 from .reachable import kernels_of
@@ -76,7 +77,7 @@ def autotune(
     return Autotuned(function, configs, key, mutates)
 
 
-class Autotuned:
+class Autotuned(ByName):
     """What `autotune` makes of a function."""
 
     def __init__(
@@ -87,6 +88,7 @@ class Autotuned:
         mutates: Iterable[str],
     ) -> None:
         functools.update_wrapper(self, function)
+        self._defined_in = function.__module__
         self.function = function
         self.name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
         self.signature = inspect.signature(function)

@@ -11,6 +11,7 @@ from torch.nn import Module
 from torch.nn.utils import parametrize
 
 from .. import nn
+from .._operator.derivation.distributed import is_spread
 from ..errors import InputError
 
 Class = type[Module]
@@ -23,6 +24,7 @@ _BYPASSES: dict[Class, str] = {
     "the modules inside (torch.backends.mha.set_fastpath_enabled(False) prevents it)",
 }
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
+_ORDINARY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _CONTAINERS = (torch.nn.Sequential, *_LISTS)
 
 
@@ -92,8 +94,11 @@ def swap(model: Module, *, only: Choice | Iterable[Choice] | None = None, skip: 
     would leave the other references on the old one. The model is pickled as one of cupyops; `torch.compile` compiles it
     again when its classes change.
 
-    A module is replaced where its class is exactly that of torch.nn, or that with parametrizations: a subclass may compute
-    something else. Passes that look for modules by their exact class, such as quantization, come before.
+    A module is replaced where its class is exactly that of torch.nn, or that with parametrizations, and its parameters are
+    ordinary ones: a subclass, of a module or of a tensor, may compute something else. Passes that look for modules by their
+    exact class, such as `quantize_dynamic`, find none afterwards and say nothing: they come before. So it is with
+    what looks for ops of PyTorch, such as a policy of selective checkpointing that saves `aten.mm`: it is to name
+    `torch.ops.cupyops.linear.default` and so on.
 
     Args:
         model: any module.
@@ -166,8 +171,12 @@ def _counterpart(cls: Class, table: dict[Class, Class]) -> Class | None:
 def _refusal(module: Module, ours: Class) -> str | None:
     """Why a module of a class that has a twin cannot become one: its own attributes stand before those of any class."""
     methods = {name for base in ours.__mro__ if _is_ours(base) for name in vars(base) if not name.startswith("__")}
-    shadowed = methods & vars(module).keys()
-    return f"its {', '.join(sorted(shadowed))} was replaced on the object itself" if shadowed else None
+    if shadowed := methods & vars(module).keys():
+        return f"its {', '.join(sorted(shadowed))} was replaced on the object itself"
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None and type(tensor) not in _ORDINARY and not is_spread(tensor):
+            return f"its {name} is a {type(tensor).__name__}, which may compute something else"
+    return None
 
 
 def _why_not(module: Module, name: str, table: dict[Class, Class]) -> str | None:

@@ -99,7 +99,7 @@ _add_scalar.backward(backward_number)
 _add_scalar.reference_backward(backward_number)
 
 
-@_add.interface
+@_add.interface(twin=torch.add)
 def add(input: Tensor, other: Tensor | float, *, alpha: float = 1) -> Tensor:
     """Sum, input + alpha * other with broadcasting; as `torch.add`, but without `out`.
 

@@ -66,7 +66,7 @@ def backward(saved, grad_y, x, y, dim, keepdim):
     return reduction_backward.gradient(BACKWARD, x, dim, keepdim, (y, grad_y, ties), places=(where,))
 
 
-@_amax.interface
+@_amax.interface(twin=torch.amax)
 def amax(input: Tensor, dim: int | Sequence[int] = (), keepdim: bool = False) -> Tensor:
     """Largest over any dimensions; as `torch.amax`.
 

@@ -79,7 +79,7 @@ def backward(saved, grad_y, kernel_size, stride, padding, count_include_pad, div
     return grad_x
 
 
-@_avg_pool2d.interface
+@_avg_pool2d.interface(twin=torch.nn.functional.avg_pool2d)
 def avg_pool2d(
     input: Tensor,
     kernel_size: int | Sequence[int],

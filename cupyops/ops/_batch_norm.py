@@ -100,7 +100,7 @@ def unsupported_inference(x, weight, bias, running_mean, running_var, eps):
     return forms.too_large(x)
 
 
-@_batch_norm.interface
+@_batch_norm.interface(twin=torch.nn.functional.batch_norm)
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,

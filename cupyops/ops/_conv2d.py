@@ -104,7 +104,7 @@ def unsupported(x, weight, bias, stride, padding, dilation, groups):
     return library.faster(FORWARD, forward_problem(x, weight, stride, padding, dilation, groups), x.device)
 
 
-@_conv2d.interface
+@_conv2d.interface(twin=torch.nn.functional.conv2d)
 def conv2d(
     input: Tensor,
     weight: Tensor,

@@ -85,7 +85,7 @@ def _of_probabilities(x, target, weight, reduction, label_smoothing) -> Given:
 # --- the public function ---
 
 
-@_cross_entropy.interface
+@_cross_entropy.interface(twin=torch.nn.functional.cross_entropy)
 def cross_entropy(
     input: Tensor,
     target: Tensor,

@@ -103,7 +103,7 @@ def reference_backward(saved, grad_y, seed, p):
     return _dropout(grad_y, seed, p)
 
 
-@_dropout.interface
+@_dropout.interface(twin=torch.nn.functional.dropout)
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Each element becomes 0 with probability p, or is divided by 1 - p; as `torch.nn.functional.dropout`.
 

@@ -85,7 +85,7 @@ def reference_backward(saved, grad_y, indices, rows, padding_idx, scale_grad_by_
     return torch.ops.aten.embedding_dense_backward(grad_y, indices, rows, padding_idx, scale_grad_by_freq)
 
 
-@_embedding.interface
+@_embedding.interface(twin=torch.nn.functional.embedding)
 def embedding(
     input: Tensor,
     weight: Tensor,

@@ -34,7 +34,7 @@ def backward(saved, grad_y, x, approximate):
     return grad_x
 
 
-@_gelu.interface
+@_gelu.interface(twin=torch.nn.functional.gelu)
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """Gaussian error linear unit, x * Phi(x) elementwise; as `torch.nn.functional.gelu`.
 

@@ -67,7 +67,7 @@ def unsupported(x, num_groups, weight, bias, eps):
     return forms.too_large(x, num_groups)
 
 
-@_group_norm.interface
+@_group_norm.interface(twin=torch.nn.functional.group_norm)
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:

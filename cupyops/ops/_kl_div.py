@@ -98,7 +98,7 @@ def _divisor(reduction: str, n: int, batch: int) -> int:
     return n if reduction == "mean" else batch if reduction == "batchmean" else 1
 
 
-@_kl_div.interface
+@_kl_div.interface(twin=torch.nn.functional.kl_div)
 def kl_div(
     input: Tensor,
     target: Tensor,

@@ -58,7 +58,7 @@ def backward(saved, grad_y, x, normalized_shape, weight, needs_grad):
     return grad_x, grad_weight, grad_bias
 
 
-@_layer_norm.interface
+@_layer_norm.interface(twin=torch.nn.functional.layer_norm)
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],

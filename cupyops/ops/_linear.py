@@ -74,7 +74,7 @@ def unsupported(x, weight, bias):
     return library.faster(PRODUCT, problem, x.device)
 
 
-@_linear.interface
+@_linear.interface(twin=torch.nn.functional.linear)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Affine map of the last dimension, input @ weight.T + bias; as `torch.nn.functional.linear`.
 

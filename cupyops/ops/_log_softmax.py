@@ -42,7 +42,7 @@ def reference_backward(saved, grad_y, y, dim):
     return grad_x.to(saved[0].dtype) if saved else grad_x
 
 
-@_log_softmax.interface
+@_log_softmax.interface(twin=torch.nn.functional.log_softmax)
 def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Logarithm of the softmax, x - log(sum(exp(x))) over one dimension; as `torch.nn.functional.log_softmax`.
 

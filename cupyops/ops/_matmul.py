@@ -62,7 +62,7 @@ def unsupported(a, b):
     return library.faster(PRODUCT, problem, a.device) if problem else None
 
 
-@_matmul.interface
+@_matmul.interface(twin=torch.matmul)
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     """Matrix product; as `torch.matmul`.
 

@@ -98,7 +98,7 @@ def backward_with_indices(saved, grad_y, grad_indices, indices, x, kernel_size, 
     return _gather(grad_y, indices, (kernel_size, stride, padding, dilation), x.shape[-2:])
 
 
-@_max_pool2d.interface
+@_max_pool2d.interface(twin=torch.nn.functional.max_pool2d)
 def max_pool2d(
     input: Tensor,
     kernel_size: int | Sequence[int],

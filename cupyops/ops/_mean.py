@@ -19,7 +19,7 @@ def _mean(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, s
 sum_var.give_roles(_mean, mean=True)
 
 
-@_mean.interface
+@_mean.interface(twin=torch.mean)
 def mean(
     input: Tensor,
     dim: int | Sequence[int] | None = None,

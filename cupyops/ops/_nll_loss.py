@@ -62,7 +62,7 @@ def unsupported(x, target, weight, ignore_index, reduction):
     return losses.no_classes(x)
 
 
-@_nll_loss.interface
+@_nll_loss.interface(twin=torch.nn.functional.nll_loss)
 def nll_loss(
     input: Tensor,
     target: Tensor,

@@ -76,7 +76,7 @@ def backward_in_place(saved, grad_y, y):
 _relu_.reference_backward(_where_positive)
 
 
-@_relu.interface(hands_on=True)
+@_relu.interface(twin=torch.nn.functional.relu, hands_on=True)
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """Rectified linear unit, max(x, 0) elementwise; as `torch.nn.functional.relu`.
 

@@ -46,7 +46,7 @@ def backward(saved, grad_y, x, normalized_shape, weight, needs_grad):
     return grad_x, grad_weight
 
 
-@_rms_norm.interface
+@_rms_norm.interface(twin=torch.nn.functional.rms_norm)
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:

@@ -46,7 +46,7 @@ def forward_in_place(x):
     return x, ()
 
 
-@_silu.interface
+@_silu.interface(twin=torch.nn.functional.silu)
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """Sigmoid linear unit (swish), x * sigmoid(x) elementwise; as `torch.nn.functional.silu`.
 

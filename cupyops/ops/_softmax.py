@@ -42,7 +42,7 @@ def reference_backward(saved, grad_y, y, dim):
     return grad_x.to(saved[0].dtype) if saved else grad_x
 
 
-@_softmax.interface
+@_softmax.interface(twin=torch.nn.functional.softmax)
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Softmax, exp(x) / sum(exp(x)) over one dimension; as `torch.nn.functional.softmax`.
 

@@ -19,7 +19,7 @@ def _sum(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, si
 sum_var.give_roles(_sum, mean=False)
 
 
-@_sum.interface
+@_sum.interface(twin=torch.sum)
 def sum(
     input: Tensor,
     dim: int | Sequence[int] | None = None,

@@ -74,7 +74,7 @@ def backward(saved, grad_y, x, dim, correction, keepdim):
     return reduction_backward.gradient(BACKWARD, x, dim, keepdim, (grad_y, saved[0]), (slope,))
 
 
-@_var.interface
+@_var.interface(twin=torch.var)
 def var(
     input: Tensor,
     dim: int | Sequence[int] | bool | None = None,

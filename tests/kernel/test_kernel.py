@@ -18,6 +18,7 @@ from toys import Recorder, executor
 import cupyops
 from cupyops import Kernel, ceil_div
 from cupyops._kernel import kernel
+from cupyops._kernel.launch.versions import in_role
 from cupyops.errors import CompileError, InputError, LaunchError, SourceError
 
 SCALE = """
@@ -453,12 +454,12 @@ def test_an_error_of_the_compiler_is_told_at_the_launch(cpu):
         Kernel("__global__ void f(float* x) { x[0] = nothing; }\n", "f")[1, 1](x32())
 
 
-# --- dry runs ----------------------------------------------------------------------------------------------------
+# --- dry runs, of an operator's roles ------------------------------------------------------------------------------
 
 
 def test_fake_tensors_launch_nothing(cpu):
     scale = Kernel(SCALE, "scale<T>")
-    with FakeTensorMode() as mode:
+    with FakeTensorMode() as mode, in_role():
         x = mode.from_tensor(x32())
         scale[1, 8](x, torch.empty_like(x), 2.0, 8, T=torch.float32)
     assert not cpu.launches
@@ -472,7 +473,7 @@ def test_fake_tensors_with_symbolic_grid(cpu):
     mode = FakeTensorMode(shape_env=ShapeEnv())
     symbolic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
     x = mode.from_tensor(x32(77), symbolic_context=symbolic)
-    with mode:
+    with mode, in_role():
         assert isinstance(x.shape[0], torch.SymInt)
         scale[ceil_div(x.numel(), 32), 32](x, torch.empty_like(x), 2.0, x.numel(), T=torch.float32)
     assert not cpu.launches
@@ -480,13 +481,15 @@ def test_fake_tensors_with_symbolic_grid(cpu):
 
 def test_meta_tensors_launch_nothing(cpu):
     x = torch.empty(8, device="meta")
-    Kernel(SCALE, "scale<T>")[1, 8](x, x, 2.0, 8, T=torch.float32)
+    with in_role():
+        Kernel(SCALE, "scale<T>")[1, 8](x, x, 2.0, 8, T=torch.float32)
     assert not cpu.launches
 
 
 def test_dry_runs_need_no_gpu_and_no_compiler():
     """A kernel that does not even compile runs dry: shapes are known before NVRTC is asked."""
-    Kernel("__global__ void f(float* x) { nonsense }\n", "f")[1, 1](torch.empty(3, device="meta"))
+    with in_role():
+        Kernel("__global__ void f(float* x) { nonsense }\n", "f")[1, 1](torch.empty(3, device="meta"))
 
 
 def test_ceil_div():

@@ -305,3 +305,104 @@ def test_the_newest_that_was_tried_is_what_ci_installs():
     assert tuple(map(int, version.groups())) == torch_private.TRIED[1]
     requirements = (ROOT.parent / "pyproject.toml").read_text(encoding="utf-8")
     assert f"torch>={'.'.join(map(str, torch_private.TRIED[0]))}" in requirements
+
+
+# --- what overrides, records and stands for others ---
+
+
+class OwnFunction(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class OwnDispatch(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+def test_overrides():
+    plain = type("Plain", (torch.Tensor,), {})
+    kinds = (torch.Tensor, torch.nn.Parameter, plain, int, OwnDispatch)
+    assert not any(map(torch_private.has_torch_function, kinds))
+    assert torch_private.has_torch_function(OwnFunction) and torch_private.has_torch_function(torch.fx.Proxy)
+    kinds = (torch.Tensor, torch.nn.Parameter, plain, int, OwnFunction)
+    assert not any(map(torch_private.has_torch_dispatch, kinds))
+    assert torch_private.has_torch_dispatch(OwnDispatch)
+
+
+def test_modes_that_are_asked():
+    assert not torch_private.asks_function_modes()
+    with torch.device("cpu"):
+        assert not torch_private.asks_function_modes()
+    with Functions() as mode:
+        assert torch_private.asks_function_modes()
+        mode.ours = True
+        assert not torch_private.asks_function_modes()
+
+
+@pytest.mark.parametrize("tracing", ["real", "fake", "symbolic", "before autograd"])
+def test_what_records(tracing):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    seen = []
+
+    def look(x):
+        seen.append((torch_private.proxy_mode(), torch_private.recorded()))
+        return x + 1
+
+    options = {"pre_dispatch": True} if tracing == "before autograd" else {"tracing_mode": tracing}
+    make_fx(look, **options)(torch.ones(2))
+    assert seen == [(True, True)]
+    assert not torch_private.proxy_mode() and not torch_private.recorded()
+    with FakeTensorMode():
+        assert not torch_private.proxy_mode() and torch_private.recorded()
+    with Dispatches():
+        assert not torch_private.recorded()
+
+
+def test_what_stands_for_others():
+    x, seen = torch.ones(2), []
+    assert not any(map(torch_private.stands_for, (x, torch.nn.Parameter(x), None, 3, x.numpy())))
+
+    def look(t):
+        seen.append(torch_private.stands_for(t))
+        return t * 1
+
+    torch.func.vmap(look)(torch.ones(3, 2))
+    torch.func.functionalize(look)(x)
+    torch.fx.symbolic_trace(look)
+    assert len(seen) == 3 and all(seen)
+    assert torch_private.stands_for(x.to("meta")) and torch_private.stands_for(FakeTensorMode().from_tensor(x))
+
+
+def test_autograd_below_the_dispatcher():
+    x = torch.ones(2, requires_grad=True)
+    with torch._C._AutoDispatchBelowAutograd():
+        assert not (x * 2).requires_grad
+        with torch_private.above_autograd():
+            (gradient,) = torch.autograd.grad((x * 2).sum(), x)
+        assert not (x * 2).requires_grad
+    assert gradient.tolist() == [2.0, 2.0]
+
+
+def test_formulas_of_open_counters():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    assert torch_private.open_flop_registries() == []
+    with FlopCounterMode(display=False) as counter:
+        assert torch_private.open_flop_registries() == [counter.flop_registry]
+
+
+def test_outside_of_graphs():
+    seen = []
+
+    @torch_private.outside_of_graphs
+    def outside(x):
+        seen.append(torch.compiler.is_compiling())
+        return x + 1
+
+    assert outside(torch.zeros(1)) == 1
+    compiled = torch.compile(lambda x: outside(x * 2) * 2, backend="eager")
+    assert compiled(torch.ones(1)) == 6 and seen == [False, False]

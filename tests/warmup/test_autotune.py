@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import cupyops
 from cupyops import CompileError, InputError
 from cupyops._kernel.compile import backend
+from cupyops._kernel.launch.versions import in_role
 from cupyops._warmup import autotune as tuning  # cupyops.autotune is the decorator
 
 CODE = """
@@ -277,9 +278,10 @@ def test_on_the_cpu_in_the_simulator_and_in_a_dry_run_the_first_runs():
     launch, ran = launcher()
     torch.use_deterministic_algorithms(False)
     call(launch)
-    with FakeTensorMode():
-        launch(torch.empty(3, device="cuda"), torch.empty(3, device="cuda"))
-    launch(torch.empty(3, device="meta"), torch.empty(3, device="meta"))
+    with in_role():
+        with FakeTensorMode():
+            launch(torch.empty(3, device="cuda"), torch.empty(3, device="cuda"))
+        launch(torch.empty(3, device="meta"), torch.empty(3, device="meta"))
     assert ran == [(64, 1)] * 3 and not launch.choices
 
 

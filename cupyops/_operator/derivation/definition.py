@@ -17,6 +17,7 @@ from torch import Tensor
 from ..._kernel.kernel import FLOATING, executors
 from ..._kernel.launch import versions
 from ..._kernel.launch.versions import this_thread
+from ..._util import symbolic
 from ..._util.strides import is_dry, restride
 from ...errors import CupyopsError, InputError
 from . import results, schema
@@ -64,6 +65,7 @@ class Definition:
         self.launch_backward: Backward | None = None
         self.gradient: Backward | None = None  # reference_backward
         self.refusal: Callable[..., str | None] | None = None  # unsupported
+        self.fake: Callable[..., Any] | None = None  # forward, of tensors without storage
         self._choose_kept()
 
     def _positions(self, option: str, names: Sequence[str]) -> tuple[int, ...]:
@@ -128,7 +130,15 @@ class Definition:
                 return f"no kernel for {dtype} with {tensor.dtype}"
             if tensor.is_neg():
                 return "negative bit"
-        return self.refusal(*args) if self.refusal is not None else None
+        return self.refused(args)
+
+    def refused(self, args: Sequence[Any]) -> str | None:
+        """What the author's `unsupported` says of the arguments. It is asked of sizes, and no symbol is bound by that."""
+        if self.refusal is None:
+            return None
+        if symbolic.is_symbolic(args):
+            args = symbolic.examples(args)
+        return self.refusal(*args)
 
     # --- the roles, run ---
 
@@ -144,7 +154,10 @@ class Definition:
         assert self.launch_forward is not None
         outer, this_thread.in_role = this_thread.in_role, True
         try:
-            outputs, saved = self.launch_forward(*args, **self.asked(needs))
+            if self.fake is not None and any(map(is_dry, self.given(args))):
+                outputs, saved = self.fake(*args)
+            else:
+                outputs, saved = self.launch_forward(*args, **self.asked(needs))
         except CupyopsError as error:
             self.add_note(error, "forward")
             raise

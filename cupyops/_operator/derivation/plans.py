@@ -26,6 +26,7 @@ from ..._util import observed, torch_private
 from . import build
 from .autograd import ForwardCall, batched
 from .constants import NoConstant, freeze
+from .overrides import of_layout
 
 # Below, recorder and code generation are imported at first use: programs that only import should not pay for them.
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ class Plans:
         first = args[self.first]
         if type(first) not in _ORDINARY or first.device.type not in executors or not torch_private.available:
             return False
-        if any(isinstance(value, Tensor) and type(value) not in _ORDINARY for value in args):
+        if any(isinstance(value, Tensor) and type(value) not in _ORDINARY for value in args) or of_layout(args):
             return False
         if torch_private.functorch_active() or torch_private.dispatch_modes() or torch_private.forward_mode():
             return False

@@ -12,26 +12,30 @@ from torch.compiler import is_dynamo_compiling
 
 from ..._util import observed, torch_private
 from .constants import MISS
+from .overrides import asking
 from .plans import Plans
 
 _FIXED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def public(function: Callable[..., Any], in_full: Callable[..., Any], name: str) -> Any:
-    """`function` with plans in front of it; `in_full` is called where there is none, with arrays and `axis` too.
+def public(
+    function: Callable[..., Any], in_full: Callable[..., Any], name: str, twin: Callable[..., Any] | None = None
+) -> Any:
+    """`function` with plans in front of it; `in_full` is called where there is none, with arrays and `axis` too, or `twin`,
+    where an argument is to see a function of PyTorch.
 
     Nothing is looked at before the first call: until then its code only knows how to be written.
     """
     scope: dict[str, Any] = {
         "__builtins__": __builtins__,
         "_is_dynamo_compiling": is_dynamo_compiling,
-        "_full": in_full,
         "_author": function,
     }
     # a code object of its own: by that torch.compile tells two functions apart
     code = _not_written.__code__.replace(co_name=function.__name__)
     shown = types.FunctionType(code, scope, function.__name__)
     functools.update_wrapper(shown, function)
+    scope["_full"] = in_full = asking(in_full, twin, shown)
 
     def write() -> Any:
         _write(shown, scope, function, in_full, name)

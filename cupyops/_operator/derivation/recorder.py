@@ -69,6 +69,8 @@ _MOST_ALIGNED = 256  # to which every allocation is
 class Recorder(TorchFunctionMode):
     """Notes what is done with `inputs` while `run` runs; without `launches`, also what launches nothing is replayed."""
 
+    ours = True
+
     def __init__(self, inputs: Sequence[Tensor], launches: bool = True) -> None:
         super().__init__()
         self._must_launch = launches

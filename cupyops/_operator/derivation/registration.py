@@ -1,8 +1,8 @@
 """The registered route: an operator as `ns::name` and `ns::name_backward` in torch.library.
 
-Both return `Tensor[]`: the outputs and what is saved; the gradients that are needed. One that works in place has an op that
-mutates its arguments, and beside it `ns::name_functional`, which leaves them alone. CPU, CUDA, fake tensors and autograd
-are served, from the same roles as the eager route. The one user of torch.library.
+Both return `Tensor[]`: the outputs, the new values of what is updated, and what is saved; the gradients that are needed. One
+that works in place has an op that mutates its arguments, and beside it `ns::name_functional`, which leaves them alone. CPU,
+CUDA, fake tensors and autograd are served, from the same roles as the eager route. The one user of torch.library.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ..._kernel.launch import versions
-from ..._util import torch_private
+from ..._util import symbolic, torch_private
 from ...errors import InputError
 from . import schema
 from .definition import Definition, differentiable_alias, like_outputs, wants_gradient
 from .kept import Kept
+from .unsaved import unsaved
 
 _waiting: dict[str, Registration] = {}  # by the qualified name of the operator
 _registering = threading.RLock()
@@ -86,6 +87,9 @@ class Registration:
         )
         self.op = getattr(getattr(torch.ops, namespace), name).default
         self.backward_op = getattr(getattr(torch.ops, namespace), f"{name}_backward").default
+        from . import tables  # which imports the counter
+
+        tables.enter(of, self.op, self._forward, self.backward_op)
 
     def call(self, args: tuple[Any, ...]) -> Any:
         """The operator through PyTorch's dispatcher."""
@@ -93,18 +97,21 @@ class Registration:
             self.in_place(*args)
             return self.of.returned(self.of.changed(args))
         outputs = self.op(*args)
-        for index, value in zip(self._updated(args), outputs[len(outputs) - len(self._updated(args)) :]):
+        for index, value in zip(self._updated(args), outputs[self.of.outputs :]):
             args[index].copy_(value.detach())
         return outputs[0] if self.of.outputs == 1 else tuple(outputs[: self.of.outputs])
 
     def _updated(self, args: Sequence[Any]) -> list[int]:
-        """Where the arguments are that are updated. The op leaves them alone: their new values are its last outputs."""
+        """Where the arguments are that are updated. The op leaves them alone: their new values stand behind its outputs."""
         return [index for index in self.of.updated if args[index] is not None]
 
     def remove(self) -> None:
         """Take the ops back, for another definition of the same name (a notebook cell run again)."""
         with _registering:
             if _waiting.pop(self.of.name, None) is None:
+                from . import tables
+
+                tables.leave(self.op, self.backward_op)
                 self.library._destroy()
 
     # --- in place: an op that mutates; where a gradient is wanted the op on copies, and PyTorch's own copy ---
@@ -148,9 +155,9 @@ class Registration:
         updated = [copies[index] for index in self._updated(args)]
         if self.of.why_not(args) is None:
             outputs, saved = self.of.run_forward(copies)
-            return _fresh([*outputs, *saved, *updated], args)
+            return _fresh([*outputs, *updated, *saved], args)
         found = self.of.reference(*copies)
-        return _fresh([*([found] if self.of.outputs == 1 else found), *updated], args)
+        return _fresh([*([found] if self.of.outputs == 1 else found), *updated, *unsaved(self.of, args)], args)
 
     def _forward_of_copies(self, args: tuple[Any, ...]) -> list[Tensor]:
         copies = self._with_copies(args)
@@ -158,16 +165,29 @@ class Registration:
             outputs, saved = self.of.run_forward(copies)
             return _fresh([*outputs, *saved], args)
         self.of.reference(*copies)
-        return _fresh(list(self.of.changed(copies)), args)
+        return _fresh([*self.of.changed(copies), *unsaved(self.of, args)], args)
 
     def _backward(self, grads: Any, outputs: Any, saved: Any, *rest: Any) -> list[Tensor]:
         *args, needs = rest
+        if self._refused_now(args) is not None:
+            found = self._by_reference(grads, args, needs)
+            return _fresh([grad for grad in found if grad is not None], (*grads, *outputs, *saved, *args))
         all_outputs = self.of.kept_by_kernels.all_outputs(outputs)
         found = self.of.run_backward(grads, all_outputs, tuple(saved), args, needs)
         missing = [one.name for one, need, grad in zip(self.of.parameters, needs, found) if need and grad is None]
         if missing:
             raise InputError(f"{self.of.name}: backward gave no gradient for {', '.join(missing)}")
         return _fresh([grad for grad in found if grad is not None], (*grads, *outputs, *saved, *args))
+
+    def _refused_now(self, args: Sequence[Any]) -> str | None:
+        """Why the kernels do not serve these sizes, which a graph may have been made for; None where they do."""
+        known = self.of.refusal is not None and all(args[index] is not None for index in self.of.required)
+        return self.of.refused(args) if known else None
+
+    def _by_reference(self, grads: Any, args: Any, needs: Any) -> list[Tensor | None]:
+        """The gradients through the reference, below autograd: in the backward of a graph that was made for kernels."""
+        with torch_private.above_autograd(), torch.no_grad():
+            return self.of.reference_gradient(list(grads), args, needs)
 
     # --- autograd ---
 
@@ -177,7 +197,7 @@ class Registration:
         kept = self._kept(ctx)
         ctx.values = kept.values(inputs)
         ctx.strides = [y.stride() for y in output[:count]]
-        saved = output[count : len(output) - len(self._updated(inputs))]
+        saved = output[count + len(self._updated(inputs)) :]
         ctx.save_for_backward(*kept.pack(inputs, output, saved if ctx.by_kernels else ()))
 
     def _kept(self, ctx: Any) -> Kept:
@@ -240,7 +260,10 @@ def _fresh(results: list[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
 
 
 def _is_expanded(tensor: Tensor) -> bool:
-    return any(stride == 0 and size != 1 for stride, size in zip(tensor.stride(), tensor.shape))
+    return any(
+        symbolic.known(stride == 0) and not symbolic.known(size == 1)
+        for stride, size in zip(tensor.stride(), tensor.shape)
+    )
 
 
 def _storage(tensor: Tensor) -> int:

@@ -13,6 +13,7 @@ from cupyops._kernel.compile import source
 from cupyops._kernel.compile.binary import Parameter
 from cupyops._kernel.compile.declarations import function
 from cupyops._kernel.launch import signature
+from cupyops._kernel.launch.versions import in_role
 from cupyops.errors import SimulatorError
 
 TWICE = """
@@ -129,7 +130,7 @@ def test_an_empty_grid_writes_nothing(running):
 def test_a_dry_run_changes_no_version(device):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode() if device == "fake" else torch.device("meta"), executor():
+    with FakeTensorMode() if device == "fake" else torch.device("meta"), executor(), in_role():
         x, y = torch.ones(8), torch.zeros(8)
         Kernel(TWICE, "twice")[1, 32](x, y, 8)
     assert y._version == 0

@@ -1,0 +1,54 @@
+"""What a forward by kernels would have saved, where the reference runs instead and a graph counts on so many tensors."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._util import symbolic
+from .constants import NoConstant, freeze
+from .definition import Definition
+
+_MOST = 1024  # signatures that are remembered
+_known: OrderedDict[Any, list[tuple[Any, ...]]] = OrderedDict()
+
+
+def unsaved(of: Definition, args: Sequence[Any]) -> list[Tensor]:
+    """For sizes that the kernels refuse, as many tensors as they save for others, filled with NaN.
+
+    A graph with symbolic sizes is made for kernels and may be called with such sizes. Its backward looks at the sizes again.
+    """
+    if of.refusal is None or of.launch_forward is None or of.why_not(args) != of.refused(args):
+        return []
+    tensors = tuple((t.shape, t.stride(), t.dtype, t.device) if isinstance(t, Tensor) else None for t in args)
+    try:
+        key = of.name, id(of.forward), tensors, tuple(freeze(one) for one in args if not isinstance(one, Tensor))
+    except NoConstant:
+        return []
+    if (found := _known.get(key)) is None:
+        try:
+            _, saved = of.run_forward(symbolic.examples(args))
+        except Exception:  # it relies on having been refused
+            saved = ()
+        found = _known[key] = [(one.shape, one.stride(), one.dtype, one.device) for one in saved]
+        while len(_known) > _MOST:
+            _known.popitem(last=False)
+    return [_filled(*one) for one in found]
+
+
+def unknown(like: Tensor) -> Tensor:
+    """A tensor like another, of values that nobody takes for right ones."""
+    return torch.full(like.shape, _wrong(like.dtype), dtype=like.dtype, device=like.device)
+
+
+def _filled(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device).fill_(_wrong(dtype))
+
+
+def _wrong(dtype: torch.dtype) -> float:
+    return math.nan if dtype.is_floating_point else 0 if dtype is torch.bool else torch.iinfo(dtype).min
