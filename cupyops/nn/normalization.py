@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -100,11 +102,11 @@ class AddRMSNorm(torch.nn.RMSNorm):
         return add_rms_norm(input, residual, self.normalized_shape, self.weight, self.eps)
 
 
-def _over_batch(module: torch.nn.modules.batchnorm._BatchNorm, input: Tensor) -> Tensor:
+def _over_batch(module: torch.nn.modules.batchnorm._BatchNorm, input: Any) -> Tensor:
     """The batch's statistics in training and where none are kept; the kept ones follow in training."""
     if isinstance(input, torch.fx.Proxy):  # torch.fx does not look into PyTorch's module either
         tracer = input.tracer
-        return tracer.create_proxy("call_module", tracer.path_of_module(module), (input,), {})  # type: ignore[attr-defined]
+        return tracer.create_proxy("call_module", tracer.path_of_module(module), (input,), {})  # type: ignore
     module._check_input_dim(input)
     momentum = 0.0 if module.momentum is None else module.momentum
     if module.training and module.track_running_stats and module.num_batches_tracked is not None:
