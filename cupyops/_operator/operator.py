@@ -297,8 +297,8 @@ class Operator(ByName):
             return "torch.library", self._by_dispatcher, ""
         if any(tensor.device != given[0].device for tensor in given):
             return "", self._by_mixed_devices, ""
-        if _dispatch_modes() and given and given[0].device.type in executors:
-            return "torch.library", self._by_dispatcher, ""
+        if _dispatch_modes() and (given[0].device.type in executors or not torch_private.open_flop_registries()):
+            return "torch.library", self._by_dispatcher, ""  # a counter of flops counts a reference by what it calls
         if given and given[0].device.type in executors and dtype_for(self._autocast, given[0].device) is not None:
             return "", self._by_autocast, ""  # without kernels the reference meets autocast inside PyTorch
         reason = self.definition.why_not(args)
