@@ -96,7 +96,7 @@ class TensorMap:
 
     def __init__(self, tensor: Tensor, description: Description | None, written: bool = False) -> None:
         self.tensor, self.description, self.written = tensor, description, written
-        self._laid_out = tensor.shape, None if description is None else tensor.stride()
+        self._laid_out: tuple[Any, ...] = () if description is None else _layout(tensor)
         self._encoded: tuple[int, bytes] = 0, b""  # the driver's bytes, and the address that they were made for
 
     def get_device(self) -> int:
@@ -112,7 +112,7 @@ class TensorMap:
         """
         tensor = self.tensor
         address, encoded = self._encoded
-        if address and address == tensor.data_ptr() and (tensor.shape, tensor.stride()) == self._laid_out:
+        if address and address == tensor.data_ptr() and _layout(tensor) == self._laid_out:
             return encoded
         if expected := self.unfit():
             raise LaunchError(f"{self}: expected {expected}")
@@ -129,10 +129,13 @@ class TensorMap:
     def unfit(self) -> str:
         """What a launch would need instead of this map; nothing where it will do."""
         tensor = self.tensor
-        if (tensor.shape, tensor.stride()) != self._laid_out:
-            shape, strides = self._laid_out
-            return f"the tensor as the map was made of it, of shape {tuple(shape)} and strides {strides}: make the map anew"
-        if not tensor.data_ptr() or not _holds(tensor):
+        if self.description is not None and _layout(tensor) != self._laid_out:
+            shape, strides, dtype = self._laid_out
+            return (
+                f"the tensor as the map was made of it, of shape {tuple(shape)}, strides {strides} and {dtype}: make the "
+                "map anew"
+            )
+        if self.description is None or not tensor.data_ptr() or not _holds(tensor):
             return "a tensor with storage of its own"
         if tensor.data_ptr() % ADDRESS_ALIGNMENT:
             return (
@@ -270,6 +273,11 @@ def _check(description: Description) -> None:
         elif isinstance(found, tuple):
             found = found[::-1]
         raise InputError(f"tensor_map: {name} is {found}, expected {error.expected}") from None
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    """What of a tensor its map depends on; it may be changed in place, by `resize_` and `.data`."""
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _holds(tensor: Tensor) -> bool:

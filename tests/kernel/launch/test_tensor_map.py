@@ -136,7 +136,7 @@ def test_what_is_not_looked_at_on_a_dry_run():
     """Sizes that no tensor map can have, and symbols, are nothing to worry about where nothing is launched."""
     with torch.device("meta"):
         dry = cupyops.tensor_map(torch.empty(0, 3), (1000,))
-    assert dry.description is None
+    assert dry.description is None and "expected a tensor with storage of its own" in refused(dry.tobytes)
     with cupyops.simulate(tiles.ARCH):
         tiles.copy[1, 1, tiles.SHARED](dry, dry, 0, 0, 0, 0, RANK=2)
 
@@ -322,10 +322,11 @@ def test_a_tensor_of_another_shape_by_now(hopper):
     map_ = cupyops.tensor_map(x, 4)
     dump_of(map_)()
     x.resize_(32)
-    assert "as the map was made of it, of shape (64,) and strides (1,): make the map anew" in refused(dump_of(map_))
+    assert "of it, of shape (64,), strides (1,) and torch.float32: make the map anew" in refused(dump_of(map_))
     x.resize_(64)
-    x.t_()
     dump_of(map_)()
+    x.data = x.half()
+    assert "strides (1,) and torch.float32: make the map anew" in refused(dump_of(map_))
 
 
 def test_what_is_no_map(hopper):
