@@ -71,7 +71,8 @@ class Kernel(Template):
         code: name of a .cu file, looked for beside the calling module, in the working folder and among the built-in
             kernels; or CUDA C itself. In an interactive session (or with `CUPYOPS_RELOAD=1`) an edited file is read again
             at the next `kernel[...]`.
-        name: the function, with its template parameters if it has any: `"layer_norm_fwd<T, VEC>"`.
+        name: the function, with its template parameters if it has any, `"layer_norm_fwd<T, VEC>"`, and its namespace if it
+            has one, `"ns::f"`. A parameter may have its value there, as C++ writes it: `"f<float, 4>"`, `"f<T, ::Add>"`.
         options: further NVRTC options, such as `("--use_fast_math",)` or `("-Iheaders",)`.
         define: constants that the text uses and Python decides, by name: `{"BLOCK": 256}` is `#define BLOCK 256`.
         arch: a specific target, for what one architecture alone has, such as wgmma: compiled for `"sm_90a"` the kernel runs
@@ -80,7 +81,7 @@ class Kernel(Template):
         **domain: for each template parameter the values that it takes, as a tuple: what ahead-of-time compilation
             builds, and what a launch may ask for. A parameter not named here takes any dtype, bool, int, or name of a
             type of the source, such as `Op="Add"`.
-        where: a function of the template parameters, by name, that says whether a combination of their values exists.
+        where: a function of template parameters, of those that it names, that says whether a combination of values exists.
 
     `kernel[grid, block](*args, T=torch.float32)` launches on PyTorch's current stream of the tensors' device. `grid` and
     `block` are ints or tuples; `kernel[grid, block, shared]` adds bytes of dynamic shared memory, and `configure` takes
@@ -135,7 +136,11 @@ class Kernel(Template):
 
     @property
     def declared(self) -> list[tuple[str, str]]:
-        """(C type, name) of each parameter, from the text."""
+        """(C type, name) of each parameter, from the text.
+
+        Raises:
+            InputError: the text does not tell, because it makes the kernel or its parameters with macros.
+        """
         return function(self.source, self.base).parameters
 
     @property
@@ -265,7 +270,7 @@ class Kernel(Template):
         """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
         self._refuse_to_be_recorded()
         specialised = self.instance(**template)
-        anchor: Any = args[specialised.anchor] if len(args) > specialised.anchor else None
+        anchor: Any = specialised.anchor(args)
         if type(anchor) not in _PLAIN and is_dry(anchor):
             return
         configuration = launch if isinstance(launch, Configuration) else self._configuration(launch)
@@ -296,7 +301,7 @@ class Kernel(Template):
             if self._fast is None:
                 self._boundaries = boundaries
                 self._fast = fastpath.configure(
-                    loaded.arguments, self.template, specialised.anchor, self._table, self._launch
+                    loaded.arguments, self.template, loaded.anchor, self._table, self._launch
                 )
             if self._boundaries == boundaries:
                 self._table[fastpath.key(specialised.values)] = loaded.entry
@@ -373,10 +378,9 @@ class Kernel(Template):
         values = self.values(template)
         with self._lock:
             if values not in self._specialised:
-                text, types = self.source, dict(zip(self.template, values))
-                declared = function(text, self.base).parameters
+                types = dict(zip(self.template, values))
                 self._specialised[values] = Specialised(
-                    text, self.expression(values), declared, types, self.options, self.arch
+                    self.source, self.base, self.expression(values), types, self.options, self.arch
                 )
             return self._specialised[values]
 

@@ -116,7 +116,7 @@ class Machine:
         pointers = (ctypes.c_void_p * len(arguments)).from_address(parameters)
         args = [self._value(one, at, recorded) for one, at, recorded in zip(arguments, pointers, launch.args)]
         with torch._C.DisableTorchFunction():
-            launch.specialised.launch(args[launch.specialised.anchor], launch.configuration, tuple(args))
+            launch.specialised.launch(launch.specialised.anchor(args), launch.configuration, tuple(args))
         self.known.launches.append(launch.specialised.name)
 
     def _value(self, argument, at, recorded):

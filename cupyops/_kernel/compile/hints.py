@@ -85,6 +85,7 @@ _WRITTEN_OUT = (
 _HOST = "NVRTC compiles device code alone; keep what needs this header in the host program"
 _LIBRARY = "NVRTC has no C++ library; <cuda/std/...> has such things for kernels: "
 
+_NAMED = 'a kernel is asked for by its name as the text has it, with its namespace before it: Kernel(code, "ns::name")'
 _LITERAL = "one T cannot be two types: 1.0 is a double and 1 an int; write 1.0f, or T(1) in a template"
 _NUMBER = re.compile(r"[(,]\s*-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*[,)]")  # an argument, without a suffix
 
@@ -157,8 +158,9 @@ def hint_for(message: str, file: str = "", word: str = "", line: str = "") -> st
     """
     if file.endswith("/cuda.h"):
         return _DRIVER
-    if file == NAMES and "is undefined" in message:
-        return "a kernel is asked for by its name as the text has it, and stands in no namespace"
+    if file == NAMES and (match := re.search(r'identifier "(\w+)" is undefined', message)) is not None:
+        header = HEADERS.get(match[1])
+        return _NAMED if header is None else f"#include <{header}> is missing"
     if (match := re.search(r'(?:cannot|could not) open source file "([^"]+)"', message)) is not None:
         return _first(_MISSING, match[1])
     if (match := re.search(r'identifier "(\w+)" is undefined|^(\w+) is not a template', message)) is not None:

@@ -25,6 +25,8 @@ _COMMENT_OR_LITERAL = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*+"?|'(?:\\.|[^'\\\n]){1,10}'""", re.DOTALL
 )
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+_CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b", re.MULTILINE)
+_ABSENT = "#error a file that was not found\n"  # the text of a header that only a condition asks for
 # an include whose text would be missing from the digest: its name is a macro's, or leads past the compiler's own folders
 _HIDDEN = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:[^"<\s]|<[ \t]*/)[^\n]*', re.MULTILINE)
 # no UTF-8 has a surrogate, and for the compiler a text ends at the first NUL
@@ -66,6 +68,9 @@ class Source:
     text: str
     path: Path | None = None
     includes: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(
+        default_factory=dict, compare=False
+    )  # those not found, and what there is to say of it
     stamps: dict[Path, Stamp | None] = field(
         default_factory=dict, compare=False
     )  # of each file, taken before it was read
@@ -78,6 +83,13 @@ class Source:
             encoded = part.encode()
             sha.update(len(encoded).to_bytes(8, "little") + encoded)
         return sha.hexdigest()
+
+    def absent(self, log: str) -> str | None:
+        """What there is to say of an include that was not found, where the compiler's log says that it came to it."""
+        for spelled, message in self.missing.items():
+            if re.search(rf"(?:^|/){re.escape(spelled)}\(1\): [a-z ]*error: #error", log, re.MULTILINE):
+                return message
+        return None
 
     def line(self, file: str, number: int) -> str | None:
         """Line `number` (from 1) of this source or of one of its includes, or None where there is no such line."""
@@ -97,13 +109,12 @@ def load(source: str | Path, beside: Path | None = None) -> Source:
         raise InputError(f"{source!r} is neither CUDA C nor the name of a .cu file")
     if isinstance(source, str) and is_text(source):
         text = _checked(source.removeprefix("\ufeff"), "<text>.cu")
-        includes, stamps = _gather(text, "<text>.cu", beside or _working_folder())
-        return Source("<text>.cu", text, None, includes, stamps)
+        return Source("<text>.cu", text, None, *_gather(text, "<text>.cu", beside or _working_folder()))
     path = find(source, beside)
     before = stamp(path)
     text = _read(path)
-    includes, stamps = _gather(text, path.name, path.parent)
-    return Source(_plain(path.name), text, path, includes, {path: before} | stamps)
+    includes, missing, stamps = _gather(text, path.name, path.parent)
+    return Source(_plain(path.name), text, path, includes, missing, {path: before} | stamps)
 
 
 def find(source: str | Path, beside: Path | None = None) -> Path:
@@ -165,9 +176,14 @@ def _checked(text: str, name: str) -> str:
     return text
 
 
-def _gather(text: str, name: str, folder: Path) -> tuple[dict[str, str], dict[Path, Stamp | None]]:
-    """Every quoted include reachable from `text`, each looked for beside its includer and then in cuda_src; their stamps."""
+def _gather(text: str, name: str, folder: Path) -> tuple[dict[str, str], dict[str, str], dict[Path, Stamp | None]]:
+    """Every quoted include reachable from `text`, each looked for beside its includer and then in cuda_src.
+
+    Then those that are not there, and what there is to say of each; and the stamps of all. One that stands under a condition
+    may never be asked for, as under `#if 0`: the compiler finds a text in its place that is an error if it is.
+    """
     found: dict[str, str] = {}
+    missing: dict[str, str] = {}
     stamps: dict[Path, Stamp | None] = {}
     origin: dict[str, Path] = {}
     pending = [(text, name, folder)]
@@ -183,16 +199,29 @@ def _gather(text: str, name: str, folder: Path) -> tuple[dict[str, str], dict[Pa
             path = next((path for path in candidates if os.path.isfile(path)), None)
             if path is None:
                 number = clean.count("\n", 0, match.start()) + 1
-                raise SourceError(
+                message = (
                     f'{name}:{number}: #include "{spelled}" not found in {folder} or {cuda_src()}{_meant(candidates)}\n'
                     f"  put it beside {name}, or write #include <{spelled}> and give its folder: "
                     'Kernel(..., options=("-I...",))'
                 )
+                if not _is_conditional(clean, match.start()):
+                    raise SourceError(message)
+                # what asks whether there is such a file is to be told the truth
+                if spelled not in found and f'__has_include("{spelled}")' not in clean.replace(" ", ""):
+                    found[spelled], missing[spelled] = _ABSENT, message
+                stamps |= dict.fromkeys(candidates)
+                continue
             path = path.resolve()
             if origin.setdefault(spelled, path) != path:
                 raise SourceError(f'#include "{spelled}" means both {origin[spelled]} and {path}; rename one of them')
-            if spelled not in found:
+            if spelled not in found or missing.pop(spelled, ""):
                 stamps[path] = stamp(path)
                 found[spelled] = _read(path)
                 pending.append((found[spelled], spelled, path.parent))
-    return found, stamps
+    return found, missing, stamps
+
+
+def _is_conditional(text: str, at: int) -> bool:
+    """Whether what stands there stands under an `#if`."""
+    conditions = _CONDITION.findall(text, 0, at)
+    return 2 * conditions.count("endif") < len(conditions)

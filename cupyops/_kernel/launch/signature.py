@@ -19,7 +19,7 @@ from torch import Tensor
 from ..._util import libraries
 from ...errors import CompileError, LaunchError
 from ..compile.binary import Parameter
-from .ctype import DTYPES, vector_alignment
+from .ctype import DTYPES, VARIABLE_DTYPES, vector_alignment
 
 _UNSIGNED = re.compile(r"\bunsigned\b|\bu(int|long|short|char)\w*|\bsize_t\b")
 _CONST = re.compile(r"\bconst\b")
@@ -43,12 +43,7 @@ class Argument:
     @property
     def is_written(self) -> bool:
         """Whether it is a pointer through which the kernel may write: `T*`, `const T**`, not `const T*` or `T const*`."""
-        if self.kind != "pointer":
-            return False
-        pointee = self.ctype[:-1].strip()
-        while pointee != (outside := _IN_BRACKETS.sub(" ", pointee)):  # in `Row<const T>*` the const is another's
-            pointee = outside
-        return _CONST.search(pointee.rpartition("*")[2]) is None
+        return self.kind == "pointer" and not _is_const(self.ctype)
 
     @property
     def format(self) -> str:
@@ -70,17 +65,52 @@ class Argument:
 
 
 def join(
-    name: str, declared: Sequence[tuple[str, str]], compiled: Sequence[Parameter], types: dict[str, str]
+    name: str,
+    declared: Sequence[tuple[str, str]],
+    compiled: Sequence[Parameter],
+    types: dict[str, str],
+    real: Sequence[str] | None = None,
 ) -> tuple[Argument, ...]:
-    """The C signature and the PTX parameters as one; `types` maps template parameters to C types."""
+    """The C signature and the PTX parameters as one; `types` maps template parameters to C types.
+
+    `real` are the types that the compiler understood; where the text has another name for one, that is left.
+    """
     if len(declared) != len(compiled):
         raise CompileError(f"{name}: the text declares {len(declared)} parameters, the PTX has {len(compiled)}")
-    return tuple(_argument(ctype, arg, parameter, types) for (ctype, arg), parameter in zip(declared, compiled))
+    known = [
+        ctype if real is None or _means(ctype, real[index], types) else real[index]
+        for index, (ctype, _) in enumerate(declared)
+    ]
+    return tuple(
+        _argument(ctype, arg, parameter, types) for ctype, (_, arg), parameter in zip(known, declared, compiled)
+    )
+
+
+def _means(said: str, real: str, types: dict[str, str]) -> bool:
+    """Whether the type that the text names is the one that the compiler understood, without a typedef between."""
+    if said.endswith("*") != real.endswith("*") or _is_const(said) != _is_const(real):
+        return False
+    one, other = _bare(said), _bare(real)
+    one = types.get(one, one)
+    return one == other or (one in VARIABLE_DTYPES and VARIABLE_DTYPES[one] is VARIABLE_DTYPES.get(other))
+
+
+def _bare(ctype: str) -> str:
+    """What a type is without `const`, or what its pointer points to."""
+    return " ".join(re.sub(r"\b(const|volatile)\b", " ", ctype.removesuffix("*")).split())
+
+
+def _is_const(pointer: str) -> bool:
+    """Whether what a pointer points to is const; of another type it does not matter."""
+    pointee = pointer[:-1].strip() if pointer.endswith("*") else ""
+    while pointee != (outside := _IN_BRACKETS.sub(" ", pointee)):  # in `Row<const T>*` the const is another's
+        pointee = outside
+    return _CONST.search(pointee.rpartition("*")[2]) is not None
 
 
 def _argument(ctype: str, name: str, parameter: Parameter, types: dict[str, str]) -> Argument:
     if ctype.endswith("*"):
-        pointee = re.sub(r"\b(const|volatile)\b", "", ctype[:-1]).strip()
+        pointee = _bare(ctype)
         template, pointee = pointee if pointee in types else "", types.get(pointee, pointee)
         dtype = DTYPES.get(pointee)
         boundary = dtype.itemsize if dtype is not None else vector_alignment(pointee)

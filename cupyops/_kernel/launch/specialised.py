@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..._util import tracing
-from ...errors import CompileError, LaunchError
-from ..compile import architecture, compiler, source
+from ...errors import CompileError, CupyopsError, LaunchError
+from ..compile import architecture, compiler, declarations, source
 from ..compile.binary import Binary
 from . import signature
 from .configuration import Configuration
@@ -25,27 +25,36 @@ class Specialised:
     """One instance of a kernel, as its text was then; loaded on each device at the first launch there.
 
     Raises:
-        CompileError: it takes no pointer.
+        InputError: the text has no such kernel, and nothing that could make it.
     """
 
     def __init__(
         self,
         text: source.Source,
+        base: str,
         name: str,
-        declared: Sequence[tuple[str, str]],
         types: dict[str, Any],
         options: tuple[str, ...],
         arch: str | None = None,
     ) -> None:
-        self.source, self.name, self.declared, self.options, self.arch = text, name, declared, options, arch
+        self.source, self.base, self.name, self.options, self.arch = text, base, name, options, arch
         self.values = tuple(types.values())
         self._tokens = {parameter: c_token(value) for parameter, value in types.items()}
         self.loaded: dict[int, Loaded] = {}
         self._lock = threading.Lock()
-        pointers = [index for index, (ctype, _) in enumerate(declared) if ctype.endswith("*")]
-        if not pointers:
-            raise CompileError(f"{self.name}: a kernel without a pointer parameter has nothing to work on")
-        self.anchor = pointers[0]  # the argument whose device and stream the launch goes to
+        said = declarations.told(text, base)
+        # what the text has of the parameters, until it is compiled; None where it cannot be read
+        self.declared = None if said is None else declarations.readable(said)
+        self._first = None if self.declared is None else _first_pointer([ctype for ctype, _ in self.declared])
+
+    def anchor(self, args: Sequence[Any]) -> Any:
+        """The argument to whose device and stream a launch goes: that of the first pointer.
+
+        Where the text alone is known, which may have typedefs of pointers, a tensor before that one is one too.
+        """
+        known = args if self._first is None else args[: self._first + 1]
+        first = next((value for value in known if isinstance(value, Tensor)), None)
+        return args[self._first] if first is None and self._first is not None and len(args) > self._first else first
 
     def binary(self, arch: str) -> Binary:
         """Compile, or find, this kernel for a device of `arch`. Raises `LaunchError` where it is for others alone."""
@@ -59,7 +68,11 @@ class Specialised:
 
     def arguments(self, binary: Binary) -> tuple[signature.Argument, ...]:
         """What the kernel takes."""
-        return signature.join(self.name, self.declared, binary.parameters, self._tokens)
+        declared = declarations.parameters(self.source, self.base, binary)
+        found = signature.join(self.name, declared, binary.parameters, self._tokens, binary.types)
+        if all(one.kind != "pointer" for one in found):
+            raise CompileError(f"{self.name}: a kernel without a pointer parameter has nothing to work on")
+        return found
 
     def symbols(self, binary: Binary) -> dict[str, Symbol]:
         """The `__device__` and `__constant__` variables of the file, by name."""
@@ -70,10 +83,7 @@ class Specialised:
     ) -> Loaded | None:
         """Launch where the tensor `anchor` is; on a GPU, give the kernel as it is loaded there."""
         if not isinstance(anchor, Tensor):
-            signature.check_count(self.name, self.declared, args)
-            name = self.declared[self.anchor][1]
-            found = f"{signature.shown(anchor)}; the first pointer of a kernel must be a tensor"
-            raise LaunchError(f"{self.name}: {name} is {found}{signature.tensor_of(anchor, name)}")
+            raise self._without_a_tensor(anchor, args)
         if anchor.is_cuda:
             loaded = self.on(anchor.get_device())
             loaded.launch(configuration, args, record)
@@ -85,6 +95,16 @@ class Specialised:
         elif not anchor.is_meta:
             raise self.nowhere(anchor.device)
         return None
+
+    def _without_a_tensor(self, anchor: Any, args: tuple[Any, ...]) -> CupyopsError:
+        if self.declared is None:
+            return LaunchError(f"{self.name}: no argument is a tensor; the first pointer of a kernel must be one")
+        signature.check_count(self.name, self.declared, args)
+        if self._first is None:
+            return CompileError(f"{self.name}: a kernel without a pointer parameter has nothing to work on")
+        name = self.declared[self._first][1]
+        found = f"{signature.shown(anchor)}; the first pointer of a kernel must be a tensor"
+        return LaunchError(f"{self.name}: {name} is {found}{signature.tensor_of(anchor, name)}")
 
     def nowhere(self, device: torch.device) -> LaunchError:
         """The error of a device on which no kernel runs."""
@@ -107,3 +127,7 @@ class Specialised:
                 alone = bool(self.symbols(binary))
                 self.loaded[device] = Loaded(self.name, binary, self.arguments(binary), device, alone)
             return self.loaded[device]
+
+
+def _first_pointer(types: Sequence[str]) -> int | None:
+    return next((index for index, ctype in enumerate(types) if ctype.endswith("*")), None)

@@ -23,7 +23,7 @@ def run(steps: Sequence[Step], tensors: dict[int, Tensor], device: torch.device)
         elif isinstance(step, Launch):
             args = filled(step.args, tensors)
             with in_role():  # what changes of the arguments is a step of its own
-                step.specialised.launch(args[step.specialised.anchor], step.configuration, args)
+                step.specialised.launch(step.specialised.anchor(args), step.configuration, args)
         elif isinstance(step, Bump):
             torch.autograd.graph.increment_version(tensors[step.number])
         else:
