@@ -84,6 +84,7 @@ class Simulation:
         from .simulator import MAX_STEPS
 
         program, binary, arguments = _program(specialised, self.arch)
+        args = signature.resolved(specialised.name, arguments, args)
         checked = signature.checked(specialised.name, arguments, args, device)
         self._check(specialised.name, configuration, binary)
         values = [_value(*each) for each in zip(arguments, args, checked)]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .._util import observed, tracing
-from .._util.strides import is_dry
+from .._util.strides import has_bits, is_dry
 from ..errors import LaunchError
 from .compile import architecture, compiler, source
 from .compile.declarations import function
@@ -280,6 +280,8 @@ class Kernel(Template):
         with nullcontext() if recorder is None else recorder.paused():
             loaded = self._launched(specialised, anchor, configuration, args)
         if recorder is not None:
+            if any(isinstance(one, Tensor) and has_bits(one) for one in args):
+                recorder.refuse(f"{specialised.name} was given a copy of a conjugated or negated view")
             recorder.launched(specialised, loaded, configuration, args)
         if loaded is not None and not faults.debug:
             self._make_fast(specialised, loaded)

@@ -54,6 +54,7 @@ def configure(
             checks += [
                 f"if {name} is None: {name}v = 0",
                 f"elif ({name}.dtype is not {name}d and {name}d is not None) or {name}.get_device() != _device: raise _Refused",
+                *[f"elif {name}.{bit}(): raise _Refused" for bit in _bits(argument)],
                 f"else: {name}v = {name}.data_ptr() or _address({name})",
             ]
             if (boundary := _checked_boundary(argument)) > 1:
@@ -135,6 +136,15 @@ def boundaries(arguments: Sequence[Argument]) -> tuple[int, ...]:
 def _checked_boundary(argument: Argument) -> int:
     """1 where any address will do; that a tensor begins at a whole element of its dtype is taken for granted here."""
     return argument.boundary if argument.dtype is None else 1
+
+
+def _bits(argument: Argument) -> list[str]:
+    """Which notes of PyTorch's a tensor may carry, that its values are not those in memory; integers carry none."""
+    if argument.dtype is None:
+        return ["is_conj", "is_neg"]
+    if not argument.template and not (argument.dtype.is_floating_point or argument.dtype.is_complex):
+        return []
+    return ["is_conj", "is_neg"] if argument.dtype.is_complex else ["is_neg"]
 
 
 def _given(names: Sequence[str]) -> str:

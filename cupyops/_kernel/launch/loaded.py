@@ -58,6 +58,9 @@ class Loaded:
 
     def launch(self, configuration: Configuration, args: Sequence[Any], record: tracing.Record | None = None) -> None:
         """Check everything, make the device current, and launch on its current stream."""
+        args = signature.resolved(
+            self.name, self.arguments, args
+        )  # copies live until it has been launched, on this stream
         values = signature.checked(self.name, self.arguments, args, self.device)
         buffer, pointers, address = self._new_slot()
         struct.pack_into(signature.layout(self.arguments)[0], buffer, 0, *values)

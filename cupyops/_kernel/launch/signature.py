@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..._util import libraries
+from ..._util.strides import has_bits
 from ...errors import CompileError, LaunchError
 from ..compile.binary import Parameter
 from .ctype import DTYPES, VARIABLE_DTYPES, vector_alignment
@@ -141,6 +142,29 @@ def checked(name: str, arguments: Sequence[Argument], args: Sequence[Any], devic
     """The values to launch kernel `name` with: tensors as addresses, structs as bytes. Raises `LaunchError`."""
     check_count(name, [(argument.ctype, argument.name) for argument in arguments], args)
     return [_checked(name, arguments, index, value, device) for index, value in enumerate(args)]
+
+
+def resolved(name: str, arguments: Sequence[Argument], args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments, with a copy of each tensor that PyTorch has only noted to be conjugated or negated.
+
+    Raises:
+        LaunchError: the kernel writes to such a one.
+    """
+    noted = [index for index, value in enumerate(args) if isinstance(value, Tensor) and has_bits(value)]
+    if not noted:
+        return args
+    values = list(args)
+    for index in noted:
+        argument = arguments[min(index, len(arguments) - 1)]  # of too many, which are counted later
+        if argument.is_written:
+            call = ".resolve_conj()" if values[index].is_conj() else ".resolve_neg()"
+            raise LaunchError(
+                f"{name}: argument {index + 1} of {len(arguments)}, parameter `{argument.ctype} {argument.name}` got a view whose "
+                f"values are the {'conjugates' if 'conj' in call else 'negatives'} of its memory, which a kernel that writes "
+                f"there does not know: give its {call}, which is a copy; where it is only read, declare `const`"
+            )
+        values[index] = values[index].resolve_conj().resolve_neg()
+    return values
 
 
 def constant(name: str, arguments: Sequence[Argument], index: int, value: Any) -> bytes:

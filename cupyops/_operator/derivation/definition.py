@@ -17,7 +17,7 @@ from torch import Tensor
 from ..._kernel.kernel import FLOATING, executors
 from ..._kernel.launch import versions
 from ..._kernel.launch.versions import this_thread
-from ..._util.strides import is_dry, restride
+from ..._util.strides import has_bits, is_dry, restride
 from ...errors import CupyopsError, InputError
 from . import results, schema
 from .backward import Backward
@@ -126,8 +126,8 @@ class Definition:
             served = tensor.dtype == dtype or (index in self.mixed and tensor.dtype in FLOATING)
             if not served and (tensor.is_floating_point() or tensor.is_complex()):
                 return f"no kernel for {dtype} with {tensor.dtype}"
-            if tensor.is_neg():
-                return "negative bit"
+            if has_bits(tensor):
+                return "negative bit" if tensor.is_neg() else "conjugate bit"
         return self.refusal(*args) if self.refusal is not None else None
 
     # --- the roles, run ---
