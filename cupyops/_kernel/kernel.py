@@ -14,6 +14,7 @@ import inspect
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -83,6 +84,11 @@ class Kernel(Template):
             type of the source, such as `Op="Add"`.
         where: a function of template parameters, of those that it names, that says whether a combination of values exists.
 
+        strided: the kernel is told the strides of its tensors, or knows what lies between their elements. Others are to be
+            given contiguous tensors: a kernel gets an address and nothing more, and would read a view as its memory lies.
+            With `CUPYOPS_DEBUG=1` a launch with a view warns, and in the simulator it is an error to touch what lies
+            between the elements of one; neither is so with `strided=True`.
+
     `kernel[grid, block](*args, T=torch.float32)` launches on PyTorch's current stream of the tensors' device. `grid` and
     `block` are ints or tuples; `kernel[grid, block, shared]` adds bytes of dynamic shared memory, and `configure` takes
     clusters and cooperative launches too. A grid with a zero in it launches nothing. Tensors go to pointers, None to a null
@@ -113,6 +119,7 @@ class Kernel(Template):
         define: Mapping[str, int] | None = None,
         arch: str | None = None,
         where: Callable[..., bool] | None = None,
+        strided: bool = False,
         **domain: tuple[Any, ...],
     ) -> None:
         self._code = code
@@ -120,6 +127,10 @@ class Kernel(Template):
         super().__init__(name, domain, where)
         self.options = (*compiler.checked_options(options), *compiler.defines(define or {}))
         self.arch = architecture.checked_specific(arch)
+        self.strided = strided or source.is_own(
+            self._beside
+        )  # those of this package are told, and read past the end of rows
+        self._warned: set[int] = set()  # the places of arguments that were views
         self._specialised: dict[tuple[Any, ...], Specialised] = {}
         self._configured: dict[tuple[Any, ...], Callable[..., None]] = {}
         self._fast: fastpath.Configure | None = None  # written at the first load, when the PTX has told the types
@@ -274,6 +285,8 @@ class Kernel(Template):
         if type(anchor) not in _PLAIN and is_dry(anchor):
             return
         configuration = launch if isinstance(launch, Configuration) else self._configuration(launch)
+        if faults.debug and not self.strided:
+            self._warn_of_views(specialised, args)
         if 0 in configuration.grid:
             return
         recorder = observed.recorder()
@@ -285,6 +298,17 @@ class Kernel(Template):
             recorder.launched(specialised, loaded, configuration, args)
         if loaded is not None and not faults.debug:
             self._make_fast(specialised, loaded)
+
+    def _warn_of_views(self, specialised: Specialised, args: tuple[Any, ...]) -> None:
+        for index, value in enumerate(args):
+            if isinstance(value, Tensor) and not value.is_contiguous() and index not in self._warned:
+                self._warned.add(index)
+                warnings.warn(
+                    f"{specialised.name}: argument {index + 1} of {len(args)} is a view of shape {tuple(value.shape)} and "
+                    f"strides {value.stride()}, of which a kernel gets the address alone: give its .contiguous(), or say "
+                    "Kernel(..., strided=True) where the kernel is told the strides",
+                    stacklevel=4,
+                )
 
     def _launched(
         self, specialised: Specialised, anchor: Any, configuration: Configuration, args: tuple[Any, ...]
@@ -382,7 +406,7 @@ class Kernel(Template):
             if values not in self._specialised:
                 types = dict(zip(self.template, values))
                 self._specialised[values] = Specialised(
-                    self.source, self.base, self.expression(values), types, self.options, self.arch
+                    self.source, self.base, self.expression(values), types, self.options, self.arch, self.strided
                 )
             return self._specialised[values]
 

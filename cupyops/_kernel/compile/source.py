@@ -98,6 +98,11 @@ class Source:
         return lines[number - 1] if 0 < number <= len(lines) else None
 
 
+def is_own(folder: Path | None) -> bool:
+    """Whether it is one of this package."""
+    return folder is not None and folder.is_relative_to(_PACKAGE)
+
+
 def is_text(source: str) -> bool:
     """Whether `source` is CUDA C itself and not a file's name."""
     return "\n" in source or "__global__" in source
@@ -122,7 +127,7 @@ def find(source: str | Path, beside: Path | None = None) -> Path:
 
     For a caller inside this package the working folder does not count: the file of that name there is another one.
     """
-    inside = beside is not None and beside.is_relative_to(_PACKAGE)
+    inside = is_own(beside)
     folders = [folder for folder in (beside, None if inside else _working_folder(), cuda_src()) if folder is not None]
     candidates = (
         [Path(source)] if Path(source).is_absolute() else [folder / source for folder in dict.fromkeys(folders)]

@@ -157,11 +157,11 @@ def resolved(name: str, arguments: Sequence[Argument], args: Sequence[Any]) -> S
     for index in noted:
         argument = arguments[min(index, len(arguments) - 1)]  # of too many, which are counted later
         if argument.is_written:
-            call = ".resolve_conj()" if values[index].is_conj() else ".resolve_neg()"
+            kind, call = ("conjugates", "conj") if values[index].is_conj() else ("negatives", "neg")
             raise LaunchError(
-                f"{name}: argument {index + 1} of {len(arguments)}, parameter `{argument.ctype} {argument.name}` got a view whose "
-                f"values are the {'conjugates' if 'conj' in call else 'negatives'} of its memory, which a kernel that writes "
-                f"there does not know: give its {call}, which is a copy; where it is only read, declare `const`"
+                f"{name}: argument {index + 1} of {len(arguments)}, parameter `{argument.ctype} {argument.name}` got a view "
+                f"whose values are the {kind} of its memory, which a kernel that writes there does not know: give its "
+                f".resolve_{call}(), which is a copy; where it is only read, declare `const`"
             )
         values[index] = values[index].resolve_conj().resolve_neg()
     return values
