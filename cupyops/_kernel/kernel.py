@@ -127,9 +127,7 @@ class Kernel(Template):
         super().__init__(name, domain, where)
         self.options = (*compiler.checked_options(options), *compiler.defines(define or {}))
         self.arch = architecture.checked_specific(arch)
-        self.strided = strided or source.is_own(
-            self._beside
-        )  # those of this package are told, and read past the end of rows
+        self.strided = strided or source.is_own(self._beside)  # ours are told, and read past rows
         self._warned: set[int] = set()  # the places of arguments that were views
         self._specialised: dict[tuple[Any, ...], Specialised] = {}
         self._configured: dict[tuple[Any, ...], Callable[..., None]] = {}
