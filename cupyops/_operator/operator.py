@@ -125,7 +125,7 @@ class Operator:
         self._plans = Plans(name, self._of_values, self._first, tuple, settled=self._settled)
         if name in _registry:
             _registry[name].definition.forget_plans()
-            _registry[name]._registration.remove()
+            _registry[name]._registration.give_way()
         self._registration: Registration = Registration(self.definition)
         _registry[name] = self
 
@@ -290,7 +290,7 @@ class Operator:
         return distributed.call(self, self.name, args)
 
     def _compiling(self, args: tuple[Any, ...]) -> Any:
-        register(self.name)
+        register(self._registration.name)
         if any(distributed.is_spread(args[index]) for index in self._tensors):
             return self._by_gathering(args)
         return self._by_reference(args) if _functorch_active() else self._by_dispatcher(args)

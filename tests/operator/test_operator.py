@@ -276,6 +276,7 @@ class TestDefinition:
         assert [t.tolist() for t in op(torch.ones(1), 3)] == [[2.0], [3.0]]
 
 
+@pytest.mark.filterwarnings("ignore:cupyops_tests.* is defined anew:UserWarning")
 class TestRedefinition:
     """A notebook cell run again."""
 
@@ -310,6 +311,46 @@ class TestRedefinition:
 
         with Nothing():
             assert op(torch.ones(2), torch.ones(2), 0.5).tolist() == [1.0, 1.0]
+
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_whoever_has_the_old_one_has_the_old_one(self, compiled):
+        """The object, functions compiled with it, exported programs, and graphs that are yet to go backward."""
+        name, x = toys.fresh(), torch.ones(2, requires_grad=True)
+        old = self.define(name, 2)
+        function = torch.compile(lambda x: old(x), fullgraph=True, backend="aot_eager")
+        program = torch.export.export(toys.Module(old), (torch.ones(2),)) if compiled else None
+        graph = function(x) if compiled else None
+        new = self.define(name, 3)
+        with Nothing():
+            assert new(x).tolist() == [3.0, 3.0] and old(x).tolist() == [2.0, 2.0]
+        assert function(x).tolist() == [2.0, 2.0]
+        assert torch.compile(lambda x: (old(x), new(x)), backend="aot_eager", fullgraph=True)(x)[1].tolist() == [
+            3.0,
+            3.0,
+        ]
+        if compiled:
+            assert program.module()(torch.ones(2)).tolist() == [2.0, 2.0]
+            assert torch.autograd.grad(graph.sum(), x)[0].tolist() == [2.0, 2.0]
+        assert torch.autograd.grad(function(x).sum(), x)[0].tolist() == [2.0, 2.0]
+
+    def test_torch_ops_has_the_newest_where_it_has_none_yet(self):
+        name = toys.fresh()
+        old = self.define(name, 2)
+        self.define(name, 3)
+        namespace, _, short = name.partition("::")
+        assert getattr(getattr(torch.ops, namespace), short)(torch.ones(1))[0].item() == 3
+        with Nothing():
+            assert old(torch.ones(1)).item() == 2
+
+    def test_a_name_that_pytorch_knows_is_told(self):
+        name = toys.fresh()
+        with Nothing():
+            self.define(name, 2)(torch.ones(1))
+        with pytest.warns(
+            UserWarning, match=f"{name} is defined anew after .* in torch.ops this one is {name}_2"
+        ) as told:
+            self.define(name, 3)
+        assert told[0].filename == __file__
 
     def test_a_graph_of_the_old_one_still_goes_backward(self, route):
         name = toys.fresh()
