@@ -482,7 +482,9 @@ def assert_memory_serves(cache):
     """With no folder to be had: a cubin that loads by its path, once more from memory."""
     text = source.load(SCALE)
     disk._told.clear()
-    said = r"the kernel cache .* is not used, and each process compiles for itself: (it|others) .*\. Set CUPYOPS_CACHE_DIR"
+    said = (
+        r"the kernel cache .* is not used, and each process compiles for itself: (it|others) .*\. Set CUPYOPS_CACHE_DIR"
+    )
     with pytest.warns(UserWarning, match=said):
         assert disk.folder() is None
     assert disk.folder() is None  # which is said once
