@@ -50,7 +50,8 @@ class Simulation:
     def __init__(self, arch: str, check: bool, seed: int | None, max_steps: int | None) -> None:
         device = architecture.read(arch)
         if device is None:
-            raise InputError(f'arch is {arch!r}, expected one such as "sm_80"')
+            meant = f"; did you mean {arch}0?" if isinstance(arch, str) and architecture.read(f"{arch}0") else ""
+            raise InputError(f'arch is {arch!r}, expected one such as "sm_80"{meant}')
         self.arch, self.check, self.seed, self.max_steps = arch, check, seed, max_steps
         self._device = device
         self._threads = threading.local()

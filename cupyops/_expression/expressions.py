@@ -138,6 +138,8 @@ class Expressions:
         name = getattr(node.name, "name", None)
         args = [self.expression(one) for one in (node.args.exprs if node.args is not None else [])]
         if name not in KNOWN:
+            if name is None:
+                raise self._error(node, "what is called is not the name of a function")
             known = ", ".join(sorted(KNOWN))
             raise self._error(node, f"the function {name!r} is not translated to PyTorch; {GIVE} (known are {known})")
         count = 3 if name == "fma" else 2 if name in FLOATING_TWO or name in ANY_TWO else 1

@@ -86,8 +86,82 @@ class TestDefinition:
 
         def kwargs(x: Tensor, **rest: Tensor) -> Tensor: ...
 
-        with pytest.raises(InputError, match="t::f: parameter rest of the reference"):
+        with pytest.raises(InputError, match=r"t::f: \*+rest of the reference stands for any number of arguments"):
             cupyops.operator("t::f")({"args": args, "kwargs": kwargs}[kind])
+
+    def test_without_a_name(self):
+        with pytest.raises(InputError, match=r'write @cupyops.operator\("namespace::swish"\)'):
+
+            @cupyops.operator
+            def swish(x: Tensor) -> Tensor: ...
+
+        with pytest.raises(InputError, match="operator name 3 is no text"):
+            cupyops.operator(3)
+
+    def test_keyword_only(self):
+        with pytest.raises(InputError, match=r"t::f: parameter scale .* by keyword alone.*: leave the \* out"):
+
+            @cupyops.operator("t::f")
+            def f(x: Tensor, *, scale: float = 1.0) -> Tensor: ...
+
+    @pytest.mark.parametrize("end", ["_backward", "_functional", "_functional_backward"])
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_names_that_other_ops_of_an_operator_have(self, end, first):
+        """In either order; the second is refused, and the first is as it was."""
+        name = toys.fresh()
+
+        def define(name):
+            @cupyops.operator(name)
+            def op(x: Tensor) -> Tensor:
+                return 2 * x
+
+            return op
+
+        names = [name, name + end]
+        kept = define(names[first])
+        with pytest.raises(
+            InputError, match=f"{name}{end} is (what torch.ops calls|an operator already).*another name"
+        ):
+            define(names[1 - first])
+        with Nothing():
+            assert kept(torch.ones(1)).item() == 2
+
+    @pytest.mark.parametrize(
+        "launch",
+        [
+            lambda x, w, scale, extra: None,
+            lambda x, w: None,
+            lambda x: None,
+            lambda w, x, scale: None,
+            lambda x, w, *, scale: None,
+        ],
+    )
+    @pytest.mark.parametrize("role", ["forward", "unsupported"])
+    def test_a_role_takes_what_the_reference_takes(self, launch, role):
+        @cupyops.operator(toys.fresh())
+        def op(x: Tensor, w: Tensor, scale: float = 1.0) -> Tensor:
+            return x * w * scale
+
+        with pytest.raises(
+            InputError, match=rf"{role} takes \(.*\), expected what the reference takes.*: \(x, w, scale\)"
+        ):
+            getattr(op, role)(launch)
+        for good in (lambda a, b, c: None, lambda *args: None, lambda x, w, scale=1.0, more=3: None):
+            getattr(op, role)(good)
+
+    def test_forward_returns_memory_of_its_own(self, kernels):
+        for wrong, said in (
+            (lambda x: (x, ()), "forward returned its argument x"),
+            (lambda x: (x.view(-1), ()), "forward returned a view of its argument x"),
+        ):
+
+            @cupyops.operator(toys.fresh())
+            def op(x: Tensor) -> Tensor:
+                return x * 1
+
+            op.forward(wrong)
+            with pytest.raises(InputError, match=f"{said}; an output has memory of its own: torch.empty_like\\(x\\)"):
+                op(torch.ones(3))
 
     def test_annotation_that_names_nothing(self):
         def f(x: "Nowhere") -> Tensor: ...  # noqa: F821

@@ -29,6 +29,7 @@ _CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b", re.MULTILINE
 _ABSENT = "#error a file that was not found\n"  # the text of a header that only a condition asks for
 # an include whose text would be missing from the digest: its name is a macro's, or leads past the compiler's own folders
 _HIDDEN = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:[^"<\s]|<[ \t]*/)[^\n]*', re.MULTILINE)
+_CODE = re.compile(r"\(.*\{.*\}|;\s*$")  # what no file is called
 # no UTF-8 has a surrogate, and for the compiler a text ends at the first NUL
 UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
@@ -115,6 +116,11 @@ def load(source: str | Path, beside: Path | None = None) -> Source:
     if isinstance(source, str) and is_text(source):
         text = _checked(source.removeprefix("\ufeff"), "<text>.cu")
         return Source("<text>.cu", text, None, *_gather(text, "<text>.cu", beside or _working_folder()))
+    if isinstance(source, str) and _CODE.search(source):
+        raise SourceError(
+            f"{source[:80]!r} is neither the name of a file nor CUDA C with a kernel in it: a kernel begins with "
+            "`__global__ void`"
+        )
     path = find(source, beside)
     before = stamp(path)
     text = _read(path)

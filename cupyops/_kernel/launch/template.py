@@ -92,7 +92,8 @@ class Template:
 
 
 _NAME = re.compile(r"\s*(?:::)?((?:[A-Za-z_]\w*::)*[A-Za-z_]\w*)\s*(?:<(.*)>)?\s*", re.ASCII | re.DOTALL)
-_VALUE = re.compile(r"[\w\s:*<>,()+\-.']+", re.ASCII)
+_VALUE = re.compile(r"[\w \t:*<>,()+\-.']+", re.ASCII)
+_WORDS = re.compile(r"\w+(?: \w+)+", re.ASCII)  # of which each is a word of C: `unsigned int`
 
 
 def _parse(name: str) -> tuple[str, tuple[str, ...]]:
@@ -105,6 +106,9 @@ def _parse(name: str) -> tuple[str, tuple[str, ...]]:
             "the kernel is in a namespace"
         )
     parts = tuple(" ".join(part.split()) for part in split(inside))
+    for part in filter(_WORDS.fullmatch, parts):
+        if not all(map(is_type, part.split())):
+            raise InputError(f"kernel name {name!r}: {part!r} is neither a template parameter nor a value of C++")
     for part in filter(_is_parameter, parts):  # each is given as T=..., and a leading underscore is the fast path's
         if keyword.iskeyword(part) or part.startswith("_") or parts.count(part) > 1:
             raise InputError(f"kernel name {name!r}: template parameter {part!r} cannot be the name of an argument")

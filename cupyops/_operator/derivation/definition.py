@@ -235,12 +235,17 @@ class Definition:
         to a second.
         """
 
+        self.check_takes("forward", launch, needs_grad=not self.mutated)
+
         def looked_at(*args: Any, **asked: Any) -> Any:
             found = launch(*args, **asked)
             results.check_form(self.name, self.outputs, bool(self.mutated), found)
             if not any(is_dry(tensor) for tensor in self.given(args)):
                 if not self.mutated:
                     results.check_outputs(self.name, self.reference, args, found[0])
+                    results.check_fresh(
+                        self.name, [(one.name, args[i]) for i, one in enumerate(self.parameters)], found[0]
+                    )
                 if self.forward is launch:
                     self.launch_forward = self._runnable(launch)
             return found
@@ -248,6 +253,27 @@ class Definition:
         own = str(getattr(launch, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
         self.forward, self.launch_forward = launch, self._runnable(launch if own else looked_at)
         self.forward_asks = not self.mutated and "needs_grad" in inspect.signature(launch).parameters
+
+    def check_takes(self, role: str, launch: Callable[..., Any], needs_grad: bool = False) -> None:
+        """A role takes the reference's arguments, in their order. Raises `InputError` where it has other parameters."""
+        try:
+            parameters = inspect.signature(launch).parameters
+        except (TypeError, ValueError):  # a function of C, which does not say
+            return
+        expected = [one.name for one in self.parameters]
+        asked = {"needs_grad": None} if needs_grad and "needs_grad" in parameters else {}
+        names = [name for name in parameters if name not in asked]
+        try:
+            inspect.signature(launch).bind(*expected, **asked)
+            if names == expected or sorted(names) != sorted(expected):
+                return
+        except TypeError:
+            pass
+        also = ", and needs_grad=None where it asks for that" if needs_grad else ""
+        raise InputError(
+            f"{self.name}: {role} takes ({', '.join(map(str, parameters.values()))}), expected what the reference takes, in "
+            f"its order{also}: ({', '.join(expected)})"
+        )
 
     def _runnable(self, launch: Callable[..., Any]) -> Callable[..., Any]:
         """A forward as calls run it: in place it is checked before, and returns what a call does."""

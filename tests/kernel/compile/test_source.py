@@ -263,3 +263,11 @@ def test_every_built_in_include_resolves():
     for path in sorted(source.cuda_src().glob("*.cu")):
         for included in source.load(path).includes:
             assert Path(included).suffix == ".cuh"
+
+
+@pytest.mark.parametrize(
+    "code", ["void f(float* x) { x[0] = 1; }", "int n = 3;", "__device__ float f(float x) { return x; }"]
+)
+def test_a_line_of_code_without_a_kernel_is_no_file(code):
+    with pytest.raises(SourceError, match="nor CUDA C with a kernel in it: a kernel begins with `__global__ void`"):
+        source.load(code)
