@@ -5,6 +5,7 @@ This is the side of the simulator that knows PyTorch: which storage is which all
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -50,7 +51,8 @@ class Simulation:
     def __init__(self, arch: str, check: bool, seed: int | None, max_steps: int | None) -> None:
         device = architecture.read(arch)
         if device is None:
-            raise InputError(f'arch is {arch!r}, expected one such as "sm_80"')
+            meant = f"; did you mean {arch}0?" if isinstance(arch, str) and architecture.read(f"{arch}0") else ""
+            raise InputError(f'arch is {arch!r}, expected one such as "sm_80"{meant}')
         self.arch, self.check, self.seed, self.max_steps = arch, check, seed, max_steps
         self._device = device
         self._threads = threading.local()
@@ -85,10 +87,14 @@ class Simulation:
         from .simulator import MAX_STEPS
 
         program, binary, arguments = _program(specialised, self.arch)
+        args = signature.resolved(specialised.name, arguments, args)
         checked = signature.checked(specialised.name, arguments, args, device)
         self._check(specialised.name, configuration, binary)
         values = [_value(*each) for each in zip(arguments, args, checked)]
-        touched = _restrict(_tensors(args))
+        given = _tensors(args)
+        touched = _restrict(given)
+        if not specialised.strided:
+            _leave_out_gaps([value for value in args if isinstance(value, Tensor)])
         with Bar(f"simulating {specialised.name}") as bar:
             try:
                 return program.launch(
@@ -300,6 +306,46 @@ def _restrict(tensors: list[Tensor]) -> list[Any]:
         hulls[allocation.number] = min(low, before[0]), max(high, before[1])
         allocation.restrict(*hulls[allocation.number])
     return [_memory().allocations[number] for number in hulls]
+
+
+def _leave_out_gaps(tensors: list[Tensor]) -> None:
+    """Of what lies between the elements of a view, nothing may be touched but what another of the tensors holds."""
+    views = [tensor for tensor in tensors if _has_gaps(tensor)]
+    for storage in {one.untyped_storage()._cdata: one.untyped_storage() for one in views}.values():
+        allocation, gaps = _allocations[storage], np.zeros(storage.nbytes(), np.bool_)
+        inside = [one for one in views if one.untyped_storage()._cdata == storage._cdata]
+        for view in inside:
+            low, high = _extent(view)
+            gaps[low:high] = True
+        for tensor in tensors:
+            if tensor.untyped_storage()._cdata == storage._cdata:
+                _elements(gaps, tensor)[...] = False
+        if (addressed := _addressed.get(storage)) is not None:
+            gaps[slice(*addressed)] = False
+        if gaps.any():
+            shape, stride = tuple(inside[0].shape), inside[0].stride()
+            allocation.except_for(
+                gaps,
+                f"it is a view of shape {shape} and strides {stride}, and a kernel goes by addresses alone: give its "
+                ".contiguous(), or pass the strides to the kernel; Kernel(..., strided=True) allows this",
+            )
+
+
+def _has_gaps(tensor: Tensor) -> bool:
+    """Whether it is no dense piece of memory, in whichever order."""
+    if tensor.is_contiguous() or not tensor.numel():
+        return False
+    low, high = _extent(tensor)
+    distinct = math.prod(int(size) for size, stride in zip(tensor.shape, tensor.stride()) if stride)
+    return high - low != distinct * tensor.element_size()
+
+
+def _elements(flags: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """Of the flags of a storage's bytes, those that the tensor holds."""
+    size = tensor.element_size()
+    strides = (*(int(stride) * size for stride in tensor.stride()), 1)
+    first = flags[int(tensor.storage_offset()) * size :]
+    return np.lib.stride_tricks.as_strided(first, (*map(int, tensor.shape), size), strides)
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:

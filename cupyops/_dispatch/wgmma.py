@@ -92,7 +92,7 @@ class Tile(Form[Any]):
             **fixed,
             A_MN=_BOTH,
             B_MN=_BOTH,
-            where=lambda A_MN, B_MN, **_: (A_MN, B_MN) in layouts,
+            where=lambda A_MN, B_MN: (A_MN, B_MN) in layouts,
         )
         self._template = {name: values[0] for name, values in fixed.items()}
 

@@ -32,7 +32,7 @@ TENSORS: dict[str, torch.dtype] = {
 # The types of scalars: in C, and in Python.
 SCALARS: dict[str, type] = {"float": float, "double": float, "int": int, "long long": int, "bool": bool}
 
-NAMESPACE = "user"  # of a name that has none
+NAMESPACE = "user"  # of a name that has none, before the module that it is defined in
 RESERVED = frozenset({"T", "A", "n", "axis", "dim", "keepdim", "saved", "needs_grad"})
 
 _FORM = re.compile(r"\s*(?:(\w+)\s*::\s*)?(\w+)\s*\(([^()]*)\)\s*->([^()]*)", re.DOTALL)
@@ -101,8 +101,13 @@ class Declaration:
         return tuple(one for one in self.outputs if one.is_floating)
 
 
-def parse(text: str) -> Declaration:
-    """Read a signature. Raises `InputError`, which shows the part that cannot be read."""
+def namespace_of(module: str) -> str:
+    """The namespace of names without one: of each module its own, so that two may define the same."""
+    return NAMESPACE if module == "__main__" else f"{NAMESPACE}_{re.sub(r'[^0-9A-Za-z_]', '_', module)}"
+
+
+def parse(text: str, module: str = "__main__") -> Declaration:
+    """Read a signature, defined in `module`. Raises `InputError`, which shows the part that cannot be read."""
     match = _FORM.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InputError(f'signature is {text!r}, expected the form "name(T x, float scale = 1.0) -> T y"')
@@ -115,7 +120,7 @@ def parse(text: str) -> Declaration:
     defaults = [one.default is not None for one in inputs]
     if defaults != sorted(defaults):
         raise InputError(f"{text}: a parameter without a default stands after one that has one")
-    return Declaration(f"{namespace or NAMESPACE}::{name}", tuple(inputs), tuple(outputs))
+    return Declaration(f"{namespace or namespace_of(module)}::{name}", tuple(inputs), tuple(outputs))
 
 
 def dtypes_of(asked: object) -> tuple[torch.dtype, ...]:

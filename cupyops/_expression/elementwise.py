@@ -40,7 +40,8 @@ def elementwise(
         signature: `"name(T x, bool[] mask, float scale = 1.0) -> T y"`. `T x` is a tensor of the dtype that all tensors of
             type T share, `bool[] mask` one of a fixed dtype (`bool`, `int8` to `int64`, `uint8`); `float`, `double`,
             `int`, `long long` and `bool` are numbers. There may be several outputs, of any dtype. The name may be
-            qualified, `"mylib::name"`, else it is in the namespace `user`; a later definition of a name replaces it.
+            qualified, `"mylib::name"`; else its namespace is `user_` and the module's name, or `user` in a script or a
+            notebook. A later definition of a name takes it over.
         forward: C that assigns every output: one statement or several, with local variables, `if` and `?:`. It is
             computed in fp32, in fp64 for fp64; `float` and `T` name that type, literals are of it, and the one rounding is
             at the end; for half types `exp` and `sigmoid` are as exact as those can show. `max` and `min` keep NaN as
@@ -75,7 +76,8 @@ def elementwise(
         >>> swish(x, beta=2.0)
         tensor([-0.1192,  0.0000,  0.8808], grad_fn=<...>)
     """
-    declaration, (module, folder) = parse(signature), caller()
+    module, folder = caller()
+    declaration = parse(signature, module)
     body = Body(f"{declaration.short}.forward", forward)
     unit = Unit(declaration.short, preamble, folder, options, dtypes_of(dtypes))
     if reference is None:

@@ -138,6 +138,8 @@ class Expressions:
         name = getattr(node.name, "name", None)
         args = [self.expression(one) for one in (node.args.exprs if node.args is not None else [])]
         if name not in KNOWN:
+            if name is None:
+                raise self._error(node, "what is called is not the name of a function")
             known = ", ".join(sorted(KNOWN))
             raise self._error(node, f"the function {name!r} is not translated to PyTorch; {GIVE} (known are {known})")
         count = 3 if name == "fma" else 2 if name in FLOATING_TWO or name in ANY_TWO else 1
@@ -168,10 +170,15 @@ class Expressions:
         if value.ctype == ctype:
             return value
         if value.is_literal:
-            kind = {"bool": bool, "A": float, "double": float}.get(ctype, int)
-            return literal(kind(eval(value.code, {"c_": functions})), ctype)
+            number = eval(value.code, {"c_": functions})
+            if ctype in _WHOLE and isinstance(number, float):
+                tensor = torch.tensor(number, dtype=torch.float32 if value.ctype == "A" else torch.float64)
+                return literal(int(functions.integer(tensor, _WHOLE[ctype])), ctype)
+            return literal({"bool": bool, "A": float, "double": float}.get(ctype, int)(number), ctype)
         if ctype == "bool":
             return Value(f"({value.code} != 0)", ctype)
+        if ctype in _WHOLE and _floats(value):
+            return Value(f"c_.integer({value.code}, {DTYPES[ctype]})", ctype)
         return Value(f"{value.code}.to({DTYPES[ctype]})", ctype)
 
     def _tensor(self, value: Value) -> Value:
@@ -226,6 +233,9 @@ class Expressions:
 
     def _error(self, node: Any, message: str) -> InputError:
         return self.body.error(node.coord.line if node.coord is not None else 0, message)
+
+
+_WHOLE = {"int": torch.int32, "long long": torch.int64}
 
 
 def _floats(value: Value) -> bool:

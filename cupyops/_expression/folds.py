@@ -9,7 +9,7 @@ from typing import Any
 from .._dispatch.reduction import DEFINE, FORM
 from . import python
 from .declaration import Declaration, Parameter
-from .kernels import Generated, Unit, by_value, element, pointee, value_type
+from .kernels import Generated, Unit, by_value, element, is_narrow, pointee, value_type
 from .references import dtype, opening, types, whole_shape
 from .syntax import Body
 from .translation import Translation
@@ -119,7 +119,7 @@ template <typename T> struct {name}_unit {{
   }}
   __device__ __forceinline__ void store_(A value_, long long slab_, long long at_) const {{
     if (partial_) partial_[slab_ * results_ + at_] = value_;
-    else {y}[at_] = from_body<{out}>(rule_.post_(value_));
+    else {y}[at_] = from_body<{out}>({whole}(rule_.post_(value_)));
   }}
 }};
 
@@ -139,7 +139,7 @@ template <typename T> struct {name}_unit {{
   {out}* __restrict__ {y};
 
   __device__ __forceinline__ void store_(acc_t<T> value_, long long, long long at_) const {{
-    {y}[at_] = from_body<{out}>(rule_.post_(value_));
+    {y}[at_] = from_body<{out}>({whole}(rule_.post_(value_)));
   }}
 }};
 
@@ -165,6 +165,7 @@ def kernels(unit: Unit, declaration: Declaration, fold: Fold) -> tuple[Generated
         "scalars": "".join(f", {one}" for one in by_value(scalars)),
         "y": y.name,
         "out": pointee(y),
+        "whole": "static_cast<int>" if is_narrow(y) else "",
     }
 
     def rule(name: str) -> str:

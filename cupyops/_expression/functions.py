@@ -24,6 +24,18 @@ def number(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=dtype, device=device)
 
 
+def integer(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A floating-point number as int32 or int64 as CUDA converts: cut towards zero; the nearest, where it does not fit.
+
+    PyTorch's own conversions differ there between processors. NaN is 0 where float becomes int, else the least number.
+    """
+    limits = torch.iinfo(dtype)
+    fits = (value >= limits.min) & (value < -float(limits.min))  # powers of two, which every floating type has
+    of_nan = 0 if value.dtype != torch.float64 and dtype == torch.int32 else limits.min
+    outside = torch.where(value > 0, limits.max, torch.where(torch.isnan(value), of_nan, limits.min))
+    return torch.where(fits, torch.where(fits, value.detach(), 0).to(dtype), outside.to(dtype))
+
+
 def guard(condition: Tensor, value: Tensor) -> Tensor:
     """`value`, with a gradient only where the condition holds.
 
@@ -55,7 +67,9 @@ def exp10(x: Tensor) -> Tensor:
 
 
 def finish(value: Tensor, dtype: torch.dtype, shape: Sequence[int], inputs: Sequence[Tensor]) -> Tensor:
-    """An output: rounded once, of the whole shape, and a tensor of its own."""
+    """An output: rounded once, of the whole shape, and a tensor of its own. Narrow integers are the low bits of an int."""
+    if value.is_floating_point() and not (dtype.is_floating_point or dtype == torch.bool):
+        value = integer(value, torch.int64 if dtype == torch.int64 else torch.int32)
     result = value.to(dtype)
     if result.dim() != len(shape) or result.shape != torch.Size(shape):
         return result.expand(shape).clone(memory_format=torch.contiguous_format)

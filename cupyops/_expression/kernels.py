@@ -34,7 +34,7 @@ class Generated(Kernel):
         define: Mapping[str, int] | None = None,
         **domain: tuple[Any, ...],
     ) -> None:
-        super().__init__(text, name, options=options, define=define, arch=None, where=None, **domain)
+        super().__init__(text, name, options=options, define=define, arch=None, where=None, strided=False, **domain)
         self._beside = beside
         self._file, self._pieces = file, pieces
 
@@ -119,7 +119,7 @@ def element(
 ) -> str:
     """The device function of one element: `given` by value, `assigned` by reference. `nearly`: for half types too."""
     parameters = [f"{value_type(one)} {one.name}" for one in given]
-    parameters += [f"{value_type(one)}& {one.name}" for one in assigned]
+    parameters += [f"{assigned_type(one)}& {one.name}" for one in assigned]
     function = f"""
 template <typename A> __device__ __forceinline__ void {name}({", ".join(parameters)}) {{
   using T = A;
@@ -150,6 +150,20 @@ def value_type(one: Parameter) -> str:
     if one.dtype is None or one.dtype.itemsize < 8 and one.dtype.is_floating_point:
         return "A"
     return C_NAMES[one.dtype]
+
+
+def assigned_type(one: Parameter) -> str:
+    """The C type of a parameter that a body assigns: integers narrower than int are one until they are stored.
+
+    From a floating-point number to a narrow integer C says nothing of what does not fit, and compilers differ; of an int
+    the low bits are stored, as PyTorch does.
+    """
+    return "int" if is_narrow(one) else value_type(one)
+
+
+def is_narrow(one: Parameter) -> bool:
+    """Whether it is a tensor of integers narrower than int."""
+    return one.dtype in (torch.int8, torch.uint8, torch.int16)
 
 
 def pointee(one: Parameter) -> str:
@@ -285,7 +299,7 @@ def _pointwise(
         count=count,
         fits=" && ".join([*fits, *(one.fits for one in stored)]),
         units="\n    ".join([*loads, *(one.unit for one in stored)]),
-        values="\n      ".join(f"{value_type(one)} {one.name}_value_{{}};" for one in outputs),
+        values="\n      ".join(f"{assigned_type(one)} {one.name}_value_{{}};" for one in outputs),
         element=called(f"{name}_element", body, ", ".join([*given, *(f"{one.name}_value_" for one in outputs)])),
         results="\n      ".join(f"{one.name}_unit_.data[k_] = {two.value};" for one, two in zip(outputs, stored)),
         stores="\n    ".join(one.store for one in stored),

@@ -82,7 +82,8 @@ def reduction(
         >>> norm2(torch.tensor([[3.0, 4.0], [6.0, 8.0]]), dim=1)
         tensor([ 5., 10.])
     """
-    declaration, (module, folder) = parse(signature), caller()
+    module, folder = caller()
+    declaration = parse(signature, module)
     _check_form(declaration)
     fold = Fold.of(declaration.short, map=map, reduce=reduce, post=post, identity=identity)
     unit = Unit(declaration.short, preamble, folder, options, dtypes_of(dtypes))

@@ -22,6 +22,23 @@ _WITH_F = re.compile(
 )
 _TOKEN = re.compile(r'(?P<number>\.?\d(?:[eE][+-]|[\w.])*)|(?P<word>[A-Za-z_]\w*)|"(?:\\.|[^"\\])*"')
 _CAST = re.compile(r"\b(A|T|double|int|bool)\s*(?=\()")
+# What is no C, and what to write.
+_NOT_C = tuple(
+    (re.compile(pattern), message)
+    for pattern, message in (
+        (
+            r"\b(?:np|numpy|torch|math|cupy|cp|F)\s*\.\s*(\w+)",
+            "functions of C have no module before them: write {0}(x)",
+        ),
+        (r"(?:\b[A-Za-z_]\w*)?\s*::\s*(\w+)", "functions have no namespace here: write {0}(x)"),
+        (r"([\w)]\s*)\*\*(\s*[\w(-])", "C has no ** for powers: write x * x, or pow(x, n)"),
+        (r"=[^;{}]*\bif\b[^;{}]*\belse\b", "a choice is written condition ? a : b"),
+        (r"\b(and|or|not|True|False|None|lambda)\b", "{0} is a word of Python's; C has &&, ||, !, true and false"),
+        (r":=", "an assignment is written ="),
+        (r"=[^;]*[\w)]\s*\[", "there are no indices here: a tensor's name stands for its element"),
+    )
+)
+_HALVED = re.compile(r"[\w)]\s*//\s*(\d+\.?\d*|\w+)\s*;?\s*$")
 _TYPES = (
     "typedef int A, T, bool, infer, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, size_t;"
 )
@@ -73,6 +90,7 @@ class Body:
                 'C is translated to PyTorch by pycparser, which is not installed: pip install "cupyops[cuda12x]" '
                 '(or "cupyops[cuda13x]" for CUDA 13)'
             ) from error
+        self._refuse_python()
         text = _rewritten(self.clean, lambda literal: literal)
         text = re.sub(r"\bauto\b", "infer", _CAST.sub(r"(\1)", text))
         try:
@@ -83,6 +101,16 @@ class Body:
             why = why.removeprefix(f"{self.name}: ")
             raise self.error(line, f"not C that can be read: {why[:1].lower()}{why[1:]}") from None
         return list(tree.ext[-1].body.block_items or [])
+
+    def _refuse_python(self) -> None:
+        """What is Python, or C++, and would be told in words of the parser or, as a comment, not at all."""
+        for number, (line, clean) in enumerate(zip(self.text.splitlines(), self.clean.splitlines()), 1):
+            for pattern, message in _NOT_C:
+                if (match := pattern.search(clean)) is not None:
+                    raise self.error(number, message.format(*match.groups(default="")))
+            halved = _HALVED.search(line)
+            if halved is not None and (halved[1][0].isdigit() or halved[1] in self.words):
+                raise self.error(number, "// begins a comment in C; floor(a / b) is what it is in Python")
 
     def error(self, line: int, message: str) -> InputError:
         """An error that shows the line; 0 is none in particular."""

@@ -14,6 +14,7 @@ import inspect
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -21,10 +22,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from .._util import observed, torch_private, tracing
 from .._util.by_name import ByName
-from .._util.strides import is_dry
+from .._util.strides import has_bits, is_dry
 from ..errors import LaunchError
 from .compile import architecture, compiler, source
 from .compile.declarations import function
@@ -72,7 +74,8 @@ class Kernel(ByName, Template):
         code: name of a .cu file, looked for beside the calling module, in the working folder and among the built-in
             kernels; or CUDA C itself. In an interactive session (or with `CUPYOPS_RELOAD=1`) an edited file is read again
             at the next `kernel[...]`.
-        name: the function, with its template parameters if it has any: `"layer_norm_fwd<T, VEC>"`.
+        name: the function, with its template parameters if it has any, `"layer_norm_fwd<T, VEC>"`, and its namespace if it
+            has one, `"ns::f"`. A parameter may have its value there, as C++ writes it: `"f<float, 4>"`, `"f<T, ::Add>"`.
         options: further NVRTC options, such as `("--use_fast_math",)` or `("-Iheaders",)`.
         define: constants that the text uses and Python decides, by name: `{"BLOCK": 256}` is `#define BLOCK 256`.
         arch: a specific target, for what one architecture alone has, such as wgmma: compiled for `"sm_90a"` the kernel runs
@@ -81,7 +84,12 @@ class Kernel(ByName, Template):
         **domain: for each template parameter the values that it takes, as a tuple: what ahead-of-time compilation
             builds, and what a launch may ask for. A parameter not named here takes any dtype, bool, int, or name of a
             type of the source, such as `Op="Add"`.
-        where: a function of the template parameters, by name, that says whether a combination of their values exists.
+        where: a function of template parameters, of those that it names, that says whether a combination of values exists.
+
+        strided: the kernel is told the strides of its tensors, or knows what lies between their elements. Others are to be
+            given contiguous tensors: a kernel gets an address and nothing more, and would read a view as its memory lies.
+            With `CUPYOPS_DEBUG=1` a launch with a view warns, and in the simulator it is an error to touch what lies
+            between the elements of one; neither is so with `strided=True`.
 
     `kernel[grid, block](*args, T=torch.float32)` launches on PyTorch's current stream of the tensors' device. `grid` and
     `block` are ints or tuples; `kernel[grid, block, shared]` adds bytes of dynamic shared memory, and `configure` takes
@@ -113,6 +121,7 @@ class Kernel(ByName, Template):
         define: Mapping[str, int] | None = None,
         arch: str | None = None,
         where: Callable[..., bool] | None = None,
+        strided: bool = False,
         **domain: tuple[Any, ...],
     ) -> None:
         self._code = code
@@ -120,10 +129,12 @@ class Kernel(ByName, Template):
         super().__init__(name, domain, where)
         self.options = (*compiler.checked_options(options), *compiler.defines(define or {}))
         self.arch = architecture.checked_specific(arch)
+        self.strided = strided or source.is_own(self._beside)  # ours are told, and read past rows
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing is compiled, loaded or configured."""
+        """Nothing is compiled, loaded or configured, and nobody has been warned."""
+        self._warned: set[int] = set()  # the places of arguments that were views
         self._specialised: dict[tuple[Any, ...], Specialised] = {}
         self._configured: dict[tuple[Any, ...], Callable[..., None]] = {}
         self._fast: fastpath.Configure | None = None  # written at the first load, when the PTX has told the types
@@ -140,7 +151,11 @@ class Kernel(ByName, Template):
 
     @property
     def declared(self) -> list[tuple[str, str]]:
-        """(C type, name) of each parameter, from the text."""
+        """(C type, name) of each parameter, from the text.
+
+        Raises:
+            InputError: the text does not tell, because it makes the kernel or its parameters with macros.
+        """
         return function(self.source, self.base).parameters
 
     @property
@@ -294,15 +309,30 @@ class Kernel(ByName, Template):
         specialised = self.instance(**template)
         anchor = specialised.anchored(args)
         configuration = launch if isinstance(launch, Configuration) else self._configuration(launch)
+        if faults.debug and not self.strided:
+            self._warn_of_views(specialised, args)
         if 0 in configuration.grid:
             return
         recorder = observed.recorder()
         with nullcontext() if recorder is None else recorder.paused():
             loaded = self._launched(specialised, anchor, configuration, args)
         if recorder is not None:
+            if any(isinstance(one, Tensor) and has_bits(one) for one in args):
+                recorder.refuse(f"{specialised.name} was given a copy of a conjugated or negated view")
             recorder.launched(specialised, loaded, configuration, args)
         if loaded is not None and not faults.debug:
             self._make_fast(specialised, loaded)
+
+    def _warn_of_views(self, specialised: Specialised, args: tuple[Any, ...]) -> None:
+        for index, value in enumerate(args):
+            if isinstance(value, Tensor) and not value.is_contiguous() and index not in self._warned:
+                self._warned.add(index)
+                warnings.warn(
+                    f"{specialised.name}: argument {index + 1} of {len(args)} is a view of shape {tuple(value.shape)} and "
+                    f"strides {value.stride()}, of which a kernel gets the address alone: give its .contiguous(), or say "
+                    "Kernel(..., strided=True) where the kernel is told the strides",
+                    stacklevel=4,
+                )
 
     def _launched(
         self, specialised: Specialised, anchor: Any, configuration: Configuration, args: tuple[Any, ...]
@@ -321,7 +351,7 @@ class Kernel(ByName, Template):
             if self._fast is None:
                 self._boundaries = boundaries
                 self._fast = fastpath.configure(
-                    loaded.arguments, self.template, specialised.anchor, self._table, self._launch
+                    loaded.arguments, self.template, loaded.anchor, self._table, self._launch
                 )
             if self._boundaries == boundaries:
                 self._table[fastpath.key(specialised.values)] = loaded.entry
@@ -398,10 +428,9 @@ class Kernel(ByName, Template):
         values = self.values(template)
         with self._lock:
             if values not in self._specialised:
-                text, types = self.source, dict(zip(self.template, values))
-                declared = function(text, self.base).parameters
+                types = dict(zip(self.template, values))
                 self._specialised[values] = Specialised(
-                    text, self.expression(values), declared, types, self.options, self.arch
+                    self.source, self.base, self.expression(values), types, self.options, self.arch, self.strided
                 )
             return self._specialised[values]
 

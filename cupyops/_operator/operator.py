@@ -38,7 +38,7 @@ from .derivation.constants import MISS
 from .derivation.definition import Definition, wants_gradient
 from .derivation.plans import Plans
 from .derivation.public import public
-from .derivation.registration import Registration, register
+from .derivation.registration import ROLES, Registration, register
 
 _PLAIN = frozenset((Tensor, Parameter))
 _functorch_active = torch_private.functorch_active
@@ -83,6 +83,13 @@ def operator(
         ... def double_(x: Tensor) -> Tensor:
         ...     return x.mul_(2)
     """
+    if callable(name):
+        raise InputError(
+            f'write @cupyops.operator("namespace::{getattr(name, "__name__", "my_op")}"): an operator has a name, by which '
+            "torch.ops knows it"
+        )
+    if not isinstance(name, str):
+        raise InputError(f'operator name {name!r} is no text such as "mylib::my_op"')
     namespace, _, short = name.partition("::")
     if not (namespace.isidentifier() and short.isidentifier()):
         raise InputError(f'operator name {name!r} is not of the form "namespace::name", such as "mylib::my_op"')
@@ -103,6 +110,21 @@ def operators() -> dict[str, Operator]:
     return dict(_registry)
 
 
+def _refuse_names_of_roles(name: str) -> None:
+    """`ns::f` is `ns::f_backward` too in torch.ops, where it has its gradient."""
+    for end in filter(None, ROLES):
+        of, role = name.removesuffix(end), end.strip("_").replace("_", " ")
+        if of != name and of in _registry:
+            raise InputError(
+                f"{name} is what torch.ops calls the {role} op of {of}; choose another name, such as {of}_grad"
+            )
+        if f"{name}{end}" in _registry:
+            raise InputError(
+                f"{name}{end} is an operator already, and is what torch.ops would call the {role} op of {name}; give one of "
+                "them another name"
+            )
+
+
 class Operator(ByName):
     """An operator: call it as a function; complete it with `.forward`, `.backward` and, where useful, the other roles."""
 
@@ -117,6 +139,7 @@ class Operator(ByName):
     ) -> None:
         functools.update_wrapper(self, reference)
         self._defined_in = getattr(reference, "__module__", "") or ""
+        _refuse_names_of_roles(name)
         self.name = name
         self.reference = reference
         self.public: Callable[..., Any] = self  # what users call: the interface, where there is one
@@ -128,7 +151,7 @@ class Operator(ByName):
         self._plans = Plans(name, self._of_values, self._first, tuple, settled=self._settled)
         if name in _registry:
             _registry[name].definition.forget_plans()
-            _registry[name]._registration.remove()
+            _registry[name]._registration.give_way()
         self._registration: Registration = Registration(self.definition)
         _registry[name] = self
 
@@ -173,6 +196,7 @@ class Operator(ByName):
 
     def unsupported(self, reason: Callable[..., str | None]) -> Callable[..., str | None]:
         """Why the kernels have no case for these arguments, or None: takes the reference's arguments, looks at metadata."""
+        self.definition.check_takes("unsupported", reason)
         self.definition.refusal = reason
         self._has_another_role()
         return reason
@@ -328,7 +352,7 @@ class Operator(ByName):
         given = self.definition.given(args)
         if overrides.of_functions(given) or overrides.of_layout(given):
             return self._by_reference(args)
-        register(self.name)
+        register(self._registration.name)
         if any(distributed.is_spread(args[index]) for index in self._tensors):
             return self._by_gathering(args)
         return self._by_reference(args) if _functorch_active() else self._by_dispatcher(args)

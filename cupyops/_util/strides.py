@@ -13,10 +13,15 @@ from .torch_private import FakeTensor
 
 
 def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """`tensor` with the given (dense) strides and no negative bit: itself if it is so, else one copy."""
-    if tensor.stride() == strides and not tensor.is_neg():
+    """`tensor` with the given (dense) strides, its memory holding its values: itself if it is so, else one copy."""
+    if tensor.stride() == strides and not has_bits(tensor):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def has_bits(tensor: Tensor) -> bool:
+    """Whether its values are the conjugates or negatives of what its memory holds, of which PyTorch only keeps a note."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def alike(first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .._kernel.compile.declarations import Function, function, functions, split
+from .._kernel.compile.declarations import Function, functions, readable, split, told
 from .._kernel.compile.source import Source
 from .._kernel.launch.ctype import C_NAMES
 from ..errors import InputError
@@ -21,10 +21,9 @@ _TOKENS = _DTYPES | {"True": "true", "False": "false"}
 class Instance:
     """A kernel with its template arguments."""
 
-    base: str  # "relu_fwd"
+    base: str  # "relu_fwd", with its namespaces
     expression: str  # "relu_fwd<float>", as the compiler gets it
     types: dict[str, str]  # template parameter -> C++ text
-    declared: list[tuple[str, str]]  # (C type, name) of what it takes
 
 
 def choose(source: Source, file: str, kernel: str | None, given: Sequence[str]) -> Instance:
@@ -40,17 +39,18 @@ def choose(source: Source, file: str, kernel: str | None, given: Sequence[str]) 
     if match is None:
         raise InputError(f'KERNEL is {kernel!r}, expected "name" or "name<float, 4>"')
     qualified, base, inside = match.groups()
-    found = function(source, base)
-    takes, names = found.parameters, [one.name for one in found.template]
+    found = told(source, base)
+    template = () if found is None else found.template
+    names = [one.name for one in template]
     if inside is not None:
         if given:
             raise InputError(f"KERNEL {kernel!r} names its template arguments; --template names them again")
         tokens = [_token(part.strip()) for part in split(inside)]
-        return Instance(base, f"{qualified}<{', '.join(tokens)}>", dict(zip(names, tokens)), takes)
+        return Instance(qualified, f"{qualified}<{', '.join(tokens)}>", dict(zip(names, tokens)))
     types = _named(base, names, given)
-    missing = [one.name for one in found.template if one.name not in types and not one.has_default]
-    if missing:
-        examples = {one.name: "float32" if one.is_type else "4" for one in found.template}
+    missing = [one.name for one in template if one.name not in types and not one.has_default]
+    if found is not None and missing:
+        examples = {one.name: "float32" if one.is_type else "4" for one in template}
         values = " ".join(f"--template {name}={examples[name]}" for name in missing)
         raise InputError(
             f"{base} is a template: {', '.join(missing)} not given\n\n"
@@ -59,7 +59,7 @@ def choose(source: Source, file: str, kernel: str | None, given: Sequence[str]) 
             "--template: a dtype such as float32, a number, true or false, or C++ text"
         )
     listed = [types[name] for name in names if name in types]
-    return Instance(base, f"{qualified}<{', '.join(listed)}>" if listed else qualified, types, takes)
+    return Instance(qualified, f"{qualified}<{', '.join(listed)}>" if listed else qualified, types)
 
 
 def types_known(chosen: Instance, message: str) -> str:
@@ -75,7 +75,9 @@ def types_known(chosen: Instance, message: str) -> str:
 
 def _signature(one: Function) -> str:
     template = f"template <{', '.join(parameter.name for parameter in one.template)}> " if one.template else ""
-    return f"{template}__global__ void {one.name}({', '.join(f'{ctype} {name}' for ctype, name in one.parameters)})"
+    takes = readable(one)
+    inside = "..." if takes is None else ", ".join(f"{ctype} {name}" for ctype, name in takes)
+    return f"{template}__global__ void {one.name}({inside})"
 
 
 def _token(text: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .._kernel.compile import compiler, cubin, source
+from .._kernel.compile import compiler, cubin, declarations, source
 from .._kernel.compile.binary import Binary
 from .._kernel.kernel import kernels
 from .._kernel.launch import signature
@@ -94,7 +94,8 @@ def _prepare(request: Request) -> Prepared:
         Configuration.of(grid, block, request.shared)
     _check_arch(request.arch)
     binary = _built(text, chosen, request)
-    takes = signature.join(chosen.expression, chosen.declared, binary.parameters, chosen.types)
+    declared = declarations.parameters(text, chosen.base, binary)
+    takes = signature.join(chosen.expression, declared, binary.parameters, chosen.types, binary.types)
     values = _values(request, chosen, takes)
     assert grid is not None and block is not None
     sources = {text.name: text.text, **text.includes}

@@ -53,7 +53,9 @@ def cache(machine: Machine) -> Iterator[Finding]:
 def _refused(facts: Facts) -> tuple[str, str]:
     """Why the folder is not used, and the remedy: another user could have put a kernel there, or nothing can be written."""
     folder = shlex.quote(facts["nearest"])
-    if not facts["is_folder"] or facts["is_link"] and facts["nearest"] == facts["root"]:
+    if facts["is_link"] and facts["nearest"] == facts["root"]:
+        return f"{folder} is a link that another user has made, or can turn elsewhere", _ANOTHER
+    if not facts["is_folder"]:
         return f"{folder} is no folder", _ANOTHER
     if facts["nearest"] == facts["root"] and facts["owner"] != facts["user"]:
         return f"{folder} belongs to user {facts['owner']}, not to you", _ANOTHER

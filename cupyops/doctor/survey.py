@@ -14,12 +14,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .._kernel.compile import backend, cache, compiler
+from .._kernel.compile import backend, cache, compiler, trust
 from .._kernel.kernel import Kernel
 from .._simulate import simulate
 from ..errors import LaunchError
@@ -66,6 +67,8 @@ def compile_trial() -> Facts:
 def cache_folder() -> Facts:
     """The kernel cache: where it is, what it holds, and what room there is."""
     root, folder = cache.location(), cache.folder()
+    with suppress(OSError):
+        root = root and (trust.followed(root) or root)
     facts: Facts = {"root": None if root is None else str(root), "folder": None if folder is None else str(folder)}
     if root is not None:
         facts |= _state(root)

@@ -61,6 +61,8 @@ class Allocation(Region):
     Attributes:
         base: the address of its first byte.
         low, high: the bytes, counted from `base`, that the kernel of the current launch may touch.
+        gaps: of these bytes, which ones it may not: those between the elements of views; None where there are none.
+        told: what an error says of such a view.
         written: which bytes hold a value, one bool each; None where all do.
     """
 
@@ -70,11 +72,26 @@ class Allocation(Region):
         self.base = number << _WINDOW_BITS
         self.name = name
         self.low, self.high = 0, len(buffer)
+        self.gaps: np.ndarray | None = None
+        self.told = ""
         self.written = Region(written) if written is not None else None
 
     def restrict(self, low: int, high: int) -> None:
         """For the launch to come, only bytes `low` to `high` may be touched."""
-        self.low, self.high = low, high
+        self.low, self.high, self.gaps = low, high, None
+
+    def except_for(self, gaps: np.ndarray, told: str) -> None:
+        """Of these not the `gaps`, one bool for each byte of the buffer."""
+        self.gaps, self.told = gaps, told
+
+    def in_gaps(self, offset: np.ndarray, width: int) -> np.ndarray | None:
+        """Which of the accesses of `width` bytes touch one; None where none does."""
+        if self.gaps is None:
+            return None
+        found: np.ndarray = self.gaps[offset]
+        for byte in range(1, width):
+            found = found | self.gaps[offset + byte]
+        return found if found.any() else None
 
 
 @dataclass

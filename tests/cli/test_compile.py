@@ -243,6 +243,7 @@ def test_a_kernel_without_declared_values_is_named(cubins, monkeypatch):
     assert "no values declared for N" in result.output
 
 
+@pytest.mark.filterwarnings("ignore:the kernel cache .* is not used:UserWarning")
 def test_no_cache_that_can_be_written(shift, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("CUPYOPS_CACHE_DIR", str(tmp_path / "file" / "cache"))

@@ -1,9 +1,12 @@
 """cupyops.elementwise: the contract, layouts and dtypes against PyTorch, and what is refused."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 import cupyops
+from cupyops._expression.declaration import namespace_of
 from cupyops._kernel.kernel import FLOATING
 
 
@@ -136,12 +139,40 @@ def test_a_loop_a_preamble_and_a_reference():
 
 def test_the_newest_definition_of_a_name_is_the_one():
     x = torch.ones(4)
+    older = []
     for factor in (2, 3):
-        op = cupyops.elementwise("again(T x) -> T y", f"y = {factor} * x", dtypes=torch.float32)
+        with pytest.warns(UserWarning, match="in torch.ops this one is user_") if older else nullcontext():
+            op = cupyops.elementwise("again(T x) -> T y", f"y = {factor} * x", dtypes=torch.float32)
         with cupyops.simulate():
             assert op(x).tolist() == [factor] * 4
         assert torch.compile(op, fullgraph=True, backend="aot_eager")(x).tolist() == [factor] * 4
-        assert cupyops.operators()["user::again"].public is op
+        assert cupyops.operators()[f"{namespace_of(__name__)}::again"].public is op
+        older.append(op)
+    torch._dynamo.reset()
+    assert torch.compile(older[0], fullgraph=True, backend="aot_eager")(x).tolist() == [2] * 4
+
+
+def test_two_of_a_name_that_nobody_has_compiled_yet():
+    """Each is an op of its own, whichever is compiled first."""
+    a = cupyops.elementwise("act(T x) -> T y", "y = x + 1")
+    b = cupyops.elementwise("act(T x) -> T y", "y = x * 100")
+    x = torch.full((2,), 3.0)
+    for op, expected in ((b, 300), (a, 4), (b, 300)):
+        torch._dynamo.reset()
+        assert torch.compile(op, fullgraph=True, backend="aot_eager")(x).tolist() == [expected] * 2
+        assert op(x).tolist() == [expected] * 2
+    both = torch.compile(lambda x: (a(x), b(x)), fullgraph=True, backend="aot_eager")
+    assert [y.tolist() for y in both(x)] == [[4, 4], [300, 300]]
+
+
+def test_each_module_has_a_namespace():
+    """So that modules that know nothing of each other may choose the same name."""
+    names = {}
+    for module in ("first.module", "second"):
+        names[module] = {"__name__": module, "cupyops": cupyops}
+        exec('op = cupyops.elementwise("the_same(T x) -> T y", "y = 2 * x")', names[module])
+    assert {"user_first_module::the_same", "user_second::the_same"} <= cupyops.operators().keys()
+    assert namespace_of("__main__") == "user"
 
 
 def test_promotion():

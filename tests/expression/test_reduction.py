@@ -9,6 +9,7 @@ from by_form import by_form
 import cupyops
 from cupyops._dispatch.gpu import gpu
 from cupyops._dispatch.reduction import BLOCKS, COLUMN_THREADS, ENOUGH_BLOCKS, ROW_BLOCKS, Reduction
+from cupyops._expression.declaration import namespace_of
 from cupyops._expression.reduction import FORWARD
 from cupyops._kernel.kernel import FLOATING
 
@@ -176,7 +177,9 @@ def test_other_ways_to_put_together(name):
         empty = op(x[:, :0], 1)
     assert torch.equal(op(x[:, :0], 1), empty)
     leaf = x.double().requires_grad_()
-    assert torch.autograd.gradcheck(cupyops.operators()[f"user::{name}"].reference, (leaf, [1], False))
+    assert torch.autograd.gradcheck(
+        cupyops.operators()[f"{namespace_of(__name__)}::{name}"].reference, (leaf, [1], False)
+    )
 
 
 def test_nan_wins_in_max_and_loses_in_fmax():

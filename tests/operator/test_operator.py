@@ -86,8 +86,82 @@ class TestDefinition:
 
         def kwargs(x: Tensor, **rest: Tensor) -> Tensor: ...
 
-        with pytest.raises(InputError, match="t::f: parameter rest of the reference"):
+        with pytest.raises(InputError, match=r"t::f: \*+rest of the reference stands for any number of arguments"):
             cupyops.operator("t::f")({"args": args, "kwargs": kwargs}[kind])
+
+    def test_without_a_name(self):
+        with pytest.raises(InputError, match=r'write @cupyops.operator\("namespace::swish"\)'):
+
+            @cupyops.operator
+            def swish(x: Tensor) -> Tensor: ...
+
+        with pytest.raises(InputError, match="operator name 3 is no text"):
+            cupyops.operator(3)
+
+    def test_keyword_only(self):
+        with pytest.raises(InputError, match=r"t::f: parameter scale .* by keyword alone.*: leave the \* out"):
+
+            @cupyops.operator("t::f")
+            def f(x: Tensor, *, scale: float = 1.0) -> Tensor: ...
+
+    @pytest.mark.parametrize("end", ["_backward", "_functional", "_functional_backward"])
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_names_that_other_ops_of_an_operator_have(self, end, first):
+        """In either order; the second is refused, and the first is as it was."""
+        name = toys.fresh()
+
+        def define(name):
+            @cupyops.operator(name)
+            def op(x: Tensor) -> Tensor:
+                return 2 * x
+
+            return op
+
+        names = [name, name + end]
+        kept = define(names[first])
+        with pytest.raises(
+            InputError, match=f"{name}{end} is (what torch.ops calls|an operator already).*another name"
+        ):
+            define(names[1 - first])
+        with Nothing():
+            assert kept(torch.ones(1)).item() == 2
+
+    @pytest.mark.parametrize(
+        "launch",
+        [
+            lambda x, w, scale, extra: None,
+            lambda x, w: None,
+            lambda x: None,
+            lambda w, x, scale: None,
+            lambda x, w, *, scale: None,
+        ],
+    )
+    @pytest.mark.parametrize("role", ["forward", "unsupported"])
+    def test_a_role_takes_what_the_reference_takes(self, launch, role):
+        @cupyops.operator(toys.fresh())
+        def op(x: Tensor, w: Tensor, scale: float = 1.0) -> Tensor:
+            return x * w * scale
+
+        with pytest.raises(
+            InputError, match=rf"{role} takes \(.*\), expected what the reference takes.*: \(x, w, scale\)"
+        ):
+            getattr(op, role)(launch)
+        for good in (lambda a, b, c: None, lambda *args: None, lambda x, w, scale=1.0, more=3: None):
+            getattr(op, role)(good)
+
+    def test_forward_returns_memory_of_its_own(self, kernels):
+        for wrong, said in (
+            (lambda x: (x, ()), "forward returned its argument x"),
+            (lambda x: (x.view(-1), ()), "forward returned a view of its argument x"),
+        ):
+
+            @cupyops.operator(toys.fresh())
+            def op(x: Tensor) -> Tensor:
+                return x * 1
+
+            op.forward(wrong)
+            with pytest.raises(InputError, match=f"{said}; an output has memory of its own: torch.empty_like\\(x\\)"):
+                op(torch.ones(3))
 
     def test_annotation_that_names_nothing(self):
         def f(x: "Nowhere") -> Tensor: ...  # noqa: F821
@@ -276,6 +350,7 @@ class TestDefinition:
         assert [t.tolist() for t in op(torch.ones(1), 3)] == [[2.0], [3.0]]
 
 
+@pytest.mark.filterwarnings("ignore:cupyops_tests.* is defined anew:UserWarning")
 class TestRedefinition:
     """A notebook cell run again."""
 
@@ -310,6 +385,46 @@ class TestRedefinition:
 
         with Nothing():
             assert op(torch.ones(2), torch.ones(2), 0.5).tolist() == [1.0, 1.0]
+
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_whoever_has_the_old_one_has_the_old_one(self, compiled):
+        """The object, functions compiled with it, exported programs, and graphs that are yet to go backward."""
+        name, x = toys.fresh(), torch.ones(2, requires_grad=True)
+        old = self.define(name, 2)
+        function = torch.compile(lambda x: old(x), fullgraph=True, backend="aot_eager")
+        program = torch.export.export(toys.Module(old), (torch.ones(2),)) if compiled else None
+        graph = function(x) if compiled else None
+        new = self.define(name, 3)
+        with Nothing():
+            assert new(x).tolist() == [3.0, 3.0] and old(x).tolist() == [2.0, 2.0]
+        assert function(x).tolist() == [2.0, 2.0]
+        assert torch.compile(lambda x: (old(x), new(x)), backend="aot_eager", fullgraph=True)(x)[1].tolist() == [
+            3.0,
+            3.0,
+        ]
+        if compiled:
+            assert program.module()(torch.ones(2)).tolist() == [2.0, 2.0]
+            assert torch.autograd.grad(graph.sum(), x)[0].tolist() == [2.0, 2.0]
+        assert torch.autograd.grad(function(x).sum(), x)[0].tolist() == [2.0, 2.0]
+
+    def test_torch_ops_has_the_newest_where_it_has_none_yet(self):
+        name = toys.fresh()
+        old = self.define(name, 2)
+        self.define(name, 3)
+        namespace, _, short = name.partition("::")
+        assert getattr(getattr(torch.ops, namespace), short)(torch.ones(1))[0].item() == 3
+        with Nothing():
+            assert old(torch.ones(1)).item() == 2
+
+    def test_a_name_that_pytorch_knows_is_told(self):
+        name = toys.fresh()
+        with Nothing():
+            self.define(name, 2)(torch.ones(1))
+        with pytest.warns(
+            UserWarning, match=f"{name} is defined anew after .* in torch.ops this one is {name}_2"
+        ) as told:
+            self.define(name, 3)
+        assert told[0].filename == __file__
 
     def test_a_graph_of_the_old_one_still_goes_backward(self, route):
         name = toys.fresh()

@@ -335,6 +335,7 @@ CHANGES = {
     "parameters": [{"kind": "u64", "size": 8, "align": 4}] * 4,
     "path": "/etc/passwd",
     "origin": "precompiled",
+    "typed": "_Z1fPf",
     "stem": "another",
     "sha256": "0" * 64,
 }
@@ -572,6 +573,7 @@ def test_names_of_the_folder(cache, compiled, runs, tmp_path, monkeypatch, name)
     assert files(tmp_path) == [name.split("/")[0]], "nothing else is written"
 
 
+@pytest.mark.filterwarnings("ignore:the kernel cache .* is not used:UserWarning")
 @pytest.mark.parametrize("name", ["x" * 256, "/".join(["d" * 250] * 20), "/dev/null/cache", os.fsdecode(b"\xff\xfe")])
 def test_names_that_no_folder_can_have(cache, compiled, runs, tmp_path, monkeypatch, name):
     """Too long, under a file, or of bytes that CuPy cannot hand to the driver: memory serves."""
@@ -655,6 +657,7 @@ def test_a_home_that_cannot_be_written(cache, compiled, runs, temporary_files):
     assert files(temporary_files) == [private.name]
 
 
+@pytest.mark.filterwarnings("ignore:the kernel cache .* is not used:UserWarning")
 def test_a_folder_that_is_named_has_no_substitute(cache, compiled, runs, temporary_files, monkeypatch):
     monkeypatch.setenv("CUPYOPS_CACHE_DIR", "/proc/self/cache")
     assert is_right(build(), compiled) and disk.folder() is None and not files(temporary_files)
@@ -729,6 +732,7 @@ def test_cupy_without_a_home():
     assert done.stdout.strip() == "4", done.stdout + done.stderr
 
 
+@pytest.mark.filterwarnings("ignore:the kernel cache .* is not used:UserWarning")
 def test_a_folder_that_is_read_only(cache, compiled, runs):
     """For a user who is not root, and not through a stand-in."""
     place = Path(tempfile.mkdtemp())
@@ -747,6 +751,7 @@ def test_a_folder_that_is_read_only(cache, compiled, runs):
         shutil.rmtree(place)
 
 
+@pytest.mark.filterwarnings("ignore:the kernel cache .* is not used:UserWarning")
 def test_the_folder_of_another_user(cache, compiled, runs):
     """Ours, with a valid entry in it, as an ordinary user sees it who names it in CUPYOPS_CACHE_DIR."""
     if os.getuid() != 0:
@@ -879,6 +884,7 @@ def test_fork_after_a_kernel_was_compiled(cache, compiled, runs):
     assert runs == [NAME], "the child has its own list"
 
 
+@pytest.mark.filterwarnings("ignore:the kernel cache .* is not used:UserWarning")
 def test_a_cubin_in_memory_outlives_the_process_that_made_it(cache, compiled, runs):
     """A child has the file too, under the same path, when its parent is gone."""
     cache.write_text("no folder")

@@ -65,6 +65,18 @@ def forget(*ops: cupyops.Operator) -> None:
         sys.modules["cupyops._operator.operator"]._registry.pop(op.name, None)  # cupyops.operator is the decorator
 
 
+class Module(torch.nn.Module):
+    """A module that does what a function does."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        """The function."""
+        return self.function(*args)
+
+
 class Calls(list):
     """Which roles of a toy operator ran, in order."""
 

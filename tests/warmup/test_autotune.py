@@ -186,6 +186,7 @@ def test_a_choice_that_others_may_write_does_not_count(gpu, tmp_path):
     assert len(gpu["timed"]) == 2
 
 
+@pytest.mark.filterwarnings("ignore:the kernel cache .* is not used:UserWarning")
 def test_without_a_folder_it_is_kept_in_the_process(gpu, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CUPYOPS_CACHE_DIR", str(tmp_path / "file" / "below"))

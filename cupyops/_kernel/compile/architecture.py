@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...errors import InputError
 
 _NAME = re.compile(r"sm_(\d+)(\d)([af]?)")
-_FIRST = {"": (0, 0), "a": (9, 0), "f": (10, 0)}  # the first compute capability that has such targets
+_FIRST = {"": (5, 0), "a": (9, 0), "f": (10, 0)}  # the first compute capability that has such targets
 
 
 class Architecture(NamedTuple):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import CompileError
+from . import mangled
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,13 @@ class Binary:
     parameters: tuple[Parameter, ...]
     path: Path | None = None  # the .cubin file; None until one is written
     origin: str = "nvrtc"  # "nvrtc", "cache" or "precompiled"
+    typed: str = ""  # a symbol that tells the types of the parameters, where the kernel's own does not
+
+    @property
+    def types(self) -> tuple[str, ...] | None:
+        """The C type of each parameter, as the compiler understood the text; None where that cannot be told."""
+        found = mangled.parameters(self.typed or self.symbol)
+        return None if found is None or len(found) != len(self.parameters) else tuple(map(str, found))
 
 
 _PARAMETER = re.compile(

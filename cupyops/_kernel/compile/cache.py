@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from . import backend, temporary
+from . import backend, temporary, trust
 from .binary import Binary, Parameter
 
 
@@ -29,18 +29,49 @@ def folder() -> Path | None:
 
 
 def own_folder(name: str) -> Path | None:
-    """`name` in the user's own cache (0700), made if need be, or None where none can be had.
+    """`name` in the user's own cache (0700), made if need be, or None where none can be had, of which a warning says why.
 
-    A root that was there before keeps its mode, for it may serve others too; but no one else may write to it. Where the home
-    cannot be used, a private folder among the temporary files is; for what CUPYOPS_CACHE_DIR names there is no substitute.
+    A root that was there before keeps its mode, for it may serve others too; but no one else may write to it. It may be a
+    link, as where a cluster has its room elsewhere than in the home; see `trust.followed`. Where the home cannot be used, a
+    private folder among the temporary files is; for what CUPYOPS_CACHE_DIR names there is no substitute.
     """
-    root = location()
+    named = location()
+    if named is None:
+        return None
+    root, why = _usable(named)
+    if root is None and not os.environ.get("CUPYOPS_CACHE_DIR"):
+        root = _substitute(named)
+    elif root is None:
+        _tell(named, why)
     if root is None:
         return None
-    if not _ours(root, 0o022):
-        root = None if os.environ.get("CUPYOPS_CACHE_DIR") else _substitute(root)
-    folder = None if root is None else root / name
-    return folder if folder is not None and _ours(folder, 0o077, close=True) else None
+    why = _objection(root / name, 0o077, close=True)
+    if why:
+        _tell(root / name, why)
+    return None if why else root / name
+
+
+def _usable(root: Path) -> tuple[Path | None, str]:
+    """Where a root leads, if it may be used, or why not."""
+    try:
+        real = trust.followed(root)
+    except (OSError, ValueError) as error:
+        return None, f"it cannot be looked at: {error}"
+    if real is None:
+        return None, "it is a link that another user has made, or can turn elsewhere"
+    why = _objection(real, 0o022)
+    return (None if why else real), why
+
+
+def _tell(folder: Path, why: str) -> None:
+    """Say once that nothing is kept, since every process will then compile for itself."""
+    if folder not in _told:
+        _told.add(folder)
+        warnings.warn(
+            f"the kernel cache {folder!s:.300} is not used, and each process compiles for itself: {why}. Set "
+            "CUPYOPS_CACHE_DIR to a folder of yours that only you can write to",
+            stacklevel=3,
+        )
 
 
 def location() -> Path | None:
@@ -63,7 +94,7 @@ def location() -> Path | None:
     return root if root.is_absolute() else None  # older versions of platformdirs give "~" as it stands
 
 
-_told: set[Path] = set()  # the folders of which it was said already that others take their place
+_told: set[Path] = set()  # the folders of which it was said already that they are not used
 
 
 def _substitute(root: Path) -> Path | None:
@@ -79,21 +110,23 @@ def _substitute(root: Path) -> Path | None:
     return folder
 
 
-def _ours(folder: Path, forbidden: int, close: bool = False) -> bool:
-    """Make `folder` if need be; whether it is a real folder of ours without the `forbidden` bits (or rid of them)."""
+def _objection(folder: Path, forbidden: int, close: bool = False) -> str:
+    """Make `folder` if need be. Why it is no folder of ours without the `forbidden` bits (or rid of them); else empty."""
     try:
         str(folder).encode()  # as in `read_entry`
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or _foreign(status):
-            return False
+        if not stat.S_ISDIR(status.st_mode):
+            return "it is no folder"
+        if _foreign(status):
+            return "it belongs to another user"
         if status.st_mode & forbidden:
             if not close:
-                return False
+                return f"others can write there (chmod go-w; it has mode {stat.S_IMODE(status.st_mode):04o})"
             folder.chmod(0o700)
-        return os.access(folder, os.W_OK | os.X_OK)
-    except (OSError, UnicodeEncodeError):
-        return False
+        return "" if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written"
+    except (OSError, UnicodeEncodeError) as error:
+        return f"it cannot be made or written: {error!s:.300}"
 
 
 def _foreign(status: os.stat_result) -> bool:

@@ -18,14 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ...errors import CompileError, InputError
-from . import architecture, backend, cache, headers, trust
+from ...errors import CompileError, InputError, SourceError
+from . import architecture, backend, cache, headers, mangled, trust
 from .binary import Binary, parameters
 from .diagnosis import explain
 from .source import UNREADABLE, Source
 
 BASE_OPTIONS = ("-std=c++17", "-lineinfo", "--device-int128")
-_FORMAT = 2  # of the cache's entries: raise it when their meaning changes
+_FORMAT = 3  # of the cache's entries: raise it when their meaning changes
 
 
 _memory: dict[str, Binary] = {}
@@ -154,12 +154,40 @@ def compile(source: Source, name: str, arch: str, options: tuple[str, ...] = ())
             cubin = b"" if arch.startswith("compute_") else nvrtc.getCUBIN(program)
         except RuntimeError as error:  # NVRTC's own, or CuPy's where the options leave no cubin
             log = nvrtc.getProgramLog(program)
+            if (absent := source.absent(log)) is not None:
+                raise SourceError(absent) from None
             raise CompileError(explain(source, name, arch, log or str(error))) from None
         finally:
             nvrtc.destroyProgram(program)
     ptx = ptx.decode() if isinstance(ptx, bytes) else ptx
     symbol = symbol.decode() if isinstance(symbol, bytes) else symbol
-    return Binary(name, symbol, arch, ptx.rstrip("\0"), parameters(ptx, symbol)), cubin
+    typed = typed_symbol(source, name, symbol, flags)
+    return Binary(name, symbol, arch, ptx.rstrip("\0"), parameters(ptx, symbol), typed=typed), cubin
+
+
+def typed_symbol(source: Source, name: str, symbol: str, flags: tuple[str, ...]) -> str:
+    """A symbol that tells what the kernel takes, where its own does not: that of a template of the kernel's type.
+
+    `extern "C"` functions have no types in their symbols, and templates may have there what hangs on their parameters. Empty
+    where it is not needed or cannot be had.
+    """
+    if mangled.parameters(symbol) is not None:
+        return ""
+    nvrtc, asked = backend.nvrtc(), f"cupyops_types_<decltype(&{name})>"
+    text = f"{source.text}\ntemplate <typename> __global__ void cupyops_types_() {{}}\n"
+    includes = [text.encode() for text in source.includes.values()]
+    with backend.nvrtc_at_work():
+        program = nvrtc.createProgram(text, source.name, includes, [name.encode() for name in source.includes])
+        try:
+            nvrtc.addNameExpression(program, asked)
+            nvrtc.compileProgram(program, (*flags, "-dlto"))  # which ends before there is machine code
+            found = nvrtc.getLoweredName(program, asked)
+        except RuntimeError:  # two kernels of the name, or a text that does not end outside of everything
+            return ""
+        finally:
+            nvrtc.destroyProgram(program)
+    found = found.decode() if isinstance(found, bytes) else found
+    return found if mangled.parameters(found) is not None else ""
 
 
 def supported_archs() -> list[str]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ...errors import InputError
+from ...errors import CompileError, InputError
+from .binary import Binary
 from .source import Source, strip_comments
 
 _MARK = re.compile(r"\b__global__\b")
@@ -56,13 +57,70 @@ def function(source: Source, name: str) -> Function:
 
     Raises `InputError`, which names those that there are.
     """
-    every = functions(source)
-    same = [one for one in every if one.name == name]
+    same = _named(source, name)
     defined = next((one for one in same if one.is_defined), None)
     if defined is None:
-        names = ", ".join(sorted({one.name for one in every}))
-        raise InputError(f"{source.name} has no __global__ function {name}; it has {names or 'none'}")
+        names = ", ".join(sorted({one.name for one in functions(source)}))
+        hint = "" if names else "; a kernel begins with `__global__ void`"
+        raise InputError(f"{source.name} has no __global__ function {name}; it has {names or 'none'}{hint}")
     return replace(defined, template=next((one.template for one in same if one.template), ()))
+
+
+def told(source: Source, name: str) -> Function | None:
+    """As `function`; None where the compiler alone can tell, since a macro or a header of others may make the kernel.
+
+    Raises `InputError` where the text has no such kernel, and nothing that could make it.
+    """
+    try:
+        return function(source, name)
+    except InputError:
+        for text in (source.text, *source.includes.values()):
+            if re.search(rf"\b{re.escape(_short(name))}\b|##|^[ \t]*#[ \t]*include[ \t]*<", text, re.MULTILINE):
+                return None
+        raise
+
+
+def parameters(source: Source, name: str, binary: Binary) -> list[tuple[str, str]]:
+    """(C type, name) of each parameter of a compiled kernel, as the text has them.
+
+    Where they cannot be read there, because the text makes them with `#if` or macros, the types are the compiler's, and they
+    are called by their places.
+
+    Raises:
+        CompileError: neither the text nor the compiler tells.
+    """
+    types, count = binary.types, len(binary.parameters)
+    readings = list(filter(None, map(readable, sorted(_named(source, name), key=lambda one: not one.is_defined))))
+    fitting = [reading for reading in readings if len(reading) == count]
+    if (
+        fitting
+    ):  # of several kernels of the name, under `#if` or in namespaces, the one that is most like what was compiled
+        return max(fitting, key=lambda one: sum(ctype == real for (ctype, _), real in zip(one, types or ())))
+    if types is None:
+        raise CompileError(_mismatch(source, name, readings, count))
+    return [(ctype, f"argument_{number}") for number, ctype in enumerate(types, 1)]
+
+
+def _mismatch(source: Source, name: str, readings: list[list[tuple[str, str]]], count: int) -> str:
+    said = f"declares {len(readings[0])} parameters" if readings else "has parameters that cannot be read"
+    return f"{source.name}: the text of {name} {said}, the PTX has {count}"
+
+
+def readable(one: Function) -> list[tuple[str, str]] | None:
+    """The parameters of a function as the text has them; None where they cannot be read there."""
+    try:
+        return None if "#" in one.inside else one.parameters
+    except InputError:
+        return None
+
+
+def _named(source: Source, name: str) -> list[Function]:
+    """Those of the name, in whichever namespace."""
+    return [one for one in functions(source) if one.name == _short(name)]
+
+
+def _short(name: str) -> str:
+    return name.rpartition("::")[2]
 
 
 def split(text: str) -> list[str]:
@@ -136,6 +194,7 @@ def _parameter(declaration: str) -> tuple[str, str]:
     """`const T* __restrict__ x` -> (`const T*`, `x`)."""
     words = " ".join(re.sub(r"\b__(restrict|grid_constant)__\b", " ", declaration).split())
     words = re.sub(r"\*( ?(const|volatile)\b)+(?=[^*]*$)", "*", words)  # what holds of the pointer itself
+    words = re.sub(r"\( ?\* ?(\w+) ?\) ?(\[ ?\w* ?\] ?)+$", r"* \1", words)  # to arrays: `float (*x)[3]`
     match = re.search(r"\b(\w+) ?(\[ ?\w* ?\])?$", words)
     if match is None:
         raise InputError(f"cannot read the kernel parameter {words[:200]!r}")

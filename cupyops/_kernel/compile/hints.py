@@ -72,7 +72,13 @@ _CCCL = (
 )
 _COOPERATIVE = "__syncthreads, __syncwarp and __shfl_*_sync need no header, cooperative_groups needs CCCL: "
 _CURAND = (
-    "cuRAND's device functions do not come with the CUDA runtime; write the generator into the kernel (Philox is short)"
+    "#include <curand_kernel.h>, with the wheels of cuRAND and of CUDA's C++ library, nvidia-curand-cu12 and "
+    "nvidia-cuda-cccl-cu12 (nvidia-curand and nvidia-cuda-cccl for CUDA 13); give their folders to Kernel(..., "
+    'options=("-I.../nvidia/curand/include", "-I.../nvidia/cuda_cccl/include"))'
+)
+_CUB = (
+    "<cub/cub.cuh> has host code, which NVRTC cannot compile; include what the kernel needs of <cub/block/...> and "
+    "<cub/warp/...>. "
 )
 _DRIVER = "<cuda.h> is the driver's interface for host code; a kernel needs nothing of it"
 _PYTORCH = "PyTorch's C++ types are for host code; a kernel takes T*, as __half* of <cuda_fp16.h> for torch.float16"
@@ -85,6 +91,7 @@ _WRITTEN_OUT = (
 _HOST = "NVRTC compiles device code alone; keep what needs this header in the host program"
 _LIBRARY = "NVRTC has no C++ library; <cuda/std/...> has such things for kernels: "
 
+_NAMED = 'a kernel is asked for by its name as the text has it, with its namespace before it: Kernel(code, "ns::name")'
 _LITERAL = "one T cannot be two types: 1.0 is a double and 1 an int; write 1.0f, or T(1) in a template"
 _NUMBER = re.compile(r"[(,]\s*-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*[,)]")  # an argument, without a suffix
 
@@ -94,6 +101,7 @@ _MISSING = (
     (r"(c?(stdint|float|limits|stddef)(\.h)?|inttypes\.h|numeric_limits)", _WRITTEN_OUT),
     (r"(type_traits|utility|tuple|array|complex|functional|initializer_list|bit)", _LIBRARY + _CCCL),
     (r"nv/target", _COOPERATIVE + _CCCL),  # what cooperative_groups.h asks for
+    (r"cub/cub\.cuh", _CUB + _CCCL),
     (r"(cub|thrust|cuda|nv)/.*", _CCCL),
     (r"cooperative_groups.*", _COOPERATIVE + _CCCL),
     (r"curand.*", _CURAND),
@@ -157,8 +165,11 @@ def hint_for(message: str, file: str = "", word: str = "", line: str = "") -> st
     """
     if file.endswith("/cuda.h"):
         return _DRIVER
-    if file == NAMES and "is undefined" in message:
-        return "a kernel is asked for by its name as the text has it, and stands in no namespace"
+    if re.search(r"(^|/)cub/", file):  # what <cub/cub.cuh> includes, where its folder is given
+        return _CUB.strip()
+    if file == NAMES and (match := re.search(r'identifier "(\w+)" is undefined', message)) is not None:
+        header = HEADERS.get(match[1])
+        return _NAMED if header is None else f"#include <{header}> is missing"
     if (match := re.search(r'(?:cannot|could not) open source file "([^"]+)"', message)) is not None:
         return _first(_MISSING, match[1])
     if (match := re.search(r'identifier "(\w+)" is undefined|^(\w+) is not a template', message)) is not None:

@@ -25,8 +25,11 @@ _COMMENT_OR_LITERAL = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*+"?|'(?:\\.|[^'\\\n]){1,10}'""", re.DOTALL
 )
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+_CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b", re.MULTILINE)
+_ABSENT = "#error a file that was not found\n"  # the text of a header that only a condition asks for
 # an include whose text would be missing from the digest: its name is a macro's, or leads past the compiler's own folders
 _HIDDEN = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:[^"<\s]|<[ \t]*/)[^\n]*', re.MULTILINE)
+_CODE = re.compile(r"\(.*\{.*\}|;\s*$")  # what no file is called
 # no UTF-8 has a surrogate, and for the compiler a text ends at the first NUL
 UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
@@ -66,6 +69,9 @@ class Source:
     text: str
     path: Path | None = None
     includes: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(
+        default_factory=dict, compare=False
+    )  # those not found, and what there is to say of it
     stamps: dict[Path, Stamp | None] = field(
         default_factory=dict, compare=False
     )  # of each file, taken before it was read
@@ -79,11 +85,23 @@ class Source:
             sha.update(len(encoded).to_bytes(8, "little") + encoded)
         return sha.hexdigest()
 
+    def absent(self, log: str) -> str | None:
+        """What there is to say of an include that was not found, where the compiler's log says that it came to it."""
+        for spelled, message in self.missing.items():
+            if re.search(rf"(?:^|/){re.escape(spelled)}\(1\): [a-z ]*error: #error", log, re.MULTILINE):
+                return message
+        return None
+
     def line(self, file: str, number: int) -> str | None:
         """Line `number` (from 1) of this source or of one of its includes, or None where there is no such line."""
         text = self.text if file == self.name else self.includes.get(file)
         lines = text.splitlines() if text is not None else []
         return lines[number - 1] if 0 < number <= len(lines) else None
+
+
+def is_own(folder: Path | None) -> bool:
+    """Whether it is one of this package."""
+    return folder is not None and folder.is_relative_to(_PACKAGE)
 
 
 def is_text(source: str) -> bool:
@@ -97,13 +115,17 @@ def load(source: str | Path, beside: Path | None = None) -> Source:
         raise InputError(f"{source!r} is neither CUDA C nor the name of a .cu file")
     if isinstance(source, str) and is_text(source):
         text = _checked(source.removeprefix("\ufeff"), "<text>.cu")
-        includes, stamps = _gather(text, "<text>.cu", beside or _working_folder())
-        return Source("<text>.cu", text, None, includes, stamps)
+        return Source("<text>.cu", text, None, *_gather(text, "<text>.cu", beside or _working_folder()))
+    if isinstance(source, str) and _CODE.search(source):
+        raise SourceError(
+            f"{source[:80]!r} is neither the name of a file nor CUDA C with a kernel in it: a kernel begins with "
+            "`__global__ void`"
+        )
     path = find(source, beside)
     before = stamp(path)
     text = _read(path)
-    includes, stamps = _gather(text, path.name, path.parent)
-    return Source(_plain(path.name), text, path, includes, {path: before} | stamps)
+    includes, missing, stamps = _gather(text, path.name, path.parent)
+    return Source(_plain(path.name), text, path, includes, missing, {path: before} | stamps)
 
 
 def find(source: str | Path, beside: Path | None = None) -> Path:
@@ -111,7 +133,7 @@ def find(source: str | Path, beside: Path | None = None) -> Path:
 
     For a caller inside this package the working folder does not count: the file of that name there is another one.
     """
-    inside = beside is not None and beside.is_relative_to(_PACKAGE)
+    inside = is_own(beside)
     folders = [folder for folder in (beside, None if inside else _working_folder(), cuda_src()) if folder is not None]
     candidates = (
         [Path(source)] if Path(source).is_absolute() else [folder / source for folder in dict.fromkeys(folders)]
@@ -165,9 +187,14 @@ def _checked(text: str, name: str) -> str:
     return text
 
 
-def _gather(text: str, name: str, folder: Path) -> tuple[dict[str, str], dict[Path, Stamp | None]]:
-    """Every quoted include reachable from `text`, each looked for beside its includer and then in cuda_src; their stamps."""
+def _gather(text: str, name: str, folder: Path) -> tuple[dict[str, str], dict[str, str], dict[Path, Stamp | None]]:
+    """Every quoted include reachable from `text`, each looked for beside its includer and then in cuda_src.
+
+    Then those that are not there, and what there is to say of each; and the stamps of all. One that stands under a condition
+    may never be asked for, as under `#if 0`: the compiler finds a text in its place that is an error if it is.
+    """
     found: dict[str, str] = {}
+    missing: dict[str, str] = {}
     stamps: dict[Path, Stamp | None] = {}
     origin: dict[str, Path] = {}
     pending = [(text, name, folder)]
@@ -183,16 +210,29 @@ def _gather(text: str, name: str, folder: Path) -> tuple[dict[str, str], dict[Pa
             path = next((path for path in candidates if os.path.isfile(path)), None)
             if path is None:
                 number = clean.count("\n", 0, match.start()) + 1
-                raise SourceError(
+                message = (
                     f'{name}:{number}: #include "{spelled}" not found in {folder} or {cuda_src()}{_meant(candidates)}\n'
                     f"  put it beside {name}, or write #include <{spelled}> and give its folder: "
                     'Kernel(..., options=("-I...",))'
                 )
+                if not _is_conditional(clean, match.start()):
+                    raise SourceError(message)
+                # what asks whether there is such a file is to be told the truth
+                if spelled not in found and f'__has_include("{spelled}")' not in clean.replace(" ", ""):
+                    found[spelled], missing[spelled] = _ABSENT, message
+                stamps |= dict.fromkeys(candidates)
+                continue
             path = path.resolve()
             if origin.setdefault(spelled, path) != path:
                 raise SourceError(f'#include "{spelled}" means both {origin[spelled]} and {path}; rename one of them')
-            if spelled not in found:
+            if spelled not in found or missing.pop(spelled, ""):
                 stamps[path] = stamp(path)
                 found[spelled] = _read(path)
                 pending.append((found[spelled], spelled, path.parent))
-    return found, stamps
+    return found, missing, stamps
+
+
+def _is_conditional(text: str, at: int) -> bool:
+    """Whether what stands there stands under an `#if`."""
+    conditions = _CONDITION.findall(text, 0, at)
+    return 2 * conditions.count("endif") < len(conditions)

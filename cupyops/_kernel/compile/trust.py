@@ -68,6 +68,24 @@ def objection(path: Path, trusted: frozenset[int]) -> Objection | None:
     return None
 
 
+def followed(path: Path) -> Path | None:
+    """Where `path` leads, through links that nobody else can have made or can turn; None where one is not of this kind.
+
+    A link counts that belongs to us or to root, in a folder where nobody else can put another in its place: one that is
+    ours or root's and that others cannot write to, or that has the sticky bit.
+    """
+    for _ in range(40):
+        if not path.is_symlink():
+            return path
+        if hasattr(os, "getuid"):
+            link, above = os.lstat(path), os.stat(path.parent)
+            turned = _writable_by_others(above) and not above.st_mode & stat.S_ISVTX
+            if turned or not {link.st_uid, above.st_uid} <= owners():
+                return None
+        path = Path(os.path.realpath(path.parent)) / os.readlink(path)
+    return None
+
+
 def allows(folder: Path, stem: str, source: Path | None) -> bool:
     """Whether the entry `stem` of a precompiled folder may be run; that it may not is said once for each folder."""
     trusted, files = owners(source), [folder / f"{stem}{suffix}" for suffix in (".cubin", ".json")]

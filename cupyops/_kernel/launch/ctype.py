@@ -79,6 +79,11 @@ _KEYWORDS = frozenset(
 )
 
 
+def is_type(name: str) -> bool:
+    """Whether C or CUDA has a type of this name: one of the dtypes, a vector, a keyword."""
+    return name in VARIABLE_DTYPES or name in _PACKED or name in _KEYWORDS or _VECTOR.fullmatch(name) is not None
+
+
 def canonical(value: Any) -> Any:
     """A template value as kernels are known by it: NumPy's dtypes and integers as PyTorch's and Python's."""
     if isinstance(value, np.dtype):

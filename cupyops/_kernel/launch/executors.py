@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._util.strides import has_bits
+from ...errors import LaunchError
+
 # By type of device, as execute(specialised, device, configuration, args); what it returns tells a launch's cost, or is None.
 executors: dict[str, Callable[..., Any] | None] = {"cuda": None}
 
@@ -28,6 +31,9 @@ def address(tensor: Tensor) -> int:
     Args:
         tensor: on a GPU, or on the CPU inside `simulate()`; it must outlive the launches that use the address.
 
+    Raises:
+        LaunchError: it is a view of conjugates or negatives, of which PyTorch only keeps a note.
+
     Example:
         >>> code = '''
         ... struct Pair { float* first; float* second; };
@@ -39,6 +45,11 @@ def address(tensor: Tensor) -> int:
         >>> y
         tensor([1.])
     """
+    if has_bits(tensor):
+        raise LaunchError(
+            "the values of this tensor are not those in its memory but their conjugates or negatives: take the address of "
+            "its .resolve_conj().resolve_neg(), which is a copy"
+        )
     return addressing(tensor.device)(tensor)
 
 

@@ -55,6 +55,7 @@ def configure(
             checks += [
                 f"if {name} is None: {name}v = 0",
                 f"elif ({name}.dtype is not {name}d and {name}d is not None) or {name}.get_device() != _device: raise _Refused",
+                *[f"elif {name}.{bit}(): raise _Refused" for bit in _bits(argument)],
                 f"else: {name}v = {name}.data_ptr() or _address({name})",
             ]
             if (boundary := _checked_boundary(argument)) > 1:
@@ -158,6 +159,15 @@ def _unanchored(names: Sequence[str], anchor: int | None, maps: Sequence[str]) -
     first = names[anchor]
     no_tensor = f"type({first}) is not _Tensor and type({first}) is not _Parameter"
     return f"{no_tensor} and ({first} is not None or {of_map})" if maps else no_tensor
+
+
+def _bits(argument: Argument) -> list[str]:
+    """Which notes of PyTorch's a tensor may carry, that its values are not those in memory; integers carry none."""
+    if argument.dtype is None:
+        return ["is_conj", "is_neg"]
+    if not argument.template and not (argument.dtype.is_floating_point or argument.dtype.is_complex):
+        return []
+    return ["is_conj", "is_neg"] if argument.dtype.is_complex else ["is_neg"]
 
 
 def _given(names: Sequence[str]) -> str:

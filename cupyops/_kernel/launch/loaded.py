@@ -46,6 +46,7 @@ class Loaded:
     def __init__(self, name: str, binary: Binary, arguments: tuple[signature.Argument, ...], device: int, alone: bool):
         cupy = backend.cupy()
         self.name, self.binary, self.device, self.arguments = name, binary, device, arguments
+        self.anchor = next((index for index, one in enumerate(arguments) if one.kind == "pointer"), None)
         with faults.told(f"{name} cannot be loaded on cuda:{device}"), cupy.cuda.Device(device):
             self._module = _module(binary, device, shared=not alone)
             self.function = self._module.get_function(binary.symbol).ptr
@@ -57,6 +58,7 @@ class Loaded:
 
     def launch(self, configuration: Configuration, args: Sequence[Any], record: tracing.Record | None = None) -> None:
         """Check everything, make the device current, and launch on its current stream."""
+        args = signature.resolved(self.name, self.arguments, args)  # copies, which live until it has been launched
         buffer, pointers, address = self._new_slot()
         where = f"{self.name} with {configuration} on cuda:{self.device}"
         with faults.told(where), self._current():

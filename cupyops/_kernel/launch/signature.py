@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from ..._util import libraries
+from ..._util.strides import has_bits
 from ...errors import CompileError, LaunchError
 from ..compile.binary import Parameter
 from . import tensor_map
-from .ctype import DTYPES, vector_alignment
+from .ctype import DTYPES, VARIABLE_DTYPES, vector_alignment
 from .tensor_map import TensorMap
 
 _UNSIGNED = re.compile(r"\bunsigned\b|\bu(int|long|short|char)\w*|\bsize_t\b")
@@ -45,12 +46,7 @@ class Argument:
     @property
     def is_written(self) -> bool:
         """Whether it is a pointer through which the kernel may write: `T*`, `const T**`, not `const T*` or `T const*`."""
-        if self.kind != "pointer":
-            return False
-        pointee = self.ctype[:-1].strip()
-        while pointee != (outside := _IN_BRACKETS.sub(" ", pointee)):  # in `Row<const T>*` the const is another's
-            pointee = outside
-        return _CONST.search(pointee.rpartition("*")[2]) is None
+        return self.kind == "pointer" and not _is_const(self.ctype)
 
     @property
     def takes_map(self) -> bool:
@@ -77,17 +73,52 @@ class Argument:
 
 
 def join(
-    name: str, declared: Sequence[tuple[str, str]], compiled: Sequence[Parameter], types: dict[str, str]
+    name: str,
+    declared: Sequence[tuple[str, str]],
+    compiled: Sequence[Parameter],
+    types: dict[str, str],
+    real: Sequence[str] | None = None,
 ) -> tuple[Argument, ...]:
-    """The C signature and the PTX parameters as one; `types` maps template parameters to C types."""
+    """The C signature and the PTX parameters as one; `types` maps template parameters to C types.
+
+    `real` are the types that the compiler understood; where the text has another name for one, that is left.
+    """
     if len(declared) != len(compiled):
         raise CompileError(f"{name}: the text declares {len(declared)} parameters, the PTX has {len(compiled)}")
-    return tuple(_argument(ctype, arg, parameter, types) for (ctype, arg), parameter in zip(declared, compiled))
+    known = [
+        ctype if real is None or _means(ctype, real[index], types) else real[index]
+        for index, (ctype, _) in enumerate(declared)
+    ]
+    return tuple(
+        _argument(ctype, arg, parameter, types) for ctype, (_, arg), parameter in zip(known, declared, compiled)
+    )
+
+
+def _means(said: str, real: str, types: dict[str, str]) -> bool:
+    """Whether the type that the text names is the one that the compiler understood, without a typedef between."""
+    if said.endswith("*") != real.endswith("*") or _is_const(said) != _is_const(real):
+        return False
+    one, other = _bare(said), _bare(real)
+    one = types.get(one, one)
+    return one == other or (one in VARIABLE_DTYPES and VARIABLE_DTYPES[one] is VARIABLE_DTYPES.get(other))
+
+
+def _bare(ctype: str) -> str:
+    """What a type is without `const`, or what its pointer points to."""
+    return " ".join(re.sub(r"\b(const|volatile)\b", " ", ctype.removesuffix("*")).split())
+
+
+def _is_const(pointer: str) -> bool:
+    """Whether what a pointer points to is const; of another type it does not matter."""
+    pointee = pointer[:-1].strip() if pointer.endswith("*") else ""
+    while pointee != (outside := _IN_BRACKETS.sub(" ", pointee)):  # in `Row<const T>*` the const is another's
+        pointee = outside
+    return _CONST.search(pointee.rpartition("*")[2]) is not None
 
 
 def _argument(ctype: str, name: str, parameter: Parameter, types: dict[str, str]) -> Argument:
     if ctype.endswith("*"):
-        pointee = re.sub(r"\b(const|volatile)\b", "", ctype[:-1]).strip()
+        pointee = _bare(ctype)
         template, pointee = pointee if pointee in types else "", types.get(pointee, pointee)
         dtype = DTYPES.get(pointee)
         boundary = dtype.itemsize if dtype is not None else vector_alignment(pointee)
@@ -118,6 +149,29 @@ def checked(name: str, arguments: Sequence[Argument], args: Sequence[Any], devic
     """The values to launch kernel `name` with: tensors as addresses, structs as bytes. Raises `LaunchError`."""
     check_count(name, [(argument.ctype, argument.name) for argument in arguments], args)
     return [_checked(name, arguments, index, value, device) for index, value in enumerate(args)]
+
+
+def resolved(name: str, arguments: Sequence[Argument], args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments, with a copy of each tensor that PyTorch has only noted to be conjugated or negated.
+
+    Raises:
+        LaunchError: the kernel writes to such a one.
+    """
+    noted = [index for index, value in enumerate(args) if isinstance(value, Tensor) and has_bits(value)]
+    if not noted:
+        return args
+    values = list(args)
+    for index in noted:
+        argument = arguments[min(index, len(arguments) - 1)]  # of too many, which are counted later
+        if argument.is_written:
+            kind, call = ("conjugates", "conj") if values[index].is_conj() else ("negatives", "neg")
+            raise LaunchError(
+                f"{name}: argument {index + 1} of {len(arguments)}, parameter `{argument.ctype} {argument.name}` got a view "
+                f"whose values are the {kind} of its memory, which a kernel that writes there does not know: give its "
+                f".resolve_{call}(), which is a copy; where it is only read, declare `const`"
+            )
+        values[index] = values[index].resolve_conj().resolve_neg()
+    return values
 
 
 def constant(name: str, arguments: Sequence[Argument], index: int, value: Any) -> bytes:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..._util import torch_private, tracing
-from ...errors import CompileError, LaunchError
-from ..compile import architecture, compiler, source
+from ...errors import CompileError, CupyopsError, LaunchError
+from ..compile import architecture, compiler, declarations, source
 from ..compile.binary import Binary
 from . import signature
 from .configuration import Configuration
@@ -21,45 +21,47 @@ from .loaded import Loaded
 from .symbols import Symbol, symbols
 from .tensor_map import TensorMap
 
+_NOTHING = "a kernel without a pointer parameter has nothing to work on, nor has one without a tensor map"
+
 
 class Specialised:
     """One instance of a kernel, as its text was then; loaded on each device at the first launch there.
 
     Raises:
-        CompileError: it takes no pointer, and no struct that might be a tensor map.
+        InputError: the text has no such kernel, and nothing that could make it.
     """
 
     def __init__(
         self,
         text: source.Source,
+        base: str,
         name: str,
-        declared: Sequence[tuple[str, str]],
         types: dict[str, Any],
         options: tuple[str, ...],
         arch: str | None = None,
+        strided: bool = False,
     ) -> None:
-        self.source, self.name, self.declared, self.options, self.arch = text, name, declared, options, arch
+        self.source, self.base, self.name, self.options, self.arch = text, base, name, options, arch
+        self.strided = strided  # whether it may touch what lies between the elements of views
         self.values = tuple(types.values())
         self._tokens = {parameter: c_token(value) for parameter, value in types.items()}
         self.loaded: dict[int, Loaded] = {}
         self._lock = threading.Lock()
-        pointers = [index for index, (ctype, _) in enumerate(declared) if ctype.endswith("*")]
-        if not pointers and all(self._is_number(ctype) for ctype, _ in declared):
-            raise CompileError(
-                f"{self.name}: a kernel without a pointer parameter has nothing to work on, nor has one without a tensor map"
-            )
-        self.anchor = pointers[0] if pointers else None
-
-    def _is_number(self, ctype: str) -> bool:
-        bare = ctype.removeprefix("const ").removesuffix(" const")
-        return bare in VARIABLE_DTYPES or bare in self._tokens
+        said = declarations.told(text, base)
+        # what the text has of the parameters, until it is compiled; None where it cannot be read
+        self.declared = None if said is None else declarations.readable(said)
+        self._first = None if self.declared is None else _first_pointer([ctype for ctype, _ in self.declared])
 
     def anchored(self, args: Sequence[Any]) -> Any:
-        """The tensor whose device and stream a launch goes to: the first pointer's, else that of the first tensor map."""
-        first = args[self.anchor] if self.anchor is not None and len(args) > self.anchor else None
-        if first is None:
-            return next((one.tensor for one in args if isinstance(one, TensorMap)), None)
-        return first
+        """The tensor whose device and stream a launch goes to: the first pointer's, else that of the first tensor map.
+
+        Where the text alone is known, which may have typedefs of pointers, a tensor before that pointer is one too.
+        """
+        known = args if self._first is None else args[: self._first + 1]
+        first = next((value for value in known if isinstance(value, Tensor)), None)
+        if first is None and self._first is not None and len(args) > self._first:
+            first = args[self._first]
+        return first if first is not None else next((one.tensor for one in args if isinstance(one, TensorMap)), None)
 
     def binary(self, arch: str) -> Binary:
         """Compile, or find, this kernel for a device of `arch`. Raises `LaunchError` where it is for others alone."""
@@ -73,7 +75,11 @@ class Specialised:
 
     def arguments(self, binary: Binary) -> tuple[signature.Argument, ...]:
         """What the kernel takes."""
-        return signature.join(self.name, self.declared, binary.parameters, self._tokens)
+        declared = declarations.parameters(self.source, self.base, binary)
+        found = signature.join(self.name, declared, binary.parameters, self._tokens, binary.types)
+        if all(one.kind != "pointer" and not one.takes_map for one in found):
+            raise CompileError(f"{self.name}: {_NOTHING}")
+        return found
 
     def symbols(self, binary: Binary) -> dict[str, Symbol]:
         """The `__device__` and `__constant__` variables of the file, by name."""
@@ -84,15 +90,7 @@ class Specialised:
     ) -> Loaded | None:
         """Launch where the tensor `anchor` is; on a GPU, give the kernel as it is loaded there."""
         if not isinstance(anchor, Tensor):
-            signature.check_count(self.name, self.declared, args)
-            if self.anchor is None:
-                raise LaunchError(
-                    f"{self.name}: no argument is a tensor map, and there is no pointer: a launch goes to the device of its "
-                    "first tensor"
-                )
-            name = self.declared[self.anchor][1]
-            found = f"{signature.shown(anchor)}; the first pointer of a kernel must be a tensor"
-            raise LaunchError(f"{self.name}: {name} is {found}{signature.tensor_of(anchor, name)}")
+            raise self._without_a_tensor(anchor, args)
         if anchor.is_cuda:
             loaded = self.on(anchor.get_device())
             loaded.launch(configuration, args, record)
@@ -104,6 +102,25 @@ class Specialised:
         elif not anchor.is_meta:
             raise self.nowhere(anchor.device)
         return None
+
+    def _without_a_tensor(self, anchor: Any, args: tuple[Any, ...]) -> CupyopsError:
+        if self.declared is None:
+            return LaunchError(f"{self.name}: no argument is a tensor; the first pointer of a kernel must be one")
+        signature.check_count(self.name, self.declared, args)
+        if self._first is None and all(map(self._is_number, (ctype for ctype, _ in self.declared))):
+            return CompileError(f"{self.name}: {_NOTHING}")
+        if self._first is None:
+            return LaunchError(
+                f"{self.name}: no argument is a tensor map, and there is no pointer: a launch goes to the device of its "
+                "first tensor"
+            )
+        name = self.declared[self._first][1]
+        found = f"{signature.shown(anchor)}; the first pointer of a kernel must be a tensor"
+        return LaunchError(f"{self.name}: {name} is {found}{signature.tensor_of(anchor, name)}")
+
+    def _is_number(self, ctype: str) -> bool:
+        bare = ctype.removeprefix("const ").removesuffix(" const")
+        return bare in VARIABLE_DTYPES or bare in self._tokens
 
     def nowhere(self, device: torch.device) -> LaunchError:
         """The error of a device on which no kernel runs."""
@@ -126,3 +143,7 @@ class Specialised:
                 alone = bool(self.symbols(binary))
                 self.loaded[device] = Loaded(self.name, binary, self.arguments(binary), device, alone)
             return self.loaded[device]
+
+
+def _first_pointer(types: Sequence[str]) -> int | None:
+    return next((index for index, ctype in enumerate(types) if ctype.endswith("*")), None)

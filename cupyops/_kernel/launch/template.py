@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import keyword
 import re
@@ -9,14 +10,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import InputError, LaunchError
-from .ctype import c_token, canonical
+from ..compile.declarations import split
+from .ctype import c_token, canonical, is_type
 
 
 class Template:
     """A kernel's name with its template parameters, such as `"layer_norm_fwd<T, VEC>"`, and the domain of each.
 
+    What stands between the brackets and is a value in C++, as in `"f<float, 4>"`, is one already; `::Add` is the type `Add`
+    of the source, and `Add` a parameter.
+
     Attributes:
-        base: the name.
+        base: the name, with the namespaces before it.
         template: the parameters.
         domain: for each parameter whose values are declared, these values.
     """
@@ -24,11 +29,12 @@ class Template:
     def __init__(
         self, name: str, domain: Mapping[str, tuple[Any, ...]], where: Callable[..., bool] | None = None
     ) -> None:
-        self.base, self.template = _parse(name)
+        self.base, self._written = _parse(name)
+        self.template = tuple(part for part in self._written if _is_parameter(part))
         if unknown := set(domain) - set(self.template):
             raise InputError(f"kernel {name} has no template parameter {', '.join(sorted(unknown))}")
         self.domain = {key: tuple(map(canonical, values)) for key, values in domain.items()}
-        self._where = where
+        self._where, self._asked = where, _asked(name, self.template, where)
 
     def values(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values of one instance, in order. Raises `LaunchError` where there is no such instance."""
@@ -41,7 +47,9 @@ class Template:
 
     def _value(self, name: str, given: Mapping[str, Any]) -> Any:
         if name not in given:
-            raise LaunchError(f"{self}: template parameter {name} is not given; launch with {name}=...")
+            raise LaunchError(
+                f"{self}: template parameter {name} is not given; launch with {name}=...{self._or_a_type(name)}"
+            )
         value = canonical(given[name])
         try:
             c_token(value)  # refuses what the compiler must never see
@@ -53,7 +61,13 @@ class Template:
         return value
 
     def _exists(self, values: tuple[Any, ...]) -> bool:
-        return self._where is None or self._where(**dict(zip(self.template, values)))
+        return self._where is None or self._where(
+            **{name: value for name, value in zip(self.template, values) if name in self._asked}
+        )
+
+    def _or_a_type(self, name: str) -> str:
+        """For who writes `f<float, Add>` and means the type: where one argument has a value, the others may."""
+        return f", or write ::{name} where a type of the source is meant" if self.template != self._written else ""
 
     def combinations(self) -> list[tuple[Any, ...]]:
         """The template values of every instance that is declared, for ahead-of-time compilation."""
@@ -69,19 +83,72 @@ class Template:
 
     def expression(self, values: tuple[Any, ...]) -> str:
         """The C++ name of one instance, such as `relu_fwd<float>`."""
-        return f"{self.base}<{', '.join(c_token(value) for value in values)}>" if values else self.base
+        given = dict(zip(self.template, values))
+        tokens = [c_token(given[part]) if part in given else part for part in self._written]
+        return f"{self.base}<{', '.join(tokens)}>" if tokens else self.base
 
     def __repr__(self) -> str:
-        return f"{self.base}<{', '.join(self.template)}>" if self.template else self.base
+        return f"{self.base}<{', '.join(self._written)}>" if self._written else self.base
+
+
+_NAME = re.compile(r"\s*(?:::)?((?:[A-Za-z_]\w*::)*[A-Za-z_]\w*)\s*(?:<(.*)>)?\s*", re.ASCII | re.DOTALL)
+_VALUE = re.compile(r"[\w \t:*<>,()+\-.']+", re.ASCII)
+_WORDS = re.compile(r"\w+(?: \w+)+", re.ASCII)  # of which each is a word of C: `unsigned int`
 
 
 def _parse(name: str) -> tuple[str, tuple[str, ...]]:
-    """`"norm<T, VEC>"` -> `("norm", ("T", "VEC"))`."""
-    match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*(?:<([\w\s,]*)>)?\s*", name) if isinstance(name, str) else None
-    if match is None:
-        raise InputError(f'kernel name {name!r} is not of the form "name" or "name<T, N>"')
-    template = tuple(part.strip() for part in (match.group(2) or "").split(",") if part.strip())
-    for part in template:  # each is given as T=..., and a leading underscore is the fast path's
-        if not part.isidentifier() or keyword.iskeyword(part) or part.startswith("_") or template.count(part) > 1:
+    """`"ns::norm<T, VEC>"` -> `("ns::norm", ("T", "VEC"))`."""
+    match = _NAME.fullmatch(name) if isinstance(name, str) else None
+    inside = (match.group(2) or "") if match is not None else ""
+    if match is None or (inside.strip() and not (_VALUE.fullmatch(inside) and _is_balanced(inside))):
+        raise InputError(
+            f'kernel name {name!r} is not of the form "name", "name<T, N>" or "name<float, 4>", with "ns::" before it where '
+            "the kernel is in a namespace"
+        )
+    parts = tuple(" ".join(part.split()) for part in split(inside))
+    for part in filter(_WORDS.fullmatch, parts):
+        if not all(map(is_type, part.split())):
+            raise InputError(f"kernel name {name!r}: {part!r} is neither a template parameter nor a value of C++")
+    for part in filter(_is_parameter, parts):  # each is given as T=..., and a leading underscore is the fast path's
+        if keyword.iskeyword(part) or part.startswith("_") or parts.count(part) > 1:
             raise InputError(f"kernel name {name!r}: template parameter {part!r} cannot be the name of an argument")
-    return match.group(1), template
+    return match.group(1), parts
+
+
+def _is_parameter(part: str) -> bool:
+    """Whether what stands between the brackets is the name of a parameter; else it is a value, as C++ has it."""
+    return part.isidentifier() and not is_type(part) and part not in ("true", "false")
+
+
+def _is_balanced(text: str) -> bool:
+    opened = ""
+    for sign in re.findall(r"[<>()]", text):
+        if sign in "<(":
+            opened += sign
+        elif sign == ">" and opened.endswith("("):
+            continue  # it compares
+        elif opened[-1:] + sign in ("<>", "()"):
+            opened = opened[:-1]
+        else:
+            return False
+    return not opened
+
+
+def _asked(name: str, template: tuple[str, ...], where: Callable[..., bool] | None) -> frozenset[str]:
+    """The template parameters that `where` takes: those it names, or all. Raises `InputError` for a name that is none."""
+    if where is None:
+        return frozenset()
+    try:
+        parameters = inspect.signature(where).parameters.values()
+    except (TypeError, ValueError):  # a function of C, which does not say
+        return frozenset(template)
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return frozenset(template)
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    unknown = [one.name for one in named if one.name not in template and one.default is one.empty]
+    if unknown or len(named) < len(parameters):
+        shown = unknown[0] if unknown else "an argument without a name"
+        raise InputError(
+            f"kernel {name}: where= takes {shown}, expected some of its template parameters: {', '.join(template) or 'none'}"
+        )
+    return frozenset(one.name for one in named) & frozenset(template)

@@ -18,7 +18,7 @@ from ..._kernel.kernel import FLOATING, executors
 from ..._kernel.launch import versions
 from ..._kernel.launch.versions import this_thread
 from ..._util import symbolic
-from ..._util.strides import is_dry, restride
+from ..._util.strides import has_bits, is_dry, restride
 from ...errors import CupyopsError, InputError
 from . import results, schema
 from .backward import Backward
@@ -128,8 +128,8 @@ class Definition:
             served = tensor.dtype == dtype or (index in self.mixed and tensor.dtype in FLOATING)
             if not served and (tensor.is_floating_point() or tensor.is_complex()):
                 return f"no kernel for {dtype} with {tensor.dtype}"
-            if tensor.is_neg():
-                return "negative bit"
+            if has_bits(tensor):
+                return "negative bit" if tensor.is_neg() else "conjugate bit"
         return self.refused(args)
 
     def refused(self, args: Sequence[Any]) -> str | None:
@@ -248,12 +248,17 @@ class Definition:
         to a second.
         """
 
+        self.check_takes("forward", launch, needs_grad=not self.mutated)
+
         def looked_at(*args: Any, **asked: Any) -> Any:
             found = launch(*args, **asked)
             results.check_form(self.name, self.outputs, bool(self.mutated), found)
             if not any(is_dry(tensor) for tensor in self.given(args)):
                 if not self.mutated:
                     results.check_outputs(self.name, self.reference, args, found[0])
+                    results.check_fresh(
+                        self.name, [(one.name, args[i]) for i, one in enumerate(self.parameters)], found[0]
+                    )
                 if self.forward is launch:
                     self.launch_forward = self._runnable(launch)
             return found
@@ -261,6 +266,27 @@ class Definition:
         own = str(getattr(launch, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
         self.forward, self.launch_forward = launch, self._runnable(launch if own else looked_at)
         self.forward_asks = not self.mutated and "needs_grad" in inspect.signature(launch).parameters
+
+    def check_takes(self, role: str, launch: Callable[..., Any], needs_grad: bool = False) -> None:
+        """A role takes the reference's arguments, in their order. Raises `InputError` where it has other parameters."""
+        try:
+            parameters = inspect.signature(launch).parameters
+        except (TypeError, ValueError):  # a function of C, which does not say
+            return
+        expected = [one.name for one in self.parameters]
+        asked = {"needs_grad": None} if needs_grad and "needs_grad" in parameters else {}
+        names = [name for name in parameters if name not in asked]
+        try:
+            inspect.signature(launch).bind(*expected, **asked)
+            if names == expected or sorted(names) != sorted(expected):
+                return
+        except TypeError:
+            pass
+        also = ", and needs_grad=None where it asks for that" if needs_grad else ""
+        raise InputError(
+            f"{self.name}: {role} takes ({', '.join(map(str, parameters.values()))}), expected what the reference takes, in "
+            f"its order{also}: ({', '.join(expected)})"
+        )
 
     def _runnable(self, launch: Callable[..., Any]) -> Callable[..., Any]:
         """A forward as calls run it: in place it is checked before, and returns what a call does."""

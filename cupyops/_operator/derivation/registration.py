@@ -7,7 +7,10 @@ CUDA, fake tensors and autograd are served, from the same roles as the eager rou
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +25,13 @@ from .definition import Definition, differentiable_alias, like_outputs, wants_gr
 from .kept import Kept
 from .unsaved import unsaved
 
-_waiting: dict[str, Registration] = {}  # by the qualified name of the operator
+_waiting: dict[str, Registration] = {}  # by the qualified name of the op
+_known: dict[str, Registration] = {}  # by name, those that PyTorch knows: each is what it was registered as, for good
 _registering = threading.RLock()
 
 
 def register(name: str) -> bool:
-    """Register the ops of the operator `name`, if they wait for that; True.
+    """Register the ops of the name `name`, if they wait for that; True.
 
     torch.compile calls it while it traces, as a function of a constant, and does not look inside.
     """
@@ -41,8 +45,32 @@ register._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torc
 # imports the compiler
 
 
+ROLES = ("", "_backward", "_functional", "_functional_backward")
+"""What the names of an operator's ops end with."""
+
+
+def _outside() -> int:
+    """The level at which a warning of the caller's is one of whoever called this package."""
+    frame, level = sys._getframe(1), 1
+    while (
+        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]
+    ):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _another(name: str) -> str:
+    """A name like this one, which no op has."""
+    numbered = (f"{name}_{number}" for number in itertools.count(2))
+    return next(one for one in numbered if one not in _known and one not in _waiting)
+
+
 class Registration:
-    """The ops of one Definition, registered when they are first asked for: here, in torch.ops or by torch.compile."""
+    """The ops of one Definition, registered when they are first asked for: here, in torch.ops or by torch.compile.
+
+    Compiled and exported graphs, and those that wait for their backward, know an op by its name. So a name that PyTorch
+    knows stays what it is, and another definition of the operator is an op of another `name`.
+    """
 
     library: torch.library.Library
     op: Any
@@ -51,21 +79,34 @@ class Registration:
 
     def __init__(self, of: Definition) -> None:
         self.of = of
-        _waiting[of.name] = self
-        namespace, _, name = of.name.partition("::")
-        names = [f"{name}{more}" for more in ("", "_backward", "_functional", "_functional_backward")]
-        torch_private.ask_when_missing(namespace, names, lambda: register(of.name))
+        with _registering:
+            self._wait(of.name if of.name not in _known else _another(of.name))
+        if self.name != of.name:
+            warnings.warn(
+                f"{of.name} is defined anew after PyTorch has come to know it, as by torch.compile: graphs that were made "
+                f"with the operator before keep it, and in torch.ops this one is {self.name}",
+                stacklevel=_outside(),
+            )
+
+    def _wait(self, name: str) -> None:
+        """From now on the ops are to be registered under this name."""
+        self.name = name
+        _waiting[name] = self
+        namespace, _, short = name.partition("::")
+        names = [f"{short}{more}" for more in ROLES]
+        torch_private.ask_when_missing(namespace, names, lambda: register(name))
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("library", "op", "backward_op", "in_place"):
             raise AttributeError(name)
-        register(self.of.name)
+        register(self.name)
         return self.__dict__[name]
 
     def register(self) -> None:
         """Tell torch.library."""
         of = self.of
-        namespace, _, name = of.name.partition("::")
+        _known[self.name] = self
+        namespace, _, name = self.name.partition("::")
         self.library = torch.library.Library(namespace, "FRAGMENT")
         if of.mutated:
             self.in_place = self._define_in_place(namespace, name)
@@ -105,14 +146,11 @@ class Registration:
         """Where the arguments are that are updated. The op leaves them alone: their new values stand behind its outputs."""
         return [index for index in self.of.updated if args[index] is not None]
 
-    def remove(self) -> None:
-        """Take the ops back, for another definition of the same name (a notebook cell run again)."""
+    def give_way(self) -> None:
+        """Leave the name to another definition (a notebook cell run again), if PyTorch does not know it yet."""
         with _registering:
-            if _waiting.pop(self.of.name, None) is None:
-                from . import tables
-
-                tables.leave(self.op, self.backward_op)
-                self.library._destroy()
+            if _waiting.pop(self.name, None) is not None:
+                self._wait(_another(self.of.name))
 
     # --- in place: an op that mutates; where a gradient is wanted the op on copies, and PyTorch's own copy ---
 
@@ -121,7 +159,7 @@ class Registration:
         for key in ("CPU", "CUDA"):
             self.library.impl(name, self._mutate, key)
         self.library.impl(name, self._mutate_differentiably, "Autograd")
-        torch.library.register_fake(self.of.name, self._mutate, lib=self.library)
+        torch.library.register_fake(self.name, self._mutate, lib=self.library)
         return getattr(getattr(torch.ops, namespace), name).default
 
     def _mutate(self, *args: Any, **kwargs: Any) -> None:

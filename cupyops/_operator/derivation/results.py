@@ -38,6 +38,19 @@ def check_outputs(name: str, reference: Callable[..., Any], args: Sequence[Any],
             )
 
 
+def check_fresh(name: str, args: Sequence[tuple[str, Any]], found: Any) -> None:
+    """No output is an argument, nor shares its memory: torch.compile, and autograd, go by that."""
+    given = [(parameter, value) for parameter, value in args if isinstance(value, Tensor) and value.numel()]
+    for y in (found,) if isinstance(found, Tensor) else found:
+        for parameter, value in given:
+            if y.untyped_storage()._cdata == value.untyped_storage()._cdata:
+                what = f"its argument {parameter}" if y is value else f"a view of its argument {parameter}"
+                raise InputError(
+                    f"{name}: forward returned {what}; an output has memory of its own: torch.empty_like({parameter}), "
+                    f"which a kernel fills, or {parameter}.clone(). What works in place says so, by mutates=({parameter!r},)"
+                )
+
+
 def check_gradients(name: str, names: Sequence[str], edges: Sequence[Any], found: Sequence[Any]) -> None:
     """Gradients have the shapes and dtypes of the inputs of an autograd node, whose edges lead where each belongs."""
     for parameter, (node, index), gradient in zip(names, edges, found):

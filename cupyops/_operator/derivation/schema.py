@@ -24,7 +24,18 @@ def typed_signature(
         raise InputError(f"{name}: an annotation of the reference cannot be resolved: {error}") from error
     parameters = []
     for given in inspect.signature(reference).parameters.values():
-        if given.name not in hints or given.kind in (given.VAR_POSITIONAL, given.VAR_KEYWORD):
+        if given.kind in (given.VAR_POSITIONAL, given.VAR_KEYWORD):
+            stars = "*" if given.kind is given.VAR_POSITIONAL else "**"
+            raise InputError(
+                f"{name}: {stars}{given.name} of the reference stands for any number of arguments, and an operator has a "
+                "schema; give each of them a parameter of its own"
+            )
+        if given.kind is given.KEYWORD_ONLY:
+            raise InputError(
+                f"{name}: parameter {given.name} of the reference can be given by keyword alone, but an operator takes all "
+                "its arguments in order: leave the * out, and make it keyword-only in an interface"
+            )
+        if given.name not in hints:
             raise InputError(f"{name}: parameter {given.name} of the reference needs a type annotation")
         if _holds_tensors(hints[given.name]):
             raise InputError(

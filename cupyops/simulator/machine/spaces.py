@@ -41,7 +41,10 @@ class Global(Space):
         self.check_alignment(group, address, width, verb, pc)
         if self.state.profile is not None:
             self.state.profile.global_access(group, address, width, pc)
-        return [(None, allocation, (address - np.uint64(allocation.base)).view(np.int64))]
+        offset = (address - np.uint64(allocation.base)).view(np.int64)
+        if allocation.gaps is not None:
+            self._check_gaps(group, None, allocation, offset, width, verb, pc)
+        return [(None, allocation, offset)]
 
     def _several(self, group: Group, address: np.ndarray, width: int, verb: str, pc: int) -> list[Part]:
         """Addresses in more than one allocation, or outside all of them."""
@@ -56,11 +59,35 @@ class Global(Space):
             bad = mask & ((offset < allocation.low) | (offset + width > allocation.high))
             if bad.any():
                 raise self._stray(group, bad, address, width, verb, pc)
+            if allocation.gaps is not None:
+                self._check_gaps(group, mask, allocation, offset[mask], width, verb, pc)
             parts.append((mask, allocation, offset[mask]))
         self.check_alignment(group, address, width, verb, pc)
         if self.state.profile is not None:
             self.state.profile.global_access(group, address, width, pc)
         return parts if len(parts) > 1 else [(None, *parts[0][1:])]
+
+    def _check_gaps(
+        self,
+        group: Group,
+        mask: np.ndarray | None,
+        allocation: Allocation,
+        offset: np.ndarray,
+        width: int,
+        verb: str,
+        pc: int,
+    ) -> None:
+        """No access of these lanes lies between the elements of a view."""
+        bad = allocation.in_gaps(offset, width)
+        if bad is None:
+            return
+        guilty = bad
+        if mask is not None:
+            guilty = mask.copy()
+            guilty[mask] = bad
+        what = f"{verb} of {width} bytes between the elements of `{allocation.name}`"
+        at = int(offset[int(np.argmax(bad))]) - allocation.low
+        raise fault(OutOfBounds, self.state.listing, group, guilty, what, pc, detail=f"offset {at}: {allocation.told}")
 
     def _stray(
         self, group: Group, mask: np.ndarray, address: np.ndarray, width: int, verb: str, pc: int

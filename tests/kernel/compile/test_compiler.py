@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from cupyops._kernel.compile import backend, compiler, source
+from cupyops._kernel.compile import backend, compiler, source, trust
 from cupyops._kernel.compile import cache as disk
 from cupyops._kernel.compile.binary import Parameter, parameters
 from cupyops.errors import CompileError
@@ -481,7 +481,13 @@ def test_a_full_disk_leaves_nothing_and_falls_back_to_memory(cache, monkeypatch,
 def assert_memory_serves(cache):
     """With no folder to be had: a cubin that loads by its path, once more from memory."""
     text = source.load(SCALE)
-    assert disk.folder() is None
+    disk._told.clear()
+    said = (
+        r"the kernel cache .* is not used, and each process compiles for itself: (it|others) .*\. Set CUPYOPS_CACHE_DIR"
+    )
+    with pytest.warns(UserWarning, match=said):
+        assert disk.folder() is None
+    assert disk.folder() is None  # which is said once
     binary = compiler.build(text, "scale<float>", ARCH)
     content = binary.path.read_bytes()
     assert is_cubin(content) and content == compiler.compile(text, "scale<float>", ARCH)[1]
@@ -501,11 +507,59 @@ def test_file_in_the_parents_place(cache, tmp_path, monkeypatch):
     assert_memory_serves(cache)
 
 
-def test_symbolic_link_in_the_folders_place(cache, tmp_path):
+@pytest.mark.parametrize("there", [True, False], ids=["there", "to be made"])
+@pytest.mark.parametrize("relative", [True, False], ids=["relative", "absolute"])
+def test_symbolic_link_in_the_folders_place(cache, tmp_path, monkeypatch, count_compiles, there, relative):
+    """As on clusters, where the room is not in the home. What is used is where it leads, whatever becomes of the link."""
+    elsewhere = tmp_path / "scratch" / "elsewhere"
+    elsewhere.parent.mkdir()
+    if there:
+        elsewhere.mkdir()
+    (tmp_path / "second").symlink_to("scratch/elsewhere" if relative else elsewhere)
+    cache.symlink_to(tmp_path / "second")
+    binary = compiler.build(source.load(SCALE), "scale<float>", ARCH)
+    assert elsewhere in binary.path.parents and stat.S_IMODE(binary.path.parent.stat().st_mode) == 0o700
+    forget(monkeypatch)
+    assert compiler.build(source.load(SCALE), "scale<float>", ARCH).origin == "cache" and len(count_compiles) == 1
+
+
+def test_a_link_to_a_folder_that_others_may_write(cache, tmp_path):
+    """The link is ours, and what it leads to is looked at as any other."""
     (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere").chmod(0o777)
     cache.symlink_to(tmp_path / "elsewhere")
     assert_memory_serves(cache)
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_link_that_others_may_turn(cache, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "open").mkdir()
+    cache.symlink_to(tmp_path / "open" / "link")
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "open").chmod(0o777)
+    assert_memory_serves(cache)
+    (tmp_path / "open").chmod(0o1777)  # as in /tmp, nobody can rename what is ours there
+    assert disk.folder().parent == tmp_path / "elsewhere"
+
+
+def test_a_link_that_somebody_else_has_made(cache, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    cache.symlink_to(tmp_path / "elsewhere")
+    genuine = os.lstat
+
+    def lstat(path, *args, **kwargs):
+        found = genuine(path, *args, **kwargs)
+        return os.stat_result((*found[:4], found.st_uid + 7, *found[5:])) if str(path) == str(cache) else found
+
+    monkeypatch.setattr(trust.os, "lstat", lstat)
+    assert_memory_serves(cache)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_link_to_itself(cache):
+    cache.symlink_to(cache)
+    assert_memory_serves(cache)
 
 
 def test_symbolic_link_in_the_place_of_the_folder_of_this_nvrtc(cache, tmp_path):

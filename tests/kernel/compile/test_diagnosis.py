@@ -134,9 +134,17 @@ HINTS = {
     ),
     "vector": (body("x[0] = 1;", "#include <vector>"), "NVRTC compiles device code alone"),
     "driver": (body("x[0] = 1;", "#include <cuda.h>"), "<cuda.h> is the driver's interface for host code"),
-    "curand": (body("x[0] = 1;", "#include <curand_kernel.h>"), "write the generator into the kernel"),
+    "curand": (
+        body("x[0] = 1;", "#include <curand_kernel.h>"),
+        '("-I.../nvidia/curand/include", "-I.../nvidia/cuda_cccl',
+    ),
+    "curand's names": (body("curandState s;"), "#include <curand_kernel.h>, with the wheels of cuRAND"),
+    "all of cub": (
+        body("x[0] = 1;", "#include <cub/cub.cuh>"),
+        "which NVRTC cannot compile; include what the kernel needs",
+    ),
     "groups": (body("x[0] = 1;", "#include <cooperative_groups.h>"), "nvidia-cuda-cccl-cu12"),
-    "cub": (body("x[0] = 1;", "#include <cub/cub.cuh>"), 'options=("-I.../nvidia/cuda_cccl/include",)'),
+    "cub": (body("x[0] = 1;", "#include <cub/block/block_reduce.cuh>"), 'options=("-I.../nvidia/cuda_cccl/include",)'),
     "thrust": (body("x[0] = 1;", "#include <thrust/sort.h>"), "nvidia-cuda-cccl-cu12"),
     "wmma": (body("x[0] = 1;", "#include <mma.h>"), "inline PTX: mma.sync"),
     "pytorch": (body("x[0] = 1;", "#include <torch/extension.h>"), "PyTorch's C++ types are for host code"),
@@ -217,7 +225,7 @@ def test_a_kernel_that_is_not_there_names_those_that_are():
     )
     message = error_of(text, "three")
     assert "asked for: three; the text has: one, two\n" in message
-    assert message.count("asked for: ") == 1 and "stands in no namespace" in message
+    assert message.count("asked for: ") == 1 and "with its namespace before it" in message
     assert "the text has: no __global__ function" in error_of("__device__ int one;\n", "one")
 
 

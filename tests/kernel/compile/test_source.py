@@ -9,6 +9,7 @@ from cupyops._kernel.compile import compiler, source
 from cupyops.errors import CupyopsError, SourceError
 
 KERNEL = '#include "scale.cuh"\n__global__ void f(float* x) { x[0] = scale(x[0]); }\n'
+ALONE = "__global__ void k(float* x) {}\n"
 HEADER = "__device__ float scale(float x) { return 2.0f * x; }\n"
 
 
@@ -146,6 +147,43 @@ def test_a_missing_file_is_looked_for_once_in_each_folder(tmp_path, monkeypatch)
         source.find("nothing_like_it.cu", tmp_path)
 
 
+CONDITIONS = [
+    '#if 0\n#include "absent.h"\n#endif\n',
+    '#ifndef __CUDACC_RTC__\n#include "absent.h"\n#endif\n',
+    '#if !defined(__CUDACC_RTC__)\n#include "absent.h"\n#endif\n',
+    '#ifdef HOST\n# include "absent.h"\n#else\n#define HERE\n#endif\n',
+    '#if 1\n#if 0\n#include "absent.h"\n#endif\n#endif\n',
+    '#if __has_include("absent.h")\n#include "absent.h"\n#endif\n',
+]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_an_include_that_is_never_asked_for_is_not_missed(condition):
+    compiler.compile(source.load(condition + ALONE), "k", "sm_80")
+
+
+@pytest.mark.parametrize(
+    "condition", ["#if 1", "#ifdef __CUDACC_RTC__", "#ifndef GUARD\n#define GUARD", "#ifdef ASKED"]
+)
+def test_one_that_is_asked_for_is(tmp_path, condition):
+    (tmp_path / "k.cu").write_text(f'{condition}\n#include "absent.h"\n{ALONE}#endif\n')
+    text = source.load(tmp_path / "k.cu")
+    with pytest.raises(SourceError, match=r'k.cu:\d: #include "absent.h" not found in .*\n  put it beside k.cu'):
+        compiler.compile(text, "k", "sm_80", ("-DASKED",))
+    (tmp_path / "absent.h").write_text("")
+    assert source.load(tmp_path / "k.cu").digest != text.digest
+    compiler.compile(source.load(tmp_path / "k.cu"), "k", "sm_80", ("-DASKED",))
+
+
+def test_an_include_that_one_file_misses_and_another_finds(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "b.h").write_text('#include "c.h"\n')
+    (tmp_path / "inner" / "c.h").write_text("// found\n")
+    (tmp_path / "k.cu").write_text(f'#if 0\n#include "c.h"\n#endif\n#include "inner/b.h"\n{ALONE}')
+    text = source.load(tmp_path / "k.cu")
+    assert text.includes["c.h"] == "// found\n" and not text.missing
+
+
 def test_missing_include_after_a_comment_of_several_lines(tmp_path):
     with pytest.raises(SourceError, match=r"<text>\.cu:4: "):
         source.load('/* one\n two */\n\n#include "gone.cuh"\n', tmp_path)
@@ -225,3 +263,11 @@ def test_every_built_in_include_resolves():
     for path in sorted(source.cuda_src().glob("*.cu")):
         for included in source.load(path).includes:
             assert Path(included).suffix == ".cuh"
+
+
+@pytest.mark.parametrize(
+    "code", ["void f(float* x) { x[0] = 1; }", "int n = 3;", "__device__ float f(float x) { return x; }"]
+)
+def test_a_line_of_code_without_a_kernel_is_no_file(code):
+    with pytest.raises(SourceError, match="nor CUDA C with a kernel in it: a kernel begins with `__global__ void`"):
+        source.load(code)

@@ -174,6 +174,17 @@ def test_it_launches_nothing_that_the_full_checks_refuse(machine, loaded, index,
         assert len(args) == 10 and all(a is b for a, b in zip(args, values))
 
 
+@pytest.mark.parametrize("place", [0, 7])
+def test_values_that_are_not_in_memory_go_the_full_way(machine, loaded, place):
+    """Views of negatives and, where the dtype is not declared, of conjugates."""
+    views = [torch._neg_view(torch.zeros(3))] + [torch.zeros(3, dtype=torch.complex64).conj()] * (place == 7)
+    for count, view in enumerate(views, 1):
+        values = good()
+        values[place] = view
+        launch(machine, *values)
+        assert not machine.launched and len(machine.full) == count
+
+
 def test_addresses_of_vector_types():
     """Looked at where the kernel takes a vector type, and nowhere else."""
     arguments = tuple(
