@@ -304,7 +304,9 @@ class Kernel(ByName, Template):
         if not this_thread.in_role:
             self._refuse_to_be_recorded()
             self._refuse_tracers(args)
-        elif any(map(is_dry, args)):  # an operator is asked for shapes; template values may be symbols
+        elif any(
+            is_dry(getattr(value, "tensor", value)) for value in args
+        ):  # an operator is asked for shapes; template values may be symbols
             return
         specialised = self.instance(**template)
         anchor = specialised.anchored(args)

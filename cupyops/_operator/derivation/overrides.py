@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.compiler import is_dynamo_compiling
 from torch.fx import Proxy
 from torch.nn import Parameter
@@ -24,7 +22,7 @@ from ..._util import torch_private
 from .distributed import is_spread
 
 _PLAIN = frozenset((Tensor, Parameter, bool, int, float, str, tuple, list, torch.Size, torch.dtype, type(None)))
-_TRACERS = (FakeTensor, FunctionalTensor)  # which are to see our op
+_TRACERS = (torch_private.FakeTensor, torch_private.FunctionalTensor)  # which are to see our op
 
 
 def of_functions(values: Iterable[Any]) -> str | None:

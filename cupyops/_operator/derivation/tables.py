@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ..._util import torch_private
@@ -38,7 +37,7 @@ def enter(of: Definition, op: Any, made_of: Callable[..., Any], backward_op: Any
         with torch_private.fake_context(op):
             return made_of(*args, **kwargs)
 
-    decomposition_table[op] = decomposed
+    torch_private.decomposition_table[op] = decomposed
     for known in (flop_registry, *torch_private.open_flop_registries()):
         known[op.overloadpacket] = flops
         if backward_op is not None:
@@ -47,7 +46,7 @@ def enter(of: Definition, op: Any, made_of: Callable[..., Any], backward_op: Any
 
 def leave(op: Any, backward_op: Any) -> None:
     """Take out what `enter` has put in."""
-    decomposition_table.pop(op, None)
+    torch_private.decomposition_table.pop(op, None)
     for one in (op, backward_op):
         flop_registry.pop(one.overloadpacket, None)
 

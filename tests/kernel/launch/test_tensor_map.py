@@ -138,7 +138,8 @@ def test_what_is_not_looked_at_on_a_dry_run():
         dry = cupyops.tensor_map(torch.empty(0, 3), (1000,))
     assert dry.description is None and "expected a tensor with storage of its own" in refused(dry.tobytes)
     with cupyops.simulate(tiles.ARCH):
-        tiles.copy[1, 1, tiles.SHARED](dry, dry, 0, 0, 0, 0, RANK=2)
+        message = refused(lambda: tiles.copy[1, 1, tiles.SHARED](dry, dry, 0, 0, 0, 0, RANK=2))
+    assert "which has no memory for a kernel to work on" in message
 
 
 def test_a_dry_run_of_an_operator(hopper):
@@ -447,7 +448,7 @@ class Fast:
             return buffer, pointers, ctypes.addressof(pointers)
 
         table[fastpath.key(tuple(template.values()))] = fastpath.entry(self.arguments, -1, 7, slots, new_slot)
-        anchor = kernel.instance(**template).anchor
+        anchor = next((index for index, one in enumerate(self.arguments) if one.kind == "pointer"), None)
         configure = fastpath.configure(
             self.arguments, tuple(template), anchor, table, lambda *call: self.full.append(call)
         )
