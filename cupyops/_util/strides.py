@@ -13,8 +13,8 @@ from . import observed
 
 
 def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """`tensor` with the given (dense) strides and no negative bit: itself if it is so, else one copy."""
-    if tensor.stride() == strides and not tensor.is_neg():
+    """`tensor` with the given (dense) strides, no negative and no conjugate bit: itself if it is so, else one copy."""
+    if tensor.stride() == strides and not tensor.is_neg() and not tensor.is_conj():
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 

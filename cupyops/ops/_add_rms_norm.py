@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from .._dispatch import norm, norm_arguments
 from .._dispatch.norm_forms import acc
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 
 
