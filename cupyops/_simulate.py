@@ -43,6 +43,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+_launched = 0
+
+
+def launched() -> int:
+    """How many launches this process has begun to simulate."""
+    return _launched
+
+
 class Simulation:
     """What `simulate()` gives: a context manager, and the executor of launches on CPU tensors while it is open."""
 
@@ -83,6 +91,8 @@ class Simulation:
     def _launch(self, specialised: Specialised, device: int, configuration: Configuration, args: Sequence[Any]) -> Any:
         from .simulator import MAX_STEPS
 
+        global _launched
+        _launched += 1
         program, binary, arguments = _program(specialised, self.arch)
         checked = signature.checked(specialised.name, arguments, args, device)
         self._check(specialised.name, configuration, binary)

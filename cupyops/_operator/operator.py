@@ -66,11 +66,11 @@ def operator(
         updates: the parameters, each `Tensor | None`, that the reference and forward change in place beside what they
             return: statistics, on which no output and no gradient depends. Backward does not get them, and where the
             reference is differentiated, they are None. An operator has `mutates` or `updates`.
-        mixed: the parameters that the kernels take in another floating-point dtype than the other tensors. Without that, calls
-            that mix float16, bfloat16, float32 and float64 take the reference.
-        dtypes: what the kernels take as the first tensor and as any other that is floating-point or complex; calls with others
-            take the reference. None: the kernels take whatever comes, be it integers, masks, complex numbers or float8, and
-            a launch that does not take it raises.
+        mixed: the parameters that the kernels take in another floating-point dtype than the other tensors. Without that,
+            calls that mix float16, bfloat16, float32 and float64 take the reference.
+        dtypes: what the kernels take as the first tensor and as any other that is floating-point or complex; calls with
+            others take the reference. None: the kernels take whatever comes, be it integers, masks, complex numbers or
+            float8, and a launch that does not take it raises.
 
     Gradients are those of floating-point and complex tensors; an integer or a bool has None. Those of complex tensors follow
     PyTorch's convention: the conjugate of the derivative. A tensor with a conjugate or negative bit takes the reference.

@@ -1,4 +1,4 @@
-"""Operators whose tensors are integers, masks, complex numbers or float8: their kernels run, in every order of parameters."""
+"""Operators whose tensors are integers, masks, complex numbers or float8: kernels run, in any order of parameters."""
 
 from __future__ import annotations
 
