@@ -89,12 +89,16 @@ def test_accuracy_fails_of_what_is_wrong(name):
     def wrong(*given):
         y = reference(*given).clone()
         with torch.no_grad():
-            y.view(-1)[-1:] = y.view(-1)[-1:].to(torch.complex64 if y.is_complex() else torch.float32).sub(3).to(y.dtype)
+            y.view(-1)[-1:] = (
+                y.view(-1)[-1:].to(torch.complex64 if y.is_complex() else torch.float32).sub(3).to(y.dtype)
+            )
         return ~y if y.dtype is torch.bool else y
 
     report = check(wrong, args(), reference=reference, only="accuracy", progress=False, shrink=False)
-    assert [row.hazard for row in report.failures] == ["accuracy"] and "differ" in report.failures[0].reason or (
-        "is allowed" in report.failures[0].reason
+    assert (
+        [row.hazard for row in report.failures] == ["accuracy"]
+        and "differ" in report.failures[0].reason
+        or ("is allowed" in report.failures[0].reason)
     )
 
 

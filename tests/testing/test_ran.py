@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-import toys
 import torch
+import toys
 from broken_operators import normal
 
 import cupyops
@@ -111,7 +111,9 @@ def test_an_operator_without_kernels_has_not_passed_unless_that_is_asked_for():
     report = check(triple, [normal(3)], only="accuracy", progress=False)
     if not torch.cuda.is_available():
         assert report.summary().endswith("; not passed: no kernel was seen at work: the operator has none")
-    assert not report.passed and check(triple, [normal(3)], only="accuracy", progress=False, backends="reference").passed
+    assert (
+        not report.passed and check(triple, [normal(3)], only="accuracy", progress=False, backends="reference").passed
+    )
 
 
 def test_a_plain_function_is_judged_as_it_is():
@@ -151,5 +153,7 @@ def test_before_the_first_row(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("cupyops.testing.checker._case", interrupts)
-    with pytest.raises(cupyops.testing.Interrupted, match="0 passed, 0 failed, 0 not applicable; not passed: interrupted"):
+    with pytest.raises(
+        cupyops.testing.Interrupted, match="0 passed, 0 failed, 0 not applicable; not passed: interrupted"
+    ):
         check(torch.relu, [normal(3)], reference=torch.relu, progress=False)
