@@ -177,6 +177,28 @@ def test_readers_of_several_warps_are_not_ordered_by_one_warp():
     fails(Race, code, "readers", 1, 64, ints(), says=["which several threads have read"])
 
 
+@pytest.mark.parametrize("writer_reads_first", [False, True])
+@pytest.mark.parametrize("readers", [1, 2, 33])
+def test_the_other_access_is_not_the_writers_own(writer_reads_first, readers):
+    """It may have read there too, before the others or after them."""
+    others = "if (threadIdx.x >= 1 && threadIdx.x <= n) sum += s;  // other"
+    own = "if (threadIdx.x == 0) sum += s + 1;"
+    first, second = (own, others) if writer_reads_first else (others, own)
+    code = f"""
+        __global__ void reads_too(int* y, int n) {{
+            __shared__ volatile int s;
+            if (threadIdx.x == 0) s = 1;
+            __syncthreads();
+            int sum = 0;
+            {first}
+            {second}
+            if (threadIdx.x == 0) s = 2;  // here
+            y[threadIdx.x] = sum;
+        }}
+    """
+    fails(Race, code, "reads_too", 1, N, ints(), readers, says=["write shared memory that another thread has read"])
+
+
 def test_several_writers_of_one_instruction():
     """Of one value: fine. Of different values: which one stays is not known."""
     code = """

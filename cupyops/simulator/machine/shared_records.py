@@ -104,10 +104,21 @@ class Record:
     def __init__(self, granules: int) -> None:
         self.who = np.zeros(granules, np.int64)
         self.when = np.full(granules, NEVER, np.int64)
+        self._two: tuple[np.ndarray, np.ndarray] | None = None  # where `who` is several threads, two different ones of them
 
     def split(self, pieces: int) -> None:
         """Each granule has become so many, with the same past."""
         self.who, self.when = split(self.who, pieces), split(self.when, pieces)
+        if self._two is not None:
+            self._two = split(self._two[0], pieces), split(self._two[1], pieces)
+
+    def other(self, granule: int, thread: int) -> int:
+        """Who made the last access: of several threads, one that is not `thread`."""
+        who = int(self.who[granule])
+        if self._two is None or int(thread_of(self.who[granule])) != SEVERAL_THREADS:
+            return who
+        first, second = (int(one[granule]) for one in self._two)
+        return second if int(thread_of(np.int64(first))) == thread else first
 
     def note(self, access: Access) -> None:
         """Remember an access that several threads may make in one epoch: of one warp, or of several."""
@@ -115,16 +126,31 @@ class Record:
         before, when = self.who.take(granule), self.when.take(granule)
         mine = np.broadcast_to(access.who, granule.shape)
         others = (when >= access.epoch) & (((before ^ mine) >> _THREAD_SHIFT) != 0)
-        merged = np.where(others, _merged(before, mine, access.warps_per_block), mine) if others.any() else mine
+        merged = mine
+        if others.any():
+            merged = np.where(others, _merged(before, mine, access.warps_per_block), mine)
+            self._remember(granule[others], before[others], mine[others])
         self.who[granule], self.when[granule] = merged, access.when
         winner = self.who.take(granule)
         lost = ((winner ^ mine) >> _THREAD_SHIFT) != 0
         if lost.any():  # threads of this very instruction
             where, both = granule[lost], _merged(winner[lost], mine[lost], access.warps_per_block)
+            self._remember(where, winner[lost], mine[lost])
             self.who[where] = both
             for least in (_SEVERAL_WARPS, _SEVERAL_BLOCKS):
                 several = warp_of(both) >= least
                 self.who[where[several]] = both[several]
+
+
+    def _remember(self, granule: np.ndarray, before: np.ndarray, mine: np.ndarray) -> None:
+        """These threads come to those before them: what is kept of each granule is two that differ."""
+        if self._two is None:
+            self._two = np.zeros_like(self.who), np.zeros_like(self.who)
+        first, second = self._two
+        one = thread_of(before) != SEVERAL_THREADS
+        first[granule[one]], second[granule[one]] = before[one], mine[one]
+        alike = ~one & (thread_of(first[granule]) != thread_of(mine))
+        second[granule[alike]] = mine[alike]
 
 
 class Reads:

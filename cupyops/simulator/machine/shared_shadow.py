@@ -188,7 +188,8 @@ class SharedShadow:
         party = "several threads have" if thread == SEVERAL_THREADS else f"{access.group.batch.thread_name(thread)} has"
         what = f"{access.verb} shared memory that another thread has {done}, with no barrier in between"
         detail = f"{self._place(int(access.granule[first]))}, which {party} {done}"
-        guilty, also = bad.any(axis=0), pc_of(other)
+        mine = int(access.group.threads[first[1]])
+        guilty, also = bad.any(axis=0), pc_of(record.other(int(access.granule[first]), mine))
         raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
 
     def _one_value(self, access: Access, position: np.ndarray, width: int, values: Sequence[Any]) -> None:
