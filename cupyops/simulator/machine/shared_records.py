@@ -44,7 +44,7 @@ def thread_of(who: np.ndarray) -> np.ndarray:
 
 def pc_of(who: np.ndarray) -> int:
     """The number of the instruction."""
-    return int(who) & _PC_MASK
+    return int(who.item()) & _PC_MASK
 
 
 class Access:
@@ -104,7 +104,9 @@ class Record:
     def __init__(self, granules: int) -> None:
         self.who = np.zeros(granules, np.int64)
         self.when = np.full(granules, NEVER, np.int64)
-        self._two: tuple[np.ndarray, np.ndarray] | None = None  # where `who` is several threads, two different ones of them
+        self._two: tuple[np.ndarray, np.ndarray] | None = (
+            None  # where `who` is several threads, two different ones of them
+        )
 
     def split(self, pieces: int) -> None:
         """Each granule has become so many, with the same past."""
@@ -112,13 +114,13 @@ class Record:
         if self._two is not None:
             self._two = split(self._two[0], pieces), split(self._two[1], pieces)
 
-    def other(self, granule: int, thread: int) -> int:
-        """Who made the last access: of several threads, one that is not `thread`."""
-        who = int(self.who[granule])
-        if self._two is None or int(thread_of(self.who[granule])) != SEVERAL_THREADS:
-            return who
-        first, second = (int(one[granule]) for one in self._two)
-        return second if int(thread_of(np.int64(first))) == thread else first
+    def other(self, granule: int, thread: int) -> np.ndarray:
+        """Who made the last access: of several threads, one that is not `thread`. An array of one."""
+        at = slice(granule, granule + 1)
+        if self._two is None or thread_of(self.who[at])[0] != SEVERAL_THREADS:
+            return self.who[at]
+        first, second = (one[at] for one in self._two)
+        return second if thread_of(first)[0] == thread else first
 
     def note(self, access: Access) -> None:
         """Remember an access that several threads may make in one epoch: of one warp, or of several."""
@@ -140,7 +142,6 @@ class Record:
             for least in (_SEVERAL_WARPS, _SEVERAL_BLOCKS):
                 several = warp_of(both) >= least
                 self.who[where[several]] = both[several]
-
 
     def _remember(self, granule: np.ndarray, before: np.ndarray, mine: np.ndarray) -> None:
         """These threads come to those before them: what is kept of each granule is two that differ."""
