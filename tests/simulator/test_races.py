@@ -216,6 +216,34 @@ def test_several_writers_of_one_instruction():
     fails(Race, code, "all_write", 1, N, y, 16, says=says)
 
 
+@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize("type_", ["char", "int", "double", "int2"])
+def test_several_writers_of_one_instruction_who_come_to_it_apart(type_, seed):
+    """As where each warp goes round a loop at its own pace and raises one flag: of one value it is fine all the same."""
+    value = "make_int2(v, v)" if type_ == "int2" else "v"
+    first = "s[0].x" if type_ == "int2" else "s[0]"
+    code = f"""
+        __global__ void apart(int* y, int differ, int rounds) {{
+            __shared__ volatile {type_} raw[2];
+            {type_}* s = const_cast<{type_}*>(raw);
+            #pragma unroll 1
+            for (int i = 0; i < rounds; i++) {{
+                if (i != threadIdx.x / 16) continue;
+                const int v = differ ? threadIdx.x / 16 : 1;
+                s[0] = {value};  // here
+                __threadfence_block();
+            }}
+            __syncthreads();
+            y[threadIdx.x] = {first};
+        }}
+    """
+    y = ints()
+    run(code, "apart", 1, N, y, 0, 4, seed=seed)
+    assert y.tolist() == [1] * N
+    with pytest.raises(Race):
+        run(code, "apart", 1, N, y, 1, 4, seed=seed)
+
+
 def test_writers_of_one_instruction_beside_accesses_of_bytes():
     """That some other access is smaller changes nothing."""
     code = """

@@ -21,7 +21,7 @@ NEVER, IN_FLIGHT = -1, -4
 _WARP_SHIFT, _THREAD_SHIFT = 44, 20
 _SEVERAL_WARPS = 1 << 18
 _SEVERAL_BLOCKS = (1 << 19) - 1
-_PC_MASK = (1 << _THREAD_SHIFT) - 1
+PC_MASK = (1 << _THREAD_SHIFT) - 1
 SEVERAL_THREADS = (1 << 24) - 1
 
 _LOG_GRANULES = 1 << 21  # in all reads that wait to be sorted out: 16 MiB
@@ -44,7 +44,7 @@ def thread_of(who: np.ndarray) -> np.ndarray:
 
 def pc_of(who: np.ndarray) -> int:
     """The number of the instruction."""
-    return int(who.item()) & _PC_MASK
+    return int(who.item()) & PC_MASK
 
 
 class Access:
@@ -205,7 +205,7 @@ class Reads:
 
 def _merged(one: np.ndarray, other: np.ndarray, per_block: int) -> np.ndarray:
     """Several threads, of one warp, of several, or of several blocks with `per_block` warps each."""
-    first, second, pc = one >> _WARP_SHIFT, other >> _WARP_SHIFT, other & _PC_MASK
+    first, second, pc = one >> _WARP_SHIFT, other >> _WARP_SHIFT, other & PC_MASK
     block = _block_of(first, per_block)
     is_far = (block != _block_of(second, per_block)) | (first == _SEVERAL_BLOCKS)
     warp = np.where(first == second, first, np.where(is_far, _SEVERAL_BLOCKS, _SEVERAL_WARPS + block))
