@@ -45,15 +45,26 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+_launched = 0
+
+
+def launched() -> int:
+    """How many launches this process has begun to simulate."""
+    return _launched
+
+
 class Simulation:
     """What `simulate()` gives: a context manager, and the executor of launches on CPU tensors while it is open."""
 
-    def __init__(self, arch: str, check: bool, seed: int | None, max_steps: int | None) -> None:
+    def __init__(
+        self, arch: str, check: bool, seed: int | None, max_steps: int | None, exited_lanes: bool = False
+    ) -> None:
         device = architecture.read(arch)
         if device is None:
             meant = f"; did you mean {arch}0?" if isinstance(arch, str) and architecture.read(f"{arch}0") else ""
             raise InputError(f'arch is {arch!r}, expected one such as "sm_80"{meant}')
         self.arch, self.check, self.seed, self.max_steps = arch, check, seed, max_steps
+        self.exited_lanes = exited_lanes
         self._device = device
         self._threads = threading.local()
 
@@ -86,6 +97,8 @@ class Simulation:
     def _launch(self, specialised: Specialised, device: int, configuration: Configuration, args: Sequence[Any]) -> Any:
         from .simulator import MAX_STEPS
 
+        global _launched
+        _launched += 1
         program, binary, arguments = _program(specialised, self.arch)
         args = signature.resolved(specialised.name, arguments, args)
         checked = signature.checked(specialised.name, arguments, args, device)
@@ -107,6 +120,7 @@ class Simulation:
                     check=self.check,
                     seed=self.seed,
                     max_steps=self.max_steps or MAX_STEPS,
+                    exited_lanes=self.exited_lanes,
                     label=specialised.name,
                     progress=bar.update if bar.wanted else None,
                 )
@@ -158,7 +172,12 @@ class Simulation:
 
 
 def simulate(
-    arch: str = "sm_80", *, check: bool = True, seed: int | None = None, max_steps: int | None = None
+    arch: str = "sm_80",
+    *,
+    check: bool = True,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    exited_lanes: bool = False,
 ) -> Simulation:
     """Run kernels on CPU tensors in the simulator: operators and `Kernel` launches inside the `with` block.
 
@@ -168,8 +187,10 @@ def simulate(
         arch: whose PTX is run: paths under `__CUDA_ARCH__` differ.
         check: look for races and for reads of memory that nothing has written. Bounds, alignment, barriers and
             warp-wide instructions are always checked.
-        seed: run blocks and diverged threads in an order drawn with this seed; None: the same order always.
+        seed: run blocks, diverged threads and atomic updates in an order drawn with this seed; None: the same order always.
         max_steps: after how many steps a launch that does not end is given up; None: the simulator's default.
+        exited_lanes: let shuffles, votes and their kin name lanes that have exited, or that the block does not have; they
+            take no part, and what is read of one is a pattern. PTX calls it undefined: by default it is a `WarpFault`.
 
     Raises:
         SimulatorError: when a kernel does what it must not. A subclass for each kind of fault; the message names thread,
@@ -181,7 +202,7 @@ def simulate(
         >>> trace.routes()
         {'simulator'}
     """
-    return Simulation(arch, check, seed, max_steps)
+    return Simulation(arch, check, seed, max_steps, exited_lanes)
 
 
 def simulating() -> bool:

@@ -9,7 +9,8 @@ import torch
 
 from .._dispatch.broadcast import empty_output, expanded, launched
 from .._kernel.kernel import Kernel
-from .._operator.operator import Operator, operator
+from .._operator.floating import operator
+from .._operator.operator import Operator
 from .._util.strides import is_dry
 from . import kernels, references
 from .arguments import checker

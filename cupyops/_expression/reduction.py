@@ -13,7 +13,8 @@ from .._dispatch.broadcast import empty_output, expanded
 from .._dispatch.forms import Forms
 from .._dispatch.reduction import finalizing_block, fold_forms, launched
 from .._kernel.kernel import Kernel, ceil_div
-from .._operator.operator import Operator, operator
+from .._operator.floating import operator
+from .._operator.operator import Operator
 from .._util import arguments
 from .._util.strides import is_dry
 from ..errors import InputError

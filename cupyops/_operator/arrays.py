@@ -152,6 +152,6 @@ def _like(y: Tensor, grad: Any) -> Tensor:
 
 
 def _leaf(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.dtype.is_floating_point:
+    if isinstance(value, Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex):
         return value.detach().requires_grad_()
     return value

@@ -54,6 +54,7 @@ def operator(
     mutates: Iterable[str] = (),
     updates: Iterable[str] = (),
     mixed: Iterable[str] = (),
+    dtypes: Iterable[torch.dtype] | torch.dtype | None = None,
 ) -> Callable[[Callable[..., Any]], Operator]:
     """Make an operator of its reference: the first of the three functions.
 
@@ -67,13 +68,20 @@ def operator(
         updates: the parameters, each `Tensor | None`, that the reference and forward change in place beside what they
             return: statistics, on which no output and no gradient depends. Backward does not get them, and where the
             reference is differentiated, they are None. An operator has `mutates` or `updates`.
-        mixed: the parameters that the kernels take in another floating-point dtype than that of the first tensor.
+        mixed: the parameters that the kernels take in another floating-point dtype than the other tensors. Without that,
+            calls that mix float16, bfloat16, float32 and float64 take the reference.
+        dtypes: what the kernels take as the first tensor and as any other that is floating-point or complex; calls with
+            others take the reference. None: the kernels take whatever comes, be it integers, masks, complex numbers or
+            float8, and a launch that does not take it raises.
+
+    Gradients are those of floating-point and complex tensors; an integer or a bool has None. Those of complex tensors follow
+    PyTorch's convention: the conjugate of the derivative. A tensor with a conjugate or negative bit takes the reference.
 
     The reference is annotated: `Tensor`, `Tensor | None`, `int`, `float`, `bool`, `str`, `list[int]`, `torch.dtype` and
     their optional forms in; `Tensor` or a tuple of them out.
 
     Raises:
-        InputError: a name, annotation or policy that cannot be used.
+        InputError: a name, annotation, policy or dtype that cannot be used.
 
     Example:
         >>> @cupyops.operator("mylib::double")
@@ -96,11 +104,14 @@ def operator(
     if autocast not in POLICIES:
         raise InputError(f"autocast is {autocast!r}, expected one of {', '.join(map(repr, POLICIES))}")
     changed = (mutates,) if isinstance(mutates, str) else tuple(mutates)
+    served = None if dtypes is None else (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
+    if served is not None and (wrong := [one for one in served if not isinstance(one, torch.dtype)]):
+        raise InputError(f"{name}: dtypes has {wrong[0]!r}, expected dtypes such as torch.float32")
     if changed and autocast is not None:
         raise InputError(f"{name}: autocast casts copies, which an operator that works in place would change in vain")
 
     def make(reference: Callable[..., Any]) -> Operator:
-        return Operator(name, reference, POLICIES[autocast], changed, tuple(updates), tuple(mixed))
+        return Operator(name, reference, POLICIES[autocast], changed, tuple(updates), tuple(mixed), served)
 
     return make
 
@@ -136,6 +147,7 @@ class Operator(ByName):
         mutates: tuple[str, ...] = (),
         updates: tuple[str, ...] = (),
         mixed: tuple[str, ...] = (),
+        dtypes: tuple[torch.dtype, ...] | None = None,
     ) -> None:
         functools.update_wrapper(self, reference)
         self._defined_in = getattr(reference, "__module__", "") or ""
@@ -143,7 +155,7 @@ class Operator(ByName):
         self.name = name
         self.reference = reference
         self.public: Callable[..., Any] = self  # what users call: the interface, where there is one
-        self.definition = Definition(name, reference, mutates, updates, mixed)
+        self.definition = Definition(name, reference, mutates, updates, mixed, dtypes)
         self._autocast = autocast
         self._tensors = self.definition.tensors
         self._first = self._tensors[0]

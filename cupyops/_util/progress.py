@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-_AFTER = 2.0  # seconds: what is done sooner needs no bar
+_AFTER = 2.0  # seconds
 
 _shown: Bar | None = None  # a terminal has room for one
 
@@ -18,10 +18,11 @@ class Bar:
         title: what is going on.
         total: how many steps there are, if that is known at once.
         wanted: False for no bar at all; None where the standard error is a terminal.
+        after: seconds; what is done sooner needs no bar.
     """
 
-    def __init__(self, title: str, total: int | None = None, wanted: bool | None = None) -> None:
-        self.title, self.total = title, total
+    def __init__(self, title: str, total: int | None = None, wanted: bool | None = None, after: float = _AFTER) -> None:
+        self.title, self.total, self.after = title, total, after
         self.wanted = sys.stderr.isatty() if wanted is None else wanted
         self._start = time.perf_counter()
         self._bar: Any = None
@@ -40,7 +41,7 @@ class Bar:
         """So many steps are done."""
         global _shown
         if self._bar is None:
-            if not self.wanted or _shown is not None or time.perf_counter() - self._start < _AFTER:
+            if not self.wanted or _shown is not None or time.perf_counter() - self._start < self.after:
                 return
             self._bar = _rich_progress()
             if self._bar is None:

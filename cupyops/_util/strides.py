@@ -13,7 +13,7 @@ from .torch_private import FakeTensor
 
 
 def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """`tensor` with the given (dense) strides, its memory holding its values: itself if it is so, else one copy."""
+    """`tensor` with the given (dense) strides, no negative and no conjugate bit: itself if it is so, else one copy."""
     if tensor.stride() == strides and not has_bits(tensor):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

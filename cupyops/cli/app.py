@@ -131,6 +131,13 @@ def check(
     backend: Annotated[
         list[str] | None, typer.Option(help="reference, simulator or gpu. Once for each; by default all that are here.")
     ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A parameter, by name or place, whose tensor keeps its values, as boxes do. Once for each.",
+        ),
+    ] = None,
+    memory: Annotated[float, typer.Option(min=0.0, help="GiB that a variant may take on the CPU.")] = 2.0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     shrink: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Look for the smallest call that fails.")] = True,
     verbose: Annotated[
@@ -139,7 +146,10 @@ def check(
     json: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the report to this file, as CI systems read it.")] = None,
 ) -> None:
-    """Hold an operator to the contract: try on it what has broken other kernel libraries."""
+    """Hold an operator to the contract: try on it what has broken other kernel libraries.
+
+    The exit code is 0 if it passed, 1 if it did not, 2 for bad arguments, and 130 where it was interrupted.
+    """
     from .check import Request, run
 
     request = Request(
@@ -149,6 +159,8 @@ def check(
         only=only or (),
         skip=skip or (),
         backends=backend or (),
+        keep=keep or (),
+        memory=memory,
         seed=seed,
         shrink=shrink,
         verbose=verbose,

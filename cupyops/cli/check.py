@@ -15,12 +15,13 @@ from rich.text import Text
 
 from .._kernel.kernel import kernels
 from ..errors import CupyopsError, InputError
-from ..testing import Report, check, hazards
+from ..testing import Interrupted, Report, check, hazards
 from ..testing.hazard import family_of
 from ..testing.report import FAIL, NOT_APPLICABLE, PASS
 from ..testing.target import operator_of, target
 from . import outputs, sample, words
 
+INTERRUPTED = 130  # 128 and the number of SIGINT, as a shell has it
 _LEAST = 24  # columns that a reason gets, however narrow the terminal
 _STYLES = {FAIL: "bold red", PASS: "green", NOT_APPLICABLE: "dim"}
 
@@ -35,6 +36,8 @@ class Request:
     only: Sequence[str] = ()
     skip: Sequence[str] = ()
     backends: Sequence[str] = ()
+    keep: Sequence[str] = ()
+    memory: float = 2.0  # GiB
     seed: int = 0
     shrink: bool = True
     verbose: bool = False
@@ -43,10 +46,13 @@ class Request:
 
 
 def run(request: Request) -> int:
-    """The command; returns its exit code: 0, 1 where a hazard fails or none could be tried, 2 for bad arguments."""
+    """The command; returns its exit code, of those that docs/testing.md lists."""
     try:
         outputs.files({"--json": request.json, "--junit": request.junit}, _read(request))
-        report = _report(request)
+        try:
+            report = _report(request)
+        except Interrupted as interrupted:
+            report = interrupted.report
         show(Console(), report, every=request.verbose or bool(request.only))
         if request.json is not None:
             report.to_json(request.json)
@@ -55,7 +61,7 @@ def run(request: Request) -> int:
     except (CupyopsError, OSError) as error:
         words.complain(error)
         return 2
-    return 0 if report.passed else 1
+    return INTERRUPTED if report.interrupted else 0 if report.passed else 1
 
 
 def _read(request: Request) -> Iterator[Path]:
@@ -90,6 +96,8 @@ def _report(request: Request) -> Report:
         backends=request.backends or None,
         seed=request.seed,
         shrink=request.shrink,
+        keep=[int(one) if one.isdecimal() else one for one in request.keep],
+        memory=int(request.memory * 2**30),
     )
 
 

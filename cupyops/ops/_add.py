@@ -15,7 +15,7 @@ from .._dispatch.broadcast_params import FORM, PerChannel, PerChannelUnaligned, 
 from .._dispatch.elementwise import UP_TO_FLOAT32, by_vectors
 from .._dispatch.forms import Forms
 from .._kernel.kernel import FLOATING, Kernel
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments, tracing
 from .._util.strides import alike, is_dry
 from ..errors import InputError

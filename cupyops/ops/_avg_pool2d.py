@@ -15,7 +15,7 @@ from .._dispatch.gpu import gpu
 from .._dispatch.pool import BANDS, GLOBAL, NHWC, Bands, Global, Nhwc, Problem, Scalar
 from .._dispatch.window import output_size, planes, window
 from .._kernel.kernel import Kernel
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import aligned, is_dry, suggested_format
 

@@ -9,7 +9,7 @@ from .._dispatch import batch_norm as forms
 from .._dispatch.batch_norm import Backward, Forward, problem_of
 from .._dispatch.gpu import gpu
 from .._dispatch.images import accumulator, contiguous, gradient_like, is_there
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import suggested_format
 from ..errors import InputError

@@ -15,7 +15,7 @@ from .._dispatch.library import Library
 from .._dispatch.rows import is_symbolic
 from .._dispatch.small_conv import Fma, FmaWeight
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util.strides import is_dry
 
 conv2d_fwd = Kernel("conv2d.cu", "conv2d_fwd<T, TILE>", **gemm.TILED)

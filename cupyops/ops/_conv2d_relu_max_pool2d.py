@@ -14,7 +14,7 @@ from .._dispatch.gemm import HALF
 from .._dispatch.gpu import gpu
 from .._dispatch.small_conv import Fma, FmaWeight, Mma, MmaWeight
 from .._kernel.kernel import FLOATING, Kernel
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import is_dry
 

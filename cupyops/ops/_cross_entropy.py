@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from .._dispatch import cross_entropy as launches
 from .._dispatch import losses
 from .._dispatch.cross_entropy import Given
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 
 # --- targets are classes ---

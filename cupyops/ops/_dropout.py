@@ -14,7 +14,7 @@ from .._dispatch.forms import Form, Forms, Launch
 from .._dispatch.gpu import Gpu, gpu
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.arrays import overwrite
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import is_dry
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from .._dispatch.embedding import BACKWARD, FORWARD, LISTING, Problem, embedding_bwd_linked, lists_of, too_many
 from .._dispatch.gpu import gpu
 from .._kernel.kernel import ceil_div
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import aligned, is_dry
 from ..errors import InputError

@@ -15,7 +15,7 @@ from .._dispatch import losses
 from .._dispatch.linear_loss_scales import ONCE, add, scale_of_rows, scaled, taken
 from .._dispatch.linear_losses import BIAS, WEIGHT, Given, Gradients, Scale, X, compute
 from .._operator.derivation.autocast import POLICIES, cast, dtype_for
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments, torch_private
 
 

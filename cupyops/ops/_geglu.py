@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch import gated
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 
 ACTIVATIONS = {"none": "GeluExact", "tanh": "GeluTanh"}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._dispatch.elementwise import by_vectors
 from .._kernel.kernel import FLOATING, Kernel
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import alike
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from .._dispatch import group_norm as forms
 from .._dispatch.gpu import gpu
 from .._dispatch.images import accumulator, contiguous, gradient_like, is_empty, is_there, spatial
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments, torch_private
 from .._util.strides import suggested_format
 from ..errors import InputError

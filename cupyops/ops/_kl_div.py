@@ -11,7 +11,7 @@ from .._dispatch import losses
 from .._dispatch.broadcast import broadcast_shape, empty_output
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.derivation.autocast import POLICIES, cast, dtype_for
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments, torch_private
 from .._util.strides import is_dry, restride
 

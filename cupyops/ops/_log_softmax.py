@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch import softmaxes
-from .._operator.operator import operator
+from .._operator.floating import operator
 
 FORWARD, BACKWARD = softmaxes.forms("log_softmax", "LogSoftmax")
 

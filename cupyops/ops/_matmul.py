@@ -14,7 +14,7 @@ from .._dispatch.gemm import Layout, Problem
 from .._dispatch.gpu import gpu
 from .._dispatch.rows import is_symbolic
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import is_dry
 from ..errors import InputError

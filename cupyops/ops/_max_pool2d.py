@@ -16,7 +16,7 @@ from .._dispatch.pool import BANDS, NHWC, Bands, Nhwc, Problem, Scalar
 from .._dispatch.window import output_size, planes
 from .._dispatch.window import window as arguments
 from .._kernel.kernel import Kernel
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util.strides import aligned, is_dry, suggested_format
 
 FILE = "max_pool2d.cu"

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from .._dispatch import losses
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import is_dry
 

@@ -9,7 +9,7 @@ from .._dispatch.elementwise import by_vectors, change_in_place
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.arrays import overwrite
 from .._operator.derivation.distributed import is_spread
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util.strides import alike, restride
 
 relu_fwd = Kernel("relu.cu", "relu_fwd<T>", T=FLOATING)

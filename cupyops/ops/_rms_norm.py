@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._dispatch import norm, norm_arguments
 from .._dispatch.norm_forms import acc
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import torch_private
 
 

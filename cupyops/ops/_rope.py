@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._dispatch.gpu import gpu
 from .._dispatch.rope import ROTATION, Problem, is_walkable
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import aligned, is_dry
 

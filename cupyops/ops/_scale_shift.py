@@ -12,7 +12,7 @@ from .._dispatch.elementwise import UP_TO_FLOAT32
 from .._dispatch.forms import Forms
 from .._dispatch.gpu import gpu
 from .._kernel.kernel import FLOATING, Kernel
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import is_dry, restride
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch import sum_var
-from .._operator.operator import operator
+from .._operator.floating import operator
 
 
 @operator("cupyops::sum", autocast="fp32")

@@ -12,7 +12,7 @@ from .._dispatch import reduction, reduction_backward, sum_var
 from .._dispatch.elementwise import UP_TO_FLOAT32
 from .._dispatch.forms import Forms
 from .._kernel.kernel import FLOATING, Kernel
-from .._operator.operator import operator
+from .._operator.floating import operator
 from .._util import arguments
 
 DEFINE = {**reduction.DEFINE, **reduction_backward.DEFINE}

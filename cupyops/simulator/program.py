@@ -105,6 +105,7 @@ class Program:
         check: bool = True,
         seed: int | None = None,
         max_steps: int = MAX_STEPS,
+        exited_lanes: bool = False,
         profile: bool = False,
         label: str = "",
         progress: Callable[[int, int], Any] | None = None,
@@ -120,8 +121,9 @@ class Program:
             cluster: extents of a cluster of blocks; by default what the kernel declares.
             check: look for races and for reads of what was never written. Bounds, alignment, barriers and warps are
                 always checked.
-            seed: run blocks, and diverged threads, in an order drawn with this seed.
+            seed: run blocks, diverged threads and atomic updates in an order drawn with this seed.
             max_steps: of the scheduler for each batch of blocks, a step being one basic block run by one group.
+            exited_lanes: let warp-wide instructions name lanes that have exited or do not exist, which take no part then.
             profile: count memory traffic, bank conflicts and divergence by instruction.
             label: what messages call the kernel, by default its name.
             progress: called with (blocks done, blocks in all) after each batch.
@@ -147,6 +149,7 @@ class Program:
             self._watched(code, arguments) if check else set(),
             check,
             collected,
+            exited_lanes,
         )
         machine = Machine(state, seed=seed, max_steps=max_steps, output=output or sys.stdout.write)
         start = time.perf_counter()

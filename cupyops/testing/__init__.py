@@ -9,7 +9,7 @@
 
 from .._dispatch.gpu import assume_gpu
 from .call import Call
-from .checker import check
+from .checker import Interrupted, check
 from .hazard import Failure, Hazard, NotApplicable, hazards
 from .report import Report, Row
 from .reproduce import tensor
@@ -20,6 +20,7 @@ __all__ = [
     "Call",
     "Failure",
     "Hazard",
+    "Interrupted",
     "NotApplicable",
     "OperatorTester",
     "Report",

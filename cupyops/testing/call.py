@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from .._kernel.kernel import FLOATING
 from .._util import torch_private
 from .._util.torch_private import tree_leaves, tree_map, tree_map_only
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Function = Callable[..., Any]
 
 
 class Call:
-    """Arguments of a function; tensors may stand in lists, tuples and dicts among them."""
+    """Arguments of a function; tensors may stand in lists, tuples and dicts among them.
+
+    Attributes:
+        args, kwargs: the arguments.
+        kept: the numbers of the tensors, as `all_tensors` has them, whose values have a meaning that others lack.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args = args
         self.kwargs = kwargs
+        self.kept: frozenset[int] = frozenset()
+
+    def like(self, args: Iterable[Any], kwargs: dict[str, Any]) -> Self:
+        """A call of other arguments in the places of these."""
+        other = copy.copy(self)
+        other.args, other.kwargs = tuple(args), kwargs
+        return other
 
     def of(self, function: Function) -> Any:
         """The call made."""
@@ -29,11 +47,23 @@ class Call:
     def map(self, change: Callable[[Tensor], Any]) -> Call:
         """The same call with each tensor changed."""
         args, kwargs = tree_map_only(Tensor, change, (self.args, self.kwargs))
-        return type(self)(*args, **kwargs)
+        return self.like(args, kwargs)
 
     def map_floating(self, change: Callable[[Tensor], Any]) -> Call:
-        """The same call with each floating-point tensor changed."""
-        return self.map(lambda tensor: change(tensor) if tensor.is_floating_point() else tensor)
+        """The same call with each floating-point tensor changed; not those of float8, in which nobody computes."""
+        return self.map(lambda tensor: change(tensor) if tensor.dtype in FLOATING else tensor)
+
+    def map_values(self, change: Callable[[Tensor], Any]) -> Call:
+        """The same call with other values in each floating-point or complex tensor whose values are not `kept`."""
+        count = itertools.count()
+        return self.map(lambda tensor: change(tensor) if self._is_free(tensor, next(count)) else tensor)
+
+    def _is_free(self, tensor: Tensor, number: int) -> bool:
+        return number not in self.kept and tensor.dtype in (*FLOATING, torch.complex64, torch.complex128)
+
+    def free_values(self) -> list[Tensor]:
+        """The tensors that `map_values` changes."""
+        return [tensor for number, tensor in enumerate(self.all_tensors()) if self._is_free(tensor, number)]
 
     def replaced(self, old: Tensor, new: Any) -> Call:
         """The same call with `new` wherever `old` is."""
@@ -56,7 +86,7 @@ class Call:
             return new if numbers and type(value) is int and value == size else value
 
         args, kwargs = tree_map(change, (self.args, self.kwargs))
-        return type(self)(*args, **kwargs)
+        return self.like(args, kwargs)
 
     def all_tensors(self) -> list[Tensor]:
         """Every tensor, in order."""

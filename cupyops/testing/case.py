@@ -11,12 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._kernel.kernel import FLOATING
+from .._operator.derivation.definition import takes_gradient
 from .call import Call, Function, Outcome, differentiable, gradients, run, tensors_of
 from .hazard import Failure, NotApplicable
+from .recast import (
+    FINEST,
+    coarser,
+    distance,
+    exact,
+    narrowed,
+    nudged,
+    on_cpu,
+    other_truth,
+    other_values,
+    rounded_otherwise,
+    widened,
+)
 from .target import Target, running
-from .tolerance import Tolerance, largest
+from .tolerance import Tolerance, computable, largest
 
-_NUDGE, _DRAWS = 0.05, 8  # of a value, by which a call differs that is much like another; such calls
+_DRAWS = 8  # calls much like another
+MEMORY = 2 * 2**30
 ROUNDINGS = 8.0  # units in the last place that a variant may be off by: another order of a sum
 _LENIENCE = 8.0  # where the plain call is too far off, how much further off a variant may be
 _FINER = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
@@ -31,34 +47,54 @@ class Case:
         backend: "reference", "simulator" or "gpu": where the calls run while a hazard is tried.
         tolerance: how exact the results must be.
         seed: of everything random.
+        memory: bytes that a variant of the call may take on the CPU.
     """
 
-    def __init__(self, target: Target, call: Call, backend: str, tolerance: Tolerance, seed: int = 0) -> None:
+    def __init__(
+        self,
+        target: Target,
+        call: Call,
+        backend: str,
+        tolerance: Tolerance,
+        seed: int = 0,
+        memory: int = MEMORY,
+    ) -> None:
         self.target, self.call, self.backend = target, call, backend
-        self.tolerance, self.seed = tolerance, seed
+        self.tolerance, self.seed, self.memory = tolerance, seed, memory
         self._sound: dict[Callable[[Case], None], bool] = {}
+        self._made: dict[Any, Any] = {}
+
+    def _with(self, **others: Any) -> Case:
+        """The same case with some of its attributes others."""
+        names = ("target", "call", "backend", "tolerance", "seed", "memory")
+        return Case(**{name: getattr(self, name) for name in names} | others)
 
     def with_call(self, call: Call) -> Case:
         """The same case of another call."""
-        return Case(self.target, call, self.backend, self.tolerance, self.seed)
+        return self._with(call=call)
 
     def with_units(self, units: Mapping[torch.dtype, float]) -> Case:
         """The same case with other units in the last place allowed."""
-        tolerance = replace(self.tolerance, ulps={**self.tolerance.ulps, **units})
-        return Case(self.target, self.call, self.backend, tolerance, self.seed)
+        return self._with(tolerance=replace(self.tolerance, ulps={**self.tolerance.ulps, **units}))
 
     def wrapped(self, change: Callable[[Function], Function]) -> Case:
         """The same case of a changed function and reference; judged with the slack of the plain call."""
         of = replace(self.target, function=change(self.target.function), reference=change(self.target.reference))
-        case = Case(of, self.call, self.backend, self.tolerance, self.seed)
+        case = self._with(target=of)
         case.__dict__["slack"] = self.slack
         return case
 
     def alone(self) -> Case:
         """The same case, where the plain call is itself what is judged: nothing it gets wrong is allowed for."""
-        case = self.with_call(self.call)
+        case = self._with()
         case.__dict__["slack"] = {}
         return case
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once for this case and that key."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     @property
     def device(self) -> torch.device:
@@ -94,7 +130,7 @@ class Case:
         source = self.generator(1)
         made = []
         for y in differentiable(outputs):
-            values = torch.randn(y.shape, generator=source, dtype=torch.float64)
+            values = torch.randn(y.shape, generator=source, dtype=torch.complex128 if y.is_complex() else torch.float64)
             made.append(torch.empty_like(y, requires_grad=False).copy_(values))
         return made
 
@@ -109,12 +145,12 @@ class Case:
 
     def varied(self) -> Call:
         """The call with the values of each floating-point tensor in another order; halved where that changes nothing."""
-        return self.call.map_floating(other_values)
+        return self.call.map_values(other_values)
 
     def nudged(self, call: Call, number: int = 0) -> Call:
         """A call much like it, every value a few hundredths away; the same for the same number."""
         source = self.generator(2 + number)
-        return call.map_floating(lambda tensor: _nudged(tensor, source))
+        return call.map_values(lambda tensor: nudged(tensor, source))
 
     # --- the plain call, which every hazard varies ---
 
@@ -168,7 +204,7 @@ class Case:
         try:
             self.tolerance.judge(mine, theirs, truth, "")
         except Failure:
-            comparable = mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.is_floating_point()
+            comparable = mine.shape == theirs.shape and mine.dtype == theirs.dtype and takes_gradient(mine)
             excess = self.tolerance.excess(mine, theirs, truth) if comparable else math.inf
             return _LENIENCE * excess if excess > 1 else math.inf
         return 1.0
@@ -204,22 +240,22 @@ class Case:
             theirs, truth = self.expected(near, grads)
             coarse = self._errors_in_float32(near, grads)
             source = self.generator(10 + number)
-            other_grads = [_rounded_otherwise(grad, source) for grad in grads]
-            moved = self.truth(near.map_floating(lambda t: _other_truth(t, source)), other_grads)  # noqa: B023
+            other_grads = [rounded_otherwise(grad, source) for grad in grads]
+            moved = self.truth(near.map_values(lambda t: other_truth(t, source)), other_grads)  # noqa: B023
             for (what, result), (_, exactly), (_, other) in zip(theirs.named(), truth.named(), moved.named()):
-                if result is None or exactly is None or other is None or not result.is_floating_point():
+                if result is None or exactly is None or other is None or not takes_gradient(result):
                     continue
                 found[what] = max(found.get(what, 0.0), distance(result, exactly), distance(other, exactly))
-                if result.dtype is torch.float64:
+                if result.dtype in FINEST:
                     found[what] = max(found[what], coarse.get(what, 0.0))
         return found
 
     def _errors_in_float32(self, call: Call, grads: Sequence[Tensor]) -> dict[str, float]:
         """Those of the reference on a call in float64, in units of float64; none where it has no float32."""
-        if not any(tensor.dtype is torch.float64 for tensor in call.all_tensors()):
+        if not any(tensor.dtype in FINEST for tensor in call.all_tensors()):
             return {}
         try:
-            theirs, truth = self.expected(coarser(call), [_narrowed(grad) for grad in grads])
+            theirs, truth = self.expected(coarser(call), [narrowed(grad) for grad in grads])
         except NotApplicable:
             return {}
         named = zip(theirs.named(), truth.named())
@@ -253,6 +289,8 @@ class Case:
             if slack == math.inf:
                 continue  # of another form, or not finite, in the plain call already
             if (a is None) != (b is None):
+                if _is_zero(b if a is None else a):
+                    continue  # PyTorch takes a gradient that is not there for zeros
                 raise Failure(f"{what} is {_presence(a)}, the reference's is {_presence(b)}")
             if a is not None:
                 other = None if moved is None else dict(moved.named())[what]
@@ -300,7 +338,7 @@ class Case:
 
     def needs_floating(self) -> list[Tensor]:
         """The floating-point tensors of the call. Raises `NotApplicable` where there is none."""
-        found = [tensor for tensor in self.call.all_tensors() if tensor.is_floating_point()]
+        found = [tensor for tensor in self.call.all_tensors() if tensor.dtype in FLOATING]
         if not found:
             raise NotApplicable("no floating-point tensor")
         return found
@@ -319,71 +357,8 @@ def triples(*outcomes: Outcome) -> Iterator[tuple[tuple[str, Any], Any, Any]]:
         yield named, b, c
 
 
-def exact(call: Call) -> Call:
-    """The call in double precision; a `dtype` among its arguments widened too."""
-    return _recast(call, widened, torch.float64)
-
-
-def coarser(call: Call) -> Call:
-    """The call with float64 made float32; a `dtype` among its arguments too."""
-    return _recast(call, _narrowed, torch.float32)
-
-
-def _recast(call: Call, change: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Call:
-    other = call.map(lambda t: change(t.detach()).clone().requires_grad_(t.requires_grad))
-    given = lambda v: dtype if isinstance(v, torch.dtype) and v.is_floating_point else v  # noqa: E731
-    return type(call)(*map(given, other.args), **{name: given(value) for name, value in other.kwargs.items()})
-
-
-def on_cpu(call: Call) -> Call:
-    """The call with its tensors on the CPU."""
-    return call.map(lambda t: t.detach().cpu().requires_grad_(t.requires_grad))
-
-
-def widened(tensor: Tensor) -> Tensor:
-    """In float64 or complex128; integers as they are."""
-    if tensor.is_complex():
-        return tensor.to(torch.complex128)
-    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
-
-
-def _narrowed(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype is torch.float64 else tensor
-
-
-def other_values(tensor: Tensor) -> Tensor:
-    """The values in another order; halved where that changes nothing."""
-    given = tensor.detach()
-    other = given.flip(tuple(range(given.dim()))) if given.dim() else given
-    other = given * 0.5 if torch.equal(other, given) else other
-    return other.requires_grad_(tensor.requires_grad)
-
-
-def _nudged(tensor: Tensor, source: torch.Generator) -> Tensor:
-    given = tensor.detach()
-    step = torch.randn(tensor.shape, generator=source, dtype=torch.float64).to(tensor.device)
-    moved = (given.double() * (1 + _NUDGE * step)).to(tensor.dtype)
-    return torch.where(given.isfinite() & moved.isfinite(), moved, given).requires_grad_(tensor.requires_grad)
-
-
-def _rounded_otherwise(grad: Tensor, source: torch.Generator) -> Tensor:
-    """In float64, a unit in the last place up or down."""
-    step = torch.randn(grad.shape, generator=source, dtype=torch.float64).sign().to(grad.device)
-    return widened(grad) * (1 + step * torch.finfo(grad.dtype).eps)
-
-
-def _other_truth(tensor: Tensor, source: torch.Generator) -> Tensor:
-    """In float64, where the truth has an error of its own, values that are rounded otherwise."""
-    if tensor.dtype is not torch.float64:
-        return tensor
-    return _rounded_otherwise(tensor.detach(), source).requires_grad_(tensor.requires_grad)
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference, among finite values."""
-    off = (a.detach() - b.detach()).abs().double()
-    off = off[off.isfinite()]
-    return off.max().item() if off.numel() else 0.0
+def _is_zero(tensor: Tensor) -> bool:
+    return not computable(tensor).any()
 
 
 def _presence(tensor: Tensor | None) -> str:

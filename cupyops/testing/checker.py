@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 
 from .._util.progress import Bar
 from ..errors import InputError
-from .call import Call, Function
-from .case import Case
-from .hazard import Failure, Hazard, NotApplicable, hazards
+from .call import Call, Function, tensors_of
+from .case import MEMORY, Case
+from .hazard import KERNELS, Failure, Hazard, NotApplicable, hazards
+from .ran import launched, why_none, without_kernel
 from .report import CALL_FAILS, FAIL, NOT_APPLICABLE, PASS, Report, Row
 from .reproduce import reproduction
 from .shrink import smallest
@@ -36,6 +38,8 @@ def check(
     seed: int = 0,
     shrink: bool = True,
     progress: bool | None = None,
+    keep: str | int | Iterable[str | int] | None = None,
+    memory: int = MEMORY,
 ) -> Report:
     """Try on an operator, by one sample call, what has broken other kernel libraries.
 
@@ -55,12 +59,17 @@ def check(
         seed: of all that is drawn at random.
         shrink: look for the smallest call that fails.
         progress: show a progress bar; by default if the standard error is a terminal.
+        keep: names of parameters, or their places, whose tensors keep their values in every variant: floating-point tensors
+            in which others have no meaning, as boxes and regions that hold coordinates and indices.
+        memory: bytes that a variant may take on the CPU; what would take more is not tried.
 
     Returns:
-        Report: print it; `.passed`, `.failures`, `.raise_if_failed()`, `.to_json()`, `.to_junit()`.
+        Report: print it; `.passed`, `.failures`, `.raise_if_failed()`, `.to_json()`, `.to_junit()`. It has passed where
+            nothing failed, something passed, and a kernel was seen at work (unless `backends` is the reference alone).
 
     Raises:
         InputError: a name that there is not, no reference, one that refuses the call, or no GPU where one is asked for.
+        Interrupted: a KeyboardInterrupt, whose `report` has the rows until then.
 
     Example:
         >>> report = cupyops.testing.check(cupyops.silu, [torch.randn(3, 5, requires_grad=True)], only="accuracy")
@@ -71,21 +80,48 @@ def check(
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise InputError(f"args is {type(args).__name__}, expected a list of the arguments")
     call = Call(*args, **(kwargs or {}))
+    call.kept = _kept(of, call, keep)
     tried = _chosen(only, skip)
     where = _backends(backends, of, call)
     report = Report(of.name, repr(call), seed)
-    with Bar(f"checking {of.name}", len(tried) * len(where), progress) as bar:
-        for backend in where:
-            case = _case(of, call, backend, tolerance or Tolerance(), seed)
-            for one in tried:
-                bar.update(len(report.rows), title=f"{of.name}: {one.name} ({backend})")
-                report.rows.append(_row(one, case, shrink))
+    cases: list[Case] = []
+    try:
+        with Bar(f"checking {of.name}", len(tried) * len(where), progress, after=0.0) as bar:
+            bar.update(0)
+            for backend in where:
+                case = _case(Case(of, placed(call, backend), backend, tolerance or Tolerance(), seed, memory))
+                cases.append(case)
+                for one in tried:
+                    bar.update(len(report.rows), title=f"{of.name}: {one.name} ({backend})")
+                    report.rows.append(_row(one, case, shrink))
+        report.unseen = _unseen(of, cases, backends)
+    except KeyboardInterrupt:
+        report.interrupted = True
+        raise Interrupted(report) from None
     return report
 
 
-def _case(of: Target, call: Call, backend: str, tolerance: Tolerance, seed: int) -> Case:
-    """What the hazards are tried on. Raises `InputError` where there is nothing to compare with."""
-    case = Case(of, placed(call, backend), backend, tolerance, seed)
+class Interrupted(KeyboardInterrupt):
+    """`check` was interrupted, as by Ctrl-C; its message is the `report` of what had been tried until then."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+def _unseen(of: Target, cases: Sequence[Case], asked: str | Iterable[str] | None) -> str:
+    """Why none of these cases shows kernels at work, though the function is one of which that is expected."""
+    with_kernels = [case for case in cases if case.backend in KERNELS]
+    if with_kernels:
+        reasons = [why_none(case) for case in with_kernels]
+        return reasons[0] if all(reasons) else ""
+    if asked is not None or of.operator is None:
+        return ""  # nobody has asked for any
+    return "CuPy is not installed" if of.has_kernels else "the operator has none"
+
+
+def _case(case: Case) -> Case:
+    """The case. Raises `InputError` where there is nothing to compare with."""
     try:
         case.theirs(case.call)
     except NotApplicable as why:
@@ -112,7 +148,10 @@ def attempt(one: Hazard, case: Case) -> tuple[str, str, type[BaseException] | No
     """(verdict, reason, the kind of error) of one hazard on one case."""
     if case.backend not in one.backends:
         return NOT_APPLICABLE, f"concerns {' and '.join(one.backends)}", None
+    before = launched()
     verdict, reason, kind = _attempt(one, case)
+    if verdict == PASS and (why := without_kernel(one, case, before)):
+        return NOT_APPLICABLE, why, None
     # after a Failure, which may be of what the call does to memory, no plain call is made to find that out
     failing = vars(case).get("failing") if kind in (None, Failure) else case.failing
     if verdict == FAIL and failing and one.name != "accuracy":
@@ -151,6 +190,22 @@ def _backends(asked: str | Iterable[str] | None, of: Target, call: Call) -> Sequ
     if "gpu" in names and not torch.cuda.is_available():
         raise InputError("backends is 'gpu', but there is no CUDA GPU here")
     return names
+
+
+def _kept(of: Target, call: Call, keep: str | int | Iterable[str | int] | None) -> frozenset[int]:
+    """The numbers of the tensors, among all of the call, that stand in the parameters to be kept."""
+    asked = [] if keep is None else [keep] if isinstance(keep, (str, int)) else list(keep)
+    if not asked:
+        return frozenset()
+    try:
+        names: list[str | int] = list(inspect.signature(of.function).parameters)
+    except (TypeError, ValueError):
+        names = []
+    given = dict(enumerate(call.args)) | dict(zip(names, call.args)) | call.kwargs
+    if unknown := [one for one in asked if one not in given]:
+        raise InputError(f"keep is {unknown[0]!r}, expected some of {', '.join(map(str, given))}")
+    chosen = [leaf for one in asked for leaf in tensors_of(given[one])]
+    return frozenset(i for i, tensor in enumerate(call.all_tensors()) if any(tensor is one for one in chosen))
 
 
 def _names(what: str, given: str | Iterable[str] | None, known: Iterable[str]) -> list[str]:

@@ -37,12 +37,14 @@ class Hazard:
         expectation: what must happen.
         attempt: tries it on a case; raises `Failure` where the operator fails, `NotApplicable` where it cannot be tried.
         backends: where there is something to try: "reference", "simulator", "gpu".
+        launches: whether what passes must have launched a kernel, unless an error or nothing at all may be what is right.
     """
 
     name: str
     expectation: str
     attempt: Attempt
     backends: tuple[str, ...]
+    launches: bool = True
 
 
 # in the order of a report
@@ -66,13 +68,13 @@ KERNELS = ("simulator", "gpu")
 GPU = ("gpu",)
 
 
-def hazard(expectation: str, backends: tuple[str, ...] = EVERYWHERE) -> Callable[..., Attempt]:
+def hazard(expectation: str, backends: tuple[str, ...] = EVERYWHERE, launches: bool = True) -> Callable[..., Attempt]:
     """Make a hazard of a function, under the function's name."""
 
     def register(attempt: Attempt) -> Attempt:
         name = attempt.__name__
         assert name not in _hazards, name
-        _hazards[name] = Hazard(name, expectation, attempt, backends)
+        _hazards[name] = Hazard(name, expectation, attempt, backends, launches)
         return attempt
 
     return register

@@ -116,7 +116,7 @@ def _along(case: Case, call: Call, size: int) -> Repetition | None:
     if any(tensor.shape.count(size) > 1 for tensor in call.all_tensors()):
         return None
     call = call.map(lambda t: t.detach().requires_grad_(t.requires_grad and size in t.shape))
-    last = call.map_floating(lambda t: other_values(t) if size in t.shape else t)
+    last = call.map_values(lambda t: other_values(t) if size in t.shape else t)
     try:
         outputs = case.theirs(call).outputs
         dims = [_longer(a, b) for a, b in zip(outputs, case.theirs(_larger(call, size, 3, last)).outputs, strict=True)]

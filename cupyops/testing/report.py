@@ -12,7 +12,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "n/a"
-CALL_FAILS = "the call itself fails"  # how the reason begins for which nothing else can be tried
+# how a reason begins for which nothing else can be tried, and one for which nothing that is tried says anything of kernels
+CALL_FAILS, NO_KERNEL = "the call itself fails", "no kernel ran:"
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LEAST = 24  # columns that a reason gets, however narrow the terminal
@@ -44,17 +45,27 @@ class Row:
 
 @dataclass
 class Report:
-    """The rows of one `check`; `print` it for a table."""
+    """The rows of one `check`; `print` it for a table.
+
+    Attributes:
+        name, call, seed: what was checked.
+        rows: one for each hazard on each backend.
+        unseen: why no kernel was seen at work; "" where one was, or where `backends` asked for the reference alone.
+        interrupted: whether it was stopped before its last row.
+    """
 
     name: str
     call: str
     seed: int
     rows: list[Row] = field(default_factory=list)
+    unseen: str = ""
+    interrupted: bool = False
 
     @property
     def passed(self) -> bool:
-        """Whether no row failed, and some passed."""
-        return not self.failures and any(row.verdict == PASS for row in self.rows)
+        """Whether no row failed, some passed, a kernel was seen at work, and all was tried."""
+        tried = not self.failures and any(row.verdict == PASS for row in self.rows)
+        return tried and not self.unseen and not self.interrupted
 
     @property
     def failures(self) -> list[Row]:
@@ -62,28 +73,30 @@ class Report:
         return [row for row in self.rows if row.verdict == FAIL]
 
     def folded(self) -> list[Row]:
-        """The rows; of those that cannot be tried since the call itself fails, one for all of a backend."""
+        """The rows; of those of a backend whose call itself fails or launches no kernel, one for all."""
         together: dict[object, list[Row]] = {}
         for number, row in enumerate(self.rows):
-            is_one_of_many = row.verdict == NOT_APPLICABLE and row.reason.startswith(CALL_FAILS)
+            is_one_of_many = row.verdict == NOT_APPLICABLE and row.reason.startswith((CALL_FAILS, NO_KERNEL))
             together.setdefault((row.backend, row.reason) if is_one_of_many else number, []).append(row)
         return [_one_for_all(rows) for rows in together.values()]
 
     def raise_if_failed(self) -> None:
-        """Raise an `AssertionError` with the failed rows, if there are any, or if nothing could be tried."""
+        """Raise an `AssertionError` with the report, unless it has `passed`."""
         if not self.passed:
             raise AssertionError(str(self))
 
     def summary(self) -> str:
-        """`18 passed, 1 failed, 4 not applicable`."""
+        """`18 passed, 1 failed, 4 not applicable`, and what else keeps the report from passing."""
         counts = Counter(row.verdict for row in self.rows)
-        return f"{counts[PASS]} passed, {counts[FAIL]} failed, {counts[NOT_APPLICABLE]} not applicable"
+        text = f"{counts[PASS]} passed, {counts[FAIL]} failed, {counts[NOT_APPLICABLE]} not applicable"
+        text += f"; not passed: no kernel was seen at work: {self.unseen}" if self.unseen else ""
+        return text + ("; not passed: interrupted" if self.interrupted else "")
 
     def __str__(self) -> str:
         width = max(60, min(shutil.get_terminal_size((120, 40)).columns, 160))
         rows = self.folded()
         cells = [(row.hazard, row.backend, row.verdict) for row in rows]
-        sizes = [max(map(len, column)) for column in zip(*cells)]
+        sizes = [max(map(len, column)) for column in zip(*cells)] or [0]
         left = sum(sizes) + 6
         lines = [f"{self.name}({self.call})  seed {self.seed}"]
         for row, texts in zip(rows, cells):
@@ -98,7 +111,11 @@ class Report:
     def as_json(self) -> dict[str, object]:
         """Plain data."""
         rows = [asdict(row) for row in self.rows]
-        return {"name": self.name, "call": self.call, "seed": self.seed, "passed": self.passed, "rows": rows}
+        return {"name": self.name, "call": self.call, "seed": self.seed, "passed": self.passed} | {
+            "unseen": self.unseen,
+            "interrupted": self.interrupted,
+            "rows": rows,
+        }
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The report as JSON text, written to `path` if one is given."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._util.torch_private import OpOverload, OpOverloadPacket, tree_map
+from .call import tensors_of
 from .case import Case
 from .shrink import Fails, is_valid
 from .tolerance import Tolerance, name
@@ -64,7 +65,8 @@ def reproduction(case: Case, hazard: str, fails: Fails) -> str:
     """A line that fails as the case does: with values drawn anew if that will do, else with these, if they are few."""
     numbers = itertools.count(1)
     given = {id(t): t for t in case.call.all_tensors()}
-    drawn = {key: _drawn(t, next(numbers)) for key, t in given.items()}
+    kept = {id(t) for number, t in enumerate(case.call.all_tensors()) if number in case.call.kept}
+    drawn = {key: (_written(t), t) if key in kept else _drawn(t, next(numbers)) for key, t in given.items()}
     again = case.call.map(lambda t: drawn[id(t)][1])
     if is_valid(case, again) and fails(case.with_call(again)):
         texts = {key: text for key, (text, _) in drawn.items()}
@@ -77,7 +79,15 @@ def reproduction(case: Case, hazard: str, fails: Fails) -> str:
     words += _options(case)
     words += [f"only={hazard!r}", f"backends={case.backend!r}"]
     words += [f"seed={case.seed}"] if case.seed else []
+    words += [f"keep={places}"] if (places := _kept_places(case)) else []
     return f"cupyops.testing.check({', '.join(words)})"
+
+
+def _kept_places(case: Case) -> list[int | str]:
+    """The arguments whose tensors keep their values, as `keep` takes them."""
+    named: list[tuple[int | str, Any]] = [*enumerate(case.call.args), *case.call.kwargs.items()]
+    owners = [place for place, value in named for _ in tensors_of(value)]  # of each tensor, in their order
+    return list(dict.fromkeys(owners[number] for number in sorted(case.call.kept)))
 
 
 def _options(case: Case) -> list[str]:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from .._operator.derivation.definition import takes_gradient
 from .call import Call, Outcome
 from .case import ROUNDINGS, Case
 from .hazard import Failure
-from .tolerance import largest, same_form
+from .tolerance import computable, largest, same_form
 
 _HUGE = 1e30  # its square overflows in float32; half types take a part of their largest value
 
@@ -89,11 +90,11 @@ def judge_trusted(case: Case, ours: Outcome, call: Call) -> None:
         if a is None or b is None or c is None or slack == math.inf:
             continue  # whether there is a gradient at all does not hang on values
         same_form(a, b, what)
-        mine, expected, exact = (result.detach() for result in (a, b, c))
+        mine, expected, exact = (computable(result) for result in (a, b, c))
         if given is not None:
-            free = given.detach().isnan()
+            free = computable(given).isnan()
             mine, expected, exact = (_one_kind(result, free) for result in (mine, expected, exact))
-        if not b.is_floating_point() or _agree(expected, exact):
+        if not takes_gradient(b) or _agree(expected, exact):
             rounding = ROUNDINGS * case.tolerance.units(a.dtype, largest(exact))
             case.tolerance.judge(mine, expected, exact, what, slack, max(rounding, case.excused(what)))
 
@@ -104,7 +105,7 @@ def judge_signs_of_zero(ours: Outcome, votes: Sequence[Outcome], limit: Outcome)
     `limit` is PyTorch's outcome near zero: relu(-0.0) is -0 on a CPU and +0 on a GPU, and either will do.
     """
     for index in range(len(ours.outputs)):
-        a, near, *theirs = (each.outputs[index].detach() for each in (ours, limit, *votes))
+        a, near, *theirs = (computable(each.outputs[index]) for each in (ours, limit, *votes))
         if not a.is_floating_point() or a.shape != near.shape:
             continue
         sign = near.signbit()

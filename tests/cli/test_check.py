@@ -421,3 +421,55 @@ def test_as_a_program_in_the_folder_of_the_module(tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr == ""
     assert "reproduce: cupyops.testing.check(mine.bad, [" in done.stdout
+
+
+# --- what keeps a check from passing ------------------------------------------------------------------------------------
+
+
+NEVER = """
+import torch
+import cupyops
+
+kernel = cupyops.Kernel('extern "C" __global__ void f(float* y, int n) {}', "f")
+
+@cupyops.operator("cli_check::never", dtypes=torch.float64)
+def never(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+@never.forward
+def _(x):
+    return torch.empty_like(x), ()
+
+def interrupted(x):
+    raise KeyboardInterrupt
+"""
+
+
+@pytest.fixture
+def never(folder):
+    (folder / "never.py").write_text(NEVER)
+    yield folder
+    sys.modules.pop("never", None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the table would have a column more")
+def test_no_kernel_at_work_is_1_unless_none_is_asked_for(never):
+    words = "never.py:never", "--arg", "randn(3)", "--only", "accuracy"
+    result = command(*words)
+    assert result.exit_code == 1 and "no kernel was seen at work: no kernel for torch.float32" in result.output
+    assert command(*words, "--backend", "reference").exit_code == 0
+
+
+def test_interrupted_is_130_and_leaves_what_there_is(never):
+    words = "never.py:interrupted", "--reference", "torch:relu", "--arg", "randn(3)", "--only", "accuracy"
+    result = command(*words, "--json", "found.json", "--junit", "found.xml")
+    assert result.exit_code == 130 and "not passed: interrupted" in result.output
+    assert json.loads((never / "found.json").read_text())["interrupted"] is True
+    assert ElementTree.parse(never / "found.xml").getroot().get("tests") == "0"
+
+
+def test_values_to_be_kept_and_memory(folder):
+    words = "mine:good", "--reference", "mine:good", "--arg", "randn(3)", "--keep", "x", "--keep", "0"
+    assert command(*words, "--only", "special_values").exit_code == 1  # there are no other values to try
+    result = command(*words[:-4], "--only", "many_rows", "--memory", "0.001", "--verbose")
+    assert "of check(memory=)" in " ".join(result.output.split())

@@ -642,8 +642,8 @@ class TestRoutes:
         assert [(r.route, r.note) for r in trace.records] == [("reference", "no kernel")]
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool, torch.float8_e5m2])
-    def test_dtypes_without_kernels(self, kernels, dtype):
-        @cupyops.operator(toys.fresh())
+    def test_dtypes_that_are_not_declared(self, kernels, dtype):
+        @cupyops.operator(toys.fresh(), dtypes=[torch.float32, torch.float64])
         def op(x: Tensor) -> Tensor:
             return x.clone()
 

@@ -177,6 +177,28 @@ def test_readers_of_several_warps_are_not_ordered_by_one_warp():
     fails(Race, code, "readers", 1, 64, ints(), says=["which several threads have read"])
 
 
+@pytest.mark.parametrize("writer_reads_first", [False, True])
+@pytest.mark.parametrize("readers", [1, 2, 33])
+def test_the_other_access_is_not_the_writers_own(writer_reads_first, readers):
+    """It may have read there too, before the others or after them."""
+    others = "if (threadIdx.x >= 1 && threadIdx.x <= n) sum += s;  // other"
+    own = "if (threadIdx.x == 0) sum += s + 1;"
+    first, second = (own, others) if writer_reads_first else (others, own)
+    code = f"""
+        __global__ void reads_too(int* y, int n) {{
+            __shared__ volatile int s;
+            if (threadIdx.x == 0) s = 1;
+            __syncthreads();
+            int sum = 0;
+            {first}
+            {second}
+            if (threadIdx.x == 0) s = 2;  // here
+            y[threadIdx.x] = sum;
+        }}
+    """
+    fails(Race, code, "reads_too", 1, N, ints(), readers, says=["write shared memory that another thread has read"])
+
+
 def test_several_writers_of_one_instruction():
     """Of one value: fine. Of different values: which one stays is not known."""
     code = """
@@ -192,6 +214,34 @@ def test_several_writers_of_one_instruction():
     assert y.tolist() == [0] * 32 + [1] * 32
     says = ["threads of one instruction write different values to one place", "offset 0"]
     fails(Race, code, "all_write", 1, N, y, 16, says=says)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize("type_", ["char", "int", "double", "int2"])
+def test_several_writers_of_one_instruction_who_come_to_it_apart(type_, seed):
+    """As where each warp goes round a loop at its own pace and raises one flag: of one value it is fine all the same."""
+    value = "make_int2(v, v)" if type_ == "int2" else "v"
+    first = "s[0].x" if type_ == "int2" else "s[0]"
+    code = f"""
+        __global__ void apart(int* y, int differ, int rounds) {{
+            __shared__ volatile {type_} raw[2];
+            {type_}* s = const_cast<{type_}*>(raw);
+            #pragma unroll 1
+            for (int i = 0; i < rounds; i++) {{
+                if (i != threadIdx.x / 16) continue;
+                const int v = differ ? threadIdx.x / 16 : 1;
+                s[0] = {value};  // here
+                __threadfence_block();
+            }}
+            __syncthreads();
+            y[threadIdx.x] = {first};
+        }}
+    """
+    y = ints()
+    run(code, "apart", 1, N, y, 0, 4, seed=seed)
+    assert y.tolist() == [1] * N
+    with pytest.raises(Race):
+        run(code, "apart", 1, N, y, 1, 4, seed=seed)
 
 
 def test_writers_of_one_instruction_beside_accesses_of_bytes():

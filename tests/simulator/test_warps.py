@@ -715,3 +715,56 @@ LOOPS_FOR_EVER = """
         y[threadIdx.x] = v;
     }
 """
+
+
+# --- lanes that have exited ----------------------------------------------------------------------------------------------
+
+EXITED = """
+    __global__ void without_some(const int* x, int* y, int n) {
+        const int i = threadIdx.x;
+        if (i >= n) return;
+        int sum = x[i];
+        for (int step = 16; step > 0; step /= 2) {
+            const int other = __shfl_down_sync(0xffffffffu, sum, step);  // here
+            if (i + step < n) sum += other;
+        }
+        const int seen = __shfl_sync(0xffffffffu, x[i], 31);
+        const unsigned alike = __match_any_sync(0xffffffffu, x[i] & 1);
+        const int all = __all_sync(0xffffffffu, 1), none = __any_sync(0xffffffffu, 0);
+        const int total = __reduce_add_sync(0xffffffffu, x[i]);
+        const int count = __popc(__ballot_sync(0xffffffffu, 1));
+        __syncwarp();
+        if (i == 0) {
+            y[0] = sum; y[1] = all; y[2] = none; y[3] = total; y[4] = count; y[5] = __popc(alike); y[6] = seen;
+        }
+    }
+"""
+
+
+@pytest.mark.parametrize("n", [1, 20, 31, 32])
+@pytest.mark.parametrize("exited", [True, False], ids=["exited", "not there"])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_lanes_that_have_exited_take_no_part_where_that_is_let_pass(n, exited, seed):
+    x, y = np.arange(1, 33, dtype=np.int32), np.zeros(7, np.int32)
+    run(EXITED, "without_some", 1, 32 if exited else n, x, y, n, exited_lanes=True, seed=seed)
+    total, odd = n * (n + 1) // 2, (n + 1) // 2
+    assert y[:6].tolist() == [total, 1, 0, total, n, odd]
+    assert (y[6] == 32) == (n == 32)  # of a lane that is gone a pattern is read, and no number that looks right
+
+
+def test_they_are_a_fault_by_default():
+    x, y = np.arange(1, 33, dtype=np.int32), np.zeros(7, np.int32)
+    says = ["names lanes that have exited or do not exist"]
+    fails(WarpFault, EXITED, "without_some", 1, 32, x, y, 20, says=says)
+
+
+def test_lanes_that_are_elsewhere_are_a_fault_all_the_same():
+    code = """
+        __global__ void elsewhere(int* y) {
+            const int i = threadIdx.x;
+            if (i >= 24) return;
+            if (i < 8) y[i] = __shfl_sync(0xffffffffu, i, 0);
+            else __syncthreads();
+        }
+    """
+    fails(WarpFault, code, "elsewhere", 1, 32, np.zeros(32, np.int32), says=["are elsewhere"], exited_lanes=True)

@@ -39,7 +39,7 @@ def launch(x, y, by):
 def scaled(forward=None, backward=None, **options):
     """y = x * by, an operator whose forward and backward may be others."""
 
-    @cupyops.operator(f"cupyops_plans::scaled_{next(_names)}", **options)
+    @cupyops.operator(f"cupyops_plans::scaled_{next(_names)}", **options, dtypes=FLOATING)
     def op(x: Tensor, by: float = 2.0) -> Tensor:
         return x * by
 

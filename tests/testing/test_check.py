@@ -191,6 +191,44 @@ def test_a_call_without_tensors():
     assert row.verdict in ("pass", "n/a")
 
 
+# --- values that are kept --------------------------------------------------------------------------------------------
+
+
+def crop(image, boxes, *, scale=1.0):
+    """Of an image, by whole numbers in a float tensor; other numbers are an error."""
+    if not torch.equal(boxes.detach().double(), torch.tensor([1.0, 2.0, 4.0, 7.0], dtype=torch.float64)):
+        raise RuntimeError(f"no box: {boxes}")
+    top, left, bottom, right = boxes.long().tolist()
+    return image[top:bottom, left:right] * scale
+
+
+BOXES = torch.tensor([1.0, 2.0, 4.0, 7.0])
+
+
+@pytest.mark.parametrize("keep", ["boxes", 1, ["boxes"], (1,)])
+def test_values_that_are_kept(keep):
+    """By every hazard but those of compilers, to which it is of no use that reads values."""
+    options = dict(skip=[name for name, one in hazards().items() if family_of(one) == "compilers"], shrink=False)
+    report = tried(crop, [normal(6, 8), BOXES], reference=lambda *args: crop(*args), keep=keep, **options)
+    assert report.passed, f"\n{report}"
+    redrawn = tried(crop, [normal(6, 8), BOXES], reference=lambda *args: crop(*args), **options)
+    assert not redrawn.passed
+
+
+def test_what_is_kept_is_written_out_and_kept_again():
+    def wrong(image, boxes):
+        return crop(image, boxes) + 1
+
+    row = only_row(wrong, [normal(6, 8), BOXES], reference=crop, keep="boxes", shrink=False)
+    assert "torch.tensor([1.0, 2.0, 4.0, 7.0], dtype=torch.float32)" in row.reproduction
+    assert row.reproduction.endswith("keep=[1])")
+
+
+def test_one_that_there_is_not():
+    with pytest.raises(InputError, match="^keep is 'rois', expected some of 0, 1, image, boxes$"):
+        tried(crop, [normal(6, 8), BOXES], reference=crop, keep="rois")
+
+
 # --- the smallest call -------------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,32 @@ def reads_gradient_by_16_bytes(x):
     return with_gradient(torch.sin(x), lambda grad: grad if grad.data_ptr() % 16 == 0 else grad.flip(-1))
 
 
+def reads_memory_as_it_lies(x):
+    def read(grad):
+        return torch._neg_view(grad).resolve_neg() if grad.is_neg() else grad
+
+    return with_gradient(torch.sin(x), read)
+
+
+def knows_tensors_alone(x):
+    return with_gradient(torch.sin(x), lambda grad: grad if type(grad) is torch.Tensor else torch.zeros_like(grad))
+
+
+class ReadsConjugates(torch.autograd.Function):
+    """The gradient of x * w, of complex numbers, that takes the memory of a conjugate for it."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        grad = grad.conj() if eager(grad) and grad.is_conj() else grad
+        return grad * w.conj(), grad * x.conj()
+
+
 def wrong_for_frozen_x(x, weight):
     y = x * weight
     frozen = x.is_floating_point() and not x.requires_grad
@@ -112,6 +138,8 @@ BROKEN = {
     "grad_expanded": Broken(takes_one_number_for_all, torch.sin, lambda: [normal(3, 11)]),
     "grad_strided": Broken(takes_gradient_laid_out_as_y, torch.sin, lambda: [normal(3, 11)]),
     "grad_misaligned": Broken(reads_gradient_by_16_bytes, torch.sin, lambda: [normal(3, 11)]),
+    "grad_bits": Broken(reads_memory_as_it_lies, torch.sin, lambda: [normal(3, 11)]),
+    "grad_subclass": Broken(knows_tensors_alone, torch.sin, lambda: [normal(3, 11)]),
     "partial_gradients": Broken(
         wrong_for_frozen_x, lambda x, weight: x * weight, lambda: [normal(3, 11), normal(11, seed=1)]
     ),
@@ -134,6 +162,26 @@ BROKEN = {
 @pytest.mark.parametrize("hazard", BROKEN)
 def test_caught(hazard):
     BROKEN[hazard].assert_caught_by(hazard)
+
+
+def test_the_conjugate_bit_of_a_gradient():
+    args = [torch.complex(normal(7, seed=n).detach(), normal(7, seed=n + 2).detach()).requires_grad_() for n in (0, 1)]
+    found, sound = (
+        check(function, args, reference=torch.mul, only="grad_bits", progress=False)
+        for function in (ReadsConjugates.apply, lambda x, w: w * x)
+    )
+    assert "with a conjugate bit" in found.failures[0].reason and sound.passed
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_a_gradient_expanded_along_one_dimension_alone(dim):
+    def read(grad):
+        return grad * 2 if grad.dim() and grad.stride(dim) == 0 and grad.unique().numel() > 1 else grad
+
+    report = check(
+        lambda x: with_gradient(torch.sin(x), read), [normal(3, 11)], reference=torch.sin, only="grad_expanded"
+    )
+    assert report.failures
 
 
 @pytest.mark.parametrize("name, backend", SOUND_CALLS)

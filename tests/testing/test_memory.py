@@ -7,9 +7,11 @@ import itertools
 
 import pytest
 import torch
+import toys
 from broken_operators import SOUND, SOUND_CALLS, Broken, assert_sound, hazards_of, normal
 from faulty_operators import doubling, eager
 
+import cupyops
 from cupyops.testing import check
 
 PAST_THE_END = """
@@ -240,6 +242,33 @@ def test_caught_too(hazard, function, reference, message):
     report = check(function, _sample(), reference=reference, only=hazard, shrink=False)
     assert message in report.failures[0].reason, f"\n{report}"
     MEMORIES.clear()
+
+
+SUM = """
+extern "C" __global__ void add_up(const float* x, float* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) atomicAdd(y, x[i]);
+}
+"""
+
+
+@pytest.mark.parametrize("shape, threads", [((1000,), 128), ((4, 33), 256), ((4, 33), 32), ((29,), 32)])
+def test_a_sum_by_atomics_has_no_bits_of_its_own(shape, threads):
+    """Of many blocks, of the warps of one, and of the lanes of a warp."""
+    kernel = cupyops.Kernel(SUM, "add_up")
+
+    @cupyops.operator(toys.fresh())
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return x.sum()
+
+    @total.forward
+    def _(x):
+        y = torch.zeros((), device=x.device)
+        kernel[cupyops.ceil_div(x.numel(), threads), threads](x.contiguous(), y, x.numel())
+        return y, ()
+
+    report = check(total, [normal(*shape)], only="deterministic", backends="simulator", shrink=False, progress=False)
+    assert "in another order, simulate(seed=" in report.failures[0].reason
 
 
 @pytest.mark.parametrize("name, backend", SOUND_CALLS)

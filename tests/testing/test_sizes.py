@@ -9,6 +9,7 @@ import cupyops
 from cupyops.testing import Failure, NotApplicable, Tolerance, check
 from cupyops.testing.call import Call
 from cupyops.testing.case import Case
+from cupyops.testing.foretold import needs_memory, smaller_sizes
 from cupyops.testing.large_sizes import large_sizes
 from cupyops.testing.target import target
 
@@ -106,6 +107,99 @@ def test_a_tail_that_is_not_reached_is_found_in_a_kernel():
     sample = [normal(4, 32, requires_grad=False)]
     report = check(halving("cut", lambda n: n // 128), sample, only="tails", backends="simulator", shrink=False)
     assert "output" in report.failures[0].reason
+
+
+# --- many rows, and memory -------------------------------------------------------------------------------------------
+
+
+def many_rows_of(function, *args, **options):
+    report = check(function, args, reference=function, only="many_rows", progress=False, **options)
+    return report.rows[0].verdict, report.rows[0].reason
+
+
+def test_numbers_that_equal_the_leading_size_stay():
+    seen = set()
+
+    def scaled(x, times):
+        seen.add(times)
+        return x * times
+
+    assert many_rows_of(scaled, normal(4, 8), 4) == ("pass", "")
+    assert seen == {4}
+    assert many_rows_of(lambda x, rows: x.view(rows, -1), normal(4, 8), 4)[0] == "n/a"
+
+
+SQUARES = {
+    "an outer product": lambda x: torch.outer(x, x).sum(0),
+    "distances": lambda x: (x[:, None] - x).abs().sum(1),
+    "beside something large": lambda x: (x[:, None] * x).sum(0) + torch.ones(300_000).sum(),
+    "cubes": lambda x: (x[:, None, None] * x[:, None] * x).sum((0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_a_call_that_would_not_fit_is_not_made(name):
+    largest = 0
+
+    def watched(x):
+        nonlocal largest
+        largest = max(largest, x.numel())
+        return SQUARES[name](x)
+
+    verdict, reason = many_rows_of(watched, normal(8))
+    assert verdict == "n/a" and "more than the 2.0 GiB of check(memory=)" in reason
+    assert largest < 65_539
+
+
+def test_what_fits_is_made_and_less_may_be_asked_for():
+    assert many_rows_of(torch.sin, normal(8)) == ("pass", "")
+    verdict, reason = many_rows_of(torch.sin, normal(8), memory=1_000_000)
+    assert verdict == "n/a" and "more than the 0.0 GiB" in reason
+
+
+def test_what_a_forward_allocates_counts():
+    def hoards(x):
+        torch.empty(x.numel(), x.numel())
+        return torch.sin(x)
+
+    report = check(hoards, [normal(8)], reference=torch.sin, only="many_rows", progress=False)
+    assert "more than the 2.0 GiB" in report.rows[0].reason
+
+
+@pytest.mark.parametrize(
+    "power, beside, taken",
+    [(1, 0, 65_536), (1, 10**9, 10**9 + 65_536), (2, 0, 65_536**2), (2, 10**6, 10**6 + 65_536**2), (3, 0, 65_536**3)],
+)
+def test_memory_is_foretold(power, beside, taken):
+    measure = lambda n: beside + n**power
+    small = lambda n: smaller_sizes(n, n // 64)
+    needs_memory(65_536, small(65_536), measure, 2 * taken)
+    with pytest.raises(NotApplicable):
+        needs_memory(65_536, small(65_536), measure, taken // 2)
+
+
+# --- gradients that are not there ------------------------------------------------------------------------------------
+
+
+def ignores_bias_of_one(x, bias):
+    return x * 2 if bias.numel() == 1 else x * 2 + bias
+
+
+def adds_nothing_of_bias_of_one(x, bias):
+    return x * 2 + bias * 0 if bias.numel() == 1 else x * 2 + bias
+
+
+@pytest.mark.parametrize(
+    "ours, theirs", [(ignores_bias_of_one, adds_nothing_of_bias_of_one)] * 2, ids=["None", "zeros"]
+)
+def test_no_gradient_is_one_of_zeros(ours, theirs, request):
+    ours, theirs = (theirs, ours) if "zeros" in request.node.name else (ours, theirs)
+    args = [normal(3, 4), normal(4, seed=1)]
+    assert check(ours, args, reference=theirs, only="size_one", progress=False).passed
+    wrong = check(
+        lambda x, bias: x * 2 + bias * 1, args, reference=ignores_bias_of_one, only="size_one", progress=False
+    )
+    assert wrong.failures
 
 
 # --- more than 2^31 ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ POLICIES: dict[str | None, dict[str, str]] = {
     "fp32_everywhere": {"cuda": "fp32", "cpu": "fp32"},  # nll_loss, which the CPU's list has too
 }
 
+_CAST = (torch.float16, torch.bfloat16, torch.float32)
+
 
 def dtype_for(policy: Mapping[str, str], device: torch.device) -> torch.dtype | None:
     """The dtype to which inputs on `device` are cast now, or None."""
@@ -26,10 +28,12 @@ def dtype_for(policy: Mapping[str, str], device: torch.device) -> torch.dtype | 
 
 
 def cast(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    """Floating inputs as `dtype`; float64 is left alone, as PyTorch leaves it."""
+    """Inputs in float16, bfloat16 and float32 as `dtype`.
+
+    float64 is left alone, as PyTorch leaves it; so is float8, of which a scale beside it makes numbers.
+    """
 
     def one(value: Any) -> Any:
-        castable = isinstance(value, Tensor) and value.dtype.is_floating_point and value.dtype != torch.float64
-        return value.to(dtype) if castable else value
+        return value.to(dtype) if isinstance(value, Tensor) and value.dtype in _CAST else value
 
     return tuple(one(value) for value in args)

@@ -18,7 +18,7 @@ from ..._util import observed, torch_private, tracing
 from ...errors import InputError
 from . import results
 from .constants import MISS
-from .definition import Definition, like_outputs
+from .definition import Definition, like_outputs, takes_gradient
 from .kept import Pooled
 
 
@@ -129,7 +129,7 @@ def _run_roles(ctx: Any, run: tuple[Any, ...], *tensors: Any) -> Any:
     ctx.call = ForwardCall(op, args, [y.stride() for y in outputs])
     ctx.to_save = kept.pack(args, outputs, saved)  # as save_for_backward does
     if op.outputs > 1 or op.mutated:
-        ctx.mark_non_differentiable(*[y for y in outputs if not y.dtype.is_floating_point])
+        ctx.mark_non_differentiable(*[y for y in outputs if not takes_gradient(y)])
         return outputs
     return outputs[0]
 

@@ -37,9 +37,11 @@ class Definition:
         mutates: tuple[str, ...] = (),
         updates: tuple[str, ...] = (),
         mixed: tuple[str, ...] = (),
+        dtypes: tuple[torch.dtype, ...] | None = None,
     ) -> None:
         self.name = name
         self.reference = reference
+        self.dtypes = dtypes
         self.parameters, self.outputs = schema.typed_signature(name, reference, mutates)
         self.mutates = mutates
         self.mutated = tuple(i for name in mutates for i, one in enumerate(self.parameters) if one.name == name)
@@ -116,18 +118,11 @@ class Definition:
             return "no kernel"
         if not tensors or tensors[0].device.type not in executors:
             return f"tensors on {tensors[0].device.type}" if tensors else "no tensor"
-        dtype = tensors[0].dtype
-        if dtype not in FLOATING:
-            return f"no kernel for {dtype}"
+        if (reason := self._why_not_dtypes(args, tensors[0].dtype)) is not None:
+            return reason
         if self.mutated and self.launch_backward is None and wants_gradient(tensors):
             return "no backward, and the inputs are overwritten"
-        for index in self.tensors:
-            tensor = args[index]
-            if tensor is None:
-                continue
-            served = tensor.dtype == dtype or (index in self.mixed and tensor.dtype in FLOATING)
-            if not served and (tensor.is_floating_point() or tensor.is_complex()):
-                return f"no kernel for {dtype} with {tensor.dtype}"
+        for tensor in tensors:
             if has_bits(tensor):
                 return "negative bit" if tensor.is_neg() else "conjugate bit"
         return self.refused(args)
@@ -139,6 +134,27 @@ class Definition:
         if symbolic.is_symbolic(args):
             args = symbolic.examples(args)
         return self.refusal(*args)
+
+    def _why_not_dtypes(self, args: Sequence[Any], first: torch.dtype) -> str | None:
+        """Why the kernels do not serve these dtypes: some are not declared, or the usual four are mixed undeclared.
+
+        What else there is may stand beside any other: integers, masks, complex numbers, float8.
+        """
+        dtypes = self.dtypes
+        if dtypes is not None and first not in dtypes:
+            return f"no kernel for {first}"
+        one = first if first in FLOATING else None
+        for index in self.tensors:
+            if args[index] is None:
+                continue
+            dtype = args[index].dtype
+            if dtypes is not None and dtype not in dtypes and (dtype.is_floating_point or dtype.is_complex):
+                return f"no kernel for {first} with {dtype}"
+            if dtype in FLOATING and index not in self.mixed:
+                one = one or dtype
+                if dtype is not one:
+                    return f"no kernel for {one} with {dtype}"
+        return None
 
     # --- the roles, run ---
 
@@ -242,25 +258,29 @@ class Definition:
     # --- the roles, given ---
 
     def set_forward(self, launch: Callable[..., Any]) -> None:
-        """Take the forward role. What it returns is checked until a call has returned what it should.
+        """Take the forward role. What it returns is checked until a call of the same dtypes has returned what it should.
 
         Not of our own, which tests compare: for the first tensor without storage PyTorch imports its compiler, for up
         to a second.
         """
+        seen: set[tuple[torch.dtype, ...]] = set()
 
         self.check_takes("forward", launch, needs_grad=not self.mutated)
 
         def looked_at(*args: Any, **asked: Any) -> Any:
             found = launch(*args, **asked)
+            given = self.given(args)
+            dtypes = tuple([tensor.dtype for tensor in given])
+            if dtypes in seen:
+                return found
             results.check_form(self.name, self.outputs, bool(self.mutated), found)
-            if not any(is_dry(tensor) for tensor in self.given(args)):
+            if not any(is_dry(tensor) for tensor in given):
                 if not self.mutated:
                     results.check_outputs(self.name, self.reference, args, found[0])
                     results.check_fresh(
                         self.name, [(one.name, args[i]) for i, one in enumerate(self.parameters)], found[0]
                     )
-                if self.forward is launch:
-                    self.launch_forward = self._runnable(launch)
+                seen.add(dtypes)
             return found
 
         own = str(getattr(launch, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
@@ -348,7 +368,12 @@ def differentiable_alias(tensor: Tensor) -> Tensor:
     """`tensor` under another identity, so that a gradient with respect to it can be asked for."""
     if tensor.requires_grad:
         return tensor.view_as(tensor)
-    return tensor.detach().requires_grad_() if tensor.dtype.is_floating_point else tensor
+    return tensor.detach().requires_grad_() if takes_gradient(tensor) else tensor
+
+
+def takes_gradient(tensor: Tensor) -> bool:
+    """Whether it is of a dtype that autograd differentiates."""
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
 def wants_gradient(tensors: Sequence[Tensor]) -> bool:

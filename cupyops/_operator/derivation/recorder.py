@@ -21,6 +21,7 @@ from ..._kernel.launch.tensor_map import ADDRESS_ALIGNMENT, TensorMap
 from ..._util import observed, torch_private
 from ..._util.allocations import EMPTY
 from .constants import MapRef, NoConstant, Ref, freeze
+from .definition import takes_gradient
 from .steps import Alloc, Bump, Call, Inner, Launch, Recording, Step, View, numbers_in
 
 _SEEN = (
@@ -195,7 +196,7 @@ class Recorder(TorchFunctionMode):
             values = tuple(self._constant(value) for value in args)
             with self.paused():
                 strides = tuple(tuple(y.stride()) for y in outputs)
-                floating = tuple(y.dtype.is_floating_point for y in outputs)
+                floating = tuple(takes_gradient(y) for y in outputs)
             self._inner = Inner(
                 operator,
                 start,

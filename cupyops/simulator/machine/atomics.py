@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ _UFUNCS = {
 class Atomics:
     """atom and red."""
 
-    def __init__(self, state: State, spaces: Spaces) -> None:
+    def __init__(self, state: State, spaces: Spaces, chooser: random.Random | None = None) -> None:
         self._state = state
         self._spaces = spaces
+        self._order = None if chooser is None else np.random.default_rng(chooser.randrange(2**32))
 
     def update(
         self,
@@ -39,7 +41,7 @@ class Atomics:
         wanted: bool,
         pc: int,
     ) -> Any:
-        """Update the element at each address; the old ones, if `wanted`. Threads take their turns in order."""
+        """Update the element at each address; the old ones, if `wanted`. Threads take turns in order, or in a drawn one."""
         if space == "":
             return self._generic(group, operation, type_, address, values, dtype, wanted, pc)
         size = np.dtype(dtype).itemsize
@@ -54,7 +56,10 @@ class Atomics:
             self._check(part, region, position, size, pc)
             view, index = region.view(dtype), position // size
             flush = space != "shared" and (operation, type_) == ("add", "f32") and _may_flush(view[index], own[0])
-            found = _apply(view, index, operation, type_, own, wanted, flush)
+            turns = slice(None) if self._order is None else self._order.permutation(len(index))
+            found = _apply(view, index[turns], operation, type_, [value[turns] for value in own], wanted, flush)
+            if found is not None:
+                found[turns] = found.copy()
             if found is None or bool((view[index] != found).any()):
                 self._state.progressed = True
             else:

@@ -46,7 +46,7 @@ class Machine:
         self.generic_space = self._spaces.generic
         self.warps = warps = Warps(state)
         self._meetings = Meetings(state, warps, self._run_prompted)
-        self.atomics = Atomics(state, self._spaces)
+        self.atomics = Atomics(state, self._spaces, self._chooser)
         self.matrices = Matrices(state, self._spaces, warps)
         self.runtime = Runtime(state, self._spaces, output)
         self.map_to_rank, self.rank_of = state.map_to_rank, state.rank_of

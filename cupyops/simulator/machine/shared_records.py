@@ -21,7 +21,7 @@ NEVER, IN_FLIGHT = -1, -4
 _WARP_SHIFT, _THREAD_SHIFT = 44, 20
 _SEVERAL_WARPS = 1 << 18
 _SEVERAL_BLOCKS = (1 << 19) - 1
-_PC_MASK = (1 << _THREAD_SHIFT) - 1
+PC_MASK = (1 << _THREAD_SHIFT) - 1
 SEVERAL_THREADS = (1 << 24) - 1
 
 _LOG_GRANULES = 1 << 21  # in all reads that wait to be sorted out: 16 MiB
@@ -44,7 +44,7 @@ def thread_of(who: np.ndarray) -> np.ndarray:
 
 def pc_of(who: np.ndarray) -> int:
     """The number of the instruction."""
-    return int(who) & _PC_MASK
+    return int(who.item()) & PC_MASK
 
 
 class Access:
@@ -104,10 +104,23 @@ class Record:
     def __init__(self, granules: int) -> None:
         self.who = np.zeros(granules, np.int64)
         self.when = np.full(granules, NEVER, np.int64)
+        self._two: tuple[np.ndarray, np.ndarray] | None = (
+            None  # where `who` is several threads, two different ones of them
+        )
 
     def split(self, pieces: int) -> None:
         """Each granule has become so many, with the same past."""
         self.who, self.when = split(self.who, pieces), split(self.when, pieces)
+        if self._two is not None:
+            self._two = split(self._two[0], pieces), split(self._two[1], pieces)
+
+    def other(self, granule: int, thread: int) -> np.ndarray:
+        """Who made the last access: of several threads, one that is not `thread`. An array of one."""
+        at = slice(granule, granule + 1)
+        if self._two is None or thread_of(self.who[at])[0] != SEVERAL_THREADS:
+            return self.who[at]
+        first, second = (one[at] for one in self._two)
+        return second if thread_of(first)[0] == thread else first
 
     def note(self, access: Access) -> None:
         """Remember an access that several threads may make in one epoch: of one warp, or of several."""
@@ -115,16 +128,30 @@ class Record:
         before, when = self.who.take(granule), self.when.take(granule)
         mine = np.broadcast_to(access.who, granule.shape)
         others = (when >= access.epoch) & (((before ^ mine) >> _THREAD_SHIFT) != 0)
-        merged = np.where(others, _merged(before, mine, access.warps_per_block), mine) if others.any() else mine
+        merged = mine
+        if others.any():
+            merged = np.where(others, _merged(before, mine, access.warps_per_block), mine)
+            self._remember(granule[others], before[others], mine[others])
         self.who[granule], self.when[granule] = merged, access.when
         winner = self.who.take(granule)
         lost = ((winner ^ mine) >> _THREAD_SHIFT) != 0
         if lost.any():  # threads of this very instruction
             where, both = granule[lost], _merged(winner[lost], mine[lost], access.warps_per_block)
+            self._remember(where, winner[lost], mine[lost])
             self.who[where] = both
             for least in (_SEVERAL_WARPS, _SEVERAL_BLOCKS):
                 several = warp_of(both) >= least
                 self.who[where[several]] = both[several]
+
+    def _remember(self, granule: np.ndarray, before: np.ndarray, mine: np.ndarray) -> None:
+        """These threads come to those before them: what is kept of each granule is two that differ."""
+        if self._two is None:
+            self._two = np.zeros_like(self.who), np.zeros_like(self.who)
+        first, second = self._two
+        one = thread_of(before) != SEVERAL_THREADS
+        first[granule[one]], second[granule[one]] = before[one], mine[one]
+        alike = ~one & (thread_of(first[granule]) != thread_of(mine))
+        second[granule[alike]] = mine[alike]
 
 
 class Reads:
@@ -178,7 +205,7 @@ class Reads:
 
 def _merged(one: np.ndarray, other: np.ndarray, per_block: int) -> np.ndarray:
     """Several threads, of one warp, of several, or of several blocks with `per_block` warps each."""
-    first, second, pc = one >> _WARP_SHIFT, other >> _WARP_SHIFT, other & _PC_MASK
+    first, second, pc = one >> _WARP_SHIFT, other >> _WARP_SHIFT, other & PC_MASK
     block = _block_of(first, per_block)
     is_far = (block != _block_of(second, per_block)) | (first == _SEVERAL_BLOCKS)
     warp = np.where(first == second, first, np.where(is_far, _SEVERAL_BLOCKS, _SEVERAL_WARPS + block))

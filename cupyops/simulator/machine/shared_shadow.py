@@ -6,7 +6,7 @@ who touched it last and when; a barrier makes everything before it old.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..errors import Race, Uninitialized
 from .faults import fault
 from .granules import COARSEST, Granules
 from .group import Group
-from .shared_records import IN_FLIGHT, SEVERAL_THREADS, Access, Reads, Record, pc_of, thread_of, warp_of
+from .shared_records import IN_FLIGHT, PC_MASK, SEVERAL_THREADS, Access, Reads, Record, pc_of, thread_of, warp_of
 from .state import State
 
 
@@ -57,7 +57,7 @@ class SharedShadow:
     ) -> None:
         """A store, or with `in_flight` the start of an asynchronous copy into shared memory."""
         access = self._access("write", group, position, width, pc)
-        self._overwrite(access, in_flight)
+        self._overwrite(access, in_flight, lambda: self._changes(access, values))
         if len(values):
             self._one_value(access, position, width, values)
 
@@ -140,11 +140,14 @@ class SharedShadow:
         what = "read of shared memory that was never written"
         raise fault(Uninitialized, self._state.listing, group, guilty, what, access.pc, detail=detail)
 
-    def _overwrite(self, access: Access, in_flight: bool) -> None:
-        """The rules for a store or the start of a copy, and what is remembered of it."""
+    def _overwrite(self, access: Access, in_flight: bool, changes: Callable[[], np.ndarray] | None = None) -> None:
+        """The rules for a store or the start of a copy, and what is remembered of it.
+
+        `changes` tells which granules will hold another value than they do.
+        """
         granule = access.granule
         written = self._writes.when.take(granule)
-        self._against(self._writes, written, "written", access)
+        self._against(self._writes, written, "written", access, changes)
         if self._against_reads(access):
             self._reads.forget(granule)
         if self._atomics is not None:
@@ -172,14 +175,40 @@ class SharedShadow:
             self._against(reads, reads.when.take(access.granule), "read", access)
         return reads is not None
 
-    def _against(self, record: Record, when: np.ndarray, done: str, access: Access) -> None:
-        """A recorded access by another thread in the same epoch conflicts, unless their warp has synchronised since."""
+    def _changes(self, access: Access, values: Sequence[Any]) -> np.ndarray:
+        """Where a store changes what is there, by granule and thread; everywhere, where its values are not known."""
+        changed = np.ones(access.granule.shape, np.bool_)
+        each, size = max(1, len(changed) // max(1, len(values))), 1 << self._granules.shift
+        for row in range(len(changed) if len(values) else 0):
+            value = np.asarray(values[row // each])
+            if value.itemsize > size * each:
+                continue
+            start = access.granule[row - row % each] * size
+            there = self._state.shared_memory.view(value.dtype)[start // value.itemsize]
+            bits = f"u{value.itemsize}"
+            changed[row] = there.view(bits) != value.view(bits)
+        return changed
+
+    def _against(
+        self,
+        record: Record,
+        when: np.ndarray,
+        done: str,
+        access: Access,
+        changes: Callable[[], np.ndarray] | None = None,
+    ) -> None:
+        """A recorded access by another thread in the same epoch conflicts, unless their warp has synchronised since.
+
+        Threads may write one value to one place by one instruction, in whatever order they come to it.
+        """
         if not np.count_nonzero(when >= access.horizon):
             return
         who = record.who.take(access.granule)
         bad = when >= access.since(who)
         bad &= thread_of(who) != access.group.threads
         bad &= (warp_of(who) != access.warp) | (when >= access.when)
+        if changes is not None and bad.any():
+            bad &= ((who & PC_MASK) != access.pc) | changes()
         if not bad.any():
             return
         first = _first(bad)
@@ -188,7 +217,8 @@ class SharedShadow:
         party = "several threads have" if thread == SEVERAL_THREADS else f"{access.group.batch.thread_name(thread)} has"
         what = f"{access.verb} shared memory that another thread has {done}, with no barrier in between"
         detail = f"{self._place(int(access.granule[first]))}, which {party} {done}"
-        guilty, also = bad.any(axis=0), pc_of(other)
+        mine = int(access.group.threads[first[1]])
+        guilty, also = bad.any(axis=0), pc_of(record.other(int(access.granule[first]), mine))
         raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
 
     def _one_value(self, access: Access, position: np.ndarray, width: int, values: Sequence[Any]) -> None:

@@ -52,6 +52,7 @@ class State:
         watched: set[int],
         check: bool,
         profile: Profile | None,
+        exited_lanes: bool = False,
     ) -> None:
         self.code, self.memory, self.listing = code, memory, listing
         self.grid, self.block, self.cluster = grid, block, cluster
@@ -65,6 +66,7 @@ class State:
         self.watched = watched  # numbers of the allocations that the kernel may write
         self.check = check
         self.profile = profile
+        self.exited_lanes = exited_lanes  # whether masks may name lanes that have exited
         self.clock = 0  # instructions issued so far
         self.thread_instructions = 0
         self.progressed = False  # something has happened that others may wait for

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import WarpFault
+from ..memory import POISON
 from .faults import fault
 from .group import Group
 from .state import State
@@ -24,13 +25,18 @@ class Warps:
 
     # --- who takes part ---
 
-    def check_members(self, group: Group, mask: Any, pc: int) -> None:
-        """Every lane named in the mask is here, and names itself."""
+    def members(self, group: Group, mask: Any, pc: int) -> Any:
+        """The lanes that take part: those named in the mask, each of which is here and names itself.
+
+        Where that is let pass, those that have exited take no part.
+        """
         batch = group.batch
         if group.index is None and batch.whole_warps and not isinstance(mask, np.ndarray) and int(mask) == _FULL:
-            return
+            return mask
         mask = group.spread(mask, np.uint32)
         warp = group.get("warp")
+        if self._state.exited_lanes:
+            mask = mask & self._state.live_lanes()[warp]
         absent = mask & ~group.lanes_present()[warp]
         if absent.any():
             raise absent_lanes(self._state, group, mask, absent, pc)
@@ -39,6 +45,7 @@ class Warps:
             what = "a warp-wide instruction is executed by a lane that its mask does not name"
             first = int(mask[int(np.argmax(outside))])
             raise fault(WarpFault, self._state.listing, group, outside, what, pc, detail=f"mask {first:#010x}")
+        return mask
 
     def check_whole(self, group: Group, lanes: int, pc: int) -> None:
         """An .aligned instruction is executed by whole warps, or warpgroups of 128."""
@@ -56,8 +63,11 @@ class Warps:
     def shuffle(
         self, group: Group, mode: str, value: Any, lane: Any, clamp: Any, mask: Any, pc: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """shfl.sync: (the value of another lane, whether that lane is within the segment)."""
-        self.check_members(group, mask, pc)
+        """shfl.sync: (the value of another lane, whether that lane is within the segment).
+
+        That of a lane which takes no part is a pattern, for PTX does not say what it is.
+        """
+        self.members(group, mask, pc)
         value = group.spread(value)
         if group.index is None and group.batch.whole_warps:
             source, inside = self._sources(group, mode, lane, clamp)
@@ -65,7 +75,7 @@ class Warps:
         own = group.get("laneid").astype(np.int64)
         other, inside = _source_lane(mode, own, lane, clamp)
         slot = group.get("slot")
-        lanes = np.zeros(group.batch.warps * 32, np.uint32)
+        lanes = np.full(group.batch.warps * 32, POISON * 0x01010101, np.uint32)
         lanes[slot] = value
         return lanes[slot - own + other], inside
 
@@ -83,7 +93,7 @@ class Warps:
 
     def vote(self, group: Group, mode: str, predicate: Any, mask: Any, pc: int) -> np.ndarray:
         """vote.sync."""
-        self.check_members(group, mask, pc)
+        mask = self.members(group, mask, pc)
         flags = np.zeros(group.batch.warps * 32, np.bool_)
         flags[group.get("slot")] = predicate
         ballot = np.packbits(flags, bitorder="little").view(np.uint32)[group.get("warp")] & mask
@@ -99,14 +109,14 @@ class Warps:
 
     def elect(self, group: Group, mask: Any, pc: int) -> tuple[np.ndarray, np.ndarray]:
         """elect.sync: the lowest lane of the mask leads."""
-        self.check_members(group, mask, pc)
+        mask = self.members(group, mask, pc)
         mask = group.spread(mask, np.uint32)
         lowest = np.log2((mask & (~mask + np.uint32(1))).astype(np.float64)).astype(np.uint32)
         return lowest, group.get("laneid") == lowest
 
     def match(self, group: Group, mode: str, value: Any, mask: Any, pc: int) -> tuple[np.ndarray, np.ndarray]:
         """match.sync: (the lanes that hold the same value, whether all do)."""
-        self.check_members(group, mask, pc)
+        mask = self.members(group, mask, pc)
         value, mask = group.spread(value), group.spread(mask, np.uint32)
         slot, warps = group.get("slot"), group.batch.warps
         values = np.zeros(warps * 32, value.dtype)
@@ -124,7 +134,7 @@ class Warps:
         self, group: Group, operation: str, value: Any, mask: Any, ignores_nan: bool, absolute: bool, pc: int
     ) -> np.ndarray:
         """redux.sync, over the lanes that name the same mask."""
-        self.check_members(group, mask, pc)
+        mask = self.members(group, mask, pc)
         value, mask = group.spread(value), group.spread(mask, np.uint32)
         if absolute:
             value = np.abs(value)
@@ -152,7 +162,7 @@ class Warps:
 
     def sync(self, group: Group, mask: Any, pc: int) -> None:
         """bar.warp.sync: orders the memory accesses of the lanes."""
-        self.check_members(group, mask, pc)
+        self.members(group, mask, pc)
         self._state.warp_epoch[np.unique(group.get("warp"))] += 1
 
 

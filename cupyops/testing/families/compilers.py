@@ -80,7 +80,7 @@ def make_fx(case: Case) -> None:
             case.judge_outputs(graph(*(t for t in call.all_tensors() if t.is_floating_point())), call)
 
 
-@hazard("on fake tensors shapes, strides and dtypes are those of the real results")
+@hazard("on fake tensors shapes, strides and dtypes are those of the real results", launches=False)
 def fake_tensors(case: Case) -> None:
     """Outputs and gradients; compilers allocate and index by them."""
     mode = FakeTensorMode()

@@ -102,7 +102,7 @@ def second_device(case: Case) -> None:
     case.judge(outcome, call)
 
 
-@hazard("on meta tensors, the form of the reference's results or an error")
+@hazard("on meta tensors, the form of the reference's results or an error", launches=False)
 def meta_tensors(case: Case) -> None:
     """Tensors without memory: their data pointer is 0, without an error."""
     call = case.call.map(lambda t: torch.empty_like(t, device="meta", requires_grad=t.requires_grad))
@@ -123,7 +123,7 @@ def meta_tensors(case: Case) -> None:
             same_form(a, b, what)
 
 
-@hazard("with a tensor on another device, an error and no launch, unless the reference takes it")
+@hazard("with a tensor on another device, an error and no launch, unless the reference takes it", launches=False)
 def mixed_devices(case: Case) -> None:
     """Each tensor in turn, but not one number alone, which PyTorch takes from anywhere."""
     tensors = case.call.all_tensors()

@@ -10,32 +10,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._kernel.kernel import FLOATING
 from ..._operator.derivation.backward import Backward
 from ..._operator.derivation.definition import Definition
 from ..._operator.operator import operators
+from ..._util import torch_private
 from ..call import Call, Outcome, differentiable, gradients, tensors_of
-from ..case import Case
+from ..case import Case, widened
 from ..hazard import Failure, NotApplicable, hazard, told
+
+_LINE = 64  # elements, of a multiple of 16 bytes in every dtype
 
 
 @hazard("a gradient expanded from one number, as `.sum().backward()` gives, gives the right gradients")
 def grad_expanded(case: Case) -> None:
-    """Stride 0 in every dimension."""
+    """Stride 0 in every dimension; then only in the first, and only in the last."""
     case.needs_gradient()
-    outputs, leaves = _forward(case)
-    grads = [torch.full((), 0.75, dtype=y.dtype, device=y.device).expand(y.shape) for y in differentiable(outputs)]
-    ours = Outcome(outputs, gradients(outputs, leaves, grads))
-    # a constant gradient makes terms cancel outright: what is left is the rounding of each, a unit up or down
-    signs = [torch.randn(g.shape, generator=case.generator(2), dtype=torch.float64).sign().to(g.device) for g in grads]
-    shifted = [g.double() * (1 + torch.finfo(g.dtype).eps * sign) for g, sign in zip(grads, signs)]
-    case.compare(ours, *case.expected(case.call, grads), moved=case.truth(case.call, shifted))
+    for change in (_one_number, lambda g: _expanded_along(g, 0), lambda g: _expanded_along(g, -1)):
+        outputs, leaves = _forward(case)
+        grads = [change(grad) for grad in case.grads(outputs)]
+        ours = Outcome(outputs, gradients(outputs, leaves, grads))
+        # a constant gradient makes terms cancel outright: what is left is the rounding of each, a unit up or down
+        draws = [torch.randn(g.shape, generator=case.generator(2), dtype=torch.float64) for g in grads]
+        shifted = [widened(g) * (1 + torch.finfo(g.dtype).eps * d.sign().to(g.device)) for g, d in zip(grads, draws)]
+        case.compare(ours, *case.expected(case.call, grads), moved=case.truth(case.call, shifted))
 
 
 @hazard("a gradient laid out unlike its output gives the right gradients")
 def grad_strided(case: Case) -> None:
-    """Transposed, and every other element of a larger tensor."""
+    """Transposed, every other element of a larger tensor, and a slice out of the middle of one."""
     case.needs_gradient()
-    _with_grads(case, {"transposed": _transposed, "every other element": _every_other})
+    _with_grads(case, {"transposed": _transposed, "every other element": _every_other, "sliced": _sliced})
 
 
 @hazard("a gradient one element past a 16-byte boundary gives the right gradients")
@@ -43,6 +48,20 @@ def grad_misaligned(case: Case) -> None:
     """Contiguous all the same: wide loads must look at the address."""
     case.needs_gradient()
     _with_grads(case, {"misaligned": _one_element_on})
+
+
+@hazard("a gradient whose negative or conjugate bit is set gives the right gradients")
+def grad_bits(case: Case) -> None:
+    """The memory holds the values negated, as that of a conjugate's imaginary part does, or the conjugates."""
+    case.needs_gradient()
+    _with_grads(case, {"with a negative bit": _negated_twice, "with a conjugate bit": _conjugated_twice})
+
+
+@hazard("a gradient that is of a subclass of Tensor gives the right gradients")
+def grad_subclass(case: Case) -> None:
+    """Of one that changes nothing, by `__torch_function__`."""
+    case.needs_gradient()
+    _with_grads(case, {"of a subclass": lambda grad: grad.as_subclass(Subclass)})
 
 
 @hazard("each input alone can want a gradient, and no other gradient is computed then")
@@ -98,7 +117,7 @@ def changed_input(case: Case) -> None:
     for index in range(len(case.call.all_tensors())):
         leaves = case.call.map(_writable)
         outputs = tensors_of(leaves.of(case.target.function))
-        _change(leaves.all_tensors()[index])
+        _change(leaves.all_tensors()[index], index in case.call.kept)
         try:
             found = gradients(outputs, leaves, case.grads(outputs))
         except RuntimeError as error:
@@ -175,7 +194,7 @@ def _with_grads(case: Case, layouts: dict[str, Callable[[Tensor], Tensor]]) -> N
         with told(f"gradient {name}"):
             case.same_as_plain(Outcome(outputs, gradients(outputs, leaves, grads)))
     if not tried:
-        raise NotApplicable("the outputs have no dimensions")
+        raise NotApplicable("no gradient can be laid out like that")
 
 
 def _same_gradients(case: Case, found: dict[int, Tensor | None]) -> None:
@@ -228,6 +247,33 @@ def _memory(tensor: Tensor) -> int:
 # --- layouts and changes ---
 
 
+class Subclass(Tensor):
+    """A tensor that is one in all but its type."""
+
+
+def _negated_twice(tensor: Tensor) -> Tensor:
+    return torch_private.neg_view(-tensor) if tensor.dtype in FLOATING or tensor.is_complex() else tensor
+
+
+def _conjugated_twice(tensor: Tensor) -> Tensor:
+    return tensor.conj().resolve_conj().conj() if tensor.is_complex() else tensor
+
+
+def _one_number(tensor: Tensor) -> Tensor:
+    return torch.full((), 0.75, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+
+
+def _expanded_along(tensor: Tensor, dim: int) -> Tensor:
+    return tensor.narrow(dim, 0, 1).expand(tensor.shape) if tensor.numel() and tensor.dim() else tensor
+
+
+def _sliced(tensor: Tensor) -> Tensor:
+    if not tensor.dim():
+        return tensor
+    size = tensor.shape[-1]  # aligned, so that it is the distance of the rows that is tried
+    return torch.nn.functional.pad(tensor, (_LINE, _LINE - size % _LINE)).narrow(-1, _LINE, size)
+
+
 def _transposed(tensor: Tensor) -> Tensor:
     """The first and the last dimension stored the other way round."""
     if tensor.dim() < 2:
@@ -250,10 +296,12 @@ def _writable(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_(tensor.requires_grad)
 
 
-def _change(tensor: Tensor) -> None:
-    """To other values that are as legal."""
+def _change(tensor: Tensor, kept: bool) -> None:
+    """To other values that are as legal; to the same ones, where only those are."""
     with torch.no_grad():
-        if tensor.is_floating_point() or tensor.is_complex():
+        if kept or tensor.is_floating_point() and tensor.dtype not in FLOATING:
+            tensor.copy_(tensor.clone())
+        elif tensor.is_floating_point() or tensor.is_complex():
             tensor.mul_(-2)
         else:
             tensor.zero_()

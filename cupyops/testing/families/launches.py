@@ -184,7 +184,7 @@ def _set_loaded(kernel: Any, specialised: dict[Any, Any], table: dict[Any, Any],
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-@hazard("a launch that fails names operator, kernel, grid and block, and the next call works", KERNELS)
+@hazard("a launch that fails names operator, kernel, grid and block, and the next call works", KERNELS, launches=False)
 def launch_error(case: Case) -> None:
     """Forward, then backward, with a block of 2048 threads."""
     operator = case.needs_operator()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..._kernel.kernel import FLOATING
 from ..._util import torch_private
 from ..._util.torch_private import tree_flatten, tree_unflatten
 from ..call import Call, Function, Outcome, gradients, tensors_of
@@ -59,7 +60,7 @@ def expanded(case: Case) -> None:
     """Values equal along the first dimension, then along the last; compared with a contiguous copy of the same."""
     tried = False
     for dim in (0, -1):
-        call = case.call.map_floating(lambda tensor: _expanded(tensor, dim))  # noqa: B023
+        call = case.call.map_values(lambda tensor: _expanded(tensor, dim))  # noqa: B023
         if _is_varied(case, call):
             copied = case.with_call(call.map(lambda t: t.detach().contiguous().requires_grad_(t.requires_grad)))
             _judge(copied, call)
@@ -71,7 +72,7 @@ def expanded(case: Case) -> None:
 @hazard("a tensor whose negative bit is set gives the same result")
 def negative_bit(case: Case) -> None:
     """What the imaginary part of a conjugate is: the memory holds the values negated."""
-    _vary(case, lambda t: torch_private.neg_view(-t) if t.is_floating_point() else t)
+    _vary(case, lambda t: torch_private.neg_view(-t) if t.dtype in FLOATING or t.is_complex() else t)
 
 
 @hazard("a complex tensor whose conjugate bit is set gives the same result")
@@ -184,7 +185,8 @@ def _strides(tensor: Tensor) -> list[int]:
 def _pair(call: Call) -> tuple[int, int] | None:
     """Where among the arguments two tensors stand that could be one."""
     leaves, _ = tree_flatten((call.args, call.kwargs))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    numbers = lambda t: isinstance(t, Tensor) and (t.dtype in FLOATING or t.is_complex())  # noqa: E731
+    places = [i for i, leaf in enumerate(leaves) if numbers(leaf)]
     alike = lambda i: (leaves[i].shape, leaves[i].dtype)  # noqa: E731
     return next(((i, j) for i in places for j in places if i < j and alike(i) == alike(j)), None)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._simulate import simulate
 from ..call import Call, Outcome, gradients, tensors_of
 from ..case import Case
 from ..guards import HUGE, NAN, Guards, Poison, Poisoned
@@ -16,6 +17,7 @@ from ..hazard import Failure, NotApplicable, hazard
 from ..unchanged import Births, Unchanged, attributes, different_bits, functions, same_bits, saved, shared, storages
 
 _ROUNDS = 4  # of calls whose memory is looked for afterwards
+_SEEDS = range(1, 6)  # of orders in which the simulator runs blocks and warps
 _CALLS = 10  # between two looks at how much memory is in use
 
 
@@ -129,7 +131,7 @@ def _refuses_leaf(case: Case) -> None:
 def _with_inplace(case: Case, call: Call) -> Call:
     bound = inspect.signature(case.target.function).bind(*call.args, **call.kwargs)
     bound.arguments["inplace"] = True
-    return Call(*bound.args, **bound.kwargs)
+    return call.like(bound.args, bound.kwargs)
 
 
 def _arguments(case: Case) -> dict[str, Any]:
@@ -155,12 +157,19 @@ def outputs_do_not_alias(case: Case) -> None:
 
 @hazard("the same call gives the same bits, at once and after other work")
 def deterministic(case: Case) -> None:
-    """Forward and backward. Between the second and the third run: a call with other values, and other memory in use."""
+    """Forward and backward. Between the second and the third run: a call with other values, and other memory in use.
+
+    The simulator runs blocks and warps in several other orders too: a sum by atomicAdd rounds in the order of its terms.
+    """
     first = case.both_ways(case.call)
     same_bits(first, case.both_ways(case.call), "of the same call twice")
     other = case.both_ways(case.varied()), [torch.ones(1000 * n, device=case.device) for n in range(1, 8)]
     same_bits(first, case.both_ways(case.call), "of the same call before and after another")
     del other
+    for seed in _SEEDS if case.backend == "simulator" else ():
+        with simulate(seed=seed):
+            again = case.both_ways(case.call)
+        same_bits(first, again, f"of the same call with its blocks and warps in another order, simulate(seed={seed})")
 
 
 @hazard("memory is given back: no call leaves a tensor alive that nobody holds")

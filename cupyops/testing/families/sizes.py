@@ -8,19 +8,21 @@ from torch import Tensor
 from ..._util import tracing
 from ..call import Call, Outcome
 from ..case import Case
+from ..foretold import STEP, Allocated, Computed, needs_memory, smaller_sizes
 from ..hazard import GPU, Failure, NotApplicable, hazard, told
 from ..large_sizes import large_sizes
 
 _SIZES = 3  # of a call, the largest, that are varied one at a time
 _TAILS = (31, 33, 127, 257)  # around a warp, and past a block of 128 and of 256
 _ROWS = 65_539  # more than a grid's y and z can count
+_PROBE = 512  # rows, of which the simulator tells how long more of them would take
 _FEW = 2  # to which other sizes are cut where there are so many rows
 _MOST = 2_000_000  # elements of a call
 _UNITS = 1024.0  # of float64, in a sum over that many: the truth is no more exact
 _INSTRUCTIONS = 150_000_000  # that the simulator runs in a few seconds
 
 
-@hazard("a size of zero gives PyTorch's answer; where nothing comes out, nothing is launched")
+@hazard("a size of zero gives PyTorch's answer; where nothing comes out, nothing is launched", launches=False)
 def empty(case: Case) -> None:
     """Each size in turn, everywhere that it occurs."""
     tried = False
@@ -68,7 +70,7 @@ def tails(case: Case) -> None:
 
 @hazard("more than 65,535 rows give PyTorch's answer")
 def many_rows(case: Case) -> None:
-    """The leading size of the largest tensor made larger than a grid's y and z, the others small."""
+    """The leading size of the largest tensor made larger than a grid's y and z, the others small; numbers stay."""
     largest = max(case.call.all_tensors(), key=Tensor.numel, default=None)
     if largest is None or not largest.numel() or not largest.dim():
         raise NotApplicable("no tensor has rows")
@@ -76,15 +78,16 @@ def many_rows(case: Case) -> None:
         raise NotApplicable("no kernel runs here")
     rows, few = largest.shape[0], case.with_units({torch.float64: _UNITS})
     for size in _sizes(case.call, _FEW + 1):
-        if size != rows and (smaller := _taken(few, size, _FEW if rows != _FEW else _FEW + 1)):
+        if size != rows and (smaller := _taken(few, size, _FEW if rows != _FEW else _FEW + 1, (False,))):
             few = few.with_call(smaller)
     shapes = [tensor.shape for tensor in few.call.all_tensors()]
     elements = sum(shape.numel() * (_ROWS // rows) ** shape.count(rows) for shape in shapes)
     if elements > _MOST:
         raise NotApplicable(f"{elements:,} elements are too many to try")
+    _needs_memory(few, rows, _ROWS, (False,))
     if case.backend == "simulator":
         _needs_simulation(few, rows)
-    grown = _taken(few, rows, _ROWS)
+    grown = _taken(few, rows, _ROWS, (False,))
     if grown is None:
         raise NotApplicable("the reference takes no more rows")
     few.judge(few.both_ways(grown), grown)
@@ -104,9 +107,9 @@ def _sizes(call: Call, least: int) -> list[int]:
     return sorted({size for tensor in call.all_tensors() for size in tensor.shape if size >= least}, reverse=True)
 
 
-def _taken(case: Case, size: int, new: int) -> Call | None:
+def _taken(case: Case, size: int, new: int, with_numbers: tuple[bool, ...] = (True, False)) -> Call | None:
     """The call with another size, if the reference takes it: with the numbers of that value changed too, or without."""
-    for numbers in (True, False):
+    for numbers in with_numbers:
         call = case.call.resized(size, new, numbers)
         try:
             case.expected(call)
@@ -117,23 +120,53 @@ def _taken(case: Case, size: int, new: int) -> Call | None:
 
 
 def _tried(case: Case, size: int, new: int) -> bool:
+    if _elements(case.call.resized(size, new)) > _MOST:
+        return False
+    try:
+        _needs_memory(case, size, new)
+    except NotApplicable:
+        return False
     call = _taken(case, size, new)
-    if call is None or _elements(call) > _MOST:
+    if call is None:
         return False
     with told(f"{new} for {size}"):
         case.judge(case.both_ways(call), call)
     return True
 
 
+def _needs_memory(case: Case, size: int, new: int, with_numbers: tuple[bool, ...] = (True, False)) -> None:
+    """Raise `NotApplicable` where the reference or the function would take more memory with `new` for a size than it may."""
+    if new <= STEP * size or case.backend == "gpu":
+        return
+
+    def by_reference(n: int) -> int | None:
+        with Computed() as computed:
+            call = _taken(case, size, n, with_numbers)
+        return None if call is None else computed.bytes
+
+    def by_function(n: int) -> int | None:
+        call = _taken(case, size, n, with_numbers)
+        if call is None:
+            return None
+        with Allocated() as allocated:
+            try:
+                case.both_ways(call)
+            except Exception:  # whatever an operator raises; that is for the variant to tell
+                return None
+        return allocated.bytes
+
+    needs_memory(new, smaller_sizes(new, new), by_reference, case.memory)
+    needs_memory(new, smaller_sizes(new, _PROBE), by_function, case.memory)
+
+
 def _needs_simulation(case: Case, rows: int) -> None:
     """Raise `NotApplicable` where a smaller number of rows foretells that so many take the simulator too long."""
-    probe = _ROWS // 128
-    call = _taken(case, rows, probe)
+    call = _taken(case, rows, _PROBE, (False,))
     if call is None:
         raise NotApplicable("the reference takes no more rows")
     with tracing.trace() as trace:
         case.both_ways(call)
-    instructions = sum(record.instructions or 0 for record in trace.launches()) * 128
+    instructions = sum(record.instructions or 0 for record in trace.launches()) * (_ROWS // _PROBE)
     if instructions > _INSTRUCTIONS:
         raise NotApplicable(f"the simulator would run {instructions:,} instructions")
 

@@ -117,11 +117,22 @@ def test_on_a_dry_run_the_form_alone_is_checked():
         torch.compile(op, backend="aot_eager", fullgraph=True)(torch.ones(2))
 
 
-def test_a_good_call_is_the_last_that_is_looked_at():
-    op = doubled(good)
-    assert op.definition.launch_forward is not good
-    op(torch.ones(2))
-    assert op.definition.launch_forward is good
+def test_a_good_call_is_the_last_of_its_dtypes_that_is_looked_at():
+    asked = []
+
+    @cupyops.operator(fresh())
+    def op(x: Tensor) -> Tensor:
+        asked.append(x.dtype)
+        return 2 * x
+
+    op.forward(lambda x: (2.0 * x, ()) if x.is_floating_point() else (2 * x[:1], ()))
+    for _ in range(3):
+        op(torch.ones(2))
+        op(torch.ones(2, dtype=torch.float64))
+    assert asked == [torch.float32, torch.float64]
+    for _ in range(2):  # what is wrong goes on being told
+        with pytest.raises(InputError, match="forward returned y of shape"):
+            op(torch.ones(2, dtype=torch.int32))
 
     op.forward(lambda x: 2 * x)  # a cell run again
     with pytest.raises(InputError, match="forward returned a tensor"):
