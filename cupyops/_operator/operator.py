@@ -57,8 +57,10 @@ def operator(
 
     Args:
         name: qualified, `"namespace::name"`; it is also the name of the op in `torch.ops`.
-        autocast: None, `"lower"` (cast to the autocast dtype), `"fp32"` or `"fp32_everywhere"`: what PyTorch's autocast
-            does for an operator of this kind.
+        autocast: `"lower"` (cast to the autocast dtype), `"fp32"` (on a GPU cast to float32, as softmax and norms are) or
+            `"fp32_everywhere"` (on a CPU too, as losses are): what PyTorch's autocast does for an operator of this kind.
+            Inputs are cast, and inside every role autocast is off, as `torch.amp.custom_fwd(cast_inputs=...)` has it.
+            None: nothing is cast, and autocast is inside as it is outside.
         mutates: the parameters that the operator changes in place. They are its outputs: the reference returns them, in
             this order, or nothing, and so does every call. Its backward can name the outputs and not what they were before;
             without one the reference is differentiated, and a second derivative needs a `reference_backward`.
@@ -117,8 +119,7 @@ class Operator:
         self.name = name
         self.reference = reference
         self.public: Callable[..., Any] = self  # what users call: the interface, where there is one
-        self.definition = Definition(name, reference, mutates, updates, mixed)
-        self._autocast = autocast
+        self.definition = Definition(name, reference, mutates, updates, mixed, autocast)
         self._tensors = self.definition.tensors
         self._first = self._tensors[0]
         self._by_roles: Callable[..., Any] | None = None  # with a gradient; made at the first call
@@ -264,8 +265,12 @@ class Operator:
             return "torch.library", self._by_dispatcher, ""
         if any(tensor.device != given[0].device for tensor in given):
             return "", self._by_mixed_devices, ""
-        if given and given[0].device.type in executors and dtype_for(self._autocast, given[0].device) is not None:
-            return "", self._by_autocast, ""  # without kernels the reference meets autocast inside PyTorch
+        if (
+            given
+            and given[0].device.type in executors
+            and dtype_for(self.definition.autocast, given[0].device) is not None
+        ):
+            return "", self._by_autocast, ""  # which kernels serve is asked of what is cast
         reason = self.definition.why_not(args)
         return ("kernel", self._by_kernels, "") if reason is None else ("reference", self._by_reference, reason)
 
@@ -280,7 +285,7 @@ class Operator:
         return self._by_roles(*args)
 
     def _by_reference(self, args: tuple[Any, ...]) -> Any:
-        return self.definition.call_reference(args)
+        return self.definition.call_reference(self._cast(args))
 
     def _by_dispatcher(self, args: tuple[Any, ...]) -> Any:
         return self._registration.call(self._cast(args))
@@ -322,9 +327,10 @@ class Operator:
 
     def _cast(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments as autocast asks for them."""
-        if not self._autocast:
+        policy, given = self.definition.autocast, self.definition.given(args)
+        if not policy or not given:
             return args
-        dtype = dtype_for(self._autocast, self.definition.given(args)[0].device)
+        dtype = dtype_for(policy, given[0].device)
         return args if dtype is None else cast(args, dtype)
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +20,12 @@ from ..._kernel.launch.versions import this_thread
 from ..._util.strides import is_dry, restride
 from ...errors import CupyopsError, InputError
 from . import results, schema
+from .autocast import POLICIES, without
 from .backward import Backward
 from .kept import Kept
 
 _ROLES = frozenset(("launch_forward", "launch_backward", "gradient", "refusal", "unpooled"))
+_NO_POLICY = POLICIES[None]
 
 
 class Definition:
@@ -36,8 +38,10 @@ class Definition:
         mutates: tuple[str, ...] = (),
         updates: tuple[str, ...] = (),
         mixed: tuple[str, ...] = (),
+        autocast: Mapping[str, str] = _NO_POLICY,
     ) -> None:
         self.name = name
+        self.autocast = autocast  # of each device type; with one, the roles run with autocast off
         self.reference = reference
         self.parameters, self.outputs = schema.typed_signature(name, reference, mutates)
         self.mutates = mutates
@@ -144,7 +148,7 @@ class Definition:
         assert self.launch_forward is not None
         outer, this_thread.in_role = this_thread.in_role, True
         try:
-            outputs, saved = self.launch_forward(*args, **self.asked(needs))
+            outputs, saved = without(self.autocast, self._launch_forward, args, needs)
         except CupyopsError as error:
             self.add_note(error, "forward")
             raise
@@ -153,6 +157,10 @@ class Definition:
         if self.mutated:
             return self.changed(args), saved
         return (outputs,) if self.outputs == 1 else outputs, saved
+
+    def _launch_forward(self, args: Sequence[Any], needs: Sequence[bool] | None) -> Any:
+        assert self.launch_forward is not None
+        return self.launch_forward(*args, **self.asked(needs))
 
     def asked(self, needs: Sequence[bool] | None) -> dict[str, Any]:
         """What the forward kernels are told besides their arguments, where they ask."""
@@ -164,8 +172,12 @@ class Definition:
 
     def call_reference(self, args: Sequence[Any]) -> Any:
         """What a call returns, by the reference."""
-        found = self.reference(*args)
+        found = self.run_reference(args)
         return self.returned(self.changed(args)) if self.mutated else found
+
+    def run_reference(self, args: Sequence[Any]) -> Any:
+        """What the reference returns."""
+        return without(self.autocast, self.reference, *args)
 
     def changed(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
         """The arguments that are changed in place."""
@@ -186,7 +198,9 @@ class Definition:
             return self.reference_gradient(grads, args, needs)
         try:
             last_too = (last,) if self.backward_asks else ()
-            return self.launch_backward(grads, outputs, saved, args, needs, *last_too)
+            return without(  # type: ignore[no-any-return]
+                self.autocast, self.launch_backward, grads, outputs, saved, args, needs, *last_too
+            )
         except CupyopsError as error:
             self.add_note(error, "backward")
             raise
@@ -200,10 +214,15 @@ class Definition:
                 missing = "a second derivative needs a reference_backward, since forward overwrites"
                 raise InputError(f"{self.name}: {missing} {', '.join(self.mutates)}")
             return self.reference_gradient(grads, args, needs)
-        return self.gradient(grads, outputs, saved, args, needs)
+        return without(  # type: ignore[no-any-return]
+            self.autocast, self.gradient, grads, outputs, saved, args, needs
+        )
 
     def reference_gradient(self, grads: Any, args: Any, needs: Any) -> list[Tensor | None]:
         """The gradients as PyTorch finds them through the reference, run once more for that."""
+        return without(self.autocast, self._through_reference, grads, args, needs)  # type: ignore[no-any-return]
+
+    def _through_reference(self, grads: Any, args: Any, needs: Any) -> list[Tensor | None]:
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             # aliases, so that an input passed twice gets two gradients and not twice their sum

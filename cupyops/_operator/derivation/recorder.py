@@ -233,7 +233,7 @@ class Recorder(TorchFunctionMode):
             number = self._number(result, None)
             self._steps.append(Alloc(number, tuple(result.shape), result.stride(), result.dtype))
             return
-        if _autocast_state() != self._autocast and func not in _UNAFFECTED:
+        if _autocast_state() != self._autocast and func not in _UNAFFECTED and not _is_view(results, tensors):
             return self.refuse(f"{_name(func)} is called under another autocast than the operator")
         if result is not None and not _changes(func, kwargs) and all(id(one) in self._numbers for one in results):
             return  # an argument itself, as .contiguous() of what is contiguous
@@ -337,6 +337,12 @@ def _tensors(value: Any) -> Any:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _is_view(results: Any, tensors: list[Tensor]) -> bool:
+    """Whether all that it gives lies in memory that it was given: autocast has cast nothing then."""
+    given = {_storage(one) for one in tensors}
+    return all(one is not None and _storage(one) in given for one in results)
 
 
 def _offset(tensor: Tensor) -> int:

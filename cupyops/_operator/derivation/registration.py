@@ -122,7 +122,7 @@ class Registration:
         if self.of.why_not(args) is None:
             self.of.run_forward(args)
         else:
-            self.of.reference(*args)
+            self.of.run_reference(args)
             versions.raise_all(self.of.changed(args))
 
     def _mutate_differentiably(self, *args: Any, **kwargs: Any) -> None:
@@ -149,7 +149,7 @@ class Registration:
         if self.of.why_not(args) is None:
             outputs, saved = self.of.run_forward(copies)
             return _fresh([*outputs, *saved, *updated], args)
-        found = self.of.reference(*copies)
+        found = self.of.run_reference(copies)
         return _fresh([*([found] if self.of.outputs == 1 else found), *updated], args)
 
     def _forward_of_copies(self, args: tuple[Any, ...]) -> list[Tensor]:
@@ -157,7 +157,7 @@ class Registration:
         if self.of.why_not(args) is None:
             outputs, saved = self.of.run_forward(copies)
             return _fresh([*outputs, *saved], args)
-        self.of.reference(*copies)
+        self.of.run_reference(copies)
         return _fresh(list(self.of.changed(copies)), args)
 
     def _backward(self, grads: Any, outputs: Any, saved: Any, *rest: Any) -> list[Tensor]:
