@@ -16,7 +16,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -272,7 +271,7 @@ class Kernel(Template):
         if 0 in configuration.grid:
             return
         recorder = observed.recorder()
-        with nullcontext() if recorder is None else recorder.paused():
+        with observed.unseen():
             loaded = self._launched(specialised, anchor, configuration, args)
         if recorder is not None:
             recorder.launched(specialised, loaded, configuration, args)

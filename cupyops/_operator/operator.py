@@ -16,7 +16,8 @@ The first two are recorded and replayed for calls alike: see derivation/plans.py
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from .derivation.plans import Plans
 from .derivation.public import public
 from .derivation.registration import Registration, register
 
+_ALL: Mapping[str, Sequence[str]] = MappingProxyType({})  # each tensor is read for every gradient
 _PLAIN = frozenset((Tensor, Parameter))
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -146,7 +148,9 @@ class Operator:
         self._has_another_role()
         return launch
 
-    def backward(self, launch: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(
+        self, launch: Callable[..., Any] | None = None, *, reads: Mapping[str, Sequence[str]] = _ALL
+    ) -> Callable[..., Any]:
         """The launch of the backward kernel: takes `saved`, a `grad_*` per output, and by name what else it needs.
 
         What it can name: any parameter of the operator; an output, as `y` where its gradient is `grad_y`; `needs_grad`, a
@@ -154,8 +158,25 @@ class Operator:
         overwritten and returned. Only tensors that are named are kept alive until then. Each gradient
         arrives with its output's shape, dtype and strides. Returns the gradient of each Tensor parameter, in order (None
         for one that has none); trailing ones may be left out.
+
+        Args:
+            launch: the role.
+            reads: for which gradients a tensor is read: `{"x": ("weight",)}` says that only the gradient of `weight`
+                depends on `x`. Where none of those is asked for, as in a frozen layer, `x` is not kept: what is given in
+                its place has its shape, dtype and device, and no values. `()`: none depends on it. A tensor that is not
+                named here is kept for every backward.
+
+        Example:
+            >>> @cupyops.operator("mylib::scaled")
+            ... def scaled(x: Tensor, weight: Tensor) -> Tensor:
+            ...     return x * weight
+            >>> @scaled.backward(reads={"x": ("weight",), "weight": ("x",)})
+            ... def backward(saved, grad_y, x, weight, needs_grad):
+            ...     return grad_y * weight if needs_grad.x else None, grad_y * x if needs_grad.weight else None
         """
-        self.definition.set_backward(launch)
+        if launch is None:
+            return functools.partial(self.backward, reads=reads)
+        self.definition.set_backward(launch, reads)
         self._has_another_role()
         return launch
 

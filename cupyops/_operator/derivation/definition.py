@@ -22,7 +22,7 @@ from ...errors import CupyopsError, InputError
 from . import results, schema
 from .autocast import POLICIES, without
 from .backward import Backward
-from .kept import Kept
+from .kept import Kept, by_kernels, by_reference
 
 _ROLES = frozenset(("launch_forward", "launch_backward", "gradient", "refusal", "unpooled"))
 _NO_POLICY = POLICIES[None]
@@ -196,6 +196,7 @@ class Definition:
         """
         if self.launch_backward is None:
             return self.reference_gradient(grads, args, needs)
+        args = by_kernels(args)
         try:
             last_too = (last,) if self.backward_asks else ()
             return without(  # type: ignore[no-any-return]
@@ -209,6 +210,7 @@ class Definition:
         self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any
     ) -> list[Tensor | None]:
         """The same gradients with a graph of their own: by `reference_backward`, else from the reference."""
+        args = by_reference(args)
         if self.gradient is None:
             if self.mutated:
                 missing = "a second derivative needs a reference_backward, since forward overwrites"
@@ -295,9 +297,9 @@ class Definition:
 
         return in_place
 
-    def set_backward(self, launch: Callable[..., Any]) -> None:
+    def set_backward(self, launch: Callable[..., Any], reads: Mapping[str, Sequence[str]]) -> None:
         """Take the backward role."""
-        self.launch_backward = role = Backward(self, launch, "backward")
+        self.launch_backward = role = Backward(self, launch, "backward", reads)
         self.gives_gradients = False
         self.named, self.backward_asks = role.named, ("last", 0) in role.wants
         self._choose_kept()
@@ -317,6 +319,22 @@ class Definition:
         outputs = tuple(i for i in range(self.outputs) if any(i in role.outputs for role in roles))
         self.kept_by_kernels = Kept(self.arity, self.tensors, self.outputs, inputs, outputs)
         self.kept_by_reference = Kept(self.arity, self.tensors, self.outputs, lasting, ())
+        self._kept_by_needs: dict[tuple[bool, ...], Kept] = {}
+
+    @property
+    def kept_by_gradient(self) -> bool:
+        """Whether what is kept depends on the gradients that will be asked for."""
+        return self.launch_backward is not None and self.launch_backward.reads_by_gradient
+
+    def kept(self, needs: Sequence[bool]) -> Kept:
+        """What is kept for a backward by kernels that will be asked for these gradients."""
+        if not self.kept_by_gradient:
+            return self.kept_by_kernels
+        key = tuple(needs)
+        if key not in self._kept_by_needs:
+            assert self.launch_backward is not None
+            self._kept_by_needs[key] = self.kept_by_kernels.without(*self.launch_backward.unread(key))
+        return self._kept_by_needs[key]
 
 
 def like_outputs(grads: Sequence[Tensor | None], strides: Sequence[Any]) -> list[Tensor | None]:

@@ -20,6 +20,7 @@ from ..._kernel.launch import faults
 from ..._util import observed
 from ..._util.allocations import EMPTY
 from .constants import NoConstant, Ref, freeze
+from .kept import Kept
 from .steps import Alloc, Bump, Call, Inner, Launch, Recording, Step, View, numbers_in
 
 _SEEN = (
@@ -172,7 +173,9 @@ class Recorder(TorchFunctionMode):
             self.refuse(f"it asks whether memory of its own is aligned to {most} bytes")
         return min(address & -address, most) if address else most
 
-    def differentiable(self, operator: Any, args: tuple[Any, ...], forward: Callable[[], tuple[Any, Any]]) -> Any:
+    def differentiable(
+        self, operator: Any, args: tuple[Any, ...], kept: Kept, forward: Callable[[], tuple[Any, Any]]
+    ) -> Any:
         """The forward of the one operator of the recording, where a gradient is wanted."""
         start = len(self._steps)
         self._inside = True
@@ -188,6 +191,7 @@ class Recorder(TorchFunctionMode):
         try:
             values = tuple(self._constant(value) for value in args)
             with self.paused():
+                known = kept.values(args)
                 strides = tuple(tuple(y.stride()) for y in outputs)
                 floating = tuple(y.dtype.is_floating_point for y in outputs)
             self._inner = Inner(
@@ -200,6 +204,8 @@ class Recorder(TorchFunctionMode):
                 strides,
                 floating,
                 tuple(self._known(one, "saves").number for one in saved),
+                kept=kept,
+                values=known,
             )
         except NoConstant as found:
             self.refuse(f"{operator.name}: {found}")
