@@ -20,6 +20,7 @@ from ..errors import InputError
 def _embedding(
     weight: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool, sparse: bool
 ) -> Tensor:
+    arguments.in_range("input[{}]", indices, rows, "a row of weight")
     try:
         return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
     except IndexError as error:
@@ -160,8 +161,6 @@ def _check_number(name: str, value: Any) -> None:
 
 def _renorm(weight: Tensor, input: Tensor, max_norm: float, norm_type: float) -> None:
     """Scale the rows that are named, in place; PyTorch's, which asks for indices that are contiguous."""
-    try:
-        with torch.no_grad():
-            torch.embedding_renorm_(weight.detach(), input.contiguous(), max_norm, norm_type)
-    except IndexError as error:
-        raise InputError(f"input: {error}") from error
+    arguments.in_range("input[{}]", input, weight.shape[0], "a row of weight")
+    with torch.no_grad():
+        torch.embedding_renorm_(weight.detach(), input.contiguous(), max_norm, norm_type)

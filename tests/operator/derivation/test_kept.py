@@ -233,12 +233,14 @@ def test_second_derivatives(name, through):
         seconds = []
         for function in (case.ours, case.theirs):
             ours = function is case.ours
-            with cupyops.simulate() if ours else contextlib.nullcontext():
-                with Nothing() if ours and through == "dispatcher" else contextlib.nullcontext():
-                    y = function(*tensors)
-                    first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
-                    total = sum((one.sin() * torch.arange(one.numel()).view(one.shape)).sum() for one in first)
-                    seconds.append([*first, *torch.autograd.grad(total, leaves, allow_unused=True)])
+            with (
+                cupyops.simulate() if ours else contextlib.nullcontext(),
+                Nothing() if ours and through == "dispatcher" else contextlib.nullcontext(),
+            ):
+                y = function(*tensors)
+                first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+                total = sum((one.sin() * torch.arange(one.numel()).view(one.shape)).sum() for one in first)
+                seconds.append([*first, *torch.autograd.grad(total, leaves, allow_unused=True)])
         torch.testing.assert_close(*[[torch.zeros(()) if g is None else g for g in one] for one in seconds])
 
 
