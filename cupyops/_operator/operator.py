@@ -312,8 +312,8 @@ class Operator:
         return self._registration.call(self._cast(args))
 
     def _by_gathering(self, args: tuple[Any, ...]) -> Any:
-        self._refuse_copies("a DTensor")
-        return distributed.call(self, self.name, args)
+        changed = (*self.definition.mutated, *self.definition.updated)
+        return distributed.call(self, self.name, args, changed)
 
     def _compiling(self, args: tuple[Any, ...]) -> Any:
         register(self.name)
@@ -334,12 +334,9 @@ class Operator:
             if not known and (value is not None or index in self.definition.required):
                 name = self.definition.parameters[index].name
                 raise InputError(f"{self.name}: {name} is {type(value).__name__}, expected a tensor or an array")
-        self._refuse_copies("an array")
-        return arrays.call(self, args, {})
-
-    def _refuse_copies(self, kind: str) -> None:
         if self.definition.mutated or self.definition.updated:
-            raise InputError(f"{self.name} works in place and would change a copy of {kind}; give it plain tensors")
+            raise InputError(f"{self.name} works in place and would change a copy of an array; give it plain tensors")
+        return arrays.call(self, args, {})
 
     def _by_mixed_devices(self, args: tuple[Any, ...]) -> Any:
         names = [self.definition.parameters[i].name for i in self._tensors if args[i] is not None]
