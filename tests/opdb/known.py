@@ -86,6 +86,12 @@ FUSED_SGD = "PyTorch's own `SGD(momentum=, fused=True)` on a CPU is wrong in hal
 TRAPS = "an index out of range stops a kernel, and on a GPU the process: see tests/ops/test_out_of_range.py"
 NOT_FINITE = "PyTorch's own result is not finite"
 
+WITHOUT_ANY_ENTRY = {  # as the rows of the table are named
+    **WITHOUT_ENTRY,
+    **{f"nn.{name}": why for name, why in MODULES_WITHOUT_ENTRY.items()},
+    **{f"optim.{name}": why for name, why in OPTIMIZERS_WITHOUT_ENTRY.items()},
+}
+
 # (operator, dtype) that PyTorch takes and the function here refuses with an InputError
 REFUSED = {
     ("rms_norm", torch.complex64): "refused: `rms_norm` of complex numbers, for which it has no kernel",
