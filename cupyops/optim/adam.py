@@ -31,7 +31,7 @@ class _Adam(Fused):
         first: list[Tensor] = []
         second: list[Tensor] = []
         largest: list[Tensor] = []
-        steps: list[Tensor] = []
+        steps: list[Any] = []  # tensors, unless somebody has put something else into a state
         self._init_group(group, params, grads, first, second, largest, steps)  # type: ignore[attr-defined]
         states = zip(first, second, largest) if group["amsgrad"] else zip(first, second)
         entries = []
