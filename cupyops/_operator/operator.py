@@ -163,8 +163,9 @@ class Operator:
             launch: the role.
             reads: for which gradients a tensor is read: `{"x": ("weight",)}` says that only the gradient of `weight`
                 depends on `x`. Where none of those is asked for, as in a frozen layer, `x` is not kept: what is given in
-                its place has its shape, dtype and device, and no values. `()`: none depends on it. A tensor that is not
-                named here is kept for every backward.
+                its place has its shape, dtype and device, and no values. `()`: none depends on it, as of a bias that is
+                added at the end. That is of the gradient itself, and not of how backward finds it: where the reference is
+                differentiated, zeros take its place. A tensor that is not named here is kept for every backward.
 
         Example:
             >>> @cupyops.operator("mylib::scaled")

@@ -83,7 +83,7 @@ def forward(x, weight, bias, stride, padding, dilation, groups, pool):
     return y.contiguous(memory_format=memory), (place,)
 
 
-@_conv2d_relu_max_pool2d.backward(reads={"bias": ()})
+@_conv2d_relu_max_pool2d.backward
 def backward(saved, grad_y, x, weight, bias, padding, needs_grad):
     memory = convolution.memory_format(x, weight)
     x, weight, grad_y = x.contiguous(), weight.contiguous(), grad_y.contiguous()
