@@ -76,20 +76,20 @@ pytest: $(SETUP) ## Run the tests, JOBS at a time, in full where an operator has
 	@mkdir -p build/parts
 	$(PYTEST) --changed --until=$(UNTIL) --record=build/parts/ran_in_full.csv
 
-opdb: $(SETUP) ## Run PyTorch's own op_db over the operators, in a process of its own
+opdb: $(SETUP) ## Run PyTorch's own databases of samples (op_db, module_db, optim_db), in a process of its own
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/opdb --changed
 
 pytest-all: $(SETUP) ## Run all tests, JOBS at a time
 	@mkdir -p build/parts
 	$(PYTEST) --record=build/parts/ran_in_full.csv $(addprefix --shard=,$(SHARD))
 
-opdb-all: $(SETUP) ## Run all of PyTorch's op_db
+opdb-all: $(SETUP) ## Run all of PyTorch's op_db, module_db and optim_db
 	$(PYTEST) tests/opdb $(addprefix --shard=,$(SHARD))
 
 docs: $(SETUP) ## Build the site of documentation into build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-conformance: $(SETUP) ## All of op_db, and write what passed into docs/conformance.md
+conformance: $(SETUP) ## All of op_db, module_db and optim_db, and write what passed into docs/conformance.md
 	$(PYTEST) tests/opdb --conformance=tests/conformance.csv
 	$(PY) tools/conformance.py
 

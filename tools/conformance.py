@@ -1,4 +1,4 @@
-"""docs/conformance.md: how many of PyTorch's own samples of our operators pass, by operator, suite and backend.
+"""docs/conformance.md: how many of PyTorch's own samples pass, by operator, module or optimizer, suite and backend.
 
     make conformance                on any machine: writes tests/conformance.csv and, from it, the page
     make test-gpu                   on a machine with a GPU: writes tests/conformance_gpu.csv
@@ -34,13 +34,32 @@ SUITES = {
     "batched gradients": "`is_grads_batched=True`: a vmap over backward and over backward of backward",
     "vmap": "`torch.vmap` over all tensors of a sample, against PyTorch on each slice",
 }
+MODULE_SUITES = {
+    "modules": "the samples, in training and in evaluation: results, strides, every gradient, and the buffers afterwards",
+    "module layouts": "the same with every tensor non-contiguous",
+    "module states": "state dicts go both ways; what is copied or pickled gives the same bits",
+    "module errors": "what PyTorch refuses, when made or called, is refused",
+    "module gradcheck": "gradients of arguments and parameters against finite differences",
+    "module gradgradcheck": "gradients of those gradients against finite differences",
+}
+OPTIMIZER_SUITES = {
+    "steps": "four steps with two groups, by each implementation that PyTorch lets ask for: parameters and state",
+    "optimizer states": "PyTorch's state dict goes on here, and ours in PyTorch",
+    "optimizer errors": "what PyTorch refuses, when made or in a step, is refused",
+}
+DATABASES = {  # the beginning of the names of its rows, what its rows are of, its suites
+    "op_db": ("", "operator", SUITES),
+    "module_db": ("nn.", "module", MODULE_SUITES),
+    "optim_db": ("optim.", "optimizer", OPTIMIZER_SUITES),
+}
 
 _HEAD = """\
 # Conformance
 
-PyTorch tests its functions on a database of its own, `op_db`: for each, calls that must work and calls that must fail.
-`tests/opdb` runs our operators on it, and compares with PyTorch's functions in the same dtype, within the tolerances of
-`torch.testing.assert_close`, or, where sums cancel, with at most twice the error against float64 that PyTorch's have.
+PyTorch tests its functions, modules and optimizers on databases of its own, `op_db`, `module_db` and `optim_db`: for each,
+calls that must work and calls that must fail. `tests/opdb` runs our operators, `cupyops.nn` and `cupyops.optim` on them, and
+compares with PyTorch's in the same dtype, within the tolerances of `torch.testing.assert_close`, or, where sums cancel, with
+at most twice the error against float64 that PyTorch's have.
 
 This page is written by `make conformance`. A cell says how many samples passed, of how many there are; in brackets, how many
 did not count, with a letter for the reason."""
@@ -131,13 +150,26 @@ def page(figures: dict[str, Any], gpu: dict[str, Any] | None) -> str:
             parts.append("No figures yet: `make test-gpu` on a machine with a GPU writes them.")
             continue
         backend = run["backends"][name]
-        parts += [f"{backend['about']} {_of(run, figures)}", *_table(backend["rows"])]
+        parts.append(f"{backend['about']} {_of(run, figures)}")
+        for database, (_, kind, suites) in DATABASES.items():
+            if rows := rows_of(backend["rows"], database):
+                parts += [f"### {database}", *_table(rows, kind, suites)]
     parts += ["## What differs", "\n".join(f"- {line}" for line in _differences(figures, gpu))]
     return "\n\n".join(parts) + "\n"
 
 
+def rows_of(rows: dict[str, Any], database: str) -> dict[str, Any]:
+    """Those of one database."""
+    begins = {name: begin for name, (begin, *_) in DATABASES.items() if begin}
+    found = {row: next((name for name, begin in begins.items() if row.startswith(begin)), "op_db") for row in rows}
+    return {name: row for name, row in rows.items() if found[name] == database}
+
+
 def _suites() -> list[str]:
-    return ["\n".join(["| suite | what is tried |", "|---|---|", *(f"| {k} | {v} |" for k, v in SUITES.items())])]
+    lines = ["| database | suite | what is tried |", "|---|---|---|"]
+    for name, (*_, suites) in DATABASES.items():
+        lines += [f"| {name} | {suite} | {what} |" for suite, what in suites.items()]
+    return ["\n".join(lines)]
 
 
 def _of(run: dict[str, Any], figures: dict[str, Any]) -> str:
@@ -151,11 +183,11 @@ def _of(run: dict[str, Any], figures: dict[str, Any]) -> str:
     return said
 
 
-def _table(rows: dict[str, Any]) -> list[str]:
-    suites = [name for name in SUITES if any(name in row["suites"] for row in rows.values())]
+def _table(rows: dict[str, Any], kind: str, known: dict[str, str]) -> list[str]:
+    suites = [name for name in known if any(name in row["suites"] for row in rows.values())]
     launching = any(row["launching"] for row in rows.values())
     letters = {reason: chr(ord("a") + i) for i, reason in enumerate(sorted({r for r, _ in _reasons(rows)}))}
-    head = ["operator", *suites, *(["by kernels"] if launching else [])]
+    head = [kind, *suites, *(["by kernels"] if launching else [])]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, row in rows.items():
         cells = [_cell(row["suites"].get(suite), letters) for suite in suites]
@@ -199,7 +231,7 @@ def _differences(figures: dict[str, Any], gpu: dict[str, Any] | None) -> list[st
                         found.setdefault(reason, set()).add(f"`{name}` ({backend})")
     lines = [f"{reason}: {', '.join(sorted(names))}." for reason, names in sorted(found.items())]
     lines.append("`out=`: no function here has it. The database's samples do not use it.")
-    lines += [f"`{name}` has no entry in the database: {why}." for name, why in figures["without_entry"].items()]
+    lines += [f"`{name}` has no entry in a database: {why}." for name, why in figures["without_entry"].items()]
     return lines
 
 

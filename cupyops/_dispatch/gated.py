@@ -135,6 +135,7 @@ def backward(
         wanted: tuple[Tensor | None, Tensor | None] = gate, None
     else:
         wanted = grad_y if needs_grad.gate else None, grad_y if needs_grad.up else None
+        up = up if needs_grad.gate else gate  # for nothing, where it has not been kept
     grad_gate, grad_up = (None if like is None else torch.empty_like(like) for like in wanted)
     if not is_dry(grad_y) and grad_y.numel():
         launch, inputs = _launched(forms, grad_y, gate, up)

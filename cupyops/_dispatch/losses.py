@@ -123,6 +123,8 @@ def reference(
 ) -> Tensor:
     """PyTorch's `function` for targets that are classes."""
     weight = None if weight is None else weight.detach()  # PyTorch's functions refuse one that wants a gradient
+    ignored = options.get("ignore_index")
+    arguments.in_range("target[{}]", target, classes(x), "ignore_index or a class", ignored)
     logits, indices = x, target
     if is_dry(x):  # with positions, (N, C, d1): of (C) and (N, C), PyTorch's rules for fake tensors are wrong
         logits, indices = (x[None], target[None]) if x.dim() == 1 else (x, target)

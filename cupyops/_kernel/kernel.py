@@ -17,7 +17,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -316,7 +315,7 @@ class Kernel(ByName, Template):
         if 0 in configuration.grid:
             return
         recorder = observed.recorder()
-        with nullcontext() if recorder is None else recorder.paused():
+        with observed.unseen():
             loaded = self._launched(specialised, anchor, configuration, args)
         if recorder is not None:
             if any(isinstance(one, Tensor) and has_bits(one) for one in args):

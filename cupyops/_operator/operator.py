@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from .derivation.plans import Plans
 from .derivation.public import public
 from .derivation.registration import ROLES, Registration, register
 
+_ALL: Mapping[str, Sequence[str]] = MappingProxyType({})  # each tensor is read for every gradient
 _PLAIN = frozenset((Tensor, Parameter))
 _functorch_active = torch_private.functorch_active
 _dispatch_modes = torch_private.dispatch_modes
@@ -60,8 +62,10 @@ def operator(
 
     Args:
         name: qualified, `"namespace::name"`; it is also the name of the op in `torch.ops`.
-        autocast: None, `"lower"` (cast to the autocast dtype), `"fp32"` or `"fp32_everywhere"`: what PyTorch's autocast
-            does for an operator of this kind.
+        autocast: `"lower"` (cast to the autocast dtype), `"fp32"` (on a GPU cast to float32, as softmax and norms are) or
+            `"fp32_everywhere"` (on a CPU too, as losses are): what PyTorch's autocast does for an operator of this kind.
+            Inputs are cast, and inside every role autocast is off, as `torch.amp.custom_fwd(cast_inputs=...)` has it.
+            None: nothing is cast, and autocast is inside as it is outside.
         mutates: the parameters that the operator changes in place. They are its outputs: the reference returns them, in
             this order, or nothing, and so does every call. Its backward can name the outputs and not what they were before;
             without one the reference is differentiated, and a second derivative needs a `reference_backward`.
@@ -155,8 +159,7 @@ class Operator(ByName):
         self.name = name
         self.reference = reference
         self.public: Callable[..., Any] = self  # what users call: the interface, where there is one
-        self.definition = Definition(name, reference, mutates, updates, mixed, dtypes)
-        self._autocast = autocast
+        self.definition = Definition(name, reference, mutates, updates, mixed, dtypes, autocast)
         self._tensors = self.definition.tensors
         self._first = self._tensors[0]
         self._by_roles: Callable[..., Any] | None = None  # with a gradient; made at the first call
@@ -183,7 +186,9 @@ class Operator(ByName):
         self._has_another_role()
         return launch
 
-    def backward(self, launch: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(
+        self, launch: Callable[..., Any] | None = None, *, reads: Mapping[str, Sequence[str]] = _ALL
+    ) -> Callable[..., Any]:
         """The launch of the backward kernel: takes `saved`, a `grad_*` per output, and by name what else it needs.
 
         What it can name: any parameter of the operator; an output, as `y` where its gradient is `grad_y`; `needs_grad`, a
@@ -191,8 +196,26 @@ class Operator(ByName):
         overwritten and returned. Only tensors that are named are kept alive until then. Each gradient
         arrives with its output's shape, dtype and strides. Returns the gradient of each Tensor parameter, in order (None
         for one that has none); trailing ones may be left out.
+
+        Args:
+            launch: the role.
+            reads: for which gradients a tensor is read: `{"x": ("weight",)}` says that only the gradient of `weight`
+                depends on `x`. Where none of those is asked for, as in a frozen layer, `x` is not kept: what is given in
+                its place has its shape, dtype and device, and no values. `()`: none depends on it, as of a bias that is
+                added at the end. That is of the gradient itself, and not of how backward finds it: where the reference is
+                differentiated, zeros take its place. A tensor that is not named here is kept for every backward.
+
+        Example:
+            >>> @cupyops.operator("mylib::scaled")
+            ... def scaled(x: Tensor, weight: Tensor) -> Tensor:
+            ...     return x * weight
+            >>> @scaled.backward(reads={"x": ("weight",), "weight": ("x",)})
+            ... def backward(saved, grad_y, x, weight, needs_grad):
+            ...     return grad_y * weight if needs_grad.x else None, grad_y * x if needs_grad.weight else None
         """
-        self.definition.set_backward(launch)
+        if launch is None:
+            return functools.partial(self.backward, reads=reads)
+        self.definition.set_backward(launch, reads)
         self._has_another_role()
         return launch
 
@@ -335,8 +358,8 @@ class Operator(ByName):
             return "", self._by_mixed_devices, ""
         if _dispatch_modes() and (given[0].device.type in executors or not torch_private.open_flop_registries()):
             return "torch.library", self._by_dispatcher, ""  # a counter of flops counts a reference by what it calls
-        if given and given[0].device.type in executors and dtype_for(self._autocast, given[0].device) is not None:
-            return "", self._by_autocast, ""  # without kernels the reference meets autocast inside PyTorch
+        if given[0].device.type in executors and dtype_for(self.definition.autocast, given[0].device) is not None:
+            return "", self._by_autocast, ""  # which kernels serve is asked of what is cast
         reason = self.definition.why_not(args)
         return ("kernel", self._by_kernels, "") if reason is None else ("reference", self._by_reference, reason)
 
@@ -351,14 +374,14 @@ class Operator(ByName):
         return self._by_roles(*args)
 
     def _by_reference(self, args: tuple[Any, ...]) -> Any:
-        return self.definition.call_reference(args)
+        return self.definition.call_reference(self._cast(args))
 
     def _by_dispatcher(self, args: tuple[Any, ...]) -> Any:
         return self._registration.call(self._cast(args))
 
     def _by_gathering(self, args: tuple[Any, ...]) -> Any:
-        self._refuse_copies("a DTensor")
-        return distributed.call(self, self.name, args)
+        changed = (*self.definition.mutated, *self.definition.updated)
+        return distributed.call(self, self.name, args, changed)
 
     def _compiling(self, args: tuple[Any, ...]) -> Any:
         given = self.definition.given(args)
@@ -382,12 +405,9 @@ class Operator(ByName):
             if not known and (value is not None or index in self.definition.required):
                 name = self.definition.parameters[index].name
                 raise InputError(f"{self.name}: {name} is {type(value).__name__}, expected a tensor or an array")
-        self._refuse_copies("an array")
-        return arrays.call(self, args, {})
-
-    def _refuse_copies(self, kind: str) -> None:
         if self.definition.mutated or self.definition.updated:
-            raise InputError(f"{self.name} works in place and would change a copy of {kind}; give it plain tensors")
+            raise InputError(f"{self.name} works in place and would change a copy of an array; give it plain tensors")
+        return arrays.call(self, args, {})
 
     def _by_mixed_devices(self, args: tuple[Any, ...]) -> Any:
         names = [self.definition.parameters[i].name for i in self._tensors if args[i] is not None]
@@ -396,9 +416,10 @@ class Operator(ByName):
 
     def _cast(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments as autocast asks for them."""
-        if not self._autocast:
+        policy, given = self.definition.autocast, self.definition.given(args)
+        if not policy or not given:
             return args
-        dtype = dtype_for(self._autocast, self.definition.given(args)[0].device)
+        dtype = dtype_for(policy, given[0].device)
         return args if dtype is None else cast(args, dtype)
 
     def _reduced(self, protocol: Any) -> Any:

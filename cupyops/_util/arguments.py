@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.jit import is_tracing
 
 from ..errors import InputError
-from . import libraries, observed
+from . import libraries, observed, torch_private
+from .strides import is_dry
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
@@ -81,6 +82,27 @@ def dim(name: str, value: Any, ndim: int) -> int:
     if not -rank <= value < rank:
         fail(name, value, f"a dimension in [{-rank}, {rank - 1}]")
     return value % rank  # type: ignore[return-value]  # a SymInt stands for an int
+
+
+def in_range(where: str, values: Tensor, limit: int, expected: str, ignored: int | None = None) -> None:
+    """The integers are in [0, limit), where they can be read: on the CPU, by nobody who records or transforms the call.
+
+    `where` has {} for the number of an element; the words are those that the kernels print before they stop.
+    """
+    if values.device.type != "cpu" or is_tracing() or torch.compiler.is_compiling() or _is_wrapped(values):
+        return
+    wrong = (values < 0) | (values >= limit)
+    if ignored is not None:
+        wrong &= values != ignored
+    if wrong.any():
+        element = int(wrong.flatten().nonzero()[0])
+        found = int(values.flatten()[element])
+        raise InputError(f"{where.format(element)} is {found}, expected {expected} in [0, {limit})")
+
+
+def _is_wrapped(values: Tensor) -> bool:
+    """Whether it has no values of its own to read."""
+    return is_dry(values) or bool(torch_private.is_functorch_wrapped(values) or torch_private.dispatch_modes())
 
 
 def choice(name: str, value: Any, allowed: Sequence[Any]) -> None:

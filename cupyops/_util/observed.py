@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 watching = 0  # open traces and recordings: launches take the full path, which tells them
@@ -45,6 +45,11 @@ def settings_changed() -> None:
 def recorder() -> Any:
     """The recorder of the call that this thread records, or None."""
     return getattr(_thread, "recorder", None)
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """What this thread does inside is no part of what is being recorded."""
+    return nullcontext() if (current := recorder()) is None else current.paused()
 
 
 @contextmanager

@@ -57,6 +57,8 @@ function_mode_enabled: Callable[[], bool] = _found("_is_torch_function_mode_enab
 """Whether a torch-function mode is open in this thread."""
 functorch_active: Callable[[], bool] = _found("_are_functorch_transforms_active")
 """Whether a transform of torch.func is under way in this thread."""
+is_functorch_wrapped: Callable[[Tensor], bool] = _found("_functorch", "is_functorch_wrapped_tensor")
+"""Whether a tensor is one that a transform of torch.func has made."""
 is_jit_tracing: Callable[[], bool] = _found("_is_tracing")
 """Whether torch.jit.trace, or torch.onnx.export(dynamo=False), records in this thread."""
 dispatch_modes: Callable[[], int] = _found("_len_torch_dispatch_stack")

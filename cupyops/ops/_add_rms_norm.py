@@ -50,6 +50,21 @@ def backward(saved, grad_y, grad_summed, summed, normalized_shape, weight, needs
     return grad if needs_grad.x else None, grad if needs_grad.residual else None, grad_weight
 
 
+@_add_rms_norm.reference_backward
+def reference_backward(saved, grad_y, grad_summed, summed, normalized_shape, weight, eps, needs_grad):
+    wide = torch.promote_types(summed.dtype, torch.float32)
+    rows = tuple(range(-len(normalized_shape), 0))
+    s, grad = summed.to(wide), torch.zeros_like(summed, dtype=wide) if grad_y is None else grad_y.to(wide)
+    rstd = (s.square().mean(rows, keepdim=True) + norm_arguments.rms_eps(eps, summed.dtype)).rsqrt()
+    xhat, grad_weight = s * rstd, None
+    if needs_grad.weight:
+        grad_weight = (grad * xhat).sum_to_size(weight.shape).to(weight.dtype)
+    grad = grad if weight is None else grad * weight.to(wide)
+    grad = (rstd * (grad - xhat * (grad * xhat).mean(rows, keepdim=True))).to(summed.dtype)
+    grad = grad if grad_summed is None else grad + grad_summed
+    return grad, grad, grad_weight
+
+
 @_add_rms_norm.interface
 def add_rms_norm(
     input: Tensor,

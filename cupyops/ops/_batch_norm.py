@@ -46,7 +46,7 @@ def forward(x, weight, bias, running_mean, running_var, momentum, eps):
     return y, (mean, rstd)
 
 
-@_batch_norm.backward
+@_batch_norm.backward(reads={"bias": ()})
 def backward(saved, grad_y, x, weight, bias, eps, needs_grad):
     return _gradients(forms.BACKWARD, grad_y, x, weight, bias, (*saved, None, None), eps, needs_grad)
 
@@ -89,7 +89,7 @@ def forward_inference(x, weight, bias, running_mean, running_var, eps):
     return y, ()
 
 
-@_batch_norm_inference.backward
+@_batch_norm_inference.backward(reads={"bias": ()})
 def backward_inference(saved, grad_y, x, weight, bias, running_mean, running_var, eps, needs_grad):
     statistics = None, None, running_mean, running_var
     return _gradients(forms.INFERENCE_BACKWARD, grad_y, x, weight, bias, statistics, eps, needs_grad)

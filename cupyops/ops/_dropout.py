@@ -14,6 +14,7 @@ from .._dispatch.forms import Form, Forms, Launch
 from .._dispatch.gpu import Gpu, gpu
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.arrays import overwrite
+from .._operator.derivation import distributed
 from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import is_dry
@@ -137,7 +138,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     if not training or p == 0:
         return input
     seed = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=input.device)
-    y = _dropout(input, seed, float(p))
+    y = _dropout(input, distributed.alike(seed, input), float(p))
     return overwrite(input, y) if inplace else y
 
 

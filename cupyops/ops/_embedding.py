@@ -10,6 +10,7 @@ from torch import Tensor
 from .._dispatch.embedding import BACKWARD, FORWARD, LISTING, Problem, embedding_bwd_linked, lists_of, too_many
 from .._dispatch.gpu import gpu
 from .._kernel.kernel import ceil_div
+from .._operator.derivation import distributed
 from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import aligned, is_dry
@@ -20,6 +21,7 @@ from ..errors import InputError
 def _embedding(
     weight: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool, sparse: bool
 ) -> Tensor:
+    arguments.in_range("input[{}]", indices, rows, "a row of weight")
     try:
         return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
     except IndexError as error:
@@ -160,8 +162,13 @@ def _check_number(name: str, value: Any) -> None:
 
 def _renorm(weight: Tensor, input: Tensor, max_norm: float, norm_type: float) -> None:
     """Scale the rows that are named, in place; PyTorch's, which asks for indices that are contiguous."""
-    try:
-        with torch.no_grad():
-            torch.embedding_renorm_(weight.detach(), input.contiguous(), max_norm, norm_type)
-    except IndexError as error:
-        raise InputError(f"input: {error}") from error
+
+    def renorm(weight: Tensor, indices: Tensor) -> None:
+        arguments.in_range("input[{}]", indices, weight.shape[0], "a row of weight")
+        torch.embedding_renorm_(weight, indices.contiguous(), max_norm, norm_type)
+
+    with torch.no_grad():
+        if distributed.is_spread(weight):
+            distributed.call(renorm, "embedding", (weight, input), changed=(0,))
+        else:
+            renorm(weight.detach(), input)

@@ -25,7 +25,7 @@ def forward(gate, up, approximate):
     return gated.forward(FORWARD, gate, up, ACTIVATIONS[approximate]), ()
 
 
-@_geglu.backward
+@_geglu.backward(reads={"up": ("gate",)})
 def backward(saved, grad_y, gate, up, approximate, needs_grad):
     return gated.backward(BACKWARD, grad_y, gate, up, needs_grad, ACTIVATIONS[approximate])
 

@@ -47,7 +47,7 @@ def forward(x, num_groups, weight, bias, eps):
     return y.contiguous(memory_format=memory), (mean, rstd)
 
 
-@_group_norm.backward
+@_group_norm.backward(reads={"bias": ()})
 def backward(saved, grad_y, x, num_groups, weight, bias, needs_grad):
     memory = _memory_format(x)
     grad_y, x, weight = contiguous(grad_y, x, weight)

@@ -71,9 +71,9 @@ def forward(x, target, reduction, log_target, batch):
     return y, ()
 
 
-@_kl_div.backward
+@_kl_div.backward(reads={"x": ("target",)})
 def backward(saved, grad_y, x, target, reduction, log_target, batch, needs_grad):
-    x, target, like = _alike(x, target)
+    x, target, like = _alike(x if needs_grad.target else target, target)  # it is not kept for grad_x alone
     n, dtype = x.numel(), x.dtype
     grad_x = like if needs_grad.x else None
     grad_target = torch.empty_like(like) if needs_grad.target else None

@@ -46,7 +46,7 @@ def forward(x, normalized_shape, weight, bias, eps):
     return y, (mean, rstd)
 
 
-@_layer_norm.backward
+@_layer_norm.backward(reads={"bias": ()})
 def backward(saved, grad_y, x, normalized_shape, weight, needs_grad):
     rows, size = norm_arguments.split(x, normalized_shape)
     grad_y, x, weight = norm_arguments.contiguous(grad_y, x, weight)

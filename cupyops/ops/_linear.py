@@ -41,7 +41,7 @@ def forward(x, weight, bias):
     return y, ()
 
 
-@_linear.backward
+@_linear.backward(reads={"x": ("weight",), "weight": ("x",), "bias": ()})
 def backward(saved, grad_y, x, weight, bias, needs_grad):
     rows, grad_rows = _rows(x), _rows(grad_y)
     grad_x = grad_weight = grad_bias = None

@@ -39,7 +39,7 @@ def forward(a, b):
     return y, ()
 
 
-@_matmul.backward
+@_matmul.backward(reads={"a": ("b",), "b": ("a",)})
 def backward(saved, grad_y, a, b, needs_grad):
     grad_a = grad_b = None
     if needs_grad.a:

@@ -78,7 +78,7 @@ def rope(
 
     Raises:
         InputError: an argument is of the wrong kind, dtype, shape or device; there are more positions than the tables have
-            rows. A position out of range stops the kernel, as it does an index of PyTorch.
+            rows or, on the CPU, a position out of range. On a GPU such a position prints itself and stops the kernel.
 
     Example:
         >>> cos, sin = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
@@ -127,7 +127,12 @@ def _check_tables(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None,
 
 def _rows_for(x: Tensor, table: Tensor, positions: Tensor | None, dim: int) -> Tensor:
     """The rows of a table that go with the rows of `x`, to broadcast with them."""
-    rows = table[: x.shape[dim]] if positions is None else table[positions.long()]
+    if positions is None:
+        rows = table[: x.shape[dim]]
+    else:
+        arguments.in_range("positions, element {},", positions, table.shape[0], "one")
+        # not table[positions], which would count a negative one from the end
+        rows = table.index_select(0, positions.long().flatten()).view(*positions.shape, table.shape[1])
     between = (1,) * (x.dim() - 2 - dim)
     if rows.dim() == 2:
         return rows.view(rows.shape[0], *between, rows.shape[-1])

@@ -63,7 +63,7 @@ def forward(x, weight, bias):
     return y, ()
 
 
-@_scale_shift.backward
+@_scale_shift.backward(reads={"x": ("weight",), "weight": ("x",), "bias": ()})
 def backward(saved, grad_y, x, weight, bias, needs_grad):
     grad_x = torch.empty_like(grad_y) if needs_grad.x else None
     grad_weight = _contiguous(weight, grad_y) if needs_grad.weight else None

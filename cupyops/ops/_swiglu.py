@@ -21,7 +21,7 @@ def forward(gate, up):
     return gated.forward(FORWARD, gate, up, "Silu"), ()
 
 
-@_swiglu.backward
+@_swiglu.backward(reads={"up": ("gate",)})
 def backward(saved, grad_y, gate, up, needs_grad):
     return gated.backward(BACKWARD, grad_y, gate, up, needs_grad, "Silu")
 

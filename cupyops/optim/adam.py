@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.optim.adam import adam
 
 from .._dispatch.multi_tensor import BLOCK, DEFINE
 from .._kernel.kernel import FLOATING, Kernel
+from .._util import arguments
 from ..errors import LaunchError
 from .fused import Entry, Fused, learning_rate, written
 from .plan import Batch, Group
@@ -29,10 +31,22 @@ class _Adam(Fused):
         first: list[Tensor] = []
         second: list[Tensor] = []
         largest: list[Tensor] = []
-        steps: list[Tensor] = []
+        steps: list[Any] = []  # tensors, unless somebody has put something else into a state
         self._init_group(group, params, grads, first, second, largest, steps)  # type: ignore[attr-defined]
         states = zip(first, second, largest) if group["amsgrad"] else zip(first, second)
-        return [Entry(p, g, state, step) for p, g, state, step in zip(params, grads, states, steps)]
+        entries = []
+        for param, grad, of, step in zip(params, grads, states, steps):
+            if not isinstance(step, Tensor):
+                step = self._states[param]["step"] = step_count(step)
+            entries.append(Entry(param, grad, of, step))
+        return entries
+
+    def _adopt(self, state: MutableMapping[Tensor, dict[str, Any]], groups: Sequence[Group]) -> None:
+        """With steps as PyTorch has them now, of a parameter each: older ones, Apex's too, have one for the group."""
+        for group in groups:
+            for param in group["params"]:
+                if (of := state.get(param)) and ("step" in of or "step" in group):
+                    of["step"] = step_count(of.get("step", group.get("step")))
 
     def _variant(self, group: Group, param: Tensor, state: tuple[Any, ...], step: Tensor) -> float:
         """The steps taken, where the host counts them: all of a launch have the same."""
@@ -91,7 +105,7 @@ class _Adam(Fused):
     def _count_on_host(self, batch: Batch) -> None:
         """One addition for all steps, which become views of one tensor: hundreds would take longer than all else."""
         if batch.bank is None:
-            batch.bank = torch.stack(batch.states[-1])
+            batch.bank = torch.stack([step_count(step) for step in batch.states[-1]])
             for param, view in zip(batch.params, batch.bank.unbind()):
                 self._states[param]["step"] = view
         batch.bank.add_(1)
@@ -165,6 +179,18 @@ class AdamW(_Adam, torch.optim.AdamW):
         >>> model(torch.ones(4, 3)).sum().backward()
         >>> optimizer.step()
     """
+
+
+def step_count(step: Any) -> Tensor:
+    """A count of steps as a tensor of no dimension: of a number, or of a tensor with one element."""
+    if not isinstance(step, Tensor):
+        if isinstance(step, bool) or not isinstance(step, (int, float)):
+            arguments.fail("step, in the state of a parameter,", step, "a number or a tensor of one element")
+        return torch.tensor(float(step), dtype=torch.float32)
+    if step.numel() != 1:
+        arguments.fail("step, in the state of a parameter,", step, "a number or a tensor of one element")
+    step = step if step.dim() == 0 else step.reshape(())
+    return step if step.dtype.is_floating_point else step.float()
 
 
 def _log(beta: float) -> float:

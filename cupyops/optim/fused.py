@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Hashable, MutableMapping
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,9 +44,16 @@ class Fused(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         given = dict(state)
         if "state" in given:
+            self._adopt(given["state"], given.get("param_groups", ()))
             self.state = given.pop("state")  # PyTorch would put it where the property does not look
         super().__setstate__(given)
+        for group in self.param_groups:  # another's may lack some of our options
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
         self._shown = True
+
+    def _adopt(self, state: MutableMapping[Tensor, dict[str, Any]], groups: Sequence[Group]) -> None:
+        """Make a state that is being loaded, perhaps another optimizer's of the same rule, what ours would be."""
 
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 from .._dispatch.multi_tensor import BLOCK, DEFINE
 from .._kernel.kernel import FLOATING, Kernel
 from .._util import arguments
+from ..errors import InputError
 from .fused import Entry, Fused, learning_rate, written
 from .plan import Batch, Group
 
@@ -90,8 +91,12 @@ class Lion(Fused):
         for param in params:
             if param.grad.is_sparse:
                 arguments.fail("a gradient", param.grad, "a dense one; Lion has no sparse step")
-            if not self._states[param]:
-                self._states[param]["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            state = self._states[param]
+            if not state:
+                state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            elif "exp_avg" not in state:
+                found = ", ".join(map(str, state))
+                raise InputError(f"Lion: the state of a parameter has {found}, expected exp_avg, which is its momentum")
         return [Entry(param, param.grad, (self._states[param]["exp_avg"],)) for param in params]
 
     def _state_names(self, group: Group) -> tuple[str, ...]:

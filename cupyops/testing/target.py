@@ -58,7 +58,8 @@ def target(function: Any, reference: Function | None = None) -> Target:
             raise InputError(
                 f"{_name(function)} is no cupyops operator: give reference=, the same function in plain PyTorch"
             )
-        reference = owner.reference if function is owner else by_reference(function)
+        alone = function is owner and not owner.definition.autocast  # its own casts are part of what it means
+        reference = owner.reference if alone else by_reference(function)
     return Target(function, reference, owner, _name(function) if owner is None else owner.name, given)
 
 

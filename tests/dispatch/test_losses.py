@@ -1,7 +1,10 @@
 """Each form of the losses computes what it says that it can, and is chosen where it is meant to be."""
 
+import functools
+
 import pytest
 import torch
+import torch.nn.functional as F
 from contract import DTYPES, Make, Sample
 from ops.test_cross_entropy import TestCrossEntropy as Classes
 from ops.test_cross_entropy import TestProbabilities as Probabilities
@@ -97,3 +100,28 @@ def test_persistent_rows(classes, dtype, threads, cluster):
         launch = FORWARD.launch(Problem(4096, classes, 1, dtype, False, 1, True), gpu(CPU))
     assert (launch.block, launch.cluster) == (threads, cluster)
     assert launch.grid == 132 * {256: 3, 512: 2, 1024: 1}[threads] and launch.shared <= H200["shared"]
+
+
+LOSSES = {
+    "cross_entropy": (cupyops.cross_entropy, F.cross_entropy, torch.tensor([0, 2, 1])),
+    "cross_entropy, probabilities": (cupyops.cross_entropy, F.cross_entropy, torch.full((3, 4), 0.25)),
+    "nll_loss": (cupyops.nll_loss, F.nll_loss, torch.tensor([0, 2, 1])),
+    "kl_div": (functools.partial(cupyops.kl_div, reduction="sum"), functools.partial(F.kl_div, reduction="sum"), None),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_dtype_of_a_loss_is_pytorch_s(name, dtype, autocast, device):
+    """That of the input; float32 under autocast."""
+    ours, theirs, target = LOSSES[name]
+    x = torch.randn(3, 4).to(device, dtype)
+    target = x.detach().softmax(1) if target is None or target.is_floating_point() else target.to(device)
+    with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=autocast):
+        expected = theirs(x, target).dtype
+        assert ours(x, target).dtype == expected
+        if torch.device(device).type == "cpu":
+            with cupyops.simulate():
+                assert ours(x, target).dtype == expected
+    assert expected == (torch.float32 if autocast and dtype.itemsize == 2 else dtype)

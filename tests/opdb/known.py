@@ -46,6 +46,52 @@ WITHOUT_ENTRY = {
     "swiglu": "PyTorch has no function of this kind",
 }
 
+# of module_db: the operator that a module calls; of optim_db: the file of its kernel
+MODULES = {
+    "AvgPool2d": "avg_pool2d",
+    "BatchNorm1d": "batch_norm",
+    "BatchNorm2d": "batch_norm",
+    "BatchNorm3d": "batch_norm",
+    "Conv2d": "conv2d",
+    "CrossEntropyLoss": "cross_entropy",
+    "Embedding": "embedding",
+    "GELU": "gelu",
+    "GroupNorm": "group_norm",
+    "KLDivLoss": "kl_div",
+    "LayerNorm": "layer_norm",
+    "Linear": "linear",
+    "LogSoftmax": "log_softmax",
+    "MaxPool2d": "max_pool2d",
+    "NLLLoss": "nll_loss",
+    "RMSNorm": "rms_norm",
+    "ReLU": "relu",
+    "SiLU": "silu",
+    "Softmax": "softmax",
+}
+MODULES_WITHOUT_ENTRY = {
+    "AddRMSNorm": "PyTorch has no module of this kind",
+    "BiasGELU": "PyTorch has no module of this kind",
+    "ConvReluPool2d": "PyTorch has no module of this kind",
+    "Dropout": "the database has none",
+    "FusedLinearCrossEntropyLoss": "the database has none",
+    "GEGLU": "PyTorch has no module of this kind",
+    "RoPE": "PyTorch has no module of this kind",
+    "ScaleShift": "PyTorch has no module of this kind",
+    "SwiGLU": "PyTorch has no module of this kind",
+}
+OPTIMIZERS = {"Adam": "adam", "AdamW": "adam", "SGD": "sgd"}
+OPTIMIZERS_WITHOUT_ENTRY = {"Lion": "PyTorch has no optimizer of this kind"}
+
+FUSED_SGD = "PyTorch's own `SGD(momentum=, fused=True)` on a CPU is wrong in half types, and ours is PyTorch's there"
+TRAPS = "an index out of range stops a kernel, and on a GPU the process: see tests/ops/test_out_of_range.py"
+NOT_FINITE = "PyTorch's own result is not finite"
+
+WITHOUT_ANY_ENTRY = {  # as the rows of the table are named
+    **WITHOUT_ENTRY,
+    **{f"nn.{name}": why for name, why in MODULES_WITHOUT_ENTRY.items()},
+    **{f"optim.{name}": why for name, why in OPTIMIZERS_WITHOUT_ENTRY.items()},
+}
+
 # (operator, dtype) that PyTorch takes and the function here refuses with an InputError
 REFUSED = {
     ("rms_norm", torch.complex64): "refused: `rms_norm` of complex numbers, for which it has no kernel",
@@ -86,7 +132,17 @@ def named(value: Any) -> str:
     """A dtype or an entry of the database, for tests and tables."""
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
+    if hasattr(value, "module_cls"):
+        return f"nn.{value.module_cls.__name__}"
+    if hasattr(value, "optim_cls"):
+        return f"optim.{value.optim_cls.__name__}"
     return ".".join(filter(None, (FUNCTIONS[value.name], value.variant_test_name)))
 
 
-IN_FULL = pytest.mark.in_full(by=lambda parameters: named(parameters["info"]).partition(".")[0])
+def operator_of(value: Any) -> str:
+    """The operator that an entry of a database is of, or the file of an optimizer's kernel."""
+    first, _, rest = named(value).partition(".")
+    return {"nn": MODULES, "optim": OPTIMIZERS}[first][rest] if first in ("nn", "optim") else first
+
+
+IN_FULL = pytest.mark.in_full(by=lambda parameters: operator_of(parameters["info"]))

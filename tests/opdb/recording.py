@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .known import WITHOUT_ENTRY
+from .known import WITHOUT_ANY_ENTRY
 
 PROPERTY = "conformance"
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -67,7 +67,7 @@ class Recorder:
             "sha256": report.tree_sha256(),
             **report.environment(),
             "failures": sorted(self.failures),
-            "without_entry": WITHOUT_ENTRY,
+            "without_entry": WITHOUT_ANY_ENTRY,
             "backends": dict(sorted(self.backends.items())),
         }
         tool("conformance").keep(self.path, data)

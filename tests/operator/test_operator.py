@@ -1574,6 +1574,81 @@ class TestAutocast:
         with torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast("cpu", enabled=False):
             assert op(torch.ones(3), torch.ones(3)).dtype == torch.float32
 
+    @pytest.mark.parametrize("policy", ["fp32", "fp32_everywhere", "lower"])
+    @pytest.mark.parametrize("through", ["eager", "dispatcher", "registered", "compile", "vmap", "forward mode", "jit"])
+    def test_it_is_off_in_the_roles(self, route, policy, through):
+        """`2 * (x @ w)` comes back in the dtype that its inputs were cast to, as under `custom_fwd(cast_inputs=...)`."""
+        op, seen = self.twice_the_product(policy)
+        x, w = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+        calls = {
+            "eager": op,
+            "dispatcher": op,
+            "registered": lambda x, w: op._registration.op(x, w)[0],
+            "compile": torch.compile(op, backend="aot_eager", fullgraph=True),
+            "vmap": lambda x, w: torch.func.vmap(op, in_dims=(0, None))(x.unsqueeze(0), w).squeeze(0),
+            "forward mode": lambda x, w: torch.func.jvp(lambda x: op(x, w), (x,), (x,))[0],
+            "jit": lambda x, w: replayed(torch.jit.trace(op, (x.detach(), w.detach()), check_trace=False), x, w),
+        }
+
+        def replayed(traced, *args):  # what a trace replays meets autocast once more
+            with torch.autocast("cpu", enabled=False):
+                return traced(*args)
+
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with Nothing() if through == "dispatcher" else torch.enable_grad():
+                y = calls[through](x, w)
+            assert torch.is_autocast_enabled("cpu")
+            low = policy == "lower" and through != "registered"  # the op itself takes what it is given
+            expected = torch.bfloat16 if low else torch.float32
+            assert y.dtype == expected
+            ours = route == "kernel" and through in ("eager", "dispatcher", "registered", "compile")
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=ours):  # which is off in a backward of ours too
+                (grad,) = torch.autograd.grad(y.float().sum(), w)
+        assert not any(seen) and seen
+        error = 0.05 if low else 1e-5
+        torch.testing.assert_close(y.float(), 2 * (x @ w), atol=error * 10, rtol=error)
+        torch.testing.assert_close(grad, (2 * x.sum(0))[:, None].expand(4, 4), atol=error * 10, rtol=error)
+
+    def test_it_is_off_in_second_derivatives(self, kernels):
+        op, seen = self.twice_the_product("fp32_everywhere")
+        x, w = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            (grad,) = torch.autograd.grad(op(x, w).sum(), w, create_graph=True)
+        (second,) = torch.autograd.grad(grad.square().sum(), x)
+        assert not any(seen)
+        torch.testing.assert_close(second, (32 * x.sum(0)).expand(4, 4))
+
+    def twice_the_product(self, policy):
+        """(the operator, whether autocast was on in each of its roles)."""
+        seen = []
+        on = lambda: seen.append(torch.is_autocast_enabled("cpu"))
+
+        @cupyops.operator(toys.fresh(), autocast=policy)
+        def op(x: Tensor, w: Tensor) -> Tensor:
+            on()
+            return 2 * (x @ w)
+
+        @op.forward
+        def _(x, w):
+            on()
+            return (2 * (x.detach() @ w.detach()), ())
+
+        @op.backward
+        def _(saved, grad_y, x, w):
+            on()
+            return 2 * (grad_y @ w.mT), 2 * (x.mT @ grad_y)
+
+        return op, seen
+
+    def test_no_policy_changes_nothing_inside(self, route):
+        @cupyops.operator(toys.fresh())
+        def op(x: Tensor) -> Tensor:
+            return x @ x
+
+        x = torch.randn(4, 4)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert op(x).dtype == torch.bfloat16
+
     def test_still_on_afterwards(self, kernels):
         op, _ = toys.product(autocast="lower")
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 import torch
 from contract import Make, OperatorContract, Sample, assert_as_good_as_torch
@@ -18,9 +20,10 @@ def both(
     reduction="mean",
     label_smoothing=0.0,
 ):
-    """PyTorch's linear and cross_entropy."""
+    """PyTorch's linear, and cross_entropy of float32 as Hugging Face has it."""
     logits = F.linear(input.reshape(-1, input.shape[-1]), weight, bias)
-    class_weight = None if class_weight is None else class_weight.detach()
+    logits = logits.float() if logits.dtype.itemsize == 2 else logits
+    class_weight = None if class_weight is None else class_weight.detach().to(logits.dtype)
     options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
     y = F.cross_entropy(logits, target.reshape(-1), class_weight, **options)
     return y.reshape(target.shape) if reduction == "none" else y
@@ -258,6 +261,28 @@ def test_special_values_in_the_simulator():
         test_special_class_weights("cpu", float("inf"))
         test_special_values("cpu", float("inf"))
         test_special_values("cpu", float("nan"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("through", ["reference", "simulator", "registered"])
+def test_a_loss_in_float32(dtype, reduction, through):
+    """As Liger's and Hugging Face's: in a half type curves would move in steps of 0.03; float64 stays what it is."""
+    x, w, target, b = make_call(dtype)
+    x = x.detach().mul(4).requires_grad_()
+    function = cupyops.fused_linear_cross_entropy
+    function = torch.compile(function, backend="aot_eager") if through == "registered" else function
+    with cupyops.simulate() if through == "simulator" else contextlib.nullcontext():
+        y = function(x, w, target, b, reduction=reduction)
+        grads = torch.autograd.grad(y.sum(), (x, w, b))
+    assert y.dtype == (torch.float64 if dtype is torch.float64 else torch.float32)
+    assert [g.dtype for g in grads] == [dtype] * 3
+    truth = both(x.double(), w.double(), target, b.double(), reduction=reduction)
+    logits = F.linear(x, w, b)  # which are rounded to the half type
+    error = torch.finfo(dtype).eps * logits.abs().max().item()
+    torch.testing.assert_close(y.double(), truth, rtol=1e-5, atol=error * (19 if reduction == "sum" else 1))
+    if dtype is torch.bfloat16 and reduction == "sum":
+        assert y != y.bfloat16()
 
 
 def test_autocast(device):

@@ -259,6 +259,8 @@ def linear_losses(draw: st.DrawFn) -> Call:
 
 def _linear_cross_entropy(input: Any, weight: Any, target: Any, bias: Any, class_weight: Any, **options: Any) -> Any:
     logits = F.linear(input.reshape(-1, input.shape[-1]), weight, bias)
+    logits = logits.float() if logits.dtype.itemsize == 2 else logits
+    class_weight = None if class_weight is None else class_weight.to(logits.dtype)
     y = F.cross_entropy(logits, target.reshape(-1), class_weight, **options)
     return y.reshape(target.shape) if options["reduction"] == "none" else y
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ POLICIES: dict[str | None, dict[str, str]] = {
     "fp32": {"cuda": "fp32"},  # softmax, norms, losses
     "fp32_everywhere": {"cuda": "fp32", "cpu": "fp32"},  # nll_loss, which the CPU's list has too
 }
+_KINDS = ("cuda", "cpu")
 
 _CAST = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -25,6 +26,16 @@ def dtype_for(policy: Mapping[str, str], device: torch.device) -> torch.dtype | 
     if asked is None or not torch.is_autocast_enabled(device.type):
         return None
     return torch.float32 if asked == "fp32" else torch.get_autocast_dtype(device.type)
+
+
+def without(policy: Mapping[str, str], function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)` with autocast off where there is a policy, which has settled the dtypes; as `custom_fwd` has it."""
+    if policy:
+        for kind in _KINDS:
+            if torch.is_autocast_enabled(kind):
+                with torch.autocast(kind, enabled=False):
+                    return without(policy, function, *args)
+    return function(*args)
 
 
 def cast(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:

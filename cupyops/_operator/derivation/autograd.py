@@ -19,14 +19,16 @@ from ...errors import InputError
 from . import results
 from .constants import MISS
 from .definition import Definition, like_outputs, takes_gradient
-from .kept import Pooled
+from .kept import Kept, Pooled
 
 
 class ForwardCall:
     """What a backward has to know of its forward, besides the tensors kept."""
 
-    def __init__(self, of: Definition, args: Sequence[Any], strides: Sequence[Any]) -> None:
-        self.of, self.values, self.strides = of, of.kept_by_kernels.values(args), strides
+    def __init__(
+        self, of: Definition, args: Sequence[Any], strides: Sequence[Any], kept: Kept, values: list[Any]
+    ) -> None:
+        self.of, self.kept, self.values, self.strides = of, kept, values, strides
         self.given = [index for index in of.tensors if args[index] is not None]
         self.saved: Sequence[int | Pooled] | None = None  # where each saved tensor is; None: each by itself, in order
         self.backwards: tuple[Callable[..., Any], ...] = ()  # the code of recorded backwards
@@ -45,11 +47,11 @@ class ForwardCall:
     ) -> list[Tensor | None]:
         """The gradient of each tensor of the operator, by the roles."""
         op = self.of
-        args, outputs, saved = op.kept_by_kernels.unpack(self.values, tensors, self.saved)
+        args, outputs, saved = self.kept.unpack(self.values, tensors, self.saved)
         if torch.is_grad_enabled() or batched(grads):
             found = op.differentiable_backward(grads, outputs, saved, args, needs)
         else:
-            kept = op.kept_by_kernels
+            kept = self.kept
             # as the output is then, after hooks that may have copied it, which suits what is kept beside it, but not what
             # forward saved
             as_now = op.outputs == 1 and not op.mutated and kept.outputs == (0,) and not saved
@@ -80,7 +82,8 @@ def differentiable(op: Definition) -> tuple[Callable[..., Any], Callable[..., An
     functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function = type(name, (torch.autograd.Function,), functions)
     node: Any = function._backward_cls  # type: ignore[attr-defined]
-    node.call = ForwardCall(op, (None,) * op.arity, ())  # of a node that has kept nothing
+    nothing = [None] * op.arity
+    node.call = ForwardCall(op, nothing, (), op.kept_by_kernels, nothing)  # of a node that has kept nothing
     node.apply = backward  # what autograd calls; PyTorch's own looks for a vjp first, for half a microsecond
     # Function.apply of Python only looks for functorch, as the router has done already: the C method saves 1 us
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
@@ -120,13 +123,13 @@ def _run_roles(ctx: Any, run: tuple[Any, ...], *tensors: Any) -> Any:
     _, op, args = run
     if op.mutated:
         ctx.mark_dirty(*op.changed(args))
-    needs = _needs(op, ctx) if op.forward_asks else ()
+    needs = _needs(op, ctx) if op.forward_asks or op.kept_by_gradient else ()
+    kept = op.kept(needs)
     if (recorder := observed.recorder()) is None:
         outputs, saved = op.run_forward(args, needs)
     else:
-        outputs, saved = recorder.differentiable(op, args, lambda: op.run_forward(args, needs))
-    kept = op.kept_by_kernels
-    ctx.call = ForwardCall(op, args, [y.stride() for y in outputs])
+        outputs, saved = recorder.differentiable(op, args, kept, lambda: op.run_forward(args, needs))
+    ctx.call = ForwardCall(op, args, [y.stride() for y in outputs], kept, kept.values(args))
     ctx.to_save = kept.pack(args, outputs, saved)  # as save_for_backward does
     if op.outputs > 1 or op.mutated:
         ctx.mark_non_differentiable(*[y for y in outputs if not takes_gradient(y)])

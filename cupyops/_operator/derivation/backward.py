@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -29,7 +30,13 @@ class Signature(Protocol):
 class Backward:
     """A backward role, understood once: what its parameters name is what it is given."""
 
-    def __init__(self, of: Signature, launch: Callable[..., Any], role: str) -> None:
+    def __init__(
+        self,
+        of: Signature,
+        launch: Callable[..., Any],
+        role: str,
+        reads: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
         self.name, self.tensors = of.name, of.tensors
         self.launch, self.role = launch, role
         names = list(inspect.signature(launch).parameters)
@@ -57,6 +64,19 @@ class Backward:
         self.wants = [known[name] for name in asked]
         self.inputs = {index for kind, index in self.wants if kind == "input"}
         self.outputs = {index for kind, index in self.wants if kind == "output"}
+        tensors = {one.name: index for index, one in enumerate(of.parameters) if index in of.tensors}
+        inputs = {name: index for name, index in tensors.items() if index not in changed}
+        self._readers_of_inputs = _readers(of.name, reads, inputs, outputs, tensors)
+        self._readers_of_outputs = _readers(of.name, reads, outputs, inputs, tensors)
+        self.reads_by_gradient = bool(reads)
+
+    def unread(self, needs: Sequence[bool]) -> tuple[set[int], set[int]]:
+        """The inputs and the outputs that no gradient asked for depends on."""
+        inputs, outputs = (
+            {index for index, readers in found.items() if not any(needs[reader] for reader in readers)}
+            for found in (self._readers_of_inputs, self._readers_of_outputs)
+        )
+        return inputs, outputs
 
     def __call__(
         self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any, last: bool = False
@@ -99,3 +119,25 @@ class Backward:
             f"{self.name}: {self.role} returned None, expected a gradient for {wanted}; to leave one out on purpose, "
             "return (None,)"
         )
+
+
+def _readers(
+    name: str,
+    reads: Mapping[str, Sequence[str]],
+    ours: Mapping[str, int],
+    others: Mapping[str, int],
+    tensors: Mapping[str, int],
+) -> dict[int, list[int]]:
+    """Of each tensor that `reads` names, the parameters whose gradients depend on it."""
+    found = {}
+    for tensor, gradients in reads.items():
+        if tensor not in ours and tensor not in others:
+            raise InputError(f"{name}: reads names {tensor!r}, expected some of: {', '.join([*ours, *others])}")
+        gradients = (gradients,) if isinstance(gradients, str) else gradients
+        if unknown := [one for one in gradients if one not in tensors]:
+            raise InputError(
+                f"{name}: reads says that {tensor!r} is read for {unknown[0]!r}, expected some of: {', '.join(tensors)}"
+            )
+        if tensor in ours:
+            found[ours[tensor]] = [tensors[one] for one in gradients]
+    return found

@@ -193,7 +193,7 @@ def _forward(
     passed = sorted({addresses.of(number)[0] for number in given} & roots)
     if not roots <= made | set(passed):
         raise Unfit("its forward uses a tensor that is none of the operator's arguments")
-    kept = op.kept_by_kernels
+    kept = inner.kept
     inputs = [inner.args[index] for index in kept.inputs]
     outputs = [Ref(inner.outputs[index]) for index in kept.outputs]
     tensors_ = needed(steps, [*numbers_in([*inputs, *outputs]), *inner.outputs])
@@ -277,7 +277,7 @@ def _interpreted_forward(
     recording: Recording, inner: Inner, call: ForwardCall, device: torch.device
 ) -> Callable[..., Any]:
     op, steps = inner.operator, recording.steps[inner.start : inner.end]
-    kept = op.kept_by_kernels
+    kept = inner.kept
 
     def forward(ctx: Any, run: Any, *given: Any) -> Any:
         tensors_ = {inner.args[index].number: tensor for index, tensor in zip(op.tensors, given) if tensor is not None}

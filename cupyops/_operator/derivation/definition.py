@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,10 +21,12 @@ from ..._util import symbolic
 from ..._util.strides import has_bits, is_dry, restride
 from ...errors import CupyopsError, InputError
 from . import results, schema
+from .autocast import POLICIES, without
 from .backward import Backward
-from .kept import Kept
+from .kept import Kept, by_kernels, by_reference
 
 _ROLES = frozenset(("launch_forward", "launch_backward", "gradient", "refusal", "unpooled"))
+_NO_POLICY = POLICIES[None]
 
 
 class Definition:
@@ -38,8 +40,10 @@ class Definition:
         updates: tuple[str, ...] = (),
         mixed: tuple[str, ...] = (),
         dtypes: tuple[torch.dtype, ...] | None = None,
+        autocast: Mapping[str, str] = _NO_POLICY,
     ) -> None:
         self.name = name
+        self.autocast = autocast  # of each device type; with one, the roles run with autocast off
         self.reference = reference
         self.dtypes = dtypes
         self.parameters, self.outputs = schema.typed_signature(name, reference, mutates)
@@ -170,10 +174,7 @@ class Definition:
         assert self.launch_forward is not None
         outer, this_thread.in_role = this_thread.in_role, True
         try:
-            if self.fake is not None and any(map(is_dry, self.given(args))):
-                outputs, saved = self.fake(*args)
-            else:
-                outputs, saved = self.launch_forward(*args, **self.asked(needs))
+            outputs, saved = without(self.autocast, self._launch_forward, args, needs)
         except CupyopsError as error:
             self.add_note(error, "forward")
             raise
@@ -182,6 +183,12 @@ class Definition:
         if self.mutated:
             return self.changed(args), saved
         return (outputs,) if self.outputs == 1 else outputs, saved
+
+    def _launch_forward(self, args: Sequence[Any], needs: Sequence[bool] | None) -> Any:
+        assert self.launch_forward is not None
+        if self.fake is not None and any(map(is_dry, self.given(args))):
+            return self.fake(*args)
+        return self.launch_forward(*args, **self.asked(needs))
 
     def asked(self, needs: Sequence[bool] | None) -> dict[str, Any]:
         """What the forward kernels are told besides their arguments, where they ask."""
@@ -193,8 +200,12 @@ class Definition:
 
     def call_reference(self, args: Sequence[Any]) -> Any:
         """What a call returns, by the reference."""
-        found = self.reference(*args)
+        found = self.run_reference(args)
         return self.returned(self.changed(args)) if self.mutated else found
+
+    def run_reference(self, args: Sequence[Any]) -> Any:
+        """What the reference returns."""
+        return without(self.autocast, self.reference, *args)
 
     def changed(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
         """The arguments that are changed in place."""
@@ -213,9 +224,12 @@ class Definition:
         """
         if self.launch_backward is None:
             return self.reference_gradient(grads, args, needs)
+        args = by_kernels(args)
         try:
             last_too = (last,) if self.backward_asks else ()
-            return self.launch_backward(grads, outputs, saved, args, needs, *last_too)
+            return without(  # type: ignore[no-any-return]
+                self.autocast, self.launch_backward, grads, outputs, saved, args, needs, *last_too
+            )
         except CupyopsError as error:
             self.add_note(error, "backward")
             raise
@@ -224,15 +238,21 @@ class Definition:
         self, grads: Any, outputs: Any, saved: Any, args: Any, needs: Any
     ) -> list[Tensor | None]:
         """The same gradients with a graph of their own: by `reference_backward`, else from the reference."""
+        args = by_reference(args)
         if self.gradient is None:
             if self.mutated:
                 missing = "a second derivative needs a reference_backward, since forward overwrites"
                 raise InputError(f"{self.name}: {missing} {', '.join(self.mutates)}")
             return self.reference_gradient(grads, args, needs)
-        return self.gradient(grads, outputs, saved, args, needs)
+        return without(  # type: ignore[no-any-return]
+            self.autocast, self.gradient, grads, outputs, saved, args, needs
+        )
 
     def reference_gradient(self, grads: Any, args: Any, needs: Any) -> list[Tensor | None]:
         """The gradients as PyTorch finds them through the reference, run once more for that."""
+        return without(self.autocast, self._through_reference, grads, args, needs)  # type: ignore[no-any-return]
+
+    def _through_reference(self, grads: Any, args: Any, needs: Any) -> list[Tensor | None]:
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             # aliases, so that an input passed twice gets two gradients and not twice their sum
@@ -335,9 +355,9 @@ class Definition:
 
         return in_place
 
-    def set_backward(self, launch: Callable[..., Any]) -> None:
+    def set_backward(self, launch: Callable[..., Any], reads: Mapping[str, Sequence[str]]) -> None:
         """Take the backward role."""
-        self.launch_backward = role = Backward(self, launch, "backward")
+        self.launch_backward = role = Backward(self, launch, "backward", reads)
         self.gives_gradients = False
         self.named, self.backward_asks = role.named, ("last", 0) in role.wants
         self._choose_kept()
@@ -357,6 +377,22 @@ class Definition:
         outputs = tuple(i for i in range(self.outputs) if any(i in role.outputs for role in roles))
         self.kept_by_kernels = Kept(self.arity, self.tensors, self.outputs, inputs, outputs)
         self.kept_by_reference = Kept(self.arity, self.tensors, self.outputs, lasting, ())
+        self._kept_by_needs: dict[tuple[bool, ...], Kept] = {}
+
+    @property
+    def kept_by_gradient(self) -> bool:
+        """Whether what is kept depends on the gradients that will be asked for."""
+        return self.launch_backward is not None and self.launch_backward.reads_by_gradient
+
+    def kept(self, needs: Sequence[bool]) -> Kept:
+        """What is kept for a backward by kernels that will be asked for these gradients."""
+        if not self.kept_by_gradient:
+            return self.kept_by_kernels
+        key = tuple(needs)
+        if key not in self._kept_by_needs:
+            assert self.launch_backward is not None
+            self._kept_by_needs[key] = self.kept_by_kernels.without(*self.launch_backward.unread(key))
+        return self._kept_by_needs[key]
 
 
 def like_outputs(grads: Sequence[Tensor | None], strides: Sequence[Any]) -> list[Tensor | None]:

@@ -19,8 +19,21 @@ def is_spread(value: Any) -> bool:
     return isinstance(value, Tensor) and type(value).__name__ == "DTensor"
 
 
-def call(function: Callable[..., Any], name: str, args: Sequence[Any]) -> Any:
-    """`function(*args)` on the whole of each DTensor; DTensors out. Differentiable."""
+def alike(tensor: Tensor, like: Tensor) -> Tensor:
+    """`tensor`, a plain one, or where `like` is a DTensor that of the mesh's first process, on all of them."""
+    if not is_spread(like):
+        return tensor
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    return distribute_tensor(tensor, like.device_mesh, [Replicate()] * like.device_mesh.ndim)
+
+
+def call(function: Callable[..., Any], name: str, args: Sequence[Any], changed: Sequence[int] = ()) -> Any:
+    """`function(*args)` on the whole of each DTensor; DTensors out. Differentiable.
+
+    Of the arguments that are `changed` in place it is given copies, and what becomes of them is written back.
+    """
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = next(value.device_mesh for value in args if is_spread(value))
@@ -28,7 +41,17 @@ def call(function: Callable[..., Any], name: str, args: Sequence[Any]) -> Any:
         raise InputError(f"{name}: plain tensors beside DTensors; distribute them over the same mesh")
     everywhere = [Replicate()] * mesh.ndim
     whole = [value.redistribute(mesh, everywhere).to_local() if is_spread(value) else value for value in args]
+    for index in changed:
+        whole[index] = None if whole[index] is None else whole[index].clone()
     result = function(*whole)
-    if isinstance(result, Tensor):
-        return DTensor.from_local(result, mesh, everywhere, run_check=False)
-    return tuple(DTensor.from_local(one, mesh, everywhere, run_check=False) for one in result)
+    written: dict[int, Tensor] = {}  # by the identity of the copy
+    for index in changed:
+        if (copy := whole[index]) is not None:
+            written[id(copy)] = args[index].copy_(DTensor.from_local(copy, mesh, everywhere, run_check=False))
+    if result is None:
+        return None
+    results = [
+        written[id(one)] if id(one) in written else DTensor.from_local(one, mesh, everywhere, run_check=False)
+        for one in ((result,) if isinstance(result, Tensor) else result)
+    ]
+    return results[0] if isinstance(result, Tensor) else tuple(results)

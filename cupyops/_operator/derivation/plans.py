@@ -282,7 +282,7 @@ class PlannedCall(ForwardCall):
         inner = recording.inner
         if inner is None:
             return None
-        return cls(inner.operator, inner.args, inner.strides)
+        return cls(inner.operator, inner.args, inner.strides, inner.kept, inner.values)
 
     def backward(self, ctx: Any, tensors: Sequence[Any], grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         """The gradients by the roles, recorded where that is its turn."""

@@ -22,6 +22,7 @@ from ..._util import observed, torch_private
 from ..._util.allocations import EMPTY
 from .constants import MapRef, NoConstant, Ref, freeze
 from .definition import takes_gradient
+from .kept import Kept
 from .steps import Alloc, Bump, Call, Inner, Launch, Recording, Step, View, numbers_in
 
 _SEEN = (
@@ -179,7 +180,9 @@ class Recorder(TorchFunctionMode):
             self.refuse(f"it asks whether memory of its own is aligned to {most} bytes")
         return min(address & -address, most) if address else most
 
-    def differentiable(self, operator: Any, args: tuple[Any, ...], forward: Callable[[], tuple[Any, Any]]) -> Any:
+    def differentiable(
+        self, operator: Any, args: tuple[Any, ...], kept: Kept, forward: Callable[[], tuple[Any, Any]]
+    ) -> Any:
         """The forward of the one operator of the recording, where a gradient is wanted."""
         start = len(self._steps)
         self._inside = True
@@ -195,6 +198,7 @@ class Recorder(TorchFunctionMode):
         try:
             values = tuple(self._constant(value) for value in args)
             with self.paused():
+                known = kept.values(args)
                 strides = tuple(tuple(y.stride()) for y in outputs)
                 floating = tuple(takes_gradient(y) for y in outputs)
             self._inner = Inner(
@@ -207,6 +211,8 @@ class Recorder(TorchFunctionMode):
                 strides,
                 floating,
                 tuple(self._known(one, "saves").number for one in saved),
+                kept=kept,
+                values=known,
             )
         except NoConstant as found:
             self.refuse(f"{operator.name}: {found}")
@@ -240,7 +246,7 @@ class Recorder(TorchFunctionMode):
             number = self._number(result, None)
             self._steps.append(Alloc(number, tuple(result.shape), result.stride(), result.dtype))
             return
-        if _autocast_state() != self._autocast and func not in _UNAFFECTED:
+        if _autocast_state() != self._autocast and func not in _UNAFFECTED and not _is_view(results, tensors):
             return self.refuse(f"{_name(func)} is called under another autocast than the operator")
         if result is not None and not _changes(func, kwargs) and all(id(one) in self._numbers for one in results):
             return  # an argument itself, as .contiguous() of what is contiguous
@@ -346,6 +352,12 @@ def _tensors(value: Any) -> Any:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _is_view(results: Any, tensors: list[Tensor]) -> bool:
+    """Whether all that it gives lies in memory that it was given: autocast has cast nothing then."""
+    given = {_storage(one) for one in tensors}
+    return all(one is not None and _storage(one) in given for one in results)
 
 
 def _offset(tensor: Tensor) -> int:

@@ -22,7 +22,7 @@ from ..._util import symbolic, torch_private
 from ...errors import InputError
 from . import schema
 from .definition import Definition, differentiable_alias, like_outputs, wants_gradient
-from .kept import Kept
+from .kept import Kept, by_kernels, by_reference
 from .unsaved import unsaved
 
 _waiting: dict[str, Registration] = {}  # by the qualified name of the op
@@ -167,7 +167,7 @@ class Registration:
         if self.of.why_not(args) is None:
             self.of.run_forward(args)
         else:
-            self.of.reference(*args)
+            self.of.run_reference(args)
             versions.raise_all(self.of.changed(args))
 
     def _mutate_differentiably(self, *args: Any, **kwargs: Any) -> None:
@@ -194,7 +194,7 @@ class Registration:
         if self.of.why_not(args) is None:
             outputs, saved = self.of.run_forward(copies)
             return _fresh([*outputs, *updated, *saved], args)
-        found = self.of.reference(*copies)
+        found = self.of.run_reference(copies)
         return _fresh([*([found] if self.of.outputs == 1 else found), *updated, *unsaved(self.of, args)], args)
 
     def _forward_of_copies(self, args: tuple[Any, ...]) -> list[Tensor]:
@@ -202,15 +202,15 @@ class Registration:
         if self.of.why_not(args) is None:
             outputs, saved = self.of.run_forward(copies)
             return _fresh([*outputs, *saved], args)
-        self.of.reference(*copies)
+        self.of.run_reference(copies)
         return _fresh([*self.of.changed(copies), *unsaved(self.of, args)], args)
 
     def _backward(self, grads: Any, outputs: Any, saved: Any, *rest: Any) -> list[Tensor]:
         *args, needs = rest
         if self._refused_now(args) is not None:
-            found = self._by_reference(grads, args, needs)
+            found = self._by_reference(grads, by_reference(args), needs)
             return _fresh([grad for grad in found if grad is not None], (*grads, *outputs, *saved, *args))
-        all_outputs = self.of.kept_by_kernels.all_outputs(outputs)
+        all_outputs = self.of.kept(needs).all_outputs(outputs)
         found = self.of.run_backward(grads, all_outputs, tuple(saved), args, needs)
         missing = [one.name for one, need, grad in zip(self.of.parameters, needs, found) if need and grad is None]
         if missing:
@@ -239,7 +239,11 @@ class Registration:
         ctx.save_for_backward(*kept.pack(inputs, output, saved if ctx.by_kernels else ()))
 
     def _kept(self, ctx: Any) -> Kept:
-        return self.of.kept_by_kernels if ctx.by_kernels else self.of.kept_by_reference
+        if not ctx.by_kernels:
+            return self.of.kept_by_reference
+        # of trailing arguments that equal their defaults nothing is said, since they need no gradient
+        needs = [*ctx.needs_input_grad, *[False] * self.of.arity][: self.of.arity]
+        return self.of.kept(needs)
 
     def _differentiate(self, ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
         # the dispatcher leaves out trailing arguments that equal their defaults, and wants no gradient for them
@@ -249,6 +253,7 @@ class Registration:
         args, outputs, saved = self._kept(ctx).unpack(ctx.values, ctx.saved_tensors)
         if not ctx.by_kernels:
             return tuple(self.of.reference_gradient(grads, args, needs)[:given])
+        args = by_reference(args) if torch.is_grad_enabled() else by_kernels(args)
         kept = [y for y in outputs if y is not None]
         gradients = iter(self.backward_op(like_outputs(grads, ctx.strides), kept, list(saved), *args, needs))
         return tuple(next(gradients) if need else None for need in needs[:given])
@@ -270,7 +275,7 @@ class Registration:
             args = list(ctx.values)
             for index, tensor in zip(self.of.tensors, inputs):
                 args[index] = tensor
-            all_outputs = self.of.kept_by_kernels.all_outputs(outputs)
+            all_outputs = self.of.kept(ctx.needs).all_outputs(outputs)
             found = self.of.differentiable_backward(grads, all_outputs, tuple(saved), args, ctx.needs)
             sources = [t for t in (*grads, *outputs, *inputs) if t is not None and t.requires_grad]
             gradients = [grad for grad in found if grad is not None]

@@ -15,6 +15,7 @@ from ..._kernel.launch.loaded import Loaded
 from ..._kernel.launch.specialised import Specialised
 from ..._kernel.launch.tensor_map import TensorMap
 from .constants import MapRef, Ref
+from .kept import Kept
 
 Size = tuple[int, ...]
 
@@ -100,6 +101,8 @@ class Inner:
     strides: tuple[Size, ...] = ()  # of the outputs
     floating: tuple[bool, ...] = ()  # whether each output is of a floating-point dtype
     saved: tuple[int, ...] = ()
+    kept: Kept = field(kw_only=True, compare=False)
+    values: list[Any] = field(kw_only=True, compare=False)  # what `kept` knows of the arguments that are not kept
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,14 @@
 """Operators on DTensors: the value and the gradients of one process, whatever the placement, on one process and on two."""
 
+import itertools
 import multiprocessing
 
 import pytest
 import torch
 import toys
+import twins
+
+import cupyops
 
 
 def values():
@@ -81,13 +85,100 @@ def checks(rank, size, store):
 
     with pytest.raises(InputError, match="plain tensors beside DTensors"):
         op(sharded, plain[1])
+    in_place(mesh, plain[0].detach())
+    for name, case in twins.CASES.items() if size == 2 else ():
+        if name == "dropout":
+            dropout(mesh, rank)
+        else:
+            like_its_twin(name, case, mesh)
     dist.destroy_process_group()
+
+
+def like_its_twin(name, case, mesh):
+    """Each operator of the library, on DTensors of which some are split: values, gradients, and what is changed in place."""
+    import torch.distributed.tensor as dt
+
+    plain, others = [t.requires_grad_() for t in case.tensors()], case.others()
+    places = itertools.cycle([dt.Shard(0), dt.Replicate(), dt.Shard(-1)])
+    spread, more = (
+        [dt.distribute_tensor(t.detach().clone(), mesh, [place]) for t, place in zip(ts, places)]
+        for ts in (plain, others)
+    )
+    for t in spread:
+        t.requires_grad_()
+    with cupyops.trace() as trace:
+        y = case.ours(*spread, *more)
+    seen = {record.operator for record in trace.records}
+    assert f"cupyops::{name.rstrip('_')}" in seen, seen  # relu writes what relu gives into a DTensor
+    expected = case.theirs(*plain, *others)
+    assert isinstance(y, dt.DTensor), name
+    torch.testing.assert_close(y.full_tensor(), expected)
+    y.sin().sum().backward()
+    for tensor, grad in zip(spread, torch.autograd.grad(expected.sin().sum(), plain)):
+        torch.testing.assert_close(tensor.grad.full_tensor(), grad, msg=lambda text: f"{name}: {text}")
+    for one, other in zip(more, others):
+        torch.testing.assert_close(one.full_tensor(), other)
+
+
+def dropout(mesh, rank):
+    """One mask on all processes, though the generator of each is another; and it is the gradient's."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.manual_seed(rank)
+    for inplace in (False, True):
+        x = distribute_tensor(torch.ones(40, 5), mesh, [Shard(0)]).requires_grad_()
+        y = cupyops.dropout(x * 1, 0.5, inplace=inplace)
+        y.sum().backward()
+        whole = y.full_tensor().detach()
+        assert set(whole.unique().tolist()) == {0.0, 2.0}
+        assert torch.equal(x.grad.full_tensor(), whole)
+        of_all = [torch.empty_like(whole) for _ in range(mesh.size())]
+        dist.all_gather(of_all, whole)
+        assert all(torch.equal(one, whole) for one in of_all)
+
+
+def in_place(mesh, value):
+    """What an operator changes is changed where it lies, on each process its part."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    @cupyops.operator(toys.fresh(), mutates=("x",))
+    def doubled_(x: torch.Tensor, by: float) -> torch.Tensor:
+        return x.mul_(by)
+
+    @cupyops.operator(toys.fresh(), updates=("mean",))
+    def centred(x: torch.Tensor, mean: torch.Tensor | None) -> torch.Tensor:
+        if mean is not None:
+            mean.lerp_(x.mean(0), 0.5)
+        return x - x.mean(0)
+
+    for place in (Shard(0), Replicate()):
+        x = distribute_tensor(value.clone(), mesh, [place])
+        y = doubled_(x, 3.0)
+        assert y is x and list(x.placements) == [place]
+        torch.testing.assert_close(x.full_tensor(), 3 * value)
+        leaf = distribute_tensor(value.clone(), mesh, [place]).requires_grad_()
+        doubled_(leaf * 1, 3.0).sum().backward()
+        torch.testing.assert_close(leaf.grad.full_tensor(), torch.full_like(value, 3.0))
+        mean = distribute_tensor(torch.zeros_like(value[0]), mesh, [place])
+        y = centred(distribute_tensor(value.clone(), mesh, [Shard(1)]), mean)
+        assert isinstance(y, DTensor)
+        torch.testing.assert_close(y.full_tensor(), value - value.mean(0))
+        torch.testing.assert_close(mean.full_tensor(), value.mean(0) / 2)
+    table = distribute_tensor(9 * torch.ones_like(value), mesh, [Shard(1)])
+    rows = distribute_tensor(torch.tensor([0, 2]), mesh, [Replicate()])
+    cupyops.embedding(rows, table, max_norm=1.0)
+    norms = torch.where(torch.tensor([True, False, True, False]), 1.0, 9 * 6**0.5).double()
+    torch.testing.assert_close(table.full_tensor().norm(dim=1), norms, atol=1e-5, rtol=1e-5)
+    silent = distribute_tensor(value.clone(), mesh, [Shard(0)])
+    cupyops.silu(silent, inplace=True)
+    torch.testing.assert_close(silent.full_tensor(), torch.nn.functional.silu(value))
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_processes(tmp_path, size):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cupyops._kernel.compile.compiler", "torch.distributed.tensor"])
+    context.set_forkserver_preload(["cupyops._kernel.compile.compiler", "torch.distributed.tensor", "twins"])
     results = context.Queue()
     workers = [context.Process(target=work, args=(rank, size, tmp_path / "store", results)) for rank in range(size)]
     for worker in workers:

@@ -1,0 +1,171 @@
+"""A small call of every operator, and the same in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import cupyops
+
+F = torch.nn.functional
+ROWS, COLS = 24, 16
+
+
+def values(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+class Case(NamedTuple):
+    """A call of ours and its twin in PyTorch, whose arguments are the tensors that may want a gradient, then the others."""
+
+    ours: Callable[..., Any]
+    theirs: Callable[..., Any]
+    tensors: Callable[[], list[Tensor]]
+    others: Callable[[], list[Tensor]] = list
+    more: str = ""  # why ours may keep more than PyTorch, and
+    bytes: int = 0  # how much
+
+
+image = lambda: values(2, 4, 8, 8)
+rows = lambda: values(ROWS, COLS)
+vector = lambda: values(COLS)
+classes = torch.arange(ROWS) % COLS
+places = torch.arange(ROWS)
+angles = torch.outer(torch.arange(64.0), torch.arange(8.0))
+running = lambda: [torch.linspace(-1, 1, 4), torch.linspace(1, 2, 4)]
+CASES = {
+    "add": Case(cupyops.add, torch.add, lambda: [rows(), rows()]),
+    "add_scalar": Case(lambda x: cupyops.add(x, 2.0), lambda x: x + 2.0, lambda: [rows()]),
+    "add_rms_norm": Case(
+        lambda x, r, w: cupyops.add_rms_norm(x, r, (COLS,), w)[0],
+        lambda x, r, w: F.rms_norm(x + r, (COLS,), w),
+        lambda: [rows(), rows(), vector()],
+        list,
+        "for the gradient of the weight alone PyTorch keeps what the weight was multiplied by, and no weight and no rstd",
+        4 * (COLS + ROWS),
+    ),
+    "amax": Case(lambda x: cupyops.amax(x, 1), lambda x: torch.amax(x, 1), lambda: [rows()], list, "ties", 8 * ROWS),
+    "avg_pool2d": Case(lambda x: cupyops.avg_pool2d(x, 2), lambda x: F.avg_pool2d(x, 2), lambda: [image()]),
+    "batch_norm": Case(
+        lambda x, w, b, mean, var: cupyops.batch_norm(x, mean, var, w, b, True),
+        lambda x, w, b, mean, var: F.batch_norm(x, mean, var, w, b, True),
+        lambda: [image(), values(4), values(4)],
+        running,
+    ),
+    "batch_norm_inference": Case(
+        lambda x, w, b, mean, var: cupyops.batch_norm(x, mean, var, w, b),
+        lambda x, w, b, mean, var: F.batch_norm(x, mean, var, w, b),
+        lambda: [image(), values(4), values(4)],
+        running,
+    ),
+    "bias_gelu": Case(
+        cupyops.bias_gelu,
+        lambda x, b: F.gelu(x + b),
+        lambda: [rows(), vector()],
+        list,
+        "input and bias, in the place of a sum of the size of input, which nothing else would hold",
+        4 * COLS,
+    ),
+    "conv2d": Case(
+        lambda x, w, b: cupyops.conv2d(x, w, b, padding=1),
+        lambda x, w, b: F.conv2d(x, w, b, padding=1),
+        lambda: [image(), values(8, 4, 3, 3), values(8)],
+    ),
+    "conv2d_relu_max_pool2d": Case(
+        lambda x, w, b: cupyops.conv2d_relu_max_pool2d(x, w, b, padding=1),
+        lambda x, w, b: F.max_pool2d(F.relu(F.conv2d(x, w, b, padding=1)), 2),
+        lambda: [image(), values(8, 4, 3, 3), values(8)],
+    ),
+    "cross_entropy": Case(
+        cupyops.cross_entropy,
+        F.cross_entropy,
+        lambda: [rows()],
+        lambda: [classes],
+        "the gradient, which forward has written, beside the logits: as much as PyTorch holds in its backward",
+        4 * ROWS * COLS + 8 * ROWS + 4,
+    ),
+    "cross_entropy_probabilities": Case(
+        cupyops.cross_entropy,
+        F.cross_entropy,
+        lambda: [rows(), rows().softmax(1)],
+        list,
+        "the targets, which are read for their own gradient too, and the sums of rows",
+        4 * ROWS * COLS + 16 * ROWS,
+    ),
+    "dropout": Case(cupyops.dropout, F.dropout, lambda: [rows()]),
+    "embedding": Case(
+        lambda w, i: cupyops.embedding(i, w),
+        lambda w, i: F.embedding(i, w),
+        lambda: [values(COLS, 16)],
+        lambda: [classes],
+    ),
+    "fused_linear_cross_entropy": Case(
+        lambda x, w, b, t: cupyops.fused_linear_cross_entropy(x, w, t, b),
+        lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b), t),
+        lambda: [values(ROWS, 8), values(COLS, 8), vector()],
+        lambda: [classes],
+        "the gradients, which forward has made, in the place of the logits, which grow with rows times classes",
+        4 * (ROWS * 8 + COLS * 8 + COLS) + 1,
+    ),
+    "geglu": Case(cupyops.geglu, lambda gate, up: F.gelu(gate) * up, lambda: [rows(), rows()]),
+    "gelu": Case(cupyops.gelu, F.gelu, lambda: [rows()]),
+    "group_norm": Case(
+        lambda x, w, b: cupyops.group_norm(x, 2, w, b),
+        lambda x, w, b: F.group_norm(x, 2, w, b),
+        lambda: [image(), values(4), values(4)],
+        list,
+        "the mean of a group with what was rounded off of it",
+        2 * 2 * 4,
+    ),
+    "kl_div": Case(
+        lambda x, t: cupyops.kl_div(x, t, reduction="sum"),
+        lambda x, t: F.kl_div(x, t, reduction="sum"),
+        lambda: [rows(), rows().softmax(1)],
+    ),
+    "layer_norm": Case(
+        lambda x, w, b: cupyops.layer_norm(x, (COLS,), w, b),
+        lambda x, w, b: F.layer_norm(x, (COLS,), w, b),
+        lambda: [rows(), vector(), vector()],
+    ),
+    "linear": Case(cupyops.linear, F.linear, lambda: [rows(), values(16, COLS), values(16)]),
+    "log_softmax": Case(lambda x: cupyops.log_softmax(x, 1), lambda x: F.log_softmax(x, 1), lambda: [rows()]),
+    "matmul": Case(cupyops.matmul, torch.matmul, lambda: [rows(), values(COLS, 16)]),
+    "max_pool2d": Case(lambda x: cupyops.max_pool2d(x, 2), lambda x: F.max_pool2d(x, 2), lambda: [image()]),
+    "max_pool2d_with_indices": Case(
+        lambda x: cupyops.max_pool2d(x, 2, return_indices=True)[0], lambda x: F.max_pool2d(x, 2), lambda: [image()]
+    ),
+    "mean": Case(lambda x: cupyops.mean(x, 1), lambda x: torch.mean(x, 1), lambda: [rows()]),
+    "nll_loss": Case(cupyops.nll_loss, F.nll_loss, lambda: [rows()], lambda: [classes]),
+    "relu": Case(cupyops.relu, F.relu, lambda: [rows()]),
+    "relu_": Case(lambda x: cupyops.relu(x + 1, inplace=True), lambda x: F.relu(x + 1), lambda: [rows()]),
+    "rms_norm": Case(
+        lambda x, w: cupyops.rms_norm(x, (COLS,), w),
+        lambda x, w: F.rms_norm(x, (COLS,), w),
+        lambda: [rows(), vector()],
+        list,
+        "for the gradient of the weight alone PyTorch keeps what the weight was multiplied by, and no weight and no rstd",
+        4 * (COLS + ROWS),
+    ),
+    "rope": Case(
+        cupyops.rope,
+        lambda x, cos, sin, at: rotated(x, cos[at], sin[at]),
+        lambda: [values(2, 3, ROWS, 16)],
+        lambda: [angles.cos(), angles.sin(), places],
+        "the tables and the positions, in the place of a copy of the rows that they choose",
+        2 * 4 * (64 - ROWS) * 8 + 8 * ROWS,
+    ),
+    "scale_shift": Case(cupyops.scale_shift, lambda x, w, b: x * w + b, lambda: [rows(), vector(), vector()]),
+    "silu": Case(cupyops.silu, F.silu, lambda: [rows()]),
+    "softmax": Case(lambda x: cupyops.softmax(x, 1), lambda x: F.softmax(x, 1), lambda: [rows()]),
+    "sum": Case(lambda x: cupyops.sum(x, 1), lambda x: torch.sum(x, 1), lambda: [rows()]),
+    "swiglu": Case(cupyops.swiglu, lambda gate, up: F.silu(gate) * up, lambda: [rows(), rows()]),
+    "var": Case(lambda x: cupyops.var(x, 1), lambda x: torch.var(x, 1), lambda: [rows()], list, "the means", 4 * ROWS),
+}
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
