@@ -332,7 +332,7 @@ class Kernel(ByName, Template):
                     f"{specialised.name}: argument {index + 1} of {len(args)} is a view of shape {tuple(value.shape)} and "
                     f"strides {value.stride()}, of which a kernel gets the address alone: give its .contiguous(), or say "
                     "Kernel(..., strided=True) where the kernel is told the strides",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
 
     def _launched(

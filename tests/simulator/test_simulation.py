@@ -280,7 +280,7 @@ def test_addresses_inside_a_struct():
     ("args", "words"),
     [
         ((torch.ones(4), torch.ones(4).double(), 0, 4), "`T[*] y` got a tensor of torch.float64"),
-        ((torch.ones(4), torch.ones(4, device="meta"), 0, 4), "a tensor with storage of its own"),
+        ((torch.ones(4), torch.ones(4, device="meta"), 0, 4), "a tensor without memory, of torch.export"),
         ((torch.ones(4), torch.ones(4), 0.5, 4), "an integer"),
         ((torch.ones(4), torch.ones(4), 2**31, 4), "an integer that fits int"),
         ((torch.ones(4), torch.ones(4), 0), "3 arguments given, 4 declared"),
