@@ -40,6 +40,11 @@ class Library(Form[Any]):
         return Launch(None, 0, 0)  # type: ignore[arg-type]
 
 
+def is_wanted(tensor: Tensor) -> bool:
+    """Whether PyTorch's own functions may be taken for a tensor."""
+    return tensor.is_cuda and gpu(tensor.device).library
+
+
 def faster(forms: Forms[Any], problem: Any, device: torch.device) -> str | None:
     """That PyTorch's own function is the form for a problem, as a reason not to launch kernels; None where it is not."""
     if isinstance(forms.choose(problem, gpu(device)), Library):

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .._dispatch import library
+from .._util import tracing
 from ..ops._conv2d import conv2d
 from ..ops._conv2d_relu_max_pool2d import conv2d_relu_max_pool2d
 
@@ -22,6 +24,8 @@ class Conv2d(torch.nn.Conv2d):
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if _by_cudnn(input):
+            return super()._conv_forward(input, weight, bias)
         input, padding = _padded(self, input)
         return conv2d(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
@@ -72,6 +76,15 @@ class ConvReluPool2d(torch.nn.Conv2d):
         """What the module prints of itself."""
         stride = "" if self.pool_stride is None else f", pool_stride={self.pool_stride}"
         return f"{super().extra_repr()}, pool_kernel_size={self.pool_kernel_size}{stride}"
+
+
+def _by_cudnn(input: Tensor) -> bool:
+    """Whether `conv2d` would take cuDNN anyway: it is called without a look at arguments that `conv2d` would take first."""
+    if type(input) is not Tensor or torch.compiler.is_compiling() or tracing.active is not None:
+        return False
+    if not library.is_wanted(input):
+        return False
+    return input.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled("cuda")
 
 
 def _padded(conv: torch.nn.Conv2d, input: Tensor) -> tuple[Tensor, Any]:

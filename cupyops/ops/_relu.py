@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._dispatch import library
 from .._dispatch.elementwise import by_vectors, change_in_place
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.arrays import overwrite
@@ -97,6 +98,11 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
     if not inplace:
         return _relu(input)
     if isinstance(input, Tensor) and not is_spread(input):
-        refused = input.requires_grad and input.is_leaf and torch.is_grad_enabled()
-        return torch.relu_(input) if refused else _relu_(input)  # in the words of PyTorch
+        if input.requires_grad and torch.is_grad_enabled():
+            if input.is_leaf:
+                return torch.relu_(input)  # which refuses it, in the words of PyTorch
+            if library.is_wanted(input):  # as many bytes, and less of the host: no plan changes an argument
+                library.call("torch.relu_", input, lambda: torch.relu_(input))
+                return input
+        return _relu_(input)
     return overwrite(input, _relu(input))

@@ -18,6 +18,7 @@ from toys import Recorder, executor
 import cupyops
 from cupyops import Kernel, ceil_div
 from cupyops._kernel import kernel
+from cupyops._kernel.launch.specialised import Specialised
 from cupyops._kernel.launch.versions import in_role
 from cupyops.errors import CompileError, InputError, LaunchError, SourceError
 
@@ -760,8 +761,18 @@ class TestGPU:
         monkeypatch.setenv("CUPYOPS_CACHE_DIR", str(tmp_path / "file"))
         text = PLAIN + "// a text of its own, so that no other test has built it\n"
         x = torch.zeros(8, device="cuda")
-        Kernel(text, "plain")[1, 8](x, 8)
+        with pytest.warns(UserWarning, match="is not used, and each process compiles for itself"):
+            Kernel(text, "plain")[1, 8](x, 8)
         assert x.tolist() == [1.0] * 8
+
+    def test_a_launch_function_kept_from_before_the_first_launch(self, monkeypatch):
+        kernel = Kernel("__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", "twice")
+        launch, x = kernel[1, 32], torch.ones(32, device="cuda")
+        launch(x)
+        monkeypatch.setattr(Specialised, "launch", None)  # of the full path
+        launch(x)
+        launch(x)
+        assert x.tolist() == [8.0] * 32
 
     def test_trace_has_times(self):
         plain, x = Kernel(PLAIN, "plain"), torch.zeros(8, device="cuda")

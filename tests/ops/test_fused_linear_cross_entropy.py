@@ -91,7 +91,18 @@ def compare(call, grad=None, **options):
     truth = [t.double() if t.is_floating_point() else t for t in call]
     ours, theirs = (results(f, call, grad, **options) for f in (cupyops.fused_linear_cross_entropy, both))
     for what, *values in zip("yxwb", ours, theirs, results(both, truth, grad, **options)):
-        assert_as_good_as_torch(*values, what)
+        half = what == "y" and call[0].dtype.itemsize == 2
+        assert_as_good_as_torch(*values, what, values[-1] + rounding(truth, call[0].dtype, options) if half else None)
+
+
+def rounding(truth, dtype, options):
+    """What a loss may be off since a product in a half type rounds the logits, and each product sums in its own order.
+
+    A row's loss is off by half a last place of its largest logit at most; the mean of rows, by four deviations of theirs.
+    """
+    x, w, _, b = truth
+    most = torch.finfo(dtype).eps / 2 * F.linear(x, w, b).abs().max()
+    return most if options.get("reduction") == "none" else 4 * most / (3 * len(x)) ** 0.5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

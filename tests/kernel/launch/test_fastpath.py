@@ -15,7 +15,6 @@ from cupyops._kernel.compile.declarations import function
 from cupyops._kernel.kernel import Kernel
 from cupyops._kernel.launch import ctype, driver, fastpath, signature, versions
 from cupyops._kernel.launch.configuration import Configuration
-from cupyops._kernel.launch.specialised import Specialised
 from cupyops._util import torch_private, tracing
 from cupyops.errors import LaunchError
 
@@ -421,14 +420,3 @@ def test_a_launch_function_kept_from_before_the_first_launch_becomes_a_fast_one(
     for index in range(3):
         launch(index)
     assert slow == [(0,)] and fast == [((2, 1, 1), (1,)), ((2, 1, 1), (2,))]
-
-
-@pytest.mark.gpu
-def test_a_launch_function_kept_from_before_the_first_launch_on_a_gpu(monkeypatch):
-    kernel = Kernel("__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", "twice")
-    launch, x = kernel[1, 32], torch.ones(32, device="cuda")
-    launch(x)
-    monkeypatch.setattr(Specialised, "launch", None)  # of the full path
-    launch(x)
-    launch(x)
-    assert x.tolist() == [8.0] * 32
