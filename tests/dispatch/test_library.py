@@ -96,6 +96,21 @@ def test_on_a_gpu():
             torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * b.abs().max().item())
 
 
+@pytest.mark.gpu
+def test_of_the_host_too():
+    """What is changed in place with a gradient, and convolutions of half types, are PyTorch's without a detour."""
+    x = torch.randn(8, device="cuda", requires_grad=True)
+    with cupyops.never_slower(), cupyops.trace() as trace:
+        y = cupyops.relu(x * 1, inplace=True)
+    assert [record.kernel for record in trace.launches()] == ["torch.relu_"] and "Relu" in y.grad_fn.name()
+    layer, images = cupyops.nn.Conv2d(3, 4, 3).cuda().half(), torch.randn(1, 3, 5, 5, device="cuda").half()
+    with cupyops.never_slower():
+        assert "Conv" in layer(images).grad_fn.name()
+        with cupyops.trace() as trace:
+            layer(images)
+    assert trace.routes() == {"reference"}
+
+
 def test_what_was_measured():
     problem = _linear._problem((4096, 4096), (4096, 1), False, (4096, 4096), (4096, 1), True, False, torch.float32)
     with assume_gpu(**HOPPER):

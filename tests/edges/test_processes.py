@@ -1,6 +1,7 @@
 """Modules that hold operators, kernels and public functions in other processes: spawned, or a DataLoader's."""
 
 import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import edges
 import torch
@@ -13,9 +14,8 @@ import cupyops
 def test_spawn():
     """One process for all of them."""
     module, x = Everything(), torch.randn(2, 3)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        found = pool.apply(module, (x,))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # which tells of a process that has died
+        found = pool.submit(module, x).result(timeout=120)
     torch.testing.assert_close(found, module(x))
     assert len(found) == 4 + len(edges.PUBLIC)
 
