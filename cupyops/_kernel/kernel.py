@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .._util import observed, torch_private, tracing
+from .._util import callers, observed, torch_private, tracing
 from .._util.by_name import ByName
 from .._util.strides import has_bits, is_dry
 from ..errors import LaunchError
@@ -332,7 +332,7 @@ class Kernel(ByName, Template):
                     f"{specialised.name}: argument {index + 1} of {len(args)} is a view of shape {tuple(value.shape)} and "
                     f"strides {value.stride()}, of which a kernel gets the address alone: give its .contiguous(), or say "
                     "Kernel(..., strided=True) where the kernel is told the strides",
-                    stacklevel=5,
+                    stacklevel=callers.outside(),
                 )
 
     def _launched(

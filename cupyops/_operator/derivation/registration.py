@@ -8,7 +8,6 @@ CUDA, fake tensors and autograd are served, from the same roles as the eager rou
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import warnings
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..._kernel.launch import versions
-from ..._util import symbolic, torch_private
+from ..._util import callers, symbolic, torch_private
 from ...errors import InputError
 from . import schema
 from .definition import Definition, differentiable_alias, like_outputs, wants_gradient
@@ -49,16 +48,6 @@ ROLES = ("", "_backward", "_functional", "_functional_backward")
 """What the names of an operator's ops end with."""
 
 
-def _outside() -> int:
-    """The level at which a warning of the caller's is one of whoever called this package."""
-    frame, level = sys._getframe(1), 1
-    while (
-        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]
-    ):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
 def _another(name: str) -> str:
     """A name like this one, which no op has."""
     numbered = (f"{name}_{number}" for number in itertools.count(2))
@@ -85,7 +74,7 @@ class Registration:
             warnings.warn(
                 f"{of.name} is defined anew after PyTorch has come to know it, as by torch.compile: graphs that were made "
                 f"with the operator before keep it, and in torch.ops this one is {self.name}",
-                stacklevel=_outside(),
+                stacklevel=callers.outside(),
             )
 
     def _wait(self, name: str) -> None:
