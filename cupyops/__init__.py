@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._util.garbage import collected_later
+from ._util.garbage import collected_later as _collected_later
 
-with collected_later():
+with _collected_later():
     from . import nn, optim
     from ._dispatch.forms import use_form
     from ._dispatch.gpu import never_slower
