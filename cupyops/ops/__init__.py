@@ -3,6 +3,7 @@
 from ._add import add as add
 from ._add_rms_norm import add_rms_norm as add_rms_norm
 from ._amax import amax as amax
+from ._attention import attention as attention
 from ._avg_pool2d import avg_pool2d as avg_pool2d
 from ._batch_norm import batch_norm as batch_norm
 from ._bias_gelu import bias_gelu as bias_gelu

@@ -1,0 +1,56 @@
+"""Attention forward and backward: the tensors as kernels read them, the form of the problem, its launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._util.strides import is_dry
+from . import attention
+from .attention import Gradients, MmaBackward, MmaForward
+from .forms import Forms
+from .gpu import gpu
+
+FORWARD = Forms("attention", "forward", [MmaForward()])
+BACKWARD = Forms("attention", "backward", [MmaBackward(64), MmaBackward(32)])
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, low: int | None, high: int | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """(y, lse) of tensors of four dimensions."""
+    y = attention.empty(q)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    if is_dry(q):
+        return y, lse
+    q, k, v = (attention.readable(x) for x in (q, k, v))
+    problem, card = attention.problem(q, k, v, low, high), gpu(q.device)
+    form: Any = FORWARD.choose(problem, card)
+    form.run(FORWARD.launch(problem, card), q, k, v, y, lse, scale)
+    return y, lse
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: tuple[int | None, int | None],
+    scale: float,
+    results: tuple[Tensor, Tensor],
+    grads: tuple[Tensor, Tensor | None],
+    needs: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of q, k and v that are needed, for y and lse as forward returned them, and gradients laid out alike."""
+    grad_q = attention.empty(q) if needs[0] else None
+    grad_k, grad_v = (attention.empty(x) for x in (k, v)) if any(needs[1:]) else (None, None)
+    if not is_dry(q):
+        q, k, v = (attention.readable(x) for x in (q, k, v))
+        grad_y, grad_lse = grads
+        problem, card = attention.problem(q, k, v, *bounds), gpu(q.device)
+        grad_y = attention.written(grad_y)
+        of = Gradients(q, k, v, *results, grad_y, grad_lse, grad_q, grad_k, grad_v, scale)
+        form: Any = BACKWARD.choose(problem, card)
+        form.run(problem, BACKWARD.launch(problem, card), of)
+    return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None
