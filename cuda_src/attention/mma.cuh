@@ -11,33 +11,11 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes, or zeros; the copy is complete when its group is.
-__device__ __forceinline__ void copy16(unsigned to, const void* from, bool inside) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-#endif
-}
-
 // All copies of all threads are complete.
 __device__ __forceinline__ void finish_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
+  end_group();
+  wait_for_groups<0>();
   __syncthreads();
-}
-
-template <bool TRANSPOSE> __device__ __forceinline__ void load_matrices(unsigned (&fragment)[4], unsigned row) {
-  if constexpr (TRANSPOSE) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
-                 : "r"(row)
-                 : "memory");
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
-                 : "r"(row)
-                 : "memory");
-  }
 }
 
 // Where a 16-byte chunk of a row of D elements lies. The chunks of a row change places, so that eight rows meet no bank twice.
@@ -53,7 +31,7 @@ __device__ __forceinline__ void fetch(unsigned to, const T* from, long long stri
   for (int i = threadIdx.x; i < ROWS * D / 8; i += THREADS) {
     const int row = i / (D / 8), chunk = i % (D / 8);
     const bool inside = row < rows && chunk * 8 < width;
-    copy16(place<D>(to, row, chunk), inside ? from + row * stride + chunk * 8 : from, inside);
+    fetch16_or_zero(place<D>(to, row, chunk), inside ? from + row * stride + chunk * 8 : from, inside);
   }
 }
 

@@ -10,11 +10,12 @@ from torch import Tensor
 from .._util.strides import is_dry
 from . import attention
 from .attention import Gradients, MmaBackward, MmaForward
+from .attention_wgmma import WgmmaBackward, WgmmaForward
 from .forms import Forms
 from .gpu import gpu
 
-FORWARD = Forms("attention", "forward", [MmaForward()])
-BACKWARD = Forms("attention", "backward", [MmaBackward(64), MmaBackward(32)])
+FORWARD = Forms("attention", "forward", [WgmmaForward(), MmaForward()])
+BACKWARD = Forms("attention", "backward", [WgmmaBackward(), MmaBackward(64), MmaBackward(32)])
 
 
 def forward(
