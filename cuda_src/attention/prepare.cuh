@@ -6,10 +6,10 @@
 namespace attention {
 
 // delta = sum(grad_y * y) - grad_lse of a row, and its LSE for exp2: +inf where no key is seen and beyond the last row, so that
-// P is 0 there. LANES threads have a row, 16 bytes each. y and grad_y lie as (batch, row, head, width).
+// P is 0 there. LANES threads have a row, 16 bytes each. y and grad_y lie alike.
 template <typename T, int LANES>
 __device__ __forceinline__ void prepare(const T* y, const T* grad_y, const float* lse, const float* grad_lse,
-                                        float* delta, float* lse2, const Sizes& sizes) {
+                                        float* delta, float* lse2, const Strides& ys, const Sizes& sizes) {
   const long long row = (blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x) / LANES;
   const int lane = threadIdx.x % LANES, query = row % sizes.padded;
   const int head = row / sizes.padded % sizes.heads;
@@ -17,7 +17,7 @@ __device__ __forceinline__ void prepare(const T* y, const T* grad_y, const float
   const bool inside = batch < sizes.batches && query < sizes.queries;
   float sum = 0;
   if (inside && lane * 8 < sizes.width) {
-    const long long at = ((batch * sizes.queries + query) * sizes.heads + head) * sizes.width + lane * 8;
+    const long long at = batch * ys.batch + head * ys.head + query * ys.row + lane * 8;
     const uint4 left = *reinterpret_cast<const uint4*>(y + at), right = *reinterpret_cast<const uint4*>(grad_y + at);
     const unsigned a[4] = {left.x, left.y, left.z, left.w}, b[4] = {right.x, right.y, right.z, right.w};
 #pragma unroll

@@ -1,7 +1,7 @@
 """Forms of attention for half types: a problem, and how mma.sync computes it (cuda_src/attention.cu).
 
-The tensors of a problem are (batch, heads, rows, width). `readable` makes them such as kernels read them; what kernels write
-lies as (batch, rows, heads, width), as the projections around attention have it.
+The tensors of a problem are (batch, heads, rows, width), in memory in any order that leaves rows contiguous. `readable` makes
+them such as kernels read them; what kernels write lies as what it goes with.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ attention_bwd_mma = Kernel(
 class Problem(NamedTuple):
     """Sizes, strides in elements of (batch, head, row), and which keys a query sees.
 
-    low, high: query i sees the keys from i + low to i + high; None where there is no such bound.
+    low, high: query i sees the keys from i + low to i + high; None where there is no such bound. grads: the strides of the
+    gradients of q, k and v, in backward.
     """
 
     batches: int
@@ -69,6 +70,8 @@ class Problem(NamedTuple):
     q: tuple[int, int, int]
     k: tuple[int, int, int]
     v: tuple[int, int, int]
+    y: tuple[int, int, int]
+    grads: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def d(self) -> int:
@@ -92,18 +95,19 @@ class Problem(NamedTuple):
         counts = self.heads, self.group, self.batches, self.queries, self.keys
         return np.array((*counts, low, high, self.width, padded, section), dtype=np.int32)
 
-    def written(self, heads: int, rows: int) -> tuple[int, int, int]:
-        """The strides of what kernels write, for so many heads and rows."""
-        return rows * heads * self.width, self.width, heads * self.width
 
-
-def problem(q: Tensor, k: Tensor, v: Tensor, low: int | None, high: int | None) -> Problem:
-    """The problem of tensors as `readable` gives them; bounds that bound nothing are left out."""
+def problem(q: Tensor, k: Tensor, v: Tensor, y: Tensor, low: int | None, high: int | None) -> Problem:
+    """The problem of forward, of tensors as `readable` gives them; bounds that bound nothing are left out."""
     (batches, heads, queries, width), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
     low = None if low is None or queries - 1 + low <= 0 else min(low, keys)
     high = None if high is None or high >= keys - 1 else max(high, -queries)
-    strides = (_strides(x) for x in (q, k, v))
+    strides = (_strides(x) for x in (q, k, v, y))
     return Problem(batches, heads, kv_heads, queries, keys, width, low, high, q.dtype, *strides)
+
+
+def with_gradients(p: Problem, *grads: Tensor | None) -> Problem:
+    """The problem of backward; of a gradient that is not needed strides are 0."""
+    return p._replace(grads=tuple((0, 0, 0) if grad is None else _strides(grad) for grad in grads))
 
 
 def _strides(x: Tensor) -> tuple[int, int, int]:
@@ -115,22 +119,23 @@ def _strides(x: Tensor) -> tuple[int, int, int]:
 def readable(x: Tensor) -> Tensor:
     """`x`, or a copy of it, whose rows are contiguous and begin at whole vectors."""
     whole = all(stride % VECTOR == 0 for size, stride in zip(x.shape[:3], x.stride()[:3]) if size > 1)
-    return x if whole and (x.stride(3) == 1 or x.shape[3] == 1) and aligned(x) else x.clone(memory_format=torch.contiguous_format)
+    if whole and (x.stride(3) == 1 or x.shape[3] == 1) and aligned(x):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def empty(like: Tensor) -> Tensor:
-    """What kernels write, of the shape of a tensor: (batch, heads, rows, width), laid out as (batch, rows, heads, width)."""
-    batches, heads, rows, width = like.shape
-    return like.new_empty((batches, rows, heads, width)).transpose(1, 2)
+    """What kernels write: dense, in the order of dimensions of `like` where that leaves rows contiguous, else in their own."""
+    found = torch.empty_like(like)
+    return found if found.stride(3) == 1 else torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-def written(x: Tensor) -> Tensor:
-    """`x`, or a copy of it, laid out as `empty` gives it, from a whole vector on."""
-    like = x.transpose(1, 2)
-    return x if like.is_contiguous() and aligned(x) else like.clone(memory_format=torch.contiguous_format).transpose(1, 2)
+def scale_of(q: Tensor, scale: float | None) -> float:
+    """The scale of the scores: 1 / sqrt(width) where none is given."""
+    return q.shape[-1] ** -0.5 if scale is None and q.shape[-1] else scale or 0.0
 
 
-def why_not(q: Tensor, k: Tensor, v: Tensor, scale: float, gpu: Gpu) -> str | None:
+def why_not(q: Tensor, k: Tensor, v: Tensor, scale: float | None, gpu: Gpu) -> str | None:
     """Why no kernel serves these tensors of four dimensions, None where one does. Looks at metadata alone."""
     if q.dtype not in HALF:
         return f"no kernel for {q.dtype}"
@@ -141,7 +146,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, scale: float, gpu: Gpu) -> str | No
         return "values are of another width than keys"
     if width % VECTOR or not 0 < width <= WIDTHS[-1]:
         return f"head_dim {width} is no multiple of {VECTOR} up to {WIDTHS[-1]}"
-    if not 0 < scale < math.inf:
+    if scale is not None and not 0 < scale < math.inf:
         return f"scale {scale}"
     batches, heads, queries = q.shape[:3]
     keys = k.shape[2]
@@ -187,14 +192,13 @@ class MmaForward(Forward):
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """A block for each tile of each head."""
         p = problem
-        strides = (p.q, p.k, p.v, p.written(p.heads, p.queries))
         return Launch(
             attention_fwd_mma,
             ceil_div(p.queries, TILE) * p.heads * p.batches,
             TILE,
             (TILE + 2 * 64) * p.d * 2,
             {"T": p.dtype, "D": p.d, "BN": 64, "M": 2, "WARPS": 4, "BOUNDS": p.bounds},
-            args=(*(np.array(stride, dtype=np.int64) for stride in strides), p.sizes()),
+            args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)), p.sizes()),
         )
 
 
@@ -216,7 +220,7 @@ class Backward(Form[Problem]):
         lanes, padded = p.d // VECTOR, self.padded(p)
         blocks = ceil_div(p.batches * p.heads * padded * lanes, BLOCK)
         template = {"T": p.dtype, "LANES": lanes}
-        return Launch(attention_bwd_prepare, blocks, BLOCK, template=template, args=(p.sizes(padded),))
+        return Launch(attention_bwd_prepare, blocks, BLOCK, template=template, args=(np.array(p.y, dtype=np.int64), p.sizes(padded)))
 
     def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
         """The launch of one role."""
@@ -265,9 +269,8 @@ class MmaBackward(Backward):
 
     def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
         """A block for each tile of each head of what is owned."""
-        grad_q, grad_k = p.written(p.heads, p.queries), p.written(p.kv_heads, p.keys)
-        grad_y = grad_q
-        six = (p.k, p.v, p.q, grad_y, grad_k, grad_k) if keys else (p.q, grad_y, p.k, p.v, grad_q, grad_q)
+        grad_q, grad_k, grad_v = p.grads
+        six = (p.k, p.v, p.q, p.y, grad_k, grad_v) if keys else (p.q, p.y, p.k, p.v, grad_q, grad_q)
         rows, heads = (p.keys, p.kv_heads) if keys else (p.queries, p.heads)
         return Launch(
             attention_bwd_mma,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._util.strides import is_dry
+from .._util.strides import aligned, is_dry
 from . import attention
 from .attention import Gradients, MmaBackward, MmaForward
 from .attention_wgmma import WgmmaBackward, WgmmaForward
@@ -19,7 +19,7 @@ BACKWARD = Forms("attention", "backward", [WgmmaBackward(), MmaBackward(64), Mma
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, low: int | None, high: int | None, scale: float
+    q: Tensor, k: Tensor, v: Tensor, low: int | None, high: int | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """(y, lse) of tensors of four dimensions."""
     y = attention.empty(q)
@@ -27,9 +27,9 @@ def forward(
     if is_dry(q):
         return y, lse
     q, k, v = (attention.readable(x) for x in (q, k, v))
-    problem, card = attention.problem(q, k, v, low, high), gpu(q.device)
+    problem, card = attention.problem(q, k, v, y, low, high), gpu(q.device)
     form: Any = FORWARD.choose(problem, card)
-    form.run(FORWARD.launch(problem, card), q, k, v, y, lse, scale)
+    form.run(FORWARD.launch(problem, card), q, k, v, y, lse, attention.scale_of(q, scale))
     return y, lse
 
 
@@ -38,7 +38,7 @@ def backward(
     k: Tensor,
     v: Tensor,
     bounds: tuple[int | None, int | None],
-    scale: float,
+    scale: float | None,
     results: tuple[Tensor, Tensor],
     grads: tuple[Tensor, Tensor | None],
     needs: tuple[bool, bool, bool],
@@ -48,10 +48,11 @@ def backward(
     grad_k, grad_v = (attention.empty(x) for x in (k, v)) if any(needs[1:]) else (None, None)
     if not is_dry(q):
         q, k, v = (attention.readable(x) for x in (q, k, v))
-        grad_y, grad_lse = grads
-        problem, card = attention.problem(q, k, v, *bounds), gpu(q.device)
-        grad_y = attention.written(grad_y)
-        of = Gradients(q, k, v, *results, grad_y, grad_lse, grad_q, grad_k, grad_v, scale)
+        y, lse = results
+        grad_y = grads[0] if aligned(grads[0]) else grads[0].clone()
+        problem = attention.with_gradients(attention.problem(q, k, v, y, *bounds), grad_q, grad_k, grad_v)
+        card = gpu(q.device)
+        of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale))
         form: Any = BACKWARD.choose(problem, card)
         form.run(problem, BACKWARD.launch(problem, card), of)
     return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None

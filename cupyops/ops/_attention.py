@@ -10,6 +10,7 @@ from torch import Tensor
 from .._dispatch import attention as kernels
 from .._dispatch import attentions
 from .._dispatch.gpu import gpu
+from .._operator.derivation.autocast import cast
 from .._operator.operator import operator
 from .._util import arguments
 from ..errors import InputError
@@ -17,15 +18,23 @@ from ..errors import InputError
 
 @operator("cupyops::attention", autocast="lower")
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, low: int | None, high: int | None, scale: float
+    query: Tensor, key: Tensor, value: Tensor, low: int | None, high: int | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Query i sees the keys from i + low to i + high; (batch, heads, rows, head_dim)."""
+    if arguments.autocast(query.device):  # which would round the scores
+        with torch.autocast(query.device.type, enabled=False):
+            return _by_scores(query, key, value, low, high, scale)
+    return _by_scores(query, key, value, low, high, scale)
+
+
+def _by_scores(query, key, value, low, high, scale):
     wide = torch.promote_types(query.dtype, torch.float32)
     group = query.shape[1] // max(key.shape[1], 1)
     k, v = (x.to(wide).repeat_interleave(group, 1) for x in (key, value))
-    scores = query.to(wide) @ k.transpose(-1, -2) * scale
+    scores = query.to(wide) @ k.mT * kernels.scale_of(query, scale)
     if low is not None or high is not None:
-        scores = scores.masked_fill(_unseen(scores, low, high), -math.inf)
+        # added, so that what is NaN stays so
+        scores = scores + torch.zeros_like(scores).masked_fill(_unseen(scores, low, high), -math.inf)
     # the highest is a constant: whatever it is, the results and all their derivatives are the same
     highest = scores.detach().amax(-1, keepdim=True) if key.shape[2] else scores.new_zeros((*scores.shape[:-1], 1))
     highest = highest.masked_fill(highest == -math.inf, 0.0)
@@ -35,7 +44,7 @@ def _attention(
     total = total.masked_fill(sees_none, 1.0)
     lse = (total.log() + highest).masked_fill(sees_none, -math.inf).squeeze(-1)
     y = (weights / total @ v).to(query.dtype)
-    return y.transpose(1, 2).contiguous().transpose(1, 2), lse if wide is torch.float64 else lse.float()
+    return y.contiguous(), lse
 
 
 def _unseen(scores: Tensor, low: int | None, high: int | None) -> Tensor:
@@ -90,9 +99,9 @@ def attention(
         return_lse: also the logarithm of the sum of exponentials of each row of scores, natural, with a gradient.
 
     Returns:
-        Tensor (batch, heads, queries, head_dim), laid out as (batch, queries, heads, head_dim); and with `return_lse`
-        (batch, heads, queries), fp32, of fp64 fp64. A query that sees no key has zeros, and -inf. Backward sums in a fixed
-        order: the same bits every time.
+        Tensor (batch, heads, queries, head_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads, queries),
+        fp32, of fp64 fp64. A query that sees no key has zeros, and -inf. Backward sums in a fixed order: the same bits every
+        time.
 
     Raises:
         InputError: an argument is of the wrong kind, dtype, shape or device.
@@ -105,7 +114,9 @@ def attention(
     """
     _check(query, key, value)
     low, high = _bounds(causal, window, key.shape[2] - query.shape[2])
-    y, lse = _attention(query, key, value, low, high, _scale(scale, query))
+    if arguments.autocast(query.device):  # wherever it is computed
+        query, key, value = cast((query, key, value), torch.get_autocast_dtype(query.device.type))
+    y, lse = _attention(query, key, value, low, high, _scale(scale))
     return (y, lse) if return_lse else y
 
 
@@ -127,12 +138,10 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise InputError(f"key has {key.shape[1]} heads, expected a divisor of the {heads} of query")
 
 
-def _scale(scale: float | None, query: Tensor) -> float:
-    if scale is None:
-        return 1 / math.sqrt(max(query.shape[-1], 1))
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+def _scale(scale: float | None) -> float | None:
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
         arguments.fail("scale", scale, "a number, or None for 1 / sqrt(head_dim)")
-    return float(scale)
+    return None if scale is None else float(scale)
 
 
 def _bounds(causal: str | None, window: tuple[int | None, int | None] | None, apart: int) -> tuple[int | None, int | None]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+import attentions
 import few_channels
 import gemms
 import kept
@@ -247,6 +248,12 @@ def by_wgmma(dtype: torch.dtype) -> Iterator[Call]:
         yield partial(gemms.compare_wgmma, form, layout, dtype, "cpu")
 
 
+def attended(engine: str, dtype: torch.dtype) -> Iterator[Call]:
+    """Each form of attention by an engine, of each width and bounds."""
+    for call in attentions.CALLS[engine] if dtype in HALF else ():
+        yield partial(call, dtype, "cpu")
+
+
 def convolved(dtype: torch.dtype) -> Iterator[Call]:
     yield from tiles("conv2d", convolutions, dtype)
     if dtype in HALF:
@@ -256,6 +263,8 @@ def convolved(dtype: torch.dtype) -> Iterator[Call]:
 
 
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
+    "attention": partial(attended, "mma"),
+    "attention_wgmma": partial(attended, "wgmma"),
     "gemm_wgmma": by_wgmma,
     "matmul": partial(tiles, "matmul", products),
     "linear": partial(tiles, "linear", affine),
