@@ -1,7 +1,7 @@
 """Forms of attention for half types: a problem, and how mma.sync computes it (cuda_src/attention.cu).
 
-The tensors of a problem are (batch, heads, rows, width), in memory in any order that leaves rows contiguous. `readable` makes
-them such as kernels read them; what kernels write lies as what it goes with.
+The tensors of a problem are (batch, heads, rows, width), in memory in any order that leaves rows contiguous. `readable`
+makes them such as kernels read them; what kernels write lies as what it goes with.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def problem(q: Tensor, k: Tensor, v: Tensor, y: Tensor, low: int | None, high: i
     (batches, heads, queries, width), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
     low = None if low is None or queries - 1 + low <= 0 else min(low, keys)
     high = None if high is None or high >= keys - 1 else max(high, -queries)
-    strides = (_strides(x) for x in (q, k, v, y))
-    return Problem(batches, heads, kv_heads, queries, keys, width, low, high, q.dtype, *strides)
+    counts = batches, heads, kv_heads, queries, keys, width
+    return Problem(*counts, low, high, q.dtype, _strides(q), _strides(k), _strides(v), _strides(y))
 
 
 def with_gradients(p: Problem, *grads: Tensor | None) -> Problem:
@@ -125,7 +125,7 @@ def readable(x: Tensor) -> Tensor:
 
 
 def empty(like: Tensor) -> Tensor:
-    """What kernels write: dense, in the order of dimensions of `like` where that leaves rows contiguous, else in their own."""
+    """What kernels write: dense, its dimensions in the order of those of `like`, where that leaves rows contiguous."""
     found = torch.empty_like(like)
     return found if found.stride(3) == 1 else torch.empty_like(like, memory_format=torch.contiguous_format)
 
@@ -183,7 +183,7 @@ class MmaForward(Forward):
     """A block owns a tile of queries, by which panels of keys and values pass."""
 
     name = "mma"
-    summary = "a block owns 128 queries, by which panels of 64 keys pass, by cp.async and MMA"
+    summary = "a block owns 128 queries, by which panels of 64 keys pass, by MMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
         """One."""
@@ -220,7 +220,13 @@ class Backward(Form[Problem]):
         lanes, padded = p.d // VECTOR, self.padded(p)
         blocks = ceil_div(p.batches * p.heads * padded * lanes, BLOCK)
         template = {"T": p.dtype, "LANES": lanes}
-        return Launch(attention_bwd_prepare, blocks, BLOCK, template=template, args=(np.array(p.y, dtype=np.int64), p.sizes(padded)))
+        return Launch(
+            attention_bwd_prepare,
+            blocks,
+            BLOCK,
+            template=template,
+            args=(np.array(p.y, dtype=np.int64), p.sizes(padded)),
+        )
 
     def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
         """The launch of one role."""
@@ -250,7 +256,7 @@ class MmaBackward(Backward):
 
     def __init__(self, panel: int) -> None:
         self.panel, self.name = panel, f"mma_{panel}"
-        self.summary = f"a block owns 128 keys, or queries, by which panels of {panel} of the others pass, by cp.async and MMA"
+        self.summary = f"a block owns 128 keys, or queries, by which panels of {panel} of the others pass, by MMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
         """What prepares, and one for both roles."""

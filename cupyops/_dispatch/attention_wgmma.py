@@ -36,7 +36,7 @@ def _backward_stages(d: int, panel: int) -> int:
 
 
 def _is_forward(D: int, BN: int, CONSUMERS: int, STAGES: int, **_: Any) -> bool:
-    return (BN, CONSUMERS) == FORWARD[D] and _forward_stages(D) == STAGES
+    return FORWARD[D] == (BN, CONSUMERS) and _forward_stages(D) == STAGES
 
 
 def _is_backward(D: int, BN: int, STAGES: int, KEYS: bool, **_: Any) -> bool:
@@ -94,7 +94,7 @@ class WgmmaForward(Forward):
     """A persistent block takes tile after tile of queries, by which panels of keys and values pass."""
 
     name = "wgmma"
-    summary = "a persistent block owns 128 or 192 queries at a time; softmax of one warpgroup behind the WGMMA of another; TMA"
+    summary = "a persistent block owns 128 or 192 queries at a time; panels of keys pass, by WGMMA and TMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
         """One."""
@@ -140,7 +140,7 @@ class WgmmaBackward(Backward):
     """A block owns rows of one side, by which panels of the other side pass."""
 
     name = "wgmma"
-    summary = "a block owns 128 keys, or queries, by which panels of the others pass; P and dS stay in registers; WGMMA and TMA"
+    summary = "a block owns 128 keys, or queries, by which panels of the others pass, by WGMMA and TMA"
 
     def kernels(self) -> tuple[Kernel, ...]:
         """What prepares, and one for both roles."""

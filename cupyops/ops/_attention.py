@@ -32,19 +32,11 @@ def _by_scores(query, key, value, low, high, scale):
     group = query.shape[1] // max(key.shape[1], 1)
     k, v = (x.to(wide).repeat_interleave(group, 1) for x in (key, value))
     scores = query.to(wide) @ k.mT * kernels.scale_of(query, scale)
-    if low is not None or high is not None:
-        # added, so that what is NaN stays so
-        scores = scores + torch.zeros_like(scores).masked_fill(_unseen(scores, low, high), -math.inf)
-    # the highest is a constant: whatever it is, the results and all their derivatives are the same
-    highest = scores.detach().amax(-1, keepdim=True) if key.shape[2] else scores.new_zeros((*scores.shape[:-1], 1))
-    highest = highest.masked_fill(highest == -math.inf, 0.0)
-    weights = (scores - highest).exp()
-    total = weights.sum(-1, keepdim=True)
-    sees_none = total == 0
-    total = total.masked_fill(sees_none, 1.0)
-    lse = (total.log() + highest).masked_fill(sees_none, -math.inf).squeeze(-1)
-    y = (weights / total @ v).to(query.dtype)
-    return y.contiguous(), lse
+    unseen = _unseen(scores, low, high)
+    sees_none = unseen.all(-1, keepdim=True)  # such a row is computed as if it saw all, and put right in the end
+    scores = scores + torch.zeros_like(scores).masked_fill(unseen & ~sees_none, -math.inf)  # so NaN stays NaN
+    y = scores.softmax(-1).masked_fill(sees_none, 0.0) @ v
+    return y.to(query.dtype).contiguous(), scores.logsumexp(-1).masked_fill(sees_none.squeeze(-1), -math.inf)
 
 
 def _unseen(scores: Tensor, low: int | None, high: int | None) -> Tensor:
@@ -99,9 +91,9 @@ def attention(
         return_lse: also the logarithm of the sum of exponentials of each row of scores, natural, with a gradient.
 
     Returns:
-        Tensor (batch, heads, queries, head_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads, queries),
-        fp32, of fp64 fp64. A query that sees no key has zeros, and -inf. Backward sums in a fixed order: the same bits every
-        time.
+        Tensor (batch, heads, queries, head_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads,
+        queries), fp32 or fp64. A query that sees no key has zeros, and -inf. Backward sums in a fixed order: the same bits
+        every time.
 
     Raises:
         InputError: an argument is of the wrong kind, dtype, shape or device.
@@ -144,7 +136,9 @@ def _scale(scale: float | None) -> float | None:
     return None if scale is None else float(scale)
 
 
-def _bounds(causal: str | None, window: tuple[int | None, int | None] | None, apart: int) -> tuple[int | None, int | None]:
+def _bounds(
+    causal: str | None, window: tuple[int | None, int | None] | None, apart: int
+) -> tuple[int | None, int | None]:
     """(low, high) of the keys that a query sees; `apart`: how many keys more than queries there are."""
     arguments.choice("causal", causal, (None, "top_left", "bottom_right"))
     diagonal = 0 if causal == "top_left" else apart

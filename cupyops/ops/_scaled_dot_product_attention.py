@@ -70,7 +70,9 @@ def reference_backward(saved, grad_y, query, key, value, is_causal, scale, needs
         scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -math.inf)
     weights = scores.softmax(-1)
     grad_weights = grad @ v.mT
-    grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True)) * kernels.scale_of(query, scale)
+    grad_scores = (
+        weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True)) * kernels.scale_of(query, scale)
+    )
     shared = [x.unflatten(1, (-1, group)).sum(2) for x in (grad_scores.mT @ q, weights.mT @ grad)]
     return [x.to(query.dtype) for x in (grad_scores @ k, *shared)]
 
@@ -168,4 +170,3 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
     for name, x in (("key", key), ("value", value)):
         if x.shape[-3] and heads % x.shape[-3]:
             raise InputError(f"{name} has {x.shape[-3]} heads, expected a divisor of the {heads} of query")
-

@@ -33,9 +33,11 @@ FUNCTIONS = {
     "nn.functional.group_norm": "group_norm",
     "nn.functional.layer_norm": "layer_norm",
     "nn.functional.rms_norm": "rms_norm",
+    "nn.functional.scaled_dot_product_attention": "scaled_dot_product_attention",
 }
 WITHOUT_ENTRY = {
     "add_rms_norm": "PyTorch has no function of this kind",
+    "attention": "PyTorch has scaled_dot_product_attention, without windows and the log-sum-exp",
     "bias_gelu": "PyTorch has no function of this kind",
     "conv2d_relu_max_pool2d": "PyTorch has no function of this kind",
     "dropout": "PyTorch's draws another mask of the same seed",

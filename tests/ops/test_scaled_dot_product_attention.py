@@ -1,7 +1,5 @@
-import pytest
 import torch
 from contract import Make, OperatorContract, Sample
-
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cupyops
@@ -9,9 +7,7 @@ import cupyops
 HALF = [torch.float16, torch.bfloat16]
 
 
-def by_math(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
+def by_math(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """PyTorch's, by the backend that has every derivative; its fused ones of a CPU make zeros of NaN."""
     with sdpa_kernel(SDPBackend.MATH):
         return torch.nn.functional.scaled_dot_product_attention(

@@ -37,14 +37,15 @@ def sees(queries: int, keys: int, causal: str | None = None, window: tuple[Any, 
     return seen if right is None else seen & (distance <= right)
 
 
-def exact(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """(y, lse) in float64, by PyTorch's softmax over the keys that are seen; zeros and -inf where none is."""
-    group = q.shape[1] // k.shape[1]
+def eager(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """(y, lse) by PyTorch's products, softmax and logsumexp over the keys that are seen; zeros and -inf where none is."""
+    group = q.shape[1] // max(k.shape[1], 1)
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-    scores = q @ k.mT * (q.shape[3] ** -0.5 if scale is None else scale)
-    some, seen = seen.any(-1).to(q.device), seen.to(q.device)
-    scores = scores.masked_fill(~seen & some[:, None], -math.inf)
-    y = torch.where(some[:, None], scores.softmax(-1), 0.0) @ v
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q @ k.mT).to(wide) * (q.shape[3] ** -0.5 if scale is None else scale)
+    some, unseen = seen.any(-1).to(q.device), ~seen.to(q.device)
+    scores = scores + torch.zeros_like(scores).masked_fill(unseen & some[:, None], -math.inf)
+    y = torch.where(some[:, None], scores.softmax(-1), 0.0).to(v.dtype) @ v
     return y, torch.where(some, scores.logsumexp(-1), -math.inf)
 
 
@@ -76,7 +77,7 @@ def compare(
     given = tuple(tensors(shape, dtype, device)) if inputs is None else inputs
     mine, wide = ([f(x).detach().requires_grad_() for x in given] for f in (Tensor.clone, Tensor.double))
     seen = sees(given[0].shape[2], given[1].shape[2], **options)
-    truth = exact(*wide, seen, scale)
+    truth = eager(*wide, seen, scale)
     torch.manual_seed(1)
     grads = [torch.randn_like(x, dtype=dtype) for x in truth]
     grads[1] = grads[1].float() if lse_grad else torch.zeros_like(truth[1], dtype=torch.float32)
