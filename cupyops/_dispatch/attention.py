@@ -81,7 +81,7 @@ class Problem(NamedTuple):
     @property
     def group(self) -> int:
         """Heads of the queries that share one of the keys."""
-        return self.heads // self.kv_heads
+        return self.heads // max(self.kv_heads, 1)
 
     @property
     def bounds(self) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from .._dispatch import attention as kernels
 from .._dispatch import attentions
+from .._dispatch.attention_scores import attend, sees
 from .._dispatch.gpu import gpu
 from .._operator.derivation.autocast import cast
 from .._operator.operator import operator
@@ -21,31 +20,13 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, low: int | None, high: int | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Query i sees the keys from i + low to i + high; (batch, heads, rows, head_dim)."""
+    mask = sees((query.shape[2], key.shape[2]), low, high, query.device)
     if arguments.autocast(query.device):  # which would round the scores
         with torch.autocast(query.device.type, enabled=False):
-            return _by_scores(query, key, value, low, high, scale)
-    return _by_scores(query, key, value, low, high, scale)
-
-
-def _by_scores(query, key, value, low, high, scale):
-    wide = torch.promote_types(query.dtype, torch.float32)
-    group = query.shape[1] // max(key.shape[1], 1)
-    k, v = (x.to(wide).repeat_interleave(group, 1) for x in (key, value))
-    scores = query.to(wide) @ k.mT * kernels.scale_of(query, scale)
-    unseen = _unseen(scores, low, high)
-    sees_none = unseen.all(-1, keepdim=True)  # such a row is computed as if it saw all, and put right in the end
-    scores = scores + torch.zeros_like(scores).masked_fill(unseen & ~sees_none, -math.inf)  # so NaN stays NaN
-    y = scores.softmax(-1).masked_fill(sees_none, 0.0) @ v
-    return y.to(query.dtype).contiguous(), scores.logsumexp(-1).masked_fill(sees_none.squeeze(-1), -math.inf)
-
-
-def _unseen(scores: Tensor, low: int | None, high: int | None) -> Tensor:
-    rows, columns = (torch.arange(size, device=scores.device) for size in scores.shape[-2:])
-    distance = columns - rows[:, None]
-    unseen = torch.zeros_like(distance, dtype=torch.bool)
-    if low is not None:
-        unseen = unseen | (distance < low)
-    return unseen if high is None else unseen | (distance > high)
+            y, lse = attend(query, key, value, mask, kernels.scale_of(query, scale))
+    else:
+        y, lse = attend(query, key, value, mask, kernels.scale_of(query, scale))
+    return y.contiguous(), lse
 
 
 @_attention.forward

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .._dispatch import attention as kernels
 from .._dispatch import attentions
+from .._dispatch.attention_scores import attend, sees
 from .._dispatch.gpu import gpu
 from .._operator.operator import operator
 from .._util import arguments, torch_private
@@ -27,22 +25,20 @@ def _sdpa(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    options = (attn_mask, dropout_p, is_causal)
-    if _needs_math(query, key, value):
-        with sdpa_kernel(SDPBackend.MATH):
-            return torch.nn.functional.scaled_dot_product_attention(
-                query, key, value, *options, scale=scale, enable_gqa=enable_gqa
-            )
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, *options, scale=scale, enable_gqa=enable_gqa
-    )
+    if _has_every_derivative(query, key, value):
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if attn_mask is None and is_causal:
+        attn_mask = sees((query.shape[-2], key.shape[-2]), None, 0, query.device)
+    return attend(query, key, value, attn_mask, kernels.scale_of(query, scale), dropout_p)[0]
 
 
-def _needs_math(*tensors: Tensor) -> bool:
-    """Whether a derivative may be asked for that PyTorch's fused kernels have not, and whose scores fit in memory."""
+def _has_every_derivative(*tensors: Tensor) -> bool:
+    """Whether PyTorch's fused functions have the derivatives that may be asked for, or it is too dear not to take them."""
     if torch_private.functorch_active() or torch_private.forward_mode():
-        return True
-    return not tensors[0].is_cuda and torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        return False
+    return tensors[0].dtype is not torch.float64 or not any(x.requires_grad for x in tensors)
 
 
 @_sdpa.forward
@@ -59,22 +55,13 @@ def backward(saved, grad_y, query, key, value, is_causal, scale, y, needs_grad):
 
 
 @_sdpa.reference_backward
-def reference_backward(saved, grad_y, query, key, value, is_causal, scale, needs_grad):
-    """By the scores, in memory: of fused kernels PyTorch has no second derivative."""
-    group = query.shape[1] // key.shape[1]
-    wide = torch.promote_types(query.dtype, torch.float32)
-    q, grad = query.to(wide), grad_y.to(wide)
-    k, v = (x.to(wide).repeat_interleave(group, 1) for x in (key, value))
-    scores = q @ k.mT * kernels.scale_of(query, scale)
-    if is_causal:
-        scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -math.inf)
-    weights = scores.softmax(-1)
-    grad_weights = grad @ v.mT
-    grad_scores = (
-        weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True)) * kernels.scale_of(query, scale)
-    )
-    shared = [x.unflatten(1, (-1, group)).sum(2) for x in (grad_scores.mT @ q, weights.mT @ grad)]
-    return [x.to(query.dtype) for x in (grad_scores @ k, *shared)]
+def reference_backward(saved, grad_y, query, key, value, is_causal, scale):
+    """Through the scores, in memory: of its fused functions PyTorch has no second derivative."""
+    with torch.enable_grad():
+        given = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in (query, key, value)]
+        mask = sees((query.shape[2], key.shape[2]), None, 0, query.device) if is_causal else None
+        y = attend(*given, mask, kernels.scale_of(query, scale))[0]
+    return torch.autograd.grad(y, given, grad_y, create_graph=True)
 
 
 @_sdpa.unsupported

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from cupyops._kernel.kernel import FLOATING
+
 FUNCTIONS = {
     "nn.functional.relu": "relu",
     "nn.functional.gelu": "gelu",
@@ -60,6 +62,14 @@ REFUSED = {
         torch.complex64,
     ): "refused: `log_softmax(dtype=real)` of a complex input, as for `softmax`",
 }
+
+# operators with kernels for fewer dtypes than others have
+KERNELS_FOR = {"scaled_dot_product_attention": (torch.float16, torch.bfloat16)}
+
+
+def kernel_dtypes(info: Any) -> tuple[torch.dtype, ...]:
+    """The dtypes that the kernels of an entry's operator serve."""
+    return KERNELS_FOR.get(FUNCTIONS[info.name], FLOATING)
 
 
 @dataclass(frozen=True)

@@ -159,16 +159,19 @@ def test_recorded_calls():
                 )
 
 
-def test_hazards_of_the_kernels():
-    """The samples above are of float32, which the kernels do not serve."""
+@pytest.mark.parametrize("options", [{}, {"causal": "bottom_right"}, {"window": (3, 2), "return_lse": True}], ids=str)
+def test_hazards_of_the_kernels(options):
+    """Those of the contract are of float32, which the kernels do not serve."""
     make = Make("cpu", torch.float16)
-    for sample in TestAttention().small_samples(make):
-        report = check(
-            cupyops.attention, sample.args, sample.kwargs, reference=by_torch, backends="simulator", shrink=False
-        )
-        # of scores that leave one key alone dP - delta is a difference of equal sums in another order, times what is huge
-        unknown = [row for row in report.failures if (row.hazard, row.reason[:5]) != ("special_values", "huge ")]
-        assert not unknown, f"\n{report}"
+    given = make(1, 2, 17, 8), make(1, 1, 19, 8), make(1, 1, 19, 8)
+    # beside a mask NaN of a query may reach the gradients of keys that it does not see
+    left_out = {"skip": "special_values"} if options else {}
+    report = check(
+        cupyops.attention, given, options, reference=by_torch, backends="simulator", shrink=False, **left_out
+    )
+    # of scores that leave one key alone dP - delta is a difference of equal sums in another order, times what is huge
+    unknown = [row for row in report.failures if (row.hazard, row.reason[:5]) != ("special_values", "huge ")]
+    assert not unknown, f"\n{report}"
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,11 @@ def eager(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = N
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q @ k.mT).to(wide) * (q.shape[3] ** -0.5 if scale is None else scale)
-    some, unseen = seen.any(-1).to(q.device), ~seen.to(q.device)
-    scores = scores + torch.zeros_like(scores).masked_fill(unseen & some[:, None], -math.inf)
-    y = torch.where(some[:, None], scores.softmax(-1), 0.0).to(v.dtype) @ v
+    unseen = ~seen.to(q.device)
+    scores = torch.where(unseen, -math.inf, scores)
+    some = ~(scores == -math.inf).all(-1)
+    scores = torch.where(some[..., None], scores, 0.0)  # what a row that sees none is computed of does not matter
+    y = torch.where(some[..., None], scores.softmax(-1), 0.0).to(v.dtype) @ v
     return y, torch.where(some, scores.logsumexp(-1), -math.inf)
 
 
