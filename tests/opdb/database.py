@@ -26,7 +26,7 @@ def ours(info: Any) -> Any:
 
 
 def pytorchs(info: Any) -> Any:
-    """PyTorch's function. Attention of half types by its fused one, as for four dimensions without shared heads.
+    """PyTorch's function. Attention of half types by its fused one: of four dimensions, contiguous, without shared heads.
 
     Of others it makes float32 on a CPU, and its own fused functions are then as far off as ours.
     """
@@ -38,6 +38,7 @@ def pytorchs(info: Any) -> Any:
             return info.op(query, key, value, *args, enable_gqa=enable_gqa, **options)
         if enable_gqa:
             key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+        query, key, value = (x.contiguous() for x in (query, key, value))
         if query.dim() == 4:
             return info.op(query, key, value, **options)
         return info.op(*(x.unsqueeze(0) for x in (query, key, value)), **options).squeeze(0)

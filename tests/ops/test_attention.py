@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attentions import compare, eager, sees
+from attentions import CALLS, compare, eager, sees
 from contract import Make, OperatorContract, Sample
 
 import cupyops
@@ -38,6 +38,9 @@ class TestAttention(OperatorContract):
                 make(1, 1, 70, d), make(1, 1, 33, d), make(1, 1, 33, d), causal="bottom_right", return_lse=True
             )
             yield Sample(make(2, 1, 35, d), make(2, 1, 40, d), make(2, 1, 40, d), causal="top_left", window=(5, 0))
+        yield Sample(
+            make(1, 2, 5, 8), make(1, 1, 0, 8), make(1, 1, 0, 8), return_lse=True
+        )  # of which TMA reads nothing
         yield Sample(make(1, 2, 20, 8), make(1, 2, 18, 8), make(1, 2, 18, 8), window=(3, 4), scale=0.5, return_lse=True)
 
     def small_samples(self, make: Make):  # not so small that of a few elements one is badly rounded by chance
@@ -218,3 +221,50 @@ def test_what_kernels_do_not_serve(given, reason):
         cupyops.attention(*given())
     (record,) = trace.records
     assert record.route == "reference" and reason in record.note
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("engine", CALLS)
+def test_forms_on_a_gpu(engine, dtype):
+    if engine == "wgmma" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("wgmma is of compute capability 9.0")
+    for call in CALLS[engine]:
+        call(dtype, "cuda")
+
+
+@pytest.mark.gpu
+def test_streams_and_graphs_share_no_counter():
+    """Tiles that differ in length, on two streams at once, and in a graph that is replayed beside them: the same bits."""
+    q, k, v = (torch.randn(2, 16, 4096, 128, device="cuda").half() for _ in range(3))
+    expected = cupyops.attention(q, k, v, causal="top_left")
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = cupyops.attention(q, k, v, causal="top_left")
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(10):
+        graph.replay()
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found.append(cupyops.attention(q, k, v, causal="top_left"))
+    torch.cuda.synchronize()
+    assert torch.equal(captured, expected) and all(torch.equal(one, expected) for one in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("causal", [None, "bottom_right"])
+def test_long_sequences(width, causal):
+    """Many tiles and panels of each block, beside PyTorch in float64."""
+    given = [torch.randn(1, heads, 2088, width, device="cuda").half().requires_grad_() for heads in (8, 2, 2)]
+    wide = [x.detach().double().requires_grad_() for x in given]
+    results = cupyops.attention(*given, causal=causal, return_lse=True)
+    exact = eager(*wide, sees(2088, 2088, causal))
+    results, exact = (
+        (y, lse, *torch.autograd.grad(y.sin().sum() + lse.sum(), tensors))
+        for (y, lse), tensors in ((results, given), (exact, wide))
+    )
+    for ours, right in zip(results, exact, strict=True):
+        assert (ours.double() - right).abs().max() <= 4e-3 * right.abs().max()

@@ -214,7 +214,7 @@ class OperatorContract:
         """The first small call whose results repeat along a dimension, repeated until it has so many elements."""
         options = dict(reference=self.torch_function, backends="gpu", only="more_than_2_31", shrink=False)
         reasons = []
-        for sample in self.small_samples(Make("cuda", torch.float32)):
+        for sample in self.small_samples(Make("cuda", self.one_dtype())):
             (row,) = check(self.function, sample.args, sample.kwargs, **options).rows
             assert row.verdict != "fail", row.reason
             if row.verdict == "pass":
