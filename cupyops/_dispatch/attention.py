@@ -172,7 +172,7 @@ class Gradients(NamedTuple):
 
 
 class Forward(Form[Problem]):
-    """A way to compute y and the log-sum-exp of each row."""
+    """A way to compute y and the log-sum-exp of each row; its launch has it as `extra["form"]`, to be run."""
 
     def run(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, scale: float) -> None:
         """Launch what `launch` gives."""
@@ -198,12 +198,16 @@ class MmaForward(Forward):
             TILE,
             (TILE + 2 * 64) * p.d * 2,
             {"T": p.dtype, "D": p.d, "BN": 64, "M": 2, "WARPS": 4, "BOUNDS": p.bounds},
+            extra={"form": self},
             args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)), p.sizes()),
         )
 
 
 class Backward(Form[Problem]):
-    """A way to compute the gradients: rows are prepared, then each role that is wanted has a launch of its own."""
+    """A way to compute the gradients: rows are prepared, then each role that is wanted has a launch of its own.
+
+    The launch of the whole is that of the keys' role, with the form and the other launches as `extra`.
+    """
 
     def padded(self, p: Problem) -> int:
         """Rows of lse2 and delta of a head."""
@@ -211,7 +215,7 @@ class Backward(Form[Problem]):
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """That of the keys' role; `extra` has the queries' role and what prepares."""
-        extra = {"queries": self.role(problem, gpu, False), "prepare": self.prepare(problem)}
+        extra = {"form": self, "queries": self.role(problem, gpu, False), "prepare": self.prepare(problem)}
         keys = self.role(problem, gpu, True)
         return Launch(keys.kernel, keys.grid, keys.block, keys.shared, keys.template, extra=extra, args=keys.args)
 

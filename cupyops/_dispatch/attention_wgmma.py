@@ -124,7 +124,7 @@ class WgmmaForward(Forward):
             128 * (consumers + 1),
             self.shared(p.d),
             {"T": p.dtype, "D": p.d, **fixed},
-            extra={"draws": bool(p.bounds) and tiles > blocks},
+            extra={"form": self, "draws": bool(p.bounds) and tiles > blocks},
             args=(p.sizes(section=min(section, p.heads * p.batches)),),
         )
 

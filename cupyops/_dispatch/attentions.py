@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -28,8 +26,8 @@ def forward(
         return y, lse
     q, k, v = (attention.readable(x) for x in (q, k, v))
     problem, card = attention.problem(q, k, v, y, low, high), gpu(q.device)
-    form: Any = FORWARD.choose(problem, card)
-    form.run(FORWARD.launch(problem, card), q, k, v, y, lse, attention.scale_of(q, scale))
+    launch = FORWARD.launch(problem, card)
+    launch.extra["form"].run(launch, q, k, v, y, lse, attention.scale_of(q, scale))
     return y, lse
 
 
@@ -48,11 +46,12 @@ def backward(
     grad_k, grad_v = (attention.empty(x) for x in (k, v)) if any(needs[1:]) else (None, None)
     if not is_dry(q):
         q, k, v = (attention.readable(x) for x in (q, k, v))
-        y, lse = results
-        grad_y = grads[0] if aligned(grads[0]) else grads[0].clone()
+        (y, lse), grad_y = results, grads[0]
+        if y.stride() != grad_y.stride() or y.stride(3) != 1 or not (aligned(y) and aligned(grad_y)):
+            y, grad_y = (x.clone(memory_format=torch.contiguous_format) for x in (y, grad_y))
         problem = attention.with_gradients(attention.problem(q, k, v, y, *bounds), grad_q, grad_k, grad_v)
         card = gpu(q.device)
         of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale))
-        form: Any = BACKWARD.choose(problem, card)
-        form.run(problem, BACKWARD.launch(problem, card), of)
+        launch = BACKWARD.launch(problem, card)
+        launch.extra["form"].run(problem, launch, of)
     return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None
