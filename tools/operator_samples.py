@@ -17,6 +17,7 @@ from cupyops.ops._relu import MASKED
 from cupyops.testing import assume_gpu
 
 _A_CARD = {"multiprocessors": 132, "shared": 232448}  # that every GEMM is planned for, whatever runs it
+_BY_MMA = {panel: ("attention.forward:mma", f"attention.backward:mma_{panel}") for panel in (32, 64)}
 _GEMMS = {cupyops.matmul: "matmul", cupyops.linear: "linear", cupyops.conv2d: "conv2d"}
 
 Call = Callable[["Make"], Any]
@@ -250,6 +251,11 @@ def _linear_loss(m: Make, rows: int, size: int, classes: int, bias: Any = None, 
     return function, m(rows, size), m(classes, size), m.targets(rows, classes), bias, options
 
 
+def _attended(m: Make, heads: tuple[int, int], rows: tuple[int, int], width: int, **options: Any) -> tuple[Any, ...]:
+    q, k, v = (m(1, heads[i], rows[i], width) for i in (0, 1, 1))
+    return cupyops.attention, q, k, v, {"gpu": _A_CARD, **options}
+
+
 def _unary(function: Any) -> list[Call]:
     """Elementwise: one element too many for a block, vectors alone, off a boundary."""
     return [
@@ -294,6 +300,25 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 3, 9, 12), m(6, 3, 3, 3), m(6), {"padding": 1}),
         lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 1, 8, 40), m(5, 1, 5, 5), {"padding": 2}),
         lambda m: (cupyops.conv2d_relu_max_pool2d, m(1, 17, 5, 8), m(18, 17, 3, 3), m(18), {"padding": 1}),
+    ],
+    "attention": [  # by wgmma, where the GPU has it, then by mma
+        lambda m: m.half and _attended(m, (2, 1), (70, 90), 64),
+        lambda m: m.half and _attended(m, (1, 1), (140, 130), 128, causal="bottom_right"),
+        lambda m: m.half and _attended(m, (2, 2), (130, 130), 40, window=(30, 20)),
+        lambda m: (
+            m.half
+            and _attended(
+                m,
+                (1, 1),
+                (70, 70),
+                128,
+                causal="top_left",
+                forms=("attention.forward:mma", "attention.backward:mma_32"),
+            )
+        ),
+        lambda m: (
+            m.half and _attended(m, (2, 1), (70, 70), 64, forms=("attention.forward:mma", "attention.backward:mma_64"))
+        ),
     ],
     "scale_shift": [
         lambda m: (cupyops.scale_shift, m(37, 24), m(24), m(24)),

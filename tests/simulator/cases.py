@@ -248,9 +248,9 @@ def by_wgmma(dtype: torch.dtype) -> Iterator[Call]:
         yield partial(gemms.compare_wgmma, form, layout, dtype, "cpu")
 
 
-def attended(engine: str, dtype: torch.dtype) -> Iterator[Call]:
-    """Each form of attention by an engine, of each width and bounds."""
-    for call in attentions.CALLS[engine] if dtype in HALF else ():
+def attended(dtype: torch.dtype) -> Iterator[Call]:
+    """Each form of attention, of each width and bounds."""
+    for call in [call for calls in attentions.CALLS.values() for call in calls] if dtype in HALF else ():
         yield partial(call, dtype, "cpu")
 
 
@@ -263,8 +263,7 @@ def convolved(dtype: torch.dtype) -> Iterator[Call]:
 
 
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
-    "attention": partial(attended, "mma"),
-    "attention_wgmma": partial(attended, "wgmma"),
+    "attention": attended,
     "gemm_wgmma": by_wgmma,
     "matmul": partial(tiles, "matmul", products),
     "linear": partial(tiles, "linear", affine),
