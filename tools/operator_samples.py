@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch import gemm, rows
+from cupyops._dispatch import gemm, rows, wgmma
 from cupyops._dispatch.forms import use_form
+from cupyops._dispatch.gpu import gpu
 from cupyops.ops._relu import MASKED
 from cupyops.testing import assume_gpu
 
 _A_CARD = {"multiprocessors": 132, "shared": 232448}  # that every GEMM is planned for, whatever runs it
+_BY_MMA = {panel: ("attention.forward:mma", f"attention.backward:mma_{panel}") for panel in (32, 64)}
 _GEMMS = {cupyops.matmul: "matmul", cupyops.linear: "linear", cupyops.conv2d: "conv2d"}
 
 Call = Callable[["Make"], Any]
@@ -250,6 +253,11 @@ def _linear_loss(m: Make, rows: int, size: int, classes: int, bias: Any = None, 
     return function, m(rows, size), m(classes, size), m.targets(rows, classes), bias, options
 
 
+def _attended(m: Make, heads: tuple[int, int], rows: tuple[int, int], width: int, **options: Any) -> tuple[Any, ...]:
+    q, k, v = (m(1, heads[i], rows[i], width) for i in (0, 1, 1))
+    return cupyops.attention, q, k, v, {"gpu": _A_CARD, **options}
+
+
 def _unary(function: Any) -> list[Call]:
     """Elementwise: one element too many for a block, vectors alone, off a boundary."""
     return [
@@ -258,6 +266,15 @@ def _unary(function: Any) -> list[Call]:
         lambda m: (function, m(4, 1024)),
         lambda m: (function, _off(m(2100))),
     ]
+
+
+def _by_wgmma(m: Make, form: wgmma.Tile, layout: tuple[bool, bool]) -> Any:
+    """A product by one form, of operands stored as one of its kernels takes them."""
+    if not m.half or gpu(torch.device(m.device)).capability != 9:
+        return ()
+    a, b = m(136, 264).detach(), m(264, 280).detach()
+    a, b = a.T.contiguous().T if layout[0] else a, b if layout[1] else b.T.contiguous().T
+    return cupyops.matmul, a, b, {"gpu": _A_CARD, "forms": [f"matmul:{form.name}"]}
 
 
 _SAMPLES: dict[str, list[Call]] = {
@@ -294,6 +311,16 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 3, 9, 12), m(6, 3, 3, 3), m(6), {"padding": 1}),
         lambda m: (cupyops.conv2d_relu_max_pool2d, m(2, 1, 8, 40), m(5, 1, 5, 5), {"padding": 2}),
         lambda m: (cupyops.conv2d_relu_max_pool2d, m(1, 17, 5, 8), m(18, 17, 3, 3), m(18), {"padding": 1}),
+    ],
+    "gemm_wgmma": [  # where the GPU has it
+        partial(_by_wgmma, form=form, layout=layout) for form in wgmma.FORMS for layout in form.layouts
+    ],
+    "attention": [  # by wgmma, where the GPU has it, then by mma
+        lambda m: m.half and _attended(m, (2, 1), (70, 90), 64),
+        lambda m: m.half and _attended(m, (1, 1), (140, 130), 128, causal="bottom_right"),
+        lambda m: m.half and _attended(m, (2, 2), (130, 130), 40, window=(30, 20)),
+        lambda m: m.half and _attended(m, (1, 1), (70, 70), 128, causal="top_left", forms=_BY_MMA[32]),
+        lambda m: m.half and _attended(m, (2, 1), (70, 70), 64, window=(9, 4), forms=_BY_MMA[64]),
     ],
     "scale_shift": [
         lambda m: (cupyops.scale_shift, m(37, 24), m(24), m(24)),

@@ -3,6 +3,7 @@
 from ._add import add as add
 from ._add_rms_norm import add_rms_norm as add_rms_norm
 from ._amax import amax as amax
+from ._attention import attention as attention
 from ._avg_pool2d import avg_pool2d as avg_pool2d
 from ._batch_norm import batch_norm as batch_norm
 from ._bias_gelu import bias_gelu as bias_gelu
@@ -27,6 +28,7 @@ from ._relu import relu as relu
 from ._rms_norm import rms_norm as rms_norm
 from ._rope import rope as rope
 from ._scale_shift import scale_shift as scale_shift
+from ._scaled_dot_product_attention import scaled_dot_product_attention as scaled_dot_product_attention
 from ._silu import silu as silu
 from ._softmax import softmax as softmax
 from ._sum import sum as sum

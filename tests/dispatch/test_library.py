@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import cupyops
+from cupyops._dispatch import library
 from cupyops._dispatch.gpu import assume_gpu, gpu
 from cupyops.ops import _linear
 
@@ -114,7 +115,8 @@ def test_of_the_host_too():
 def test_what_was_measured():
     problem = _linear._problem((4096, 4096), (4096, 1), False, (4096, 4096), (4096, 1), True, False, torch.float32)
     with assume_gpu(**HOPPER):
-        assert _linear.PRODUCT.choose(problem, gpu(torch.device("cpu"))).name == "pytorch"
+        form = _linear.PRODUCT.choose(problem, gpu(torch.device("cpu")))
+        assert isinstance(form, library.Library) and form.name == "pytorch"
         for dtype, name in ((torch.bfloat16, "wgmma_128x256"), (torch.float64, "pytorch")):
             assert _linear.PRODUCT.choose(problem._replace(dtype=dtype), gpu(torch.device("cpu"))).name == name
         assert _linear.PRODUCT.choose(problem._replace(m=8, n=8), gpu(torch.device("cpu"))).name.startswith("fma")

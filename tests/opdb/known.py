@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from cupyops._kernel.kernel import FLOATING
+
 FUNCTIONS = {
     "nn.functional.relu": "relu",
     "nn.functional.gelu": "gelu",
@@ -33,9 +35,11 @@ FUNCTIONS = {
     "nn.functional.group_norm": "group_norm",
     "nn.functional.layer_norm": "layer_norm",
     "nn.functional.rms_norm": "rms_norm",
+    "nn.functional.scaled_dot_product_attention": "scaled_dot_product_attention",
 }
 WITHOUT_ENTRY = {
     "add_rms_norm": "PyTorch has no function of this kind",
+    "attention": "PyTorch has scaled_dot_product_attention, without windows and the log-sum-exp",
     "bias_gelu": "PyTorch has no function of this kind",
     "conv2d_relu_max_pool2d": "PyTorch has no function of this kind",
     "dropout": "PyTorch's draws another mask of the same seed",
@@ -104,6 +108,14 @@ REFUSED = {
         torch.complex64,
     ): "refused: `log_softmax(dtype=real)` of a complex input, as for `softmax`",
 }
+
+# operators with kernels for fewer dtypes than others have
+KERNELS_FOR = {"scaled_dot_product_attention": (torch.float16, torch.bfloat16)}
+
+
+def kernel_dtypes(info: Any) -> tuple[torch.dtype, ...]:
+    """The dtypes that the kernels of an entry's operator serve."""
+    return KERNELS_FOR.get(FUNCTIONS[info.name], FLOATING)
 
 
 @dataclass(frozen=True)

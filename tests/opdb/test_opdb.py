@@ -14,10 +14,10 @@ Left out, each for its reason:
 import pytest
 import torch
 from opdb import derivatives
-from opdb.backends import DTYPES, FLOATING, NOT_DRAWN, drawn
+from opdb.backends import DTYPES, NOT_DRAWN, drawn
 from opdb.comparison import Comparison, call_of, mine, route_of, theirs, wants_gradient
-from opdb.database import DIFFERENTIABLE, OPS, WITH_ERRORS, kinds_of_samples
-from opdb.known import FUNCTIONS, IN_FULL, REFUSED, WITHOUT_ENTRY, known_difference, named
+from opdb.database import DIFFERENTIABLE, OPS, WITH_ERRORS, kinds_of_samples, not_random
+from opdb.known import FUNCTIONS, IN_FULL, REFUSED, WITHOUT_ENTRY, kernel_dtypes, known_difference, named
 
 import cupyops
 from cupyops.errors import InputError
@@ -41,7 +41,7 @@ def test_every_function_is_in_the_database_or_known_not_to_be():
 def test_samples(info, dtype, backend, score):
     """Where PyTorch supports the dtype: every sample. Where it does not: a refusal, or what PyTorch computes even so."""
     supported = dtype in info.supported_dtypes(backend.device.type)
-    if backend.kernels_only and not (supported and dtype in FLOATING):
+    if backend.kernels_only and not (supported and dtype in kernel_dtypes(info)):
         pytest.skip(f"there is no kernel for {named(info)} in {named(dtype)}: the reference runs")
     try:
         kinds = list(kinds_of_samples(info, backend.device, dtype))
@@ -61,7 +61,7 @@ def test_samples(info, dtype, backend, score):
                     refuse_or_compare(info, sample, score)
         leave_out(left, score, (suite, "gradients", "non-contiguous") if supported else ("other dtypes",))
     score.raise_if_failed()
-    if backend.has_kernels and supported and dtype in FLOATING:
+    if backend.has_kernels and supported and dtype in kernel_dtypes(info):
         assert score.counts["launching"], "no kernel was launched"
 
 
@@ -135,7 +135,7 @@ def assert_raises(kinds, function, info, sample):
 @pytest.mark.parametrize("info", DIFFERENTIABLE, ids=named)
 def test_derivatives(info, suite, backend, score):
     """PyTorch's checks of derivatives, of the function here; in float64, as PyTorch has them."""
-    samples = list(info.sample_inputs(backend.device, torch.float64, requires_grad=True))
+    samples = not_random(info.sample_inputs(backend.device, torch.float64, requires_grad=True))
     chosen, left = drawn(samples, backend.most_derivatives)
     difference = known_difference(suite, backend.name)
     for sample in chosen:

@@ -1578,6 +1578,7 @@ class TestAutocast:
     @pytest.mark.parametrize("through", ["eager", "dispatcher", "registered", "compile", "vmap", "forward mode", "jit"])
     def test_it_is_off_in_the_roles(self, route, policy, through):
         """`2 * (x @ w)` comes back in the dtype that its inputs were cast to, as under `custom_fwd(cast_inputs=...)`."""
+        torch._dynamo.reset()
         op, seen = self.twice_the_product(policy)
         x, w = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
         calls = {

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+import attentions
 import few_channels
 import gemms
 import kept
@@ -247,6 +248,12 @@ def by_wgmma(dtype: torch.dtype) -> Iterator[Call]:
         yield partial(gemms.compare_wgmma, form, layout, dtype, "cpu")
 
 
+def attended(dtype: torch.dtype) -> Iterator[Call]:
+    """Each form of attention, of each width and bounds."""
+    for call in [call for calls in attentions.CALLS.values() for call in calls] if dtype in HALF else ():
+        yield partial(call, dtype, "cpu")
+
+
 def convolved(dtype: torch.dtype) -> Iterator[Call]:
     yield from tiles("conv2d", convolutions, dtype)
     if dtype in HALF:
@@ -256,6 +263,7 @@ def convolved(dtype: torch.dtype) -> Iterator[Call]:
 
 
 FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
+    "attention": attended,
     "gemm_wgmma": by_wgmma,
     "matmul": partial(tiles, "matmul", products),
     "linear": partial(tiles, "linear", affine),

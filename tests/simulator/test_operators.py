@@ -171,7 +171,7 @@ def test_layouts(contract):
 def test_grad_layouts(contract, kind):
     test = contract()
     with simulated():
-        test.test_grad_layouts(CPU, kind)
+        test.test_grad_layouts(CPU, kind, test.one_dtype())
 
 
 @pytest.mark.in_full
@@ -179,7 +179,7 @@ def test_grad_layouts(contract, kind):
 def test_partial_gradients(contract):
     test = contract()
     with simulated():
-        test.test_partial_gradients(CPU)
+        test.test_partial_gradients(CPU, test.one_dtype())
 
 
 @pytest.mark.in_full(always=SEVEN)
@@ -187,7 +187,7 @@ def test_partial_gradients(contract):
 def test_the_order_changes_nothing(contract):
     """The same bits whatever the order of blocks, and of diverged threads."""
     test = contract()
-    for sample in test.samples(Make(CPU, torch.float32)):
+    for sample in test.samples(Make(CPU, test.one_dtype())):
         sizes = [t.numel() for t in (*sample.args, *sample.kwargs.values()) if isinstance(t, torch.Tensor)]
         if not 0 < min(sizes) <= max(sizes) < 5000:
             continue

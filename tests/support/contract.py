@@ -104,6 +104,11 @@ class OperatorContract:
             for change in (transposed, sliced, misaligned):
                 yield sample.map(lambda t, change=change: change(t) if t.is_floating_point() else t)
 
+    @classmethod
+    def one_dtype(cls) -> torch.dtype:
+        """Of a test that runs the kernels in one dtype alone."""
+        return torch.float32 if torch.float32 in cls.dtypes else cls.dtypes[0]
+
     # --- values ---
 
     @pytest.mark.parametrize(("device", "dtype"), VALUES)
@@ -116,8 +121,8 @@ class OperatorContract:
             self.compare(sample, f"layout {sample!r}", strides=True)
 
     @pytest.mark.parametrize("kind", ["expanded", "strided", "misaligned"])
-    def test_grad_layouts(self, device, kind):
-        for sample in self.samples(Make(device, torch.float32)):
+    def test_grad_layouts(self, device, kind, dtype=torch.float32):
+        for sample in self.samples(Make(device, dtype)):
             self.compare(sample, f"{kind} grad_y, {sample!r}", grad_kind=kind)
 
     def compare(self, sample: Sample, what: str, strides: bool = False, grad_kind: str = "random") -> None:
@@ -140,18 +145,20 @@ class OperatorContract:
         for index, (t, old) in enumerate(zip(mine.tensors(), before)):
             assert torch.equal(t.nan_to_num(), old.nan_to_num()), f"{what}: input {index} was changed"
 
-    def test_partial_gradients(self, device):
+    def test_partial_gradients(self, device, dtype=torch.float32):
         """Each input alone wants a gradient; the others get none."""
-        for sample in self.samples(Make(device, torch.float32)):
+        apart = max(1e-4, 4 * torch.finfo(dtype).eps)
+        wide = dtype if dtype.itemsize > 2 else torch.float64  # in half types PyTorch's own are as far off
+        for sample in self.samples(Make(device, dtype)):
             for index in range(len(sample.tensors())):
-                one, other = sample.leaves(), sample.leaves()
+                one, other = sample.leaves(), sample.map(lambda t: t.to(wide)).leaves()
                 for s in (one, other):
                     for position, tensor in enumerate(s.tensors()):
                         tensor.requires_grad_(position == index)
                 grad = torch.randn_like(first(other.of(self.torch_function)))
-                ours = torch.autograd.grad(first(one.of(self.function)), one.tensors(), grad)
+                ours = torch.autograd.grad(first(one.of(self.function)), one.tensors(), grad.to(dtype))
                 theirs = torch.autograd.grad(first(other.of(self.torch_function)), other.tensors(), grad)
-                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close([g.to(wide) for g in ours], [*theirs], rtol=apart, atol=apart)
 
     def test_deterministic(self, device):
         for sample in self.samples(Make(device, torch.float32)):
@@ -207,7 +214,7 @@ class OperatorContract:
         """The first small call whose results repeat along a dimension, repeated until it has so many elements."""
         options = dict(reference=self.torch_function, backends="gpu", only="more_than_2_31", shrink=False)
         reasons = []
-        for sample in self.small_samples(Make("cuda", torch.float32)):
+        for sample in self.small_samples(Make("cuda", self.one_dtype())):
             (row,) = check(self.function, sample.args, sample.kwargs, **options).rows
             assert row.verdict != "fail", row.reason
             if row.verdict == "pass":

@@ -34,7 +34,7 @@ class Everything(torch.nn.Module):
         super().__init__()
         public = {name: one for name, one in vars(cupyops.ops).items() if inspect.isfunction(one) and name[0] != "_"}
         self.public = public
-        self.inner = dict(cupyops.operators())
+        self.inner = {name: one for name, one in cupyops.operators().items() if name.startswith("cupyops::")}
         self.put, self.doubled, self.tuned, self.squared = put, doubled, tuned, squared
         self.nameless = cupyops.Kernel(
             "template <typename T> __global__ void put(T* y, int n) { if (threadIdx.x < n) y[threadIdx.x] = 8; }",

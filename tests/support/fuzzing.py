@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import attentions
 import torch
 from hypothesis import strategies as st
 
@@ -330,9 +331,47 @@ def lookups(draw: st.DrawFn) -> Call:
     return Call(indices, weight, padding, scale_grad_by_freq=by_freq)
 
 
+@st.composite
+def attended(draw: st.DrawFn) -> Call:
+    """Heads that are shared, either diagonal, windows; rows that see no key."""
+    dtype, width = draw(_dtypes), draw(st.sampled_from([1, 5, 8, 16, 72]))
+    batch, kv_heads, group = draw(st.integers(1, 2)), draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3]))
+    queries, keys = draw(st.sampled_from([0, 1, 5, 33])), draw(st.sampled_from([1, 7, 40]))
+    sizes = (kv_heads * group, queries), (kv_heads, keys), (kv_heads, keys)
+    given = [draw(tensors((batch, *size, width), dtype, special=False)) for size in sizes]
+    window = draw(st.sampled_from([None, None, (3, 2), (None, 1), (4, None)]))
+    causal, scale = draw(st.sampled_from([None, "top_left", "bottom_right"])), draw(st.sampled_from([None, 0.3]))
+    return Call(*given, causal=causal, window=window, scale=scale, return_lse=draw(st.booleans()))
+
+
+def _attention(
+    q: Any, k: Any, v: Any, causal: Any = None, window: Any = None, scale: Any = None, return_lse: bool = False
+) -> Any:
+    y, lse = attentions.eager(q, k, v, attentions.sees(q.shape[2], k.shape[2], causal, window), scale)
+    return (y, lse) if return_lse else y
+
+
+@st.composite
+def scaled_products(draw: st.DrawFn) -> Call:
+    """With a mask, or causal, or neither; of three dimensions too."""
+    dtype, width = draw(_dtypes), draw(st.sampled_from([1, 5, 8, 16, 72]))
+    lead = draw(st.sampled_from([(2,), (1, 2), (2, 1)]))
+    queries, keys = draw(st.sampled_from([1, 5, 33])), draw(st.sampled_from([1, 7, 40]))
+    given = [draw(tensors((*lead, rows, width), dtype, special=False)) for rows in (queries, keys, keys)]
+    mask, causal = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
+    bias = draw(tensors((queries, keys), dtype, special=False)).detach() if mask else None
+    return Call(*given, bias, is_causal=causal, scale=draw(st.sampled_from([None, 0.3])))
+
+
 # function, PyTorch's, the calls
 FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrategy[Call]]] = {
     "dropout": (_dropped, _masked, calls(_dropped, p=st.sampled_from([0.0, 0.3, 1.0]))),
+    "attention": (cupyops.attention, _attention, attended()),
+    "scaled_dot_product_attention": (
+        cupyops.scaled_dot_product_attention,
+        F.scaled_dot_product_attention,
+        scaled_products(),
+    ),
     "relu": (cupyops.relu, F.relu, calls(cupyops.relu)),
     "bias_gelu": (cupyops.bias_gelu, _bias_gelu, biased()),
     "geglu": (cupyops.geglu, _gated(F.gelu), gated(approximate=["none", "tanh"])),

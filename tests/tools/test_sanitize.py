@@ -111,6 +111,7 @@ def test_every_file_of_kernels_is_an_operators():
     assert {operator_of(file) for file in files} == {name for name, _ in samples()}
     several = {file for file in files if operator_of(file) != file.removesuffix(".cu")}
     assert {file: operator_of(file) for file in several} == {
+        "attention_wgmma.cu": "attention",
         "batch_norm_nhwc.cu": "batch_norm",
         "conv2d_direct.cu": "conv2d",
         "conv2d_relu_max_pool2d_mma.cu": "conv2d_relu_max_pool2d",

@@ -12,6 +12,14 @@ __device__ __forceinline__ void fetch16(void* shared, const void* global) {
 #endif
 }
 
+// The same to a shared address; zeros where `inside` is false, and nothing is read. Only from sm_80 on.
+__device__ __forceinline__ void fetch16_or_zero(unsigned shared, const void* global, bool inside) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(inside ? 16 : 0)
+               : "memory");
+#endif
+}
+
 // Makes a group of the copies that this thread has started since the last call (cp.async.commit_group).
 __device__ __forceinline__ void end_group() {
 #if __CUDA_ARCH__ >= 800

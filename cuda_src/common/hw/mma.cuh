@@ -3,21 +3,23 @@
 
 #include "common/core/types.cuh"
 
-// Loads four 8x8 matrices of 16-bit elements from shared memory. Each lane names one row of 8 elements, and receives two
-// elements of each matrix; with TRANSPOSE, of the transposed matrices.
-template <bool TRANSPOSE> __device__ __forceinline__ void load_matrices(unsigned (&fragment)[4], const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+// Loads four 8x8 matrices of 16-bit elements from shared memory. Each lane names one row of 8 elements, by its shared address or
+// by a pointer, and receives two elements of each matrix; with TRANSPOSE, of the transposed matrices.
+template <bool TRANSPOSE> __device__ __forceinline__ void load_matrices(unsigned (&fragment)[4], unsigned row) {
   if constexpr (TRANSPOSE) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
-                 : "r"(address)
+                 : "r"(row)
                  : "memory");
   } else {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
-                 : "r"(address)
+                 : "r"(row)
                  : "memory");
   }
+}
+template <bool TRANSPOSE> __device__ __forceinline__ void load_matrices(unsigned (&fragment)[4], const void* row) {
+  load_matrices<TRANSPOSE>(fragment, static_cast<unsigned>(__cvta_generic_to_shared(row)));
 }
 
 // sums += a b, where a is 16x16 and b is 16x8. Lane (g, t) = (lane / 4, lane % 4) has the sums (g, 2t), (g, 2t+1), (g+8, 2t)

@@ -20,7 +20,24 @@ __device__ __forceinline__ void load(unsigned shared, const TensorMap& map, int 
       : "memory");
 }
 
-// The same into every block of the cluster whose bit is set in `blocks`, and to the barrier at that place of each.
+// The same of a tensor of four dimensions.
+__device__ __forceinline__ void load(unsigned shared, const TensorMap& map, int x, int y, int z, int w,
+                                     unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
+      : "memory");
+}
+
+// Copies bytes that lie in line, a multiple of 16.
+__device__ __forceinline__ void load_line(unsigned shared, const void* global, int bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// The first load, into every block of the cluster whose bit is set in `blocks`, and to the barrier at that place of each.
 __device__ __forceinline__ void load_to_blocks(unsigned shared, const TensorMap& map, int x, int y, int z,
                                                unsigned barrier, unsigned blocks) {
   asm volatile(
@@ -40,12 +57,22 @@ __device__ __forceinline__ void store(const TensorMap& map, int x, int y, int z,
                : "memory");
 }
 
+// The same of a tensor of four dimensions.
+__device__ __forceinline__ void store(const TensorMap& map, int x, int y, int z, int w, unsigned shared) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
+               "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared)
+               : "memory");
+}
+
 __device__ __forceinline__ void end_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 // Waits until all groups of this thread's stores but the newest PENDING have been read from shared memory.
 template <int PENDING> __device__ __forceinline__ void wait_for_stores() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
+
+// Waits until all of this thread's stores are in memory.
+__device__ __forceinline__ void finish_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Where a byte of a box lies whose lines are as long as the swizzle: 32, 64 or 128 bytes.
 template <int SPAN> __device__ __forceinline__ unsigned swizzle(unsigned byte) {

@@ -1,4 +1,4 @@
-// Products of a warpgroup, 128 threads, with both operands in shared memory (wgmma of sm_90a, and of no other architecture).
+// Products of a warpgroup, 128 threads, with operands in shared memory (wgmma of sm_90a, and of no other architecture).
 //
 // An operand is stored in lines of 128 bytes under the 128-byte swizzle, as TMA copies a box of 64 elements by some rows. K-major:
 // a line has 64 of k of one row. MN-major (TRANSPOSED): a line has 64 rows of one k; the next 64 rows lie 64 lines further.
@@ -30,6 +30,7 @@ template <typename T, int N, bool A_TRANSPOSED, bool B_TRANSPOSED> struct Produc
   LIST_32                                                                                                              \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%" \
   "60,%61,%62,%63"
+#define LIST_48 LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define LIST_96                                                                                                        \
   LIST_64                                                                                                              \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%" \
@@ -55,14 +56,35 @@ template <typename T, int N, bool A_TRANSPOSED, bool B_TRANSPOSED> struct Produc
 #define PRODUCTS(T, PTX)                                                                                       \
   PRODUCT(T, PTX, 32, LIST_16, "%16", "%17", "%18", "%19", "%20", SUMS_16(0))                                  \
   PRODUCT(T, PTX, 64, LIST_32, "%32", "%33", "%34", "%35", "%36", SUMS_32(0))                                  \
+  PRODUCT(T, PTX, 96, LIST_48, "%48", "%49", "%50", "%51", "%52", SUMS_32(0), SUMS_16(32))                     \
   PRODUCT(T, PTX, 128, LIST_64, "%64", "%65", "%66", "%67", "%68", SUMS_32(0), SUMS_32(32))                    \
   PRODUCT(T, PTX, 192, LIST_96, "%96", "%97", "%98", "%99", "%100", SUMS_32(0), SUMS_32(32), SUMS_32(64))      \
   PRODUCT(T, PTX, 256, LIST_128, "%128", "%129", "%130", "%131", "%132", SUMS_32(0), SUMS_32(32), SUMS_32(64), \
           SUMS_32(96))
 PRODUCTS(__half, "f16")
 PRODUCTS(__nv_bfloat16, "bf16")
+
+// The same with a[64][16] in registers, two elements in each: rows g and g + 8, then 8 columns further, as sums are held. b is
+// MN-major.
+template <typename T, int N> struct ProductOfRegisters;
+
+#define PRODUCT_OF_REGISTERS(T, PTX, N, LIST, A0, A1, A2, A3, B, ADD, ...)                                         \
+  template <> struct ProductOfRegisters<T, N> {                                                                    \
+    static __device__ __forceinline__ void add(float (&sums)[N / 2], const unsigned* a, unsigned long long b) {    \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, " ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." PTX \
+                   "." PTX " {" LIST "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " B ", p, 1, 1, 1;}"                    \
+                   : __VA_ARGS__                                                                                   \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));                                  \
+    }                                                                                                              \
+  };
+#define PRODUCTS_OF_REGISTERS(T, PTX)                                                             \
+  PRODUCT_OF_REGISTERS(T, PTX, 64, LIST_32, "%32", "%33", "%34", "%35", "%36", "%37", SUMS_32(0)) \
+  PRODUCT_OF_REGISTERS(T, PTX, 128, LIST_64, "%64", "%65", "%66", "%67", "%68", "%69", SUMS_32(0), SUMS_32(32))
+PRODUCTS_OF_REGISTERS(__half, "f16")
+PRODUCTS_OF_REGISTERS(__nv_bfloat16, "bf16")
 #undef LIST_16
 #undef LIST_32
+#undef LIST_48
 #undef LIST_64
 #undef LIST_96
 #undef LIST_128
@@ -71,6 +93,8 @@ PRODUCTS(__nv_bfloat16, "bf16")
 #undef SUMS_32
 #undef PRODUCT
 #undef PRODUCTS
+#undef PRODUCT_OF_REGISTERS
+#undef PRODUCTS_OF_REGISTERS
 
 // Before the first product that reads these registers, and wherever they were written since.
 __device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

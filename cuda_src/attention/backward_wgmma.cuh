@@ -1,0 +1,265 @@
+// Attention backward by wgmma and TMA: one function in two roles, see attention.cu.
+#pragma once
+
+#include "attention/wgmma.cuh"
+
+namespace attention {
+
+// What a role is given. out_second: of the keys' role alone.
+struct RoleMaps {
+  const TensorMap &own_first, &own_second, &first, &second, &out_first, &out_second;
+  const float *lse2, *delta;
+};
+
+// What lies where in shared memory, from a multiple of 1024 on, as every panel does.
+template <int D, int BN, int STAGES> struct BackwardLayout {
+  static constexpr int OWN = 128 * D * 2, STREAM = BN * D * 2, ROW = BN * 4;
+  static constexpr int STREAM_AT = 2 * OWN, ROWS_AT = STREAM_AT + 2 * STAGES * STREAM, BARRIERS_AT = ROWS_AT + 4096;
+  static_assert(2 * STAGES * ROW <= 4096, "lse2 and delta of all stages");
+  unsigned base, barriers;
+
+  __device__ __forceinline__ explicit BackwardLayout(char* memory)
+      : base((shared_address(memory) + 1023) & ~1023u), barriers(base + BARRIERS_AT) {}
+  __device__ __forceinline__ unsigned owned() const { return barriers; }
+  __device__ __forceinline__ unsigned full(int i) const { return barriers + 16 + 16 * i; }
+  __device__ __forceinline__ unsigned free(int i) const { return barriers + 24 + 16 * i; }
+  __device__ __forceinline__ unsigned first(int i) const { return base + STREAM_AT + 2 * i * STREAM; }
+  __device__ __forceinline__ unsigned second(int i) const { return first(i) + STREAM; }
+  __device__ __forceinline__ unsigned rows(int i) const { return base + ROWS_AT + 2 * i * ROW; }
+
+  __device__ __forceinline__ void begin() const {
+    if (threadIdx.x == 0) {
+      mbarrier::init(owned(), 1);
+      for (int i = 0; i < STAGES; ++i) mbarrier::init(full(i), 1), mbarrier::init(free(i), 8);
+      mbarrier::fence_init();
+    }
+    __syncthreads();
+  }
+};
+
+// A block's tile, and the panels of the other side that pass: within a section, tiles with most to do first.
+template <int BN, bool KEYS, int BOUNDS> struct Work {
+  int own_rows, rows, head, batch, own_row, begin, end, panels, all, group;
+
+  __device__ __forceinline__ explicit Work(const Sizes& sizes) : group(sizes.group) {
+    own_rows = KEYS ? sizes.keys : sizes.queries, rows = KEYS ? sizes.queries : sizes.keys;
+    const int heads = KEYS ? sizes.heads / sizes.group : sizes.heads, members = KEYS ? sizes.group : 1;
+    const int tiles_each = (own_rows + 127) / 128, whole = sizes.section * tiles_each;
+    const int section = blockIdx.x / whole * sizes.section, in = blockIdx.x % whole;
+    const int wide = min(sizes.section, heads * sizes.batches - section);
+    head = (section + in % wide) % heads, batch = (section + in % wide) / heads;
+    own_row = (KEYS ? in / wide : tiles_each - 1 - in / wide) * 128;
+    const Panels range = KEYS ? query_panels<BOUNDS, BN>(sizes, own_row, own_row + 127)
+                              : key_panels<BOUNDS, BN>(sizes, own_row, own_row + 127);
+    begin = range.begin, end = range.end;
+    panels = max(0, end - begin), all = panels * members;
+  }
+  __device__ __forceinline__ int head_of(int i) const { return KEYS ? head * group + i / panels : head / group; }
+};
+
+// The producer, one thread: what is owned once, then panel after panel, for the keys' role with lse2 and delta of its rows.
+template <int D, int BN, int STAGES, bool KEYS, int BOUNDS>
+__device__ __forceinline__ void produce(const BackwardLayout<D, BN, STAGES>& at, const Work<BN, KEYS, BOUNDS>& work,
+                                        const RoleMaps& given, const Sizes& sizes) {
+  using At = BackwardLayout<D, BN, STAGES>;
+  mbarrier::arrive_and_expect(at.owned(), 2 * At::OWN);
+  for (int x = 0; x < D; x += 64) {
+    tma::load(at.base + x * 256, given.own_first, x, work.own_row, work.head, work.batch, at.owned());
+    tma::load(at.base + At::OWN + x * 256, given.own_second, x, work.own_row, work.head, work.batch, at.owned());
+  }
+  Ring<STAGES> ring;
+  for (int i = 0; i < work.all; ++i, ring.advance()) {
+    const int row = (work.begin + i % work.panels) * BN, head = work.head_of(i);
+    const unsigned full = at.full(ring.stage), first = at.first(ring.stage), second = at.second(ring.stage);
+    mbarrier::wait(at.free(ring.stage), ring.phase ^ 1);
+    mbarrier::arrive_and_expect(full, 2 * At::STREAM + (KEYS ? 2 * At::ROW : 0));
+    for (int x = 0; x < D; x += 64) tma::load(first + x * BN * 2, given.first, x, row, head, work.batch, full);
+    for (int x = 0; x < D; x += 64) tma::load(second + x * BN * 2, given.second, x, row, head, work.batch, full);
+    if (KEYS) {
+      const long long of = (static_cast<long long>(work.batch) * sizes.heads + head) * sizes.padded + row;
+      tma::load_line(at.rows(ring.stage), given.lse2 + of, At::ROW, full);
+      tma::load_line(at.rows(ring.stage) + At::ROW, given.delta + of, At::ROW, full);
+    }
+  }
+}
+
+// A consumer, a warpgroup: owns 64 rows. P and dS go from the sums of one product into the registers of the next.
+template <typename T, int D, int BN, int STAGES, bool KEYS, int BOUNDS> struct Gradient {
+  using At = BackwardLayout<D, BN, STAGES>;
+  // In flight while P is computed: dP and, where there are registers for it, the sums over dS of the panel before. While dS is
+  // computed: the sums over P.
+  static constexpr bool DELAYED = !KEYS || D < 128;
+
+  const At& at;
+  const Work<BN, KEYS, BOUNDS>& work;
+  const Sizes& sizes;
+  const int group, lane, group_row, row;  // row: the first of this thread's two, 8 apart
+  const unsigned own_at;
+  const float scale;
+  Ring<STAGES> ring;
+  int before = 0;  // the stage of the panel before
+  float s[BN / 2], dp[BN / 2], d_first[D / 2], d_second[KEYS ? D / 2 : 1];
+  float own_lse[2], own_delta[2];
+  unsigned p[BN / 4], ds[BN / 4];
+
+  __device__ __forceinline__ Gradient(const At& at, const Work<BN, KEYS, BOUNDS>& work, const RoleMaps& given,
+                                      float natural_scale, const Sizes& sizes)
+      : at(at),
+        work(work),
+        sizes(sizes),
+        group(__shfl_sync(~0u, threadIdx.x / 128, 0) - 1),
+        lane(threadIdx.x % 32),
+        group_row(work.own_row + group * 64),
+        row(group_row + threadIdx.x / 32 % 4 * 16 + lane / 4),
+        own_at(at.base + group * 64 * kLine),
+        scale(natural_scale * kLog2E) {
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) d_first[i] = 0;
+    if constexpr (KEYS) {
+#pragma unroll
+      for (int i = 0; i < D / 2; ++i) d_second[i] = 0;
+    } else {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const long long of = static_cast<long long>(work.batch) * sizes.heads + work.head;
+        own_lse[r] = given.lse2[of * sizes.padded + row + 8 * r];
+        own_delta[r] = given.delta[of * sizes.padded + row + 8 * r];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    mbarrier::wait(at.owned(), 0);
+    if (work.all > 0) step<true>(work.begin);
+    for (int i = 1, panel = work.begin; i < work.all; ++i) {
+      if (++panel == work.end) panel = work.begin;
+      step<false>(panel);
+    }
+    if (DELAYED && work.all > 0) {
+      wgmma::fence();
+      begin_along<T, D, BN>(d_first, ds, at.first(before));
+      finish<0>(d_first);
+    }
+  }
+
+  // Each warpgroup's results take the place of the rows that only it has read.
+  __device__ __forceinline__ void store(const RoleMaps& given, float natural_scale) const {
+    put<T, D>(own_at, 128 * kLine, d_first, natural_scale, natural_scale);
+    if constexpr (KEYS) put<T, D>(own_at + At::OWN, 128 * kLine, d_second, 1, 1);
+    meet(1 + group, 128);
+    if (threadIdx.x % 128 == 0) {
+      if (group_row < work.own_rows) {
+        for (int x = 0; x < D; x += 64) {
+          tma::store(given.out_first, x, group_row, work.head, work.batch, own_at + x * 256);
+          if (KEYS) tma::store(given.out_second, x, group_row, work.head, work.batch, own_at + At::OWN + x * 256);
+        }
+      }
+      tma::end_stores();
+      tma::finish_stores();
+    }
+  }
+
+ private:
+  // FIRST is no condition at run time: that would split the products in flight.
+  template <bool FIRST> __device__ __forceinline__ void step(int panel) {
+    mbarrier::wait(at.full(ring.stage), ring.phase);
+    wgmma::fence();
+    begin_across<T, D, BN, 128>(s, own_at, at.first(ring.stage));
+    if constexpr (DELAYED && !FIRST) begin_along<T, D, BN>(d_first, ds, at.first(before));
+    begin_across<T, D, BN, 128>(dp, own_at + At::OWN, at.second(ring.stage));
+    finish<DELAYED && !FIRST ? 2 : 1>(s);
+    mask(panel);
+    probabilities();
+    if constexpr (DELAYED && !FIRST) {
+      finish<1>(d_first);
+      release(before);
+    }
+    if constexpr (KEYS) {
+      round<T>(p, s);
+      wgmma::fence();
+      begin_along<T, D, BN>(d_second, p, at.second(ring.stage));
+    }
+    finish<KEYS ? 1 : 0>(dp);
+    differences();
+    if constexpr (KEYS) finish<0>(d_second);
+    round<T>(ds, dp);
+    if constexpr (!DELAYED) {
+      wgmma::fence();
+      begin_along<T, D, BN>(d_first, ds, at.first(ring.stage));
+      finish<0>(d_first);
+      release(ring.stage);
+    }
+    before = ring.stage;
+    ring.advance();
+  }
+
+  // Scores of keys that a query does not see are -inf. Of columns those from begin up to end are seen by a row.
+  __device__ __forceinline__ void mask(int panel) {
+    const bool any = KEYS ? (BOUNDS && panel * BN + sizes.high < group_row + 63) ||
+                                (BOUNDS == 2 && panel * BN + BN - 1 + sizes.low > group_row)
+                          : (panel + 1) * BN > keys_end<BOUNDS>(sizes, group_row) ||
+                                (BOUNDS == 2 && panel * BN < keys_begin<BOUNDS>(sizes, group_row + 63));
+    if (!any) return;
+    const int column = panel * BN + lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int mine = row + 8 * r;
+      const int begin = KEYS ? mine - sizes.high - column : keys_begin<BOUNDS>(sizes, mine) - column;
+      const int end = KEYS ? mine - sizes.low + 1 - column : keys_end<BOUNDS>(sizes, mine) - column;
+#pragma unroll
+      for (int i = 0; i < BN / 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int other = 8 * i + j;
+          const bool early = (KEYS || BOUNDS == 2) && other < begin, late = (!KEYS || BOUNDS == 2) && other >= end;
+          if (early || late) s[4 * i + 2 * r + j] = -infinity<float>();
+        }
+      }
+    }
+  }
+
+  // s = P
+  __device__ __forceinline__ void probabilities() {
+#pragma unroll
+    for (int i = 0; i < BN / 8; ++i) {
+      float2 column_lse = {0, 0};
+      if (KEYS) column_lse = of_columns(i, 0);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int e = 4 * i + 2 * r;
+        s[e] = fast_exp2(s[e] * scale - (KEYS ? column_lse.x : own_lse[r]));
+        s[e + 1] = fast_exp2(s[e + 1] * scale - (KEYS ? column_lse.y : own_lse[r]));
+      }
+    }
+  }
+
+  // dp = dS
+  __device__ __forceinline__ void differences() {
+#pragma unroll
+    for (int i = 0; i < BN / 8; ++i) {
+      float2 column_delta = {0, 0};
+      if (KEYS) column_delta = of_columns(i, At::ROW);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int e = 4 * i + 2 * r;
+        dp[e] = s[e] * (dp[e] - (KEYS ? column_delta.x : own_delta[r]));
+        dp[e + 1] = s[e + 1] * (dp[e + 1] - (KEYS ? column_delta.y : own_delta[r]));
+      }
+    }
+  }
+
+  // Of two columns lse2, or with an offset of ROW delta.
+  __device__ __forceinline__ float2 of_columns(int i, unsigned offset) const {
+    float2 both;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(both.x), "=f"(both.y)
+                 : "r"(at.rows(ring.stage) + offset + (8 * i + lane % 4 * 2) * 4));
+    return both;
+  }
+
+  __device__ __forceinline__ void release(int stage) const {
+    if (lane == 0) mbarrier::arrive(at.free(stage));
+  }
+};
+
+}  // namespace attention

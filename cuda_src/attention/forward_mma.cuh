@@ -1,0 +1,153 @@
+// Attention forward by mma.sync.
+#pragma once
+
+#include "attention/mma.cuh"
+
+namespace attention {
+
+// A warp's M x 16 queries of a block's, with BN keys of a panel before them.
+template <typename T, int D, int BN, int M> struct Softmax {
+  float y[M][D / 8][4] = {};
+  float highest[M][2], total[M][2] = {};  // of each row: its highest score, the sum of exponentials
+
+  __device__ __forceinline__ Softmax() {
+#pragma unroll
+    for (int m = 0; m < M; ++m) highest[m][0] = highest[m][1] = -infinity<float>();
+  }
+
+  // Scores become exponentials below the new highest; what there was before shrinks accordingly.
+  __device__ __forceinline__ void exponentiate(float (&s)[M][BN / 8][4], float scale) {
+#pragma unroll
+    for (int e = 0; e < M * 2; ++e) {
+      const int m = e / 2, r = e % 2;
+      float top = highest[m][r], sum = 0;
+#pragma unroll
+      for (int j = 0; j < BN / 8; ++j) top = fmaxf(top, fmaxf(s[m][j][2 * r], s[m][j][2 * r + 1]));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const float zero = top == -infinity<float>() ? 0 : top * scale;  // a row that has seen no key yet
+      const float shrink = fast_exp2(highest[m][r] * scale - zero);
+      highest[m][r] = top;
+#pragma unroll
+      for (int j = 0; j < BN / 4; ++j) {
+        float& x = s[m][j / 2][2 * r + j % 2];
+        sum += x = fast_exp2(x * scale - zero);
+      }
+      total[m][r] = total[m][r] * shrink + sum;
+#pragma unroll
+      for (int j = 0; j < D / 8; ++j) y[m][j][2 * r] *= shrink, y[m][j][2 * r + 1] *= shrink;
+    }
+  }
+};
+
+// Keys that a row does not see get the score -inf. `row`: of this thread's first; `panel`: of the first key.
+template <int BOUNDS, int BN, int M>
+__device__ __forceinline__ void mask(float (&s)[M][BN / 8][4], const Sizes& sizes, int row, int panel) {
+#pragma unroll
+  for (int e = 0; e < M * 2; ++e) {
+    const int m = e / 2, r = e % 2, query = row + 16 * m + 8 * r, column = panel + threadIdx.x % 4 * 2;
+    const int end = keys_end<BOUNDS>(sizes, query) - column, begin = keys_begin<BOUNDS>(sizes, query) - column;
+#pragma unroll
+    for (int j = 0; j < BN / 4; ++j) {
+      const int key = 8 * (j / 2) + j % 2;
+      if (key >= end || (BOUNDS == 2 && key < begin)) s[m][j / 2][2 * r + j % 2] = -infinity<float>();
+    }
+  }
+}
+
+// Panels of BN keys pass by a block's 16 * M * WARPS queries, from the last to the first: the values of a panel arrive while its
+// scores are computed, the keys of the next one during softmax and the product with the values.
+template <typename T, int D, int BN, int M, int WARPS, int BOUNDS>
+__device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, T* y, float* lse, float natural_scale,
+                                            const Strides& qs, const Strides& ks, const Strides& vs, const Strides& ys,
+                                            const Sizes& sizes) {
+  constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS;
+  extern __shared__ uint4 memory[];
+  const unsigned q_at = shared_address(memory), k_at = q_at + ROWS * D * 2, v_at = k_at + BN * D * 2;
+  const int tiles = (sizes.queries + ROWS - 1) / ROWS, all = sizes.heads * sizes.batches;
+  const int first_row = (tiles - 1 - blockIdx.x / all) * ROWS;  // the longest tiles first
+  const int head = blockIdx.x % all % sizes.heads, batch = blockIdx.x % all / sizes.heads;
+  q += batch * qs.batch + head * qs.head + first_row * qs.row;
+  k += batch * ks.batch + head / sizes.group * ks.head;
+  v += batch * vs.batch + head / sizes.group * vs.head;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, own_row = warp * 16 * M;
+  const int warp_row = first_row + own_row, row = warp_row + lane / 4;
+  const Panels panels = key_panels<BOUNDS, BN>(sizes, first_row, first_row + ROWS - 1);
+  const int seen_by_all = keys_end<BOUNDS>(sizes, warp_row);  // by all rows of the warp
+  const int begun_by_all = keys_begin<BOUNDS>(sizes, warp_row + 16 * M - 1);
+  const float scale = natural_scale * kLog2E;
+  const auto keys = [&](int panel, int rows) {
+    fetch<T, D, BN, THREADS>(k_at, k + static_cast<long long>(panel) * BN * ks.row, ks.row, rows, sizes.width);
+  };
+
+  Softmax<T, D, BN, M> softmax;
+  fetch<T, D, ROWS, THREADS>(q_at, q, qs.row, sizes.queries - first_row, sizes.width);
+  int panel = panels.end - 1;
+  if (panel >= panels.begin) keys(panel, sizes.keys - panel * BN);
+  else finish_copies();
+  for (; panel >= panels.begin; --panel) {
+    finish_copies();
+    fetch<T, D, BN, THREADS>(v_at, v + static_cast<long long>(panel) * BN * vs.row, vs.row, sizes.keys - panel * BN,
+                             sizes.width);
+    float s[M][BN / 8][4] = {};
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i) {
+      unsigned a[M][4], b[4];
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        load_matrices<false>(a[m], place<D>(q_at, own_row + 16 * m + lane % 16, 2 * i + lane / 16));
+      }
+#pragma unroll
+      for (int j = 0; j < BN / 16; ++j) {
+        load_matrices<false>(b, place<D>(k_at, 16 * j + lane % 8 + lane / 16 * 8, 2 * i + lane / 8 % 2));
+#pragma unroll
+        for (int m = 0; m < M; ++m) mma<T>(s[m][2 * j], a[m], b[0], b[1]), mma<T>(s[m][2 * j + 1], a[m], b[2], b[3]);
+      }
+    }
+    finish_copies();
+    if (panel > panels.begin) keys(panel - 1, BN);
+    if ((panel + 1) * BN > seen_by_all || (BOUNDS == 2 && panel * BN < begun_by_all)) {
+      mask<BOUNDS, BN, M>(s, sizes, row, panel * BN);
+    }
+    softmax.exponentiate(s, scale);
+#pragma unroll
+    for (int i = 0; i < BN / 16; ++i) {
+      unsigned a[M][4], b[4];
+#pragma unroll
+      for (int e = 0; e < M * 4; ++e) {
+        const float* pair = &s[e / 4][2 * i + e % 4 / 2][e % 2 * 2];
+        a[e / 4][e % 4] = pack<T>(pair[0], pair[1]);
+      }
+#pragma unroll
+      for (int j = 0; j < D / 16; ++j) {
+        load_matrices<true>(b, place<D>(v_at, 16 * i + lane % 16, 2 * j + lane / 16));
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          mma<T>(softmax.y[m][2 * j], a[m], b[0], b[1]), mma<T>(softmax.y[m][2 * j + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  y += batch * ys.batch + head * ys.head + warp_row * ys.row;
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+    float inverse[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int query = row + 16 * m + 8 * r;
+      float sum = softmax.total[m][r];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      inverse[r] = sum == 0 ? 0 : 1 / sum;
+      if (lane % 4 == 0 && query < sizes.queries) {
+        lse[(static_cast<long long>(batch) * sizes.heads + head) * sizes.queries + query] =
+            sum == 0 ? -infinity<float>() : softmax.highest[m][r] * natural_scale + logf(sum);
+      }
+    }
+    put<T, D>(q_at, own_row + 16 * m, softmax.y[m], inverse[0], inverse[1], y + 16 * m * ys.row, ys.row,
+              sizes.queries - warp_row - 16 * m, sizes.width);
+  }
+}
+
+}  // namespace attention

@@ -1,0 +1,253 @@
+// Attention forward by wgmma and TMA.
+#pragma once
+
+#include "attention/wgmma.cuh"
+
+namespace attention {
+
+// A tile of 64 * CONSUMERS queries: its number among those of its head, and how many panels of keys it sees; -1: there is no
+// tile left. Within a section the longest tiles come first.
+struct alignas(16) Tile {
+  int rows, head, batch, panels;
+
+  Tile() = default;
+  __device__ __forceinline__ Tile(int number, const Sizes& sizes, int tiles_each) {
+    const int all = sizes.heads * sizes.batches, whole = sizes.section * tiles_each;
+    const int first = number / whole * sizes.section, in = number % whole, wide = min(sizes.section, all - first);
+    rows = tiles_each - 1 - in / wide;
+    head = (first + in % wide) % sizes.heads;
+    batch = (first + in % wide) / sizes.heads;
+  }
+};
+
+// What lies where in shared memory, from a multiple of 1024 on, as every panel does.
+template <int D, int BN, int CONSUMERS, int STAGES> struct ForwardLayout {
+  static constexpr int ROWS = 64 * CONSUMERS, Q = ROWS * D * 2, K = BN * D * 2;
+  static constexpr int Y_AT = Q, K_AT = 2 * Q, V_AT = K_AT + STAGES * K, BARRIERS_AT = V_AT + STAGES * K;
+  unsigned base, barriers;
+  Tile* next;
+
+  __device__ __forceinline__ explicit ForwardLayout(char* memory) {
+    base = (shared_address(memory) + 1023) & ~1023u, barriers = base + BARRIERS_AT;
+    next = reinterpret_cast<Tile*>(memory + (barriers - shared_address(memory)) + 512);
+  }
+  __device__ __forceinline__ unsigned q_full() const { return barriers; }
+  __device__ __forceinline__ unsigned q_free() const { return barriers + 8; }
+  __device__ __forceinline__ unsigned next_full() const { return barriers + 16; }
+  __device__ __forceinline__ unsigned next_free() const { return barriers + 24; }
+  __device__ __forceinline__ unsigned k_full(int i) const { return barriers + 32 + 32 * i; }
+  __device__ __forceinline__ unsigned k_free(int i) const { return barriers + 40 + 32 * i; }
+  __device__ __forceinline__ unsigned v_full(int i) const { return barriers + 48 + 32 * i; }
+  __device__ __forceinline__ unsigned v_free(int i) const { return barriers + 56 + 32 * i; }
+
+  __device__ __forceinline__ void begin() const {
+    if (threadIdx.x == 0) {
+      mbarrier::init(q_full(), 1), mbarrier::init(q_free(), 4 * CONSUMERS);
+      mbarrier::init(next_full(), 1), mbarrier::init(next_free(), 4 * CONSUMERS);
+      for (int i = 0; i < STAGES; ++i) {
+        mbarrier::init(k_full(i), 1), mbarrier::init(v_full(i), 1);
+        mbarrier::init(k_free(i), 4 * CONSUMERS), mbarrier::init(v_free(i), 4 * CONSUMERS);
+      }
+      mbarrier::fence_init();
+    }
+    __syncthreads();
+  }
+};
+
+// The producer, one thread: draws tiles, and keeps TMA busy: the queries once a tile, keys and values in a ring of panels.
+template <int D, int BN, int CONSUMERS, int STAGES, int BOUNDS>
+__device__ __forceinline__ void produce(const ForwardLayout<D, BN, CONSUMERS, STAGES>& at, const TensorMap& q,
+                                        const TensorMap& k, const TensorMap& v, int* counter, const Sizes& sizes) {
+  using At = ForwardLayout<D, BN, CONSUMERS, STAGES>;
+  constexpr int ROWS = At::ROWS;
+  const int tiles_each = (sizes.queries + ROWS - 1) / ROWS, tiles = tiles_each * sizes.heads * sizes.batches;
+  Ring<STAGES> ring;
+  int number = blockIdx.x;
+  for (int turn = 0;; turn ^= 1) {
+    Tile tile(number, sizes, tiles_each);
+    const int first = tile.rows * ROWS;
+    const Panels seen = key_panels<BOUNDS, BN>(sizes, first, first + ROWS - 1);
+    const int panels = tile.panels = number < tiles ? max(0, seen.end - seen.begin) : -1;
+    mbarrier::wait(at.next_free(), turn ^ 1);
+    *at.next = tile;
+    mbarrier::arrive(at.next_full());
+    if (panels < 0) break;
+    // early: it takes a while
+    number = counter ? static_cast<int>(gridDim.x) + atomicAdd(counter, 1) : number + static_cast<int>(gridDim.x);
+    const int kv_head = tile.head / sizes.group;
+    const auto load_panel = [&](const TensorMap& map, unsigned to, int panel, unsigned full, unsigned free) {
+      mbarrier::wait(free, ring.phase ^ 1);
+      mbarrier::arrive_and_expect(full, At::K);
+      for (int x = 0; x < D; x += 64) {
+        tma::load(to + ring.stage * At::K + x * BN * 2, map, x, panel * BN, kv_head, tile.batch, full);
+      }
+    };
+    const auto load_queries = [&] {
+      mbarrier::wait(at.q_free(), turn ^ 1);
+      mbarrier::arrive_and_expect(at.q_full(), At::Q);
+      for (int x = 0; x < D; x += 64) {
+        tma::load(at.base + x * ROWS * 2, q, x, first, tile.head, tile.batch, at.q_full());
+      }
+    };
+    for (int i = panels - 1; i >= 0; --i) {
+      const int panel = seen.begin + i;
+      load_panel(k, at.base + At::K_AT, panel, at.k_full(ring.stage), at.k_free(ring.stage));
+      if (i == panels - 1) load_queries();  // their place is taken for longer than a panel's
+      load_panel(v, at.base + At::V_AT, panel, at.v_full(ring.stage), at.v_free(ring.stage));
+      ring.advance();
+    }
+    if (panels == 0) load_queries();
+  }
+}
+
+// A consumer, a warpgroup: owns 64 queries of each tile. While the scores of one panel and the product of the panel before with
+// its values are computed, nothing waits: softmax lies between the two. Named barriers make the warpgroups take turns, so that
+// the softmax of one hides behind the products of another.
+template <typename T, int D, int BN, int CONSUMERS, int STAGES, int BOUNDS>
+__device__ __forceinline__ void consume(const ForwardLayout<D, BN, CONSUMERS, STAGES>& at, const TensorMap& y,
+                                        float* lse, float natural_scale, const Sizes& sizes) {
+  using At = ForwardLayout<D, BN, CONSUMERS, STAGES>;
+  constexpr int ROWS = At::ROWS;
+  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // the compiler then knows that a warp shares it
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const int own_turn = 1 + group, next_turn = 1 + (group + 1) % CONSUMERS, own_meeting = 4 + group;
+  const unsigned q_at = at.base, k_at = at.base + At::K_AT, v_at = at.base + At::V_AT;
+  const unsigned y_at = at.base + At::Y_AT + group * 64 * kLine;
+  const float scale = natural_scale * kLog2E;
+  Ring<STAGES> ring;
+  if (group == CONSUMERS - 1) signal(1, 256);  // the first warpgroup begins
+
+  for (int turn = 0;; turn ^= 1) {
+    mbarrier::wait(at.next_full(), turn);
+    const Tile tile = *at.next;
+    const int panels = __shfl_sync(~0u, tile.panels, 0);
+    if (lane == 0) mbarrier::arrive(at.next_free());
+    if (panels < 0) break;
+    const int first_row = tile.rows * ROWS + group * 64, row = first_row + warp * 16 + lane / 4;
+    const int seen_by_all = keys_end<BOUNDS>(sizes, first_row);  // by all rows of the warpgroup
+    const int begun_by_all = keys_begin<BOUNDS>(sizes, first_row + 63);
+    const int first_panel = keys_begin<BOUNDS>(sizes, tile.rows * ROWS) / BN;
+
+    float sums[BN / 2], out[D / 2], highest[2] = {-infinity<float>(), -infinity<float>()}, total[2] = {0, 0}, shrink[2];
+    unsigned weights[BN / 4];
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) out[i] = 0;
+
+    const auto scores = [&] {  // sums = q k^T, begun
+      wgmma::fence();
+      begin_across<T, D, BN, ROWS>(sums, q_at + group * 64 * kLine, k_at + ring.stage * At::K);
+    };
+    const auto values = [&](int stage) {  // out += weights v, begun
+      wgmma::fence();
+      begin_along<T, D, BN>(out, weights, v_at + stage * At::K);
+    };
+    const auto softmax =
+        [&](int panel) {  // sums = exp(sums * scale - new maximum); shrink: by how much the old ones do
+          if ((panel + 1) * BN > seen_by_all || (BOUNDS == 2 && panel * BN < begun_by_all)) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+              const int column = panel * BN + lane % 4 * 2;
+              const int end = keys_end<BOUNDS>(sizes, row + 8 * r) - column;
+              const int begin = keys_begin<BOUNDS>(sizes, row + 8 * r) - column;
+#pragma unroll
+              for (int i = 0; i < BN / 8; ++i) {
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                  const int key = 8 * i + j;
+                  if (key >= end || (BOUNDS == 2 && key < begin)) sums[4 * i + 2 * r + j] = -infinity<float>();
+                }
+              }
+            }
+          }
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            float top = highest[r];
+#pragma unroll
+            for (int i = 0; i < BN / 8; ++i) top = fmaxf(top, fmaxf(sums[4 * i + 2 * r], sums[4 * i + 2 * r + 1]));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+            const float zero = top == -infinity<float>() ? 0 : top * scale;  // a row that has seen no key yet
+            shrink[r] = fast_exp2(highest[r] * scale - zero);
+            highest[r] = top;
+            float sum = 0;
+#pragma unroll
+            for (int i = 0; i < BN / 8; ++i) {
+#pragma unroll
+              for (int j = 0; j < 2; ++j) {
+                float& x = sums[4 * i + 2 * r + j];
+                sum += x = fast_exp2(x * scale - zero);
+              }
+            }
+            total[r] = total[r] * shrink[r] + sum;
+          }
+        };
+    const auto release = [&](unsigned barrier) {
+      if (lane == 0) mbarrier::arrive(barrier);
+    };
+
+    mbarrier::wait(at.q_full(), turn);
+    if (panels > 0) {
+      Ring<STAGES> before = ring;  // where the values of the panel before lie
+      mbarrier::wait(at.k_full(ring.stage), ring.phase);
+      scores();
+      finish<0>(sums);
+      release(at.k_free(ring.stage));
+      softmax(first_panel + panels - 1);
+      round<T>(weights, sums);
+      ring.advance();
+      for (int panel = first_panel + panels - 2; panel >= first_panel; --panel) {
+        mbarrier::wait(at.k_full(ring.stage), ring.phase);
+        meet(own_turn, 256);
+        scores();
+        mbarrier::wait(at.v_full(before.stage), before.phase);
+        values(before.stage);
+        signal(next_turn, 256);
+        finish<1>(sums);
+        release(at.k_free(ring.stage));
+        softmax(panel);
+        finish<0>(out);
+        release(at.v_free(before.stage));
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) out[i] *= shrink[i / 2 % 2];
+        round<T>(weights, sums);
+        before = ring;
+        ring.advance();
+      }
+      release(at.q_free());
+      mbarrier::wait(at.v_full(before.stage), before.phase);
+      values(before.stage);
+      finish<0>(out);
+      release(at.v_free(before.stage));
+    } else {
+      release(at.q_free());
+    }
+
+    float inverse[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      total[r] += __shfl_xor_sync(~0u, total[r], 1);
+      total[r] += __shfl_xor_sync(~0u, total[r], 2);
+      inverse[r] = total[r] == 0 ? 0 : 1 / total[r];
+      if (lane % 4 == 0 && row + 8 * r < sizes.queries) {
+        const long long of = static_cast<long long>(tile.batch) * sizes.heads + tile.head;
+        lse[of * sizes.queries + row + 8 * r] =
+            total[r] == 0 ? -infinity<float>() : highest[r] * natural_scale + logf(total[r]);
+      }
+    }
+    const bool storer = threadIdx.x % 128 == 0;
+    if (storer) tma::wait_for_stores<0>();  // the tile before has left
+    meet(own_meeting, 128);
+    put<T, D>(y_at, kLine * ROWS, out, inverse[0], inverse[1]);
+    meet(own_meeting, 128);
+    if (storer) {
+      if (first_row < sizes.queries) {
+        for (int x = 0; x < D; x += 64) tma::store(y, x, first_row, tile.head, tile.batch, y_at + x * 2 * ROWS);
+      }
+      tma::end_stores();
+    }
+  }
+  if (group == 0) meet(1, 256);  // takes the last signal, so that none is left over
+  tma::finish_stores();
+}
+
+}  // namespace attention

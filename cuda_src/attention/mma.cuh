@@ -1,0 +1,102 @@
+// Rows in shared memory for mma.sync: how they get there, how a warp reads them, and how its results leave.
+#pragma once
+
+#include "attention/problem.cuh"
+#include "common/hw/cp_async.cuh"
+#include "common/hw/mma.cuh"
+
+namespace attention {
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// All copies of all threads are complete.
+__device__ __forceinline__ void finish_copies() {
+  end_group();
+  wait_for_groups<0>();
+  __syncthreads();
+}
+
+// Where a 16-byte chunk of a row of D elements lies. The chunks of a row change places, so that eight rows meet no bank twice.
+template <int D> __device__ __forceinline__ unsigned place(unsigned base, int row, int chunk) {
+  static_assert(D % 64 == 0, "chunks change places by eights");
+  return base + row * D * 2 + (chunk ^ row % 8) * 16;
+}
+
+// Begins to copy ROWS rows, of which `rows` exist and have `width` elements: the rest is zeros.
+template <typename T, int D, int ROWS, int THREADS>
+__device__ __forceinline__ void fetch(unsigned to, const T* from, long long stride, int rows, int width) {
+#pragma unroll
+  for (int i = threadIdx.x; i < ROWS * D / 8; i += THREADS) {
+    const int row = i / (D / 8), chunk = i % (D / 8);
+    const bool inside = row < rows && chunk * 8 < width;
+    fetch16_or_zero(place<D>(to, row, chunk), inside ? from + row * stride + chunk * 8 : from, inside);
+  }
+}
+
+// sums[16][N] of a warp: a b^T over D, a the 16 rows from `a_row` on at `a`, b the N rows at `b`.
+template <typename T, int D, int N>
+__device__ __forceinline__ void add_rows(float (&sums)[N / 8][4], unsigned a, int a_row, unsigned b) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < D / 16; ++i) {
+    unsigned left[4], right[4];
+    load_matrices<false>(left, place<D>(a, a_row + lane % 16, 2 * i + lane / 16));
+#pragma unroll
+    for (int j = 0; j < N / 16; ++j) {
+      load_matrices<false>(right, place<D>(b, 16 * j + lane % 8 + lane / 16 * 8, 2 * i + lane / 8 % 2));
+      mma<T>(sums[2 * j], left, right[0], right[1]);
+      mma<T>(sums[2 * j + 1], left, right[2], right[3]);
+    }
+  }
+}
+
+// sums[16][D] of a warp: weights[16][N], rounded, times the N rows at `b`.
+template <typename T, int D, int N>
+__device__ __forceinline__ void add_weighted(float (&sums)[D / 8][4], const float (&weights)[N / 8][4], unsigned b) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < N / 16; ++i) {
+    unsigned left[4], right[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      left[e] = pack<T>(weights[2 * i + e / 2][e % 2 * 2], weights[2 * i + e / 2][e % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int j = 0; j < D / 16; ++j) {
+      load_matrices<true>(right, place<D>(b, 16 * i + lane % 16, 2 * j + lane / 16));
+      mma<T>(sums[2 * j], left, right[0], right[1]);
+      mma<T>(sums[2 * j + 1], left, right[2], right[3]);
+    }
+  }
+}
+
+// The 16 rows of sums of a warp, each times a factor, rounded: by way of the rows from `line` on at `base`, which only this
+// warp reads, to `to`, of which `rows` rows of `width` elements exist.
+template <typename T, int D>
+__device__ __forceinline__ void put(unsigned base, int line, const float (&sums)[D / 8][4], float first, float second,
+                                    T* to, long long stride, int rows, int width) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < D / 8; ++j) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float factor = r ? second : first;
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(place<D>(base, line + lane / 4 + 8 * r, j) + lane % 4 * 4),
+                   "r"(pack<T>(sums[j][2 * r] * factor, sums[j][2 * r + 1] * factor))
+                   : "memory");
+    }
+  }
+  __syncwarp();
+  for (int i = lane; i < 16 * D / 8; i += 32) {
+    const int row = i / (D / 8), chunk = i % (D / 8);
+    uint4 x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(place<D>(base, line + row, chunk)));
+    if (row < rows && chunk * 8 < width) *reinterpret_cast<uint4*>(to + row * stride + chunk * 8) = x;
+  }
+}
+
+}  // namespace attention

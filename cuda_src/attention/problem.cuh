@@ -1,0 +1,57 @@
+// What every kernel of attention is told, which keys a query sees, and half types two at a time.
+#pragma once
+
+#include "common/core/fast_math.cuh"
+
+namespace attention {
+
+constexpr float kLog2E = 1.4426950408889634f;  // exp(x) = exp2(x * log2(e))
+
+// heads, group: of the queries, and how many of them share a head of keys and values. low, high: query i sees the keys from
+// i + low to i + high. width: elements of a row, a multiple of 8, at most the D of the kernel. padded: rows of lse2 and delta
+// of a head. section: how many (batch, head) are worked on side by side, so that what streams stays in L2.
+struct Sizes { int heads, group, batches, queries, keys, low, high, width, padded, section; };
+
+// In elements, of batch, head and row; the elements of a row are contiguous.
+struct Strides { long long batch, head, row; };
+
+// BOUNDS: 0, a query sees all keys; 1, those up to i + high; 2, of these the ones from i + low on. An end may be negative.
+template <int BOUNDS> __device__ __forceinline__ int keys_end(const Sizes& sizes, int query) {
+  return BOUNDS ? min(sizes.keys, query + sizes.high + 1) : sizes.keys;
+}
+template <int BOUNDS> __device__ __forceinline__ int keys_begin(const Sizes& sizes, int query) {
+  return BOUNDS == 2 ? max(0, query + sizes.low) : 0;
+}
+
+// Which panels of ROWS keys the queries from `first` to `last` see; of an empty range begin is not below end.
+struct Panels { int begin, end; };
+template <int BOUNDS, int ROWS> __device__ __forceinline__ Panels key_panels(const Sizes& sizes, int first, int last) {
+  return {keys_begin<BOUNDS>(sizes, first) / ROWS, (max(0, keys_end<BOUNDS>(sizes, last)) + ROWS - 1) / ROWS};
+}
+
+// The same of queries, for the keys from `first` to `last`.
+template <int BOUNDS, int ROWS> __device__ __forceinline__ Panels query_panels(const Sizes& sizes, int first,
+                                                                               int last) {
+  const int end = BOUNDS == 2 ? max(0, min(sizes.queries, last - sizes.low + 1)) : sizes.queries;
+  return {BOUNDS ? max(0, first - sizes.high) / ROWS : 0, (end + ROWS - 1) / ROWS};
+}
+
+template <typename T> __device__ __forceinline__ unsigned pack(float low, float high);
+template <> __device__ __forceinline__ unsigned pack<__half>(float low, float high) {
+  const __half2 both = __floats2half2_rn(low, high);
+  return reinterpret_cast<const unsigned&>(both);
+}
+template <> __device__ __forceinline__ unsigned pack<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+template <typename T> __device__ __forceinline__ float2 unpack(unsigned both);
+template <> __device__ __forceinline__ float2 unpack<__half>(unsigned both) {
+  return __half22float2(reinterpret_cast<const __half2&>(both));
+}
+template <> __device__ __forceinline__ float2 unpack<__nv_bfloat16>(unsigned both) {
+  return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u)};
+}
+
+}  // namespace attention

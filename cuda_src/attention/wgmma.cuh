@@ -1,0 +1,98 @@
+// What attention by wgmma and TMA has of its own: operands in panels, named barriers, and how results leave.
+#pragma once
+
+#include "attention/problem.cuh"
+#include "common/hw/mbarrier.cuh"
+#include "common/hw/tma.cuh"
+#include "common/hw/wgmma.cuh"
+
+namespace attention {
+
+constexpr int kLine = 128;  // bytes of a line of a panel: 64 elements, the swizzle of TMA
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Which stage of a ring is next, and the parity of its phase.
+template <int STAGES> struct Ring {
+  int stage = 0, phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+  }
+};
+
+// Named barriers; 0 is __syncthreads().
+__device__ __forceinline__ void meet(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void signal(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// An operand in panels of 64 columns, whose lines have kLine bytes; of one that is MN-major, `leading` bytes from one panel to
+// the next. The low half of what an instruction is told, to which bytes / 16 may be added: 32 bits save registers.
+__device__ __forceinline__ unsigned operand(unsigned start, unsigned leading) {
+  return start >> 4 | leading >> 4 << 16;
+}
+__device__ __forceinline__ unsigned long long descriptor(unsigned low) {
+  constexpr unsigned kBetweenLines8 = 8 * kLine, kSwizzle128 = 1;
+  return static_cast<unsigned long long>(kBetweenLines8 >> 4 | kSwizzle128 << 30) << 32 | low;
+}
+
+// Until at most PENDING groups of products are in flight; what is read of `sums` is read after that.
+template <int PENDING, int N> __device__ __forceinline__ void finish(float (&sums)[N]) {
+  wgmma::wait_for_groups<PENDING>();
+#pragma unroll
+  for (int i = 0; i < N; ++i) wgmma::keep_behind(sums[i]);
+}
+
+// sums[64][N] = a b^T over D, begun as a group: a are 64 rows of panels of ROWS at `a_start`, b the N rows of panels of N.
+template <typename T, int D, int N, int ROWS>
+__device__ __forceinline__ void begin_across(float (&sums)[N / 2], unsigned a_start, unsigned b_start) {
+  const unsigned a = operand(a_start, 16), b = operand(b_start, 16);
+#pragma unroll
+  for (int i = 0; i < D / 16; ++i) {
+    const unsigned inside = i % 4 * 2, panel = i / 4 * 8;
+    wgmma::Product<T, N, false, false>::add(sums, descriptor(a + panel * ROWS + inside),
+                                            descriptor(b + panel * N + inside), i > 0);
+  }
+  wgmma::end_group();
+}
+
+// sums[64][D] += weights[64][N] b, begun as a group: b the N rows of panels of N.
+template <typename T, int D, int N>
+__device__ __forceinline__ void begin_along(float (&sums)[D / 2], const unsigned* weights, unsigned b_start) {
+  const unsigned b = operand(b_start, N * kLine);
+#pragma unroll
+  for (int i = 0; i < N / 16; ++i) {
+    wgmma::ProductOfRegisters<T, D>::add(sums, weights + 4 * i, descriptor(b + i * kLine));
+  }
+  wgmma::end_group();
+}
+
+// Half types of which a product is made, as sums are held.
+template <typename T, int N> __device__ __forceinline__ void round(unsigned (&rounded)[N / 2], const float (&sums)[N]) {
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) rounded[i] = pack<T>(sums[2 * i], sums[2 * i + 1]);
+}
+
+// The 64 x D sums of a warpgroup, each row times its factor, rounded: into shared memory, for TMA to take. `apart`: bytes between
+// the panels.
+template <typename T, int D>
+__device__ __forceinline__ void put(unsigned at, unsigned apart, const float (&sums)[D / 2], float upper, float lower) {
+  const int lane = threadIdx.x % 32, line = threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+  for (int i = 0; i < D / 16; ++i) {
+    const unsigned chunk = (i % 4 * 2 + lane / 16) ^ line % 8;
+    const float* d = sums + 8 * i;
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at + i / 4 * apart +
+                                                                                          line * kLine + chunk * 16),
+                 "r"(pack<T>(d[0] * upper, d[1] * upper)), "r"(pack<T>(d[2] * lower, d[3] * lower)),
+                 "r"(pack<T>(d[4] * upper, d[5] * upper)), "r"(pack<T>(d[6] * lower, d[7] * lower))
+                 : "memory");
+  }
+  tma::fence_shared();
+}
+
+}  // namespace attention

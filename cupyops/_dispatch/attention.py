@@ -1,0 +1,294 @@
+"""Forms of attention for half types: a problem, and how mma.sync computes it (cuda_src/attention.cu).
+
+The tensors of a problem are (batch, heads, rows, width), in memory in any order that leaves rows contiguous. `readable`
+makes them such as kernels read them; what kernels write lies as what it goes with.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import Kernel, ceil_div
+from .._util.strides import aligned
+from .forms import Form, Launch
+from .gpu import Gpu
+
+HALF = (torch.float16, torch.bfloat16)
+WIDTHS = (64, 128)  # of a row, that there are kernels for; narrower ones are read as if zeros followed
+BOUNDS = (0, 1, 2)
+TILE = 128  # rows that a block owns, of every form
+VECTOR = 8  # elements
+BLOCK = 256  # threads of a block that prepares
+_MOST_ROWS = 1 << 30
+_MOST_BLOCKS = 2**31 - 1
+
+attention_fwd_mma = Kernel(
+    "attention.cu",
+    "attention_fwd_mma<T, D, BN, M, WARPS, BOUNDS>",
+    T=HALF,
+    D=WIDTHS,
+    BN=(64,),
+    M=(2,),
+    WARPS=(4,),
+    BOUNDS=BOUNDS,
+)
+attention_bwd_prepare = Kernel("attention.cu", "attention_bwd_prepare<T, LANES>", T=HALF, LANES=(8, 16))
+attention_bwd_mma = Kernel(
+    "attention.cu",
+    "attention_bwd_mma<T, D, BN, WARPS, KEYS, BOUNDS>",
+    T=HALF,
+    D=WIDTHS,
+    BN=(64, 32),
+    WARPS=(8,),
+    KEYS=(True, False),
+    BOUNDS=BOUNDS,
+    where=lambda D, BN, **_: BN == 64 or D == 128,
+)
+
+
+class Problem(NamedTuple):
+    """Sizes, strides in elements of (batch, head, row), and which keys a query sees.
+
+    low, high: query i sees the keys from i + low to i + high; None where there is no such bound. grads: the strides of the
+    gradients of q, k and v, in backward.
+    """
+
+    batches: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    width: int
+    low: int | None
+    high: int | None
+    dtype: torch.dtype
+    q: tuple[int, int, int]
+    k: tuple[int, int, int]
+    v: tuple[int, int, int]
+    y: tuple[int, int, int]
+    grads: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def d(self) -> int:
+        """The width that kernels are made for."""
+        return next(width for width in WIDTHS if self.width <= width)
+
+    @property
+    def group(self) -> int:
+        """Heads of the queries that share one of the keys."""
+        return self.heads // max(self.kv_heads, 1)
+
+    @property
+    def bounds(self) -> int:
+        """How many bounds there are to look at: BOUNDS of the kernels."""
+        return 2 if self.low is not None else 1 if self.high is not None else 0
+
+    def sizes(self, padded: int = 0, section: int = 1) -> Any:
+        """`struct Sizes`."""
+        low = -self.queries if self.low is None else self.low
+        high = self.keys if self.high is None else self.high
+        counts = self.heads, self.group, self.batches, self.queries, self.keys
+        return np.array((*counts, low, high, self.width, padded, section), dtype=np.int32)
+
+
+def problem(q: Tensor, k: Tensor, v: Tensor, y: Tensor, low: int | None, high: int | None) -> Problem:
+    """The problem of forward, of tensors as `readable` gives them; bounds that bound nothing are left out."""
+    (batches, heads, queries, width), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
+    low = None if low is None or queries - 1 + low <= 0 else min(low, keys)
+    high = None if high is None or high >= keys - 1 else max(high, -queries)
+    counts = batches, heads, kv_heads, queries, keys, width
+    return Problem(*counts, low, high, q.dtype, _strides(q), _strides(k), _strides(v), _strides(y))
+
+
+def with_gradients(p: Problem, *grads: Tensor | None) -> Problem:
+    """The problem of backward; of a gradient that is not needed strides are 0."""
+    return p._replace(grads=tuple((0, 0, 0) if grad is None else _strides(grad) for grad in grads))
+
+
+def _strides(x: Tensor) -> tuple[int, int, int]:
+    """Of batch, head and row; 0 where there is one alone."""
+    batch, head, row = (stride if size > 1 else 0 for size, stride in zip(x.shape[:3], x.stride()[:3]))
+    return batch, head, row
+
+
+def readable(x: Tensor) -> Tensor:
+    """`x`, or a copy of it, whose rows are contiguous and begin at whole vectors."""
+    whole = all(stride % VECTOR == 0 for size, stride in zip(x.shape[:3], x.stride()[:3]) if size > 1)
+    if whole and (x.stride(3) == 1 or x.shape[3] == 1) and aligned(x):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def empty(like: Tensor) -> Tensor:
+    """What kernels write: dense, its dimensions in the order of those of `like`, where that leaves rows contiguous."""
+    found = torch.empty_like(like)
+    return found if found.stride(3) == 1 else torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def scale_of(q: Tensor, scale: float | None) -> float:
+    """The scale of the scores: 1 / sqrt(width) where none is given."""
+    return q.shape[-1] ** -0.5 if scale is None and q.shape[-1] else scale or 0.0
+
+
+def why_not(q: Tensor, k: Tensor, v: Tensor, scale: float | None, gpu: Gpu) -> str | None:
+    """Why no kernel serves these tensors of four dimensions, None where one does. Looks at metadata alone."""
+    if q.dtype not in HALF:
+        return f"no kernel for {q.dtype}"
+    if gpu.library:
+        return "the kernels are not measured on a GPU yet: cupyops.never_slower(False) has them run"
+    if 0 < gpu.capability < 8:
+        return "its kernels need compute capability 8.0"
+    width = q.shape[3]
+    if v.shape[3] != width:
+        return "values are of another width than keys"
+    if width % VECTOR or not 0 < width <= WIDTHS[-1]:
+        return f"head_dim {width} is no multiple of {VECTOR} up to {WIDTHS[-1]}"
+    if scale is not None and not 0 < scale < math.inf:
+        return f"scale {scale}"
+    batches, heads, queries = q.shape[:3]
+    keys = k.shape[2]
+    if max(queries, keys) >= _MOST_ROWS or batches * heads * ceil_div(max(queries, keys, 1), TILE) * 8 > _MOST_BLOCKS:
+        return "over 2^31 - 1 blocks"
+    return None
+
+
+class Gradients(NamedTuple):
+    """What backward reads and writes: the queries' gradient, and those of keys and values, may be None."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    y: Tensor
+    lse: Tensor
+    grad_y: Tensor
+    grad_lse: Tensor | None
+    grad_q: Tensor | None
+    grad_k: Tensor | None
+    grad_v: Tensor | None
+    scale: float
+
+
+class Forward(Form[Problem]):
+    """A way to compute y and the log-sum-exp of each row; its launch has it as `extra["form"]`, to be run."""
+
+    def run(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, scale: float) -> None:
+        """Launch what `launch` gives."""
+        launch(q, k, v, y, lse, scale)
+
+
+class MmaForward(Forward):
+    """A block owns a tile of queries, by which panels of keys and values pass."""
+
+    name = "mma"
+    summary = "a block owns 128 queries, by which panels of 64 keys pass, by MMA"
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """One."""
+        return (attention_fwd_mma,)
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        """A block for each tile of each head."""
+        p = problem
+        return Launch(
+            attention_fwd_mma,
+            ceil_div(p.queries, TILE) * p.heads * p.batches,
+            TILE,
+            (TILE + 2 * 64) * p.d * 2,
+            {"T": p.dtype, "D": p.d, "BN": 64, "M": 2, "WARPS": 4, "BOUNDS": p.bounds},
+            extra={"form": self},
+            args=(*(np.array(stride, dtype=np.int64) for stride in (p.q, p.k, p.v, p.y)), p.sizes()),
+        )
+
+
+class Backward(Form[Problem]):
+    """A way to compute the gradients: rows are prepared, then each role that is wanted has a launch of its own.
+
+    The launch of the whole is that of the keys' role, with the form and the other launches as `extra`.
+    """
+
+    def padded(self, p: Problem) -> int:
+        """Rows of lse2 and delta of a head."""
+        return ceil_div(p.queries, TILE) * TILE
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        """That of the keys' role; `extra` has the queries' role and what prepares."""
+        extra = {"form": self, "queries": self.role(problem, gpu, False), "prepare": self.prepare(problem)}
+        keys = self.role(problem, gpu, True)
+        return Launch(keys.kernel, keys.grid, keys.block, keys.shared, keys.template, extra=extra, args=keys.args)
+
+    def prepare(self, p: Problem) -> Launch:
+        """A few threads for each row."""
+        lanes, padded = p.d // VECTOR, self.padded(p)
+        blocks = ceil_div(p.batches * p.heads * padded * lanes, BLOCK)
+        template = {"T": p.dtype, "LANES": lanes}
+        return Launch(
+            attention_bwd_prepare,
+            blocks,
+            BLOCK,
+            template=template,
+            args=(np.array(p.y, dtype=np.int64), p.sizes(padded)),
+        )
+
+    def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
+        """The launch of one role."""
+        raise NotImplementedError
+
+    def run(self, p: Problem, launch: Launch, of: Gradients) -> None:
+        """Launch what is wanted."""
+        lse2, delta = of.lse.new_empty((2, p.batches, p.heads, self.padded(p)))
+        launch.extra["prepare"](of.y, of.grad_y, of.lse, of.grad_lse, delta, lse2)
+        if of.grad_k is not None and of.grad_v is not None:
+            self.run_role(launch, (of.k, of.v, of.q, of.grad_y, of.grad_k, of.grad_v), lse2, delta, of.scale)
+        if of.grad_q is not None:
+            six = (of.q, of.grad_y, of.k, of.v, of.grad_q, None)
+            self.run_role(launch.extra["queries"], six, lse2, delta, of.scale)
+
+    def run_role(self, launch: Launch, six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
+        """Launch one role: what is owned, what passes, what is written."""
+        launch(*six, lse2, delta, scale)
+
+
+class MmaBackward(Backward):
+    """A block owns rows of one side, by which panels of the other side pass.
+
+    Args:
+        panel: rows of a panel; of the most that fit in shared memory fewer are copied and read.
+    """
+
+    def __init__(self, panel: int) -> None:
+        self.panel, self.name = panel, f"mma_{panel}"
+        self.summary = f"a block owns 128 keys, or queries, by which panels of {panel} of the others pass, by MMA"
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """What prepares, and one for both roles."""
+        return attention_bwd_prepare, attention_bwd_mma
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        """Panels of 64 wide rows are too much for some cards."""
+        if self.panel < 64 and problem.d < 128:
+            return "it is for wide rows"
+        shared = self.shared(problem)
+        return f"it takes {shared} bytes of shared memory" if shared > gpu.shared else None
+
+    def shared(self, p: Problem) -> int:
+        """Bytes: two tiles, and two panels twice."""
+        return (2 * TILE + 4 * self.panel) * p.d * 2
+
+    def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
+        """A block for each tile of each head of what is owned."""
+        grad_q, grad_k, grad_v = p.grads
+        six = (p.k, p.v, p.q, p.y, grad_k, grad_v) if keys else (p.q, p.y, p.k, p.v, grad_q, grad_q)
+        rows, heads = (p.keys, p.kv_heads) if keys else (p.queries, p.heads)
+        return Launch(
+            attention_bwd_mma,
+            ceil_div(rows, TILE) * heads * p.batches,
+            2 * TILE,
+            self.shared(p),
+            {"T": p.dtype, "D": p.d, "BN": self.panel, "WARPS": 8, "KEYS": keys, "BOUNDS": p.bounds},
+            args=(np.array(six, dtype=np.int64).ravel(), p.sizes(self.padded(p))),
+        )

@@ -1,0 +1,188 @@
+"""Forms of attention on Hopper's tensor cores (cuda_src/attention_wgmma.cu). TMA reads and writes by tensor maps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import Kernel, ceil_div
+from .._kernel.launch.tensor_map import tensor_map
+from .attention import BOUNDS, HALF, TILE, WIDTHS, Backward, Forward, Problem, attention_bwd_prepare
+from .forms import Launch
+from .gpu import Gpu
+
+PANEL = 64  # elements of a row, that TMA copies at once: as long as the swizzle
+SPARE = 2048  # bytes of shared memory for barriers, and to begin at a multiple of 1024
+MOST = 227 * 1024 - SPARE  # bytes that a block of a Hopper GPU can have besides
+ROWS = 4096  # bytes for lse2 and delta of the panels of backward
+STAGES = 4  # at most: more hide nothing more
+
+
+# by D: keys of a panel, and consumer warpgroups; rows of a panel of the queries' role, and of the keys' role
+FORWARD = {64: (128, 3), 128: (128, 2)}
+BACKWARD = {64: (128, 96), 128: (96, 64)}
+
+
+def _forward_stages(d: int) -> int:
+    keys, consumers = FORWARD[d]
+    return min(STAGES, (MOST - 2 * 64 * consumers * d * 2) // (2 * keys * d * 2))
+
+
+def _backward_stages(d: int, panel: int) -> int:
+    return min(STAGES, (MOST - ROWS - 2 * TILE * d * 2) // (2 * panel * d * 2))
+
+
+def _is_forward(D: int, BN: int, CONSUMERS: int, STAGES: int, **_: Any) -> bool:
+    return FORWARD[D] == (BN, CONSUMERS) and _forward_stages(D) == STAGES
+
+
+def _is_backward(D: int, BN: int, STAGES: int, KEYS: bool, **_: Any) -> bool:
+    return BACKWARD[D][KEYS] == BN and _backward_stages(D, BN) == STAGES
+
+
+attention_fwd_wgmma = Kernel(
+    "attention_wgmma.cu",
+    "attention_fwd_wgmma<T, D, BN, CONSUMERS, STAGES, BOUNDS>",
+    arch="sm_90a",
+    T=HALF,
+    D=WIDTHS,
+    BN=(128,),
+    CONSUMERS=(2, 3),
+    STAGES=(2, 4),
+    BOUNDS=BOUNDS,
+    where=_is_forward,
+)
+attention_bwd_wgmma = Kernel(
+    "attention_wgmma.cu",
+    "attention_bwd_wgmma<T, D, BN, STAGES, KEYS, BOUNDS>",
+    arch="sm_90a",
+    T=HALF,
+    D=WIDTHS,
+    BN=(64, 96, 128),
+    STAGES=(3, 4),
+    KEYS=(True, False),
+    BOUNDS=BOUNDS,
+    where=_is_backward,
+)
+
+# bytes of keys and values, or of what passes, that are to stay in L2 while heads are worked on side by side
+_L2, _L2_LONG, _LONG = 8 << 20, 32 << 20, 2048
+
+
+def _why_not(p: Problem, gpu: Gpu, shared: int) -> str | None:
+    if gpu.capability != 9:
+        return "wgmma is of compute capability 9.0"
+    if gpu.shared < shared:
+        return f"it takes {shared} bytes of shared memory"
+    if not (p.batches and p.heads and p.queries and p.keys):
+        return "TMA reads nothing of no elements"
+    sizes = (p.batches, p.heads, p.queries), *[(p.batches, p.kv_heads, p.keys)] * 2
+    strides = [stride for of, all_of in zip(sizes, (p.q, p.k, p.v)) for size, stride in zip(of, all_of) if size > 1]
+    if not all(0 < stride < 1 << 38 for stride in strides):
+        return "TMA takes no tensor that is expanded"
+    return None
+
+
+def _map(x: Tensor, rows: int, written: bool = False) -> Any:
+    return tensor_map(x, (1, 1, rows, PANEL), swizzle=128, written=written)
+
+
+class WgmmaForward(Forward):
+    """A persistent block takes tile after tile of queries, by which panels of keys and values pass."""
+
+    name = "wgmma"
+    summary = "a persistent block owns 128 or 192 queries at a time; panels of keys pass, by WGMMA and TMA"
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """One."""
+        return (attention_fwd_wgmma,)
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        """On Hopper alone, for what TMA can read."""
+        return _why_not(problem, gpu, self.shared(problem.d))
+
+    def shared(self, d: int) -> int:
+        """Bytes: the tile as it comes and as it leaves, the ring of panels, the barriers."""
+        keys, consumers = FORWARD[d]
+        return 2 * 64 * consumers * d * 2 + 2 * _forward_stages(d) * keys * d * 2 + SPARE
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        """As many blocks as run at once; of tiles that differ in length they draw one after the other."""
+        p = problem
+        keys, consumers = FORWARD[p.d]
+        tiles = ceil_div(p.queries, 64 * consumers) * p.heads * p.batches
+        blocks = min(tiles, gpu.multiprocessors)
+        held = (_L2_LONG if p.keys >= _LONG else _L2) // (p.keys * p.width * 4)
+        section = max(1, held) * p.group if p.bounds else 1
+        fixed = {"BN": keys, "CONSUMERS": consumers, "STAGES": _forward_stages(p.d), "BOUNDS": p.bounds}
+        return Launch(
+            attention_fwd_wgmma,
+            blocks,
+            128 * (consumers + 1),
+            self.shared(p.d),
+            {"T": p.dtype, "D": p.d, **fixed},
+            extra={"form": self, "draws": bool(p.bounds) and tiles > blocks},
+            args=(p.sizes(section=min(section, p.heads * p.batches)),),
+        )
+
+    def run(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, scale: float) -> None:
+        """The counter of tiles is of this call alone: two streams, or a graph and what runs beside it, share none."""
+        keys, consumers = launch.template["BN"], launch.template["CONSUMERS"]
+        counter = torch.zeros(1, dtype=torch.int32, device=q.device) if launch.extra["draws"] else None
+        maps = _map(q, 64 * consumers), _map(k, keys), _map(v, keys), _map(y, 64, written=True)
+        launch(*maps, lse, counter, scale)
+
+
+class WgmmaBackward(Backward):
+    """A block owns rows of one side, by which panels of the other side pass."""
+
+    name = "wgmma"
+    summary = "a block owns 128 keys, or queries, by which panels of the others pass, by WGMMA and TMA"
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """What prepares, and one for both roles."""
+        return attention_bwd_prepare, attention_bwd_wgmma
+
+    def why_not(self, problem: Problem, gpu: Gpu) -> str | None:
+        """On Hopper alone, for what TMA can read."""
+        return _why_not(problem, gpu, max(self.shared(problem.d, panel) for panel in BACKWARD[problem.d]))
+
+    def shared(self, d: int, panel: int) -> int:
+        """Bytes: two tiles, the ring of two panels each, lse2 and delta of their rows, the barriers."""
+        return 2 * TILE * d * 2 + 2 * _backward_stages(d, panel) * panel * d * 2 + ROWS + SPARE
+
+    def padded(self, p: Problem) -> int:
+        """Whole tiles, and whole panels."""
+        unit = math.lcm(TILE, BACKWARD[p.d][True])
+        return ceil_div(p.queries, unit) * unit
+
+    def role(self, p: Problem, gpu: Gpu, keys: bool) -> Launch:
+        """A block for each tile of each head of what is owned."""
+        panel = BACKWARD[p.d][keys]
+        rows, heads = (p.keys, p.kv_heads) if keys else (p.queries, p.heads)
+        held = _L2 // (p.width * 4)
+        if not p.bounds:
+            section = 1
+        elif keys:
+            section = max(1, held // (p.queries * p.group))
+        else:
+            section = max(1, held // p.keys) * p.group
+        fixed = {"BN": panel, "STAGES": _backward_stages(p.d, panel), "KEYS": keys, "BOUNDS": p.bounds}
+        return Launch(
+            attention_bwd_wgmma,
+            ceil_div(rows, TILE) * heads * p.batches,
+            3 * 128,
+            self.shared(p.d, panel),
+            {"T": p.dtype, "D": p.d, **fixed},
+            args=(p.sizes(self.padded(p), min(section, p.batches * heads)),),
+        )
+
+    def run_role(self, launch: Launch, six: tuple[Any, ...], lse2: Tensor, delta: Tensor, scale: float) -> None:
+        """By maps; the queries' role has one result, whose map stands for both."""
+        panel = launch.template["BN"]
+        first, second = (None if y is None else _map(y, 64, written=True) for y in six[4:])
+        owned, passing = (_map(x, TILE) for x in six[:2]), (_map(x, panel) for x in six[2:4])
+        launch(*owned, *passing, first, first if second is None else second, lse2, delta, scale)

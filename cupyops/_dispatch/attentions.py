@@ -1,0 +1,57 @@
+"""Attention forward and backward: the tensors as kernels read them, the form of the problem, its launches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._util.strides import aligned, is_dry
+from . import attention
+from .attention import Gradients, MmaBackward, MmaForward
+from .attention_wgmma import WgmmaBackward, WgmmaForward
+from .forms import Forms
+from .gpu import gpu
+
+FORWARD = Forms("attention", "forward", [WgmmaForward(), MmaForward()])
+BACKWARD = Forms("attention", "backward", [WgmmaBackward(), MmaBackward(64), MmaBackward(32)])
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, low: int | None, high: int | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """(y, lse) of tensors of four dimensions."""
+    y = attention.empty(q)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    if is_dry(q):
+        return y, lse
+    q, k, v = (attention.readable(x) for x in (q, k, v))
+    problem, card = attention.problem(q, k, v, y, low, high), gpu(q.device)
+    launch = FORWARD.launch(problem, card)
+    launch.extra["form"].run(launch, q, k, v, y, lse, attention.scale_of(q, scale))
+    return y, lse
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: tuple[int | None, int | None],
+    scale: float | None,
+    results: tuple[Tensor, Tensor],
+    grads: tuple[Tensor, Tensor | None],
+    needs: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of q, k and v that are needed, for y and lse as forward returned them, and gradients laid out alike."""
+    grad_q = attention.empty(q) if needs[0] else None
+    grad_k, grad_v = (attention.empty(x) for x in (k, v)) if any(needs[1:]) else (None, None)
+    if not is_dry(q):
+        q, k, v = (attention.readable(x) for x in (q, k, v))
+        (y, lse), grad_y = results, grads[0]
+        if y.stride() != grad_y.stride() or y.stride(3) != 1 or not (aligned(y) and aligned(grad_y)):
+            y, grad_y = (x.clone(memory_format=torch.contiguous_format) for x in (y, grad_y))
+        problem = attention.with_gradients(attention.problem(q, k, v, y, *bounds), grad_q, grad_k, grad_v)
+        card = gpu(q.device)
+        of = Gradients(q, k, v, y, lse, grad_y, grads[1], grad_q, grad_k, grad_v, attention.scale_of(q, scale))
+        launch = BACKWARD.launch(problem, card)
+        launch.extra["form"].run(problem, launch, of)
+    return grad_q, grad_k if needs[1] else None, grad_v if needs[2] else None

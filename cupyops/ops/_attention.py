@@ -1,0 +1,138 @@
+"""attention: softmax(query key^T * scale) value, with a bound or a window, and the log-sum-exp of each row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._dispatch import attention as kernels
+from .._dispatch import attentions
+from .._dispatch.attention_scores import attend, sees
+from .._dispatch.gpu import gpu
+from .._operator.derivation.autocast import cast
+from .._operator.operator import operator
+from .._util import arguments
+from ..errors import InputError
+
+
+@operator("cupyops::attention", autocast="lower")
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, low: int | None, high: int | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Query i sees the keys from i + low to i + high; (batch, heads, rows, head_dim)."""
+    mask = sees((query.shape[2], key.shape[2]), low, high, query.device)
+    if arguments.autocast(query.device):  # which would round the scores
+        with torch.autocast(query.device.type, enabled=False):
+            y, lse = attend(query, key, value, mask, kernels.scale_of(query, scale))
+    else:
+        y, lse = attend(query, key, value, mask, kernels.scale_of(query, scale))
+    return y.contiguous(), lse
+
+
+@_attention.forward
+def forward(query, key, value, low, high, scale):
+    return attentions.forward(query, key, value, low, high, scale), ()
+
+
+@_attention.backward
+def backward(saved, grad_y, grad_lse, query, key, value, low, high, scale, y, lse, needs_grad):
+    needs = needs_grad.query, needs_grad.key, needs_grad.value
+    return attentions.backward(query, key, value, (low, high), scale, (y, lse), (grad_y, grad_lse), needs)
+
+
+@_attention.unsupported
+def unsupported(query, key, value, low, high, scale):
+    return kernels.why_not(query, key, value, scale, gpu(query.device))
+
+
+@_attention.interface
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: str | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention, softmax(query key^T * scale) value, without the scores in memory (arXiv:2205.14135).
+
+    Args:
+        query: (batch, heads, queries, head_dim), of any strides; kernels serve fp16 and bf16, head_dim a multiple of 8 up to
+            128, from compute capability 8.0 on. Everything else is computed by PyTorch, with the scores in memory.
+        key: (batch, kv_heads, keys, head_dim). `heads` is a multiple of `kv_heads`; so many heads share one, as in
+            grouped-query attention, and it is not repeated in memory.
+        value: of the shape of `key`.
+        causal: "top_left", query i sees the keys up to i; "bottom_right", the last query sees all keys, as a decoder with a
+            cache needs it; None, no such bound. Both are the same where there are as many queries as keys.
+        window: (left, right): of the keys around its own, on the diagonal that `causal` names, or bottom_right without it, a
+            query sees so many to the left and to the right; None for no bound on that side.
+        scale: greater than 0 for the kernels; by default 1 / sqrt(head_dim).
+        return_lse: also the logarithm of the sum of exponentials of each row of scores, natural, with a gradient.
+
+    Returns:
+        Tensor (batch, heads, queries, head_dim), by kernels laid out as `query`; and with `return_lse` (batch, heads,
+        queries), fp32 or fp64. A query that sees no key has zeros, and -inf. Backward sums in a fixed order: the same bits
+        every time.
+
+    Raises:
+        InputError: an argument is of the wrong kind, dtype, shape or device.
+
+    Example:
+        >>> q, k = torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 2, 1)
+        >>> cupyops.attention(q, k, torch.tensor([[[[1.0], [3.0]]]]), causal="top_left")
+        tensor([[[[1.],
+                  [2.]]]])
+    """
+    _check(query, key, value)
+    low, high = _bounds(causal, window, key.shape[2] - query.shape[2])
+    if arguments.autocast(query.device):  # wherever it is computed
+        query, key, value = cast((query, key, value), torch.get_autocast_dtype(query.device.type))
+    y, lse = _attention(query, key, value, low, high, _scale(scale))
+    return (y, lse) if return_lse else y
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
+    arguments.floating("query", query)
+    arguments.floating("key", key)
+    arguments.floating("value", value)
+    arguments.same_device(query=query, key=key, value=value)
+    if not arguments.autocast(query.device):
+        arguments.same_dtype(query=query, key=key, value=value)
+    if query.dim() != 4:
+        arguments.fail("query", query, "(batch, heads, queries, head_dim)")
+    batches, heads, _, width = query.shape
+    if key.dim() != 4 or (key.shape[0], key.shape[3]) != (batches, width):
+        arguments.fail("key", key, f"({batches}, kv_heads, keys, {width}), as query has it")
+    if value.shape[:3] != key.shape[:3] or value.dim() != 4:
+        arguments.fail("value", value, f"{tuple(key.shape[:3])} and head_dim, as key has it")
+    if heads % key.shape[1] if key.shape[1] else heads:
+        raise InputError(f"key has {key.shape[1]} heads, expected a divisor of the {heads} of query")
+
+
+def _scale(scale: float | None) -> float | None:
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
+        arguments.fail("scale", scale, "a number, or None for 1 / sqrt(head_dim)")
+    return None if scale is None else float(scale)
+
+
+def _bounds(
+    causal: str | None, window: tuple[int | None, int | None] | None, apart: int
+) -> tuple[int | None, int | None]:
+    """(low, high) of the keys that a query sees; `apart`: how many keys more than queries there are."""
+    arguments.choice("causal", causal, (None, "top_left", "bottom_right"))
+    diagonal = 0 if causal == "top_left" else apart
+    high = None if causal is None else diagonal
+    if window is None:
+        return None, high
+    if not isinstance(window, (tuple, list)) or len(window) != 2 or not all(_is_size(side) for side in window):
+        arguments.fail("window", window, "(left, right), each an int of at least 0 or None")
+    left, right = window
+    if right is not None:
+        high = diagonal + (right if causal is None else 0)
+    return None if left is None else diagonal - left, high
+
+
+def _is_size(side: int | None) -> bool:
+    return side is None or (isinstance(side, int) and not isinstance(side, bool) and side >= 0)

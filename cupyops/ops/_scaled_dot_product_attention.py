@@ -1,0 +1,159 @@
+"""scaled_dot_product_attention: PyTorch's, by the kernels of attention where they serve."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._dispatch import attention as kernels
+from .._dispatch import attentions
+from .._dispatch.attention_scores import attend, sees
+from .._dispatch.gpu import gpu
+from .._operator.operator import operator
+from .._util import arguments, torch_private
+from ..errors import InputError
+
+
+@operator("cupyops::scaled_dot_product_attention", autocast="lower")
+def _sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    if _has_every_derivative(query, key, value):
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if attn_mask is None and is_causal:
+        attn_mask = sees((query.shape[-2], key.shape[-2]), None, 0, query.device)
+    return attend(query, key, value, attn_mask, kernels.scale_of(query, scale), dropout_p)[0]
+
+
+def _has_every_derivative(*tensors: Tensor) -> bool:
+    """Whether PyTorch's fused functions have the derivatives that may be asked for, or it is too dear not to take them."""
+    if torch_private.functorch_active() or torch_private.forward_mode():
+        return False
+    return tensors[0].dtype is not torch.float64 or not any(x.requires_grad for x in tensors)
+
+
+@_sdpa.forward
+def forward(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    y, lse = attentions.forward(query, key, value, None, 0 if is_causal else None, scale)
+    return y, (lse,)
+
+
+@_sdpa.backward
+def backward(saved, grad_y, query, key, value, is_causal, scale, y, needs_grad):
+    needs, bounds = (needs_grad.query, needs_grad.key, needs_grad.value), (None, 0 if is_causal else None)
+    results, grads = (y, *saved), (grad_y, None)
+    return attentions.backward(query, key, value, bounds, scale, results, grads, needs)
+
+
+@_sdpa.reference_backward
+def reference_backward(saved, grad_y, query, key, value, is_causal, scale):
+    """Through the scores, in memory: of its fused functions PyTorch has no second derivative."""
+    with torch.enable_grad():
+        given = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in (query, key, value)]
+        mask = sees((query.shape[2], key.shape[2]), None, 0, query.device) if is_causal else None
+        y = attend(*given, mask, kernels.scale_of(query, scale))[0]
+    return torch.autograd.grad(y, given, grad_y, create_graph=True)
+
+
+@_sdpa.unsupported
+def unsupported(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    if attn_mask is not None:
+        return "a mask"
+    if dropout_p:
+        return "dropout"
+    if query.dim() != 4:
+        return f"{query.dim()} dimensions"
+    heads, shared = query.shape[1], key.shape[1]
+    if query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3] or 0 in key.shape or not heads:
+        return "another batch, heads or rows, or none"
+    if heads != shared and not enable_gqa:
+        return "heads that are broadcast"
+    return kernels.why_not(query, key, value, scale, gpu(query.device))
+
+
+@_sdpa.interface
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(query key^T * scale + attn_mask) value; as `torch.nn.functional.scaled_dot_product_attention`.
+
+    Kernels serve four dimensions of fp16 and bf16 without a mask and without dropout, head_dim a multiple of 8 up to 128;
+    everything else is PyTorch's own function, with the backend that it chooses. `cupyops.trace()` says which and why.
+
+    Args:
+        query: (..., heads, queries, head_dim), of any strides.
+        key: (..., kv_heads, keys, head_dim).
+        value: (..., kv_heads, keys, value_dim).
+        attn_mask: bool, true where a key is seen, or of the dtype of `query`, added to the scores; broadcast to
+            (..., heads, queries, keys). Not beside `is_causal`.
+        dropout_p: the probability that a weight is dropped; 0 in evaluation.
+        is_causal: query i sees the keys up to i, also where there are more keys than queries (`cupyops.attention` has the
+            other diagonal).
+        scale: by default 1 / sqrt(head_dim).
+        enable_gqa: `kv_heads` divides `heads`, and so many heads share one.
+
+    Returns:
+        Tensor (..., heads, queries, value_dim), by kernels laid out as `query`.
+
+    Raises:
+        InputError: an argument is no tensor of a floating-point dtype; dtypes, devices or shapes do not fit; `attn_mask`
+            beside `is_causal`.
+
+    Example:
+        >>> q = k = torch.zeros(1, 1, 2, 1)
+        >>> cupyops.scaled_dot_product_attention(q, k, torch.tensor([[[[1.0], [3.0]]]]), is_causal=True)
+        tensor([[[[1.],
+                  [2.]]]])
+    """
+    _check(query, key, value, attn_mask, is_causal)
+    if not 0 <= dropout_p <= 1:
+        arguments.fail("dropout_p", dropout_p, "a probability in [0, 1]")
+    _check_heads(query, key, value, enable_gqa)
+    if query.dim() == key.dim() == value.dim() == 3 and (attn_mask is None or attn_mask.dim() <= 3):
+        batched = (x.unsqueeze(0) for x in (query, key, value))
+        return _sdpa(*batched, attn_mask, dropout_p, is_causal, scale, enable_gqa).squeeze(0)
+    return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
+    arguments.floating("query", query)
+    arguments.floating("key", key)
+    arguments.floating("value", value)
+    arguments.optional_tensor("attn_mask", attn_mask)
+    arguments.same_device(query=query, key=key, value=value, attn_mask=attn_mask)
+    if not arguments.autocast(query.device):
+        arguments.same_dtype(query=query, key=key, value=value)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dim() < 2:
+            arguments.fail(name, x, "(..., rows, head_dim)")
+    if key.shape[-1] != query.shape[-1]:
+        arguments.fail("key", key, f"head_dim {query.shape[-1]}, the last dimension of query")
+    if value.shape[-2] != key.shape[-2]:
+        arguments.fail("value", value, f"{key.shape[-2]} rows, as many as key has")
+    if attn_mask is not None and is_causal:
+        arguments.fail("attn_mask", attn_mask, "None beside is_causal")
+
+
+def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    if not enable_gqa or min(query.dim(), key.dim(), value.dim()) < 3:
+        return
+    heads = query.shape[-3]
+    for name, x in (("key", key), ("value", value)):
+        if x.shape[-3] and heads % x.shape[-3]:
+            raise InputError(f"{name} has {x.shape[-3]} heads, expected a divisor of the {heads} of query")

@@ -1,0 +1,104 @@
+import pytest
+import torch
+from contract import Make, OperatorContract, Sample
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import cupyops
+from cupyops.testing import assume_gpu
+
+SDPA = torch.nn.functional.scaled_dot_product_attention
+HALF = [torch.float16, torch.bfloat16]
+
+
+class TestScaledDotProductAttention(OperatorContract):
+    function = staticmethod(cupyops.scaled_dot_product_attention)
+    torch_function = staticmethod(SDPA)
+    kernels = {"attention_bwd_prepare"}
+    dtypes = HALF
+
+    def samples(self, make: Make):
+        yield Sample(make(2, 3, 20, 16), make(2, 3, 33, 16), make(2, 3, 33, 16))
+        yield Sample(make(1, 4, 33, 64), make(1, 2, 33, 64), make(1, 2, 33, 64), is_causal=True, enable_gqa=True)
+        yield Sample(make(1, 1, 33, 80), make(1, 1, 70, 80), make(1, 1, 70, 80), is_causal=True, scale=0.3)
+        yield Sample(make(3, 5, 8), make(3, 7, 8), make(3, 7, 8))
+
+    def small_samples(self, make: Make):
+        yield Sample(make(1, 2, 3, 8), make(1, 2, 5, 8), make(1, 2, 5, 8))
+        yield Sample(make(2, 2, 4, 8), make(2, 1, 3, 8), make(2, 1, 3, 8), is_causal=True, enable_gqa=True)
+
+
+def test_other_things_are_pytorchs():
+    """A mask, dropout, other widths: PyTorch's function computes them, and the trace says why."""
+    q, k = torch.randn(1, 2, 5, 8).half(), torch.randn(1, 2, 6, 8).half()
+    mask, bias = torch.rand(5, 6) > 0.3, torch.randn(5, 6).half().requires_grad_()
+    for given, options, reason in [
+        ((q, k, k, mask), {}, "a mask"),
+        ((q, k, k, bias), {}, "a mask"),
+        ((q, k, k), {"dropout_p": 0.5}, "dropout"),
+        ((q, k, k[..., :4]), {}, "values are of another width than keys"),
+        ((q[0, 0], k[0, 0], k[0, 0]), {}, "2 dimensions"),
+        ((q, k[:, :1], k[:, :1]), {}, "heads that are broadcast"),
+    ]:
+        with cupyops.simulate(), cupyops.trace() as trace:
+            torch.manual_seed(3)
+            y = cupyops.scaled_dot_product_attention(*given, **options)
+        torch.manual_seed(3)
+        assert torch.equal(y, SDPA(*given, **options)), reason
+        assert [(record.route, record.note) for record in trace.records] == [("reference", reason)]
+    y = cupyops.scaled_dot_product_attention(q, k, k, bias)
+    (ours,) = torch.autograd.grad(y.sum(), bias)
+    (theirs,) = torch.autograd.grad(SDPA(q, k, k, bias).sum(), bias)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "scale": 0.4}], ids=str)
+@pytest.mark.parametrize("arch, shared", [("sm_80", 101376), ("sm_90", 232448)])
+def test_kernels(arch, shared, options):
+    """By the kernels of attention, also of three dimensions and of heads that are shared: values, gradients, and theirs."""
+    for q, k, gqa in [((2, 4, 33, 64), (2, 2, 40, 64), True), ((3, 33, 24), (3, 33, 24), False)]:
+        given = [torch.randn(shape).half().requires_grad_() for shape in (q, k, k)]
+        wide = [x.detach().double().requires_grad_() for x in given]
+        with cupyops.simulate(arch), assume_gpu(shared=shared), cupyops.trace() as trace:
+            y = cupyops.scaled_dot_product_attention(*given, **options, enable_gqa=gqa)
+            grads = torch.autograd.grad(y.sin().sum(), given)
+        assert trace.routes() == {"simulator"}
+        exact = SDPA(*wide, **options, enable_gqa=gqa)
+        for ours, right in zip((y, *grads), (exact, *torch.autograd.grad(exact.sin().sum(), wide)), strict=True):
+            assert (ours.double() - right).abs().max() <= 4e-3 * right.abs().max()
+
+
+def test_second_derivative_of_the_kernels():
+    given = [torch.randn(1, 2, 5, 8).half().requires_grad_() for _ in range(3)]
+    wide = [x.detach().double().requires_grad_() for x in given]
+
+    def penalty(function, tensors):
+        y = function(*tensors, is_causal=True)
+        return sum(g.square().sum() for g in torch.autograd.grad(y.sin().sum(), tensors, create_graph=True))
+
+    with cupyops.simulate(), cupyops.trace() as trace:
+        ours = torch.autograd.grad(penalty(cupyops.scaled_dot_product_attention, given), given)
+    assert trace.launches()
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = torch.autograd.grad(penalty(SDPA, wide), wide)
+    for a, b in zip(ours, exact):
+        torch.testing.assert_close(a.double(), b, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(key=torch.ones(1, 2, 5, 4)), r"key is a tensor .*expected head_dim 8, the last dimension of query"),
+        (dict(value=torch.ones(1, 2, 4, 8)), r"value is a tensor .*expected 5 rows, as many as key has"),
+        (dict(query=torch.ones(8)), r"query is a tensor of shape \(8,\).*expected \(..., rows, head_dim\)"),
+        (dict(key=torch.ones(1, 2, 5, 8).half()), "key is torch.float16, but query is torch.float32"),
+        (dict(attn_mask=torch.ones(5, 5), is_causal=True), "attn_mask is a tensor .*expected None beside is_causal"),
+        (dict(attn_mask=[1]), r"attn_mask is \[1\]"),
+        (dict(dropout_p=1.5), r"dropout_p is 1.5 .*expected a probability in \[0, 1\]"),
+        (dict(key=torch.ones(1, 3, 5, 8), enable_gqa=True), "key has 3 heads, expected a divisor of the 2 of query"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(change, message):
+    given = {name: torch.ones(1, 2, 5, 8) for name in ("query", "key", "value")} | change
+    with pytest.raises(cupyops.InputError, match=message):
+        cupyops.scaled_dot_product_attention(**given)

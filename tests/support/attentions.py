@@ -1,0 +1,117 @@
+"""What the tests of attention share: calls that reach every form of each width and bounds, compared with float64."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cupyops
+from cupyops._dispatch.forms import use_form
+from cupyops._dispatch.gpu import assume_gpu
+
+HOPPER = {"shared": 232448, "multiprocessors": 2}  # few, so that each block has several tiles
+WIDTHS = (40, 64, 96, 128)
+BOUNDS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": "bottom_right"},
+    "top_left": {"causal": "top_left"},
+    "window": {"window": (30, 20)},
+}
+FORMS = ("forward:wgmma", "forward:mma", "backward:wgmma", "backward:mma_64", "backward:mma_32")
+
+
+def sees(queries: int, keys: int, causal: str | None = None, window: tuple[Any, Any] | None = None) -> Tensor:
+    """(queries, keys): which key each query sees."""
+    distance = torch.arange(keys) - torch.arange(queries)[:, None] - (0 if causal == "top_left" else keys - queries)
+    left, right = (None, None) if window is None else window
+    right = 0 if causal is not None else right
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    seen = seen if left is None else seen & (distance >= -left)
+    return seen if right is None else seen & (distance <= right)
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """(y, lse) by PyTorch's products, softmax and logsumexp over the keys that are seen; zeros and -inf where none is."""
+    group = q.shape[1] // max(k.shape[1], 1)
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q @ k.mT).to(wide) * (q.shape[3] ** -0.5 if scale is None else scale)
+    unseen = ~seen.to(q.device)
+    scores = torch.where(unseen, -math.inf, scores)
+    some = ~(scores == -math.inf).all(-1)
+    scores = torch.where(some[..., None], scores, 0.0)  # what a row that sees none is computed of does not matter
+    y = torch.where(some[..., None], scores.softmax(-1), 0.0).to(v.dtype) @ v
+    return y, torch.where(some, scores.logsumexp(-1), -math.inf)
+
+
+def tensors(
+    shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: str = "cpu", seed: int = 0
+) -> Iterator[Tensor]:
+    """q, k and v for (batch, heads, kv_heads, queries, keys, width): heads of a packed projection, transposed and plain."""
+    batch, heads, kv_heads, queries, keys, width = shape
+    torch.manual_seed(seed)
+    yield torch.randn(batch, queries, heads, width).transpose(1, 2).to(device, dtype)
+    yield from (torch.randn(batch, keys, 2, kv_heads, width).to(device, dtype)[:, :, i].transpose(1, 2) for i in (0, 1))
+
+
+def compare(
+    shape: tuple[int, int, int, int, int, int],
+    dtype: torch.dtype,
+    device: str = "cpu",
+    *,
+    forms: tuple[str, ...] = (),
+    scale: float | None = None,
+    inputs: tuple[Tensor, ...] | None = None,
+    lse_grad: bool = True,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """Forward with its log-sum-exp, and every gradient, beside float64; returned as well.
+
+    P and dS are rounded to the half type, and sums of such products may be as far off as that: by the largest of a tensor.
+    """
+    given = tuple(tensors(shape, dtype, device)) if inputs is None else inputs
+    mine, wide = ([f(x).detach().requires_grad_() for x in given] for f in (Tensor.clone, Tensor.double))
+    seen = sees(given[0].shape[2], given[1].shape[2], **options)
+    truth = eager(*wide, seen, scale)
+    torch.manual_seed(1)
+    grads = [torch.randn_like(x, dtype=dtype) for x in truth]
+    grads[1] = grads[1].float() if lse_grad else torch.zeros_like(truth[1], dtype=torch.float32)
+    card = assume_gpu(**HOPPER) if device == "cpu" else contextlib.nullcontext()
+    with card, use_form(*(f"attention.{form}" for form in forms)):
+        results = list(cupyops.attention(*mine, scale=scale, return_lse=True, **options))
+        results += torch.autograd.grad(results, mine, grads)
+    expected = [*truth, *torch.autograd.grad(truth, wide, [g.double() for g in grads])]
+    for name, ours, right in zip(("y", "lse", "grad_q", "grad_k", "grad_v"), results, expected):
+        bound = 2e-6 if name == "lse" else 4 * torch.finfo(dtype).eps
+        assert torch.equal(ours.isfinite(), right.isfinite()), (name, shape, options)
+        apart, most = (ours.double() - right).nan_to_num(), right.nan_to_num(neginf=0.0)
+        assert not ours.numel() or apart.abs().max() <= bound * max(most.abs().max(), 1e-3), (
+            f"{name} of {shape}, {options}, {forms}: {apart.abs().max():.3g} of {most.abs().max():.3g}"
+        )
+    return tuple(results)
+
+
+def _by(forms: tuple[str, ...], width: int, bounds: str, dtype: torch.dtype, device: str) -> None:
+    tile = 192 if width <= 64 else 128
+    shape = (1, 2, 1, tile + 70, 200, width) if "forward:wgmma" in forms else (1, 2, 1, 140, 75, width)
+    compare(shape, dtype, device, forms=forms, **BOUNDS[bounds])
+
+
+def calls(*forms: tuple[str, ...]) -> list[Any]:
+    """(dtype, device) -> a comparison: of each width that there are kernels for and each kind of bounds."""
+    wide = ("forward:mma", "backward:mma_32")
+    kinds = itertools.product(forms, (64, 128), ("full", "causal", "window"))
+    return [partial(_by, of, width, bounds) for of, width, bounds in kinds if width > 64 or of != wide]
+
+
+CALLS = {
+    "mma": calls(("forward:mma", "backward:mma_64"), ("forward:mma", "backward:mma_32")),
+    "wgmma": calls(("forward:wgmma", "backward:wgmma")),
+}
