@@ -25,20 +25,28 @@ def unsaved(of: Definition, args: Sequence[Any]) -> list[Tensor]:
     """
     if of.refusal is None or of.launch_forward is None or of.why_not(args) != of.refused(args):
         return []
-    tensors = tuple((t.shape, t.stride(), t.dtype, t.device) if isinstance(t, Tensor) else None for t in args)
-    try:
-        key = of.name, id(of.forward), tensors, tuple(freeze(one) for one in args if not isinstance(one, Tensor))
-    except NoConstant:
-        return []
-    if (found := _known.get(key)) is None:
+    if symbolic.is_symbolic(args):  # which are no key
+        found = _would_save(of, args)
+    else:
+        tensors = tuple((t.shape, t.stride(), t.dtype, t.device) if isinstance(t, Tensor) else None for t in args)
         try:
-            _, saved = of.run_forward(symbolic.examples(args))
-        except Exception:  # it relies on having been refused
-            saved = ()
-        found = _known[key] = [(one.shape, one.stride(), one.dtype, one.device) for one in saved]
-        while len(_known) > _MOST:
-            _known.popitem(last=False)
+            key = of.name, id(of.forward), tensors, tuple(freeze(one) for one in args if not isinstance(one, Tensor))
+        except NoConstant:
+            return []
+        if key not in _known:
+            _known[key] = _would_save(of, args)
+            while len(_known) > _MOST:
+                _known.popitem(last=False)
+        found = _known[key]
     return [_filled(*one) for one in found]
+
+
+def _would_save(of: Definition, args: Sequence[Any]) -> list[tuple[Any, ...]]:
+    try:
+        _, saved = of.run_forward(symbolic.examples(args))
+    except Exception:  # it relies on having been refused
+        return []
+    return [(one.shape, one.stride(), one.dtype, one.device) for one in saved]
 
 
 def unknown(like: Tensor) -> Tensor:
