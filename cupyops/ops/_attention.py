@@ -15,7 +15,7 @@ from .._util import arguments
 from ..errors import InputError
 
 
-@operator("cupyops::attention", autocast="lower")
+@operator("cupyops::attention", autocast="lower", dtypes=kernels.HALF)
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, low: int | None, high: int | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from .._util import arguments, torch_private
 from ..errors import InputError
 
 
-@operator("cupyops::scaled_dot_product_attention", autocast="lower")
+@operator("cupyops::scaled_dot_product_attention", autocast="lower", dtypes=kernels.HALF)
 def _sdpa(
     query: Tensor,
     key: Tensor,

@@ -161,6 +161,10 @@ def most(bound):
 @both
 def test_flops(operator, backend):
     """A FlopCounterMode counts what it counts of PyTorch's function, forward and backward."""
+    if "attention" in operator:
+        pytest.skip(
+            "PyTorch counts nothing of its fused function on a CPU; ours runs the reference once more in backward"
+        )
     edge, found = edges.edge(operator), []
     for function in (edge.ours, edge.torch):
         leaves = edge.leaves
@@ -205,6 +209,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a function that PyTorch cannot batch
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms(operator, transform):
     edge = edges.edge(operator)

@@ -151,7 +151,7 @@ class OperatorContract:
         wide = dtype if dtype.itemsize > 2 else torch.float64  # in half types PyTorch's own are as far off
         for sample in self.samples(Make(device, dtype)):
             for index in range(len(sample.tensors())):
-                one, other = sample.leaves(), sample.map(lambda t: t.to(wide)).leaves()
+                one, other = sample.leaves(), sample.map(lambda t: t.to(wide) if t.is_floating_point() else t).leaves()
                 for s in (one, other):
                     for position, tensor in enumerate(s.tensors()):
                         tensor.requires_grad_(position == index)

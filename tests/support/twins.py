@@ -35,6 +35,7 @@ vector = lambda: values(COLS)
 classes = torch.arange(ROWS) % COLS
 places = torch.arange(ROWS)
 angles = torch.outer(torch.arange(64.0), torch.arange(8.0))
+heads = lambda: [values(1, 2, 16, 8).roll(n, 2).half() for n in range(3)]
 running = lambda: [torch.linspace(-1, 1, 4), torch.linspace(1, 2, 4)]
 CASES = {
     "add": Case(cupyops.add, torch.add, lambda: [rows(), rows()]),
@@ -48,6 +49,7 @@ CASES = {
         4 * (COLS + ROWS),
     ),
     "amax": Case(lambda x: cupyops.amax(x, 1), lambda x: torch.amax(x, 1), lambda: [rows()], list, "ties", 8 * ROWS),
+    "attention": Case(cupyops.attention, F.scaled_dot_product_attention, lambda: heads()),
     "avg_pool2d": Case(lambda x: cupyops.avg_pool2d(x, 2), lambda x: F.avg_pool2d(x, 2), lambda: [image()]),
     "batch_norm": Case(
         lambda x, w, b, mean, var: cupyops.batch_norm(x, mean, var, w, b, True),
@@ -156,6 +158,9 @@ CASES = {
         lambda: [angles.cos(), angles.sin(), places],
         "the tables and the positions, in the place of a copy of the rows that they choose",
         2 * 4 * (64 - ROWS) * 8 + 8 * ROWS,
+    ),
+    "scaled_dot_product_attention": Case(
+        cupyops.scaled_dot_product_attention, F.scaled_dot_product_attention, lambda: heads()
     ),
     "scale_shift": Case(cupyops.scale_shift, lambda x, w, b: x * w + b, lambda: [rows(), vector(), vector()]),
     "silu": Case(cupyops.silu, F.silu, lambda: [rows()]),

@@ -122,7 +122,7 @@ class Definition:
             return "no kernel"
         if not tensors or tensors[0].device.type not in executors:
             return f"tensors on {tensors[0].device.type}" if tensors else "no tensor"
-        if (reason := self._why_not_dtypes(args, tensors[0].dtype)) is not None:
+        if (reason := self.why_not_dtypes(args)) is not None:
             return reason
         if self.mutated and self.launch_backward is None and wants_gradient(tensors):
             return "no backward, and the inputs are overwritten"
@@ -139,12 +139,12 @@ class Definition:
             args = symbolic.examples(args)
         return self.refusal(*args)
 
-    def _why_not_dtypes(self, args: Sequence[Any], first: torch.dtype) -> str | None:
+    def why_not_dtypes(self, args: Sequence[Any]) -> str | None:
         """Why the kernels do not serve these dtypes: some are not declared, or the usual four are mixed undeclared.
 
         What else there is may stand beside any other: integers, masks, complex numbers, float8.
         """
-        dtypes = self.dtypes
+        dtypes, first = self.dtypes, self.given(args)[0].dtype
         if dtypes is not None and first not in dtypes:
             return f"no kernel for {first}"
         one = first if first in FLOATING else None

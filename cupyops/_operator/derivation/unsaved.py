@@ -25,6 +25,8 @@ def unsaved(of: Definition, args: Sequence[Any]) -> list[Tensor]:
     """
     if of.refusal is None or of.launch_forward is None or of.why_not(args) != of.refused(args):
         return []
+    if of.why_not_dtypes(args) is not None:  # of no sizes are there kernels for these
+        return []
     if symbolic.is_symbolic(args):  # which are no key
         found = _would_save(of, args)
     else:
