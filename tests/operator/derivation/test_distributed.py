@@ -112,10 +112,12 @@ def like_its_twin(name, case, mesh):
     assert f"cupyops::{name.rstrip('_')}" in seen, seen  # relu writes what relu gives into a DTensor
     expected = case.theirs(*plain, *others)
     assert isinstance(y, dt.DTensor), name
-    torch.testing.assert_close(y.full_tensor(), expected)
+    half = expected.dtype is torch.float16  # in which PyTorch's fused function and our reference each round once
+    near = dict(rtol=2e-3, atol=2e-3) if half else {}
+    torch.testing.assert_close(y.full_tensor(), expected, **near)
     y.sin().sum().backward()
     for tensor, grad in zip(spread, torch.autograd.grad(expected.sin().sum(), plain)):
-        torch.testing.assert_close(tensor.grad.full_tensor(), grad, msg=lambda text: f"{name}: {text}")
+        torch.testing.assert_close(tensor.grad.full_tensor(), grad, **near, msg=lambda text: f"{name}: {text}")
     for one, other in zip(more, others):
         torch.testing.assert_close(one.full_tensor(), other)
 
