@@ -3,7 +3,7 @@
 // A block has a producer, one thread that has TMA fill rings of stages in shared memory, and consumer warpgroups, which multiply
 // with wgmma. Results are stored through shared memory and TMA.
 //
-// Bytes and flops: as attention.cu.
+// Bytes, flops, and what is not measured yet: as attention.cu.
 #include "attention/backward_wgmma.cuh"
 #include "attention/forward_wgmma.cuh"
 

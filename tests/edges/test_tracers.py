@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
-from toys import Wrapper
+from toys import Module, Wrapper
 
 import cupyops
 from cupyops.testing.call import tensors_of
@@ -76,15 +76,15 @@ def gradients(function, values):
 
 
 def jit_trace(edge):
-    return torch.jit.trace(edges.Calling(edge.ours), tuple(edge.leaves), check_trace=False)
+    return torch.jit.trace(Module(edge.ours), tuple(edge.leaves), check_trace=False)
 
 
 def export(edge):
-    return torch.export.export(edges.Calling(edge.ours), tuple(edge.leaves)).module()
+    return torch.export.export(Module(edge.ours), tuple(edge.leaves)).module()
 
 
 def decomposed(edge):
-    return decompositions(torch.export.export(edges.Calling(edge.ours), tuple(edge.leaves))).module()
+    return decompositions(torch.export.export(Module(edge.ours), tuple(edge.leaves))).module()
 
 
 def decompositions(program):
@@ -133,9 +133,9 @@ def test_fx(operator):
 def test_dynamic(operator, backend):
     """torch.export keeps each size a symbol that it keeps one of PyTorch's function, and with no narrower a range."""
     edge = edges.edge(operator)
-    shapes = {"values": tuple(dict.fromkeys(range(t.dim()), torch.export.Dim.AUTO) for t in edge.inputs)}
+    shapes = {"args": tuple(dict.fromkeys(range(t.dim()), torch.export.Dim.AUTO) for t in edge.inputs)}
     program, twin = (
-        torch.export.export(edges.Calling(function), tuple(edge.leaves), dynamic_shapes=shapes)
+        torch.export.export(Module(function), tuple(edge.leaves), dynamic_shapes=shapes)
         for function in (edge.ours, edge.torch)
     )
     ours, theirs = bounds(program), bounds(twin)
@@ -190,7 +190,7 @@ def test_onnx(operator):
 def onnx(function, edge):
     """The function as exported to ONNX."""
     evaluator = pytest.importorskip("onnx.reference").ReferenceEvaluator
-    model = torch.onnx.export(edges.Calling(function), tuple(edge.leaves), dynamo=True, verbose=False).model_proto
+    model = torch.onnx.export(Module(function), tuple(edge.leaves), dynamo=True, verbose=False).model_proto
     names = [one.name for one in model.graph.input]
 
     def evaluate(*values):
@@ -205,7 +205,7 @@ def onnx(function, edge):
 TRANSFORMS = {
     "grad": lambda f, edge: torch.func.grad(total(f), differentiable(edge)),
     "vmap": lambda f, edge: lambda *v: torch.func.vmap(f)(*[torch.stack([one, one.clone()]) for one in v]),
-    "functional_call": lambda f, edge: lambda *v: torch.func.functional_call(edges.Calling(f), {}, v),
+    "functional_call": lambda f, edge: lambda *v: torch.func.functional_call(Module(f), {}, v),
 }
 
 

@@ -76,17 +76,6 @@ class Edge:
         return self.of(self.theirs)
 
 
-class Calling(torch.nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *values: Tensor) -> Any:
-        return self.function(*values)
-
-
 @functools.cache
 def _contracts() -> dict[str, type[OperatorContract]]:
     """The first contract of each public operator."""
