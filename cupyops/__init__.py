@@ -21,6 +21,7 @@ with _collected_later():
     from ._kernel.notebook import load_ipython_extension, unload_ipython_extension
     from ._operator.arrays import vjp
     from ._operator.derivation.plans import off_if_asked, plans
+    from ._operator.derivation.registration import decompositions
     from ._operator.operator import Operator, operator, operators
     from ._simulate import Simulation, simulate, simulate_if_asked, simulating
     from ._util.strides import aligned, alignment, alike

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table as decomposition_table
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
@@ -23,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor as FunctionalTensor
 from torch.autograd import forward_ad as forward_ad
 from torch.fx import Proxy
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyTorchDispatchMode
 from torch.nn._reduction import legacy_get_string as legacy_reduction  # noqa: F401
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm  # noqa: F401
 from torch.optim import optimizer as _optimizer
@@ -197,18 +197,6 @@ def recorded() -> bool:
         return True
     keys = _found("_TorchDispatchModeKey")
     return bool(dispatch_modes()) and any(_get_dispatch_mode(one) is not None for one in (keys.FAKE, keys.FUNCTIONAL))
-
-
-@contextmanager
-def fake_context(op: Any) -> Iterator[None]:
-    """Inside, `torch.library.get_ctx()` is what it is in a function that `torch.library.register_fake` has been given."""
-    mode = None if _get_dispatch_mode is None else _get_dispatch_mode(_found("_TorchDispatchModeKey", "FAKE"))
-    if mode is None:
-        yield
-        return
-    context = torch._library.fake_impl.FakeImplCtx(mode, op)
-    with torch._library.fake_impl.set_ctx_getter(lambda: context):
-        yield
 
 
 def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:

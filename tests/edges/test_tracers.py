@@ -89,9 +89,7 @@ def decomposed(edge):
 
 def decompositions(program):
     """The program, in the ops of PyTorch alone."""
-    ours = {node.target for node in program.graph.nodes if str(node.target).startswith("cupyops.")}
-    table = torch.export.default_decompositions()
-    table.update(torch._decomp.get_decompositions(list(ours)))
+    table = {**torch.export.default_decompositions(), **cupyops.decompositions()}
     program = program.run_decompositions(table)
     assert not [node for node in program.graph.nodes if str(node.target).startswith("cupyops.")], program.graph
     return program

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,26 @@ def _another(name: str) -> str:
     """A name like this one, which no op has."""
     numbered = (f"{name}_{number}" for number in itertools.count(2))
     return next(one for one in numbered if one not in _known and one not in _waiting)
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Of what ops of PyTorch our ops consist, as a table for `ExportedProgram.run_decompositions` and `make_fx`.
+
+    Returns a dictionary: an op of torch.ops, of each operator that PyTorch knows (after a graph with it has been made), and
+    a function that computes it by the operator's reference. torch.onnx.export needs no table.
+
+    >>> class Model(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return cupyops.gelu(x)
+    >>> program = torch.export.export(Model(), (torch.ones(3),))
+    >>> table = {**torch.export.default_decompositions(), **cupyops.decompositions()}
+    >>> [str(node.target) for node in program.run_decompositions(table).graph.nodes if node.op == "call_function"]
+    ['aten.gelu.default']
+    """
+    from . import tables
+
+    with _registering:
+        return {known.op: tables.decomposition(known.of) for known in _known.values() if "op" in known.__dict__}
 
 
 class Registration:
@@ -119,7 +139,9 @@ class Registration:
         self.backward_op = getattr(getattr(torch.ops, namespace), f"{name}_backward").default
         from . import tables  # which imports the counter
 
-        tables.enter(of, self.op, self._forward, self.backward_op)
+        tables.enter(of, self.op, self.backward_op)
+        recorder = torch_private.ProxyTorchDispatchMode
+        torch.library.register_torch_dispatch(qualified, recorder, tables.recording(of), lib=self.library)
 
     def call(self, args: tuple[Any, ...]) -> Any:
         """The operator through PyTorch's dispatcher."""

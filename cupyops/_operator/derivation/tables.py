@@ -1,4 +1,4 @@
-"""What PyTorch's tables say of a registered op: how many floating-point operations it is, and of what ops it consists.
+"""What a registered op amounts to: how many floating-point operations it is, and of what ops of PyTorch it consists.
 
 Both come from the reference: a count is what `torch.utils.flop_counter` finds in it, a decomposition what it calls.
 """
@@ -18,11 +18,8 @@ from .definition import Definition
 from .unsaved import unknown
 
 
-def enter(of: Definition, op: Any, made_of: Callable[..., Any], backward_op: Any = None) -> None:
-    """Enter the op of an operator, and that of its backward, where there is one; `made_of` is the op itself, traced.
-
-    torch.onnx.export(dynamo=True) decomposes what it has no other name for; what a FlopCounterMode does not find is nothing.
-    """
+def enter(of: Definition, op: Any, backward_op: Any) -> None:
+    """Enter the formulas of the op of an operator and of its backward; what a FlopCounterMode does not find is nothing."""
 
     def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         return count_forward(of, of.bind(args, kwargs))
@@ -30,23 +27,13 @@ def enter(of: Definition, op: Any, made_of: Callable[..., Any], backward_op: Any
     def flops_of_backward(grads: Any, outputs: Any, saved: Any, *rest: Any, out_val: Any = None) -> int:
         return count_backward(of, grads, rest[:-1], rest[-1])
 
-    def decomposed(*args: Any, **kwargs: Any) -> Any:
-        if torch_private.proxy_mode():
-            return decompose(of, of.bind(args, kwargs))
-        # a FakeTensor with symbolic sizes looks here for its shapes first, and is told what any other is told
-        with torch_private.fake_context(op):
-            return made_of(*args, **kwargs)
-
-    torch_private.decomposition_table[op] = decomposed
     for known in (flop_registry, *torch_private.open_flop_registries()):
         known[op.overloadpacket] = flops
-        if backward_op is not None:
-            known[backward_op.overloadpacket] = flops_of_backward
+        known[backward_op.overloadpacket] = flops_of_backward
 
 
 def leave(op: Any, backward_op: Any) -> None:
     """Take out what `enter` has put in."""
-    torch_private.decomposition_table.pop(op, None)
     for one in (op, backward_op):
         flop_registry.pop(one.overloadpacket, None)
 
@@ -101,6 +88,27 @@ def _without_memory(values: Sequence[Any]) -> list[Any]:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
     return [one(value) for value in values]
+
+
+def decomposition(of: Definition) -> Callable[..., list[Tensor]]:
+    """What stands for the op in a table of decompositions."""
+    return lambda *args, **kwargs: decompose(of, of.bind(args, kwargs))
+
+
+def recording(of: Definition) -> Callable[..., Any]:
+    """What is done with a call of the op where a graph is recorded: it is one node, but for ONNX, which has no such op.
+
+    PyTorch's own table of decompositions would serve ONNX too. But of what stands there torch.compile says that it is an
+    error to leave it whole, where the environment has CI.
+    """
+
+    def record(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if torch.onnx.is_in_onnx_export():
+            with mode:
+                return decompose(of, of.bind(args, kwargs))
+        return mode.__torch_dispatch__(op, types, args, kwargs)
+
+    return record
 
 
 def decompose(of: Definition, args: Sequence[Any]) -> list[Tensor]:
