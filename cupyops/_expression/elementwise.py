@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._dispatch import shardings
 from .._dispatch.broadcast import empty_output, expanded, launched
 from .._kernel.kernel import Kernel
 from .._operator.floating import operator
@@ -90,7 +91,8 @@ def elementwise(
     if backward is not None:
         gradient = Gradient(declaration, Body(f"{declaration.short}.backward", backward))
         derivative = references.backward(gradient) if reference is None else None
-    op = operator(declaration.name, autocast=autocast)(meaning)
+    sharding = shardings.pointwise(len(declaration.tensors), len(declaration.outputs))
+    op = operator(declaration.name, autocast=autocast, sharding=sharding)(meaning)
     op.forward(
         _forward(
             declaration,

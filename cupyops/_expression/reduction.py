@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._dispatch import shardings
 from .._dispatch.broadcast import empty_output, expanded
 from .._dispatch.forms import Forms
 from .._dispatch.reduction import finalizing_block, fold_forms, launched
@@ -94,7 +95,12 @@ def reduction(
     if backward is not None:
         gradient = Gradient(declaration, Body(f"{declaration.short}.backward", backward), (COUNT,), shapes=True)
         derivative = references.backward(gradient) if derive else None
-    op = operator(declaration.name, autocast=autocast)(meaning)
+    count = len(declaration.tensors)
+    op = operator(
+        declaration.name,
+        autocast=autocast,
+        sharding=lambda *args: shardings.folded(args[:count], *args[-2:]),
+    )(meaning)
     op.forward(_forward(declaration, *folds.kernels(unit, declaration, fold)))
     if gradient is not None:
         _set_backward(op, gradient, unit, derivative)

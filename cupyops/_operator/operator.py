@@ -33,6 +33,7 @@ from .._util.by_name import ByName
 from ..errors import InputError
 from . import arrays
 from .derivation import distributed, overrides, results
+from .derivation import sharding as shardings
 from .derivation.autocast import POLICIES, cast, dtype_for
 from .derivation.autograd import differentiable
 from .derivation.constants import MISS
@@ -57,6 +58,7 @@ def operator(
     updates: Iterable[str] = (),
     mixed: Iterable[str] = (),
     dtypes: Iterable[torch.dtype] | torch.dtype | None = None,
+    sharding: str | Callable[..., str] | None = None,
 ) -> Callable[[Callable[..., Any]], Operator]:
     """Make an operator of its reference: the first of the three functions.
 
@@ -77,6 +79,13 @@ def operator(
         dtypes: what the kernels take as the first tensor and as any other that is floating-point or complex; calls with
             others take the reference. None: the kernels take whatever comes, be it integers, masks, complex numbers or
             float8, and a launch that does not take it raises.
+        sharding: how the work on DTensors may be split: the dimensions of each tensor that goes in and comes out, as einsum
+            names them, or a function of the reference's arguments that returns that. `"...k, nk, +n -> ...n"`, linear's:
+            a small letter may be split over devices; one that no output has is summed over; a capital, as in
+            `"...C, C -> ...C"`, is whole on each; `...` are dimensions that broadcast and may be split; `+` is before what
+            is added once to a sum, `size=` before the sizes in a parameter of that name; `*` is a whole tensor, and `#` a
+            seed, to which each device adds the number of its part. None: DTensors are gathered, and every device does all
+            the work.
 
     Gradients are those of floating-point and complex tensors; an integer or a bool has None. Those of complex tensors follow
     PyTorch's convention: the conjugate of the derivative. A tensor with a conjugate or negative bit takes the reference.
@@ -114,8 +123,12 @@ def operator(
     if changed and autocast is not None:
         raise InputError(f"{name}: autocast casts copies, which an operator that works in place would change in vain")
 
+    rule = shardings.same(sharding) if isinstance(sharding, str) else sharding
+
     def make(reference: Callable[..., Any]) -> Operator:
-        return Operator(name, reference, POLICIES[autocast], changed, tuple(updates), tuple(mixed), served)
+        made = Operator(name, reference, POLICIES[autocast], changed, tuple(updates), tuple(mixed), served)
+        made.definition.sharding = rule
+        return made
 
     return make
 
@@ -346,7 +359,7 @@ class Operator(ByName):
         if (why := overrides.of_functions(given) or overrides.of_layout(given)) is not None:
             return "reference", self._by_reference, why
         if any(distributed.is_spread(value) for value in given):
-            return "", self._by_gathering, ""
+            return "", self._by_parts, ""
         if torch_private.recorded():
             return "torch.library", self._by_dispatcher, ""
         absent = any(args[index] is None for index in self.definition.required)
@@ -379,9 +392,8 @@ class Operator(ByName):
     def _by_dispatcher(self, args: tuple[Any, ...]) -> Any:
         return self._registration.call(self._cast(args))
 
-    def _by_gathering(self, args: tuple[Any, ...]) -> Any:
-        changed = (*self.definition.mutated, *self.definition.updated)
-        return distributed.call(self, self.name, args, changed)
+    def _by_parts(self, args: tuple[Any, ...]) -> Any:
+        return distributed.call_operator(self, self.definition, args)
 
     def _compiling(self, args: tuple[Any, ...]) -> Any:
         given = self.definition.given(args)
@@ -389,7 +401,7 @@ class Operator(ByName):
             return self._by_reference(args)
         register(self._registration.name)
         if any(distributed.is_spread(args[index]) for index in self._tensors):
-            return self._by_gathering(args)
+            return self._by_parts(args)
         return self._by_reference(args) if _functorch_active() else self._by_dispatcher(args)
 
     def _by_autocast(self, args: tuple[Any, ...]) -> Any:

@@ -41,7 +41,7 @@ NUMBERS = (int, float, complex, np.number, np.bool_, torch.SymInt, torch.SymFloa
 LARGEST = float(np.finfo(np.float32).max)
 
 
-@operator("cupyops::add")
+@operator("cupyops::add", sharding="..., ..., size=... -> ...")
 def _add(x: Tensor, other: Tensor, alpha: float, size: list[int] | None = None) -> Tensor:
     return torch.add(x, other, alpha=alpha)
 
@@ -77,7 +77,7 @@ def reference_backward(saved, grad_y, alpha, size):
     return grad_y, (grad_y if size is None else grad_y.sum_to_size(size)) * alpha
 
 
-@operator("cupyops::add_scalar")
+@operator("cupyops::add_scalar", sharding="... -> ...")
 def _add_scalar(x: Tensor, value: float) -> Tensor:
     return torch.add(x, value)
 

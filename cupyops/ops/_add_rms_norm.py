@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import norm, norm_arguments
+from .._dispatch import norm, norm_arguments, shardings
 from .._dispatch.norm_forms import acc
 from .._operator.floating import operator
 from .._util import arguments, torch_private
 
 
-@operator("cupyops::add_rms_norm", autocast=norm_arguments.RMS_AUTOCAST)
+@operator("cupyops::add_rms_norm", autocast=norm_arguments.RMS_AUTOCAST, sharding=shardings.add_rms_norm)
 def _add_rms_norm(
     x: Tensor, residual: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import reduction, reduction_backward, sum_var
+from .._dispatch import reduction, reduction_backward, shardings, sum_var
 from .._dispatch.elementwise import UP_TO_FLOAT32
 from .._dispatch.forms import Forms
 from .._kernel.kernel import FLOATING, Kernel
@@ -41,7 +41,7 @@ BACKWARD = Forms(
 )
 
 
-@operator("cupyops::amax")
+@operator("cupyops::amax", sharding=shardings.reduced)
 def _amax(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     return torch.amax(x, dim, keepdim)
 

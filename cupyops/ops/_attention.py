@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch import attention as kernels
-from .._dispatch import attentions
+from .._dispatch import attentions, shardings
 from .._dispatch.attention_scores import attend, sees
 from .._dispatch.gpu import gpu
 from .._operator.derivation.autocast import cast
@@ -15,7 +15,7 @@ from .._util import arguments
 from ..errors import InputError
 
 
-@operator("cupyops::attention", autocast="lower", dtypes=kernels.HALF)
+@operator("cupyops::attention", autocast="lower", dtypes=kernels.HALF, sharding=shardings.attention)
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, low: int | None, high: int | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:

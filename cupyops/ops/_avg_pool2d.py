@@ -40,7 +40,7 @@ FORWARD, BACKWARD = (
 )
 
 
-@operator("cupyops::avg_pool2d")
+@operator("cupyops::avg_pool2d", sharding="...HW -> ...HW")
 def _avg_pool2d(
     x: Tensor,
     kernel_size: list[int],

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch import batch_norm as forms
+from .._dispatch import shardings
 from .._dispatch.batch_norm import Backward, Forward, problem_of
 from .._dispatch.gpu import gpu
 from .._dispatch.images import accumulator, contiguous, gradient_like, is_there
@@ -17,7 +18,9 @@ from ..errors import InputError
 PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
 
-@operator("cupyops::batch_norm", updates=("running_mean", "running_var"), mixed=PARAMETERS)
+@operator(
+    "cupyops::batch_norm", updates=("running_mean", "running_var"), mixed=PARAMETERS, sharding=shardings.batch_norm
+)
 def _batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -70,7 +73,7 @@ def unsupported(x, weight, bias, running_mean, running_var, momentum, eps):
     return forms.too_large(x)
 
 
-@operator("cupyops::batch_norm_inference", mixed=PARAMETERS)
+@operator("cupyops::batch_norm_inference", mixed=PARAMETERS, sharding=shardings.batch_norm_inference)
 def _batch_norm_inference(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, eps: float
 ) -> Tensor:

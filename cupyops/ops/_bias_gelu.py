@@ -27,7 +27,7 @@ FORWARD = Forms("bias_gelu", "forward", [PerColumn(bias_gelu_fwd_params, 4), Str
 BACKWARD = Forms("bias_gelu", "backward", [Columns(bias_gelu_bwd_columns, sums=1)])
 
 
-@operator("cupyops::bias_gelu")
+@operator("cupyops::bias_gelu", sharding="..., ... -> ...")
 def _bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
     return torch.nn.functional.gelu(x + bias, approximate=approximate)
 

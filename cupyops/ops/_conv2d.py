@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import convolution, gemm, library, small_conv
+from .._dispatch import convolution, gemm, library, shardings, small_conv
 from .._dispatch.forms import Forms
 from .._dispatch.gpu import gpu
 from .._dispatch.implicit_gemm import Correlation, Direct, PatchSums, forward_problem, geometry_of, tiles
@@ -44,7 +44,7 @@ BACKWARD_WEIGHT = Forms(
 )
 
 
-@operator("cupyops::conv2d", autocast="lower")
+@operator("cupyops::conv2d", autocast="lower", sharding=shardings.conv2d)
 def _conv2d(
     x: Tensor,
     weight: Tensor,

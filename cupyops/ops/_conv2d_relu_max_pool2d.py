@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import convolution, small_conv
+from .._dispatch import convolution, shardings, small_conv
 from .._dispatch.forms import Forms
 from .._dispatch.gemm import HALF
 from .._dispatch.gpu import gpu
@@ -53,7 +53,7 @@ BACKWARD_WEIGHT = Forms(
 )
 
 
-@operator("cupyops::conv2d_relu_max_pool2d", autocast="lower")
+@operator("cupyops::conv2d_relu_max_pool2d", autocast="lower", sharding=shardings.conv2d_relu_max_pool2d)
 def _conv2d_relu_max_pool2d(
     x: Tensor,
     weight: Tensor,

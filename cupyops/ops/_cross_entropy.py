@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._dispatch import cross_entropy as launches
-from .._dispatch import losses
+from .._dispatch import losses, shardings
 from .._dispatch.cross_entropy import Given
 from .._operator.floating import operator
 from .._util import arguments
@@ -15,7 +15,7 @@ from .._util import arguments
 # --- targets are classes ---
 
 
-@operator("cupyops::cross_entropy", autocast="fp32_everywhere")
+@operator("cupyops::cross_entropy", autocast="fp32_everywhere", sharding=shardings.cross_entropy)
 def _cross_entropy(
     x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, label_smoothing: float
 ) -> Tensor:
@@ -51,7 +51,9 @@ def _of_classes(x, target, weight, ignore_index, reduction, label_smoothing) -> 
 # --- targets are probabilities ---
 
 
-@operator("cupyops::cross_entropy_probabilities", autocast="fp32_everywhere")
+@operator(
+    "cupyops::cross_entropy_probabilities", autocast="fp32_everywhere", sharding=shardings.cross_entropy_probabilities
+)
 def _cross_entropy_probabilities(
     x: Tensor, target: Tensor, weight: Tensor | None, reduction: str, label_smoothing: float
 ) -> Tensor:

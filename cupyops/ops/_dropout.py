@@ -77,7 +77,7 @@ class Strided(Form[Broadcast]):
 FORMS = Forms("dropout", "both", [Contiguous(), Strided()])  # forward and backward are the same
 
 
-@operator("cupyops::dropout")
+@operator("cupyops::dropout", sharding="..., # -> ...")
 def _dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     threshold, scale = _factors(p)

@@ -17,7 +17,7 @@ from .._util.strides import aligned, is_dry
 from ..errors import InputError
 
 
-@operator("cupyops::embedding")
+@operator("cupyops::embedding", sharding="Vd, ... -> ...d")
 def _embedding(
     weight: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool, sparse: bool
 ) -> Tensor:

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from .._dispatch import gated
+from .._dispatch import gated, shardings
 from .._operator.floating import operator
 from .._util import arguments
 
@@ -15,7 +15,7 @@ ACTIVATIONS = {"none": "GeluExact", "tanh": "GeluTanh"}
 FORWARD, BACKWARD = gated.forms("geglu", *ACTIVATIONS.values())
 
 
-@operator("cupyops::geglu")
+@operator("cupyops::geglu", sharding=shardings.gated)
 def _geglu(gate: Tensor, up: Tensor | None, approximate: str) -> Tensor:
     return gated.halves(functools.partial(torch.nn.functional.gelu, approximate=approximate), gate, up)
 

@@ -15,7 +15,7 @@ gelu_fwd = Kernel("gelu.cu", "gelu_fwd<T, TANH>", T=FLOATING, TANH=(False, True)
 gelu_bwd = Kernel("gelu.cu", "gelu_bwd<T, TANH>", T=FLOATING, TANH=(False, True))
 
 
-@operator("cupyops::gelu")
+@operator("cupyops::gelu", sharding="... -> ...")
 def _gelu(x: Tensor, approximate: str) -> Tensor:
     return torch.nn.functional.gelu(x, approximate=approximate)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch import group_norm as forms
+from .._dispatch import shardings
 from .._dispatch.gpu import gpu
 from .._dispatch.images import accumulator, contiguous, gradient_like, is_empty, is_there, spatial
 from .._operator.floating import operator
@@ -14,7 +15,7 @@ from .._util.strides import suggested_format
 from ..errors import InputError
 
 
-@operator("cupyops::group_norm", autocast="fp32")
+@operator("cupyops::group_norm", autocast="fp32", sharding=shardings.group_norm)
 def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     if weight is None and bias is not None:
         weight = torch.ones_like(bias)  # as in layer_norm: PyTorch's double backward asks for it

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import losses
+from .._dispatch import losses, shardings
 from .._dispatch.broadcast import broadcast_shape, empty_output
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.derivation.autocast import POLICIES, cast, dtype_for
@@ -40,7 +40,7 @@ MOST_BLOCKS = (
 REDUCTIONS = ("none", "mean", "sum", "batchmean")
 
 
-@operator("cupyops::kl_div", autocast="fp32_everywhere")
+@operator("cupyops::kl_div", autocast="fp32_everywhere", sharding=shardings.kl_div)
 def _kl_div(x: Tensor, target: Tensor, reduction: str, log_target: bool, batch: int) -> Tensor:
     # as torch.kl_div, for which vmap has no rule; nor has autocast for what it is made of
     dtype = dtype_for(POLICIES["fp32_everywhere"], x.device)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import norm, norm_arguments
+from .._dispatch import norm, norm_arguments, shardings
 from .._dispatch.norm_forms import acc
 from .._operator.floating import operator
 from .._util import arguments, torch_private
 
 
-@operator("cupyops::layer_norm", autocast="fp32")
+@operator("cupyops::layer_norm", autocast="fp32", sharding=shardings.layer_norm)
 def _layer_norm(
     x: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:

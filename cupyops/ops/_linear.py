@@ -28,7 +28,7 @@ PRODUCT = Forms("linear", "product", wgmma.forms(gemm.tiles(linear_fwd, linear_w
 _LARGE = 2**20  # elements of weight, from which on one more column costs more than reading grad_y once more
 
 
-@operator("cupyops::linear", autocast="lower")
+@operator("cupyops::linear", autocast="lower", sharding="...k, nk, +n -> ...n")
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.nn.functional.linear(x, weight, bias)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import softmaxes
+from .._dispatch import shardings, softmaxes
 from .._operator.floating import operator
 
 FORWARD, BACKWARD = softmaxes.forms("log_softmax", "LogSoftmax")
 
 
-@operator("cupyops::log_softmax", autocast="fp32")
+@operator("cupyops::log_softmax", autocast="fp32", sharding=shardings.along)
 def _log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
     return torch.log_softmax(x, dim, dtype=dtype)
 

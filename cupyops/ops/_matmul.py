@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import gemm, library, wgmma
+from .._dispatch import gemm, library, shardings, wgmma
 from .._dispatch.forms import Forms
 from .._dispatch.gemm import Layout, Problem
 from .._dispatch.gpu import gpu
@@ -26,7 +26,7 @@ matmul_sum = Kernel("matmul.cu", "matmul_sum<T>", T=FLOATING)
 PRODUCT = Forms("matmul", "product", wgmma.forms(gemm.tiles(matmul_fwd, matmul_wide)))
 
 
-@operator("cupyops::matmul", autocast="lower")
+@operator("cupyops::matmul", autocast="lower", sharding=shardings.matmul)
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
     """a (..., m, k) and b (..., k, n), with equal batch dimensions."""
     return torch.matmul(a, b)

@@ -38,7 +38,7 @@ Window = tuple[list[int], ...]  # kernel, stride, padding, dilation
 MAX_WINDOW = 256  # elements, whose places a byte holds
 
 
-@operator("cupyops::max_pool2d")
+@operator("cupyops::max_pool2d", sharding="...HW -> ...HW")
 def _max_pool2d(
     x: Tensor,
     kernel_size: list[int],
@@ -81,7 +81,7 @@ def unsupported(x, kernel_size, stride, padding, dilation, ceil_mode, size):
     return f"a window of more than {MAX_WINDOW} elements" if math.prod(kernel_size) > MAX_WINDOW else None
 
 
-@operator("cupyops::max_pool2d_with_indices")
+@operator("cupyops::max_pool2d_with_indices", sharding="...HW -> ...HW, ...HW")
 def _max_pool2d_with_indices(
     x: Tensor, kernel_size: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil_mode: bool
 ) -> tuple[Tensor, Tensor]:

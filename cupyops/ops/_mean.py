@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import sum_var
+from .._dispatch import shardings, sum_var
 from .._operator.floating import operator
 
 
-@operator("cupyops::mean")
+@operator("cupyops::mean", sharding=shardings.averaged)
 def _mean(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, size: list[int]) -> Tensor:
     return torch.mean(x, dim, keepdim, dtype=dtype)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import losses
+from .._dispatch import losses, shardings
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
 from .._operator.floating import operator
 from .._util import arguments
@@ -22,7 +22,7 @@ BLOCK = 256
 MOST_BLOCKS = 1024  # of forward, on every GPU, so that the sum over the batch has the same bits on all of them
 
 
-@operator("cupyops::nll_loss", autocast="fp32_everywhere")
+@operator("cupyops::nll_loss", autocast="fp32_everywhere", sharding=shardings.nll_loss)
 def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
     # contiguous: on the CPU PyTorch has no gradient for a transposed (N, C, d1, d2)
     return losses.reference(F.nll_loss, x.contiguous(), target, weight, reduction, ignore_index=ignore_index)

@@ -20,7 +20,7 @@ VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements of a th
 MASKED = 1 << 18  # elements from which on a mask is worth its memory: with fewer, the GPU is done before the host is
 
 
-@operator("cupyops::relu")
+@operator("cupyops::relu", sharding="... -> ...")
 def _relu(input: Tensor) -> Tensor:
     return torch.relu(input)
 
@@ -56,7 +56,7 @@ _relu.reference_backward(_where_positive)
 # --- in place ---
 
 
-@operator("cupyops::relu_", mutates=("input",))
+@operator("cupyops::relu_", mutates=("input",), sharding="... -> ...")
 def _relu_(input: Tensor) -> Tensor:
     return torch.relu_(input)
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import norm, norm_arguments
+from .._dispatch import norm, norm_arguments, shardings
 from .._dispatch.norm_forms import acc
 from .._operator.floating import operator
 from .._util import torch_private
 
 
-@operator("cupyops::rms_norm", autocast=norm_arguments.RMS_AUTOCAST)
+@operator("cupyops::rms_norm", autocast=norm_arguments.RMS_AUTOCAST, sharding=shardings.rms_norm)
 def _rms_norm(x: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
     if torch_private.functorch_active() or torch_private.forward_mode():
         return norm_arguments.rms_in_steps(x, normalized_shape, weight, eps)

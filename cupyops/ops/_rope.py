@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._dispatch import shardings
 from .._dispatch.gpu import gpu
 from .._dispatch.rope import ROTATION, Problem, is_walkable
 from .._operator.floating import operator
@@ -12,7 +13,7 @@ from .._util import arguments
 from .._util.strides import aligned, is_dry
 
 
-@operator("cupyops::rope")
+@operator("cupyops::rope", sharding=shardings.rope)
 def _rope(
     x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, seq_dim: int, back: bool
 ) -> Tensor:

@@ -49,7 +49,7 @@ BACKWARD = Forms(
 )
 
 
-@operator("cupyops::scale_shift")
+@operator("cupyops::scale_shift", sharding="..., ..., ... -> ...")
 def _scale_shift(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     y = x * weight
     return y if bias is None else y + bias

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch import attention as kernels
-from .._dispatch import attentions
+from .._dispatch import attentions, shardings
 from .._dispatch.attention_scores import attend, sees
 from .._dispatch.gpu import gpu
 from .._operator.operator import operator
@@ -14,7 +14,12 @@ from .._util import arguments, torch_private
 from ..errors import InputError
 
 
-@operator("cupyops::scaled_dot_product_attention", autocast="lower", dtypes=kernels.HALF)
+@operator(
+    "cupyops::scaled_dot_product_attention",
+    autocast="lower",
+    dtypes=kernels.HALF,
+    sharding=shardings.scaled_dot_product_attention,
+)
 def _sdpa(
     query: Tensor,
     key: Tensor,

@@ -16,7 +16,7 @@ silu_fwd = Kernel("silu.cu", "silu_fwd<T>", T=FLOATING)
 silu_bwd = Kernel("silu.cu", "silu_bwd<T>", T=FLOATING)
 
 
-@operator("cupyops::silu")
+@operator("cupyops::silu", sharding="... -> ...")
 def _silu(x: Tensor) -> Tensor:
     return torch.nn.functional.silu(x)
 
@@ -35,7 +35,7 @@ def backward(saved, grad_y, x):
     return grad_x
 
 
-@operator("cupyops::silu_", mutates=("x",))
+@operator("cupyops::silu_", mutates=("x",), sharding="... -> ...")
 def _silu_(x: Tensor) -> Tensor:
     return torch.nn.functional.silu(x, inplace=True)
 

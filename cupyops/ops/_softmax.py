@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import softmaxes
+from .._dispatch import shardings, softmaxes
 from .._operator.floating import operator
 
 FORWARD, BACKWARD = softmaxes.forms("softmax", "Softmax")
 
 
-@operator("cupyops::softmax", autocast="fp32")
+@operator("cupyops::softmax", autocast="fp32", sharding=shardings.along)
 def _softmax(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
     return torch.softmax(x, dim, dtype=dtype)
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._dispatch import sum_var
+from .._dispatch import shardings, sum_var
 from .._operator.floating import operator
 
 
-@operator("cupyops::sum", autocast="fp32")
+@operator("cupyops::sum", autocast="fp32", sharding=shardings.summed)
 def _sum(x: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None, size: list[int]) -> Tensor:
     return torch.sum(x, dim, keepdim, dtype=dtype)
 

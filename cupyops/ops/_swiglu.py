@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import gated
+from .._dispatch import gated, shardings
 from .._operator.floating import operator
 
 FORWARD, BACKWARD = gated.forms("swiglu", "Silu")
 
 
-@operator("cupyops::swiglu")
+@operator("cupyops::swiglu", sharding=shardings.gated)
 def _swiglu(gate: Tensor, up: Tensor | None) -> Tensor:
     return gated.halves(torch.nn.functional.silu, gate, up)
 

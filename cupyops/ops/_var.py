@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import reduction, reduction_backward, sum_var
+from .._dispatch import reduction, reduction_backward, shardings, sum_var
 from .._dispatch.elementwise import UP_TO_FLOAT32
 from .._dispatch.forms import Forms
 from .._kernel.kernel import FLOATING, Kernel
@@ -49,7 +49,7 @@ BACKWARD = Forms(
 )
 
 
-@operator("cupyops::var")
+@operator("cupyops::var", sharding=shardings.reduced)
 def _var(x: Tensor, dim: list[int], correction: float, keepdim: bool) -> Tensor:
     return torch.var(x, dim, correction=correction, keepdim=keepdim)
 

@@ -72,6 +72,7 @@ class Definition:
         self.gradient: Backward | None = None  # reference_backward
         self.refusal: Callable[..., str | None] | None = None  # unsupported
         self.fake: Callable[..., Any] | None = None  # forward, of tensors without storage
+        self.sharding: Callable[..., str] | None = None  # the rule for DTensors, of arguments
         self._choose_kept()
 
     def _positions(self, option: str, names: Sequence[str]) -> tuple[int, ...]:

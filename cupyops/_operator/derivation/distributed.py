@@ -1,7 +1,8 @@
 """DTensor: an operator on tensors that are spread over a mesh of devices.
 
-PyTorch cannot know how an operator of ours may be split. So each DTensor is gathered, the operator runs on plain tensors on
-every device, and the result is a DTensor that each device has in full: no work is shared, and the value is always right.
+An operator with a rule (sharding.py) splits the work as its tensors are split: each device computes its part, forward and
+backward. What its rule does not allow is gathered first; without a rule that is everything, the result is on every device in
+full, and the value is right all the same.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import InputError
+from . import sharding
+from .definition import Definition
 
 
 def is_spread(value: Any) -> bool:
@@ -29,29 +33,192 @@ def alike(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor, like.device_mesh, [Replicate()] * like.device_mesh.ndim)
 
 
+def call_operator(function: Callable[..., Any], of: Definition, args: Sequence[Any]) -> Any:
+    """An operator on DTensors, by its rule; DTensors out. Differentiable."""
+    rule = None if of.sharding is None else sharding.read(of.sharding(*args))
+    operands = {} if rule is None else dict(zip(of.tensors, rule.tensors))
+    return _Spread(of.name, args, operands, rule).call(
+        function, (*of.mutated, *of.updated), [one.name for one in of.parameters]
+    )
+
+
 def call(function: Callable[..., Any], name: str, args: Sequence[Any], changed: Sequence[int] = ()) -> Any:
-    """`function(*args)` on the whole of each DTensor; DTensors out. Differentiable.
+    """`function(*args)` on the whole of each DTensor; DTensors out. Differentiable."""
+    return _Spread(name, args, {}, None).call(function, changed, ())
 
-    Of the arguments that are `changed` in place it is given copies, and what becomes of them is written back.
-    """
-    from torch.distributed.tensor import DTensor, Replicate
 
-    mesh = next(value.device_mesh for value in args if is_spread(value))
-    if any(isinstance(value, Tensor) and not is_spread(value) for value in args):
-        raise InputError(f"{name}: plain tensors beside DTensors; distribute them over the same mesh")
-    everywhere = [Replicate()] * mesh.ndim
-    whole = [value.redistribute(mesh, everywhere).to_local() if is_spread(value) else value for value in args]
-    for index in changed:
-        whole[index] = None if whole[index] is None else whole[index].clone()
-    result = function(*whole)
-    written: dict[int, Tensor] = {}  # by the identity of the copy
-    for index in changed:
-        if (copy := whole[index]) is not None:
-            written[id(copy)] = args[index].copy_(DTensor.from_local(copy, mesh, everywhere, run_check=False))
-    if result is None:
-        return None
-    results = [
-        written[id(one)] if id(one) in written else DTensor.from_local(one, mesh, everywhere, run_check=False)
-        for one in ((result,) if isinstance(result, Tensor) else result)
-    ]
-    return results[0] if isinstance(result, Tensor) else tuple(results)
+class _Spread:
+    """One call: how its tensors lie, and how they are to lie."""
+
+    def __init__(
+        self,
+        name: str,
+        args: Sequence[Any],
+        operands: dict[int, sharding.Operand],
+        rule: sharding.Rule | None,
+    ) -> None:
+        self.name, self.args, self.rule = name, args, rule
+        self.mesh = next(value.device_mesh for value in args if is_spread(value))
+        if any(isinstance(value, Tensor) and not is_spread(value) for value in args):
+            raise InputError(f"{name}: plain tensors beside DTensors; distribute them over the same mesh")
+        self.operands = operands
+        self.tensors: dict[int, sharding.Tensor] = {}
+        for index, value in enumerate(args):
+            if not is_spread(value):
+                continue
+            operand = operands.get(index)
+            labels: Sequence[sharding.Label] = ()
+            if operand is not None and operand.fits(value.ndim):
+                labels = operand.labels(value.ndim)
+            elif operand is not None:
+                self.rule = None
+            nbytes = value.numel() * value.element_size()
+            self.tensors[index] = sharding.Tensor(labels, value.shape, value.placements, nbytes)
+        mesh_shape = [self.mesh.size(dim) for dim in range(self.mesh.ndim)]
+        self.chosen: list[sharding.Label | None] = [None] * len(mesh_shape)
+        if self.rule is not None and not all(p.is_replicate() for one in self.tensors.values() for p in one.placements):
+            self.chosen = sharding.choose(list(self.tensors.values()), mesh_shape)
+        self.sizes: dict[sharding.Label, int] = {}  # of each label that is split, on all devices
+        for one in self.tensors.values():
+            for label in self.chosen:
+                place = one.place(label)
+                if label is not None and place is not None:
+                    self.sizes[label] = max(one.shape[place], self.sizes.get(label, 0))
+
+    def call(self, function: Callable[..., Any], changed: Sequence[int], names: Sequence[str]) -> Any:
+        """`function` on each device's part. Of what is `changed` in place it is given copies, which are written back."""
+        from torch.distributed.tensor import DTensor
+
+        local: list[Any] = [
+            self._local(index) if index in self.tensors else value for index, value in enumerate(self.args)
+        ]
+        for operand in () if self.rule is None else self.rule.sizes:
+            place = names.index(operand.name)
+            local[place] = local[place] and self._local_sizes(operand, local[place])
+        for index in changed:
+            local[index] = None if local[index] is None else local[index].clone()
+        result = function(*local)
+        written: dict[int, Tensor] = {}  # by the identity of the copy
+        for index in changed:
+            if (copy := local[index]) is not None:
+                placements = [self._placement(index, label) for label in self.chosen]
+                back = DTensor.from_local(
+                    copy,
+                    self.mesh,
+                    placements,
+                    run_check=False,
+                    shape=self.args[index].shape,
+                    stride=self.args[index].stride(),
+                )
+                written[id(copy)] = self.args[index].copy_(back)
+        if result is None:
+            return None
+        results = (result,) if isinstance(result, Tensor) else result
+        spread = [
+            written[id(one)] if id(one) in written else self._output(place, one) for place, one in enumerate(results)
+        ]
+        return spread[0] if isinstance(result, Tensor) else tuple(spread)
+
+    # --- what goes in ---
+
+    def _placement(self, index: int, label: sharding.Label | None) -> Any:
+        from torch.distributed.tensor import Replicate, Shard
+
+        place = self.tensors[index].place(label)
+        return Replicate() if place is None else Shard(place)
+
+    def _local(self, index: int) -> Tensor:
+        """A device's part of a tensor; its gradient is a part of the whole's, or one of the parts of a sum."""
+        value: Any = self.args[index]
+        placements = [self._placement(index, label) for label in self.chosen]
+        if list(value.placements) != placements:
+            value = value.redistribute(self.mesh, placements)
+        found: Tensor = value.to_local(
+            grad_placements=[self._placement_of_gradient(index, label) for label in self.chosen]
+        )
+        operand = self.operands.get(index)
+        if operand is not None and operand.seed:
+            return found + self._number()
+        for mesh_dim, label in enumerate(self.chosen):
+            if operand is not None and operand.once and self._is_summed(label) and self.mesh.get_local_rank(mesh_dim):
+                found = _Nothing.apply(found)
+        return found
+
+    def _number(self) -> int:
+        """Which part of the work is this device's."""
+        number = 0
+        for mesh_dim, label in enumerate(self.chosen):
+            if label is not None:
+                number = number * self.mesh.size(mesh_dim) + self.mesh.get_local_rank(mesh_dim)
+        return number
+
+    def _placement_of_gradient(self, index: int, label: sharding.Label | None) -> Any:
+        from torch.distributed.tensor import Partial, Replicate, Shard
+
+        place = self.tensors[index].place(label)
+        if place is not None:
+            return Shard(place)
+        return Replicate() if label is None or self._is_summed(label) else Partial()
+
+    def _is_summed(self, label: sharding.Label | None) -> bool:
+        """Whether a label is split that the outputs do not have: each device has a part of their sum."""
+        if label is None or self.rule is None:
+            return False
+        return not any(one.has(label) for one in self.rule.outputs)
+
+    def _local_sizes(self, operand: sharding.Operand, sizes: Sequence[int]) -> list[int]:
+        found = list(sizes)
+        for label in self.chosen:
+            labels = operand.labels(len(found))
+            if label is not None and label in labels and found[place := labels.index(label)] != 1:
+                found[place] = self._part(label)
+        return found
+
+    def _part(self, label: sharding.Label) -> int:
+        """How much this device has of a label."""
+        size = self.sizes[label]
+        for mesh_dim, chosen in enumerate(self.chosen):
+            if chosen == label:
+                chunk = -(-size // self.mesh.size(mesh_dim))
+                size = max(0, min(chunk, size - chunk * self.mesh.get_local_rank(mesh_dim)))
+        return size
+
+    # --- what comes out ---
+
+    def _output(self, place: int, value: Tensor) -> Any:
+        from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+        labels = () if self.rule is None else self.rule.outputs[place].labels(value.ndim)
+        shape = list(value.shape)
+        placements: list[Any] = []
+        for label in self.chosen:
+            if label is None:
+                placements.append(Replicate())
+            elif label in labels:
+                placements.append(Shard(labels.index(label)))
+                shape[labels.index(label)] = self.sizes[label]
+            else:
+                placements.append(Partial())
+        stride = _stride(shape, value)
+        return DTensor.from_local(value, self.mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+
+
+class _Nothing(torch.autograd.Function):
+    """Zeros in a tensor's place, with the gradient that it would have."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return torch.zeros_like(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _stride(shape: Sequence[int], local: Tensor) -> tuple[int, ...]:
+    """Of the whole, in the order of dimensions in memory that its part has."""
+    found, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (local.stride(dim), -dim)):
+        found[dim] = step
+        step *= max(1, shape[dim])
+    return tuple(found)

@@ -1,0 +1,158 @@
+"""How work on DTensors may be split, where it depends on the arguments; `cupyops.operator` explains the notation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from string import ascii_lowercase
+from typing import Any
+
+
+def _dims(ndim: int, whole: Collection[int] = (), left_out: Collection[int] = ()) -> str:
+    """A letter for each dimension: capitals for those that are whole on every device; without those left out."""
+    letters = ascii_lowercase[:ndim]
+    return "".join(one.upper() if dim in whole else one for dim, one in enumerate(letters) if dim not in left_out)
+
+
+def along(x: Any, dim: int, dtype: Any) -> str:
+    """Of softmax: whole along one dimension."""
+    dims = _dims(x.ndim, {dim % max(1, x.ndim)})
+    return f"{dims} -> {dims}"
+
+
+def reduced(x: Any, dim: list[int], *more: Any) -> str:
+    """Of amax and var: what is reduced is whole. `keepdim` is the last of bools."""
+    keepdim = next(one for one in reversed(more) if isinstance(one, bool))
+    return f"{_dims(x.ndim, dim)} -> {_dims(x.ndim, dim, () if keepdim else dim)}"
+
+
+def pointwise(inputs: int, outputs: int) -> str:
+    """Of tensors that broadcast."""
+    return f"{', '.join(['...'] * inputs)} -> {', '.join(['...'] * outputs)}"
+
+
+def folded(tensors: Sequence[Any], dim: list[int], keepdim: bool) -> str:
+    """Of a reduction of tensors that broadcast: what is reduced is whole."""
+    ndim = max(one.ndim for one in tensors)
+    dims = _dims(ndim, dim)
+    inputs = ", ".join(dims[ndim - one.ndim :] for one in tensors)
+    return f"{inputs} -> {_dims(ndim, dim, () if keepdim else dim)}"
+
+
+def averaged(x: Any, dim: list[int], keepdim: bool, dtype: Any, size: list[int]) -> str:
+    """Of mean, which is told the sizes of `x`."""
+    dims = _dims(x.ndim, dim)
+    return f"{dims}, size={dims} -> {_dims(x.ndim, dim, () if keepdim else dim)}"
+
+
+def summed(x: Any, dim: list[int], keepdim: bool, dtype: Any, size: list[int]) -> str:
+    """Of sum: each device may have a part of what is added, unless its dimension is kept."""
+    dims = _dims(x.ndim, dim if keepdim else ())
+    return f"{dims}, size={dims} -> {_dims(x.ndim, dim, () if keepdim else dim)}"
+
+
+def layer_norm(x: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float) -> str:
+    """Rows are whole."""
+    row = _dims(len(normalized_shape)).upper()
+    return f"...{row}, {row}, {row} -> ...{row}"
+
+
+def rms_norm(x: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> str:
+    """Rows are whole."""
+    row = _dims(len(normalized_shape)).upper()
+    return f"...{row}, {row} -> ...{row}"
+
+
+def add_rms_norm(x: Any, residual: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> str:
+    """Rows are whole."""
+    row = _dims(len(normalized_shape)).upper()
+    return f"...{row}, ...{row}, {row} -> ...{row}, ...{row}"
+
+
+def group_norm(x: Any, num_groups: int, weight: Any, bias: Any, eps: float) -> str:
+    """Samples are whole."""
+    dims = _dims(x.ndim, range(1, x.ndim))
+    return f"{dims}, B, B -> {dims}"
+
+
+def batch_norm(x: Any, *more: Any) -> str:
+    """Channels are whole, whose statistics are of all samples."""
+    dims = _dims(x.ndim, {*range(x.ndim)} - {1})
+    return f"{dims}, b, b, b, b -> {dims}"
+
+
+def batch_norm_inference(x: Any, *more: Any) -> str:
+    """Statistics are given."""
+    dims = _dims(x.ndim)
+    return f"{dims}, b, b, b, b -> {dims}"
+
+
+def gated(gate: Any, up: Any, *more: Any) -> str:
+    """Packed rows, whose halves go together, are whole."""
+    return "...C, * -> ...C" if up is None else "..., ... -> ..."
+
+
+def matmul(a: Any, b: Any) -> str:
+    """Of vectors, matrices and batches."""
+    rows, columns = "" if a.ndim == 1 else "...m", "" if b.ndim == 1 else "n"
+    batch = "..." if b.ndim > 2 else ""
+    return f"{rows}k, {batch}k{columns} -> {rows or batch}{columns}"
+
+
+def conv2d(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> str:
+    """Images and output channels; input channels as a sum. Of groups, images."""
+    return "ncHW, ocYX, +o -> noHW" if groups == 1 else "nCHW, OIYX, O -> nOHW"
+
+
+def conv2d_relu_max_pool2d(x: Any, *more: Any) -> str:
+    """Images and output channels."""
+    return "nCHW, oCYX, o -> noHW"
+
+
+def of_classes(x: Any, target: Any, reduction: str) -> str:
+    """Of the losses over classes. Each position is on its own; of a mean nobody knows how many positions are counted."""
+    classes = min(1, x.ndim - 1)
+    dims = _dims(x.ndim, range(x.ndim) if reduction == "mean" else {classes})
+    positions = dims[:classes] + dims[classes + 1 :]
+    targets = dims if target.ndim == x.ndim and target.is_floating_point() else positions
+    return f"{dims}, {targets}, {dims[classes]} -> {positions if reduction == 'none' else ''}"
+
+
+def cross_entropy(x: Any, target: Any, weight: Any, ignore_index: int, reduction: str, label_smoothing: float) -> str:
+    """Of class indices."""
+    return of_classes(x, target, reduction)
+
+
+def cross_entropy_probabilities(x: Any, target: Any, weight: Any, reduction: str, label_smoothing: float) -> str:
+    """Of probabilities."""
+    return of_classes(x, target, reduction)
+
+
+def nll_loss(x: Any, target: Any, weight: Any, ignore_index: int, reduction: str) -> str:
+    """Of class indices."""
+    return of_classes(x, target, reduction)
+
+
+def kl_div(x: Any, target: Any, reduction: str, log_target: bool, batch: int) -> str:
+    """Element by element; of a mean nobody knows the count."""
+    return {"none": "..., ... -> ...", "mean": "*, * -> *"}.get(reduction, "..., ... ->")
+
+
+def attention(query: Any, key: Any, value: Any, *more: Any) -> str:
+    """Batch and heads; heads of keys stay with those of their queries."""
+    return "bhQD, bhKD, bhKE -> bhQE, bhQ"
+
+
+def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, *more: Any) -> str:
+    """Batch and heads, where no mask of dropout is over all of them."""
+    if dropout_p or query.ndim != 4:
+        return "*, *, *, * -> *"
+    mask = "*" if attn_mask is None else "bhQK"[4 - attn_mask.ndim :] if attn_mask.ndim <= 4 else "*"
+    return f"bhQD, bhKD, bhKE, {mask} -> bhQE"
+
+
+def rope(x: Any, cos: Any, sin: Any, positions: Any, interleaved: bool, seq_dim: int, back: bool) -> str:
+    """Rows are whole, and so is what counts positions."""
+    dims = _dims(x.ndim, {seq_dim % x.ndim, x.ndim - 1})
+    seq = dims[seq_dim % x.ndim]
+    at = "*" if positions is None else seq if positions.ndim == 1 else f"a{seq}"
+    return f"{dims}, *, *, {at} -> {dims}"
