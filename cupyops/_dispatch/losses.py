@@ -139,6 +139,15 @@ def reference(
 # --- checks ---
 
 
+def counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
+    """What a mean over classes `target` divides by: how many there are, or what they weigh."""
+    there = target != ignore_index
+    if weight is None:
+        return there.sum()
+    each = torch.nn.functional.embedding(torch.where(there, target, 0), weight.unsqueeze(1)).squeeze(-1)
+    return torch.where(there, each, 0).sum()
+
+
 def chosen_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
     """`reduction`, unless one of the deprecated arguments says otherwise."""
     if size_average is not None or reduce is not None:

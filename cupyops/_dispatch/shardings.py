@@ -132,6 +132,14 @@ def nll_loss(x: Any, target: Any, weight: Any, ignore_index: int, reduction: str
     return of_classes(x, target, reduction)
 
 
+def fused_linear_cross_entropy(
+    x: Any, weight: Any, target: Any, bias: Any, class_weight: Any, ignore_index: int, reduction: str, *more: Any
+) -> str:
+    """Rows, each with all classes."""
+    row = "R" if reduction == "mean" else "r"
+    return f"{row}K, CK, {row}, C, C -> {row if reduction == 'none' else ''}"
+
+
 def kl_div(x: Any, target: Any, reduction: str, log_target: bool, batch: int) -> str:
     """Element by element; of a mean nobody knows the count."""
     return {"none": "..., ... -> ...", "mean": "*, * -> *"}.get(reduction, "..., ... ->")

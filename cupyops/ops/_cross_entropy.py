@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from .._dispatch import cross_entropy as launches
 from .._dispatch import losses, shardings
 from .._dispatch.cross_entropy import Given
+from .._operator.derivation.distributed import is_spread
 from .._operator.floating import operator
 from .._util import arguments
 
@@ -129,7 +130,11 @@ def cross_entropy(
     if not target.dtype.is_floating_point:
         if weight is not None:
             losses.check_class_weight(input, weight)
-        return _cross_entropy(input, target.long(), weight, ignore_index, reduction, label_smoothing)
+        target = target.long()
+        if reduction == "mean" and is_spread(input):  # each device has a part of the sum
+            total = _cross_entropy(input, target, weight, ignore_index, "sum", label_smoothing)
+            return total / losses.counted(target, weight, ignore_index)
+        return _cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
     losses.check_weight(input, weight)
     if weight is not None and weight.requires_grad:  # PyTorch has this gradient; the kernels do not
         return F.cross_entropy(input, target, weight, reduction=reduction, label_smoothing=label_smoothing)

@@ -11,15 +11,16 @@ from torch.jit import is_tracing
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from .._dispatch import losses
+from .._dispatch import losses, shardings
 from .._dispatch.linear_loss_scales import ONCE, add, scale_of_rows, scaled, taken
 from .._dispatch.linear_losses import BIAS, WEIGHT, Given, Gradients, Scale, X, compute
 from .._operator.derivation.autocast import POLICIES, cast, dtype_for
+from .._operator.derivation.distributed import is_spread
 from .._operator.floating import operator
 from .._util import arguments, torch_private
 
 
-@operator("cupyops::fused_linear_cross_entropy")
+@operator("cupyops::fused_linear_cross_entropy", sharding=shardings.fused_linear_cross_entropy)
 def _linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -149,11 +150,14 @@ def fused_linear_cross_entropy(
     _check(input, weight, target, bias, class_weight, ignore_index, reduction, label_smoothing)
     dtype = dtype_for(POLICIES["lower"], input.device)
     input, weight, bias = cast((input, weight, bias), dtype) if dtype is not None else (input, weight, bias)
-    class_weight = None if class_weight is None else _to_bits(class_weight)
+    bits = None if class_weight is None else _to_bits(class_weight)
     rows, indices = input.reshape(-1, input.shape[-1]), target.long().reshape(-1)
     wanted = _wanted(rows, weight, bias)
-    options = ignore_index, reduction, float(label_smoothing), wanted
-    y = _linear_cross_entropy(rows, weight, indices, bias, class_weight, *options)
+    parts = reduction == "mean" and is_spread(rows)  # each device has one of the sum
+    options = ignore_index, "sum" if parts else reduction, float(label_smoothing), wanted
+    y = _linear_cross_entropy(rows, weight, indices, bias, bits, *options)
+    if parts:
+        y = y / losses.counted(indices, class_weight, ignore_index)
     return y.reshape(target.shape) if reduction == "none" else y
 
 

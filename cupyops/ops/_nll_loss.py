@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from .._dispatch import losses, shardings
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._operator.derivation.distributed import is_spread
 from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import is_dry
@@ -100,7 +101,11 @@ def nll_loss(
         losses.check_class_weight(input, weight)
     if input.dim() == target.dim() == 1:  # (C) and (1)
         target = target.squeeze(0)
-    return _nll_loss(input, target.long(), weight, ignore_index, reduction)
+    target = target.long()
+    if reduction == "mean" and is_spread(input):  # each device has a part of the sum
+        total = _nll_loss(input, target, weight, ignore_index, "sum")
+        return total / losses.counted(target, weight, ignore_index)
+    return _nll_loss(input, target, weight, ignore_index, reduction)
 
 
 def _check(input: Tensor, target: Tensor, ignore_index: int) -> None:

@@ -158,7 +158,9 @@ class _Spread:
         place = self.tensors[index].place(label)
         if place is not None:
             return Shard(place)
-        return Replicate() if label is None or self._is_summed(label) else Partial()
+        operand = self.operands.get(index)
+        once = operand is not None and operand.once and self._is_summed(label)
+        return Replicate() if label is None or once else Partial()
 
     def _is_summed(self, label: sharding.Label | None) -> bool:
         """Whether a label is split that the outputs do not have: each device has a part of their sum."""

@@ -183,8 +183,55 @@ def parts(mesh):
             Shard(1),
         ),
     ]
+    for reduction in ("mean", "sum", "none"):
+        for weighed in (False, True):
+            losses(mesh, x, weight, classes, reduction, weighed)
     for ours, theirs, given, expected in cases:
         compare(mesh, ours, theirs, given, [expected])
+
+
+def losses(mesh, x, weight, classes, reduction, weighed):
+    """Rows over the devices, some of which are ignored: not as many on each."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    F, target = torch.nn.functional, classes.masked_fill(classes == 1, -100)
+    of_classes = torch.linspace(1, 2, 8, dtype=torch.float64) if weighed else None
+    spread = [distribute_tensor(one, mesh, [Shard(0)]) for one in (x, target)]
+    w, everywhere = (distribute_tensor(one, mesh, [Replicate()]) for one in (weight, torch.linspace(1, 2, 8).double()))
+    many = everywhere if weighed else None
+    few, of_few = (
+        (None, None) if many is None else (distribute_tensor(of_classes[:4], mesh, [Replicate()]), of_classes[:4])
+    )
+    calls = [
+        (
+            lambda a, *_: cupyops.cross_entropy(a, spread[1], few, reduction=reduction, label_smoothing=0.1),
+            lambda a, *_: F.cross_entropy(a, target, of_few, reduction=reduction, label_smoothing=0.1),
+        ),
+        (
+            lambda a, *_: cupyops.nll_loss(a, spread[1], few, reduction=reduction),
+            lambda a, *_: F.nll_loss(a, target, of_few, reduction=reduction),
+        ),
+        (
+            lambda a, b: cupyops.fused_linear_cross_entropy(a, b, spread[1], None, many, reduction=reduction),
+            lambda a, b: F.cross_entropy(F.linear(a, b), target, of_classes, reduction=reduction),
+        ),
+    ]
+    for ours, theirs in calls:
+        plain, parts = [t.detach().clone().requires_grad_() for t in (x, weight)], [spread[0].detach(), w.detach()]
+        for one in parts:
+            one.requires_grad_()
+        with CommDebugMode() as counts:
+            y = ours(*parts)
+        small = 2 * (reduction == "mean")  # two numbers are added up
+        assert counts.get_total_counts() <= small, counts.get_comm_counts()
+        known = theirs(*plain)
+        torch.testing.assert_close(y.full_tensor(), known, rtol=1e-6, atol=1e-6)
+        y.sum().backward()
+        known.sum().backward()
+        for one, tensor in zip(parts, plain):
+            if tensor.grad is not None:
+                torch.testing.assert_close(one.grad.full_tensor(), tensor.grad)
 
 
 def compare(mesh, ours, theirs, given, expected):
