@@ -106,8 +106,8 @@ class _Adam(Fused):
         """One addition for all steps, which become views of one tensor: hundreds would take longer than all else."""
         if batch.bank is None:
             batch.bank = torch.stack([step_count(step) for step in batch.states[-1]])
-            for param, view in zip(batch.params, batch.bank.unbind()):
-                self._states[param]["step"] = view
+            for owner, view in zip(batch.owners, batch.bank.unbind()):
+                self._states[owner]["step"] = view
         batch.bank.add_(1)
 
     def _by_torch(self, group: Group, entries: list[Entry]) -> None:

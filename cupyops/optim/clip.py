@@ -8,12 +8,14 @@ import types
 import warnings
 from collections.abc import Iterable
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._dispatch.multi_tensor import BLOCK, DEFINE, MovingTables, SameLayout, TableLaunch, why_not
-from .._kernel.kernel import FLOATING, Kernel
+from .._kernel.kernel import FLOATING, Kernel, executors
+from .._operator.derivation import distributed
 from .._util import torch_private
 from .._util.tracing import operator as traced
 
@@ -77,6 +79,9 @@ def clip_grad_norm_(
     grads = [grad for grad in map(_grad, parameters) if grad is not None]
     norm_type = float(norm_type)
     reason = _why_not_at_all(norm_type, foreach)
+    if reason is None and grads and (mesh := _mesh(grads)) is not None:
+        with traced(_NAME, "kernel"):
+            return _clip_parts(grads, mesh, float(max_norm), norm_type, error_if_nonfinite)
     known = None if reason is not None or not grads else _known.get(key := (id(parameters[0]), len(grads), norm_type))
     if known is None or not known.serves(grads):
         reason = reason or _why_not(grads, norm_type)
@@ -116,6 +121,15 @@ class _Known:
 
     def clip(self, grads: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
         """The norm; the gradients are scaled."""
+        norm = self.norm(grads, norm_type)
+        total = norm.to(self._dtype)
+        if error_if_nonfinite:
+            _check_finite(total, norm_type)
+        self.scale(grads, max_norm, norm)
+        return total
+
+    def norm(self, grads: list[Tensor], norm_type: float) -> Tensor:
+        """The norm, in the type that it is computed in."""
         kind = "Squares" if norm_type == 2 else "Largest"
         partials = grads[0].new_empty(self._blocks, dtype=self._wide)
         begin = 0
@@ -127,22 +141,72 @@ class _Known:
                 begin += blocks
         norm = partials.new_empty(())
         grad_norm_finalize[1, FINALIZERS](partials, norm, begin, T=grads[0].dtype, NORM=kind)
-        total = norm.to(self._dtype)
-        if error_if_nonfinite and not math.isfinite(total.item()):
-            raise RuntimeError(
-                f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
-                "clipped. To disable this error and scale the gradients by the non-finite norm anyway, set "
-                "`error_if_nonfinite=False`"
-            )
+        return norm
+
+    def scale(self, grads: list[Tensor], max_norm: float, norm: Tensor) -> None:
+        """Multiply the gradients, whose norm may be too large."""
         torch.autograd.graph.increment_version(grads)
         for dtype, at, moving in reversed(self._groups):
             for launch in reversed(moving.launches):
                 given = grads[at[launch.start]], launch.table, launch.tensors
                 grad_norm_clip[self._grid(launch), BLOCK](*given, max_norm, norm, T=dtype)
-        return total
 
     def _grid(self, launch: TableLaunch) -> int:
         return min(launch.blocks, self._most_blocks)
+
+
+def _check_finite(total: Tensor, norm_type: float) -> None:
+    if not math.isfinite(total.item()):
+        raise RuntimeError(
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
+            "clipped. To disable this error and scale the gradients by the non-finite norm anyway, set "
+            "`error_if_nonfinite=False`"
+        )
+
+
+# --- gradients that are spread over devices, as FSDP2's are ---
+
+
+def _mesh(grads: list[Tensor]) -> Any:
+    """The mesh of gradients that are DTensors on one, split or replicated, on a device with kernels; None of others."""
+    if not all(map(distributed.is_spread, grads)):
+        return None
+    mesh, _ = distributed.placements(grads[0])
+    for grad in grads:
+        other, lies = distributed.placements(grad)
+        if other != mesh or any(one.is_partial() for one in lies):
+            return None
+    dtypes = {grad.dtype for grad in grads}
+    served = dtypes <= set(FLOATING) and (torch.float64 not in dtypes or len(dtypes) == 1)
+    return mesh if served and mesh.device_type in executors else None
+
+
+def _clip_parts(grads: list[Any], mesh: Any, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
+    """Each device's parts by its kernels, and one number for each way to lie sent between them."""
+    square = norm_type == 2
+    found, served = [], []
+    for lies in dict.fromkeys(grad.placements for grad in grads):
+        parts = [part for grad in grads if grad.placements == lies and (part := distributed.local(grad)).numel()]
+        flat = [part if why_not((part,)) is None else part.contiguous() for part in parts]
+        known = _Known(flat) if flat else None
+        mine = torch.zeros((), device=mesh.device_type) if known is None else known.norm(flat, norm_type)
+        mine = mine.double()  # whose square is finite
+        found.append(distributed.reduced(mine.square() if square else mine, mesh, lies, "sum" if square else "max"))
+        served.append((known, parts, flat))
+    each = torch.stack(found)
+    norm = each.sum().sqrt() if square else each.max()
+    dtype = functools.reduce(torch.promote_types, (grad.dtype for grad in grads))
+    total = norm.to(dtype)
+    if error_if_nonfinite:
+        _check_finite(total, norm_type)
+    torch.autograd.graph.increment_version(grads)
+    for known, parts, flat in served:
+        if known is not None:
+            known.scale(flat, max_norm, norm if dtype is torch.float64 else norm.float())
+        for part, scaled in zip(parts, flat):
+            if part is not scaled:
+                part.copy_(scaled)
+    return distributed.replicated(total, mesh)
 
 
 _known: dict[tuple[int, int, float], _Known] = {}  # by the first parameter's id, the count of gradients, and norm_type

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from .._dispatch.multi_tensor import why_not
+from .._operator.derivation import distributed
 from .._util import torch_private, tracing
 from ..errors import LaunchError
 from .plan import Batch, Group, StepPlan, can_last
@@ -218,15 +219,17 @@ class Fused(torch.optim.Optimizer):
         batches: dict[Any, Batch] = {}
         rest: list[Entry] = []
         reasons = []
-        for place, (param, grad, state, step) in enumerate(self._entries(group)):
+        for place, entry in enumerate(self._entries(group)):
+            owner = entry.param
+            param, grad, state, step = _local(entry) if not whole and distributed.is_spread(owner) else entry
             reason = whole or why_not((param, grad, *(one for one in state if one is not None)))
             if reason is None:
                 key = (param.device, param.dtype, self._variant(group, param, state, step))
                 if key not in batches:
                     batches[key] = Batch(*key)
-                batches[key].append(place, param, grad, state if step is None else (*state, step))
+                batches[key].append(place, owner, param, grad, state if step is None else (*state, step))
             else:
-                rest.append(Entry(param, grad, state, step))
+                rest.append(entry)
                 reasons.append(reason)
         return list(batches.values()), rest, reasons[0] if reasons else ""
 
@@ -240,6 +243,21 @@ class Fused(torch.optim.Optimizer):
 
     def _scaler_for_torch(self) -> dict[str, Any]:
         return {"grad_scale": getattr(self, "grad_scale", None), "found_inf": getattr(self, "found_inf", None)}
+
+
+def _local(entry: Entry) -> Entry:
+    """A device's part of a parameter that is spread over several, where all there is lies as it does: DTensors of FSDP2."""
+    param, grad, state, step = entry
+    if not all(one is None or distributed.is_spread(one) for one in (grad, *state)):
+        return entry
+    lies = distributed.placements(param)
+    if any(one is not None and distributed.placements(one) != lies for one in state):
+        return entry
+    if distributed.placements(grad) != lies:
+        grad = grad.redistribute(*lies)  # type: ignore[attr-defined]
+    torch.autograd.graph.increment_version(param)  # of the whole, beside the part's
+    parts = [None if one is None else distributed.local(one) for one in (param, grad, *state)]
+    return Entry(parts[0], parts[1], tuple(parts[2:]), step)  # type: ignore[arg-type]
 
 
 def _references(attributes: dict[str, Any]) -> int:

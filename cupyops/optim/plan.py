@@ -28,6 +28,7 @@ class Batch:
 
     Attributes:
         places: which they are, of the group's parameters that have a gradient.
+        owners: the parameters themselves, of which `params` are this device's parts where they are DTensors.
         states: the state by name, a list for each, in the order of `Fused._state_names`; what is as it was may be left out.
         bank: what their steps are views of, where the host counts them.
     """
@@ -35,15 +36,17 @@ class Batch:
     def __init__(self, device: torch.device, dtype: torch.dtype, variant: Any) -> None:
         self.device, self.dtype, self.variant = device, dtype, variant
         self.places: list[int] = []
+        self.owners: list[Tensor] = []
         self.params: list[Tensor] = []
         self.grads: list[Tensor] = []
         self.states: list[list[Any]] = []
         self.bank: Tensor | None = None
         self._moving: MovingTables | None = None
 
-    def append(self, place: int, param: Tensor, grad: Tensor, state: tuple[Any, ...]) -> None:
+    def append(self, place: int, owner: Tensor, param: Tensor, grad: Tensor, state: tuple[Any, ...]) -> None:
         """One parameter more."""
         self.places.append(place)
+        self.owners.append(owner)
         self.params.append(param)
         self.grads.append(grad)
         self.states = self.states or [[] for _ in state]
@@ -52,7 +55,7 @@ class Batch:
 
     def let_go(self) -> None:
         """Keep nothing alive that the user may drop before the next step, gradients above all."""
-        self.params, self.grads, self.states = [], [], []
+        self.owners, self.params, self.grads, self.states = [], [], [], []
 
     def launches(self, *states: list[Tensor] | None) -> list[TableLaunch]:
         """Over parameters, gradients and these; in a later step the gradients alone are taken to have moved."""
@@ -65,7 +68,8 @@ class Batch:
 
 def can_last(batches: list[Batch]) -> bool:
     """Whether there can be a plan of these."""
-    return SameLayout.can_tell() and len({batch.device.type for batch in batches}) == 1
+    plain = all(map(is_, chain(*(batch.owners for batch in batches)), chain(*(batch.params for batch in batches))))
+    return plain and SameLayout.can_tell() and len({batch.device.type for batch in batches}) == 1
 
 
 class StepPlan:

@@ -10,6 +10,7 @@ from torch.optim.sgd import sgd
 
 from .._dispatch.multi_tensor import BLOCK, DEFINE
 from .._kernel.kernel import FLOATING, Kernel
+from .._operator.derivation import distributed
 from .fused import Entry, Fused, learning_rate, written
 from .plan import Batch, Group
 
@@ -83,8 +84,8 @@ class SGD(Fused, torch.optim.SGD):
                 grad_scale, found_inf, T=dtype, MOMENTUM=momentum != 0,
             )  # fmt: skip
         if first:
-            for param, buffer in zip(batch.params, batch.states[0]):
-                self._states[param]["momentum_buffer"] = buffer
+            for owner, buffer in zip(batch.owners, batch.states[0]):
+                self._states[owner]["momentum_buffer"] = distributed.whole(buffer, owner)
 
     def _by_torch(self, group: Group, entries: list[Entry]) -> None:
         buffers = [entry.state[0] for entry in entries]

@@ -23,6 +23,44 @@ def is_spread(value: Any) -> bool:
     return isinstance(value, Tensor) and type(value).__name__ == "DTensor"
 
 
+def placements(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The mesh and the placements of a DTensor."""
+    return tensor.device_mesh, tensor.placements
+
+
+def local(tensor: Any) -> Tensor:
+    """This device's part of a DTensor, in its memory; no gradient goes through it."""
+    found: Tensor = tensor.detach().to_local()
+    return found
+
+
+def whole(part: Tensor, like: Tensor) -> Tensor:
+    """Of which tensor `part` is this device's part, where it lies as `like` does, which may be a plain one."""
+    if not is_spread(like):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    mesh, lies = placements(like)
+    return DTensor.from_local(part, mesh, lies, run_check=False, shape=like.shape, stride=like.stride())
+
+
+def reduced(value: Tensor, mesh: Any, lies: Sequence[Any], operation: str) -> Tensor:
+    """What the values of all devices come to that have different parts of tensors that lie so: their "sum" or "max"."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    parts: list[Any] = [Partial(operation) if one.is_shard() else Replicate() for one in lies]
+    spread = DTensor.from_local(value, mesh, parts, run_check=False)
+    found: Tensor = spread.redistribute(mesh, [Replicate()] * len(parts)).to_local()
+    return found
+
+
+def replicated(value: Tensor, mesh: Any) -> Tensor:
+    """A tensor that is the same on every device, as a DTensor."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
 def alike(tensor: Tensor, like: Tensor) -> Tensor:
     """`tensor`, a plain one, or where `like` is a DTensor that of the mesh's first process, on all of them."""
     if not is_spread(like):
