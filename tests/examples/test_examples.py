@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import cupyops
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ["add_model", "mnist_cnn", "custom_layers", "custom_operator"]
+NAMES = ["add_model", "mnist_cnn", "custom_layers", "custom_operator", "train_gpt"]
 
 
 @functools.cache
@@ -230,7 +230,100 @@ def test_custom_operator_against_pytorch(device):
         torch.testing.assert_close(swish(x, beta.to(dtype)), torch.nn.functional.silu(x))
 
 
+# --- train_gpt ---
+
+SMALL = [
+    "--batch-size",
+    "4",
+    "--context",
+    "16",
+    "--layers",
+    "2",
+    "--dim",
+    "32",
+    "--heads",
+    "4",
+    "--kv-heads",
+    "2",
+    "--sample",
+    "20",
+    "--evaluate-every",
+    "10",
+]
+
+
+@pytest.fixture
+def verse(tmp_path):
+    """A text that a network learns at once."""
+    path = tmp_path / "verse.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog;\n" * 60)
+    return path
+
+
+def test_train_gpt(verse, tmp_path):
+    picture = tmp_path / "loss.png"
+    given = ["--data", verse, "--device", "cpu", "--plot", picture, *SMALL]
+    output = run("train_gpt", *given, "--steps", 40, "--lr", 0.02, "--compare", "--trace")
+    assert number(r"at any step: (\S+)", " ".join(output.split())) == 0  # both are PyTorch
+    assert number(r"last loss: (\S+),", output) < 2.5 < np.log(30)
+    assert "cupyops::scaled_dot_product_attention" in output and picture.stat().st_size > 10_000
+
+
+def test_train_gpt_by_kernels_in_the_simulator(verse, tmp_path):
+    gpt = load("train_gpt")
+    text = gpt.read(verse, 8)
+    gpt.simulate(gpt.Config(len(text.alphabet), 1, 2, 1, 16, 8), text, 1, 1e-3, 0)
+
+
+def test_train_gpt_goes_on(verse, tmp_path):
+    """As if it had not been stopped, bit by bit."""
+    gpt = load("train_gpt")
+    text = gpt.read(verse, 16)
+    config, devices = gpt.Config(len(text.alphabet), 1, 2, 1, 16, 16), gpt.Devices(torch.device("cpu"))
+    whole, part, rest = (gpt.Trainer(config, cupyops, devices, 1e-2, 8, seed) for seed in (0, 0, 1))
+    gpt.train([whole], text, 8, 2, 100, None)
+    gpt.train([part], text, 5, 2, 5, tmp_path / "kept.pt")
+    gpt.load(tmp_path / "kept.pt", rest, text)
+    gpt.train([rest], text, 8, 2, 100, None)
+    assert rest.values() == whole.values() and len(whole.losses) == 8
+
+
+def test_train_gpt_on_two_devices(verse, tmp_path):
+    """The losses of one."""
+    given = ["--data", verse, "--device", "cpu", "--plot", tmp_path / "loss.png", *SMALL, "--steps", 5]
+    alone = number(r"last loss: (\S+),", run("train_gpt", *given))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(EXAMPLES / "train_gpt.py"), *map(str, given)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "on 2 x cpu" in done.stdout
+    assert number(r"last loss: (\S+),", done.stdout) == pytest.approx(alone, abs=2e-4)
+
+
+def test_train_gpt_refuses(verse, tmp_path):
+    few = tmp_path / "few.txt"
+    few.write_text("few")
+    given = ["--device", "cpu", "--plot", tmp_path / "loss.png", *SMALL, "--steps", 1]
+    for arguments, said in (
+        (["--data", few], "has 3 characters, expected 170 or more"),
+        (["--data", tmp_path / "none.txt"], "cannot be read as text"),
+        (["--data", verse, "--heads", "3"], "is no multiple"),
+    ):
+        assert said in " ".join(run("train_gpt", *given, *arguments, code=2).replace("│", " ").split())
+    run("train_gpt", "--data", verse, *given, "--checkpoint", tmp_path / "kept.pt")
+    other = run("train_gpt", "--data", verse, *given, "--checkpoint", tmp_path / "kept.pt", "--layers", "1", code=2)
+    assert "of another network or text" in " ".join(other.replace("│", " ").split())
+
+
 # --- by the kernels ---
+
+
+@pytest.mark.gpu
+def test_train_gpt_by_kernels(verse, tmp_path):
+    """Beside PyTorch in bfloat16: the losses differ by its rounding."""
+    given = ["--data", verse, "--device", "cuda", "--plot", tmp_path / "loss.png", *SMALL]
+    output = run("train_gpt", *given, "--steps", 20, "--compare")
+    assert number(r"at any step: (\S+)", " ".join(output.split())) < 0.1
 
 
 @pytest.mark.gpu
