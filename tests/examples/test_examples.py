@@ -232,24 +232,8 @@ def test_custom_operator_against_pytorch(device):
 
 # --- train_gpt ---
 
-SMALL = [
-    "--batch-size",
-    "4",
-    "--context",
-    "16",
-    "--layers",
-    "2",
-    "--dim",
-    "32",
-    "--heads",
-    "4",
-    "--kv-heads",
-    "2",
-    "--sample",
-    "20",
-    "--evaluate-every",
-    "10",
-]
+SIZES = {"batch-size": 4, "context": 16, "layers": 2, "dim": 32, "heads": 4, "kv-heads": 2}
+SMALL = [*(word for name, size in SIZES.items() for word in (f"--{name}", str(size))), "--sample", "20"]
 
 
 @pytest.fixture
