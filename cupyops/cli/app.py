@@ -217,12 +217,17 @@ def explain(
 
 @app.command()
 def doctor(
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Show the commands that mend what was found, ask, run them, and examine again."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Examine this machine: Python, PyTorch, CuPy, NVRTC, the driver, each GPU; and say what mends a fault."""
     from .doctor import run
 
-    raise typer.Exit(run(json))
+    raise typer.Exit(run(json, fix, yes))
 
 
 @app.command()
