@@ -11,10 +11,11 @@ from rich.text import Text
 
 from .. import doctor
 from ..doctor.finding import ABSENT, FAULT, OK, WARNING, Finding
+from . import narrow
 from .words import complain
 
 _STYLES = {OK: "green", WARNING: "yellow", FAULT: "bold red", ABSENT: "dim"}
-_LEAST = 24  # columns that the findings get, however narrow the terminal
+_NARROW = 70  # columns under which a table would have no room for what was found
 
 
 def run(as_json: bool, fix: bool = False, yes: bool = False) -> int:
@@ -80,20 +81,24 @@ def _agreed() -> bool:
 
 def show(console: Console, findings: list[Finding]) -> None:
     """A table with a row for each finding; below it, what mends those that are not well."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("examined", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("found", min_width=_LEAST, overflow="fold")
-    for finding in findings:
-        style = _STYLES[finding.verdict]
-        table.add_row(Text(finding.name), Text(finding.verdict, style), Text(finding.found.partition("\n")[0]))
-    console.print(table)
+    narrow.show(console, _table(findings), _NARROW)
     for verdict in (FAULT, WARNING, ABSENT):
         for finding in findings:
             if finding.verdict == verdict and finding.remedy:
                 console.print(Text(f"\n{finding.name}: {finding.found}", _STYLES[verdict]), soft_wrap=True)
                 console.print(Text(f"  {finding.remedy}"), soft_wrap=True)
     console.print(_summary(findings))
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("examined", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for finding in findings:
+        style = _STYLES[finding.verdict]
+        table.add_row(Text(finding.name), Text(finding.verdict, style), Text(finding.found.partition("\n")[0]))
+    return table
 
 
 def _summary(findings: list[Finding]) -> Text:
