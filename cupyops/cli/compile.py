@@ -100,7 +100,9 @@ def _kernels(modules: list[str]) -> list[kernel.Kernel]:
     known = {id(one) for one in built_in}
     made = [one for one in kernel.kernels() if id(one) not in known]
     if not made:
-        raise InputError(f"MODULE {', '.join(map(repr, modules))}: importing makes no cupyops.Kernel")
+        raise InputError(
+            f"MODULE {', '.join(map(repr, modules))}: importing makes no cupyops.Kernel; name the module that does"
+        )
     return made
 
 
