@@ -134,11 +134,13 @@ class Simulation:
         limit = _SHARED.get(self._device.plain.removeprefix("sm_"))
         if limit is not None and configuration.shared > limit * 1024:
             raise LaunchError(
-                f"{name} with {configuration}: {self.arch} has {limit * 1024} bytes of shared memory a block"
+                f"{name} with {configuration}: {self.arch} has {limit * 1024} bytes of shared memory a block; "
+                "take less, or simulate another architecture"
             )
         if configuration.overlap and self._device.major >= 9 and not waits(binary.ptx):
             raise LaunchError(
-                f"{name} with {configuration}: the kernel does not wait for the grid before it: griddepcontrol.wait"
+                f"{name} with {configuration}: the kernel does not wait for the grid before it; write griddepcontrol.wait "
+                "into it"
             )
         if configuration.cluster is not None and self._device.major < 9:
             raise LaunchError(

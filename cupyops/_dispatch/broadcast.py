@@ -36,7 +36,8 @@ def broadcast_shape(**tensors: Tensor | None) -> tuple[int, ...]:
             if here != 1 and size != 1 and here != size:
                 shapes = ", ".join(f"{name} of shape {tuple(shape)}" for name, shape in given)
                 raise InputError(
-                    f"{shapes} cannot be broadcast together: {size} and {here} in dimension {-1 - position}"
+                    f"{shapes} cannot be broadcast together: {size} and {here} in dimension {-1 - position}; "
+                    "expected sizes that are equal or 1"
                 )
             size = here if here != 1 else size
         result.append(size)

@@ -110,7 +110,9 @@ class Forms(Generic[P]):
         self.family, self.direction, self.list = family, direction, tuple(forms)
         names = [form.name for form in self.list]
         if len(set(names)) != len(names) or not all(name.isidentifier() for name in names):
-            raise InputError(f"forms of {family}: the names {', '.join(names)} are not all different identifiers")
+            raise InputError(
+                f"forms of {family}: the names {', '.join(names)} are not all different identifiers; rename them"
+            )
         self._chosen = functools.lru_cache(maxsize=4096)(self._choose)
         self._launches = functools.lru_cache(maxsize=4096)(self._launch)
         _lists.append(self)
@@ -135,7 +137,9 @@ class Forms(Generic[P]):
         if asked is not None:
             form = next(form for form in self.list if form.name == asked)
             if reason := form.why_not(problem, gpu):
-                raise InputError(f"{self.family}, {self.direction}: the form {asked} was asked for, but {reason}")
+                raise InputError(
+                    f"{self.family}, {self.direction}: the form {asked} was asked for, but {reason}; use another"
+                )
             return Choice(self, problem, gpu, form, ())
         passed_over: list[tuple[Form[P], str]] = []
         for form in self.list:
@@ -144,7 +148,9 @@ class Forms(Generic[P]):
                 return Choice(self, problem, gpu, form, tuple(passed_over))
             passed_over.append((form, reason))
         reasons = "; ".join(f"{form.name}: {reason}" for form, reason in passed_over)
-        raise InputError(f"{self.family}, {self.direction}: no form fits {problem} ({reasons})")
+        raise InputError(
+            f"{self.family}, {self.direction}: no form fits {problem} ({reasons}); call PyTorch's own function"
+        )
 
 
 _lists: list[Forms[Any]] = []

@@ -132,7 +132,7 @@ def reference(
     try:
         y = function(logits, indices, weight, reduction=reduction, **options)
     except IndexError as error:
-        raise InputError(f"target: {error}") from error
+        raise InputError(f"target: {error}; expected indices of classes") from error
     return y.reshape(target.shape) if reduction == "none" else y
 
 
@@ -170,7 +170,9 @@ def check_input(input: Any, target: Any, ignore_index: Any) -> None:
 def check_target(input: Tensor, target: Tensor, expected: tuple[int, ...], what: str) -> None:
     """`target` is of the shape `expected`."""
     if target.dim() > 0 and input.dim() > 1 and target.shape[0] != input.shape[0]:
-        raise InputError(f"target has batch size {target.shape[0]}, but input has {input.shape[0]}")
+        raise InputError(
+            f"target has batch size {target.shape[0]}, but input has {input.shape[0]}; expected one batch size"
+        )
     if tuple(target.shape) != expected:
         arguments.fail("target", target, f"{what} of shape {expected}, as input is of shape {tuple(input.shape)}")
 
@@ -194,4 +196,4 @@ def check_class_weight(input: Tensor, weight: Tensor | None) -> None:
     if weight.requires_grad:
         arguments.fail("weight", weight, "one that requires no gradient: the loss has none with respect to it")
     if weight.dtype != input.dtype and not arguments.autocast(input.device):
-        raise InputError(f"weight is {weight.dtype}, but input is {input.dtype}")
+        raise InputError(f"weight is {weight.dtype}, but input is {input.dtype}; expected one dtype")

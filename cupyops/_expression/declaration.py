@@ -116,10 +116,12 @@ def parse(text: str, module: str = "__main__") -> Declaration:
     outputs = [_output(part, text) for part in returned.split(",")]
     _check_names(text, name, [one.name for one in (*inputs, *outputs)])
     if not any(one.is_typed for one in inputs):
-        raise InputError(f"{text}: no parameter is of type T; the operator takes its dtype and device from one")
+        raise InputError(
+            f"{text}: no parameter is of type T; declare one, from which the operator takes its dtype and device"
+        )
     defaults = [one.default is not None for one in inputs]
     if defaults != sorted(defaults):
-        raise InputError(f"{text}: a parameter without a default stands after one that has one")
+        raise InputError(f"{text}: a parameter without a default stands after one that has one; move it before")
     return Declaration(f"{namespace or namespace_of(module)}::{name}", tuple(inputs), tuple(outputs))
 
 
@@ -135,11 +137,11 @@ def _parameter(part: str, text: str) -> Parameter:
     ctype, brackets, name, default = _split(part, text)
     if ctype == "T" or brackets:
         if default is not None:
-            raise InputError(f"{text}: {name} is a tensor, which has no default")
+            raise InputError(f"{text}: {name} is a tensor, which has no default; leave it out")
         dtype = _dtype(ctype, text)
         if dtype is not None and dtype.is_floating_point:
             raise InputError(
-                f"{text}: {name} is a tensor of {ctype}; one of a floating-point dtype is written T {name}"
+                f"{text}: {name} is a tensor of {ctype}; write T {name}, which stands for every floating-point dtype"
             )
         return Parameter(name, ctype, True, dtype)
     if ctype not in SCALARS:
@@ -151,7 +153,7 @@ def _parameter(part: str, text: str) -> Parameter:
 def _output(part: str, text: str) -> Parameter:
     ctype, _, name, default = _split(part, text)
     if default is not None:
-        raise InputError(f"{text}: the output {name} has no default")
+        raise InputError(f"{text}: the output {name} has no default; leave it out")
     return Parameter(name, ctype, True, _dtype(ctype, text))
 
 
@@ -178,18 +180,20 @@ def _default(ctype: str, name: str, default: str, text: str) -> float | int | bo
             return _TRUTH[default]
         return int(default, 0) if kind is int else float(default.removesuffix("f"))
     except (ValueError, KeyError):
-        raise InputError(f"{text}: {default!r} is no default for {ctype} {name}") from None
+        raise InputError(
+            f"{text}: {default!r} is no default for {ctype} {name}; expected a number of that type"
+        ) from None
 
 
 def _check_names(text: str, name: str, names: list[str]) -> None:
     """The names are those of C variables and of Python arguments at once."""
     for one in (name, *names):
         if not one.isidentifier() or _C_WORDS.fullmatch(one):
-            raise InputError(f"{text}: {one!r} cannot be a name in C")
+            raise InputError(f"{text}: {one!r} cannot be a name in C; choose another")
         if keyword.iskeyword(one):
             raise InputError(f"{text}: {one!r} is a word of Python's own, which no argument can be called by")
     for one in names:
         if one in RESERVED or one.startswith(("grad_", "_")) or one.endswith("_"):
             raise InputError(f"{text}: the name {one!r} is kept for what cupyops adds; choose another")
         if names.count(one) > 1:
-            raise InputError(f"{text}: {one!r} is declared twice")
+            raise InputError(f"{text}: {one!r} is declared twice; rename one of the two")

@@ -111,7 +111,7 @@ def reduction(
 
 def _check_form(declaration: Declaration) -> None:
     if len(declaration.outputs) != 1:
-        raise InputError(f"{declaration.name}: a reduction has one output, got {len(declaration.outputs)}")
+        raise InputError(f"{declaration.name}: expected one output of a reduction, got {len(declaration.outputs)}")
     for one in declaration.scalars:
         if one.name in ("a", "b"):
             raise InputError(f"{declaration.name}: {one.name!r} is what is reduced; choose another name for the number")

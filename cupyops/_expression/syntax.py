@@ -62,7 +62,7 @@ class Body:
             if depth < 0:
                 break
         if depth:
-            raise InputError(f"{self.name}: the braces do not match")
+            raise InputError(f"{self.name}: the braces do not match; write as many }} as {{")
 
     @cached_property
     def clean(self) -> str:

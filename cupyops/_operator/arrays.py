@@ -68,7 +68,7 @@ def overwrite(target: Any, result: Any) -> Any:
         target[...] = result
     except (TypeError, ValueError) as error:
         name = type(target).__name__
-        raise InputError(f"inplace=True, but this {name} cannot be written to: {error}") from error
+        raise InputError(f"inplace=True, but this {name} cannot be written to: {error}; give a copy of it") from error
     return target
 
 
@@ -129,7 +129,9 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
 
     def pullback(*grads: Any) -> tuple[Any, ...]:
         if len(grads) != len(listed):
-            raise InputError(f"pullback got {len(grads)} gradients for {len(listed)} outputs")
+            raise InputError(
+                f"pullback got {len(grads)} gradients for {len(listed)} outputs; give one for each, or None"
+            )
         with place():
             pairs = [(y, _like(y, tensor(g))) for y, g in zip(listed, grads) if g is not None and y.requires_grad]
             if pairs:
@@ -147,7 +149,9 @@ def _like(y: Tensor, grad: Any) -> Tensor:
     """A gradient for `y`: a number, or a tensor of its shape."""
     grad = torch.as_tensor(grad, dtype=y.dtype, device=y.device)
     if grad.shape != y.shape:
-        raise InputError(f"a gradient of shape {tuple(grad.shape)} for an output of shape {tuple(y.shape)}")
+        raise InputError(
+            f"a gradient of shape {tuple(grad.shape)} for an output of shape {tuple(y.shape)}; expected one shape"
+        )
     return grad
 
 

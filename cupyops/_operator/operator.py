@@ -121,7 +121,10 @@ def operator(
     if served is not None and (wrong := [one for one in served if not isinstance(one, torch.dtype)]):
         raise InputError(f"{name}: dtypes has {wrong[0]!r}, expected dtypes such as torch.float32")
     if changed and autocast is not None:
-        raise InputError(f"{name}: autocast casts copies, which an operator that works in place would change in vain")
+        raise InputError(
+            f"{name}: autocast casts copies, which an operator that works in place would change in vain; "
+            "leave autocast or mutates out"
+        )
 
     rule = shardings.same(sharding) if isinstance(sharding, str) else sharding
 
@@ -424,7 +427,7 @@ class Operator(ByName):
     def _by_mixed_devices(self, args: tuple[Any, ...]) -> Any:
         names = [self.definition.parameters[i].name for i in self._tensors if args[i] is not None]
         found = ", ".join(f"{name} on {t.device}" for name, t in zip(names, self.definition.given(args)))
-        raise InputError(f"{self.name}: tensors on different devices: {found}")
+        raise InputError(f"{self.name}: tensors on different devices: {found}; move them to one")
 
     def _cast(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments as autocast asks for them."""

@@ -61,7 +61,7 @@ def same_device(**tensors: Tensor | None) -> None:
     for name, value in given[1:]:
         first_name, first = given[0]
         if value.device != first.device:
-            raise InputError(f"{name} is on {value.device}, but {first_name} is on {first.device}")
+            raise InputError(f"{name} is on {value.device}, but {first_name} is on {first.device}; expected one device")
 
 
 def same_dtype(**tensors: Tensor | None) -> None:
@@ -70,7 +70,7 @@ def same_dtype(**tensors: Tensor | None) -> None:
     for name, value in given[1:]:
         first_name, first = given[0]
         if value.dtype != first.dtype:
-            raise InputError(f"{name} is {value.dtype}, but {first_name} is {first.dtype}")
+            raise InputError(f"{name} is {value.dtype}, but {first_name} is {first.dtype}; expected one dtype")
 
 
 def dim(name: str, value: Any, ndim: int) -> int:

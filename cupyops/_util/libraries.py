@@ -115,7 +115,7 @@ def _from_numpy(array: Any) -> Tensor:
     try:
         return torch.from_numpy(array)
     except TypeError as error:
-        raise InputError(f"an array of dtype {array.dtype} cannot be a tensor: {error}") from error
+        raise InputError(f"an array of dtype {array.dtype} cannot be a tensor: {error}; convert it first") from error
 
 
 def _to_numpy(tensor: Tensor, like: Any) -> Any:
@@ -124,7 +124,9 @@ def _to_numpy(tensor: Tensor, like: Any) -> Any:
     try:
         return tensor.numpy()
     except TypeError as error:
-        raise InputError(f"a result of dtype {tensor.dtype} cannot be a NumPy array: {error}") from error
+        raise InputError(
+            f"a result of dtype {tensor.dtype} cannot be a NumPy array: {error}; call with tensors"
+        ) from error
 
 
 # --- JAX, and whoever else has DLPack ---
@@ -137,7 +139,7 @@ def _is_foreign(value: Any) -> bool:
 def _not_a_tensor(value: Any, error: Exception) -> InputError:
     name = type(value).__name__
     hint = "; inside jax.jit, jax.grad or jax.vmap call it by jax.pure_callback" if name.endswith("Tracer") else ""
-    return InputError(f"{name} cannot be a tensor: {error}{hint}")
+    return InputError(f"{name} cannot be a tensor: {error}{hint}; give a torch.Tensor")
 
 
 def _dlpack_device(like: Any) -> AbstractContextManager[Any]:
@@ -167,7 +169,9 @@ def _to_namespace(tensor: Tensor, like: Any) -> Any:
         return library.from_dlpack(tensor)
     except _UNFIT as error:
         if tensor.is_contiguous():
-            raise InputError(f"a result of {tensor.dtype} cannot be of {library.__name__}: {error}") from error
+            raise InputError(
+                f"a result of {tensor.dtype} cannot be of {library.__name__}: {error}; call with tensors"
+            ) from error
         return library.from_dlpack(tensor.contiguous())  # JAX has no strides
 
 

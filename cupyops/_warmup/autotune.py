@@ -241,7 +241,8 @@ def _checked(
             signature.bind_partial(**config)
         except TypeError as error:
             raise InputError(
-                f"configuration {name!r} does not fit {getattr(function, '__qualname__', function)}{signature}: {error}"
+                f"configuration {name!r} does not fit {getattr(function, '__qualname__', function)}{signature}: {error}; "
+                "name its parameters"
             ) from None
     return {name: dict(config) for name, config in configs.items()}
 
@@ -249,5 +250,5 @@ def _checked(
 def _checked_mutates(signature: inspect.Signature, mutates: Iterable[str]) -> frozenset[str]:
     names = frozenset([mutates] if isinstance(mutates, str) else mutates)
     if unknown := names - signature.parameters.keys():
-        raise InputError(f"mutates names {sorted(unknown)[0]!r}; the parameters are {', '.join(signature.parameters)}")
+        raise InputError(f"mutates names {sorted(unknown)[0]!r}, expected some of {', '.join(signature.parameters)}")
     return names

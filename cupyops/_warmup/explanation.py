@@ -101,7 +101,8 @@ def explain(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], card:
         turn.end()
     if not any(direction.launches or direction.choices for direction in directions):
         raise InputError(
-            f"{getattr(function, '__name__', function)} launches no kernel for this call: it takes the reference"
+            f"{getattr(function, '__name__', function)} launches no kernel for this call: it takes the reference; try "
+            "other sizes or another dtype"
         )
     return directions
 

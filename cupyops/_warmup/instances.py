@@ -48,7 +48,9 @@ class Restriction:
         found = [(kernel, values) for kernel in every for values in self._of(kernel)]
         if every and not found:
             names = ", ".join(map(str, every))
-            raise InputError(f"of {names} no instance is left with these dtypes and template values")
+            raise InputError(
+                f"of {names} no instance is left with these dtypes and template values; leave some of them out"
+            )
         return found
 
     def _of(self, kernel: Kernel) -> Iterator[dict[str, Any]]:

@@ -79,7 +79,7 @@ def warmup(
     """
     start = time.perf_counter()
     if not what and not calls:
-        raise InputError("warmup() was given nothing: neither kernels, nor operators, nor calls")
+        raise InputError("warmup() was given nothing, expected kernels, operators or calls")
     if callable(calls) or not all(callable(call) for call in calls):
         raise InputError(f"calls is {calls!r}, expected a list of functions of no arguments")
     wanted = Restriction(dtypes, values).instances(kernel for one in what for kernel in kernels_of(one))

@@ -125,7 +125,7 @@ def declared(paths: Iterable[Path], only: str = "") -> list[Case]:
     try:
         wanted = re.compile(only)
     except re.error as error:
-        raise InputError(f"{only!r} is no regular expression: {error}") from None
+        raise InputError(f"--only is {only!r}, expected a regular expression: {error}") from None
     return [case for path in paths for case in _cases(path) if wanted.search(str(case))]
 
 
@@ -144,7 +144,7 @@ def files(names: Iterable[str], folder: Path) -> list[Path]:
     for name in names:
         if (path := Path(name)).suffix == ".py":
             if not path.is_file():
-                raise InputError(f"{name} is no file")
+                raise InputError(f"there is no file {name}; give its path from {Path.cwd()}")
             found.append(path)
         elif name in there:
             found.append(there[name])
@@ -156,15 +156,17 @@ def files(names: Iterable[str], folder: Path) -> list[Path]:
 def _cases(path: Path) -> Iterator[Case]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise InputError(f"{path} cannot be imported")
+        raise InputError(f"{path} cannot be imported, expected a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a file of the user's raises
-        raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+        raise InputError(
+            f"{path} cannot be imported; run it alone to see why: {type(error).__name__}: {error}"
+        ) from error
     finally:
         sys.path.remove(str(path.parent))
     if not callable(getattr(module, "cases", None)):
-        raise InputError(f"{path} has no function cases()")
+        raise InputError(f"{path} has no function cases(); write one that returns a list of cupyops.bench.Case")
     yield from module.cases()

@@ -141,9 +141,10 @@ def in_processes(command: Sequence[str], jobs: int) -> list[str]:
 
 
 def dry_run(cases: Sequence[Case]) -> tuple[list[str], list[str]]:
-    """Compare the small twins of cases on the CPU: (names of those compared, what is wrong).
+    """Compare the small twins of cases on the CPU: (names of those compared, what is wrong); an interrupt ends it there.
 
     Raises:
+        KeyboardInterrupt: nothing has been compared yet.
         InputError: nothing was there to be compared.
     """
     twins = {str(twin): twin for case in cases if (twin := case.twin()) is not None}
@@ -156,6 +157,11 @@ def dry_run(cases: Sequence[Case]) -> tuple[list[str], list[str]]:
                     compared.append(name)
             except Failure as failure:
                 wrong.append(str(failure))
+            except KeyboardInterrupt:
+                if not compared and not wrong:
+                    raise
+                print(f"interrupted: {done} of {len(twins)} twins are compared", file=sys.stderr)
+                break
     if not compared and not wrong:
         raise InputError(f"none of {len(cases)} cases has a small twin that can be compared: see Case.small")
     return compared, wrong

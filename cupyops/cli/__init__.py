@@ -13,6 +13,8 @@ def main() -> None:
         raise MissingDependencyError(
             f'the command line needs typer, rich and packaging: {error}\n  pip install "cupyops[cli]"'
         ) from error
+    from . import streams
     from .app import app
 
+    streams.plain()
     app(prog_name="python -m cupyops")

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+from .group import Commands
+
+app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _version(asked: bool) -> None:
@@ -217,12 +219,17 @@ def explain(
 
 @app.command()
 def doctor(
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Show the commands that mend what was found, ask, run them, and examine again."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Examine this machine: Python, PyTorch, CuPy, NVRTC, the driver, each GPU; and say what mends a fault."""
     from .doctor import run
 
-    raise typer.Exit(run(json))
+    raise typer.Exit(run(json, fix, yes))
 
 
 @app.command()

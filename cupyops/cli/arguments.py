@@ -77,7 +77,7 @@ def values(
     `types` says what the template parameters stand for. Raises `InputError`.
     """
     if len(texts) != len(arguments):
-        raise InputError(f"{name} takes {len(arguments)} arguments; {len(texts)} given with --arg")
+        raise InputError(f"{name} takes {len(arguments)} arguments, {len(texts)} given; give one --arg for each")
     made = [_value(number, *pair, types) for number, pair in enumerate(zip(arguments, texts))]
     plain = [None if argument.kind == "pointer" else value for argument, value in zip(arguments, made)]
     try:
@@ -188,7 +188,7 @@ def _numbers(maker: str, inside: str) -> list[Any]:
     try:
         return [ast.literal_eval(part) for part in parts]
     except (SyntaxError, ValueError) as error:
-        raise InputError(f"{maker}() takes numbers, not {inside!r}") from error
+        raise InputError(f"{maker}() has {inside!r}, expected numbers") from error
 
 
 def files(args: Iterable[str]) -> list[Path]:
@@ -200,11 +200,11 @@ def _file(text: str, element: str | None) -> tuple[np.ndarray, str]:
     match = _FILE.fullmatch(text)
     path = Path(match.group(1)) if match is not None else Path()
     if match is None or not path.is_file():
-        raise InputError(f"there is no file {path}")
+        raise InputError(f"there is no file {path}; give the path of a .npy file")
     try:
         loaded = np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path} is no .npy file: {error}") from error
+        raise InputError(f"{path} is no .npy file: {error}; save it with numpy.save") from error
     if not isinstance(loaded, np.ndarray):
         raise InputError(f"{path} holds several arrays; save one with numpy.save")
     found = str(loaded.dtype)
@@ -228,14 +228,17 @@ def _shape(dims: Sequence[Any], element: str) -> tuple[int, ...]:
         raise InputError(f"expected extents, such as (1024) or (32,64); got ({', '.join(map(str, dims))})")
     size = np.prod(dims, dtype=object) * 8
     if size > _MOST_BYTES:
-        raise InputError(f"an array of {', '.join(map(str, dims))} elements is too large to simulate with")
+        raise InputError(
+            f"an array of {', '.join(map(str, dims))} elements is too large to simulate with; "
+            f"expected at most {_MOST_BYTES:,} bytes"
+        )
     return tuple(dims)
 
 
 def _random(draw: str) -> Callable[..., np.ndarray]:
     def make(rng: np.random.Generator, element: str, numbers: list[Any]) -> np.ndarray:
         if element not in _FLOATS:
-            raise InputError(f"random {element} numbers are made by randint(low,high,n)")
+            raise InputError(f"random numbers of type {element}: write randint(low,high,n)")
         return np.asarray(getattr(rng, draw)(_shape(numbers, element)))
 
     return make

@@ -19,10 +19,11 @@ from ..testing import Interrupted, Report, check, hazards
 from ..testing.hazard import family_of
 from ..testing.report import FAIL, NOT_APPLICABLE, PASS
 from ..testing.target import operator_of, target
-from . import outputs, sample, words
+from . import narrow, outputs, sample, words
+from .group import INTERRUPTED
 
-INTERRUPTED = 130  # 128 and the number of SIGINT, as a shell has it
-_LEAST = 24  # columns that a reason gets, however narrow the terminal
+_LEAST = 24  # columns that a reason gets, however narrow the table
+_NARROW = 72  # columns under which its rows are a list
 _STYLES = {FAIL: "bold red", PASS: "green", NOT_APPLICABLE: "dim"}
 
 
@@ -105,9 +106,9 @@ def show(console: Console, report: Report, every: bool) -> None:
     """The report as a table, of every row or counted by family, and below it whatever failed."""
     console.print(Text(f"{report.name}({report.call})  seed {report.seed}", "bold"), soft_wrap=True)
     if every:
-        console.print(_rows(report))
+        narrow.show(console, _rows(report), _NARROW)
     else:
-        console.print(_families(report))
+        narrow.show(console, _families(report), _NARROW)
         console.print("--verbose lists each hazard, and why it is n/a", style="dim")
     for row in report.failures:
         console.rule(f"{row.hazard} ({row.backend})", style="red", align="left")

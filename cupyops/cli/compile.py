@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -15,7 +16,8 @@ from .._kernel import kernel
 from .._kernel.compile import architecture, cache, compiler, trust
 from ..errors import CupyopsError, InputError
 from . import jobs as ahead
-from . import outputs, words
+from . import narrow, outputs, words
+from .group import INTERRUPTED
 from .modules import load
 
 _LIBRARY = ("cupyops", "cupyops.nn", "cupyops.optim")  # importing these makes every built-in kernel
@@ -45,13 +47,18 @@ def run(modules: list[str], archs: list[str] | None, out: Path | None, processes
     except CupyopsError as error:
         words.complain(error)
         return 1
-    console.print(_summary(outcomes))
+    narrow.show(console, _summary(outcomes), 64)
     failures = [outcome for outcome in outcomes if outcome.error]
     for outcome in failures:
         console.rule(f"{outcome.job.source.name}: {outcome.job.name} for {outcome.job.arch}", style="red")
         console.print(outcome.error, markup=False, highlight=False, soft_wrap=True)
     if failures:
         console.print(f"{len(failures)} of {len(outcomes)} did not compile", style="red")
+    if len(outcomes) < len(planned):
+        left = len(planned) - len(outcomes)
+        words.complain(f"interrupted: {left} of {len(planned)} are not made; the same command goes on from there")
+        return INTERRUPTED
+    if failures:
         return 1
     if out is not None:
         beside = all(job.source.path is not None and job.source.path.parent / "cubins" == folder for job in planned)
@@ -93,7 +100,9 @@ def _kernels(modules: list[str]) -> list[kernel.Kernel]:
     known = {id(one) for one in built_in}
     made = [one for one in kernel.kernels() if id(one) not in known]
     if not made:
-        raise InputError(f"MODULE {', '.join(map(repr, modules))}: importing makes no cupyops.Kernel")
+        raise InputError(
+            f"MODULE {', '.join(map(repr, modules))}: importing makes no cupyops.Kernel; name the module that does"
+        )
     return made
 
 
@@ -112,7 +121,7 @@ def _with_progress(
 ) -> list[ahead.Outcome]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     outcomes = []
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress, suppress(KeyboardInterrupt):
         task = progress.add_task("compiling", total=len(planned))
         for outcome in ahead.run(planned, folder, processes):
             outcomes.append(outcome)

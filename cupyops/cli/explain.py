@@ -102,7 +102,7 @@ def _function(name: str) -> Callable[..., Any]:
     found = getattr(ops, name, None)
     if not callable(found):
         known = [one for one in vars(ops) if not one.startswith("_")]
-        raise InputError(f"there is no operator {name!r}{near(name, known)}; one of your own is MODULE:NAME")
+        raise InputError(f"there is no operator {name!r}{near(name, known)}; give one of your own as MODULE:NAME")
     return found
 
 
@@ -116,7 +116,7 @@ def _call(request: Request) -> Call:
         for index, shape in enumerate(request.shapes)
     ]
     if len(request.strides) > len(tensors):
-        raise InputError("--strides: more than there are --shape, each of which it is for")
+        raise InputError("--strides: more than there are --shape, expected at most one for each")
     if request.args:
         given = sample.parsed(request.args, torch.Generator().manual_seed(0))
         return Call(*tensors, *given.args, **given.kwargs)

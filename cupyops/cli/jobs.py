@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -88,6 +90,12 @@ def compile_one(job: Job, folder: Path) -> Outcome:
     return Outcome(job, time.perf_counter() - start, size, found=present is not None)
 
 
+def _leave_interrupts_to_the_parent() -> None:
+    """Ctrl-C reaches all processes of a terminal: each is to finish the job that it has, and say nothing of its own."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def run(jobs: list[Job], folder: Path, processes: int | None = None) -> Iterator[Outcome]:
     """Compile `jobs` into `folder`; outcomes in the order in which they come.
 
@@ -100,13 +108,13 @@ def run(jobs: list[Job], folder: Path, processes: int | None = None) -> Iterator
     context = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload([__name__])
-    pool = ProcessPoolExecutor(processes, mp_context=context)
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_leave_interrupts_to_the_parent)
     try:
         for future in as_completed([pool.submit(compile_one, job, folder) for job in jobs]):
             yield future.result()
     except BrokenProcessPool as error:
         raise CompileError(
-            f"one of {processes} compiling processes was killed, for want of memory perhaps: --jobs {processes // 2 or 1}"
+            f"one of {processes} compiling processes was killed, for want of memory perhaps: take --jobs {processes // 2 or 1}"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

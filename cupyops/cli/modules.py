@@ -33,7 +33,9 @@ def load(name: str) -> ModuleType:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         beside = [str(path.with_name(one)) for one in _python_files(path.parent)]
-        raise InputError(f"MODULE {str(path)!r}: there is no such file in {os.getcwd()}{near(str(path), beside)}")
+        raise InputError(
+            f"MODULE {str(path)!r}: there is no such file in {os.getcwd()}{near(str(path), beside)}; give its path"
+        )
     path = path.resolve()
     folder, parts = path.parent, [path.stem]
     while (folder / "__init__.py").is_file():
@@ -58,9 +60,12 @@ def _imported(name: str) -> ModuleType:
         if absent is not None and f"{name}.".startswith(f"{absent}."):
             here = [Path(one).stem for one in _python_files(Path())]
             raise InputError(
-                f"MODULE {name!r} cannot be found, neither in {os.getcwd()} nor among the installed ones{near(name, here)}"
+                f"MODULE {name!r} cannot be found, neither in {os.getcwd()} nor among the installed ones{near(name, here)}; "
+                "expected a name such as mylib.kernels, or a path such as src/kernels.py"
             ) from error
-        raise InputError(f"cannot import {name}: {type(error).__name__}: {error}{_place(error)}") from error
+        raise InputError(
+            f"cannot import {name}; run it alone to see why: {type(error).__name__}: {error}{_place(error)}"
+        ) from error
 
 
 def _place(error: Exception) -> str:

@@ -51,7 +51,9 @@ def _room(option: str, path: Path, folder: Path) -> None:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise InputError(f"{option} is {str(path)!r}: {str(there)!r} cannot be written: {_reason(error)}") from error
+        raise InputError(
+            f"{option} is {str(path)!r}: {str(there)!r} cannot be written: {_reason(error)}; give another path"
+        ) from error
 
 
 def _writable(option: str, path: Path, folders_are_made: bool) -> None:
@@ -59,7 +61,7 @@ def _writable(option: str, path: Path, folders_are_made: bool) -> None:
         raise InputError(f"{option} is {str(path)!r}, a folder; expected a file")
     if not os.path.exists(path.parent):
         if not folders_are_made:
-            raise InputError(f"{option} is {str(path)!r}: there is no folder {str(path.parent)!r}")
+            raise InputError(f"{option} is {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
         return _room(option, path, path.parent)
     if os.path.exists(path) and not os.path.isfile(path):
         return  # a device or a pipe: opened once, when there is something to write
@@ -68,7 +70,9 @@ def _writable(option: str, path: Path, folders_are_made: bool) -> None:
         with open(path, "ab"):
             pass
     except (OSError, ValueError) as error:
-        raise InputError(f"{option} is {str(path)!r}, which cannot be written: {_reason(error)}") from error
+        raise InputError(
+            f"{option} is {str(path)!r}, which cannot be written: {_reason(error)}; give another path"
+        ) from error
     if new is not None:
         os.unlink(new)
 

@@ -49,7 +49,7 @@ def load(path: str) -> Any:
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = [name for name in dir(found) if not name.startswith("_")]
-            raise InputError(f"{path!r}: there is no {part!r} in {module}{near(part, public)}")
+            raise InputError(f"{path!r}: there is no {part!r} in {module}{near(part, public)}; give MODULE:NAME")
         found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{path!r} is {type(found).__name__}, expected an operator or a function")

@@ -142,7 +142,7 @@ def _values(request: Request, chosen: instance.Instance, takes: Sequence[signatu
     try:
         given = {"--grid": request.grid, "--block": request.block}
         if absent := [option for option, extents in given.items() if extents is None]:
-            raise InputError(f"{' and '.join(absent)} not given")
+            raise InputError(f"{' and '.join(absent)} not given; give both, as below")
         return arguments.values(chosen.expression, takes, request.args, chosen.types)
     except InputError as error:
         usage = arguments.usage(request.file, chosen.expression, takes, chosen.types)

@@ -10,12 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from . import narrow
 from .occupancy import SOURCE as LIMITS
 from .page import describe
 from .report import Launch, LineFacts, Remark, number
 
 _MARKED = 3  # of the hottest lines
 _BAR = 8  # characters
+_NARROW = 60  # columns under which the table of lines is a list
 _WORTH = 0.01
 
 
@@ -29,7 +31,7 @@ def show(console: Console, launch: Launch) -> None:
     if launch.arrays and not changed:
         console.print("no array has changed", style="yellow")
     if launch.lines:
-        console.print(_lines(launch))
+        narrow.show(console, _lines(launch), _NARROW)
     for line, remark in _remarks(launch):
         console.print(
             Text(f"{line.file}:{line.number}: ", style="bold")

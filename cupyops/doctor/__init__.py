@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from . import cuda, software, surroundings
+from . import cuda, mend, software, surroundings
 from .finding import FAULT, Finding, fault
 from .machine import Machine, look
 
-__all__ = ["EXAMINATIONS", "FAULT", "Finding", "Machine", "examine", "look"]
+__all__ = ["EXAMINATIONS", "FAULT", "Finding", "Machine", "examine", "look", "mend"]
 
 # In the order of the report: each needs what those before it have found.
 EXAMINATIONS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
@@ -29,6 +29,7 @@ EXAMINATIONS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
     cuda.trials,
     surroundings.cache,
     surroundings.settings,
+    surroundings.precompiled,
     software.extras,
 )
 
@@ -41,5 +42,5 @@ def examine(machine: Machine) -> list[Finding]:
             findings += examination(machine)
         except Exception as error:  # of whatever kind: a doctor that dies tells nothing
             found = f"the examination itself failed: {type(error).__name__}: {error}"
-            findings.append(fault(examination.__name__, found, "pip install --force-reinstall --no-deps cupyops"))
+            findings.append(fault(examination.__name__, found, software.reinstall_this(machine)))
     return findings

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from .finding import Finding, absent, fault, ok, warning
 from .machine import Machine
-from .software import cupy_major, cupys, install_for, reinstall, upgrade_nvrtc
+from .software import cupy_major, cupys, install_for, reinstall, reinstall_this, upgrade_nvrtc
 
 _LEAST = (7, 5)  # compute capability: Turing
 # what CuPy, which makes a cache folder when it is imported, says where it cannot
@@ -191,7 +191,7 @@ def trials(machine: Machine) -> Iterator[Finding]:
         elif "error" not in facts:
             yield ok(name, "the results are right")
         elif stage == "simulator":
-            yield fault(name, facts["error"], "pip install --force-reinstall --no-deps cupyops")
+            yield fault(name, facts["error"], reinstall_this(machine))
         else:
             where = f"CUDA_VISIBLE_DEVICES={stage.rpartition(' ')[2]}"
             yield fault(name, facts["error"], f"{where} compute-sanitizer python -m {__package__}.survey")

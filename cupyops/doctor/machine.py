@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import torch
+
+from .._kernel.compile.source import cuda_src
 
 Facts = dict[str, Any]
 
@@ -33,6 +39,8 @@ class Machine:
         packages: name -> version of what is installed; names in lower case, with dashes.
         requirements: what each extra of this package asks for; under "", what the package itself does.
         environ: the environment.
+        origin: where pip had this package from, as one gives it to pip: a name, a folder, a repository.
+        precompiled: folders that hold kernels compiled ahead of time, but for those that the environment names.
         seen: stage -> what the survey found; a stage that failed has "error", one that was not come to is not there.
     """
 
@@ -41,6 +49,8 @@ class Machine:
     packages: Mapping[str, str]
     requirements: Mapping[str, tuple[str, ...]]
     environ: Mapping[str, str]
+    origin: str = "cupyops"
+    precompiled: tuple[Path, ...] = ()
     seen: Mapping[str, Facts] = field(default_factory=dict)
 
     @property
@@ -72,6 +82,8 @@ def look(limit: float = _LIMIT) -> Machine:
             packages=installed(),
             requirements=requirements(),
             environ=dict(os.environ),
+            origin=origin(),
+            precompiled=tuple(precompiled()),
             seen={"cupy, torch": _error(cupy_first.result()[1]), **survey.result()},
         )
 
@@ -99,6 +111,33 @@ def requirements() -> dict[str, tuple[str, ...]]:
         extra = match.group(1) if match is not None else ""
         found[extra] = (*found.get(extra, ()), requirement.strip())
     return found
+
+
+def origin() -> str:
+    """What pip was given to install this package, for the same to be given again: the name alone may be somebody else's."""
+    package = __package__.partition(".")[0]
+    try:
+        told = json.loads(metadata.distribution(package).read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        told = {}
+    url = str(told.get("url", package))
+    if "vcs_info" in told:
+        return f'"{package} @ {told["vcs_info"]["vcs"]}+{url}@{told["vcs_info"]["commit_id"]}"'
+    if url.startswith("file://"):
+        path = shlex.quote(url2pathname(urlsplit(url).path))
+        return f"-e {path}" if told.get("dir_info", {}).get("editable") else path
+    return url
+
+
+def precompiled() -> Iterator[Path]:
+    """The folders `cubins` beside the .cu files of this package, and of the installed ones that depend on it."""
+    package = __package__.partition(".")[0]
+    if (own := cuda_src() / "cubins").is_dir():
+        yield own
+    for distribution in metadata.distributions():
+        if any(re.match(rf"{package}\b(?!-)", text) for text in distribution.requires or ()):
+            found = (file for file in distribution.files or () if file.suffix == ".cubin")
+            yield from sorted({Path(str(distribution.locate_file(file))).parent for file in found})
 
 
 def _plain(name: str) -> str:

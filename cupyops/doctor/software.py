@@ -38,14 +38,17 @@ def pytorch(machine: Machine) -> Iterator[Finding]:
         yield fault("PyTorch", f"{found}; expected {least.specifier}", f'pip install -U "{least}"')
     elif not cuda and machine.seen.get("driver", {}).get("devices"):
         wish = "a GPU is here, which this build cannot use"
-        yield fault("PyTorch", f"{found}; {wish}", "pip install --force-reinstall torch")
+        plain = Version(
+            version
+        ).base_version  # pip takes a build of the same version for the same thing, so that one goes
+        yield fault("PyTorch", f"{found}; {wish}", f"pip uninstall -y torch && pip install torch=={plain}")
     elif driver and _torch_major(machine) > driver:
         wish = f"the driver serves CUDA {driver} at most"
         yield fault("PyTorch", f"{found}; {wish}", f"update the GPU's driver to one for CUDA {cuda}")
     elif Version(version).release[:2] > TRIED[1]:
         tried = ".".join(map(str, TRIED[1]))
-        newer = f"{found}; cupyops was tested with {tried} at most"
-        yield warning("PyTorch", newer, f'pip install "torch=={tried}.*", if something fails')
+        newer = f"{found}; cupyops was tested with {tried} at most, which is the one to take if something fails"
+        yield warning("PyTorch", newer, f'pip install "torch=={tried}.*"')
     else:
         yield ok("PyTorch", found)
 
@@ -103,6 +106,11 @@ def reinstall(machine: Machine, major: int) -> str:
     if len(cupys(machine)) > 1 or not any("nvrtc" in name for name in wheels):
         return install_for(machine, major)
     return "pip install --force-reinstall --no-deps " + " ".join(f"{name}=={at}" for name, at in wheels.items())
+
+
+def reinstall_this(machine: Machine) -> str:
+    """The command for this package, whose own files do not do what they should."""
+    return f"pip install --force-reinstall --no-deps {machine.origin}"
 
 
 def upgrade_nvrtc(machine: Machine, major: int) -> str:

@@ -83,18 +83,32 @@ def settings(machine: Machine) -> Iterator[Finding]:
 def _setting(name: str, value: str) -> Iterator[Finding]:
     folders = [folder for folder in value.split(os.pathsep) if folder] if name == "CUPYOPS_CUBIN_PATH" else []
     missing = [folder for folder in folders if not os.path.isdir(folder)]
-    distrusted = [why for folder in folders if folder not in missing and (why := _objection(folder)) is not None]
-    for why in distrusted:
-        yield warning(name, f"kernels are not taken from there, since others can write: {why.found}", why.remedy)
     if missing:
         build = f"python -m cupyops compile --out {shlex.quote(missing[0])}"
         yield warning(name, f"{value!r}: there is no folder {missing[0]}", build)
-    elif not distrusted:
+    else:
         yield ok(name, f"{value!r}: {SETTINGS[name]}")
 
 
-def _objection(folder: str) -> trust.Objection | None:
-    try:
-        return trust.objection(Path(folder), trust.owners())
-    except OSError as error:
-        return trust.Objection(f"{folder}: {error.strerror}", "unset CUPYOPS_CUBIN_PATH")
+def precompiled(machine: Machine) -> Iterator[Finding]:
+    """Each folder of kernels compiled ahead of time: whose it is, what it holds, and whether it is used."""
+    name = "precompiled kernels"
+    named = [Path(folder) for folder in machine.environ.get("CUPYOPS_CUBIN_PATH", "").split(os.pathsep) if folder]
+    folders = [folder for folder in dict.fromkeys((*named, *machine.precompiled)) if folder.is_dir()]
+    if not folders:
+        yield ok(name, "none: kernels are compiled when they are first called")
+    for folder in folders:
+        try:
+            count = sum(entry.suffix == ".cubin" for entry in folder.iterdir())
+            found = f"{folder}: {count:,} kernels" + trust.belongs_to(folder)
+            # beside a .cu file what its owner wrote counts as well, whose code runs anyway
+            why = trust.objection(folder, trust.owners(None if folder in named else folder.parent))
+        except OSError as error:
+            yield warning(
+                name, f"{folder}: {error.strerror}; none is taken from there", f"chmod u+rx {shlex.quote(str(folder))}"
+            )
+            continue
+        if why is None:
+            yield ok(name, found)
+        else:
+            yield warning(name, f"{found}; none is taken from there, since others can write: {why.found}", why.remedy)

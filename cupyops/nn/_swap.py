@@ -211,7 +211,10 @@ def _chosen(argument: str, choices: Choice | Iterable[Choice], names: dict[Modul
             if choice not in known:
                 near = difflib.get_close_matches(choice, known, 1)
                 hint = f"; is it {near[0]!r}?" if near else ""
-                raise InputError(f"{argument} names {choice!r}, but the model has no module of that name{hint}")
+                raise InputError(
+                    f"{argument} names {choice!r}, but the model has no module of that name{hint}; "
+                    "see model.named_modules()"
+                )
             roots.add(choice)
         elif isinstance(choice, type) and issubclass(choice, Module):
             kind = theirs.get(choice, choice)

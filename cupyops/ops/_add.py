@@ -163,7 +163,10 @@ def _by_pytorch(input: Tensor | complex, other: Tensor | complex, alpha: Tensor 
     try:
         result = torch.result_type(input, other)
     except RuntimeError as error:
-        raise InputError(f"input is {arguments.describe(input)}, other {arguments.describe(other)}: {error}") from None
+        raise InputError(
+            f"input is {arguments.describe(input)}, other {arguments.describe(other)}, expected shapes that "
+            f"broadcast: {error}"
+        ) from None
     alpha = alpha.item() if isinstance(alpha, (Tensor, np.generic)) else alpha
     _check_alpha(alpha, result)
     if tracing.active is None:

@@ -187,8 +187,8 @@ def _check_parameters(input: Tensor, given: dict[str, Tensor]) -> None:
         arguments.same_device(input=input, **{name: value})
         if not wide and value.dtype != input.dtype:
             raise InputError(
-                f"{name} is {value.dtype}, but input is {input.dtype}; beside a half type all of weight, bias, "
-                "running_mean and running_var may be float32"
+                f"{name} is {value.dtype}, but input is {input.dtype}; expected one dtype, or beside a half type "
+                "float32 for all of weight, bias, running_mean and running_var"
             )
 
 

@@ -25,7 +25,7 @@ def _embedding(
     try:
         return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
     except IndexError as error:
-        raise InputError(f"input: {error}") from error
+        raise InputError(f"input: {error}; expected indices of rows of weight") from error
 
 
 @_embedding.unsupported

@@ -126,7 +126,7 @@ def _check_dtypes(input: Tensor, given: dict[str, Tensor]) -> None:
     wide = on_cpu and input.dtype.itemsize == 2 and all(value.dtype == torch.float32 for value in given.values())
     for name, value in given.items():
         if not wide and value.dtype != input.dtype:
-            raise InputError(f"{name} is {value.dtype}, but input is {input.dtype}")
+            raise InputError(f"{name} is {value.dtype}, but input is {input.dtype}; expected one dtype")
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:

@@ -54,7 +54,7 @@ class _Adam(Fused):
         if on_device and step.device != param.device:
             raise LaunchError(
                 f"{type(self).__name__}: a parameter is on {param.device}, but its step, which is to be counted there, "
-                f"on {step.device}"
+                f"on {step.device}; move it to {param.device}"
             )
         return _ON_DEVICE if on_device else step.item()
 

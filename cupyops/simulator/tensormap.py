@@ -227,7 +227,10 @@ def _decode(encoded: bytes) -> TensorMap:
         raise TensorMapError(f"no tensor map: found {encoded[:8]!r}, expected {BYTES} bytes that begin with {_MARK!r}")
     _, rank, element, span, nan, address, *fields = _LAYOUT.unpack_from(encoded)
     if not (1 <= rank <= 5 and element < len(_NAMES) and span < len(SPANS)):
-        raise TensorMapError(f"no tensor map: found rank {rank}, element {element}, swizzle {span} after the mark")
+        raise TensorMapError(
+            f"no tensor map: found rank {rank}, element {element}, swizzle {span} after the mark; "
+            "make one with cupyops.tensor_map"
+        )
     sizes = tuple(size + 1 for size in fields[:rank])
     strides, box, steps = fields[5 : 4 + rank], fields[9 : 9 + rank], fields[14 : 14 + rank]
     fill = "nan" if nan else "zero"

@@ -188,7 +188,7 @@ def _backends(asked: str | Iterable[str] | None, of: Target, call: Call) -> Sequ
         return available(of, call)
     names = _names("backends", asked, BACKENDS)
     if "gpu" in names and not torch.cuda.is_available():
-        raise InputError("backends is 'gpu', but there is no CUDA GPU here")
+        raise InputError("backends is 'gpu', but there is no CUDA GPU here; leave it out")
     return names
 
 

@@ -1,11 +1,131 @@
-"""`python -m cupyops` itself, without a command."""
+"""`python -m cupyops` itself: its help, and what it does in poor terminals, in pipes and when it is interrupted."""
 
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 from typer.testing import CliRunner
 
 import cupyops
+from cupyops.cli import jobs, streams
 from cupyops.cli.app import app
+
+DAY = ["new", "check", "simulate", "explain", "compile", "bench", "doctor"]
+RELU = ["relu.cu", "relu_fwd<float>", "--grid", "1", "--block", "32", "--arg", "randn(32)", "--arg", "empty(32)"]
+COMMANDS = {
+    "help": ["--help"],
+    "help of a command": ["check", "--help"],
+    "doctor": ["doctor"],
+    "simulate": ["simulate", *RELU, "--arg", "null", "--arg", "32"],
+    "explain": ["explain", "relu", "--shape", "64x64", "--no-compile"],
+    "check": ["check", "cupyops:relu", "--backend", "reference", "--only", "strided", "--verbose"],
+    "new": ["new", "halved"],
+}
+
+
+def python(words, folder, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "cupyops", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(cupyops.__file__).parents[1]), **environ},
+        capture_output=True,
+        timeout=120,
+    )
 
 
 def test_the_version():
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"cupyops {cupyops.__version__}\n")
+
+
+def test_the_help_is_in_the_order_of_a_day():
+    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"})
+    listed = re.findall(r"^\W*([a-z]+)  ", result.output, re.MULTILINE)
+    assert [name for name in listed if name in DAY] == DAY
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_a_narrow_terminal_of_ascii(case, tmp_path):
+    """Nothing fails, nothing is cut off that a list can hold, and every byte is ASCII."""
+    done = python(COMMANDS[case], tmp_path, COLUMNS="40", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.decode("ascii")
+    assert "Traceback" not in done.stderr.decode("ascii")
+    words = {"doctor": "run in the simulator", "simulate": "threads /warp: ", "check": "verdict: pass"}
+    assert words.get(case, "") in text
+    if case != "help of a command":
+        assert "~" not in re.sub(r"/\S*~\S*", "", text), "something was cut short"
+
+
+def test_a_character_that_is_not_there_has_a_stand_in():
+    error = UnicodeEncodeError("ascii", "a…█日b", 1, 4, "ordinal not in range")
+    assert streams._plainly(error) == ("~#?", 4)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGPIPE")
+def test_a_pipe_that_closes_early(tmp_path):
+    """As of `| head -1`: no traceback."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "cupyops", *COMMANDS["simulate"]],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        cwd=Path(cupyops.__file__).parents[1],
+        timeout=120,
+    )
+    os.close(write)
+    assert done.returncode == 1 and b"Traceback" not in done.stderr
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_of_a_command_that_has_nothing_to_show(monkeypatch):
+    monkeypatch.setattr("cupyops.cli.explain.run", interrupt)
+    result = CliRunner().invoke(app, ["explain", "relu"])
+    assert (result.exit_code, result.output) == (130, "interrupted\n")
+
+
+def test_an_interrupted_compilation_tells_what_it_has_made(monkeypatch, tmp_path):
+    def some(planned, folder, processes):
+        yield jobs.Outcome(planned[0], 0.5, size=1000)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "run", some)
+    result = CliRunner().invoke(app, ["compile", "--arch", "sm_80", "--out", str(tmp_path)], env={"COLUMNS": "100"})
+    made = int(re.search(r"cubins to make: (\d+)", result.output)[1])
+    assert result.exit_code == 130 and f"interrupted: {made - 1} of {made} are not made" in result.output
+    assert "1,000" in result.output
+
+
+def test_an_interrupted_dry_run_tells_what_it_has_compared(monkeypatch):
+    from cupyops.bench import case, measure
+
+    compared = []
+
+    def compare(twin, device):
+        if compared:
+            raise KeyboardInterrupt
+        return compared.append(twin) or True
+
+    monkeypatch.setattr(measure, "compare", compare)
+    folder = Path(cupyops.__file__).parents[1] / "benchmarks"
+    assert case.files(["relu"], folder)
+    result = CliRunner().invoke(app, ["bench", "relu", "--dry-run", "--folder", str(folder)])
+    assert "1 small twins of" in result.output and "interrupted: 1 of" in result.output
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+def test_the_processes_that_compile_leave_an_interrupt_to_their_parent():
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        jobs._leave_interrupts_to_the_parent()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -49,7 +49,7 @@ WELL = doctor.Machine(
     torch=("2.11.0+cu130", "13.0"),
     packages=PACKAGES,
     requirements={
-        "": ("numpy>=1.26", "torch>=2.11"),
+        "": ("numpy>=2", "torch>=2.11"),
         "cuda12x": ("cupy-cuda12x>=14", "nvidia-cuda-nvrtc-cu12>=12.8"),
         "cuda13x": ("cupy-cuda13x>=14", "nvidia-cuda-nvrtc<14,>=13"),
         "cli": ("rich>=13.7",),
@@ -119,7 +119,11 @@ def test_no_gpu_is_no_fault(monkeypatch):
 BROKEN = {
     "old Python": (replace(WELL, python=(3, 10, 2)), "Python", "install Python 3.11 or later, and cupyops in it"),
     "old torch": (replace(WELL, torch=("2.4.1", "12.4")), "PyTorch", 'pip install -U "torch>=2.11"'),
-    "torch for the CPU": (replace(WELL, torch=("2.11.0+cpu", None)), "PyTorch", "pip install --force-reinstall torch"),
+    "torch for the CPU": (
+        replace(WELL, torch=("2.11.0+cpu", None)),
+        "PyTorch",
+        "pip uninstall -y torch && pip install torch==2.11.0",
+    ),
     "torch too new for the driver": (
         seen(driver={"here": True, "cuda": 12080, "status": 0, "devices": 1}),
         "PyTorch",
@@ -270,7 +274,7 @@ LAME = {
     "torch newer than was tested": (
         replace(WELL, torch=("2.99.0", "12.8")),
         "PyTorch",
-        'pip install "torch==2.13.*", if something fails',
+        'pip install "torch==2.13.*"',
     ),
     "no CuPy, no GPU": (
         replace(packages(cupy_cuda12x=None), seen=seen(**NO_GPU).seen, torch=("2.11.0+cpu", None)),
@@ -337,10 +341,10 @@ def test_a_warning_and_its_remedy(case, monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no owners here")
 def test_a_folder_of_cubins_that_others_can_write(tmp_path):
     tmp_path.chmod(0o777)
-    found = rows(replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(tmp_path)}))["CUPYOPS_CUBIN_PATH"]
+    found = rows(replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(tmp_path)}))["precompiled kernels"]
     assert (found.verdict, found.remedy) == (WARNING, f"chmod -R go-w {tmp_path}") and "0777" in found.found
     tmp_path.chmod(0o755)
-    assert rows(replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(tmp_path)}))["CUPYOPS_CUBIN_PATH"].verdict == OK
+    assert rows(replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(tmp_path)}))["precompiled kernels"].verdict == OK
 
 
 SEVERAL = 'pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install "cupyops[cuda13x]"'
@@ -542,6 +546,111 @@ def test_this_machine(tmp_path, monkeypatch):
     for name in ("import torch, cupy", "import cupy, torch", "compile a kernel", "run in the simulator"):
         assert found[name]["verdict"] == OK, found[name]
     assert str(tmp_path / "cache") in found["kernel cache"]["found"]
+
+
+def install(site, name, *requires, told=None, files=()):
+    """A distribution as pip leaves it: its metadata, its files, and what pip was told to install."""
+    folder = site / f"{name}-1.0.dist-info"
+    folder.mkdir(parents=True)
+    stated = "".join(f"Requires-Dist: {text}\n" for text in requires)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{stated}")
+    for file in files:
+        (site / file).parent.mkdir(parents=True, exist_ok=True)
+        (site / file).write_bytes(b"x")
+    (folder / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    if told is not None:
+        (folder / "direct_url.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("told", "given"),
+    [
+        (None, "cupyops"),
+        ({"url": "file:///src/cupyops", "dir_info": {}}, "/src/cupyops"),
+        ({"url": "file:///my%20src/cupyops", "dir_info": {"editable": True}}, "-e '/my src/cupyops'"),
+        (
+            {"url": "https://git.example.org/c", "vcs_info": {"vcs": "git", "commit_id": "ab12"}},
+            '"cupyops @ git+https://git.example.org/c@ab12"',
+        ),
+    ],
+)
+def test_this_package_is_installed_again_from_where_it_came(told, given, tmp_path, monkeypatch):
+    """Its name alone, where an index has none or another's, would bring that."""
+    install(tmp_path, "cupyops", told=told)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert gathering.origin() == given
+    machine = replace(seen(simulator=error("wrong")), origin=given)
+    assert rows(machine)["run in the simulator"].remedy == f"pip install --force-reinstall --no-deps {given}"
+
+
+def test_precompiled_folders_and_whose_they_are(tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    install(
+        site, "theirs", "cupyops[cuda12x]>=0.1", files=["theirs/cubins/a.cubin", "theirs/cubins/b.cubin", "theirs/c.py"]
+    )
+    install(site, "stranger", "cupyops-other", files=["stranger/cubins/a.cubin"])
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    assert site / "theirs/cubins" in gathering.precompiled() and site / "stranger/cubins" not in gathering.precompiled()
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    machine = replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(mine)}, precompiled=(site / "theirs/cubins",))
+    found = [row for row in doctor.examine(machine) if row.name == "precompiled kernels"]
+    whose = f", of {Path(tmp_path).owner()}" if hasattr(os, "getuid") else ""
+    assert [row.found for row in found] == [f"{mine}: 0 kernels{whose}", f"{site / 'theirs/cubins'}: 2 kernels{whose}"]
+    assert {row.verdict for row in found} == {OK}
+    assert "none" in rows(WELL)["precompiled kernels"].found
+
+
+def test_fix_runs_what_can_be_run_and_tells_the_rest():
+    """Every remedy that this file knows is either for `--fix`, all of its parts, or is left to a person."""
+    known = {remedy for _, _, remedy in (*BROKEN.values(), *LAME.values())} | {SEVERAL, ANOTHER}
+    here, left = doctor.mend.remedies([doctor.finding.fault("a row", "broken", remedy) for remedy in sorted(known)])
+    assert sorted(here + left) == sorted(known)
+    assert all(remedy.startswith(("pip ", "python -m ", "chmod ")) for remedy in here)
+    assert left and not [remedy for remedy in left if remedy.startswith(("pip ", "chmod "))]
+    assert doctor.mend.commands('pip uninstall -y a b && pip install "c>=1"') == [
+        [sys.executable, "-m", "pip", "uninstall", "-y", "a", "b"],
+        [sys.executable, "-m", "pip", "install", "c>=1"],
+    ]
+
+
+@pytest.fixture
+def patient(monkeypatch, tmp_path):
+    """A machine with a folder that `--fix` mends, and the folder."""
+    folder = tmp_path / "cubins"
+    folder.mkdir()
+    folder.chmod(0o777)
+    machine = replace(WELL, environ={"CUPYOPS_CUBIN_PATH": str(folder), "CUPYOPS_CACHEDIR": "/tmp"})
+    monkeypatch.setattr(doctor, "look", lambda: machine)
+    return folder
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no owners here")
+@pytest.mark.parametrize(("words", "typed"), [(["--yes"], ""), ([], "y\n"), ([], "n\n"), ([], "")])
+def test_fix_asks_then_mends_and_examines_again(patient, words, typed):
+    result = CliRunner().invoke(app, ["doctor", "--fix", *words], input=typed, env={"COLUMNS": "100"})
+    agreed = bool(words) or typed == "y\n"
+    assert f"to run now:\n  chmod -R go-w {patient}\n" in result.output
+    assert "since this program cannot:\n  unset CUPYOPS_CACHEDIR\n" in result.output
+    assert patient.stat().st_mode & 0o777 == (0o755 if agreed else 0o777)
+    assert result.output.count("examined") == 1 + agreed
+    assert ("nothing was run" in result.output) != agreed
+
+
+def test_fix_with_nothing_to_run(monkeypatch):
+    result = command(monkeypatch, WELL, "--fix")
+    assert result.exit_code == 0 and "there is nothing that --fix can run" in result.output
+
+
+def test_a_remedy_that_fails_ends_the_fix(patient, monkeypatch):
+    monkeypatch.setattr(doctor.mend, "_PROGRAMS", {"chmod": [sys.executable, "-c", "raise SystemExit(3)"]})
+    result = CliRunner().invoke(app, ["doctor", "--fix", "--yes"], env={"COLUMNS": "100"})
+    assert "it failed, with exit status 3" in result.output
+
+
+@pytest.mark.parametrize("words", [["--yes"], ["--fix", "--json"]])
+def test_options_that_do_not_go_together(monkeypatch, words):
+    assert command(monkeypatch, WELL, *words).exit_code == 2
 
 
 @pytest.mark.gpu

@@ -160,7 +160,7 @@ class TestDefinition:
                 return x * 1
 
             op.forward(wrong)
-            with pytest.raises(InputError, match=f"{said}; an output has memory of its own: torch.empty_like\\(x\\)"):
+            with pytest.raises(InputError, match=f"{said}; return memory of its own: torch.empty_like\\(x\\)"):
                 op(torch.ones(3))
 
     def test_annotation_that_names_nothing(self):

@@ -48,7 +48,7 @@ def parameters(ptx: str, symbol: str) -> tuple[Parameter, ...]:
     """The parameter list of the entry `symbol`: types and sizes, as the compiler laid them out."""
     match = re.search(rf"\.entry\s+{re.escape(symbol)}(?![\w$])\s*(?:\(([^)]*)\))?", ptx)
     if match is None:
-        raise CompileError(f"the PTX has no entry {symbol}")
+        raise CompileError(f"the PTX has no entry {symbol}; compile its source anew")
     found = []
     for align, kind, count in _PARAMETER.findall(match.group(1) or ""):
         size = int(re.sub(r"\D", "", kind)) // 8

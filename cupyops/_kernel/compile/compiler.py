@@ -77,7 +77,7 @@ def checked_options(options: Iterable[str]) -> tuple[str, ...]:
     chosen = tuple(options)
     for option in chosen:
         if not isinstance(option, str) or not option.strip() or UNREADABLE.search(option):
-            raise InputError(f"option {option!r} is none that NVRTC could read")
+            raise InputError(f'option {option!r} is none that NVRTC could read; expected text such as "-DN=4"')
         if _FOR_ARCH.match(option):
             raise InputError(
                 f"option {option!r}: a kernel is compiled for the device that it is launched on; for a specific target "

@@ -44,7 +44,10 @@ def resources(cubin: bytes, symbol: str) -> Resources:
         raise InputError(f"the cubin has no kernel {symbol}; it has {', '.join(kernels) or 'none'}")
     attributes = _attributes(sections, symbol)
     if _REGISTERS not in attributes:
-        raise InputError(f"the cubin does not say how many registers {symbol} uses; its .nv.info is of another form")
+        raise InputError(
+            f"the cubin does not say how many registers {symbol} uses; its .nv.info is of another "
+            "form; compile it with this NVRTC"
+        )
     return Resources(
         registers=attributes[_REGISTERS],
         stack=attributes.get(_FRAME_SIZE, 0),
@@ -65,7 +68,7 @@ def _sections(cubin: bytes) -> dict[str, Any]:
     try:
         return {section.name: section for section in ELFFile(BytesIO(cubin)).iter_sections()}
     except ELFError as error:
-        raise InputError(f"not a cubin: {error}") from error
+        raise InputError(f"not a cubin: {error}; expected what `python -m cupyops compile` writes") from error
 
 
 def _attributes(sections: dict[str, Any], symbol: str) -> dict[int, int]:

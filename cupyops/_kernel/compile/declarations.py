@@ -197,6 +197,6 @@ def _parameter(declaration: str) -> tuple[str, str]:
     words = re.sub(r"\( ?\* ?(\w+) ?\) ?(\[ ?\w* ?\] ?)+$", r"* \1", words)  # to arrays: `float (*x)[3]`
     match = re.search(r"\b(\w+) ?(\[ ?\w* ?\])?$", words)
     if match is None:
-        raise InputError(f"cannot read the kernel parameter {words[:200]!r}")
+        raise InputError(f"cannot read the kernel parameter {words[:200]!r}; expected a type and a name")
     ctype = re.sub(r" ?\* ?", "*", words[: match.start()].strip())
     return ctype + ("*" if match.group(2) else ""), match.group(1)

@@ -112,7 +112,7 @@ def is_text(source: str) -> bool:
 def load(source: str | Path, beside: Path | None = None) -> Source:
     """The `Source` for a piece of CUDA C, or for a file found beside `beside` or among the built-in kernels."""
     if not isinstance(source, (str, os.PathLike)):
-        raise InputError(f"{source!r} is neither CUDA C nor the name of a .cu file")
+        raise InputError(f"{source!r} is neither CUDA C nor the name of a .cu file; give one of the two")
     if isinstance(source, str) and is_text(source):
         text = _checked(source.removeprefix("\ufeff"), "<text>.cu")
         return Source("<text>.cu", text, None, *_gather(text, "<text>.cu", beside or _working_folder()))
@@ -175,15 +175,17 @@ def _read(path: Path) -> str:
     try:
         return _checked(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error}") from error
+        raise SourceError(f"{path} cannot be read: {error}; give a file that you can read") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: {error}") from error
+        raise InputError(f"{path} is not UTF-8 text: {error}; save it as UTF-8") from error
 
 
 def _checked(text: str, name: str) -> str:
     """`text`, all of which the compiler will see."""
     if (bad := UNREADABLE.search(text)) is not None:
-        raise InputError(f"{name}:{text.count(chr(10), 0, bad.start()) + 1}: {bad.group()!r} has no place in CUDA C")
+        raise InputError(
+            f"{name}:{text.count(chr(10), 0, bad.start()) + 1}: {bad.group()!r} has no place in CUDA C; remove it"
+        )
     return text
 
 

@@ -56,7 +56,7 @@ class Configuration:
         """From ints or tuples of one to three ints. Raises `LaunchError` for what no CUDA GPU can launch."""
         grid3, block3 = _triple("grid", grid), _triple("block", block)
         if any(g < 0 or g > limit for g, limit in zip(grid3, _MAX_GRID)):
-            raise LaunchError(f"grid {grid3} is outside CUDA's limits {_MAX_GRID}")
+            raise LaunchError(f"grid {grid3} is outside CUDA's limits; expected at most {_MAX_GRID}")
         threads = _product(block3)
         if min(block3) < 1 or threads > _MAX_THREADS or block3[2] > _MAX_BLOCK_Z:
             raise LaunchError(
@@ -94,7 +94,7 @@ def _cluster(cluster: Any, grid: Dim3) -> Dim3:
     if min(cluster3) < 1 or blocks > _MAX_CLUSTER:
         raise LaunchError(f"cluster {cluster3} has {blocks} blocks; CUDA allows 1 to {_MAX_CLUSTER}")
     if any(extent % size for extent, size in zip(grid, cluster3)):
-        raise LaunchError(f"grid {grid} is no multiple of the cluster {cluster3}")
+        raise LaunchError(f"grid {grid} is no multiple of the cluster {cluster3}; make it one, in each dimension")
     return cluster3
 
 

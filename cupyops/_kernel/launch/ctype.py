@@ -102,7 +102,9 @@ def c_token(value: Any) -> str:
     if isinstance(value, int):
         number = int.__index__(value)  # an int that writes itself in another way, as an enum may, is still that int
         if not -(2**63) <= number < 2**64:
-            raise LaunchError(f"a template value of {number.bit_length()} bits fits no integer type")
+            raise LaunchError(
+                f"a template value of {number.bit_length()} bits fits no integer type; expected one of 64 bits at most"
+            )
         # 9223372036854775808 is no signed literal, with a minus before it or without
         return str(number) if number > -(2**63) else f"({number + 1} - 1)"
     if type(value) is str and _IDENTIFIER.fullmatch(value) and value not in _KEYWORDS:

@@ -37,7 +37,7 @@ _LASTING = (
 _HINT = (
     "a kernel has faulted, most likely an earlier one: CUDA tells late. Run with CUPYOPS_DEBUG=1 to have it told by the "
     "launch in which it happens, or run the kernels on the CPU inside cupyops.simulate(), which names thread, address and "
-    "line. This process can use CUDA no more"
+    "line. This process can use CUDA no more: start another"
 )
 
 
@@ -76,5 +76,5 @@ def awaited(where: str, device: int) -> Iterator[None]:
     except RuntimeError as error:
         raise LaunchError(
             f"{where}: the kernel ran and faulted: {str(error).splitlines()[0]}\n  Inside cupyops.simulate(), on CPU "
-            "tensors, the same launch names thread, address and line. This process can use CUDA no more"
+            "tensors, the same launch names thread, address and line. This process can use CUDA no more: start another"
         ) from error

@@ -116,7 +116,9 @@ class Loaded:
                 "registers or __launch_bounds__ allow"
             )
         if configuration.overlap and properties.major >= 9 and not waits(self.binary.ptx):
-            raise LaunchError(f"{where}: the kernel does not wait for the grid before it: griddepcontrol.wait")
+            raise LaunchError(
+                f"{where}: the kernel does not wait for the grid before it; write griddepcontrol.wait into it"
+            )
         if configuration.cluster is not None and properties.major < 9:
             raise LaunchError(
                 f"{where}: clusters need compute capability 9.0, the device has {properties.major}.{properties.minor}"

@@ -84,7 +84,10 @@ def join(
     `real` are the types that the compiler understood; where the text has another name for one, that is left.
     """
     if len(declared) != len(compiled):
-        raise CompileError(f"{name}: the text declares {len(declared)} parameters, the PTX has {len(compiled)}")
+        raise CompileError(
+            f"{name}: the text declares {len(declared)} parameters, the PTX has {len(compiled)}; "
+            "write them without #if, each with its type and its name"
+        )
     known = [
         ctype if real is None or _means(ctype, real[index], types) else real[index]
         for index, (ctype, _) in enumerate(declared)
@@ -185,7 +188,7 @@ def check_count(name: str, declared: Sequence[tuple[str, str]], args: Sequence[A
     if len(args) != len(declared):
         expected = ", ".join(f"{ctype} {parameter}" for ctype, parameter in declared)
         given = f"; given: {', '.join(map(_kind, args))}" if args else ""
-        raise LaunchError(f"{name}: {len(args)} arguments given, {len(declared)} declared ({expected}){given}")
+        raise LaunchError(f"{name}: {len(args)} arguments given, expected {len(declared)} ({expected}){given}")
 
 
 def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, device: int) -> Any:

@@ -21,7 +21,7 @@ from .loaded import Loaded
 from .symbols import Symbol, symbols
 from .tensor_map import TensorMap
 
-_NOTHING = "a kernel without a pointer parameter has nothing to work on, nor has one without a tensor map"
+_NOTHING = "a kernel without a pointer parameter has nothing to work on, nor has one without a tensor map; give it one"
 
 
 class Specialised:
@@ -111,8 +111,8 @@ class Specialised:
             return CompileError(f"{self.name}: {_NOTHING}")
         if self._first is None:
             return LaunchError(
-                f"{self.name}: no argument is a tensor map, and there is no pointer: a launch goes to the device of its "
-                "first tensor"
+                f"{self.name}: no argument is a tensor map, and there is no pointer; give one or the other: a launch goes "
+                "to the device of its first tensor"
             )
         name = self.declared[self._first][1]
         found = f"{signature.shown(anchor)}; the first pointer of a kernel must be a tensor"

@@ -32,7 +32,10 @@ class Template:
         self.base, self._written = _parse(name)
         self.template = tuple(part for part in self._written if _is_parameter(part))
         if unknown := set(domain) - set(self.template):
-            raise InputError(f"kernel {name} has no template parameter {', '.join(sorted(unknown))}")
+            raise InputError(
+                f"kernel {name} has no template parameter {', '.join(sorted(unknown))}; "
+                f"it has {', '.join(self.template) or 'none'}"
+            )
         self.domain = {key: tuple(map(canonical, values)) for key, values in domain.items()}
         self._where, self._asked = where, _asked(name, self.template, where)
 
@@ -40,9 +43,11 @@ class Template:
         """The values of one instance, in order. Raises `LaunchError` where there is no such instance."""
         ordered = tuple(self._value(name, given) for name in self.template)
         if extra := set(given) - set(self.template):
-            raise LaunchError(f"{self}: no template parameter {', '.join(sorted(extra))}")
+            raise LaunchError(
+                f"{self}: no template parameter {', '.join(sorted(extra))}; it has {', '.join(self.template) or 'none'}"
+            )
         if not self._exists(ordered):
-            raise LaunchError(f"{self}: there is no {self.expression(ordered)}")
+            raise LaunchError(f"{self}: there is no {self.expression(ordered)}; give values for which where= holds")
         return ordered
 
     def _value(self, name: str, given: Mapping[str, Any]) -> Any:
@@ -57,7 +62,7 @@ class Template:
             raise LaunchError(f"{self}: {name}: {error}") from None
         if name in self.domain and value not in self.domain[name]:
             allowed = ", ".join(str(choice) for choice in self.domain[name])
-            raise LaunchError(f"{self}: {name}={value} is not one of {allowed}")
+            raise LaunchError(f"{self}: {name} is {value}, expected one of {allowed}")
         return value
 
     def _exists(self, values: tuple[Any, ...]) -> bool:
@@ -108,10 +113,14 @@ def _parse(name: str) -> tuple[str, tuple[str, ...]]:
     parts = tuple(" ".join(part.split()) for part in split(inside))
     for part in filter(_WORDS.fullmatch, parts):
         if not all(map(is_type, part.split())):
-            raise InputError(f"kernel name {name!r}: {part!r} is neither a template parameter nor a value of C++")
+            raise InputError(
+                f"kernel name {name!r}: {part!r} is neither a template parameter nor a value of C++; give one of the two"
+            )
     for part in filter(_is_parameter, parts):  # each is given as T=..., and a leading underscore is the fast path's
         if keyword.iskeyword(part) or part.startswith("_") or parts.count(part) > 1:
-            raise InputError(f"kernel name {name!r}: template parameter {part!r} cannot be the name of an argument")
+            raise InputError(
+                f"kernel name {name!r}: template parameter {part!r} cannot be the name of an argument; rename it"
+            )
     return match.group(1), parts
 
 

@@ -55,7 +55,9 @@ class Definition:
         self.updated = self._positions("updates", updates)
         self.mixed = frozenset(self._positions("mixed", mixed))
         if updates and mutates:
-            raise InputError(f"{name}: an operator that mutates {', '.join(mutates)} cannot have updates as well")
+            raise InputError(
+                f"{name}: an operator that mutates {', '.join(mutates)} cannot have updates as well; name all in mutates"
+            )
         self.required = frozenset(i for i in self.tensors if self.parameters[i].annotation is Tensor)
         if always := [self.parameters[i].name for i in self.updated if i in self.required]:
             raise InputError(f"{name}: updates names {always[0]!r}, a Tensor; expected one that may be None")
@@ -421,6 +423,8 @@ def wants_gradient(tensors: Sequence[Tensor]) -> bool:
 def refuse_in_place(name: str, tensor: Tensor) -> None:
     """Raise `InputError` for what PyTorch does not change in place either."""
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
-        raise InputError(f"{name} is an inference tensor, which cannot be changed in place outside inference mode")
+        raise InputError(
+            f"{name} is an inference tensor, which cannot be changed in place outside inference mode; give a copy of it"
+        )
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
         raise InputError(f"{name} is expanded: several of its elements are one place in memory; give a copy of it")

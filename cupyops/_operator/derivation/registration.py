@@ -225,7 +225,7 @@ class Registration:
         found = self.of.run_backward(grads, all_outputs, tuple(saved), args, needs)
         missing = [one.name for one, need, grad in zip(self.of.parameters, needs, found) if need and grad is None]
         if missing:
-            raise InputError(f"{self.of.name}: backward gave no gradient for {', '.join(missing)}")
+            raise InputError(f"{self.of.name}: backward gave no gradient for {', '.join(missing)}; return one for each")
         return _fresh([grad for grad in found if grad is not None], (*grads, *outputs, *saved, *args))
 
     def _refused_now(self, args: Sequence[Any]) -> str | None:

@@ -33,8 +33,8 @@ def check_outputs(name: str, reference: Callable[..., Any], args: Sequence[Any],
         if (y.shape, y.dtype) != (like.shape, like.dtype):
             which = "y" if len(outputs) == 1 else f"y{index}"
             raise InputError(
-                f"{name}: forward returned {which} of shape {tuple(y.shape)}, {y.dtype}; the reference returns shape "
-                f"{tuple(like.shape)}, {like.dtype}"
+                f"{name}: forward returned {which} of shape {tuple(y.shape)}, {y.dtype}, expected what the reference "
+                f"returns: shape {tuple(like.shape)}, {like.dtype}"
             )
 
 
@@ -46,7 +46,7 @@ def check_fresh(name: str, args: Sequence[tuple[str, Any]], found: Any) -> None:
             if y.untyped_storage()._cdata == value.untyped_storage()._cdata:
                 what = f"its argument {parameter}" if y is value else f"a view of its argument {parameter}"
                 raise InputError(
-                    f"{name}: forward returned {what}; an output has memory of its own: torch.empty_like({parameter}), "
+                    f"{name}: forward returned {what}; return memory of its own: torch.empty_like({parameter}), "
                     f"which a kernel fills, or {parameter}.clone(). What works in place says so, by mutates=({parameter!r},)"
                 )
 
@@ -62,7 +62,7 @@ def check_gradients(name: str, names: Sequence[str], edges: Sequence[Any], found
         if (gradient.shape, gradient.dtype) != (torch.Size(like.shape), like.dtype):
             raise InputError(
                 f"{name}: backward returned a gradient of shape {tuple(gradient.shape)}, {gradient.dtype} for {parameter}, "
-                f"which is of shape {tuple(like.shape)}, {like.dtype}"
+                f"expected shape {tuple(like.shape)}, {like.dtype}, as {parameter} has"
             )
 
 

@@ -21,7 +21,9 @@ def typed_signature(
     try:
         hints = typing.get_type_hints(reference)
     except NameError as error:
-        raise InputError(f"{name}: an annotation of the reference cannot be resolved: {error}") from error
+        raise InputError(
+            f"{name}: an annotation of the reference cannot be resolved: {error}; import that name"
+        ) from error
     parameters = []
     for given in inspect.signature(reference).parameters.values():
         if given.kind in (given.VAR_POSITIONAL, given.VAR_KEYWORD):
@@ -43,7 +45,7 @@ def typed_signature(
             )
         parameters.append(parameter(given.name, hints[given.name], given.default))
     if not any(is_tensor(one.annotation) for one in parameters):
-        raise InputError(f"{name}: the reference has no parameter annotated Tensor")
+        raise InputError(f"{name}: the reference has no parameter annotated Tensor, expected one at least")
     count = _outputs(name, hints.get("return", inspect.Parameter.empty), parameters, mutates)
     try:
         arguments(
@@ -70,8 +72,8 @@ def _outputs(name: str, returned: Any, parameters: Sequence[inspect.Parameter], 
         )
     if mutates and len(returns) != len(mutates):
         raise InputError(
-            f"{name}: the reference returns {len(returns)} tensors, but an operator that works in place returns what it "
-            f"mutates, or None: {', '.join(mutates)}"
+            f"{name}: the reference returns {len(returns)} tensors, expected of an operator that works in place what "
+            f"it mutates, or None: {', '.join(mutates)}"
         )
     return len(returns)
 
@@ -120,7 +122,10 @@ def arguments(parameters: Sequence[inspect.Parameter], mutates: Sequence[str] = 
         return torch.library.infer_schema(stub, mutates_args=tuple(mutates)).rpartition(" -> ")[0]
     except ValueError as error:
         message = re.sub(r"The valid types are: .*", "", str(error), flags=re.DOTALL)
-        raise InputError(f"torch.library has no schema for these parameters: {message.strip()}") from error
+        raise InputError(
+            f"torch.library has no schema for these parameters: {message.strip()}; "
+            "use tensors, numbers, strings and lists of them"
+        ) from error
 
 
 def _spelled(annotation: Any) -> Any:

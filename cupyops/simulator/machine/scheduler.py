@@ -105,7 +105,7 @@ class Scheduler:
         where = self._state.listing.short(block.first) if block.size else "the end"
         return StepLimit(
             f"{self._state.listing.kernel}: no end after {self.steps - 1} steps; threads are at {where}. "
-            "An endless loop, or a limit too low for this launch"
+            "An endless loop, or a limit too low for this launch: raise max_steps"
         )
 
     def _choose(self) -> tuple[int, _Urgency] | None:
