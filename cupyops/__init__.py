@@ -17,6 +17,7 @@ with _collected_later():
     from ._kernel.graph import Graphed, graph
     from ._kernel.kernel import FLOATING, Kernel, ceil_div
     from ._kernel.launch.executors import address
+    from ._kernel.launch.pointers import Pointers, pointers
     from ._kernel.launch.tensor_map import TensorMap, tensor_map
     from ._kernel.notebook import load_ipython_extension, unload_ipython_extension
     from ._operator.arrays import vjp
