@@ -58,7 +58,10 @@ class Loaded:
 
     def launch(self, configuration: Configuration, args: Sequence[Any], record: tracing.Record | None = None) -> None:
         """Check everything, make the device current, and launch on its current stream."""
-        given, args = args, signature.resolved(self.name, self.arguments, args)  # copies live until it has been launched
+        given, args = (
+            args,
+            signature.resolved(self.name, self.arguments, args),
+        )  # copies live until it has been launched
         buffer, pointers, address = self._new_slot()
         where = f"{self.name} with {configuration} on cuda:{self.device}"
         with faults.told(where), self._current():

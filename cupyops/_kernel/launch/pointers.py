@@ -73,7 +73,7 @@ class Pointers:
         return f"pointers to {len(self)} tensors, of which the first is of {first.dtype} on {first.device}"
 
 
-def pointers(tensors: Iterable[Tensor | None], *, written: bool = False) -> Pointers:
+def pointers(tensors: Iterable[Tensor | None], *, dtype: torch.dtype | None = None, written: bool = False) -> Pointers:
     """Pointers to several tensors, as one argument of a launch.
 
     A kernel takes them by value, as a struct that begins with so many pointers: `struct Inputs { const float* at[8]; };`.
@@ -86,14 +86,16 @@ def pointers(tensors: Iterable[Tensor | None], *, written: bool = False) -> Poin
 
     Args:
         tensors: on one device; None for a null pointer, though one must be a tensor.
-        written: whether the kernel writes to them. Of a table its C type says so, as `float* const*` does; of a struct nothing
-            does. A launch then raises their versions, as PyTorch's in-place functions do.
+        dtype: what all of them must be of. Of a table the C type says so; of a struct nothing does.
+        written: whether the kernel writes to them. Of a table its C type says so, as `float* const*` does; of a struct
+            nothing does. A launch then raises their versions, as PyTorch's in-place functions do.
 
     Returns:
         Pointers: to be given to launches; it holds the tensors, and knows them by their addresses at each launch.
 
     Raises:
-        InputError: no tensor among them, tensors of several devices, or one whose values are not those in its memory.
+        InputError: no tensor among them, tensors of several devices, one of another dtype, or one whose values are not those
+            in its memory.
 
     Example:
         >>> code = '''
@@ -115,7 +117,11 @@ def pointers(tensors: Iterable[Tensor | None], *, written: bool = False) -> Poin
     for name, one in given:
         arguments.tensor(name, one)
         if one.layout is not torch.strided or (has_bits(one) and not is_dry(one)):
-            arguments.fail(name, one, "one with storage of its own, as .resolve_conj().resolve_neg() or .clone() gives it")
+            arguments.fail(
+                name, one, "one with storage of its own, as .resolve_conj().resolve_neg() or .clone() gives it"
+            )
+        if dtype not in (None, one.dtype):
+            arguments.fail(name, one, f"a tensor of {dtype}: convert it with .to({dtype})")
         if one.device != given[0][1].device:
             raise InputError(f"{name} is on {one.device}, but {given[0][0]} is on {given[0][1].device}")
     if not given:

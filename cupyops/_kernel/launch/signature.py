@@ -266,7 +266,9 @@ def _no_pointer(argument: Argument, value: Any, device: int) -> str:
         if isinstance(value, TensorMap):
             return f"a tensor or None; a tensor map is taken by value, as const __grid_constant__ TensorMap {argument.name}"
         if isinstance(value, Pointers):
-            return f"a tensor or None; pointers are taken by value in a struct, or as a table, `{argument.ctype} const*`"
+            return (
+                f"a tensor or None; pointers are taken by value in a struct, or as a table, `{argument.ctype} const*`"
+            )
         return "a tensor or None" + tensor_of(value, argument.name)
     if argument.dtype is not None and value.dtype is not argument.dtype:
         other = f"launch with {argument.template}={value.dtype} for this tensor, or " if argument.template else ""

@@ -21,7 +21,7 @@ from .loaded import Loaded
 from .pointers import Pointers, held
 from .symbols import Symbol, symbols
 
-_NOTHING = "a kernel without a pointer parameter has nothing to work on, nor has one without a tensor map"
+_NOTHING = "a kernel without a pointer parameter has nothing to work on, nor has one without a tensor map or a struct of pointers"
 
 
 class Specialised:
@@ -58,7 +58,7 @@ class Specialised:
         Where the text alone is known, which may have typedefs of pointers, a tensor before that pointer is one too.
         """
         known = args if self._first is None else args[: self._first + 1]
-        first = next((value for value in known if isinstance(value, Tensor)), None)
+        first: Any = next((value for value in known if isinstance(value, Tensor)), None)
         if first is None and self._first is not None and len(args) > self._first:
             first = args[self._first]
         if isinstance(first, Pointers):
@@ -102,7 +102,7 @@ class Specialised:
         """What the kernel takes."""
         declared = declarations.parameters(self.source, self.base, binary)
         found = signature.join(self.name, declared, binary.parameters, self._tokens, binary.types)
-        if all(one.kind != "pointer" and not one.takes_map for one in found):
+        if all(one.kind not in ("pointer", "struct") for one in found):
             raise CompileError(f"{self.name}: {_NOTHING}")
         return found
 

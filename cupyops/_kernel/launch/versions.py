@@ -47,7 +47,9 @@ def in_role() -> Iterator[None]:
 def raise_written(arguments: Sequence[Argument], args: Sequence[Any]) -> None:
     """Raise the versions of the tensors that a launch with these arguments has written."""
     if not this_thread.in_role:
-        raise_all(one for argument, value in zip(arguments, args) if _is_written(argument, value) for one in held(value))
+        raise_all(
+            one for argument, value in zip(arguments, args) if _is_written(argument, value) for one in held(value)
+        )
 
 
 def _is_written(argument: Argument, value: Any) -> bool:

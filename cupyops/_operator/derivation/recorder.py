@@ -163,7 +163,9 @@ class Recorder(TorchFunctionMode):
         """A table of pointers is copied to the GPU by the host, which generated code does not do."""
         for argument, value in zip(() if loaded is None else loaded.arguments, args):
             if isinstance(value, Pointers) and argument.kind == "pointer":
-                self.refuse(f"{argument.name} is a table of pointers in memory; a struct of them, by value, is recorded")
+                self.refuse(
+                    f"{argument.name} is a table of pointers in memory; a struct of them, by value, is recorded"
+                )
 
     def bumped(self, tensors: Sequence[Tensor]) -> None:
         """The version counters of these tensors were raised."""

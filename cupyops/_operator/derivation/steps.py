@@ -65,8 +65,7 @@ class View(Call):
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel launched; `args` as they were given, with a `Ref` for each tensor, a `MapRef` for each tensor map and a `PointersRef`
-    for pointers."""
+    """A kernel launched; `args` with a `Ref` for each tensor, a `MapRef` for a map and a `PointersRef` for pointers."""
 
     specialised: Specialised
     loaded: Loaded | None  # on a GPU
