@@ -17,12 +17,14 @@ with _collected_later():
     from ._kernel.graph import Graphed, graph
     from ._kernel.kernel import FLOATING, Kernel, ceil_div
     from ._kernel.launch.executors import address
+    from ._kernel.launch.pointers import Pointers, pointers
     from ._kernel.launch.tensor_map import TensorMap, tensor_map
     from ._kernel.notebook import load_ipython_extension, unload_ipython_extension
     from ._operator.arrays import vjp
+    from ._operator.define import operator
     from ._operator.derivation.plans import off_if_asked, plans
     from ._operator.derivation.registration import decompositions
-    from ._operator.operator import Operator, operator, operators
+    from ._operator.operator import Operator, operators
     from ._simulate import Simulation, simulate, simulate_if_asked, simulating
     from ._util.strides import aligned, alignment, alike
     from ._util.tracing import Trace, trace

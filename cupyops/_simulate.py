@@ -21,6 +21,7 @@ from ._kernel.compile.binary import Binary
 from ._kernel.launch import signature, versions
 from ._kernel.launch.configuration import Configuration, waits
 from ._kernel.launch.executors import Turn, executors
+from ._kernel.launch.pointers import Pointers, held
 from ._kernel.launch.specialised import Specialised
 from ._kernel.launch.tensor_map import TensorMap
 from ._util.allocations import EMPTY, Allocations
@@ -100,14 +101,14 @@ class Simulation:
         global _launched
         _launched += 1
         program, binary, arguments = _program(specialised, self.arch)
-        args = signature.resolved(specialised.name, arguments, args)
+        original, args = args, signature.resolved(specialised.name, arguments, args)
         checked = signature.checked(specialised.name, arguments, args, device)
         self._check(specialised.name, configuration, binary)
         values = [_value(*each) for each in zip(arguments, args, checked)]
-        given = _tensors(args)
-        touched = _restrict(given)
+        pointed_to = _pointed_to(arguments, original)
+        touched = _restrict([*_tensors(args), *pointed_to])
         if not specialised.strided:
-            _leave_out_gaps([value for value in args if isinstance(value, Tensor)])
+            _leave_out_gaps([*(value for value in args if isinstance(value, Tensor)), *pointed_to])
         with Bar(f"simulating {specialised.name}") as bar:
             try:
                 return program.launch(
@@ -127,7 +128,7 @@ class Simulation:
             finally:
                 for allocation in touched:
                     allocation.restrict(0, len(allocation.buffer))
-                _raise_written(arguments, args)  # after a fault too, which may be one in the middle
+                _raise_written(arguments, original)  # after a fault too, which may be one in the middle
 
     def _check(self, name: str, configuration: Configuration, binary: Binary) -> None:
         """What a device of this architecture has no room for."""
@@ -162,6 +163,11 @@ class Simulation:
             before = _addressed.get(storage, (low, high))
             _addressed[storage] = min(low, before[0]), max(high, before[1])
             return _pointer(tensor, "memory").address
+
+    def place(self, tensor: Tensor) -> int:
+        """What a launch that is given pointers to tensors holds as that to `tensor`."""
+        with _one_at_a_time:
+            return int(_pointer(tensor, "memory").address)
 
     def tensor_map(self, map_: TensorMap) -> bytes:
         """The 128 bytes by which the simulator's kernels know a tensor map."""
@@ -393,9 +399,19 @@ def _value(argument: signature.Argument, given: Any, checked: Any) -> Any:
 
 
 def _tensors(args: Sequence[Any]) -> list[Tensor]:
-    """Those that a kernel is given, be it as tensor maps."""
-    given = [one.tensor if isinstance(one, TensorMap) else one for one in args]
-    return [one for one in given if isinstance(one, Tensor)]
+    """Those that a kernel is given, be it as tensor maps or by pointers."""
+    return [one for value in args for one in held(value)]
+
+
+def _pointed_to(arguments: Sequence[signature.Argument], args: Sequence[Any]) -> list[Tensor]:
+    """The tensors that a kernel is given pointers to in structs and tables; from now on faults name them by their places."""
+    found = []
+    for argument, value in zip(arguments, args):
+        for number, one in enumerate(value.entries if isinstance(value, Pointers) else ()):
+            if one is not None:
+                _pointer(one, f"{argument.name}[{number}]")
+                found.append(one)
+    return found
 
 
 def _raise_written(arguments: Sequence[signature.Argument], args: Sequence[Any]) -> None:

@@ -37,6 +37,7 @@ from .launch.executors import addressing as addressing
 from .launch.executors import capability as capability
 from .launch.executors import executors as executors
 from .launch.loaded import Loaded
+from .launch.pointers import held
 from .launch.specialised import Specialised
 from .launch.template import Template
 from .launch.variables import Globals
@@ -137,7 +138,7 @@ class Kernel(ByName, Template):
         self._specialised: dict[tuple[Any, ...], Specialised] = {}
         self._configured: dict[tuple[Any, ...], Callable[..., None]] = {}
         self._fast: fastpath.Configure | None = None  # written at the first load, when the PTX has told the types
-        self._boundaries: tuple[int, ...] = ()  # which it checks
+        self._boundaries: tuple[tuple[str, int], ...] = ()  # which it checks
         self._watch: reload.Watch | None = None
         self._table: dict[Any, tuple[Any, ...]] = {}  # for the fast path, of the device used last
         self._lock = threading.Lock()
@@ -266,8 +267,8 @@ class Kernel(ByName, Template):
 
     def _refuse_tracers(self, args: tuple[Any, ...]) -> None:
         """Raise for tensors without memory of their own, whose results somebody would take for those of the launch."""
-        for value in args:
-            if what := torch_private.stands_for(getattr(value, "tensor", value)):  # of a tensor map
+        for value in (one for each in args for one in held(each)):
+            if what := torch_private.stands_for(value):
                 raise LaunchError(
                     f"{self}: got {what}, which has no memory for a kernel to work on; make it an operator with "
                     "cupyops.operator, which torch.export, torch.compile, make_fx and torch.func can call"
@@ -299,15 +300,19 @@ class Kernel(ByName, Template):
 
     @torch_private.outside_of_graphs
     def _launch(self, launch: Configuration | tuple[Any, ...], args: tuple[Any, ...], template: dict[str, Any]) -> None:
-        """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run."""
+        """A launch in full: the first on a device, one being traced, one by another executor, or none on a dry run.
+
+        `template` also has the arguments that are given by their names in the kernel.
+        """
+        named = {name: template.pop(name) for name in list(template) if name not in self.template}
+        given = (*args, *named.values())
         if not this_thread.in_role:
             self._refuse_to_be_recorded()
-            self._refuse_tracers(args)
-        elif any(
-            is_dry(getattr(value, "tensor", value)) for value in args
-        ):  # an operator is asked for shapes; template values may be symbols
-            return
+            self._refuse_tracers(given)
+        elif any(is_dry(one) for value in given for one in held(value)):
+            return  # an operator is asked for shapes; template values may be symbols
         specialised = self.instance(**template)
+        args = specialised.placed(args, named) if named else args
         anchor = specialised.anchored(args)
         configuration = launch if isinstance(launch, Configuration) else self._configuration(launch)
         if faults.debug and not self.strided:

@@ -5,6 +5,6 @@ from __future__ import annotations
 import functools
 
 from .._kernel.kernel import FLOATING
-from .operator import operator as of_any_dtype
+from .define import operator as of_any_dtype
 
 operator = functools.partial(of_any_dtype, dtypes=FLOATING)

@@ -136,6 +136,12 @@ def ask_when_missing(namespace: str, names: Sequence[str], register: Callable[[]
     found.__dict__.setdefault("_cupyops_waiting", {}).update(dict.fromkeys(names, register))
 
 
+def ask_for_family(namespace: str, prefix: str, register: Callable[[str], Any]) -> None:
+    """Have `register(name)` called when a name of this prefix is asked of `torch.ops.<namespace>` and is not there."""
+    ask_when_missing(namespace, (), lambda: None)
+    getattr(torch.ops, namespace).__dict__.setdefault("_cupyops_families", {})[prefix] = register
+
+
 def _namespace() -> Any:
     base: Any = getattr(torch._ops, "_OpNamespace", None)
     if base is None:
@@ -147,6 +153,11 @@ def _namespace() -> Any:
         def __getattr__(self, op_name: str) -> Any:
             if (register := self.__dict__.get("_cupyops_waiting", {}).pop(op_name, None)) is not None:
                 register()
+            for prefix, make in self.__dict__.get("_cupyops_families", {}).items():
+                if op_name.startswith(prefix):
+                    make(op_name)
+                    if (register := self.__dict__.get("_cupyops_waiting", {}).pop(op_name, None)) is not None:
+                        register()
             return super().__getattr__(op_name)
 
     Namespace.__module__ = base.__module__  # of which the names of operators are made

@@ -9,8 +9,8 @@ from .._dispatch import attention as kernels
 from .._dispatch import attentions, shardings
 from .._dispatch.attention_scores import attend, sees
 from .._dispatch.gpu import gpu
+from .._operator.define import operator
 from .._operator.derivation.autocast import cast
-from .._operator.operator import operator
 from .._util import arguments
 from ..errors import InputError
 

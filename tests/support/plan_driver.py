@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 import cupyops
+from cupyops._kernel.launch.pointers import Pointers
 from cupyops._kernel.launch.tensor_map import TensorMap
 from cupyops._operator.derivation import build, plans
-from cupyops._operator.derivation.constants import MapRef, Ref, freeze
+from cupyops._operator.derivation.constants import MapRef, PointersRef, Ref, freeze
 from cupyops._util.allocations import Allocations
 from cupyops.simulator import TensorMap as Simulated
 
@@ -138,6 +139,8 @@ class Machine:
         content = ctypes.string_at(at, argument.size)
         if isinstance(recorded, MapRef):
             return self._map(content, recorded)
+        if isinstance(recorded, PointersRef):
+            return self._pointers(content, recorded)
         if argument.kind == "struct":
             assert np.asarray(recorded).tobytes() == content
             return np.frombuffer(content, np.uint8)
@@ -148,6 +151,13 @@ class Machine:
         expected = np.float32(recorded) if argument.kind == "float" and argument.size == 4 else recorded
         assert value == expected or freeze(float(value)) == freeze(float(expected))
         return value
+
+    def _pointers(self, content, recorded):
+        """Pointers as the bytes have them: to what lies at the addresses."""
+        addresses = struct.unpack(f"<{len(content) // 8}Q", content)
+        given, rest = addresses[: len(recorded.entries)], addresses[len(recorded.entries) :]
+        assert not any(rest) and [one == 0 for one in given] == [one is None for one in recorded.entries]
+        return Pointers(tuple(self.known.at(one, torch.uint8) if one else None for one in given), recorded.written)
 
     def _map(self, content, recorded):
         """A tensor map as the bytes have it: of what lies at the address."""

@@ -196,7 +196,7 @@ def _parameter(declaration: str) -> tuple[str, str]:
     words = re.sub(r"\*( ?(const|volatile)\b)+(?=[^*]*$)", "*", words)  # what holds of the pointer itself
     words = re.sub(r"\( ?\* ?(\w+) ?\) ?(\[ ?\w* ?\] ?)+$", r"* \1", words)  # to arrays: `float (*x)[3]`
     match = re.search(r"\b(\w+) ?(\[ ?\w* ?\])?$", words)
-    if match is None:
+    if match is None or not words[: match.start()].strip():  # a macro, or a type without a name
         raise InputError(f"cannot read the kernel parameter {words[:200]!r}; expected a type and a name")
     ctype = re.sub(r" ?\* ?", "*", words[: match.start()].strip())
     return ctype + ("*" if match.group(2) else ""), match.group(1)

@@ -7,6 +7,8 @@ everything else to the full path, which mends or explains it.
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,34 +49,36 @@ def configure(
 
     It serves each instance whose `boundaries` are those of `arguments`; others are not to be put into the table.
     """
-    names = [f"_a{index}" for index in range(len(arguments))]
+    names = _names(arguments, template)
     checks, packed, known = [], [], []
-    for name, argument in zip(names, arguments):
+    for index, (name, argument) in enumerate(zip(names, arguments)):
+        value = name
         if argument.kind == "pointer":
-            known.append(f"{name}d")
+            dtype, value = f"_d{index}", f"_v{index}"
+            known.append(dtype)
             checks += [
-                f"if {name} is None: {name}v = 0",
-                f"elif ({name}.dtype is not {name}d and {name}d is not None) or {name}.get_device() != _device: raise _Refused",
+                f"if {name} is None: {value} = 0",
+                f"elif ({name}.dtype is not {dtype} and {dtype} is not None) or {name}.get_device() != _device: raise _Refused",
                 *[f"elif {name}.{bit}(): raise _Refused" for bit in _bits(argument)],
-                f"else: {name}v = {name}.data_ptr() or _address({name})",
+                f"else: {value} = {name}.data_ptr() or _address({name})",
             ]
             if (boundary := _checked_boundary(argument)) > 1:
-                checks.append(f"if {name}v & {boundary - 1}: raise _Refused")
+                checks.append(f"if {value} & {boundary - 1}: raise _Refused")
         elif argument.kind == "integer":
             checks.append(f"if {name}.__class__ is not int and not isinstance({name}, _integers): raise _Refused")
         elif argument.kind == "bool":
             checks.append(f"if {name}.__class__ is not bool: raise _Refused")
         elif argument.kind == "float":
             checks.append(f"if {name}.__class__ is not float and {name}.__class__ is not int: raise _Refused")
-        packed.append(f"{name}v" if argument.kind == "pointer" else name)
-    for name, argument in zip(names, arguments):
+        packed.append(value)
+    for index, (name, argument) in enumerate(zip(names, arguments)):
         if argument.kind == "struct":
-            known.append(f"{name}s")
+            known.append(f"_s{index}")
             wrong = f"{name}.__class__ not in _structs"
             if argument.takes_map:
                 wrong += f" and ({name}.__class__ is not _TensorMap or {name}.get_device() != _device)"
-            checks.append(f"if {name}.nbytes != {name}s or ({wrong}): raise _Refused")
-            packed[names.index(name)] = f"{name}.tobytes()"
+            checks.append(f"if {name}.nbytes != _s{index} or ({wrong}): raise _Refused")
+            packed[index] = f"{name}.tobytes()"
     if torch.cuda.device_count() > 1:
         checks.append("if _current_device() != _device: raise _Refused")
     expression = template[0] if len(template) == 1 else f"({''.join(one + ', ' for one in template)})"
@@ -105,15 +109,16 @@ def configure(_configuration, _launch):
             return
         except Exception:
             pass
-        _args = tuple(one for one in ({", ".join(names)}, *_extra) if one is not _missing)
+        _args, _named = _in_order({tuple(names)!r}, ({"".join(one + ", " for one in names)}), _missing)
         _template = {{name: value for name, value in zip({tuple(template)!r}, ({"".join(one + ", " for one in template)})) if value is not _missing}}
-        _full(_configuration, _args, _template | _others)
+        _full(_configuration, (*_args, *_extra), _template | _named | _others)
     return launch
 """
     scope: dict[str, Any] = {
         "_missing": object(),
         "_table": table,
         "_full": full,
+        "_in_order": _in_order,
         "_stream": torch_private.current_stream,
         "_current_device": torch_private.current_device,
         "_is_jit_tracing": torch_private.is_jit_tracing,
@@ -139,9 +144,30 @@ def key(values: Sequence[Any]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def boundaries(arguments: Sequence[Argument]) -> tuple[int, ...]:
-    """What the generated checks assume of addresses, and which structs may be tensor maps."""
-    return tuple(_checked_boundary(argument) for argument in arguments)
+def boundaries(arguments: Sequence[Argument]) -> tuple[tuple[str, int], ...]:
+    """What the generated checks assume of addresses, and which structs may be tensor maps; by the names of the arguments."""
+    return tuple((argument.name, _checked_boundary(argument)) for argument in arguments)
+
+
+def _names(arguments: Sequence[Argument], template: Sequence[str]) -> list[str]:
+    """What the generated function calls its arguments: as the kernel does, where that is a name that means nothing else."""
+    given = [argument.name for argument in arguments]
+    return [
+        f"_a{index}"
+        if keyword.iskeyword(name)
+        or name.startswith("_")
+        or name in template
+        or hasattr(builtins, name)
+        or given.count(name) > 1
+        else name
+        for index, name in enumerate(given)
+    ]
+
+
+def _in_order(names: Sequence[str], values: Sequence[Any], missing: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+    """(the values up to the first that is missing, those after it by name)."""
+    count = next((index for index, value in enumerate(values) if value is missing), len(values))
+    return values[:count], {name: one for name, one in zip(names[count:], values[count:]) if one is not missing}
 
 
 def _checked_boundary(argument: Argument) -> int:

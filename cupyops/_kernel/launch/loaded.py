@@ -58,7 +58,10 @@ class Loaded:
 
     def launch(self, configuration: Configuration, args: Sequence[Any], record: tracing.Record | None = None) -> None:
         """Check everything, make the device current, and launch on its current stream."""
-        args = signature.resolved(self.name, self.arguments, args)  # copies, which live until it has been launched
+        given, args = (
+            args,
+            signature.resolved(self.name, self.arguments, args),
+        )  # copies live until it has been launched
         buffer, pointers, address = self._new_slot()
         where = f"{self.name} with {configuration} on cuda:{self.device}"
         with faults.told(where), self._current():
@@ -71,7 +74,7 @@ class Loaded:
             shape = *configuration.grid, *configuration.block, configuration.shared
             with faults.awaited(where, self.device), tracing.timed(record):
                 driver.launcher(configuration)(self.function, *shape, stream, address, 0)
-        versions.raise_written(self.arguments, args)
+        versions.raise_written(self.arguments, given)
 
     def read(self, symbol: str, size: int) -> Tensor:
         """The bytes of a variable of the module, copied on the current stream."""

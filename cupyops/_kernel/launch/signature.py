@@ -22,6 +22,7 @@ from ...errors import CompileError, LaunchError
 from ..compile.binary import Parameter
 from . import tensor_map
 from .ctype import DTYPES, VARIABLE_DTYPES, vector_alignment
+from .pointers import SIZE, Pointers
 from .tensor_map import TensorMap
 
 _UNSIGNED = re.compile(r"\bunsigned\b|\bu(int|long|short|char)\w*|\bsize_t\b")
@@ -42,11 +43,18 @@ class Argument:
     dtype: torch.dtype | None = None  # what a pointer points to; None where any tensor will do
     boundary: int = 1  # a pointer's address is to be a multiple of this
     template: str = ""  # the template parameter that says what a pointer points to
+    inner: torch.dtype | None = None  # what the pointers of a table point to
 
     @property
     def is_written(self) -> bool:
         """Whether it is a pointer through which the kernel may write: `T*`, `const T**`, not `const T*` or `T const*`."""
-        return self.kind == "pointer" and not _is_const(self.ctype)
+        return self.kind == "pointer" and not is_const(self.ctype)
+
+    @property
+    def entry(self) -> str:
+        """Where it is a pointer to pointers, a table, the type of these: `const float*` of `const float* const*`."""
+        pointee = re.sub(r" ?\bconst$", "", self.ctype[:-1].strip()) if self.kind == "pointer" else ""
+        return pointee if pointee.endswith("*") else ""
 
     @property
     def takes_map(self) -> bool:
@@ -99,7 +107,7 @@ def join(
 
 def _means(said: str, real: str, types: dict[str, str]) -> bool:
     """Whether the type that the text names is the one that the compiler understood, without a typedef between."""
-    if said.endswith("*") != real.endswith("*") or _is_const(said) != _is_const(real):
+    if said.endswith("*") != real.endswith("*") or is_const(said) != is_const(real):
         return False
     one, other = _bare(said), _bare(real)
     one = types.get(one, one)
@@ -111,7 +119,7 @@ def _bare(ctype: str) -> str:
     return " ".join(re.sub(r"\b(const|volatile)\b", " ", ctype.removesuffix("*")).split())
 
 
-def _is_const(pointer: str) -> bool:
+def is_const(pointer: str) -> bool:
     """Whether what a pointer points to is const; of another type it does not matter."""
     pointee = pointer[:-1].strip() if pointer.endswith("*") else ""
     while pointee != (outside := _IN_BRACKETS.sub(" ", pointee)):  # in `Row<const T>*` the const is another's
@@ -125,7 +133,9 @@ def _argument(ctype: str, name: str, parameter: Parameter, types: dict[str, str]
         template, pointee = pointee if pointee in types else "", types.get(pointee, pointee)
         dtype = DTYPES.get(pointee)
         boundary = dtype.itemsize if dtype is not None else vector_alignment(pointee)
-        return Argument(name, ctype, "pointer", parameter.size, parameter.align, dtype, boundary, template)
+        inside = _bare(pointee) if pointee.endswith("*") else ""
+        inner = DTYPES.get(types.get(inside, inside))
+        return Argument(name, ctype, "pointer", parameter.size, parameter.align, dtype, boundary, template, inner)
     bare = re.sub(r"\bconst\b", "", ctype).strip()
     ctype = types.get(bare, ctype)
     if parameter.kind in ("f32", "f64"):
@@ -155,11 +165,14 @@ def checked(name: str, arguments: Sequence[Argument], args: Sequence[Any], devic
 
 
 def resolved(name: str, arguments: Sequence[Argument], args: Sequence[Any]) -> Sequence[Any]:
-    """The arguments, with a copy of each tensor that PyTorch has only noted to be conjugated or negated.
+    """The arguments, with a copy of each tensor that PyTorch has only noted to be conjugated or negated, and with tables of
+    pointers in memory.
 
     Raises:
-        LaunchError: the kernel writes to such a one.
+        LaunchError: the kernel writes to such a one, or takes no such table.
     """
+    if any(isinstance(value, Pointers) for value in args):
+        args = [_in_memory(name, arguments, index, value) for index, value in enumerate(args)]
     noted = [index for index, value in enumerate(args) if isinstance(value, Tensor) and has_bits(value)]
     if not noted:
         return args
@@ -175,6 +188,17 @@ def resolved(name: str, arguments: Sequence[Argument], args: Sequence[Any]) -> S
             )
         values[index] = values[index].resolve_conj().resolve_neg()
     return values
+
+
+def _in_memory(name: str, arguments: Sequence[Argument], index: int, value: Any) -> Any:
+    """A table of pointers as a tensor, where the kernel has a pointer to it; anything else as it is."""
+    if not isinstance(value, Pointers) or index >= len(arguments) or not (argument := arguments[index]).entry:
+        return value
+    wrong = [one for one in value.tensors if argument.inner not in (None, one.dtype)]
+    if expected := f"pointers to tensors of {argument.inner}" if wrong else value.unfit():
+        found = f"one to {shown(wrong[0])}" if wrong else shown(value)
+        raise LaunchError(_refusal(name, arguments, index, found, expected))
+    return value.table()
 
 
 def constant(name: str, arguments: Sequence[Argument], index: int, value: Any) -> bytes:
@@ -202,7 +226,12 @@ def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, d
     elif argument.kind == "struct":
         if isinstance(value, (np.ndarray, np.void)) and value.nbytes == argument.size:
             return value.tobytes()
-        expected = _no_map(argument, value, device) if isinstance(value, TensorMap) else _no_struct(argument, value)
+        if isinstance(value, Pointers):
+            expected = _no_pointers(argument, value, device)
+            if not expected:
+                return value.tobytes(argument.size)
+        else:
+            expected = _no_map(argument, value, device) if isinstance(value, TensorMap) else _no_struct(argument, value)
         if not expected:
             return value.tobytes()
     elif argument.kind == "float":
@@ -223,9 +252,14 @@ def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, d
         expected = f"an integer that fits {argument.ctype}"
     else:
         return int(value)
-    raise LaunchError(
+    raise LaunchError(_refusal(name, arguments, index, shown(value), expected))
+
+
+def _refusal(name: str, arguments: Sequence[Argument], index: int, found: str, expected: str) -> str:
+    argument = arguments[index]
+    return (
         f"{name}: argument {index + 1} of {len(arguments)}, parameter `{argument.ctype} {argument.name}` "
-        f"got {shown(value)}, expected {expected}"
+        f"got {found}, expected {expected}"
     )
 
 
@@ -234,6 +268,10 @@ def _no_pointer(argument: Argument, value: Any, device: int) -> str:
     if not isinstance(value, Tensor):
         if isinstance(value, TensorMap):
             return f"a tensor or None; a tensor map is taken by value, as const __grid_constant__ TensorMap {argument.name}"
+        if isinstance(value, Pointers):
+            return (
+                f"a tensor or None; pointers are taken by value in a struct, or as a table, `{argument.ctype} const*`"
+            )
         return "a tensor or None" + tensor_of(value, argument.name)
     if argument.dtype is not None and value.dtype is not argument.dtype:
         other = f"launch with {argument.template}={value.dtype} for this tensor, or " if argument.template else ""
@@ -256,6 +294,16 @@ def _no_map(argument: Argument, value: TensorMap, device: int) -> str:
         return (
             f"a NumPy array of {argument.size} bytes; for a tensor map declare `const __grid_constant__ TensorMap "
             f"{argument.name}` with struct alignas(64) TensorMap {{ char bytes[128]; }};"
+        )
+    return _elsewhere(device) if value.get_device() != device else value.unfit()
+
+
+def _no_pointers(argument: Argument, value: Pointers, device: int) -> str:
+    """What was expected instead of pointers by value; nothing where they will do."""
+    if SIZE * len(value) > argument.size or argument.align % SIZE:
+        return (
+            f"a NumPy array of {argument.size} bytes, which are {argument.size // SIZE} pointers; for {len(value)} declare "
+            f"`struct {{ float* at[{len(value)}]; }}`, or take a table, `float* const* {argument.name}`"
         )
     return _elsewhere(device) if value.get_device() != device else value.unfit()
 
@@ -306,6 +354,8 @@ def shown(value: Any) -> str:
     """A value as messages show it: tensors and arrays without what is in them."""
     if isinstance(value, Tensor):
         return f"a tensor of {value.dtype} on {value.device}"
+    if isinstance(value, Pointers):
+        return repr(value)
     if isinstance(value, int) and value.bit_length() > 1024:  # Python itself refuses to write out very long ones
         return f"an int of {value.bit_length()} bits"
     if libraries.is_array(value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,13 @@ from .configuration import Configuration
 from .ctype import VARIABLE_DTYPES, c_token
 from .executors import executors
 from .loaded import Loaded
+from .pointers import Pointers, held
 from .symbols import Symbol, symbols
-from .tensor_map import TensorMap
 
-_NOTHING = "a kernel without a pointer parameter has nothing to work on, nor has one without a tensor map; give it one"
+_NOTHING = (
+    "a kernel without a pointer parameter has nothing to work on, nor has one without a tensor map or a struct of pointers; "
+    "give it one"
+)
 
 
 class Specialised:
@@ -58,10 +61,35 @@ class Specialised:
         Where the text alone is known, which may have typedefs of pointers, a tensor before that pointer is one too.
         """
         known = args if self._first is None else args[: self._first + 1]
-        first = next((value for value in known if isinstance(value, Tensor)), None)
+        first: Any = next((value for value in known if isinstance(value, Tensor)), None)
         if first is None and self._first is not None and len(args) > self._first:
             first = args[self._first]
-        return first if first is not None else next((one.tensor for one in args if isinstance(one, TensorMap)), None)
+        if isinstance(first, Pointers):
+            first = first.tensors[0]
+        return first if first is not None else next((one for value in args for one in held(value)), None)
+
+    def placed(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments in the order of the kernel's parameters, some of which are given by name.
+
+        Raises:
+            LaunchError: a name that no parameter has, one that is given twice, one that is missing, or the names are not in
+                the text.
+        """
+        if self.declared is None:
+            raise LaunchError(
+                f"{self.name}: {', '.join(named)} is given by name, but the text makes the parameters with macros and does "
+                "not tell their names; give the arguments in order"
+            )
+        names = [name for _, name in self.declared]
+        expected = ", ".join(f"{ctype} {name}" for ctype, name in self.declared)
+        for name in named:
+            if name not in names:
+                raise LaunchError(f"{self.name}: no parameter and no template parameter {name}; it takes ({expected})")
+            if name in names[: len(args)]:
+                raise LaunchError(f"{self.name}: {name} is given twice, in order and by name; it takes ({expected})")
+        if missing := [name for name in names[len(args) :] if name not in named]:
+            raise LaunchError(f"{self.name}: {', '.join(missing)} is not given; it takes ({expected})")
+        return (*args, *(named[name] for name in names[len(args) :]))
 
     def binary(self, arch: str) -> Binary:
         """Compile, or find, this kernel for a device of `arch`. Raises `LaunchError` where it is for others alone."""
@@ -77,7 +105,7 @@ class Specialised:
         """What the kernel takes."""
         declared = declarations.parameters(self.source, self.base, binary)
         found = signature.join(self.name, declared, binary.parameters, self._tokens, binary.types)
-        if all(one.kind != "pointer" and not one.takes_map for one in found):
+        if all(one.kind not in ("pointer", "struct") for one in found):
             raise CompileError(f"{self.name}: {_NOTHING}")
         return found
 

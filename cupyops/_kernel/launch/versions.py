@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..._util import observed
-from .signature import Argument
+from .pointers import Pointers, held
+from .signature import Argument, is_const
 from .tensor_map import TensorMap
 
 
@@ -46,8 +47,16 @@ def in_role() -> Iterator[None]:
 def raise_written(arguments: Sequence[Argument], args: Sequence[Any]) -> None:
     """Raise the versions of the tensors that a launch with these arguments has written."""
     if not this_thread.in_role:
-        raise_all(value for argument, value in zip(arguments, args) if argument.is_written and value is not None)
-        raise_all(value.tensor for value in args if isinstance(value, TensorMap) and value.written)
+        raise_all(
+            one for argument, value in zip(arguments, args) if _is_written(argument, value) for one in held(value)
+        )
+
+
+def _is_written(argument: Argument, value: Any) -> bool:
+    """Whether the kernel may write to what it is given."""
+    if isinstance(value, Pointers):
+        return value.written or (argument.entry != "" and not is_const(argument.entry))
+    return value.written if isinstance(value, TensorMap) else argument.is_written
 
 
 def raise_all(tensors: Iterable[Tensor]) -> None:

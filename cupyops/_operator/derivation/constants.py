@@ -27,6 +27,13 @@ class MapRef(NamedTuple):
     written: bool
 
 
+class PointersRef(NamedTuple):
+    """Pointers: the numbers of their tensors, None for a null pointer."""
+
+    entries: tuple[Ref | None, ...]
+    written: bool
+
+
 class NoConstant(Exception):
     """A value that is not one of the kinds that are told apart by type and value alone."""
 
@@ -43,6 +50,7 @@ _PLAIN = (
     type(...),
     Ref,
     MapRef,
+    PointersRef,
 )
 _SEQUENCES = (tuple, list, torch.Size)
 

@@ -88,19 +88,7 @@ class Definition:
         """Arguments in the order of the signature, defaults filled in."""
         if not kwargs and len(args) == self.arity:
             return args
-        values = list(args)
-        if len(values) > self.arity:
-            raise TypeError(f"{self.name} takes {self.arity} arguments, got {len(values)}")
-        left = dict(kwargs)
-        if "axis" in left and "dim" not in left and any(one.name == "dim" for one in self.parameters):
-            left["dim"] = left.pop("axis")
-        for one in self.parameters[len(values) :]:
-            if one.name not in left and one.default is inspect.Parameter.empty:
-                raise TypeError(f"{self.name} misses the argument {one.name!r}")
-            values.append(left.pop(one.name) if one.name in left else one.default)
-        if left:
-            raise TypeError(f"{self.name} got an unexpected or repeated argument {next(iter(left))!r}")
-        return tuple(values)
+        return schema.bind(self.name, self.parameters, args, kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -312,24 +300,7 @@ class Definition:
 
     def check_takes(self, role: str, launch: Callable[..., Any], needs_grad: bool = False) -> None:
         """A role takes the reference's arguments, in their order. Raises `InputError` where it has other parameters."""
-        try:
-            parameters = inspect.signature(launch).parameters
-        except (TypeError, ValueError):  # a function of C, which does not say
-            return
-        expected = [one.name for one in self.parameters]
-        asked = {"needs_grad": None} if needs_grad and "needs_grad" in parameters else {}
-        names = [name for name in parameters if name not in asked]
-        try:
-            inspect.signature(launch).bind(*expected, **asked)
-            if names == expected or sorted(names) != sorted(expected):
-                return
-        except TypeError:
-            pass
-        also = ", and needs_grad=None where it asks for that" if needs_grad else ""
-        raise InputError(
-            f"{self.name}: {role} takes ({', '.join(map(str, parameters.values()))}), expected what the reference takes, in "
-            f"its order{also}: ({', '.join(expected)})"
-        )
+        schema.check_takes(self.name, self.parameters, role, launch, needs_grad)
 
     def _runnable(self, launch: Callable[..., Any]) -> Callable[..., Any]:
         """A forward as calls run it: in place it is checked before, and returns what a call does."""

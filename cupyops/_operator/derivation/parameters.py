@@ -18,7 +18,7 @@ from ..._kernel.launch.signature import Argument
 from ..._kernel.launch.tensor_map import Description
 from ..._util import torch_private
 from .codegen import Writer
-from .constants import MapRef, Ref
+from .constants import MapRef, PointersRef, Ref
 from .steps import Launch, Recording, Step, View
 
 _ALIGNMENT = tensor_map.PLACE_ALIGNMENT  # of a buffer, for the tensor maps in it
@@ -115,6 +115,7 @@ class _Group:
     start: int  # of their addresses in the buffer
     addresses: dict[str, int] = field(default_factory=dict)  # offsets, by expressions
     maps: list[_Map] = field(default_factory=list)
+    structs: list[tuple[int, list[str]]] = field(default_factory=list)  # of pointers: where, and the expressions
 
 
 class Buffers:
@@ -158,6 +159,9 @@ class Buffers:
         if group.addresses:
             packer = writer.name(struct.Struct(f"<{len(group.addresses)}Q").pack_into)
             writer.line(f"{packer}(_slot[0], {group.start}, {', '.join(group.addresses)})")
+        for start, pointers in group.structs:
+            packer = writer.name(struct.Struct(f"<{len(pointers)}Q").pack_into)
+            writer.line(f"{packer}(_slot[0], {start}, {', '.join(pointers)})")
         if group.maps:
             maps = f"_slot[{self._places[id(group)]}]"
             writer.line(f"_m = ({', '.join(one.address for one in group.maps)},)")
@@ -180,6 +184,12 @@ class Buffers:
                 offsets.append(group.addresses[self._address(value)])
             elif isinstance(value, MapRef):
                 offsets.append(self._map(value, group))
+            elif isinstance(value, PointersRef):
+                self._align(max(argument.align, 8))
+                offsets.append(len(self._image))
+                pointers = ["0" if one is None else self._address(one) for one in value.entries]
+                group.structs.append((len(self._image), pointers))
+                self._image += bytes(argument.size)
             else:
                 self._align(max(argument.align, 8))
                 offsets.append(len(self._image))

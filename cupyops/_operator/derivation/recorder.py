@@ -17,10 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 from ..._kernel.kernel import executors
 from ..._kernel.launch import faults
+from ..._kernel.launch.pointers import Pointers
 from ..._kernel.launch.tensor_map import ADDRESS_ALIGNMENT, TensorMap
 from ..._util import observed, torch_private
 from ..._util.allocations import EMPTY
-from .constants import MapRef, NoConstant, Ref, freeze
+from .constants import MapRef, NoConstant, PointersRef, Ref, freeze
 from .definition import takes_gradient
 from .kept import Kept
 from .steps import Alloc, Bump, Call, Inner, Launch, Recording, Step, View, numbers_in
@@ -150,12 +151,21 @@ class Recorder(TorchFunctionMode):
             for argument, value in zip(() if loaded is None else loaded.arguments, args):
                 if argument.dtype is None and argument.boundary > 1 and isinstance(value, Tensor):
                     self.alignment(value, argument.boundary)  # which the launch has found to be so
+            self._refuse_tables(loaded, args)
             for value in args:
                 if isinstance(value, TensorMap):
                     self.alignment(value.tensor, ADDRESS_ALIGNMENT)
             self._steps.append(Launch(specialised, loaded, configuration, values, freeze(values)))
         except NoConstant as found:
             self.refuse(f"{specialised.name} was given {found}")
+
+    def _refuse_tables(self, loaded: Any, args: tuple[Any, ...]) -> None:
+        """A table of pointers is copied to the GPU by the host, which generated code does not do."""
+        for argument, value in zip(() if loaded is None else loaded.arguments, args):
+            if isinstance(value, Pointers) and argument.kind == "pointer":
+                self.refuse(
+                    f"{argument.name} is a table of pointers in memory; a struct of them, by value, is recorded"
+                )
 
     def bumped(self, tensors: Sequence[Tensor]) -> None:
         """The version counters of these tensors were raised."""
@@ -284,6 +294,9 @@ class Recorder(TorchFunctionMode):
             return self._known(value, "is given")
         if isinstance(value, TensorMap) and value.description is not None:
             return MapRef(self._known(value.tensor, "is given"), value.description, value.written)
+        if isinstance(value, Pointers):
+            entries = (None if one is None else self._known(one, "is given") for one in value.entries)
+            return PointersRef(tuple(entries), value.written)
         if type(value) in (tuple, list):
             return type(value)(self._constant(one) for one in value)
         if type(value) is dict:

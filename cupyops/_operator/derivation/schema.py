@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,11 +15,29 @@ from torch import Tensor
 
 from ...errors import InputError
 
+NOTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
+
 
 def typed_signature(
     name: str, reference: Callable[..., Any], mutates: Sequence[str] = ()
 ) -> tuple[list[inspect.Parameter], int]:
     """The parameters with their annotations resolved, and the number of outputs."""
+    parameters = typed_parameters(name, reference)
+    if not any(is_tensor(one.annotation) for one in parameters):
+        raise InputError(f"{name}: the reference has no parameter annotated Tensor, expected one at least")
+    hints = typing.get_type_hints(reference)
+    count = _outputs(name, hints.get("return", inspect.Parameter.empty), parameters, mutates)
+    try:
+        arguments(
+            parameters, mutates
+        )  # refuses what torch.library cannot express, now and not at the first torch.compile
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+    return parameters, count
+
+
+def typed_parameters(name: str, reference: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters with their annotations resolved."""
     try:
         hints = typing.get_type_hints(reference)
     except NameError as error:
@@ -39,21 +59,56 @@ def typed_signature(
             )
         if given.name not in hints:
             raise InputError(f"{name}: parameter {given.name} of the reference needs a type annotation")
-        if _holds_tensors(hints[given.name]):
+        if _holds_tensors(hints[given.name]) and in_list(hints[given.name]) is None:
             raise InputError(
-                f"{name}: parameter {given.name} is a list of tensors; give each tensor a parameter of its own"
+                f"{name}: parameter {given.name} is annotated {hints[given.name]}; tensors stand in a list[Tensor], "
+                "list[Tensor | None] or list[Tensor] | None, or are parameters of their own"
             )
         parameters.append(parameter(given.name, hints[given.name], given.default))
-    if not any(is_tensor(one.annotation) for one in parameters):
-        raise InputError(f"{name}: the reference has no parameter annotated Tensor, expected one at least")
-    count = _outputs(name, hints.get("return", inspect.Parameter.empty), parameters, mutates)
+    return parameters
+
+
+def bind(
+    name: str, parameters: Sequence[inspect.Parameter], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Arguments in the order of the parameters, defaults filled in. `axis` is `dim` where there is a `dim`."""
+    values = list(args)
+    if len(values) > len(parameters):
+        raise TypeError(f"{name} takes {len(parameters)} arguments, got {len(values)}")
+    left = dict(kwargs)
+    if "axis" in left and "dim" not in left and any(one.name == "dim" for one in parameters):
+        left["dim"] = left.pop("axis")
+    for one in parameters[len(values) :]:
+        if one.name not in left and one.default is inspect.Parameter.empty:
+            raise TypeError(f"{name} misses the argument {one.name!r}")
+        values.append(left.pop(one.name) if one.name in left else one.default)
+    if left:
+        raise TypeError(f"{name} got an unexpected or repeated argument {next(iter(left))!r}")
+    return tuple(values)
+
+
+def check_takes(
+    name: str, parameters: Sequence[inspect.Parameter], role: str, launch: Callable[..., Any], needs_grad: bool = False
+) -> None:
+    """A role takes the reference's arguments, in their order. Raises `InputError` where it has other parameters."""
     try:
-        arguments(
-            parameters, mutates
-        )  # refuses what torch.library cannot express, now and not at the first torch.compile
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from error
-    return parameters, count
+        given = inspect.signature(launch).parameters
+    except (TypeError, ValueError):  # a function of C, which does not say
+        return
+    expected = [one.name for one in parameters]
+    asked = {"needs_grad": None} if needs_grad and "needs_grad" in given else {}
+    names = [one for one in given if one not in asked]
+    try:
+        inspect.signature(launch).bind(*expected, **asked)
+        if names == expected or sorted(names) != sorted(expected):
+            return
+    except TypeError:
+        pass
+    also = ", and needs_grad=None where it asks for that" if needs_grad else ""
+    raise InputError(
+        f"{name}: {role} takes ({', '.join(map(str, given.values()))}), expected what the reference takes, in "
+        f"its order{also}: ({', '.join(expected)})"
+    )
 
 
 def _outputs(name: str, returned: Any, parameters: Sequence[inspect.Parameter], mutates: Sequence[str]) -> int:
@@ -90,11 +145,27 @@ def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty
 
 def is_tensor(annotation: Any) -> bool:
     """Whether it says `Tensor` or `Tensor | None`."""
-    return annotation is Tensor or (typing.get_origin(annotation) is not list and Tensor in typing.get_args(annotation))
+    return annotation is Tensor or (may_be_none(annotation) and Tensor in typing.get_args(annotation))
+
+
+def in_list(annotation: Any) -> Any:
+    """What the entries of a list of tensors are annotated; None where it says something else."""
+    inner = typing.get_args(annotation)
+    if may_be_none(annotation):
+        return in_list(next(one for one in inner if one is not type(None)))
+    listed = typing.get_origin(annotation) in (list, Sequence)
+    return inner[0] if listed and inner and is_tensor(inner[0]) else None
+
+
+def may_be_none(annotation: Any) -> bool:
+    """Whether it says that something may be None."""
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType) and type(None) in typing.get_args(
+        annotation
+    )
 
 
 def _holds_tensors(annotation: Any) -> bool:
-    """Whether it says a list, tuple or dictionary of tensors: autograd follows none into an operator."""
+    """Whether it says a list, tuple or dictionary of tensors."""
     return any(one is Tensor or _holds_tensors(one) for one in typing.get_args(annotation)) and not is_tensor(
         annotation
     )

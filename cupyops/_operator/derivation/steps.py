@@ -12,9 +12,10 @@ import torch
 
 from ..._kernel.launch.configuration import Configuration
 from ..._kernel.launch.loaded import Loaded
+from ..._kernel.launch.pointers import Pointers
 from ..._kernel.launch.specialised import Specialised
 from ..._kernel.launch.tensor_map import TensorMap
-from .constants import MapRef, Ref
+from .constants import MapRef, PointersRef, Ref
 from .kept import Kept
 
 Size = tuple[int, ...]
@@ -64,7 +65,7 @@ class View(Call):
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel launched; `args` as they were given, with a `Ref` for each tensor and a `MapRef` for each tensor map."""
+    """A kernel launched; `args` with a `Ref` for each tensor, a `MapRef` for a map and a `PointersRef` for pointers."""
 
     specialised: Specialised
     loaded: Loaded | None  # on a GPU
@@ -130,6 +131,8 @@ def numbers_in(value: Any) -> Any:
         yield value.number
     elif isinstance(value, MapRef):
         yield value.tensor.number
+    elif isinstance(value, PointersRef):
+        yield from (one.number for one in value.entries if one is not None)
     elif isinstance(value, dict):
         yield from numbers_in(tuple(value.values()))
     elif isinstance(value, (tuple, list)):
@@ -138,11 +141,14 @@ def numbers_in(value: Any) -> Any:
 
 
 def filled(value: Any, tensors: Any) -> Any:
-    """A value with `tensors[number]` in the place of each Ref, also in that of a tensor map."""
+    """A value with `tensors[number]` in the place of each Ref, also in those of tensor maps and pointers."""
     if isinstance(value, Ref):
         return tensors[value.number]
     if isinstance(value, MapRef):
         return TensorMap(tensors[value.tensor.number], value.description, value.written)
+    if isinstance(value, PointersRef):
+        entries = (None if one is None else tensors[one.number] for one in value.entries)
+        return Pointers(tuple(entries), value.written)
     if isinstance(value, dict):
         return {name: filled(one, tensors) for name, one in value.items()}
     if type(value) in (tuple, list):

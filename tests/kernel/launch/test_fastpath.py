@@ -23,6 +23,7 @@ template <typename T, int N> __global__ void f(const T* x, bool flag, int n, uns
                                                void* any, unsigned long long m, T value) {}
 """
 GRID, BLOCK, SHARED = (2, 3, 1), (32, 1, 1), 64
+NAMES = ["x", "flag", "n", "u", "f", "d", "s", "any", "m", "value"]
 CONFIGURATION = Configuration(GRID, BLOCK, SHARED)
 
 
@@ -102,8 +103,7 @@ def launch(machine, *args, **template):
 
 def given(**values):
     """Good arguments, some of them others: by the names of the parameters."""
-    names = ["x", "flag", "n", "u", "f", "d", "s", "any", "m", "value"]
-    return [values.get(name, value) for name, value in zip(names, good())]
+    return [values.get(name, value) for name, value in zip(NAMES, good())]
 
 
 def test_a_good_launch(machine, loaded):
@@ -173,6 +173,30 @@ def test_it_launches_nothing_that_the_full_checks_refuse(machine, loaded, index,
         assert len(args) == 10 and all(a is b for a, b in zip(args, values))
 
 
+def test_the_fast_path_takes_names(machine, loaded):
+    """In any order, with the bytes of the same arguments in order. `any` is a function of Python too."""
+    _, arguments = loaded
+    named = dict(zip(NAMES, good()))
+    function = machine.configure(CONFIGURATION, machine.cu_launch)
+    any_, rest = named.pop("any"), dict(reversed(named.items()))
+    function(**rest, any=any_, T=torch.float32, N=4)
+    assert not machine.launched and machine.full
+    _, args, others = machine.full.pop()
+    assert len(args) == 7 and all(a is b for a, b in zip(args, named.values()))
+    assert others == {"any": any_, "m": named["m"], "value": named["value"], "T": torch.float32, "N": 4}
+    values = good()
+    function(*values[:8], value=0.25, m=2**64 - 1, N=4, T=torch.float32)
+    assert len(machine.launched) == 1 and not machine.full
+    assert machine.content(arguments) == signature.checked("f", arguments, values, -1)
+
+
+def test_what_the_fast_path_hands_on_keeps_its_names(machine):
+    function = machine.configure(CONFIGURATION, machine.cu_launch)
+    function(*good()[:2], u=1, T=torch.float32, N=4)  # n is missing, and no value may take its place
+    ((_, args, given),) = machine.full
+    assert len(args) == 2 and given == {"u": 1, "T": torch.float32, "N": 4}
+
+
 @pytest.mark.parametrize("place", [0, 7])
 def test_values_that_are_not_in_memory_go_the_full_way(machine, loaded, place):
     """Views of negatives and, where the dtype is not declared, of conjugates."""
@@ -189,7 +213,7 @@ def test_addresses_of_vector_types():
     arguments = tuple(
         signature.join("f", [(ctype, "x")], [Parameter("u64", 8, 8)], {})[0] for ctype in ("float4*", "float*", "void*")
     )
-    assert fastpath.boundaries(arguments) == (16, 1, 1)
+    assert [boundary for _, boundary in fastpath.boundaries(arguments)] == [16, 1, 1]
     machine = Machine()
     machine.configure = fastpath.configure(arguments, (), 0, machine.table, machine.full_path)
     slot = (ctypes.create_string_buffer(24), None, 0)
