@@ -40,7 +40,7 @@ _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE 
 _CHANGING = ((r"0x[0-9a-f]+", "0x..."), (r"PTX line .*", "PTX line ..."))
 _COMMAND = typer.main.get_command(app)
 _ALIASES = ("mylib", "mylib.ops")
-_OTHERS = {"cd", "pip", "make", "python"}
+_OTHERS = {"cd", "pip", "make", "python", "torchrun"}
 
 
 @dataclass(frozen=True)
