@@ -267,9 +267,18 @@ def bench(
     host: Annotated[bool, typer.Option("--host", help="Measure the host's time for a small call too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare the small cases on the CPU; no times.")] = False,
     jobs: Annotated[int, typer.Option(min=0, help="Processes that compile first.")] = 0,
+    models: Annotated[
+        bool, typer.Option("--models", help="Training steps of whole models: llama, gpt2, vit ...")
+    ] = False,
     compile_part: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Measure operators beside PyTorch, torch.compile and Liger, on this machine's GPU."""
+    if models:
+        from . import models as whole
+
+        peers = [one.strip() for one in against.split(",") if one.strip()]
+        asked = whole.Request(names or (), peers, csv, png, source, dry_run)
+        raise typer.Exit(whole.run(asked))
     from .bench import Request, run
 
     request = Request(

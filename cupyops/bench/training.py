@@ -1,0 +1,159 @@
+"""A model's training step, timed in several ways: as it is, by torch.compile, Liger, `cupyops.swap`, and as a CUDA graph."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import optim
+from .._kernel.graph import graph
+from ..nn._swap import swap
+from ..nn.utils import clip_grad_norm_
+from .model_table import Figures
+from .zoo import Batch, Model
+
+VARIANTS = ("eager", "compile", "liger", "swap", "graph")
+"""`swap` is `cupyops.swap(model)` with `cupyops.optim` and its clipping; `graph` is that as a CUDA graph."""
+WARM, ROUNDS, STEPS = 4, 5, 4  # steps that do not count; times that are taken, of how many steps each
+BATCHES = 4
+
+
+class Step:
+    """A model with its optimizer, from a state, ready for one step after another."""
+
+    def __init__(self, model: Model, variant: str, state: dict[str, Tensor], device: str, tiny: bool) -> None:
+        self.model, self.device = model, device
+        module = model.make(tiny)
+        module.load_state_dict(state)
+        ours = variant in ("swap", "graph")
+        module = module.to(device, torch.bfloat16) if model.half == "pure" else module.to(device)
+        if model.images:
+            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.module = module.train()
+        self.note = ""
+        if variant == "liger":
+            assert model.liger is not None
+            model.liger(module)
+        if ours:
+            swapped = swap(module)
+            self.note = f"{len(swapped.replaced)} replaced, {len(swapped.kept)} kept"
+        self.called = _compiled(module, device) if variant == "compile" else module
+        self.parameters = [one for one in module.parameters() if one.requires_grad]
+        self.optimizer = self._optimizer(ours, variant == "graph")
+        self.clip: Callable[..., Any] = clip_grad_norm_ if ours else nn.utils.clip_grad_norm_
+        self.step: Callable[..., Tensor] = graph(self._step) if variant == "graph" else self._step
+
+    def _optimizer(self, ours: bool, capturable: bool) -> Any:
+        options: dict[str, Any] = {} if ours or self.device == "cpu" else {"fused": True}
+        library: Any = optim if ours else torch.optim
+        if self.model.sgd:
+            return library.SGD(self.parameters, lr=0.01, momentum=0.9, weight_decay=1e-4, **options)
+        if capturable:
+            options["capturable"] = True
+        return library.AdamW(self.parameters, lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), **options)
+
+    def _step(self, *batch: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.model.half == "autocast"):
+            loss = self.model.loss(self.called, batch)
+        loss.backward()
+        if self.model.clip is not None:
+            self.clip(self.parameters, self.model.clip)
+        self.optimizer.step()
+        return loss.detach()
+
+
+def _compiled(module: nn.Module, device: str) -> Any:
+    return torch.compile(module, backend="aot_eager" if device == "cpu" else "inductor")
+
+
+def why_not(model: Model, variant: str, device: str) -> str | None:
+    """Why a variant of a model cannot be had here; None where it can."""
+    if model.needs is not None and importlib.util.find_spec(model.needs) is None:
+        return f"{model.needs} is not installed"
+    if variant == "liger" and model.liger is None:
+        return "Liger has nothing for it"
+    if variant == "liger" and importlib.util.find_spec("liger_kernel") is None:
+        return "liger-kernel is not installed"
+    return "there is no GPU" if variant in ("graph", "liger") and device == "cpu" else None
+
+
+def state_of(model: Model, tiny: bool) -> dict[str, Tensor]:
+    """The parameters that every variant begins with."""
+    torch.manual_seed(0)
+    return {name: value.detach().clone() for name, value in model.make(tiny).state_dict().items()}
+
+
+def batches_of(model: Model, device: str, tiny: bool) -> list[Batch]:
+    """The batches that every variant sees."""
+    found = []
+    for index in range(BATCHES):
+        batch = tuple(one.to(device) for one in model.batch(index, tiny))
+        if model.images:
+            batch = tuple(one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one for one in batch)
+        found.append(batch)
+    return found
+
+
+def measure(
+    model: Model, variant: str, state: dict[str, Tensor], batches: Sequence[Batch], tiny: bool = False
+) -> Figures:
+    """Train for a while on the GPU: the median time of a step, with the host as far ahead as it gets."""
+    with _alone():
+        torch.cuda.reset_peak_memory_stats()
+        torch.manual_seed(1)
+        began = time.perf_counter()
+        run = Step(model, variant, state, "cuda", tiny)
+        losses = [run.step(*batches[0]).clone()]
+        torch.cuda.synchronize()
+        first = time.perf_counter() - began
+        count = 1
+        times = []
+        for round_ in range(-1, ROUNDS):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(WARM - 1 if round_ < 0 else STEPS):
+                losses.append(run.step(*batches[count % BATCHES]).clone())
+                count += 1
+            torch.cuda.synchronize()
+            if round_ >= 0:
+                times.append(1e3 * (time.perf_counter() - began) / STEPS)
+        peak = torch.cuda.max_memory_allocated() / 2**30
+    return Figures(
+        model.name, model.about, variant, statistics.median(times), min(times), max(times), model.each, model.unit,
+        peak, first, [loss.item() for loss in losses], run.note,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """With nothing left of what ran before, on the host or on the GPU."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def compare(
+    model: Model, variant: str, state: dict[str, Tensor], batches: Sequence[Batch], steps: int = 3
+) -> list[float]:
+    """The losses of a few steps of the tiny twin, on the CPU."""
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    run = Step(model, variant, state, "cpu", tiny=True)
+    return [run.step(*batches[index % BATCHES]).item() for index in range(steps)]

@@ -1,0 +1,98 @@
+"""`python -m cupyops bench --models`: the figures that are kept and shown, and the tiny twins."""
+
+import dataclasses
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cupyops.bench import model_table, training
+from cupyops.bench.model_table import Figures
+from cupyops.bench.zoo import MODELS
+from cupyops.cli.app import app
+from cupyops.errors import InputError
+
+
+def figures(model, variant, ms, losses=(2.5, 2.25)):
+    return Figures(model, "a model, of a size", variant, ms, ms - 1, ms + 1, 2048, "tokens", 1.5, 3.0, list(losses))
+
+
+SOME = [
+    figures("gpt2", "eager", 50.0),
+    figures("gpt2", "swap", 40.0, (2.5, 2.3)),
+    figures("vit", "eager", 20.0),
+    figures("vit", "graph", 25.0),
+]
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(app, ["bench", "--models", *map(str, arguments)], env={"COLUMNS": "140"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_what_is_kept_is_read(tmp_path):
+    model_table.write(SOME, {"gpu": "A card: the first"}, tmp_path / "x.csv")
+    assert model_table.read(tmp_path / "x.csv") == (SOME, {"gpu": "A card: the first"})
+    for content in ("", "model,about\n", f"{model_table.HEAD}\nmodel,ms\ngpt2,many\n"):
+        (tmp_path / "y.csv").write_text(content)
+        with pytest.raises(InputError, match="holds no figures of models"):
+            model_table.read(tmp_path / "y.csv")
+
+
+def test_kept_figures_are_shown(tmp_path):
+    """Without a GPU; who is slower than PyTorch is told, and is the exit code."""
+    model_table.write(SOME, {}, tmp_path / "x.csv")
+    said = run("--from", tmp_path / "x.csv", "--png", tmp_path / "plots", code=1)
+    assert "vit graph is slower than eager: 0.80" in said and "gpt2 swap" not in said
+    line = next(line for line in said.splitlines() if "swap" in line)
+    assert "1.25x" in line and "51,200 tokens" in line and "5.0e-02" in line
+    for name in ("models", "losses"):
+        assert (tmp_path / "plots" / f"{name}.png").stat().st_size > 5_000
+    model_table.write(SOME[:3], {}, tmp_path / "x.csv")
+    run("--from", tmp_path / "x.csv")
+
+
+def test_a_loss_that_is_lost_is_told(tmp_path):
+    model_table.write([SOME[0], figures("gpt2", "swap", 40.0, (2.5, float("nan")))], {}, tmp_path / "x.csv")
+    assert "the loss is not finite" in run("--from", tmp_path / "x.csv", code=1)
+
+
+def test_the_tiny_twin():
+    assert "2 variants of tiny twins compared, 0 wrong" in run("gpt2", "--dry-run")
+
+
+def test_a_wrong_twin_is_told(monkeypatch):
+    right = MODELS["gpt2"].loss
+
+    def shifted(model, batch):
+        return right(model, batch) + (type(model.head) is not torch.nn.Linear)
+
+    monkeypatch.setitem(MODELS, "gpt2", dataclasses.replace(MODELS["gpt2"], loss=shifted))
+    assert "gpt2 swap: losses" in run("gpt2", "--dry-run", "--against", "eager", code=1)
+
+
+def test_every_model_says_what_it_is():
+    for name, model in MODELS.items():
+        assert model.name == name and model.each > 0 and model.half in ("pure", "autocast") and len(model.about) > 20
+        assert (training.why_not(model, "graph", "cpu") is None) is False
+
+
+def test_what_cannot_be_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "there is no model 'gpt3'; there are llama" in run("gpt3", code=2)
+    assert "--dry-run compares tiny twins" in " ".join(run("gpt2", code=2).split())
+    monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: None)
+    assert "left out, transformers is not installed" in run("llama", "--dry-run", code=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["eager", "swap", "graph"])
+def test_measured(variant):
+    model = MODELS["gpt2"]
+    batches = training.batches_of(model, "cuda", True)
+    found = training.measure(model, variant, training.state_of(model, True), batches, tiny=True)
+    assert 0 < found.low <= found.ms <= found.high and found.peak_gib > 0
+    assert len(found.losses) == training.WARM + training.ROUNDS * training.STEPS
