@@ -18,12 +18,14 @@ from typer.testing import CliRunner
 import cupyops
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ["add_model", "mnist_cnn", "custom_layers", "custom_operator", "train_gpt"]
+NAMES = ["add_model", "mnist_cnn", "custom_layers", "custom_operator", "train_gpt", "train_llama"]
 
 
 @functools.cache
 def load(name):
     """The example as a module; loaded once, since an operator's name can be registered once."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.append(str(EXAMPLES))  # where examples find what they share
     spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -262,13 +264,13 @@ def test_train_gpt_by_kernels_in_the_simulator(verse, tmp_path):
 def test_train_gpt_goes_on(verse, tmp_path):
     """As if it had not been stopped, bit by bit."""
     gpt = load("train_gpt")
-    text = gpt.read(verse, 16)
+    loop, text = sys.modules["language"], gpt.read(verse, 16)
     config, devices = gpt.Config(len(text.alphabet), 1, 2, 1, 16, 16), gpt.Devices(torch.device("cpu"))
-    whole, part, rest = (gpt.Trainer(config, cupyops, devices, 1e-2, 8, seed) for seed in (0, 0, 1))
-    gpt.train([whole], text, 8, 2, 100, None)
-    gpt.train([part], text, 5, 2, 5, tmp_path / "kept.pt")
-    gpt.load(tmp_path / "kept.pt", rest, text)
-    gpt.train([rest], text, 8, 2, 100, None)
+    whole, part, rest = (gpt.trainer(config, cupyops, devices, 1e-2, 8, seed) for seed in (0, 0, 1))
+    loop.train([whole], text, 8, 2, 100, None)
+    loop.train([part], text, 5, 2, 5, tmp_path / "kept.pt")
+    loop.load(tmp_path / "kept.pt", rest, text)
+    loop.train([rest], text, 8, 2, 100, None)
     assert rest.values() == whole.values() and len(whole.losses) == 8
 
 
@@ -297,6 +299,31 @@ def test_train_gpt_refuses(verse, tmp_path):
     run("train_gpt", "--data", verse, *given, "--checkpoint", tmp_path / "kept.pt")
     other = run("train_gpt", "--data", verse, *given, "--checkpoint", tmp_path / "kept.pt", "--layers", "1", code=2)
     assert "of another network or text" in " ".join(other.replace("│", " ").split())
+
+
+# --- train_llama ---
+
+
+def test_train_llama(verse, tmp_path):
+    """One line changes who computes, and not what; on a CPU not a bit."""
+    pytest.importorskip("transformers")
+    given = ["--data", verse, "--device", "cpu", "--plot", tmp_path / "loss.png", "--batch-size", 2, "--context", 16]
+    output = run("train_llama", *given, "--steps", 12, "--compare", "--checkpoint", tmp_path / "kept.pt", "--sample", 5)
+    assert number(r"at any step: (\S+)", " ".join(output.split())) < 1e-5
+    assert number(r"cupyops.swap: (\S+) replaced", output) > 20
+    assert "12/12" in run("train_llama", *given, "--steps", 12, "--checkpoint", tmp_path / "kept.pt", "--sample", 0)
+
+
+def test_train_llama_of_a_config(verse, tmp_path):
+    llama = load("train_llama")
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "unknown": 3}'
+    )
+    assert llama.sizes_of(tmp_path / "config.json") == {"hidden_size": 64, "num_hidden_layers": 1}
+    (tmp_path / "other.json").write_text('{"model_type": "gpt2"}')
+    for name, said in (("other.json", "is of no Llama"), ("none.json", "cannot be read")):
+        given = ["--data", verse, "--device", "cpu", "--config", tmp_path / name]
+        assert said in " ".join(run("train_llama", *given, code=2).replace("│", " ").split())
 
 
 # --- by the kernels ---
