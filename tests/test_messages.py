@@ -18,8 +18,9 @@ DO = (
     "rename|return|run|save|see|set|simulate|start|swap|take|try|use|wait|write"
 )
 ADVICE = re.compile(
-    r"\bexpected\b|\bmust\b|\bpip install\b|\bsuch as\b|\bof the form\b|\bbegins with\b|\bLooked for:|--\w[\w-]* (?:[A-Z]|compares)"
-    r"|\bneeds?\b|\ballows\b|\bat most\b|\bcan (?:be|have|name)\b|\bthere (?:is|are) \{|\b(?:it|the cell|the device) has \{"
+    r"\bexpected\b|\bmust\b|\bpip install\b|\bsuch as\b|\bof the form\b|\bbegins with\b|\bLooked for:"
+    r"|--\w[\w-]* (?:[A-Z]|compares)|\bneeds?\b|\ballows\b|\bat most\b"
+    r"|\bcan (?:be|have|name)\b|\bthere (?:is|are) \{|\b(?:it|the cell|the device) has \{"
     rf"|(?:^|[;:,.]\s+|\b(?:and|or|only|to|target)\s+)(?:{DO})\b",
     re.IGNORECASE,
 )
@@ -143,7 +144,7 @@ def test_every_error_says_what_to_do(file):
 def test_errors_whose_text_is_made_elsewhere_are_known():
     """A new one is to have a sentence of its own, or a place in the table."""
     assert {(file, function) for file, function, _, text in ALL if says_nothing(text)} <= PASSED_ON
-    assert PASSED_ON <= {(file, function) for file, function, _, _ in ALL}
+    assert {(file, function) for file, function, _, _ in ALL} >= PASSED_ON
 
 
 def test_the_errors_are_found():

@@ -125,7 +125,7 @@ def declared(paths: Iterable[Path], only: str = "") -> list[Case]:
     try:
         wanted = re.compile(only)
     except re.error as error:
-        raise InputError(f"--only is {only!r}, expected a regular expression: {error}") from None
+        raise InputError(f"{only!r} is no regular expression: {error}; see the module re of Python") from None
     return [case for path in paths for case in _cases(path) if wanted.search(str(case))]
 
 
@@ -144,7 +144,7 @@ def files(names: Iterable[str], folder: Path) -> list[Path]:
     for name in names:
         if (path := Path(name)).suffix == ".py":
             if not path.is_file():
-                raise InputError(f"there is no file {name}; give its path from {Path.cwd()}")
+                raise InputError(f"{name} is no file; give its path from {Path.cwd()}")
             found.append(path)
         elif name in there:
             found.append(there[name])
@@ -163,7 +163,7 @@ def _cases(path: Path) -> Iterator[Case]:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a file of the user's raises
         raise InputError(
-            f"{path} cannot be imported; run it alone to see why: {type(error).__name__}: {error}"
+            f"{path} cannot be imported: {type(error).__name__}: {error}; run it alone to see where"
         ) from error
     finally:
         sys.path.remove(str(path.parent))

@@ -114,7 +114,8 @@ def run(jobs: list[Job], folder: Path, processes: int | None = None) -> Iterator
             yield future.result()
     except BrokenProcessPool as error:
         raise CompileError(
-            f"one of {processes} compiling processes was killed, for want of memory perhaps: take --jobs {processes // 2 or 1}"
+            f"one of {processes} compiling processes was killed, for want of memory perhaps: "
+            f"take --jobs {processes // 2 or 1}"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
