@@ -16,6 +16,7 @@ from ..errors import InputError
 
 SMALL = 1e6  # bytes or flops that a CPU, or the simulator, may be asked for
 UNITS = ("GB/s", "TFLOP/s", "us")
+_PACKAGE = Path(__file__).resolve().parents[1]  # cupyops/
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,18 @@ def declared(paths: Iterable[Path], only: str = "") -> list[Case]:
     except re.error as error:
         raise InputError(f"{only!r} is no regular expression: {error}; see the module re of Python") from None
     return [case for path in paths for case in _cases(path) if wanted.search(str(case))]
+
+
+def shipped() -> Path:
+    """The declarations of the built-in operators: inside an installed package, beside it in a source tree."""
+    inside = _PACKAGE / "_benchmarks"
+    return inside if inside.is_dir() else _PACKAGE.parent / "benchmarks"
+
+
+def here() -> Path:
+    """Where declarations are looked for unasked: `benchmarks` of the working folder, else the built-in operators'."""
+    own = Path("benchmarks")
+    return own if own.is_dir() else shipped()
 
 
 def files(names: Iterable[str], folder: Path) -> list[Path]:
