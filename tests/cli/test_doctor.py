@@ -447,6 +447,10 @@ def test_one_cause_is_one_fault():
     assert {name for name, row in rows(headers).items() if row.verdict == FAULT} == {"CUDA headers"}
     nvrtc = seen(**{stage: error("none") for stage in ("nvrtc", "headers", "compile", "cache", "simulator")})
     assert {name for name, row in rows(nvrtc).items() if row.verdict == FAULT} == {"NVRTC"}
+    cupy = seen(
+        **{stage: error("none") for stage in ("torch, cupy", "nvrtc", "headers", "compile", "cache", "simulator")}
+    )
+    assert {name for name, row in rows(cupy).items() if row.verdict == FAULT} == {"import torch, cupy"}
 
 
 def test_what_is_optional_and_missing(monkeypatch):
