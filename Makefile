@@ -25,7 +25,7 @@ PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 # -p finds the plugin in tests/support; python -m pytest finds the package in this folder
 GPU_PYTEST = PYTHONPATH=tests/support$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json
 
-.PHONY: help demo test test-all setup lint types format pytest opdb pytest-all opdb-all docs conformance test-gpu gpu-report bench soak sanitize clean
+.PHONY: help demo test test-all setup lint types format pytest opdb pytest-all opdb-all docs conformance test-gpu gpu-report bench soak sanitize test-matrix clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -113,6 +113,9 @@ soak: $(SETUP) ## Random calls on this machine's GPU for ten minutes, in threads
 
 sanitize: $(SETUP) ## compute-sanitizer over every kernel, on this machine's GPU
 	$(PY) tools/sanitize.py --json build/sanitize.json
+
+test-matrix: $(SETUP) ## What works with each Python that is here, in new environments; writes tests/matrix.csv
+	$(PY) tools/matrix.py
 
 clean: ## Remove what was built; .venv and the user's kernel cache stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

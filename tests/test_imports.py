@@ -176,3 +176,27 @@ except cupyops.MissingDependencyError as error:
 """
     done = run(code)
     assert 'pip install "cupyops[cli]"' in done.stdout, done.stderr
+
+
+POSIX_ALONE = ["fcntl", "grp", "posix_ipc", "pwd", "resource", "termios", "tty"]  # modules that Windows has not
+
+
+@pytest.mark.parametrize("module", ["cupyops", "cupyops.cli.app", "cupyops.doctor", "cupyops.bench", "cupyops.testing"])
+def test_nothing_of_posix_alone_is_needed(module):
+    """As on Windows, which has neither these modules nor users' numbers: what they are asked for there is done without."""
+    code = f"""
+import importlib, os, sys
+import numpy, torch, torch.utils.data, typer, typer.core, rich.console, rich.progress, rich.table
+for name in {POSIX_ALONE}:
+    sys.modules[name] = None
+for name in ("getuid", "geteuid", "getgid", "fork", "register_at_fork", "chown", "fchmod"):
+    if hasattr(os, name):
+        delattr(os, name)
+import cupyops, cupyops.nn, cupyops.optim
+importlib.import_module({module!r})
+y = cupyops.softmax(torch.ones(2, 3, requires_grad=True), dim=-1)
+y.sum().backward()
+assert y.shape == (2, 3)
+"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr

@@ -19,8 +19,8 @@ DO = (
 )
 ADVICE = re.compile(
     r"\bexpected\b|\bmust\b|\bpip install\b|\bsuch as\b|\bof the form\b|\bbegins with\b|\bLooked for:"
-    r"|--\w[\w-]* (?:[A-Z]|compares)"
-    r"|\bneeds?\b|\ballows\b|\bat most\b|\bcan (?:be|have|name)\b|\bthere (?:is|are) \{|\b(?:it|the cell|the device) has \{"
+    r"|--\w[\w-]* (?:[A-Z]|compares)|\bneeds?\b|\ballows\b|\bat most\b"
+    r"|\bcan (?:be|have|name)\b|\bthere (?:is|are) \{|\b(?:it|the cell|the device) has \{"
     rf"|(?:^|[;:,.]\s+|\b(?:and|or|only|to|target)\s+)(?:{DO})\b",
     re.IGNORECASE,
 )

@@ -1,6 +1,7 @@
 """The built wheel, installed where there is no source tree, has all that it needs: kernels, types, metadata."""
 
 import json
+import re
 import subprocess
 import sys
 import venv
@@ -66,7 +67,10 @@ def test_the_wheel_carries_what_the_tree_has(wheel):
     }
     python = {p.relative_to(ROOT).as_posix() for p in (ROOT / "cupyops").rglob("*.py")}
     templates = {p.relative_to(ROOT).as_posix() for p in (ROOT / "cupyops").rglob("*.tmpl")}
-    assert len(cuda) > 1 and templates and cuda | python | templates | {"cupyops/py.typed"} <= names
+    cases = {f"cupyops/_benchmarks/{path.name}" for path in (ROOT / "benchmarks").glob("*.py")}
+    figures = {f"cupyops/_benchmarks/results/{path.name}" for path in (ROOT / "benchmarks" / "results").glob("*.csv")}
+    assert len(cuda) > 1 and templates and cases and figures
+    assert cuda | python | templates | cases | figures | {"cupyops/py.typed"} <= names
     outside = {name for name in names if not name.startswith(("cupyops/", f"cupyops-{cupyops.__version__}.dist-info/"))}
     assert not outside
 
@@ -109,3 +113,25 @@ print(json.dumps({{"y": y.tolist(), "text": str(relu.source.path), "includes": s
     assert not Path(found["text"]).is_relative_to(ROOT)
     assert found["includes"] == sorted(source.load("relu.cu").includes)
     assert found["origin"] == "nvrtc" and found["cubin"] > 0
+
+
+def test_who_has_the_wheel_can_measure_what_the_readme_says(python, tmp_path):
+    """The declarations are found from any folder, those of a whole training step too, and so are the figures kept."""
+    found = run(
+        python,
+        tmp_path,
+        """
+import json
+from cupyops.bench.case import declared, files, here
+from cupyops.bench.table import read
+cases = declared(files([], here()))
+kept = read(here() / "results" / "h200.csv")
+print(json.dumps({"folder": str(here()), "cases": [str(case) for case in cases], "kept": [row.name for row in kept.rows]}))
+""",
+    )
+    assert not Path(found["folder"]).is_relative_to(ROOT)
+    assert len(found["cases"]) > 300 and any(name.startswith("training step") for name in found["cases"])
+    rows = re.findall(
+        r"^\| (.*?) \| [\d,]+ \| [\d,]+ \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(rows) > 10 and set(rows) <= set(found["cases"]) & set(found["kept"])

@@ -6,6 +6,7 @@ the commands, the settings and the public names. So none of them can be out of d
 
 from __future__ import annotations
 
+import csv
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from cupyops.bench.table import read
 from cupyops.doctor.surroundings import SETTINGS
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+MATRIX = Path(__file__).resolve().parent.parent / "tests" / "matrix.csv"
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "h200.csv"
 _C = re.compile(r'"?\b(?:__\w+__|\w+<\w+>)"?')  # words of C in a text for a terminal
 _MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
@@ -142,6 +144,13 @@ def figures(path: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+def matrix(path: Path = MATRIX) -> str:
+    """What `make test-matrix` has found of each Python."""
+    with open(path, encoding="utf-8", newline="") as file:
+        head, *lines = csv.reader(file)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+
+
 def directives(names: list[str]) -> str:
     """What mkdocstrings replaces by the docstrings of `names`."""
     return "\n\n".join(f"::: {name}" for name in names)
@@ -152,6 +161,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
     "settings": settings,
     "figures": figures,
+    "matrix": matrix,
     "functions": lambda: directives([f"cupyops.{name}" for name in functions()]),
     "modules": lambda: directives([f"cupyops.nn.{name}" for name in modules()]),
     "errors": lambda: directives([f"cupyops.{name}" for name in vars(cupyops) if name.endswith("Error")]),

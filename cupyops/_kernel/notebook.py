@@ -118,7 +118,7 @@ def _asked(names: list[str], found: dict[str, Kernel]) -> list[tuple[Kernel, dic
         kernel = found[match[1]]
         values = [_value(token.strip()) for token in match[2].split(",")] if match[2] else []
         if len(values) != len(kernel.template):
-            raise InputError(f"%%cuda names {text!r}, expected {_shown(kernel)}")
+            raise InputError(f"%%cuda names {text!r}; it is {_shown(kernel)}: give each a value")
         chosen.append((kernel, dict(zip(kernel.template, values))))
     return chosen
 

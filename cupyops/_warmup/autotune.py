@@ -250,5 +250,7 @@ def _checked(
 def _checked_mutates(signature: inspect.Signature, mutates: Iterable[str]) -> frozenset[str]:
     names = frozenset([mutates] if isinstance(mutates, str) else mutates)
     if unknown := names - signature.parameters.keys():
-        raise InputError(f"mutates names {sorted(unknown)[0]!r}, expected some of {', '.join(signature.parameters)}")
+        raise InputError(
+            f"mutates names {sorted(unknown)[0]!r}; the parameters are {', '.join(signature.parameters)}: name some of these"
+        )
     return names

@@ -16,6 +16,7 @@ from ..errors import InputError
 
 SMALL = 1e6  # bytes or flops that a CPU, or the simulator, may be asked for
 UNITS = ("GB/s", "TFLOP/s", "us")
+_PACKAGE = Path(__file__).resolve().parents[1]  # cupyops/
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,20 @@ def declared(paths: Iterable[Path], only: str = "") -> list[Case]:
     try:
         wanted = re.compile(only)
     except re.error as error:
-        raise InputError(f"--only is {only!r}, expected a regular expression: {error}") from None
+        raise InputError(f"{only!r} is no regular expression: {error}; see the module re of Python") from None
     return [case for path in paths for case in _cases(path) if wanted.search(str(case))]
+
+
+def shipped() -> Path:
+    """The declarations of the built-in operators: inside an installed package, beside it in a source tree."""
+    inside = _PACKAGE / "_benchmarks"
+    return inside if inside.is_dir() else _PACKAGE.parent / "benchmarks"
+
+
+def here() -> Path:
+    """Where declarations are looked for unasked: `benchmarks` of the working folder, else the built-in operators'."""
+    own = Path("benchmarks")
+    return own if own.is_dir() else shipped()
 
 
 def files(names: Iterable[str], folder: Path) -> list[Path]:
@@ -144,7 +157,7 @@ def files(names: Iterable[str], folder: Path) -> list[Path]:
     for name in names:
         if (path := Path(name)).suffix == ".py":
             if not path.is_file():
-                raise InputError(f"there is no file {name}; give its path from {Path.cwd()}")
+                raise InputError(f"{name} is no file; give its path from {Path.cwd()}")
             found.append(path)
         elif name in there:
             found.append(there[name])
@@ -163,7 +176,7 @@ def _cases(path: Path) -> Iterator[Case]:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a file of the user's raises
         raise InputError(
-            f"{path} cannot be imported; run it alone to see why: {type(error).__name__}: {error}"
+            f"{path} cannot be imported: {type(error).__name__}: {error}; run it alone to see where"
         ) from error
     finally:
         sys.path.remove(str(path.parent))

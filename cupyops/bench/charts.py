@@ -14,21 +14,27 @@ WHO = {"ours": "#2f6fde", "eager": "#e08a1e", "compile": "#4ba36b", "liger": "#a
 _OTHERS = ("#2aa5b5", "#b5892a", "#d65f9c", "#7a8a2f", "#8a8f98")  # of peers that a case names itself
 
 
-def charts(results: Results) -> Iterator[tuple[str, Any]]:
-    """(name, figure) of every picture that the results have something for."""
+_COLOURS = 24  # of a picture in a page: lines and marks in a dozen, and what lies between them and the white
+
+
+def charts(results: Results, most: int | None = None) -> Iterator[tuple[str, Any]]:
+    """(name, figure) of every picture that the results have something for; of rows with the `most` that come off worst."""
     if any(row.speedup(way) for row, way in results.measured()):
         yield "speedups", _speedups(results)
     for unit, ceiling in (("GB/s", "copy"), ("TFLOP/s", "matmul bfloat16")):
         rows = [row for row in results.rows if row.unit == unit and row.ways()]
         if rows:
-            yield ("bandwidth" if unit == "GB/s" else "throughput"), _rates(rows, unit, results.ceilings.get(ceiling))
+            yield (
+                ("bandwidth" if unit == "GB/s" else "throughput"),
+                _rates(rows, unit, results.ceilings.get(ceiling), most),
+            )
     if any(row.unit == "GB/s" for row in results.rows):
         yield "sizes", _sizes(results)
     points = [(row, way) for row, way in results.measured() if all(row.work[way])]
     if points:
         yield "roofline", _roofline(results, points)
     if any(row.memory.get("ours") for row in results.rows):
-        yield "memory", _memory(results)
+        yield "memory", _memory(results, most)
 
 
 def write(results: Results, folder: Path) -> list[Path]:
@@ -43,10 +49,14 @@ def write(results: Results, folder: Path) -> list[Path]:
 
 
 def png(figure: Any) -> bytes:
-    """A picture's bytes."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90, facecolor="white")
-    return buffer.getvalue()
+    """A picture's bytes, in so few colours that a page of them is small."""
+    from PIL import Image  # which matplotlib brings
+
+    buffer, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=80, facecolor="white")
+    buffer.seek(0)
+    Image.open(buffer).convert("RGB").quantize(_COLOURS).save(small, format="png", optimize=True)
+    return small.getvalue()
 
 
 def colours(rows: list[Row]) -> dict[str, str]:
@@ -93,9 +103,13 @@ def _speedups(results: Results) -> Any:
     return figure
 
 
-def _rates(rows: list[Row], unit: str, ceiling: float | None) -> Any:
-    """Ours and the peers of every row."""
+def _rates(rows: list[Row], unit: str, ceiling: float | None, most: int | None) -> Any:
+    """Ours and the peers of every row, or of those with the least speed-up."""
     lines = [(row, way) for row in rows for way in row.ways()]
+    title = f"{unit} of every row"
+    if most is not None and len(lines) > most:
+        lines = sorted(lines, key=lambda line: line[0].speedup(line[1]) or math.inf)[:most]
+        title = f"{unit} of the {most} rows with the least speed-up"
     figure, axes = _figure(9.5, 0.2 * len(lines) + 1.6)
     for who, colour in reversed(colours(rows).items()):
         points = [(rate, y) for y, (row, way) in enumerate(lines) if (rate := row.rate(who, way)) is not None]
@@ -110,7 +124,7 @@ def _rates(rows: list[Row], unit: str, ceiling: float | None) -> Any:
     axes.grid(axis="y", alpha=0.25)
     axes.set_ylim(len(lines) - 0.5, -0.5)
     figure.legend(loc="outside upper center", ncols=6, frameon=False, fontsize=8)
-    axes.set_title(f"{unit} of every row", loc="left")
+    axes.set_title(title, loc="left")
     return figure
 
 
@@ -153,10 +167,16 @@ def _roofline(results: Results, points: list[tuple[Row, str]]) -> Any:
     return figure
 
 
-def _memory(results: Results) -> Any:
-    """Peak memory of forward and backward beside PyTorch's."""
+def _memory(results: Results, most: int | None) -> Any:
+    """Peak memory of forward and backward beside PyTorch's, of every row or of those that take the most beside it."""
     rows = [row for row in results.rows if row.memory.get("ours") and row.memory.get("eager")]
     rows = sorted(rows, key=lambda row: row.memory["ours"] / row.memory["eager"])
+    title = (
+        "Memory"
+        if most is None or len(rows) <= most
+        else f"Memory of the {most} rows that take the most beside PyTorch"
+    )
+    rows = rows if most is None else rows[-most:]
     figure, axes = _figure(8.5, 0.18 * len(rows) + 1.4)
     ratios = [row.memory["ours"] / row.memory["eager"] for row in rows]
     axes.barh([row.name for row in rows], ratios, color=[WHO["ours"] if r <= 1.01 else "#c8553d" for r in ratios])
@@ -164,5 +184,5 @@ def _memory(results: Results) -> Any:
     axes.tick_params(axis="y", labelsize=7)
     axes.margins(y=0.005)
     axes.set(xlabel="peak memory of forward and backward, of that of PyTorch in eager mode")
-    axes.set_title("Memory", loc="left")
+    axes.set_title(title, loc="left")
     return figure

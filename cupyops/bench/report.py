@@ -24,22 +24,25 @@ th { cursor: pointer; position: sticky; top: 0; background: Canvas; }
 td:nth-child(-n+4), th:nth-child(-n+4) { text-align: left; }
 .missed td:last-child, .missed th:last-child { text-align: left; } .missed td { vertical-align: top; }
 .missed td:first-child { white-space: nowrap; }
+.answer { font-size: 1.3em; }
 .good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; }
 img { max-width: 100%; box-sizing: border-box; background: white; padding: 8px; border-radius: 6px; } /* in the dark too */
 .wide { overflow-x: auto; } dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; } dd { margin: 0; }
 """
+_ANSWER = " class=answer"
+_MOST = 40  # rows of a picture; the table has them all
 _MISSED = (
-    "<table class=missed><thead><tr><th>row</th><th>way</th><th>unit</th><th>want</th><th>ours</th><th>what is lost</th>"
+    "<table class=missed><thead><tr><th>row</th><th>way</th><th>want</th><th>ours</th><th>what is lost</th>"
     "</tr></thead><tbody>"
 )
 _BESIDE = (
     "<h2 id=beside>Odd sizes beside rounder ones</h2><table><thead><tr><th>row</th><th>dtype</th><th>way</th><th>beside</th>"
-    "<th>unit</th><th>ours</th><th>beside</th><th>ratio</th></tr></thead><tbody>"
+    "<th>ours</th><th>beside</th><th>ratio</th></tr></thead><tbody>"
 )
-_SORT = """
+_SORT = r"""
 const keyOf = cell => {
-  const v = cell.dataset.v ?? cell.textContent;
-  return isNaN(+v) || v === "" ? v : +v;
+  const text = cell.textContent.trim(), v = text.replaceAll(",", "").replace(/ ?(GB\/s|TFLOP\/s|us|MB|%|x)$/, "");
+  return isNaN(+v) || v === "" ? text : +v;
 };
 const compare = (a, b) => {
   if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
@@ -60,8 +63,14 @@ def peers(results: Results) -> list[str]:
 
 
 def summary(results: Results) -> Iterator[str]:
-    """What the rows come to, in sentences."""
-    yield "ceilings: " + ", ".join(f"{name} {rate:,.0f}" for name, rate in results.ceilings.items())
+    """What the rows come to, in sentences: the answer first."""
+    if rows := results.slowest_rows():
+        behind = sum(speedup < BEHIND for speedup, _ in rows)
+        yield (
+            f"On {results.machine.get('gpu', 'this GPU')} cupyops is {mean(speedup for speedup, _ in rows):.2f} times as "
+            "fast as the better of PyTorch and torch.compile, forward and backward in sum; in "
+            f"{behind} of {len(rows)} rows it is slower by more than {1 - BEHIND:.0%}."
+        )
     for what, slowest in (
         ("figures", results.slowest()),
         ("rows, forward and backward in sum", results.slowest_rows()),
@@ -82,27 +91,33 @@ def summary(results: Results) -> Iterator[str]:
     wanted = [reached for row, way in results.measured() if (reached := row.reached(way)) is not None]
     if wanted:
         yield f"{sum(wanted)} of {len(wanted)} wanted figures reached"
-    alone = [row.name for row in results.rows if not row.compared]
+    alone = [row.op for row in results.rows if not row.compared]
     if alone:
-        yield f"results not compared in {len(alone)} rows: {', '.join(alone)}"
+        yield f"results not compared in {len(alone)} rows, of {', '.join(dict.fromkeys(alone))}"
     for name, times in results.host.items():
         yield f"host, {name}: " + ", ".join(f"{who} {us:.2f} us" for who, us in times.items())
+    if results.ceilings:
+        yield "ceilings: " + ", ".join(f"{name} {rate:,.0f} {_of(name)}" for name, rate in results.ceilings.items())
+
+
+def _of(ceiling: str) -> str:
+    return "TFLOP/s" if ceiling.startswith("matmul") else "GB/s"
 
 
 def page(results: Results, path: Path) -> None:
     """The report as one HTML file."""
     others = peers(results)
-    head = ["operator", "size", "dtype", "way", "unit", "ours", *others, "speed-up", "want", "of the ceiling", "MB"]
+    head = ["operator", "size", "dtype", "way", "ours", *others, "speed-up", "want", "of the ceiling", "memory"]
     pictures = "".join(
         f'<h2 id="{name}">{name.capitalize()}</h2><p><img alt="{name}" src="data:image/png;base64,'
         f'{base64.b64encode(charts.png(figure)).decode()}"></p>'
-        for name, figure in charts.charts(results)
+        for name, figure in charts.charts(results, _MOST)
     )
     machine = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd>" for k, v in results.machine.items())
     wrong = "".join(f"<li>{html.escape(f'{name}, {who}: {reason}')}</li>" for name, who, reason in results.left_out())
     missed = "".join(
-        f"<tr><td>{html.escape(row.name)}</td><td>{way}</td><td>{row.unit}</td><td>{row.want[way]:g}</td>"
-        f"<td>{rate(row, 'ours', way)}</td><td>{html.escape(lost(row))}</td></tr>"
+        f"<tr><td>{html.escape(row.name)}</td><td>{way}</td><td>{row.want[way]:g} {row.unit}</td>"
+        f"<td>{_rate(row, 'ours', way)}</td><td>{html.escape(lost(row))}</td></tr>"
         for row, way in results.measured()
         if row.reached(way) is False
     )
@@ -112,7 +127,7 @@ def page(results: Results, path: Path) -> None:
     path.write_text(
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>cupyops benchmark</title><style>{_STYLE}</style><h1>cupyops beside its peers</h1>"
-        + "".join(f"<p>{html.escape(line)}</p>" for line in summary(results))
+        + "".join(f"<p{_ANSWER if first else ''}>{html.escape(line)}</p>" for first, line in _told(results))
         + f"<dl>{machine}</dl>{pictures}<h2>Every figure</h2><div class=wide><table><thead><tr>"
         + "".join(f"<th>{html.escape(name)}</th>" for name in head)
         + f"</tr></thead><tbody>{body}</tbody></table></div>"
@@ -122,6 +137,11 @@ def page(results: Results, path: Path) -> None:
         + f"<script>{_SORT}</script></html>\n",
         encoding="utf-8",
     )
+
+
+def _told(results: Results) -> Iterator[tuple[bool, str]]:
+    """(whether it is the answer, sentence)."""
+    return ((index == 0, line) for index, line in enumerate(summary(results)))
 
 
 _LOST = re.compile(r"\b(?:What is lost|Lost): (.*)", re.DOTALL)
@@ -156,29 +176,26 @@ def _line(row: Row, way: str, others: list[str], results: Results) -> str:
         results.ceilings.get("copy" if row.unit == "GB/s" else f"matmul {row.dtype}") if row.unit != "us" else None
     )
     size = row.size if row.compared else f"{row.size} (not compared)"
-    cells = [_cell(html.escape(text)) for text in (row.op, size, row.dtype, way, row.unit)]
-    cells += [_cell(rate(row, who, way), row.rate(who, way), _quartiles(row, who, way)) for who in ("ours", *others)]
-    cells.append(_cell("", None) if speedup is None else _cell(f"{speedup:.2f}", speedup, "", _mood(speedup >= BEHIND)))
-    cells.append(_cell("") if reached is None else _cell(f"{row.want[way]:g}", row.want[way], "", _mood(reached)))
-    cells.append(_cell(f"{ours / ceiling:.0%}", ours / ceiling) if ceiling and ours else _cell(""))
-    cells.append(_cell(f"{row.memory['ours'] / 1e6:,.1f}", row.memory["ours"]) if "ours" in row.memory else _cell(""))
+    cells = [_cell(html.escape(text)) for text in (row.op, size, row.dtype, way)]
+    cells += [_cell(_rate(row, who, way), _quartiles(row, who, way)) for who in ("ours", *others)]
+    cells.append(_cell("") if speedup is None else _cell(f"{speedup:.2f}x", "", _mood(speedup >= BEHIND)))
+    cells.append(_cell("") if reached is None else _cell(f"{row.want[way]:g} {row.unit}", "", _mood(reached)))
+    cells.append(_cell(f"{ours / ceiling:.0%}") if ceiling and ours else _cell(""))
+    cells.append(_cell(f"{row.memory['ours'] / 1e6:,.1f} MB") if "ours" in row.memory else _cell(""))
     return f"<tr>{''.join(cells)}</tr>"
 
 
 def _beside_line(row: Row, way: str) -> str:
     if row.beside is None or (ratio := row.to_beside(way)) is None:
         return ""
-    cells = [_cell(html.escape(text)) for text in (f"{row.op} {row.size}", row.dtype, way, row.beside.size, row.unit)]
-    cells += [
-        _cell(rate(one, "ours", way), one.rate("ours", way), _quartiles(one, "ours", way)) for one in (row, row.beside)
-    ]
-    cells.append(_cell(f"{ratio:.2f}", ratio, "", _mood(ratio >= NEAR)))
+    cells = [_cell(html.escape(text)) for text in (f"{row.op} {row.size}", row.dtype, way, row.beside.size)]
+    cells += [_cell(_rate(one, "ours", way), _quartiles(one, "ours", way)) for one in (row, row.beside)]
+    cells.append(_cell(f"{ratio:.2f}x", "", _mood(ratio >= NEAR)))
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _cell(text: str, value: float | None = None, title: str = "", mood: str = "") -> str:
-    data = "" if value is None else f' data-v="{value:.6g}"'
-    return f"<td{data}{f' title={title!r}' if title else ''}{f' class={mood}' if mood else ''}>{text}</td>"
+def _cell(text: str, title: str = "", mood: str = "") -> str:
+    return f"<td{f' title={title!r}' if title else ''}{f' class={mood}' if mood else ''}>{text}</td>"
 
 
 def _mood(good: bool) -> str:
@@ -193,10 +210,16 @@ def rate(row: Row, who: str, way: str) -> str:
     return "" if found is None else f"{found:,.0f}" if found >= 1000 else f"{found:,.1f}"
 
 
+def _rate(row: Row, who: str, way: str) -> str:
+    """The same with its unit."""
+    found = rate(row, who, way)
+    return f"{found} {row.unit}" if found.strip("-") else found
+
+
 def _quartiles(row: Row, who: str, way: str) -> str:
     figure = row.figures.get(who, {}).get(way)
     return (
         ""
         if figure is None
-        else f"{figure.us:g} us, quartiles {figure.low:g} and {figure.high:g}, {figure.samples} samples"
+        else f"{figure.us:g} us, quartiles {figure.low:g} to {figure.high:g} us, {figure.samples} samples"
     )

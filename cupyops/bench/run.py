@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import torch
 
@@ -204,8 +203,3 @@ def _version(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def folder() -> Path:
-    """Where the declarations are: `benchmarks` of the working folder."""
-    return Path("benchmarks")

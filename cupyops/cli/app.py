@@ -254,7 +254,10 @@ def bench(
     ] = None,
     against: Annotated[str, typer.Option(help="Peers: eager, compile, liger.")] = "eager,compile,liger",
     only: Annotated[str, typer.Option(help="A regular expression that operator, size and dtype are to match.")] = "",
-    folder: Annotated[Path, typer.Option(help="Where the files bench_OP.py are.")] = Path("benchmarks"),
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where the files bench_OP.py are. By default benchmarks here, else those of cupyops itself."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report with plots to this file.")] = None,
     csv: Annotated[
         Path | None, typer.Option(help="Write the figures to this file; those in it stay that moved by 3% or less.")
@@ -262,7 +265,8 @@ def bench(
     png: Annotated[Path | None, typer.Option(help="Write the plots into this folder.")] = None,
     source: Annotated[Path | None, typer.Option("--from", help="Measure nothing: the figures of this file.")] = None,
     compare: Annotated[
-        Path | None, typer.Option(help="Fail where something takes 5% longer than in this file.")
+        Path | None,
+        typer.Option(help="Fail where something takes 5% longer than in this file; h200.csv is one of cupyops's own."),
     ] = None,
     host: Annotated[bool, typer.Option("--host", help="Measure the host's time for a small call too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare the small cases on the CPU; no times.")] = False,
@@ -279,13 +283,14 @@ def bench(
         peers = [one.strip() for one in against.split(",") if one.strip()]
         asked = whole.Request(names or (), peers, csv, png, source, dry_run)
         raise typer.Exit(whole.run(asked))
+    from ..bench.case import here
     from .bench import Request, run
 
     request = Request(
         names=names or (),
         against=[one.strip() for one in against.split(",") if one.strip()],
         only=only,
-        folder=folder,
+        folder=folder or here(),
         html=html,
         csv=csv,
         png=png,

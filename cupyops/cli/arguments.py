@@ -77,7 +77,9 @@ def values(
     `types` says what the template parameters stand for. Raises `InputError`.
     """
     if len(texts) != len(arguments):
-        raise InputError(f"{name} takes {len(arguments)} arguments, {len(texts)} given; give one --arg for each")
+        raise InputError(
+            f"{name} takes {len(arguments)} arguments; {len(texts)} given with --arg: give one --arg for each"
+        )
     made = [_value(number, *pair, types) for number, pair in enumerate(zip(arguments, texts))]
     plain = [None if argument.kind == "pointer" else value for argument, value in zip(arguments, made)]
     try:
@@ -188,7 +190,7 @@ def _numbers(maker: str, inside: str) -> list[Any]:
     try:
         return [ast.literal_eval(part) for part in parts]
     except (SyntaxError, ValueError) as error:
-        raise InputError(f"{maker}() has {inside!r}, expected numbers") from error
+        raise InputError(f"{maker}() takes numbers, not {inside!r}; write some such as (4,8)") from error
 
 
 def files(args: Iterable[str]) -> list[Path]:
@@ -238,7 +240,7 @@ def _shape(dims: Sequence[Any], element: str) -> tuple[int, ...]:
 def _random(draw: str) -> Callable[..., np.ndarray]:
     def make(rng: np.random.Generator, element: str, numbers: list[Any]) -> np.ndarray:
         if element not in _FLOATS:
-            raise InputError(f"random numbers of type {element}: write randint(low,high,n)")
+            raise InputError(f"random {element} numbers are made by randint(low,high,n); write that")
         return np.asarray(getattr(rng, draw)(_shape(numbers, element)))
 
     return make

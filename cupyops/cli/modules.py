@@ -64,7 +64,7 @@ def _imported(name: str) -> ModuleType:
                 "expected a name such as mylib.kernels, or a path such as src/kernels.py"
             ) from error
         raise InputError(
-            f"cannot import {name}; run it alone to see why: {type(error).__name__}: {error}{_place(error)}"
+            f"cannot import {name}: {type(error).__name__}: {error}{_place(error)}\n  run it alone to see all of it"
         ) from error
 
 

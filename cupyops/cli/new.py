@@ -104,6 +104,9 @@ def _files(name: str, kind: str, package: bool) -> dict[Path, str]:
         places = {
             "pyproject.toml": Path("pyproject.toml"),
             "README.md": Path("README.md"),
+            "LICENSE": Path("LICENSE"),
+            "gitignore": Path(".gitignore"),
+            "ci.yml": Path(".github", "workflows", "test.yml"),
             "init.py": inside / "__init__.py",
             f"{kind}.cu": inside / f"{name}.cu",
             f"{kind}.py": inside / f"{name}.py",
@@ -152,6 +155,7 @@ def _next(name: str, package: bool, root: Path) -> list[str]:
         ]
     return [
         *away,
+        *([] if importlib.util.find_spec("pytest") else ["pip install pytest"]),
         f"python -m pytest test_{name}.py",
         f"python -m cupyops check {name}:{name}",
         f"python -m cupyops bench bench_{name}.py",

@@ -54,7 +54,9 @@ def _unseen(machine: Machine, stage: str, name: str) -> Finding | None:
 def nvrtc(machine: Machine) -> Iterator[Finding]:
     """That it loads, and its version."""
     facts = machine.seen.get("nvrtc", {})
-    if "error" in facts:
+    if "error" in facts and cupys(machine) and "error" in machine.seen.get("torch, cupy", {}):
+        yield absent("NVRTC", "not examined: CuPy, by which it is loaded, does not import")
+    elif "error" in facts:
         missing = not cupys(machine)
         how = absent if missing and not machine.gpus else fault
         major = cupy_major(machine)

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 from .finding import FAULT, WARNING, Finding
 
-# What a first word stands for. `export` and `unset` are a shell's own, and drivers and containers the administrator's.
-_PROGRAMS = {"pip": [sys.executable, "-m", "pip"], "python": [sys.executable], "chmod": ["chmod"]}
+# What a first word stands for. `export` and `unset` are a shell's own, drivers and containers the administrator's, and to
+# compile every kernel ahead takes so long that a person should choose to.
+_PROGRAMS = {"pip": [sys.executable, "-m", "pip"], "chmod": ["chmod"]}
 
 
 def remedies(findings: Iterable[Finding]) -> tuple[list[str], list[str]]:

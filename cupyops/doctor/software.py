@@ -15,7 +15,7 @@ from .machine import Machine
 _PYTHON = (3, 11)
 _CUPY = re.compile(r"cupy(-cuda(\d+)x|-cuda\d+|-rocm-.+)?")
 _NVIDIA = re.compile(r"nvidia-(.+?)(?:-cu(\d+))?")
-_DEVELOPERS = ("test", "dev")  # extras for work on this package
+_DEVELOPERS = ("test", "dev", "docs")  # extras for work on this package
 
 
 def python(machine: Machine) -> Iterator[Finding]:

@@ -217,25 +217,25 @@ def _check_launch(
             f"{kernel}: grid {grid} and block {block}: extents from 1, at most {_MAX_THREADS} threads a block"
         )
     if function.required_block not in (None, block):
-        raise LaunchRefused(
-            f"{kernel}: block is {block}, expected {function.required_block}, which the kernel requires"
-        )
+        raise LaunchRefused(f"{kernel}: block {block}; the kernel requires {function.required_block}: launch with that")
     if function.max_threads is not None and threads > function.max_threads:
         limit = function.max_threads
         raise LaunchRefused(
             f"{kernel}: a block of {threads} threads; expected at most {limit}, as __launch_bounds__ says"
         )
     if function.cluster not in ((1, 1, 1), cluster):
-        raise LaunchRefused(f"{kernel}: cluster is {cluster}, expected {function.cluster}, which the kernel requires")
+        raise LaunchRefused(f"{kernel}: cluster {cluster}; the kernel requires {function.cluster}: launch with that")
     if any(extent % size for extent, size in zip(grid, cluster)):
-        raise LaunchRefused(f"{kernel}: grid {grid} must be a multiple of the cluster {cluster}")
+        raise LaunchRefused(f"{kernel}: grid {grid} is no multiple of the cluster {cluster}; make it one")
 
 
 def _packed(code: Compiled, arguments: Sequence[Any], kernel: str) -> np.ndarray:
     """The arguments as the bytes of the parameter memory."""
     parameters = code.function.parameters
     if len(arguments) != len(parameters):
-        raise LaunchRefused(f"{kernel}: {len(arguments)} arguments given, expected {len(parameters)}")
+        raise LaunchRefused(
+            f"{kernel}: {len(arguments)} arguments given, {len(parameters)} declared; give one for each"
+        )
     packed = np.zeros(max(code.layout.parameter_bytes, 1), np.uint8)
     for number, (parameter, argument) in enumerate(zip(parameters, arguments)):
         value = _bytes_of(argument, parameter)

@@ -8,7 +8,7 @@ import torch
 
 import cupyops
 from cupyops.bench import Case
-from cupyops.bench.case import declared, files
+from cupyops.bench.case import declared, files, here, shipped
 from cupyops.errors import InputError
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -106,3 +106,11 @@ def test_declarations_import_no_peer():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         above = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         assert "liger_kernel" not in ast.unparse(ast.Module(above, [])), path.name
+
+
+def test_where_declarations_are_looked_for(tmp_path, monkeypatch):
+    """Here, if there is a folder of them; else those of the built-in operators."""
+    monkeypatch.chdir(tmp_path)
+    assert here() == shipped() and (shipped() / "bench_relu.py").is_file()
+    (tmp_path / "benchmarks").mkdir()
+    assert here() == Path("benchmarks")

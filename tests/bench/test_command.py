@@ -299,3 +299,12 @@ def test_a_run_on_a_gpu(tiny, tmp_path):
     assert not only.wrong and only.compared
     assert set(only.figures) == {"ours", "eager"} and set(only.figures["ours"]) == {"forward", "backward"}
     assert 0.5 < only.figures["ours"]["forward"].us < 1000
+
+
+def test_figures_of_the_built_in_operators_have_their_name_alone(tmp_path, monkeypatch):
+    """From any folder; a file of that name that is there comes first."""
+    monkeypatch.chdir(tmp_path)
+    result = bench("--from", "h200.csv")
+    assert result.exit_code == 0 and "On NVIDIA H200 cupyops is" in result.output
+    (tmp_path / "h200.csv").write_text("mine")
+    assert bench("--from", "h200.csv").exit_code == 2

@@ -119,7 +119,7 @@ def test_beside_another_size(tmp_path):
     report.page(run, tmp_path / "x.html")
     page = Page()
     page.feed((tmp_path / "x.html").read_text(encoding="utf-8"))
-    assert ["a 2^20", "bfloat16", "forward", "rounder", "GB/s", "4,000", "5,000", "0.80"] in page.rows
+    assert ["a 2^20", "bfloat16", "forward", "rounder", "4,000 GB/s", "5,000 GB/s", "0.80x"] in page.rows
 
 
 def test_what_got_slower_and_what_vanished():
@@ -138,7 +138,7 @@ def test_the_summary():
     text = "\n".join(report.summary(run))
     assert "2.00 times as fast" in text
     assert "0 of 1 wanted figures reached" in text
-    assert "results not compared in 1 rows: step 2^20 bfloat16" in text
+    assert "results not compared in 1 rows, of step" in text
 
 
 # --- the page ---
@@ -193,11 +193,11 @@ def test_the_page_is_whole_and_needs_nothing_else(run, tmp_path):
     page.feed(text)
     assert page.open == []
     head, *rows = page.rows
-    assert head[:6] == ["operator", "size", "dtype", "way", "unit", "ours"]
+    assert head[:5] == ["operator", "size", "dtype", "way", "ours"]
     assert {len(one) for one in page.rows} == {len(head)}
     cells = [dict(zip(head, one)) for one in rows]
     assert len(cells) == 6
-    assert cells[0]["ours"] == "4,000" and cells[0]["speed-up"] == "2.00" and cells[0]["of the ceiling"] == "95%"
+    assert cells[0]["ours"] == "4,000 GB/s" and cells[0]["speed-up"] == "2.00x" and cells[0]["of the ceiling"] == "95%"
     assert cells[0]["liger"] == "-" and cells[2]["operator"] == "b<i>" and cells[4]["size"] == "2^20 (not compared)"
     assert page.pictures == ["speedups", "bandwidth", "throughput", "sizes", "roofline", "memory"]
     assert all(one.startswith("data:image/png;base64,") for one in page.outside)
@@ -213,8 +213,27 @@ def test_the_page_says_why_a_wanted_figure_is_not_reached(tmp_path):
     page = Page()
     page.feed(text)
     assert [one[0] for one in page.rows[-2:]] == ["relu 2^20 bfloat16", "step 2^20 bfloat16"]
-    assert page.rows[-1][1:] == ["forward", "GB/s", "4200", "4,000", "the host <is> slow"]
+    assert page.rows[-1][1:] == ["forward", "4200 GB/s", "4,000 GB/s", "the host <is> slow"]
     assert "mask" in page.rows[-2][-1]  # of the head of relu.cu
+
+
+NUMBER = re.compile(r"-|[\d,.]+(?: (?:GB/s|TFLOP/s|us|MB)|x|%)")
+
+
+def test_the_page_of_the_run_that_is_kept(tmp_path):
+    """It opens with the answer, each number has its unit, and it is small enough to be sent by mail."""
+    kept = table.read(Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "h200.csv")
+    report.page(kept, tmp_path / "x.html")
+    text = (tmp_path / "x.html").read_text(encoding="utf-8")
+    assert len(text.encode()) < 500_000
+    first = re.search(r"<h1>.*?</h1><p class=answer>(.*?)</p>", text)[1]
+    whole = [speedup for speedup, _ in kept.slowest_rows()]
+    assert first.startswith(f"On NVIDIA H200 cupyops is {mean(whole):.2f} times as fast as the better of PyTorch")
+    page = Page()
+    page.feed(text)
+    lines = [line for line in page.rows if len(line) == len(page.rows[0])][1:]
+    assert len(lines) == len(list(kept.measured()))
+    assert [cell for line in lines for cell in line[4:] if cell and not NUMBER.fullmatch(cell)] == []
 
 
 def test_each_wanted_figure_of_the_run_that_is_kept_is_reached_or_has_its_reason():

@@ -153,7 +153,7 @@ def test_bad_arguments(folder, words, message):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_here(folder):
     result = command("cupyops:relu", "--backend", "gpu")
-    assert (result.exit_code, result.output) == (2, "backends is 'gpu', but there is no CUDA GPU here\n")
+    assert (result.exit_code, result.output) == (2, "backends is 'gpu', but there is no CUDA GPU here; leave it out\n")
 
 
 def test_a_report_that_can_no_longer_be_written_is_shown_all_the_same(folder, monkeypatch):

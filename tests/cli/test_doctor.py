@@ -447,6 +447,10 @@ def test_one_cause_is_one_fault():
     assert {name for name, row in rows(headers).items() if row.verdict == FAULT} == {"CUDA headers"}
     nvrtc = seen(**{stage: error("none") for stage in ("nvrtc", "headers", "compile", "cache", "simulator")})
     assert {name for name, row in rows(nvrtc).items() if row.verdict == FAULT} == {"NVRTC"}
+    cupy = seen(
+        **{stage: error("none") for stage in ("torch, cupy", "nvrtc", "headers", "compile", "cache", "simulator")}
+    )
+    assert {name for name, row in rows(cupy).items() if row.verdict == FAULT} == {"import torch, cupy"}
 
 
 def test_what_is_optional_and_missing(monkeypatch):
@@ -606,7 +610,7 @@ def test_fix_runs_what_can_be_run_and_tells_the_rest():
     known = {remedy for _, _, remedy in (*BROKEN.values(), *LAME.values())} | {SEVERAL, ANOTHER}
     here, left = doctor.mend.remedies([doctor.finding.fault("a row", "broken", remedy) for remedy in sorted(known)])
     assert sorted(here + left) == sorted(known)
-    assert all(remedy.startswith(("pip ", "python -m ", "chmod ")) for remedy in here)
+    assert all(remedy.startswith(("pip ", "chmod ")) for remedy in here)
     assert left and not [remedy for remedy in left if remedy.startswith(("pip ", "chmod "))]
     assert doctor.mend.commands('pip uninstall -y a b && pip install "c>=1"') == [
         [sys.executable, "-m", "pip", "uninstall", "-y", "a", "b"],

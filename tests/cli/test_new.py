@@ -6,11 +6,13 @@ import importlib
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from toys import forget
 from typer.testing import CliRunner
 
@@ -149,13 +151,29 @@ def project(tmp_path_factory):
 def test_the_files_of_a_package(project):
     inside = [f"src/their_op/{name}" for name in ("__init__.py", "their_op.cu", "their_op.py")]
     outside = ["README.md", "benchmarks/bench_their_op.py", "pyproject.toml", "tests/test_their_op.py"]
-    assert set(inside + outside) <= set(written(project))
+    around = [".github/workflows/test.yml", ".gitignore", "LICENSE"]
+    assert set(inside + outside + around) <= set(written(project))
+    assert "Copyright (c) the authors of their_op\n" in (project / "LICENSE").read_text()
+
+
+def test_the_workflow_of_a_package(project):
+    """It installs what the project declares, in the order that spares PyTorch's CUDA build, and runs the tests."""
+    text = (project / ".github/workflows/test.yml").read_text()
+    workflow = yaml.safe_load(text)
+    job = workflow["jobs"]["test"]
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert [command.split()[:3] for command in commands][-1] == ["python", "-m", "pytest"]
+    assert "torch" in commands[0] and "whl/cpu" in commands[0] and '-e ".[test]"' in commands[1]
+    assert job["steps"][1]["with"]["python-version"] == "${{ matrix.python }}"
+    declared = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    assert declared["license"] == "MIT" and "test" in declared["optional-dependencies"]
+    assert declared["requires-python"] == f">={job['strategy']['matrix']['python'][0]}"
 
 
 def test_a_wheel_carries_the_kernels_text_and_binaries(project, tmp_path, monkeypatch):
     """Installed, it needs no NVRTC for what was compiled ahead, though git ignores that; for the rest it does."""
     cu = project / "src" / "their_op" / "their_op.cu"
-    (project / ".gitignore").write_text("cubins/\n*.cubin\n")
+    assert "cubins/" in (project / ".gitignore").read_text()
     cubins = cu.parent / "cubins"
     cubins.mkdir()
     made = kernel.Kernel(cu, "their_op_fwd<T>", T=(torch.float32,))
@@ -168,6 +186,7 @@ def test_a_wheel_carries_the_kernels_text_and_binaries(project, tmp_path, monkey
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     installed = tmp_path / "site" / "their_op"
+    assert list((tmp_path / "site").glob("their_op-*.dist-info/licenses/LICENSE"))
     assert {"__init__.py", "their_op.py", "their_op.cu", f"cubins/{job.stem}.cubin", f"cubins/{job.stem}.json"} == set(
         written(installed)
     )
@@ -274,5 +293,5 @@ def test_what_to_type_next(tmp_path, monkeypatch):
 
 def test_every_template_is_used():
     names = {path.name.removesuffix(".tmpl") for path in (Path(new.__file__).parent / "templates").glob("*.tmpl")}
-    shared = {"test.py", "bench.py", "init.py", "pyproject.toml", "README.md"}
+    shared = {"test.py", "bench.py", "init.py", "pyproject.toml", "README.md", "LICENSE", "gitignore", "ci.yml"}
     assert names == shared | {f"{kind}.{end}" for kind in KINDS for end in ("cu", "py")}

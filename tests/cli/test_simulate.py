@@ -274,8 +274,11 @@ def test_what_is_not_given_is_told_step_by_step(folder):
         (["k.cu"], "KERNEL not given; k.cu has\n  template <T, N> __global__ void times(const T* x, T* y, int n)\n"),
         (["helper.cuh"], "KERNEL not given; helper.cuh has\n  no __global__ function\n"),
         (["k.cu", "times"], "example:   python -m cupyops simulate k.cu times --template T=float32 --grid 4 --block"),
-        (["k.cu", "add"], "--grid and --block not given\n\nsignature: __global__ void add(const float* x"),
-        (["k.cu", "add", "--grid", "4"], "--block not given\n"),
+        (
+            ["k.cu", "add"],
+            "--grid and --block not given; give both, as below\n\nsignature: __global__ void add(const float* x",
+        ),
+        (["k.cu", "add", "--grid", "4"], "--block not given; give both, as below\n"),
         (["k.cu", "add"], "--arg 'randn(1024)' --arg 'randn(1024)' --arg 'empty(1024)' --arg 1024\n"),
     ]
     for words, said in steps:
@@ -413,7 +416,7 @@ def test_a_launch_that_the_hardware_refuses(folder):
     (folder / "bounds.cu").write_text(text)
     result = command("past", "ones(64)", "ones(64)", file="bounds.cu")
     assert result.exit_code == 1
-    assert "__launch_bounds__ allow 32" in result.output
+    assert "expected at most 32, as __launch_bounds__ says" in result.output
 
 
 # --- what is measured ----------------------------------------------------------------------------------------------

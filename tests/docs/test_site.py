@@ -46,11 +46,17 @@ def test_the_table_of_operators_has_each_function():
 def test_the_commands_have_all_their_options():
     text = docs_site.commands()
     assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == [
-        *("compile", "simulate", "check", "explain", "doctor", "new", "bench")
+        *("new", "check", "simulate", "explain", "compile", "bench", "doctor")
     ]
     assert all(f"`{option}" in text for option in ("--max-steps", "--junit", "--package", "--jobs"))
     assert "The `__global__` function" in text and '`"relu_fwd<float>"`' in text
     assert "python -m cupyops check [OPTIONS] {MODULE:NAME}" in text
+
+
+def test_the_matrix_has_each_python_that_the_package_is_for():
+    lines = docs_site.matrix().splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| 3.11", "| 3.12", "| 3.13", "| 3.14"]
+    assert len({line.count(" | ") for line in lines}) == 1 and "passed" in lines[2] and "failed" not in "".join(lines)
 
 
 def test_figures_of_a_run_that_is_kept(tmp_path):

@@ -49,7 +49,7 @@ def test_a_name_without_a_namespace():
         ("f(float x) -> T y", "no parameter is of type T"),
         ("f(T x, what z) -> T y", "'what'"),
         ("f(T x, int8 z) -> T y", "int8[] z"),
-        ("f(T x, float[] z) -> T y", "is written T z"),
+        ("f(T x, float[] z) -> T y", "write T z"),
         ("f(T x) -> what y", "'what' is no type of a tensor"),
         ("f(T lambda) -> T y", "Python's own"),
         ("f(T double) -> T y", "cannot be a name in C"),

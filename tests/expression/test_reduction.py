@@ -240,7 +240,7 @@ def test_arguments_that_do_not_fit(call, said):
 @pytest.mark.parametrize(
     "keywords, said",
     [
-        (dict(signature="f(T x) -> T y, T z"), "a reduction has one output, got 2"),
+        (dict(signature="f(T x) -> T y, T z"), "expected one output of a reduction, got 2"),
         (dict(signature="f(T x, float a) -> T y"), "'a' is what is reduced"),
         (dict(map="x; x"), "f.map:1: is several statements, expected one expression"),
         (dict(reduce="a + c"), "f.reduce:1: 'c' is neither a parameter"),

@@ -20,7 +20,15 @@ SCALARS = """
 def test_a_block_too_large():
     y = np.zeros(128, np.float32)
     run(BOUNDED, "bounded", 1, 64, y)
-    fails(LaunchRefused, BOUNDED, "bounded", 1, 65, y, says=["a block of 65 threads", "__launch_bounds__ allow 64"])
+    fails(
+        LaunchRefused,
+        BOUNDED,
+        "bounded",
+        1,
+        65,
+        y,
+        says=["a block of 65 threads", "expected at most 64, as __launch_bounds__ says"],
+    )
     fails(LaunchRefused, BOUNDED, "bounded", 1, (8, 4, 4), y, says=["a block of 128 threads"])
     fails(LaunchRefused, SCALARS, "scalars", 1, 1025, *[0] * 8, says=["block (1025, 1, 1)", "at most 1024"])
     assert not y[64:].any()

@@ -55,14 +55,23 @@ def test_floating():
 def test_same_device():
     cpu, meta = torch.ones(2), torch.ones(2, device="meta")
     arguments.same_device(x=cpu, weight=None, bias=cpu)
-    assert refused(arguments.same_device, x=cpu, weight=None, bias=meta) == "bias is on meta, but x is on cpu"
-    assert refused(arguments.same_device, x=None, weight=meta, bias=cpu) == "bias is on cpu, but weight is on meta"
+    assert (
+        refused(arguments.same_device, x=cpu, weight=None, bias=meta)
+        == "bias is on meta, but x is on cpu; expected one device"
+    )
+    assert (
+        refused(arguments.same_device, x=None, weight=meta, bias=cpu)
+        == "bias is on cpu, but weight is on meta; expected one device"
+    )
 
 
 def test_same_dtype():
     a, b = torch.ones(2), torch.ones(2, dtype=torch.float64)
     arguments.same_dtype(x=a, weight=None, bias=a)
-    assert refused(arguments.same_dtype, x=a, weight=b) == "weight is torch.float64, but x is torch.float32"
+    assert (
+        refused(arguments.same_dtype, x=a, weight=b)
+        == "weight is torch.float64, but x is torch.float32; expected one dtype"
+    )
 
 
 @pytest.mark.parametrize("function", [arguments.same_device, arguments.same_dtype])

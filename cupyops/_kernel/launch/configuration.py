@@ -56,7 +56,7 @@ class Configuration:
         """From ints or tuples of one to three ints. Raises `LaunchError` for what no CUDA GPU can launch."""
         grid3, block3 = _triple("grid", grid), _triple("block", block)
         if any(g < 0 or g > limit for g, limit in zip(grid3, _MAX_GRID)):
-            raise LaunchError(f"grid {grid3} is outside CUDA's limits; expected at most {_MAX_GRID}")
+            raise LaunchError(f"grid {grid3} is outside CUDA's limits {_MAX_GRID}; take fewer blocks, each doing more")
         threads = _product(block3)
         if min(block3) < 1 or threads > _MAX_THREADS or block3[2] > _MAX_BLOCK_Z:
             raise LaunchError(

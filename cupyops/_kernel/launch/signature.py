@@ -212,7 +212,9 @@ def check_count(name: str, declared: Sequence[tuple[str, str]], args: Sequence[A
     if len(args) != len(declared):
         expected = ", ".join(f"{ctype} {parameter}" for ctype, parameter in declared)
         given = f"; given: {', '.join(map(_kind, args))}" if args else ""
-        raise LaunchError(f"{name}: {len(args)} arguments given, expected {len(declared)} ({expected}){given}")
+        raise LaunchError(
+            f"{name}: {len(args)} arguments given, {len(declared)} declared ({expected}){given}; give one for each"
+        )
 
 
 def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, device: int) -> Any:

@@ -62,7 +62,7 @@ class Template:
             raise LaunchError(f"{self}: {name}: {error}") from None
         if name in self.domain and value not in self.domain[name]:
             allowed = ", ".join(str(choice) for choice in self.domain[name])
-            raise LaunchError(f"{self}: {name} is {value}, expected one of {allowed}")
+            raise LaunchError(f"{self}: {name}={value} is not one of {allowed}; give one of these")
         return value
 
     def _exists(self, values: tuple[Any, ...]) -> bool:

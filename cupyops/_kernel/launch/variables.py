@@ -94,7 +94,8 @@ class Variable:
 
     def _refused(self, found: str) -> InputError:
         return InputError(
-            f"{self._label}: expected {self.dtype} of shape {self.shape}, {self._symbol.size} bytes in all; got {found}"
+            f"{self._label} takes {self.dtype} of shape {self.shape}, {self._symbol.size} bytes in all; got {found}; "
+            "give such an array"
         )
 
     def __repr__(self) -> str:

@@ -44,7 +44,7 @@ class Backward:
         if names[:1] != ["saved"] or len(grads) != of.outputs or not all(n.startswith("grad_") for n in grads):
             expected = ["saved", *(["grad_y"] if of.outputs == 1 else [f"grad_y{i}" for i in range(of.outputs)])]
             raise InputError(
-                f"{of.name}: backward takes ({', '.join(names)}), expected it to begin with ({', '.join(expected)})"
+                f"{of.name}: a backward begins with ({', '.join(expected)}); this one has ({', '.join(names)}): rename them"
             )
         outputs = {name.removeprefix("grad_"): index for index, name in enumerate(grads)}
         position = {one.name: index for index, one in enumerate(of.parameters)}
@@ -106,8 +106,7 @@ class Backward:
             raise self._forgotten(needs)
         if len(found) > len(self.tensors):
             raise InputError(
-                f"{self.name}: backward gave {len(found)} gradients, "
-                f"expected one for each of {len(self.tensors)} tensors"
+                f"{self.name}: backward gave {len(found)} gradients for {len(self.tensors)} tensors; return one for each"
             )
         result: list[Tensor | None] = [None] * len(needs)
         for index, gradient in zip(self.tensors, found):

@@ -33,8 +33,8 @@ def check_outputs(name: str, reference: Callable[..., Any], args: Sequence[Any],
         if (y.shape, y.dtype) != (like.shape, like.dtype):
             which = "y" if len(outputs) == 1 else f"y{index}"
             raise InputError(
-                f"{name}: forward returned {which} of shape {tuple(y.shape)}, {y.dtype}, expected what the reference "
-                f"returns: shape {tuple(like.shape)}, {like.dtype}"
+                f"{name}: forward returned {which} of shape {tuple(y.shape)}, {y.dtype}; the reference returns shape "
+                f"{tuple(like.shape)}, {like.dtype}: return the same"
             )
 
 
@@ -62,7 +62,7 @@ def check_gradients(name: str, names: Sequence[str], edges: Sequence[Any], found
         if (gradient.shape, gradient.dtype) != (torch.Size(like.shape), like.dtype):
             raise InputError(
                 f"{name}: backward returned a gradient of shape {tuple(gradient.shape)}, {gradient.dtype} for {parameter}, "
-                f"expected shape {tuple(like.shape)}, {like.dtype}, as {parameter} has"
+                f"which is of shape {tuple(like.shape)}, {like.dtype}: return the same"
             )
 
 

@@ -127,8 +127,8 @@ def _outputs(name: str, returned: Any, parameters: Sequence[inspect.Parameter], 
         )
     if mutates and len(returns) != len(mutates):
         raise InputError(
-            f"{name}: the reference returns {len(returns)} tensors, expected of an operator that works in place what "
-            f"it mutates, or None: {', '.join(mutates)}"
+            f"{name}: the reference returns {len(returns)} tensors, but an operator that works in place returns what it "
+            f"mutates, or None: {', '.join(mutates)}; return these"
         )
     return len(returns)
 

@@ -162,7 +162,7 @@ def test_a_kernel_that_does_not_wait_is_not_to_overlap():
     f, x = Kernel("__global__ void f(int* x) { x[0] = 1; }", "f"), torch.zeros(1, dtype=torch.int32)
     with (
         cupyops.simulate("sm_90"),
-        pytest.raises(LaunchError, match="does not wait for the grid before it: griddepcontrol"),
+        pytest.raises(LaunchError, match="does not wait for the grid before it; write griddepcontrol.wait"),
     ):
         f.configure(1, 1, overlap=True)(x)
     with cupyops.simulate("sm_80"):  # where it is a launch like any other

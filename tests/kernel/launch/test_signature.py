@@ -244,7 +244,7 @@ def test_count(scale):
     expected = r"f: 3 arguments given, 4 declared \(const float\* x, float\* y, float factor, int n\)"
     with pytest.raises(LaunchError, match=expected):
         signature.checked("f", scale, [x, x, 1.0], -1)
-    with pytest.raises(LaunchError, match=r"int n\); given: tensor of torch.float32, None, float$"):
+    with pytest.raises(LaunchError, match=r"int n\); given: tensor of torch.float32, None, float; give one for each$"):
         signature.checked("f", scale, [x, None, 1.0], -1)
     with pytest.raises(LaunchError, match="5 arguments given, 4 declared"):
         signature.checked("f", scale, [x, x, 1.0, 1, 1], -1)

@@ -1,0 +1,178 @@
+"""tools/release.py: what is left to do is told, nothing is published before, and a wrong distribution is found."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import release
+
+import cupyops
+
+ROOT = Path(__file__).resolve().parents[2]
+READY = {
+    "cupyops/__init__.py": '__version__ = "1.2.3"\n',
+    "CITATION.cff": "cff-version: 1.2.0\nversion: 1.2.3\n",
+    "CHANGELOG.md": "# Changelog\n\n## [1.2.3] - 2026-11-30\n\n### Added\n\n- All.\n\n## [1.2.2] - 2026-10-30\n",
+    "pyproject.toml": '[project]\nname = "x"\n[project.urls]\nRepository = "https://git.somewhere.net/x"\n',
+    "tools/gpu_report.py": "print('passed')\n",
+    **dict.fromkeys(("LICENSE", "README.md", "SECURITY.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md"), "text\n"),
+}
+
+
+def git(root, *words):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", *identity, *words], cwd=root, check=True, capture_output=True)
+
+
+@pytest.fixture
+def ready(tmp_path):
+    """A project in small that could be released."""
+    for name, text in READY.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "all")
+    return tmp_path
+
+
+def test_nothing_is_left_to_do(ready, capsys):
+    assert release.check(ready)
+    assert "to do" not in capsys.readouterr().out
+
+
+LEFT = {
+    "a version that pip would not order": (
+        "cupyops/__init__.py",
+        '__version__ = "1.2"\n',
+        "version",
+        "expected the form 1.2.3",
+    ),
+    "another version cited": ("CITATION.cff", "version: 1.2.2\n", "version", "write version: 1.2.3"),
+    "no date": ("CHANGELOG.md", "## [1.2.3] - unreleased\n\n- All.\n", "changelog", "write the date"),
+    "a section of an older version": (
+        "CHANGELOG.md",
+        "## [1.2.2] - 2026-10-30\n\n- All.\n",
+        "changelog",
+        "a section [1.2.3]",
+    ),
+    "a section without lines": ("CHANGELOG.md", "## [1.2.3] - 2026-11-30\n", "changelog", "has no lines"),
+    "no file of conduct": ("CODE_OF_CONDUCT.md", "", "files", "there is no CODE_OF_CONDUCT.md"),
+    "a placeholder": (
+        "pyproject.toml",
+        '[project]\n[project.urls]\nRepository = "https://git.example.org/x"\n',
+        "public URL",
+        "a placeholder",
+    ),
+    "what is not committed": ("more.txt", "text", "clean tree, new tag", "not committed"),
+    "tests of a GPU that failed": ("tools/gpu_report.py", "raise SystemExit('stale')\n", "GPU report", "stale"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_is_left_to_do(case, ready, capsys):
+    file, text, name, said = LEFT[case]
+    (ready / file).write_text(text)
+    assert said in "\n".join(release.CHECKS[name](ready))
+    assert not release.check(ready)
+    assert f"to do  {name}\n" in capsys.readouterr().out
+
+
+def test_a_version_that_is_tagged(ready):
+    git(ready, "tag", "v1.2.3")
+    assert list(release.tree(ready)) == ["v1.2.3 is tagged already; raise __version__"]
+
+
+def test_nothing_is_published_before_all_is_done(ready, capsys, monkeypatch):
+    (ready / "CHANGELOG.md").write_text("")
+    monkeypatch.setattr(release, "build", None)  # is not come to
+    assert release.publish(ready, ready / "dist", None) == 1
+    assert "nothing is published before" in capsys.readouterr().out
+
+
+def test_what_is_published_is_shown_and_asked_for(ready, capsys, monkeypatch):
+    run = []
+    monkeypatch.setattr(release, "build", lambda root, out: [out / "x.whl"])
+    monkeypatch.setattr(release, "docs", lambda root: None)
+    monkeypatch.setattr(release.importlib.util, "find_spec", lambda name: name)
+    for answer, status in (("n", 1), ("y", 0)):
+        monkeypatch.setattr("builtins.input", lambda text, answer=answer: answer)
+        monkeypatch.setattr(
+            release.subprocess,
+            "run",
+            lambda words, **_: run.append(words) or subprocess.CompletedProcess(words, 0, "", ""),
+        )
+        monkeypatch.setattr(release, "check", lambda root: True)
+        assert release.publish(ready, ready / "dist", "trial") == status
+    shown = capsys.readouterr().out
+    assert "upload --repository trial" in shown and "git tag --annotate v1.2.3" in shown
+    assert [words[-1] for words in run if words[0] == "git"] == ["cupyops 1.2.3", "v1.2.3"]
+    assert len(run) == 4  # all of them after the yes
+
+
+def wheel(path, version="1.2.3", more=()):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x-1.dist-info/METADATA", f"Metadata-Version: 2.4\nName: x\nVersion: {version}\n")
+        archive.writestr("x-1.dist-info/licenses/LICENSE", "text")
+        for name in more:
+            archive.writestr(name, "text")
+    return path
+
+
+def test_a_distribution_is_examined(ready, tmp_path):
+    whole = wheel(tmp_path / "a.whl")
+    assert list(release.examine(whole, ready)) == []
+    (old,) = release.examine(wheel(tmp_path / "b.whl", version="1.2.2"), ready)
+    (stray,) = release.examine(wheel(tmp_path / "c.whl", more=["x/__pycache__/a.pyc", "x/a.cubin"]), ready)
+    assert "expected 1.2.3" in old and "x/a.cubin, expected source alone" in stray
+    with tarfile.open(tmp_path / "d.tar.gz", "w:gz") as archive:
+        (tmp_path / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: x\nVersion: 1.2.3\n")
+        archive.add(tmp_path / "PKG-INFO", "x-1.2.3/PKG-INFO")
+    assert list(release.examine(tmp_path / "d.tar.gz", ready)) == ["d.tar.gz has no LICENSE"]
+
+
+def test_a_folder_that_holds_something_is_not_built_into(ready, tmp_path):
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "old.whl").write_text("")
+    with pytest.raises(SystemExit, match="holds old.whl"):
+        release.build(ready, tmp_path / "dist")
+
+
+# --- this repository's own files -----------------------------------------------------------------------------------------
+
+
+def test_this_version_is_one_everywhere():
+    assert list(release.versions(ROOT)) == [] and release.version(ROOT) == cupyops.__version__
+    assert list(release.files(ROOT)) == []
+
+
+def test_the_citation():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors", "version", "license"} <= cited.keys()
+    assert cited["license"] == "MIT" and all("name" in author for author in cited["authors"])
+
+
+@pytest.mark.parametrize("name", ["bug", "idea"])
+def test_the_templates_of_issues(name):
+    """As forms want it: each field of a known type, with an id of its own and a label."""
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text(encoding="utf-8"))
+    assert form["name"] and form["description"]
+    ids = [field["id"] for field in form["body"]]
+    assert len(set(ids)) == len(ids)
+    for field in form["body"]:
+        assert field["type"] in {"textarea", "dropdown", "checkboxes"} and field["attributes"]["label"]
+
+
+def test_the_url_stands_in_one_place():
+    """Whoever gives the repository a home changes one line."""
+    listed = [path for path in ROOT.glob("*.*") if path.suffix in {".toml", ".md", ".cff", ".yml"}]
+    assert [path.name for path in listed if release.PLACEHOLDER in path.read_text(encoding="utf-8")] == [
+        "pyproject.toml"
+    ]

@@ -1,0 +1,244 @@
+"""A release, step by step: what has to be so, what is built, and how it is published.
+
+    python tools/release.py check      what is left to do; the exit code says whether anything is
+    python tools/release.py build      sdist and wheel into dist/, each made twice and the same to the byte, and the docs
+    python tools/release.py publish    both, then the tag and the upload, by somebody who has the account
+
+`publish` does nothing before all of `check` is so, shows its commands and asks. Standard library only, but for what builds:
+`build` (of the extra test), mkdocs (docs), and twine, which `publish` alone needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import email
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACEHOLDER = "example.org"  # of the URL in pyproject.toml, until there is a public one
+LARGEST = 5_000_000  # bytes of a distribution, which is source alone
+NEEDED = (
+    "LICENSE",
+    "README.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "CONTRIBUTING.md",
+    "CODE_OF_CONDUCT.md",
+    "CITATION.cff",
+)
+
+
+def version(root: Path) -> str:
+    """The one in `cupyops/__init__.py`, which the wheel has."""
+    found = re.search(r'^__version__ = "([^"]+)"$', _read(root, "cupyops/__init__.py"), re.MULTILINE)
+    if found is None:
+        raise SystemExit("cupyops/__init__.py has no line __version__ = ...")
+    return found[1]
+
+
+def _read(root: Path, name: str) -> str:
+    path = root / name
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+# --- what has to be so: each check yields what is left to do ------------------------------------------------------------
+
+
+def versions(root: Path) -> Iterator[str]:
+    """One version everywhere, of the form that pip orders."""
+    here = version(root)
+    if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", here):
+        yield f"__version__ is {here!r}, expected the form 1.2.3 or 1.2.3rc1"
+    cited = re.search(r"^version: (.+)$", _read(root, "CITATION.cff"), re.MULTILINE)
+    if cited is None or cited[1].strip("'\"") != here:
+        yield f"CITATION.cff says {cited[1] if cited else 'nothing'!r}; write version: {here}"
+
+
+def changelog(root: Path) -> Iterator[str]:
+    """The newest section is of this version, dated, and has lines."""
+    sections = re.split(r"^## ", _read(root, "CHANGELOG.md"), flags=re.MULTILINE)[1:]
+    head, _, body = (sections[0] if sections else "").partition("\n")
+    found = re.fullmatch(r"\[(.+)\] - (.+)", head.strip())
+    if found is None or found[1] != version(root):
+        yield f"CHANGELOG.md begins with {head.strip()!r}; write a section [{version(root)}]"
+    elif not re.fullmatch(r"\d{4}-\d{2}-\d{2}", found[2]):
+        yield f"CHANGELOG.md says {found[2]!r} of [{found[1]}]; write the date of the release, as 2026-01-31"
+    if not re.search(r"^- ", body, re.MULTILINE):
+        yield "the newest section of CHANGELOG.md has no lines"
+
+
+def files(root: Path) -> Iterator[str]:
+    """What a project of this kind has."""
+    yield from (f"there is no {name}" for name in NEEDED if not _read(root, name).strip())
+
+
+def urls(root: Path) -> Iterator[str]:
+    """A public home, of which pyproject.toml alone knows."""
+    for name, url in tomllib.loads(_read(root, "pyproject.toml"))["project"].get("urls", {}).items():
+        if PLACEHOLDER in url:
+            yield f"{name} in pyproject.toml is {url!r}, a placeholder; write where the repository is"
+
+
+def tree(root: Path) -> Iterator[str]:
+    """All is committed, and the version is not tagged yet."""
+    if not (root / ".git").exists():
+        yield "this is no clone; release from one"
+    elif _git(root, "status", "--porcelain"):
+        yield "there are changes that are not committed"
+    elif _git(root, "tag", "--list", f"v{version(root)}"):
+        yield f"v{version(root)} is tagged already; raise __version__"
+
+
+def gpu(root: Path) -> Iterator[str]:
+    """The tests of the GPU passed on this very code."""
+    done = subprocess.run([sys.executable, root / "tools" / "gpu_report.py"], capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stdout + done.stderr).strip().splitlines() or ["it failed"]
+        yield f"make gpu-report: {last[-1]}"
+
+
+CHECKS: dict[str, Callable[[Path], Iterator[str]]] = {
+    "version": versions,
+    "changelog": changelog,
+    "files": files,
+    "public URL": urls,
+    "clean tree, new tag": tree,
+    "GPU report": gpu,
+}
+
+
+def check(root: Path) -> bool:
+    """Print each check, and what is left to do; returns whether nothing is."""
+    ready = True
+    for name, examine in CHECKS.items():
+        left = list(examine(root))
+        print(f"{'to do' if left else 'ok':<6} {name}")
+        for line in left:
+            print(f"         {line}")
+        ready &= not left
+    print("by hand: `make test-all` and `make test-gpu` on this commit, docs/conformance.md by `make conformance`")
+    return ready
+
+
+# --- what is built ------------------------------------------------------------------------------------------------------
+
+
+def build(root: Path, out: Path) -> list[Path]:
+    """Sdist and wheel into `out`: made twice, the same to the byte. Raises SystemExit where they are not, or are wrong."""
+    out.mkdir(parents=True, exist_ok=True)
+    if there := sorted(path.name for path in out.iterdir()):
+        raise SystemExit(f"{out} holds {', '.join(there)}; remove it, so that nothing else is published")
+    # of the commit, not of now
+    environ = {"SOURCE_DATE_EPOCH": _git(root, "log", "-1", "--format=%ct") or "315532800", **os.environ}
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir"]
+    with tempfile.TemporaryDirectory() as again:
+        for folder in (out, Path(again)):
+            done = subprocess.run([*command, folder, root], capture_output=True, text=True, env=environ)
+            if done.returncode:
+                raise SystemExit(done.stdout + done.stderr)
+        made = sorted(out.iterdir())
+        differing = [path.name for path in made if path.read_bytes() != (Path(again) / path.name).read_bytes()]
+    if differing:
+        raise SystemExit(f"built twice, these differ: {', '.join(differing)}")
+    if wrong := [line for path in made for line in examine(path, root)]:
+        raise SystemExit("\n".join(wrong))
+    for path in made:
+        print(f"{path.name}  {path.stat().st_size:,} bytes  sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")
+    return made
+
+
+def examine(path: Path, root: Path) -> Iterator[str]:
+    """What is wrong with a distribution: its version, its size, what it holds."""
+    if path.stat().st_size > LARGEST:
+        yield f"{path.name} has {path.stat().st_size:,} bytes, expected at most {LARGEST:,}"
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            names = wheel.namelist()
+            metadata = email.message_from_bytes(wheel.read(next(n for n in names if n.endswith(".dist-info/METADATA"))))
+    else:
+        with tarfile.open(path) as sdist:
+            names = sdist.getnames()
+            inside = sdist.extractfile(next(n for n in names if n.count("/") == 1 and n.endswith("/PKG-INFO")))
+            assert inside is not None
+            metadata = email.message_from_bytes(inside.read())
+    if metadata["Version"] != version(root):
+        yield f"{path.name} is of version {metadata['Version']}, expected {version(root)}"
+    if not any("LICENSE" in name for name in names):
+        yield f"{path.name} has no LICENSE"
+    if stray := [name for name in names if re.search(r"\.(pyc|cubin|so)$|(^|/)(\.git|\.venv|build)/", name)]:
+        yield f"{path.name} has {', '.join(stray[:3])}, expected source alone"
+
+
+def docs(root: Path) -> None:
+    """The site, in which a broken link is an error."""
+    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    if subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"], cwd=root, env=environ
+    ).returncode:
+        raise SystemExit("the docs do not build")
+
+
+# --- how it is published ------------------------------------------------------------------------------------------------
+
+
+def publish(root: Path, out: Path, repository: str | None) -> int:
+    """Check, build, ask; then tag and upload. twine asks for the account, which nothing here knows."""
+    if not check(root):
+        print("\nnothing is published before all of that is done")
+        return 1
+    if importlib.util.find_spec("twine") is None:
+        print("\npublishing needs twine: pip install twine")
+        return 1
+    made = build(root, out)
+    docs(root)
+    where = ["--repository", repository] if repository else []
+    commands = [
+        [sys.executable, "-m", "twine", "check", "--strict", *map(str, made)],
+        ["git", "tag", "--annotate", f"v{version(root)}", "--message", f"cupyops {version(root)}"],
+        [sys.executable, "-m", "twine", "upload", *where, *map(str, made)],
+        ["git", "push", "origin", f"v{version(root)}"],
+    ]
+    print("\nto run:", *map(shlex.join, commands), sep="\n  ")
+    if input("run them? [y/N] ").strip().lower() not in ("y", "yes"):
+        return 1
+    for command in commands:
+        if status := subprocess.run(command, cwd=root).returncode:
+            print(f"{shlex.join(command)} failed; what comes after it is not run")
+            return status
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("command", choices=["check", "build", "publish"], nargs="?", default="check")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="the folder of distributions, by default dist")
+    parser.add_argument("--repository", help="as twine knows it; by default the public index")
+    asked = parser.parse_args()
+    if asked.command == "check":
+        return 0 if check(ROOT) else 1
+    if asked.command == "build":
+        build(ROOT, asked.out)
+        docs(ROOT)
+        return 0
+    return publish(ROOT, asked.out, asked.repository)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
