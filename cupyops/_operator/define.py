@@ -22,6 +22,7 @@ def operator(
     updates: Iterable[str] = (),
     mixed: Iterable[str] = (),
     dtypes: Iterable[torch.dtype] | torch.dtype | None = None,
+    nondifferentiable: Iterable[int] = (),
 ) -> Callable[[Callable[..., Any]], Operator]:
     """Make an operator of its reference: the first of the three functions.
 
@@ -42,6 +43,8 @@ def operator(
         dtypes: what the kernels take as the first tensor and as any other that is floating-point or complex; calls with
             others take the reference. None: the kernels take whatever comes, be it integers, masks, complex numbers or
             float8, and a launch that does not take it raises.
+        nondifferentiable: the places of outputs that have no gradient though they are floating-point, as statistics that are
+            reported: they require none, on any route, and backward gets zeros for each. Integers and bools never have one.
 
     Gradients are those of floating-point and complex tensors; an integer or a bool has None. Those of complex tensors follow
     PyTorch's convention: the conjugate of the derivative. A tensor with a conjugate or negative bit takes the reference.
@@ -86,6 +89,7 @@ def operator(
             "updates": tuple(updates),
             "mixed": tuple(mixed),
             "dtypes": served,
+            "nondifferentiable": tuple(nondifferentiable),
         }
         parameters = schema.typed_parameters(name, reference)
         if any(schema.in_list(one.annotation) is not None for one in parameters):

@@ -89,6 +89,7 @@ class Operator(ByName):
         updates: tuple[str, ...] = (),
         mixed: tuple[str, ...] = (),
         dtypes: tuple[torch.dtype, ...] | None = None,
+        nondifferentiable: tuple[int, ...] = (),
     ) -> None:
         functools.update_wrapper(self, reference)
         self._defined_in = getattr(reference, "__module__", "") or ""
@@ -96,7 +97,9 @@ class Operator(ByName):
         self.name = name
         self.reference = reference
         self.public: Callable[..., Any] = self  # what users call: the interface, where there is one
-        self.definition = Definition(name, reference, mutates, updates, mixed, dtypes, autocast)
+        self.definition = Definition(
+            name, reference, mutates, updates, mixed, dtypes, autocast, nondifferentiable
+        )
         self._tensors = self.definition.tensors
         self._first = self._tensors[0]
         self._by_roles: Callable[..., Any] | None = None  # with a gradient; made at the first call

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._util.strides import has_bits
+from ..._util.strides import has_bits, is_dry
 from ...errors import LaunchError
 
 # By type of device, as execute(specialised, device, configuration, args); what it returns tells a launch's cost, or is None.
@@ -25,7 +25,8 @@ def addressing(device: torch.device) -> Callable[[Tensor], int]:
 def address(tensor: Tensor) -> int:
     """The address of a tensor as a kernel knows it, for a pointer inside a struct that is passed by value.
 
-    Inside `cupyops.simulate()` it is one of the simulator's, which knows from then on that kernels may reach the tensor. A
+    Of a tensor without storage, on which `torch.compile` runs a forward to learn shapes, it is 0. Several pointers and nothing
+    else are simpler as `cupyops.pointers`. Inside `cupyops.simulate()` it is one of the simulator's, which knows from then on that kernels may reach the tensor. A
     tensor that is an argument of a launch needs none of this.
 
     Args:
@@ -45,6 +46,8 @@ def address(tensor: Tensor) -> int:
         >>> y
         tensor([1.])
     """
+    if is_dry(tensor):
+        return 0
     if has_bits(tensor):
         raise LaunchError(
             "the values of this tensor are not those in its memory but their conjugates or negatives: take the address of "

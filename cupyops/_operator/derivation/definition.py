@@ -41,6 +41,7 @@ class Definition:
         mixed: tuple[str, ...] = (),
         dtypes: tuple[torch.dtype, ...] | None = None,
         autocast: Mapping[str, str] = _NO_POLICY,
+        nondifferentiable: tuple[int, ...] = (),
     ) -> None:
         self.name = name
         self.autocast = autocast  # of each device type; with one, the roles run with autocast off
@@ -54,6 +55,10 @@ class Definition:
         self.tensors = tuple(i for i, one in enumerate(self.parameters) if schema.is_tensor(one.annotation))
         self.updated = self._positions("updates", updates)
         self.mixed = frozenset(self._positions("mixed", mixed))
+        self.constant = frozenset(nondifferentiable)  # outputs without a gradient
+        if wrong := [one for one in nondifferentiable if mutates or one not in range(self.outputs)]:
+            places = "none, since it works in place" if mutates else ", ".join(map(str, range(self.outputs)))
+            raise InputError(f"{name}: nondifferentiable has {wrong[0]!r}, expected places of outputs: {places}")
         if updates and mutates:
             raise InputError(f"{name}: an operator that mutates {', '.join(mutates)} cannot have updates as well")
         self.required = frozenset(i for i in self.tensors if self.parameters[i].annotation is Tensor)
@@ -189,7 +194,19 @@ class Definition:
     def call_reference(self, args: Sequence[Any]) -> Any:
         """What a call returns, by the reference."""
         found = self.run_reference(args)
-        return self.returned(self.changed(args)) if self.mutated else found
+        return self.returned(self.changed(args)) if self.mutated else self.without_history(found)
+
+    def without_history(self, found: Any) -> Any:
+        """What a call returns, the outputs that have no gradient cut off from where they come from."""
+        if not self.constant:
+            return found
+        if self.outputs == 1:
+            return found.detach()
+        return tuple(y.detach() if index in self.constant else y for index, y in enumerate(found))
+
+    def exact(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs that take no gradient."""
+        return [y for index, y in enumerate(outputs) if index in self.constant or not takes_gradient(y)]
 
     def run_reference(self, args: Sequence[Any]) -> Any:
         """What the reference returns."""

@@ -151,7 +151,7 @@ class Registration:
         outputs = self.op(*args)
         for index, value in zip(self._updated(args), outputs[self.of.outputs :]):
             args[index].copy_(value.detach())
-        return outputs[0] if self.of.outputs == 1 else tuple(outputs[: self.of.outputs])
+        return self.of.without_history(outputs[0] if self.of.outputs == 1 else tuple(outputs[: self.of.outputs]))
 
     def _updated(self, args: Sequence[Any]) -> list[int]:
         """Where the arguments are that are updated. The op leaves them alone: their new values stand behind its outputs."""

@@ -108,6 +108,7 @@ def saved_tensors_hooks(case: Case) -> None:
 @hazard("arrays in, arrays of the same library out")
 def arrays(case: Case) -> None:
     """NumPy arrays, on a GPU CuPy's."""
+    case.needs_new_outputs()
     case.needs_operator()
     if any(tensor.dtype is torch.bfloat16 for tensor in case.call.all_tensors()):
         raise NotApplicable("arrays have no bfloat16")
