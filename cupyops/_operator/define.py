@@ -23,6 +23,7 @@ def operator(
     mixed: Iterable[str] = (),
     dtypes: Iterable[torch.dtype] | torch.dtype | None = None,
     nondifferentiable: Iterable[int] = (),
+    nondeterministic: bool | str = False,
 ) -> Callable[[Callable[..., Any]], Operator]:
     """Make an operator of its reference: the first of the three functions.
 
@@ -45,6 +46,10 @@ def operator(
             float8, and a launch that does not take it raises.
         nondifferentiable: the places of outputs that have no gradient though they are floating-point, as statistics that are
             reported: they require none, on any route, and backward gets zeros for each. Integers and bools never have one.
+        nondeterministic: the kernels give other bits from call to call, as a sum by `atomicAdd` of floats does: True, or the
+            reason in words. Under `torch.use_deterministic_algorithms(True)` calls then take the reference, and a backward
+            of a forward that kernels have run before raises, as PyTorch's own do; with `warn_only=True` the kernels run, and
+            each call warns. `cupyops.testing.check` tells where this is missing.
 
     Gradients are those of floating-point and complex tensors; an integer or a bool has None. Those of complex tensors follow
     PyTorch's convention: the conjugate of the derivative. A tensor with a conjugate or negative bit takes the reference.
@@ -90,6 +95,7 @@ def operator(
             "mixed": tuple(mixed),
             "dtypes": served,
             "nondifferentiable": tuple(nondifferentiable),
+            "nondeterministic": nondeterministic if isinstance(nondeterministic, str) else "as declared" * nondeterministic,
         }
         parameters = schema.typed_parameters(name, reference)
         if any(schema.in_list(one.annotation) is not None for one in parameters):

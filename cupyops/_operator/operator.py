@@ -90,6 +90,7 @@ class Operator(ByName):
         mixed: tuple[str, ...] = (),
         dtypes: tuple[torch.dtype, ...] | None = None,
         nondifferentiable: tuple[int, ...] = (),
+        nondeterministic: str = "",
     ) -> None:
         functools.update_wrapper(self, reference)
         self._defined_in = getattr(reference, "__module__", "") or ""
@@ -98,7 +99,7 @@ class Operator(ByName):
         self.reference = reference
         self.public: Callable[..., Any] = self  # what users call: the interface, where there is one
         self.definition = Definition(
-            name, reference, mutates, updates, mixed, dtypes, autocast, nondifferentiable
+            name, reference, mutates, updates, mixed, dtypes, autocast, nondifferentiable, nondeterministic
         )
         self._tensors = self.definition.tensors
         self._first = self._tensors[0]
@@ -246,7 +247,7 @@ class Operator(ByName):
 
     def _settled(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         """What makes calls like this one, whose signature is known: with no look at the route, if that is the kernels'."""
-        if self._route(args)[0] != "kernel":
+        if self._route(args)[0] != "kernel" or self.definition.nondeterministic:  # which the settings of PyTorch decide
             return self._of_values
 
         def by_kernels(*args: Any) -> Any:

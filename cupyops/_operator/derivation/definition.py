@@ -17,7 +17,8 @@ from torch import Tensor
 from ..._kernel.kernel import FLOATING, executors
 from ..._kernel.launch import versions
 from ..._kernel.launch.versions import this_thread
-from ..._util import symbolic
+from ..._util import symbolic, torch_private
+from ..._util.arguments import warn
 from ..._util.strides import has_bits, is_dry, restride
 from ...errors import CupyopsError, InputError
 from . import results, schema
@@ -42,6 +43,7 @@ class Definition:
         dtypes: tuple[torch.dtype, ...] | None = None,
         autocast: Mapping[str, str] = _NO_POLICY,
         nondifferentiable: tuple[int, ...] = (),
+        nondeterministic: str = "",
     ) -> None:
         self.name = name
         self.autocast = autocast  # of each device type; with one, the roles run with autocast off
@@ -55,6 +57,7 @@ class Definition:
         self.tensors = tuple(i for i, one in enumerate(self.parameters) if schema.is_tensor(one.annotation))
         self.updated = self._positions("updates", updates)
         self.mixed = frozenset(self._positions("mixed", mixed))
+        self.nondeterministic = nondeterministic  # why its kernels give other bits from call to call
         self.constant = frozenset(nondifferentiable)  # outputs without a gradient
         if wrong := [one for one in nondifferentiable if mutates or one not in range(self.outputs)]:
             places = "none, since it works in place" if mutates else ", ".join(map(str, range(self.outputs)))
@@ -117,6 +120,8 @@ class Definition:
             return f"tensors on {tensors[0].device.type}" if tensors else "no tensor"
         if (reason := self.why_not_dtypes(args)) is not None:
             return reason
+        if self.nondeterministic and torch_private.deterministic() and not _warns_only():
+            return f"deterministic algorithms are asked for, and its kernels are not: {self.nondeterministic}"
         if self.mutated and self.launch_backward is None and wants_gradient(tensors):
             return "no backward, and the inputs are overwritten"
         for tensor in tensors:
@@ -160,11 +165,29 @@ class Definition:
         if not str(error).startswith(self.name):
             error.add_note(f"in the {role} of operator {self.name}")
 
+    def heed_determinism(self, role: str, tensors: Sequence[Any]) -> None:
+        """Say where deterministic algorithms are asked for what kernels that are not are about to run.
+
+        Raises:
+            RuntimeError: as PyTorch's own functions do, unless it is to warn only.
+        """
+        if not self.nondeterministic or not torch_private.deterministic() or any(map(is_dry, tensors)):
+            return
+        message = (
+            f"{self.name} ({role}) does not have a deterministic implementation ({self.nondeterministic}), but you set "
+            f"'torch.use_deterministic_algorithms(True{', warn_only=True' if _warns_only() else ''})'"
+        )
+        if not _warns_only():
+            raise RuntimeError(message)
+        warn(message)
+
     def run_forward(
         self, args: Sequence[Any], needs: Sequence[bool] | None = None
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, saved) by the forward kernels; `needs`, where a backward by kernels follows."""
         assert self.launch_forward is not None
+        if self.nondeterministic:
+            self.heed_determinism("forward", self.given(args))
         outer, this_thread.in_role = this_thread.in_role, True
         try:
             outputs, saved = without(self.autocast, self._launch_forward, args, needs)
@@ -229,6 +252,8 @@ class Definition:
         """
         if self.launch_backward is None:
             return self.reference_gradient(grads, args, needs)
+        if self.nondeterministic:
+            self.heed_determinism("backward", [one for one in grads if one is not None])
         args = by_kernels(args)
         try:
             last_too = (last,) if self.backward_asks else ()
@@ -403,6 +428,10 @@ def takes_gradient(tensor: Tensor) -> bool:
 def wants_gradient(tensors: Sequence[Tensor]) -> bool:
     """Whether autograd is to record what is done with them."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _warns_only() -> bool:
+    return torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def refuse_in_place(name: str, tensor: Tensor) -> None:
