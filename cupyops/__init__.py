@@ -19,6 +19,7 @@ with _collected_later():
     from ._kernel.launch.executors import address
     from ._kernel.launch.pointers import Pointers, pointers
     from ._kernel.launch.tensor_map import TensorMap, tensor_map
+    from ._kernel.modules import Module, RawKernel, RawModule, load_inline, module
     from ._kernel.notebook import load_ipython_extension, unload_ipython_extension
     from ._operator.arrays import vjp
     from ._operator.define import operator

@@ -125,7 +125,7 @@ class Kernel(ByName, Template):
         **domain: tuple[Any, ...],
     ) -> None:
         self._code = code
-        self._beside, self._defined_in = _caller()
+        self._beside, self._defined_in = caller()
         super().__init__(name, domain, where)
         self.options = (*compiler.checked_options(options), *compiler.defines(define or {}))
         self.arch = architecture.checked_specific(arch)
@@ -143,6 +143,10 @@ class Kernel(ByName, Template):
         self._table: dict[Any, tuple[Any, ...]] = {}  # for the fast path, of the device used last
         self._lock = threading.Lock()
         _kernels.append(weakref.ref(self))
+
+    def defined_at(self, beside: Path | None, module: str, strided: bool) -> None:
+        """It belongs to a module that has asked for it by way of another: includes are looked for beside that one."""
+        self._beside, self._defined_in, self.strided = beside, module, strided or source.is_own(beside)
 
     @functools.cached_property
     def source(self) -> source.Source:
@@ -460,9 +464,11 @@ def _unpickled(kind: type[Kernel], state: dict[str, Any]) -> Kernel:
     return kernel
 
 
-def _caller() -> tuple[Path | None, str]:
-    """(folder, name) of the module that calls `Kernel(...)`; the folder is None in a notebook or at a prompt."""
+def caller() -> tuple[Path | None, str]:
+    """(folder, name) of the module that calls who calls this, past modules.py; no folder in a notebook or at a prompt."""
     frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == f"{__package__}.modules":
+        frame = frame.f_back
     return _folder_of(inspect.getfile(frame)), frame.f_globals.get("__name__", "")
 
 

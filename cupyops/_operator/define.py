@@ -95,7 +95,9 @@ def operator(
             "mixed": tuple(mixed),
             "dtypes": served,
             "nondifferentiable": tuple(nondifferentiable),
-            "nondeterministic": nondeterministic if isinstance(nondeterministic, str) else "as declared" * nondeterministic,
+            "nondeterministic": nondeterministic
+            if isinstance(nondeterministic, str)
+            else "as declared" * nondeterministic,
         }
         parameters = schema.typed_parameters(name, reference)
         if any(schema.in_list(one.annotation) is not None for one in parameters):

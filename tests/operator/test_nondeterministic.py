@@ -104,7 +104,9 @@ def test_warn_only_warns_at_each_call_and_runs_the_kernels():
             torch.autograd.grad(declared(*args).sum(), args[0])
         assert routes(declared, *args)[0][0] == "simulator"
     told = [str(one.message) for one in caught if "deterministic" in str(one.message)]
-    assert [("(forward)" in one, "(backward)" in one) for one in told] == [(True, False), (False, True)] * 5 + [(True, False)]
+    assert [("(forward)" in one, "(backward)" in one) for one in told] == [(True, False), (False, True)] * 5 + [
+        (True, False)
+    ]
     assert "atomicAdd of floats" in told[0] and "warn_only=True" in told[0]
 
 
@@ -136,8 +138,9 @@ def test_check_tells_where_the_declaration_is_missing():
     rows = ["deterministic", "deterministic_algorithms", "accuracy"]
     report = check(silent, list(sample()), only=rows, backends="simulator")
     (failure,) = report.failures
-    assert failure.hazard == "deterministic" and "cupyops.operator('cupyops_atomics::silent', nondeterministic=...)" in (
-        failure.reason
+    assert (
+        failure.hazard == "deterministic"
+        and "cupyops.operator('cupyops_atomics::silent', nondeterministic=...)" in (failure.reason)
     )
     report = check(declared, list(sample()), only=rows, backends="simulator")
     report.raise_if_failed()

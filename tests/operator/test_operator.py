@@ -183,9 +183,7 @@ class TestDefinition:
         with pytest.raises(InputError, match="expected Tensor or a tuple of them"):
             cupyops.operator("t::f")(f)
 
-    @pytest.mark.parametrize(
-        "annotation", [dict, dict[str, Tensor], object, set[int], tuple[int, str]]
-    )
+    @pytest.mark.parametrize("annotation", [dict, dict[str, Tensor], object, set[int], tuple[int, str]])
     def test_annotation_without_a_schema(self, annotation):
         def f(x, y): ...
 
