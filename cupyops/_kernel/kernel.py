@@ -26,13 +26,17 @@ from torch import Tensor
 from .._util import callers, observed, torch_private, tracing
 from .._util.by_name import ByName
 from .._util.strides import has_bits, is_dry
-from ..errors import LaunchError
+from ..errors import CupyopsError, LaunchError
 from .compile import architecture, compiler, source
 from .compile.declarations import function
 from .launch import driver, fastpath, faults, reload
 from .launch.configuration import Configuration
 from .launch.configuration import ceil_div as ceil_div
+from .launch.configuration import grid_1d as grid_1d
 from .launch.ctype import FLOATING as FLOATING  # what kernels of this package declare for T
+from .launch.ctype import HALF as HALF
+from .launch.ctype import INTEGRAL as INTEGRAL
+from .launch.ctype import WrongDtype as WrongDtype
 from .launch.executors import addressing as addressing
 from .launch.executors import capability as capability
 from .launch.executors import executors as executors
@@ -314,7 +318,8 @@ class Kernel(ByName, Template):
             self._refuse_to_be_recorded()
             self._refuse_tracers(given)
         elif any(is_dry(one) for value in given for one in held(value)):
-            return  # an operator is asked for shapes; template values may be symbols
+            self._run_dry(args, named, template)
+            return
         specialised = self.instance(**template)
         args = specialised.placed(args, named) if named else args
         anchor = specialised.anchored(args)
@@ -332,6 +337,17 @@ class Kernel(ByName, Template):
             recorder.launched(specialised, loaded, configuration, args)
         if loaded is not None and not faults.debug:
             self._make_fast(specialised, loaded)
+
+    def _run_dry(self, args: tuple[Any, ...], named: dict[str, Any], template: dict[str, Any]) -> None:
+        """An operator is asked for shapes. Nothing is launched; dtypes that the kernel does not take are told."""
+        try:
+            specialised = self.instance(**template)
+            args = specialised.placed(args, named) if named else args
+        except WrongDtype:
+            raise
+        except CupyopsError:  # template values may be symbols
+            return
+        specialised.refuse_dtypes(args)
 
     def _warn_of_views(self, specialised: Specialised, args: tuple[Any, ...]) -> None:
         for index, value in enumerate(args):

@@ -36,7 +36,7 @@ from .derivation import distributed, overrides, results
 from .derivation.autocast import cast, dtype_for
 from .derivation.autograd import differentiable
 from .derivation.constants import MISS
-from .derivation.definition import Definition, wants_gradient
+from .derivation.definition import Definition, NoKernel, wants_gradient
 from .derivation.plans import Plans
 from .derivation.public import public
 from .derivation.registration import ROLES, Registration, register
@@ -308,11 +308,14 @@ class Operator(ByName):
         definition = self.definition
         if (recorder := observed.recorder()) is not None:
             recorder.ran(definition)
-        if not wants_gradient(definition.given(args)):
-            return definition.call_kernels(args)
-        if self._by_roles is None:
-            self._by_roles, definition.apply = differentiable(definition)
-        return self._by_roles(*args)
+        try:
+            if not wants_gradient(definition.given(args)):
+                return definition.call_kernels(args)
+            if self._by_roles is None:
+                self._by_roles, definition.apply = differentiable(definition)
+            return self._by_roles(*args)
+        except NoKernel:  # from now on the route knows
+            return self._otherwise(args)
 
     def _by_reference(self, args: tuple[Any, ...]) -> Any:
         return self.definition.call_reference(self._cast(args))

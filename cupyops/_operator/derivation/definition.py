@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._kernel.kernel import FLOATING, executors
+from ..._kernel.kernel import FLOATING, WrongDtype, executors
 from ..._kernel.launch import versions
 from ..._kernel.launch.versions import this_thread
 from ..._util import symbolic, torch_private
 from ..._util.arguments import warn
 from ..._util.strides import has_bits, is_dry, restride
-from ...errors import CupyopsError, InputError
+from ...errors import CupyopsError, InputError, LaunchError
 from . import results, schema
 from .autocast import POLICIES, without
 from .backward import Backward
@@ -28,6 +28,10 @@ from .kept import Kept, by_kernels, by_reference
 
 _ROLES = frozenset(("launch_forward", "launch_backward", "gradient", "refusal", "unpooled"))
 _NO_POLICY = POLICIES[None]
+
+
+class NoKernel(LaunchError):
+    """A launch has found that there is no kernel for the dtypes of a call: the reference is to run."""
 
 
 class Definition:
@@ -57,6 +61,9 @@ class Definition:
         self.tensors = tuple(i for i, one in enumerate(self.parameters) if schema.is_tensor(one.annotation))
         self.updated = self._positions("updates", updates)
         self.mixed = frozenset(self._positions("mixed", mixed))
+        self._unserved: dict[
+            tuple[torch.dtype, ...], str
+        ] = {}  # dtypes for which a launch has found no kernel, and why
         self.nondeterministic = nondeterministic  # why its kernels give other bits from call to call
         self.constant = frozenset(nondifferentiable)  # outputs without a gradient
         if wrong := [one for one in nondifferentiable if mutates or one not in range(self.outputs)]:
@@ -137,11 +144,26 @@ class Definition:
             args = symbolic.examples(args)
         return self.refusal(*args)
 
+    def _learns(self, error: WrongDtype, args: Sequence[Any]) -> bool:
+        """Whether a launch says of the arguments that there is no kernel for them: then so it is for all of these dtypes.
+
+        Of floating-point and complex dtypes that an argument has. An integer of another width is a slip of the author's.
+        Where something is changed in place, it may have been changed already.
+        """
+        floating = isinstance(error.dtype, torch.dtype) and (error.dtype.is_floating_point or error.dtype.is_complex)
+        dtypes = tuple(tensor.dtype for tensor in self.given(args))
+        if self.dtypes is not None or not floating or error.dtype not in dtypes or self.mutated or self.updated:
+            return False
+        self._unserved[dtypes] = f"no kernel for {error.dtype}: {error}"
+        return True
+
     def why_not_dtypes(self, args: Sequence[Any]) -> str | None:
         """Why the kernels do not serve these dtypes: some are not declared, or the usual four are mixed undeclared.
 
         What else there is may stand beside any other: integers, masks, complex numbers, float8.
         """
+        if self._unserved and (reason := self._unserved.get(tuple(one.dtype for one in self.given(args)))) is not None:
+            return reason
         dtypes, first = self.dtypes, self.given(args)[0].dtype
         if dtypes is not None and first not in dtypes:
             return f"no kernel for {first}"
@@ -193,6 +215,8 @@ class Definition:
             outputs, saved = without(self.autocast, self._launch_forward, args, needs)
         except CupyopsError as error:
             self.add_note(error, "forward")
+            if isinstance(error, WrongDtype) and self._learns(error, args):
+                raise NoKernel(str(error)) from error
             raise
         finally:
             this_thread.in_role = outer
@@ -333,6 +357,7 @@ class Definition:
                 seen.add(dtypes)
             return found
 
+        self._unserved.clear()
         own = str(getattr(launch, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
         self.forward, self.launch_forward = launch, self._runnable(launch if own else looked_at)
         self.forward_asks = not self.mutated and "needs_grad" in inspect.signature(launch).parameters

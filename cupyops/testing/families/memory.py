@@ -171,7 +171,7 @@ def deterministic(case: Case) -> None:
         if operator is None or case.backend == "reference":
             raise
         raise Failure(
-            f"{failure}. Add up in an order of your own, or say so: cupyops.operator({operator.name!r}, nondeterministic=...)"
+            f"{failure}. Add up in a fixed order, or say so: cupyops.operator({operator.name!r}, nondeterministic=...)"
         ) from failure
 
 
