@@ -42,8 +42,9 @@ def operator(
         mixed: the parameters that the kernels take in another floating-point dtype than the other tensors. Without that,
             calls that mix float16, bfloat16, float32 and float64 take the reference.
         dtypes: what the kernels take as the first tensor and as any other that is floating-point or complex; calls with
-            others take the reference. None: the kernels take whatever comes, be it integers, masks, complex numbers or
-            float8, and a launch that does not take it raises.
+            others take the reference. None: what the kernels declare counts, be it integers, masks, complex numbers or
+            float8. Calls of a floating-point dtype that they do not declare take the reference then, where nothing is
+            changed in place; an integer of another width is an error of the launch.
         nondifferentiable: the places of outputs that have no gradient though they are floating-point, as statistics that are
             reported: they require none, on any route, and backward gets zeros for each. Integers and bools never have one.
         nondeterministic: the kernels give other bits from call to call, as a sum by `atomicAdd` of floats does: True, or the
@@ -54,7 +55,8 @@ def operator(
     Gradients are those of floating-point and complex tensors; an integer or a bool has None. Those of complex tensors follow
     PyTorch's convention: the conjugate of the derivative. A tensor with a conjugate or negative bit takes the reference.
 
-    The reference is annotated: `Tensor`, `Tensor | None`, `int`, `float`, `bool`, `str`, `list[int]`, `torch.dtype` and
+    The reference is annotated: `Tensor`, `Tensor | None`, `int`, `float`, `bool`, `str`, `list[int]`, `torch.dtype`,
+    `list[Tensor]` and
     their optional forms in; `Tensor` or a tuple of them out.
 
     Raises:
