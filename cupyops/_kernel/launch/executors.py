@@ -25,9 +25,9 @@ def addressing(device: torch.device) -> Callable[[Tensor], int]:
 def address(tensor: Tensor) -> int:
     """The address of a tensor as a kernel knows it, for a pointer inside a struct that is passed by value.
 
-    Inside `cupyops.simulate()` it is one of the simulator's, which knows from then on that kernels may reach the tensor. Of a
-    tensor without storage, on which `torch.compile` runs a forward to learn shapes, it is 0. A tensor that is an argument of
-    a launch needs none of this; for several pointers and nothing else `cupyops.pointers` is simpler.
+    Inside `cupyops.simulate()` it is one of the simulator's, which knows from then on that kernels may reach the tensor. Of
+    a tensor without storage, on which `torch.compile` runs a forward to learn shapes, it is 0. A tensor that is an argument
+    of a launch needs none of this; for several pointers and nothing else `cupyops.pointers` is simpler.
 
     Args:
         tensor: on a GPU, or on the CPU inside `simulate()`; it must outlive the launches that use the address.
