@@ -15,7 +15,8 @@ struct Sphere { float3 centre; float radius; };
 __global__ void draw(const Sphere* scene, int count, Camera camera, float* image) {
   const int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
   if (x >= camera.width || y >= camera.height) return;
-  const float u = (x + 0.5f - camera.width / 2.0f) / camera.height / 2, v = (camera.height / 2.0f - y - 0.5f) / camera.height;
+  const float u = (x + 0.5f - camera.width / 2.0f) / camera.height / 2;
+  const float v = (camera.height / 2.0f - y - 0.5f) / camera.height;
   const float scale = rsqrtf(u * u + v * v + camera.zoom * camera.zoom);
   const float dx = u * scale, dy = v * scale, dz = camera.zoom * scale;
   float nearest = 1e30f, light = 0;
