@@ -153,3 +153,14 @@ def test_true_is_a_reason():
     op = make("true", nondeterministic=True)
     with deterministic():
         assert routes(op, *sample())[0][0] == "reference"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    x, index, size = (one.cuda() if torch.is_tensor(one) else one for one in sample())
+    expected = torch.zeros(3, dtype=torch.float64, device="cuda").index_add(0, index, x.double()).float()
+    for _ in range(5):
+        torch.testing.assert_close(declared(x, index, size), expected)
+    with deterministic():
+        first = declared(x, index, size)
+        assert all(torch.equal(declared(x, index, size), first) for _ in range(5))
