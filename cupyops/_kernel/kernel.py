@@ -191,7 +191,8 @@ class Kernel(ByName, Template):
     def __call__(self, *args: Any, **template: Any) -> NoReturn:
         """Refused: a launch needs a grid and a block."""
         raise LaunchError(
-            f"{self}: launch with kernel[grid, block](...); grid and block are how many blocks and threads"
+            f"{self}: launch with kernel[grid, block](...); grid and block are how many blocks and threads. Called as "
+            "CuPy's, f(grid, block, args), is cupyops.RawKernel"
         )
 
     def configure(

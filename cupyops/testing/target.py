@@ -17,6 +17,7 @@ from .. import _simulate
 from .._kernel.kernel import executors
 from .._operator.operator import Operator, operators
 from .._util import tracing
+from .._util.torch_private import tree_map_only
 from ..errors import InputError
 from .call import Call, Function
 from .hazard import NotApplicable
@@ -75,7 +76,7 @@ def on_copies(function: Function, owner: Operator) -> Function:
     def of_copies(*args: Any, **kwargs: Any) -> Any:
         values = list(owner.definition.bind(args, kwargs))
         for index in owner.definition.mutated:
-            values[index] = values[index].clone()
+            values[index] = tree_map_only(torch.Tensor, torch.Tensor.clone, values[index])
         found = function(*values)
         return found if found is not None else owner.definition.changed(values)
 

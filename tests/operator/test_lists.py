@@ -224,6 +224,9 @@ def test_in_place():
     assert [x._version for x in xs] == [1, 1]
     leaf = torch.ones(2, requires_grad=True)
     assert torch.autograd.grad(_clamped(clamp_, 4 * leaf), leaf)[0].tolist() == [0.0, 0.0]
+    rows = ["accuracy", "gradcheck", "no_gradient_wanted"]
+    sample = [[torch.randn(3), torch.randn(2)], 0.5]
+    check(clamp_, sample, only=rows, backends="reference").raise_if_failed()
     torch.compile(lambda xs: clamp_(xs, 2.0), fullgraph=True, backend="aot_eager")(xs)
     assert [x.tolist() for x in xs] == [[1.0, 2.0], [2.0]]
 
