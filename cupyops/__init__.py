@@ -15,10 +15,11 @@ with _collected_later():
     from ._expression.elementwise import elementwise
     from ._expression.reduction import reduction
     from ._kernel.graph import Graphed, graph
-    from ._kernel.kernel import FLOATING, Kernel, ceil_div
+    from ._kernel.kernel import FLOATING, HALF, INTEGRAL, Kernel, ceil_div, grid_1d
     from ._kernel.launch.executors import address
     from ._kernel.launch.pointers import Pointers, pointers
     from ._kernel.launch.tensor_map import TensorMap, tensor_map
+    from ._kernel.modules import Module, RawKernel, RawModule, load_inline, module
     from ._kernel.notebook import load_ipython_extension, unload_ipython_extension
     from ._operator.arrays import vjp
     from ._operator.define import operator
@@ -26,7 +27,7 @@ with _collected_later():
     from ._operator.derivation.registration import decompositions
     from ._operator.operator import Operator, operators
     from ._simulate import Simulation, simulate, simulate_if_asked, simulating
-    from ._util.strides import aligned, alignment, alike
+    from ._util.strides import aligned, alignment, alike, contiguous
     from ._util.tracing import Trace, trace
     from ._warmup.autotune import autotune
     from ._warmup.warmup import Warmup, warmup

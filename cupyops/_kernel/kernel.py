@@ -26,13 +26,17 @@ from torch import Tensor
 from .._util import callers, observed, torch_private, tracing
 from .._util.by_name import ByName
 from .._util.strides import has_bits, is_dry
-from ..errors import LaunchError
+from ..errors import CupyopsError, LaunchError
 from .compile import architecture, compiler, source
 from .compile.declarations import function
 from .launch import driver, fastpath, faults, reload
 from .launch.configuration import Configuration
 from .launch.configuration import ceil_div as ceil_div
+from .launch.configuration import grid_1d as grid_1d
 from .launch.ctype import FLOATING as FLOATING  # what kernels of this package declare for T
+from .launch.ctype import HALF as HALF
+from .launch.ctype import INTEGRAL as INTEGRAL
+from .launch.ctype import WrongDtype as WrongDtype
 from .launch.executors import addressing as addressing
 from .launch.executors import capability as capability
 from .launch.executors import executors as executors
@@ -125,7 +129,7 @@ class Kernel(ByName, Template):
         **domain: tuple[Any, ...],
     ) -> None:
         self._code = code
-        self._beside, self._defined_in = _caller()
+        self._beside, self._defined_in = caller()
         super().__init__(name, domain, where)
         self.options = (*compiler.checked_options(options), *compiler.defines(define or {}))
         self.arch = architecture.checked_specific(arch)
@@ -143,6 +147,10 @@ class Kernel(ByName, Template):
         self._table: dict[Any, tuple[Any, ...]] = {}  # for the fast path, of the device used last
         self._lock = threading.Lock()
         _kernels.append(weakref.ref(self))
+
+    def defined_at(self, beside: Path | None, module: str, strided: bool) -> None:
+        """It belongs to a module that has asked for it by way of another: includes are looked for beside that one."""
+        self._beside, self._defined_in, self.strided = beside, module, strided or source.is_own(beside)
 
     @functools.cached_property
     def source(self) -> source.Source:
@@ -183,7 +191,8 @@ class Kernel(ByName, Template):
     def __call__(self, *args: Any, **template: Any) -> NoReturn:
         """Refused: a launch needs a grid and a block."""
         raise LaunchError(
-            f"{self}: launch with kernel[grid, block](...); grid and block are how many blocks and threads"
+            f"{self}: launch with kernel[grid, block](...); grid and block are how many blocks and threads. Called as "
+            "CuPy's, f(grid, block, args), is cupyops.RawKernel"
         )
 
     def configure(
@@ -310,7 +319,8 @@ class Kernel(ByName, Template):
             self._refuse_to_be_recorded()
             self._refuse_tracers(given)
         elif any(is_dry(one) for value in given for one in held(value)):
-            return  # an operator is asked for shapes; template values may be symbols
+            self._run_dry(args, named, template)
+            return
         specialised = self.instance(**template)
         args = specialised.placed(args, named) if named else args
         anchor = specialised.anchored(args)
@@ -328,6 +338,17 @@ class Kernel(ByName, Template):
             recorder.launched(specialised, loaded, configuration, args)
         if loaded is not None and not faults.debug:
             self._make_fast(specialised, loaded)
+
+    def _run_dry(self, args: tuple[Any, ...], named: dict[str, Any], template: dict[str, Any]) -> None:
+        """An operator is asked for shapes. Nothing is launched; dtypes that the kernel does not take are told."""
+        try:
+            specialised = self.instance(**template)
+            args = specialised.placed(args, named) if named else args
+        except WrongDtype:
+            raise
+        except CupyopsError:  # template values may be symbols
+            return
+        specialised.refuse_dtypes(args)
 
     def _warn_of_views(self, specialised: Specialised, args: tuple[Any, ...]) -> None:
         for index, value in enumerate(args):
@@ -460,9 +481,11 @@ def _unpickled(kind: type[Kernel], state: dict[str, Any]) -> Kernel:
     return kernel
 
 
-def _caller() -> tuple[Path | None, str]:
-    """(folder, name) of the module that calls `Kernel(...)`; the folder is None in a notebook or at a prompt."""
+def caller() -> tuple[Path | None, str]:
+    """(folder, name) of the module that calls who calls this, past modules.py; no folder in a notebook or at a prompt."""
     frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == f"{__package__}.modules":
+        frame = frame.f_back
     return _folder_of(inspect.getfile(frame)), frame.f_globals.get("__name__", "")
 
 

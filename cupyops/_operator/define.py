@@ -24,6 +24,8 @@ def operator(
     mixed: Iterable[str] = (),
     dtypes: Iterable[torch.dtype] | torch.dtype | None = None,
     sharding: str | Callable[..., str] | None = None,
+    nondifferentiable: Iterable[int] = (),
+    nondeterministic: bool | str = False,
 ) -> Callable[[Callable[..., Any]], Operator]:
     """Make an operator of its reference: the first of the three functions.
 
@@ -42,8 +44,9 @@ def operator(
         mixed: the parameters that the kernels take in another floating-point dtype than the other tensors. Without that,
             calls that mix float16, bfloat16, float32 and float64 take the reference.
         dtypes: what the kernels take as the first tensor and as any other that is floating-point or complex; calls with
-            others take the reference. None: the kernels take whatever comes, be it integers, masks, complex numbers or
-            float8, and a launch that does not take it raises.
+            others take the reference. None: what the kernels declare counts, be it integers, masks, complex numbers or
+            float8. Calls of a floating-point dtype that they do not declare take the reference then, where nothing is
+            changed in place; an integer of another width is an error of the launch.
         sharding: how the work on DTensors may be split: the dimensions of each tensor that goes in and comes out, as einsum
             names them, or a function of the reference's arguments that returns that. `"...k, nk, +n -> ...n"`, linear's:
             a small letter may be split over devices; one that no output has is summed over; a capital, as in
@@ -51,11 +54,18 @@ def operator(
             is added once to a sum, `size=` before the sizes in a parameter of that name; `*` is a whole tensor, and `#` a
             seed, to which each device adds the number of its part. None: DTensors are gathered, and every device does all
             the work.
+        nondifferentiable: the places of outputs that have no gradient though they are floating-point, as statistics that are
+            reported: they require none, on any route, and backward gets zeros for each. Integers and bools never have one.
+        nondeterministic: the kernels give other bits from call to call, as a sum by `atomicAdd` of floats does: True, or the
+            reason in words. Under `torch.use_deterministic_algorithms(True)` calls then take the reference, and a backward
+            of a forward that kernels have run before raises, as PyTorch's own do; with `warn_only=True` the kernels run, and
+            each call warns. `cupyops.testing.check` tells where this is missing.
 
     Gradients are those of floating-point and complex tensors; an integer or a bool has None. Those of complex tensors follow
     PyTorch's convention: the conjugate of the derivative. A tensor with a conjugate or negative bit takes the reference.
 
-    The reference is annotated: `Tensor`, `Tensor | None`, `int`, `float`, `bool`, `str`, `list[int]`, `torch.dtype` and
+    The reference is annotated: `Tensor`, `Tensor | None`, `int`, `float`, `bool`, `str`, `list[int]`, `torch.dtype`,
+    `list[Tensor]` and
     their optional forms in; `Tensor` or a tuple of them out.
 
     Raises:
@@ -99,6 +109,10 @@ def operator(
             "updates": tuple(updates),
             "mixed": tuple(mixed),
             "dtypes": served,
+            "nondifferentiable": tuple(nondifferentiable),
+            "nondeterministic": nondeterministic
+            if isinstance(nondeterministic, str)
+            else "as declared" * nondeterministic,
         }
         parameters = schema.typed_parameters(name, reference)
         if any(schema.in_list(one.annotation) is not None for one in parameters):

@@ -36,7 +36,7 @@ from .derivation import distributed, overrides, results
 from .derivation.autocast import cast, dtype_for
 from .derivation.autograd import differentiable
 from .derivation.constants import MISS
-from .derivation.definition import Definition, wants_gradient
+from .derivation.definition import Definition, NoKernel, wants_gradient
 from .derivation.plans import Plans
 from .derivation.public import public
 from .derivation.registration import ROLES, Registration, register
@@ -89,6 +89,8 @@ class Operator(ByName):
         updates: tuple[str, ...] = (),
         mixed: tuple[str, ...] = (),
         dtypes: tuple[torch.dtype, ...] | None = None,
+        nondifferentiable: tuple[int, ...] = (),
+        nondeterministic: str = "",
     ) -> None:
         functools.update_wrapper(self, reference)
         self._defined_in = getattr(reference, "__module__", "") or ""
@@ -96,7 +98,9 @@ class Operator(ByName):
         self.name = name
         self.reference = reference
         self.public: Callable[..., Any] = self  # what users call: the interface, where there is one
-        self.definition = Definition(name, reference, mutates, updates, mixed, dtypes, autocast)
+        self.definition = Definition(
+            name, reference, mutates, updates, mixed, dtypes, autocast, nondifferentiable, nondeterministic
+        )
         self._tensors = self.definition.tensors
         self._first = self._tensors[0]
         self._by_roles: Callable[..., Any] | None = None  # with a gradient; made at the first call
@@ -243,7 +247,7 @@ class Operator(ByName):
 
     def _settled(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         """What makes calls like this one, whose signature is known: with no look at the route, if that is the kernels'."""
-        if self._route(args)[0] != "kernel":
+        if self._route(args)[0] != "kernel" or self.definition.nondeterministic:  # which the settings of PyTorch decide
             return self._of_values
 
         def by_kernels(*args: Any) -> Any:
@@ -304,11 +308,14 @@ class Operator(ByName):
         definition = self.definition
         if (recorder := observed.recorder()) is not None:
             recorder.ran(definition)
-        if not wants_gradient(definition.given(args)):
-            return definition.call_kernels(args)
-        if self._by_roles is None:
-            self._by_roles, definition.apply = differentiable(definition)
-        return self._by_roles(*args)
+        try:
+            if not wants_gradient(definition.given(args)):
+                return definition.call_kernels(args)
+            if self._by_roles is None:
+                self._by_roles, definition.apply = differentiable(definition)
+            return self._by_roles(*args)
+        except NoKernel:  # from now on the route knows
+            return self._otherwise(args)
 
     def _by_reference(self, args: tuple[Any, ...]) -> Any:
         return self.definition.call_reference(self._cast(args))

@@ -37,6 +37,25 @@ def alike(first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     return (output, restride(first, strides), *[restride(tensor, strides) for tensor in others])
 
 
+def contiguous(*tensors: Tensor | None) -> Any:
+    """The tensors as a kernel that knows no strides takes them: each itself where it is contiguous, else a copy.
+
+    Args:
+        *tensors: of any device; None stays None.
+
+    Returns:
+        As many as were given: of one the tensor, of several a tuple.
+
+    Example:
+        >>> x, bias = torch.ones(2, 3), None
+        >>> y, same, none = cupyops.contiguous(x.t(), x, bias)
+        >>> y.stride(), same is x, none
+        ((2, 1), True, None)
+    """
+    found = tuple(None if one is None else one.contiguous() for one in tensors)
+    return found[0] if len(found) == 1 else found
+
+
 def alignment(tensor: Tensor, most: int = 16) -> int:
     """The greatest power of two, up to `most`, that the tensor's address in bytes is a multiple of.
 

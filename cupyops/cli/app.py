@@ -239,12 +239,15 @@ def new(
         str, typer.Option(help="elementwise, reduction (over the last dimension) or raw: what the kernels begin as.")
     ] = "raw",
     package: Annotated[bool, typer.Option("--package", help="A project that pip installs, not files alone.")] = False,
+    hub: Annotated[
+        bool, typer.Option("--hub", help="With --package: laid out as the loader of Hugging Face's kernels takes it.")
+    ] = False,
     dir: Annotated[Path, typer.Option(help="The folder to write to.")] = Path(),
 ) -> None:
     """Write a new operator: its .cu file, its Python, its test and its benchmark, which pass as they are."""
     from .new import run
 
-    raise typer.Exit(run(name, kind, package, dir))
+    raise typer.Exit(run(name, kind, package, dir, hub))
 
 
 @app.command()

@@ -31,12 +31,33 @@ _COLUMNS = 120  # of a line of CUDA
 _HEAD = re.compile(r"^(__global__ void \w+\()(.*?\) \{)$", re.MULTILINE | re.DOTALL)
 
 
-def run(name: str, kind: str, package: bool, folder: Path) -> int:
+# Where a package has its Python: in the second the loader of Hugging Face's `kernels` finds it, for every PyTorch and CUDA.
+_INSIDE, _HUB = "src", "build/torch-universal"
+_LOADED = """
+The loader of Hugging Face's `kernels` takes the folder as it is, on every PyTorch and CUDA, where cupyops is installed:
+
+```python
+from pathlib import Path
+
+from kernels import get_local_kernel
+
+{name} = get_local_kernel(Path(".")).{name}
+```
+"""
+
+
+def run(name: str, kind: str, package: bool, folder: Path, hub: bool = False) -> int:
     """The command; returns its exit code: 0, or 2 for bad arguments."""
     try:
         _check(name, kind)
+        if hub and not package:
+            raise InputError("--hub says how a package is laid out; give --package too")
+        if hub and not re.fullmatch(r"[a-z](?:_?[a-z0-9])+", name):
+            raise InputError(
+                f"NAME is {name!r}, expected lower case, digits and single _, as the loader of kernels has it"
+            )
         root = outputs.folder("--dir", folder / name if package else folder)
-        files = {root / path: text for path, text in _files(name, kind, package).items()}
+        files = {root / path: text for path, text in _files(name, kind, package, hub).items()}
         _write(files)
     except (InputError, OSError) as error:
         words.complain(error)
@@ -45,7 +66,7 @@ def run(name: str, kind: str, package: bool, folder: Path) -> int:
     for path in files:
         console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
     console.print("\nnext:")
-    for command in _next(name, package, root):
+    for command in _next(name, package, root, hub):
         console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
@@ -78,9 +99,15 @@ def _taken(kind: str) -> set[str]:
     return taken
 
 
-def _render(template: str, name: str, kind: str) -> str:
+def _render(template: str, name: str, kind: str, hub: bool = False) -> str:
     text = resources.files(__package__).joinpath("templates", f"{template}.tmpl").read_text(encoding="utf-8")
-    filled = Template(text).substitute(name=name, expected=KINDS[kind])
+    filled = Template(text).substitute(
+        name=name,
+        expected=KINDS[kind],
+        inside=_HUB if hub else _INSIDE,
+        loaded=_LOADED.format(name=name) if hub else "",
+        dashed=name.replace("_", "-"),
+    )
     return _HEAD.sub(_wrapped, filled) if template.endswith(".cu") else filled
 
 
@@ -91,7 +118,7 @@ def _wrapped(head: re.Match[str]) -> str:
     return head[1] + ("\n" + " " * len(head[1])).join(lines).replace("\xa0", " ")
 
 
-def _files(name: str, kind: str, package: bool) -> dict[Path, str]:
+def _files(name: str, kind: str, package: bool, hub: bool = False) -> dict[Path, str]:
     """The text of each file, by its path below the folder."""
     places = {
         f"{kind}.cu": Path(f"{name}.cu"),
@@ -100,7 +127,7 @@ def _files(name: str, kind: str, package: bool) -> dict[Path, str]:
         "bench.py": Path(f"bench_{name}.py"),
     }
     if package:
-        inside = Path("src", name)
+        inside = Path(_HUB if hub else _INSIDE, name)
         places = {
             "pyproject.toml": Path("pyproject.toml"),
             "README.md": Path("README.md"),
@@ -113,7 +140,9 @@ def _files(name: str, kind: str, package: bool) -> dict[Path, str]:
             "test.py": Path("tests", f"test_{name}.py"),
             "bench.py": Path("benchmarks", f"bench_{name}.py"),
         }
-    return {path: _render(template, name, kind) for template, path in places.items()}
+    if hub:
+        places["metadata.json"] = Path(_HUB, "metadata.json")
+    return {path: _render(template, name, kind, hub) for template, path in places.items()}
 
 
 def _write(files: dict[Path, str]) -> None:
@@ -143,15 +172,16 @@ def _make_folders(folder: Path, made: list[Path]) -> None:
         made.append(path)
 
 
-def _next(name: str, package: bool, root: Path) -> list[str]:
+def _next(name: str, package: bool, root: Path, hub: bool = False) -> list[str]:
     """The commands to type."""
     away = [] if root.resolve() == Path.cwd() else [f"cd {shlex.quote(str(root))}"]
     if package:
+        inside = f"{_HUB if hub else _INSIDE}/{name}"
         return [
             *away,
             'pip install -e ".[test]"',
             "python -m pytest",
-            f"python -m cupyops compile src/{name}/{name}.py --arch sm_80,sm_90 --out src/{name}/cubins",
+            f"python -m cupyops compile {inside}/{name}.py --arch sm_80,sm_90 --out {inside}/cubins",
         ]
     return [
         *away,

@@ -343,6 +343,16 @@ class Case:
             raise NotApplicable("no floating-point tensor")
         return found
 
+    def needs_known_sizes(self) -> None:
+        """Raise `NotApplicable` where the size of an output is in the data: there PyTorch's own functions refuse, too."""
+        if self.target.operator is not None and self.target.operator.definition.fake is not None:
+            raise NotApplicable("the size of an output is in the data")
+
+    def needs_new_outputs(self) -> None:
+        """Raise `NotApplicable` for what works in place: arrays are not changed, nor what vmap has no batch of."""
+        if self.target.operator is not None and self.target.operator.definition.mutated:
+            raise NotApplicable("it works in place")
+
     def needs_operator(self) -> Any:
         """The `Operator`. Raises `NotApplicable` for a plain function."""
         if self.target.operator is None:

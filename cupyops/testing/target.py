@@ -17,6 +17,7 @@ from .. import _simulate
 from .._kernel.kernel import executors
 from .._operator.operator import Operator, operators
 from .._util import tracing
+from .._util.torch_private import tree_map_only
 from ..errors import InputError
 from .call import Call, Function
 from .hazard import NotApplicable
@@ -60,7 +61,26 @@ def target(function: Any, reference: Function | None = None) -> Target:
             )
         alone = function is owner and not owner.definition.autocast  # its own casts are part of what it means
         reference = owner.reference if alone else by_reference(function)
-    return Target(function, reference, owner, _name(function) if owner is None else owner.name, given)
+    name = _name(function) if owner is None else owner.name
+    if owner is not None and function is owner and owner.definition.mutated:
+        if not given:
+            reference = owner.reference
+        function, reference = (on_copies(one, owner) for one in (function, reference))
+    return Target(function, reference, owner, name, given)
+
+
+def on_copies(function: Function, owner: Operator) -> Function:
+    """The same function with copies in the place of what the operator changes, which it returns: calls can be repeated."""
+
+    @functools.wraps(function)
+    def of_copies(*args: Any, **kwargs: Any) -> Any:
+        values = list(owner.definition.bind(args, kwargs))
+        for index in owner.definition.mutated:
+            values[index] = tree_map_only(torch.Tensor, torch.Tensor.clone, values[index])
+        found = function(*values)
+        return found if found is not None else owner.definition.changed(values)
+
+    return of_copies
 
 
 def by_reference(function: Function) -> Function:

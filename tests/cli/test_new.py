@@ -293,5 +293,80 @@ def test_what_to_type_next(tmp_path, monkeypatch):
 
 def test_every_template_is_used():
     names = {path.name.removesuffix(".tmpl") for path in (Path(new.__file__).parent / "templates").glob("*.tmpl")}
-    shared = {"test.py", "bench.py", "init.py", "pyproject.toml", "README.md", "LICENSE", "gitignore", "ci.yml"}
+    shared = {
+        "test.py",
+        "bench.py",
+        "init.py",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "gitignore",
+        "ci.yml",
+        "metadata.json",
+    }
     assert names == shared | {f"{kind}.{end}" for kind in KINDS for end in ("cu", "py")}
+
+
+# --- a package as Hugging Face's `kernels` takes it ---
+
+_LOAD = """
+import sys
+import torch
+import cupyops
+{load}
+x = torch.linspace(-1, 1, 9)
+with cupyops.simulate(), cupyops.trace() as trace:
+    y = module.soft_relu(x)
+assert trace.routes() == {{"simulator"}} and torch.allclose(y, (x + (x * x + 4).sqrt()) / 2)
+assert module.__name__ == "soft_relu_1" and "site-packages" not in module.__file__
+"""
+# what the loader does of a variant's folder
+_AS_THE_LOADER = """
+import importlib.util, json
+from pathlib import Path
+variant = Path("soft_relu/build/torch-universal")
+about = json.loads((variant / "metadata.json").read_text())
+path = variant / about["name"].replace("-", "_") / "__init__.py"
+spec = importlib.util.spec_from_file_location(about["id"], path)
+module = sys.modules[about["id"]] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+"""
+_BY_THE_LOADER = """
+from pathlib import Path
+from kernels import get_local_kernel
+module = get_local_kernel(Path("soft_relu"))
+"""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hub")
+    result = command("soft_relu", "--package", "--hub", "--dir", folder)
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.mark.parametrize("load", [_AS_THE_LOADER, _BY_THE_LOADER], ids=["steps", "kernels"])
+def test_a_package_that_the_loader_of_kernels_takes(hub, load):
+    if load == _BY_THE_LOADER:
+        pytest.importorskip("kernels")  # with all that it needs more than the rest of the tests together
+    subprocess.run([sys.executable, "-c", _LOAD.format(load=load)], cwd=hub, check=True, timeout=120)
+
+
+def test_its_own_tests_and_its_wheel_find_the_same_files(hub):
+    project = tomllib.loads((hub / "soft_relu" / "pyproject.toml").read_text())
+    (package,) = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    (path,) = project["tool"]["pytest"]["ini_options"]["pythonpath"]
+    assert (hub / "soft_relu" / package / "soft_relu.cu").is_file()
+    assert package == f"{path}/soft_relu" and "get_local_kernel" in (hub / "soft_relu" / "README.md").read_text()
+    run = [sys.executable, "-m", "pytest", "-q", "-k", "values", "-p", "no:cacheprovider"]
+    subprocess.run(run, cwd=hub / "soft_relu", check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [(("mine", "--hub"), "give --package too"), (("Mine", "--package", "--hub"), "expected lower case")],
+)
+def test_refusals_of_the_layout(tmp_path, args, message):
+    result = command(*args, "--dir", tmp_path)
+    assert result.exit_code == 2 and message in " ".join(result.output.split()) and not list(tmp_path.iterdir())

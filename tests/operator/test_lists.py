@@ -224,6 +224,9 @@ def test_in_place():
     assert [x._version for x in xs] == [1, 1]
     leaf = torch.ones(2, requires_grad=True)
     assert torch.autograd.grad(_clamped(clamp_, 4 * leaf), leaf)[0].tolist() == [0.0, 0.0]
+    rows = ["accuracy", "gradcheck", "no_gradient_wanted"]
+    sample = [[torch.randn(3), torch.randn(2)], 0.5]
+    check(clamp_, sample, only=rows, backends="reference").raise_if_failed()
     torch.compile(lambda xs: clamp_(xs, 2.0), fullgraph=True, backend="aot_eager")(xs)
     assert [x.tolist() for x in xs] == [[1.0, 2.0], [2.0]]
 
@@ -279,3 +282,28 @@ def _of_outputs(function):
         return function(xs)
 
     return outputs
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    """Values, gradients, plans with tensors elsewhere at each call, and a CUDA graph."""
+    xs, w = lists(3, 3, 5)
+    expected = gradients(lambda xs, w: (torch.stack(xs) * w[:, None, None]).sum(0), xs, w)
+    with cupyops.trace() as trace:
+        found = gradients(weighted, [x.detach().cuda().requires_grad_(x.requires_grad) for x in xs], w.detach().cuda())
+    assert trace.routes() == {"kernel"}
+    torch.testing.assert_close(found[0].cpu(), expected[0])
+    kept = []
+    with torch.no_grad():
+        for seed in range(8):
+            torch.manual_seed(seed)
+            kept.append(([torch.randn(3, 5, device="cuda") for _ in range(3)], torch.randn(3, device="cuda")))
+            found, wanted = weighted(*kept[-1]), (torch.stack(kept[-1][0]) * kept[-1][1][:, None, None]).sum(0)
+            torch.testing.assert_close(found, wanted)
+        assert weighted.of((3,))._plans.plans, weighted.of((3,))._plans.reason
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = weighted(*kept[0])
+        kept[0][0][1].fill_(2)
+        graph.replay()
+        torch.testing.assert_close(captured, (torch.stack(kept[0][0]) * kept[0][1][:, None, None]).sum(0))

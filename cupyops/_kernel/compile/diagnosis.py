@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TypeGuard
 
 from .declarations import functions
-from .hints import NAMES, hint_for
+from .hints import NAMES, hint_for, placeholder
 from .source import Source, strip_comments
 
 _MESSAGE = re.compile(
@@ -80,7 +80,7 @@ def _place(source: Source, name: str, match: re.Match[str], after: list[str]) ->
     printed = next((line for line in after[:2] if line.strip() == shown), "")
     column = max(0, after[under].index("^") - (len(printed) - len(printed.lstrip())))
     word = re.match(r"\w*", shown[column:])
-    hint = hint_for(text, file, word.group() if word else "", shown[column:])
+    hint = placeholder(shown) or hint_for(text, file, word.group() if word else "", shown[column:])
     if text == 'expected a ";"' and column == 0:
         hint = _unended(source, file, number)
     lines = [place, f"  {number:>5} | {shown}", f"        | {' ' * column}^"]

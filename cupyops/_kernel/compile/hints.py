@@ -137,6 +137,22 @@ _DECLARES = re.compile(
     r"|\busing (\w+) =|\bconstexpr \w+ (\w+) ="
 )
 
+# what a text has in the place of something that another program fills in
+_PLACEHOLDER = re.compile(r"\$\{ *(\w+) *\}|\{\{ *(\w+) *\}\}|\{% |%\((\w+)\)s|\$(\w+)\b")
+
+
+def placeholder(line: str) -> str | None:
+    """What to do about a line with a placeholder, `${n}` or `{{type}}`; None where it has none."""
+    if (match := _PLACEHOLDER.search(line)) is None:
+        return None
+    name = next((one for one in match.groups() if one), "n")
+    return (
+        f"{match.group().strip()} is to be filled in by another program; a template does that here: write {name}, make it a "
+        f"parameter, `template <typename {name}>` or `template <int {name}>`, and launch with {name}=...; or a constant, "
+        f"Kernel(..., define={{{name!r}: ...}})"
+    )
+
+
 _MESSAGES = (
     (
         r"execution space annotations|explicitly marked as a __host__",

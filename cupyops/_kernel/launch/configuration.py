@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import LaunchError
+from ...errors import InputError, LaunchError
 
 Dim3 = tuple[int, int, int]
 
@@ -25,6 +25,32 @@ def ceil_div(a: int, b: int) -> int:
         4
     """
     return (a + b - 1) // b
+
+
+def grid_1d(n: int, block: int = 256, *, per_thread: int = 1, most: int | None = None) -> tuple[int, int]:
+    """Grid and block of a launch with a thread for each of `n` elements: `kernel[cupyops.grid_1d(n)](x, y, n)`.
+
+    Args:
+        n: how many elements; of 0 nothing is launched.
+        block: threads per block.
+        per_thread: elements of each thread.
+        most: blocks at most, for a kernel whose threads go on until all elements are done (a grid-stride loop).
+
+    Returns:
+        (grid, block), which stand between the brackets of a launch.
+
+    Raises:
+        InputError: `block`, `per_thread` or `most` is less than 1.
+
+    Example:
+        >>> cupyops.grid_1d(1000), cupyops.grid_1d(10**9, 128, per_thread=4, most=1024)
+        ((4, 256), (1024, 128))
+    """
+    for name, value in (("block", block), ("per_thread", per_thread), ("most", most)):
+        if value is not None and value < 1:
+            raise InputError(f"grid_1d: {name} is {value}, expected at least 1")
+    grid = ceil_div(n, block * per_thread)
+    return (grid if most is None else min(grid, most)), block
 
 
 def waits(ptx: str) -> bool:

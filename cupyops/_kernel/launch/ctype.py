@@ -24,6 +24,17 @@ C_NAMES: dict[torch.dtype, str] = {
     torch.bool: "bool",
 }
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+HALF = (torch.float16, torch.bfloat16)
+INTEGRAL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class WrongDtype(LaunchError):
+    """A tensor of a dtype that a kernel does not declare. `dtype` is the one given."""
+
+    def __init__(self, message: str, dtype: Any) -> None:
+        super().__init__(message)
+        self.dtype = dtype
+
 
 _OTHER_NAMES = {
     "half": torch.float16,

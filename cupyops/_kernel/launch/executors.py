@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._util.strides import has_bits
+from ..._util.strides import has_bits, is_dry
 from ...errors import LaunchError
 
 # By type of device, as execute(specialised, device, configuration, args); what it returns tells a launch's cost, or is None.
@@ -25,8 +25,9 @@ def addressing(device: torch.device) -> Callable[[Tensor], int]:
 def address(tensor: Tensor) -> int:
     """The address of a tensor as a kernel knows it, for a pointer inside a struct that is passed by value.
 
-    Inside `cupyops.simulate()` it is one of the simulator's, which knows from then on that kernels may reach the tensor. A
-    tensor that is an argument of a launch needs none of this.
+    Inside `cupyops.simulate()` it is one of the simulator's, which knows from then on that kernels may reach the tensor. Of
+    a tensor without storage, on which `torch.compile` runs a forward to learn shapes, it is 0. A tensor that is an argument
+    of a launch needs none of this; for several pointers and nothing else `cupyops.pointers` is simpler.
 
     Args:
         tensor: on a GPU, or on the CPU inside `simulate()`; it must outlive the launches that use the address.
@@ -45,6 +46,8 @@ def address(tensor: Tensor) -> int:
         >>> y
         tensor([1.])
     """
+    if is_dry(tensor):
+        return 0
     if has_bits(tensor):
         raise LaunchError(
             "the values of this tensor are not those in its memory but their conjugates or negatives: take the address of "

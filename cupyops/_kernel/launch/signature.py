@@ -21,7 +21,7 @@ from ..._util.strides import has_bits
 from ...errors import CompileError, LaunchError
 from ..compile.binary import Parameter
 from . import tensor_map
-from .ctype import DTYPES, VARIABLE_DTYPES, vector_alignment
+from .ctype import DTYPES, VARIABLE_DTYPES, WrongDtype, vector_alignment
 from .pointers import SIZE, Pointers
 from .tensor_map import TensorMap
 
@@ -109,12 +109,12 @@ def _means(said: str, real: str, types: dict[str, str]) -> bool:
     """Whether the type that the text names is the one that the compiler understood, without a typedef between."""
     if said.endswith("*") != real.endswith("*") or is_const(said) != is_const(real):
         return False
-    one, other = _bare(said), _bare(real)
+    one, other = unqualified(said), unqualified(real)
     one = types.get(one, one)
     return one == other or (one in VARIABLE_DTYPES and VARIABLE_DTYPES[one] is VARIABLE_DTYPES.get(other))
 
 
-def _bare(ctype: str) -> str:
+def unqualified(ctype: str) -> str:
     """What a type is without `const`, or what its pointer points to."""
     return " ".join(re.sub(r"\b(const|volatile)\b", " ", ctype.removesuffix("*")).split())
 
@@ -129,11 +129,11 @@ def is_const(pointer: str) -> bool:
 
 def _argument(ctype: str, name: str, parameter: Parameter, types: dict[str, str]) -> Argument:
     if ctype.endswith("*"):
-        pointee = _bare(ctype)
+        pointee = unqualified(ctype)
         template, pointee = pointee if pointee in types else "", types.get(pointee, pointee)
         dtype = DTYPES.get(pointee)
         boundary = dtype.itemsize if dtype is not None else vector_alignment(pointee)
-        inside = _bare(pointee) if pointee.endswith("*") else ""
+        inside = unqualified(pointee) if pointee.endswith("*") else ""
         inner = DTYPES.get(types.get(inside, inside))
         return Argument(name, ctype, "pointer", parameter.size, parameter.align, dtype, boundary, template, inner)
     bare = re.sub(r"\bconst\b", "", ctype).strip()
@@ -225,6 +225,8 @@ def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, d
         expected = _no_pointer(argument, value, device)
         if not expected:
             return value.data_ptr()
+        if isinstance(value, Tensor) and argument.dtype not in (None, value.dtype):
+            raise WrongDtype(_refusal(name, arguments, index, shown(value), expected), value.dtype)
     elif argument.kind == "struct":
         if isinstance(value, (np.ndarray, np.void)) and value.nbytes == argument.size:
             return value.tobytes()

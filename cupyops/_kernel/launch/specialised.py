@@ -15,15 +15,14 @@ from ..compile import architecture, compiler, declarations, source
 from ..compile.binary import Binary
 from . import signature
 from .configuration import Configuration
-from .ctype import VARIABLE_DTYPES, c_token
+from .ctype import DTYPES, VARIABLE_DTYPES, WrongDtype, c_token
 from .executors import executors
 from .loaded import Loaded
 from .pointers import Pointers, held
 from .symbols import Symbol, symbols
 
 _NOTHING = (
-    "a kernel without a pointer parameter has nothing to work on, nor has one without a tensor map or a struct of pointers; "
-    "give it one"
+    "a kernel without a pointer parameter, a tensor map or a struct of pointers has nothing to work on; give it one"
 )
 
 
@@ -90,6 +89,16 @@ class Specialised:
         if missing := [name for name in names[len(args) :] if name not in named]:
             raise LaunchError(f"{self.name}: {', '.join(missing)} is not given; it takes ({expected})")
         return (*args, *(named[name] for name in names[len(args) :]))
+
+    def refuse_dtypes(self, args: Sequence[Any]) -> None:
+        """Raise `WrongDtype` for tensors that the text alone tells that the kernel does not take: of a dry run."""
+        for (ctype, name), value in zip(self.declared or (), args):
+            if isinstance(value, Tensor) and ctype.endswith("*"):
+                pointee = signature.unqualified(ctype)
+                dtype = DTYPES.get(self._tokens.get(pointee, pointee))
+                if dtype not in (None, value.dtype):
+                    message = f"{self.name}: parameter `{ctype} {name}` got a tensor of {value.dtype}, expected {dtype}"
+                    raise WrongDtype(message, value.dtype)
 
     def binary(self, arch: str) -> Binary:
         """Compile, or find, this kernel for a device of `arch`. Raises `LaunchError` where it is for others alone."""

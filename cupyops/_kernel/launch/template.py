@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import InputError, LaunchError
 from ..compile.declarations import split
-from .ctype import c_token, canonical, is_type
+from .ctype import WrongDtype, c_token, canonical, is_type
 
 
 class Template:
@@ -62,7 +62,7 @@ class Template:
             raise LaunchError(f"{self}: {name}: {error}") from None
         if name in self.domain and value not in self.domain[name]:
             allowed = ", ".join(str(choice) for choice in self.domain[name])
-            raise LaunchError(f"{self}: {name}={value} is not one of {allowed}; give one of these")
+            raise WrongDtype(f"{self}: {name}={value} is not one of {allowed}; give one of these", value)
         return value
 
     def _exists(self, values: tuple[Any, ...]) -> bool:

@@ -18,7 +18,7 @@ from ..._util import observed, torch_private, tracing
 from ...errors import InputError
 from . import results
 from .constants import MISS
-from .definition import Definition, like_outputs, takes_gradient
+from .definition import Definition, like_outputs
 from .kept import Kept, Pooled
 
 
@@ -132,8 +132,10 @@ def _run_roles(ctx: Any, run: tuple[Any, ...], *tensors: Any) -> Any:
     ctx.call = ForwardCall(op, args, [y.stride() for y in outputs], kept, kept.values(args))
     ctx.to_save = kept.pack(args, outputs, saved)  # as save_for_backward does
     if op.outputs > 1 or op.mutated:
-        ctx.mark_non_differentiable(*[y for y in outputs if not takes_gradient(y)])
+        ctx.mark_non_differentiable(*op.exact(outputs))
         return outputs
+    if op.constant:
+        ctx.mark_non_differentiable(outputs[0])
     return outputs[0]
 
 

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._kernel.kernel import FLOATING, executors
+from ..._kernel.kernel import FLOATING, WrongDtype, executors
 from ..._kernel.launch import versions
 from ..._kernel.launch.versions import this_thread
-from ..._util import symbolic
+from ..._util import symbolic, torch_private
+from ..._util.arguments import warn
 from ..._util.strides import has_bits, is_dry, restride
-from ...errors import CupyopsError, InputError
+from ...errors import CupyopsError, InputError, LaunchError
 from . import results, schema
 from .autocast import POLICIES, without
 from .backward import Backward
@@ -27,6 +28,10 @@ from .kept import Kept, by_kernels, by_reference
 
 _ROLES = frozenset(("launch_forward", "launch_backward", "gradient", "refusal", "unpooled"))
 _NO_POLICY = POLICIES[None]
+
+
+class NoKernel(LaunchError):
+    """A launch has found that there is no kernel for the dtypes of a call: the reference is to run."""
 
 
 class Definition:
@@ -41,6 +46,8 @@ class Definition:
         mixed: tuple[str, ...] = (),
         dtypes: tuple[torch.dtype, ...] | None = None,
         autocast: Mapping[str, str] = _NO_POLICY,
+        nondifferentiable: tuple[int, ...] = (),
+        nondeterministic: str = "",
     ) -> None:
         self.name = name
         self.autocast = autocast  # of each device type; with one, the roles run with autocast off
@@ -54,6 +61,14 @@ class Definition:
         self.tensors = tuple(i for i, one in enumerate(self.parameters) if schema.is_tensor(one.annotation))
         self.updated = self._positions("updates", updates)
         self.mixed = frozenset(self._positions("mixed", mixed))
+        self._unserved: dict[
+            tuple[torch.dtype, ...], str
+        ] = {}  # dtypes for which a launch has found no kernel, and why
+        self.nondeterministic = nondeterministic  # why its kernels give other bits from call to call
+        self.constant = frozenset(nondifferentiable)  # outputs without a gradient
+        if wrong := [one for one in nondifferentiable if mutates or one not in range(self.outputs)]:
+            places = "none, since it works in place" if mutates else ", ".join(map(str, range(self.outputs)))
+            raise InputError(f"{name}: nondifferentiable has {wrong[0]!r}, expected places of outputs: {places}")
         if updates and mutates:
             raise InputError(
                 f"{name}: an operator that mutates {', '.join(mutates)} cannot have updates as well; name all in mutates"
@@ -115,6 +130,8 @@ class Definition:
             return f"tensors on {tensors[0].device.type}" if tensors else "no tensor"
         if (reason := self.why_not_dtypes(args)) is not None:
             return reason
+        if self.nondeterministic and torch_private.deterministic() and not _warns_only():
+            return f"deterministic algorithms are asked for, and its kernels are not: {self.nondeterministic}"
         if self.mutated and self.launch_backward is None and wants_gradient(tensors):
             return "no backward, and the inputs are overwritten"
         for tensor in tensors:
@@ -130,11 +147,26 @@ class Definition:
             args = symbolic.examples(args)
         return self.refusal(*args)
 
+    def _learns(self, error: WrongDtype, args: Sequence[Any]) -> bool:
+        """Whether a launch says of the arguments that there is no kernel for them: then so it is for all of these dtypes.
+
+        Of floating-point and complex dtypes that an argument has. An integer of another width is a slip of the author's.
+        Where something is changed in place, it may have been changed already.
+        """
+        floating = isinstance(error.dtype, torch.dtype) and (error.dtype.is_floating_point or error.dtype.is_complex)
+        dtypes = tuple(tensor.dtype for tensor in self.given(args))
+        if self.dtypes is not None or not floating or error.dtype not in dtypes or self.mutated or self.updated:
+            return False
+        self._unserved[dtypes] = f"no kernel for {error.dtype}: {error}"
+        return True
+
     def why_not_dtypes(self, args: Sequence[Any]) -> str | None:
         """Why the kernels do not serve these dtypes: some are not declared, or the usual four are mixed undeclared.
 
         What else there is may stand beside any other: integers, masks, complex numbers, float8.
         """
+        if self._unserved and (reason := self._unserved.get(tuple(one.dtype for one in self.given(args)))) is not None:
+            return reason
         dtypes, first = self.dtypes, self.given(args)[0].dtype
         if dtypes is not None and first not in dtypes:
             return f"no kernel for {first}"
@@ -158,16 +190,36 @@ class Definition:
         if not str(error).startswith(self.name):
             error.add_note(f"in the {role} of operator {self.name}")
 
+    def heed_determinism(self, role: str, tensors: Sequence[Any]) -> None:
+        """Say where deterministic algorithms are asked for what kernels that are not are about to run.
+
+        Raises:
+            RuntimeError: as PyTorch's own functions do, unless it is to warn only.
+        """
+        if not self.nondeterministic or not torch_private.deterministic() or any(map(is_dry, tensors)):
+            return
+        message = (
+            f"{self.name} ({role}) does not have a deterministic implementation ({self.nondeterministic}), but you set "
+            f"'torch.use_deterministic_algorithms(True{', warn_only=True' if _warns_only() else ''})'"
+        )
+        if not _warns_only():
+            raise RuntimeError(message)
+        warn(message)
+
     def run_forward(
         self, args: Sequence[Any], needs: Sequence[bool] | None = None
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, saved) by the forward kernels; `needs`, where a backward by kernels follows."""
         assert self.launch_forward is not None
+        if self.nondeterministic:
+            self.heed_determinism("forward", self.given(args))
         outer, this_thread.in_role = this_thread.in_role, True
         try:
             outputs, saved = without(self.autocast, self._launch_forward, args, needs)
         except CupyopsError as error:
             self.add_note(error, "forward")
+            if isinstance(error, WrongDtype) and self._learns(error, args):
+                raise NoKernel(str(error)) from error
             raise
         finally:
             this_thread.in_role = outer
@@ -192,7 +244,19 @@ class Definition:
     def call_reference(self, args: Sequence[Any]) -> Any:
         """What a call returns, by the reference."""
         found = self.run_reference(args)
-        return self.returned(self.changed(args)) if self.mutated else found
+        return self.returned(self.changed(args)) if self.mutated else self.without_history(found)
+
+    def without_history(self, found: Any) -> Any:
+        """What a call returns, the outputs that have no gradient cut off from where they come from."""
+        if not self.constant:
+            return found
+        if self.outputs == 1:
+            return found.detach()
+        return tuple(y.detach() if index in self.constant else y for index, y in enumerate(found))
+
+    def exact(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs that take no gradient."""
+        return [y for index, y in enumerate(outputs) if index in self.constant or not takes_gradient(y)]
 
     def run_reference(self, args: Sequence[Any]) -> Any:
         """What the reference returns."""
@@ -215,6 +279,8 @@ class Definition:
         """
         if self.launch_backward is None:
             return self.reference_gradient(grads, args, needs)
+        if self.nondeterministic:
+            self.heed_determinism("backward", [one for one in grads if one is not None])
         args = by_kernels(args)
         try:
             last_too = (last,) if self.backward_asks else ()
@@ -294,6 +360,7 @@ class Definition:
                 seen.add(dtypes)
             return found
 
+        self._unserved.clear()
         own = str(getattr(launch, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
         self.forward, self.launch_forward = launch, self._runnable(launch if own else looked_at)
         self.forward_asks = not self.mutated and "needs_grad" in inspect.signature(launch).parameters
@@ -389,6 +456,10 @@ def takes_gradient(tensor: Tensor) -> bool:
 def wants_gradient(tensors: Sequence[Tensor]) -> bool:
     """Whether autograd is to record what is done with them."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _warns_only() -> bool:
+    return torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def refuse_in_place(name: str, tensor: Tensor) -> None:

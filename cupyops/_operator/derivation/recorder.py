@@ -22,7 +22,6 @@ from ..._kernel.launch.tensor_map import ADDRESS_ALIGNMENT, TensorMap
 from ..._util import observed, torch_private
 from ..._util.allocations import EMPTY
 from .constants import MapRef, NoConstant, PointersRef, Ref, freeze
-from .definition import takes_gradient
 from .kept import Kept
 from .steps import Alloc, Bump, Call, Inner, Launch, Recording, Step, View, numbers_in
 
@@ -210,7 +209,8 @@ class Recorder(TorchFunctionMode):
             with self.paused():
                 known = kept.values(args)
                 strides = tuple(tuple(y.stride()) for y in outputs)
-                floating = tuple(takes_gradient(y) for y in outputs)
+                exact = operator.exact(outputs)
+                floating = tuple(all(y is not one for one in exact) for y in outputs)
             self._inner = Inner(
                 operator,
                 start,

@@ -11,6 +11,7 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from ..._kernel.launch import versions
 from ..._util import callers, symbolic, torch_private
 from ...errors import InputError
 from . import schema
-from .definition import Definition, differentiable_alias, like_outputs, wants_gradient
+from .definition import Definition, NoKernel, differentiable_alias, like_outputs, wants_gradient
 from .kept import Kept, by_kernels, by_reference
 from .unsaved import unsaved
 
@@ -151,7 +152,7 @@ class Registration:
         outputs = self.op(*args)
         for index, value in zip(self._updated(args), outputs[self.of.outputs :]):
             args[index].copy_(value.detach())
-        return outputs[0] if self.of.outputs == 1 else tuple(outputs[: self.of.outputs])
+        return self.of.without_history(outputs[0] if self.of.outputs == 1 else tuple(outputs[: self.of.outputs]))
 
     def _updated(self, args: Sequence[Any]) -> list[int]:
         """Where the arguments are that are updated. The op leaves them alone: their new values stand behind its outputs."""
@@ -203,8 +204,9 @@ class Registration:
         copies = [value.clone() if index in self._updated(args) else value for index, value in enumerate(args)]
         updated = [copies[index] for index in self._updated(args)]
         if self.of.why_not(args) is None:
-            outputs, saved = self.of.run_forward(copies)
-            return _fresh([*outputs, *updated, *saved], args)
+            with suppress(NoKernel):
+                outputs, saved = self.of.run_forward(copies)
+                return _fresh([*outputs, *updated, *saved], args)
         found = self.of.run_reference(copies)
         return _fresh([*([found] if self.of.outputs == 1 else found), *updated, *unsaved(self.of, args)], args)
 

@@ -69,6 +69,7 @@ def make_fx(case: Case) -> None:
     """The traced graph on other values; what is done behind the dispatcher's back would be a constant in it."""
     from torch.fx.experimental.proxy_tensor import make_fx as traced
 
+    case.needs_known_sizes()
     plain = _without_grad(case.call)
     inputs = [t for t in plain.all_tensors() if t.is_floating_point()]
     if not inputs:
@@ -83,6 +84,7 @@ def make_fx(case: Case) -> None:
 @hazard("on fake tensors shapes, strides and dtypes are those of the real results", launches=False)
 def fake_tensors(case: Case) -> None:
     """Outputs and gradients; compilers allocate and index by them."""
+    case.needs_known_sizes()
     mode = FakeTensorMode()
     fakes = case.call.map(lambda t: mode.from_tensor(t.detach()).requires_grad_(t.requires_grad))
     plain = case.plain

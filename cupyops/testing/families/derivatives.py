@@ -97,6 +97,8 @@ def jvp(case: Case) -> None:
 @hazard("torch.func.vmap gives what a loop gives")
 def vmap(case: Case) -> None:
     """Over a new dimension of every input that wants a gradient (or is floating-point), and of each of them alone."""
+    case.needs_known_sizes()
+    case.needs_new_outputs()
     old = case.call.tensors() or case.needs_floating()
     for batched in _subsets(len(old)):
 
@@ -118,6 +120,7 @@ def vmap(case: Case) -> None:
 def vmap_of_grad(case: Case) -> None:
     """Of a weighted sum of the outputs, with weights of a batch shared too."""
     case.needs_gradient()
+    case.needs_new_outputs()
     case.needs(vmap)
     for batched in _subsets(len(case.call.tensors())):
 

@@ -161,6 +161,21 @@ def deterministic(case: Case) -> None:
 
     The simulator runs blocks and warps in several other orders too: a sum by atomicAdd rounds in the order of its terms.
     """
+    operator = case.target.operator
+    declared = operator.definition.nondeterministic if operator is not None else ""
+    try:
+        _same_from_call_to_call(case)
+    except Failure as failure:
+        if declared:
+            raise NotApplicable(f"declared to be nondeterministic ({declared})") from failure
+        if operator is None or case.backend == "reference":
+            raise
+        raise Failure(
+            f"{failure}. Add up in a fixed order, or say so: cupyops.operator({operator.name!r}, nondeterministic=...)"
+        ) from failure
+
+
+def _same_from_call_to_call(case: Case) -> None:
     first = case.both_ways(case.call)
     same_bits(first, case.both_ways(case.call), "of the same call twice")
     other = case.both_ways(case.varied()), [torch.ones(1000 * n, device=case.device) for n in range(1, 8)]

@@ -124,3 +124,28 @@ def test_a_launch_that_a_graph_would_lose_is_refused(xs):
 
     with pytest.raises(LaunchError, match="make it an operator"):
         torch.func.vmap(function)(torch.ones(2, 3))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    """Twice each, so that the fast path is there the second time; a table is refused while a graph is captured."""
+    xs = [torch.tensor([1.0, 2.0, 3.0], device="cuda"), torch.tensor([10.0, 20.0, 30.0], device="cuda")]
+    for name in ("total", "total_of_table", "total", "total_of_table"):
+        y = torch.empty(3, device="cuda")
+        kernel(name)[1, 32](cupyops.pointers(xs), 2, y, 3)
+        assert torch.equal(y, xs[0] + xs[1])
+        y.zero_()
+        kernel(name)[1, 32](n=3, y=y, count=2, xs=cupyops.pointers(xs))
+        assert torch.equal(y, xs[0] + xs[1])
+    table = kernel("fill<T>")[1, 3]
+    for value in (7.0, 8.0):
+        table(cupyops.pointers(xs), 2, value, T=torch.float32)
+        table(value=value, xs=cupyops.pointers(xs), T=torch.float32, count=2)
+        assert [one.tolist() for one in xs] == [[value] * 3] * 2
+    kernel("fill_struct")[1, 3](cupyops.pointers(xs, written=True), 9.0)
+    assert xs[0].tolist() == [9.0] * 3 and xs[0]._version == 5
+    with (
+        pytest.raises(LaunchError, match="have the kernel take the pointers by value"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        table(cupyops.pointers(xs), 2, 1.0, T=torch.float32)
