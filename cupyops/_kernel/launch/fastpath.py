@@ -21,6 +21,7 @@ from .signature import Argument, layout
 from .tensor_map import ALIGNMENT, TensorMap
 from .versions import this_thread
 
+_ACCESSOR = -1  # in the place of a boundary: a tensor is packed there
 Configure = Callable[[Configuration, Callable[..., None]], Callable[..., None]]
 
 
@@ -32,7 +33,7 @@ def entry(arguments: Sequence[Argument], device: int, function: int, slots: Any,
     """What a launch looks up by its template values: everything that differs between the instances of a kernel."""
     pack_into = struct.Struct(layout(arguments)[0]).pack_into
     pointers = [argument.dtype for argument in arguments if argument.kind == "pointer"]
-    sizes = [argument.size for argument in arguments if argument.kind == "struct"]
+    sizes = [argument.accessor or argument.size for argument in arguments if argument.kind == "struct"]
     return device, function, pack_into, slots, new_slot, *pointers, *sizes
 
 
@@ -70,6 +71,10 @@ def configure(
     for name, argument in zip(names, arguments):
         if argument.kind == "struct":
             known.append(f"{name}s")
+            if argument.accessor is not None:  # which raises where the full path is to look
+                checks.append(f"{name}v = {name}s.of({name}, _device)")
+                packed[names.index(name)] = f"{name}v"
+                continue
             wrong = f"{name}.__class__ not in _structs"
             if argument.takes_map:
                 wrong += f" and ({name}.__class__ is not _TensorMap or {name}.get_device() != _device)"
@@ -146,6 +151,8 @@ def boundaries(arguments: Sequence[Argument]) -> tuple[int, ...]:
 
 def _checked_boundary(argument: Argument) -> int:
     """1 where any address will do; that a tensor begins at a whole element of its dtype is taken for granted here."""
+    if argument.accessor is not None:
+        return _ACCESSOR
     if argument.kind == "struct":
         return ALIGNMENT if argument.takes_map else 1
     return argument.boundary if argument.dtype is None else 1

@@ -21,6 +21,7 @@ from ..._util.strides import has_bits
 from ...errors import CompileError, LaunchError
 from ..compile.binary import Parameter
 from . import tensor_map
+from .accessor import Accessor
 from .ctype import DTYPES, VARIABLE_DTYPES, vector_alignment
 from .tensor_map import TensorMap
 
@@ -42,16 +43,19 @@ class Argument:
     dtype: torch.dtype | None = None  # what a pointer points to; None where any tensor will do
     boundary: int = 1  # a pointer's address is to be a multiple of this
     template: str = ""  # the template parameter that says what a pointer points to
+    accessor: Accessor | None = None  # of a struct that is a tensor accessor of PyTorch's
 
     @property
     def is_written(self) -> bool:
         """Whether it is a pointer through which the kernel may write: `T*`, `const T**`, not `const T*` or `T const*`."""
+        if self.accessor is not None:
+            return self.accessor.is_written
         return self.kind == "pointer" and not _is_const(self.ctype)
 
     @property
     def takes_map(self) -> bool:
         """Whether it is a struct that a tensor map may be given for."""
-        return self.kind == "struct" and self.size == tensor_map.BYTES and self.align % tensor_map.ALIGNMENT == 0
+        return self.accessor is None and self.kind == "struct" and self.size == tensor_map.BYTES and self.align % tensor_map.ALIGNMENT == 0
 
     @property
     def format(self) -> str:
@@ -131,7 +135,8 @@ def _argument(ctype: str, name: str, parameter: Parameter, types: dict[str, str]
         kind = "struct"
     else:
         kind = "bool" if types.get(bare, bare) == "bool" else "integer"
-    return Argument(name, ctype, kind, parameter.size, parameter.align)
+    accessor = Accessor.read(ctype, parameter.size) if kind == "struct" else None
+    return Argument(name, ctype, kind, parameter.size, parameter.align, accessor=accessor)
 
 
 def layout(arguments: Sequence[Argument]) -> tuple[str, list[int]]:
@@ -199,9 +204,14 @@ def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, d
     elif argument.kind == "struct":
         if isinstance(value, (np.ndarray, np.void)) and value.nbytes == argument.size:
             return value.tobytes()
-        expected = _no_map(argument, value, device) if isinstance(value, TensorMap) else _no_struct(argument, value)
-        if not expected:
-            return value.tobytes()
+        if argument.accessor is not None and isinstance(value, Tensor):
+            expected = argument.accessor.unfit(value) or (_elsewhere(device) if value.get_device() != device else "")
+            if not expected:
+                return argument.accessor.packed(value, value.data_ptr())
+        else:
+            expected = _no_map(argument, value, device) if isinstance(value, TensorMap) else _no_struct(argument, value)
+            if not expected:
+                return value.tobytes()
     elif argument.kind == "float":
         if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
             expected = "a number"
@@ -264,6 +274,8 @@ def _elsewhere(device: int) -> str:
 def _no_struct(argument: Argument, value: Any) -> str:
     """What was expected instead of `value`, with what a dtype of fields must be told to be as C lays it out."""
     expected = f"a NumPy array of {argument.size} bytes"
+    if argument.accessor is not None:
+        return f"a tensor of {argument.accessor.rank} dimensions, which the accessor is packed of"
     if argument.takes_map:
         expected += f", or a tensor map: cupyops.tensor_map({argument.name}, box)"
     dtype = getattr(value, "dtype", None)

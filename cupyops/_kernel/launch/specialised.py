@@ -40,11 +40,12 @@ class Specialised:
         options: tuple[str, ...],
         arch: str | None = None,
         strided: bool = False,
+        extension: bool = False,
     ) -> None:
         self.source, self.base, self.name, self.options, self.arch = text, base, name, options, arch
         self.strided = strided  # whether it may touch what lies between the elements of views
         self.values = tuple(types.values())
-        self._tokens = {parameter: c_token(value) for parameter, value in types.items()}
+        self._tokens = {parameter: c_token(value, extension) for parameter, value in types.items()}
         self.loaded: dict[int, Loaded] = {}
         self._lock = threading.Lock()
         said = declarations.told(text, base)
@@ -77,7 +78,7 @@ class Specialised:
         """What the kernel takes."""
         declared = declarations.parameters(self.source, self.base, binary)
         found = signature.join(self.name, declared, binary.parameters, self._tokens, binary.types)
-        if all(one.kind != "pointer" and not one.takes_map for one in found):
+        if all(one.kind != "pointer" and not one.takes_map and one.accessor is None for one in found):
             raise CompileError(f"{self.name}: {_NOTHING}")
         return found
 
