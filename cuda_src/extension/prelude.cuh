@@ -4,6 +4,8 @@
 
 #include "extension/accessor.cuh"
 
+#define __asm__ asm
+#define __volatile__ volatile
 #define C10_DEVICE __device__
 #define C10_HOST_DEVICE __host__ __device__
 #define C10_HOST __host__
@@ -68,17 +70,23 @@ __host__ __device__ constexpr T ATenCeilDiv(T a, T b) {
 
 }  // namespace at
 
-// Additions to memory that is shared: for the half types CUDA's own, which need compute capability 7.0 and 8.0.
-__device__ inline c10::Half atomicAdd(c10::Half* address, c10::Half value) {
+// Additions to memory that is shared: for the half types CUDA's own, which need compute capability 7.0 and 8.0. They are
+// templates, so that those that a file has itself are taken before them.
+template <typename T>
+__device__ inline std::enable_if_t<std::is_same_v<T, c10::Half>, T> atomicAdd(T* address, T value) {
   return atomicAdd(reinterpret_cast<__half*>(address), static_cast<__half>(value));
 }
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-__device__ inline c10::BFloat16 atomicAdd(c10::BFloat16* address, c10::BFloat16 value) {
+template <typename T>
+__device__ inline std::enable_if_t<std::is_same_v<T, c10::BFloat16>, T> atomicAdd(T* address, T value) {
   return atomicAdd(reinterpret_cast<__nv_bfloat16*>(address), static_cast<__nv_bfloat16>(value));
 }
-#endif
-__device__ inline long long atomicAdd(long long* address, long long value) {
+template <typename T>
+__device__ inline std::enable_if_t<std::is_same_v<T, long long>, T> atomicAdd(T* address, T value) {
   return atomicAdd(reinterpret_cast<unsigned long long*>(address), static_cast<unsigned long long>(value));
+}
+template <typename T>
+__host__ __device__ constexpr T THCCeilDiv(T a, T b) {
+  return (a + b - 1) / b;
 }
 template <typename T>
 __device__ inline T gpuAtomicAdd(T* address, T value) {

@@ -236,6 +236,26 @@ __host__ __device__ void swap(T& a, T& b) {
   b = held;
 }
 
+#define CUPYOPS_FUNCTIONAL(name, sign)                                                          \
+  template <typename T = void>                                                                  \
+  struct name {                                                                                 \
+    __host__ __device__ constexpr auto operator()(const T& a, const T& b) const { return a sign b; } \
+  };
+CUPYOPS_FUNCTIONAL(plus, +)
+CUPYOPS_FUNCTIONAL(minus, -)
+CUPYOPS_FUNCTIONAL(multiplies, *)
+CUPYOPS_FUNCTIONAL(divides, /)
+CUPYOPS_FUNCTIONAL(modulus, %)
+CUPYOPS_FUNCTIONAL(less, <)
+CUPYOPS_FUNCTIONAL(greater, >)
+CUPYOPS_FUNCTIONAL(less_equal, <=)
+CUPYOPS_FUNCTIONAL(greater_equal, >=)
+CUPYOPS_FUNCTIONAL(equal_to, ==)
+CUPYOPS_FUNCTIONAL(bit_and, &)
+CUPYOPS_FUNCTIONAL(bit_or, |)
+CUPYOPS_FUNCTIONAL(bit_xor, ^)
+#undef CUPYOPS_FUNCTIONAL
+
 // `#include <cmath>`: the names are CUDA's own
 using ::abs;
 using ::acos;
@@ -305,6 +325,8 @@ struct numeric_limits {
   struct numeric_limits<T> {                                                       \
     static constexpr bool is_specialized = true;                                   \
     static constexpr bool is_integer = true;                                       \
+    static constexpr bool is_iec559 = false;                                       \
+    static constexpr bool is_signed = lowest_ < 0;                                 \
     static constexpr bool has_infinity = false;                                    \
     static constexpr int digits = digits_;                                         \
     __host__ __device__ static constexpr T min() noexcept { return lowest_; }      \
@@ -331,6 +353,8 @@ template <>
 struct numeric_limits<float> {
   static constexpr bool is_specialized = true;
   static constexpr bool is_integer = false;
+  static constexpr bool is_iec559 = true;
+  static constexpr bool is_signed = true;
   static constexpr bool has_infinity = true;
   static constexpr int digits = 24;
   __host__ __device__ static constexpr float min() noexcept { return 1.175494351e-38f; }
@@ -344,6 +368,8 @@ template <>
 struct numeric_limits<double> {
   static constexpr bool is_specialized = true;
   static constexpr bool is_integer = false;
+  static constexpr bool is_iec559 = true;
+  static constexpr bool is_signed = true;
   static constexpr bool has_infinity = true;
   static constexpr int digits = 53;
   __host__ __device__ static constexpr double min() noexcept { return 2.2250738585072014e-308; }

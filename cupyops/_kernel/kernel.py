@@ -472,9 +472,10 @@ def _unpickled(kind: type[Kernel], state: dict[str, Any]) -> Kernel:
 def _caller() -> tuple[Path | None, str]:
     """(folder, name) of the module that calls `Kernel(...)`; the folder is None in a notebook or at a prompt."""
     frame = sys._getframe(2)
-    return _folder_of(inspect.getfile(frame)), frame.f_globals.get("__name__", "")
+    return folder_of(inspect.getfile(frame)), frame.f_globals.get("__name__", "")
 
 
 @functools.lru_cache(maxsize=64)
-def _folder_of(file: str) -> Path | None:
+def folder_of(file: str) -> Path | None:
+    """The folder of a module's file; None for what is none, as a cell of a notebook."""
     return Path(file).resolve().parent if os.path.isfile(file) else None

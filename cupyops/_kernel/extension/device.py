@@ -30,7 +30,7 @@ class Device:
     Attributes:
         text: the text with its host code blanked out.
         kernels: the `__global__` functions, with their namespaces.
-        macros: the macros that the text defines, and the words of each.
+        macros: those that were known and those that the text defines, with the words of each.
     """
 
     text: str
@@ -50,10 +50,11 @@ class _Scan:
 def split(text: str, known: dict[str, frozenset[str]] | None = None) -> Device:
     """The device code of a text. `known` are macros that are defined before it, as by headers."""
     found = tokens(text)
-    macros = {one[1]: frozenset(_WORD.findall(one[2])) for one in map(_define, found) if one is not None}
-    every = (known or {}) | macros
+    macros: dict[str, frozenset[str]] = dict(known or {})
+    for one in filter(None, map(_define, found)):  # one that is defined in several ways may stand for each of them
+        macros[one[1]] = macros.get(one[1], frozenset()) | frozenset(_WORD.findall(one[2]))
     code = [one for one in found if one.kind != "directive"]
-    scan = _Scan(code, _marks(every), frozenset(every))
+    scan = _Scan(code, _marks(macros), frozenset(macros))
     _items(scan, 0, len(code), "", False)
     kept = [(one.start, one.end) for one in found if one.kind == "directive" and not _INCLUDE.match(one.text)]
     return Device(_blanked(text, scan.blank, kept), scan.kernels, macros)

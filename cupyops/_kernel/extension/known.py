@@ -8,10 +8,17 @@ import re
 from ..compile.source import cuda_src, strip_comments
 
 PRELUDE = "extension/prelude.cuh"
+# headers of the C and C++ libraries, for those of others that include them: the prelude is in their place
+STANDARD = tuple(
+    """
+    algorithm array cassert cfloat climits cmath cstddef cstdint cstdio cstdlib cstring functional iterator limits memory
+    new numeric string tuple type_traits utility assert.h float.h limits.h math.h stddef.h stdint.h stdio.h stdlib.h string.h
+    """.split()
+)
 
 # headers that are PyTorch's, the C and C++ library's, or the CUDA runtime's for host code
 _HOST_HEADER = re.compile(
-    r"(torch|ATen|c10|caffe2|THC|TH|pybind11|pytorch|thrust)/.*|Python\.h|"
+    r"(torch|ATen|c10|caffe2|THC|TH|pybind11|pytorch|thrust|cub/device)/.*|Python\.h|"
     r"[a-z_]+|(assert|complex|ctype|errno|fenv|float|inttypes|limits|math|memory|signal|stdarg|stdbool|stddef|stdint|stdio|"
     r"stdlib|string|time|unistd|omp|dlfcn)\.h|"
     r"(cuda|cuda_runtime|cuda_runtime_api|cuda_device_runtime_api|device_launch_parameters|device_functions|driver_types|"

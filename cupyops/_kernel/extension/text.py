@@ -12,10 +12,11 @@ from ...errors import SourceError
 from ..compile import source
 from ..compile.source import Source, Stamp
 from . import device
-from .known import PRELUDE, is_host_header
+from .known import PRELUDE, STANDARD, is_host_header
 from .tokens import Token, line_of, tokens
 
-OPTIONS = (f"-include={PRELUDE}", "-default-device")
+# a macro that is defined anew, as CUDA_KERNEL_LOOP is in many files, is worth no warning
+OPTIONS = (f"-include={PRELUDE}", "-default-device", "-diag-suppress=47")
 _INCLUDE = re.compile(r'#\s*include\s*(?:<([^<>"\n]+)>|"([^"\n]+)")')
 _INSTEAD = {"cub/cub.cuh": "extension/cub.cuh"}
 
@@ -27,7 +28,7 @@ class _Reader:
     folders: Sequence[Path]
     macros: dict[str, frozenset[str]] = field(default_factory=dict)
     includes: dict[str, str] = field(default_factory=dict)
-    origin: dict[str, Path] = field(default_factory=dict)
+    names: dict[Path, str] = field(default_factory=dict)  # one file has one name, however it is spelled
     stamps: dict[Path, Stamp | None] = field(default_factory=dict)
     kernels: list[str] = field(default_factory=list)
 
@@ -47,7 +48,7 @@ class _Reader:
             elif instead != line.text:
                 replaced.append((line.start, line.end, instead))
         found = device.split(text, self.macros)
-        self.macros |= found.macros
+        self.macros = found.macros
         self.kernels += [one for one in found.kernels if one not in self.kernels]
         parts = list(found.text)
         for start, end in blank:
@@ -78,13 +79,14 @@ class _Reader:
         )
 
     def _own(self, spelled: str, path: Path) -> str:
-        if self.origin.setdefault(spelled, path) != path:
-            raise SourceError(f'#include "{spelled}" means both {self.origin[spelled]} and {path}; rename one of them')
-        if spelled not in self.includes:
-            self.includes[spelled] = ""  # while it is read, for headers that include each other
+        if path not in self.names:
+            name = self.names[path] = spelled if spelled not in self.includes else f"{path.parent.name}/{path.name}"
+            while list(self.names.values()).count(name) > 1:
+                name = self.names[path] = f"other/{name}"
+            self.includes[name] = ""  # while it is read, for headers that include each other
             self.stamps[path] = source.stamp(path)
-            self.includes[spelled] = self.reduced(source.read(path), spelled, path.parent)
-        return f'#include "{spelled}"'
+            self.includes[name] = self.reduced(source.read(path), name, path.parent)
+        return f'#include "{self.names[path]}"'
 
     def _shipped(self, spelled: str) -> str:
         if spelled not in self.includes:
@@ -113,6 +115,7 @@ def load(code: str | Path, beside: Path | None, options: Sequence[str]) -> Exten
     """
     reader = _Reader([Path(one[2:].strip()) for one in options if one.startswith("-I")])
     reader._shipped(PRELUDE)
+    reader.includes |= dict.fromkeys(STANDARD, f'#include "{PRELUDE}"\n')
     if isinstance(code, str) and source.is_text(code):
         text = source.checked(code.removeprefix("\ufeff"), "<text>.cu")
         reduced = reader.reduced(text, "<text>.cu", beside or source.working_folder())
