@@ -230,6 +230,18 @@ __host__ __device__ constexpr const T& min(const T& a, const T& b) {
   return b < a ? b : a;
 }
 template <typename T>
+__host__ __device__ constexpr T max(std::initializer_list<T> values) {
+  T found = *values.begin();
+  for (const T* one = values.begin(); one != values.end(); ++one) found = *one > found ? *one : found;
+  return found;
+}
+template <typename T>
+__host__ __device__ constexpr T min(std::initializer_list<T> values) {
+  T found = *values.begin();
+  for (const T* one = values.begin(); one != values.end(); ++one) found = *one < found ? *one : found;
+  return found;
+}
+template <typename T>
 __host__ __device__ void swap(T& a, T& b) {
   T held = a;
   a = b;

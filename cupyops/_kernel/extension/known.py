@@ -55,4 +55,5 @@ def is_host(path: list[str]) -> bool:
 def declared() -> frozenset[str]:
     """The words of the prelude, among which are all names that it declares."""
     text = "".join(path.read_text(encoding="utf-8") for path in sorted((cuda_src() / "extension").glob("*.cuh")))
-    return frozenset(re.findall(r"[A-Za-z_]\w*", strip_comments(text)))
+    built_in = ("initializer_list", "move", "forward")  # of NVRTC
+    return frozenset((*re.findall(r"[A-Za-z_]\w*", strip_comments(text)), *built_in))
