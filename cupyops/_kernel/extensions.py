@@ -22,7 +22,9 @@ class Extension:
     `ext["ns::name"]`. Iterated over, it gives the names.
     """
 
-    def __init__(self, code: str | Path, options: tuple[str, ...], define: Mapping[str, int], beside: Path | None) -> None:
+    def __init__(
+        self, code: str | Path, options: tuple[str, ...], define: Mapping[str, int], beside: Path | None
+    ) -> None:
         self._code, self._beside = code, beside
         self._given = {"options": options, "define": define}
         self._kernels: dict[str, Kernel] = {}
@@ -66,7 +68,9 @@ class Extension:
         if len(found) == 1:
             return found[0]
         if found:
-            raise InputError(f"{self}: several kernels are called {name}: {', '.join(found)}; ask for ext[{found[0]!r}]")
+            raise InputError(
+                f"{self}: several kernels are called {name}: {', '.join(found)}; ask for ext[{found[0]!r}]"
+            )
         near = difflib.get_close_matches(name, [one.rpartition("::")[2] for one in self], 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise InputError(f"{self} has no kernel {name}{hint} It has {', '.join(self) or 'none'}.")
@@ -88,9 +92,7 @@ class Extension:
         return f"extension({'<text>' if path is None else path.name!r})"
 
 
-def extension(
-    code: str | Path, *, options: Iterable[str] = (), define: Mapping[str, int] | None = None
-) -> Extension:
+def extension(code: str | Path, *, options: Iterable[str] = (), define: Mapping[str, int] | None = None) -> Extension:
     """The kernels of a .cu file that was written as a C++ extension of PyTorch, which is taken as it is.
 
     Host functions, the bindings and host headers are left out; line numbers stay those of the file. What such files expect

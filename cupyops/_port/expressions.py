@@ -43,22 +43,125 @@ _SCALARS = {
     "Int16": "int16", "Int8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64", "F32": "float32", "F64": "float64",
 }  # fmt: skip
 _POINTERS = frozenset(
-    "data data_ptr const_data_ptr mutable_data_ptr packed_accessor packed_accessor32 packed_accessor64 generic_packed_accessor".split()
+    [
+        "data",
+        "data_ptr",
+        "const_data_ptr",
+        "mutable_data_ptr",
+        "packed_accessor",
+        "packed_accessor32",
+        "packed_accessor64",
+        "generic_packed_accessor",
+    ]
 )
-_SIZES = frozenset("size numel dim stride element_size nbytes itemsize storage_offset".split())
-_ATTRIBUTES = {"sizes": "shape", "scalar_type": "dtype", "dtype": "dtype", "type": "dtype", "device": "device", "is_cuda": "is_cuda"}
+_SIZES = frozenset(["size", "numel", "dim", "stride", "element_size", "nbytes", "itemsize", "storage_offset"])
+_ATTRIBUTES = {
+    "sizes": "shape",
+    "scalar_type": "dtype",
+    "dtype": "dtype",
+    "type": "dtype",
+    "device": "device",
+    "is_cuda": "is_cuda",
+}
 _METHODS = frozenset(
-    """
-    contiguous is_contiguous to view reshape transpose permute sum mean max min fill_ zero_ unsqueeze squeeze expand expand_as
-    clone t select narrow index_select gather scatter_ add_ mul_ sub_ div_ add mul sub div exp log sqrt abs clamp copy_ flatten
-    repeat defined strides detach masked_select nonzero sort topk cumsum argsort item cpu cuda index_put_ scatter_add_ matmul
-    mm bmm requires_grad any all floor ceil tile chunk split unbind flip size
-    """.split()
+    [
+        "contiguous",
+        "is_contiguous",
+        "to",
+        "view",
+        "reshape",
+        "transpose",
+        "permute",
+        "sum",
+        "mean",
+        "max",
+        "min",
+        "fill_",
+        "zero_",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "expand_as",
+        "clone",
+        "t",
+        "select",
+        "narrow",
+        "index_select",
+        "gather",
+        "scatter_",
+        "add_",
+        "mul_",
+        "sub_",
+        "div_",
+        "add",
+        "mul",
+        "sub",
+        "div",
+        "exp",
+        "log",
+        "sqrt",
+        "abs",
+        "clamp",
+        "copy_",
+        "flatten",
+        "repeat",
+        "strides",
+        "detach",
+        "masked_select",
+        "nonzero",
+        "sort",
+        "topk",
+        "cumsum",
+        "argsort",
+        "item",
+        "cpu",
+        "cuda",
+        "index_put_",
+        "scatter_add_",
+        "matmul",
+        "mm",
+        "bmm",
+        "requires_grad",
+        "any",
+        "all",
+        "floor",
+        "ceil",
+        "tile",
+        "chunk",
+        "split",
+        "unbind",
+        "flip",
+        "size",
+    ]
 )
-_TENSORS = frozenset("zeros empty ones zeros_like empty_like ones_like full full_like rand randn arange".split())
-_FUNCTIONS = frozenset("sort gather cat stack sum max min matmul mm bmm exp log sqrt abs where cumsum index_select unique".split())
-_CEIL = frozenset("THCCeilDiv ceil_div ATenCeilDiv".split())
-_NUMBER = re.compile(r"(0[xXbB][\da-fA-F']+|[\d.']+(?:[eE][+-]?\d+)?)([uUlLfF]*)")
+_TENSORS = frozenset(
+    ["zeros", "empty", "ones", "zeros_like", "empty_like", "ones_like", "full", "full_like", "rand", "randn", "arange"]
+)
+_FUNCTIONS = frozenset(
+    [
+        "sort",
+        "gather",
+        "cat",
+        "stack",
+        "sum",
+        "max",
+        "min",
+        "matmul",
+        "mm",
+        "bmm",
+        "exp",
+        "log",
+        "sqrt",
+        "abs",
+        "where",
+        "cumsum",
+        "index_select",
+        "unique",
+    ]
+)
+_REAL = frozenset(["ceil", "floor", "sqrt", "pow", "log", "log2", "exp", "ceilf", "floorf", "sqrtf", "powf"])
+_CEIL = frozenset(["THCCeilDiv", "ceil_div", "ATenCeilDiv"])
+_NUMBER = re.compile(r"(0[xXbB][\da-fA-F']+|-?[\d.']+(?:[eE][+-]?\d+)?)([uUlLfF]*)")
 
 
 class NotTranslated(Exception):
@@ -147,6 +250,8 @@ def _kind_of_call(node: Node, scope: Scope) -> str:
         return kinds[0] if kinds else ""
     if base in scope.program.functions:
         return kind_of_type(scope.program.functions[base].returns)
+    if "torch" not in name and base in _REAL:
+        return "float"
     return "tensor" if base in _TENSORS | _FUNCTIONS and "::" in name else ""
 
 
@@ -216,7 +321,10 @@ def _binary(node: Node, scope: Scope) -> str:
 def _is_pointer(node: Node, scope: Scope) -> bool:
     if node.type == "identifier":
         return text(node) in scope.dtypes
-    return node.type == "call_expression" and bare(text(node.child_by_field_name("function")).rpartition(".")[2]) in _POINTERS
+    return (
+        node.type == "call_expression"
+        and bare(text(node.child_by_field_name("function")).rpartition(".")[2]) in _POINTERS
+    )
 
 
 def _unary(node: Node, scope: Scope) -> str:
@@ -293,13 +401,36 @@ def _call(node: Node, scope: Scope) -> str:
     values = [one for one in given.named_children if one.type != "comment"]
     if re.match(r"(static|reinterpret|const)_cast\b", name):
         return _converted(node, name[name.index("<") + 1 : name.rindex(">")], values[0], scope)
-    if function.type == "primitive_type" or base in DTYPES:
+    is_known = base in scope.program.functions or base in scope.program.macros
+    if function.type == "primitive_type" or (base in DTYPES and not is_known):
         return _converted(node, name, values[0], scope)
     if base == "dim3":
         return _list(given, scope)
     if base in _CEIL:
         return f"cupyops.ceil_div({', '.join(arguments(given, scope))})"
-    if base in ("min", "max", "make_tuple", "get", "ceil", "tie", "sqrt", "floor", "abs", "pow", "log2") and "torch" not in name:
+    if (
+        base
+        in (
+            "min",
+            "max",
+            "make_tuple",
+            "get",
+            "ceil",
+            "tie",
+            "sqrt",
+            "floor",
+            "abs",
+            "pow",
+            "log2",
+            "log",
+            "exp",
+            "ceilf",
+            "floorf",
+            "sqrtf",
+            "powf",
+        )
+        and "torch" not in name
+    ):
         return _standard(node, base, name, values, scope)
     if base in _TENSORS and "::" in name:
         return _allocation(base, values, scope)
@@ -307,7 +438,7 @@ def _call(node: Node, scope: Scope) -> str:
         return f"torch.{base}({', '.join(arguments(given, scope))})"
     if is_options(node):
         return f"dict({options(node, scope)})"
-    if base in scope.program.functions or base in scope.program.macros:
+    if is_known:
         scope.used.add(base)
         return f"{name_of(base)}({', '.join(arguments(given, scope))})"
     raise NotTranslated(node, f"the function {name[:60]}")
@@ -319,6 +450,7 @@ def _standard(node: Node, base: str, name: str, values: list[Node], scope: Scope
         return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
     if base == "get":
         return f"{found[0]}[{name[name.index('<') + 1 : name.rindex('>')]}]"
+    base = base.removesuffix("f") if base in ("ceilf", "floorf", "sqrtf", "powf") else base
     if base in ("min", "max", "abs", "pow"):
         return f"{base}({', '.join(found)})"
     return f"math.{base}({found[0]})"
@@ -332,6 +464,10 @@ def _method(node: Node, function: Node, given: Node, scope: Scope) -> str:
     if of.type not in ("identifier", "call_expression", "field_expression", "subscript_expression"):
         base = f"({base})" if not base.startswith("(") else base
     if method in _POINTERS:
+        return base
+    if method in ("has_value", "defined") and not values:
+        return f"({base} is not None)"
+    if method == "value" and not values:
         return base
     if method in _ATTRIBUTES and not values:
         return f"{base}.{_ATTRIBUTES[method]}"
@@ -362,7 +498,10 @@ def is_options(node: Node, scope: Scope | None = None) -> bool:
             method in ("dtype", "device", "requires_grad", "layout", "memory_format")
             and is_options(function.child_by_field_name("argument"), scope)
         )
-    return re.fullmatch(r"((at|torch|c10)::)(dtype|device|TensorOptions|CUDA|requires_grad)|TensorOptions", text(function)) is not None
+    return (
+        re.fullmatch(r"((at|torch|c10)::)(dtype|device|TensorOptions|CUDA|requires_grad)|TensorOptions", text(function))
+        is not None
+    )
 
 
 def options(node: Node, scope: Scope) -> str:

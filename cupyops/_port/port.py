@@ -64,7 +64,9 @@ def port(paths: list[Path], source: str, options: tuple[str, ...] = ()) -> Porte
     head = _HEAD.format(file=paths[0].name, problems=problems, source=source, given=given)
     if "math." in "".join([*helpers, *parts]):
         head = head.replace("import torch\n", "import math\n\nimport torch\n", 1)
-    ported.files[f"{stem}.py"] = "\n\n\n".join(["\n".join([head.rstrip(), *(["", *helpers] if helpers else [])]), *parts]) + "\n"
+    ported.files[f"{stem}.py"] = (
+        "\n\n\n".join(["\n".join([head.rstrip(), *(["", *helpers] if helpers else [])]), *parts]) + "\n"
+    )
     ported.files[f"test_{stem}.py"] = _tests(stem, paths[0].name, pairs, program)
     return ported
 
@@ -106,7 +108,9 @@ def _wanted(program: Program) -> list[Function]:
         wanted |= more
     if not wanted:
         return []
-    while more := {name for one in wanted for name in program.functions[one].calls if name in program.functions} - wanted:
+    while (
+        more := {name for one in wanted for name in program.functions[one].calls if name in program.functions} - wanted
+    ):
         wanted |= more
     return [one for name, one in program.functions.items() if name in wanted]
 
@@ -169,7 +173,9 @@ def _helper(name: str, parameters: list[str] | None, value: str, place: str, sco
 # --- operators -------------------------------------------------------------------------------------------------------
 
 _FORWARD = re.compile(r"_?(forward|fwd|fw)(?=_|$)|(?<=_)(cuda|gpu|launcher|kernel|wrapper)(?=_|$)", re.IGNORECASE)
-_BACKWARD = re.compile(r"_?(backward|bwd|bw|grad)(?=_|$)|(?<=_)(cuda|gpu|launcher|kernel|wrapper)(?=_|$)", re.IGNORECASE)
+_BACKWARD = re.compile(
+    r"_?(backward|bwd|bw|grad)(?=_|$)|(?<=_)(cuda|gpu|launcher|kernel|wrapper)(?=_|$)", re.IGNORECASE
+)
 _IS_BACKWARD = re.compile(r"backward|bwd|(^|_)bw(_|$)|(^|_)grad(_|$)", re.IGNORECASE)
 
 
@@ -177,7 +183,9 @@ def _pairs(program: Program, order: list[Function]) -> list[tuple[str, str, str]
     """(name, forward, backward) of the operators: the functions that the bindings name, else those that nobody calls."""
     names = {one.name for one in order}
     called = {name for one in order for name in one.calls}
-    tops = [name for name in program.bound.values() if name in names] or [one.name for one in order if one.name not in called]
+    tops = [name for name in program.bound.values() if name in names] or [
+        one.name for one in order if one.name not in called
+    ]
     tops = list(dict.fromkeys(tops))
     stems = {_stem(name, _BACKWARD): name for name in tops if _IS_BACKWARD.search(name)}
     found = []
@@ -242,7 +250,9 @@ def _outputs(function: Function) -> list[str]:
     parts = [value]
     if value.type == "initializer_list":
         parts = value.named_children
-    elif value.type == "call_expression" and re.search(r"make_tuple|tie", str(value.child_by_field_name("function").text)):
+    elif value.type == "call_expression" and re.search(
+        r"make_tuple|tie", str(value.child_by_field_name("function").text)
+    ):
         parts = value.child_by_field_name("arguments").named_children
     return [one.text.decode() if one.type == "identifier" else "?" for one in parts]
 

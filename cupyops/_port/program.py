@@ -86,16 +86,25 @@ def bare(name: str) -> str:
     return re.sub(r"<.*>", "", name, flags=re.DOTALL).rpartition("::")[2].strip()
 
 
-_MARKED = re.compile(r"__global__|__device__|__host__")
+_MARKED = re.compile(r"__global__|__device__")
+_QUOTED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _BINDING = re.compile(r"PYBIND11_MODULE|TORCH_LIBRARY\w*|PYBIND11_PLUGIN")
 
 
 def read(paths: list[Path]) -> Program:
-    """The files, in order."""
+    """The files, in order, then the headers of their own that they include."""
     found, parse = Program(), parser()
-    for path in paths:
-        root = parse.parse(path.read_bytes()).root_node
-        _gather(root, path.name, found)
+    pending, seen = list(paths), {path.resolve() for path in paths}
+    while pending:
+        path = pending.pop(0)
+        content = path.read_bytes()
+        _gather(parse.parse(content).root_node, path.name, found)
+        for spelled in _QUOTED.findall(content.decode("utf-8", "replace")):
+            folders = (path.parent, path.parent / "include", path.parent.parent / "include", path.parent.parent)
+            header = next((one / spelled for one in folders if (one / spelled).is_file()), None)
+            if header is not None and header.resolve() not in seen:
+                seen.add(header.resolve())
+                pending.append(header)
     return found
 
 
@@ -133,9 +142,11 @@ def _function(node: Node, file: str, found: Program) -> None:
     head = text(node)[: body.start_byte - node.start_byte]
     if _BINDING.fullmatch(name):
         _bindings(body, found)
-    elif not _MARKED.search(head):
+    elif "__host__" in head or not _MARKED.search(head):
         returns = text(node.child_by_field_name("type"))
-        parameters = [one for one in map(_parameter, declarator.child_by_field_name("parameters").named_children) if one]
+        parameters = [
+            one for one in map(_parameter, declarator.child_by_field_name("parameters").named_children) if one
+        ]
         found.functions.setdefault(name, Function(name, parameters, body, file, returns))
 
 
@@ -149,7 +160,9 @@ def _parameter(node: Node) -> tuple[str, str] | None:
 
 def _bindings(body: Node, found: Program) -> None:
     for node in walk(body):
-        if node.type != "call_expression" or not re.search(r"\.(def|impl)$", text(node.child_by_field_name("function"))):
+        if node.type != "call_expression" or not re.search(
+            r"\.(def|impl)$", text(node.child_by_field_name("function"))
+        ):
             continue
         given = node.child_by_field_name("arguments").named_children
         names = [one for one in given if one.type == "string_literal"]

@@ -6,7 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .expressions import DTYPES, NotTranslated, Scope, arguments, is_options, kind, kind_of_type, name_of, options, python
+from .expressions import (
+    DTYPES,
+    NotTranslated,
+    Scope,
+    arguments,
+    is_options,
+    kind,
+    kind_of_type,
+    name_of,
+    options,
+    python,
+)
 from .program import Function, Node, bare, line, text, walk
 
 _NOTHING = re.compile(
@@ -142,7 +153,12 @@ class Writer:
             self.scope.kinds[name] = kind_of_type(ctype)
         else:
             found = python(value, self.scope)
-            known = kind_of_type(ctype) if ctype != "auto" else kind(value, self.scope)
+            of = kind(value, self.scope)
+            known = kind_of_type(ctype) if ctype != "auto" else of
+            if known == "int" and of == "float":
+                found = f"int({found})"
+            elif known == "float" and of == "int":
+                found = f"float({found})"
             self.scope.kinds[name] = "tensor" if is_pointer and declarator.type == "pointer_declarator" else known
             if is_pointer and declarator.type == "pointer_declarator" and ctype in DTYPES:
                 self.scope.dtypes[name] = f"torch.{DTYPES[ctype]}"
@@ -201,7 +217,12 @@ class Writer:
         begin, condition, update = (node.child_by_field_name(one) for one in ("initializer", "condition", "update"))
         pattern = re.fullmatch(r"(?:\w+\s+)*(\w+)\s*=\s*(.+?)\s*;?", text(begin), re.DOTALL)
         limit = re.fullmatch(r"(\w+)\s*<\s*(.+)", text(condition), re.DOTALL)
-        if not (pattern and limit and pattern[1] == limit[1] and re.fullmatch(rf"\+\+{limit[1]}|{limit[1]}\+\+", text(update))):
+        if not (
+            pattern
+            and limit
+            and pattern[1] == limit[1]
+            and re.fullmatch(rf"\+\+{limit[1]}|{limit[1]}\+\+", text(update))
+        ):
             raise NotTranslated(node, f"a loop that counts in another way: {text(node)[:60]!r}")
         value = next(one for one in walk(begin) if one.type == "init_declarator").child_by_field_name("value")
         self.scope.kinds[pattern[1]] = "int"
@@ -217,7 +238,11 @@ class Writer:
                 continue
             value = case.child_by_field_name("value")
             inside = [one for one in case.named_children if value is None or one.id != value.id]
-            if not inside or not re.search(r"\b(break|return|throw)\b[^}]*\}?\s*$", text(inside[-1])) and value is not None:
+            if (
+                not inside
+                or not re.search(r"\b(break|return|throw)\b[^}]*\}?\s*$", text(inside[-1]))
+                and value is not None
+            ):
                 raise NotTranslated(case, f"a case without break: {text(case)[:60]!r}")
             body = [one for one in inside if one.type != "break_statement"]
             self.put(f"{word} {asked} == {python(value, self.scope)}:" if value is not None else "else:", case)
@@ -234,7 +259,7 @@ class Writer:
 
     def _call(self, node: Node) -> None:
         function, given = node.child_by_field_name("function"), node.child_by_field_name("arguments")
-        name, base = text(function), bare(text(function))
+        _name, base = text(function), bare(text(function))
         syntax = next((one for one in node.named_children if one.type == "kernel_call_syntax"), None)
         if syntax is None and function.type != "field_expression":
             syntax = next((one for one in function.named_children if one.type == "kernel_call_syntax"), None)
@@ -244,7 +269,9 @@ class Writer:
             self._check(node, base, [one for one in given.named_children if one.type != "comment"])
         elif _SYNCHRONISES.search(base) or _NOTHING.fullmatch(base) or re.match(r"cuda(Func)?Set\w+", base):
             if re.match(r"cudaFuncSet", base):
-                self.comment(f"{self.function.file}:{line(node)}: {base} is not needed: a launch asks for its shared memory")
+                self.comment(
+                    f"{self.function.file}:{line(node)}: {base} is not needed: a launch asks for its shared memory"
+                )
         elif base.startswith(("AT_DISPATCH", "DISPATCH", "TORCH_DISPATCH")):
             self._dispatch(node, given)
         elif _CHECKS.fullmatch(base):

@@ -243,7 +243,8 @@ def new(
 @app.command()
 def port(
     files: Annotated[
-        list[Path], typer.Argument(metavar="EXT.cu [EXT.cpp]...", help="The file with the kernels, then other host code.")
+        list[Path],
+        typer.Argument(metavar="EXT.cu [EXT.cpp]...", help="The file with the kernels, then other host code."),
     ],
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path(),
     option: Annotated[

@@ -68,7 +68,7 @@ HEADERS = {
 
 _CCCL = (
     "CUDA's C++ library comes in a wheel of its own, nvidia-cuda-cccl-cu12 (nvidia-cuda-cccl for CUDA 13), whose folder is "
-    "found where it is installed; give another's to Kernel(..., options=(\"-I...\",))"
+    'found where it is installed; give another\'s to Kernel(..., options=("-I...",))'
 )
 _THRUST = (
     "thrust has host code, which NVRTC cannot compile, in device functions too; write the loop, or take what the kernel needs "

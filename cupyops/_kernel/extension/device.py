@@ -91,8 +91,17 @@ def closing(code: Sequence[Token], at: int, end: int) -> int:
         if one.kind == "sign" and one.branch <= branch:
             depth += (one.text in _OPENS) - (one.text in _CLOSES)
             if depth == 0:
-                return index + 1
+                return _past_alternatives(code, at, index, end)
     return end
+
+
+def _past_alternatives(code: Sequence[Token], opening: int, at: int, end: int) -> int:
+    """Behind a closing bracket, and what closes the same under an `#else`, where the opening one is before the `#if`."""
+    one, after = code[at], at + 1
+    if one.depth > code[opening].depth:
+        while after < end and code[after].depth >= one.depth and code[after].branch > one.branch:
+            after += 1
+    return after
 
 
 def angle(code: Sequence[Token], at: int, end: int) -> int:
@@ -174,11 +183,22 @@ def read(code: Sequence[Token], start: int, end: int, macros: frozenset[str]) ->
             at += 1
             while at < end and code[at].text != "(":
                 at += 1
-            if code[at + 1 : at + 2] and code[at + 1].text == ")" and code[at + 2 : at + 3] and code[at + 2].text == "(":
+            if (
+                code[at + 1 : at + 2]
+                and code[at + 1].text == ")"
+                and code[at + 2 : at + 3]
+                and code[at + 2].text == "("
+            ):
                 at += 2
         elif text == "(":
             is_call = at == start + 1 and code[start].text in macros
-            parens = parens or code[at - 1].text not in ("alignas", "__align__", "__attribute__", "__launch_bounds__", "decltype")
+            parens = parens or code[at - 1].text not in (
+                "alignas",
+                "__align__",
+                "__attribute__",
+                "__launch_bounds__",
+                "decltype",
+            )
             at = closing(code, at, end)
             if is_call and (at >= end or code[at].text not in _AFTER_CALL):
                 return Item(start, at, at, "call")
@@ -187,7 +207,13 @@ def read(code: Sequence[Token], start: int, end: int, macros: frozenset[str]) ->
             is_type = not parens and any(one.text in _KINDS for one in code[start:at])
             if is_type and not assigned:
                 return Item(start, at, _behind(code, after, end), "type")
-            if assigned or not parens or (colon and code[at - 1].kind == "name" and code[at - 1].text not in ("const", "noexcept", "override")):
+            if (
+                assigned
+                or not parens
+                or (
+                    colon and code[at - 1].kind == "name" and code[at - 1].text not in ("const", "noexcept", "override")
+                )
+            ):
                 at = after  # the value of a variable, or of a member in a constructor
                 continue
             return Item(start, at, after, "function")

@@ -9,11 +9,37 @@ from ..compile.source import cuda_src, strip_comments
 
 PRELUDE = "extension/prelude.cuh"
 # headers of the C and C++ libraries, for those of others that include them: the prelude is in their place
-STANDARD = tuple(
-    """
-    algorithm array cassert cfloat climits cmath cstddef cstdint cstdio cstdlib cstring functional iterator limits memory
-    new numeric string tuple type_traits utility assert.h float.h limits.h math.h stddef.h stdint.h stdio.h stdlib.h string.h
-    """.split()
+STANDARD = (
+    "algorithm",
+    "array",
+    "cassert",
+    "cfloat",
+    "climits",
+    "cmath",
+    "cstddef",
+    "cstdint",
+    "cstdio",
+    "cstdlib",
+    "cstring",
+    "functional",
+    "iterator",
+    "limits",
+    "memory",
+    "new",
+    "numeric",
+    "string",
+    "tuple",
+    "type_traits",
+    "utility",
+    "assert.h",
+    "float.h",
+    "limits.h",
+    "math.h",
+    "stddef.h",
+    "stdint.h",
+    "stdio.h",
+    "stdlib.h",
+    "string.h",
 )
 
 # headers that are PyTorch's, the C and C++ library's, or the CUDA runtime's for host code
@@ -29,7 +55,9 @@ _HOST_HEADER = re.compile(
 )
 _PYTORCH = frozenset(("at", "torch", "c10", "caffe2", "THC"))
 _LIBRARIES = frozenset(("thrust", "pybind11", "py", "cublas", "cudnn"))
-_CALLS = re.compile(r"(cuda|cublas|cusparse|cusolver|cudnn|cufft|curand)[A-Z]\w*|(TORCH|AT|THC|C10_CUDA)_[A-Z_]+|PYBIND11_\w+")
+_CALLS = re.compile(
+    r"(cuda|cublas|cusparse|cusolver|cudnn|cufft|curand)[A-Z]\w*|(TORCH|AT|THC|C10_CUDA)_[A-Z_]+|PYBIND11_\w+"
+)
 _OF_DEVICE = re.compile(r"cuda(TextureObject|SurfaceObject)_t|C10_(HOST_)?DEVICE|AT_(HOST_)?DEVICE")
 _TYPES = frozenset(("Tensor", "TensorOptions", "ScalarType", "IntArrayRef", "ostream", "FILE"))
 

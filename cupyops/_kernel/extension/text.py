@@ -75,7 +75,7 @@ class _Reader:
         looked = ", ".join(str(one.parent) for one in candidates)
         raise SourceError(
             f'{name}:{line_of(text, line.start)}: #include "{spelled}" not found in {looked}; it is a header of the '
-            "extension's own repository: put it there, or give its folder, options=(\"-I...\",)"
+            'extension\'s own repository: put it there, or give its folder, options=("-I...",)'
         )
 
     def _own(self, spelled: str, path: Path) -> str:
@@ -119,9 +119,7 @@ def load(code: str | Path, beside: Path | None, options: Sequence[str]) -> Exten
     if isinstance(code, str) and source.is_text(code):
         text = source.checked(code.removeprefix("\ufeff"), "<text>.cu")
         reduced = reader.reduced(text, "<text>.cu", beside or source.working_folder())
-        return Extension(
-            Source("<text>.cu", reduced, None, reader.includes, {}, reader.stamps), tuple(reader.kernels)
-        )
+        return Extension(Source("<text>.cu", reduced, None, reader.includes, {}, reader.stamps), tuple(reader.kernels))
     path = source.find(code, beside)
     before = source.stamp(path)
     reduced = reader.reduced(source.read(path), path.name, path.parent)

@@ -28,6 +28,7 @@ class Token:
 
     Attributes:
         branch: how many `#else` or `#elif` it stands under: of alternatives the first alone has balanced brackets.
+        depth: how many conditions it stands under.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class Token:
     start: int
     end: int
     branch: int = 0
+    depth: int = 0
 
 
 def tokens(text: str) -> list[Token]:
@@ -52,7 +54,7 @@ def tokens(text: str) -> list[Token]:
                 branches[-1] = 1
             elif word == "endif" and branches:
                 branches.pop()
-            found.append(Token("directive", line.group(), at, line.end(), sum(branches)))
+            found.append(Token("directive", line.group(), at, line.end(), sum(branches), len(branches)))
             at = line.end()
             continue
         match = _TOKEN.match(text, at)
@@ -63,7 +65,7 @@ def tokens(text: str) -> list[Token]:
             fresh = fresh or "\n" in match.group()
         elif kind != "comment":
             fresh = False
-            found.append(Token(kind, match.group(), at, match.end(), sum(branches)))
+            found.append(Token(kind, match.group(), at, match.end(), sum(branches), len(branches)))
         at = match.end()
     return found
 

@@ -76,4 +76,6 @@ class Accessor:
 
 def _furthest(tensor: Tensor) -> int:
     """The greatest of its sizes, and of the places of its elements."""
-    return max((sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()) if size), *tensor.shape, 0))
+    return max(
+        (sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()) if size), *tensor.shape, 0)
+    )

@@ -55,7 +55,12 @@ class Argument:
     @property
     def takes_map(self) -> bool:
         """Whether it is a struct that a tensor map may be given for."""
-        return self.accessor is None and self.kind == "struct" and self.size == tensor_map.BYTES and self.align % tensor_map.ALIGNMENT == 0
+        return (
+            self.accessor is None
+            and self.kind == "struct"
+            and self.size == tensor_map.BYTES
+            and self.align % tensor_map.ALIGNMENT == 0
+        )
 
     @property
     def format(self) -> str:
