@@ -37,42 +37,42 @@ struct alignas(2) BFloat16 {
   __device__ __nv_bfloat16 native() const { return __ushort_as_bfloat16(x); }
 };
 
-#define CUPYOPS_ARITHMETIC(T)                                                                              \
-  __device__ inline T operator+(const T& a, const T& b) { return float(a) + float(b); }                    \
-  __device__ inline T operator-(const T& a, const T& b) { return float(a) - float(b); }                    \
-  __device__ inline T operator*(const T& a, const T& b) { return float(a) * float(b); }                    \
-  __device__ inline T operator/(const T& a, const T& b) { return float(a) / float(b); }                    \
-  __device__ inline T operator-(const T& a) { return -float(a); }                                          \
-  __device__ inline T& operator+=(T& a, const T& b) { return a = a + b; }                                  \
-  __device__ inline T& operator-=(T& a, const T& b) { return a = a - b; }                                  \
-  __device__ inline T& operator*=(T& a, const T& b) { return a = a * b; }                                  \
-  __device__ inline T& operator/=(T& a, const T& b) { return a = a / b; }                                  \
-  CUPYOPS_WITH_FLOATING(T, float)                                                                          \
-  CUPYOPS_WITH_FLOATING(T, double)                                                                         \
-  CUPYOPS_WITH_INTEGER(T, int)                                                                             \
+#define CUPYOPS_ARITHMETIC(T)                                                           \
+  __device__ inline T operator+(const T& a, const T& b) { return float(a) + float(b); } \
+  __device__ inline T operator-(const T& a, const T& b) { return float(a) - float(b); } \
+  __device__ inline T operator*(const T& a, const T& b) { return float(a) * float(b); } \
+  __device__ inline T operator/(const T& a, const T& b) { return float(a) / float(b); } \
+  __device__ inline T operator-(const T& a) { return -float(a); }                       \
+  __device__ inline T& operator+=(T& a, const T& b) { return a = a + b; }               \
+  __device__ inline T& operator-=(T& a, const T& b) { return a = a - b; }               \
+  __device__ inline T& operator*=(T& a, const T& b) { return a = a * b; }               \
+  __device__ inline T& operator/=(T& a, const T& b) { return a = a / b; }               \
+  CUPYOPS_WITH_FLOATING(T, float)                                                       \
+  CUPYOPS_WITH_FLOATING(T, double)                                                      \
+  CUPYOPS_WITH_INTEGER(T, int)                                                          \
   CUPYOPS_WITH_INTEGER(T, long long)
 // with a wider type the result is of that type; with an integer it is of the half type
-#define CUPYOPS_WITH_FLOATING(T, F)                                                                        \
-  __device__ inline F operator+(T a, F b) { return static_cast<F>(float(a)) + b; }                         \
-  __device__ inline F operator-(T a, F b) { return static_cast<F>(float(a)) - b; }                         \
-  __device__ inline F operator*(T a, F b) { return static_cast<F>(float(a)) * b; }                         \
-  __device__ inline F operator/(T a, F b) { return static_cast<F>(float(a)) / b; }                         \
-  __device__ inline F operator+(F a, T b) { return a + static_cast<F>(float(b)); }                         \
-  __device__ inline F operator-(F a, T b) { return a - static_cast<F>(float(b)); }                         \
-  __device__ inline F operator*(F a, T b) { return a * static_cast<F>(float(b)); }                         \
-  __device__ inline F operator/(F a, T b) { return a / static_cast<F>(float(b)); }                         \
-  __device__ inline F& operator+=(F& a, const T& b) { return a += static_cast<F>(float(b)); }              \
-  __device__ inline F& operator-=(F& a, const T& b) { return a -= static_cast<F>(float(b)); }              \
-  __device__ inline F& operator*=(F& a, const T& b) { return a *= static_cast<F>(float(b)); }              \
+#define CUPYOPS_WITH_FLOATING(T, F)                                                           \
+  __device__ inline F operator+(T a, F b) { return static_cast<F>(float(a)) + b; }            \
+  __device__ inline F operator-(T a, F b) { return static_cast<F>(float(a)) - b; }            \
+  __device__ inline F operator*(T a, F b) { return static_cast<F>(float(a)) * b; }            \
+  __device__ inline F operator/(T a, F b) { return static_cast<F>(float(a)) / b; }            \
+  __device__ inline F operator+(F a, T b) { return a + static_cast<F>(float(b)); }            \
+  __device__ inline F operator-(F a, T b) { return a - static_cast<F>(float(b)); }            \
+  __device__ inline F operator*(F a, T b) { return a * static_cast<F>(float(b)); }            \
+  __device__ inline F operator/(F a, T b) { return a / static_cast<F>(float(b)); }            \
+  __device__ inline F& operator+=(F& a, const T& b) { return a += static_cast<F>(float(b)); } \
+  __device__ inline F& operator-=(F& a, const T& b) { return a -= static_cast<F>(float(b)); } \
+  __device__ inline F& operator*=(F& a, const T& b) { return a *= static_cast<F>(float(b)); } \
   __device__ inline F& operator/=(F& a, const T& b) { return a /= static_cast<F>(float(b)); }
-#define CUPYOPS_WITH_INTEGER(T, I)                                                                         \
-  __device__ inline T operator+(T a, I b) { return a + T(static_cast<float>(b)); }                         \
-  __device__ inline T operator-(T a, I b) { return a - T(static_cast<float>(b)); }                         \
-  __device__ inline T operator*(T a, I b) { return a * T(static_cast<float>(b)); }                         \
-  __device__ inline T operator/(T a, I b) { return a / T(static_cast<float>(b)); }                         \
-  __device__ inline T operator+(I a, T b) { return T(static_cast<float>(a)) + b; }                         \
-  __device__ inline T operator-(I a, T b) { return T(static_cast<float>(a)) - b; }                         \
-  __device__ inline T operator*(I a, T b) { return T(static_cast<float>(a)) * b; }                         \
+#define CUPYOPS_WITH_INTEGER(T, I)                                                 \
+  __device__ inline T operator+(T a, I b) { return a + T(static_cast<float>(b)); } \
+  __device__ inline T operator-(T a, I b) { return a - T(static_cast<float>(b)); } \
+  __device__ inline T operator*(T a, I b) { return a * T(static_cast<float>(b)); } \
+  __device__ inline T operator/(T a, I b) { return a / T(static_cast<float>(b)); } \
+  __device__ inline T operator+(I a, T b) { return T(static_cast<float>(a)) + b; } \
+  __device__ inline T operator-(I a, T b) { return T(static_cast<float>(a)) - b; } \
+  __device__ inline T operator*(I a, T b) { return T(static_cast<float>(a)) * b; } \
   __device__ inline T operator/(I a, T b) { return T(static_cast<float>(a)) / b; }
 CUPYOPS_ARITHMETIC(Half)
 CUPYOPS_ARITHMETIC(BFloat16)
@@ -84,25 +84,25 @@ CUPYOPS_ARITHMETIC(BFloat16)
 
 namespace std {
 
-#define CUPYOPS_LIMITS(T, min_, lowest_, max_, epsilon_, infinity_, nan_)                                    \
-  template <>                                                                                                \
-  struct numeric_limits<T> {                                                                                 \
-    static constexpr bool is_specialized = true;                                                             \
-    static constexpr bool is_integer = false;                                                                \
-    static constexpr bool has_infinity = true;                                                               \
-    __host__ __device__ static constexpr T min() { return T(min_, T::from_bits()); }                         \
-    __host__ __device__ static constexpr T lowest() { return T(lowest_, T::from_bits()); }                   \
-    __host__ __device__ static constexpr T max() { return T(max_, T::from_bits()); }                         \
-    __host__ __device__ static constexpr T epsilon() { return T(epsilon_, T::from_bits()); }                 \
-    __host__ __device__ static constexpr T infinity() { return T(infinity_, T::from_bits()); }               \
-    __host__ __device__ static constexpr T quiet_NaN() { return T(nan_, T::from_bits()); }                   \
+#define CUPYOPS_LIMITS(T, min_, lowest_, max_, epsilon_, infinity_, nan_)                      \
+  template <>                                                                                  \
+  struct numeric_limits<T> {                                                                   \
+    static constexpr bool is_specialized = true;                                               \
+    static constexpr bool is_integer = false;                                                  \
+    static constexpr bool has_infinity = true;                                                 \
+    __host__ __device__ static constexpr T min() { return T(min_, T::from_bits()); }           \
+    __host__ __device__ static constexpr T lowest() { return T(lowest_, T::from_bits()); }     \
+    __host__ __device__ static constexpr T max() { return T(max_, T::from_bits()); }           \
+    __host__ __device__ static constexpr T epsilon() { return T(epsilon_, T::from_bits()); }   \
+    __host__ __device__ static constexpr T infinity() { return T(infinity_, T::from_bits()); } \
+    __host__ __device__ static constexpr T quiet_NaN() { return T(nan_, T::from_bits()); }     \
   };
 CUPYOPS_LIMITS(c10::Half, 0x0400, 0xFBFF, 0x7BFF, 0x1400, 0x7C00, 0x7E00)
 CUPYOPS_LIMITS(c10::BFloat16, 0x0080, 0xFF7F, 0x7F7F, 0x3C00, 0x7F80, 0x7FC0)
 #undef CUPYOPS_LIMITS
 
-#define CUPYOPS_UNARY(name)                                                    \
-  __device__ inline c10::Half name(c10::Half x) { return ::name(float(x)); }   \
+#define CUPYOPS_UNARY(name)                                                  \
+  __device__ inline c10::Half name(c10::Half x) { return ::name(float(x)); } \
   __device__ inline c10::BFloat16 name(c10::BFloat16 x) { return ::name(float(x)); }
 CUPYOPS_UNARY(exp)
 CUPYOPS_UNARY(log)

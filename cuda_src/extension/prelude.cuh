@@ -19,9 +19,9 @@
 #define C10_LAUNCH_BOUNDS_2(threads, blocks) __launch_bounds__(threads, blocks)
 #define C10_ALWAYS_INLINE inline __attribute__((always_inline))
 #define CUDA_KERNEL_ASSERT(condition) assert(condition)
-#define CUDA_KERNEL_LOOP_TYPE(i, n, index_type)                                     \
-  long long cupyops_next_##i = (long long)blockIdx.x * blockDim.x + threadIdx.x;    \
-  for (index_type i = cupyops_next_##i; cupyops_next_##i < (n);                     \
+#define CUDA_KERNEL_LOOP_TYPE(i, n, index_type)                                  \
+  long long cupyops_next_##i = (long long)blockIdx.x * blockDim.x + threadIdx.x; \
+  for (index_type i = cupyops_next_##i; cupyops_next_##i < (n);                  \
        cupyops_next_##i += (long long)blockDim.x * gridDim.x, i = cupyops_next_##i)
 #ifndef CUDA_KERNEL_LOOP
 #define CUDA_KERNEL_LOOP(i, n) CUDA_KERNEL_LOOP_TYPE(i, n, int)

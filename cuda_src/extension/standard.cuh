@@ -197,13 +197,12 @@ template <typename T>
 inline constexpr bool is_floating_point_v = is_floating_point<T>::value;
 template <typename T>
 struct is_integral
-    : bool_constant<
-          is_same<remove_cv_t<T>, bool>::value || is_same<remove_cv_t<T>, char>::value ||
-          is_same<remove_cv_t<T>, signed char>::value || is_same<remove_cv_t<T>, unsigned char>::value ||
-          is_same<remove_cv_t<T>, short>::value || is_same<remove_cv_t<T>, unsigned short>::value ||
-          is_same<remove_cv_t<T>, int>::value || is_same<remove_cv_t<T>, unsigned>::value ||
-          is_same<remove_cv_t<T>, long>::value || is_same<remove_cv_t<T>, unsigned long>::value ||
-          is_same<remove_cv_t<T>, long long>::value || is_same<remove_cv_t<T>, unsigned long long>::value> {};
+    : bool_constant<is_same<remove_cv_t<T>, bool>::value || is_same<remove_cv_t<T>, char>::value ||
+                    is_same<remove_cv_t<T>, signed char>::value || is_same<remove_cv_t<T>, unsigned char>::value ||
+                    is_same<remove_cv_t<T>, short>::value || is_same<remove_cv_t<T>, unsigned short>::value ||
+                    is_same<remove_cv_t<T>, int>::value || is_same<remove_cv_t<T>, unsigned>::value ||
+                    is_same<remove_cv_t<T>, long>::value || is_same<remove_cv_t<T>, unsigned long>::value ||
+                    is_same<remove_cv_t<T>, long long>::value || is_same<remove_cv_t<T>, unsigned long long>::value> {};
 template <typename T>
 inline constexpr bool is_integral_v = is_integral<T>::value;
 template <typename T>
@@ -248,9 +247,9 @@ __host__ __device__ void swap(T& a, T& b) {
   b = held;
 }
 
-#define CUPYOPS_FUNCTIONAL(name, sign)                                                          \
-  template <typename T = void>                                                                  \
-  struct name {                                                                                 \
+#define CUPYOPS_FUNCTIONAL(name, sign)                                                               \
+  template <typename T = void>                                                                       \
+  struct name {                                                                                      \
     __host__ __device__ constexpr auto operator()(const T& a, const T& b) const { return a sign b; } \
   };
 CUPYOPS_FUNCTIONAL(plus, +)
@@ -295,6 +294,10 @@ using ::fmin;
 using ::fmod;
 using ::frexp;
 using ::hypot;
+using ::int16_t;
+using ::int32_t;
+using ::int64_t;
+using ::int8_t;
 using ::isfinite;
 using ::isinf;
 using ::isnan;
@@ -312,16 +315,12 @@ using ::round;
 using ::signbit;
 using ::sin;
 using ::sinh;
+using ::size_t;
 using ::sqrt;
 using ::tan;
 using ::tanh;
 using ::tgamma;
 using ::trunc;
-using ::int16_t;
-using ::int32_t;
-using ::int64_t;
-using ::int8_t;
-using ::size_t;
 using ::uint16_t;
 using ::uint32_t;
 using ::uint64_t;
@@ -332,20 +331,20 @@ struct numeric_limits {
   static constexpr bool is_specialized = false;
 };
 
-#define CUPYOPS_LIMITS(T, lowest_, max_, digits_)                                  \
-  template <>                                                                      \
-  struct numeric_limits<T> {                                                       \
-    static constexpr bool is_specialized = true;                                   \
-    static constexpr bool is_integer = true;                                       \
-    static constexpr bool is_iec559 = false;                                       \
-    static constexpr bool is_signed = lowest_ < 0;                                 \
-    static constexpr bool has_infinity = false;                                    \
-    static constexpr int digits = digits_;                                         \
-    __host__ __device__ static constexpr T min() noexcept { return lowest_; }      \
-    __host__ __device__ static constexpr T lowest() noexcept { return lowest_; }   \
-    __host__ __device__ static constexpr T max() noexcept { return max_; }         \
-    __host__ __device__ static constexpr T epsilon() noexcept { return 0; }        \
-    __host__ __device__ static constexpr T infinity() noexcept { return 0; }       \
+#define CUPYOPS_LIMITS(T, lowest_, max_, digits_)                                \
+  template <>                                                                    \
+  struct numeric_limits<T> {                                                     \
+    static constexpr bool is_specialized = true;                                 \
+    static constexpr bool is_integer = true;                                     \
+    static constexpr bool is_iec559 = false;                                     \
+    static constexpr bool is_signed = lowest_ < 0;                               \
+    static constexpr bool has_infinity = false;                                  \
+    static constexpr int digits = digits_;                                       \
+    __host__ __device__ static constexpr T min() noexcept { return lowest_; }    \
+    __host__ __device__ static constexpr T lowest() noexcept { return lowest_; } \
+    __host__ __device__ static constexpr T max() noexcept { return max_; }       \
+    __host__ __device__ static constexpr T epsilon() noexcept { return 0; }      \
+    __host__ __device__ static constexpr T infinity() noexcept { return 0; }     \
   };
 CUPYOPS_LIMITS(bool, false, true, 1)
 CUPYOPS_LIMITS(char, -128, 127, 7)
@@ -388,8 +387,12 @@ struct numeric_limits<double> {
   __host__ __device__ static constexpr double lowest() noexcept { return -1.7976931348623157e+308; }
   __host__ __device__ static constexpr double max() noexcept { return 1.7976931348623157e+308; }
   __host__ __device__ static constexpr double epsilon() noexcept { return 2.2204460492503131e-16; }
-  __host__ __device__ static constexpr double infinity() noexcept { return __builtin_bit_cast(double, 0x7ff0000000000000LL); }
-  __host__ __device__ static constexpr double quiet_NaN() noexcept { return __builtin_bit_cast(double, 0x7ff8000000000000LL); }
+  __host__ __device__ static constexpr double infinity() noexcept {
+    return __builtin_bit_cast(double, 0x7ff0000000000000LL);
+  }
+  __host__ __device__ static constexpr double quiet_NaN() noexcept {
+    return __builtin_bit_cast(double, 0x7ff8000000000000LL);
+  }
 };
 
 }  // namespace std

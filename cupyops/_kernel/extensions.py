@@ -26,12 +26,12 @@ class Extension:
         self, code: str | Path, options: tuple[str, ...], define: Mapping[str, int], beside: Path | None
     ) -> None:
         self._code, self._beside = code, beside
-        self._given = {"options": options, "define": define}
+        self._options, self._define = options, define
         self._kernels: dict[str, Kernel] = {}
 
     @functools.cached_property
     def _read(self) -> text.Extension:
-        return text.load(self._code, self._beside, tuple(self._given["options"]))
+        return text.load(self._code, self._beside, self._options)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._read.kernels)
@@ -54,8 +54,9 @@ class Extension:
         if name not in self._kernels:
             base, bracket, rest = name.partition("<")
             full = self._named(base)
+            written = full + (bracket + rest or self._template(full))
             self._kernels[name] = Kernel(
-                self._path(), full + (bracket + rest or self._template(full)), extension=True, **self._given
+                self._path(), written, options=self._options, define=self._define, extension=True
             )
         return self._kernels[name]
 

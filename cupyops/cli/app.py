@@ -253,7 +253,8 @@ def port(
 ) -> None:
     """Translate the host code of a C++ extension of PyTorch to Python: launches, allocations, checks, an operator.
 
-    The exit code is 0, 1 where something is left to do, which is listed with its lines, and 2 where nothing was written.
+    What is left to do is listed with its lines. The exit code is 1 where something has no translation, and 2 where nothing
+    was written.
     """
     from .port import run
 

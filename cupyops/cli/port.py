@@ -14,7 +14,7 @@ from . import words
 
 
 def run(files: Sequence[Path], out: Path, options: Sequence[str]) -> int:
-    """The command; its exit code: 0, 1 where something was left to do, 2 where nothing was written."""
+    """The command; its exit code: 0, 1 where something has no translation, 2 where nothing was written."""
     try:
         if absent := [str(one) for one in files if not one.is_file()]:
             raise InputError(f"no such file: {', '.join(absent)}")
@@ -41,4 +41,4 @@ def run(files: Sequence[Path], out: Path, options: Sequence[str]) -> int:
         console.print(f"left to do: {len(found.problems)}", highlight=False)
         for problem in found.problems:
             console.print(f"  {problem}", highlight=False, soft_wrap=True, markup=False)
-    return 1 if found.problems else 0
+    return 1 if any("not translated" in problem for problem in found.problems) else 0

@@ -71,13 +71,14 @@ _CCCL = (
     'found where it is installed; give another\'s to Kernel(..., options=("-I...",))'
 )
 _THRUST = (
-    "thrust has host code, which NVRTC cannot compile, in device functions too; write the loop, or take what the kernel needs "
-    "of <cub/block/...>"
+    "thrust has host code, which NVRTC cannot compile, in device functions too; write the loop, or take what the kernel "
+    "needs of <cub/block/...>"
 )
 _COOPERATIVE = "__syncthreads, __syncwarp and __shfl_*_sync need no header, cooperative_groups needs CCCL: "
 _CURAND = (
     "#include <curand_kernel.h>, with the wheels of cuRAND and of CUDA's C++ library, nvidia-curand-cu12 and "
-    "nvidia-cuda-cccl-cu12 (nvidia-curand and nvidia-cuda-cccl for CUDA 13), whose folders are found where they are installed"
+    "nvidia-cuda-cccl-cu12 (nvidia-curand and nvidia-cuda-cccl for CUDA 13), whose folders are found "
+    "where they are installed"
 )
 _CUB = (
     "<cub/cub.cuh> has host code, which NVRTC cannot compile; include what the kernel needs of <cub/block/...> and "

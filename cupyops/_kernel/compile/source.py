@@ -142,11 +142,11 @@ def find(source: str | Path, beside: Path | None = None) -> Path:
         if os.path.isfile(candidate):  # unlike Path.is_file it raises nothing, whatever the name
             return candidate.resolve()
     looked = "\n".join(f"  {candidate}" for candidate in candidates)
-    meant = meant(candidates) or "."
+    meant = _meant(candidates) or "."
     raise SourceError(f"no CUDA source named {str(source)!r}{meant} Looked for:\n{looked}")
 
 
-def meant(candidates: Iterable[Path]) -> str:
+def _meant(candidates: Iterable[Path]) -> str:
     """`; did you mean 'known.cu'?` where beside one of the files that are not there is one that is called much the same."""
     for path in candidates:
         try:
@@ -213,7 +213,7 @@ def _gather(text: str, name: str, folder: Path) -> tuple[dict[str, str], dict[st
             if path is None:
                 number = clean.count("\n", 0, match.start()) + 1
                 message = (
-                    f'{name}:{number}: #include "{spelled}" not found in {folder} or {cuda_src()}{meant(candidates)}\n'
+                    f'{name}:{number}: #include "{spelled}" not found in {folder} or {cuda_src()}{_meant(candidates)}\n'
                     f"  put it beside {name}, or write #include <{spelled}> and give its folder: "
                     'Kernel(..., options=("-I...",))'
                 )

@@ -1,4 +1,4 @@
-"""Which parts of a C++ extension's file are device code: the rest is blanked out, line by line, so that lines keep their numbers.
+"""Which parts of a C++ extension's file are device code: the rest is blanked out, and lines keep their numbers.
 
 A declaration stays where it is marked (`__global__`, `__device__`, a macro that stands for one), and where it is a type, a
 constant, an alias or a `constexpr` function that names nothing of the host's libraries. Functions without a mark are host
