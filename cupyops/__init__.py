@@ -14,6 +14,7 @@ with _collected_later():
     from ._dispatch.gpu import never_slower
     from ._expression.elementwise import elementwise
     from ._expression.reduction import reduction
+    from ._kernel.extensions import Extension, extension
     from ._kernel.graph import Graphed, graph
     from ._kernel.kernel import FLOATING, HALF, INTEGRAL, Kernel, ceil_div, grid_1d
     from ._kernel.launch.executors import address

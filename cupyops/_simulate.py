@@ -395,6 +395,8 @@ def _value(argument: signature.Argument, given: Any, checked: Any) -> Any:
         return np.float32(checked) if argument.size == 4 else np.float64(checked)
     if isinstance(given, TensorMap):
         _pointer(given.tensor, argument.name)
+    if argument.accessor is not None and isinstance(given, Tensor):
+        return argument.accessor.packed(given, _pointer(given, argument.name).address)
     return checked if argument.kind == "struct" else int(checked)
 
 

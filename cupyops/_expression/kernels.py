@@ -34,7 +34,9 @@ class Generated(Kernel):
         define: Mapping[str, int] | None = None,
         **domain: tuple[Any, ...],
     ) -> None:
-        super().__init__(text, name, options=options, define=define, arch=None, where=None, strided=False, **domain)
+        super().__init__(
+            text, name, options=options, define=define, arch=None, where=None, strided=False, extension=False, **domain
+        )
         self._beside = beside
         self._file, self._pieces = file, pieces
 

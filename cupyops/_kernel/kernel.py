@@ -29,6 +29,7 @@ from .._util.strides import has_bits, is_dry
 from ..errors import CupyopsError, LaunchError
 from .compile import architecture, compiler, source
 from .compile.declarations import function
+from .extension import text as extension_text
 from .launch import driver, fastpath, faults, reload
 from .launch.configuration import Configuration
 from .launch.configuration import ceil_div as ceil_div
@@ -94,6 +95,7 @@ class Kernel(ByName, Template):
             given contiguous tensors: a kernel gets an address and nothing more, and would read a view as its memory lies.
             With `CUPYOPS_DEBUG=1` a launch with a view warns, and in the simulator it is an error to touch what lies
             between the elements of one; neither is so with `strided=True`.
+        extension: the file is one of a C++ extension of PyTorch, taken as it is: see `cupyops.extension`.
 
     `kernel[grid, block](*args, T=torch.float32)` launches on PyTorch's current stream of the tensors' device. `grid` and
     `block` are ints or tuples; `kernel[grid, block, shared]` adds bytes of dynamic shared memory, and `configure` takes
@@ -126,12 +128,15 @@ class Kernel(ByName, Template):
         arch: str | None = None,
         where: Callable[..., bool] | None = None,
         strided: bool = False,
+        extension: bool = False,
         **domain: tuple[Any, ...],
     ) -> None:
-        self._code = code
+        self._code, self.extension = code, extension
         self._beside, self._defined_in = caller()
         super().__init__(name, domain, where)
         self.options = (*compiler.checked_options(options), *compiler.defines(define or {}))
+        if extension:
+            self.options += extension_text.OPTIONS
         self.arch = architecture.checked_specific(arch)
         self.strided = strided or source.is_own(self._beside)  # ours are told, and read past rows
         self._begin()
@@ -155,6 +160,8 @@ class Kernel(ByName, Template):
     @functools.cached_property
     def source(self) -> source.Source:
         """The text, read at first use."""
+        if self.extension:
+            return extension_text.load(self._code, self._beside, self.options).source
         return source.load(self._code, self._beside)
 
     @property
@@ -457,7 +464,14 @@ class Kernel(ByName, Template):
             if values not in self._specialised:
                 types = dict(zip(self.template, values))
                 self._specialised[values] = Specialised(
-                    self.source, self.base, self.expression(values), types, self.options, self.arch, self.strided
+                    self.source,
+                    self.base,
+                    self.expression(values),
+                    types,
+                    self.options,
+                    self.arch,
+                    self.strided,
+                    self.extension,
                 )
             return self._specialised[values]
 
@@ -486,9 +500,10 @@ def caller() -> tuple[Path | None, str]:
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") == f"{__package__}.modules":
         frame = frame.f_back
-    return _folder_of(inspect.getfile(frame)), frame.f_globals.get("__name__", "")
+    return folder_of(inspect.getfile(frame)), frame.f_globals.get("__name__", "")
 
 
 @functools.lru_cache(maxsize=64)
-def _folder_of(file: str) -> Path | None:
+def folder_of(file: str) -> Path | None:
+    """The folder of a module's file; None for what is none, as a cell of a notebook."""
     return Path(file).resolve().parent if os.path.isfile(file) else None

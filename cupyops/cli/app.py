@@ -251,6 +251,27 @@ def new(
 
 
 @app.command()
+def port(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="EXT.cu [EXT.cpp]...", help="The file with the kernels, then other host code."),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path(),
+    option: Annotated[
+        list[str] | None, typer.Option(help="An NVRTC option that the kernels need, as --option=-Iinclude.")
+    ] = None,
+) -> None:
+    """Translate the host code of a C++ extension of PyTorch to Python: launches, allocations, checks, an operator.
+
+    What is left to do is listed with its lines. The exit code is 1 where something has no translation, and 2 where nothing
+    was written.
+    """
+    from .port import run
+
+    raise typer.Exit(run(files, out, option or ()))
+
+
+@app.command()
 def bench(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[OP]...", help="Operators, or files of declarations. By default all.")

@@ -121,6 +121,20 @@ def cuda_include() -> Path:
     )
 
 
+@functools.cache
+def library_includes() -> tuple[Path, ...]:
+    """The folders of the headers of CUDA's C++ library and of cuRAND, where their wheels, or a toolkit, are installed."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
+    wheels = ("cuda_cccl/include", "cu13/include/cccl") if nvrtc_version()[0] == 12 else ("cu13/include/cccl",)
+    beside = cuda_include()
+    cccl = [*(root / name for root in roots for name in wheels), beside / "cccl", beside]
+    curand = [*(root / name / "include" for root in roots for name in ("curand", "cu13")), beside]
+    marks = ((cccl, "cuda/std/cstdint"), (curand, "curand_kernel.h"))
+    found = (next((one for one in folders if os.path.isfile(one / mark)), None) for folders, mark in marks)
+    return tuple(one for one in found if one is not None)
+
+
 def runtime_version(include: Path) -> int | None:
     """CUDART_VERSION (12090 for 12.9) as the headers in `include` state it, or None where there are none."""
     header = include / "cuda_runtime_api.h"

@@ -53,7 +53,7 @@ def build(source: Source, name: str, arch: str, options: tuple[str, ...] = ()) -
 
 def entry_name(source: Source, name: str, arch: str, options: tuple[str, ...]) -> str:
     """The file stem under which this kernel is kept; its digest covers every text that goes into it."""
-    outside = headers.digest(source, options)
+    outside = headers.digest(source, _with_libraries(source, options))
     parts = json.dumps([_FORMAT, source.digest, name, arch, BASE_OPTIONS, options, *([outside] if outside else [])])
     readable = re.sub(r"\W+", "-", f"{Path(source.name).stem}.{name}", flags=re.ASCII).strip("-")[:80]
     return f"{readable}.{arch}.{hashlib.sha256(parts.encode()).hexdigest()[:32]}"
@@ -65,6 +65,19 @@ def defines(constants: Mapping[str, int]) -> tuple[str, ...]:
         if not (isinstance(name, str) and name.isidentifier()) or isinstance(value, bool) or not isinstance(value, int):
             raise InputError(f"define has {name!r}: {value!r}, expected the name of a macro and an int")
     return tuple(f"-D{name}={value}" for name, value in sorted(constants.items()))
+
+
+# what asks for a header of CUDA's C++ library, or of cuRAND
+_OF_LIBRARIES = re.compile(
+    r"^[ \t]*#[ \t]*include[ \t]*<(cub|cuda|nv|thrust|cooperative_groups|curand|mma)\b", re.MULTILINE
+)
+
+
+def _with_libraries(source: Source, options: tuple[str, ...]) -> tuple[str, ...]:
+    """The options, with the folders of CUDA's other libraries behind them where the text includes a header of theirs."""
+    if not any(map(_OF_LIBRARIES.search, (source.text, *source.includes.values()))):
+        return options
+    return (*options, *(f"-I{folder}" for folder in backend.library_includes()))
 
 
 _FOR_ARCH = re.compile(r"--?(arch|gpu-architecture)\b")
@@ -88,7 +101,7 @@ def checked_options(options: Iterable[str]) -> tuple[str, ...]:
 
 def _cache_for(source: Source, options: tuple[str, ...]) -> Path | None:
     """The cache folder; None where an option leads to text that is in no entry's key."""
-    return None if headers.digest(source, options) is None else cache.folder()
+    return None if headers.digest(source, _with_libraries(source, options)) is None else cache.folder()
 
 
 def _find(source: Source, stem: str, options: tuple[str, ...]) -> Binary | None:
@@ -142,7 +155,7 @@ def _fresh(source: Source, name: str, arch: str, options: tuple[str, ...], stem:
 def compile(source: Source, name: str, arch: str, options: tuple[str, ...] = ()) -> tuple[Binary, bytes]:
     """Run NVRTC and nothing else: no cache is read or written. For "compute_90" the PTX of sm_90, and no machine code."""
     nvrtc = backend.nvrtc()
-    flags = (*BASE_OPTIONS, f"-arch={arch}", f"-I{backend.cuda_include()}", *options)
+    flags = (*BASE_OPTIONS, f"-arch={arch}", f"-I{backend.cuda_include()}", *_with_libraries(source, options))
     includes = [text.encode() for text in source.includes.values()]
     with backend.nvrtc_at_work():
         program = nvrtc.createProgram(source.text, source.name, includes, [name.encode() for name in source.includes])

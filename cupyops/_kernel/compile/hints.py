@@ -67,14 +67,18 @@ HEADERS = {
 }
 
 _CCCL = (
-    "CUDA's C++ library comes in a wheel of its own, nvidia-cuda-cccl-cu12 (nvidia-cuda-cccl for CUDA 13); give its folder "
-    'to Kernel(..., options=("-I.../nvidia/cuda_cccl/include",))'
+    "CUDA's C++ library comes in a wheel of its own, nvidia-cuda-cccl-cu12 (nvidia-cuda-cccl for CUDA 13), whose folder is "
+    'found where it is installed; give another\'s to Kernel(..., options=("-I...",))'
+)
+_THRUST = (
+    "thrust has host code, which NVRTC cannot compile, in device functions too; write the loop, or take what the kernel "
+    "needs of <cub/block/...>"
 )
 _COOPERATIVE = "__syncthreads, __syncwarp and __shfl_*_sync need no header, cooperative_groups needs CCCL: "
 _CURAND = (
     "#include <curand_kernel.h>, with the wheels of cuRAND and of CUDA's C++ library, nvidia-curand-cu12 and "
-    "nvidia-cuda-cccl-cu12 (nvidia-curand and nvidia-cuda-cccl for CUDA 13); give their folders to Kernel(..., "
-    'options=("-I.../nvidia/curand/include", "-I.../nvidia/cuda_cccl/include"))'
+    "nvidia-cuda-cccl-cu12 (nvidia-curand and nvidia-cuda-cccl for CUDA 13), whose folders are found "
+    "where they are installed"
 )
 _CUB = (
     "<cub/cub.cuh> has host code, which NVRTC cannot compile; include what the kernel needs of <cub/block/...> and "
@@ -122,7 +126,8 @@ BUILT_IN = frozenset(_BARE.split())
 # of a name that is not known, before `::` or by itself
 _UNKNOWN = (
     (r"cooperative_groups|cg", "#include <cooperative_groups.h> is missing; " + _COOPERATIVE + _CCCL),
-    (r"cub|thrust|cuda", _CCCL),
+    (r"thrust", _THRUST),
+    (r"cub|cuda", _CCCL),
     (r"curand\w*|Philox\w*", _CURAND),
     (r"nvcuda|wmma", _WMMA),
     (r"at|c10|torch|Half|BFloat16|bfloat16", _PYTORCH),

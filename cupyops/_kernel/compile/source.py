@@ -114,8 +114,8 @@ def load(source: str | Path, beside: Path | None = None) -> Source:
     if not isinstance(source, (str, os.PathLike)):
         raise InputError(f"{source!r} is neither CUDA C nor the name of a .cu file; give one of the two")
     if isinstance(source, str) and is_text(source):
-        text = _checked(source.removeprefix("\ufeff"), "<text>.cu")
-        return Source("<text>.cu", text, None, *_gather(text, "<text>.cu", beside or _working_folder()))
+        text = checked(source.removeprefix("\ufeff"), "<text>.cu")
+        return Source("<text>.cu", text, None, *_gather(text, "<text>.cu", beside or working_folder()))
     if isinstance(source, str) and _CODE.search(source):
         raise SourceError(
             f"{source[:80]!r} is neither the name of a file nor CUDA C with a kernel in it: a kernel begins with "
@@ -123,9 +123,9 @@ def load(source: str | Path, beside: Path | None = None) -> Source:
         )
     path = find(source, beside)
     before = stamp(path)
-    text = _read(path)
+    text = read(path)
     includes, missing, stamps = _gather(text, path.name, path.parent)
-    return Source(_plain(path.name), text, path, includes, missing, {path: before} | stamps)
+    return Source(plain(path.name), text, path, includes, missing, {path: before} | stamps)
 
 
 def find(source: str | Path, beside: Path | None = None) -> Path:
@@ -134,7 +134,7 @@ def find(source: str | Path, beside: Path | None = None) -> Path:
     For a caller inside this package the working folder does not count: the file of that name there is another one.
     """
     inside = is_own(beside)
-    folders = [folder for folder in (beside, None if inside else _working_folder(), cuda_src()) if folder is not None]
+    folders = [folder for folder in (beside, None if inside else working_folder(), cuda_src()) if folder is not None]
     candidates = (
         [Path(source)] if Path(source).is_absolute() else [folder / source for folder in dict.fromkeys(folders)]
     )
@@ -159,28 +159,30 @@ def _meant(candidates: Iterable[Path]) -> str:
     return ""
 
 
-def _working_folder() -> Path:
+def working_folder() -> Path:
+    """Where the process is."""
     try:
         return Path.cwd()
     except OSError:  # it has been removed
         return Path()
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """A file's name as the compiler can be given it: it reads a leading dash as an option, and writes quotes as they are."""
     return re.sub(r'^-|["\r\n\ud800-\udfff]', "_", name)
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
+    """The text of a file, all of which the compiler will see."""
     try:
-        return _checked(path.read_text(encoding="utf-8-sig"), str(path))
+        return checked(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error}; give a file that you can read") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text: {error}; save it as UTF-8") from error
 
 
-def _checked(text: str, name: str) -> str:
+def checked(text: str, name: str) -> str:
     """`text`, all of which the compiler will see."""
     if (bad := UNREADABLE.search(text)) is not None:
         raise InputError(
@@ -229,7 +231,7 @@ def _gather(text: str, name: str, folder: Path) -> tuple[dict[str, str], dict[st
                 raise SourceError(f'#include "{spelled}" means both {origin[spelled]} and {path}; rename one of them')
             if spelled not in found or missing.pop(spelled, ""):
                 stamps[path] = stamp(path)
-                found[spelled] = _read(path)
+                found[spelled] = read(path)
                 pending.append((found[spelled], spelled, path.parent))
     return found, missing, stamps
 

@@ -44,6 +44,9 @@ _OTHER_NAMES = {
     "int32_t": torch.int32,
     "int64_t": torch.int64,
     "long": torch.int64,
+    # as C++ extensions call them
+    "c10::Half": torch.float16,
+    "c10::BFloat16": torch.bfloat16,
 }
 DTYPES = {name: dtype for dtype, name in C_NAMES.items()} | _OTHER_NAMES
 # of a variable also those that PyTorch has few operations for
@@ -104,10 +107,16 @@ def canonical(value: Any) -> Any:
     return int(value) if isinstance(value, np.integer) else value
 
 
-def c_token(value: Any) -> str:
-    """A template value in C++: only dtypes of the table, bools, ints and plain names reach the compiler."""
+OF_EXTENSIONS = {torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16"}  # what their files call these dtypes
+
+
+def c_token(value: Any, extension: bool = False) -> str:
+    """A template value in C++: only dtypes of the table, bools, ints and plain names reach the compiler.
+
+    With `extension` the half types are PyTorch's own, as kernels of C++ extensions are written for them.
+    """
     if isinstance(value, torch.dtype) and value in C_NAMES:
-        return C_NAMES[value]
+        return OF_EXTENSIONS.get(value, C_NAMES[value]) if extension else C_NAMES[value]
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

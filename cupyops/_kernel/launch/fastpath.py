@@ -23,6 +23,7 @@ from .signature import Argument, layout
 from .tensor_map import ALIGNMENT, TensorMap
 from .versions import this_thread
 
+_ACCESSOR = -1  # in the place of a boundary: a tensor is packed there
 Configure = Callable[[Configuration, Callable[..., None]], Callable[..., None]]
 
 
@@ -34,7 +35,7 @@ def entry(arguments: Sequence[Argument], device: int, function: int, slots: Any,
     """What a launch looks up by its template values: everything that differs between the instances of a kernel."""
     pack_into = struct.Struct(layout(arguments)[0]).pack_into
     pointers = [argument.dtype for argument in arguments if argument.kind == "pointer"]
-    sizes = [argument.size for argument in arguments if argument.kind == "struct"]
+    sizes = [argument.accessor or argument.size for argument in arguments if argument.kind == "struct"]
     return device, function, pack_into, slots, new_slot, *pointers, *sizes
 
 
@@ -74,6 +75,10 @@ def configure(
     for index, (name, argument) in enumerate(zip(names, arguments)):
         if argument.kind == "struct":
             known.append(f"_s{index}")
+            if argument.accessor is not None:  # which raises where the full path is to look
+                checks.append(f"_v{index} = _s{index}.of({name}, _device)")
+                packed[index] = f"_v{index}"
+                continue
             wrong = f"{name}.__class__ not in _structs"
             if argument.takes_map:
                 wrong += f" and ({name}.__class__ is not _TensorMap or {name}.get_device() != _device)"
@@ -172,6 +177,8 @@ def _in_order(names: Sequence[str], values: Sequence[Any], missing: Any) -> tupl
 
 def _checked_boundary(argument: Argument) -> int:
     """1 where any address will do; that a tensor begins at a whole element of its dtype is taken for granted here."""
+    if argument.accessor is not None:
+        return _ACCESSOR
     if argument.kind == "struct":
         return ALIGNMENT if argument.takes_map else 1
     return argument.boundary if argument.dtype is None else 1

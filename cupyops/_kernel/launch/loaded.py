@@ -46,7 +46,9 @@ class Loaded:
     def __init__(self, name: str, binary: Binary, arguments: tuple[signature.Argument, ...], device: int, alone: bool):
         cupy = backend.cupy()
         self.name, self.binary, self.device, self.arguments = name, binary, device, arguments
-        self.anchor = next((index for index, one in enumerate(arguments) if one.kind == "pointer"), None)
+        self.anchor = next(
+            (index for index, one in enumerate(arguments) if one.kind == "pointer" or one.accessor is not None), None
+        )
         with faults.told(f"{name} cannot be loaded on cuda:{device}"), cupy.cuda.Device(device):
             self._module = _module(binary, device, shared=not alone)
             self.function = self._module.get_function(binary.symbol).ptr

@@ -21,6 +21,7 @@ from ..._util.strides import has_bits
 from ...errors import CompileError, LaunchError
 from ..compile.binary import Parameter
 from . import tensor_map
+from .accessor import Accessor
 from .ctype import DTYPES, VARIABLE_DTYPES, WrongDtype, vector_alignment
 from .pointers import SIZE, Pointers
 from .tensor_map import TensorMap
@@ -44,10 +45,13 @@ class Argument:
     boundary: int = 1  # a pointer's address is to be a multiple of this
     template: str = ""  # the template parameter that says what a pointer points to
     inner: torch.dtype | None = None  # what the pointers of a table point to
+    accessor: Accessor | None = None  # of a struct that is a tensor accessor of PyTorch's
 
     @property
     def is_written(self) -> bool:
         """Whether it is a pointer through which the kernel may write: `T*`, `const T**`, not `const T*` or `T const*`."""
+        if self.accessor is not None:
+            return self.accessor.is_written
         return self.kind == "pointer" and not is_const(self.ctype)
 
     @property
@@ -59,7 +63,12 @@ class Argument:
     @property
     def takes_map(self) -> bool:
         """Whether it is a struct that a tensor map may be given for."""
-        return self.kind == "struct" and self.size == tensor_map.BYTES and self.align % tensor_map.ALIGNMENT == 0
+        return (
+            self.accessor is None
+            and self.kind == "struct"
+            and self.size == tensor_map.BYTES
+            and self.align % tensor_map.ALIGNMENT == 0
+        )
 
     @property
     def format(self) -> str:
@@ -144,7 +153,8 @@ def _argument(ctype: str, name: str, parameter: Parameter, types: dict[str, str]
         kind = "struct"
     else:
         kind = "bool" if types.get(bare, bare) == "bool" else "integer"
-    return Argument(name, ctype, kind, parameter.size, parameter.align)
+    accessor = Accessor.read(ctype, parameter.size) if kind == "struct" else None
+    return Argument(name, ctype, kind, parameter.size, parameter.align, accessor=accessor)
 
 
 def layout(arguments: Sequence[Argument]) -> tuple[str, list[int]]:
@@ -230,14 +240,18 @@ def _checked(name: str, arguments: Sequence[Argument], index: int, value: Any, d
     elif argument.kind == "struct":
         if isinstance(value, (np.ndarray, np.void)) and value.nbytes == argument.size:
             return value.tobytes()
-        if isinstance(value, Pointers):
+        if argument.accessor is not None and isinstance(value, Tensor):
+            expected = argument.accessor.unfit(value) or (_elsewhere(device) if value.get_device() != device else "")
+            if not expected:
+                return argument.accessor.packed(value, value.data_ptr())
+        elif isinstance(value, Pointers):
             expected = _no_pointers(argument, value, device)
             if not expected:
                 return value.tobytes(argument.size)
         else:
             expected = _no_map(argument, value, device) if isinstance(value, TensorMap) else _no_struct(argument, value)
-        if not expected:
-            return value.tobytes()
+            if not expected:
+                return value.tobytes()
     elif argument.kind == "float":
         if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
             expected = "a number"
@@ -319,6 +333,8 @@ def _elsewhere(device: int) -> str:
 def _no_struct(argument: Argument, value: Any) -> str:
     """What was expected instead of `value`, with what a dtype of fields must be told to be as C lays it out."""
     expected = f"a NumPy array of {argument.size} bytes"
+    if argument.accessor is not None:
+        return f"a tensor of {argument.accessor.rank} dimensions, which the accessor is packed of"
     if argument.takes_map:
         expected += f", or a tensor map: cupyops.tensor_map({argument.name}, box)"
     dtype = getattr(value, "dtype", None)

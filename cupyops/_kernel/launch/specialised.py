@@ -42,11 +42,12 @@ class Specialised:
         options: tuple[str, ...],
         arch: str | None = None,
         strided: bool = False,
+        extension: bool = False,
     ) -> None:
         self.source, self.base, self.name, self.options, self.arch = text, base, name, options, arch
         self.strided = strided  # whether it may touch what lies between the elements of views
         self.values = tuple(types.values())
-        self._tokens = {parameter: c_token(value) for parameter, value in types.items()}
+        self._tokens = {parameter: c_token(value, extension) for parameter, value in types.items()}
         self.loaded: dict[int, Loaded] = {}
         self._lock = threading.Lock()
         said = declarations.told(text, base)

@@ -26,6 +26,8 @@ class Template:
         domain: for each parameter whose values are declared, these values.
     """
 
+    extension = False  # whether dtypes are named as C++ extensions name them
+
     def __init__(
         self, name: str, domain: Mapping[str, tuple[Any, ...]], where: Callable[..., bool] | None = None
     ) -> None:
@@ -89,7 +91,7 @@ class Template:
     def expression(self, values: tuple[Any, ...]) -> str:
         """The C++ name of one instance, such as `relu_fwd<float>`."""
         given = dict(zip(self.template, values))
-        tokens = [c_token(given[part]) if part in given else part for part in self._written]
+        tokens = [c_token(given[part], self.extension) if part in given else part for part in self._written]
         return f"{self.base}<{', '.join(tokens)}>" if tokens else self.base
 
     def __repr__(self) -> str:

@@ -150,6 +150,8 @@ class Recorder(TorchFunctionMode):
             for argument, value in zip(() if loaded is None else loaded.arguments, args):
                 if argument.dtype is None and argument.boundary > 1 and isinstance(value, Tensor):
                     self.alignment(value, argument.boundary)  # which the launch has found to be so
+                if argument.accessor is not None:
+                    raise NoConstant("a tensor that it takes as an accessor, which is packed at each launch")
             self._refuse_tables(loaded, args)
             for value in args:
                 if isinstance(value, TensorMap):

@@ -136,7 +136,7 @@ HINTS = {
     "driver": (body("x[0] = 1;", "#include <cuda.h>"), "<cuda.h> is the driver's interface for host code"),
     "curand": (
         body("x[0] = 1;", "#include <curand_kernel.h>"),
-        '("-I.../nvidia/curand/include", "-I.../nvidia/cuda_cccl',
+        "nvidia-curand-cu12 and nvidia-cuda-cccl-cu12",
     ),
     "curand's names": (body("curandState s;"), "#include <curand_kernel.h>, with the wheels of cuRAND"),
     "all of cub": (
@@ -144,7 +144,7 @@ HINTS = {
         "which NVRTC cannot compile; include what the kernel needs",
     ),
     "groups": (body("x[0] = 1;", "#include <cooperative_groups.h>"), "nvidia-cuda-cccl-cu12"),
-    "cub": (body("x[0] = 1;", "#include <cub/block/block_reduce.cuh>"), 'options=("-I.../nvidia/cuda_cccl/include",)'),
+    "cub": (body("x[0] = 1;", "#include <cub/block/block_reduce.cuh>"), "whose folder is found where it is installed"),
     "thrust": (body("x[0] = 1;", "#include <thrust/sort.h>"), "nvidia-cuda-cccl-cu12"),
     "wmma": (body("x[0] = 1;", "#include <mma.h>"), "inline PTX: mma.sync"),
     "pytorch": (body("x[0] = 1;", "#include <torch/extension.h>"), "PyTorch's C++ types are for host code"),

@@ -1,0 +1,137 @@
+"""An extension's file, with the headers that it includes, as a `Source`: device code alone, and the prelude before it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...errors import SourceError
+from ..compile import source
+from ..compile.source import Source, Stamp
+from . import device
+from .known import PRELUDE, STANDARD, is_host_header
+from .tokens import Token, line_of, tokens
+
+# a macro that is defined anew, as CUDA_KERNEL_LOOP is in many files, is worth no warning
+OPTIONS = (f"-include={PRELUDE}", "-default-device", "-diag-suppress=47")
+_INCLUDE = re.compile(r'#\s*include\s*(?:<([^<>"\n]+)>|"([^"\n]+)")')
+_INSTEAD = {"cub/cub.cuh": "extension/cub.cuh"}
+
+
+@dataclass
+class _Reader:
+    """What is gathered while headers are gone through, each where it is included: what it defines holds below."""
+
+    folders: Sequence[Path]
+    macros: dict[str, frozenset[str]] = field(default_factory=dict)
+    includes: dict[str, str] = field(default_factory=dict)
+    names: dict[Path, str] = field(default_factory=dict)  # one file has one name, however it is spelled
+    stamps: dict[Path, Stamp | None] = field(default_factory=dict)
+    kernels: list[str] = field(default_factory=list)
+
+    def reduced(self, text: str, name: str, folder: Path) -> str:
+        """The device code of a text; the headers of its own are read before it."""
+        lines = [one for one in tokens(text) if one.kind == "directive"]
+        blank: list[tuple[int, int]] = []
+        replaced: list[tuple[int, int, str]] = []
+        for line in lines:
+            match = _INCLUDE.match(line.text)
+            if match is None:
+                continue
+            spelled = match[1] or match[2]
+            instead = self._instead(line, spelled, match[2] is not None, text, name, folder)
+            if instead is None:
+                blank.append((line.start, line.end))
+            elif instead != line.text:
+                replaced.append((line.start, line.end, instead))
+        found = device.split(text, self.macros)
+        self.macros = found.macros
+        self.kernels += [one for one in found.kernels if one not in self.kernels]
+        parts = list(found.text)
+        for start, end in blank:
+            parts[start:end] = [one if one in "\r\n" else " " for one in parts[start:end]]
+        for start, end, instead in replaced:
+            parts[start:end] = [instead, *[""] * (end - start - 1)]
+        return "".join(parts)
+
+    def _instead(self, line: Token, spelled: str, quoted: bool, text: str, name: str, folder: Path) -> str | None:
+        """The directive in the place of an `#include`; None where kernels do not need it."""
+        if spelled in _INSTEAD:
+            return self._shipped(_INSTEAD[spelled])
+        beside = [folder, folder / "include", folder.parent / "include", folder.parent]  # as their setup.py names them
+        candidates = [one / spelled for one in (*beside, *self.folders)]
+        path = next((one for one in candidates if os.path.isfile(one)), None)
+        if path is not None and (quoted or not is_host_header(spelled)):
+            return self._own(spelled, path.resolve())
+        if is_host_header(spelled):
+            return None
+        if not quoted or os.path.isfile(source.cuda_src() / spelled):
+            return line.text if not quoted else self._shipped(spelled)
+        if line.branch or _is_conditional(text, line.start):
+            return None
+        looked = ", ".join(str(one.parent) for one in candidates)
+        raise SourceError(
+            f'{name}:{line_of(text, line.start)}: #include "{spelled}" not found in {looked}; it is a header of the '
+            'extension\'s own repository: put it there, or give its folder, options=("-I...",)'
+        )
+
+    def _own(self, spelled: str, path: Path) -> str:
+        if path not in self.names:
+            name = self.names[path] = spelled if spelled not in self.includes else f"{path.parent.name}/{path.name}"
+            while list(self.names.values()).count(name) > 1:
+                name = self.names[path] = f"other/{name}"
+            self.includes[name] = ""  # while it is read, for headers that include each other
+            self.stamps[path] = source.stamp(path)
+            self.includes[name] = self.reduced(source.read(path), name, path.parent)
+        return f'#include "{self.names[path]}"'
+
+    def _shipped(self, spelled: str) -> str:
+        if spelled not in self.includes:
+            path = source.cuda_src() / spelled
+            self.stamps[path] = source.stamp(path)
+            self.includes[spelled] = text = source.read(path)
+            for inner in _INCLUDE.finditer(text):
+                if inner[2]:
+                    self._shipped(inner[2])
+        return f'#include "{spelled}"'
+
+
+@dataclass(frozen=True)
+class Extension:
+    """An extension's file as it is compiled, and the kernels that were found in it, with their namespaces."""
+
+    source: Source
+    kernels: tuple[str, ...]
+
+
+def load(code: str | Path, beside: Path | None, options: Sequence[str]) -> Extension:
+    """The device code of a file, or of a text, and of the headers beside it or in the folders of `-I`.
+
+    Raises:
+        SourceError: the file, or a header of its own repository, is not found; the message has its line.
+    """
+    reader = _Reader([Path(one[2:].strip()) for one in options if one.startswith("-I")])
+    reader._shipped(PRELUDE)
+    reader.includes |= dict.fromkeys(STANDARD, f'#include "{PRELUDE}"\n')
+    if isinstance(code, str) and source.is_text(code):
+        text = source.checked(code.removeprefix("\ufeff"), "<text>.cu")
+        reduced = reader.reduced(text, "<text>.cu", beside or source.working_folder())
+        return Extension(Source("<text>.cu", reduced, None, reader.includes, {}, reader.stamps), tuple(reader.kernels))
+    path = source.find(code, beside)
+    before = source.stamp(path)
+    reduced = reader.reduced(source.read(path), path.name, path.parent)
+    stamps = {path: before} | reader.stamps
+    return Extension(Source(source.plain(path.name), reduced, path, reader.includes, {}, stamps), tuple(reader.kernels))
+
+
+_CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b(.*)", re.MULTILINE)
+
+
+def _is_conditional(text: str, at: int) -> bool:
+    """Whether what stands there stands under an `#if`; the guard of a header is none."""
+    conditions = _CONDITION.findall(text, 0, at)
+    guards = sum(word == "ifndef" and re.search(r"_H\w*\s*$", rest) is not None for word, rest in conditions)
+    return 2 * sum(word == "endif" for word, _ in conditions) < len(conditions) - guards

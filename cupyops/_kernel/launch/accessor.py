@@ -1,0 +1,81 @@
+"""Tensor accessors of PyTorch's C++ as arguments of a kernel: an address, sizes and strides, packed of a tensor at the launch.
+
+`PackedTensorAccessor32<float, 2>` of a C++ extension is a struct that `cuda_src/extension/accessor.cuh` declares; what the
+compiler calls it says all that there is to know: element, dimensions, and whether sizes have 32 or 64 bits.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..._util.strides import has_bits
+from ...errors import LaunchError
+from .ctype import VARIABLE_DTYPES
+
+_NAME = re.compile(r"(?:const )?at::GenericPackedTensorAccessor<(const )?(.+), (\d+), [\w:]+, (int|long long|long)>")
+
+
+@dataclass(frozen=True)
+class Accessor:
+    """What an accessor of a kernel is packed of.
+
+    Attributes:
+        dtype: of the tensor; None where the element is no dtype of PyTorch.
+        rank: how many dimensions the tensor has.
+        is_wide: whether sizes and strides have 64 bits.
+        is_written: whether the kernel may write through it: its elements are not const.
+    """
+
+    dtype: torch.dtype | None
+    rank: int
+    is_wide: bool
+    is_written: bool
+
+    @classmethod
+    def read(cls, ctype: str, size: int) -> Accessor | None:
+        """The accessor that a C type is, of `size` bytes; None where it is none."""
+        match = _NAME.fullmatch(ctype)
+        if match is None:
+            return None
+        found = cls(VARIABLE_DTYPES.get(match[2]), int(match[3]), match[4] != "int", match[1] is None)
+        return found if struct.calcsize(found._format) == size else None
+
+    @property
+    def _format(self) -> str:
+        return f"<Q{2 * self.rank}{'q' if self.is_wide else 'i'}"
+
+    def unfit(self, tensor: Tensor) -> str:
+        """What was expected instead of `tensor`; nothing where it will do."""
+        if self.dtype is not None and tensor.dtype is not self.dtype:
+            return f"a tensor of {self.dtype}: convert it with .to({self.dtype}), or choose the template value for this one"
+        if tensor.dim() != self.rank:
+            return f"a tensor of {self.rank} dimensions; this one has {tensor.dim()}"
+        if has_bits(tensor):
+            return "a tensor whose values are in its memory: give its .resolve_conj().resolve_neg()"
+        if tensor.layout is not torch.strided or (not tensor.data_ptr() and tensor.numel()):
+            return "a tensor with storage of its own"
+        if not self.is_wide and _furthest(tensor) >= 2**31:
+            return "a tensor of less than 2**31 elements, for the kernel counts with 32 bits; PackedTensorAccessor64 has 64"
+        return ""
+
+    def packed(self, tensor: Tensor, address: int) -> bytes:
+        """The bytes that the kernel takes, for a tensor that fits."""
+        return struct.pack(self._format, address, *tensor.shape, *tensor.stride())
+
+    def of(self, tensor: Tensor, device: int) -> bytes:
+        """The same for a tensor on a GPU. Raises `LaunchError` where the launch is to be looked at in full."""
+        if not isinstance(tensor, Tensor) or tensor.get_device() != device or self.unfit(tensor):
+            raise LaunchError("no tensor that fits the accessor")
+        return self.packed(tensor, tensor.data_ptr())
+
+
+def _furthest(tensor: Tensor) -> int:
+    """The greatest of its sizes, and of the places of its elements."""
+    return max(
+        (sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()) if size), *tensor.shape, 0)
+    )

@@ -1,0 +1,173 @@
+"""A C++ extension's files, parsed: host functions, constants, bindings. The parser is tree-sitter's, of the extra `port`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import MissingDependencyError
+
+Node = Any  # tree_sitter.Node, which is there where its wheel is
+
+
+def parser() -> Any:
+    """A parser of CUDA C++. Raises `MissingDependencyError` where tree-sitter is not installed."""
+    try:
+        import tree_sitter
+        import tree_sitter_cuda
+    except ImportError as error:
+        raise MissingDependencyError(
+            f'host code is read by tree-sitter, which does not import: {error}\n  pip install "cupyops[port]"'
+        ) from error
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_cuda.language()))
+
+
+def text(node: Node | None) -> str:
+    """The text of a node; empty for none."""
+    return "" if node is None or node.text is None else node.text.decode("utf-8", "replace")
+
+
+def line(node: Node) -> int:
+    """The line, from 1, on which a node begins."""
+    return int(node.start_point[0]) + 1
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """A node, and all below it."""
+    yield node
+    for child in node.named_children:
+        yield from walk(child)
+
+
+@dataclass
+class Function:
+    """A host function: its name, (C type, name) of its parameters, its body, and the file it is in."""
+
+    name: str
+    parameters: list[tuple[str, str]]
+    body: Node
+    file: str
+    returns: str = ""
+
+    @property
+    def launches(self) -> bool:
+        """Whether it has a `<<<>>>`."""
+        return any(node.type == "kernel_call_syntax" for node in walk(self.body))
+
+    @property
+    def calls(self) -> set[str]:
+        """The names of the functions that it calls."""
+        found = (node.child_by_field_name("function") for node in walk(self.body) if node.type == "call_expression")
+        return {bare(text(one)) for one in found}
+
+
+@dataclass
+class Program:
+    """What the files of an extension have.
+
+    Attributes:
+        functions: host functions by name.
+        constants: the values of constants and of macros that have one, by name, with their places.
+        macros: macros with parameters: (parameters, what they stand for, place).
+        bound: functions that the bindings name, by the name that Python has for them.
+    """
+
+    functions: dict[str, Function] = field(default_factory=dict)
+    constants: dict[str, tuple[str, str]] = field(default_factory=dict)
+    macros: dict[str, tuple[list[str], str, str]] = field(default_factory=dict)
+    bound: dict[str, str] = field(default_factory=dict)
+
+
+def bare(name: str) -> str:
+    """A name without namespaces and template arguments."""
+    return re.sub(r"<.*>", "", name, flags=re.DOTALL).rpartition("::")[2].strip()
+
+
+_MARKED = re.compile(r"__global__|__device__")
+_QUOTED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+_BINDING = re.compile(r"PYBIND11_MODULE|TORCH_LIBRARY\w*|PYBIND11_PLUGIN")
+
+
+def read(paths: list[Path]) -> Program:
+    """The files, in order, then the headers of their own that they include."""
+    found, parse = Program(), parser()
+    pending, seen = list(paths), {path.resolve() for path in paths}
+    while pending:
+        path = pending.pop(0)
+        content = path.read_bytes()
+        _gather(parse.parse(content).root_node, path.name, found)
+        for spelled in _QUOTED.findall(content.decode("utf-8", "replace")):
+            folders = (path.parent, path.parent / "include", path.parent.parent / "include", path.parent.parent)
+            header = next((one / spelled for one in folders if (one / spelled).is_file()), None)
+            if header is not None and header.resolve() not in seen:
+                seen.add(header.resolve())
+                pending.append(header)
+    return found
+
+
+def _gather(node: Node, file: str, found: Program) -> None:
+    for child in node.named_children:
+        if child.type == "function_definition":
+            _function(child, file, found)
+        elif child.type == "preproc_def":
+            name, value = (text(child.child_by_field_name(one)).strip() for one in ("name", "value"))
+            if value:
+                found.constants.setdefault(name, (value, f"{file}:{line(child)}"))
+        elif child.type == "preproc_function_def":
+            parameters = [text(one) for one in child.child_by_field_name("parameters").named_children]
+            value = text(child.child_by_field_name("value")).strip()
+            name = text(child.child_by_field_name("name"))
+            found.macros.setdefault(name, (parameters, value, f"{file}:{line(child)}"))
+        elif child.type == "declaration" and re.search(r"\bconst(expr)?\b", text(child)):
+            for one in child.children_by_field_name("declarator"):
+                if one.type == "init_declarator" and one.child_by_field_name("declarator").type == "identifier":
+                    name, value = (text(one.child_by_field_name(part)) for part in ("declarator", "value"))
+                    found.constants.setdefault(name, (value, f"{file}:{line(child)}"))
+        elif child.type not in ("class_specifier", "struct_specifier"):
+            _gather(child, file, found)
+
+
+def _function(node: Node, file: str, found: Program) -> None:
+    declarator, body = node.child_by_field_name("declarator"), node.child_by_field_name("body")
+    while declarator is not None and declarator.type != "function_declarator":
+        declarator = declarator.child_by_field_name("declarator") or next(
+            (one for one in declarator.named_children if "declarator" in one.type), None
+        )
+    if declarator is None or body is None:
+        return
+    name = bare(text(declarator.child_by_field_name("declarator")))
+    head = text(node)[: body.start_byte - node.start_byte]
+    if _BINDING.fullmatch(name):
+        _bindings(body, found)
+    elif "__host__" in head or not _MARKED.search(head):
+        returns = text(node.child_by_field_name("type"))
+        parameters = [
+            one for one in map(_parameter, declarator.child_by_field_name("parameters").named_children) if one
+        ]
+        found.functions.setdefault(name, Function(name, parameters, body, file, returns))
+
+
+def _parameter(node: Node) -> tuple[str, str] | None:
+    declarator = node.child_by_field_name("declarator")
+    if declarator is None:
+        return None
+    name = next((text(one) for one in walk(declarator) if one.type == "identifier"), "")
+    return (text(node)[: declarator.start_byte - node.start_byte] + text(declarator).replace(name, "")).strip(), name
+
+
+def _bindings(body: Node, found: Program) -> None:
+    for node in walk(body):
+        if node.type != "call_expression" or not re.search(
+            r"\.(def|impl)$", text(node.child_by_field_name("function"))
+        ):
+            continue
+        given = node.child_by_field_name("arguments").named_children
+        names = [one for one in given if one.type == "string_literal"]
+        target = next((bare(text(one).lstrip("&")) for one in given if one.type != "string_literal"), None)
+        if names and target is not None:
+            wrapped = re.search(r"(?:TORCH_FN|TORCH_BOX|wrap)\s*\(\s*&?\s*([\w:]+)", text(node))
+            name = re.sub(r"\(.*|.*::", "", text(names[0]).strip('"'))
+            found.bound.setdefault(name, bare(wrapped[1]) if wrapped else target)

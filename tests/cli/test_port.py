@@ -1,0 +1,181 @@
+"""`python -m cupyops port`: what is written runs, what could not be translated is named, and nothing is guessed in silence."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("tree_sitter_cuda")
+
+import cupyops
+from cupyops._port.expressions import NotTranslated, Scope, python
+from cupyops._port.port import port
+from cupyops._port.program import Program, parser, walk
+from cupyops.cli.port import run
+
+FILE = Path(__file__).parents[1] / "kernel" / "extension" / "scale_rows.cu"
+
+
+def loaded(folder, name):
+    """The module that was written, read as an import of it would read it."""
+    path = folder / f"{name}.py"
+    scope = {"__name__": name, "__file__": str(path)}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    return scope
+
+
+def test_host_functions_compute_what_they_did(tmp_path, capsys):
+    assert run([FILE], tmp_path, ()) == 0
+    said = capsys.readouterr().out
+    assert "operator scale_rows_op: scale_rows_forward, scale_rows_backward" in said
+    assert "to write: the reference of scale_rows_op" in said and "not translated" not in said
+    made = loaded(tmp_path, "scale_rows")
+    torch.manual_seed(0)
+    x, w = torch.randn(7, 5, requires_grad=True), torch.randn(5, requires_grad=True)
+    grad_y = torch.randn(7, 5)
+    with cupyops.simulate():
+        y = made["scale_rows_forward"](x.detach(), w.detach())
+        grad_x, grad_w = made["scale_rows_backward"](grad_y, x.detach(), w.detach())
+        assert made["scale_rows_forward"](torch.empty(0, 5), w.detach()).shape == (0, 5)
+        with pytest.raises(ValueError, match="x and w must have as many columns"):
+            made["scale_rows_forward"](x.detach(), w.detach()[:4])
+        with pytest.raises(ValueError, match="x must be contiguous"):
+            made["scale_rows_forward"](x.detach().t(), w.detach())
+        with cupyops.trace() as trace:
+            through = made["scale_rows_op"](x, w)
+            through.backward(grad_y)
+    assert trace.routes() == {"simulator"}
+    found = x.grad, w.grad
+    x.grad = w.grad = None
+    (x * w).backward(grad_y)
+    for one in (y, through.detach()):
+        torch.testing.assert_close(one, (x * w).detach())
+    for one in ((grad_x, grad_w), found):
+        torch.testing.assert_close(one, (x.grad, w.grad))
+    with pytest.raises(NotImplementedError, match="write the reference of scale_rows_op"):
+        made["scale_rows_op"](x.detach(), w.detach())
+
+
+def test_its_tests_fail_until_it_is_finished(tmp_path):
+    assert run([FILE], tmp_path, ()) == 0
+    asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", "test_scale_rows.py"]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "test_nothing_is_left_to_check" in done.stdout
+
+
+def test_what_is_there_is_never_written_over(tmp_path, capfd):
+    (tmp_path / "scale_rows.py").write_text("mine")
+    assert run([FILE], tmp_path, ()) == 2
+    assert "there already" in capfd.readouterr().err and (tmp_path / "scale_rows.py").read_text() == "mine"
+    assert run([tmp_path / "absent.cu"], tmp_path, ()) == 2
+    assert run([tmp_path / "scale_rows.py"], tmp_path, ()) == 2
+
+
+def ported(tmp_path, code):
+    path = tmp_path / "x.cu"
+    path.write_text(code)
+    return port([path], "x.cu")
+
+
+LAUNCH = "__global__ void k(float* x, int n) {}\n"
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ("float* p = &x; k<<<1, 2>>>(p, 3);", "x.cu:2: not translated: an address"),
+        ("cublasSgemm(handle); k<<<1, 2>>>(x, 3);", "x.cu:2: not translated: the function cublasSgemm"),
+        ("thrust::sort(x, x + 3); k<<<1, 2>>>(x, 3);", "x.cu:2: not translated: the function thrust::sort"),
+        ("other<<<1, 2>>>(x); k<<<1, 2>>>(x, 3);", "x.cu:2: not translated: the launch of other"),
+        ("\nint n; do { n += 1; } while (n < 3); k<<<1, 2>>>(x, n);", "x.cu:3: not translated: do statement"),
+        ("for (int i = 8; i > 0; i >>= 1) k<<<1, 2>>>(x, i);", "x.cu:2: not translated: a loop that counts"),
+        ("k<<<1, 2>>>(x + 4, 3);", "x.cu:2: check: a pointer"),
+        ("auto m = f(); k<<<m / 2, 2>>>(x, 3);", "x.cu:2: not translated: the function f"),
+    ],
+)
+def test_what_is_not_certain_is_said_with_its_line(tmp_path, body, said):
+    found = ported(tmp_path, LAUNCH + f"void run(float* x) {{ {body} }}\n")
+    assert any(said in one for one in found.problems), found.problems
+    written = found.files["x.py"]
+    compile(written, "x.py", "exec")
+    assert ("raise NotImplementedError('x.cu:" in written) if "not translated" in said else ("# check this" in written)
+
+
+def test_a_division_of_what_is_not_known_is_marked(tmp_path):
+    code = (
+        LAUNCH
+        + "template <typename T> T half(T a) { return a / 2; }\nvoid run(float* x, int n) { k<<<half(n), 2>>>(x, n / 2); }\n"
+    )
+    found = ported(tmp_path, code)
+    assert [one for one in found.problems if "division" in one] == [
+        "x.cu:2: check: a / 2 is taken to be a division of integers"
+    ]
+    assert "n // 2," in found.files["x.py"]
+
+
+EXPRESSIONS = {
+    "(n + 255) / 256": "(n + 255) // 256",
+    "1.5f * s / 2": "1.5 * s / 2",
+    "static_cast<float>(n) / 2": "float(n) / 2",
+    "a && !b || n == 0x10u": "a and not b or n == 0x10",
+    "n > 0 ? n : -1": "(n if n > 0 else -1)",
+    "std::min(n, (int)4096L)": "min(n, 4096)",
+    "THCCeilDiv((long)n, 512L)": "cupyops.ceil_div(n, 512)",
+    "torch::zeros({n, x.size(0)}, x.options().dtype(torch::kInt32))": (
+        "torch.zeros((n, x.size(0)), dtype=torch.int32, device=x.device)"
+    ),
+    "at::empty({n}, at::device(x.device()).dtype(at::ScalarType::Float))": (
+        "torch.empty((n,), device=x.device, dtype=torch.float32)"
+    ),
+    "torch::full({n, 2}, -1.0f, x.options())": "torch.full((n, 2), -1.0, dtype=x.dtype, device=x.device)",
+    "x.contiguous().data_ptr<float>()": "x.contiguous()",
+    "std::make_tuple(x, x.sizes())": "(x, x.shape)",
+    "std::get<1>(torch::sort(x))": "torch.sort(x)[1]",
+    "blocks.x * threads.y": "blocks[0] * threads[1]",
+    "dim3(n, 2)": "(n, 2)",
+}
+
+
+@pytest.mark.parametrize("code", EXPRESSIONS)
+def test_an_expression_in_python(code):
+    kinds = {"n": "int", "s": "float", "x": "tensor", "blocks": "dim3", "threads": "dim3", "a": "int", "b": "int"}
+    scope = Scope(Program(), kinds)
+    root = parser().parse(f"auto found = {code};".encode()).root_node
+    value = next(one for one in walk(root) if one.type == "init_declarator").child_by_field_name("value")
+    assert python(value, scope) == EXPRESSIONS[code]
+    assert not scope.notes
+
+
+@pytest.mark.parametrize("code", ["*p", "&x", "x->y", "new int", "sizeof(float)", "x.frobnicate()", "y[0] = 1"])
+def test_an_expression_that_has_none(code):
+    root = parser().parse(f"auto found = {code};".encode()).root_node
+    value = next(one for one in walk(root) if one.type == "init_declarator").child_by_field_name("value")
+    with pytest.raises(NotTranslated):
+        python(value, Scope(Program(), {"x": "tensor"}))
+
+
+def test_dispatches_over_sizes_become_conditions(tmp_path):
+    code = """
+    #define DIV_UP(a, b) (((a) + (b) - 1) / (b))
+    template <int N> __global__ void add_kernel(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] += N; }
+    void add(at::Tensor x, int n) {
+      switch (n) {
+        case 4: add_kernel<4><<<DIV_UP(n, 4), 32>>>(x.data_ptr<float>(), x.numel()); break;
+        case 8: add_kernel<8><<<DIV_UP(n, 8), 32>>>(x.data_ptr<float>(), x.numel()); break;
+        default: throw std::runtime_error("4 or 8");
+      }
+    }
+    """
+    for name, content in ported(tmp_path, code).files.items():
+        (tmp_path / name).write_text(content)
+    path = tmp_path / "x.py"
+    path.write_text(path.read_text().replace("'x.cu'", repr(str(tmp_path / "x.cu"))))
+    made = loaded(tmp_path, "x")
+    x = torch.zeros(3)
+    with cupyops.simulate():
+        made["add"](x, 8)
+        with pytest.raises(ValueError, match="4 or 8"):
+            made["add"](x, 5)
+    assert x.tolist() == [8, 8, 8]
