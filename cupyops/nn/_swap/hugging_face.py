@@ -1,0 +1,105 @@
+"""What Hugging Face's transformers asks of a model as a whole: which attention, and which loss."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from ...ops._scaled_dot_product_attention import scaled_dot_product_attention
+from . import calls
+
+ATTENTION = "cupyops"
+
+
+def settings(
+    names: dict[Module, list[str]], choice: Callable[[list[str]], str | None]
+) -> tuple[list[str], list[Callable[[], None]]]:
+    """Set attention and loss of the models of transformers among some modules; what was set, and what sets it back."""
+    said: list[str] = []
+    resets: list[Callable[[], None]] = []
+    library = sys.modules.get("transformers")
+    base = getattr(library, "PreTrainedModel", None)
+    if base is None:
+        return said, resets
+    models = {m: called for m, called in names.items() if isinstance(m, base) and choice(called) is None}
+    said += dict.fromkeys(_set_attention(models, resets))
+    said += dict.fromkeys(_set_losses(models, resets))
+    return said, resets
+
+
+# --- attention ------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def register() -> None:
+    """Make `attn_implementation="cupyops"` known to transformers, with the masks of "sdpa"."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # type: ignore[import-not-found]
+    from transformers.masking_utils import sdpa_mask  # type: ignore[import-not-found]
+
+    AttentionInterface.register(ATTENTION, attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def attention(
+    module: Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention of "sdpa" by `cupyops.scaled_dot_product_attention`; with a mask or dropout, or what "sdpa" may know
+    beyond that, transformers' own function."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward  # type: ignore[import-not-found]
+
+    # a cache of another length: which diagonal is meant, transformers knows
+    extra = any(kwargs.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "sinks"))
+    if attention_mask is not None or dropout or extra or query.shape[2] != key.shape[2] or query.dim() != 4:
+        return sdpa_attention_forward(  # type: ignore[no-any-return]
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
+        )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    grouped = getattr(module, "num_key_value_groups", 1) > 1
+    y = scaled_dot_product_attention(
+        query, key, value, is_causal=bool(causal) and query.shape[2] > 1, scale=scaling, enable_gqa=grouped
+    )
+    return y.transpose(1, 2).contiguous(), None
+
+
+def _set_attention(models: Iterable[Module], resets: list[Callable[[], None]]) -> list[str]:
+    said = []
+    for config in {id(model.config): model.config for model in models}.values():
+        now = getattr(config, "_attn_implementation", None)
+        if now == "sdpa" and hasattr(config, "_attn_implementation_internal"):
+            register()
+            config._attn_implementation_internal = ATTENTION
+            resets.append(functools.partial(setattr, config, "_attn_implementation_internal", now))
+            said.append('attention: "sdpa", now "cupyops"')
+        elif now is not None and now != ATTENTION:
+            said.append(f'attention: "{now}", kept: only "sdpa" is the same function')
+    return said
+
+
+# --- the loss -------------------------------------------------------------------------------------------------------
+
+
+def _set_losses(models: dict[Module, list[str]], resets: list[Callable[[], None]]) -> list[str]:
+    said = []
+    for model in models:
+        if "_loss_function" in vars(model) or getattr(model, "loss_type", None) is None:
+            continue
+        found: list[str] = []
+        function: Any = model.loss_function
+        if (ours := calls.rewritten(function, False, found)) is not None:
+            model._loss_function = ours
+            resets.append(functools.partial(vars(model).pop, "_loss_function", None))
+            said.append(f"loss: {function.__name__}, now by {', '.join(dict.fromkeys(found))} of cupyops")
+    return said
