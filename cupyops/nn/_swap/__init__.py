@@ -28,6 +28,8 @@ _BYPASSES: dict[Class, str] = {
 }
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 _ORDINARY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+# of the reasons why a module is none of the patterns, those that say more than that
+_TELLING = ("gated operator", "exact", "normalises", "none of cupyops")
 _CONTAINERS = (torch.nn.Sequential, *_LISTS)
 
 
@@ -150,6 +152,7 @@ def _successor(module: Module, name: str, rotates: bool, exact: bool) -> tuple[C
         return _made(module, calls.recognised(module, rotates))
     except Unknown:
         holds = reason == "holds others"
+        better = [why for why in better if any(word in why for word in _TELLING)]
         return (None if holds and not better else (better or [reason])[0]), ""
 
 

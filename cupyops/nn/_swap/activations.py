@@ -97,7 +97,7 @@ def recognised_gate(module: Module) -> Recipe:
     if not module._modules or any(p is not None for p in (*module._parameters.values(), *module._buffers.values())):
         raise Unknown("no gated product")
     graph = graph_of(module)
-    (x,) = (node for node in graph.nodes if node.op == "placeholder" and node.users)
+    x = next(node for node in graph.nodes if node.op == "placeholder")
     (node,) = next(node for node in graph.nodes if node.op == "output").args
     after: list[str] = []
     while isinstance(node, fx.Node) and node.op == "call_module" and len(node.all_input_nodes) == 1:
@@ -122,10 +122,11 @@ def _factors(module: Module, *factors: Any) -> tuple[str, fx.Node, fx.Node]:
     reasons = "its gate has no activation"
     for one, other in (factors, factors[::-1]):
         if isinstance(one, fx.Node) and one.op == "call_module" and isinstance(other, fx.Node):
-            name = name_of_activation(getattr(module, _single(one)))
-            if name in GATED and isinstance(one.args[0], fx.Node):
+            act = getattr(module, _single(one))
+            if name_of_activation(act) in GATED and isinstance(one.args[0], fx.Node):
                 return _single(one), one.args[0], other
-            reasons = f"{type(getattr(module, _single(one))).__name__} has no gated operator"
+            if not act._modules and not act._parameters:
+                reasons = f"{type(act).__name__} has no gated operator"
     raise Unknown(reasons)
 
 

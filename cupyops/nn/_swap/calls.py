@@ -49,7 +49,7 @@ def recognised(module: Module, rotates: bool) -> Recipe:
         rotates: whether the tables of the model's rotary embeddings are known to be such as `cupyops.rope` takes.
     """
     cls = type(module)
-    if cls.__module__.split(".")[0] in ("torch", "cupyops") or cls.__init_subclass__ is not Module.__init_subclass__:
+    if cls.__module__.split(".")[0] in ("torch", "cupyops") or any("__init_subclass__" in vars(b) for b in cls.__mro__[:-1]):
         raise Unknown("no module of torch.nn")
     found: list[str] = []
     _methods(cls, rotates, found)

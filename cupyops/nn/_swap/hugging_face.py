@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -76,9 +78,11 @@ def attention(
 
 def _set_attention(models: Iterable[Module], resets: list[Callable[[], None]]) -> list[str]:
     said = []
-    for config in {id(model.config): model.config for model in models}.values():
+    for config, asks in _configs(models):
         now = getattr(config, "_attn_implementation", None)
-        if now == "sdpa" and hasattr(config, "_attn_implementation_internal"):
+        if now == "sdpa" and asks:
+            said.append('attention: "sdpa", kept: the model\'s code asks for it by name')
+        elif now == "sdpa" and hasattr(config, "_attn_implementation_internal"):
             register()
             config._attn_implementation_internal = ATTENTION
             resets.append(functools.partial(setattr, config, "_attn_implementation_internal", now))
@@ -88,13 +92,42 @@ def _set_attention(models: Iterable[Module], resets: list[Callable[[], None]]) -
     return said
 
 
+def _configs(models: Iterable[Module]) -> list[tuple[Any, bool]]:
+    """The configurations of models, and whether a model that reads one has other code for "sdpa" than for other names."""
+    found: dict[int, tuple[Any, bool]] = {}
+    for model in models:
+        before = found.get(id(model.config), (None, False))[1]
+        found[id(model.config)] = (model.config, before or any(map(_asks_for_sdpa, _files(model))))
+    return list(found.values())
+
+
+def _files(model: Module) -> set[str]:
+    """The Python modules that the classes of a model and of all that is inside are from, PyTorch's and ours aside."""
+    names = {base.__module__ for one in model.modules() for base in type(one).__mro__}
+    return {name for name in names if name.split(".")[0] not in ("torch", "cupyops", "builtins")}
+
+
+@functools.cache
+def _asks_for_sdpa(file: str) -> bool:
+    """Whether a model's file has the word "sdpa" in its functions; the library's own files, which name all, apart."""
+    if file.split(".")[:1] == ["transformers"] and not file.startswith("transformers.models."):
+        return False
+    try:
+        source = inspect.getsource(sys.modules[file])
+    except (OSError, TypeError, KeyError):
+        return True  # who knows
+    constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    return any(isinstance(value, str) and value == "sdpa" for value in constants)
+
+
 # --- the loss -------------------------------------------------------------------------------------------------------
 
 
 def _set_losses(models: dict[Module, list[str]], resets: list[Callable[[], None]]) -> list[str]:
     said = []
     for model in models:
-        if "_loss_function" in vars(model) or getattr(model, "loss_type", None) is None:
+        forward = inspect.unwrap(type(model).forward)
+        if "_loss_function" in vars(model) or "loss_function" not in forward.__code__.co_names:
             continue
         found: list[str] = []
         function: Any = model.loss_function

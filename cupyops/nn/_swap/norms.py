@@ -25,12 +25,12 @@ def recognised(module: Module) -> Recipe:
     parameters = {name: p for name, p in module._parameters.items() if p is not None}
     if module._modules or module._buffers or len(parameters) > 2:
         raise Unknown("no normalisation")
-    if any(p.dim() != 1 for p in parameters.values()):
-        raise Unknown("its parameters are not one for each element of the last dimension")
     graph = graph_of(module)
     names = {name_of(node) for node in graph.nodes if node.op in ("call_function", "call_method")}
     if not names & {"rsqrt", "sqrt"} or not names & {"mean", "var"} or names - _STEPS:
         raise Unknown("no normalisation in steps that are known")
+    if any(p.dim() != 1 for p in parameters.values()):
+        raise Unknown("it normalises, and its parameters are not one for each element of the last dimension")
     eps = _where(module, _eps(graph))
     weight, bias = (*parameters, None, None)[:2]
     for function in ("rms_norm", "layer_norm"):

@@ -122,7 +122,7 @@ def has_tables(model: Module) -> bool:
 
 
 def _frequencies(module: Module) -> bool:
-    return any(name.endswith("inv_freq") for name in module._buffers)
+    return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
 
 
 def _halves_are_equal(module: Module) -> bool:

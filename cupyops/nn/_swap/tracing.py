@@ -68,6 +68,8 @@ def name_of(node: fx.Node) -> str:
 
 
 def _find(root: Any, path: str) -> Any:
-    for part in path.split("."):
-        root = getattr(root, part)
-    return root
+    """A parameter by its name, without asking for an attribute, which is what is traced."""
+    *modules, name = path.split(".")
+    for part in modules:
+        root = root._modules[part]
+    return root._parameters.get(name)
