@@ -1,11 +1,21 @@
-"""Models of Hugging Face's transformers, built tiny from their configurations: what `cupyops.swap` is tried on."""
+"""Models of Hugging Face's transformers, built tiny from their configurations: what `cupyops.swap` is tried on.
+
+`python tests/support/architectures.py` writes what it finds in them into docs/models.md.
+"""
 
 from __future__ import annotations
 
+import collections
 import functools
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
+
+import cupyops
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 # what a small configuration says, where a class of configurations knows the word
 SMALL: dict[str, Any] = {
@@ -89,20 +99,21 @@ def names() -> tuple[str, ...]:
 
 
 def build(name: str) -> torch.nn.Module:
-    """The model of a name, with weights drawn anew from the same seed."""
+    """The model of a name, in training mode without dropout, with weights drawn anew from the same seed."""
     import transformers
 
     short, kind = name.split()
     known = transformers.CONFIG_MAPPING[short]()
     values = {k: v for k, v in SMALL.items() if hasattr(known, k)} | OVERRIDES.get(short, {})
     values = {k: v for k, v in values.items() if v is not None}
+    values |= {k: 0.0 for k, v in vars(known).items() if "drop" in k and isinstance(v, float)}
     torch.manual_seed(0)
     config = transformers.CONFIG_MAPPING[short](**values)
     model = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():  # norms' weights are 1 and many biases 0, which would hide what is left out
             parameter.add_(0.05 * torch.randn_like(parameter))
-    return model.eval()
+    return model.train()
 
 
 def inputs(model: Any, name: str) -> dict[str, torch.Tensor]:
@@ -125,3 +136,55 @@ def step(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     loss = model(**batch).loss
     loss.backward()
     return {"loss": loss.detach()} | {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+# --- the table of docs/models.md ------------------------------------------------------------------------------------
+
+
+def row(name: str, swap: Any) -> str:
+    """One line of the table: what is replaced by what, how often, and what stays and why."""
+    found = collections.Counter(_short(one.what) for one in swap.replaced)
+    kept = collections.Counter(f"{one.type.__name__}: {one.reason}" for one in swap.kept if _is_telling(one))
+    settings = {text.partition(":")[0]: text for text in swap.settings}
+    attention = "yes" if "now" in settings.get("attention", "") else "no"
+    loss = "yes" if "loss" in settings else "no"
+    shown = ", ".join(f"{count} {what}" for what, count in sorted(found.items()))
+    left = "; ".join(f"{count} {what}" for what, count in sorted(kept.items()))
+    return f"| {' | '.join((*name.split(), shown, attention, loss, left))} |"
+
+
+def _short(what: str) -> str:
+    return what.replace("cupyops.nn.", "").replace(" in its forward", "").replace(", ", " + ")
+
+
+def _is_telling(kept: Any) -> bool:
+    return not kept.reason.startswith(("no module of torch.nn", "cupyops.nn has no"))
+
+
+def recorded() -> dict[str, str]:
+    """The lines of the table by the name of the model."""
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return {f"{c[1]} {c[2]}": line for c, line in zip(cells, lines) if c[2] in LISTS}
+
+
+def recorded_version() -> str | None:
+    """The version of transformers that the table is of."""
+    found = re.search(r"transformers ([0-9.]+[0-9])", PAGE.read_text(encoding="utf-8"))
+    return found and found[1]
+
+
+def write() -> None:
+    """Write the table anew."""
+    import transformers
+
+    rows = [row(name, cupyops.swap(build(name))) for name in names()]
+    head = ["| model | with a head for | replaced | attention | loss | kept |", "|---|---|---|---|---|---|"]
+    text = re.sub(r"transformers [0-9.]+[0-9]", f"transformers {transformers.__version__}", PAGE.read_text("utf-8"))
+    begin, end = "<!-- table: written by tests/support/architectures.py -->", "<!-- end of table -->"
+    before, after = text.split(begin)[0], text.split(end)[1]
+    PAGE.write_text("\n".join([before + begin, "", *head, *rows, "", end]) + after, "utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -39,7 +39,7 @@ def recognised(module: Module) -> Recipe:
                 continue
             values = (function, weight, bias, offset, eps, _is_cast_last(graph))
             if _is_proven(module, values):
-                what = function if not offset else f"{function} of 1 + weight, where that is not rounded"
+                what = function if not offset else f"{function} of 1 + weight in float32"
                 return Recipe("norm", values, what, exact=False)
     raise Unknown("it normalises, and computes none of rms_norm and layer_norm")
 
