@@ -90,7 +90,7 @@ def norm(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[st
             y = rms_norm(x, x.shape[-1:], scale, number)
         else:
             y = layer_norm(x, x.shape[-1:], scale, shift, number)
-        return y.to(x.dtype) if cast else y
+        return y.to(x.dtype if cast or scale is None else torch.promote_types(x.dtype, scale.dtype))
 
     return (cls,), {"forward": forward}
 
