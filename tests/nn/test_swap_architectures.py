@@ -1,4 +1,4 @@
-"""cupyops.swap on models of transformers, built tiny: what is found, and that loss and gradients are the unswapped model's."""
+"""cupyops.swap on models of transformers, built tiny: what is found; loss and gradients are those of the unswapped model."""
 
 import architectures
 import pytest
@@ -25,7 +25,9 @@ def near(found, expected, rtol):
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         bound = rtol * float(tensor.abs().max()) + 1e-6
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found[name], tensor, rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("name", architectures.names())

@@ -372,7 +372,9 @@ def test_undo_and_names():
     model = whole()
     before, classes = repr(model), [type(m) for m in model.modules()]
     swap = cupyops.swap(model)
-    assert repr(model) == before and isinstance(model[3], CastThenWeight) and type(model[3]).__name__ == "CastThenWeight"
+    assert (
+        repr(model) == before and isinstance(model[3], CastThenWeight) and type(model[3]).__name__ == "CastThenWeight"
+    )
     assert cupyops.swap(model).replaced == ()
     swap.undo()
     assert [type(m) for m in model.modules()] == classes
@@ -387,6 +389,21 @@ def test_copies():
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)):
         assert [type(m) for m in other.modules()] == [type(m) for m in model.modules()]
         assert torch.equal(other(x), expected)
+
+
+def test_a_forward_that_is_another_one_since():
+    """As where somebody patches a class between two swaps: what was derived of it before is of no use."""
+
+    class Patched(CastThenWeight):
+        pass
+
+    module, x = Patched(), torch.randn(3, 16)
+    cupyops.swap(module).undo()
+    Patched.forward = lambda self, x: 2 * CastThenWeight.forward(self, x)
+    expected = module(x)
+    cupyops.swap(module)
+    torch.testing.assert_close(module(x), expected)
+    torch.testing.assert_close(module(x.double()), module.__class__.__mro__[1].forward(module, x.double()))
 
 
 def test_exact_leaves_steps_alone():

@@ -111,7 +111,9 @@ def build(name: str) -> torch.nn.Module:
     config = transformers.CONFIG_MAPPING[short](**values)
     model = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
     with torch.no_grad():
-        for parameter in model.parameters():  # norms' weights are 1 and many biases 0, which would hide what is left out
+        for (
+            parameter
+        ) in model.parameters():  # norms' weights are 1 and many biases 0, which would hide what is left out
             parameter.add_(0.05 * torch.randn_like(parameter))
     return model.train()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.nn import Module
@@ -12,7 +13,7 @@ from torch.nn.utils import parametrize
 from ... import nn
 from ..._operator.derivation.distributed import is_spread
 from ...errors import InputError
-from . import activations, calls, norms, rotary
+from . import activations, calls, classes, norms, rotary
 from .classes import Class, Recipe, counterpart, derived, is_derived, twins
 from .hugging_face import settings
 from .report import Kept, Replaced, Swap, shown
@@ -107,13 +108,15 @@ def swap(
             return "skip names it"
         return "only does not name it" if wanted is not None and wanted.isdisjoint(called) else None
 
+    classes.forget()
+    known: dict[Any, Recipe | list[str]] = {}
     replaced: list[Replaced] = []
     kept: list[Kept] = []
     changed = []
     rotates = not exact and rotary.has_tables(model)
     for module, called in reversed(names.items()):  # those inside first: a gated product asks what its activation is
         before, reason = type(module), None
-        ours, what = _successor(module, called[0], rotates, exact)
+        ours, what = _successor(module, called[0], rotates, exact, known)
         if isinstance(ours, str):
             reason = ours
         elif ours is not None and (reason := choice(called)) is None:
@@ -129,7 +132,9 @@ def swap(
     return Swap(replaced, kept, changed, said, resets)
 
 
-def _successor(module: Module, name: str, rotates: bool, exact: bool) -> tuple[Class | str | None, str]:
+def _successor(
+    module: Module, name: str, rotates: bool, exact: bool, known: dict[Any, Recipe | list[str]]
+) -> tuple[Class | str | None, str]:
     """The class that a module is to have, and what that is in words; or why there is none; None where there is nothing."""
     ours = counterpart(type(module))
     if ours is not None:
@@ -138,22 +143,44 @@ def _successor(module: Module, name: str, rotates: bool, exact: bool) -> tuple[C
     reason = _why_not(module, name)
     if reason is None or not _may_be_derived(module):
         return reason, ""
-    better = []
+    if (key := _key(module)) not in known:
+        known[key] = _recognised(module, exact)
+    found = known[key]
+    if isinstance(found, Recipe):
+        return _made(module, found)
+    try:
+        return _made(module, calls.recognised(module, rotates))
+    except Unknown:
+        return (None if reason == "holds others" and not found else (found or [reason])[0]), ""
+
+
+def _recognised(module: Module, exact: bool) -> Recipe | list[str]:
+    """The recipe of a module by what it computes, or what may be told of why it is none."""
+    reasons = []
     for recognise in (norms.recognised, activations.recognised, activations.recognised_gate):
         try:
             found = recognise(module)
         except Unknown as unknown:
-            better += [str(unknown)] if not str(unknown).startswith("no ") else []
+            reasons.append(str(unknown))
         else:
             if not exact or found.exact:
-                return _made(module, found)
-            better.append(f"{found.what} rounds once, and exact is asked for")
-    try:
-        return _made(module, calls.recognised(module, rotates))
-    except Unknown:
-        holds = reason == "holds others"
-        better = [why for why in better if any(word in why for word in _TELLING)]
-        return (None if holds and not better else (better or [reason])[0]), ""
+                return found
+            reasons.append(f"{found.what} rounds once, and exact is asked for")
+    return [reason for reason in reasons if any(word in reason for word in _TELLING)]
+
+
+def _key(module: Module) -> Any:
+    """What modules have in common that compute the same: class, attributes, and the kinds of what is inside."""
+    own = vars(module).keys() - vars(Module()).keys()
+    values = [(name, vars(module)[name]) for name in sorted(own)]
+    plain = (bool, int, float, str, type(None))
+    return (
+        type(module),
+        tuple(module._buffers),
+        *((name, type(value), value if isinstance(value, plain) else id(value)) for name, value in values),
+        *((name, None if p is None else (p.shape, p.dtype)) for name, p in module.named_parameters(recurse=False)),
+        *((name, type(one), activations.name_of_activation(one)) for name, one in module.named_children()),
+    )
 
 
 def _made(module: Module, recipe: Recipe) -> tuple[Class | str, str]:
@@ -176,7 +203,9 @@ def _may_be_derived(module: Module) -> bool:
 
 def _refusal(module: Module, ours: Class) -> str | None:
     """Why a module cannot be given a class: its own attributes stand before those of any class."""
-    methods = {name for base in ours.__mro__ if _is_ours(base) for name in vars(base) if not name.startswith("_cupyops")}
+    methods = {
+        name for base in ours.__mro__ if _is_ours(base) for name in vars(base) if not name.startswith("_cupyops")
+    }
     methods -= {name for name in methods if name.startswith("__")}
     if shadowed := methods & vars(module).keys():
         return f"its {', '.join(sorted(shadowed))} was replaced on the object itself"
@@ -207,6 +236,8 @@ def _why_not(module: Module, name: str) -> str | None:
     if not module._modules.keys() <= {"parametrizations"}:
         return "holds others" if _may_be_derived(module) else None
     return f"cupyops.nn has no {cls.__name__}" if shown(cls).startswith("torch.nn.") else "no module of torch.nn"
+
+
 def _chosen(argument: str, choices: Choice | Iterable[Choice], names: dict[Module, list[str]]) -> set[str]:
     """The names of the modules that `only` or `skip` means, with those inside them."""
     theirs = {ours: twin for twin, ours in twins().items()}

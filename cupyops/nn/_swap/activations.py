@@ -139,9 +139,9 @@ def _projections(gate: fx.Node, up: fx.Node, x: fx.Node) -> tuple[str, str, int 
         chunk: Any = halves[0][0]
         dim = chunk.kwargs.get("dim", chunk.args[2] if len(chunk.args) > 2 else 0)
         source = chunk.args[0]
-        if name_of(chunk) == "chunk" and chunk.args[1:2] == (2,) and dim == -1 and source.args == (x,):
-            if source.op == "call_module":
-                return _single(source), _single(source), int(halves[0][1])
+        halved = name_of(chunk) == "chunk" and chunk.args[1:2] == (2,) and dim == -1
+        if halved and source.op == "call_module" and source.args == (x,):
+            return _single(source), _single(source), 0 if halves[0][1] == 0 else 1
     raise Unknown("its gate is of no two projections of its input")
 
 

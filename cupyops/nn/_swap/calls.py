@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
@@ -24,7 +25,21 @@ from .tracing import Unknown
 
 _NAMES = """avg_pool2d batch_norm conv2d cross_entropy dropout embedding gelu group_norm kl_div layer_norm linear log_softmax
 nll_loss relu rms_norm scaled_dot_product_attention silu softmax"""
+
+
+def _softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    return ops.softmax(input, dim, dtype)
+
+
+def _log_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Tensor:
+    return ops.log_softmax(input, dim, dtype)
+
+
+# with the parameters of PyTorch's, one of which is for its own warnings
 OURS: dict[str, Callable[..., Any]] = {name: getattr(ops, name) for name in _NAMES.split()}
+OURS |= {"softmax": _softmax, "log_softmax": _log_softmax}
 _DEPTH = 3  # of functions of the same file that a method calls
 _PREFIX = "_cupyops_"
 
@@ -49,7 +64,9 @@ def recognised(module: Module, rotates: bool) -> Recipe:
         rotates: whether the tables of the model's rotary embeddings are known to be such as `cupyops.rope` takes.
     """
     cls = type(module)
-    if cls.__module__.split(".")[0] in ("torch", "cupyops") or any("__init_subclass__" in vars(b) for b in cls.__mro__[:-1]):
+    if cls.__module__.split(".")[0] in ("torch", "cupyops") or any(
+        "__init_subclass__" in vars(b) for b in cls.__mro__[:-1]
+    ):
         raise Unknown("no module of torch.nn")
     found: list[str] = []
     _methods(cls, rotates, found)
@@ -83,11 +100,12 @@ def _methods(cls: Class, rotates: bool, found: list[str]) -> dict[str, Any]:
         if base.__module__.split(".")[0] == "torch" or base is object:
             break
         for name, method in vars(base).items():
-            if isinstance(method, types.FunctionType) and name not in made and (name == "forward" or name[:2] != "__"):
-                if name == "forward" or name in _called(cls):
-                    copied = rewritten(method, rotates, found)
-                    if copied is not None and getattr(cls, name) is method:
-                        made[name] = copied
+            if not isinstance(method, types.FunctionType) or getattr(cls, name, None) is not method:
+                continue  # nothing to call, or another class has one in its place
+            if name != "forward" and (name not in _called(cls) or name.startswith("__")):
+                continue
+            if (copied := rewritten(method, rotates, found)) is not None:
+                made[name] = copied
     return made
 
 
@@ -109,9 +127,9 @@ def rewritten(function: Any, rotates: bool, found: list[str], depth: int = 0) ->
             inside = cell.cell_contents
         except ValueError:
             continue
-        if isinstance(inside, types.FunctionType) and depth < _DEPTH:
-            if (copied := rewritten(inside, rotates, found, depth + 1)) is not None:
-                cells[at] = types.CellType(copied)
+        copied = rewritten(inside, rotates, found, depth + 1) if depth < _DEPTH else None
+        if copied is not None:
+            cells[at] = types.CellType(copied)
     names = _renamed(function, rotates, found, depth)
     if not names and not cells:
         return None
@@ -131,7 +149,7 @@ def _renamed(function: types.FunctionType, rotates: bool, found: list[str], dept
     if scope.get("__name__", "").split(".")[0] in ("torch", "cupyops"):
         return {}
     for name in _globals(function):
-        value = scope.get(name)
+        value: Any = scope.get(name)
         if name.startswith(_PREFIX):
             continue
         if id(value) in _modules():
@@ -141,9 +159,10 @@ def _renamed(function: types.FunctionType, rotates: bool, found: list[str], dept
                 found += sorted(used)
         elif isinstance(value, types.FunctionType) and depth < _DEPTH:
             ours: Any = None
-            if OURS.get(value.__name__) is not None and value is getattr(F, value.__name__, None):
-                ours = OURS[value.__name__]
-                found.append(value.__name__)
+            theirs = str(value.__name__)
+            if theirs in OURS and value is getattr(F, theirs, None):
+                ours = OURS[theirs]
+                found.append(theirs)
             elif rotates and (ours := rotary.recognised(value)) is not None:
                 found.append(rotary.NAME)
             elif value.__globals__ is scope:

@@ -69,9 +69,22 @@ def _on(cls: Class, of: Callable[[Class], Class | None]) -> Class | None:
     return None if base is None else type(cls.__name__, (base,), dict(vars(cls)))
 
 
-@functools.cache
+_derived: dict[tuple[Class, Recipe], Class] = {}
+
+
 def derived(cls: Class, recipe: Recipe) -> Class:
     """A subclass of a module's class by a recipe. It has the name of the class, for those who look at names."""
+    if (cls, recipe) not in _derived:
+        _derived[cls, recipe] = _derive(cls, recipe)
+    return _derived[cls, recipe]
+
+
+def forget() -> None:
+    """Derive classes anew from now on: somebody may have given theirs another forward since."""
+    _derived.clear()
+
+
+def _derive(cls: Class, recipe: Recipe) -> Class:
     bases, methods = KINDS[recipe.kind](cls, recipe.values)
     about = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls.__name__, bases, {**about, **methods, "__reduce_ex__": _reduce, MARK: (cls, recipe)})

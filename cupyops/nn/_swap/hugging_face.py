@@ -123,16 +123,34 @@ def _asks_for_sdpa(file: str) -> bool:
 # --- the loss -------------------------------------------------------------------------------------------------------
 
 
+class Loss:
+    """A loss function of transformers that calls functions of cupyops; pickled as the one that it was made of.
+
+    Args:
+        function: a function of a module.
+    """
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.function, self.found = function, list[str]()
+        self._ours = calls.rewritten(function, False, self.found) or function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._ours(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Loss, (self.function,)
+
+
 def _set_losses(models: dict[Module, list[str]], resets: list[Callable[[], None]]) -> list[str]:
     said = []
     for model in models:
         forward = inspect.unwrap(type(model).forward)
         if "_loss_function" in vars(model) or "loss_function" not in forward.__code__.co_names:
             continue
-        found: list[str] = []
         function: Any = model.loss_function
-        if (ours := calls.rewritten(function, False, found)) is not None:
-            model._loss_function = ours
+        loss: Any = Loss(function)
+        if loss.found:
+            model._loss_function = loss
             resets.append(functools.partial(vars(model).pop, "_loss_function", None))
-            said.append(f"loss: {function.__name__}, now by {', '.join(dict.fromkeys(found))} of cupyops")
+            said.append(f"loss: {loss.function.__name__}, now by {', '.join(dict.fromkeys(loss.found))} of cupyops")
     return said

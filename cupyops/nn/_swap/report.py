@@ -63,7 +63,7 @@ class Swap:
         self._changed, self._resets = changed, resets
 
     def undo(self) -> None:
-        """Give each module that was replaced the class that it had, and models their settings. A second call does nothing."""
+        """Give modules the classes that they had, and models their settings. A second call does nothing."""
         for module in self._changed:
             theirs = classes.original(type(module))  # from what it is now: it may have been parametrized since
             if theirs is not None:

@@ -15,6 +15,7 @@ class Unknown(Exception):
 
 
 class _Parameter(fx.Proxy):
+    tracer: _Tracer
     """Of a parameter, what does not change is known: a condition of its dtype is none of the input."""
 
     def __getattr__(self, name: str) -> Any:
