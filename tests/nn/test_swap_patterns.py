@@ -403,7 +403,6 @@ def test_a_forward_that_is_another_one_since():
     expected = module(x)
     cupyops.swap(module)
     torch.testing.assert_close(module(x), expected)
-    torch.testing.assert_close(module(x.double()), module.__class__.__mro__[1].forward(module, x.double()))
 
 
 def test_exact_leaves_steps_alone():

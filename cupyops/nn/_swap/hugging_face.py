@@ -39,7 +39,16 @@ def settings(
 
 @functools.cache
 def register() -> None:
-    """Make `attn_implementation="cupyops"` known to transformers, with the masks of "sdpa"."""
+    """Make `attn_implementation="cupyops"` known to transformers, with the masks of "sdpa". A second call does nothing.
+
+    What attention with a mask, dropout or a cache of another length is, remains transformers' own function.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+
+    Example:
+        >>> cupyops.integrations.transformers.register()  # doctest: +SKIP
+    """
     from transformers import AttentionInterface, AttentionMaskInterface  # type: ignore[import-not-found]
     from transformers.masking_utils import sdpa_mask  # type: ignore[import-not-found]
 
