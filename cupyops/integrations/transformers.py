@@ -27,7 +27,7 @@ def callback(**options: Any) -> Any:
         ModuleNotFoundError: transformers is not installed.
 
     Example:
-        >>> cupyops.integrations.transformers.callback(skip=torch.nn.Linear)  # doctest: +SKIP
+        >>> callback = cupyops.integrations.transformers.callback(skip=torch.nn.Linear)
     """
     from transformers import TrainerCallback  # type: ignore[import-not-found]
 

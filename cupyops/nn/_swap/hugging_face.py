@@ -47,7 +47,7 @@ def register() -> None:
         ModuleNotFoundError: transformers is not installed.
 
     Example:
-        >>> cupyops.integrations.transformers.register()  # doctest: +SKIP
+        >>> cupyops.integrations.transformers.register()
     """
     from transformers import AttentionInterface, AttentionMaskInterface  # type: ignore[import-not-found]
     from transformers.masking_utils import sdpa_mask  # type: ignore[import-not-found]
