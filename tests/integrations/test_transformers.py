@@ -111,6 +111,16 @@ def test_copies_and_saved_models(tmp_path):
     torch.testing.assert_close(again(**batch()).logits, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_that_is_unpickled_elsewhere():
+    """In a process where nothing was swapped, and so nothing registered."""
+    model = llama()
+    cupyops.swap(model)
+    expected, data = model(**batch()).logits, pickle.dumps(model)
+    transformers.AttentionInterface._global_mapping.pop("cupyops")
+    integration.register.cache_clear()
+    assert torch.equal(pickle.loads(data)(**batch()).logits, expected)
+
+
 def test_skip_names_a_class_of_transformers():
     model = llama()
     kind = type(model.model.norm)

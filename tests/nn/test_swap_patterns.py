@@ -437,6 +437,19 @@ def test_in_the_simulator():
     assert {"cupyops::rms_norm", "cupyops::swiglu", "cupyops::gelu"} <= {r.operator for r in trace.records}
 
 
+def test_a_weight_that_is_no_parameter_any_more():
+    """As in a replica of DataParallel, and where a weight is made of others before each call."""
+    module, x = CastThenWeight(), torch.randn(3, 16)
+    expected = module(x)
+    cupyops.swap(module)
+    weight = module._parameters.pop("weight")
+    module.weight = weight.detach()
+    assert "weight" not in module._parameters
+    torch.testing.assert_close(module(x), expected)
+    module.weight = 2 * module.weight
+    torch.testing.assert_close(module(x), 2 * expected)
+
+
 def test_patched_objects_stay():
     module = CastThenWeight()
     module.forward = lambda x: x

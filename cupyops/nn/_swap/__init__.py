@@ -198,6 +198,8 @@ def _may_be_derived(module: Module) -> bool:
         return False
     if cls.__module__ == parametrize.__name__ or isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
         return False
+    if any(getattr(cls, name) is not getattr(object, name) for name in ("__new__", "__reduce__", "__reduce_ex__")):
+        return False  # it is made and pickled in a way of its own
     return cls.__module__.split(".")[0] not in ("torch", "cupyops") and "parametrizations" not in module._modules
 
 

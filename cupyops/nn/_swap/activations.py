@@ -162,14 +162,13 @@ def gate(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[st
     def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs:
             return before(self, *args, **kwargs)
-        inside: Any = self._modules
         if first is None:
-            y = gated(inside[act], inside[left](args[0]), inside[right](args[0]))
+            y = gated(getattr(self, act), getattr(self, left)(args[0]), getattr(self, right)(args[0]))
         else:
-            halves = inside[left](args[0]).chunk(2, -1)
-            y = gated(inside[act], halves[first], halves[1 - first])
+            halves = getattr(self, left)(args[0]).chunk(2, -1)
+            y = gated(getattr(self, act), halves[first], halves[1 - first])
         for name in after:
-            y = inside[name](y)
+            y = getattr(self, name)(y)
         return y
 
     return (cls,), {"forward": forward}

@@ -107,6 +107,12 @@ def _reduce(self: Module, protocol: Any) -> Any:
     return _again, (theirs, recipe), state
 
 
+# called before a module is unpickled: for what it may ask of other libraries
+BEFORE_UNPICKLING: list[Callable[[], None]] = []
+
+
 def _again(cls: Class, recipe: Recipe) -> Module:
+    for prepare in BEFORE_UNPICKLING:
+        prepare()
     made = derived(cls, recipe)
     return made.__new__(made)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ...ops._scaled_dot_product_attention import scaled_dot_product_attention
-from . import calls
+from . import calls, classes
 
 ATTENTION = "cupyops"
 
@@ -54,6 +54,15 @@ def register() -> None:
 
     AttentionInterface.register(ATTENTION, attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def _register_where_it_is() -> None:
+    """A model that was pickled after a swap names our attention."""
+    if "transformers" in sys.modules:
+        register()
+
+
+classes.BEFORE_UNPICKLING.append(_register_where_it_is)
 
 
 def attention(

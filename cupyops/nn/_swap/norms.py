@@ -79,8 +79,8 @@ def norm(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[st
         if len(args) != 1 or kwargs:
             return before(self, *args, **kwargs)
         x = args[0]
-        scale = None if weight is None else self._parameters[weight]
-        shift = None if bias is None else self._parameters[bias]
+        scale = None if weight is None else getattr(self, weight)  # a replica has no parameters, but has these
+        shift = None if bias is None else getattr(self, bias)
         if not _serves(x, scale, offset):
             return before(self, x)
         number = getattr(self, eps) if isinstance(eps, str) else eps
