@@ -72,6 +72,26 @@ def test_bfloat16_and_autocast():
         torch.testing.assert_close(found.loss, expected.loss, rtol=1e-2, atol=0)
 
 
+def test_a_step_in_the_simulator():
+    """In bfloat16, which attention's kernels serve: nothing that was swapped takes the reference."""
+    model = llama(dtype=torch.bfloat16)
+
+    def step():
+        model.zero_grad()
+        loss = model(**batch()).loss
+        loss.backward()
+        return {"loss": loss.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    expected = step()
+    cupyops.swap(model)
+    with cupyops.simulate("sm_90"), cupyops.trace() as trace:
+        found = step()
+    assert trace.routes() == {"simulator"}
+    assert "cupyops::scaled_dot_product_attention (backward)" in {record.operator for record in trace.records}
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0.03 * float(tensor.abs().max()), msg=name)
+
+
 def test_items_in_the_batch():
     """As a Trainer gives them, so that gradients accumulated over batches are of the mean over tokens."""
     model, count = llama(), torch.tensor(24)
