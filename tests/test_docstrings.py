@@ -1,6 +1,7 @@
 """Every public function and class has a docstring, and each example in one does what it shows."""
 
 import doctest
+import importlib.util
 import inspect
 import sys
 
@@ -10,6 +11,7 @@ import torch
 
 import cupyops
 import cupyops.bench
+import cupyops.integrations.transformers as integration
 import cupyops.nn
 import cupyops.optim
 import cupyops.testing
@@ -23,6 +25,9 @@ def public():
         for name, value in sorted(vars(module).items()):
             if not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
                 yield f"{module.__name__}.{name}", value
+    if importlib.util.find_spec("transformers"):
+        yield "cupyops.integrations.transformers.register", integration.register
+        yield "cupyops.integrations.transformers.callback", integration.callback
 
 
 PUBLIC = dict(public())

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import cupyops
-from cupyops.nn._swap import twins
+from cupyops.nn._swap.classes import twins
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.script.*deprecated:DeprecationWarning"),
@@ -288,9 +288,9 @@ def test_parametrizations_by_hooks():
 # --- what is kept ------------------------------------------------------------------------------------------------
 
 
-class Doubled(nn.Linear):
+class Transposed(nn.Linear):
     def forward(self, input):
-        return 2 * super().forward(input)
+        return input @ self.weight
 
 
 class Leaf(nn.Module):
@@ -305,8 +305,8 @@ def test_kept_and_why():
     convolution._conv_forward = lambda *_: None
     model = nn.ModuleDict(
         {
-            "subclass": Doubled(2, 2),
-            "parametrized_subclass": parametrizations.weight_norm(Doubled(2, 2)),
+            "subclass": Transposed(2, 2),
+            "parametrized_subclass": parametrizations.weight_norm(Transposed(2, 2)),
             "lazy": nn.LazyLinear(2),
             "patched": patched,
             "convolution": convolution,
@@ -428,12 +428,17 @@ def test_printed():
     text = str(cupyops.swap(nn.Sequential(nn.Linear(2, 2), nn.Sigmoid())))
     assert text.splitlines() == [
         "1 replaced, 1 kept",
-        "module  type              outcome",
-        "-" * 57,
-        "0       torch.nn.Linear   now cupyops.nn.Linear",
-        "1       torch.nn.Sigmoid  kept: cupyops.nn has no Sigmoid",
+        "modules  type              outcome",
+        "-" * 58,
+        "0        torch.nn.Linear   now cupyops.nn.Linear",
+        "1        torch.nn.Sigmoid  kept: cupyops.nn has no Sigmoid",
     ]
     assert "(the model)  torch.nn.Linear" in str(cupyops.swap(nn.Linear(2, 2)))
+
+
+def test_modules_of_a_class_are_one_line():
+    text = str(cupyops.swap(nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))))
+    assert text.splitlines()[-1] == "0 and 2 more  torch.nn.Linear  now cupyops.nn.Linear"
 
 
 def test_an_undone_swap_keeps_nothing_alive():

@@ -1,0 +1,198 @@
+"""Activations of whatever class, and the gated products of one with another projection."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import Module
+
+from ... import nn
+from ...ops._geglu import geglu
+from ...ops._gelu import gelu
+from ...ops._relu import relu
+from ...ops._silu import silu
+from ...ops._swiglu import swiglu
+from . import proof
+from .classes import Class, Recipe, kind, recipe_of
+from .tracing import Unknown, graph_of, name_of, probe
+
+Function = Callable[..., Tensor]
+ACTIVATIONS: dict[str, Function] = {
+    "relu": relu,
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": functools.partial(gelu, approximate="tanh"),
+}
+GATED: dict[str, Function] = {"silu": swiglu, "gelu": geglu, "gelu_tanh": functools.partial(geglu, approximate="tanh")}
+_STEPS = {"mul", "rmul", "add", "radd", "sub", "rsub", "pow", "tanh", "erf", "sigmoid", "truediv", "neg", "square"}
+_FUNCTIONS = {"relu", "silu", "gelu"}
+
+
+def recognised(module: Module) -> Recipe:
+    """The recipe of a module that is an activation, written in steps or as a call of PyTorch's; raises `Unknown`."""
+    if module._modules or any(p is not None for p in (*module._parameters.values(), *module._buffers.values())):
+        raise Unknown("no activation")
+    graph = graph_of(module)
+    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    names = [name_of(node) for node in nodes]
+    if not nodes or {node.op for node in nodes} - {"call_function", "call_method"}:
+        raise Unknown("no activation")
+    if set(names) - _STEPS - _FUNCTIONS or _is_in_place(nodes):
+        raise Unknown("no activation in steps that are known")
+    x = torch.linspace(-12, 12, 1201, dtype=torch.float64)
+    for name, function in ACTIVATIONS.items():
+        if proof.alike(lambda x: type(module).forward(probe(module, {}), x), function, (x,)):
+            return Recipe("activation", (name,), name, exact=len(names) == 1 and names[0] in _FUNCTIONS)
+    raise Unknown("an activation that is none of cupyops")
+
+
+def _is_in_place(nodes: list[fx.Node]) -> bool:
+    return any(node.kwargs.get("inplace") or str(node.target).endswith("_") for node in nodes)
+
+
+@kind
+def activation(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
+    """A class that calls an operator."""
+    function, before = ACTIVATIONS[values[0]], cls.forward
+
+    @functools.wraps(before)
+    def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
+        return function(args[0]) if len(args) == 1 and not kwargs else before(self, *args, **kwargs)
+
+    return (cls,), {"forward": forward}
+
+
+# --- gated products -------------------------------------------------------------------------------------------------
+
+
+def name_of_activation(module: Any) -> str | None:
+    """Which of `ACTIVATIONS` a module computes; None where it is none, or has hooks that want to see it."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if not isinstance(module, Module) or "forward" in vars(module) or any(getattr(module, name) for name in hooks):
+        return None
+    cls = type(module)
+    if (recipe := recipe_of(cls)) is not None and recipe.kind == "activation":
+        return str(recipe.values[0])
+    if cls in (torch.nn.SiLU, nn.SiLU):
+        return "silu" if not module.inplace else None
+    if cls in (torch.nn.GELU, nn.GELU):
+        return "gelu" if module.approximate == "none" else "gelu_tanh"
+    return None
+
+
+def gated(act: Module, gate: Tensor, up: Tensor) -> Tensor:
+    """act(gate) * up in one kernel, where the activation is one of ours and nobody listens to it."""
+    function = GATED.get(name_of_activation(act) or "")
+    if function is None or gate.dtype is not up.dtype or gate.shape != up.shape:
+        return act(gate) * up  # type: ignore[no-any-return]
+    return function(gate, up)
+
+
+def recognised_gate(module: Module) -> Recipe:
+    """The recipe of a module that is act(gate(x)) * up(x), and modules that are called after it; raises `Unknown`."""
+    if not module._modules or any(p is not None for p in (*module._parameters.values(), *module._buffers.values())):
+        raise Unknown("no gated product")
+    graph = graph_of(module)
+    x = next(node for node in graph.nodes if node.op == "placeholder")
+    (node,) = next(node for node in graph.nodes if node.op == "output").args
+    after: list[str] = []
+    while isinstance(node, fx.Node) and node.op == "call_module" and len(node.all_input_nodes) == 1:
+        after.insert(0, _single(node))
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or name_of(node) != "mul" or node.op == "call_module":
+        raise Unknown("no gated product")
+    act, gate, up = _factors(module, *node.args)
+    values = (act, *_projections(gate, up, x), tuple(after))
+    calls = sum(one.op == "call_module" for one in graph.nodes)
+    others = {name_of(one) for one in graph.nodes if one.op in ("call_function", "call_method")}
+    if calls != 1 + len(after) + len(set(values[1:3])) or others - {"mul", "chunk", "getitem", "getattr"}:
+        raise Unknown("a gated product and more")
+    name = name_of_activation(getattr(module, act))
+    if not _is_gate_proven(module, values):
+        raise Unknown("a gated product that computes something else")
+    return Recipe("gate", values, "swiglu" if name == "silu" else "geglu", exact=False)
+
+
+def _factors(module: Module, *factors: Any) -> tuple[str, fx.Node, fx.Node]:
+    """The activation's name, what it is called with, and the other factor."""
+    reasons = "its gate has no activation"
+    for one, other in (factors, factors[::-1]):
+        if isinstance(one, fx.Node) and one.op == "call_module" and isinstance(other, fx.Node):
+            act = getattr(module, _single(one))
+            if name_of_activation(act) in GATED and isinstance(one.args[0], fx.Node):
+                return _single(one), one.args[0], other
+            if not act._modules and not act._parameters:
+                reasons = f"{type(act).__name__} has no gated operator"
+    raise Unknown(reasons)
+
+
+def _projections(gate: fx.Node, up: fx.Node, x: fx.Node) -> tuple[str, str, int | None]:
+    """The names of the two projections of x; of one that is halved, its name twice and which half is the gate."""
+    if gate.op == up.op == "call_module" and gate.args == up.args == (x,) and gate is not up:
+        return _single(gate), _single(up), None
+    halves = [(node.args[0], node.args[1]) for node in (gate, up) if name_of(node) == "getitem"]
+    if len(halves) == 2 and halves[0][0] is halves[1][0] and {halves[0][1], halves[1][1]} == {0, 1}:
+        chunk: Any = halves[0][0]
+        dim = chunk.kwargs.get("dim", chunk.args[2] if len(chunk.args) > 2 else 0)
+        source = chunk.args[0]
+        halved = name_of(chunk) == "chunk" and chunk.args[1:2] == (2,) and dim == -1
+        if halved and source.op == "call_module" and source.args == (x,):
+            return _single(source), _single(source), 0 if halves[0][1] == 0 else 1
+    raise Unknown("its gate is of no two projections of its input")
+
+
+def _single(node: fx.Node) -> str:
+    name = str(node.target)
+    if "." in name or node.kwargs or len(node.args) != 1:
+        raise Unknown("it calls a module inside another")
+    return name
+
+
+@kind
+def gate(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
+    """A class with the product in one kernel; the modules inside are called as before."""
+    act, left, right, first, after = values
+    before = cls.forward
+
+    @functools.wraps(before)
+    def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs:
+            return before(self, *args, **kwargs)
+        if first is None:
+            y = gated(getattr(self, act), getattr(self, left)(args[0]), getattr(self, right)(args[0]))
+        else:
+            halves = getattr(self, left)(args[0]).chunk(2, -1)
+            y = gated(getattr(self, act), halves[first], halves[1 - first])
+        for name in after:
+            y = getattr(self, name)(y)
+        return y
+
+    return (cls,), {"forward": forward}
+
+
+def _is_gate_proven(module: Module, values: tuple[Any, ...]) -> bool:
+    """With small modules in the place of those inside: what they compute does not matter, how they are joined does."""
+    act, left, right, first, after = values
+    wide = 8 if first is None else 16
+    small: dict[str, Module] = {left: _linear(6, wide, 1), right: _linear(6, wide, 2)}
+    small |= {name: _linear(8, 8, 3 + at) for at, name in enumerate(after)}
+    _, methods = gate(type(module), values)
+    x = proof.random((2, 3, 6), torch.float32, 7)
+    one = probe(module, {}, small)
+    return proof.alike(
+        lambda x: type(module).forward(one, x),
+        lambda x: methods["forward"](one, x),
+        (x,),
+        tuple([p for name in small for p in small[name].parameters()] for _ in range(2)),  # type: ignore[arg-type]
+    )
+
+
+def _linear(inputs: int, outputs: int, seed: int) -> Module:
+    made = torch.nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+    for at, parameter in enumerate(made.parameters()):
+        parameter.data.copy_(proof.random(parameter.shape, torch.float32, 10 * seed + at) / 2)
+    return made

@@ -1,0 +1,212 @@
+"""Functions inside forwards: copies of a module's methods whose names `F`, `nn` and `apply_rotary_pos_emb` mean ours.
+
+A copy has the globals of the original, so whatever else it names is found where it was, also what is changed later. Only
+the names that are to mean something else are other names in it, and those are added to the globals.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn import functional as F
+
+from ... import ops
+from . import rotary
+from .classes import Class, Recipe, kind, twins
+from .tracing import Unknown
+
+_NAMES = """avg_pool2d batch_norm conv2d cross_entropy dropout embedding gelu group_norm kl_div layer_norm linear log_softmax
+nll_loss relu rms_norm scaled_dot_product_attention silu softmax"""
+
+
+def _softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    return ops.softmax(input, dim, dtype)
+
+
+def _log_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Tensor:
+    return ops.log_softmax(input, dim, dtype)
+
+
+# with the parameters of PyTorch's, one of which is for its own warnings
+OURS: dict[str, Callable[..., Any]] = {name: getattr(ops, name) for name in _NAMES.split()}
+OURS |= {"softmax": _softmax, "log_softmax": _log_softmax}
+_DEPTH = 3  # of functions of the same file that a method calls
+_PREFIX = "_cupyops_"
+
+
+def _module(name: str, like: types.ModuleType, instead: dict[str, Any]) -> types.ModuleType:
+    made = types.ModuleType(f"cupyops.{name}", f"{like.__name__} with functions of cupyops in it")
+    vars(made).update({k: v for k, v in vars(like).items() if not k.startswith("__")} | instead)
+    return made
+
+
+@functools.cache
+def _modules() -> dict[int, types.ModuleType]:
+    """What stands for torch.nn.functional and torch.nn, by the id of these."""
+    functional = _module("functional", F, OURS)
+    return {id(F): functional, id(torch.nn): _module("nn", torch.nn, {"functional": functional})}
+
+
+def recognised(module: Module, rotates: bool) -> Recipe:
+    """The recipe of a module whose methods call functions that cupyops has; raises `Unknown`.
+
+    Args:
+        rotates: whether the tables of the model's rotary embeddings are known to be such as `cupyops.rope` takes.
+    """
+    cls = type(module)
+    if cls.__module__.split(".")[0] in ("torch", "cupyops") or any(
+        "__init_subclass__" in vars(b) for b in cls.__mro__[:-1]
+    ):
+        raise Unknown("no module of torch.nn")
+    found: list[str] = []
+    _methods(cls, rotates, found)
+    twin = next((base for base in cls.__mro__ if base in twins()), None)
+    if twin is not None and _asks_super(cls, twin):
+        found.append(f"cupyops.nn.{twin.__name__} as its base")
+    if not found:
+        raise Unknown("no module of torch.nn")
+    exact = not any(rotary.NAME in what for what in found)
+    return Recipe("calls", (rotates,), ", ".join(dict.fromkeys(found)) + " in its forward", exact)
+
+
+@kind
+def calls(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
+    """A class with copies of the methods of its own that call functions of PyTorch which cupyops has."""
+    twin = next((base for base in cls.__mro__ if base in twins()), None)
+    bases = (cls, twins()[twin]) if twin is not None and _asks_super(cls, twin) else (cls,)
+    return bases, _methods(cls, values[0], [])
+
+
+def _asks_super(cls: Class, twin: Class) -> bool:
+    """Whether a subclass of a module of torch.nn has its forward, or calls it by `super()`."""
+    forward = inspect.unwrap(cls.forward)
+    return forward is twin.forward or {"super", "forward"} <= set(forward.__code__.co_names)
+
+
+def _methods(cls: Class, rotates: bool, found: list[str]) -> dict[str, Any]:
+    """The methods of a class, by name, that are to be others."""
+    made: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if base.__module__.split(".")[0] == "torch" or base is object:
+            break
+        for name, method in vars(base).items():
+            if not isinstance(method, types.FunctionType) or getattr(cls, name, None) is not method:
+                continue  # nothing to call, or another class has one in its place
+            if name != "forward" and (name not in _called(cls) or name.startswith("__")):
+                continue
+            if (copied := rewritten(method, rotates, found)) is not None:
+                made[name] = copied
+    return made
+
+
+def _called(cls: Class) -> set[str]:
+    """The names that a class's forward names: its methods among them."""
+    return {name for code in _codes(inspect.unwrap(cls.forward)) for name in code.co_names}
+
+
+def rewritten(function: Any, rotates: bool, found: list[str], depth: int = 0) -> Any:
+    """A copy of a function that calls ours, None where it calls none; `found` gets their names.
+
+    Decorators that are closures around the function are copied with it.
+    """
+    if not isinstance(function, types.FunctionType):
+        return None
+    cells = {}
+    for at, cell in enumerate(function.__closure__ or ()):
+        try:
+            inside = cell.cell_contents
+        except ValueError:
+            continue
+        copied = rewritten(inside, rotates, found, depth + 1) if depth < _DEPTH else None
+        if copied is not None:
+            cells[at] = types.CellType(copied)
+    names = _renamed(function, rotates, found, depth)
+    if not names and not cells:
+        return None
+    function.__globals__.update(names)
+    closure = tuple(cells.get(at, cell) for at, cell in enumerate(function.__closure__ or ()))
+    code = _with_names(function.__code__, {name.removeprefix(_PREFIX) for name in names})
+    made = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure or None)
+    made.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(made, function)
+    made.__wrapped__ = inspect.unwrap(function)  # type: ignore[attr-defined]
+    return made
+
+
+def _renamed(function: types.FunctionType, rotates: bool, found: list[str], depth: int) -> dict[str, Any]:
+    """What a function's globals are to have under other names."""
+    scope, names = function.__globals__, {}
+    if scope.get("__name__", "").split(".")[0] in ("torch", "cupyops"):
+        return {}
+    for name in _globals(function):
+        value: Any = scope.get(name)
+        if name.startswith(_PREFIX):
+            continue
+        if id(value) in _modules():
+            used = _attributes(function, name, functional=value is torch.nn) & OURS.keys()
+            if used:
+                names[_PREFIX + name] = _modules()[id(value)]
+                found += sorted(used)
+        elif isinstance(value, types.FunctionType) and depth < _DEPTH:
+            ours: Any = None
+            theirs = str(value.__name__)
+            if theirs in OURS and value is getattr(F, theirs, None):
+                ours = OURS[theirs]
+                found.append(theirs)
+            elif rotates and (ours := rotary.recognised(value)) is not None:
+                found.append(rotary.NAME)
+            elif value.__globals__ is scope:
+                ours = rewritten(value, rotates, found, depth + 1)
+            if ours is not None:
+                names[_PREFIX + name] = ours
+    return names
+
+
+def _codes(function: Any) -> Iterator[types.CodeType]:
+    pending = [function.__code__] if isinstance(function, types.FunctionType) else []
+    while pending:
+        code = pending.pop()
+        yield code
+        pending += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+
+
+def _globals(function: types.FunctionType) -> list[str]:
+    """The names that a function reads as globals and does nothing else with."""
+    read: dict[str, bool] = {}
+    for code in _codes(function):
+        for step in dis.get_instructions(code):
+            if isinstance(step.argval, str) and step.argval in code.co_names:
+                read[step.argval] = read.get(step.argval, True) and step.opname == "LOAD_GLOBAL"
+    return [name for name, only in read.items() if only]
+
+
+def _attributes(function: types.FunctionType, name: str, functional: bool) -> set[str]:
+    """What a function takes of a module: `softmax` of `F.softmax`, or where `functional`, of `nn.functional.softmax`."""
+    taken: set[str] = set()
+    for code in _codes(function):
+        steps = [s for s in dis.get_instructions(code) if s.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
+        for at, step in enumerate(steps):
+            if step.opname == "LOAD_GLOBAL" and step.argval == name:
+                path = [one.argval for one in steps[at + 1 : at + 3] if one.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+                if functional and path[:1] == ["functional"] and len(path) == 2:
+                    taken.add(path[1])
+                elif not functional and path:
+                    taken.add(path[0])
+    return taken
+
+
+def _with_names(code: types.CodeType, names: set[str]) -> types.CodeType:
+    """A code that reads the globals `names` under the other names, in the functions inside it too."""
+    inside = tuple(_with_names(one, names) if isinstance(one, types.CodeType) else one for one in code.co_consts)
+    renamed = tuple(_PREFIX + name if name in names else name for name in code.co_names)
+    return code.replace(co_consts=inside, co_names=renamed)

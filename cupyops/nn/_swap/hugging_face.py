@@ -1,0 +1,174 @@
+"""What Hugging Face's transformers asks of a model as a whole: which attention, and which loss."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from ...ops._scaled_dot_product_attention import scaled_dot_product_attention
+from . import calls, classes
+
+ATTENTION = "cupyops"
+
+
+def settings(
+    names: dict[Module, list[str]], choice: Callable[[list[str]], str | None]
+) -> tuple[list[str], list[Callable[[], None]]]:
+    """Set attention and loss of the models of transformers among some modules; what was set, and what sets it back."""
+    said: list[str] = []
+    resets: list[Callable[[], None]] = []
+    library = sys.modules.get("transformers")
+    base = getattr(library, "PreTrainedModel", None)
+    if base is None:
+        return said, resets
+    models = {m: called for m, called in names.items() if isinstance(m, base) and choice(called) is None}
+    said += dict.fromkeys(_set_attention(models, resets))
+    said += dict.fromkeys(_set_losses(models, resets))
+    return said, resets
+
+
+# --- attention ------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def register() -> None:
+    """Make `attn_implementation="cupyops"` known to transformers, with the masks of "sdpa". A second call does nothing.
+
+    What attention with a mask, dropout or a cache of another length is, remains transformers' own function.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+
+    Example:
+        >>> cupyops.integrations.transformers.register()
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface  # type: ignore[import-not-found]
+    from transformers.masking_utils import sdpa_mask  # type: ignore[import-not-found]
+
+    AttentionInterface.register(ATTENTION, attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def _register_where_it_is() -> None:
+    """A model that was pickled after a swap names our attention."""
+    if "transformers" in sys.modules:
+        register()
+
+
+classes.BEFORE_UNPICKLING.append(_register_where_it_is)
+
+
+def attention(
+    module: Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention of "sdpa" by `cupyops.scaled_dot_product_attention`; with a mask or dropout, or what "sdpa" may know
+    beyond that, transformers' own function."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward  # type: ignore[import-not-found]
+
+    # a cache of another length: which diagonal is meant, transformers knows
+    extra = any(kwargs.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "sinks"))
+    if attention_mask is not None or dropout or extra or query.shape[2] != key.shape[2] or query.dim() != 4:
+        return sdpa_attention_forward(  # type: ignore[no-any-return]
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
+        )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    grouped = getattr(module, "num_key_value_groups", 1) > 1
+    y = scaled_dot_product_attention(
+        query, key, value, is_causal=bool(causal) and query.shape[2] > 1, scale=scaling, enable_gqa=grouped
+    )
+    return y.transpose(1, 2).contiguous(), None
+
+
+def _set_attention(models: Iterable[Module], resets: list[Callable[[], None]]) -> list[str]:
+    said = []
+    for config, asks in _configs(models):
+        now = getattr(config, "_attn_implementation", None)
+        if now == "sdpa" and asks:
+            said.append('attention: "sdpa", kept: the model\'s code asks for it by name')
+        elif now == "sdpa" and hasattr(config, "_attn_implementation_internal"):
+            register()
+            config._attn_implementation_internal = ATTENTION
+            resets.append(functools.partial(setattr, config, "_attn_implementation_internal", now))
+            said.append('attention: "sdpa", now "cupyops"')
+        elif now is not None and now != ATTENTION:
+            said.append(f'attention: "{now}", kept: only "sdpa" is the same function')
+    return said
+
+
+def _configs(models: Iterable[Module]) -> list[tuple[Any, bool]]:
+    """The configurations of models, and whether a model that reads one has other code for "sdpa" than for other names."""
+    found: dict[int, tuple[Any, bool]] = {}
+    for model in models:
+        before = found.get(id(model.config), (None, False))[1]
+        found[id(model.config)] = (model.config, before or any(map(_asks_for_sdpa, _files(model))))
+    return list(found.values())
+
+
+def _files(model: Module) -> set[str]:
+    """The Python modules that the classes of a model and of all that is inside are from, PyTorch's and ours aside."""
+    names = {base.__module__ for one in model.modules() for base in type(one).__mro__}
+    return {name for name in names if name.split(".")[0] not in ("torch", "cupyops", "builtins")}
+
+
+@functools.cache
+def _asks_for_sdpa(file: str) -> bool:
+    """Whether a model's file has the word "sdpa" in its functions; the library's own files, which name all, apart."""
+    if file.split(".")[:1] == ["transformers"] and not file.startswith("transformers.models."):
+        return False
+    try:
+        source = inspect.getsource(sys.modules[file])
+    except (OSError, TypeError, KeyError):
+        return True  # who knows
+    constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    return any(isinstance(value, str) and value == "sdpa" for value in constants)
+
+
+# --- the loss -------------------------------------------------------------------------------------------------------
+
+
+class Loss:
+    """A loss function of transformers that calls functions of cupyops; pickled as the one that it was made of.
+
+    Args:
+        function: a function of a module.
+    """
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.function, self.found = function, list[str]()
+        self._ours = calls.rewritten(function, False, self.found) or function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._ours(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Loss, (self.function,)
+
+
+def _set_losses(models: dict[Module, list[str]], resets: list[Callable[[], None]]) -> list[str]:
+    said = []
+    for model in models:
+        forward = inspect.unwrap(type(model).forward)
+        if "_loss_function" in vars(model) or "loss_function" not in forward.__code__.co_names:
+            continue
+        function: Any = model.loss_function
+        loss: Any = Loss(function)
+        if loss.found:
+            model._loss_function = loss
+            resets.append(functools.partial(vars(model).pop, "_loss_function", None))
+            said.append(f"loss: {loss.function.__name__}, now by {', '.join(dict.fromkeys(loss.found))} of cupyops")
+    return said

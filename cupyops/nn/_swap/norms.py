@@ -1,0 +1,130 @@
+"""Normalisations that are written in steps: which of ours each is, and the class that makes it so."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import Module
+
+from ...ops._layer_norm import layer_norm
+from ...ops._rms_norm import rms_norm
+from . import proof
+from .classes import Class, Recipe, kind
+from .tracing import Unknown, graph_of, name_of, probe
+
+# what a normalisation in steps is made of
+_STEPS = {"to", "float", "type", "type_as", "getattr", "pow", "square", "mul", "truediv", "div", "mean", "var", "sub"}
+_STEPS |= {"add", "radd", "rsqrt", "sqrt"}
+
+
+def recognised(module: Module) -> Recipe:
+    """The recipe of a module that normalises its input's last dimension in steps; raises `Unknown`."""
+    parameters = {name: p for name, p in module._parameters.items() if p is not None}
+    if module._modules or module._buffers or len(parameters) > 2:
+        raise Unknown("no normalisation")
+    graph = graph_of(module)
+    names = {name_of(node) for node in graph.nodes if node.op in ("call_function", "call_method")}
+    if not names & {"rsqrt", "sqrt"} or not names & {"mean", "var"} or names - _STEPS:
+        raise Unknown("no normalisation in steps that are known")
+    if any(p.dim() != 1 for p in parameters.values()):
+        raise Unknown("it normalises, and its parameters are not one for each element of the last dimension")
+    eps = _where(module, _eps(graph))
+    weight, bias = (*parameters, None, None)[:2]
+    for function in ("rms_norm", "layer_norm"):
+        for offset in (0, 1) if weight else (0,):
+            if function == "rms_norm" and bias:
+                continue
+            values = (function, weight, bias, offset, eps, _is_cast_last(graph))
+            if _is_proven(module, values):
+                what = function if not offset else f"{function} of 1 + weight in float32"
+                return Recipe("norm", values, what, exact=False)
+    raise Unknown("it normalises, and computes none of rms_norm and layer_norm")
+
+
+def _eps(graph: fx.Graph) -> float:
+    """The number that is added before the root."""
+    roots = [node for node in graph.nodes if name_of(node) in ("rsqrt", "sqrt")]
+    inside = roots[0].args[0]
+    if len(roots) != 1 or not isinstance(inside, fx.Node):
+        raise Unknown("more than one root")
+    numbers = [x for x in inside.args if isinstance(x, (int, float))] if name_of(inside) in ("add", "radd") else [0.0]
+    if len(numbers) != 1:
+        raise Unknown("what it adds before the root is no number")
+    return float(numbers[0])
+
+
+def _where(module: Module, eps: float) -> float | str:
+    """The attribute that has eps, which somebody may change, or its value."""
+    names = [name for name, value in vars(module).items() if type(value) is float and value == eps]
+    return names[0] if len(names) == 1 else eps
+
+
+def _is_cast_last(graph: fx.Graph) -> bool:
+    """Whether the result is given the input's dtype at the end; else it has the wider dtype of input and weight."""
+    (output,) = next(node for node in graph.nodes if node.op == "output").args
+    return isinstance(output, fx.Node) and name_of(output) in ("to", "type_as", "type")
+
+
+@kind
+def norm(cls: Class, values: tuple[Any, ...]) -> tuple[tuple[type, ...], dict[str, Any]]:
+    """A class that normalises by an operator where input and weight are such as was proven, and as before elsewhere."""
+    function, weight, bias, offset, eps, cast = values
+    before = cls.forward
+
+    @functools.wraps(before)
+    def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs:
+            return before(self, *args, **kwargs)
+        x = args[0]
+        scale = None if weight is None else getattr(self, weight)  # a replica has no parameters, but has these
+        shift = None if bias is None else getattr(self, bias)
+        if not _serves(x, scale, offset):
+            return before(self, x)
+        number = getattr(self, eps) if isinstance(eps, str) else eps
+        if offset:
+            scale = offset + scale  # type: ignore[operator]
+        if function == "rms_norm":
+            y = rms_norm(x, x.shape[-1:], scale, number)
+        else:
+            y = layer_norm(x, x.shape[-1:], scale, shift, number)
+        return y.to(x.dtype if cast or scale is None else torch.promote_types(x.dtype, scale.dtype))
+
+    return (cls,), {"forward": forward}
+
+
+def _serves(x: Any, scale: Tensor | None, offset: int) -> bool:
+    """Whether the operator computes what the steps do. These go to float32 also from float64; 1 + weight is rounded in
+    half types, which the steps are not."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype is torch.float64:
+        return False
+    if scale is None:
+        return not torch.is_autocast_enabled(x.device.type)
+    if x.shape[-1:] != scale.shape:
+        return False
+    if scale.dtype is torch.float32:
+        return x.dtype is torch.float32 or torch.is_autocast_enabled(x.device.type)
+    return scale.dtype is x.dtype and not offset
+
+
+def _is_proven(module: Module, values: tuple[Any, ...]) -> bool:
+    """Whether the steps and the operator have the same results and gradients, of rows large and small."""
+    _, weight, bias, *_ = values
+    _, methods = norm(type(module), values)
+    names = [name for name in (weight, bias) if name]
+    size = module._parameters[weight].shape[0] if weight else 24  # type: ignore[union-attr]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for scale in (1.0, 1e-3, 30.0):
+            parameters = {name: proof.random((size,), dtype, seed) for seed, name in enumerate(names, 1)}
+            x = scale * proof.random((2, 3, size), dtype, 7) + scale / 3
+            theirs, ours = (probe(module, parameters) for _ in range(2))
+            if not proof.alike(
+                lambda x: type(module).forward(theirs, x),  # noqa: B023 - called here
+                lambda x: methods["forward"](ours, x),  # noqa: B023
+                (x,),
+                ([*theirs.parameters()], [*ours.parameters()]),
+            ):
+                return False
+    return True

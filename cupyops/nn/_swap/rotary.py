@@ -1,0 +1,143 @@
+"""Rotary embeddings: functions of (q, k, cos, sin), and whether a model's tables are such as `cupyops.rope` takes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from ...ops._rope import rope
+from . import proof
+
+NAME = "rope"
+_PARAMETERS = ("q", "k", "cos", "sin")
+
+
+@functools.cache
+def recognised(function: Callable[..., Any]) -> Callable[..., Any] | None:
+    """What computes the same as a function (q, k, cos, sin, unsqueeze_dim=1) by `cupyops.rope`; None for any other."""
+    parameters = inspect.signature(function).parameters
+    if tuple(parameters)[:4] != _PARAMETERS or "unsqueeze_dim" not in parameters:
+        return None
+    if any(p.default is p.empty for p in list(parameters.values())[4:]) or _asks_the_input(function):
+        return None
+    for interleaved in (False, True):
+        shapes = frozenset(partial for partial in (False, True) if _is_proven(function, interleaved, partial))
+        if False in shapes:
+            return _by_rope(function, interleaved, True in shapes)
+    return None
+
+
+def _asks_the_input(function: Callable[..., Any]) -> bool:
+    """Whether a condition depends on the tensors, so that what was tried says nothing of what was not."""
+    tracer = torch.fx.Tracer()
+    defaults = [p.default for p in list(inspect.signature(function).parameters.values())[4:]]
+    try:
+        tracer.trace(_Of(function, defaults))
+    except Exception:
+        return True
+    return False
+
+
+class _Of(Module):
+    def __init__(self, function: Callable[..., Any], defaults: list[Any]) -> None:
+        super().__init__()
+        self.function, self.defaults = function, defaults
+
+    def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return self.function(q, k, cos, sin, *self.defaults)
+
+
+def _by_rope(function: Callable[..., Any], interleaved: bool, partial: bool) -> Callable[..., Any]:
+    default = inspect.signature(function).parameters["unsqueeze_dim"].default
+
+    @functools.wraps(function)
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        dim = kwargs.get("unsqueeze_dim", default)
+        if args or kwargs.keys() - {"unsqueeze_dim"} or not _serves(q, k, cos, sin, dim, partial):
+            return function(q, k, cos, sin, *args, **kwargs)
+        pairs, positions = cos.shape[-1] // 2, None
+        cos, sin = cos[..., :pairs].flatten(0, -2), sin[..., :pairs].flatten(0, -2)
+        seq_dim = 2 if dim == 1 else 1
+        if cos.shape[0] != q.shape[seq_dim]:  # each of the batch has positions of its own
+            positions = torch.arange(cos.shape[0], device=cos.device).view(q.shape[0], -1)
+        one = rope(q, cos, sin, positions, interleaved=interleaved, seq_dim=seq_dim)
+        return one, rope(k, cos, sin, positions, interleaved=interleaved, seq_dim=seq_dim)
+
+    return rotate
+
+
+def _serves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dim: Any, partial: bool) -> bool:
+    """Whether the tensors are such as was proven: of one dtype, and tables of three dimensions."""
+    if dim not in (1, 2) or q.dim() != 4 or k.dim() != 4 or cos.dim() != 3 or sin.shape != cos.shape:
+        return False
+    if not q.dtype == k.dtype == cos.dtype == sin.dtype or q.dtype is torch.float64:
+        return False
+    if cos.requires_grad or sin.requires_grad:
+        return False
+    seq, size = (2 if dim == 1 else 1), q.shape[-1]
+    if k.shape[-1] != size or k.shape[0] != q.shape[0] or not q.shape[seq] == k.shape[seq] == cos.shape[1]:
+        return False
+    if cos.shape[0] not in (1, q.shape[0]):
+        return False
+    return cos.shape[-1] == size or (partial and cos.shape[-1] < size)
+
+
+def _is_proven(function: Callable[..., Any], interleaved: bool, partial: bool) -> bool:
+    """Whether function and operator agree, in three dtypes, for a batch of 2 with tables of 1 and of 2, and both layouts."""
+    ours = _by_rope(function, interleaved, partial)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for dim, batch in ((1, 1), (1, 2), (2, 2)):
+            size = 12 if partial else 8
+            shapes = [(2, heads, 5, size) if dim == 1 else (2, 5, heads, size) for heads in (3, 1)]
+            q, k = (proof.random(shape, dtype, 1 + at) for at, shape in enumerate(shapes))
+            angles = proof.random((batch, 5, 4), torch.float32, 3)
+            angles = torch.cat((angles, angles), -1)
+            cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+            if not _serves(q, k, cos, sin, dim, partial):
+                return False
+            named = {"unsqueeze_dim": dim}
+            if not proof.alike(
+                lambda q, k: function(q, k, cos, sin, **named),  # noqa: B023 - called here
+                lambda q, k: ours(q, k, cos, sin, **named),  # noqa: B023
+                (q, k),
+            ):
+                return False
+    return True
+
+
+# --- the tables -----------------------------------------------------------------------------------------------------
+
+
+def has_tables(model: Module) -> bool:
+    """Whether each rotary embedding of a model makes tables whose halves are equal, which `cupyops.rope` takes once."""
+    embeddings = [module for module in model.modules() if _frequencies(module)]
+    return bool(embeddings) and all(map(_halves_are_equal, embeddings))
+
+
+def _frequencies(module: Module) -> bool:
+    return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+
+
+def _halves_are_equal(module: Module) -> bool:
+    kinds = getattr(getattr(module, "config", None), "layer_types", None)
+    has_kinds = "layer_type" in inspect.signature(type(module).forward).parameters
+    try:
+        for kind in dict.fromkeys(kinds or ()) if has_kinds else (None,):
+            made = copy.deepcopy(module).to("cpu")  # which may note what it has seen
+            named = {} if kind is None else {"layer_type": kind}
+            with torch.no_grad():
+                tables = type(module).forward(made, torch.zeros(1, 7, 4), torch.arange(7)[None], **named)
+            for table in tables:
+                a, b = table.chunk(2, -1)
+                if table.dim() != 3 or not torch.equal(a, b):
+                    return False
+    except Exception:
+        return False
+    return True

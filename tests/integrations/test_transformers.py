@@ -1,0 +1,201 @@
+"""cupyops and Hugging Face's transformers: attention by name, losses, a Trainer's callback, adapters of peft."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import cupyops
+import cupyops.integrations.transformers as integration
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytestmark = [pytest.mark.filterwarnings("ignore")]  # of transformers, about its own configurations
+
+
+def llama(implementation="sdpa", dtype=torch.float32, **more):
+    torch.manual_seed(0)
+    small = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, **small, **more)
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation, dtype=dtype)
+
+
+def batch():
+    ids = torch.randint(3, 64, (2, 7), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "labels": ids}
+
+
+def test_attention_by_name():
+    expected = llama()(**batch())
+    integration.register()
+    model = llama("cupyops")
+    with cupyops.trace() as trace:
+        found = model(**batch())
+    assert "cupyops::scaled_dot_product_attention" in {r.operator for r in trace.records}
+    torch.testing.assert_close((found.loss, found.logits), (expected.loss, expected.logits))
+
+
+@pytest.mark.parametrize("case", ["padding", "cache", "dropout", "one token", "packed"])
+def test_attention_with(case):
+    """What the kernels do not serve is transformers' own function, and what they do is the same."""
+    model = llama(attention_dropout=0.3 if case == "dropout" else 0.0)
+    given = batch()
+    if case == "padding":
+        given["attention_mask"] = torch.tensor([[1] * 7, [0, 0, 0, 1, 1, 1, 1]])
+    elif case == "packed":
+        given["position_ids"] = torch.tensor([[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 3, 4, 0, 1]])
+    elif case == "one token":
+        given = {"input_ids": torch.tensor([[5]])}
+
+    def logits():
+        torch.manual_seed(2)
+        if case == "cache":
+            with torch.no_grad():
+                return model.eval().generate(given["input_ids"], max_new_tokens=5, do_sample=False)
+        return model(**given).logits
+
+    model.train()
+    expected = logits()
+    with cupyops.swap(model):
+        torch.testing.assert_close(logits(), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(logits(), expected)
+
+
+def test_bfloat16_and_autocast():
+    for dtype, autocast in ((torch.bfloat16, False), (torch.float32, True)):
+        model = llama(dtype=dtype)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            expected = model(**batch())
+            cupyops.swap(model)
+            found = model(**batch())
+        assert found.logits.dtype is expected.logits.dtype
+        torch.testing.assert_close(found.loss, expected.loss, rtol=1e-2, atol=0)
+
+
+def test_a_step_in_the_simulator():
+    """In bfloat16, which attention's kernels serve: nothing that was swapped takes the reference."""
+    model = llama(dtype=torch.bfloat16)
+
+    def step():
+        model.zero_grad()
+        loss = model(**batch()).loss
+        loss.backward()
+        return {"loss": loss.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    expected = step()
+    cupyops.swap(model)
+    with cupyops.simulate("sm_90"), cupyops.trace() as trace:
+        found = step()
+    assert trace.routes() == {"simulator"}
+    assert "cupyops::scaled_dot_product_attention (backward)" in {record.operator for record in trace.records}
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0.03 * float(tensor.abs().max()), msg=name)
+
+
+def test_items_in_the_batch():
+    """As a Trainer gives them, so that gradients accumulated over batches are of the mean over tokens."""
+    model, count = llama(), torch.tensor(24)
+    expected = model(**batch(), num_items_in_batch=count).loss
+    with cupyops.swap(model) as swap, cupyops.trace() as trace:
+        torch.testing.assert_close(model(**batch(), num_items_in_batch=count).loss, expected)
+    assert "cupyops::cross_entropy" in {r.operator for r in trace.records}
+    assert swap.settings == (
+        'attention: "sdpa", now "cupyops"',
+        "loss: ForCausalLMLoss, now by cross_entropy of cupyops",
+    )
+
+
+def test_a_loss_of_the_user_stays():
+    model = llama()
+    model.loss_function = lambda logits, labels, **kwargs: logits.sum()
+    before = model.loss_function
+    cupyops.swap(model).undo()
+    assert model.loss_function is before
+
+
+def test_eager_attention_stays_eager():
+    model = llama("eager")
+    swap = cupyops.swap(model)
+    assert model.config._attn_implementation == "eager"
+    assert 'attention: "eager", kept: only "sdpa" is the same function' in swap.settings
+
+
+def test_copies_and_saved_models(tmp_path):
+    model = llama()
+    cupyops.swap(model)
+    expected = model(**batch()).logits
+    assert torch.equal(copy.deepcopy(model)(**batch()).logits, expected)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(**batch()).logits, expected)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(**batch()).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_is_unpickled_elsewhere():
+    """In a process where nothing was swapped, and so nothing registered."""
+    model = llama()
+    cupyops.swap(model)
+    expected, data = model(**batch()).logits, pickle.dumps(model)
+    transformers.AttentionInterface._global_mapping.pop("cupyops")
+    integration.register.cache_clear()
+    assert torch.equal(pickle.loads(data)(**batch()).logits, expected)
+
+
+def test_skip_names_a_class_of_transformers():
+    model = llama()
+    kind = type(model.model.norm)
+    swap = cupyops.swap(model, skip=kind)
+    assert "rms_norm" not in {one.what for one in swap.replaced}
+    assert {one.reason for one in swap.kept if one.type is kind} == {"skip names it"}
+
+
+def test_gradient_checkpointing():
+    model = llama().train()
+    model(**batch()).loss.backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    cupyops.swap(model)
+    model.gradient_checkpointing_enable()
+    model(**batch()).loss.backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_callback_of_a_trainer():
+    model, made = llama(), integration.callback(skip=torch.nn.Linear)
+    before = type(model.model.norm)
+    made.on_train_begin(None, None, None, model=model)
+    assert type(model.model.norm) is not before and type(model.lm_head) is torch.nn.Linear
+    assert "rms_norm" in {one.what for one in made.swap.replaced}
+    made.on_train_end(None, None, None)
+    assert type(model.model.norm) is before and isinstance(made, transformers.TrainerCallback)
+
+
+@pytest.mark.parametrize("first", ["adapters", "swap"])
+def test_adapters(first):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+
+    def adapted(model):
+        torch.manual_seed(1)
+        config = peft.LoraConfig(r=2, target_modules=["q_proj", "gate_proj", "down_proj"], init_lora_weights=False)
+        return peft.get_peft_model(model, config)
+
+    def step(model):
+        model.zero_grad()
+        model(**batch()).loss.backward()
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    expected = step(adapted(llama()))
+    model = llama()
+    if first == "adapters":
+        model = adapted(model)
+        cupyops.swap(model)
+    else:
+        cupyops.swap(model)
+        model = adapted(model)
+    found = step(model)
+    assert found.keys() == expected.keys() and all("lora" in name for name in found)
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, rtol=1e-3, atol=1e-6)
+    with cupyops.trace() as trace:
+        model(**batch())
+    assert {"cupyops::swiglu", "cupyops::rms_norm", "cupyops::linear"} <= {r.operator for r in trace.records}
