@@ -25,13 +25,14 @@ from .state import State
 class Arrival:
     """Bytes under way."""
 
-    group: Group  # the thread that has asked for it
-    start: int  # in the shared memory of the batch
+    group: Group  # the thread that has asked for it, or those that have by one instruction
+    start: np.ndarray  # of each thread's, in the shared memory of the batch
     size: int  # bytes from there on that change hands
     bytes: int  # of them told to the mbarrier
     barrier: int  # its position
     pc: int
     put: Callable[[], None]  # stores them
+    told: np.ndarray | None = None  # what the threads knew when they asked (`Knowledge`)
 
 
 class Arrivals:
@@ -47,6 +48,8 @@ class Arrivals:
         if (shadow := self._spaces.shared.shadow) is not None:
             series = self._barriers.series(arrival.barrier)
             shadow.start_copy(arrival.group, arrival.start, arrival.size, arrival.pc, series, reduces)
+        if self._state.knowledge is not None:
+            arrival.told = self._state.knowledge.told(arrival.group.threads)
         self._pending.append(arrival)
         self._state.idle = 0
         if self._chooser is not None and self._chooser.random() < 0.25:
@@ -68,12 +71,12 @@ class Arrivals:
         if (shadow := self._spaces.shared.shadow) is not None:
             series, count = self._barriers.series(arrival.barrier), self._barriers.count(arrival.barrier)
             shadow.arrived(arrival.start, arrival.size, series, count)
-        self._barriers.transferred(arrival.barrier, arrival.bytes)
+        self._barriers.transferred(arrival.barrier, arrival.bytes, arrival.told)
 
     def leave(self) -> None:
         """Threads have exited: nothing may be on its way to a block that is gone."""
         for arrival in self._pending:
-            if self._state.has_exited(arrival.start // self._state.shared_stride):
+            if self._state.has_exited(int(arrival.start[0]) // self._state.shared_stride):
                 what = "a block exits while an asynchronous copy into its shared memory is in flight"
                 detail = f"it reports to the mbarrier at {self._barriers.name(arrival.barrier)}, which nobody waits for"
                 raise fault(Race, self._state.listing, arrival.group, np.True_, what, arrival.pc, detail=detail)

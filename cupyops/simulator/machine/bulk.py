@@ -106,7 +106,8 @@ class Bulk:
                 shared.shadow.bulk_read(one, positions, pc, self._barriers.series(report), self._barriers.count(report))
             put = partial(self._put, one, start, positions, reduction and Reduction.of(*reduction), pc)
             size_ = int(count[0])
-            self._arrivals.start(Arrival(one, start, size_, size_, report, pc, put), reduction is not None)
+            at = np.array([start])
+            self._arrivals.start(Arrival(one, at, size_, size_, report, pc, put), reduction is not None)
 
     def _put(self, group: Group, start: int, positions: np.ndarray, reduction: Reduction | None, pc: int) -> None:
         data = self._state.shared_memory.buffer[positions]
@@ -123,10 +124,13 @@ class Bulk:
         start = self._spaces.shared.positions(group, destination, width, "asynchronous store", pc, True)
         report = self._barriers.position(group, barrier, pc, True)
         memory = self._state.shared_memory.buffer
-        for number, one in enumerate(group.one_by_one()):
-            at, data = int(start[number]), np.ascontiguousarray(columns[number]).view(np.uint8)
-            put = partial(memory.__setitem__, slice(at, at + width), data)
-            self._arrivals.start(Arrival(one, at, width, width, int(report[number]), pc, put))
+        for one in np.unique(report):
+            lanes = report == one
+            where = start[lanes][:, None] + np.arange(width)
+            data = np.ascontiguousarray(columns[lanes]).view(np.uint8).reshape(-1, width)
+            put = partial(memory.__setitem__, where, data)
+            arrival = Arrival(group.subset(lanes), start[lanes], width, data.size, int(one), pc, put)
+            self._arrivals.start(arrival)
 
     def _arrive(
         self,
@@ -142,7 +146,7 @@ class Bulk:
         where = slice(start, start + size) if order is None else start + order
         put = partial(self._state.shared_memory.buffer.__setitem__, where, data)
         self._arrivals.start(
-            Arrival(group, start, size, len(data), self._report(group, start, barrier, pc), pc, put)
+            Arrival(group, np.array([start]), size, len(data), self._report(group, start, barrier, pc), pc, put)
         )
 
     def _report(self, group: Group, start: int, barrier: np.ndarray, pc: int) -> int:

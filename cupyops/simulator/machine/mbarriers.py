@@ -98,11 +98,13 @@ class MBarriers:
             self._advance(int(one), phase)
         return token
 
-    def transferred(self, position: int, count: int) -> None:
-        """`count` bytes have come that were sent beside the threads."""
+    def transferred(self, position: int, count: int, told: np.ndarray | None) -> None:
+        """`count` bytes have come that were sent beside the threads, by one who knew what is `told`."""
         phase = self._barriers.get(position)
         if phase is not None:
             phase.bytes -= count
+            if told is not None:
+                phase.arriving = merged(phase.arriving, told)
             self._advance(position, phase)
 
     def test(self, group: Group, address: Any, phase: Any, parity: bool, pc: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from .state import State
 from .tickets import Tickets
 
 _WAITS = {
-    Series.PHASES: "a wait for the mbarrier that the copy reports to",
+    Series.PHASES: "wait for the mbarrier that the copy reports to",
     Series.STORES: "cp.async.bulk.wait_group.read",
     Series.PRODUCTS: "wgmma.wait_group",
 }
@@ -91,12 +91,14 @@ class SharedShadow:
 
     # --- what goes on beside the threads ---
 
-    def start_copy(self, group: Group, position: int, size: int, pc: int, series: int, reduces: bool = False) -> None:
-        """A copy by one thread into `size` bytes from `position` is under way, and reports to an mbarrier."""
-        self._split(self._granules.narrow((position | size) & -(position | size)))
-        granule = self._span(position, size)[:, None]
-        owner = self._owner(group, np.array([position]))
-        access = Access(self._state, "copy to", group, owner, granule, pc)
+    def start_copy(
+        self, group: Group, position: np.ndarray, size: int, pc: int, series: int, reduces: bool = False
+    ) -> None:
+        """A copy by each thread into `size` bytes from its position is under way, and reports to an mbarrier."""
+        place = int(np.bitwise_or.reduce(position)) | size
+        self._split(self._granules.narrow(place & -place))
+        granule = self._spans(position, size)
+        access = Access(self._state, "copy to", group, self._owner(group, position), granule, pc)
         if self._arriving is None:
             self._arriving = Tickets(len(self._writes.who))
         if reduces and self._is_added_to(granule):
@@ -115,10 +117,10 @@ class SharedShadow:
         instructions = self._state.listing.instructions
         return all("reduce" in instructions[pc].modifiers for pc in np.unique(self._arriving.pc.take(granule)))
 
-    def arrived(self, position: int, size: int, series: int, count: int) -> None:
+    def arrived(self, position: np.ndarray, size: int, series: int, count: int) -> None:
         """Its bytes have come: they are for those who know that `count` of the series are over."""
         assert self._arriving is not None
-        self._arriving.note(self._span(position, size), series, count)
+        self._arriving.note(self._spans(position, size), series, count)
 
     def bulk_read(self, group: Group, position: np.ndarray, pc: int, series: int, count: int) -> None:
         """A bulk copy of one thread reads these bytes, until the thread knows that `count` of the series are over."""
@@ -299,8 +301,9 @@ class SharedShadow:
         """The block whose memory it is."""
         return position // self._state.shared_stride if self._state.cluster_size > 1 else group.get("block")
 
-    def _span(self, position: int, size: int) -> np.ndarray:
-        return np.arange(position >> self._granules.shift, (position + size - 1 >> self._granules.shift) + 1)
+    def _spans(self, position: np.ndarray, size: int) -> np.ndarray:
+        """The granules of `size` bytes from each position, which they begin: a column for each."""
+        return (position >> self._granules.shift)[None] + np.arange(-(-size >> self._granules.shift))[:, None]
 
     def _split(self, pieces: int) -> None:
         """Each granule has become so many."""
