@@ -112,9 +112,17 @@ def test_one_thread_waits_for_others(passes_on, seed):
     ],
 )
 def test_a_wrong_count_of_bytes_is_a_deadlock_that_names_the_mbarrier(expected, lacks, seed):
-    code = twin(LOAD, "expect(&full, 256);", f"expect(&full, {expected});").replace("wait(&full, 0);", "wait(&full, 0);  // here")
+    code = twin(LOAD, "expect(&full, 256);", f"expect(&full, {expected});").replace(
+        "wait(&full, 0);", "wait(&full, 0);  // here"
+    )
     x, y = np.zeros(64, np.float32), np.zeros(64, np.float32)
-    says = ["deadlock", "64 threads, first thread (0,0,0)", "wait for the mbarrier at offset", lacks, "announced last at"]
+    says = [
+        "deadlock",
+        "64 threads, first thread (0,0,0)",
+        "wait for the mbarrier at offset",
+        lacks,
+        "announced last at",
+    ]
     fails(Deadlock, code, "k", 1, 64, x, y, says=says, seed=seed, **HOPPER)
 
 
@@ -125,7 +133,9 @@ def test_a_block_that_exits_before_its_copy_has_come(seed):
     try:
         run(code, "k", 1, 64, np.zeros(64, np.float32), np.zeros(64, np.float32), seed=seed, **HOPPER)
     except Race:
-        fails(Race, code, "k", 1, 64, np.zeros(64, np.float32), np.zeros(64, np.float32), says=says, seed=seed, **HOPPER)
+        fails(
+            Race, code, "k", 1, 64, np.zeros(64, np.float32), np.zeros(64, np.float32), says=says, seed=seed, **HOPPER
+        )
     else:
         assert seed is not None  # it has come by chance
 
@@ -196,7 +206,10 @@ def test_a_ring_of_stages(seed):
     says = ["deadlock", "lacks 32 of 32 arrivals", "lacks 1 of 1 arrivals", "wait(&empty[i % 2]", "wait(&full[i % 2]"]
     fails(Deadlock, code, "k", 1, 64, x, y, 7, says=says, seed=seed, **HOPPER)
     # nor waited for
-    for kept in (twin(RING, "wait(&empty[i % 2], i / 2 % 2 ^ 1);", ""), twin(RING, "wait(&full[i % 2], i / 2 % 2);", "")):
+    for kept in (
+        twin(RING, "wait(&empty[i % 2], i / 2 % 2 ^ 1);", ""),
+        twin(RING, "wait(&full[i % 2], i / 2 % 2);", ""),
+    ):
         with pytest.raises((Race, BarrierFault, Uninitialized)):
             run(kept, "k", 1, 64, x, y, 7, seed=seed, **HOPPER)
 
@@ -488,7 +501,7 @@ def test_an_address_of_another_block_used_as_the_own(use):
     says = [OF_ANOTHER, "the address bears the rank of the block that took it", "rank 1, in the block of rank 0"]
     fails(OutOfBounds, right(kernel), "k", 2, 32, y, says=says, **HOPPER)
     own = right(kernel).replace("at = given", "at = (given & 0xffffff) | rank() << 24").replace("  // here", "")
-    run(own.replace("[%0], %1;\" :: \"r\"(at + 4", "[%0], %1;\" :: \"r\"(at + 4"), "k", 2, 32, y, **HOPPER)
+    run(own.replace('[%0], %1;" :: "r"(at + 4', '[%0], %1;" :: "r"(at + 4'), "k", 2, 32, y, **HOPPER)
 
 
 ARRIVAL = """
@@ -575,7 +588,10 @@ def test_products_that_are_waited_for(seed):
     x = np.random.default_rng(5).integers(-3, 4, 1152).astype(np.float16)
     y = np.zeros((128, 4), np.float32)
     run(right(PRODUCT.replace("CLUSTER", "")), "k", 2, 128, x, y, seed=seed, **HOPPER)
-    a, b = (part.reshape(-1, 2, 8, 8).transpose(0, 2, 1, 3).reshape(-1, 16).astype(np.float32) for part in (x[:1024], x[1024:]))
+    a, b = (
+        part.reshape(-1, 2, 8, 8).transpose(0, 2, 1, 3).reshape(-1, 16).astype(np.float32)
+        for part in (x[:1024], x[1024:])
+    )
     expected = 2 * (a @ b.T) + 2
     thread, column = np.arange(128)[:, None], np.arange(4)
     row = 16 * (thread // 32) + thread % 32 // 4 + column // 2 * 8

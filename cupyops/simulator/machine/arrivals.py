@@ -80,5 +80,3 @@ class Arrivals:
                 what = "a block exits while an asynchronous copy into its shared memory is in flight"
                 detail = f"it reports to the mbarrier at {self._barriers.name(arrival.barrier)}, which nobody waits for"
                 raise fault(Race, self._state.listing, arrival.group, np.True_, what, arrival.pc, detail=detail)
-
-

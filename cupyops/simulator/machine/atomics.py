@@ -55,7 +55,11 @@ class Atomics:
             ]
             self._check(part, region, position, size, pc)
             view, index = region.view(dtype), position // size
-            flush = target is self._spaces.global_ and (operation, type_) == ("add", "f32") and _may_flush(view[index], own[0])
+            flush = (
+                target is self._spaces.global_
+                and (operation, type_) == ("add", "f32")
+                and _may_flush(view[index], own[0])
+            )
             turns = slice(None) if self._order is None else self._order.permutation(len(index))
             found = _apply(view, index[turns], operation, type_, [value[turns] for value in own], wanted, flush)
             if found is not None:

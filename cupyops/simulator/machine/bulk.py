@@ -17,7 +17,7 @@ from ..tensormap import TensorMap
 from . import tiles
 from .arrivals import Arrival, Arrivals
 from .atomics import Atomics
-from .departures import Departure, Departures, Reduction
+from .departures import Departure, Departures, Reduction, bulk_reading
 from .faults import fault
 from .group import Group
 from .mbarriers import MBarriers
@@ -103,7 +103,8 @@ class Bulk:
             report = self._report(one, start, bar, pc)
             positions = from_ + np.arange(int(count[0]))
             if shared.shadow is not None:
-                shared.shadow.bulk_read(one, positions, pc, self._barriers.series(report), self._barriers.count(report))
+                series, until = self._barriers.series(report), self._barriers.count(report)
+                shared.shadow.bulk_read(bulk_reading(one, series, until, pc), positions)
             put = partial(self._put, one, start, positions, reduction and Reduction.of(*reduction), pc)
             size_ = int(count[0])
             at = np.array([start])
@@ -224,9 +225,7 @@ class Bulk:
             for rank in ranks
         ]
 
-    def _tile(
-        self, map_: TensorMap, place: list[int], shared: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _tile(self, map_: TensorMap, place: list[int], shared: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         base = int(shared[0]) & (self._state.rank_unit - 1)
         addresses, inside, offsets = (part.reshape(-1) for part in map_.tile(place, base))
         return addresses, inside, offsets
@@ -237,9 +236,7 @@ class Bulk:
             detail = f"{size} bytes, addresses {', '.join(map(hex, addresses))}"
             raise fault(Misaligned, self._state.listing, group, np.True_, what, pc, detail=detail)
 
-    def _span(
-        self, group: Group, address: np.ndarray, size: int, verb: str, pc: int, anywhere: bool = True
-    ) -> int:
+    def _span(self, group: Group, address: np.ndarray, size: int, verb: str, pc: int, anywhere: bool = True) -> int:
         """Where `size` bytes begin, all of which are in shared memory."""
         last = address + address.dtype.type(max(size - 1, 0))
         self._spaces.shared.positions(group, last, 1, verb, pc, anywhere)

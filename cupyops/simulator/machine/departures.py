@@ -17,12 +17,14 @@ from ..arithmetic.operation import DTYPES, VIEWS
 from ..errors import Race
 from ..memory import Allocation
 from .atomics import Atomics
+from .beside import Reading
 from .faults import fault
 from .group import Group
 from .knowledge import Series
 from .spaces import Spaces
 from .state import State
 
+_BULK = -1  # the kind of reading that copies are; those of products are the numbers of their warpgroups
 _LOGIC = frozenset(("and", "or", "xor"))
 
 
@@ -61,6 +63,11 @@ class Departure:
     read: bool = False  # the thread has waited for that
 
 
+def bulk_reading(group: Group, series: int, count: int, pc: int) -> Reading:
+    """That of a bulk copy, which is known to be over with `count` of a series."""
+    return Reading("a bulk copy", group, 1, _BULK, np.array([series]), np.array([count]), pc)
+
+
 class Departures:
     """Those of a batch."""
 
@@ -76,7 +83,8 @@ class Departures:
         if (shadow := self._spaces.shared.shadow) is not None:
             assert self._state.knowledge is not None
             series = self._series(departure.thread)
-            shadow.bulk_read(departure.group, departure.positions, departure.pc, series, departure.number + 1)
+            reading = bulk_reading(departure.group, series, departure.number + 1, departure.pc)
+            shadow.bulk_read(reading, departure.positions)
         self._pending.append(departure)
         self._spaces.global_.unstored = self.check if self._state.check else None
         if self._chooser is not None and self._chooser.random() < 0.5:

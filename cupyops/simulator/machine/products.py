@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import Race
+from .beside import Reading
 from .faults import fault
 from .group import Group
 from .knowledge import Series
@@ -76,7 +77,8 @@ class Products:
             units = np.flatnonzero(number == one)
             position = np.concatenate([chunks[unit] + start[unit] for unit in units])
             of = np.repeat(units, [len(chunks[unit]) for unit in units])
-            self._shared.shadow.product_read(group, position, of, pc, int(one), series, count)
+            reading = Reading("a matrix product", group, 128, int(one), series, count, pc)
+            self._shared.shadow.product_read(reading, position, of)
 
     # --- registers ---
 

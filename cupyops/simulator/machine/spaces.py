@@ -175,7 +175,9 @@ class Shared(Space):
                     "the rank of the block that took it"
                 )
                 first = int(np.argmax(others))
-                detail = f"address {int(address[first]):#x}: rank {int(rank[first])}, in the block of rank {int(own[first])}"
+                detail = (
+                    f"address {int(address[first]):#x}: rank {int(rank[first])}, in the block of rank {int(own[first])}"
+                )
                 raise fault(OutOfBounds, state.listing, group, others, what, pc, detail=detail)
             self._of_others(group, others, rank, verb, pc)
         return offset

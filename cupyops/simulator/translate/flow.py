@@ -110,9 +110,7 @@ def is_barrier(instruction: Instruction) -> bool:
     return "arrive" not in instruction.modifiers
 
 
-def analyse(
-    function: Function, is_pure: Callable[[Instruction], bool], varying: frozenset[str] = frozenset()
-) -> Flow:
+def analyse(function: Function, is_pure: Callable[[Instruction], bool], varying: frozenset[str] = frozenset()) -> Flow:
     """Blocks, liveness and uniformity of a function without calls.
 
     `is_pure`: the result depends on the operands alone. `varying`: variables whose addresses differ between blocks.
