@@ -34,7 +34,7 @@ class Reading(NamedTuple):
         what: it is called in messages.
         each: how many threads ask for it together.
         kind: a number that other work has which may read the same places at the same time.
-        series, count: by which it is known to be over; of each of those who ask, in the order of the group.
+        series, until: by which it is known to be over; of each of those who ask, in the order of the group.
     """
 
     what: str
@@ -42,7 +42,7 @@ class Reading(NamedTuple):
     each: int
     kind: int
     series: np.ndarray
-    count: np.ndarray
+    until: np.ndarray
     pc: int
 
 
@@ -92,7 +92,7 @@ class Beside:
         return all("reduce" in instructions[pc].modifiers for pc in np.unique(self._arriving.pc.take(granule)))
 
     def unaware(self, access: Access) -> np.ndarray | None:
-        """Where threads do not know that a copy has come which reports to an mbarrier; where none does, too. None: nowhere."""
+        """Where threads know of no copy that has come and told an mbarrier so; None: there have been none."""
         if self._arriving is None:
             return None
         assert self._state.knowledge is not None
@@ -145,7 +145,7 @@ class Beside:
             return self._fault(reading, granule, unit, *wrong)
         if reading.kind not in self._readers:
             self._readers[reading.kind] = Tickets(len(self._writes.who))
-        self._readers[reading.kind].note(granule, reading.series[unit], reading.count[unit], reading.pc)
+        self._readers[reading.kind].note(granule, reading.series[unit], reading.until[unit], reading.pc)
         return None
 
     def _wrong(self, reading: Reading, granule: np.ndarray, unit: np.ndarray) -> tuple[str, np.ndarray] | None:

@@ -1,7 +1,7 @@
 """Bulk copies and TMA tiles: cp.async.bulk, cp.reduce.async.bulk, and the stores that other blocks send (st.async).
 
-A copy reads global memory when it is issued. What it reads of shared memory it may read until the wait that says that it has;
-here it does so at the last moment, or with a seed at any.
+A copy reads global memory when it is issued. What it reads of shared memory it may read until the wait that says that it
+has; here it does so at the last moment, or with a seed at any.
 """
 
 from __future__ import annotations
@@ -194,7 +194,8 @@ class Bulk:
         # that they lie within a tensor is found out now, and not when they are written
         many = Group(group.batch, np.repeat(group.threads, len(addresses)), len(addresses))
         self._spaces.global_.parts(many, addresses, 1, "write", pc)
-        self._departures.start(Departure(group, int(group.threads[0]), positions, addresses, reduction, pc))
+        ends = int(addresses.min()), int(addresses.max())
+        self._departures.start(Departure(group, int(group.threads[0]), positions, addresses, reduction, pc, *ends))
 
     # --- what they have in common ---
 

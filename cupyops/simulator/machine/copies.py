@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ class Copies:
             self._spaces.shared.shadow.landed(Group(self._state.batch, threads, len(threads)), position, size)
 
     def arrive_when_done(self, group: Group, address: Any, in_count: bool, pc: int) -> None:
-        """cp.async.mbarrier.arrive: each thread arrives when its copies have landed (`in_count`: as one of those expected)."""
+        """cp.async.mbarrier.arrive: threads arrive when their copies have landed; `in_count`: they are among those expected."""
         address = group.spread(address)
         if not in_count:  # the phase expects one more
             self._barriers.arrive(group, address, np.int64(-1), np.uint32(0), False, pc)
@@ -144,9 +145,14 @@ class Copies:
         for tied in due:
             mine = np.zeros(self._state.batch.threads, np.bool_)
             mine[tied.group.threads] = True
-            self._finish(lambda copy, mine=mine, tied=tied: mine[copy.threads] & (copy.serial < tied.serial))
+            self._finish(partial(_is_tied, mine, tied.serial))
             self._barriers.arrive(tied.group, tied.address, np.uint32(1), np.uint32(0), False, tied.pc)
         return True
+
+
+def _is_tied(threads: np.ndarray, serial: int, copy: _Copy) -> np.ndarray:
+    """Of a copy's threads, those among `threads`, if it was begun before number `serial`."""
+    return threads[copy.threads] & (copy.serial < serial)
 
 
 def _padded(columns: list[np.ndarray], size: int) -> np.ndarray:

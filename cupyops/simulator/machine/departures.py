@@ -58,6 +58,8 @@ class Departure:
     addresses: np.ndarray  # where it goes
     reduction: Reduction | None
     pc: int
+    low: int  # the first and the last of the addresses
+    high: int
     number: int = 0  # of the thread's groups of copies
     data: np.ndarray | None = None  # once it has been read
     read: bool = False  # the thread has waited for that
@@ -137,9 +139,8 @@ class Departures:
         address = position + allocation.base
         low, high = int(address.min()), int(address.max()) + width
         for one in self._pending:
-            if int(one.addresses[0]) >= high or int(one.addresses[-1]) < low:
-                if one.addresses.min() >= high or one.addresses.max() < low:
-                    continue
+            if one.low >= high or one.high < low:
+                continue
             bad = np.zeros(len(address), np.bool_)
             for byte in range(width):
                 bad |= np.isin(address + byte, one.addresses.astype(np.int64))

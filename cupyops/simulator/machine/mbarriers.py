@@ -113,7 +113,7 @@ class MBarriers:
         over = np.empty(group.size, np.bool_)
         for one in map(int, np.unique(position)):
             lanes = position == one
-            all_landed = all([deliver(one) for deliver in self.deliver])
+            landed = [deliver(one) for deliver in self.deliver]
             found = self._at(group, one, lanes, pc)
             current = found.number
             over[lanes] = (current & 1) != asked[lanes] if parity else current != asked[lanes]
@@ -122,7 +122,7 @@ class MBarriers:
                 aware = threads[over[lanes]]
                 self._state.knowledge.learn(aware, self.series(one), found.earlier + current)
                 self._state.knowledge.tell(aware, found.told)
-            if not all_landed:
+            if not all(landed):
                 self._state.idle = 0
             if not over[lanes].all():
                 self._asked[one] = threads[~over[lanes]], pc

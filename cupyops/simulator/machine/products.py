@@ -99,7 +99,8 @@ class Products:
     def copy_sums(self, group: Group, to: list[int], from_: list[int]) -> None:
         """Registers are given the values of others, or new ones."""
         warps = np.unique(group.get("warp"))
-        for register, source in zip(to, from_ or [None] * len(to)):
+        sources: list[int | None] = [*from_] or [None] * len(to)
+        for register, source in zip(to, sources):
             if source is None and register not in self._sums:
                 continue
             number, begun = self._of(register)

@@ -184,9 +184,8 @@ def _fence(w: BlockWriter, instruction: Instruction) -> None:
     wide = {"gl", "sys", "gpu", "cluster"} & set(instruction.modifiers)
     if wide:
         w.emit(f"m.fence(g, {w.pc})")
-    if "proxy" in instruction.modifiers and "async" in instruction.modifiers:  # of all memory, or of the shared one
-        if "global" not in instruction.modifiers:
-            w.emit(f"m.fence_proxy(g, {w.pc})")
+    if {"proxy", "async"} <= set(instruction.modifiers) and "global" not in instruction.modifiers:
+        w.emit(f"m.fence_proxy(g, {w.pc})")
 
 
 @emits("trap", "brkpt")

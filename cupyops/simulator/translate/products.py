@@ -1,9 +1,9 @@
 """What registers have to do with asynchronous products of matrices (wgmma): which reads may come too early.
 
-A product adds to registers until its warpgroup has waited for the group that it was committed to. NVRTC copies such registers
-from one name to another meanwhile, which costs the assembler nothing and is no access; anything else is. This is found out
-for all paths through a kernel; a kernel in which some read may come early is then watched while it runs, since a path
-need not be one that is taken.
+A product adds to registers until its warpgroup has waited for the group that it was committed to. NVRTC copies such
+registers from one name to another meanwhile, which costs the assembler nothing and is no access; anything else is. This is
+found out for all paths through a kernel; a kernel in which some read may come early is then watched while it runs, since a
+path need not be one that is taken.
 """
 
 from __future__ import annotations
@@ -155,8 +155,7 @@ def _step(instruction: Instruction, relevant: set[str]) -> Step | None:
             allowed = count.value if isinstance(count, Immediate) else 0
             return Step({"fence": "fence", "commit_group": "commit"}.get(kind, "wait"), allowed=allowed)
         sums, a = instruction.operands[:2]
-        reads = registers_of([a]) if isinstance(a, Vector) else []
-        return Step("product", tuple(reads), tuple(registers_of([sums])))
+        return Step("product", tuple(registers_of([a])) if isinstance(a, Vector) else (), tuple(registers_of([sums])))
     used, defined = uses_and_definitions(instruction)
     reads = tuple(name for name in used if name in relevant)
     writes = tuple(name for name in defined if name in relevant)
