@@ -129,7 +129,7 @@ class Copies:
             self._spaces.shared.shadow.landed(Group(self._state.batch, threads, len(threads)), position, size)
 
     def arrive_when_done(self, group: Group, address: Any, in_count: bool, pc: int) -> None:
-        """cp.async.mbarrier.arrive: threads arrive when their copies have landed; `in_count`: they are among those expected."""
+        """cp.async.mbarrier.arrive: threads arrive once their copies have come; `in_count`: as some of those expected."""
         address = group.spread(address)
         if not in_count:  # the phase expects one more
             self._barriers.arrive(group, address, np.int64(-1), np.uint32(0), False, pc)
