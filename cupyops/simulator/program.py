@@ -74,24 +74,23 @@ class Program:
         self.memory = memory if memory is not None else Memory()
         self.sources = dict(sources or {})
         self.variables = self._variables()
-        self._compiled: dict[str, Compiled] = {}
+        self._compiled: dict[tuple[str, bool], Compiled] = {}
 
     def kernels(self) -> list[str]:
         """The names of the kernels."""
         return [name for name, function in self.module.functions.items() if function.entry and function.defined]
 
-    def kernel(self, name: str) -> Compiled:
-        """A kernel, translated at first use. Raises `UnsupportedInstruction`."""
-        if name not in self._compiled:
-            function = self.module.functions.get(name)
-            if function is None or not function.entry:
-                raise LaunchRefused(f"the PTX has no kernel {name}; it has {', '.join(self.kernels()) or 'none'}")
+    def kernel(self, name: str, clusters: bool = False) -> Compiled:
+        """A kernel, translated at first use: for launches in `clusters`, or without. Raises `UnsupportedInstruction`."""
+        key = name, clusters
+        if key not in self._compiled:
+            function = self._function(name)
             at = {variable: allocation.base for variable, allocation in self.variables.items()}
             try:
-                self._compiled[name] = compile_kernel(self.module, function, at)
+                self._compiled[key] = compile_kernel(self.module, function, at, clusters)
             except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise InvalidPtx(f"{name}: the PTX cannot be read ({error!r})") from error
-        return self._compiled[name]
+        return self._compiled[key]
 
     def launch(
         self,
@@ -132,9 +131,9 @@ class Program:
         Raises:
             SimulatorError: one of its subclasses for each kind of fault.
         """
-        code = self.kernel(name)
         extents = _triple(grid), _triple(block)
-        clusters = code.function.cluster if cluster is None else _triple(cluster)
+        clusters = self._function(name).cluster if cluster is None else _triple(cluster)
+        code = self.kernel(name, clusters != (1, 1, 1))
         listing = Listing(label or name, code.instructions, self.module.files, self.sources)
         _check_launch(code.function, *extents, clusters, listing.kernel)
         collected = Profile(listing) if profile else None
@@ -157,6 +156,12 @@ class Program:
         seconds = time.perf_counter() - start
         counts = (state.thread_instructions, state.clock, machine.steps)
         return Report(listing.kernel, *extents, *counts, seconds, collected)
+
+    def _function(self, name: str) -> Function:
+        function = self.module.functions.get(name)
+        if function is None or not function.entry:
+            raise LaunchRefused(f"the PTX has no kernel {name}; it has {', '.join(self.kernels()) or 'none'}")
+        return function
 
     def _watched(self, code: Compiled, arguments: Sequence[Any]) -> set[int]:
         """The allocations that the kernel may write."""

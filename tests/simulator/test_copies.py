@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulator.kit import fails, launch, program, run
 
-from cupyops.simulator import BarrierFault, Misaligned, OutOfBounds, Race, StepLimit, TensorMap, Uninitialized
+from cupyops.simulator import BarrierFault, Deadlock, Misaligned, OutOfBounds, Race, TensorMap, Uninitialized
 
 PRELUDE = """
 #include <cuda_fp16.h>
@@ -30,6 +30,7 @@ __device__ void load(void* to, const void* from, int bytes, unsigned long long* 
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar)) : "memory");
 }
+__device__ void fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ void store(void* to, const void* from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                  :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
@@ -161,8 +162,8 @@ def test_an_mbarrier_as_a_barrier(seed):
 
 def test_an_mbarrier_that_expects_too_many_or_too_few():
     y = np.zeros(64, np.int32)
-    options = {"max_steps": 2000, **HOPPER}
-    fails(StepLimit, MBARRIER.replace("COUNT", "65"), "rounds", 1, 64, y, **options)
+    says = ["deadlock", "64 threads, first thread (0,0,0)", "wait for the mbarrier at offset", "lacks 1 of 65 arrivals"]
+    fails(Deadlock, MBARRIER.replace("COUNT", "65"), "rounds", 1, 64, y, says=says, **HOPPER)
     says = ["more arrivals at an mbarrier than the 32 that it expects"]
     fails(BarrierFault, MBARRIER.replace("COUNT", "32"), "rounds", 1, 64, y, says=says, **HOPPER)
 
@@ -198,6 +199,7 @@ __global__ void bulk(const float* x, float* y, int bytes, int at) {
     float v = s[threadIdx.x] * 2.f;
     __syncthreads();
     s[63 - threadIdx.x] = v;
+    fence();
     __syncthreads();
     if (threadIdx.x == 0) store(y, s, 256);
 }
@@ -223,7 +225,13 @@ def test_a_bulk_copy_that_is_not_waited_for():
 
 def test_a_bulk_copy_of_fewer_bytes_than_announced():
     arguments = np.zeros(64, np.float32), np.zeros(64, np.float32), 240, 0
-    fails(StepLimit, BULK.replace("  // here", ""), "bulk", 1, 64, *arguments, max_steps=2000, **HOPPER)
+    says = ["deadlock", "lacks 16 of the 256 bytes that were announced (expect_tx)", "bytes were announced last at"]
+    says += ["expect(&bar, 256);", "wait(&bar, 0);"]
+    fails(Deadlock, BULK.replace("  // here", ""), "bulk", 1, 64, *arguments, says=says, **HOPPER)
+    arguments = np.zeros(68, np.float32), np.zeros(64, np.float32), 256, 0
+    code = BULK.replace("  // here", "").replace("expect(&bar, 256)", "expect(&bar, 240)")
+    says = ["deadlock", "lacks an announcement (expect_tx) of 16 bytes that have come"]
+    fails(Deadlock, code, "bulk", 1, 64, *arguments, says=says, **HOPPER)
 
 
 def test_bulk_copies_that_are_misaligned_or_outside():
@@ -265,6 +273,7 @@ __global__ void tiles(const __grid_constant__ Map in, const __grid_constant__ Ma
     y[(blockIdx.y * 8 + line) * 32 + blockIdx.x * 16 + column] = s[line][column];
     __syncthreads();
     s[line][column] += 1000.f;
+    fence();
     __syncthreads();
     if (threadIdx.x == 0) store_tile(&out, x + 4, row + 2, s);
 }

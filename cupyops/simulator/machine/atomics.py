@@ -45,7 +45,7 @@ class Atomics:
         if space == "":
             return self._generic(group, operation, type_, address, values, dtype, wanted, pc)
         size = np.dtype(dtype).itemsize
-        target = self._spaces.shared if space == "shared" else self._spaces.global_
+        target = {"shared": self._spaces.shared, "cluster": self._spaces.cluster}.get(space, self._spaces.global_)
         old = np.empty(group.size, dtype)
         for mask, region, position in target.parts(group, address, size, ATOMIC, pc):
             part = group if mask is None else group.subset(mask)
@@ -55,7 +55,11 @@ class Atomics:
             ]
             self._check(part, region, position, size, pc)
             view, index = region.view(dtype), position // size
-            flush = space != "shared" and (operation, type_) == ("add", "f32") and _may_flush(view[index], own[0])
+            flush = (
+                target is self._spaces.global_
+                and (operation, type_) == ("add", "f32")
+                and _may_flush(view[index], own[0])
+            )
             turns = slice(None) if self._order is None else self._order.permutation(len(index))
             found = _apply(view, index[turns], operation, type_, [value[turns] for value in own], wanted, flush)
             if found is not None:
@@ -91,7 +95,8 @@ class Atomics:
         for space, mask, own in self._spaces.generic.split(group, group.spread(address, np.uint64), pc):
             part = group if mask is None else group.subset(mask)
             picked = values if mask is None else Selection(group, mask, group).pick_all(values)
-            found = self.update(part, space.name, operation, type_, own, picked, dtype, wanted, pc)
+            where = "cluster" if space is self._spaces.cluster else space.name
+            found = self.update(part, where, operation, type_, own, picked, dtype, wanted, pc)
             old[slice(None) if mask is None else mask] = found
         return old
 

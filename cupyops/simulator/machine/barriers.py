@@ -12,6 +12,7 @@ from ..translate.function import CompiledBlock
 from .faults import fault
 from .global_shadow import GlobalShadow
 from .group import Batch, Group, Index
+from .knowledge import merged
 from .state import State
 
 CLUSTER = -1  # the number by which barrier.cluster is known here
@@ -29,6 +30,7 @@ class _Barrier:
     arrived: np.ndarray  # threads, for each block of the batch
     count: int | None  # of threads expected; None for all of the block
     waiters: list[_Waiter] = field(default_factory=list)
+    told: dict[int, np.ndarray] = field(default_factory=dict)  # by meeting what those know who have come (Knowledge)
 
 
 class Barriers:
@@ -60,6 +62,8 @@ class Barriers:
             and bool((self._alive == self._batch.threads_per_block).all())
         ):
             self._pass(number, np.ones(self._batch.blocks, np.bool_))  # the common case: all at once
+            if self._state.knowledge is not None:
+                self._state.knowledge.meet(self._together(number))
             return [(block.targets[0], group.index)]
         numbers = group.spread(number)
         for one in np.unique(numbers):
@@ -109,6 +113,19 @@ class Barriers:
         if barrier is None:
             barrier = self._barriers[number] = _Barrier(np.zeros(self._batch.blocks, np.int64), expected)
         barrier.arrived += np.bincount(group.get("block")[mask], minlength=self._batch.blocks)
+        if self._state.knowledge is not None:
+            for meeting, threads in self._by_meeting(number, group.threads[mask]):
+                told, before = self._state.knowledge.told(threads), barrier.told.get(meeting)
+                barrier.told[meeting] = told if before is None else merged(before, told)
+
+    def _together(self, number: int) -> int:
+        """How many blocks meet at a barrier."""
+        return self._state.cluster_size if number == CLUSTER else 1
+
+    def _by_meeting(self, number: int, threads: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """Threads by the blocks, or clusters, that meet."""
+        meeting = self._batch.per_thread["block"][threads] // self._together(number)
+        return [(int(one), threads[meeting == one]) for one in np.unique(meeting)]
 
     # --- going on ---
 
@@ -134,6 +151,7 @@ class Barriers:
             self._check_agreement(going, done)
         self._reduce(going)
         self._pass(number, done)
+        self._tell(number, barrier, going, done)
         barrier.arrived[done] = 0
         barrier.waiters = staying
         if not staying and not barrier.arrived.any():
@@ -142,6 +160,16 @@ class Barriers:
         for waiter in going:
             targets.setdefault(waiter.block.targets[0], []).append(waiter.threads)
         return [(target, np.sort(np.concatenate(threads))) for target, threads in targets.items()]
+
+    def _tell(self, number: int, barrier: _Barrier, going: list[_Waiter], done: np.ndarray) -> None:
+        """Those who go on know what all knew who came."""
+        if self._state.knowledge is None:
+            return
+        for waiter in going:
+            for meeting, threads in self._by_meeting(number, waiter.threads):
+                self._state.knowledge.tell(threads, barrier.told[meeting])
+        for block in np.flatnonzero(done):
+            barrier.told.pop(int(block) // self._together(number), None)
 
     def _pass(self, number: int, done: np.ndarray) -> None:
         """These blocks have come through a barrier: what they did before it is over."""
@@ -225,9 +253,9 @@ class Barriers:
         waiters = [waiter for barrier in self._barriers.values() for waiter in barrier.waiters]
         return [(waiter.block.first + waiter.block.size - 1, waiter.threads) for waiter in waiters]
 
-    def describe(self) -> str:
+    def describe(self) -> list[str]:
         """Who waits for whom, once nothing can go on."""
-        lines = [f"{self._state.listing.kernel}: deadlock: every thread that is left waits at a barrier"]
+        lines = []
         for barrier in self._barriers.values():
             block_of = self._batch.per_thread["block"]
             if barrier.waiters:
@@ -235,7 +263,7 @@ class Barriers:
                 expected = int(self._alive[block]) if barrier.count is None else barrier.count
                 lines += self._places(block, barrier.waiters)
                 lines.append(f"  {int(barrier.arrived[block])} of {expected} threads have arrived")
-        return "\n".join(lines)
+        return lines
 
 
 def _part(waiter: _Waiter, mask: np.ndarray) -> _Waiter:

@@ -11,10 +11,12 @@ import numpy as np
 
 from ..translate.function import CompiledBlock
 from .atomics import Atomics
+from .bulk import Bulk
 from .copies import Copies
 from .global_shadow import GlobalShadow
 from .group import Batch, Group
 from .matrices import Matrices
+from .mbarriers import MBarriers
 from .meetings import Meetings, Prompter
 from .runtime import Runtime
 from .scheduler import Scheduler
@@ -31,7 +33,9 @@ class Machine:
 
     scheduler: Scheduler  # of the batch under way
     warps: Warps | Prompter
+    mbarriers: MBarriers
     copies: Copies
+    bulk: Bulk
     registers: list[Any]
 
     def __init__(self, state: State, *, seed: int | None, max_steps: int, output: Callable[[str], Any]) -> None:
@@ -42,6 +46,7 @@ class Machine:
         self._shadow = GlobalShadow(state, layout.global_granule) if state.check else None
         self._spaces = Spaces.of(state, self._shadow)
         self.global_space, self.shared_space = self._spaces.global_, self._spaces.shared
+        self.cluster_space = self._spaces.cluster
         self.local_space, self.parameter_space = self._spaces.local, self._spaces.parameters
         self.generic_space = self._spaces.generic
         self.warps = warps = Warps(state)
@@ -49,7 +54,7 @@ class Machine:
         self.atomics = Atomics(state, self._spaces, self._chooser)
         self.matrices = Matrices(state, self._spaces, warps)
         self.runtime = Runtime(state, self._spaces, output)
-        self.map_to_rank, self.rank_of = state.map_to_rank, state.rank_of
+        self.map_to_rank, self.rank_of, self.own_address = state.map_to_rank, state.rank_of, state.own_address
         self.special = _special(state)
         self.steps = 0
 
@@ -90,12 +95,25 @@ class Machine:
         state.begin(batch)
         self.registers = state.registers
         has_shadow = state.check and state.shared_bytes > 0
-        self.shared_space.shadow = SharedShadow(state, state.code.layout.granule) if has_shadow else None
-        self.copies = Copies(state, self._spaces)
+        shadow = SharedShadow(state, state.code.layout.granule) if has_shadow else None
+        self.shared_space.shadow = self.cluster_space.shadow = shadow
+        self.mbarriers = MBarriers(state, self.shared_space)
+        self.copies = Copies(state, self._spaces, self.mbarriers)
+        self.bulk = Bulk(state, self._spaces, self.atomics, self.mbarriers, self._chooser)
+        self.matrices.begin()
         self.scheduler = Scheduler(
-            state, batch, self._shadow, self._run_block, self._meetings, self._max_steps, self._chooser
+            state,
+            batch,
+            self._shadow,
+            self._run_block,
+            self._meetings,
+            self._max_steps,
+            self._chooser,
+            self.bulk.leave,
+            self.mbarriers.describe,
         )
         self.scheduler.run()
+        self.bulk.finish()
         self.steps += self.scheduler.steps
 
     def _run_block(self, block: CompiledBlock, group: Group) -> Any:
@@ -132,6 +150,10 @@ class Machine:
         """Earlier accesses of these threads' blocks are before what they do next, for the other blocks too."""
         if self._shadow is not None:
             self._shadow.fence(group, pc)
+
+    def fence_proxy(self, group: Group, pc: int) -> None:
+        """fence.proxy.async: what these threads know to be written is there for bulk copies and matrix products."""
+        self._state.fenced_at[group.threads] = self._state.now(pc)
 
     def lane_mask(self, relation: str, lane: np.ndarray) -> np.ndarray:
         """%lanemask_eq and the like."""

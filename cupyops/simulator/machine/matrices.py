@@ -11,6 +11,7 @@ from ..errors import OutOfBounds
 from ..memory import WORDS
 from .faults import fault
 from .group import Group
+from .products import Products
 from .spaces import Spaces
 from .state import State
 from .warps import Warps
@@ -25,6 +26,7 @@ class Matrices:
         self._state = state
         self._spaces = spaces
         self._warps = warps
+        self._known_chunks: dict[Any, np.ndarray] = {}
 
     # --- fragments and shared memory ---
 
@@ -92,12 +94,24 @@ class Matrices:
 
     # --- wgmma ---
 
+    def begin(self) -> None:
+        """A batch of blocks begins."""
+        self._products = Products(self._state, self._spaces.shared)
+        self.fence, self.commit, self.wait = self._products.fence, self._products.commit, self._products.wait
+        self.read_sums, self.begin_sums = self._products.read_sums, self._products.begin_sums
+        self.copy_sums = self._products.copy_sums
+
     def wgmma(
         self, group: Group, unit: Any, d: tuple[Any, ...], a: Any, b: Any, scale_d: Any,
-        scale_a: Any, scale_b: Any, transpose_a: Any, transpose_b: Any, pc: int,
+        scale_a: Any, scale_b: Any, transpose_a: Any, transpose_b: Any, unfenced: bool, pc: int,
     ) -> Any:  # fmt: skip
-        """wgmma.mma_async. It is done at once; what it reads must be in shared memory when it is issued."""
+        """wgmma.mma_async. The sums are there at once; `Products` knows who may read them, and write what it reads.
+
+        `unfenced`: its registers may have been touched since the last wgmma.fence.
+        """
         self._warps.check_whole(group, 128, pc)
+        if unfenced:
+            self._products.check_fenced(group, pc)
         if isinstance(a, tuple):
             left: Any = [group.spread(register) for register in a]
         else:
@@ -109,13 +123,25 @@ class Matrices:
     def _operand(self, group: Group, unit: Any, descriptor: Any, rows: int, transposed: bool, pc: int) -> np.ndarray:
         """The raw elements that a matrix descriptor names, for each warpgroup."""
         state = self._state
-        addresses = unit.operand_addresses(group.spread(descriptor)[::128], rows, transposed)
+        descriptors = group.spread(descriptor)[::128]
+        addresses = unit.operand_addresses(descriptors, rows, transposed)
         size = {"tf32": 4, "f16": 2, "bf16": 2}.get(unit.a_type, 1)
         if int(addresses.min()) < 0 or int(addresses.max()) + size > state.shared_bytes:
             detail = f"its elements reach up to byte {int(addresses.max()) + size} of {state.shared_bytes}"
             what = "a matrix descriptor reaches outside the block's shared memory"
             raise fault(OutOfBounds, state.listing, group, np.True_, what, pc, detail=detail)
-        position = addresses + (group.get("block")[::128] * state.shared_stride)[:, None, None]
+        start = group.get("block")[::128] * state.shared_stride
         if self._spaces.shared.shadow is not None:
-            self._spaces.shared.shadow.read_by_unit(group, position.reshape(-1), pc)
-        return state.shared_memory.view(_UNSIGNED[size])[position // size]
+            self._products.reads(group, self._chunks(unit, descriptors, rows, transposed), start, pc)
+        return state.shared_memory.view(_UNSIGNED[size])[(addresses + start[:, None, None]) // size]
+
+    def _chunks(self, unit: Any, descriptors: np.ndarray, rows: int, transposed: bool) -> list[np.ndarray]:
+        """For each warpgroup the 16 bytes that its operand consists of, each by its offset."""
+        found = []
+        for one in descriptors.tolist():
+            key = unit.k, unit.a_type, rows, transposed, one
+            if key not in self._known_chunks:
+                addresses = unit.operand_addresses(np.array([one], np.uint64), rows, transposed)
+                self._known_chunks[key] = np.unique(addresses >> 4) << 4
+            found.append(self._known_chunks[key])
+        return found

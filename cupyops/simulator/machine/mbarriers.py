@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import BarrierFault
 from .faults import fault
 from .group import Group
+from .knowledge import Series, merged
 from .spaces import Shared
 from .state import State
 
@@ -21,21 +22,38 @@ class _Phase:
     expected: int  # arrivals in each phase
     pending: int  # arrivals that are still missing
     bytes: int = 0  # that are still to come
+    announced: int = 0  # bytes in this phase
+    earlier: int = 0  # phases of mbarriers that were at this place before
+    arriving: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # what those know who have arrived
+    told: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # what they knew whose phases are over
+    announced_by: int | None = None  # the last expect_tx
 
 
 class MBarriers:
     """The mbarriers of a batch, by their position in shared memory."""
 
-    def __init__(self, state: State, shared: Shared, deliver: Callable[[int], None]) -> None:
+    def __init__(self, state: State, shared: Shared) -> None:
         self._state = state
         self._shared = shared
-        self._deliver = deliver  # lands the copies that report to an mbarrier
         self._barriers: dict[int, _Phase] = {}
+        self._asked: dict[int, tuple[np.ndarray, int]] = {}  # by mbarrier the threads that wait, and where
+        self.deliver: list[Callable[[int], bool]] = []  # each lands copies that report to an mbarrier; whether all have
 
-    def position(self, group: Group, address: Any, pc: int) -> np.ndarray:
-        """Where in shared memory each thread's mbarrier lies."""
+    def position(self, group: Group, address: Any, pc: int, anywhere: bool = False) -> np.ndarray:
+        """Where in shared memory each thread's mbarrier lies: in the own block's, or `anywhere` in the cluster's."""
         address = group.spread(address)
-        return self._shared.positions(group, address, 8, "mbarrier access", pc)
+        return self._shared.positions(group, address, 8, "mbarrier access", pc, anywhere)
+
+    def series(self, position: int) -> int:
+        """By which the phases of an mbarrier are counted."""
+        assert self._state.knowledge is not None
+        block, offset = divmod(position, self._state.shared_stride)
+        return self._state.knowledge.series(Series.PHASES, block, offset)
+
+    def count(self, position: int) -> int:
+        """Which of the series the current phase is."""
+        phase = self._barriers.get(position)
+        return 1 if phase is None else phase.earlier + phase.number + 1
 
     def init(self, group: Group, address: Any, count: Any, pc: int) -> None:
         """mbarrier.init."""
@@ -43,16 +61,19 @@ class MBarriers:
         if self._shared.shadow is not None:
             self._shared.shadow.write(group, position, 8, pc)
         for one, expected in zip(position, count):
-            self._barriers[int(one)] = _Phase(0, int(expected), int(expected))
+            earlier = self.count(int(one)) if int(one) in self._barriers else 0
+            self._barriers[int(one)] = _Phase(0, int(expected), int(expected), earlier=earlier)
 
     def invalidate(self, group: Group, address: Any, pc: int) -> None:
         """mbarrier.inval."""
         for one in self.position(group, address, pc):
             self._barriers.pop(int(one), None)
 
-    def arrive(self, group: Group, address: Any, arrivals: Any, bytes_: Any, drop: bool, pc: int) -> np.ndarray:
+    def arrive(
+        self, group: Group, address: Any, arrivals: Any, bytes_: Any, drop: bool, pc: int, anywhere: bool = False
+    ) -> np.ndarray:
         """mbarrier.arrive, expect_tx and complete_tx; returns the phase that was current."""
-        position = self.position(group, address, pc)
+        position = self.position(group, address, pc, anywhere)
         arrivals = group.spread(arrivals).astype(np.int64)
         bytes_ = group.spread(bytes_).astype(np.int64)
         token = np.empty(group.size, np.uint64)
@@ -60,46 +81,64 @@ class MBarriers:
             lanes = position == one
             phase = self._at(group, int(one), lanes, pc)
             token[lanes] = phase.number
-            phase.bytes += int(bytes_[lanes].sum())
+            brought = int(bytes_[lanes].sum())
+            phase.bytes += brought
+            if brought > 0:
+                phase.announced += brought
+                phase.announced_by = pc
             phase.pending -= int(arrivals[lanes].sum())
             if drop:
                 phase.expected -= int(arrivals[lanes].sum())
             if phase.pending < 0:
                 what = f"more arrivals at an mbarrier than the {phase.expected} that it expects"
-                raise fault(BarrierFault, self._state.listing, group, lanes, what, pc)
+                detail = f"the mbarrier at {self.name(int(one))}"
+                raise fault(BarrierFault, self._state.listing, group, lanes, what, pc, detail=detail)
+            if self._state.knowledge is not None:
+                phase.arriving = merged(phase.arriving, self._state.knowledge.told(group.threads[lanes]))
             self._advance(int(one), phase)
         return token
 
-    def transferred(self, position: int, count: int) -> None:
-        """A bulk copy of `count` bytes has landed."""
+    def transferred(self, position: int, count: int, told: np.ndarray | None) -> None:
+        """`count` bytes have come that were sent beside the threads, by one who knew what is `told`."""
         phase = self._barriers.get(position)
         if phase is not None:
             phase.bytes -= count
+            if told is not None:
+                phase.arriving = merged(phase.arriving, told)
             self._advance(position, phase)
-
-    def stored(self, group: Group, address: Any, count: int, pc: int) -> None:
-        """st.async: each thread has stored `count` bytes."""
-        for one in self.position(group, address, pc):
-            self.transferred(int(one), count)
 
     def test(self, group: Group, address: Any, phase: Any, parity: bool, pc: int) -> np.ndarray:
         """mbarrier.test_wait and try_wait: whether the phase (a token, or its parity) is over."""
         position, asked = self.position(group, address, pc), group.spread(phase).astype(np.int64)
         over = np.empty(group.size, np.bool_)
-        for one in np.unique(position):
+        for one in map(int, np.unique(position)):
             lanes = position == one
-            self._deliver(int(one))
-            current = self._at(group, int(one), lanes, pc).number
+            landed = [deliver(one) for deliver in self.deliver]
+            found = self._at(group, one, lanes, pc)
+            current = found.number
             over[lanes] = (current & 1) != asked[lanes] if parity else current != asked[lanes]
-        if not over.all():
+            threads = group.threads[lanes]
+            if self._state.knowledge is not None and over[lanes].any():
+                aware = threads[over[lanes]]
+                self._state.knowledge.learn(aware, self.series(one), found.earlier + current)
+                self._state.knowledge.tell(aware, found.told)
+            if not all(landed):
+                self._state.idle = 0
+            if not over[lanes].all():
+                self._asked[one] = threads[~over[lanes]], pc
+        if over.all():
+            self._state.idle = 0
+        else:
             self._state.spinning = True  # others first
+            self._state.idle += 1
         return over
 
     def _at(self, group: Group, position: int, lanes: np.ndarray, pc: int) -> _Phase:
         phase = self._barriers.get(position)
         if phase is None:
             what = "an mbarrier is used before mbarrier.init"
-            raise fault(BarrierFault, self._state.listing, group, lanes, what, pc)
+            detail = f"the mbarrier at {self.name(position)}"
+            raise fault(BarrierFault, self._state.listing, group, lanes, what, pc, detail=detail)
         if self._shared.shadow is not None:
             self._shared.shadow.atomic(group.subset(lanes), np.full(np.count_nonzero(lanes), position), 8, pc)
         return phase
@@ -107,6 +146,42 @@ class MBarriers:
     def _advance(self, position: int, phase: _Phase) -> None:
         if phase.pending == 0 and phase.bytes == 0:
             phase.number += 1
-            phase.pending = phase.expected
+            phase.pending, phase.announced = phase.expected, 0
+            phase.told, phase.arriving = merged(phase.told, phase.arriving), phase.arriving[:0]
+            self._asked.pop(position, None)
             self._state.passed_cluster(position // self._state.shared_stride)
         self._state.progressed = True
+        self._state.idle = 0
+
+    # --- what messages say ---
+
+    def name(self, position: int) -> str:
+        """An mbarrier as a person finds it."""
+        block, offset = divmod(position, self._state.shared_stride)
+        return f"offset {offset} of the shared memory of block {self._state.batch.block_name(block)}"
+
+    def describe(self) -> list[str]:
+        """Who waits for which mbarrier, and what it still lacks."""
+        lines = []
+        for position, (threads, pc) in sorted(self._asked.items()):
+            threads = threads[~self._state.exited[threads]]
+            if position not in self._barriers or not len(threads):
+                continue
+            phase = self._barriers[position]
+            first = self._state.batch.thread_name(int(threads[0]))
+            lines.append(f"  {len(threads)} threads, first {first}, wait for the mbarrier at {self.name(position)}")
+            lines += [*self._state.listing.describe(pc), f"  its phase {phase.number} lacks {_lacking(phase)}"]
+            if phase.bytes and phase.announced_by is not None:
+                lines += ["  bytes were announced last at", *self._state.listing.describe(phase.announced_by)]
+        return lines
+
+
+def _lacking(phase: _Phase) -> str:
+    parts = []
+    if phase.pending:
+        parts.append(f"{phase.pending} of {phase.expected} arrivals")
+    if phase.bytes > 0:
+        parts.append(f"{phase.bytes} of the {phase.announced} bytes that were announced (expect_tx)")
+    if phase.bytes < 0:
+        parts.append(f"an announcement (expect_tx) of {-phase.bytes} bytes that have come")
+    return " and ".join(parts) or "nothing: its threads ask for another phase, of the other parity"

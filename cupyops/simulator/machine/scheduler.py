@@ -26,6 +26,7 @@ from .state import State
 from .warps import absent_lanes
 
 _PATIENCE = 3000  # steps that a group may be passed over
+_IDLE = 400  # times that mbarriers are asked in vain, while nothing else can run, until that is taken for good
 
 
 class _Urgency(Enum):
@@ -48,6 +49,8 @@ class Scheduler:
         meetings: Meetings,
         limit: int,
         chooser: random.Random | None,
+        leave: Callable[[Group], None],
+        waiting: Callable[[], list[str]],
     ) -> None:
         self._state = state
         self._batch = batch
@@ -55,6 +58,8 @@ class Scheduler:
         self._meetings = meetings
         self._limit = limit
         self._chooser = chooser
+        self._leave = leave  # looks whether a group may exit
+        self._waiting = waiting  # who waits for mbarriers
         self._everyone = Group(batch, None, batch.threads)
         self._ready: dict[int, list[Index]] = {0: [None]}
         self._since: dict[int, int] = {0: 0}  # when the oldest group came to the block
@@ -68,7 +73,7 @@ class Scheduler:
         """Until every thread has left. Raises `Deadlock` or `StepLimit`."""
         while self._ready or self.barriers.waiting or self._halfway:
             if not self._ready and not self._halfway:
-                raise Deadlock(self.barriers.describe())
+                raise self._deadlock()
             self._step()
 
     def _step(self) -> None:
@@ -100,6 +105,12 @@ class Scheduler:
             self._spinning.clear()
         for target, index in after:
             self._arrive(target, index)
+
+    def _deadlock(self) -> Deadlock:
+        found = [*self.barriers.describe(), *self._waiting()]
+        return Deadlock(
+            "\n".join([f"{self._state.listing.kernel}: deadlock: every thread that is left waits at a barrier", *found])
+        )
 
     def _too_long(self, block: CompiledBlock) -> StepLimit:
         where = self._state.listing.short(block.first) if block.size else "the end"
@@ -133,6 +144,8 @@ class Scheduler:
         if self._meet():
             return None
         spinning = self._spinning & self._ready.keys()
+        if spinning and self._state.idle > _IDLE:
+            raise self._deadlock()
         if spinning:
             return min(spinning, key=lambda number: (self._since[number], number)), _Urgency.PART
         return self._stuck(), _Urgency.STUCK
@@ -262,6 +275,7 @@ class Scheduler:
             return self.barriers.wait(block, group, result)
         self._state.exited[slice(None) if group.index is None else group.index] = True
         self._state.check_outlived()
+        self._leave(group)
         self._lacking.clear()
         self._spinning.clear()
         return self.barriers.leave(group)

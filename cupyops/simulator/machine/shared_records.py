@@ -14,7 +14,7 @@ from .group import Group
 from .state import State
 
 # When: the block's epoch and the warp's, in one number that only grows; below zero where there is no time.
-_EPOCH_SHIFT = 32
+EPOCH_SHIFT = 32
 NEVER, IN_FLIGHT = -1, -4
 # Who: warp, thread and instruction, in one number. All ones stand for several threads, and for warps of several blocks;
 # from _SEVERAL_WARPS on there is a number for several warps of each block.
@@ -42,6 +42,12 @@ def thread_of(who: np.ndarray) -> np.ndarray:
     return (who >> _THREAD_SHIFT) & SEVERAL_THREADS
 
 
+def first_of(bad: np.ndarray) -> tuple[int, int]:
+    """The first true element of the first thread, a column, that has one."""
+    column, row = np.unravel_index(int(np.argmax(bad.T)), bad.T.shape)
+    return int(row), int(column)
+
+
 def pc_of(who: np.ndarray) -> int:
     """The number of the instruction."""
     return int(who.item()) & PC_MASK
@@ -61,13 +67,13 @@ class Access:
         self.warps_per_block = group.batch.warps_per_block
         self._state, self._owner = state, owner
         self._warp_epoch = state.warp_epoch.copy()
-        self.epoch = (state.epoch << _EPOCH_SHIFT).take(owner)[None]
+        self.epoch = (state.epoch << EPOCH_SHIFT).take(owner)[None]
         self.horizon = self.epoch if state.cluster_size == 1 else self._horizon()
 
     def _horizon(self) -> np.ndarray:
         """As of now, which may be later than the access."""
         epoch = self._state.epoch if self._state.cluster_size == 1 else self._state.cluster_epoch
-        return (epoch << _EPOCH_SHIFT).take(self._owner)[None]
+        return (epoch << EPOCH_SHIFT).take(self._owner)[None]
 
     @property
     def is_past(self) -> bool:

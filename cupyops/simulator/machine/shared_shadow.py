@@ -12,10 +12,22 @@ from typing import Any
 import numpy as np
 
 from ..errors import Race, Uninitialized
+from .beside import Beside, Reading
 from .faults import fault
 from .granules import COARSEST, Granules
 from .group import Group
-from .shared_records import IN_FLIGHT, PC_MASK, SEVERAL_THREADS, Access, Reads, Record, pc_of, thread_of, warp_of
+from .shared_records import (
+    IN_FLIGHT,
+    PC_MASK,
+    SEVERAL_THREADS,
+    Access,
+    Reads,
+    Record,
+    first_of,
+    pc_of,
+    thread_of,
+    warp_of,
+)
 from .state import State
 
 
@@ -33,6 +45,7 @@ class SharedShadow:
         self._writes, self._reads = Record(count), Reads(count)
         self._atomics: Record | None = None
         self._has_copies = False
+        self._beside = Beside(state, self._writes, self._place) if state.code.beside else None
 
     # --- accesses ---
 
@@ -77,26 +90,51 @@ class SharedShadow:
         access = self._access("write", group, position, width, 0)
         self._writes.when[access.granule] = access.when  # `who` is the copy's still
 
-    def start_copy(self, group: Group, position: int, size: int, pc: int) -> None:
-        """A bulk copy by one thread into `size` bytes from `position` is under way."""
-        self._split(self._granules.narrow((position | size) & -(position | size)))
-        granule = self._span(position, size)[:, None]
-        self._overwrite(
-            Access(self._state, "copy to", group, self._owner(group, np.array([position])), granule, pc), True
-        )
+    # --- what goes on beside the threads ---
 
-    def arrived(self, position: int, size: int) -> None:
-        """A bulk copy has landed: its bytes belong to whoever has waited for it."""
-        self._writes.when[self._span(position, size)] = 0
+    def start_copy(
+        self, group: Group, position: np.ndarray, size: int, pc: int, series: int, reduces: bool = False
+    ) -> None:
+        """A copy by each thread into `size` bytes from its position is under way, and reports to an mbarrier."""
+        assert self._beside is not None
+        place = int(np.bitwise_or.reduce(position)) | size
+        self._split(self._granules.narrow(place & -place))
+        granule = self._spans(position, size)
+        access = Access(self._state, "copy to", group, self._owner(group, position), granule, pc)
+        if reduces and self._beside.is_added_to(granule):
+            self._beside.check_readers(access)
+        else:
+            if reduces:
+                self._readable(access, self._writes.when.take(granule))
+            self._overwrite(access, True)
+        self._beside.start(granule, series, pc)
 
-    def read_by_unit(self, group: Group, position: np.ndarray, pc: int) -> None:
-        """A matrix unit or a bulk copy reads bytes for all of the group: they must have been written."""
-        if int(self._writes.when.take(position >> self._granules.shift).min()) >= 0:
+    def arrived(self, position: np.ndarray, size: int, series: int, count: int) -> None:
+        """It has come: it is for those who know that `count` of the mbarrier's series are over."""
+        assert self._beside is not None
+        self._beside.arrived(self._spans(position, size), series, count)
+
+    def bulk_read(self, reading: Reading, position: np.ndarray) -> None:
+        """A bulk copy of one thread reads these bytes."""
+        unit = np.zeros(1, np.int64)
+        self._read_beside(reading, lambda: np.unique(position >> self._granules.shift)[None], unit)
+
+    def product_read(self, reading: Reading, chunk: np.ndarray, unit: np.ndarray) -> None:
+        """Products of warpgroups read 16 bytes from each position: `unit` says for which of the group's warpgroups."""
+        self._read_beside(reading, lambda: self._granules.of(chunk, 16), unit)
+
+    def _read_beside(self, reading: Reading, granules: Callable[[], np.ndarray], unit: np.ndarray) -> None:
+        assert self._beside is not None
+        granule = granules()
+        wrong = self._beside.read(reading, granule, np.broadcast_to(unit, granule.shape[1:]))
+        if wrong is None:
             return
-        self._split(self._granules.narrow_all())  # to name the place
-        granule = np.unique(position >> self._granules.shift)[:, None]
-        access = Access(self._state, "read", group, self._owner(group, position[:1]), granule, pc)
-        self._readable(access, self._writes.when.take(granule))
+        pieces = self._granules.narrow_all()  # to name the place exactly, or to find that it is another
+        self._split(pieces)
+        granule = granules()
+        wrong = self._beside.read(reading, granule, np.broadcast_to(unit, granule.shape[1:]))
+        if wrong is not None:
+            raise wrong
 
     # --- granules ---
 
@@ -110,8 +148,9 @@ class SharedShadow:
         """The block whose memory it is."""
         return position // self._state.shared_stride if self._state.cluster_size > 1 else group.get("block")
 
-    def _span(self, position: int, size: int) -> np.ndarray:
-        return np.arange(position >> self._granules.shift, (position + size - 1 >> self._granules.shift) + 1)
+    def _spans(self, position: np.ndarray, size: int) -> np.ndarray:
+        """The granules of `size` bytes from each position, which they begin: a column for each."""
+        return (position >> self._granules.shift)[None] + np.arange(-(-size >> self._granules.shift))[:, None]
 
     def _split(self, pieces: int) -> None:
         """Each granule has become so many."""
@@ -121,6 +160,8 @@ class SharedShadow:
         self._reads.split(pieces)
         if self._atomics is not None:
             self._atomics.split(pieces)
+        if self._beside is not None:
+            self._beside.split(pieces)
 
     # --- the rules ---
 
@@ -129,12 +170,18 @@ class SharedShadow:
         if int(written.min()) >= 0:
             return
         bad = written < 0
-        count, column = _first(bad)
+        if self._beside is not None and (unaware := self._beside.unaware(access)) is not None:
+            bad &= (written != IN_FLIGHT) | unaware
+            if not bad.any():
+                return
+        count, column = first_of(bad)
         group, place = access.group, int(access.granule[count, column])
         guilty = bad.any(axis=0) if bad.shape[1] == group.size else np.True_
         detail = self._place(place)
         if written[count, column] == IN_FLIGHT:
             what = "read of shared memory while an asynchronous copy to it is in flight, with no wait in between"
+            if self._beside is not None:
+                detail = self._beside.told_to(place, detail)
             also = pc_of(self._writes.who[place])
             raise fault(Race, self._state.listing, group, guilty, what, access.pc, detail=detail, also=also)
         what = "read of shared memory that was never written"
@@ -154,6 +201,8 @@ class SharedShadow:
             self._against(self._atomics, self._atomics.when.take(granule), "updated atomically", access)
         if self._has_copies:
             self._not_in_flight(access, written)
+        if self._beside is not None:
+            self._beside.overwrite(access, in_flight)
         self._has_copies |= in_flight
         self._writes.who[granule] = access.who
         self._writes.when[granule] = IN_FLIGHT if in_flight else access.when
@@ -162,9 +211,15 @@ class SharedShadow:
         if int(written.min()) > IN_FLIGHT:
             return
         bad = written == IN_FLIGHT
-        place = int(access.granule[_first(bad)])
+        if self._beside is not None and (unaware := self._beside.unaware(access)) is not None:
+            bad &= unaware
+            if not bad.any():
+                return
+        place = int(access.granule[first_of(bad)])
         what = "write of shared memory while an asynchronous copy to it is in flight, with no wait in between"
         also, detail = pc_of(self._writes.who[place]), self._place(place)
+        if self._beside is not None:
+            detail = self._beside.told_to(place, detail)
         guilty = bad.any(axis=0)
         raise fault(Race, self._state.listing, access.group, guilty, what, access.pc, detail=detail, also=also)
 
@@ -211,7 +266,7 @@ class SharedShadow:
             bad &= ((who & PC_MASK) != access.pc) | changes()
         if not bad.any():
             return
-        first = _first(bad)
+        first = first_of(bad)
         other = who[first]
         thread = int(thread_of(other))
         party = "several threads have" if thread == SEVERAL_THREADS else f"{access.group.batch.thread_name(thread)} has"
@@ -244,9 +299,3 @@ class SharedShadow:
 
     def _place(self, granule: int) -> str:
         return f"shared memory, offset {(granule << self._granules.shift) % self._state.shared_stride}"
-
-
-def _first(bad: np.ndarray) -> tuple[int, int]:
-    """The first true element of the first thread, a column, that has one."""
-    column, row = np.unravel_index(int(np.argmax(bad.T)), bad.T.shape)
-    return int(row), int(column)

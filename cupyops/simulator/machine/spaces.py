@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ class Global(Space):
     def __init__(self, state: State, shadow: GlobalShadow | None) -> None:
         super().__init__(state)
         self.shadow = shadow
+        # what looks whether a read comes before a copy under way has stored; None where none is
+        self.unstored: Callable[[Group, Allocation, np.ndarray, int, int], None] | None = None
 
     def parts(self, group: Group, address: Any, width: int, verb: str, pc: int) -> list[Part]:
         address = group.spread(address, np.uint64)
@@ -102,6 +104,9 @@ class Global(Space):
         return fault(OutOfBounds, self.state.listing, group, mask, what, pc, detail=f"address {first:#x}")
 
     def before_read(self, group: Group, access: Access) -> None:
+        if self.unstored is not None:
+            assert isinstance(access.region, Allocation)
+            self.unstored(group, access.region, access.position, access.width, access.pc)
         if self.shadow is not None:
             assert isinstance(access.region, Allocation)
             self.shadow.read(group, access.region, access.position, access.width, access.pc, access.strong)
@@ -113,40 +118,79 @@ class Global(Space):
 
 
 class Shared(Space):
-    """Shared memory: each block's own, and in a cluster its neighbours'."""
+    """Shared memory: each block's own, or in a cluster that of any of its blocks.
+
+    Args:
+        anywhere: whether addresses may name the memory of other blocks of the cluster, as those of .shared::cluster do.
+    """
 
     name = "shared"
     shadow: SharedShadow | None = None  # of the batch under way
 
+    def __init__(self, state: State, anywhere: bool) -> None:
+        super().__init__(state)
+        self._anywhere = anywhere
+
     def parts(self, group: Group, address: Any, width: int, verb: str, pc: int) -> list[Part]:
         return [(None, self.state.shared_memory, self.positions(group, address, width, verb, pc))]
 
-    def positions(self, group: Group, address: Any, width: int, verb: str, pc: int) -> np.ndarray:
-        """Byte positions within the shared memory of the whole batch."""
+    def positions(
+        self, group: Group, address: Any, width: int, verb: str, pc: int, anywhere: bool | None = None
+    ) -> np.ndarray:
+        """Byte positions within the shared memory of the whole batch. `anywhere`: in place of the space's own."""
         state = self.state
         address = group.spread(address, np.uint32)
         # as signed numbers, so that a little before the start is not far behind the end
         address = address.view(f"i{address.itemsize}").astype(np.int64)
         offset = address
         if state.cluster_size > 1:
-            offset = address & (state.rank_unit - 1)
-            self._of_others(group, address, verb, pc)
+            offset = self._in_cluster(group, address, width, verb, pc, self._anywhere if anywhere is None else anywhere)
         self.check_offsets(group, offset, width, state.shared_bytes, "the block's shared memory", verb, pc)
         if state.profile is not None:
             state.profile.shared_access(group, offset, width, pc)
         return offset + state.shared_start(group, address)
 
-    def _of_others(self, group: Group, address: np.ndarray, verb: str, pc: int) -> None:
+    def _in_cluster(
+        self, group: Group, address: np.ndarray, width: int, verb: str, pc: int, anywhere: bool
+    ) -> np.ndarray:
+        """The offsets of addresses that name a block."""
+        state = self.state
+        offset = address & (state.rank_unit - 1)
+        rank, own = state.named_rank(address), group.get("cluster_ctarank")
+        before = offset >= state.rank_unit - 256  # a little before the start of the block that follows
+        if before.any():
+            offset, rank = np.where(before, offset - state.rank_unit, offset), np.where(before, rank + 1, rank)
+            rank = rank & 0xFF
+        bad = rank >= state.cluster_size
+        if bad.any():
+            what = f"{verb} of {width} bytes of the shared memory of a block that the cluster has not"
+            first = int(np.argmax(bad))
+            detail = f"address {int(address[first]):#x}: rank {int(rank[first])} of {state.cluster_size}"
+            raise fault(OutOfBounds, state.listing, group, bad, what, pc, detail=detail)
+        others = rank != own
+        if others.any():
+            if not anywhere:
+                what = (
+                    f"{verb} of another block's shared memory by an instruction for the block's own: the address bears "
+                    "the rank of the block that took it"
+                )
+                first = int(np.argmax(others))
+                detail = (
+                    f"address {int(address[first]):#x}: rank {int(rank[first])}, in the block of rank {int(own[first])}"
+                )
+                raise fault(OutOfBounds, state.listing, group, others, what, pc, detail=detail)
+            self._of_others(group, others, rank, verb, pc)
+        return offset
+
+    def _of_others(self, group: Group, others: np.ndarray, rank: np.ndarray, verb: str, pc: int) -> None:
         """Another block's memory is there once the cluster has met, and until that block exits."""
         state = self.state
-        if not state.names_a_rank(address):
-            return
-        own, block = group.get("block"), state.shared_start(group, address) // state.shared_stride
-        others = block != own
+        own = group.get("block")
         early = others & (state.cluster_epoch[own] == 0)
         if early.any():
             what = f"{verb} of another block's shared memory before the cluster has met: that block may not have begun"
             raise fault(Race, state.listing, group, early, what, pc)
+        block = own // state.cluster_size * state.cluster_size + rank
         for one in np.unique(block[others]):
             reach = Reach(group, block == one, verb, pc)
             if state.has_exited(int(one)):
@@ -242,6 +286,7 @@ class Spaces:
 
     global_: Global
     shared: Shared
+    cluster: Shared
     local: Local
     parameters: Parameters
     generic: Generic
@@ -249,5 +294,6 @@ class Spaces:
     @classmethod
     def of(cls, state: State, shadow: GlobalShadow | None) -> Spaces:
         """The spaces of one launch."""
-        first = Global(state, shadow), Shared(state), Local(state), Parameters(state)
-        return cls(*first, Generic(state, first))
+        global_, own, cluster = Global(state, shadow), Shared(state, False), Shared(state, True)
+        local, parameters = Local(state), Parameters(state)
+        return cls(global_, own, cluster, local, parameters, Generic(state, (global_, cluster, local, parameters)))

@@ -12,9 +12,11 @@ from ..profile import Profile
 from ..translate.function import Compiled
 from .faults import Listing, fault
 from .group import Batch, Group, lane_bits
+from .knowledge import Knowledge
 
-_RANK_SHIFT = 24  # shared addresses of a cluster: offset below, rank + 1 above, 0 for the block's own
+_RANK_SHIFT = 24  # shared addresses of a cluster: the offset below, the rank of the block from here on
 _RANK_MASK = 0xFF
+_PC_BITS = 20
 
 
 class Reach(NamedTuple):
@@ -37,6 +39,8 @@ class State:
     cluster_epoch: np.ndarray  # the epoch in which the block's cluster last met, by block
     warp_epoch: np.ndarray  # by warp
     exited: np.ndarray  # by thread
+    knowledge: Knowledge | None  # of what goes on beside the threads; None where nothing does
+    fenced_at: np.ndarray  # by thread: when it last ran fence.proxy.async
     reached: dict[int, Reach]  # by block the last access of another one to it since its cluster met
 
     def __init__(
@@ -71,6 +75,7 @@ class State:
         self.thread_instructions = 0
         self.progressed = False  # something has happened that others may wait for
         self.spinning = False  # the last step found out that it has to wait
+        self.idle = 0  # how often mbarriers were asked in vain since anything happened
 
     def begin(self, batch: Batch) -> None:
         """Fresh memory and registers for the threads of a batch."""
@@ -82,12 +87,19 @@ class State:
         self.warp_epoch = np.zeros(batch.warps, np.int64)
         self.exited = np.zeros(batch.threads, np.bool_)
         self.reached = {}
+        self.knowledge = Knowledge(batch, self.cluster_size) if self.code.beside else None
+        self.fenced_at = np.zeros(batch.threads, np.int64)
+        self.idle = 0
         dtypes = self.code.registers
         self.registers = [None if dtype is None else np.zeros(batch.threads, dtype) for dtype in dtypes]
 
     def live_lanes(self) -> np.ndarray:
         """For each warp, a bit for each lane that has not left."""
         return lane_bits(self.batch, self.batch.per_thread["slot"][~self.exited])
+
+    def now(self, pc: int) -> int:
+        """A number that only grows: instructions issued, then the one within the stretch that was issued at once."""
+        return self.clock << _PC_BITS | pc
 
     def passed_cluster(self, block: int) -> None:
         """The blocks of this one's cluster have met."""
@@ -124,23 +136,27 @@ class State:
         own = group.get("block")
         if self.cluster_size == 1:
             return group.once("shared start", lambda: own * self.shared_stride)
-        field = (address >> _RANK_SHIFT) & _RANK_MASK
         first = own // self.cluster_size * self.cluster_size
-        return np.where(field == 0, own, first + np.minimum(field - 1, self.cluster_size - 1)) * self.shared_stride
+        return (first + self.named_rank(address)) * self.shared_stride
 
-    @staticmethod
-    def names_a_rank(address: np.ndarray) -> bool:
-        """Whether any shared address says which block it means, which may be the own one."""
-        return bool((address & (_RANK_MASK << _RANK_SHIFT)).any())
+    def named_rank(self, address: np.ndarray) -> np.ndarray:
+        """The rank of the block whose memory a shared address means."""
+        return (address >> _RANK_SHIFT) & _RANK_MASK
 
     def map_to_rank(self, address: Any, rank: Any, dtype: Any) -> Any:
         """The shared address of the same variable in the block of that rank."""
         offset = address & dtype(self.rank_unit - 1)
         base = dtype(SHARED_BASE) if dtype is np.uint64 else dtype(0)
-        return base + offset + ((rank + np.uint32(1)).astype(dtype) << dtype(_RANK_SHIFT))
+        if self.cluster_size == 1:
+            return base + offset + rank.astype(dtype) * dtype(0)
+        return base + offset + (rank.astype(dtype) << dtype(_RANK_SHIFT))
+
+    def own_address(self, group: Group, address: Any, dtype: Any) -> Any:
+        """The shared address of a variable in each thread's own block."""
+        return address + group.once(
+            f"own {dtype.__name__}", lambda: group.get("cluster_ctarank").astype(dtype) << dtype(_RANK_SHIFT)
+        )
 
     def rank_of(self, group: Group, address: Any) -> np.ndarray:
         """The rank of the block that a shared address belongs to."""
-        field = (group.spread(address).astype(np.uint64) >> np.uint64(_RANK_SHIFT)).astype(np.uint32)
-        field &= np.uint32(_RANK_MASK)
-        return np.where(field == 0, group.get("cluster_ctarank"), field - np.uint32(1))
+        return self.named_rank(group.spread(address).astype(np.uint64)).astype(np.uint32)

@@ -164,6 +164,8 @@ class Warps:
         """bar.warp.sync: orders the memory accesses of the lanes."""
         self.members(group, mask, pc)
         self._state.warp_epoch[np.unique(group.get("warp"))] += 1
+        if self._state.knowledge is not None:
+            self._state.knowledge.meet_in_warps(group)
 
 
 def absent_lanes(

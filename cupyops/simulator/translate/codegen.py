@@ -21,6 +21,7 @@ from .calls import flatten
 from .flow import Block, Flow, analyse, member_mask, uses_and_definitions
 from .function import Compiled, CompiledBlock, Members, Reduction
 from .layout import Layout, lay_out
+from .products import Products, find
 from .ptx import (
     Address,
     Function,
@@ -52,12 +53,12 @@ def size_of(kind: str) -> int:
     return 1 if kind == "b1" else int(kind[1:]) // 8
 
 
-def compile_kernel(module: Module, kernel: Function, globals_at: dict[str, int]) -> Compiled:
-    """Translate a kernel. Raises `UnsupportedInstruction`."""
+def compile_kernel(module: Module, kernel: Function, globals_at: dict[str, int], clusters: bool = False) -> Compiled:
+    """Translate a kernel, for a launch in `clusters` or without. Raises `UnsupportedInstruction`."""
     flat = flatten(module, kernel)
     layout = lay_out(module, flat, globals_at)
-    flow = analyse(flat, is_pure)
-    writer = _KernelWriter(flat, layout, flow)
+    flow = analyse(flat, is_pure, layout.shared_symbols if clusters else frozenset())
+    writer = _KernelWriter(flat, layout, flow, find(flow.blocks), clusters)
     texts = [writer.block(block) for block in flow.blocks]
     blocks = [
         CompiledBlock(
@@ -78,7 +79,25 @@ def compile_kernel(module: Module, kernel: Function, globals_at: dict[str, int])
     registers = [DTYPES[STORAGE[kind]] if name in early else None for name, kind in flat.registers.items()]
     instructions = [instruction for block in flow.blocks for instruction in block.instructions]
     written = layout.written_parameters(instructions)
-    return Compiled(flat, layout, blocks, instructions, registers, written, "\n".join(texts))
+    beside, reads = any(map(_is_beside, instructions)), any(map(_reads_beside, instructions))
+    return Compiled(flat, layout, blocks, instructions, registers, written, "\n".join(texts), beside, reads)
+
+
+def _is_beside(instruction: Instruction) -> bool:
+    """Whether what it does goes on beside the threads, or tells them of such."""
+    modifiers = instruction.modifiers
+    return (
+        instruction.opcode in ("wgmma", "mbarrier")
+        or (instruction.opcode == "cp" and ("bulk" in modifiers or "mbarrier" in modifiers))
+        or (instruction.opcode == "st" and "async" in modifiers)
+    )
+
+
+def _reads_beside(instruction: Instruction) -> bool:
+    """Whether it reads shared memory beside the threads."""
+    return instruction.opcode == "wgmma" or (
+        instruction.opcode == "cp" and "bulk" in instruction.modifiers and "shared::cta" in instruction.modifiers
+    )
 
 
 def is_pure(instruction: Instruction) -> bool:
@@ -110,7 +129,9 @@ def _operation(instruction: Instruction) -> arithmetic.Operation | None:
 class _KernelWriter:
     """What the blocks of one kernel share while they are written."""
 
-    def __init__(self, function: Function, layout: Layout, flow: Flow) -> None:
+    def __init__(self, function: Function, layout: Layout, flow: Flow, products: Products, clusters: bool) -> None:
+        self.products = products
+        self.clusters = clusters  # addresses of shared memory bear the rank of the block
         self.function = function
         self.layout = layout
         self.flow = flow
@@ -218,6 +239,8 @@ class BlockWriter:
         self._result = f"{number}, {count}, {predicate}"
 
     def _one(self, instruction: Instruction) -> None:
+        if self._kernel.products.early:
+            self._watch()
         handler = HANDLERS.get(instruction.opcode)
         try:
             if handler is not None:
@@ -264,7 +287,25 @@ class BlockWriter:
             lines += ["if i is None: " + "; ".join(whole), "else: " + "; ".join(part)]
         return lines
 
+    def _watch(self) -> None:
+        """In a kernel that may read the sums of a product too early: whose sums are in which registers."""
+        step = self._kernel.products.steps.get(self.pc)
+        if step is None:
+            return
+        reads, writes = ([self._kernel.number[name] for name in names] for names in (step.reads, step.writes))
+        if self.pc in self._kernel.products.early:
+            self.emit(f"m.matrices.read_sums(g, {reads}, {self.pc})")
+        if step.kind == "product":
+            self.emit(f"m.matrices.begin_sums(g, {writes}, {self.pc})")
+        elif writes:
+            self.emit(f"m.matrices.copy_sums(g, {writes}, {reads if step.kind == 'copy' else []})")
+
     # --- for the emitters ---
+
+    @property
+    def is_unfenced(self) -> bool:
+        """Whether the registers of this product may have been touched since the last wgmma.fence."""
+        return self.pc in self._kernel.products.unfenced
 
     def emit(self, line: str) -> None:
         """Add a line."""
@@ -308,7 +349,7 @@ class BlockWriter:
         if isinstance(operand, Special):
             return self._special(operand.name, kind)
         if isinstance(operand, Symbol):
-            return self.constant(self.layout.address(operand.name), kind), True
+            return self._variable(operand.name, 0, kind)
         if isinstance(operand, Sink):
             return "None", True
         raise UnsupportedInstruction(f"operand {operand}")
@@ -329,8 +370,16 @@ class BlockWriter:
             kind = "u32" if size_of(self._storage(base.name)) == 4 else "u64"
             expression, scalar = self.read_scalar(base, kind)
             return f"({expression} + {self.constant(operand.offset, kind)})" if operand.offset else expression, scalar
-        start = base.value if isinstance(base, Immediate) else self.layout.address(base.name)  # type: ignore[union-attr]
-        return self.constant(start + operand.offset, "u64"), True
+        if isinstance(base, Immediate):
+            return self.constant(base.value + operand.offset, "u64"), True
+        return self._variable(base.name, operand.offset, "u64")  # type: ignore[union-attr]
+
+    def _variable(self, name: str, offset: int, kind: str) -> tuple[str, bool]:
+        """The address of a variable, which in a cluster bears the rank of the block."""
+        address = self.constant(self.layout.address(name) + offset, kind)
+        if self._kernel.clusters and name in self.layout.shared_symbols:
+            return f"m.own_address(g, {address}, {kind})", False
+        return address, True
 
     def write(self, operand: Operand, expression: str, kind: str, *, scalar: bool = False, alias: bool = False) -> None:
         """Give a destination its value; under a guard only the threads for which it holds."""

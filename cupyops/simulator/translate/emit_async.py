@@ -11,10 +11,10 @@ from .ptx import Address, Instruction, Sink
 def _cp(w: BlockWriter, instruction: Instruction) -> None:
     modifiers = instruction.modifiers
     operands = instruction.operands
-    if modifiers[0] == "reduce" or modifiers[0] != "async":
-        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
-    if modifiers[1] == "bulk":
+    if "bulk" in modifiers:
         _bulk(w, instruction)
+    elif modifiers[0] != "async":
+        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     elif modifiers[1] == "commit_group":
         w.emit("m.copies.commit(g)")
     elif modifiers[1] == "wait_group":
@@ -39,10 +39,14 @@ def _cp_async(w: BlockWriter, instruction: Instruction) -> None:
 def _bulk(w: BlockWriter, instruction: Instruction) -> None:
     modifiers, operands = instruction.modifiers, instruction.operands
     spaces = [m for m in modifiers if m.split("::")[0] in ("shared", "global")]
-    if {"commit_group", "wait_group", "prefetch"} & set(modifiers):
-        return  # stores are done when they are issued; loads report to their mbarrier
+    if "commit_group" in modifiers:
+        w.emit("m.bulk.commit(g)")
+    elif "wait_group" in modifiers:
+        w.emit(f"m.bulk.wait(g, int({w.read(operands[0], 'u32')}), {'read' in modifiers})")
+    elif "prefetch" in modifiers:
+        return
     # a cache policy may follow; it changes no result
-    if any(m.startswith("im2col") for m in modifiers) or "reduce" in modifiers:
+    elif any(m.startswith("im2col") for m in modifiers):
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     elif "tensor" in modifiers:
         _tensor(w, instruction, spaces)
@@ -50,13 +54,32 @@ def _bulk(w: BlockWriter, instruction: Instruction) -> None:
         destination, source, size, barrier = operands[:4]
         arguments = f"{w.address(destination)}, {w.address(source)}, {w.read(size, 'u32')}, {w.address(barrier)}"
         if spaces[1].startswith("shared"):
-            w.emit(f"m.copies.bulk_from_shared(g, {arguments}, {w.pc})")
+            w.emit(f"m.bulk.from_shared(g, {arguments}, {_reduction(instruction)}, {w.pc})")
         else:
-            w.emit(f"m.copies.bulk_load(g, {arguments}, {_blocks(w, instruction, 4)}, {w.pc})")
+            w.emit(f"m.bulk.load(g, {arguments}, {_blocks(w, instruction, 4)}, {w.pc})")
     else:
         destination, source, size = operands[:3]
-        arguments = f"{w.address(destination)}, {w.address(source)}, {w.read(size, 'u32')}, {w.pc}"
-        w.emit(f"m.copies.bulk_store(g, {arguments})")
+        arguments = f"{w.address(destination)}, {w.address(source)}, {w.read(size, 'u32')}, {_reduction(instruction)}"
+        w.emit(f"m.bulk.store(g, {arguments}, {w.pc})")
+
+
+_OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+
+
+def _operation(instruction: Instruction) -> str | None:
+    """What a copy does with what is there; None where it takes its place."""
+    if instruction.modifiers[0] != "reduce":
+        return None
+    found = next((m for m in instruction.modifiers if m in _OPERATIONS), None)
+    if found is None:
+        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+    return found
+
+
+def _reduction(instruction: Instruction) -> tuple[str, str] | None:
+    """(operation, type)."""
+    operation = _operation(instruction)
+    return None if operation is None else (operation, instruction.modifiers[-1])
 
 
 def _blocks(w: BlockWriter, instruction: Instruction, place: int) -> str:
@@ -74,24 +97,25 @@ def _tensor(w: BlockWriter, instruction: Instruction, spaces: list[str]) -> None
     map_address = w.address(Address(tensor.base, tensor.offset))
     if loads:
         arguments = f"{w.address(operands[0])}, {map_address}, ({coordinates}), {w.address(operands[2])}"
-        w.emit(f"m.copies.tile_load(g, {arguments}, {_blocks(w, instruction, 3)}, {w.pc})")
+        w.emit(f"m.bulk.tile_load(g, {arguments}, {_blocks(w, instruction, 3)}, {w.pc})")
     else:
-        w.emit(f"m.copies.tile_store(g, {map_address}, ({coordinates}), {w.address(operands[1])}, {w.pc})")
+        arguments = f"{map_address}, ({coordinates}), {w.address(operands[1])}, {_operation(instruction)!r}"
+        w.emit(f"m.bulk.tile_store(g, {arguments}, {w.pc})")
 
 
 @emits("mbarrier")
 def _mbarrier(w: BlockWriter, instruction: Instruction) -> None:
     kind, operands = instruction.modifiers[0], instruction.operands
     if kind == "init":
-        w.emit(f"m.copies.barriers.init(g, {w.address(operands[0])}, {w.read(operands[1], 'u32')}, {w.pc})")
+        w.emit(f"m.mbarriers.init(g, {w.address(operands[0])}, {w.read(operands[1], 'u32')}, {w.pc})")
     elif kind == "inval":
-        w.emit(f"m.copies.barriers.invalidate(g, {w.address(operands[0])}, {w.pc})")
+        w.emit(f"m.mbarriers.invalidate(g, {w.address(operands[0])}, {w.pc})")
     elif kind in ("arrive", "arrive_drop", "expect_tx", "complete_tx"):
         _mbarrier_arrive(w, instruction)
     elif kind in ("test_wait", "try_wait"):
         parity = "parity" in instruction.modifiers
         phase = w.read(operands[2], "u32" if parity else "u64")
-        call = f"m.copies.barriers.test(g, {w.address(operands[1])}, {phase}, {parity}, {w.pc})"
+        call = f"m.mbarriers.test(g, {w.address(operands[1])}, {phase}, {parity}, {w.pc})"
         w.write(operands[0], call, "b1")
     else:
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
@@ -102,6 +126,7 @@ def _mbarrier_arrive(w: BlockWriter, instruction: Instruction) -> None:
     destination = operands.pop(0) if not isinstance(operands[0], Address) else Sink()
     barrier, *value = operands
     given = w.read(value[0], "u32") if value else w.constant(1, "u32")
+    anywhere = "shared::cluster" in instruction.modifiers or not any("shared" in m for m in instruction.modifiers)
     one, none = w.constant(1, "u32"), w.constant(0, "u32")
     expects = "expect_tx" in instruction.modifiers
     if kind == "expect_tx":
@@ -112,7 +137,7 @@ def _mbarrier_arrive(w: BlockWriter, instruction: Instruction) -> None:
         arrivals, bytes_ = one, given
     else:
         arrivals, bytes_ = given, none
-    call = f"m.copies.barriers.arrive(g, {w.address(barrier)}, {arrivals}, {bytes_}, {kind == 'arrive_drop'}, {w.pc})"
+    call = f"m.mbarriers.arrive(g, {w.address(barrier)}, {arrivals}, {bytes_}, {kind == 'arrive_drop'}, {w.pc}, {anywhere})"
     name = w.temporary()
     w.emit(f"{name} = {call}")
     w.write(destination, name, "u64")

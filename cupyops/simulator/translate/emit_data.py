@@ -13,6 +13,7 @@ _SPACES = {
     "global": "global_space",
     "const": "global_space",
     "shared": "shared_space",
+    "shared::cluster": "cluster_space",
     "local": "local_space",
     "param": "parameter_space",
     "": "generic_space",
@@ -29,6 +30,12 @@ def space_of(instruction: Instruction) -> str:
         if name in _BASES:
             return name
     return ""
+
+
+def _memory_of(instruction: Instruction) -> str:
+    """Through which of the machine's spaces an instruction reaches memory."""
+    reaches_all = "shared::cluster" in instruction.modifiers
+    return _SPACES["shared::cluster" if reaches_all else space_of(instruction)]
 
 
 def kind_of(type_: str) -> str:
@@ -115,8 +122,9 @@ def _ld(w: BlockWriter, instruction: Instruction) -> None:
             w.write(destination, value, kind, scalar=True)
         return
     strong = bool(_STRONG & set(instruction.modifiers))
+    memory = _memory_of(instruction)
     shape = f"{kind}, {size_of(kind)}, {len(destinations)}, {w.pc}, {strong}"
-    w.masked(destinations, kind, lambda g, pick: f"m.{_SPACES[space]}.load({g}, {pick(address)}, {shape})")
+    w.masked(destinations, kind, lambda g, pick: f"m.{memory}.load({g}, {pick(address)}, {shape})")
 
 
 @emits("st")
@@ -126,20 +134,19 @@ def _st(w: BlockWriter, instruction: Instruction) -> None:
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     address = w.address(instruction.operands[0])
     values = w.read_all(instruction.operands[1], kind)
-    barrier = w.address(instruction.operands[2]) if instruction.modifiers[0] == "async" else None
-    space = space_of(instruction)
+    space, memory = space_of(instruction), _memory_of(instruction)
     if space == "const" or space == "param":
         raise UnsupportedInstruction(f"a store to .{space} memory")
     strong = bool(_STRONG & set(instruction.modifiers))
     if _RELEASES & set(instruction.modifiers):
         w.emit(f"m.fence(g, {w.pc})")
+    barrier = w.address(instruction.operands[2]) if instruction.modifiers[0] == "async" else None
 
     def call(g: str, pick: Callable[[str], str]) -> str:
         picked = "".join(f"{pick(value)}, " for value in values)
-        store = f"m.{_SPACES[space]}.store({g}, {pick(address)}, ({picked}), {kind}, {size_of(kind)}, {w.pc}, {strong})"
-        if barrier is None:
-            return store
-        return f"({store}, m.copies.barriers.stored({g}, {pick(barrier)}, {len(values) * size_of(kind)}, {w.pc}))"
+        if barrier is not None:
+            return f"m.bulk.send({g}, {pick(address)}, ({picked}), {kind}, {pick(barrier)}, {w.pc})"
+        return f"m.{memory}.store({g}, {pick(address)}, ({picked}), {kind}, {size_of(kind)}, {w.pc}, {strong})"
 
     w.masked([], kind, call)
 
@@ -155,6 +162,7 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
     if operation is None or space == "local" or "async" in modifiers or any(m in ("v2", "v4", "v8") for m in modifiers):
         raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
     operands = instruction.operands if instruction.opcode == "atom" else (Sink(), *instruction.operands)
+    where = "cluster" if "shared::cluster" in modifiers else space
     type_ = modifiers[-1]
     kind = kind_of(type_)
     values = [w.read(operand, kind) for operand in operands[2:]]
@@ -165,7 +173,7 @@ def _atom(w: BlockWriter, instruction: Instruction) -> None:
 
     def call(g: str, pick: Callable[[str], str]) -> str:
         picked = "".join(f"{pick(value)}, " for value in values)
-        arguments = f"{space!r}, {operation!r}, {type_!r}, {pick(address)}, ({picked}), {kind}, {wanted}, {w.pc}"
+        arguments = f"{where!r}, {operation!r}, {type_!r}, {pick(address)}, ({picked}), {kind}, {wanted}, {w.pc}"
         return f"m.atomics.update({g}, {arguments})"
 
     w.masked([operands[0]] if wanted else [], kind, call)
@@ -176,6 +184,8 @@ def _fence(w: BlockWriter, instruction: Instruction) -> None:
     wide = {"gl", "sys", "gpu", "cluster"} & set(instruction.modifiers)
     if wide:
         w.emit(f"m.fence(g, {w.pc})")
+    if {"proxy", "async"} <= set(instruction.modifiers) and "global" not in instruction.modifiers:
+        w.emit(f"m.fence_proxy(g, {w.pc})")
 
 
 @emits("trap", "brkpt")

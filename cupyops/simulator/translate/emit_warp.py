@@ -127,9 +127,8 @@ def _multiply(w: BlockWriter, instruction: Instruction, unit: matrix.Mma) -> Non
 @emits("wgmma")
 def _wgmma(w: BlockWriter, instruction: Instruction) -> None:
     if instruction.modifiers[0] != "mma_async":
-        if instruction.modifiers[0] in ("commit_group", "wait_group", "fence"):
-            return  # the product is done when it is issued
-        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
+        _wgmma_order(w, instruction)
+        return
     unit = matrix.wgmma(instruction.modifiers)
     destination, a, b, scale_d, *immediates = instruction.operands
     d = ", ".join(w.read_all(destination, unit.d_type))
@@ -142,10 +141,22 @@ def _wgmma(w: BlockWriter, instruction: Instruction) -> None:
     destinations = elements(destination)
     names = [w.temporary() for _ in destinations]
     operands = f"({d},), {first}, {w.read(b, 'u64')}, {w.read(scale_d, 'b1')}"
-    flags_and_place = f"{scale_a}, {scale_b}, {transpose_a}, {transpose_b}, {w.pc}"
+    flags_and_place = f"{scale_a}, {scale_b}, {transpose_a}, {transpose_b}, {w.is_unfenced}, {w.pc}"
     w.emit(f"{', '.join(names)}, = m.matrices.wgmma(g, {w.bind(unit)}, {operands}, {flags_and_place})")
     for register, name in zip(destinations, names):
         w.write(register, name, unit.d_type)
+
+
+def _wgmma_order(w: BlockWriter, instruction: Instruction) -> None:
+    kind = instruction.modifiers[0]
+    if kind == "fence":
+        w.emit("m.matrices.fence(g)")
+    elif kind == "commit_group":
+        w.emit("m.matrices.commit(g)")
+    elif kind == "wait_group":
+        w.emit(f"m.matrices.wait(g, int({w.read(instruction.operands[0], 'u32')}))")
+    else:
+        raise UnsupportedInstruction(f"the instruction {instruction.name} is not covered")
 
 
 @emits("wmma")

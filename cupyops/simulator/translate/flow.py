@@ -110,8 +110,11 @@ def is_barrier(instruction: Instruction) -> bool:
     return "arrive" not in instruction.modifiers
 
 
-def analyse(function: Function, is_pure: Callable[[Instruction], bool]) -> Flow:
-    """Blocks, liveness and uniformity of a function without calls. `is_pure`: the result depends on the operands alone."""
+def analyse(function: Function, is_pure: Callable[[Instruction], bool], varying: frozenset[str] = frozenset()) -> Flow:
+    """Blocks, liveness and uniformity of a function without calls.
+
+    `is_pure`: the result depends on the operands alone. `varying`: variables whose addresses differ between blocks.
+    """
     blocks = _blocks(_branch_around(function.body), function)
     uses = [[uses_and_definitions(instruction) for instruction in block.instructions] for block in blocks]
     live_in, live_out = _liveness(blocks, uses)
@@ -122,7 +125,7 @@ def analyse(function: Function, is_pure: Callable[[Instruction], bool]) -> Flow:
             live = (live - set(defined)) | set(used)
         return live
 
-    return Flow(blocks, live_in, live_out, live_after, _uniform(blocks, uses, is_pure))
+    return Flow(blocks, live_in, live_out, live_after, _uniform(blocks, uses, is_pure, varying))
 
 
 # --- uses and definitions ------------------------------------------------------------------------------------------
@@ -278,7 +281,9 @@ def _liveness(blocks: list[Block], uses: _Uses) -> tuple[list[set[str]], list[se
     return live_in, live_out
 
 
-def _uniform(blocks: list[Block], uses: _Uses, is_pure: Callable[[Instruction], bool]) -> set[str]:
+def _uniform(
+    blocks: list[Block], uses: _Uses, is_pure: Callable[[Instruction], bool], varying: frozenset[str]
+) -> set[str]:
     """Registers with one value in all threads of the grid: written once, of operands that are so themselves."""
     writers: dict[str, list[Instruction]] = {}
     for block in blocks:
@@ -291,7 +296,7 @@ def _uniform(blocks: list[Block], uses: _Uses, is_pure: Callable[[Instruction], 
     while True:
         left = []
         for name, operands in waiting:
-            if all(_constant(operand, uniform) for operand in operands):
+            if all(_constant(operand, uniform, varying) for operand in operands):
                 uniform.add(name)
             else:
                 left.append((name, operands))
@@ -304,11 +309,11 @@ def _may_be_uniform(writer: Instruction, is_pure: Callable[[Instruction], bool])
     return writer.guard is None and is_pure(writer) and not isinstance(writer.operands[0], (Pair, Vector))
 
 
-def _constant(operand: Operand, uniform: set[str]) -> bool:
+def _constant(operand: Operand, uniform: set[str], varying: frozenset[str]) -> bool:
     if isinstance(operand, Register):
         return operand.name in uniform
     if isinstance(operand, Special):
         return operand.name in _UNIFORM_SPECIALS
     if isinstance(operand, Address):
-        return _constant(operand.base, uniform)
-    return isinstance(operand, (Immediate, Symbol))
+        return _constant(operand.base, uniform, varying)
+    return isinstance(operand, Immediate) or (isinstance(operand, Symbol) and operand.name not in varying)

@@ -62,3 +62,5 @@ class Compiled:
     registers: list[Any]  # the dtype of each register that must exist before it is written; None for the others
     written_parameters: set[int] | None  # through which the kernel writes global memory; None: any memory at all
     text: str  # of the generated functions
+    beside: bool = False  # whether anything goes on beside the threads: bulk copies, mbarriers, products of matrices
+    reads_beside: bool = False  # whether some of it reads shared memory

@@ -27,6 +27,7 @@ class Layout:
     local_bytes: int = 0
     granule: int = 16  # bytes: the smallest access to shared memory
     global_granule: int = 16
+    shared_symbols: frozenset[str] = frozenset()  # variables in shared memory
 
     def address(self, name: str) -> int:
         """The address of a variable, or the offset of a parameter."""
@@ -113,7 +114,9 @@ def lay_out(module: Module, function: Function, globals_at: dict[str, int]) -> L
     offsets, size = _parameters(function.parameters)
     granule, global_granule = _granules(function)
     names = [parameter.name for parameter in function.parameters]
-    return Layout(symbols, offsets, size, names, shared, _aligned(local, 16), granule, global_granule)
+    declared = [*module.variables.values(), *function.variables.values()]
+    in_shared = frozenset(variable.name for variable in declared if variable.space == "shared")
+    return Layout(symbols, offsets, size, names, shared, _aligned(local, 16), granule, global_granule, in_shared)
 
 
 def _parameters(parameters: list[Variable]) -> tuple[dict[str, int], int]:

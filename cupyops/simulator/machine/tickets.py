@@ -1,0 +1,38 @@
+"""For each granule of shared memory the last work of one kind that goes on beside the threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .granules import split
+
+NONE = -1  # the series where there has been no such work
+
+
+class Tickets:
+    """Which of which series it is (`knowledge.py`), and what instruction began it."""
+
+    def __init__(self, granules: int) -> None:
+        self._series = np.full(granules, NONE, np.int32)
+        self._count = np.zeros(granules, np.int32)
+        self.pc = np.zeros(granules, np.int32)
+
+    def split(self, pieces: int) -> None:
+        """Each granule has become so many, with the same past."""
+        self._series, self._count, self.pc = (split(one, pieces) for one in (self._series, self._count, self.pc))
+
+    def of(self, granule: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(series, count)."""
+        return self._series.take(granule), self._count.take(granule)
+
+    def note(self, granule: np.ndarray, series: Any, count: Any, pc: int | None = None) -> None:
+        """Such work begins there, or it is known now when it will be over."""
+        self._series[granule], self._count[granule] = series, count
+        if pc is not None:
+            self.pc[granule] = pc
+
+    def forget(self, granule: np.ndarray) -> None:
+        """Something else has come to these places."""
+        self._series[granule], self._count[granule] = NONE, 0
