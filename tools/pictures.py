@@ -114,9 +114,8 @@ def plot(title: str, note: str, rows: list[tuple[str, list[Bar]]], legend: dict[
         y += 10
     line = left + scale
     parts.append(f'<line class="one" x1="{line:.1f}" x2="{line:.1f}" y1="{top - 8}" y2="{y}" stroke-dasharray="4 3"/>')
-    parts.append(
-        f'<text class="note" x="{line:.1f}" y="{y + 16}" text-anchor="middle">PyTorch, eager mode = 1; longer is faster</text>'
-    )
+    said = "PyTorch, eager mode = 1; longer is faster"
+    parts.append(f'<text class="note" x="{line:.1f}" y="{y + 16}" text-anchor="middle">{said}</text>')
     keys, x = [], 20
     for who, words in legend.items():
         keys.append(f'<rect class="{who}" x="{x}" y="56" width="12" height="12" rx="2"/>')
@@ -138,7 +137,7 @@ def plots() -> dict[str, str]:
     return {
         "models.svg": plot(
             "Whole models: a training step after cupyops.swap(model)",
-            "NVIDIA H100, PyTorch 2.11; the optimizer and gradient clipping are swapped too; median of 8 steps; h100_models.csv",
+            "NVIDIA H100, PyTorch 2.11; optimizer and gradient clipping are swapped too; median of 8 steps; h100_models.csv",
             list(models()),
             {"ours": "cupyops.swap"},
         ),
@@ -224,7 +223,7 @@ def terminal(scenes: list[tuple[Scene, list[str]]]) -> str:
         before = f"0%, {start - 0.01:.2f}% {{ opacity: 0 }} " if k else ""
         after = f" {end:.2f}%, 100% {{ opacity: 0 }}" if k + 1 < len(scenes) else ""
         rules.append(f"@keyframes scene{k} {{ {before}{start:.2f}%, {end - 0.01:.2f}% {{ opacity: 1 }}{after} }}")
-        rules.append(f".scene{k} {{ animation: scene{k} {total:.0f}s step-end infinite; }}")
+        rules.append(f".scene{k} {{ opacity: {int(not after)}; animation: scene{k} {total:.0f}s step-end infinite; }}")
         shown = [("said", f"# {scene.said}"), ("typed", f"$ {scene.command}")] + [
             (mood(text), text) for text in map(cut, lines)
         ]
@@ -239,7 +238,8 @@ def terminal(scenes: list[tuple[Scene, list[str]]]) -> str:
     )
     style = "\n".join(
         [
-            "text { font: 14px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; white-space: pre; fill: #e6edf3; }",
+            "text { font: 14px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; white-space: pre; }",
+            "text { fill: #e6edf3; }",
             ".said { fill: #8b949e; } .typed { fill: #79c0ff; } .bad { fill: #ff7b72; } .good { fill: #56d364; }",
             *rules,
         ]
@@ -284,6 +284,7 @@ __global__ void block_sum(const float* x, float* sums, int n) {
   if (t == 0) sums[blockIdx.x] = part[0];
 }
 """
+RACE_SIZE = (1000, 1085)
 RACE_ARGUMENTS = (
     "block_sum.cu block_sum --grid 4 --block 256 --arg randn(1000) --arg empty(4) --arg 1000 --html race.html"
 )
@@ -308,7 +309,13 @@ def write_race() -> None:
         )
         assert "Race" in done.stdout + done.stderr, done.stdout + done.stderr
         shot = ASSETS / "race.png"
-        options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1000,1085", f"--screenshot={shot}"]
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--hide-scrollbars",
+            f"--window-size={RACE_SIZE[0]},{RACE_SIZE[1]}",
+            f"--screenshot={shot}",
+        ]
         subprocess.run([chromium, *options, "race.html"], cwd=folder, check=True, capture_output=True, timeout=120)
 
 
