@@ -309,13 +309,8 @@ def write_race() -> None:
         )
         assert "Race" in done.stdout + done.stderr, done.stdout + done.stderr
         shot = ASSETS / "race.png"
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--hide-scrollbars",
-            f"--window-size={RACE_SIZE[0]},{RACE_SIZE[1]}",
-            f"--screenshot={shot}",
-        ]
+        window = f"--window-size={RACE_SIZE[0]},{RACE_SIZE[1]}"
+        options = ["--headless", "--no-sandbox", "--hide-scrollbars", window, f"--screenshot={shot}"]
         subprocess.run([chromium, *options, "race.html"], cwd=folder, check=True, capture_output=True, timeout=120)
 
 
