@@ -87,7 +87,8 @@ opdb-all: $(SETUP) ## Run all of PyTorch's op_db, module_db and optim_db
 	$(PYTEST) tests/opdb $(addprefix --shard=,$(SHARD))
 
 docs: $(SETUP) ## Build the site of documentation into build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	$(PY) tools/docs_site.py
+	$(PY) -m zensical build --clean --strict
 
 conformance: $(SETUP) ## All of op_db, module_db and optim_db, and write what passed into docs/conformance.md
 	$(PYTEST) tests/opdb --conformance=tests/conformance.csv
