@@ -96,19 +96,23 @@ def _summary(text: str) -> str:
 
 
 def operators() -> str:
-    """The table of the library."""
-    head = ["function", "what it computes", "as in PyTorch", "kernels for", "second derivative", "module"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    """The table of the library; what is long has its place on each operator's page."""
+    lines = ["| function | what it computes | as in PyTorch | kernels for |", "|---|---|---|---|"]
     for row in rows():
-        cells = (
-            f"[{row.function}](operators/{row.function.strip('`')}.md)",
-            row.summary,
-            row.twin,
-            row.dtypes,
-            row.second,
-            row.module,
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+        link = f"[{row.function}](operators/{row.function.strip('`')}.md)"
+        twin = row.twin.replace("torch.nn.functional.", "F.")
+        lines.append(f"| {link} | {row.summary} | {twin} | {row.dtypes} |")
+    return "\n".join(lines)
+
+
+def modules_table() -> str:
+    """The modules, with the function that each is of."""
+    by = {name: row.function.strip("`") for row in rows() for name in re.findall(r"`(\w+)`", row.module)}
+    lines = ["| module | function | as in PyTorch |", "|---|---|---|"]
+    for name, one in modules().items():
+        twin = re.search(r"as `(torch\.nn\.\w+)`", one.__doc__ or "")
+        link = f"[`{by[name]}`](operators/{by[name]}.md)" if name in by else ""
+        lines.append(f"| [`{name}`](api.md#cupyops.nn.{name}) | {link} | {f'`{twin[1]}`' if twin else ''} |")
     return "\n".join(lines)
 
 
@@ -161,6 +165,7 @@ def directives(names: list[str]) -> str:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "operators": operators,
+    "modules_table": modules_table,
     "commands": commands,
     "settings": settings,
     "figures": figures,
