@@ -39,12 +39,15 @@ WIDE = """(() => {
   if (root.scrollWidth > window.innerWidth + 1) wide.push(`the page is ${root.scrollWidth} wide`);
   const held = (e) => {  // by something that scrolls or clips
     for (let up = e.parentElement; up && up !== document.body; up = up.parentElement)
-      if (getComputedStyle(up).overflowX !== "visible") return true;
-    return false;
+      if (getComputedStyle(up).overflowX !== "visible") return up;
+    return null;
   };
   for (const e of document.querySelectorAll("article table, article img, article pre")) {
     const box = e.getBoundingClientRect();
     if (box.right > window.innerWidth + 1 && !held(e)) wide.push(`${e.tagName} ends at ${Math.round(box.right)}`);
+    const by = held(e);
+    if (window.innerWidth > 1000 && e.tagName === "TABLE" && by && by.scrollWidth > by.clientWidth + 1)
+      wide.push(`a table of ${e.rows[0].cells.length} columns is cut: ${e.rows[0].innerText.slice(0, 60)}`);
   }
   return wide;
 })()"""
@@ -123,7 +126,7 @@ class Browser:
     async def open(self, url: str, width: int, scheme: str) -> list[str]:
         """Open a page; what its console and its requests complain of."""
         self.events.clear()
-        await self.ask("Storage.clearDataForOrigin", origin=url.rpartition("/")[0], storageTypes="local_storage")
+        await self.ask("Storage.clearDataForOrigin", origin="/".join(url.split("/")[:3]), storageTypes="local_storage")
         await self.ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False
         )

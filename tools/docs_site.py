@@ -29,6 +29,7 @@ from cupyops.doctor.surroundings import SETTINGS
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "h200.csv"
+WIDE = {"operators", "figures", "conformance"}  # pages of tables, which get the width of the table of contents
 _C = re.compile(r'"?\b(?:__\w+__|\w+<\w+>)"?')  # words of C in a text for a terminal
 _MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
 
@@ -97,11 +98,11 @@ def _summary(text: str) -> str:
 
 def operators() -> str:
     """The table of the library; what is long has its place on each operator's page."""
-    lines = ["| function | what it computes | as in PyTorch | kernels for |", "|---|---|---|---|"]
+    lines = ["| function | what it computes | as in PyTorch |", "|---|---|---|"]
     for row in rows():
         link = f"[{row.function}](operators/{row.function.strip('`')}.md)"
         twin = row.twin.replace("torch.nn.functional.", "F.")
-        lines.append(f"| {link} | {row.summary} | {twin} | {row.dtypes} |")
+        lines.append(f"| {link} | {row.summary} | {twin} |")
     return "\n".join(lines)
 
 
@@ -185,7 +186,8 @@ def write(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder)
     for path in folder.glob("*.md"):
-        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+        text = filled(path.read_text(encoding="utf-8"))
+        path.write_text(f"---\nhide: [toc]\n---\n\n{text}" if path.stem in WIDE else text, encoding="utf-8")
     docs_operators.write(list(rows()), folder)
 
 
