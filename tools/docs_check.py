@@ -125,12 +125,13 @@ class Browser:
 
     async def open(self, url: str, width: int, scheme: str) -> list[str]:
         """Open a page; what its console and its requests complain of."""
-        self.events.clear()
-        await self.ask("Storage.clearDataForOrigin", origin="/".join(url.split("/")[:3]), storageTypes="local_storage")
-        await self.ask(
-            "Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False
-        )
+        await self.ask("Page.navigate", url="about:blank")  # the page before keeps the scheme that it had
+        origin = "/".join(url.split("/")[:3])
+        await self.ask("Storage.clearDataForOrigin", origin=origin, storageTypes="local_storage")
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        await self.ask("Emulation.setDeviceMetricsOverride", **size)
         await self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.events.clear()
         await self.ask("Page.navigate", url=url)
         for _ in range(200):
             if await self.js(f"location.href === {json.dumps(url)} && document.readyState === 'complete'"):
@@ -181,8 +182,8 @@ def serve(site: Path) -> tuple[http.server.ThreadingHTTPServer, str]:
     return server, f"http://127.0.0.1:{server.server_port}"
 
 
-async def look(port: int, base: str, pages: list[str], shots: Path | None) -> list[str]:
-    """All that is wrong with the pages in the browser that listens on `port`."""
+async def look(port: int, base: str, disk: str, pages: list[str], shots: Path | None) -> list[str]:
+    """All that is wrong with the pages in the browser that listens on `port`; the search, from the disk too."""
     target = json.loads(await fetch(f"http://127.0.0.1:{port}/json/new?about:blank"))
     browser = Browser(await websocket_connect(target["webSocketDebuggerUrl"], max_message_size=1 << 28))
     for domain in ("Page", "Runtime", "Log"):
@@ -197,10 +198,10 @@ async def look(port: int, base: str, pages: list[str], shots: Path | None) -> li
         if shots is not None:
             await asyncio.sleep(0.3)
             await browser.shot(shots / f"{page.removesuffix('.html').replace('/', '_')}_{width}_{scheme}.png")
-    for text, wanted in SEARCHES.items():
-        hits = await browser.hits(base, text)
+    for where, (text, wanted) in itertools.product((base, disk), SEARCHES.items()):
+        hits = await browser.hits(where, text)
         if not any(wanted in hit for hit in hits):
-            found.append(f"the search for {text} finds first: {hits}")
+            found.append(f"the search for {text} in {where} finds first: {hits}")
         if shots is not None:
             await browser.shot(shots / f"search_{text}.png")
     return found
@@ -227,7 +228,7 @@ def in_browser(chromium: str, site: Path, pages: list[str], shots: Path | None) 
                     break
                 time.sleep(0.1)
             port = int(note.read_text(encoding="utf-8").splitlines()[0])
-            return asyncio.run(look(port, base, pages, shots))
+            return asyncio.run(look(port, base, site.as_uri(), pages, shots))
         finally:
             process.terminate()
             process.wait(timeout=30)
