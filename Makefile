@@ -119,7 +119,7 @@ sanitize: $(SETUP) ## compute-sanitizer over every kernel, on this machine's GPU
 	$(PY) tools/sanitize.py --json build/sanitize.json
 
 clean: ## Remove what was built; .venv and the user's kernel cache stay
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 .venv/.demo-$(CUDA): EXTRAS := $(CUDA),examples

@@ -41,6 +41,7 @@ STYLE = """
     .card { fill: #0d1117; stroke: #3d444d; } text { fill: #e6edf3; } .note { fill: #9198a1; }
     .ours { fill: #26a69a; } .peer { fill: #59636e; } .other { fill: #a371f7; } .one { stroke: #9198a1; }
   }"""
+LONGEST = 8.0  # a longer bar is cut, and says so, since the others would be too short to compare
 MODELS = {
     "llama": "Llama, 8 layers, bf16",
     "gpt2": "GPT-2 124M, autocast",
@@ -95,7 +96,7 @@ def kernels() -> Iterator[tuple[str, list[Bar]]]:
 def plot(title: str, note: str, rows: list[tuple[str, list[Bar]]], legend: dict[str, str]) -> str:
     """Horizontal bars as SVG, with a line where PyTorch's eager mode is."""
     left, right, thick = 20 + 8.2 * max(len(label) for label, _ in rows), 900, 16
-    scale = (right - left - 60) / max(1.0, *(bar.value for _, bars in rows for bar in bars))
+    scale = (right - left - 60) / max(1.0, *(min(bar.value, LONGEST) for _, bars in rows for bar in bars))
     if all(bar.value < 2 for _, bars in rows for bar in bars):
         scale = (right - left - 260) / 1.2  # room for longer words
     top = y = 84
@@ -104,11 +105,11 @@ def plot(title: str, note: str, rows: list[tuple[str, list[Bar]]], legend: dict[
         height = thick * len(bars)
         parts.append(f'<text x="{left - 10:.0f}" y="{y + height / 2 + 5:.0f}" text-anchor="end">{escape(label)}</text>')
         for bar in bars:
-            width = bar.value * scale
+            width = min(bar.value, LONGEST) * scale
             parts.append(
                 f'<rect class="{bar.who}" x="{left:.0f}" y="{y}" width="{width:.1f}" height="{thick - 3}" rx="2"/>'
             )
-            words = escape(bar.words)
+            words = escape(bar.words) + (", cut" if bar.value > LONGEST else "")
             parts.append(f'<text class="value" x="{left + width + 6:.1f}" y="{y + thick - 5}">{words}</text>')
             y += thick
         y += 10
