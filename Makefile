@@ -25,7 +25,7 @@ PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 # -p finds the plugin in tests/support; python -m pytest finds the package in this folder
 GPU_PYTEST = PYTHONPATH=tests/support$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -m gpu -p gpu_report_plugin --gpu-report tests/gpu_report.json
 
-.PHONY: help demo test test-all setup lint types format pytest opdb pytest-all opdb-all docs conformance test-gpu gpu-report bench soak sanitize test-matrix clean
+.PHONY: help demo test test-all setup lint types format pytest opdb pytest-all opdb-all docs docs-check conformance test-gpu gpu-report bench soak sanitize test-matrix clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -87,7 +87,11 @@ opdb-all: $(SETUP) ## Run all of PyTorch's op_db, module_db and optim_db
 	$(PYTEST) tests/opdb $(addprefix --shard=,$(SHARD))
 
 docs: $(SETUP) ## Build the site of documentation into build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	$(PY) tools/docs_site.py
+	$(PY) -m zensical build --clean --strict
+
+docs-check: docs ## Look at every page of the site in a headless Chromium: links, widths, console, search; SHOTS=folder for pictures
+	$(PY) tools/docs_check.py $(addprefix --shots=,$(SHOTS))
 
 conformance: $(SETUP) ## All of op_db, module_db and optim_db, and write what passed into docs/conformance.md
 	$(PYTEST) tests/opdb --conformance=tests/conformance.csv
@@ -118,7 +122,7 @@ test-matrix: $(SETUP) ## What works with each Python that is here, in new enviro
 	$(PY) tools/matrix.py
 
 clean: ## Remove what was built; .venv and the user's kernel cache stay
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 .venv/.demo-$(CUDA): EXTRAS := $(CUDA),examples

@@ -1,7 +1,9 @@
-"""What pages of the site say of the package itself, written while `make docs` builds them: hooks of mkdocs.
+"""The pages of the site, with what they say of the package itself. `make docs` writes them by this, then builds the site.
+
+    python tools/docs_site.py
 
 A page has a comment such as `<!-- operators -->` where a table or a list stands that this module makes, from the registry,
-the commands, the settings and the public names. So none of them can be out of date.
+the commands, the settings and the public names. So none of them can be out of date. Each operator has a page of its own.
 """
 
 from __future__ import annotations
@@ -9,11 +11,13 @@ from __future__ import annotations
 import csv
 import inspect
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import docs_operators
 import torch
 
 import cupyops
@@ -24,8 +28,10 @@ from cupyops.bench.table import read
 from cupyops.doctor.surroundings import SETTINGS
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
-MATRIX = Path(__file__).resolve().parent.parent / "tests" / "matrix.csv"
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "h200.csv"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "h200.csv"
+MATRIX = ROOT / "tests" / "matrix.csv"
+WIDE = {"operators", "figures", "conformance"}  # pages of tables, which get the width of the table of contents
 _C = re.compile(r'"?\b(?:__\w+__|\w+<\w+>)"?')  # words of C in a text for a terminal
 _MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
 
@@ -93,12 +99,23 @@ def _summary(text: str) -> str:
 
 
 def operators() -> str:
-    """The table of the library."""
-    head = ["function", "what it computes", "as in PyTorch", "kernels for", "second derivative", "module"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    """The table of the library; what is long has its place on each operator's page."""
+    lines = ["| function | what it computes | as in PyTorch |", "|---|---|---|"]
     for row in rows():
-        cells = (row.function, row.summary, row.twin, row.dtypes, row.second, row.module)
-        lines.append(f"| {' | '.join(cells)} |")
+        link = f"[{row.function}](operators/{row.function.strip('`')}.md)"
+        twin = row.twin.replace("torch.nn.functional.", "F.")
+        lines.append(f"| {link} | {row.summary} | {twin} |")
+    return "\n".join(lines)
+
+
+def modules_table() -> str:
+    """The modules, with the function that each is of."""
+    by = {name: row.function.strip("`") for row in rows() for name in re.findall(r"`(\w+)`", row.module)}
+    lines = ["| module | function | as in PyTorch |", "|---|---|---|"]
+    for name, one in modules().items():
+        twin = re.search(r"as `(torch\.nn\.\w+)`", one.__doc__ or "")
+        link = f"[`{by[name]}`](operators/{by[name]}.md)" if name in by else ""
+        lines.append(f"| [`{name}`](api.md#cupyops.nn.{name}) | {link} | {f'`{twin[1]}`' if twin else ''} |")
     return "\n".join(lines)
 
 
@@ -158,16 +175,31 @@ def directives(names: list[str]) -> str:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "operators": operators,
+    "modules_table": modules_table,
     "commands": commands,
     "settings": settings,
     "figures": figures,
     "matrix": matrix,
-    "functions": lambda: directives([f"cupyops.{name}" for name in functions()]),
+    "functions": lambda: ", ".join(f"[`{name}`](operators/{name}.md)" for name in functions()),
     "modules": lambda: directives([f"cupyops.nn.{name}" for name in modules()]),
     "errors": lambda: directives([f"cupyops.{name}" for name in vars(cupyops) if name.endswith("Error")]),
 }
 
 
-def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+def filled(markdown: str) -> str:
     """A page with what its comments stand for. Raises KeyError for one that stands for nothing."""
     return _MARK.sub(lambda match: GENERATED[match[1]](), markdown)
+
+
+def write(folder: Path) -> None:
+    """All pages and pictures, ready for the generator of the site."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", folder)
+    for path in folder.glob("*.md"):
+        text = filled(path.read_text(encoding="utf-8"))
+        path.write_text(f"---\nhide: [toc]\n---\n\n{text}" if path.stem in WIDE else text, encoding="utf-8")
+    docs_operators.write(list(rows()), folder)
+
+
+if __name__ == "__main__":
+    write(ROOT / "build" / "docs")

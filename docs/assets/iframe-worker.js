@@ -8,7 +8,11 @@ if (location.protocol === "file:") {
       this.frame.hidden = true;
       document.body.append(this.frame);
       const inside = this.frame.contentWindow;
-      inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
+      inside.postMessage = (data) => {
+        const event = new MessageEvent("message", { data });
+        this.dispatchEvent(event);
+        this.onmessage?.(event); // as a worker calls it
+      };
       inside.importScripts = (...urls) => Promise.all(urls.map((one) => this.load(one)));
       this.ready = this.load(url);
     }

@@ -16,7 +16,9 @@ from cupyops.doctor.surroundings import SETTINGS
 
 sys.path.insert(0, str(ROOT / "tools"))
 
+import docs_check
 import docs_site
+import pictures
 from figures import results, row
 
 DOCS = ROOT / "docs"
@@ -37,10 +39,41 @@ def test_the_table_of_operators_has_each_function():
         "`ReLU`",
         "Rectified linear unit, max(x, 0) elementwise",
     )
+    halves = {"attention", "scaled_dot_product_attention"}  # as docs/operators.md says
+    assert {name for name, row in rows.items() if row.dtypes != "fp16, bf16, fp32, fp64"} == halves
+    assert {rows[name].dtypes for name in halves} == {"fp16, bf16"}
     assert rows["nll_loss"].module == "`NLLLoss`" and rows["scale_shift"].twin == ""
     assert {one.strip("` ") for row in rows.values() for one in row.module.split(",")} - {""} == set(
         docs_site.modules()
     )
+
+
+def test_the_table_of_modules_has_each():
+    table = docs_site.modules_table()
+    assert re.findall(r"^\| \[`(\w+)`\]", table, re.MULTILINE) == list(docs_site.modules())
+    assert "[`layer_norm`](operators/layer_norm.md) | `torch.nn.LayerNorm` |" in table
+    assert "[`add_rms_norm`](operators/add_rms_norm.md) |  |" in table
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """The pages as they are written for the generator of the site."""
+    folder = tmp_path_factory.mktemp("site") / "build" / "docs"
+    docs_site.write(folder)
+    return folder
+
+
+def test_each_operator_has_a_page(pages):
+    names = {path.stem for path in (pages / "operators").glob("*.md")}
+    assert names == set(docs_site.functions())
+    text = (pages / "operators" / "layer_norm.md").read_text(encoding="utf-8")
+    assert "xhat = (x - mean) rstd" in text and "| forward | `two_pass` |" in text and "## Conformance" in text
+    assert "![Speed of layer_norm](../assets/op_layer_norm.svg)" in text
+    assert "32768x4096 bfloat16" in (pages / "assets" / "op_layer_norm.svg").read_text(encoding="utf-8")
+    for name in names:
+        text = (pages / "operators" / f"{name}.md").read_text(encoding="utf-8")
+        assert f"::: cupyops.{name}\n" in text and "## Equations" in text, name
+        assert ("## Forms" in text) != ("## Kernels" in text), name
 
 
 def test_the_commands_have_all_their_options():
@@ -67,13 +100,13 @@ def test_figures_of_a_run_that_is_kept(tmp_path):
     assert lines[0] == "## On Made <up>" and "- 2.00 times as fast" in lines[3]
     assert lines[-4].split(" | ")[:4] == ["| rope", "a\\|b", "bfloat16", "forward"]
     assert lines[-4].endswith("| GB/s | 4,000 | 2,000 | 2.00 |")
-    assert docs_site.on_page_markdown("<!-- figures -->") == docs_site.figures()
+    assert docs_site.filled("<!-- figures -->") == docs_site.figures()
 
 
 def test_an_unknown_mark_is_an_error():
-    assert docs_site.on_page_markdown("a\n<!-- settings -->\nb").count("CUPYOPS_") == len(SETTINGS)
+    assert docs_site.filled("a\n<!-- settings -->\nb").count("CUPYOPS_") == len(SETTINGS)
     with pytest.raises(KeyError, match="nothing"):
-        docs_site.on_page_markdown("<!-- nothing -->")
+        docs_site.filled("<!-- nothing -->")
 
 
 INSIDE = {"Call", "Failure", "Hazard", "NotApplicable", "Row"}  # what reports and hazards are made of
@@ -96,8 +129,8 @@ def is_public(name, value):
     return mine and not name.startswith("_") and not name.endswith("_if_asked")
 
 
-def test_the_api_has_every_public_name_once():
-    text = docs_site.on_page_markdown((DOCS / "api.md").read_text(encoding="utf-8"))
+def test_the_api_has_every_public_name_once(pages):
+    text = "".join(path.read_text(encoding="utf-8") for path in pages.rglob("*.md"))
     listed = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
     assert sorted(listed) == sorted(public())
 
@@ -154,20 +187,65 @@ class Requests(HTMLParser):
         self.urls += [given[name] for name in ("src", "href") if name in given and tag != "a"]
 
 
-def test_the_site_builds_and_asks_no_other_host_for_anything(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+@pytest.fixture(scope="module")
+def site(pages):
+    """The built site. The generator wants its folders beside its configuration."""
+    folder = pages.parents[1]
+    (folder / "tools").symlink_to(ROOT / "tools")
+    (folder / "cupyops").symlink_to(ROOT / "cupyops")
+    (folder / "mkdocs.yml").write_text((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), encoding="utf-8")
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = sorted(tmp_path.glob("*.html"))
-    assert {page.stem for page in pages} >= {path.stem for path in DOCS.glob("*.md")}
+    return folder / "build" / "site"
+
+
+def test_the_site_asks_no_other_host_for_anything(site):
+    pages = sorted(site.rglob("*.html"))
+    assert {page.stem for page in pages} >= {path.stem for path in DOCS.glob("*.md")} | set(docs_site.functions())
     for page in pages:
         requests = Requests()
         requests.feed(page.read_text(encoding="utf-8"))
         assert requests.urls and not [url for url in requests.urls if re.match(r"(https?:)?//", url)], page.name
-    api = (tmp_path / "api.html").read_text(encoding="utf-8")
+    api = (site / "api.html").read_text(encoding="utf-8")
     # the function and not the module of that name; its example as code
-    assert 'id="cupyops.gelu"' in api and 'id="cupyops.elementwise"' in api
+    assert 'id="cupyops.Kernel"' in api and 'id="cupyops.elementwise"' in api
     assert "promote" in api.partition('id="cupyops.elementwise"')[2].partition('id="cupyops.reduction"')[0]
     assert "<summary>Example" not in api and api.count("Examples:") > 20
-    assert "cross_entropy" in (tmp_path / "operators.html").read_text(encoding="utf-8")
-    assert (tmp_path / "search" / "search_index.json").stat().st_size > 100_000
+    assert "cross_entropy" in (site / "operators.html").read_text(encoding="utf-8")
+    assert 'id="cupyops.gelu"' in (site / "operators" / "gelu.html").read_text(encoding="utf-8")
+    assert (site / "search.json").stat().st_size > 100_000
+
+
+def test_no_link_leads_nowhere(site):
+    assert not list(docs_check.broken_links(site))
+
+
+def test_a_broken_link_is_found(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<p id="x"><a href="b.html#y"><a href="c.html"><a href="a.html#x">', encoding="utf-8"
+    )
+    (tmp_path / "b.html").write_text("<p>", encoding="utf-8")
+    assert len(list(docs_check.broken_links(tmp_path))) == 2
+
+
+def test_pages_in_a_browser(site):
+    """Where a Chromium is found; `make docs-check` looks at all pages."""
+    chromium = pictures.browser()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    some = ["index.html", "operators.html", "conformance.html", "operators/layer_norm.html", "attention.html"]
+    assert docs_check.in_browser(chromium, site, some, None) == []
+
+
+def test_a_page_that_is_too_wide_is_found(tmp_path):
+    chromium = pictures.browser()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    page = "<article><table><tr><td><div style='width: 3000px'>x</div></table></article><script>nothing()</script>"
+    (tmp_path / "a.html").write_text(page, encoding="utf-8")
+    with_search = '<button class="md-search__button" onclick="0"></button>'
+    (tmp_path / "index.html").write_text(with_search, encoding="utf-8")
+    found = docs_check.in_browser(chromium, tmp_path, ["a.html"], None)
+    assert any("TABLE ends at" in text for text in found) and any("nothing is not defined" in text for text in found)
+    assert any("the search for Kernel" in text for text in found)

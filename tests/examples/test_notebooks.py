@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,14 @@ def test_surprises(outputs, tags, words):
 )
 def test_differences(before, now, same):
     assert same == (not list(notebooks.differences(book("x", [before]), book("x", [now]))))
+
+
+@each
+def test_the_first_cell_installs(path):
+    """Where cupyops is missing, as on Colab and Kaggle, and by extras that there are."""
+    first = next(cell for cell in notebooks.read(path).cells if cell.cell_type == "code")
+    extras = re.search(
+        r'find_spec\("cupyops"\) is None:.*\n +%pip install --quiet "cupyops\[([\w,]+)\]"', first.source
+    )[1]
+    project = tomllib.loads((notebooks.EXAMPLES.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])

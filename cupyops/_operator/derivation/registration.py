@@ -66,8 +66,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     ...         return cupyops.gelu(x)
     >>> program = torch.export.export(Model(), (torch.ones(3),))
     >>> table = {**torch.export.default_decompositions(), **cupyops.decompositions()}
-    >>> [str(node.target) for node in program.run_decompositions(table).graph.nodes if node.op == "call_function"]
-    ['aten.gelu.default']
+    >>> nodes = program.run_decompositions(table).graph.nodes
+    >>> print(*(node.target for node in nodes if node.op == "call_function"))
+    aten.gelu.default
     """
     from . import tables
 
