@@ -21,7 +21,7 @@ from .loaded import Loaded
 from .pointers import Pointers, held
 from .symbols import Symbol, symbols
 
-_NOTHING = "a kernel without a pointer parameter, a tensor map or a struct of pointers has nothing to work on"
+_NOTHING = "a kernel without a pointer parameter has nothing to work on, but for a tensor map or a struct of pointers"
 
 
 class Specialised:
