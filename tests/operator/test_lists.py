@@ -247,6 +247,17 @@ def test_lists_that_may_be_none_and_entries_that_may():
     assert chosen(x, []).tolist() == [1.0, 1.0]
 
 
+Tensors = list[Tensor]
+
+
+def test_an_annotation_by_another_name():
+    @cupyops.operator("cupyops_lists::aliased")
+    def aliased(xs: "Tensors") -> Tensor:
+        return torch.cat(xs)
+
+    assert aliased([torch.ones(1), torch.zeros(2)]).tolist() == [1.0, 0.0, 0.0]
+
+
 def test_pickled_and_found():
     assert pickle.loads(pickle.dumps(weighted)) is weighted
     assert cupyops.operators()["cupyops_lists::weighted"] is weighted and "sum" in weighted.__doc__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import types
@@ -22,10 +23,9 @@ def typed_signature(
     name: str, reference: Callable[..., Any], mutates: Sequence[str] = ()
 ) -> tuple[list[inspect.Parameter], int]:
     """The parameters with their annotations resolved, and the number of outputs."""
-    parameters = typed_parameters(name, reference)
+    parameters, hints = typed_parameters(name, reference), _hints(name, reference)
     if not any(is_tensor(one.annotation) for one in parameters):
         raise InputError(f"{name}: the reference has no parameter annotated Tensor, expected one at least")
-    hints = typing.get_type_hints(reference)
     count = _outputs(name, hints.get("return", inspect.Parameter.empty), parameters, mutates)
     try:
         arguments(
@@ -36,14 +36,19 @@ def typed_signature(
     return parameters, count
 
 
-def typed_parameters(name: str, reference: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters with their annotations resolved."""
+@functools.lru_cache(maxsize=8)  # asked by the definition of an operator, more than once
+def _hints(name: str, reference: Callable[..., Any]) -> dict[str, Any]:
     try:
-        hints = typing.get_type_hints(reference)
+        return typing.get_type_hints(reference)
     except NameError as error:
         raise InputError(
             f"{name}: an annotation of the reference cannot be resolved: {error}; import that name"
         ) from error
+
+
+def typed_parameters(name: str, reference: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters with their annotations resolved."""
+    hints = _hints(name, reference)
     parameters = []
     for given in inspect.signature(reference).parameters.values():
         if given.kind in (given.VAR_POSITIONAL, given.VAR_KEYWORD):
