@@ -19,17 +19,18 @@ def test_a_plot_is_of_the_figures_there_are(name):
     assert pictures.plots()[name] == (pictures.ASSETS / name).read_text(encoding="utf-8")
 
 
-def steady(text):
-    """Without how long each hazard took."""
-    return re.sub(r"(pass|fail|n/a ) +\d+\.\d\d", r"\1", text)
+def words(picture):
+    """What the picture says, without how long each hazard took, by which the columns are as wide as they are."""
+    said = "\n".join(re.findall(r"<text[^>]*>(.*?)</text>", picture))
+    return re.sub(r"(pass|fail|n/a) +\d+\.\d+", r"\1", said).split()
 
 
 def test_the_terminal_shows_what_the_commands_print():
     scenes = list(pictures.session())
     compile_error, failed, passed = ("\n".join(lines) for _, lines in scenes[1:])
     assert "hint: NVRTC has no C++ library" in compile_error
-    assert "1 passed, 1 failed" in failed and "2 passed, 0 failed" in passed
-    assert steady(pictures.terminal(scenes)) == steady((pictures.ASSETS / "terminal.svg").read_text(encoding="utf-8"))
+    assert "0 passed, 1 failed" in failed and "1 passed, 0 failed" in passed
+    assert words(pictures.terminal(scenes)) == words((pictures.ASSETS / "terminal.svg").read_text(encoding="utf-8"))
 
 
 def test_no_picture_is_large():
