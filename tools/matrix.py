@@ -75,7 +75,7 @@ def row(version: str, extra: str, torch: str, tests: tuple[str, ...]) -> dict[st
     compiled = subprocess.run([python, "-W", "error", "-c", WARNINGS, ROOT / "cupyops"], capture_output=True)
     found["compiles"] = "yes" if compiled.returncode == 0 else "no"
     with tempfile.TemporaryDirectory() as folder:
-        inside = Path(folder) / "bin" / "python"
+        inside = str(Path(folder) / "bin" / "python")
         pip = [inside, "-m", "pip", "install", "--quiet", "--no-compile"]
         subprocess.run([python, "-m", "venv", folder], check=True)
         # the CPU build alone: without one for this Python the rest is not tried
