@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -74,13 +75,13 @@ def row(version: str, extra: str, torch: str, tests: tuple[str, ...]) -> dict[st
     compiled = subprocess.run([python, "-W", "error", "-c", WARNINGS, ROOT / "cupyops"], capture_output=True)
     found["compiles"] = "yes" if compiled.returncode == 0 else "no"
     with tempfile.TemporaryDirectory() as folder:
-        inside = Path(folder) / "bin" / "python"
+        inside = str(Path(folder) / "bin" / "python")
         pip = [inside, "-m", "pip", "install", "--quiet", "--no-compile"]
         subprocess.run([python, "-m", "venv", folder], check=True)
         # the CPU build alone: without one for this Python the rest is not tried
         if subprocess.run([*pip, "--only-binary", ":all:", torch], capture_output=True).returncode:
             return found
-        subprocess.run([*pip, f"{ROOT}[{extra},test]"], check=True)
+        subprocess.run([*pip, f"{ROOT}[{extra},test]"], check=True, capture_output=True)
         versions = "import torch, numpy, cupy, cupyops; print(torch.__version__, numpy.__version__, cupy.__version__)"
         done = subprocess.run(
             [inside, "-W", "error::SyntaxWarning", "-c", versions], capture_output=True, text=True, cwd=folder
@@ -91,7 +92,8 @@ def row(version: str, extra: str, torch: str, tests: tuple[str, ...]) -> dict[st
             environ = os.environ | {"OMP_NUM_THREADS": "1"}
             words = [inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
             said = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environ)
-            found["tests"] = said.stdout.strip().splitlines()[-1].partition(" in ")[0].strip("= ")
+            last = said.stdout.strip().splitlines()[-1]
+            found["tests"] = ", ".join(re.findall(r"\d+ (?:passed|failed|skipped|errors?)\b", last)) or last
     return found
 
 

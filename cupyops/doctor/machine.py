@@ -122,7 +122,7 @@ def origin() -> str:
         told = {}
     url = str(told.get("url", package))
     if "vcs_info" in told:
-        return f'"{package} @ {told["vcs_info"]["vcs"]}+{url}@{told["vcs_info"]["commit_id"]}"'
+        return shlex.quote(f"{told['vcs_info']['vcs']}+{url}@{told['vcs_info']['commit_id']}")
     if url.startswith("file://"):
         path = shlex.quote(url2pathname(urlsplit(url).path))
         return f"-e {path}" if told.get("dir_info", {}).get("editable") else path

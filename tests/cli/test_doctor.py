@@ -574,7 +574,7 @@ def install(site, name, *requires, told=None, files=()):
         ({"url": "file:///my%20src/cupyops", "dir_info": {"editable": True}}, "-e '/my src/cupyops'"),
         (
             {"url": "https://git.example.org/c", "vcs_info": {"vcs": "git", "commit_id": "ab12"}},
-            '"cupyops @ git+https://git.example.org/c@ab12"',
+            "git+https://git.example.org/c@ab12",
         ),
     ],
 )

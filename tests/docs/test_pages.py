@@ -19,7 +19,7 @@ def reader(monkeypatch, tmp_path):
     """A reader without a GPU, in a terminal of 100 columns."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     # a process of its own would import PyTorch once more; tests/test_cli_compile.py has those
-    monkeypatch.setattr(jobs, "ProcessPoolExecutor", lambda processes, mp_context: ThreadPoolExecutor(1))
+    monkeypatch.setattr(jobs, "ProcessPoolExecutor", lambda processes, mp_context, initializer: ThreadPoolExecutor(1))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
