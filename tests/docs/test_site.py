@@ -46,7 +46,7 @@ def test_the_table_of_operators_has_each_function():
 def test_the_commands_have_all_their_options():
     text = docs_site.commands()
     assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == [
-        *("compile", "simulate", "check", "explain", "doctor", "new", "bench")
+        *("compile", "simulate", "check", "explain", "doctor", "new", "port", "bench")
     ]
     assert all(f"`{option}" in text for option in ("--max-steps", "--junit", "--package", "--jobs"))
     assert "The `__global__` function" in text and '`"relu_fwd<float>"`' in text
