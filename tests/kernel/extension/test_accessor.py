@@ -10,6 +10,7 @@ from cupyops._kernel.compile.binary import Parameter
 from cupyops._kernel.launch import fastpath, signature
 from cupyops._kernel.launch.accessor import Accessor
 from cupyops._kernel.launch.configuration import Configuration
+from cupyops._util import torch_private
 
 NARROW = "at::GenericPackedTensorAccessor<float, 2, at::RestrictPtrTraits, int>"
 WIDE = "at::GenericPackedTensorAccessor<const c10::Half, 1, at::DefaultPtrTraits, long long>"
@@ -31,8 +32,10 @@ def test_what_a_type_says():
     assert Accessor.read(NARROW, 128) is None  # of another layout than ours
 
 
-def test_the_bytes_by_both_paths():
+def test_the_bytes_by_both_paths(monkeypatch):
     """Both packed alike; what does not fit goes the full way."""
+    monkeypatch.setattr(torch_private, "current_stream", lambda device: 77)  # which is asked of CUDA
+    monkeypatch.setattr(torch_private, "current_device", lambda: -1)
     arguments, launched, full, table = join(), [], [], {}
     letters, _ = signature.layout(arguments)
     slot = (ctypes.create_string_buffer(struct.calcsize(letters)), None, 0)
