@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("tree_sitter_cuda")
-
 import cupyops
 from cupyops._port.expressions import NotTranslated, Scope, python
 from cupyops._port.port import port
