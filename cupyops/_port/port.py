@@ -102,7 +102,7 @@ def _kernels(path: Path, options: tuple[str, ...]) -> dict[str, Kernel]:
 
 
 def _wanted(program: Program) -> list[Function]:
-    """The functions that launch, and those that call them or that they call, in the order in which Python needs none first."""
+    """The functions that launch, and those that call them or that they call, in the order of the files."""
     wanted = {name for name, one in program.functions.items() if one.launches}
     while more := {name for name, one in program.functions.items() if name not in wanted and one.calls & wanted}:
         wanted |= more

@@ -106,7 +106,8 @@ _MISSING = (
     (r"(type_traits|utility|tuple|array|complex|functional|initializer_list|bit)", _LIBRARY + _CCCL),
     (r"nv/target", _COOPERATIVE + _CCCL),  # what cooperative_groups.h asks for
     (r"cub/cub\.cuh", _CUB + _CCCL),
-    (r"(cub|thrust|cuda|nv)/.*", _CCCL),
+    (r"thrust/.*", _THRUST),
+    (r"(cub|cuda|nv)/.*", _CCCL),
     (r"cooperative_groups.*", _COOPERATIVE + _CCCL),
     (r"curand.*", _CURAND),
     (r"crt/.*|mma\.h", _WMMA),
@@ -188,6 +189,8 @@ def hint_for(message: str, file: str = "", word: str = "", line: str = "") -> st
         return _DRIVER
     if re.search(r"(^|/)cub/", file):  # what <cub/cub.cuh> includes, where its folder is given
         return _CUB.strip()
+    if re.search(r"(^|/)thrust/", file):
+        return _THRUST
     if file == NAMES and (match := re.search(r'identifier "(\w+)" is undefined', message)) is not None:
         header = HEADERS.get(match[1])
         return _NAMED if header is None else f"#include <{header}> is missing"

@@ -1,4 +1,4 @@
-"""Tensor accessors of PyTorch's C++ as arguments of a kernel: an address, sizes and strides, packed of a tensor at the launch.
+"""Tensor accessors of PyTorch's C++ as arguments of a kernel: address, sizes and strides, packed at the launch.
 
 `PackedTensorAccessor32<float, 2>` of a C++ extension is a struct that `cuda_src/extension/accessor.cuh` declares; what the
 compiler calls it says all that there is to know: element, dimensions, and whether sizes have 32 or 64 bits.

@@ -1,4 +1,4 @@
-"""A C++ extension's .cu file as it is: what is left of it, what it may use, and that its kernels compute what they should."""
+"""A C++ extension's .cu file as it is: what is left of it, what it may use, what its kernels compute."""
 
 from pathlib import Path
 
@@ -63,7 +63,8 @@ def test_versions_are_raised_of_what_an_accessor_may_write():
     kernel = cupyops.Kernel(
         """
         #include <torch/extension.h>
-        __global__ void copy_kernel(torch::PackedTensorAccessor64<const float, 1> x, torch::PackedTensorAccessor64<float, 1> y) {
+        template <typename T> using Vector = torch::PackedTensorAccessor64<T, 1>;
+        __global__ void copy_kernel(Vector<const float> x, Vector<float> y) {
           y[threadIdx.x] = x[threadIdx.x];
         }
         """,
@@ -146,7 +147,8 @@ def test_a_function_of_the_file_is_taken_before_ours():
 
 
 def test_lines_are_those_of_the_file():
-    code = "#include <torch/extension.h>\nat::Tensor f(at::Tensor x) {\n  return x;\n}\n__global__ void k(float* x) {\n  x[0] = nothing;\n}\n"
+    host = "#include <torch/extension.h>\nat::Tensor f(at::Tensor x) {\n  return x;\n}\n"
+    code = host + "__global__ void k(float* x) {\n  x[0] = nothing;\n}\n"
     with cupyops.simulate(), pytest.raises(cupyops.CompileError, match=r"<text>.cu:6: error.*nothing"):
         cupyops.extension(code).k[1, 1](torch.zeros(1))
 
@@ -167,7 +169,7 @@ def test_names_that_are_not_there_and_names_that_are_twice():
     )
     assert list(ext) == ["a::f", "a::g", "b::f"] and len(ext) == 3 and {"f", "g"} <= set(dir(ext))
     with pytest.raises(AttributeError, match="several kernels are called f: a::f, b::f"):
-        ext.f
+        ext.f  # noqa: B018
     with pytest.raises(cupyops.InputError, match="no kernel gg; did you mean g"):
         ext["gg"]
     x = torch.zeros(1)
