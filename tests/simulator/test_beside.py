@@ -619,3 +619,17 @@ def test_a_descriptor_with_the_rank_in_it():
     assert (y[0] == y[1]).all() and y[0].any()
     with pytest.raises((OutOfBounds, Race)):
         run(twin(kernel, "(shared_address(p) & 0x3ffff) >> 4", "shared_address(p) >> 4"), "k", 2, 128, x, y, **HOPPER)
+
+
+def test_without_checks():
+    """Then nothing is told: what is not waited for is read at the last moment, and holds what was written meanwhile."""
+    for name, value in (("no fence", np.arange(64)), ("no wait", np.full(64, -1))):
+        old, new, _, _ = STORES[name]
+        y = np.zeros(64, np.float32)
+        run(twin(STORE, old, new), "k", 1, 64, y, np.zeros(1, np.float32), check=False, **HOPPER)
+        assert (y == value).all()
+    for old, new, _, _ in PRODUCTS.values():
+        y = np.zeros((128, 4), np.float32)
+        code = twin(PRODUCT.replace("CLUSTER", ""), old, new)
+        run(code, "k", 1, 128, np.zeros(1152, np.float16), y, check=False, **HOPPER)
+        assert (y == (0 if "d[j] += 1" in old else 2)).all()

@@ -75,7 +75,7 @@ class Arrivals:
 
     def leave(self) -> None:
         """Threads have exited: nothing may be on its way to a block that is gone."""
-        for arrival in self._pending:
+        for arrival in self._pending if self._state.check else ():
             if self._state.has_exited(int(arrival.start[0]) // self._state.shared_stride):
                 what = "a block exits while an asynchronous copy into its shared memory is in flight"
                 detail = f"it reports to the mbarrier at {self._barriers.name(arrival.barrier)}, which nobody waits for"

@@ -85,7 +85,7 @@ class Products:
     def check_fenced(self, group: Group, pc: int) -> None:
         """Registers that were touched before are ready only after wgmma.fence."""
         bad = ~self._fenced[self._warpgroups(group)]
-        if bad.any():
+        if bad.any() and self._state.check:
             what = "a matrix product takes registers that were accessed before it, with no wgmma.fence in between"
             raise fault(Race, self._state.listing, group, np.repeat(bad, 128), what, pc)
 
@@ -116,7 +116,7 @@ class Products:
         for register in registers:
             number, begun = self._of(register)
             bad = number[warp] > self._done[self._warpgroup_of[warp]]
-            if bad.any():
+            if bad.any() and self._state.check:
                 what = "read of a matrix product's sum that may not be there yet, with no wgmma.wait_group in between"
                 also = int(begun[warp[int(np.argmax(bad))]])
                 raise fault(Race, self._state.listing, group, bad, what, pc, also=also)
