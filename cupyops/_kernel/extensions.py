@@ -70,11 +70,13 @@ class Extension:
             return found[0]
         if found:
             raise InputError(
-                f"{self}: several kernels are called {name}: {', '.join(found)}; ask for ext[{found[0]!r}]"
+                f"{self}: several kernels are called {name}: {', '.join(found)}; name one in full, ext[{found[0]!r}]"
             )
         near = difflib.get_close_matches(name, [one.rpartition("::")[2] for one in self], 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(f"{self} has no kernel {name}{hint} It has {', '.join(self) or 'none'}.")
+        raise InputError(
+            f"{self} has no kernel {name}, expected one of: {', '.join(self) or 'none, it has none'}{hint}"
+        )
 
     def _template(self, name: str) -> str:
         """`<scalar_t, N>`: the template parameters that are to be given."""
@@ -84,7 +86,7 @@ class Extension:
         for parameter in template:
             if not parameter.name.isidentifier() or parameter.name in ("typename", "class", "int", "bool"):
                 raise InputError(
-                    f'{self}: a template parameter of {name} has no name; ask for ext["{name}<...>"] with its values'
+                    f'{self}: a template parameter of {name} has no name; give its values, ext["{name}<...>"]'
                 )
         return f"<{', '.join(one.name for one in template)}>" if template else ""
 

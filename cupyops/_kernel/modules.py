@@ -261,7 +261,7 @@ class RawModule:
         **ignored: Any,
     ) -> None:
         if (code is None) == (path is None):
-            raise InputError("RawModule takes code or path, and exactly one of them")
+            raise InputError("RawModule: give code or path, and exactly one of them")
         text = path if code is None else code if source.is_text(code) else f"\n{code}"
         assert text is not None
         chosen = tuple(one for one in options if not one.lstrip("-").startswith("std"))

@@ -279,7 +279,8 @@ class _Flat:
             found = (found,)  # of the only list, in no tuple
         if len(found) > len(tensors):
             raise InputError(
-                f"{self.of.name}: backward gave {len(found)} gradients for {len(tensors)} tensors and lists"
+                f"{self.of.name}: backward gave {len(found)} gradients, expected one for each of {len(tensors)} tensors and "
+                "lists"
             )
         flat: list[Any] = []
         for one, gradient in zip(tensors, (*found, *[None] * len(tensors))):

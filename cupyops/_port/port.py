@@ -45,7 +45,7 @@ def port(paths: list[Path], source: str, options: tuple[str, ...] = ()) -> Porte
     kernels = _kernels(paths[0], options)
     order = _wanted(program)
     if not order:
-        raise InputError(f"{paths[0].name}: no host function launches a kernel with <<<>>>")
+        raise InputError(f"{paths[0].name}: no host function launches a kernel, expected one with <<<...>>>")
     used: set[str] = set()
     parts: list[str] = []
     for function in order:

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-_DAY = ("new", "check", "simulate", "explain", "compile", "bench", "doctor")
+_DAY = ("new", "check", "simulate", "explain", "port", "compile", "bench", "doctor")
 INTERRUPTED = 130  # the exit code of what Ctrl-C has ended, as shells have it
 
 

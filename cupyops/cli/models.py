@@ -142,7 +142,7 @@ def _measure(
             if request.csv is not None:
                 model_table.write(figures, about, request.csv)
     if not figures:
-        raise InputError("nothing was measured; the lines above say why")
+        raise InputError("nothing was measured; see above why each was left out")
     return figures, about
 
 

@@ -17,7 +17,7 @@ def run(files: Sequence[Path], out: Path, options: Sequence[str]) -> int:
     """The command; its exit code: 0, 1 where something has no translation, 2 where nothing was written."""
     try:
         if absent := [str(one) for one in files if not one.is_file()]:
-            raise InputError(f"no such file: {', '.join(absent)}")
+            raise InputError(f"there is no file {', '.join(absent)}; name a .cu file, and the .cpp that binds it")
         if files[0].suffix not in (".cu", ".cuh"):
             raise InputError(f"the first file is {files[0]}, expected the .cu file with the kernels")
         source = os.path.relpath(files[0].resolve(), out.resolve())

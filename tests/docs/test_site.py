@@ -79,7 +79,7 @@ def test_each_operator_has_a_page(pages):
 def test_the_commands_have_all_their_options():
     text = docs_site.commands()
     assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == [
-        *("new", "check", "simulate", "explain", "compile", "bench", "doctor")
+        *("new", "check", "simulate", "explain", "port", "compile", "bench", "doctor")
     ]
     assert all(f"`{option}" in text for option in ("--max-steps", "--junit", "--package", "--jobs"))
     assert "The `__global__` function" in text and '`"relu_fwd<float>"`' in text

@@ -70,7 +70,7 @@ class Accessor:
     def of(self, tensor: Tensor, device: int) -> bytes:
         """The same for a tensor on a GPU. Raises `LaunchError` where the launch is to be looked at in full."""
         if not isinstance(tensor, Tensor) or tensor.get_device() != device or self.unfit(tensor):
-            raise LaunchError("no tensor that fits the accessor")
+            raise LaunchError("expected a tensor that fits the accessor")
         return self.packed(tensor, tensor.data_ptr())
 
 

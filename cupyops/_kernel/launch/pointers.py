@@ -57,7 +57,7 @@ class Pointers:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise LaunchError(
                 "a table of pointers is copied to the GPU at the launch, which a CUDA graph would repeat with what the "
-                "host's memory holds then; have the kernel take the pointers by value, in a struct, which is faster too"
+                "host's memory holds then; give the kernel the pointers by value, in a struct, which is faster too"
             )
         return torch.tensor(self.addresses(), dtype=torch.int64, device=device)
 
@@ -123,7 +123,7 @@ def pointers(tensors: Iterable[Tensor | None], *, dtype: torch.dtype | None = No
         if dtype not in (None, one.dtype):
             arguments.fail(name, one, f"a tensor of {dtype}: convert it with .to({dtype})")
         if one.device != given[0][1].device:
-            raise InputError(f"{name} is on {one.device}, but {given[0][0]} is on {given[0][1].device}")
+            raise InputError(f"{name} is on {one.device}, expected {given[0][1].device}, where {given[0][0]} is")
     if not given:
         raise InputError("pointers: no tensor among them, expected one at least, whose device the launch goes to")
     return Pointers(entries, bool(written))

@@ -84,11 +84,15 @@ class Specialised:
         expected = ", ".join(f"{ctype} {name}" for ctype, name in self.declared)
         for name in named:
             if name not in names:
-                raise LaunchError(f"{self.name}: no parameter and no template parameter {name}; it takes ({expected})")
+                raise LaunchError(
+                    f"{self.name}: no parameter and no template parameter {name}, expected some of ({expected})"
+                )
             if name in names[: len(args)]:
-                raise LaunchError(f"{self.name}: {name} is given twice, in order and by name; it takes ({expected})")
+                raise LaunchError(
+                    f"{self.name}: {name} is given twice, in order and by name; give it once: ({expected})"
+                )
         if missing := [name for name in names[len(args) :] if name not in named]:
-            raise LaunchError(f"{self.name}: {', '.join(missing)} is not given; it takes ({expected})")
+            raise LaunchError(f"{self.name}: {', '.join(missing)} is not given, expected ({expected})")
         return (*args, *(named[name] for name in names[len(args) :]))
 
     def refuse_dtypes(self, args: Sequence[Any]) -> None:

@@ -66,8 +66,8 @@ def typed_parameters(name: str, reference: Callable[..., Any]) -> list[inspect.P
             raise InputError(f"{name}: parameter {given.name} of the reference needs a type annotation")
         if _holds_tensors(hints[given.name]) and in_list(hints[given.name]) is None:
             raise InputError(
-                f"{name}: parameter {given.name} is annotated {hints[given.name]}; tensors stand in a list[Tensor], "
-                "list[Tensor | None] or list[Tensor] | None, or are parameters of their own"
+                f"{name}: parameter {given.name} is annotated {hints[given.name]}; put tensors into a list[Tensor], "
+                "list[Tensor | None] or list[Tensor] | None, or make them parameters of their own"
             )
         parameters.append(parameter(given.name, hints[given.name], given.default))
     return parameters
