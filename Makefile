@@ -7,7 +7,7 @@
 
 CUDA ?= cuda12x
 JOBS ?= 2
-UNTIL ?= 330
+UNTIL ?= 240
 
 ifdef PYTHON
 PY := $(PYTHON)

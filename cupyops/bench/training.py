@@ -136,7 +136,7 @@ def measure(
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """With nothing left of what ran before, on the host or on the GPU."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.backends.cudnn.benchmark
@@ -153,7 +153,7 @@ def compare(
     model: Model, variant: str, state: dict[str, Tensor], batches: Sequence[Batch], steps: int = 3
 ) -> list[float]:
     """The losses of a few steps of the tiny twin, on the CPU."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.manual_seed(1)
     run = Step(model, variant, state, "cpu", tiny=True)
     return [run.step(*batches[index % BATCHES]).item() for index in range(steps)]

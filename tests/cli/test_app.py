@@ -99,7 +99,9 @@ def test_an_interrupted_compilation_tells_what_it_has_made(monkeypatch, tmp_path
 
     monkeypatch.setattr(jobs, "run", some)
     result = CliRunner().invoke(app, ["compile", "--arch", "sm_80", "--out", str(tmp_path)], env={"COLUMNS": "100"})
-    made = int(re.search(r"cubins to make: (\d+)", result.output)[1])
+    planned = re.search(r"cubins to make: (\d+)", result.output)
+    assert planned, result.output
+    made = int(planned[1])
     assert result.exit_code == 130 and f"interrupted: {made - 1} of {made} are not made" in result.output
     assert "1,000" in result.output
 

@@ -102,7 +102,7 @@ def test_refusals(xs):
         cupyops.pointers([None])
     with pytest.raises(InputError, match=r"tensors\[1\] is \[1\.0\] \(list\), expected a tensor"):
         cupyops.pointers([xs[0], [1.0]])
-    with pytest.raises(InputError, match=r"tensors\[1\] is on meta, but tensors\[0\] is on cpu"):
+    with pytest.raises(InputError, match=r"tensors\[1\] is on meta, expected cpu, where tensors\[0\] is"):
         cupyops.pointers([xs[0], torch.empty(3, device="meta")])
     with pytest.raises(InputError, match=r"expected a tensor of torch.float64"):
         cupyops.pointers(xs, dtype=torch.float64)
