@@ -1,7 +1,6 @@
 """The built wheel, installed where there is no source tree, has all that it needs: kernels, types, metadata."""
 
 import json
-import re
 import subprocess
 import sys
 import venv

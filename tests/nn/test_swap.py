@@ -412,7 +412,10 @@ def test_script_modules_are_refused():
     ("choice", "message"),
     [
         ({"only": "layer.l"}, "only names 'layer.l', but the model has no module of that name; is it 'layer.0'?"),
-        ({"skip": ["zzz"]}, "skip names 'zzz', but the model has no module of that name; see model.named_modules\\(\\)$"),
+        (
+            {"skip": ["zzz"]},
+            "skip names 'zzz', but the model has no module of that name; see model.named_modules\\(\\)$",
+        ),
         ({"skip": int}, "skip has <class 'int'>, expected a type of module or the name of one"),
         ({"only": [3]}, "only has 3, expected"),
     ],
