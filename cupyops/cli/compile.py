@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .._kernel import kernel
-from .._kernel.compile import architecture, cache, compiler, source, trust
+from .._kernel.compile import architecture, cache, compiler, trust
 from ..errors import CupyopsError, InputError
 from . import jobs as ahead
 from . import narrow, outputs, words
@@ -95,9 +95,7 @@ def _kernels(modules: list[str]) -> list[kernel.Kernel]:
     built_in = kernel.kernels()
     for name in modules:
         load(name)
-    if not modules:
-        return kernel.kernels(source.cuda_src())
-    if any(name.partition(".")[0] == _LIBRARY[0] for name in modules):
+    if not modules or any(name.partition(".")[0] == _LIBRARY[0] for name in modules):
         return kernel.kernels()
     known = {id(one) for one in built_in}
     made = [one for one in kernel.kernels() if id(one) not in known]

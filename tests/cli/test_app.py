@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import cupyops
+from cupyops._kernel import kernel
+from cupyops._kernel.compile import source
 from cupyops.cli import jobs, streams
 from cupyops.cli.app import app
 
@@ -98,6 +100,8 @@ def test_an_interrupted_compilation_tells_what_it_has_made(monkeypatch, tmp_path
         raise KeyboardInterrupt
 
     monkeypatch.setattr(jobs, "run", some)
+    ours = kernel.kernels(source.cuda_src())  # and none that other tests have made
+    monkeypatch.setattr(kernel, "kernels", lambda: ours)
     result = CliRunner().invoke(app, ["compile", "--arch", "sm_80", "--out", str(tmp_path)], env={"COLUMNS": "100"})
     planned = re.search(r"cubins to make: (\d+)", result.output)
     assert planned, result.output
