@@ -7,7 +7,7 @@
 
 CUDA ?= cuda12x
 JOBS ?= 2
-UNTIL ?= 240
+UNTIL ?= 150
 
 ifdef PYTHON
 PY := $(PYTHON)
