@@ -1,23 +1,12 @@
 """Optimizers and clipping of parameters that are spread over devices by FSDP2: by kernels, on each device its part."""
 
-import multiprocessing
-
 import pytest
 import torch
+from processes import together
 
 import cupyops
 
 STEPS = 3
-
-
-def work(rank, size, store, results):
-    try:
-        checks(rank, size, store)
-        results.put((rank, ""))
-    except BaseException as error:
-        import traceback
-
-        results.put((rank, "".join(traceback.format_exception(error))))
 
 
 def network():
@@ -160,13 +149,4 @@ def a_device_without_a_part(mesh):
 
 
 def test_fsdp(tmp_path):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cupyops._kernel.compile.compiler", "torch.distributed.tensor"])
-    results = context.Queue()
-    workers = [context.Process(target=work, args=(rank, 2, tmp_path / "store", results)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    found = dict(results.get(timeout=240) for _ in workers)
-    for worker in workers:
-        worker.join()
-    assert all(not error for error in found.values()), "\n".join(found.values())
+    together(checks, 2, tmp_path / "store")

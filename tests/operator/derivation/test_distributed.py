@@ -1,13 +1,13 @@
 """Operators on DTensors: the value and the gradients of one process, whatever the placement, on one process and on two."""
 
 import itertools
-import multiprocessing
 import warnings
 
 import pytest
 import torch
 import toys
 import twins
+from processes import together
 
 import cupyops
 
@@ -15,16 +15,6 @@ import cupyops
 def values():
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((4, 6), (6,), (4, 6))]
-
-
-def work(rank, size, store, results):
-    try:
-        checks(rank, size, store)
-        results.put((rank, ""))
-    except BaseException as error:
-        import traceback
-
-        results.put((rank, "".join(traceback.format_exception(error))))
 
 
 def checks(rank, size, store):
@@ -386,16 +376,7 @@ def in_place(mesh, value):
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_processes(tmp_path, size):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cupyops._kernel.compile.compiler", "torch.distributed.tensor", "twins"])
-    results = context.Queue()
-    workers = [context.Process(target=work, args=(rank, size, tmp_path / "store", results)) for rank in range(size)]
-    for worker in workers:
-        worker.start()
-    found = dict(results.get(timeout=240) for _ in workers)
-    for worker in workers:
-        worker.join()
-    assert all(not error for error in found.values()), "\n".join(found.values())
+    together(checks, size, tmp_path / "store", ["twins"])
 
 
 def test_importing_brings_no_torch_distributed_tensor():
