@@ -7,7 +7,7 @@
 
 CUDA ?= cuda12x
 JOBS ?= 2
-UNTIL ?= 150
+UNTIL ?= 75
 
 ifdef PYTHON
 PY := $(PYTHON)

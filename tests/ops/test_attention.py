@@ -174,6 +174,7 @@ def test_recorded_calls():
                 )
 
 
+@pytest.mark.in_full(by=lambda parameters: "attention")
 @pytest.mark.parametrize("options", [{}, {"causal": "bottom_right"}, {"window": (3, 2), "return_lse": True}], ids=str)
 def test_hazards_of_the_kernels(options):
     """Those of the contract are of float32, which the kernels do not serve."""
