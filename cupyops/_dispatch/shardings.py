@@ -20,8 +20,8 @@ def along(x: Any, dim: int, dtype: Any) -> str:
 
 
 def reduced(x: Any, dim: list[int], *more: Any) -> str:
-    """Of amax and var: what is reduced is whole. `keepdim` is the last of bools."""
-    keepdim = next(one for one in reversed(more) if isinstance(one, bool))
+    """Of amax and var, of which `keepdim` is the last argument: what is reduced is whole."""
+    keepdim = more[-1]
     return f"{_dims(x.ndim, dim)} -> {_dims(x.ndim, dim, () if keepdim else dim)}"
 
 

@@ -75,14 +75,13 @@ def call_operator(function: Callable[..., Any], of: Definition, args: Sequence[A
     """An operator on DTensors, by its rule; DTensors out. Differentiable."""
     rule = None if of.sharding is None else sharding.read(of.sharding(*args))
     operands = {} if rule is None else dict(zip(of.tensors, rule.tensors))
-    return _Spread(of.name, args, operands, rule).call(
-        function, (*of.mutated, *of.updated), [one.name for one in of.parameters]
-    )
+    changed = (*of.mutated, *of.updated)
+    return _Spread(of.name, args, operands, rule, changed).call(function, [one.name for one in of.parameters])
 
 
 def call(function: Callable[..., Any], name: str, args: Sequence[Any], changed: Sequence[int] = ()) -> Any:
     """`function(*args)` on the whole of each DTensor; DTensors out. Differentiable."""
-    return _Spread(name, args, {}, None).call(function, changed, ())
+    return _Spread(name, args, {}, None, changed).call(function, ())
 
 
 class _Spread:
@@ -94,8 +93,9 @@ class _Spread:
         args: Sequence[Any],
         operands: dict[int, sharding.Operand],
         rule: sharding.Rule | None,
+        changed: Sequence[int],
     ) -> None:
-        self.name, self.args, self.rule = name, args, rule
+        self.name, self.args, self.rule, self.changed = name, args, rule, changed
         self.mesh = next(value.device_mesh for value in args if is_spread(value))
         if any(isinstance(value, Tensor) and not is_spread(value) for value in args):
             raise InputError(f"{name}: plain tensors beside DTensors; distribute them over the same mesh")
@@ -116,6 +116,9 @@ class _Spread:
         self.chosen: list[sharding.Label | None] = [None] * len(mesh_shape)
         if self.rule is not None and not all(p.is_replicate() for one in self.tensors.values() for p in one.placements):
             self.chosen = sharding.choose(list(self.tensors.values()), mesh_shape)
+        for index in changed:  # what every device has as a whole is changed by a call on the whole alone
+            whole = self.tensors.get(index)
+            self.chosen = [None if whole is not None and whole.place(one) is None else one for one in self.chosen]
         self.sizes: dict[sharding.Label, int] = {}  # of each label that is split, on all devices
         for one in self.tensors.values():
             for label in self.chosen:
@@ -123,8 +126,8 @@ class _Spread:
                 if label is not None and place is not None:
                     self.sizes[label] = max(one.shape[place], self.sizes.get(label, 0))
 
-    def call(self, function: Callable[..., Any], changed: Sequence[int], names: Sequence[str]) -> Any:
-        """`function` on each device's part. Of what is `changed` in place it is given copies, which are written back."""
+    def call(self, function: Callable[..., Any], names: Sequence[str]) -> Any:
+        """`function` on each device's part. Of what is changed in place it is given copies, which are written back."""
         from torch.distributed.tensor import DTensor
 
         local: list[Any] = [
@@ -133,11 +136,11 @@ class _Spread:
         for operand in () if self.rule is None else self.rule.sizes:
             place = names.index(operand.name)
             local[place] = local[place] and self._local_sizes(operand, local[place])
-        for index in changed:
+        for index in self.changed:
             local[index] = None if local[index] is None else local[index].clone()
         result = function(*local)
         written: dict[int, Tensor] = {}  # by the identity of the copy
-        for index in changed:
+        for index in self.changed:
             if (copy := local[index]) is not None:
                 placements = [self._placement(index, label) for label in self.chosen]
                 back = DTensor.from_local(

@@ -351,6 +351,19 @@ def in_place(mesh, value):
             mean.lerp_(x.mean(0), 0.5)
         return x - x.mean(0)
 
+    @cupyops.operator(toys.fresh(), updates=("mean",), sharding="nc, c -> nc")
+    def counted(x: torch.Tensor, mean: torch.Tensor | None) -> torch.Tensor:
+        if mean is not None:
+            mean.add_(x.sum(0))
+        return 2 * x
+
+    for place, of_sums in ((Shard(0), Replicate()), (Shard(1), Shard(0))):
+        sums = distribute_tensor(torch.zeros_like(value[0]), mesh, [of_sums])
+        y = counted(distribute_tensor(value.clone(), mesh, [place]), sums)
+        torch.testing.assert_close(y.full_tensor(), 2 * value)
+        torch.testing.assert_close(
+            sums.to_local().sum() if of_sums == Replicate() else sums.full_tensor().sum(), value.sum()
+        )
     for place in (Shard(0), Replicate()):
         x = distribute_tensor(value.clone(), mesh, [place])
         y = doubled_(x, 3.0)
