@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._kernel.launch.executors import executors
-from .._util import tracing
+from .._util import observed, tracing
 from .forms import Form, Forms, Launch
 from .gpu import Gpu, gpu
 
@@ -48,7 +48,9 @@ def is_wanted(tensor: Tensor) -> bool:
 def faster(forms: Forms[Any], problem: Any, device: torch.device) -> str | None:
     """That PyTorch's own function is the form for a problem, as a reason not to launch kernels; None where it is not."""
     if isinstance(forms.choose(problem, gpu(device)), Library):
-        return "PyTorch's own function is faster here: cupyops.never_slower(False) has the kernels run"
+        return observed.Faster(
+            "PyTorch's own function is faster here: cupyops.never_slower(False) has the kernels run"
+        )
     return None
 
 

@@ -245,7 +245,7 @@ class Operator(ByName):
     def _of_values(self, *args: Any) -> Any:
         return self._otherwise(args)
 
-    def _settled(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+    def _settled(self, args: tuple[Any, ...], reason: str) -> Callable[..., Any]:
         """What makes calls like this one, whose signature is known: with no look at the route, if that is the kernels'."""
         if self._route(args)[0] != "kernel" or self.definition.nondeterministic:  # which the settings of PyTorch decide
             return self._of_values
@@ -263,9 +263,8 @@ class Operator(ByName):
         """The call by the route that `_route` finds, with a word about it for an open trace."""
         name, run, note = self._route(args)
         if name and name != "kernel":
-            observed.refuse(
-                f"{self.name} takes the {name} route: {note}" if note else f"{self.name} takes the {name} route"
-            )
+            kind = observed.Faster if isinstance(note, observed.Faster) else str
+            observed.refuse(kind(f"{self.name} takes the {name} route" + (f": {note}" if note else "")))
         if tracing.active is None or not name:
             return run(args)
         if name == "kernel" and self._plans.reason:

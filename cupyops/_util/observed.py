@@ -64,6 +64,10 @@ def recording(recorder: Any) -> Iterator[None]:
         watch(-1)
 
 
+class Faster(str):
+    """A reason why kernels of ours do not run: PyTorch's own function is faster."""
+
+
 def refuse(reason: str, passing: bool = False) -> None:
     """What this thread does now cannot be replayed: if it is being recorded, the recording is given up.
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import cupyops
 from cupyops._dispatch import library
 from cupyops._dispatch.gpu import assume_gpu, gpu
+from cupyops._util import observed
 from cupyops.ops import _linear
 
 HOPPER = {"capability": 9, "multiprocessors": 132, "shared": 232448, "library": True}
@@ -125,3 +126,43 @@ def test_what_was_measured():
                 _linear.PRODUCT.choose(problem._replace(dtype=torch.float16), gpu(torch.device("cpu"))).name
                 == "pytorch"
             )
+
+
+def test_no_detour_where_pytorch_is_faster():
+    """After a few calls alike PyTorch's function is all that runs: casts of autocast, modes and hooks are its own matter."""
+
+    def unsupported(x):
+        return observed.Faster("PyTorch's own function is faster here") if x.shape[0] > 4 else "another reason"
+
+    calls = []
+
+    def twin(input):
+        calls.append(input)
+        return torch.tanh(input)
+
+    @cupyops.operator("cupyops_tests::faster_elsewhere")
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x)
+
+    reference.forward(lambda x: (_ for _ in ()).throw(AssertionError("a kernel of ours is launched")))
+    reference.unsupported(unsupported)
+
+    @reference.interface(twin=twin)
+    def public(input: torch.Tensor) -> torch.Tensor:
+        return reference(input)
+
+    with cupyops.simulate():
+        for rows, direct in ((5, True), (3, False)):
+            calls.clear()
+            x = torch.randn(rows, requires_grad=True)
+            for _ in range(6):
+                (grad,) = torch.autograd.grad(public(x).sum(), x)
+                torch.testing.assert_close(grad, 1 - torch.tanh(x).detach() ** 2)
+            assert bool(calls) is direct
+            with cupyops.trace() as trace:
+                public(x)
+            assert trace.routes() == {"reference"}
+        other = torch.randn(5, dtype=torch.float64, requires_grad=True)  # another signature has its own decision
+        calls.clear()
+        public(other)
+        assert not calls

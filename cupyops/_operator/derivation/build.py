@@ -38,14 +38,14 @@ class Plan:
         self.entry, self.recording, self.call = entry, recording, call
 
 
-def plain(owner: Any, args: Sequence[Any], with_numbers: bool) -> Plan:
-    """A plan that makes the call the plain way: it stands for a signature that is given up."""
+def plain(title: str, made: Callable[..., Any], args: Sequence[Any], with_numbers: bool) -> Plan:
+    """A plan that makes the call the plain way, by `made`: it stands for a signature that is given up."""
     writer, names = Writer(), [f"_a{index}" for index in range(len(args))]
     if with_numbers:
         values(writer, names, args)
     tensors(writer, names, args)
-    writer.line(f"return {writer.name(owner.settled(args))}({', '.join(names)})")
-    return Plan(writer.function(f"{owner.name} (not recorded)", ", ".join(names)))
+    writer.line(f"return {writer.name(made)}({', '.join(names)})")
+    return Plan(writer.function(title, ", ".join(names)))
 
 
 def plan(owner: Any, args: Sequence[Any], recording: Recording, call: ForwardCall | None) -> Plan:

@@ -155,7 +155,7 @@ class Plans:
         first: the place of the first tensor, by whose shape plans are looked up.
         authors: the functions whose globals a plan depends on.
         suspends: whether plans inside are not to be made meanwhile: those of the operators that a public function calls.
-        settled: for arguments whose signature is given up, the function that makes calls alike.
+        settled: for arguments whose signature is given up, and the reason, the function that makes calls alike.
     """
 
     def __init__(
@@ -165,10 +165,10 @@ class Plans:
         first: int,
         authors: Callable[[], Sequence[Any]],
         suspends: bool = False,
-        settled: Callable[[tuple[Any, ...]], Callable[..., Any]] | None = None,
+        settled: Callable[[tuple[Any, ...], str], Callable[..., Any]] | None = None,
     ) -> None:
         self.name, self.plain, self.first, self.authors, self.suspends = name, plain, first, authors, suspends
-        self.settled = settled or (lambda args: plain)
+        self.settled = settled or (lambda args, reason: plain)
         self.table: dict[Any, tuple[Callable[..., Any], ...]] = {}  # by shape: the code of plans, the latest first
         self.plans: OrderedDict[int, Plan] = OrderedDict()
         self.history = History(backward=False)
@@ -196,12 +196,12 @@ class Plans:
         variants.add(numbers)
         if len(variants) > MOST_NUMBERS:
             seen.reason = "its numbers differ from call to call"
-            self._give_up(args, with_numbers=False)
+            self._give_up(args, seen.reason, with_numbers=False)
             return self.plain(*args)
         inputs = unique(args)
         result = self.history.call(seen, inputs, lambda: self._in_full(args), lambda found: self._add(args, found))
         if self.history.is_given_up(key) and torch_private.saved_tensors_hooks(True) is None:
-            self._give_up(args, with_numbers=True)
+            self._give_up(args, seen.reason, with_numbers=True)
         return result
 
     def _in_full(self, args: tuple[Any, ...]) -> Any:
@@ -232,10 +232,11 @@ class Plans:
             definition.dependents.add(self)
         self._insert(args[self.first].shape, plan)
 
-    def _give_up(self, args: tuple[Any, ...], with_numbers: bool) -> None:
+    def _give_up(self, args: tuple[Any, ...], reason: str, with_numbers: bool) -> None:
         """Calls like this one are made the plain way, with no look at their signature."""
 
-        self._insert(args[self.first].shape, build.plain(self, args, with_numbers))
+        made = self.settled(args, reason)
+        self._insert(args[self.first].shape, build.plain(f"{self.name} (not recorded)", made, args, with_numbers))
 
     def _insert(self, shape: Hashable, plan: Plan) -> None:
         with _changing:

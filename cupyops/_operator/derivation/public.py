@@ -38,7 +38,7 @@ def public(
     scope["_full"] = in_full = asking(in_full, twin, shown)
 
     def write() -> Any:
-        _write(shown, scope, function, in_full, name)
+        _write(shown, scope, function, in_full, name, twin)
         return shown
 
     scope["_written"] = write
@@ -52,9 +52,17 @@ def _not_written(*args: Any, **kwargs: Any) -> Any:
 
 
 def _write(
-    shown: Any, scope: dict[str, Any], function: Callable[..., Any], in_full: Callable[..., Any], name: str
+    shown: Any,
+    scope: dict[str, Any],
+    function: Callable[..., Any],
+    in_full: Callable[..., Any],
+    name: str,
+    twin: Callable[..., Any] | None,
 ) -> None:
-    """Give `shown` the code that its calls go through."""
+    """Give `shown` the code that its calls go through.
+
+    Of calls for which PyTorch's own function is faster, that is the twin, with nothing of ours around it.
+    """
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or any(one.kind not in _FIXED for one in parameters):
         shown.__code__ = _always_in_full.__code__.replace(co_name=function.__name__)
@@ -62,16 +70,21 @@ def _write(
     names = [one.name for one in parameters]
     by_name = frozenset(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY)
 
-    def of_values(*values: Any) -> Any:
+    def of_values(*values: Any, function: Callable[..., Any] = in_full) -> Any:
         given = {name: value for name, value in zip(names, values) if name in by_name}
-        return in_full(*values[: len(names) - len(given)], **given)
+        return function(*values[: len(names) - len(given)], **given)
+
+    def settled(args: tuple[Any, ...], reason: str) -> Callable[..., Any]:
+        if twin is None or not isinstance(reason, observed.Faster):
+            return of_values
+        return functools.partial(of_values, function=twin) if by_name else twin
 
     def with_others(values: tuple[Any, ...], others: dict[str, Any]) -> Any:
         first, *rest = zip(parameters, values)
         left = {one.name: value for one, value in rest if value is not one.default}
         return in_full(first[1], **left, **others)
 
-    plans = Plans(name, of_values, _first(parameters), lambda: [function], suspends=True)
+    plans = Plans(name, of_values, _first(parameters), lambda: [function], suspends=True, settled=settled)
     scope |= {"_observed": observed, "_table": plans.table, "_MISS": MISS, "_plans": plans, "_others": with_others}
     listed = ", ".join(names)
     more = "**_more" if "dim" in names and "axis" not in names else ""
