@@ -5,7 +5,7 @@
 // mean: sum(loss) / sum(w_t) over the positions not ignored; with probabilities sum(loss) / positions
 // grad_x_c = g * ((a + sum(q)) * exp(logp_c) - q_c - a * [c == t]),  grad_p_c = -g * w_c * (1 - s) * logp_c
 //
-// x is (outer, C, inner); a position is an (outer, inner). Bytes per logit: forward sizeof(T), backward 2 x sizeof(T),
+// x is (outer, C, inner); a position is an (outer, inner). y and grad_y are of T, or of acc_t<T> where they are `wide`. Bytes per logit: forward sizeof(T), backward 2 x sizeof(T),
 // and as much again for each of probabilities and their gradient; one exp and about 8 flops each time. Forward saves for
 // backward three numbers per position (max, log of the sum, sum of q), never log-probabilities: max and the log apart,
 // because x - max is exact where their sum would be rounded. An ignored position is not read: its gradient is 0.
@@ -25,10 +25,10 @@
 template <Mode MODE, typename T>
 __device__ __forceinline__ void two_pass_losses(const T* __restrict__ x, const long long* __restrict__ target,
                                                 const T* __restrict__ probabilities, const T* __restrict__ weight,
-                                                T* __restrict__ y, acc_t<T>* __restrict__ stats,
+                                                void* __restrict__ y, acc_t<T>* __restrict__ stats,
                                                 acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
                                                 long long rows, int classes, long long ignore_index,
-                                                acc_t<T> label_smoothing, int reduction) {
+                                                acc_t<T> label_smoothing, int reduction, bool wide) {
   using A = acc_t<T>;
   __shared__ A shared[kWarp];
   LossSum<A> mine;
@@ -49,11 +49,11 @@ __device__ __forceinline__ void two_pass_losses(const T* __restrict__ x, const l
     sums.template reduce<MODE != kClass>(shared);
     if (threadIdx.x != 0) continue;
     const A loss = position_loss(of, sums, w, picked, shift, t >= 0, stats, row, rows);
-    if (reduction == kNone) y[row] = from_acc<T>(loss);
+    if (reduction == kNone) write_loss_at<T>(y, row, wide, loss);
     mine.loss += loss;
     mine.weight += w;
   }
-  end_loss(mine, reduction, partials, y, total_weight);
+  end_loss<T>(mine, reduction, partials, y, wide, total_weight);
 }
 
 // inner == 1; SOFT: with smoothing, or probabilities. Grid: any size, one dimension. Block: (32, rows) gives each row a
@@ -62,30 +62,30 @@ __device__ __forceinline__ void two_pass_losses(const T* __restrict__ x, const l
 template <typename T, bool SOFT>
 __global__ void cross_entropy_fwd_two_pass(const T* __restrict__ x, const long long* __restrict__ target,
                                            const T* __restrict__ probabilities, const T* __restrict__ weight,
-                                           T* __restrict__ y, acc_t<T>* __restrict__ stats,
+                                           void* __restrict__ y, acc_t<T>* __restrict__ stats,
                                            acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
                                            long long rows, int classes, long long ignore_index,
-                                           acc_t<T> label_smoothing, int reduction) {
+                                           acc_t<T> label_smoothing, int reduction, bool wide) {
   if constexpr (!SOFT)
     two_pass_losses<kClass>(x, target, probabilities, weight, y, stats, partials, total_weight, rows, classes,
-                            ignore_index, label_smoothing, reduction);
+                            ignore_index, label_smoothing, reduction, wide);
   else if (probabilities)
     two_pass_losses<kProbabilities>(x, target, probabilities, weight, y, stats, partials, total_weight, rows, classes,
-                                    ignore_index, label_smoothing, reduction);
+                                    ignore_index, label_smoothing, reduction, wide);
   else
     two_pass_losses<kSmoothed>(x, target, probabilities, weight, y, stats, partials, total_weight, rows, classes,
-                               ignore_index, label_smoothing, reduction);
+                               ignore_index, label_smoothing, reduction, wide);
 }
 
 // cross_entropy_fwd_strided() for one kind of target.
 template <Mode MODE, typename T>
 __device__ __forceinline__ void strided_losses(const T* __restrict__ x, const long long* __restrict__ target,
                                                const T* __restrict__ probabilities, const T* __restrict__ weight,
-                                               T* __restrict__ y, acc_t<T>* __restrict__ stats,
+                                               void* __restrict__ y, acc_t<T>* __restrict__ stats,
                                                acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
                                                long long positions, int classes, long long inner,
                                                long long ignore_index, acc_t<T> label_smoothing, int reduction,
-                                               acc_t<T> (&slices)[4][STRIDED_THREADS]) {
+                                               bool wide, acc_t<T> (&slices)[4][STRIDED_THREADS]) {
   using A = acc_t<T>;
   constexpr int U = 8;
   LossSum<A> mine;
@@ -114,11 +114,11 @@ __device__ __forceinline__ void strided_losses(const T* __restrict__ x, const lo
     if (threadIdx.y != 0 || !inside) continue;
     const A w = of.counts(t);
     const A loss = position_loss(of, sums, w, picked, shift, t >= 0, stats, position, positions);
-    if (reduction == kNone) y[position] = from_acc<T>(loss);
+    if (reduction == kNone) write_loss_at<T>(y, position, wide, loss);
     mine.loss += loss;
     mine.weight += w;
   }
-  end_loss(mine, reduction, partials, y, total_weight);
+  end_loss<T>(mine, reduction, partials, y, wide, total_weight);
 }
 
 // Any inner, any target: the general form. Grid: any size, one dimension. Block: (positions, slices), STRIDED_THREADS in
@@ -127,20 +127,20 @@ __device__ __forceinline__ void strided_losses(const T* __restrict__ x, const lo
 template <typename T>
 __global__ void cross_entropy_fwd_strided(const T* __restrict__ x, const long long* __restrict__ target,
                                           const T* __restrict__ probabilities, const T* __restrict__ weight,
-                                          T* __restrict__ y, acc_t<T>* __restrict__ stats,
+                                          void* __restrict__ y, acc_t<T>* __restrict__ stats,
                                           acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
                                           long long positions, int classes, long long inner, long long ignore_index,
-                                          acc_t<T> label_smoothing, int reduction) {
+                                          acc_t<T> label_smoothing, int reduction, bool wide) {
   __shared__ acc_t<T> slices[4][STRIDED_THREADS];
   if (probabilities)
     strided_losses<kProbabilities>(x, target, probabilities, weight, y, stats, partials, total_weight, positions,
-                                   classes, inner, ignore_index, label_smoothing, reduction, slices);
+                                   classes, inner, ignore_index, label_smoothing, reduction, wide, slices);
   else if (label_smoothing > acc_t<T>(0))
     strided_losses<kSmoothed>(x, target, probabilities, weight, y, stats, partials, total_weight, positions, classes,
-                              inner, ignore_index, label_smoothing, reduction, slices);
+                              inner, ignore_index, label_smoothing, reduction, wide, slices);
   else
     strided_losses<kClass>(x, target, probabilities, weight, y, stats, partials, total_weight, positions, classes,
-                           inner, ignore_index, label_smoothing, reduction, slices);
+                           inner, ignore_index, label_smoothing, reduction, wide, slices);
 }
 
 // For the mean where forward writes gradients. Grid: at most kWarp blocks. Block: one dimension, a multiple of 32. Each
@@ -174,10 +174,10 @@ __global__ void cross_entropy_fwd_weight(const long long* __restrict__ target, c
 template <typename T, int K>
 __global__ void __launch_bounds__(1024)
     cross_entropy_fwd_registers(const T* __restrict__ x, const long long* __restrict__ target,
-                                const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ stats,
+                                const T* __restrict__ weight, void* __restrict__ y, acc_t<T>* __restrict__ stats,
                                 acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
                                 const acc_t<T>* __restrict__ counts, T* __restrict__ grad_x, long long rows,
-                                int classes, int counted, long long ignore_index, int reduction) {
+                                int classes, int counted, long long ignore_index, int reduction, bool wide) {
   using A = acc_t<T>;
   using Threads = RowThreads<Pair<A>, false>;
   constexpr int W = kVecWidth<T>;
@@ -208,10 +208,10 @@ __global__ void __launch_bounds__(1024)
     sums.max = found.first;
     sums.sum = found.second;
     const A loss = position_loss(of, sums, label.a, picked, A(0), label.t >= 0, stats, row, rows);
-    if (reduction == kNone) y[row] = from_acc<T>(loss);
+    if (reduction == kNone) write_loss_at<T>(y, row, wide, loss);
     mine.loss += loss;
   }
-  end_loss(mine, reduction, partials, y, total_weight);
+  end_loss<T>(mine, reduction, partials, y, wide, total_weight);
 }
 
 // The same for longer rows. Grid, block, shared memory: see each_persistent_row(). For a mean over few rows `counted` is 0,
@@ -219,10 +219,11 @@ __global__ void __launch_bounds__(1024)
 template <typename T, int THREADS, int BLOCKS, int OWN>
 __global__ void __launch_bounds__(THREADS, BLOCKS)
     cross_entropy_fwd_persistent(const T* __restrict__ x, const long long* __restrict__ target,
-                                 const T* __restrict__ weight, T* __restrict__ y, acc_t<T>* __restrict__ stats,
+                                 const T* __restrict__ weight, void* __restrict__ y, acc_t<T>* __restrict__ stats,
                                  acc_t<T>* __restrict__ partials, acc_t<T>* __restrict__ total_weight,
                                  const acc_t<T>* __restrict__ counts, T* __restrict__ grad_x, long long rows,
-                                 int classes, int vectors, int counted, long long ignore_index, int reduction) {
+                                 int classes, int vectors, int counted, long long ignore_index, int reduction,
+                                 bool wide) {
   using A = acc_t<T>;
   const int lane = threadIdx.x % kWarp, blocks = cluster_blocks();
   const LossTarget<T, kClass> of(weight, A(0), classes);
@@ -248,37 +249,37 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
         sums.max = found.max;
         sums.sum = found.sum;
         const A loss = position_loss(of, sums, label.a, picked, A(0), label.t >= 0, stats, row, rows);
-        if (reduction == kNone) y[row] = from_acc<T>(loss);
+        if (reduction == kNone) write_loss_at<T>(y, row, wide, loss);
         mine.loss += loss;
       });
   if (cluster_rank() == 0)
-    end_loss(mine, reduction, partials, y, total_weight, blockIdx.x / blocks, gridDim.x / blocks);
+    end_loss<T>(mine, reduction, partials, y, wide, total_weight, blockIdx.x / blocks, gridDim.x / blocks);
 }
 
 // cross_entropy_bwd_two_pass() for one kind of target.
 template <Mode MODE, typename T>
-__device__ __forceinline__ void two_pass_grads(const T* __restrict__ grad_y, const T* __restrict__ x,
+__device__ __forceinline__ void two_pass_grads(const void* __restrict__ grad_y, const T* __restrict__ x,
                                                const long long* __restrict__ target,
                                                const T* __restrict__ probabilities, const T* __restrict__ weight,
                                                const acc_t<T>* __restrict__ stats,
                                                const acc_t<T>* __restrict__ total_weight, T* __restrict__ grad_x,
                                                T* __restrict__ grad_probabilities, long long rows, int classes,
                                                int segments, long long ignore_index, acc_t<T> label_smoothing,
-                                               int reduction, bool written) {
+                                               int reduction, bool wide, bool written) {
   const int width = (classes + segments - 1) / segments;
   const long long pieces = (rows + blockDim.y - 1) / blockDim.y * segments;
-  if (written && reduction != kNone && to_acc(*grad_y) == 1) return;
+  if (written && reduction != kNone && grad_at<T>(grad_y, 0, wide) == 1) return;
   const LossTarget<T, MODE> of(weight, label_smoothing, classes);
   for (long long piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
     const long long row = piece / segments * blockDim.y + threadIdx.y, offset = row * classes;
     const int begin = int(piece % segments) * width, end = min(classes, begin + width);
-    if (row >= rows || (written && reduction == kNone && to_acc(grad_y[row]) == 1)) continue;
+    if (row >= rows || (written && reduction == kNone && grad_at<T>(grad_y, row, wide) == 1)) continue;
     const int t = of.class_of(target, row, classes, ignore_index);
     if (t < 0) {
       zero_row(grad_x + offset, begin, end, threadIdx.x, blockDim.x);
       continue;
     }
-    const PositionGrad<T> grad = read_grad(of, grad_y, stats, total_weight, t, row, rows, reduction);
+    const PositionGrad<T> grad = read_grad(of, grad_y, wide, stats, total_weight, t, row, rows, reduction);
     T* to_x = grad_x ? grad_x + offset : nullptr;
     T* to_probabilities = grad_probabilities ? grad_probabilities + offset : nullptr;
     const WriteGrads<T, MODE> write{grad, of, probabilities + offset, to_x, to_probabilities, t};
@@ -290,34 +291,34 @@ __device__ __forceinline__ void two_pass_grads(const T* __restrict__ grad_y, con
 // ceil(rows / blockDim.y) * segments pieces of work: ceil(classes / segments) columns of blockDim.y rows. grad_x or
 // grad_probabilities may be null. `written`: grad_x has the gradient for a grad_y of 1 already. No shared memory.
 template <typename T, bool SOFT>
-__global__ void cross_entropy_bwd_two_pass(const T* __restrict__ grad_y, const T* __restrict__ x,
+__global__ void cross_entropy_bwd_two_pass(const void* __restrict__ grad_y, const T* __restrict__ x,
                                            const long long* __restrict__ target, const T* __restrict__ probabilities,
                                            const T* __restrict__ weight, const acc_t<T>* __restrict__ stats,
                                            const acc_t<T>* __restrict__ total_weight, T* __restrict__ grad_x,
                                            T* __restrict__ grad_probabilities, long long rows, int classes,
                                            int segments, long long ignore_index, acc_t<T> label_smoothing,
-                                           int reduction, bool written) {
+                                           int reduction, bool wide, bool written) {
   if constexpr (!SOFT)
     two_pass_grads<kClass>(grad_y, x, target, probabilities, weight, stats, total_weight, grad_x, grad_probabilities,
-                           rows, classes, segments, ignore_index, label_smoothing, reduction, written);
+                           rows, classes, segments, ignore_index, label_smoothing, reduction, wide, written);
   else if (probabilities)
     two_pass_grads<kProbabilities>(grad_y, x, target, probabilities, weight, stats, total_weight, grad_x,
                                    grad_probabilities, rows, classes, segments, ignore_index, label_smoothing,
-                                   reduction, written);
+                                   reduction, wide, written);
   else
     two_pass_grads<kSmoothed>(grad_y, x, target, probabilities, weight, stats, total_weight, grad_x, grad_probabilities,
-                              rows, classes, segments, ignore_index, label_smoothing, reduction, written);
+                              rows, classes, segments, ignore_index, label_smoothing, reduction, wide, written);
 }
 
 // cross_entropy_bwd_strided() for one kind of target.
 template <Mode MODE, typename T>
-__device__ __forceinline__ void strided_grads(const T* __restrict__ grad_y, const T* __restrict__ x,
+__device__ __forceinline__ void strided_grads(const void* __restrict__ grad_y, const T* __restrict__ x,
                                               const long long* __restrict__ target, const T* __restrict__ probabilities,
                                               const T* __restrict__ weight, const acc_t<T>* __restrict__ stats,
                                               const acc_t<T>* __restrict__ total_weight, T* __restrict__ grad_x,
                                               T* __restrict__ grad_probabilities, long long positions, int classes,
                                               long long inner, int chunks, long long ignore_index,
-                                              acc_t<T> label_smoothing, int reduction) {
+                                              acc_t<T> label_smoothing, int reduction, bool wide) {
   using A = acc_t<T>;
   const long long position = (long long)(blockIdx.x / chunks) * blockDim.x + threadIdx.x, outer = position / inner;
   if (position >= positions) return;
@@ -327,7 +328,7 @@ __device__ __forceinline__ void strided_grads(const T* __restrict__ grad_y, cons
   const LossTarget<T, MODE> of(weight, label_smoothing, classes);
   const int t = of.class_of(target, position, classes, ignore_index);
   PositionGrad<T> grad;
-  if (t >= 0) grad = read_grad(of, grad_y, stats, total_weight, t, position, positions, reduction);
+  if (t >= 0) grad = read_grad(of, grad_y, wide, stats, total_weight, t, position, positions, reduction);
 #pragma unroll 4
   for (int c = begin; c < end; ++c) {
     const long long at = first + c * inner;
@@ -349,21 +350,21 @@ __device__ __forceinline__ void strided_grads(const T* __restrict__ grad_y, cons
 // chunks, one dimension: a thread owns ceil(classes / chunks) classes of its position. grad_x or grad_probabilities may be
 // null. No shared memory.
 template <typename T>
-__global__ void cross_entropy_bwd_strided(const T* __restrict__ grad_y, const T* __restrict__ x,
+__global__ void cross_entropy_bwd_strided(const void* __restrict__ grad_y, const T* __restrict__ x,
                                           const long long* __restrict__ target, const T* __restrict__ probabilities,
                                           const T* __restrict__ weight, const acc_t<T>* __restrict__ stats,
                                           const acc_t<T>* __restrict__ total_weight, T* __restrict__ grad_x,
                                           T* __restrict__ grad_probabilities, long long positions, int classes,
                                           long long inner, int chunks, long long ignore_index, acc_t<T> label_smoothing,
-                                          int reduction) {
+                                          int reduction, bool wide) {
   if (probabilities)
     strided_grads<kProbabilities>(grad_y, x, target, probabilities, weight, stats, total_weight, grad_x,
                                   grad_probabilities, positions, classes, inner, chunks, ignore_index, label_smoothing,
-                                  reduction);
+                                  reduction, wide);
   else if (label_smoothing > acc_t<T>(0))
     strided_grads<kSmoothed>(grad_y, x, target, probabilities, weight, stats, total_weight, grad_x, grad_probabilities,
-                             positions, classes, inner, chunks, ignore_index, label_smoothing, reduction);
+                             positions, classes, inner, chunks, ignore_index, label_smoothing, reduction, wide);
   else
     strided_grads<kClass>(grad_y, x, target, probabilities, weight, stats, total_weight, grad_x, grad_probabilities,
-                          positions, classes, inner, chunks, ignore_index, label_smoothing, reduction);
+                          positions, classes, inner, chunks, ignore_index, label_smoothing, reduction, wide);
 }

@@ -35,7 +35,7 @@ __global__ void nll_loss_fwd(const T* __restrict__ x, const long long* __restric
     mine.loss += loss;
     mine.weight += w;
   }
-  end_loss(mine, reduction, partials, y, total_weight);
+  end_loss<T>(mine, reduction, partials, y, false, total_weight);
 }
 
 // The gradient at the target of a position, whose class is t.
@@ -43,7 +43,7 @@ template <typename T>
 __device__ __forceinline__ T gradient_at(const T* grad_y, const T* weight, const acc_t<T>* total_weight,
                                          long long position, int t, int reduction) {
   const acc_t<T> w = weight ? to_acc(weight[t]) : acc_t<T>(1);
-  return from_acc<T>(-w * loss_scale(grad_y, position, reduction, total_weight));
+  return from_acc<T>(-w * loss_scale<T>(grad_y, false, position, reduction, total_weight));
 }
 
 // Grid, block: any size, one dimension. Threads stride over the positions, and write the element of each one's target.

@@ -70,13 +70,13 @@ template <typename T> struct PositionGrad {
 };
 
 template <typename T, Mode MODE, typename A = acc_t<T>>
-__device__ __forceinline__ PositionGrad<T> read_grad(const LossTarget<T, MODE>& of, const T* grad_y, const A* stats,
-                                                     const A* total_weight, int t, long long position,
+__device__ __forceinline__ PositionGrad<T> read_grad(const LossTarget<T, MODE>& of, const void* grad_y, bool wide,
+                                                     const A* stats, const A* total_weight, int t, long long position,
                                                      long long positions, int reduction) {
   PositionGrad<T> grad;
   grad.max = stats[position];
   grad.log_sum = stats[positions + position];
-  grad.scale = loss_scale(grad_y, position, reduction, total_weight);
+  grad.scale = loss_scale<T>(grad_y, wide, position, reduction, total_weight);
   grad.a = MODE == kProbabilities ? A(0) : of.keep * of.weight_of(t);
   grad.total = MODE != kClass ? grad.a + stats[2 * positions + position] : grad.a;
   return grad;

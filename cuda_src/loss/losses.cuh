@@ -116,6 +116,18 @@ template <typename T> __device__ __forceinline__ void zero_row(T* row, int begin
   for (int c = tail + lane; c < end; c += lanes) row[c] = zeros.data[0];
 }
 
+// --- losses and their gradients: of the dtype of the logits, or `wide`, in acc_t<T> ---
+
+template <typename T>
+__device__ __forceinline__ void write_loss_at(void* y, long long at, bool wide, acc_t<T> loss) {
+  if (wide) static_cast<acc_t<T>*>(y)[at] = loss;
+  else static_cast<T*>(y)[at] = from_acc<T>(loss);
+}
+
+template <typename T> __device__ __forceinline__ acc_t<T> grad_at(const void* grad_y, long long at, bool wide) {
+  return wide ? static_cast<const acc_t<T>*>(grad_y)[at] : to_acc(static_cast<const T*>(grad_y)[at]);
+}
+
 // --- the sum over the batch: each block writes a partial sum, and one block then adds these in order; no atomics ---
 
 template <typename A> struct LossSum { A loss = A(0), weight = A(0); };
@@ -140,29 +152,30 @@ template <typename A> __device__ __forceinline__ LossSum<A> block_total(LossSum<
 
 // Writes the result, and the divisor that backward needs. With no valid target the mean is 0 / 0, NaN, as in PyTorch.
 template <typename T, typename A>
-__device__ __forceinline__ void write_loss(LossSum<A> total, int reduction, T* y, A* total_weight) {
-  *y = from_acc<T>(reduction == kMean ? total.loss / total.weight : total.loss);
+__device__ __forceinline__ void write_loss(LossSum<A> total, int reduction, void* y, bool wide, A* total_weight) {
+  write_loss_at<T>(y, 0, wide, reduction == kMean ? total.loss / total.weight : total.loss);
   *total_weight = total.weight;
 }
 
 // Ends a kernel whose threads have added losses: each of `count` blocks, of which this is number `block`, writes a pair to
 // `partials`; a single one writes the result.
 template <typename T, typename A>
-__device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* partials, T* y, A* total_weight,
-                                         long long block, long long count) {
+__device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* partials, void* y, bool wide,
+                                         A* total_weight, long long block, long long count) {
   if (reduction == kNone) return;
   let_next_grid_begin();
   const LossSum<A> total = block_total(mine);
   if (threadIdx.x != 0 || threadIdx.y != 0) return;
-  if (count == 1) return write_loss(total, reduction, y, total_weight);
+  if (count == 1) return write_loss<T>(total, reduction, y, wide, total_weight);
   partials[2 * block] = total.loss;
   partials[2 * block + 1] = total.weight;
 }
 
 // The same for all blocks of a grid.
 template <typename T, typename A>
-__device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* partials, T* y, A* total_weight) {
-  end_loss(mine, reduction, partials, y, total_weight, blockIdx.x, gridDim.x);
+__device__ __forceinline__ void end_loss(LossSum<A> mine, int reduction, A* partials, void* y, bool wide,
+                                         A* total_weight) {
+  end_loss<T>(mine, reduction, partials, y, wide, total_weight, blockIdx.x, gridDim.x);
 }
 
 // One block adds the partials of `count` blocks, whose grid its own may overlap.
@@ -175,12 +188,13 @@ __device__ __forceinline__ void add_partials(const A* partials, int count, int r
     mine.weight += partials[2 * block + 1];
   }
   const LossSum<A> total = block_total(mine);
-  if (threadIdx.x == 0) write_loss(total, reduction, y, total_weight);
+  if (threadIdx.x == 0) write_loss<T>(total, reduction, y, false, total_weight);
 }
 
 // What a position's gradient is multiplied by.
 template <typename T, typename A>
-__device__ __forceinline__ A loss_scale(const T* grad_y, long long position, int reduction, const A* total_weight) {
-  const A grad = to_acc(grad_y[reduction == kNone ? position : 0]);
+__device__ __forceinline__ A loss_scale(const void* grad_y, bool wide, long long position, int reduction,
+                                        const A* total_weight) {
+  const A grad = grad_at<T>(grad_y, reduction == kNone ? position : 0, wide);
   return reduction == kMean ? grad / *total_weight : grad;
 }

@@ -49,6 +49,7 @@ class Given(NamedTuple):
     ignore_index: int
     reduction: int
     label_smoothing: float
+    wide: bool = False  # the loss and its gradient are fp32, of logits of half types
 
     def problem(self, gradient: bool) -> Problem:
         """What the choice of a form depends on; `gradient`: see `Problem`."""
@@ -247,7 +248,8 @@ def forward(given: Given, gradient: bool = False) -> tuple[Tensor, tuple[Tensor,
     perhaps that gradient, for a grad_y of 1."""
     x, chosen = given.x, given.reduction
     problem = given.problem(gradient and not is_symbolic(*x.shape))
-    y = torch.empty(losses.positions(x) if chosen == 0 else (), dtype=x.dtype, device=x.device)
+    dtype = torch.float32 if given.wide else x.dtype
+    y = torch.empty(losses.positions(x) if chosen == 0 else (), dtype=dtype, device=x.device)
     partials, total_weight = losses.buffer_for_sums(x, chosen, _MOST_BLOCKS)
     stats = torch.empty((3 if problem.soft else 2, problem.positions), dtype=partials.dtype, device=x.device)
     if is_symbolic(*x.shape):
@@ -263,11 +265,11 @@ def forward(given: Given, gradient: bool = False) -> tuple[Tensor, tuple[Tensor,
     outputs = y, stats, partials, total_weight
     sizes = problem.positions, problem.classes, *launch.extra.values()
     if grad_x is None:
-        launch(*given[:4], *outputs, *sizes, given.ignore_index, given.label_smoothing, chosen)
+        launch(*given[:4], *outputs, *sizes, given.ignore_index, given.label_smoothing, chosen, given.wide)
     else:
         counts, counted = _weights(given, problem, isinstance(form, Persistent))
         tensors = x, given.target, given.weight, *outputs, counts, grad_x
-        launch(*tensors, *sizes, counted, given.ignore_index, chosen)
+        launch(*tensors, *sizes, counted, given.ignore_index, chosen, given.wide)
     groups = launch.grid // (launch.cluster or 1)  # type: ignore[operator]
     losses.finalize(partials, y, total_weight, groups, chosen)
     return y, saved
@@ -300,6 +302,6 @@ def backward(
     form = BACKWARD.choose(problem, gpu(x.device))
     launch = form.launch(problem, gpu(x.device))
     tensors = grad_y, *given[:4], *saved, grad_x, grad_probabilities
-    options = given.ignore_index, given.label_smoothing, given.reduction
+    options = given.ignore_index, given.label_smoothing, given.reduction, given.wide
     sizes = problem.positions, problem.classes, *launch.extra.values()
     launch(*tensors, *sizes, *options, *([written] if isinstance(form, TwoPass) else []))

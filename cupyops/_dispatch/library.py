@@ -48,9 +48,7 @@ def is_wanted(tensor: Tensor) -> bool:
 def faster(forms: Forms[Any], problem: Any, device: torch.device) -> str | None:
     """That PyTorch's own function is the form for a problem, as a reason not to launch kernels; None where it is not."""
     if isinstance(forms.choose(problem, gpu(device)), Library):
-        return observed.Faster(
-            "PyTorch's own function is faster here: cupyops.never_slower(False) has the kernels run"
-        )
+        return observed.Faster("PyTorch's own function is faster here: cupyops.never_slower(False) has the kernels run")
     return None
 
 

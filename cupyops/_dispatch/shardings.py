@@ -122,6 +122,11 @@ def cross_entropy(x: Any, target: Any, weight: Any, ignore_index: int, reduction
     return of_classes(x, target, reduction)
 
 
+def cross_entropy_fp32(x: Any, target: Any, ignore_index: int, reduction: str, label_smoothing: float) -> str:
+    """As cross_entropy, without weights."""
+    return cross_entropy(x, target, None, ignore_index, reduction, label_smoothing)
+
+
 def cross_entropy_probabilities(x: Any, target: Any, weight: Any, reduction: str, label_smoothing: float) -> str:
     """Of probabilities."""
     return of_classes(x, target, reduction)

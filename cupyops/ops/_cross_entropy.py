@@ -13,6 +13,8 @@ from .._operator.derivation.distributed import is_spread
 from .._operator.floating import operator
 from .._util import arguments
 
+_HALF = (torch.float16, torch.bfloat16)
+
 # --- targets are classes ---
 
 
@@ -44,9 +46,38 @@ def unsupported(x, target, weight, ignore_index, reduction, label_smoothing):
     return losses.no_classes(x)
 
 
-def _of_classes(x, target, weight, ignore_index, reduction, label_smoothing) -> Given:
+def _of_classes(x, target, weight, ignore_index, reduction, label_smoothing, wide=False) -> Given:
     x, target, weight = losses.dense(x), target.contiguous(), losses.contiguous(weight)
-    return Given(x, target, None, weight, ignore_index, losses.REDUCTIONS[reduction], label_smoothing)
+    return Given(x, target, None, weight, ignore_index, losses.REDUCTIONS[reduction], label_smoothing, wide)
+
+
+# --- targets are classes, the loss of logits of half types is fp32 ---
+
+
+@operator("cupyops::cross_entropy_fp32", dtypes=_HALF, sharding=shardings.cross_entropy_fp32)
+def _cross_entropy_fp32(x: Tensor, target: Tensor, ignore_index: int, reduction: str, label_smoothing: float) -> Tensor:
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    return losses.reference(F.cross_entropy, x.float(), target, None, reduction, **options)
+
+
+@_cross_entropy_fp32.forward
+def forward_fp32(x, target, ignore_index, reduction, label_smoothing, needs_grad=None):
+    given = _of_classes(x, target, None, ignore_index, reduction, label_smoothing, wide=True)
+    return launches.forward(given, gradient=needs_grad is not None and needs_grad.x)
+
+
+@_cross_entropy_fp32.backward
+def backward_fp32(saved, grad_y, x, target, ignore_index, reduction, label_smoothing, last):
+    given = _of_classes(x, target, None, ignore_index, reduction, label_smoothing, wide=True)
+    written = last and len(saved) > 2
+    grad_x = saved[2] if written else torch.empty_like(given.x)
+    launches.backward(given, saved[:2], grad_y, grad_x, written=written)
+    return grad_x
+
+
+@_cross_entropy_fp32.unsupported
+def unsupported_fp32(x, target, ignore_index, reduction, label_smoothing):
+    return losses.no_classes(x)
 
 
 # --- targets are probabilities ---
@@ -131,6 +162,8 @@ def cross_entropy(
         if weight is not None:
             losses.check_class_weight(input, weight)
         target = target.long()
+        if weight is None and input.dtype in _HALF and arguments.autocast(input.device):  # which asks for fp32
+            return cross_entropy_fp32(input, target, ignore_index, reduction, label_smoothing)
         if reduction == "mean" and is_spread(input):  # each device has a part of the sum
             total = _cross_entropy(input, target, weight, ignore_index, "sum", label_smoothing)
             return total / losses.counted(target, weight, ignore_index)
@@ -139,6 +172,20 @@ def cross_entropy(
     if weight is not None and weight.requires_grad:  # PyTorch has this gradient; the kernels do not
         return F.cross_entropy(input, target, weight, reduction=reduction, label_smoothing=label_smoothing)
     return _cross_entropy_probabilities(input, target, weight, reduction, label_smoothing)
+
+
+def cross_entropy_fp32(
+    input: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0
+) -> Tensor:
+    """`cross_entropy(input.float(), target, ...)` for classes, without a copy of logits of half types."""
+    _check(input, target, ignore_index, label_smoothing)
+    target = target.long()
+    if input.dtype not in _HALF:
+        return _cross_entropy(input.float(), target, None, ignore_index, reduction, label_smoothing)
+    if reduction == "mean" and is_spread(input):
+        total = _cross_entropy_fp32(input, target, ignore_index, "sum", label_smoothing)
+        return total / losses.counted(target, None, ignore_index)
+    return _cross_entropy_fp32(input, target, ignore_index, reduction, label_smoothing)
 
 
 def _check(input: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> None:

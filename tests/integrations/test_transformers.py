@@ -105,6 +105,24 @@ def test_items_in_the_batch():
     )
 
 
+@pytest.mark.parametrize("items", [None, 24])
+def test_no_copy_of_the_logits_in_fp32(items):
+    """Which transformers makes: the loss of half logits is fp32 all the same, by one operator."""
+    model = llama(dtype=torch.bfloat16)
+    given = batch() | ({} if items is None else {"num_items_in_batch": torch.tensor(items)})
+    expected = model(**given).loss
+    wanted = torch.autograd.grad(expected, model.lm_head.weight)[0]
+    cupyops.swap(model)
+    with cupyops.simulate(), cupyops.trace() as trace:
+        found = model(**given).loss
+        grad = torch.autograd.grad(found, model.lm_head.weight)[0]
+    assert "cupyops::cross_entropy_fp32" in {r.operator for r in trace.records}
+    assert not {"cupyops::cross_entropy"} & {r.operator for r in trace.records}
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=0)
+    torch.testing.assert_close(grad, wanted, rtol=0, atol=0.03 * float(wanted.abs().max()))
+
+
 def test_a_loss_of_the_user_stays():
     model = llama()
     model.loss_function = lambda logits, labels, **kwargs: logits.sum()

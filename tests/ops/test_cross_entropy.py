@@ -1,3 +1,4 @@
+import contextlib
 import functools
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from contract import Make, OperatorContract, Sample, assert_as_good_as_torch
 from torch.nn import functional as F
 
 import cupyops
+from cupyops.ops._cross_entropy import cross_entropy_fp32
 from cupyops.testing import assume_gpu
 
 
@@ -416,3 +418,43 @@ def test_exported_for_every_batch(device, options, classes):
     for size in (2, 9, 700):
         args = call(size)
         torch.testing.assert_close(program.module()(*args), F.cross_entropy(*args, **options))
+
+
+@pytest.mark.parametrize("shape", [(37, 100), (5, 5000), (2, 40000), (4, 7, 30), (600, 10), (7,)], ids=str)
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_fp32_of_half_logits(device, shape, label_smoothing):
+    """The loss of logits.float(), and the gradient of the logits, with no copy of them; by any gradient of the loss."""
+    sizes = shape if len(shape) > 1 else (1, *shape)
+    target = torch.randint(0, sizes[1], (sizes[0], *sizes[2:]), device=device)
+    if target.numel() > 1:
+        target.view(-1)[1] = -100
+    target = target if len(shape) > 1 else target[0]
+    for dtype in (torch.float16, torch.bfloat16):
+        x = torch.randn(shape, device=device).to(dtype).requires_grad_()
+        wide = x.detach().double().requires_grad_()
+        for reduction in ("none", "mean", "sum"):
+            options = {"reduction": reduction, "label_smoothing": label_smoothing}
+            exact = F.cross_entropy(wide, target, **options)
+            for scale in (1.0, 0.013):  # forward writes the gradient for 1, backward finds it again for others
+                with cupyops.simulate("sm_90") if device.type == "cpu" else contextlib.nullcontext():
+                    y = cross_entropy_fp32(x, target, **options)
+                    (grad,) = torch.autograd.grad(y, x, torch.full_like(y, scale))
+                (right,) = torch.autograd.grad(exact, wide, torch.full_like(exact, scale), retain_graph=True)
+                assert y.dtype is torch.float32 and grad.dtype is dtype
+                torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(grad.double(), right, rtol=1e-2, atol=1e-6)
+
+
+def test_autocast_asks_for_fp32_without_a_cast(device):
+    x = torch.randn(6, 50, device=device).bfloat16().requires_grad_()
+    target = torch.randint(0, 50, (6,), device=device)
+    with torch.autocast(device.type, torch.bfloat16), cupyops.trace() as trace:
+        y = cupyops.cross_entropy(x, target)
+    assert y.dtype is torch.float32 and {r.operator for r in trace.records if r.operator} == {
+        "cupyops::cross_entropy_fp32"
+    }
+    torch.testing.assert_close(y, F.cross_entropy(x.float(), target))
+    weight = torch.rand(50, device=device)  # which is to stay what it is
+    with torch.autocast(device.type, torch.bfloat16):
+        y = cupyops.cross_entropy(x, target, weight)
+    torch.testing.assert_close(y, F.cross_entropy(x.float(), target, weight))

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ...ops._cross_entropy import cross_entropy_fp32
 from ...ops._scaled_dot_product_attention import scaled_dot_product_attention
-from . import calls, classes
+from . import calls, classes, proof
 
 ATTENTION = "cupyops"
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def settings(
@@ -141,6 +144,55 @@ def _asks_for_sdpa(file: str) -> bool:
 # --- the loss -------------------------------------------------------------------------------------------------------
 
 
+def _masked(
+    logits: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    **kwargs: Any,
+) -> Tensor:
+    """`ForMaskedLMLoss`, without its copy of the logits in fp32."""
+    logits, labels = logits.view(-1, vocab_size), labels.view(-1).to(logits.device)
+    if num_items_in_batch is None:
+        return cross_entropy_fp32(logits, labels, ignore_index)
+    total = cross_entropy_fp32(logits, labels, ignore_index, "sum")
+    items = num_items_in_batch
+    return total / (items.to(total.device) if isinstance(items, Tensor) else items)
+
+
+def _causal(
+    logits: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """`ForCausalLMLoss`, without its copy of the logits in fp32."""
+    if shift_labels is None:
+        shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:].contiguous()
+    return _masked(logits, shift_labels, vocab_size, num_items_in_batch, ignore_index)
+
+
+_OF_HALF: dict[str, Callable[..., Tensor]] = {"ForCausalLMLoss": _causal, "ForMaskedLMLoss": _masked}
+
+
+@functools.cache
+def _of_half(function: Callable[..., Tensor]) -> Callable[..., Tensor] | None:
+    """What computes a loss of transformers for logits of half types, where both have been seen to be the same."""
+    ours = _OF_HALF.get(getattr(function, "__name__", ""))
+    if ours is None or not str(getattr(function, "__module__", "")).startswith("transformers.loss"):
+        return None
+    labels, logits = torch.tensor([[1, 6, -100, 0, 3]]), [proof.random((1, 5, 7), torch.bfloat16, 0)]
+    for items in (None, 3, torch.tensor(7)):
+        of: dict[str, Any] = {"labels": labels, "vocab_size": 7, "num_items_in_batch": items}
+        if not proof.alike(functools.partial(function, **of), functools.partial(ours, **of), logits):
+            return None
+    return ours
+
+
 class Loss:
     """A loss function of transformers that calls functions of cupyops; pickled as the one that it was made of.
 
@@ -151,8 +203,12 @@ class Loss:
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.function, self.found = function, list[str]()
         self._ours = calls.rewritten(function, False, self.found) or function
+        self._of_half = _of_half(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        logits = args[0] if args else kwargs.get("logits")
+        if self._of_half is not None and isinstance(logits, Tensor) and logits.dtype in _HALF:
+            return self._of_half(*args, **kwargs)
         return self._ours(*args, **kwargs)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:
