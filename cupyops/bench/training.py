@@ -31,7 +31,8 @@ class Step:
 
     def __init__(self, model: Model, variant: str, state: dict[str, Tensor], device: str, tiny: bool) -> None:
         self.model, self.device = model, device
-        module = model.make(tiny)
+        with torch.device(device):  # where random numbers that are overwritten at once take no time
+            module = model.make(tiny)
         module.load_state_dict(state)
         ours = variant in ("swap", "graph")
         module = module.to(device, torch.bfloat16) if model.half == "pure" else module.to(device)
@@ -89,7 +90,9 @@ def why_not(model: Model, variant: str, device: str) -> str | None:
 def state_of(model: Model, tiny: bool) -> dict[str, Tensor]:
     """The parameters that every variant begins with."""
     torch.manual_seed(0)
-    return {name: value.detach().clone() for name, value in model.make(tiny).state_dict().items()}
+    with torch.device("cpu" if tiny else "cuda"):
+        made = model.make(tiny)
+    return {name: value.detach().cpu().clone() for name, value in made.state_dict().items()}
 
 
 def batches_of(model: Model, device: str, tiny: bool) -> list[Batch]:

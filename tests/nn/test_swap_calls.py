@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn import CrossEntropyLoss
 
 import cupyops
 from cupyops.nn._swap import calls, rotary
@@ -32,6 +33,15 @@ class Calls(nn.Module):
     def forward(self, x, scale=1.0, *, shift=0.0):
         y = nn.functional.silu(F.relu(x)) + F.softplus(x)
         return scale * helper(F.layer_norm(y, (8,))) * factor() + shift
+
+
+class WithALoss(nn.Module):
+    """As models of transformers make it."""
+
+    def forward(self, x, labels=None):
+        if labels is None:
+            return x * 2
+        return CrossEntropyLoss(ignore_index=3)(x, labels) + nn.NLLLoss()(x, labels) + nn.MSELoss()(x, x + 1)
 
 
 class InAClosure(nn.Module):
@@ -279,3 +289,17 @@ def test_rotary_only_where_the_tables_are_known(halves):
     assert bool(swap.replaced) is halves
     assert not cupyops.swap(Attention()).replaced, "no embedding, no table to look at"
     assert not cupyops.swap(Model(), exact=True).replaced
+
+
+def test_losses_that_a_forward_makes():
+    x, labels = torch.randn(5, 7, requires_grad=True), torch.tensor([0, 3, 6, 3, 1])
+    module = WithALoss()
+    expected = module(x, labels)
+    gradient = torch.autograd.grad(expected, x)
+    with cupyops.swap(module) as swap:
+        assert ran(module, x, labels) == ["cross_entropy", "nll_loss"]
+        found = module(x, labels)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found, x), gradient)
+        assert "CrossEntropyLoss" in str(swap)
+    assert ran(module, x, labels) == []

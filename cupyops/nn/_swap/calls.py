@@ -1,4 +1,5 @@
-"""Functions inside forwards: copies of a module's methods whose names `F`, `nn` and `apply_rotary_pos_emb` mean ours.
+"""Functions inside forwards: copies of a module's methods whose names `F`, `nn`, `CrossEntropyLoss` and
+`apply_rotary_pos_emb` mean ours.
 
 A copy has the globals of the original, so whatever else it names is found where it was, also what is changed later. Only
 the names that are to mean something else are other names in it, and those are added to the globals.
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
+from torch.nn.modules.loss import _Loss
 
 from ... import ops
 from . import rotary
@@ -54,7 +56,13 @@ def _module(name: str, like: types.ModuleType, instead: dict[str, Any]) -> types
 def _modules() -> dict[int, types.ModuleType]:
     """What stands for torch.nn.functional and torch.nn, by the id of these."""
     functional = _module("functional", F, OURS)
-    return {id(F): functional, id(torch.nn): _module("nn", torch.nn, {"functional": functional})}
+    return {id(F): functional, id(torch.nn): _module("nn", torch.nn, {"functional": functional, **_losses()})}
+
+
+@functools.cache
+def _losses() -> dict[str, Any]:
+    """The loss modules, which forwards make for one call: by their names in torch.nn, those of cupyops.nn."""
+    return {of.__name__: ours for of, ours in twins().items() if issubclass(of, _Loss)}
 
 
 def recognised(module: Module, rotates: bool) -> Recipe:
@@ -153,10 +161,13 @@ def _renamed(function: types.FunctionType, rotates: bool, found: list[str], dept
         if name.startswith(_PREFIX):
             continue
         if id(value) in _modules():
-            used = _attributes(function, name, functional=value is torch.nn) & OURS.keys()
+            used = _attributes(function, name, functional=value is torch.nn)
             if used:
                 names[_PREFIX + name] = _modules()[id(value)]
                 found += sorted(used)
+        elif isinstance(value, type) and value is getattr(torch.nn, name, None) and name in _losses():
+            names[_PREFIX + name] = _losses()[name]
+            found.append(name)
         elif isinstance(value, types.FunctionType) and depth < _DEPTH:
             ours: Any = None
             theirs = str(value.__name__)
@@ -191,7 +202,8 @@ def _globals(function: types.FunctionType) -> list[str]:
 
 
 def _attributes(function: types.FunctionType, name: str, functional: bool) -> set[str]:
-    """What a function takes of a module: `softmax` of `F.softmax`, or where `functional`, of `nn.functional.softmax`."""
+    """What of ours a function takes of a module: `softmax` of `F.softmax`; where `functional`, of `nn.functional.softmax`,
+    and `CrossEntropyLoss` of `nn.CrossEntropyLoss`."""
     taken: set[str] = set()
     for code in _codes(function):
         steps = [s for s in dis.get_instructions(code) if s.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
@@ -199,9 +211,11 @@ def _attributes(function: types.FunctionType, name: str, functional: bool) -> se
             if step.opname == "LOAD_GLOBAL" and step.argval == name:
                 path = [one.argval for one in steps[at + 1 : at + 3] if one.opname in ("LOAD_ATTR", "LOAD_METHOD")]
                 if functional and path[:1] == ["functional"] and len(path) == 2:
-                    taken.add(path[1])
-                elif not functional and path:
-                    taken.add(path[0])
+                    taken |= {path[1]} & OURS.keys()
+                elif functional:
+                    taken |= {*path[:1]} & _losses().keys()
+                else:
+                    taken |= {*path[:1]} & OURS.keys()
     return taken
 
 
