@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import cupyops
-from cupyops._port.expressions import NotTranslated, Scope, python
+from cupyops._port.expressions import python
 from cupyops._port.port import port
 from cupyops._port.program import Program, parser, walk
+from cupyops._port.scope import NotTranslated, Scope
 from cupyops.cli.port import run
 
 FILE = Path(__file__).parents[1] / "kernel" / "extension" / "scale_rows.cu"
