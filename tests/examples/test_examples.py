@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import run_python
 from typer.testing import CliRunner
 
 import cupyops
@@ -81,9 +82,9 @@ def test_add_model_converges():
 def test_add_model_from_cubins(tmp_path):
     """In a process of its own, where nothing has been compiled or cached."""
     folder = tmp_path / "cubins"
-    command = [sys.executable, EXAMPLES / "add_model.py", "--kernel", "wheel", "--epochs", 2, "--cubins", folder]
+    command = [EXAMPLES / "add_model.py", "--kernel", "wheel", "--epochs", 2, "--cubins", folder]
     environment = os.environ | {"CUPYOPS_CACHE_DIR": str(tmp_path / "cache"), "COLUMNS": "200"}
-    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300)
+    done = run_python(*command, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("origin precompiled") == 2, done.stdout
     assert len(list(folder.glob("*.cubin"))) == 8, "two kernels, as text and as a file, for two dtypes"
