@@ -6,11 +6,13 @@ import io
 import multiprocessing
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PRELOADED = ("cupyops._kernel.compile.compiler", "cupyops.cli.app", "pytest", "torch.distributed.tensor")
@@ -70,6 +72,23 @@ def run_python(
             raise subprocess.TimeoutExpired(given, timeout)
         out, err = (path.read_text(encoding="utf-8") for path in paths)
         return subprocess.CompletedProcess(given, process.exitcode, out, err)
+
+
+def torchrun(size: int, *words: object, env: Mapping[str, str], timeout: float = 240) -> list[str]:
+    """What each of `size` processes wrote that run a program as `torchrun --standalone` has them; they all must end well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {**env, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_PORT": str(port)}
+    each = [
+        shared | {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        for rank in range(size)
+    ]
+    with ThreadPoolExecutor(size) as pool:
+        done = list(pool.map(lambda environ: run_python(*words, env=environ, timeout=timeout), each))
+    for one in done:
+        assert one.returncode == 0, one.stderr
+    return [one.stdout for one in done]
 
 
 def _run(words: list[str], folder: str, environ: dict[str, str], paths: list[Path]) -> None:
