@@ -5,6 +5,9 @@
 # JOBS=...    processes for pytest (default 2)
 # SHARD=1/4   of `make test-all` one part of four, for four machines
 
+# Bytecode is kept, also where the shell says otherwise: some hundred processes would compile PyTorch's Python anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 CUDA ?= cuda12x
 JOBS ?= 2
 UNTIL ?= 75

@@ -4,6 +4,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,16 @@ def module(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def tree(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(path):
     """The modules of the package that a file imports, lazily too, as parts: `from ..kernel import X` is ("kernel",)."""
     here = path.relative_to(PACKAGE).with_suffix("").parts
     package = here[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom):
             if node.level:
                 base = package[: len(package) - node.level + 1] + tuple(
@@ -68,7 +74,7 @@ def imported(path):
 
 def external(path):
     """Top-level names of every other package that a file imports, lazily or not."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
@@ -79,34 +85,37 @@ def name(path):
     return path.relative_to(PACKAGE).as_posix()
 
 
-GRAPH = {module(path): {".".join(target) for target in imported(path)} for path in files()}
+@cache
+def graph():
+    """What each module imports, by their names."""
+    return {module(path): {".".join(target) for target in imported(path)} for path in files()}
 
 
 def test_there_is_no_circle():
-    graphlib.TopologicalSorter(GRAPH).prepare()  # raises CycleError, which names the modules
+    graphlib.TopologicalSorter(graph()).prepare()  # raises CycleError, which names the modules
 
 
 def test_no_module_imports_the_package_itself():
-    assert not [name for name, targets in GRAPH.items() if "" in targets]
+    assert not [name for name, targets in graph().items() if "" in targets]
 
 
 @pytest.mark.parametrize("rank", range(1, len(CHAIN)), ids=lambda rank: CHAIN[rank - 1])
 def test_lower_layers_do_not_know_higher_ones(rank):
     """Not by way of another module either."""
     higher = {part for names in CHAIN[rank:] for part in names.split()}
-    seen, pending = set(), [name for name in GRAPH if within(name, CHAIN[rank - 1].split())]
+    seen, pending = set(), [name for name in graph() if within(name, CHAIN[rank - 1].split())]
     assert pending
     while pending:
         name = pending.pop()
         assert not within(name, higher), f"{CHAIN[rank - 1]} leads to {name}"
         seen.add(name)
-        pending += GRAPH.get(name, set()) - seen
+        pending += graph().get(name, set()) - seen
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "ops").glob("_[!_]*.py")), ids=lambda path: path.stem)
 def test_operators_do_not_import_operators(path):
     """What several of them share is in a module of its own: below them, or beside them with a leading underscore."""
-    others = [name for name in GRAPH[module(path)] if within(name, ["ops"])]
+    others = [name for name in graph()[module(path)] if within(name, ["ops"])]
     assert not others
 
 

@@ -6,6 +6,7 @@ as unsaid, so that the advice stands in the sentence itself and not in whatever 
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ FINDINGS = {
 }
 
 
+@cache
 def errors():
     """The names of the package's own kinds of error, but for findings."""
     kinds = {"CupyopsError"}
@@ -74,13 +76,13 @@ def sources():
     return sorted(PACKAGE.rglob("*.py"))
 
 
-TREES = {}
+def name(path):
+    return path.relative_to(PACKAGE).as_posix()
 
 
+@cache
 def tree(path):
-    if path not in TREES:
-        TREES[path] = ast.parse(path.read_text(encoding="utf-8"))
-    return TREES[path]
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def constants(module):
@@ -110,9 +112,10 @@ def written(node, known):
     return "{}"
 
 
-def made(path, kinds):
+@cache
+def made(path):
     """(function, line, text) of each error that a file makes."""
-    known = constants(tree(path))
+    known, kinds = constants(tree(path)), errors()
 
     def walk(node, function):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -126,33 +129,28 @@ def made(path, kinds):
     return list(walk(tree(path), ""))
 
 
-KINDS = errors()
-MADE = {path.relative_to(PACKAGE).as_posix(): found for path in sources() if (found := made(path, KINDS))}
-
-
 def says_nothing(text):
     """Whether a text is all holes."""
     return len(re.sub(r"\{\}|\W", "", text)) < 4
 
 
-ALL = [(file, *found) for file, several in MADE.items() for found in several]
-
-
-@pytest.mark.parametrize("file", MADE)
-def test_every_error_says_what_to_do(file):
-    texts = [(line, text) for function, line, text in MADE[file] if (file, function) not in PASSED_ON]
-    silent = [f"{file}:{line}: {text!r}" for line, text in texts if not ADVICE.search(text)]
+@pytest.mark.parametrize("path", sources(), ids=name)
+def test_every_error_says_what_to_do(path):
+    texts = [(line, text) for function, line, text in made(path) if (name(path), function) not in PASSED_ON]
+    silent = [f"{name(path)}:{line}: {text!r}" for line, text in texts if not ADVICE.search(text)]
     assert not silent, "say what is expected, or what to do:\n" + "\n".join(silent)
 
 
 def test_errors_whose_text_is_made_elsewhere_are_known():
     """A new one is to have a sentence of its own, or a place in the table."""
-    assert {(file, function) for file, function, _, text in ALL if says_nothing(text)} <= PASSED_ON
-    assert {(file, function) for file, function, _, _ in ALL} >= PASSED_ON
+    found = [(name(path), function, text) for path in sources() for function, _, text in made(path)]
+    assert {(file, function) for file, function, text in found if says_nothing(text)} <= PASSED_ON
+    assert {(file, function) for file, function, _ in found} >= PASSED_ON
 
 
 def test_the_errors_are_found():
-    assert len(ALL) > 300 and {"InputError", "LaunchError", "TensorMapError"} <= KINDS
+    assert sum(len(made(path)) for path in sources()) > 300
+    assert {"InputError", "LaunchError", "TensorMapError"} <= errors()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
@@ -26,7 +27,7 @@ def words(picture):
 
 
 def test_the_terminal_shows_what_the_commands_print():
-    scenes = list(pictures.session())
+    scenes = list(pictures.session(run_python))
     compile_error, failed, passed = ("\n".join(lines) for _, lines in scenes[1:])
     assert "hint: NVRTC has no C++ library" in compile_error
     assert "0 passed, 1 failed" in failed and "1 passed, 0 failed" in passed

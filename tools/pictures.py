@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -196,8 +196,14 @@ SCENES = (
 WIDTH = 100  # columns
 
 
-def session() -> Iterator[tuple[Scene, list[str]]]:
-    """Each scene with the lines that its command prints, in a folder of its own, with no GPU."""
+def _in_a_process(*words: str, cwd: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def session(
+    python: Callable[..., subprocess.CompletedProcess[str]] = _in_a_process,
+) -> Iterator[tuple[Scene, list[str]]]:
+    """Each scene with the lines that its command prints, in a folder of its own, with no GPU; `python` runs it."""
     with TemporaryDirectory() as folder:
         paths = os.pathsep.join([folder, str(ROOT)])
         env = {**os.environ, "COLUMNS": str(WIDTH), "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}
@@ -207,8 +213,7 @@ def session() -> Iterator[tuple[Scene, list[str]]]:
                 text = path.read_text(encoding="utf-8")
                 assert old in text, f"{name} of `cupyops new` has no longer: {old}"
                 path.write_text(text.replace(old, new), encoding="utf-8")
-            words = [sys.executable, *scene.command.split()[1:]]
-            done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+            done = python(*scene.command.split()[1:], cwd=folder, env=env)
             yield scene, (done.stdout + done.stderr).rstrip().splitlines()
 
 

@@ -37,6 +37,12 @@ struct alignas(2) BFloat16 {
   __device__ __nv_bfloat16 native() const { return __ushort_as_bfloat16(x); }
 };
 
+// through the cache of what is only read; found by its argument, as PyTorch's own are
+__device__ inline Half __ldg(const Half* address) { return Half(::__ldg(&address->x), Half::from_bits()); }
+__device__ inline BFloat16 __ldg(const BFloat16* address) {
+  return BFloat16(::__ldg(&address->x), BFloat16::from_bits());
+}
+
 #define CUPYOPS_ARITHMETIC(T)                                                           \
   __device__ inline T operator+(const T& a, const T& b) { return float(a) + float(b); } \
   __device__ inline T operator-(const T& a, const T& b) { return float(a) - float(b); } \

@@ -11,9 +11,12 @@ from pathlib import Path
 from .._kernel.compile import declarations
 from .._kernel.extension import text as extension_text
 from ..errors import CupyopsError, InputError
-from .expressions import NotTranslated, Scope, kind_of_type, name_of, python
+from .expressions import python
+from .launches import Kernel
 from .program import Function, Program, bare, parser, read, walk
-from .statements import Kernel, Writer
+from .scope import NotTranslated, Scope
+from .statements import Writer
+from .vocabulary import kind_of_type, name_of
 
 
 @dataclass

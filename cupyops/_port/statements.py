@@ -6,19 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .expressions import (
-    DTYPES,
-    NotTranslated,
-    Scope,
-    arguments,
-    is_options,
-    kind,
-    kind_of_type,
-    name_of,
-    options,
-    python,
-)
+from .checks import is_check, refusals
+from .expressions import arguments, options, python
+from .launches import Kernel, launch
+from .options import is_options
 from .program import Function, Node, bare, line, text, walk
+from .scope import NotTranslated, Scope, kind
+from .vocabulary import DTYPES, kind_of_type, name_of
 
 _NOTHING = re.compile(
     r"(C10_CUDA_|AT_CUDA_|CUDA_|THCuda|CUDA|gpuErr|cuda)\w*(Check|CHECK|check|Launch|Error|LAUNCH_CHECK\w*|CHECK_ERRORS)\w*|"
@@ -26,18 +20,6 @@ _NOTHING = re.compile(
 )
 _SYNCHRONISES = re.compile(r"cuda(Device|Stream|Thread)Synchronize")
 _HOST_TYPE = re.compile(r"cudaStream_t|CUDAStream|Guard\b|cudaError_t|DeviceGuard|CUDAContext")
-_ASSERTS = re.compile(r"(TORCH_|AT_)(CHECK\w*|ASSERTM?|INTERNAL_ASSERT)|AT_ASSERT|assert|TORCH_CHECK_\w+")
-_CHECKS = re.compile(r"CHECK\w*|IS_\w+|ASSERT\w*")
-_LEFT = re.compile(r"is_cuda\(\)|device\(\)\s*\.\s*(type|is_cuda)\(\)|kCUDA")  # which a launch checks itself
-
-
-@dataclass
-class Kernel:
-    """What is known of a kernel: its template parameters, (name, whether it is a type), and the C types that it takes."""
-
-    name: str
-    template: Sequence[tuple[str, bool]]
-    types: Sequence[str]
 
 
 @dataclass
@@ -50,7 +32,6 @@ class Writer:
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     depth: int = 1
-    launched: list[str] = field(default_factory=list)
 
     def put(self, code: str, node: Node) -> None:
         """A line, with what is to be checked about it."""
@@ -265,8 +246,6 @@ class Writer:
             syntax = next((one for one in function.named_children if one.type == "kernel_call_syntax"), None)
         if syntax is not None:
             self._launch(node, function, syntax, given)
-        elif _ASSERTS.fullmatch(base):
-            self._check(node, base, [one for one in given.named_children if one.type != "comment"])
         elif _SYNCHRONISES.search(base) or _NOTHING.fullmatch(base) or re.match(r"cuda(Func)?Set\w+", base):
             if re.match(r"cudaFuncSet", base):
                 self.comment(
@@ -274,47 +253,12 @@ class Writer:
                 )
         elif base.startswith(("AT_DISPATCH", "DISPATCH", "TORCH_DISPATCH")):
             self._dispatch(node, given)
-        elif _CHECKS.fullmatch(base):
-            self._named_check(node, base, given)
+        elif is_check(base):
+            for condition, message in refusals(base, given, self.scope):
+                self.put(f"if {condition}:", node)
+                self.lines.append("    " * (self.depth + 1) + f"raise ValueError({message!r})")
         else:
             self.put(python(node, self.scope), node)
-
-    def _check(self, node: Node, base: str, values: list[Node]) -> None:
-        """TORCH_CHECK and its kin; what a launch checks itself is left out."""
-        if not values or _LEFT.search(text(values[0])):
-            return
-        signs = {"EQ": "==", "NE": "!=", "GT": ">", "GE": ">=", "LT": "<", "LE": "<="}
-        last = base.rpartition("_")[2]
-        if last in signs:
-            condition = f"{python(values[0], self.scope)} {signs[last]} {python(values[1], self.scope)}"
-        else:
-            condition = python(values[0], self.scope)
-        message = "".join(re.sub(r'^"|"$', "", text(one)) for one in values[1:] if one.type == "string_literal")
-        self.put(f"if not ({condition}):", node)
-        self.depth += 1
-        self.put(f"raise ValueError({(message or f'{condition} does not hold')!r})", node)
-        self.depth -= 1
-
-    def _named_check(self, node: Node, base: str, given: Node) -> None:
-        """`CHECK_INPUT(x)`: by its name, contiguity; devices and dtypes are checked by a launch."""
-        words = base + " " + " ".join(self._words(base))
-        if not re.search(r"CONTIGUOUS|contiguous|INPUT", words):
-            return
-        for x in arguments(given, self.scope)[:1]:
-            self.put(f"if not {x}.is_contiguous():", node)
-            self.depth += 1
-            self.put(f"raise ValueError({f'{x} must be contiguous'!r})", node)
-            self.depth -= 1
-
-    def _words(self, macro: str) -> set[str]:
-        words: set[str] = set()
-        pending = [macro]
-        while pending:
-            for word in re.findall(r"\w+", self.scope.program.macros.get(pending.pop(), ([], "", ""))[1]):
-                if word not in words:
-                    words.add(word)
-                    pending.append(word)
-        return words
 
     def _dispatch(self, node: Node, given: Node) -> None:
         """AT_DISPATCH_...: one body for all dtypes, in which `scalar_t` is one of them."""
@@ -329,69 +273,10 @@ class Writer:
             self.statement(one)
 
     def _launch(self, node: Node, function: Node, syntax: Node, given: Node) -> None:
-        name = bare(text(function).partition("<<<")[0])
-        kernel = self.kernels.get(name)
-        if kernel is None:
-            raise NotTranslated(node, f"the launch of {name}, which is no kernel of the file")
-        shape = [python(one, self.scope) for one in syntax.named_children[:3] if one.type != "comment"]
-        if len(shape) == 3 and shape[2] == "0":
-            shape.pop()
-        given_nodes = [one for one in given.named_children if one.type != "comment"]
-        values = [python(one, self.scope) for one in given_nodes]
-        template = self._template(node, function, kernel, given_nodes, values)
-        self.launched.append(name)
-        self.put(f"ext.{name}[{', '.join(shape)}](", node)
-        self.depth += 1
-        for value in [*values, *template]:
-            self.lines.append("    " * self.depth + value + ",")
-        self.depth -= 1
+        called, values = launch(node, function, syntax, given, self.kernels, self.scope)
+        self.put(f"ext.{called}(", node)
+        self.lines += ["    " * (self.depth + 1) + f"{value}," for value in values]
         self.lines.append("    " * self.depth + ")")
-
-    def _template(
-        self, node: Node, function: Node, kernel: Kernel, nodes: Sequence[Node], values: Sequence[str]
-    ) -> list[str]:
-        """`scalar_t=x.dtype` for each template parameter: as it is written, else as C++ deduces it of the arguments."""
-        written = next((one for one in walk(function) if one.type == "template_argument_list"), None)
-        given = [] if written is None else [one for one in written.named_children if one.type != "comment"]
-        found = []
-        for index, (name, is_type) in enumerate(kernel.template):
-            if index < len(given):
-                value = self._type(given[index]) if is_type else self._value(given[index])
-            else:
-                value = self._deduced(node, kernel, name, nodes, values)
-            found.append(f"{name}={value}")
-        return found
-
-    def _type(self, node: Node) -> str:
-        name = text(node)
-        if name == "scalar_t" or self.scope.kinds.get(name) == "dtype":
-            return name
-        if name in ("half", "__half", "__nv_bfloat16", "nv_bfloat16"):
-            return repr({"half": "__half", "nv_bfloat16": "__nv_bfloat16"}.get(name, name))  # CUDA's own, not PyTorch's
-        if name in DTYPES:
-            return f"torch.{DTYPES[name]}"
-        raise NotTranslated(node, f"the template argument {name}")
-
-    def _value(self, node: Node) -> str:
-        inner = node
-        while inner.type == "type_descriptor" and inner.named_children:
-            inner = inner.named_children[0]
-        if inner.type == "type_identifier":
-            name = text(inner)
-            if name in self.scope.program.constants:
-                self.scope.used.add(name)
-            return name_of(name)
-        return python(inner, self.scope)
-
-    def _deduced(self, node: Node, kernel: Kernel, name: str, nodes: Sequence[Node], values: Sequence[str]) -> str:
-        for ctype, given, value in zip(kernel.types, nodes, values):
-            if not re.search(rf"\b{name}\b", ctype) or not ("*" in ctype or "Accessor" in ctype):
-                continue
-            element = re.search(r"(?:data\w*|accessor\w*)<\s*(?:const\s+)?([\w: ]+?)\s*[,>]", text(given))
-            if element is not None and element[1] in DTYPES:
-                return f"torch.{DTYPES[element[1]]}"
-            return self.scope.dtypes.get(text(given), f"{value}.dtype")
-        raise NotTranslated(node, f"the template parameter {name} of {kernel.name}, which is not written")
 
 
 def _tuple(node: Node, scope: Scope) -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 from typer.testing import CliRunner
 
 import cupyops
@@ -29,16 +30,6 @@ COMMANDS = {
 }
 
 
-def python(words, folder, **environ):
-    return subprocess.run(
-        [sys.executable, "-m", "cupyops", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(cupyops.__file__).parents[1]), **environ},
-        capture_output=True,
-        timeout=120,
-    )
-
-
 def test_the_version():
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"cupyops {cupyops.__version__}\n")
@@ -53,10 +44,11 @@ def test_the_help_is_in_the_order_of_a_day():
 @pytest.mark.parametrize("case", COMMANDS)
 def test_a_narrow_terminal_of_ascii(case, tmp_path):
     """Nothing fails, nothing is cut off that a list can hold, and every byte is ASCII."""
-    done = python(COMMANDS[case], tmp_path, COLUMNS="40", PYTHONIOENCODING="ascii")
+    environ = {**os.environ, "COLUMNS": "40", "PYTHONIOENCODING": "ascii"}
+    done = run_python("-m", "cupyops", *COMMANDS[case], cwd=tmp_path, env=environ)
     assert done.returncode == 0, done.stderr
-    text = done.stdout.decode("ascii")
-    assert "Traceback" not in done.stderr.decode("ascii")
+    text = done.stdout
+    assert text.isascii() and done.stderr.isascii() and "Traceback" not in done.stderr
     words = {"doctor": "run in the simulator", "simulate": "threads /warp: ", "check": "verdict: pass"}
     assert words.get(case, "") in text
     if case != "help of a command":

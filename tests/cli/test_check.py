@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from processes import run_python
 from typer.testing import CliRunner
 
 import cupyops
@@ -417,8 +417,8 @@ def test_what_a_function_says_is_no_markup(folder):
 
 def test_as_a_program_in_the_folder_of_the_module(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    words = [sys.executable, "-m", "cupyops", "check", "mine:bad", "--reference", "mine:good", "--only", "accuracy"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    words = ["-m", "cupyops", "check", "mine:bad", "--reference", "mine:good", "--only", "accuracy"]
+    done = run_python(*words, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr == ""
     assert "reproduce: cupyops.testing.check(mine.bad, [" in done.stdout
 

@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
+from processes import run_python
 from typer.testing import CliRunner
 
 import cupyops
@@ -278,8 +278,6 @@ def test_a_compiling_process_that_is_killed(shift, cubins, monkeypatch):
 
 def test_as_a_program():
     """`python -m cupyops`, from the parsing of its arguments to its exit code."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cupyops", "compile", "--arch", "sm_1"], capture_output=True, text=True
-    )
+    done = run_python("-m", "cupyops", "compile", "--arch", "sm_1")
     assert done.returncode == 2
     assert "--arch has 'sm_1'" in done.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from processes import run_python
 from toys import forget
 from typer.testing import CliRunner
 
@@ -56,8 +57,8 @@ def test_the_files(folder):
 
 def test_their_own_tests_pass(folder):
     """Those of values and gradients, in the simulator and for every dtype."""
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "values and simulator"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "values and simulator"]
+    done = run_python(*words, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{4 * len(KINDS)} passed" in done.stdout
 
@@ -350,7 +351,8 @@ def hub(tmp_path_factory):
 def test_a_package_that_the_loader_of_kernels_takes(hub, load):
     if load == _BY_THE_LOADER:
         pytest.importorskip("kernels")  # with all that it needs more than the rest of the tests together
-    subprocess.run([sys.executable, "-c", _LOAD.format(load=load)], cwd=hub, check=True, timeout=120)
+    done = run_python("-c", _LOAD.format(load=load), cwd=hub)
+    assert done.returncode == 0, done.stderr
 
 
 def test_its_own_tests_and_its_wheel_find_the_same_files(hub):
@@ -359,8 +361,8 @@ def test_its_own_tests_and_its_wheel_find_the_same_files(hub):
     (path,) = project["tool"]["pytest"]["ini_options"]["pythonpath"]
     assert (hub / "soft_relu" / package / "soft_relu.cu").is_file()
     assert package == f"{path}/soft_relu" and "get_local_kernel" in (hub / "soft_relu" / "README.md").read_text()
-    run = [sys.executable, "-m", "pytest", "-q", "-k", "values", "-p", "no:cacheprovider"]
-    subprocess.run(run, cwd=hub / "soft_relu", check=True, timeout=120)
+    done = run_python("-m", "pytest", "-q", "-k", "values", "-p", "no:cacheprovider", cwd=hub / "soft_relu")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,16 @@
 """`python -m cupyops port`: what is written runs, and nothing is guessed in silence."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_python
 
 import cupyops
-from cupyops._port.expressions import NotTranslated, Scope, python
+from cupyops._port.expressions import python
 from cupyops._port.port import port
 from cupyops._port.program import Program, parser, walk
+from cupyops._port.scope import NotTranslated, Scope
 from cupyops.cli.port import run
 
 FILE = Path(__file__).parents[1] / "kernel" / "extension" / "scale_rows.cu"
@@ -58,8 +58,7 @@ def test_host_functions_compute_what_they_did(tmp_path, capsys):
 
 def test_its_tests_fail_until_it_is_finished(tmp_path):
     assert run([FILE], tmp_path, ()) == 0
-    asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", "test_scale_rows.py"]
-    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True)
+    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", "test_scale_rows.py", cwd=tmp_path)
     assert done.returncode == 1 and "test_nothing_is_left_to_check" in done.stdout
 
 

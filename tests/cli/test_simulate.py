@@ -3,12 +3,12 @@
 import html.parser
 import json
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from processes import run_python
 from typer.testing import CliRunner
 
 from cupyops import Kernel
@@ -664,8 +664,8 @@ def test_a_built_in_kernel_with_its_includes(folder):
 
 def test_as_a_program(folder):
     """`python -m cupyops`, from the parsing of its arguments to its exit code."""
-    words = [sys.executable, "-m", "cupyops", "simulate", "k.cu", "add", "--grid", "1", "--block", "4"]
-    done = subprocess.run([*words, "--arg", "ones(4)"], capture_output=True, text=True)
+    words = ["-m", "cupyops", "simulate", "k.cu", "add", "--grid", "1", "--block", "4"]
+    done = run_python(*words, "--arg", "ones(4)")
     assert done.returncode == 2
     assert "takes 4 arguments; 1 given" in done.stderr and "Traceback" not in done.stderr
 

@@ -58,7 +58,7 @@ def results(function, rows, parameters, grads):
 
 def compare(operator, dtype, size, offset=0):
     """All results of some rows, of which a block takes several."""
-    count = 19 if size > 100 else 77
+    count = 77 if size <= 100 else 19 if size <= 300 else 11
     ours, theirs, tensors, parameters = OPERATORS[operator]
     make = Make("cpu", dtype, requires_grad=False)
     given = [make(count * size + offset)[offset:].view(count, size) for _ in range(tensors)]

@@ -6,13 +6,13 @@ import importlib.util
 import os
 import re
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from processes import run_python, torchrun
 from typer.testing import CliRunner
 
 import cupyops
@@ -81,9 +81,9 @@ def test_add_model_converges():
 def test_add_model_from_cubins(tmp_path):
     """In a process of its own, where nothing has been compiled or cached."""
     folder = tmp_path / "cubins"
-    command = [sys.executable, EXAMPLES / "add_model.py", "--kernel", "wheel", "--epochs", 2, "--cubins", folder]
+    command = [EXAMPLES / "add_model.py", "--kernel", "wheel", "--epochs", 2, "--cubins", folder]
     environment = os.environ | {"CUPYOPS_CACHE_DIR": str(tmp_path / "cache"), "COLUMNS": "200"}
-    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300)
+    done = run_python(*command, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("origin precompiled") == 2, done.stdout
     assert len(list(folder.glob("*.cubin"))) == 8, "two kernels, as text and as a file, for two dtypes"
@@ -278,12 +278,9 @@ def test_train_gpt_on_two_devices(verse, tmp_path):
     """The losses of one."""
     given = ["--data", verse, "--device", "cpu", "--plot", tmp_path / "loss.png", *SMALL, "--steps", 5]
     alone = number(r"last loss: (\S+),", run("train_gpt", *given))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(EXAMPLES / "train_gpt.py"), *map(str, given)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    assert "on 2 x cpu" in done.stdout
-    assert number(r"last loss: (\S+),", done.stdout) == pytest.approx(alone, abs=2e-4)
+    output = "".join(torchrun(2, EXAMPLES / "train_gpt.py", *given, env=os.environ))
+    assert "on 2 x cpu" in output
+    assert number(r"last loss: (\S+),", output) == pytest.approx(alone, abs=2e-4)
 
 
 def test_train_gpt_refuses(verse, tmp_path):

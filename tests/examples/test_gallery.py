@@ -35,7 +35,11 @@ def errors(text):
 
 # what is printed, looked at
 TASKS = {
+    "bilateral": lambda text: errors(text)[2] < errors(text)[1] / 2 < errors(text)[0] / 4,
     "diffuse": lambda text: text.count("heat -6.000") == 3 and text.count("@") == 12,
+    "farthest": lambda text: "largest gap is 5.11" in text and "largest gap is 0.77" in text and text.count("o") > 20,
+    "label": lambda text: "4 components: A of 54, B of 24, C of 4, D of 6" in text,
+    "scan": lambda text: errors(text)[1] < 0.01 < 0.3 < errors(text)[0],
     "smooth": lambda text: errors(text)[1] < errors(text)[0] and "0.72 of the slow signal, 0.25 of the fast" in text,
     "soup": lambda text: errors(text)[1] < 0.01 < errors(text)[0],
     "spheres": lambda text: text.count("@") > 20 and len(text.splitlines()) == 20,
@@ -55,6 +59,10 @@ def leaf(*shape, low=0.0, high=1.0):
 
 
 CALLS = {
+    "bilateral": lambda: [leaf(7, 6), 2, 1.5, 0.3],
+    "farthest": lambda: [leaf(3, 150, 3).detach(), 9],
+    "label": lambda: [torch.rand(9, 8) < 0.6],
+    "scan": lambda: [leaf(6, 5), leaf(6, 5), leaf(5, 3, low=-1.0, high=0.0), leaf(6, 3), leaf(6, 3)],
     "soup": lambda: [[leaf(3, 5) for _ in range(3)], leaf(3)],
     "splat": lambda: [leaf(20, 2, high=4.0).detach(), leaf(20), 6, 5],
     "smooth": lambda: [leaf(7, 3), leaf(3)],
@@ -96,6 +104,66 @@ def test_pictures_of_spheres_are_right(load):
         c = torch.tensor(centre).double() - torch.tensor([0.0, 0.0, -4.0])
         met |= (ray @ c) ** 2 >= ray.square().sum(-1) * ((c @ c) - radius**2)
     assert torch.equal(image > 0, met) and met.any() and not met.all()
+
+
+SIZES = {
+    "bilateral": [(1, 1, 3), (1, 9, 2), (17, 33, 1), (5, 4, 7)],  # height, width, radius
+    "scan": [(1, 1, 1), (5, 70, 16), (0, 3, 2), (33, 1, 4)],  # steps, channels, states
+}
+
+
+@pytest.mark.parametrize(("name", "size"), [(name, size) for name, sizes in SIZES.items() for size in sizes])
+def test_odd_sizes(load, name, size):
+    """Values and gradients in float64, by autograd."""
+    import cupyops
+
+    torch.manual_seed(1)
+    if name == "scan":
+        steps, channels, states = size
+        args = [leaf(steps, channels, low=-1.0), leaf(steps, channels), leaf(channels, states, low=-1.0, high=0.0)]
+        args, rest = [*args, leaf(steps, states, low=-1.0), leaf(steps, states, low=-1.0)], ()
+    else:
+        args, rest = [leaf(*size[:2])], (size[2], 1.2, 0.3)
+    operator = getattr(load(name), name)
+    exact = [one.detach().double().requires_grad_() for one in args]
+    truth = operator.reference(*exact, *rest)
+    with cupyops.simulate():
+        y = operator(*args, *rest)
+        grad_y = torch.rand_like(y)
+        torch.testing.assert_close(y, truth.float())
+        found = torch.autograd.grad(y, args, grad_y)
+    for a, b in zip(found, torch.autograd.grad(truth, exact, grad_y.double(), allow_unused=not y.numel())):
+        torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b.float(), rtol=2e-5, atol=2e-5)
+
+
+def test_components_are_those_of_scipy(load):
+    import cupyops
+
+    ndimage = pytest.importorskip("scipy.ndimage")
+    torch.manual_seed(0)
+    for density in (0.0, 0.4, 0.6, 1.0):
+        mask = torch.rand(23, 41) < density
+        with cupyops.simulate():
+            found = load("label").label(mask)
+        expected, count = ndimage.label(mask.numpy())
+        pairs = set(zip(found.flatten().tolist(), expected.flatten().tolist()))
+        assert len({one for one, _ in pairs}) == len({other for _, other in pairs}) == len(pairs)  # one to one
+        assert len({one for one, _ in pairs} - {0}) == count and bool(((found == 0) == ~mask).all())
+
+
+@pytest.mark.parametrize(("points", "count"), [(1, 1), (129, 129), (300, 40)])
+def test_of_equally_far_points_the_first_is_taken(load, points, count):
+    """Of a grid many are; and each choice is a farthest one, measured anew in float64."""
+    import cupyops
+
+    torch.manual_seed(0)
+    clouds = torch.randint(0, 4, (2, points, 3)).float()
+    with cupyops.simulate():
+        chosen = load("farthest").farthest(clouds, count)
+    for cloud, taken in zip(clouds.double(), chosen.tolist()):
+        for k in range(1, count):
+            far = torch.cdist(cloud, cloud[taken[:k]]).amin(1)
+            assert taken[k] == (far >= far.max() - 1e-9).nonzero()[0]
 
 
 def test_the_list_names_every_program():

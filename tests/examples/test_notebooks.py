@@ -4,12 +4,14 @@ import json
 import re
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 for needed in ("ipykernel", "nbclient", "ml_dtypes", "sklearn"):
-    pytest.importorskip(needed)
+    if find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed", allow_module_level=True)
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import nbformat  # noqa: E402

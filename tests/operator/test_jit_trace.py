@@ -1,10 +1,8 @@
 """torch.jit.trace and torch.onnx.export(dynamo=False) record what PyTorch's operators do: the reference, and no launch."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from processes import run_python
 from torch import Tensor
 from toys import executor, exponential, forget, fresh, product
 
@@ -151,4 +149,5 @@ with warnings.catch_warnings(record=True) as seen:
 found = [one for one in seen if issubclass(one.category, torch.jit.TracerWarning)]
 assert [one.filename for one in found] == ["<string>"], found
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ import cupyops
 from cupyops._kernel.launch.pointers import Pointers
 from cupyops._kernel.launch.tensor_map import TensorMap
 from cupyops._operator.derivation import build, plans
-from cupyops._operator.derivation.constants import MapRef, PointersRef, Ref, freeze
+from cupyops._operator.derivation.constants import AccessorRef, MapRef, PointersRef, Ref, freeze
 from cupyops._util.allocations import Allocations
 from cupyops.simulator import TensorMap as Simulated
 
@@ -139,6 +139,8 @@ class Machine:
         content = ctypes.string_at(at, argument.size)
         if isinstance(recorded, MapRef):
             return self._map(content, recorded)
+        if isinstance(recorded, AccessorRef):
+            return self._accessed(argument.accessor, content, recorded)
         if isinstance(recorded, PointersRef):
             return self._pointers(content, recorded)
         if argument.kind == "struct":
@@ -151,6 +153,13 @@ class Machine:
         expected = np.float32(recorded) if argument.kind == "float" and argument.size == 4 else recorded
         assert value == expected or freeze(float(value)) == freeze(float(expected))
         return value
+
+    def _accessed(self, accessor, content, recorded):
+        """The tensor that an accessor's bytes describe."""
+        assert content[8:] == recorded.content[8:] and len(content) == len(recorded.content)
+        address, *extents = struct.unpack(accessor._format, content)
+        sizes, strides = extents[: accessor.rank], extents[accessor.rank :]
+        return self.known.at(address, accessor.dtype).as_strided(sizes, strides)
 
     def _pointers(self, content, recorded):
         """Pointers as the bytes have them: to what lies at the addresses."""

@@ -1,19 +1,36 @@
-"""A test in several processes, as `torch.distributed` has them."""
+"""Tests in processes of their own: forks of one that has imported PyTorch and cupyops, which takes two seconds each time."""
 
 from __future__ import annotations
 
+import io
 import multiprocessing
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-PRELOADED = ("cupyops._kernel.compile.compiler", "torch.distributed.tensor")
+PRELOADED = ("cupyops._kernel.compile.compiler", "cupyops.cli.app", "pytest", "torch.distributed.tensor")
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def _context(preloaded: Sequence[str] = ()) -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED, *preloaded])
+    return context
+
+
+# --- one function in several processes, as `torch.distributed` has them ---
 
 
 def together(checks: Callable[[int, int, Path], None], size: int, store: Path, preloaded: Sequence[str] = ()) -> None:
     """Run `checks(rank, size, store)` in each of `size` processes; what fails in any of them is raised."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, *preloaded])
+    context = _context(preloaded)
     results = context.Queue()
     workers = [context.Process(target=_work, args=(checks, rank, size, store, results)) for rank in range(size)]
     for worker in workers:
@@ -30,3 +47,73 @@ def _work(checks: Callable[[int, int, Path], None], rank: int, size: int, store:
         results.put("")  # type: ignore[attr-defined]
     except BaseException as error:
         results.put("".join(traceback.format_exception(error)))  # type: ignore[attr-defined]
+
+
+# --- a program ---
+
+
+def run_python(
+    *words: object, cwd: Path | str | None = None, env: Mapping[str, str] | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """`python -m NAME ...`, `python -c CODE ...` or `python FILE ...`, and what it wrote, as `subprocess.run` gives it.
+
+    PyTorch and cupyops are imported before it begins, in the environment of the first such call: a program that is about
+    their imports needs an interpreter of its own.
+    """
+    given, folder = [str(word) for word in words], os.fspath(cwd or os.getcwd())
+    environ = dict(os.environ if env is None else env)
+    with tempfile.TemporaryDirectory() as kept:
+        paths = [Path(kept, name) for name in ("stdout", "stderr")]
+        process = _context().Process(target=_run, args=(given, folder, environ, paths))
+        process.start()
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            raise subprocess.TimeoutExpired(given, timeout)
+        out, err = (path.read_text(encoding="utf-8") for path in paths)
+        return subprocess.CompletedProcess(given, process.exitcode, out, err)
+
+
+def torchrun(size: int, *words: object, env: Mapping[str, str], timeout: float = 240) -> list[str]:
+    """What each of `size` processes wrote that run a program as `torchrun --standalone` has them; they all must end well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {**env, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_PORT": str(port)}
+    each = [
+        shared | {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        for rank in range(size)
+    ]
+    with ThreadPoolExecutor(size) as pool:
+        done = list(pool.map(lambda environ: run_python(*words, env=environ, timeout=timeout), each))
+    for one in done:
+        assert one.returncode == 0, one.stderr
+    return [one.stdout for one in done]
+
+
+def _run(words: list[str], folder: str, environ: dict[str, str], paths: list[Path]) -> None:
+    for number, path in enumerate(paths, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    encoding, _, errors = environ.get("PYTHONIOENCODING", "utf-8").partition(":")
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding, errors or "strict", write_through=True)
+    sys.stderr = io.TextIOWrapper(
+        io.FileIO(2, "w", closefd=False), encoding, errors or "backslashreplace", write_through=True
+    )
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    added = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [*added, *(path for path in sys.path if path and not Path(path).is_relative_to(TESTS))]
+    kind, what = words[0], words[1] if len(words) > 1 else ""
+    if kind == "-m":
+        sys.argv = words[1:]
+        sys.path.insert(0, folder)
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = words
+        sys.path.insert(0, str(Path(folder, kind).parent))
+        runpy.run_path(kind, run_name="__main__")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from gpu_report_plugin import Recorder, tool
+from processes import run_python
 
 report = tool()
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,8 +104,8 @@ def pytest_run(folder, *args):
     """The report of a run of pytest in `folder`."""
     path = folder / "written.json"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "gpu_report_plugin", "--gpu-report", str(path), *args]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    command = ["-m", "pytest", "-q", "-p", "gpu_report_plugin", "--gpu-report", path, *args]
+    done = run_python(*command, cwd=folder, env=environment)
     assert path.is_file(), done.stdout + done.stderr
     return json.loads(path.read_text())
 

@@ -34,6 +34,13 @@ class PointersRef(NamedTuple):
     written: bool
 
 
+class AccessorRef(NamedTuple):
+    """A tensor as an accessor: its number, and what the accessor is where its address is 0."""
+
+    tensor: Ref
+    content: bytes
+
+
 class NoConstant(Exception):
     """A value that is not one of the kinds that are told apart by type and value alone."""
 
@@ -51,6 +58,7 @@ _PLAIN = (
     Ref,
     MapRef,
     PointersRef,
+    AccessorRef,
 )
 _SEQUENCES = (tuple, list, torch.Size)
 

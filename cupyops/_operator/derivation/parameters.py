@@ -18,7 +18,7 @@ from ..._kernel.launch.signature import Argument
 from ..._kernel.launch.tensor_map import Description
 from ..._util import torch_private
 from .codegen import Writer
-from .constants import MapRef, PointersRef, Ref
+from .constants import AccessorRef, MapRef, PointersRef, Ref
 from .steps import Launch, Recording, Step, View
 
 _ALIGNMENT = tensor_map.PLACE_ALIGNMENT  # of a buffer, for the tensor maps in it
@@ -190,6 +190,11 @@ class Buffers:
                 pointers = ["0" if one is None else self._address(one) for one in value.entries]
                 group.structs.append((len(self._image), pointers))
                 self._image += bytes(argument.size)
+            elif isinstance(value, AccessorRef):  # whose address comes first
+                self._align(8)
+                offsets.append(len(self._image))
+                group.structs.append((len(self._image), [self._address(value.tensor)]))
+                self._image += value.content
             else:
                 self._align(max(argument.align, 8))
                 offsets.append(len(self._image))

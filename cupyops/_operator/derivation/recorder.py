@@ -21,7 +21,7 @@ from ..._kernel.launch.pointers import Pointers
 from ..._kernel.launch.tensor_map import ADDRESS_ALIGNMENT, TensorMap
 from ..._util import observed, torch_private
 from ..._util.allocations import EMPTY
-from .constants import MapRef, NoConstant, PointersRef, Ref, freeze
+from .constants import AccessorRef, MapRef, NoConstant, PointersRef, Ref, freeze
 from .kept import Kept
 from .steps import Alloc, Bump, Call, Inner, Launch, Recording, Step, View, numbers_in
 
@@ -146,12 +146,11 @@ class Recorder(TorchFunctionMode):
         if loaded is None and executors.get(self._device.type) is None:
             return  # a dry run
         try:
-            values = tuple(self._constant(value) for value in args)
+            arguments = _simulated(specialised, self._device, len(args)) if loaded is None else loaded.arguments
+            values = tuple(map(self._argument, arguments, args))
             for argument, value in zip(() if loaded is None else loaded.arguments, args):
                 if argument.dtype is None and argument.boundary > 1 and isinstance(value, Tensor):
                     self.alignment(value, argument.boundary)  # which the launch has found to be so
-                if argument.accessor is not None:
-                    raise NoConstant("a tensor that it takes as an accessor, which is packed at each launch")
             self._refuse_tables(loaded, args)
             for value in args:
                 if isinstance(value, TensorMap):
@@ -290,6 +289,13 @@ class Recorder(TorchFunctionMode):
             return False
         return type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device == self._device
 
+    def _argument(self, argument: Any, value: Any) -> Any:
+        """The same of an argument of a launch: of an accessor also what it has of its tensor."""
+        found = self._constant(value)
+        if isinstance(found, Ref) and argument is not None and argument.accessor is not None:
+            return AccessorRef(found, argument.accessor.packed(value, 0))
+        return found
+
     def _constant(self, value: Any) -> Any:
         """An argument with a Ref in the place of each tensor, and arrays as they are now."""
         if isinstance(value, Tensor):
@@ -363,6 +369,12 @@ def _tensors(value: Any) -> Any:
     elif isinstance(value, (tuple, list)):
         for one in value:
             yield from _tensors(one)
+
+
+def _simulated(specialised: Any, device: torch.device, count: int) -> Sequence[Any]:
+    """What a kernel takes where it is simulated; None of each argument where something else runs it."""
+    arch = getattr(executors.get(device.type), "arch", None)
+    return (None,) * count if arch is None else specialised.arguments(specialised.binary(arch))
 
 
 def _storage(tensor: Tensor) -> int:

@@ -15,7 +15,7 @@ from ..._kernel.launch.loaded import Loaded
 from ..._kernel.launch.pointers import Pointers
 from ..._kernel.launch.specialised import Specialised
 from ..._kernel.launch.tensor_map import TensorMap
-from .constants import MapRef, PointersRef, Ref
+from .constants import AccessorRef, MapRef, PointersRef, Ref
 from .kept import Kept
 
 Size = tuple[int, ...]
@@ -65,7 +65,7 @@ class View(Call):
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel launched; `args` with a `Ref` for each tensor, a `MapRef` for a map and a `PointersRef` for pointers."""
+    """A kernel launched; `args` with a `Ref` for each tensor, and others of constants.py for what holds some."""
 
     specialised: Specialised
     loaded: Loaded | None  # on a GPU
@@ -129,7 +129,7 @@ def numbers_in(value: Any) -> Any:
     """The numbers of the Refs in a value, in order."""
     if isinstance(value, Ref):
         yield value.number
-    elif isinstance(value, MapRef):
+    elif isinstance(value, (MapRef, AccessorRef)):
         yield value.tensor.number
     elif isinstance(value, PointersRef):
         yield from (one.number for one in value.entries if one is not None)
@@ -144,6 +144,8 @@ def filled(value: Any, tensors: Any) -> Any:
     """A value with `tensors[number]` in the place of each Ref, also in those of tensor maps and pointers."""
     if isinstance(value, Ref):
         return tensors[value.number]
+    if isinstance(value, AccessorRef):
+        return tensors[value.tensor.number]
     if isinstance(value, MapRef):
         return TensorMap(tensors[value.tensor.number], value.description, value.written)
     if isinstance(value, PointersRef):

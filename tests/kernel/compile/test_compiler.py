@@ -6,13 +6,12 @@ import multiprocessing
 import os
 import re
 import stat
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from processes import run_python
 
 from cupyops._kernel.compile import backend, compiler, source, trust
 from cupyops._kernel.compile import cache as disk
@@ -219,7 +218,7 @@ def test_compiling_needs_no_gpu():
         "print(len(binary.parameters), cubin[:4])\n"
     )
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    done = run_python("-c", code, env=env)
     assert done.stdout.split() == ["4", "b'\\x7fELF'"]
 
 

@@ -134,6 +134,31 @@ def test_what_such_files_use_of_headers(dtype):
     assert total.item() == 9
 
 
+@pytest.mark.parametrize("bits", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("named", ["template", "at::Half and at::BFloat16"])
+def test_values_that_are_only_read(bits, named):
+    """`__ldg` of PyTorch's half types gives every bit as it is in memory."""
+    head, scalar = "template <typename scalar_t> ", "scalar_t"
+    if named != "template":
+        head, scalar = "", {torch.float16: "at::Half", torch.bfloat16: "at::BFloat16"}[bits]
+    code = f"""
+    #include <torch/extension.h>
+    {head}__global__ void copied(const {scalar}* __restrict__ x, {scalar}* y, float* z, int n) {{
+      const int i = blockIdx.x * blockDim.x + threadIdx.x;
+      if (i >= n) return;
+      y[i] = __ldg(x + i);
+      z[i] = static_cast<float>(__ldg(&x[i])) + __ldg(z + i);
+    }}
+    """
+    x = torch.arange(2**16).to(torch.int16).view(bits)  # all that there are, NaN and infinity among them
+    y, z = torch.empty_like(x), torch.ones(2**16)
+    template = {"scalar_t": bits} if head else {}
+    with cupyops.simulate():
+        cupyops.extension(code).copied[2**7, 2**9](x, y, z, 2**16, **template)
+    assert torch.equal(y.view(torch.int16), x.view(torch.int16))
+    torch.testing.assert_close(z, x.float() + 1, equal_nan=True, rtol=0, atol=0)
+
+
 def test_a_function_of_the_file_is_taken_before_ours():
     code = """
     #include <torch/extension.h>

@@ -1,0 +1,87 @@
+"""Launches: the arguments of a kernel, and its template arguments, as they are written or as C++ deduces them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .expressions import python
+from .program import Node, bare, text, walk
+from .scope import NotTranslated, Scope
+from .vocabulary import DTYPES, name_of
+
+
+@dataclass
+class Kernel:
+    """What is known of a kernel: its template parameters, (name, whether it is a type), and the C types that it takes."""
+
+    name: str
+    template: Sequence[tuple[str, bool]]
+    types: Sequence[str]
+
+
+def launch(
+    node: Node, function: Node, syntax: Node, given: Node, kernels: Mapping[str, Kernel], scope: Scope
+) -> tuple[str, list[str]]:
+    """`name[grid, block]`, and its arguments, of `name<T><<<grid, block>>>(...)`. Raises `NotTranslated`."""
+    name = bare(text(function).partition("<<<")[0])
+    kernel = kernels.get(name)
+    if kernel is None:
+        raise NotTranslated(node, f"the launch of {name}, which is no kernel of the file")
+    shape = [python(one, scope) for one in syntax.named_children[:3] if one.type != "comment"]
+    if len(shape) == 3 and shape[2] == "0":
+        shape.pop()
+    nodes = [one for one in given.named_children if one.type != "comment"]
+    values = [python(one, scope) for one in nodes]
+    return f"{name}[{', '.join(shape)}]", [*values, *_template(node, function, kernel, nodes, values, scope)]
+
+
+def _template(
+    node: Node, function: Node, kernel: Kernel, nodes: Sequence[Node], values: Sequence[str], scope: Scope
+) -> list[str]:
+    """`scalar_t=x.dtype` for each template parameter: as it is written, else as C++ deduces it of the arguments."""
+    written = next((one for one in walk(function) if one.type == "template_argument_list"), None)
+    given = [] if written is None else [one for one in written.named_children if one.type != "comment"]
+    found = []
+    for index, (name, is_type) in enumerate(kernel.template):
+        if index < len(given):
+            value = _type(given[index], scope) if is_type else _value(given[index], scope)
+        else:
+            value = _deduced(node, kernel, name, nodes, values, scope)
+        found.append(f"{name}={value}")
+    return found
+
+
+def _type(node: Node, scope: Scope) -> str:
+    name = text(node)
+    if name == "scalar_t" or scope.kinds.get(name) == "dtype":
+        return name
+    if name in ("half", "__half", "__nv_bfloat16", "nv_bfloat16"):
+        return repr({"half": "__half", "nv_bfloat16": "__nv_bfloat16"}.get(name, name))  # CUDA's own, not PyTorch's
+    if name in DTYPES:
+        return f"torch.{DTYPES[name]}"
+    raise NotTranslated(node, f"the template argument {name}")
+
+
+def _value(node: Node, scope: Scope) -> str:
+    inner = node
+    while inner.type == "type_descriptor" and inner.named_children:
+        inner = inner.named_children[0]
+    if inner.type == "type_identifier":
+        name = text(inner)
+        if name in scope.program.constants:
+            scope.used.add(name)
+        return name_of(name)
+    return python(inner, scope)
+
+
+def _deduced(node: Node, kernel: Kernel, name: str, nodes: Sequence[Node], values: Sequence[str], scope: Scope) -> str:
+    for ctype, given, value in zip(kernel.types, nodes, values):
+        if not re.search(rf"\b{name}\b", ctype) or not ("*" in ctype or "Accessor" in ctype):
+            continue
+        element = re.search(r"(?:data\w*|accessor\w*)<\s*(?:const\s+)?([\w: ]+?)\s*[,>]", text(given))
+        if element is not None and element[1] in DTYPES:
+            return f"torch.{DTYPES[element[1]]}"
+        return scope.dtypes.get(text(given), f"{value}.dtype")
+    raise NotTranslated(node, f"the template parameter {name} of {kernel.name}, which is not written")
