@@ -5,7 +5,7 @@
 #include "gemm/wgmma.cuh"
 
 // Grid, block, shared memory: see gemm_wgmma(). F: f. A tile multiplies N / 2 columns of either weight, so that a thread has both
-// sums of a column. kept, [2, m, n], is where gate and up go; it may be null, and has a map alike y's.
+// sums of a column. kept, [m, 2 n], is where gate and up go, side by side; it may be null. Its map is of [2, m, n].
 template <typename T, class F, int M, int N, int STAGES, int SLOTS, int CLUSTER, bool PINGPONG, bool LATE>
 __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
     gated_linear_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap gate,

@@ -76,8 +76,8 @@ struct Partial {
 
 // The problem. a_moves, b_moves: 1 where a batch has matrices of its own, 0 where all share one. pitch: 0 where TMA stores y;
 // else elements from one row of y to the next, and m rows from one matrix to the next. group: see Order.
-// Of some epilogues: up, the second operand of Gated; kept, a pointer and a map of [1 or 2, m, n], with y's pitch; residual,
-// [m, n]; partial, [batches, m, n rounded up to 8].
+// Of some epilogues: up, the second operand of Gated; kept, a pointer to [m, n], of Gated to [m, 2, n], and a map of that in
+// which the middle dimension is the outermost; residual, [m, n]; partial, [batches, m, n rounded up to 8].
 template <typename T> struct Problem {
   const TensorMap &a, &b, &y;
   T* data;
@@ -526,19 +526,25 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
 #pragma unroll
     for (int i = 0; i < S::PIECES; ++i) {
       if (i != number) continue;
-      store_bits(i % S::SLOTS, i, p.y, p.data, to.batch, [&](int c) { return results[i][c]; });
+      const auto index = [&](int row, int column) {
+        return (static_cast<long long>(to.batch) * p.m + row) * p.pitch + column;
+      };
+      store_bits(i % S::SLOTS, i, p.y, to.batch, p.data, index, [&](int c) { return results[i][c]; });
     }
   }
 
   // The same of what backward reads.
-  template <typename Bits> __device__ __forceinline__ void keep(int slot, int piece, int batch, Bits bits) const {
-    store_bits(slot, piece, p.kept_map, p.kept, batch, bits);
+  template <typename Bits> __device__ __forceinline__ void keep(int slot, int piece, int part, Bits bits) const {
+    const auto index = [&](int row, int column) {
+      return (static_cast<long long>(row) * (E::GATED ? 2 : 1) + part) * p.pitch + column;
+    };
+    store_bits(slot, piece, p.kept_map, part, p.kept, index, bits);
   }
 
-  // bits(c): two elements, as `results` has them.
-  template <typename Bits>
-  __device__ __forceinline__ void store_bits(int number, int piece, const TensorMap& map, T* data, int batch,
-                                             Bits bits) const {
+  // bits(c): two elements, as `results` has them. index(row, column): where an element is, if there is no map.
+  template <typename Index, typename Bits>
+  __device__ __forceinline__ void store_bits(int number, int piece, const TensorMap& map, int batch, T* data,
+                                             Index index, Bits bits) const {
     const unsigned slot = slots + number * S::PIECE_BYTES;
     if (thread == 0) tma::wait_for_stores<S::SLOTS - 1>();
     sync_threads(1 + me, 128);
@@ -552,21 +558,21 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
     sync_threads(1 + me, 128);
     const int x = to.column + piece % S::ACROSS * S::PIECE, y = to.row + piece / S::ACROSS * 64;
     if (p.pitch) {
-      store_elements(slot, x, y, data, batch);
+      store_elements(slot, x, y, data, index);
     } else if (thread == 0) {
       tma::store(map, x, y, batch, slot);
       tma::end_stores();
     }
   }
 
-  __device__ __forceinline__ void store_elements(unsigned slot, int x, int y, T* data, int batch) const {
+  template <typename Index>
+  __device__ __forceinline__ void store_elements(unsigned slot, int x, int y, T* data, Index index) const {
     for (int j = thread; j < 64 * S::PIECE; j += 128) {
       const int row = y + j / S::PIECE, column = x + j % S::PIECE;
       if (row >= p.m || column >= p.n) continue;
       unsigned short bits;
       asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(slot + tma::swizzle<S::PIECE * 2>(j * 2)) : "memory");
-      const long long at = (static_cast<long long>(batch) * p.m + row) * p.pitch + column;
-      reinterpret_cast<unsigned short*>(data)[at] = bits;
+      reinterpret_cast<unsigned short*>(data)[index(row, column)] = bits;
     }
   }
 };

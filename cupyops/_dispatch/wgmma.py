@@ -75,6 +75,7 @@ class Tile(Form[Any]):
         layouts: tuple[tuple[bool, bool], ...] = ((False, False), (False, True), (True, True)),
     ) -> None:
         self.name, self.m, self.n, self.stages, self.slots, self.share = name, m, n, stages, slots, share
+        self.columns = n  # of the result
         self.cluster, self.split, self.layouts, self.pingpong = cluster, split, layouts, pingpong
         how = (
             "each consumer a tile" if pingpong else f"k split over a cluster of {split}" if split > 1 else "cooperative"
@@ -82,19 +83,22 @@ class Tile(Form[Any]):
         self.summary = f"a persistent block has tiles of {m} x {n} by WGMMA and TMA; {how}"
         beside = m == 64 and not pingpong
         self.piece = min((n // 2 if beside else n) // split, K)
-        fixed: dict[str, Any] = dict(M=(m,), N=(n,), STAGES=(stages,), SLOTS=(slots,), CLUSTER=(cluster,))
-        fixed |= dict(SPLIT=(split,), PINGPONG=(pingpong,), LATE=(late,))
-        self.kernel = Kernel(
+        self.fixed = dict(M=m, N=n, STAGES=stages, SLOTS=slots, CLUSTER=cluster, SPLIT=split)
+        self.fixed |= dict(PINGPONG=pingpong, LATE=late)
+        self.kernel = self.made()
+
+    def made(self) -> Kernel:
+        """The kernel of this form."""
+        return Kernel(
             "gemm_wgmma.cu",
-            f"gemm_wgmma<T, {', '.join(fixed)}, A_MN, B_MN>",
+            f"gemm_wgmma<T, {', '.join(self.fixed)}, A_MN, B_MN>",
             arch="sm_90a",
             T=HALF,
-            **fixed,
+            **{name: (value,) for name, value in self.fixed.items()},
             A_MN=_BOTH,
             B_MN=_BOTH,
-            where=lambda A_MN, B_MN: (A_MN, B_MN) in layouts,
+            where=lambda A_MN, B_MN: (A_MN, B_MN) in self.layouts,
         )
-        self._template = {name: values[0] for name, values in fixed.items()}
 
     def why_not(self, problem: Any, gpu: Gpu) -> str | None:
         """It takes half types whose rows are whole vectors, on Hopper alone."""
@@ -156,7 +160,7 @@ class Tile(Form[Any]):
             clusters * blocks,
             THREADS,
             self.shared,
-            {"T": p.dtype, **self._template, "A_MN": a_mn, "B_MN": b_mn},
+            {"T": p.dtype, **self.fixed, "A_MN": a_mn, "B_MN": b_mn},
             cluster=blocks if blocks > 1 else None,
             extra=operands,
             args=(p.m, p.n, p.k, p.batches, *moves, pitch, group),
@@ -195,7 +199,7 @@ class Tile(Form[Any]):
 
     def _tiles(self, p: Problem) -> int:
         """Of clusters."""
-        return ceil_div(p.m, self.m * self.cluster) * ceil_div(p.n, self.n) * p.batches
+        return ceil_div(p.m, self.m * self.cluster) * ceil_div(p.n, self.columns) * p.batches
 
 
 FORMS = [
