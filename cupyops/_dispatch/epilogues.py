@@ -1,18 +1,18 @@
-"""Forms of a linear layer with what follows it: an activation and a residual, or a gate (cuda_src/*_linear_wgmma.cu).
+"""Forms of a linear layer with what follows it: an activation and a residual (cuda_src/linear_act*.cu), or a gate.
 
-On Hopper the epilogue of the product computes it, from sums that were not rounded. Else, and where that is not measured to be
-faster, a product of `linear`'s is followed by the kernel of the activation.
+The epilogue of the product computes that, from sums that were not rounded; of a gate on Hopper alone. Where it is not measured
+to be faster, a product of `linear`'s is followed by the kernel of the activation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from .._kernel.kernel import Kernel
+from .._kernel.kernel import FLOATING, Kernel
 from .._util.strides import aligned, is_dry
 from . import gemm, linear, wgmma
 from .forms import Form, Forms, Launch
@@ -21,6 +21,7 @@ from .gpu import Gpu, gpu
 from .wgmma import K, Operand
 
 # By their names in Python, those of common/elementwise/activations.cuh.
+# Those of linear_act.cu are counted in this order.
 ACTIVATIONS = {"none": "Identity", "relu": "Relu", "gelu": "GeluExact", "gelu_tanh": "GeluTanh", "silu": "Silu"}
 GATES = {name: ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh")}
 
@@ -92,10 +93,21 @@ class Fused(wgmma.Tile):
 
 
 class Apart(Form[Problem]):
-    """A product, then what follows it."""
+    """A product, then what follows it.
+
+    Args:
+        last: whether no kernel computes both on every GPU.
+    """
+
+    def __init__(self, last: bool) -> None:
+        self._last = last
 
     name = "apart"
     summary = "a product by a form of linear, which PyTorch's is too; then the kernel of the activation"
+
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        """It is what PyTorch does, with kernels of ours for what follows."""
+        return None if gpu.library or self._last else "an epilogue saves a pass"
 
     def launch(self, problem: Problem, gpu: Gpu) -> Launch:
         """Nothing of its own."""
@@ -114,35 +126,63 @@ ACTIVATED = [
 _WIDE = dict(kernel="gated_linear_wgmma", functions=[*GATES.values()], columns=128, cluster=2, late=True)
 GATED = [Fused("wgmma_128x256", 128, 256, 4, 2, 1.0, **_WIDE)]  # type: ignore[arg-type]
 
-LINEAR_ACT = Forms("linear_act", "product", [*ACTIVATED, Apart()])
-GATED_LINEAR = Forms("gated_linear", "product", [*GATED, Apart()])
+linear_act_fwd = Kernel("linear_act.cu", "linear_act_fwd<T, TILE>", **gemm.TILED)
+linear_act_wide = Kernel("linear_act.cu", "linear_act_fwd<T, TILE>", T=HALF, TILE=(gemm.WIDE,))
+linear_act_sum = Kernel("linear_act.cu", "linear_act_sum<T>", T=FLOATING)
+
+LINEAR_ACT = Forms(
+    "linear_act", "product", [*ACTIVATED, Apart(last=False), *gemm.tiles(linear_act_fwd, linear_act_wide)]
+)
+GATED_LINEAR = Forms("gated_linear", "product", [*GATED, Apart(last=True)])
 
 
-def fused(forms: Forms[Any], x: Tensor, weights: Sequence[Tensor]) -> Callable[..., None] | None:
-    """What computes a layer of rows `x` at once; None where the product is apart.
+class Plan:
+    """How a layer of rows `x` is computed by an epilogue."""
 
-    It takes (y, kept, F, *more): where backward's tensor goes, or None; the activation's name in CUDA; bias and residual.
-    """
-    if is_dry(x):
+    def __init__(self, launch: Launch, x: Tensor, weights: Sequence[Tensor]) -> None:
+        self.launch, self.x, self.weights = launch, x, weights
+
+    def run(self, y: Tensor, kept: Tensor | None, activation: str, *more: Tensor | None) -> None:
+        """Launch it.
+
+        Args:
+            y: the result.
+            kept: where what backward reads goes, or None.
+            activation: by its name in Python.
+            *more: of linear_act the bias and the residual.
+        """
+        launch = self.launch
+        if launch.extra:
+            return self._by_wgmma(y, kept, ACTIVATIONS[activation], more)
+        function = [*ACTIVATIONS].index(activation)
+        gemm.run(launch, linear_act_sum, (self.x, *self.weights, *more, function), (y, kept))
         return None
-    weight = weights[0]
-    if any(one.stride() != weight.stride() for one in weights):
-        return None
-    problem = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), True, False, x.dtype)
-    launch = forms.launch(problem, gpu(x.device))
-    if launch.kernel is None:
-        return None
 
-    def run(y: Tensor, kept: Tensor | None, function: str, *more: Tensor | None) -> None:
+    def _by_wgmma(self, y: Tensor, kept: Tensor | None, function: str, more: Sequence[Tensor | None]) -> None:
+        launch = self.launch
         of, pitch = launch.extra, launch.args[-2]
-        maps = [of["a"].map(_whole(x)), *(of["b"].map(_whole(weight)) for weight in weights)]
+        maps = [of["a"].map(self.x), *(of["b"].map(weight) for weight in self.weights)]
         stored = maps[0] if pitch else of["y"].map(y, written=True)
         also = stored if pitch or kept is None else of["kept"].map(kept, written=True)
         launch(*maps, stored, also, y, kept, *more, F=function)
 
-    return run
+
+def fused(forms: Forms[Any], x: Tensor, weights: Sequence[Tensor]) -> Plan | None:
+    """How a layer of rows `x` and of weights that lie alike is computed at once; None where the product is apart."""
+    if is_dry(x):
+        return None
+    weight = weights[0]
+    problem = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), True, False, x.dtype)
+    launch = forms.launch(problem, gpu(x.device))
+    if launch.kernel is None:
+        return None
+    if launch.extra:
+        return Plan(launch, *_whole(x), _whole(*weights))
+    if copies := gemm.prepared(problem, launch, x, weight.T):
+        return fused(forms, copies[0], [copies[1].T])
+    return Plan(launch, x, weights)
 
 
-def _whole(matrix: Tensor) -> Tensor:
-    """As TMA reads it: its rows begin at whole vectors."""
-    return matrix if aligned(matrix) else gemm.padded(matrix)
+def _whole(*matrices: Tensor) -> list[Tensor]:
+    """As TMA reads them: they begin at 16-byte boundaries."""
+    return [matrix if aligned(matrix) else gemm.padded(matrix) for matrix in matrices]

@@ -32,7 +32,7 @@ def forward(x, weight, weight_up, activation, needs_grad=None):
     rows, (weight, weight_up) = rows_of(x), contiguous(weight, weight_up)
     halves = _halves(weight, weight_up)
     n, (m, _) = halves[0].shape[0], rows.shape
-    if (run := fused(GATED_LINEAR, rows, halves)) is None:
+    if (plan := fused(GATED_LINEAR, rows, halves)) is None:
         parts = [x.new_empty((m, one.shape[0])) for one in (weight, weight_up) if one is not None]
         for one, part in zip((weight, weight_up), parts):
             multiply(rows, one, None, part, turn_b=True)
@@ -41,7 +41,7 @@ def forward(x, weight, weight_up, activation, needs_grad=None):
     else:
         y = x.new_empty((m, n))
         saved = () if needs_grad is None else (x.new_empty((m, 2 * n)),)
-        run(y, saved[0] if saved else None, GATES[activation])
+        plan.run(y, saved[0] if saved else None, activation)
     return y.view(*x.shape[:-1], n), saved
 
 

@@ -44,8 +44,8 @@ def forward(x, weight, bias, residual, activation, needs_grad=None):
     kept = None
     if wanted and activation != "none":  # of relu alone, y tells where its slope is 0
         kept = y if activation == "relu" and residual is None else torch.empty_like(y)
-    if run := fused(LINEAR_ACT, rows, (weight,)):
-        run(y, None if kept is y else kept, ACTIVATIONS[activation], bias, residual)
+    if plan := fused(LINEAR_ACT, rows, (weight,)):
+        plan.run(y, None if kept is y else kept, activation, bias, residual)
     else:
         z = y if kept is None else kept
         multiply(rows, weight, bias, z, turn_b=True)
