@@ -1,10 +1,14 @@
-"""What the tests of matmul, linear and conv2d share: every tile of their kernels at any size, and every form by wgmma."""
+"""What the tests of matmul, conv2d, linear and what is fused with it share: every tile of their kernels at any size, and every
+form by wgmma."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import cupyops
 from cupyops._dispatch import gemm, wgmma
@@ -43,3 +47,88 @@ def compare_wgmma(form: wgmma.Tile, layout: tuple[bool, bool], dtype: torch.dtyp
         y = cupyops.matmul(a, b)
     exact = a.double() @ b.double()
     assert (y.double() - exact).abs().max() <= 2 * torch.finfo(dtype).eps * exact.abs().max(), (form.name, layout)
+
+
+# Of what is computed in an epilogue: 16-bit results are rounded once, gradients of what an activation was given once before;
+# the sum of some hundred products in fp32 or fp64 has errors of its own.
+UNITS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 8, torch.float64: 8}
+
+
+def compare(
+    ours: Callable[..., Tensor],
+    theirs: Callable[..., Tensor],
+    shapes: Sequence[tuple[int, ...] | None],
+    activation: str,
+    dtype: torch.dtype,
+    device: Any,
+) -> None:
+    """A layer of (x, weight, bias or other weight, then a residual) beside PyTorch in float64, forward and gradients."""
+    torch.manual_seed(0)
+    made = [None if one is None else torch.randn(one, device=device, dtype=torch.float64) for one in shapes]
+    scale = made[1].shape[1] ** -0.5  # results near 1
+    made = [t if t is None else (t * scale if index else t).to(dtype) for index, t in enumerate(made)]
+    given = [t if t is None else t.requires_grad_() for t in made]
+    exact = [t if t is None else t.detach().double().requires_grad_() for t in given]
+    truth = theirs(*exact[:3], activation, *exact[3:])
+    y = ours(*given[:3], activation, *given[3:])
+    with torch.no_grad():
+        assert torch.equal(ours(*given[:3], activation, *given[3:]), y)  # with nothing kept for backward
+    grad = torch.randn_like(truth)
+    found = [y, *torch.autograd.grad(y, [t for t in given if t is not None], grad.to(dtype))]
+    right = [truth, *torch.autograd.grad(truth, [t for t in exact if t is not None], grad.to(dtype).double())]
+    for index, (a, b) in enumerate(zip(found, right)):
+        worst, allowed = (a.double() - b).abs().max(), UNITS[dtype] * torch.finfo(dtype).eps * b.abs().max()
+        assert worst <= allowed, (activation, index, worst, allowed)
+
+
+def activated(form: Any, activation: str, dtype: torch.dtype, backend: str) -> Iterator[Callable[[], None]]:
+    """Calls of linear_act by a form of Hopper's, of several tiles in each direction, with tails."""
+    m = 2 * form.m * form.cluster + 24
+    for n, k, both in ((form.n + 40, 136, True), (form.n + 43, 72, False)):
+        shapes = [(m, k), (n, k), (n,) if both else None, *([(m, n)] if both or activation == "none" else [])]
+        yield partial(_by_form, f"linear_act:{form.name}", cupyops.linear_act, linear_act, shapes, activation, dtype, backend)
+
+
+def gated(form: Any, activation: str, dtype: torch.dtype, backend: str) -> Iterator[Callable[[], None]]:
+    """The same of gated_linear."""
+    m = 2 * form.m * form.cluster + 24
+    for n, k, packed in ((form.columns + 40, 136, True), (form.columns + 43, 72, False)):
+        shapes = [(m, k), (2 * n, k), None] if packed else [(m, k), (n, k), (n, k)]
+        name = f"gated_linear:{form.name}"
+        yield partial(_by_form, name, cupyops.gated_linear, gated_linear, shapes, activation, dtype, backend)
+
+
+def _by_form(name: str, ours: Any, theirs: Any, shapes: Any, activation: str, dtype: torch.dtype, backend: str) -> None:
+    simulated = backend == "simulator"
+    with (
+        cupyops.simulate("sm_90") if simulated else nullcontext(),
+        use_form(name),
+        assume_gpu(**HOPPER) if simulated else assume_gpu(),
+        cupyops.trace() as trace,
+    ):
+        compare(ours, theirs, shapes, activation, dtype, "cpu" if simulated else "cuda")
+    assert trace.launches()[0].kernel.partition("<")[0] == f"{ours.__name__}_wgmma"
+
+
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda z: z,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+def linear_act(x: Any, weight: Any, bias: Any = None, activation: str = "gelu", residual: Any = None) -> Tensor:
+    """By PyTorch."""
+    y = _FUNCTIONS[activation](F.linear(x, weight, bias))
+    return y if residual is None else y + residual
+
+
+def gated_linear(x: Any, weight: Any, weight_up: Any = None, activation: str = "silu") -> Tensor:
+    """By PyTorch."""
+    if weight_up is None:
+        if weight.shape[0] % 2:
+            raise ValueError("halves of an odd number of rows")
+        weight, weight_up = weight.chunk(2)
+    return _FUNCTIONS[activation](F.linear(x, weight)) * F.linear(x, weight_up)
