@@ -5,17 +5,18 @@
 #include "gemm/wgmma.cuh"
 
 // Grid, block, shared memory: see gemm_wgmma(). F: f. A tile multiplies N / 2 columns of either weight, so that a thread has both
-// sums of a column. kept, [m, 2 n], is where gate and up go, side by side; it may be null. Its map is of [2, m, n].
+// sums of a column. kept is where gate and up go, side by side or one after the other, as its strides say; it may be null. Its
+// map is of [2, m, n].
 template <typename T, class F, int M, int N, int STAGES, int SLOTS, int CLUSTER, bool PINGPONG, bool LATE>
 __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
     gated_linear_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap gate,
                        const __grid_constant__ TensorMap up, const __grid_constant__ TensorMap y_map,
-                       const __grid_constant__ TensorMap kept_map, T* y, T* kept, int m, int n, int k, int pitch,
-                       int group) {
+                       const __grid_constant__ TensorMap kept_map, T* y, T* kept, long long kept_row,
+                       long long kept_part, int m, int n, int k, int pitch, int group) {
   using namespace wgmma_gemm;
   using S = Shape<M, N, STAGES, SLOTS, CLUSTER, 1, PINGPONG, LATE, true>;
   extern __shared__ __align__(1024) char memory[];
   const Problem<T> problem{a,  gate,     y_map, y,       nullptr, m, n, k, 1, 0, 0, pitch, group,
-                           up, kept_map, kept,  nullptr, nullptr};
+                           up, kept_map, kept, kept_row, kept_part, nullptr, nullptr};
   multiply<T, S, false, false, Gated<F>>(problem, memory);
 }

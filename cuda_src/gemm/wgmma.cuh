@@ -76,8 +76,8 @@ struct Partial {
 
 // The problem. a_moves, b_moves: 1 where a batch has matrices of its own, 0 where all share one. pitch: 0 where TMA stores y;
 // else elements from one row of y to the next, and m rows from one matrix to the next. group: see Order.
-// Of some epilogues: up, the second operand of Gated; kept, a pointer to [m, n], of Gated to [m, 2, n], and a map of that in
-// which the middle dimension is the outermost; residual, [m, n]; partial, [batches, m, n rounded up to 8].
+// Of some epilogues: up, the second operand of Gated; kept, a pointer and a map of [1, m, n], of Gated of [2, m, n], and strides
+// of its rows and parts; residual, [m, n]; partial, [batches, m, n rounded up to 8].
 template <typename T> struct Problem {
   const TensorMap &a, &b, &y;
   T* data;
@@ -85,6 +85,7 @@ template <typename T> struct Problem {
   int m, n, k, batches, a_moves, b_moves, pitch, group;
   const TensorMap &up, &kept_map;
   T* kept;
+  long long kept_row, kept_part;
   const T* residual;
   float* partial;
 };
@@ -536,7 +537,7 @@ template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
   // The same of what backward reads.
   template <typename Bits> __device__ __forceinline__ void keep(int slot, int piece, int part, Bits bits) const {
     const auto index = [&](int row, int column) {
-      return (static_cast<long long>(row) * (E::GATED ? 2 : 1) + part) * p.pitch + column;
+      return row * p.kept_row + part * p.kept_part + column;
     };
     store_bits(slot, piece, p.kept_map, part, p.kept, index, bits);
   }

@@ -86,8 +86,7 @@ class Fused(wgmma.Tile):
         """As of a product; and where what backward reads is kept."""
         p, launch = gemm.gemm_of(problem), super().launch(problem, gpu)
         m, n, k, *_, pitch, group = launch.args
-        parts = self.n // self.columns
-        kept = Operand((parts, p.m, p.n), (p.n, parts * p.n, 1), (1, K, self.piece), True)
+        kept = Operand((self.n // self.columns, p.m, p.n), (0, p.n, 1), (1, K, self.piece), True)
         extra = {**launch.extra, "kept": kept}
         return replace(launch, extra=extra, args=(m, n, k, pitch, group), template={"T": p.dtype, **self.fixed})
 
@@ -147,7 +146,7 @@ class Plan:
 
         Args:
             y: the result.
-            kept: where what backward reads goes, or None.
+            kept: where what backward reads goes, or None: [m, n], or of a gate [2, m, n] or [m, 2 n].
             activation: by its name in Python.
             *more: of linear_act the bias and the residual.
         """
@@ -163,8 +162,13 @@ class Plan:
         of, pitch = launch.extra, launch.args[-2]
         maps = [of["a"].map(self.x), *(of["b"].map(weight) for weight in self.weights)]
         stored = maps[0] if pitch else of["y"].map(y, written=True)
-        also = stored if pitch or kept is None else of["kept"].map(kept, written=True)
-        launch(*maps, stored, also, y, kept, *more, F=function)
+        also, strides = stored, (0, 0)  # from one row that is kept to the next, from one part to the other
+        if kept is not None:
+            columns = y.shape[-1]
+            strides = (columns, y.numel()) if kept.shape[-1] == columns else (2 * columns, columns)
+            place = of["kept"]._replace(strides=(strides[1], strides[0], 1))
+            also = stored if pitch else place.map(kept, written=True)
+        launch(*maps, stored, also, y, kept, *strides, *more, F=function)
 
 
 def fused(forms: Forms[Any], x: Tensor, weights: Sequence[Tensor]) -> Plan | None:

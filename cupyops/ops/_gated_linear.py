@@ -10,69 +10,74 @@ from torch import Tensor
 
 from .._dispatch import gated, gemm, library, shardings
 from .._dispatch.epilogues import GATED_LINEAR, GATES, fused
+from .._dispatch.gpu import gpu
 from .._dispatch.linear import multiply, rows_of, too_large
 from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import contiguous, is_dry
 from ..errors import InputError
 from . import _geglu, _swiglu
-from ._linear_act import FUNCTIONS
+from ._linear_act import FUNCTIONS, wants_gradient
 
 _BOTH = SimpleNamespace(gate=True, up=True)  # the gradients that are wanted of the products
 
 
 @operator("cupyops::gated_linear", autocast="lower", sharding=shardings.gated_linear)
-def _gated_linear(x: Tensor, weight: Tensor, weight_up: Tensor | None, activation: str) -> Tensor:
+def _gated_linear(
+    x: Tensor, weight: Tensor, weight_up: Tensor | None, activation: str, keep: bool = True
+) -> Tensor:
     weight, weight_up = _halves(weight, weight_up)
     return FUNCTIONS[activation](x @ weight.mT) * (x @ weight_up.mT)
 
 
 @_gated_linear.forward
-def forward(x, weight, weight_up, activation, needs_grad=None):
+def forward(x, weight, weight_up, activation, keep):
     rows, (weight, weight_up) = rows_of(x), contiguous(weight, weight_up)
-    halves = _halves(weight, weight_up)
-    n, (m, _) = halves[0].shape[0], rows.shape
-    if (plan := fused(GATED_LINEAR, rows, halves)) is None:
-        parts = [x.new_empty((m, one.shape[0])) for one in (weight, weight_up) if one is not None]
-        for one, part in zip((weight, weight_up), parts):
-            multiply(rows, one, None, part, turn_b=True)
-        y = gated.forward(_family(activation).FORWARD, parts[0], parts[1] if len(parts) > 1 else None, GATES[activation])
-        saved = tuple(parts) if needs_grad is not None else ()
+    halves, m = _halves(weight, weight_up), math.prod(x.shape[:-1])
+    n = halves[0].shape[0]
+    # the products: of packed weights side by side, which makes one product of each gradient; else one after the other
+    z_shape = (m, 2 * n) if weight_up is None else (2, m, n)
+    y, z = x.new_empty((m, n)), None
+    if plan := fused(GATED_LINEAR, rows, halves):
+        z = x.new_empty(z_shape) if keep else None
+        plan.run(y, z, activation)
     else:
-        y = x.new_empty((m, n))
-        saved = () if needs_grad is None else (x.new_empty((m, 2 * n)),)
-        plan.run(y, saved[0] if saved else None, activation)
-    return y.view(*x.shape[:-1], n), saved
+        z = x.new_empty(z_shape)
+        for one, part in [(weight, z)] if weight_up is None else zip(halves, z):
+            multiply(rows, one, None, part, turn_b=True)
+        y = gated.forward(_family(activation).FORWARD, *_products(z), GATES[activation])
+    return y.view(*x.shape[:-1], n), (z,) if keep else ()
 
 
-@_gated_linear.backward(reads={"x": ("weight", "weight_up"), "weight": ("x",), "weight_up": ("x",)})
+@_gated_linear.backward
 def backward(saved, grad_y, x, weight, weight_up, activation, needs_grad):
-    rows, grad_rows, (gate, up) = rows_of(x), rows_of(grad_y), (*saved, None)[:2]
-    grads = gated.backward(_family(activation).BACKWARD, grad_rows, gate, up, _BOTH, GATES[activation])
-    parts = list(grads) if up is not None else [grads[0]]
-    if up is None and weight_up is not None:
-        parts = list(parts[0].chunk(2, 1))
+    rows, weights = rows_of(x), [weight] if weight_up is None else [weight, weight_up]
+    z = _products(*saved)
+    grads = gated.backward(_family(activation).BACKWARD, rows_of(grad_y), *z, _BOTH, GATES[activation])
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_grad.x else None
     if grad_x is not None:
-        _add_products(parts, [weight] if weight_up is None else [weight, weight_up], rows_of(grad_x))
+        _add_products(grads[: len(weights)], weights, rows_of(grad_x))
     grad_weights = [None, None]
-    for index, (part, one, need) in enumerate(
-        zip(parts, (weight, weight_up), (needs_grad.weight, needs_grad.weight_up))
-    ):
+    for index, (one, need) in enumerate(zip(weights, (needs_grad.weight, needs_grad.weight_up))):
         if need:
             grad_weights[index] = torch.empty_like(one, memory_format=torch.contiguous_format)
-            multiply(part, rows, None, grad_weights[index], turn_a=True)
+            multiply(grads[index], rows, None, grad_weights[index], turn_a=True)
     return grad_x, *grad_weights
 
 
 @_gated_linear.unsupported
-def unsupported(x, weight, weight_up, activation):
+def unsupported(x, weight, weight_up, activation, keep):
     n, k = weight.shape
     return too_large(math.prod(x.shape[:-1]), 2 * n, k)
 
 
 def _family(activation: str):
     return _swiglu if activation == "silu" else _geglu
+
+
+def _products(z: Tensor) -> tuple[Tensor, Tensor | None]:
+    """As gated activations take them: packed rows are one tensor."""
+    return (z, None) if z.dim() == 2 else (z[0], z[1])
 
 
 def _halves(weight: Tensor, weight_up: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -87,7 +92,7 @@ def _add_products(a: list[Tensor], b: list[Tensor], y: Tensor) -> None:
     """y = the sum of a[i] b[i]."""
     multiply(a[0], b[0], None, y)
     for left, right in zip(a[1:], b[1:]):
-        if library.is_wanted(y):
+        if gpu(y.device).library:
             library.call("torch.addmm", y, lambda left=left, right=right: torch.addmm(y, left, right, out=y))
             continue
         more = torch.empty_like(y)
@@ -138,4 +143,4 @@ def gated_linear(
         arguments.fail("weight_up", weight_up, f"the shape of weight, {tuple(weight.shape)}")
     if weight_up is None and weight.shape[0] % 2:
         raise InputError(f"weight has shape {tuple(weight.shape)}, expected an even number of rows, or weight_up as well")
-    return _gated_linear(input, weight, weight_up, activation)
+    return _gated_linear(input, weight, weight_up, activation, wants_gradient(input, weight, weight_up))

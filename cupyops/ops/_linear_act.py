@@ -13,6 +13,7 @@ from .._dispatch import gemm, library
 from .._dispatch.elementwise import by_vectors
 from .._dispatch.epilogues import ACTIVATIONS, LINEAR_ACT, fused
 from .._dispatch.linear import gradients, multiply, rows_of, too_large
+from .._operator.derivation.autocast import POLICIES, dtype_for
 from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import contiguous, is_dry
@@ -31,18 +32,19 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @operator("cupyops::linear_act", autocast="lower", sharding="...K, nK, n, ...n -> ...n")
-def _linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> Tensor:
+def _linear_act(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, keep: bool = True
+) -> Tensor:
     y = FUNCTIONS[activation](F.linear(x, weight, bias))
     return y if residual is None else y + residual
 
 
 @_linear_act.forward
-def forward(x, weight, bias, residual, activation, needs_grad=None):
+def forward(x, weight, bias, residual, activation, keep):
     rows, (weight, bias, residual) = rows_of(x), contiguous(weight, bias, residual)
     y = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    wanted = needs_grad is not None and (needs_grad.x or needs_grad.weight or needs_grad.bias)
     kept = None
-    if wanted and activation != "none":  # of relu alone, y tells where its slope is 0
+    if keep and activation != "none":  # of relu alone, y tells where its slope is 0
         kept = y if activation == "relu" and residual is None else torch.empty_like(y)
     if plan := fused(LINEAR_ACT, rows, (weight,)):
         plan.run(y, None if kept is y else kept, activation, bias, residual)
@@ -53,15 +55,17 @@ def forward(x, weight, bias, residual, activation, needs_grad=None):
     return y, () if kept is None else (kept,)
 
 
-@_linear_act.backward(reads={"x": ("weight",), "weight": ("x",), "bias": (), "residual": ()})
+@_linear_act.backward(reads={**dict.fromkeys(("x", "weight", "bias"), ("x", "weight", "bias")), "residual": ()})
 def backward(saved, grad_y, x, weight, bias, activation, needs_grad):
-    grad_z = _slope(grad_y, saved[0], activation) if saved else grad_y
-    grad_x, grad_weight, grad_bias = gradients(grad_z, x, weight, bias, needs_grad)
-    return grad_x, grad_weight, grad_bias, grad_y if needs_grad.residual else None
+    grad_residual = grad_y if needs_grad.residual else None
+    if not (needs_grad.x or needs_grad.weight or needs_grad.bias):
+        return None, None, None, grad_residual
+    grad_z = grad_y if activation == "none" else _slope(grad_y, *saved, activation)
+    return *gradients(grad_z, x, weight, bias, needs_grad), grad_residual
 
 
 @_linear_act.unsupported
-def unsupported(x, weight, bias, residual, activation):
+def unsupported(x, weight, bias, residual, activation, keep):
     return too_large(math.prod(x.shape[:-1]), *weight.shape)
 
 
@@ -76,6 +80,11 @@ def _activate(z: Tensor, y: Tensor, residual: Tensor | None, activation: str) ->
         gelu_fwd[by_vectors(y)](*sizes, y.numel(), T=dtype, TANH=activation == "gelu_tanh")
     if residual is not None and not is_dry(y):
         library.call("torch.add", y, lambda: torch.add(y, residual, out=y))
+
+
+def wants_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd will ask for the gradient of a tensor; `needs_grad` does not say so inside torch.compile."""
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
 
 
 def _slope(grad_y: Tensor, z: Tensor, activation: str) -> Tensor:
@@ -110,7 +119,7 @@ def linear_act(
         bias: (out_features,), of the dtype of `input`.
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu"; as in `cupyops.gelu`, with "gelu_tanh" its
             approximation by tanh.
-        residual: (..., out_features), of the dtype of `input`; autocast casts it too.
+        residual: (..., out_features), of the dtype of `input`. Under autocast it keeps its own, and so does the result.
 
     Returns:
         Tensor (..., out_features), contiguous.
@@ -134,4 +143,7 @@ def linear_act(
         gemm.check_dtypes(input=input, residual=residual)
         if tuple(residual.shape) != shape:
             arguments.fail("residual", residual, f"shape {tuple(shape)}, that of the result")
-    return _linear_act(input, weight, bias, residual, activation)
+        lower = dtype_for(POLICIES["lower"], input.device)
+        if lower is not None and residual.dtype != lower:  # autocast casts what is multiplied, no sum
+            return _linear_act(input, weight, bias, None, activation, wants_gradient(input, weight, bias)) + residual
+    return _linear_act(input, weight, bias, residual, activation, wants_gradient(input, weight, bias))

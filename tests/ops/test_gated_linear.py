@@ -55,6 +55,18 @@ def test_the_products_are_pytorch_s_where_they_may_be():
     assert counts[False] == ["torch.mm", "torch.mm", *gate, "torch.mm", "torch.addmm", "torch.mm", "torch.mm"]
 
 
+def test_second_derivatives_of_a_frozen_layer():
+    """A gradient depends on every tensor that the gate does."""
+    x, weight, up = torch.randn(3, 5), torch.randn(4, 5), torch.randn(4, 5)
+    found = []
+    for function in (cupyops.gated_linear, by_torch):
+        leaf = x.clone().requires_grad_()
+        with cupyops.simulate():
+            (first,) = torch.autograd.grad(function(leaf, weight, up).square().sum(), leaf, create_graph=True)
+            found.append((first, *torch.autograd.grad(first.square().sum(), leaf)))
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("shapes", [((2, 0), (3, 0)), ((0, 4), (3, 4)), ((2, 4), (0, 4))])
 def test_empty(device, shapes):
     tensors = [torch.randn(shape, device=device, requires_grad=True) for shape in (*shapes, shapes[1])]

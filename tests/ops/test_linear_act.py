@@ -65,6 +65,20 @@ def test_what_is_kept_for_backward(device):
         assert sum(t.numel() for t in others) == size, name
 
 
+@pytest.mark.parametrize("wanted", ["x", "bias"])
+def test_second_derivatives_of_frozen_layers(wanted):
+    """A gradient depends on every tensor that the activation's argument does."""
+    x, weight, bias = torch.randn(3, 5), torch.randn(4, 5), torch.randn(4)
+    found = []
+    for function in (cupyops.linear_act, by_torch):
+        leaf = (x if wanted == "x" else bias).clone().requires_grad_()
+        with cupyops.simulate():
+            y = function(*((leaf, weight, bias) if wanted == "x" else (x, weight, leaf)), "silu")
+            (first,) = torch.autograd.grad(y.square().sum(), leaf, create_graph=True)
+            found.append((first, *torch.autograd.grad(first.square().sum(), leaf)))
+    torch.testing.assert_close(*found)
+
+
 def test_a_result_of_relu_that_was_changed_is_noticed(device):
     x, weight = torch.randn(3, 5, device=device, requires_grad=True), torch.randn(4, 5, device=device)
     with cupyops.simulate() if device.type == "cpu" else cupyops.never_slower(False):

@@ -119,16 +119,16 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def linear_act(x: Any, weight: Any, bias: Any = None, activation: str = "gelu", residual: Any = None) -> Tensor:
+def linear_act(input: Any, weight: Any, bias: Any = None, activation: str = "gelu", residual: Any = None) -> Tensor:
     """By PyTorch."""
-    y = _FUNCTIONS[activation](F.linear(x, weight, bias))
+    y = _FUNCTIONS[activation](F.linear(input, weight, bias))
     return y if residual is None else y + residual
 
 
-def gated_linear(x: Any, weight: Any, weight_up: Any = None, activation: str = "silu") -> Tensor:
+def gated_linear(input: Any, weight: Any, weight_up: Any = None, activation: str = "silu") -> Tensor:
     """By PyTorch."""
     if weight_up is None:
         if weight.shape[0] % 2:
             raise ValueError("halves of an odd number of rows")
         weight, weight_up = weight.chunk(2)
-    return _FUNCTIONS[activation](F.linear(x, weight)) * F.linear(x, weight_up)
+    return _FUNCTIONS[activation](F.linear(input, weight)) * F.linear(input, weight_up)
