@@ -6,6 +6,7 @@ TMA reads and writes by tensor maps: of an operand the rows of k, or the rows of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,9 @@ _BOTH = (False, True)
 # multiply-adds per microsecond of one multiprocessor, by the share that a form reaches of it on an H100
 _RATE = 3.0e6
 _START = 4.0  # microseconds before the first tile is multiplied, and after the last is
+_WRITTEN = 3.0e6  # bytes of partial sums, and of those that are read, in a microsecond
+LEAST_SHARE = 256  # of k
+MOST_SHARES = 16
 FEW_K = 512  # up to which stores take as long as products
 FULL = 0.85  # of the multiprocessors with work of use, from which on a form is at cuBLAS's speed, measured on an H100
 
@@ -126,7 +130,11 @@ class Tile(Form[Any]):
         p = gemm.gemm_of(problem)
         if self.split > 1 and (p.m > self.m or p.k < 1024):
             return "k is split for one row of tiles of much k"
-        others = [form for form in FORMS if form.why_not(problem, gpu) is None and form.split == 1]
+        others = [
+            form
+            for form in FORMS
+            if form.split == 1 and not isinstance(form, Splits) and form.why_not(problem, gpu) is None
+        ]
         best = min((form.time(p, gpu) for form in others), default=self.time(p, gpu))
         if self.split == 1 and best < self.time(p, gpu):
             return "another tile should take less time"
@@ -202,7 +210,78 @@ class Tile(Form[Any]):
         return ceil_div(p.m, self.m * self.cluster) * ceil_div(p.n, self.columns) * p.batches
 
 
+class Splits(Tile):
+    """Several clusters share a tile's k: where tiles are few and k is long, as of the gradient of a weight.
+
+    They leave partial sums, which the kernel of the portable GEMMs adds up in their order.
+    """
+
+    def made(self) -> Kernel:
+        """The kernel of partial sums."""
+        for name in ("SPLIT", "PINGPONG", "LATE"):
+            del self.fixed[name]
+        self.summary += ", of a share of k; partial sums are added up by another kernel"
+        return Kernel(
+            "gemm_wgmma.cu",
+            f"gemm_wgmma_partial<T, {', '.join(self.fixed)}, A_MN, B_MN>",
+            arch="sm_90a",
+            T=HALF,
+            **{name: (value,) for name, value in self.fixed.items()},
+            A_MN=_BOTH,
+            B_MN=_BOTH,
+            where=lambda A_MN, B_MN: (A_MN, B_MN) in self.layouts,
+        )
+
+    def why_not(self, problem: Any, gpu: Gpu) -> str | None:
+        """It has no batches, and shares of k that are worth a block."""
+        p = gemm.gemm_of(problem)
+        if reason := super().why_not(problem, gpu):
+            return reason
+        if p.batches > 1:
+            return "a share of k is a batch of its own"
+        return "there is too little of k" if p.k < 2 * LEAST_SHARE else None
+
+    def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
+        """Not measured; beside the kernels of this library a model of the time chooses."""
+        p = gemm.gemm_of(problem)
+        if gpu.library:
+            return "it is not measured to be faster than cuBLAS"
+        own = self.time(p, gpu)
+        others = [form.time(p, gpu) for form in FORMS if form is not self and form.why_not(p, gpu) is None]
+        least = min(gemm.least_time(p, gpu.multiprocessors), *others, own)
+        return None if least == own else f"without partial sums it should take {least:.1f} us"
+
+    def launch(self, problem: Any, gpu: Gpu) -> Launch:
+        """As many clusters as run at once, for all tiles and shares."""
+        p, launch = gemm.gemm_of(problem), super().launch(problem, gpu)
+        splits = self._splits(p, gpu)
+        clusters = min(self._tiles(p) * splits, max(1, gpu.multiprocessors // self.cluster))
+        extra = {**launch.extra, "gemm": gemm.packed(p, splits, 0)}
+        args = (p.m, p.n, p.k, splits, launch.args[-1])
+        return replace(launch, grid=clusters * self.cluster, extra=extra, args=args)
+
+    def time(self, p: Problem, gpu: Gpu) -> float:
+        """Microseconds, of the best number of shares."""
+        return self._best(p, gpu)[0]
+
+    def _splits(self, p: Problem, gpu: Gpu) -> int:
+        return self._best(p, gpu)[1]
+
+    def _best(self, p: Problem, gpu: Gpu) -> tuple[float, int]:
+        """(microseconds, shares). A share is multiplied as a tile is; its sums are written, and read again by a kernel."""
+        clusters, tiles = max(1, gpu.multiprocessors // self.cluster), self._tiles(p)
+        most = min(max(2, p.k // LEAST_SHARE), MOST_SHARES)
+        found = []
+        for waves in (1, 2, 3):
+            splits = min(max(2, clusters * waves // tiles), most)
+            steps = ceil_div(tiles * splits, clusters) * ceil_div(ceil_div(p.k, K), splits)
+            time = 2 * _START + steps * K * self.m * self.n / (_RATE * self.share)
+            found.append((time + 8 * p.m * p.n * splits / _WRITTEN, splits))
+        return min(found)
+
+
 FORMS = [
+    Splits("wgmma_128x256_splits", 128, 256, 4, 2, 1.0, cluster=2),
     Tile("wgmma_64x64", 64, 64, 12, 1, 0.4, split=2, layouts=((False, False),)),
     Tile("wgmma_64x128", 64, 128, 8, 1, 0.5, split=2, layouts=((False, True),)),
     Tile("wgmma_128x256", 128, 256, 4, 2, 1.0, cluster=2, late=True),
@@ -224,6 +303,10 @@ def run(launch: Launch, sum_kernel: Kernel, inputs: tuple[Any, ...], outputs: tu
         return gemm.run(launch, sum_kernel, inputs, outputs)
     (a, b, *bias), of, pitch = inputs, launch.extra, launch.args[-2]
     maps = of["a"].map(a), of["b"].map(b)
+    if "gemm" in of:
+        partials = gemm.workspace(of["gemm"], a)
+        launch(*maps, partials)
+        return gemm.add_splits(of["gemm"], sum_kernel, partials, inputs, outputs)
     launch(*maps, maps[0] if pitch else of["y"].map(outputs[0], written=True), outputs[0], *(bias or [None]))
 
 
