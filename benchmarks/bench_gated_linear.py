@@ -1,4 +1,4 @@
-"""gated_linear: the first half of a gated feed-forward layer. `tools/forms_ab.py gated_linear` has its epilogue beside it."""
+"""gated_linear: half of a gated feed-forward layer. `tools/forms_ab.py gated_linear` has its epilogue beside it."""
 
 import math
 

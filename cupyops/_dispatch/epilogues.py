@@ -1,7 +1,7 @@
 """Forms of a linear layer with what follows it: an activation and a residual (cuda_src/linear_act*.cu), or a gate.
 
-The epilogue of the product computes that, from sums that were not rounded; of a gate on Hopper alone. Where it is not measured
-to be faster, a product of `linear`'s is followed by the kernel of the activation.
+The epilogue of the product computes that, from sums that were not rounded; of a gate on Hopper alone. Where it is not
+measured to be faster, a product of `linear`'s is followed by the kernel of the activation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._kernel.kernel import FLOATING, Kernel
 from .._util.strides import aligned, is_dry
-from . import gemm, linear, wgmma
+from . import gemm, library, linear, wgmma
 from .forms import Form, Forms, Launch
 from .gemm import HALF, Problem
 from .gpu import Gpu, gpu
@@ -57,14 +57,7 @@ class Fused(wgmma.Tile):
     def made(self) -> Kernel:
         """The kernel, of all activations."""
         del self.fixed["SPLIT"]
-        return Kernel(
-            f"{self._name}.cu",
-            f"{self._name}<T, F, {', '.join(self.fixed)}>",
-            arch="sm_90a",
-            T=HALF,
-            F=self._functions,
-            **{name: (value,) for name, value in self.fixed.items()},
-        )
+        return self.kernel_of(f"{self._name}.cu", self._name, F=self._functions)
 
     def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
         """Not measured; beside the kernels of this library a model of the time chooses."""
@@ -178,15 +171,15 @@ def fused(forms: Forms[Any], x: Tensor, weights: Sequence[Tensor]) -> Plan | Non
     weight = weights[0]
     problem = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), True, False, x.dtype)
     launch = forms.launch(problem, gpu(x.device))
-    if launch.kernel is None:
+    if library.serves(launch):
         return None
     if launch.extra:
-        return Plan(launch, *_whole(x), _whole(*weights))
+        return Plan(launch, _whole(x), [_whole(weight) for weight in weights])
     if copies := gemm.prepared(problem, launch, x, weight.T):
         return fused(forms, copies[0], [copies[1].T])
     return Plan(launch, x, weights)
 
 
-def _whole(*matrices: Tensor) -> list[Tensor]:
-    """As TMA reads them: they begin at 16-byte boundaries."""
-    return [matrix if aligned(matrix) else gemm.padded(matrix) for matrix in matrices]
+def _whole(matrix: Tensor) -> Tensor:
+    """As TMA reads it: it begins at a 16-byte boundary."""
+    return matrix if aligned(matrix) else gemm.padded(matrix)

@@ -1,4 +1,4 @@
-"""The products of a linear layer: forward, and what its gradients are made of. `linear` and what fuses more with it share them."""
+"""The products of a linear layer and of its gradients: what `linear` and operators that fuse more with it share."""
 
 from __future__ import annotations
 

@@ -87,22 +87,23 @@ class Tile(Form[Any]):
         self.summary = f"a persistent block has tiles of {m} x {n} by WGMMA and TMA; {how}"
         beside = m == 64 and not pingpong
         self.piece = min((n // 2 if beside else n) // split, K)
-        self.fixed = dict(M=m, N=n, STAGES=stages, SLOTS=slots, CLUSTER=cluster, SPLIT=split)
+        self.fixed: dict[str, Any] = dict(M=m, N=n, STAGES=stages, SLOTS=slots, CLUSTER=cluster, SPLIT=split)
         self.fixed |= dict(PINGPONG=pingpong, LATE=late)
         self.kernel = self.made()
 
     def made(self) -> Kernel:
         """The kernel of this form."""
-        return Kernel(
-            "gemm_wgmma.cu",
-            f"gemm_wgmma<T, {', '.join(self.fixed)}, A_MN, B_MN>",
-            arch="sm_90a",
-            T=HALF,
-            **{name: (value,) for name, value in self.fixed.items()},
-            A_MN=_BOTH,
-            B_MN=_BOTH,
-            where=lambda A_MN, B_MN: (A_MN, B_MN) in self.layouts,
-        )
+        return self.kernel_of("gemm_wgmma.cu", "gemm_wgmma", **self.stored())
+
+    def stored(self) -> dict[str, Any]:
+        """How a kernel takes operands, as a part of its domain."""
+        return dict(A_MN=_BOTH, B_MN=_BOTH, where=lambda A_MN, B_MN: (A_MN, B_MN) in self.layouts)
+
+    def kernel_of(self, file: str, function: str, **more: Any) -> Kernel:
+        """A kernel of what is fixed, and of more template values; F, an activation, comes before all."""
+        domain: dict[str, Any] = {name: (value,) for name, value in self.fixed.items()} | more
+        names = sorted((name for name in domain if name != "where"), key=lambda name: name != "F")
+        return Kernel(file, f"{function}<T, {', '.join(names)}>", arch="sm_90a", T=HALF, **domain)
 
     def why_not(self, problem: Any, gpu: Gpu) -> str | None:
         """It takes half types whose rows are whole vectors, on Hopper alone."""
@@ -221,16 +222,7 @@ class Splits(Tile):
         for name in ("SPLIT", "PINGPONG", "LATE"):
             del self.fixed[name]
         self.summary += ", of a share of k; partial sums are added up by another kernel"
-        return Kernel(
-            "gemm_wgmma.cu",
-            f"gemm_wgmma_partial<T, {', '.join(self.fixed)}, A_MN, B_MN>",
-            arch="sm_90a",
-            T=HALF,
-            **{name: (value,) for name, value in self.fixed.items()},
-            A_MN=_BOTH,
-            B_MN=_BOTH,
-            where=lambda A_MN, B_MN: (A_MN, B_MN) in self.layouts,
-        )
+        return self.kernel_of("gemm_wgmma.cu", "gemm_wgmma_partial", **self.stored())
 
     def why_not(self, problem: Any, gpu: Gpu) -> str | None:
         """It has no batches, and shares of k that are worth a block."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch import gated, gemm, library, shardings
+from .._dispatch.broadcast import fill
 from .._dispatch.epilogues import GATED_LINEAR, GATES, fused
 from .._dispatch.gpu import gpu
 from .._dispatch.linear import multiply, rows_of, too_large
@@ -17,15 +18,14 @@ from .._util import arguments
 from .._util.strides import contiguous, is_dry
 from ..errors import InputError
 from . import _geglu, _swiglu
+from ._add import FORWARD as ADD
 from ._linear_act import FUNCTIONS, wants_gradient
 
 _BOTH = SimpleNamespace(gate=True, up=True)  # the gradients that are wanted of the products
 
 
 @operator("cupyops::gated_linear", autocast="lower", sharding=shardings.gated_linear)
-def _gated_linear(
-    x: Tensor, weight: Tensor, weight_up: Tensor | None, activation: str, keep: bool = True
-) -> Tensor:
+def _gated_linear(x: Tensor, weight: Tensor, weight_up: Tensor | None, activation: str, keep: bool = True) -> Tensor:
     weight, weight_up = _halves(weight, weight_up)
     return FUNCTIONS[activation](x @ weight.mT) * (x @ weight_up.mT)
 
@@ -89,22 +89,20 @@ def _halves(weight: Tensor, weight_up: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _add_products(a: list[Tensor], b: list[Tensor], y: Tensor) -> None:
-    """y = the sum of a[i] b[i]."""
-    multiply(a[0], b[0], None, y)
-    for left, right in zip(a[1:], b[1:]):
-        if gpu(y.device).library:
-            library.call("torch.addmm", y, lambda left=left, right=right: torch.addmm(y, left, right, out=y))
-            continue
-        more = torch.empty_like(y)
-        multiply(left, right, None, more)
-        if not is_dry(y):
-            library.call("torch.add", y, lambda more=more: torch.add(y, more, out=y))
+    """y = the sum of a[i] b[i], of one or two."""
+    if len(a) == 1:
+        return multiply(a[0], b[0], None, y)
+    if gpu(y.device).library and not is_dry(y):
+        multiply(a[0], b[0], None, y)
+        return library.call("torch.addmm", y, lambda: torch.addmm(y, a[1], b[1], out=y))
+    parts = torch.empty_like(y), torch.empty_like(y)
+    for left, right, part in zip(a, b, parts):
+        multiply(left, right, None, part)
+    return fill(ADD, y, parts, 1.0)
 
 
 @_gated_linear.interface
-def gated_linear(
-    input: Tensor, weight: Tensor, weight_up: Tensor | None = None, activation: str = "silu"
-) -> Tensor:
+def gated_linear(input: Tensor, weight: Tensor, weight_up: Tensor | None = None, activation: str = "silu") -> Tensor:
     """f(input @ weight.T) * (input @ weight_up.T), for an activation f; on Hopper one product can compute all of it.
 
     It is the first half of a gated feed-forward layer, of "GLU Variants Improve Transformer", Shazeer, 2020. What backward
@@ -142,5 +140,7 @@ def gated_linear(
     if weight_up is not None and weight_up.shape != weight.shape:
         arguments.fail("weight_up", weight_up, f"the shape of weight, {tuple(weight.shape)}")
     if weight_up is None and weight.shape[0] % 2:
-        raise InputError(f"weight has shape {tuple(weight.shape)}, expected an even number of rows, or weight_up as well")
+        raise InputError(
+            f"weight has shape {tuple(weight.shape)}, expected an even number of rows, or weight_up as well"
+        )
     return _gated_linear(input, weight, weight_up, activation, wants_gradient(input, weight, weight_up))

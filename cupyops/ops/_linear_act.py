@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import gemm, library
+from .._dispatch import gemm
+from .._dispatch.broadcast import fill
 from .._dispatch.elementwise import by_vectors
 from .._dispatch.epilogues import ACTIVATIONS, LINEAR_ACT, fused
 from .._dispatch.linear import gradients, multiply, rows_of, too_large
 from .._operator.derivation.autocast import POLICIES, dtype_for
 from .._operator.floating import operator
 from .._util import arguments
-from .._util.strides import contiguous, is_dry
+from .._util.strides import contiguous
+from ._add import FORWARD as ADD
 from ._gelu import gelu_bwd, gelu_fwd
 from ._linear import check
 from ._relu import relu_bwd, relu_fwd
@@ -49,9 +51,12 @@ def forward(x, weight, bias, residual, activation, keep):
     if plan := fused(LINEAR_ACT, rows, (weight,)):
         plan.run(y, None if kept is y else kept, activation, bias, residual)
     else:
-        z = y if kept is None else kept
+        value = y if residual is None else torch.empty_like(y)
+        z = torch.empty_like(y) if kept is None and activation.startswith("gelu") else value if kept is None else kept
         multiply(rows, weight, bias, z, turn_b=True)
-        _activate(z, y, residual, activation)
+        _activate(z, value, activation)
+        if residual is not None:
+            fill(ADD, y, (value, residual), 1.0)
     return y, () if kept is None else (kept,)
 
 
@@ -69,17 +74,15 @@ def unsupported(x, weight, bias, residual, activation, keep):
     return too_large(math.prod(x.shape[:-1]), *weight.shape)
 
 
-def _activate(z: Tensor, y: Tensor, residual: Tensor | None, activation: str) -> None:
-    """y = f(z) + residual; z may be y."""
-    sizes, dtype = (z, y), y.dtype
+def _activate(z: Tensor, y: Tensor, activation: str) -> None:
+    """y = f(z); but for gelu's, z may be y."""
+    launch, n, dtype = by_vectors(y), y.numel(), y.dtype
     if activation == "relu":
-        relu_fwd[by_vectors(y)](*sizes, None, y.numel(), T=dtype)
+        relu_fwd[launch](z, y, None, n, T=dtype)
     elif activation == "silu":
-        silu_fwd[by_vectors(y)](*sizes, y.numel(), T=dtype)
+        silu_fwd[launch](z, y, n, T=dtype)
     elif activation != "none":
-        gelu_fwd[by_vectors(y)](*sizes, y.numel(), T=dtype, TANH=activation == "gelu_tanh")
-    if residual is not None and not is_dry(y):
-        library.call("torch.add", y, lambda: torch.add(y, residual, out=y))
+        gelu_fwd[launch](z, y, n, T=dtype, TANH=activation == "gelu_tanh")
 
 
 def wants_gradient(*tensors: Tensor | None) -> bool:

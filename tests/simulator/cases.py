@@ -257,13 +257,13 @@ def activated(dtype: torch.dtype) -> Iterator[Call]:
     yield from tiles("linear_act", activated_layers, dtype)
     for form in epilogues.ACTIVATED if dtype in HALF else ():
         for activation in epilogues.ACTIVATIONS:
-            yield from gemms.activated(form, activation, dtype, "simulator")
+            yield from gemms.activated(form, activation, dtype, "cpu")
 
 
 def gated(dtype: torch.dtype) -> Iterator[Call]:
     for form in epilogues.GATED if dtype in HALF else ():
         for activation in epilogues.GATES:
-            yield from gemms.gated(form, activation, dtype, "simulator")
+            yield from gemms.gated(form, activation, dtype, "cpu")
 
 
 def attended(dtype: torch.dtype) -> Iterator[Call]:
