@@ -17,8 +17,8 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   using namespace wgmma_gemm;
   using S = Shape<M, N, STAGES, SLOTS, CLUSTER, SPLIT, PINGPONG, LATE>;
   extern __shared__ __align__(1024) char memory[];
-  const Problem<T> problem{a, b, y_map, y, bias, m, n, k, batches, a_moves, b_moves, pitch, group,
-                           b, y_map, nullptr, 0, 0, nullptr, nullptr};
+  const Problem<T> problem{a,       b,     y_map, y, bias,  m,       n, k, batches, a_moves,
+                           b_moves, pitch, group, b, y_map, nullptr, 0, 0, nullptr, nullptr};
   multiply<T, S, A_MN, B_MN, Sums>(problem, memory);
 }
 
@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   using namespace wgmma_gemm;
   using S = Shape<M, N, STAGES, SLOTS, CLUSTER, 1, false, false>;
   extern __shared__ __align__(1024) char memory[];
-  const Problem<T> problem{a, b, a, nullptr, nullptr, m, n, k, splits, 0, 0, 1, group,
-                           b, a, nullptr, 0, 0, nullptr, partial};  // a pitch: there is no map of a result
+  const Problem<T> problem{
+      a, b, a,     nullptr, nullptr, m,       n, k, splits,  0,
+      0, 1, group, b,       a,       nullptr, 0, 0, nullptr, partial};  // a pitch: there is no map of a result
   multiply<T, S, A_MN, B_MN, Partial>(problem, memory);
 }

@@ -12,11 +12,16 @@ enum Function { kIdentity, kRelu, kGeluExact, kGeluTanh, kSilu };
 
 template <typename T> __device__ __forceinline__ acc_t<T> activate(int function, acc_t<T> z) {
   switch (function) {
-    case kRelu: return Relu::value<T>(z);
-    case kGeluExact: return GeluExact::value<T>(z);
-    case kGeluTanh: return GeluTanh::value<T>(z);
-    case kSilu: return Silu::value<T>(z);
-    default: return z;
+    case kRelu:
+      return Relu::value<T>(z);
+    case kGeluExact:
+      return GeluExact::value<T>(z);
+    case kGeluTanh:
+      return GeluTanh::value<T>(z);
+    case kSilu:
+      return Silu::value<T>(z);
+    default:
+      return z;
   }
 }
 
