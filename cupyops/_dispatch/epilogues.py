@@ -164,19 +164,26 @@ class Plan:
         launch(*maps, stored, also, y, kept, *strides, *more, F=function)
 
 
-def fused(forms: Forms[Any], x: Tensor, weights: Sequence[Tensor]) -> Plan | None:
-    """How a layer of rows `x` and of weights that lie alike is computed at once; None where the product is apart."""
+def fused(forms: Forms[Any], x: Tensor, weights: Sequence[Tensor], turn: bool = True) -> Plan | None:
+    """How a layer of rows `x` is computed at once; None where the product is apart.
+
+    Args:
+        forms: of this module.
+        x: a matrix.
+        weights: one, or two that lie alike.
+        turn: x weight^T is multiplied, else x weight.
+    """
     if is_dry(x):
         return None
     weight = weights[0]
-    problem = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), True, False, x.dtype)
+    problem = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), turn, False, x.dtype)
     launch = forms.launch(problem, gpu(x.device))
     if library.serves(launch):
         return None
     if launch.extra:
         return Plan(launch, _whole(x), [_whole(weight) for weight in weights])
-    if copies := gemm.prepared(problem, launch, x, weight.T):
-        return fused(forms, copies[0], [copies[1].T])
+    if copies := gemm.prepared(problem, launch, x, weight.T if turn else weight):
+        return fused(forms, copies[0], copies[1:], turn=False)
     return Plan(launch, x, weights)
 
 

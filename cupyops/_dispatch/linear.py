@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._util import arguments
 from .._util.strides import is_dry
+from ..errors import InputError
 from . import gemm, library, wgmma
 from .forms import Forms
 from .gemm import Layout, Problem
@@ -96,6 +98,31 @@ def problem(
 def too_large(m: Any, n: Any, k: Any) -> str | None:
     """Why the kernels cannot index a layer of m rows, if they cannot."""
     return gemm.too_large(m, n, k, tiles=ceil_div(m, 32) * ceil_div(max(n, k + 1), 32))
+
+
+def check(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise `InputError` unless these are the arguments of a linear layer."""
+    arguments.tensor("input", input)
+    arguments.tensor("weight", weight)
+    arguments.optional_tensor("bias", bias)
+    arguments.same_device(input=input, weight=weight, bias=bias)
+    gemm.check_dtypes(input=input, weight=weight, bias=bias)
+    if input.dim() < 1:
+        arguments.fail("input", input, "at least 1 dimension")
+    if weight.dim() not in (1, 2):
+        arguments.fail("weight", weight, "shape (out_features, in_features) or (in_features,)")
+    if weight.shape[-1] != input.shape[-1]:
+        wanted = f"in_features {input.shape[-1]}, the last dimension of input of shape {tuple(input.shape)}"
+        raise InputError(f"weight has shape {tuple(weight.shape)}, expected {wanted}")
+    if weight.dim() == 1 and bias is not None:
+        arguments.fail("bias", bias, "None beside a weight of one dimension")
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise InputError(f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},), out_features of weight")
+
+
+def wants_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd will ask for the gradient of a tensor; `needs_grad` does not say so inside torch.compile."""
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
 
 
 def _apart(grad_rows: Tensor, rows: Tensor) -> bool:

@@ -9,17 +9,14 @@ import torch
 from torch import Tensor
 
 from .._dispatch import gated, gemm, library, shardings
-from .._dispatch.broadcast import fill
-from .._dispatch.epilogues import GATED_LINEAR, GATES, fused
-from .._dispatch.gpu import gpu
-from .._dispatch.linear import multiply, rows_of, too_large
+from .._dispatch.activations import REFERENCES
+from .._dispatch.epilogues import GATED_LINEAR, GATES, LINEAR_ACT, fused
+from .._dispatch.forms import Forms
+from .._dispatch.linear import multiply, rows_of, too_large, wants_gradient
 from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import contiguous, is_dry
 from ..errors import InputError
-from . import _geglu, _swiglu
-from ._add import FORWARD as ADD
-from ._linear_act import FUNCTIONS, wants_gradient
 
 _BOTH = SimpleNamespace(gate=True, up=True)  # the gradients that are wanted of the products
 
@@ -27,7 +24,7 @@ _BOTH = SimpleNamespace(gate=True, up=True)  # the gradients that are wanted of 
 @operator("cupyops::gated_linear", autocast="lower", sharding=shardings.gated_linear)
 def _gated_linear(x: Tensor, weight: Tensor, weight_up: Tensor | None, activation: str, keep: bool = True) -> Tensor:
     weight, weight_up = _halves(weight, weight_up)
-    return FUNCTIONS[activation](x @ weight.mT) * (x @ weight_up.mT)
+    return REFERENCES[activation](x @ weight.mT) * (x @ weight_up.mT)
 
 
 @_gated_linear.forward
@@ -45,7 +42,7 @@ def forward(x, weight, weight_up, activation, keep):
         z = x.new_empty(z_shape)
         for one, part in [(weight, z)] if weight_up is None else zip(halves, z):
             multiply(rows, one, None, part, turn_b=True)
-        y = gated.forward(_family(activation).FORWARD, *_products(z), GATES[activation])
+        y = gated.forward(_forms(activation)[0], *_products(z), GATES[activation])
     return y.view(*x.shape[:-1], n), (z,) if keep else ()
 
 
@@ -53,7 +50,7 @@ def forward(x, weight, weight_up, activation, keep):
 def backward(saved, grad_y, x, weight, weight_up, activation, needs_grad):
     rows, weights = rows_of(x), [weight] if weight_up is None else [weight, weight_up]
     z = _products(*saved)
-    grads = gated.backward(_family(activation).BACKWARD, rows_of(grad_y), *z, _BOTH, GATES[activation])
+    grads = gated.backward(_forms(activation)[1], rows_of(grad_y), *z, _BOTH, GATES[activation])
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_grad.x else None
     if grad_x is not None:
         _add_products(grads[: len(weights)], weights, rows_of(grad_x))
@@ -71,8 +68,9 @@ def unsupported(x, weight, weight_up, activation, keep):
     return too_large(math.prod(x.shape[:-1]), 2 * n, k)
 
 
-def _family(activation: str):
-    return _swiglu if activation == "silu" else _geglu
+def _forms(activation: str) -> tuple[Forms, Forms]:
+    """Of the gate by itself, forward and backward."""
+    return gated.SWIGLU if activation == "silu" else gated.GEGLU
 
 
 def _products(z: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -89,16 +87,17 @@ def _halves(weight: Tensor, weight_up: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _add_products(a: list[Tensor], b: list[Tensor], y: Tensor) -> None:
-    """y = the sum of a[i] b[i], of one or two."""
+    """y = the sum of a[i] b[i], of one or two: the first product is the residual of the second."""
     if len(a) == 1:
         return multiply(a[0], b[0], None, y)
-    if gpu(y.device).library and not is_dry(y):
-        multiply(a[0], b[0], None, y)
-        return library.call("torch.addmm", y, lambda: torch.addmm(y, a[1], b[1], out=y))
-    parts = torch.empty_like(y), torch.empty_like(y)
-    for left, right, part in zip(a, b, parts):
-        multiply(left, right, None, part)
-    return fill(ADD, y, parts, 1.0)
+    plan = fused(LINEAR_ACT, a[1], b[1:], turn=False)
+    first = y if plan is None else torch.empty_like(y)
+    multiply(a[0], b[0], None, first)
+    if plan is not None:
+        plan.run(y, None, "none", None, first)
+    elif not is_dry(y):
+        library.call("torch.addmm", y, lambda: torch.addmm(y, a[1], b[1], out=y))
+    return None
 
 
 @_gated_linear.interface

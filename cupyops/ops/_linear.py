@@ -7,12 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from .._dispatch import gemm, library
-from .._dispatch.linear import PRODUCT, gradients, multiply, problem, rows_of, too_large
+from .._dispatch import library
+from .._dispatch.linear import PRODUCT, check, gradients, multiply, problem, rows_of, too_large
 from .._dispatch.rows import is_symbolic
 from .._operator.floating import operator
-from .._util import arguments
-from ..errors import InputError
 
 
 @operator("cupyops::linear", autocast="lower", sharding="...k, nk, +n -> ...n")
@@ -69,23 +67,3 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.dim() == 1:
         return _linear(input, weight.unsqueeze(0), None).squeeze(-1)
     return _linear(input, weight, bias)
-
-
-def check(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Raise `InputError` unless these are the arguments of a linear layer."""
-    arguments.tensor("input", input)
-    arguments.tensor("weight", weight)
-    arguments.optional_tensor("bias", bias)
-    arguments.same_device(input=input, weight=weight, bias=bias)
-    gemm.check_dtypes(input=input, weight=weight, bias=bias)
-    if input.dim() < 1:
-        arguments.fail("input", input, "at least 1 dimension")
-    if weight.dim() not in (1, 2):
-        arguments.fail("weight", weight, "shape (out_features, in_features) or (in_features,)")
-    if weight.shape[-1] != input.shape[-1]:
-        wanted = f"in_features {input.shape[-1]}, the last dimension of input of shape {tuple(input.shape)}"
-        raise InputError(f"weight has shape {tuple(weight.shape)}, expected {wanted}")
-    if weight.dim() == 1 and bias is not None:
-        arguments.fail("bias", bias, "None beside a weight of one dimension")
-    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-        raise InputError(f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},), out_features of weight")

@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._dispatch import gemm
-from .._dispatch.broadcast import fill
-from .._dispatch.elementwise import by_vectors
+from .._dispatch import gemm, library
+from .._dispatch.activations import IN_PLACE, REFERENCES, activate, gradient
 from .._dispatch.epilogues import ACTIVATIONS, LINEAR_ACT, fused
-from .._dispatch.linear import gradients, multiply, rows_of, too_large
+from .._dispatch.linear import check, gradients, multiply, rows_of, too_large, wants_gradient
 from .._operator.derivation.autocast import POLICIES, dtype_for
 from .._operator.floating import operator
 from .._util import arguments
-from .._util.strides import contiguous
-from ._add import FORWARD as ADD
-from ._gelu import gelu_bwd, gelu_fwd
-from ._linear import check
-from ._relu import relu_bwd, relu_fwd
-from ._silu import silu_bwd, silu_fwd
-
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda z: z,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
-    "silu": F.silu,
-}
+from .._util.strides import contiguous, is_dry
 
 
 @operator("cupyops::linear_act", autocast="lower", sharding="...K, nK, n, ...n -> ...n")
 def _linear_act(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, keep: bool = True
 ) -> Tensor:
-    y = FUNCTIONS[activation](F.linear(x, weight, bias))
+    y = REFERENCES[activation](F.linear(x, weight, bias))
     return y if residual is None else y + residual
 
 
@@ -51,12 +36,11 @@ def forward(x, weight, bias, residual, activation, keep):
     if plan := fused(LINEAR_ACT, rows, (weight,)):
         plan.run(y, None if kept is y else kept, activation, bias, residual)
     else:
-        value = y if residual is None else torch.empty_like(y)
-        z = torch.empty_like(y) if kept is None and activation.startswith("gelu") else value if kept is None else kept
+        z = kept if kept is not None else y if activation in IN_PLACE else torch.empty_like(y)
         multiply(rows, weight, bias, z, turn_b=True)
-        _activate(z, value, activation)
-        if residual is not None:
-            fill(ADD, y, (value, residual), 1.0)
+        activate(z, y, activation)
+        if residual is not None and not is_dry(y):
+            library.call("torch.add", y, lambda: torch.add(y, residual, out=y))
     return y, () if kept is None else (kept,)
 
 
@@ -65,42 +49,13 @@ def backward(saved, grad_y, x, weight, bias, activation, needs_grad):
     grad_residual = grad_y if needs_grad.residual else None
     if not (needs_grad.x or needs_grad.weight or needs_grad.bias):
         return None, None, None, grad_residual
-    grad_z = grad_y if activation == "none" else _slope(grad_y, *saved, activation)
+    grad_z = gradient(grad_y, saved[0] if saved else grad_y, activation)
     return *gradients(grad_z, x, weight, bias, needs_grad), grad_residual
 
 
 @_linear_act.unsupported
 def unsupported(x, weight, bias, residual, activation, keep):
     return too_large(math.prod(x.shape[:-1]), *weight.shape)
-
-
-def _activate(z: Tensor, y: Tensor, activation: str) -> None:
-    """y = f(z); but for gelu's, z may be y."""
-    launch, n, dtype = by_vectors(y), y.numel(), y.dtype
-    if activation == "relu":
-        relu_fwd[launch](z, y, None, n, T=dtype)
-    elif activation == "silu":
-        silu_fwd[launch](z, y, n, T=dtype)
-    elif activation != "none":
-        gelu_fwd[launch](z, y, n, T=dtype, TANH=activation == "gelu_tanh")
-
-
-def wants_gradient(*tensors: Tensor | None) -> bool:
-    """Whether autograd will ask for the gradient of a tensor; `needs_grad` does not say so inside torch.compile."""
-    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
-
-
-def _slope(grad_y: Tensor, z: Tensor, activation: str) -> Tensor:
-    """The gradient of z."""
-    grad_z = torch.empty_like(grad_y)
-    launch, n, dtype = by_vectors(grad_z), grad_z.numel(), grad_z.dtype
-    if activation == "relu":
-        relu_bwd[launch](grad_y, z, None, grad_z, n, T=dtype)
-    elif activation == "silu":
-        silu_bwd[launch](grad_y, z, grad_z, n, T=dtype)
-    else:
-        gelu_bwd[launch](grad_y, z, grad_z, n, T=dtype, TANH=activation == "gelu_tanh")
-    return grad_z
 
 
 @_linear_act.interface
