@@ -16,20 +16,7 @@
 // each warp computes one vector in 32 again; those of a few columns go through shared memory instead.
 #include "gated/strided_rows.cuh"
 #include "gated/shared_memory.cuh"
-#include "common/elementwise/gelu.cuh"
-
-struct Silu {
-  template <typename T> static __device__ __forceinline__ acc_t<T> value(acc_t<T> x) {
-    return times_sigmoid_for<T>(x, x);
-  }
-
-  template <typename T> static __device__ __forceinline__ Activation<acc_t<T>> at(acc_t<T> x) {
-    const Sigmoid<acc_t<T>> sigma = sigmoid_for<T>(x);
-    return {x * sigma.s, sigma.s * (acc_t<T>(1) + x * sigma.c)};
-  }
-};
-using GeluExact = Gelu<false>;
-using GeluTanh = Gelu<true>;
+#include "common/elementwise/activations.cuh"
 
 // Grid, block, who owns what: see gated_forward().
 template <typename T, typename F>

@@ -17,16 +17,22 @@ __global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
   using namespace wgmma_gemm;
   using S = Shape<M, N, STAGES, SLOTS, CLUSTER, SPLIT, PINGPONG, LATE>;
   extern __shared__ __align__(1024) char memory[];
-  const Problem<T> problem{a, b, y_map, y, bias, m, n, k, batches, a_moves, b_moves, pitch, group};
-  const Block<T, S> block(problem, memory);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
-  block.begin();
-  if (warp < 4) {
-    wgmma::give_back_registers<24>();
-    if (warp == 0 && is_elected()) produce<T, S, A_MN, B_MN>(block);
-  } else {
-    wgmma::take_registers<240>();
-    Consumer<T, S, A_MN, B_MN>(block, warp).run();
-  }
-  if (SPLIT > 1) sync_cluster();  // stay until the others have read their share
+  const Problem<T> problem{a,       b,     y_map, y, bias,  m,       n, k, batches, a_moves,
+                           b_moves, pitch, group, b, y_map, nullptr, 0, 0, nullptr, nullptr};
+  multiply<T, S, A_MN, B_MN, Sums>(problem, memory);
+}
+
+// The same where k is long and tiles are few: `splits` blocks, or clusters, share a tile's k, and leave partial sums in fp32,
+// [splits, m, n rounded up to 8], which another kernel adds up in their order.
+template <typename T, int M, int N, int STAGES, int SLOTS, int CLUSTER, bool A_MN, bool B_MN>
+__global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
+    gemm_wgmma_partial(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, float* partial, int m,
+                       int n, int k, int splits, int group) {
+  using namespace wgmma_gemm;
+  using S = Shape<M, N, STAGES, SLOTS, CLUSTER, 1, false, false>;
+  extern __shared__ __align__(1024) char memory[];
+  const Problem<T> problem{
+      a, b, a,     nullptr, nullptr, m,       n, k, splits,  0,
+      0, 1, group, b,       a,       nullptr, 0, 0, nullptr, partial};  // a pitch: there is no map of a result
+  multiply<T, S, A_MN, B_MN, Partial>(problem, memory);
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import cupyops
-from cupyops._dispatch import gemm, rows, wgmma
+from cupyops._dispatch import epilogues, gemm, rows, wgmma
 from cupyops._dispatch.forms import use_form
 from cupyops._dispatch.gpu import gpu
 from cupyops.ops._relu import MASKED
@@ -21,6 +21,7 @@ from cupyops.testing import assume_gpu
 _A_CARD = {"multiprocessors": 132, "shared": 232448}  # that every GEMM is planned for, whatever runs it
 _BY_MMA = {panel: ("attention.forward:mma", f"attention.backward:mma_{panel}") for panel in (32, 64)}
 _GEMMS = {cupyops.matmul: "matmul", cupyops.linear: "linear", cupyops.conv2d: "conv2d"}
+_GEMMS[cupyops.linear_act] = "linear_act"
 
 Call = Callable[["Make"], Any]
 
@@ -277,6 +278,22 @@ def _by_wgmma(m: Make, form: wgmma.Tile, layout: tuple[bool, bool]) -> Any:
     return cupyops.matmul, a, b, {"gpu": _A_CARD, "forms": [f"matmul:{form.name}"]}
 
 
+def _activated(m: Make, form: epilogues.Fused, activation: str) -> Any:
+    """A linear layer with all that follows it, by one form."""
+    if not m.half or gpu(torch.device(m.device)).capability != 9:
+        return ()
+    given = m(136, 264), m(280, 264), m(280), activation, m(136, 280)
+    return cupyops.linear_act, *given, {"gpu": _A_CARD, "forms": [f"linear_act:{form.name}"]}
+
+
+def _gated(m: Make, form: epilogues.Fused, activation: str) -> Any:
+    """The same of a gated layer."""
+    if not m.half or gpu(torch.device(m.device)).capability != 9:
+        return ()
+    given = m(136, 264), m(152, 264), m(152, 264), activation
+    return cupyops.gated_linear, *given, {"gpu": _A_CARD, "forms": [f"gated_linear:{form.name}"]}
+
+
 _SAMPLES: dict[str, list[Call]] = {
     "relu": [
         *_unary(cupyops.relu),
@@ -420,6 +437,29 @@ _SAMPLES: dict[str, list[Call]] = {
         lambda m: (cupyops.linear, m(67, 75), m(66, 75), m(66), {"tile": 64}),
         lambda m: (cupyops.linear, m(136, 72), m(136, 72), m(136), {"tile": 128}),
         lambda m: m.half and (cupyops.linear, m(136, 136), m(264, 136), {"tile": gemm.WIDE}),
+    ],
+    "linear_act": [
+        lambda m: (cupyops.linear_act, m(70, 33), m(40, 33), m(40), "gelu", m(70, 40)),
+        lambda m: (cupyops.linear_act, m(2, 3, 300), m(5, 300), m(5), "silu"),
+        lambda m: (cupyops.linear_act, m(16, 32), m(24, 32), None, "none", m(16, 24)),
+        lambda m: (cupyops.linear_act, m(72, 64), m(136, 64), m(136), "relu"),
+        lambda m: (cupyops.linear_act, m(67, 75), m(66, 75), m(66), "gelu_tanh", m(67, 66), {"tile": 64}),
+        lambda m: (cupyops.linear_act, m(136, 72), m(136, 72), m(136), "relu", m(136, 136), {"tile": 128}),
+        lambda m: m.half and (cupyops.linear_act, m(136, 136), m(264, 136), {"tile": gemm.WIDE}),
+        *[
+            partial(_activated, form=form, activation=activation)
+            for form in epilogues.ACTIVATED
+            for activation in epilogues.ACTIVATIONS
+        ],
+    ],
+    "gated_linear": [
+        lambda m: (cupyops.gated_linear, m(70, 33), m(40, 33), m(40, 33)),
+        lambda m: (cupyops.gated_linear, m(2, 3, 32), m(16, 32), None, "gelu"),
+        *[
+            partial(_gated, form=form, activation=activation)
+            for form in epilogues.GATED
+            for activation in epilogues.GATES
+        ],
     ],
     "conv2d": [
         lambda m: (cupyops.conv2d, m(2, 3, 7, 9), m(5, 3, 3, 3), m(5), {"stride": 2, "padding": 1}),

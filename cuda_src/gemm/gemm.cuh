@@ -255,9 +255,9 @@ __device__ __forceinline__ void gemm_tile(const GemmBlock& block, const OperandA
 // out = the sum of the partial sums of all splits, in a fixed order. Grid: ceil(elements / blockDim.x) with elements =
 // batches * m * partial_row; block: (x, y), y > 1 where there are many splits: row r adds up the splits r, r + y, ...
 // Shared memory: x * y values.
-template <typename T>
+template <typename T, class Epilogue = Rounded<T>>
 __device__ __forceinline__ void gemm_add_splits(const acc_t<T>* partial, T* data, const T* bias, T* column,
-                                                const Gemm& gemm) {
+                                                const Gemm& gemm, Epilogue epilogue = {}) {
   using A = acc_t<T>;
   extern __shared__ __align__(16) unsigned char gemm_shared[];
   A* shared = reinterpret_cast<A*>(gemm_shared);
@@ -275,5 +275,6 @@ __device__ __forceinline__ void gemm_add_splits(const acc_t<T>* partial, T* data
   __syncthreads();
   if (threadIdx.y != 0 || !inside) return;
   for (int r = 1; r < blockDim.y; ++r) sum += shared[r * blockDim.x + threadIdx.x];
-  Output<T>::template make<1>(data, nullptr, bias, column, gemm, batch, 0).put(within / row, within % row, sum);
+  Output<T, Epilogue>::template make<1>(data, nullptr, bias, column, gemm, batch, 0, epilogue)
+      .put(within / row, within % row, sum);
 }

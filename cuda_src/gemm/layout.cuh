@@ -148,9 +148,19 @@ template <typename T> struct MatrixOperand {
   }
 };
 
-// The result: written as T where its layout says, plus a bias; or, where k is split, as partial sums in a workspace
-// [batch][split][m][partial_row].
-template <typename T> struct Output {
+// What is stored of sums and a bias, of W elements from (m, n) on along n: those numbers.
+template <typename T> struct Rounded {
+  template <int W> __device__ __forceinline__ Vec<T, W> operator()(int m, int n, const acc_t<T> (&z)[W], bool) const {
+    Vec<T, W> packed;
+#pragma unroll
+    for (int e = 0; e < W; ++e) packed.data[e] = from_acc<T>(z[e]);
+    return packed;
+  }
+};
+
+// The result: written as T where its layout says, plus a bias, by way of an epilogue; or, where k is split, as partial sums in a
+// workspace [batch][split][m][partial_row].
+template <typename T, class Epilogue = Rounded<T>> struct Output {
   using A = acc_t<T>;
   T* data;
   A* partial;
@@ -160,9 +170,11 @@ template <typename T> struct Output {
   int size_m, size_n;
   long long partial_row;
   bool along_n, bias_along_m, fits;
+  Epilogue epilogue;
 
   template <int W> static __device__ __forceinline__ Output make(T* data, A* partial, const T* bias, T* column,
-                                                                 const Gemm& gemm, int batch, int split) {
+                                                                 const Gemm& gemm, int batch, int split,
+                                                                 Epilogue epilogue = {}) {
     const int m = gemm.m;
     data += gemm.batch_offset(gemm.out, batch);
     if (partial) partial += (batch * gemm.splits + split) * m * gemm.partial_row();
@@ -178,7 +190,8 @@ template <typename T> struct Output {
             gemm.partial_row(),
             partial || gemm.out.along_k,
             gemm.bias_along_m != 0,
-            gemm.out.vectors<T, W>(data, gemm.n)};
+            gemm.out.vectors<T, W>(data, gemm.n),
+            epilogue};
   }
 
   // W sums from (m, n) on, along n or along m as along_n says.
@@ -186,10 +199,10 @@ template <typename T> struct Output {
     if (partial) {
       store_partial<W>(m, n, sums);
     } else if (fits && (along_n ? (m < size_m && n + W <= size_n) : (m + W <= size_m && n < size_n))) {
-      Vec<T, W> packed;
+      A z[W];
 #pragma unroll
-      for (int e = 0; e < W; ++e) packed.data[e] = finish(along_n ? m : m + e, along_n ? n + e : n, sums[e]);
-      store_vec<T, W>(data + layout.offset(m, n), packed);
+      for (int e = 0; e < W; ++e) z[e] = add_bias(along_n ? m : m + e, along_n ? n + e : n, sums[e]);
+      store_vec<T, W>(data + layout.offset(m, n), epilogue(m, n, z, true));
     } else {
 #pragma unroll
       for (int e = 0; e < W; ++e) put(along_n ? m : m + e, along_n ? n + e : n, sums[e]);
@@ -198,13 +211,16 @@ template <typename T> struct Output {
 
   __device__ __forceinline__ void put(int m, int n, A sum) const {
     if (m >= size_m) return;
-    if (n < size_n) data[layout.offset(m, n)] = finish(m, n, sum);
+    if (n < size_n) {
+      const A z[1] = {add_bias(m, n, sum)};
+      data[layout.offset(m, n)] = epilogue(m, n, z, false).data[0];
+    }
     if (n == size_n && column) column[m] = from_acc<T>(sum);
   }
 
  private:
-  __device__ __forceinline__ T finish(int m, int n, A sum) const {
-    return from_acc<T>(bias ? sum + to_acc(bias[bias_along_m ? m : n]) : sum);
+  __device__ __forceinline__ A add_bias(int m, int n, A sum) const {
+    return bias ? sum + to_acc(bias[bias_along_m ? m : n]) : sum;
   }
 
   // n is a multiple of W and rows are whole vectors: the padding at a row's end is written too, and never read as a sum.

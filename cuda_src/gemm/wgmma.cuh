@@ -8,156 +8,13 @@
 //                 after the last of k: sums + bias, rounded -> registers -> shared memory -> TMA: y
 //
 // A half-precision result of an aligned y is stored by TMA; of a y whose rows begin off 16-byte boundaries by single elements.
+//
+// What is stored of the sums is the epilogue's: see Sums, Activated, Gated and Partial.
 #pragma once
 
-#include "common/hw/mbarrier.cuh"
-#include "common/hw/tma.cuh"
-#include "common/hw/wgmma.cuh"
+#include "gemm/wgmma_block.cuh"
 
 namespace wgmma_gemm {
-
-constexpr int kK = 64;  // of k in a stage: a line of 128 bytes
-constexpr int kThreads = 384;
-
-// What a form decides.
-//
-//   M_, N_        the tile of a block
-//   STAGES_       of the ring
-//   SLOTS_        64-column pieces of the result that each consumer can have on their way at once
-//   CLUSTER_      blocks of a cluster, whose tiles lie below each other and share b, which TMA sends to all of them
-//   SPLIT_        blocks of a cluster that share one tile's k, and add up through distributed shared memory
-//   PINGPONG_     each consumer has a tile of its own, and stores it while the other multiplies; else they halve a tile
-//   LATE_         a tile waits in registers, in 16 bits, and is stored piece by piece within the main loop of the next
-template <int M_, int N_, int STAGES_, int SLOTS_, int CLUSTER_, int SPLIT_, bool PINGPONG_, bool LATE_> struct Shape {
-  static constexpr int M = M_, N = N_, STAGES = STAGES_, SLOTS = SLOTS_, CLUSTER = CLUSTER_, SPLIT = SPLIT_;
-  static constexpr bool PINGPONG = PINGPONG_, LATE = LATE_;
-  static constexpr int A_BYTES = M * kK * 2, STAGE_BYTES = A_BYTES + N * kK * 2;
-  static constexpr bool BESIDE = M == 64 && !PINGPONG;  // the consumers' halves lie side by side
-  static constexpr int ROWS = PINGPONG || BESIDE ? M / 64 : M / 128;  // of 64, of each consumer
-  static constexpr int COLUMNS = BESIDE ? N / 2 : N;  // of each consumer
-  static constexpr int STORED = COLUMNS / SPLIT;  // columns that it stores
-  static constexpr int PIECE = STORED < 64 ? STORED : 64;  // columns that TMA stores at once, of 64 rows
-  static constexpr int PIECE_BYTES = 64 * PIECE * 2, ACROSS = STORED / PIECE, PIECES = ROWS * ACROSS;
-  static constexpr int CONSUMER_WARPS = PINGPONG ? 4 : 8;  // of each stage
-  static_assert(CLUSTER == 1 || SPLIT == 1, "a cluster shares b, or splits k");
-  static_assert(SPLIT == 1 || !(PINGPONG || LATE), "where k is split, each block has a single tile");
-  static_assert(SPLIT == 1 || M * N * 4 <= STAGES * STAGE_BYTES, "the partial sums lie where the stages were");
-};
-
-// The problem. a_moves, b_moves: 1 where a batch has matrices of its own, 0 where all share one. pitch: 0 where TMA stores y;
-// else elements from one row of y to the next, and m rows from one matrix to the next. group: see Order.
-template <typename T> struct Problem {
-  const TensorMap &a, &b, &y;
-  T* data;
-  const T* bias;
-  int m, n, k, batches, a_moves, b_moves, pitch, group;
-};
-
-// Which stage is next, and the parity of its phase.
-template <int STAGES> struct Ring {
-  unsigned stage = 0, phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == STAGES) stage = 0, phase ^= 1;
-  }
-  __device__ __forceinline__ void advance(unsigned steps) {
-    stage += steps;
-    phase ^= stage / STAGES & 1, stage %= STAGES;
-  }
-};
-
-struct Place {
-  int row, column, batch;  // of a cluster's tiles
-};
-
-// The order of tiles: `group` rows of tiles at a time, down each column, so that tiles at work together share operands in L2.
-struct Order {
-  int rows, columns, group;
-
-  __device__ __forceinline__ Place at(int tile) const {
-    const int all = rows * columns, batch = tile / all;
-    tile -= batch * all;
-    const int band = group * columns, first = tile / band * group, height = min(group, rows - first);
-    tile %= band;
-    return {first + tile % height, tile / height, batch};
-  }
-};
-
-template <typename T> __device__ __forceinline__ unsigned packed(float low, float high);
-template <> __device__ __forceinline__ unsigned packed<__half>(float low, float high) {
-  unsigned both;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-template <> __device__ __forceinline__ unsigned packed<__nv_bfloat16>(float low, float high) {
-  unsigned both;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
-// Named barriers 1 and 2 are the consumers' own, 3 is that of both.
-__device__ __forceinline__ void sync_threads(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory");
-}
-__device__ __forceinline__ bool is_elected() {
-  unsigned elected;
-  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
-  return elected;
-}
-
-// The shared memory of a block, by addresses, and its share of the work.
-template <typename T, class S> struct Block {
-  const Problem<T>& p;
-  Order order;
-  unsigned stages, slots, full, empty, turns;
-  float* biases;
-  int rank, tiles, step, first, start, blocks;  // of tiles: all, from one to the next; of k in stages: first, how many
-
-  __device__ __forceinline__ explicit Block(const Problem<T>& p, char* memory) : p(p) {
-    stages = static_cast<unsigned>(__cvta_generic_to_shared(memory)), slots = stages + S::STAGES * S::STAGE_BYTES;
-    biases = reinterpret_cast<float*>(memory + S::STAGES * S::STAGE_BYTES + 2 * S::SLOTS * S::PIECE_BYTES);
-    full = slots + 2 * S::SLOTS * S::PIECE_BYTES + 2 * S::N * 4;
-    empty = full + 8 * S::STAGES, turns = empty + 8 * S::STAGES;
-    rank = S::CLUSTER * S::SPLIT > 1 ? cluster_rank() : 0;
-    order = {(p.m + S::M * S::CLUSTER - 1) / (S::M * S::CLUSTER), (p.n + S::N - 1) / S::N, p.group};
-    tiles = order.rows * order.columns * p.batches;
-    step = gridDim.x / (S::CLUSTER * S::SPLIT), first = blockIdx.x / (S::CLUSTER * S::SPLIT);
-    const int all = (p.k + kK - 1) / kK, slice = S::SPLIT > 1 ? rank : 0;
-    start = slice * all / S::SPLIT, blocks = (slice + 1) * all / S::SPLIT - start;
-  }
-
-  // This block's tile: its first row and column, in elements.
-  __device__ __forceinline__ Place place(int tile) const {
-    Place at = order.at(tile);
-    at.row = (at.row * S::CLUSTER + (S::CLUSTER > 1 ? rank : 0)) * S::M, at.column *= S::N;
-    return at;
-  }
-
-  __device__ __forceinline__ void begin() const {
-    if (threadIdx.x == 0) {
-      if (stages % 1024) __trap();  // the swizzle counts from there
-      tma::prefetch(p.a), tma::prefetch(p.b);
-      if (!p.pitch) tma::prefetch(p.y);
-      for (int i = 0; i < S::STAGES; ++i) {
-        mbarrier::init(full + 8 * i, 1);
-        mbarrier::init(empty + 8 * i, S::CLUSTER * S::CONSUMER_WARPS);
-      }
-      mbarrier::init(turns, S::PINGPONG ? 4 : 8 * S::SPLIT), mbarrier::init(turns + 8, 4);
-      mbarrier::fence_init();
-    }
-    if (S::CLUSTER * S::SPLIT > 1) sync_cluster();
-    else __syncthreads();
-  }
-
- private:
-  static __device__ __forceinline__ int cluster_rank() {
-    unsigned rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-  }
-};
 
 // The next stage of one operand: `ROWS` rows of kK. Each of PARTS blocks of the cluster fetches a part of it for all of them.
 template <bool MN, int ROWS, int PARTS>
@@ -177,20 +34,39 @@ __device__ __forceinline__ void load_operand(unsigned to, const TensorMap& map, 
   }
 }
 
+// The same of two operands, of which each gives half of the rows. In a cluster of two each block fetches one of them.
+template <bool MN, int ROWS, int PARTS>
+__device__ __forceinline__ void load_both(unsigned to, const TensorMap& first, const TensorMap& second, int row, int k,
+                                          unsigned barrier, int part) {
+  constexpr int BYTES = ROWS / 2 * 128;
+  if constexpr (PARTS == 1) {
+    load_operand<MN, ROWS / 2, 1>(to, first, row, k, 0, barrier, 0);
+    load_operand<MN, ROWS / 2, 1>(to + BYTES, second, row, k, 0, barrier, 0);
+  } else {
+    static_assert(!MN, "its boxes are dealt out one by one");
+    tma::load_to_blocks(to + part * BYTES, part ? second : first, k, row, 0, barrier, (1 << PARTS) - 1);
+  }
+}
+
 // The producer: one thread.
-template <typename T, class S, bool A_MN, bool B_MN>
+template <typename T, class S, bool A_MN, bool B_MN, class E>
 __device__ __forceinline__ void produce(const Block<T, S>& block) {
   const Problem<T>& p = block.p;
   Ring<S::STAGES> ring;
   for (int tile = block.first; tile < block.tiles; tile += block.step) {
     const Place at = block.place(tile);
-    for (int i = block.start; i < block.start + block.blocks; ++i, ring.advance()) {
+    const Range range = block.template range<E>(at.batch);
+    for (int i = range.start; i < range.start + range.blocks; ++i, ring.advance()) {
       const unsigned full = block.full + 8 * ring.stage, to = block.stages + ring.stage * S::STAGE_BYTES;
       mbarrier::wait(block.empty + 8 * ring.stage, ring.phase ^ 1);
       mbarrier::arrive_and_expect(full, S::STAGE_BYTES);
       load_operand<A_MN, S::M, 1>(to, p.a, at.row, i * kK, at.batch * p.a_moves, full, 0);
-      load_operand<B_MN, S::N, S::CLUSTER>(to + S::A_BYTES, p.b, at.column, i * kK, at.batch * p.b_moves, full,
-                                           S::CLUSTER > 1 ? block.rank : 0);
+      if constexpr (E::GATED) {
+        load_both<B_MN, S::N, S::CLUSTER>(to + S::A_BYTES, p.b, p.up, at.column, i * kK, full, block.rank);
+      } else {
+        load_operand<B_MN, S::N, S::CLUSTER>(to + S::A_BYTES, p.b, at.column, i * kK, at.batch * p.b_moves, full,
+                                             S::CLUSTER > 1 ? block.rank : 0);
+      }
     }
   }
   if (S::CLUSTER > 1) {  // stay until the other blocks have told of the last stages
@@ -199,7 +75,9 @@ __device__ __forceinline__ void produce(const Block<T, S>& block) {
 }
 
 // One of two consumer warpgroups.
-template <typename T, class S, bool A_MN, bool B_MN> struct Consumer {
+template <typename T, class S, bool A_MN, bool B_MN, class E> struct Consumer {
+  static_assert(!E::PARTIAL || !(S::PINGPONG || S::LATE || S::SPLIT > 1), "shares of k may differ by a stage");
+  static_assert(E::GATED == S::GATED, "two operands have an epilogue for both");
   static constexpr int kBiases = (S::STORED + 127) / 128;  // of a tile, in each thread
 
   const Block<T, S>& block;
@@ -242,12 +120,17 @@ template <typename T, class S, bool A_MN, bool B_MN> struct Consumer {
       }
       float sums[S::ROWS][S::COLUMNS / 2];
       if (S::PINGPONG) mbarrier::wait(block.turns + 8 * me, turn), turn ^= 1;
-      multiply(sums);
+      multiply(sums, E::PARTIAL ? block.template range<E>(block.place(tile).batch).blocks : block.blocks);
       if constexpr (S::SPLIT > 1) add_shares(sums, slice);
       asm volatile("" : "+r"(tile));  // its place is found now, and not kept meanwhile: registers are short
       to = block.place(tile);
       to.row += down, to.column += across + slice * S::STORED;
-      if (p.bias) round<true>(sums, bias);
+      if constexpr (E::PARTIAL) {
+        store_partial(sums);
+        continue;
+      }
+      if constexpr (E::GATED) gate(sums);
+      else if (p.bias) round<true>(sums, bias);
       else round<false>(sums, bias);
       unstored = S::PIECES;
       if (!S::LATE) {
@@ -261,11 +144,11 @@ template <typename T, class S, bool A_MN, bool B_MN> struct Consumer {
 
  private:
   // The sums over all of this block's k; meanwhile, with LATE, the pieces of the tile before are stored.
-  __device__ __forceinline__ void multiply(float (&sums)[S::ROWS][S::COLUMNS / 2]) {
+  __device__ __forceinline__ void multiply(float (&sums)[S::ROWS][S::COLUMNS / 2], int blocks) {
     const unsigned long long a_first = wgmma::descriptor<A_MN>(block.stages + down * 128);
     const unsigned long long b_first = wgmma::descriptor<B_MN>(block.stages + S::A_BYTES + across * 128);
     unsigned before = 0;
-    for (int i = 0; i < block.blocks; ++i) {
+    for (int i = 0; i < blocks; ++i) {
       mbarrier::wait(block.full + 8 * ring.stage, ring.phase);
       const unsigned long long at = ring.stage * (S::STAGE_BYTES >> 4), a = a_first + at, b = b_first + at;
       wgmma::fence();
@@ -285,7 +168,7 @@ template <typename T, class S, bool A_MN, bool B_MN> struct Consumer {
     }
     if (S::PINGPONG) {
       if (lane == 0) mbarrier::arrive(block.turns + 8 * (me ^ 1));
-      ring.advance(block.blocks);
+      ring.advance(blocks);
     }
     while (S::LATE && unstored) store_next();  // there was too little of k
     wgmma::wait_for_groups<0>();
@@ -353,7 +236,7 @@ template <typename T, class S, bool A_MN, bool B_MN> struct Consumer {
     }
   }
 
-  // sums + bias, rounded once, to `results`.
+  // sums + bias, or what the activation makes of that, rounded once, to `results`.
   template <bool BIAS>
   __device__ __forceinline__ void round(const float (&sums)[S::ROWS][S::COLUMNS / 2], const float (&bias)[kBiases]) {
     if constexpr (BIAS) {
@@ -366,6 +249,8 @@ template <typename T, class S, bool A_MN, bool B_MN> struct Consumer {
     }
 #pragma unroll
     for (int i = 0; i < S::PIECES; ++i) {
+      [[maybe_unused]] float2 residual[S::PIECE / 4];
+      if constexpr (E::ACTIVATED) load_residual(residual, i);
 #pragma unroll
       for (int c = 0; c < S::PIECE / 4;
            ++c) {  // row g, columns 2t, 2t + 1; row g + 8, the same; then 8 columns further
@@ -373,7 +258,74 @@ template <typename T, class S, bool A_MN, bool B_MN> struct Consumer {
         float2 add = {-0.f, -0.f};
         if constexpr (BIAS)
           add = *reinterpret_cast<const float2*>(&biases[i % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2]);
-        results[i][c] = packed<T>(pair[0] + add.x, pair[1] + add.y);
+        if constexpr (E::ACTIVATED) {
+          const float2 z = {pair[0] + add.x, pair[1] + add.y};
+          results[i][c] =
+              packed<T>(E::F::template value<T>(z.x) + residual[c].x, E::F::template value<T>(z.y) + residual[c].y);
+          residual[c] = z;
+        } else {
+          results[i][c] = packed<T>(pair[0] + add.x, pair[1] + add.y);
+        }
+      }
+      if constexpr (E::ACTIVATED) {
+        if (p.kept) keep(i % S::SLOTS, i, 0, [&](int c) { return packed<T>(residual[c].x, residual[c].y); });
+      }
+    }
+  }
+
+  // f(gate) up, rounded once, to `results`: a thread has both sums of a column, the first operand's in its first half.
+  __device__ __forceinline__ void gate(const float (&sums)[S::ROWS][S::COLUMNS / 2]) {
+#pragma unroll
+    for (int i = 0; i < S::PIECES; ++i) {
+      const float* const first = &sums[i / S::ACROSS][i % S::ACROSS * S::PIECE / 2];
+      const float* const second = first + S::STORED / 2;
+      if (p.kept) {
+        keep(2 * i % S::SLOTS, i, 0, [&](int c) { return packed<T>(first[2 * c], first[2 * c + 1]); });
+        keep((2 * i + 1) % S::SLOTS, i, 1, [&](int c) { return packed<T>(second[2 * c], second[2 * c + 1]); });
+      }
+#pragma unroll
+      for (int c = 0; c < S::PIECE / 4; ++c) {
+        results[i][c] = packed<T>(E::F::template value<T>(first[2 * c]) * second[2 * c],
+                                  E::F::template value<T>(first[2 * c + 1]) * second[2 * c + 1]);
+      }
+    }
+  }
+
+  // The residual of a piece, as its sums are held; zeros where there is none. Its rows are n long: pairs of an odd n are not
+  // aligned.
+  __device__ __forceinline__ void load_residual(float2 (&residual)[S::PIECE / 4], int piece) const {
+#pragma unroll
+    for (int c = 0; c < S::PIECE / 4; ++c) residual[c] = {0.f, 0.f};
+    if (!p.residual) return;
+    const bool pairs = (p.n % 2 == 0) && reinterpret_cast<unsigned long long>(p.residual) % 4 == 0;
+#pragma unroll
+    for (int c = 0; c < S::PIECE / 4; ++c) {
+      const int row = to.row + piece / S::ACROSS * 64 + thread / 32 * 16 + lane / 4 + c % 2 * 8;
+      const int column = to.column + piece % S::ACROSS * S::PIECE + c / 2 * 8 + lane % 4 * 2;
+      if (row >= p.m || column >= p.n) continue;
+      const T* const at = p.residual + static_cast<long long>(row) * p.n + column;
+      if (pairs) {
+        const Vec<T, 2> pair = load_vec<T, 2>(at);
+        residual[c] = {to_acc(pair.data[0]), to_acc(pair.data[1])};
+      } else {
+        residual[c].x = to_acc(at[0]);
+        if (column + 1 < p.n) residual[c].y = to_acc(at[1]);
+      }
+    }
+  }
+
+  // Sums as they are, in fp32: eight bytes of each thread, 32 of each row.
+  __device__ __forceinline__ void store_partial(const float (&sums)[S::ROWS][S::COLUMNS / 2]) const {
+    const int length = (p.n + 7) / 8 * 8;
+#pragma unroll
+    for (int j = 0; j < S::ROWS; ++j) {
+#pragma unroll
+      for (int c = 0; c < S::COLUMNS / 4; ++c) {
+        const int row = to.row + j * 64 + thread / 32 * 16 + lane / 4 + c % 2 * 8;
+        const int column = to.column + c / 2 * 8 + lane % 4 * 2;
+        if (row >= p.m || column >= length) continue;
+        float* const at = p.partial + (static_cast<long long>(to.batch) * p.m + row) * length + column;
+        *reinterpret_cast<float2*>(at) = {sums[j][2 * c], sums[j][2 * c + 1]};
       }
     }
   }
@@ -385,38 +337,69 @@ template <typename T, class S, bool A_MN, bool B_MN> struct Consumer {
 #pragma unroll
     for (int i = 0; i < S::PIECES; ++i) {
       if (i != number) continue;
-      const unsigned slot = slots + i % S::SLOTS * S::PIECE_BYTES;
-      if (thread == 0) tma::wait_for_stores<S::SLOTS - 1>();
-      sync_threads(1 + me, 128);
-#pragma unroll
-      for (int c = 0; c < S::PIECE; c += 16) {  // a warp's 16 rows by 16 columns
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(slot + (line ^ c * 2)),
-                     "r"(results[i][c / 4]), "r"(results[i][c / 4 + 1]), "r"(results[i][c / 4 + 2]),
-                     "r"(results[i][c / 4 + 3])
-                     : "memory");
-      }
-      tma::fence_shared();
-      sync_threads(1 + me, 128);
-      const int x = to.column + i % S::ACROSS * S::PIECE, y = to.row + i / S::ACROSS * 64;
-      if (p.pitch) {
-        store_elements(slot, x, y);
-      } else if (thread == 0) {
-        tma::store(p.y, x, y, to.batch, slot);
-        tma::end_stores();
-      }
+      const auto index = [&](int row, int column) {
+        return (static_cast<long long>(to.batch) * p.m + row) * p.pitch + column;
+      };
+      store_bits(i % S::SLOTS, i, p.y, to.batch, p.data, index, [&](int c) { return results[i][c]; });
     }
   }
 
-  __device__ __forceinline__ void store_elements(unsigned slot, int x, int y) const {
+  // The same of what backward reads.
+  template <typename Bits> __device__ __forceinline__ void keep(int slot, int piece, int part, Bits bits) const {
+    const auto index = [&](int row, int column) { return row * p.kept_row + part * p.kept_part + column; };
+    store_bits(slot, piece, p.kept_map, part, p.kept, index, bits);
+  }
+
+  // bits(c): two elements, as `results` has them. index(row, column): where an element is, if there is no map.
+  template <typename Index, typename Bits>
+  __device__ __forceinline__ void store_bits(int number, int piece, const TensorMap& map, int batch, T* data,
+                                             Index index, Bits bits) const {
+    const unsigned slot = slots + number * S::PIECE_BYTES;
+    if (thread == 0) tma::wait_for_stores<S::SLOTS - 1>();
+    sync_threads(1 + me, 128);
+#pragma unroll
+    for (int c = 0; c < S::PIECE; c += 16) {  // a warp's 16 rows by 16 columns
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(slot + (line ^ c * 2)),
+                   "r"(bits(c / 4)), "r"(bits(c / 4 + 1)), "r"(bits(c / 4 + 2)), "r"(bits(c / 4 + 3))
+                   : "memory");
+    }
+    tma::fence_shared();
+    sync_threads(1 + me, 128);
+    const int x = to.column + piece % S::ACROSS * S::PIECE, y = to.row + piece / S::ACROSS * 64;
+    if (p.pitch) {
+      store_elements(slot, x, y, data, index);
+    } else if (thread == 0) {
+      tma::store(map, x, y, batch, slot);
+      tma::end_stores();
+    }
+  }
+
+  template <typename Index>
+  __device__ __forceinline__ void store_elements(unsigned slot, int x, int y, T* data, Index index) const {
     for (int j = thread; j < 64 * S::PIECE; j += 128) {
       const int row = y + j / S::PIECE, column = x + j % S::PIECE;
       if (row >= p.m || column >= p.n) continue;
       unsigned short bits;
       asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(slot + tma::swizzle<S::PIECE * 2>(j * 2)) : "memory");
-      const long long at = (static_cast<long long>(to.batch) * p.m + row) * p.pitch + column;
-      reinterpret_cast<unsigned short*>(p.data)[at] = bits;
+      reinterpret_cast<unsigned short*>(data)[index(row, column)] = bits;
     }
   }
 };
+
+// All of a block's work: what a kernel does.
+template <typename T, class S, bool A_MN, bool B_MN, class E>
+__device__ __forceinline__ void multiply(const Problem<T>& problem, char* memory) {
+  const Block<T, S> block(problem, memory);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  block.begin();
+  if (warp < 4) {
+    wgmma::give_back_registers<24>();
+    if (warp == 0 && is_elected()) produce<T, S, A_MN, B_MN, E>(block);
+  } else {
+    wgmma::take_registers<240>();
+    Consumer<T, S, A_MN, B_MN, E>(block, warp).run();
+  }
+  if (S::SPLIT > 1) sync_cluster();  // stay until the others have read their share
+}
 
 }  // namespace wgmma_gemm

@@ -104,6 +104,9 @@ def forms(family: str, *f: str) -> tuple[Forms[Gated], Forms[Gated]]:
     )
 
 
+SWIGLU, GEGLU = forms("swiglu", "Silu"), forms("geglu", "GeluExact", "GeluTanh")
+
+
 def halves(f: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor | None) -> Tensor:
     """The reference: f(gate) * up; without `up`, of the two halves of the last dimension, the gate first."""
     if up is None:

@@ -139,16 +139,13 @@ class Tile(Form[Any]):
         p = gemm_of(problem)
         sms = gpu.multiprocessors
         _, splits, k_split = choose(p.m, p.columns, p.k, p.batches, (self.tile,), p.dtype, sms)
-        layouts = (*p.a.packed(p.k), *p.b.packed(p.k), *p.out.packed(p.n))
-        sizes = (p.m, p.n, p.k, p.batches, int(p.ones), splits, k_split)
-        packed = np.array((*sizes, *divisor(p.batch_inner), int(p.bias_along_m), *layouts), dtype=np.int64)
         return Launch(
             self.kernel,
             _tiles(p.m, p.columns, p.batches, self.tile) * splits,
             threads(p.dtype, self.tile),
             shared_bytes(p.dtype, self.tile),
             {"T": p.dtype, "TILE": self.tile},
-            args=(packed,),
+            args=(packed(p, splits, k_split),),
         )
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -188,6 +185,13 @@ def prepared(problem: Problem, launch: Launch, a: Tensor, b: Tensor) -> tuple[Te
     return (padded(a) if copies[0] else a, padded(b) if copies[1] else b) if any(copies) else None
 
 
+def packed(p: Problem, splits: int, k_split: int) -> np.ndarray:
+    """`struct Gemm`."""
+    layouts = (*p.a.packed(p.k), *p.b.packed(p.k), *p.out.packed(p.n))
+    sizes = (p.m, p.n, p.k, p.batches, int(p.ones), splits, k_split)
+    return np.array((*sizes, *divisor(p.batch_inner), int(p.bias_along_m), *layouts), dtype=np.int64)
+
+
 def divisor(value: int) -> tuple[int, int, int]:
     """`struct Divisor`: (divisor, magic, shift), with n / divisor = (umulhi(n, magic) + n) >> shift."""
     value = max(value, 1)
@@ -201,18 +205,29 @@ def run(launch: Launch, sum_kernel: Kernel, inputs: tuple[Any, ...], outputs: tu
     `inputs` are a, b and, if the kernel takes one, the bias; `outputs` the result and, if it takes one, the column of
     sums.
     """
-    packed, dtype = launch.args[0], inputs[0].dtype
-    m, n, _, batches, ones, splits = (int(value) for value in packed[:6])
-    if splits == 1:
+    gemm = launch.args[0]
+    if int(gemm[5]) == 1:
         return launch(*inputs, *outputs, None)
-    elements = batches * m * ceil_div(n + ones, 8) * 8
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    partials = torch.empty(elements * splits, dtype=wide, device=inputs[0].device)
+    partials = workspace(gemm, inputs[0])
     launch(*inputs, *outputs, partials)
+    return add_splits(gemm, sum_kernel, partials, inputs, outputs)
+
+
+def workspace(gemm: np.ndarray, like: Tensor) -> Tensor:
+    """For the partial sums of a `struct Gemm` whose k is split."""
+    m, n, _, batches, ones, splits = (int(value) for value in gemm[:6])
+    wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return torch.empty(batches * m * ceil_div(n + ones, 8) * 8 * splits, dtype=wide, device=like.device)
+
+
+def add_splits(
+    gemm: np.ndarray, sum_kernel: Kernel, partials: Tensor, inputs: tuple[Any, ...], outputs: tuple[Any, ...]
+) -> None:
+    """Add up partial sums in their order, by a kernel of gemm_add_splits."""
+    splits = int(gemm[5])
     block = (32, 8) if splits >= 16 else (256, 1)
-    sums = sum_kernel[ceil_div(elements, block[0]), block, 256 * wide.itemsize]
-    sums(partials, *inputs[2:], *outputs, packed, T=dtype)
-    return None
+    sums = sum_kernel[ceil_div(partials.numel() // splits, block[0]), block, 256 * partials.element_size()]
+    sums(partials, *inputs[2:], *outputs, gemm, T=inputs[0].dtype)
 
 
 def _why_not_wide(p: Problem, gpu: Gpu) -> str | None:

@@ -91,6 +91,11 @@ def gated(gate: Any, up: Any, *more: Any) -> str:
     return "...C, * -> ...C" if up is None else "..., ... -> ..."
 
 
+def gated_linear(x: Any, weight: Any, weight_up: Any, *more: Any) -> str:
+    """Features, whose products are whole; packed weights, whose halves go together, too."""
+    return "...K, CK, * -> ...C" if weight_up is None else "...K, nK, nK -> ...n"
+
+
 def matmul(a: Any, b: Any) -> str:
     """Of vectors, matrices and batches."""
     rows, columns = "" if a.ndim == 1 else "...m", "" if b.ndim == 1 else "n"

@@ -6,6 +6,7 @@ TMA reads and writes by tensor maps: of an operand the rows of k, or the rows of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,9 @@ _BOTH = (False, True)
 # multiply-adds per microsecond of one multiprocessor, by the share that a form reaches of it on an H100
 _RATE = 3.0e6
 _START = 4.0  # microseconds before the first tile is multiplied, and after the last is
+_WRITTEN = 3.0e6  # bytes of partial sums, and of those that are read, in a microsecond
+LEAST_SHARE = 256  # of k
+MOST_SHARES = 16
 FEW_K = 512  # up to which stores take as long as products
 FULL = 0.85  # of the multiprocessors with work of use, from which on a form is at cuBLAS's speed, measured on an H100
 
@@ -75,6 +79,7 @@ class Tile(Form[Any]):
         layouts: tuple[tuple[bool, bool], ...] = ((False, False), (False, True), (True, True)),
     ) -> None:
         self.name, self.m, self.n, self.stages, self.slots, self.share = name, m, n, stages, slots, share
+        self.columns = n  # of the result
         self.cluster, self.split, self.layouts, self.pingpong = cluster, split, layouts, pingpong
         how = (
             "each consumer a tile" if pingpong else f"k split over a cluster of {split}" if split > 1 else "cooperative"
@@ -82,19 +87,23 @@ class Tile(Form[Any]):
         self.summary = f"a persistent block has tiles of {m} x {n} by WGMMA and TMA; {how}"
         beside = m == 64 and not pingpong
         self.piece = min((n // 2 if beside else n) // split, K)
-        fixed: dict[str, Any] = dict(M=(m,), N=(n,), STAGES=(stages,), SLOTS=(slots,), CLUSTER=(cluster,))
-        fixed |= dict(SPLIT=(split,), PINGPONG=(pingpong,), LATE=(late,))
-        self.kernel = Kernel(
-            "gemm_wgmma.cu",
-            f"gemm_wgmma<T, {', '.join(fixed)}, A_MN, B_MN>",
-            arch="sm_90a",
-            T=HALF,
-            **fixed,
-            A_MN=_BOTH,
-            B_MN=_BOTH,
-            where=lambda A_MN, B_MN: (A_MN, B_MN) in layouts,
-        )
-        self._template = {name: values[0] for name, values in fixed.items()}
+        self.fixed: dict[str, Any] = dict(M=m, N=n, STAGES=stages, SLOTS=slots, CLUSTER=cluster, SPLIT=split)
+        self.fixed |= dict(PINGPONG=pingpong, LATE=late)
+        self.kernel = self.made()
+
+    def made(self) -> Kernel:
+        """The kernel of this form."""
+        return self.kernel_of("gemm_wgmma.cu", "gemm_wgmma", **self.stored())
+
+    def stored(self) -> dict[str, Any]:
+        """How a kernel takes operands, as a part of its domain."""
+        return dict(A_MN=_BOTH, B_MN=_BOTH, where=lambda A_MN, B_MN: (A_MN, B_MN) in self.layouts)
+
+    def kernel_of(self, file: str, function: str, **more: Any) -> Kernel:
+        """A kernel of what is fixed, and of more template values; F, an activation, comes before all."""
+        domain: dict[str, Any] = {name: (value,) for name, value in self.fixed.items()} | more
+        names = sorted((name for name in domain if name != "where"), key=lambda name: name != "F")
+        return Kernel(file, f"{function}<T, {', '.join(names)}>", arch="sm_90a", T=HALF, **domain)
 
     def why_not(self, problem: Any, gpu: Gpu) -> str | None:
         """It takes half types whose rows are whole vectors, on Hopper alone."""
@@ -122,7 +131,11 @@ class Tile(Form[Any]):
         p = gemm.gemm_of(problem)
         if self.split > 1 and (p.m > self.m or p.k < 1024):
             return "k is split for one row of tiles of much k"
-        others = [form for form in FORMS if form.why_not(problem, gpu) is None and form.split == 1]
+        others = [
+            form
+            for form in FORMS
+            if form.split == 1 and not isinstance(form, Splits) and form.why_not(problem, gpu) is None
+        ]
         best = min((form.time(p, gpu) for form in others), default=self.time(p, gpu))
         if self.split == 1 and best < self.time(p, gpu):
             return "another tile should take less time"
@@ -156,7 +169,7 @@ class Tile(Form[Any]):
             clusters * blocks,
             THREADS,
             self.shared,
-            {"T": p.dtype, **self._template, "A_MN": a_mn, "B_MN": b_mn},
+            {"T": p.dtype, **self.fixed, "A_MN": a_mn, "B_MN": b_mn},
             cluster=blocks if blocks > 1 else None,
             extra=operands,
             args=(p.m, p.n, p.k, p.batches, *moves, pitch, group),
@@ -195,10 +208,72 @@ class Tile(Form[Any]):
 
     def _tiles(self, p: Problem) -> int:
         """Of clusters."""
-        return ceil_div(p.m, self.m * self.cluster) * ceil_div(p.n, self.n) * p.batches
+        return ceil_div(p.m, self.m * self.cluster) * ceil_div(p.n, self.columns) * p.batches
+
+
+class Splits(Tile):
+    """Several clusters share a tile's k: where tiles are few and k is long, as of the gradient of a weight.
+
+    They leave partial sums, which the kernel of the portable GEMMs adds up in their order.
+    """
+
+    def made(self) -> Kernel:
+        """The kernel of partial sums."""
+        for name in ("SPLIT", "PINGPONG", "LATE"):
+            del self.fixed[name]
+        self.summary += ", of a share of k; partial sums are added up by another kernel"
+        return self.kernel_of("gemm_wgmma.cu", "gemm_wgmma_partial", **self.stored())
+
+    def why_not(self, problem: Any, gpu: Gpu) -> str | None:
+        """It has no batches, and shares of k that are worth a block."""
+        p = gemm.gemm_of(problem)
+        if reason := super().why_not(problem, gpu):
+            return reason
+        if p.batches > 1:
+            return "a share of k is a batch of its own"
+        return "there is too little of k" if p.k < 2 * LEAST_SHARE else None
+
+    def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
+        """Not measured; beside the kernels of this library a model of the time chooses."""
+        p = gemm.gemm_of(problem)
+        if gpu.library:
+            return "it is not measured to be faster than cuBLAS"
+        own = self.time(p, gpu)
+        others = [form.time(p, gpu) for form in FORMS if form is not self and form.why_not(p, gpu) is None]
+        least = min(gemm.least_time(p, gpu.multiprocessors), *others, own)
+        return None if least == own else f"without partial sums it should take {least:.1f} us"
+
+    def launch(self, problem: Any, gpu: Gpu) -> Launch:
+        """As many clusters as run at once, for all tiles and shares."""
+        p, launch = gemm.gemm_of(problem), super().launch(problem, gpu)
+        splits = self._splits(p, gpu)
+        clusters = min(self._tiles(p) * splits, max(1, gpu.multiprocessors // self.cluster))
+        extra = {**launch.extra, "gemm": gemm.packed(p, splits, 0)}
+        args = (p.m, p.n, p.k, splits, launch.args[-1])
+        return replace(launch, grid=clusters * self.cluster, extra=extra, args=args)
+
+    def time(self, p: Problem, gpu: Gpu) -> float:
+        """Microseconds, of the best number of shares."""
+        return self._best(p, gpu)[0]
+
+    def _splits(self, p: Problem, gpu: Gpu) -> int:
+        return self._best(p, gpu)[1]
+
+    def _best(self, p: Problem, gpu: Gpu) -> tuple[float, int]:
+        """(microseconds, shares). A share is multiplied as a tile is; its sums are written, and read again by a kernel."""
+        clusters, tiles = max(1, gpu.multiprocessors // self.cluster), self._tiles(p)
+        most = min(max(2, p.k // LEAST_SHARE), MOST_SHARES)
+        found = []
+        for waves in (1, 2, 3):
+            splits = min(max(2, clusters * waves // tiles), most)
+            steps = ceil_div(tiles * splits, clusters) * ceil_div(ceil_div(p.k, K), splits)
+            time = 2 * _START + steps * K * self.m * self.n / (_RATE * self.share)
+            found.append((time + 8 * p.m * p.n * splits / _WRITTEN, splits))
+        return min(found)
 
 
 FORMS = [
+    Splits("wgmma_128x256_splits", 128, 256, 4, 2, 1.0, cluster=2),
     Tile("wgmma_64x64", 64, 64, 12, 1, 0.4, split=2, layouts=((False, False),)),
     Tile("wgmma_64x128", 64, 128, 8, 1, 0.5, split=2, layouts=((False, True),)),
     Tile("wgmma_128x256", 128, 256, 4, 2, 1.0, cluster=2, late=True),
@@ -220,6 +295,10 @@ def run(launch: Launch, sum_kernel: Kernel, inputs: tuple[Any, ...], outputs: tu
         return gemm.run(launch, sum_kernel, inputs, outputs)
     (a, b, *bias), of, pitch = inputs, launch.extra, launch.args[-2]
     maps = of["a"].map(a), of["b"].map(b)
+    if "gemm" in of:
+        partials = gemm.workspace(of["gemm"], a)
+        launch(*maps, partials)
+        return gemm.add_splits(of["gemm"], sum_kernel, partials, inputs, outputs)
     launch(*maps, maps[0] if pitch else of["y"].map(outputs[0], written=True), outputs[0], *(bias or [None]))
 
 

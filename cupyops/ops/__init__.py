@@ -13,12 +13,14 @@ from ._cross_entropy import cross_entropy as cross_entropy
 from ._dropout import dropout as dropout
 from ._embedding import embedding as embedding
 from ._fused_linear_cross_entropy import fused_linear_cross_entropy as fused_linear_cross_entropy
+from ._gated_linear import gated_linear as gated_linear
 from ._geglu import geglu as geglu
 from ._gelu import gelu as gelu
 from ._group_norm import group_norm as group_norm
 from ._kl_div import kl_div as kl_div
 from ._layer_norm import layer_norm as layer_norm
 from ._linear import linear as linear
+from ._linear_act import linear_act as linear_act
 from ._log_softmax import log_softmax as log_softmax
 from ._matmul import matmul as matmul
 from ._max_pool2d import max_pool2d as max_pool2d

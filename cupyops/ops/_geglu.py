@@ -12,7 +12,7 @@ from .._operator.floating import operator
 from .._util import arguments
 
 ACTIVATIONS = {"none": "GeluExact", "tanh": "GeluTanh"}
-FORWARD, BACKWARD = gated.forms("geglu", *ACTIVATIONS.values())
+FORWARD, BACKWARD = gated.GEGLU
 
 
 @operator("cupyops::geglu", sharding=shardings.gated)

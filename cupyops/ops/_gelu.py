@@ -5,14 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._dispatch.activations import gelu_bwd, gelu_fwd
 from .._dispatch.elementwise import by_vectors
-from .._kernel.kernel import FLOATING, Kernel
 from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import alike
-
-gelu_fwd = Kernel("gelu.cu", "gelu_fwd<T, TANH>", T=FLOATING, TANH=(False, True))
-gelu_bwd = Kernel("gelu.cu", "gelu_bwd<T, TANH>", T=FLOATING, TANH=(False, True))
 
 
 @operator("cupyops::gelu", sharding="... -> ...")

@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 
 from .._dispatch import library
+from .._dispatch.activations import relu_bwd, relu_fwd
 from .._dispatch.elementwise import by_vectors, change_in_place
-from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._kernel.kernel import FLOATING, ceil_div
 from .._operator.arrays import overwrite
 from .._operator.derivation.distributed import is_spread
 from .._operator.floating import operator
 from .._util.strides import alike, restride
-
-relu_fwd = Kernel("relu.cu", "relu_fwd<T>", T=FLOATING)
-relu_bwd = Kernel("relu.cu", "relu_bwd<T>", T=FLOATING)
 
 VECTOR = {dtype: 16 // dtype.itemsize for dtype in FLOATING}  # elements of a thread, whose bits are a byte of the mask
 MASKED = 1 << 18  # elements from which on a mask is worth its memory: with fewer, the GPU is done before the host is

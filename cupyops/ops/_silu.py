@@ -5,15 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._dispatch.activations import silu_bwd, silu_fwd
 from .._dispatch.elementwise import by_vectors, change_in_place
-from .._kernel.kernel import FLOATING, Kernel
 from .._operator.derivation.distributed import is_spread
 from .._operator.floating import operator
 from .._util import arguments
 from .._util.strides import alike
-
-silu_fwd = Kernel("silu.cu", "silu_fwd<T>", T=FLOATING)
-silu_bwd = Kernel("silu.cu", "silu_bwd<T>", T=FLOATING)
 
 
 @operator("cupyops::silu", sharding="... -> ...")

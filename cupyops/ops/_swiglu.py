@@ -8,7 +8,7 @@ from torch import Tensor
 from .._dispatch import gated, shardings
 from .._operator.floating import operator
 
-FORWARD, BACKWARD = gated.forms("swiglu", "Silu")
+FORWARD, BACKWARD = gated.SWIGLU
 
 
 @operator("cupyops::swiglu", sharding=shardings.gated)

@@ -114,7 +114,7 @@ def test_of_the_host_too():
 
 
 def test_what_was_measured():
-    problem = _linear._problem((4096, 4096), (4096, 1), False, (4096, 4096), (4096, 1), True, False, torch.float32)
+    problem = _linear.problem((4096, 4096), (4096, 1), False, (4096, 4096), (4096, 1), True, False, torch.float32)
     with assume_gpu(**HOPPER):
         form = _linear.PRODUCT.choose(problem, gpu(torch.device("cpu")))
         assert isinstance(form, library.Library) and form.name == "pytorch"

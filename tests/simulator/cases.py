@@ -25,7 +25,7 @@ from softmaxes import SoftmaxContract, form_cases
 import cupyops.nn
 import cupyops.optim
 import cupyops.testing
-from cupyops._dispatch import gemm
+from cupyops._dispatch import epilogues, gemm
 from cupyops._dispatch.forms import use_form
 from cupyops._kernel import kernel
 from cupyops._kernel.compile import compiler, source
@@ -143,6 +143,11 @@ def products(make: Make) -> Iterator[Sample]:
     yield Sample(make(5, 448), make(448, 8))
 
 
+def activated_layers(make: Make) -> Iterator[Sample]:
+    yield Sample(make(131, 40), make(136, 40), make(136), "gelu", make(131, 136))
+    yield Sample(make(5, 448), make(8, 448), None, "silu")
+
+
 def affine(make: Make) -> Iterator[Sample]:
     yield Sample(make(131, 40), make(136, 40))
     yield Sample(make(5, 448), make(8, 448))
@@ -248,6 +253,19 @@ def by_wgmma(dtype: torch.dtype) -> Iterator[Call]:
         yield partial(gemms.compare_wgmma, form, layout, dtype, "cpu")
 
 
+def activated(dtype: torch.dtype) -> Iterator[Call]:
+    yield from tiles("linear_act", activated_layers, dtype)
+    for form in epilogues.ACTIVATED if dtype in HALF else ():
+        for activation in epilogues.ACTIVATIONS:
+            yield from gemms.activated(form, activation, dtype, "cpu")
+
+
+def gated(dtype: torch.dtype) -> Iterator[Call]:
+    for form in epilogues.GATED if dtype in HALF else ():
+        for activation in epilogues.GATES:
+            yield from gemms.gated(form, activation, dtype, "cpu")
+
+
 def attended(dtype: torch.dtype) -> Iterator[Call]:
     """Each form of attention, of each width and bounds."""
     for call in [call for calls in attentions.CALLS.values() for call in calls] if dtype in HALF else ():
@@ -267,6 +285,8 @@ FURTHER: dict[str, Callable[[torch.dtype], Iterator[Call]]] = {
     "gemm_wgmma": by_wgmma,
     "matmul": partial(tiles, "matmul", products),
     "linear": partial(tiles, "linear", affine),
+    "linear_act": activated,
+    "gated_linear": gated,
     "cross_entropy": partial(persistent_losses, "cross_entropy"),
     "conv2d": convolved,
     "conv2d_relu_max_pool2d": partial(few_channels_by, "conv2d_relu_max_pool2d"),

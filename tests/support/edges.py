@@ -24,7 +24,9 @@ WITHOUT_TWIN = frozenset(
         "bias_gelu",
         "conv2d_relu_max_pool2d",
         "fused_linear_cross_entropy",
+        "gated_linear",
         "geglu",
+        "linear_act",
         "rope",
         "scale_shift",
     )

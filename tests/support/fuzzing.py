@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attentions
+import gemms
 import torch
 from hypothesis import strategies as st
 
@@ -98,6 +99,33 @@ def affine(draw: st.DrawFn) -> Call:
 def _add_rms_norm(input: Any, residual: Any, shape: Any, weight: Any, eps: Any) -> Any:
     summed = (input + residual).contiguous()
     return F.rms_norm(summed, shape, weight, eps), summed
+
+
+@st.composite
+def activated(draw: st.DrawFn) -> Call:
+    """Linear layers; now and then a residual of another shape."""
+    call = draw(affine())
+    x, weight, bias = call.args
+    activation = draw(st.sampled_from(["none", "relu", "gelu", "gelu_tanh", "silu"]))
+    shape = draw(st.sampled_from([None, (*x.shape[:-1], weight.shape[0]), (*x.shape[:-1], weight.shape[0] + 1)]))
+    residual = None if shape is None else draw(tensors(shape, x.dtype, special=False))
+    return Call(x, weight, bias, activation, residual)
+
+
+def _activated(input: Any, weight: Any, bias: Any, activation: str, residual: Any) -> Any:
+    if residual is not None and residual.shape != (*input.shape[:-1], weight.shape[0]):
+        raise ValueError("a residual of another shape")
+    return gemms.linear_act(input, weight, bias, activation, residual)
+
+
+@st.composite
+def gated_layers(draw: st.DrawFn) -> Call:
+    """Two weights, or packed ones, now and then of an odd number of rows."""
+    dtype, rows = draw(_dtypes), draw(st.sampled_from([(), (3,), (2, 3), (0,), (17,)]))
+    k, n = draw(st.sampled_from([0, 1, 5, 8, 33])), draw(st.sampled_from([0, 1, 4, 9, 40]))
+    weights = [draw(tensors((n, k), dtype, special=False)) for _ in range(draw(st.sampled_from([1, 2, 2])))]
+    activation = draw(st.sampled_from(["silu", "gelu", "gelu_tanh"]))
+    return Call(draw(tensors((*rows, k), dtype, special=False)), *weights, activation=activation)
 
 
 @st.composite
@@ -395,6 +423,8 @@ FUZZED: dict[str, tuple[Callable[..., Any], Callable[..., Any], st.SearchStrateg
     "mean": (cupyops.mean, torch.mean, sums()),
     "matmul": (cupyops.matmul, torch.matmul, products()),
     "linear": (cupyops.linear, F.linear, affine()),
+    "linear_act": (cupyops.linear_act, _activated, activated()),
+    "gated_linear": (cupyops.gated_linear, gemms.gated_linear, gated_layers()),
     "conv2d": (cupyops.conv2d, F.conv2d, convolutions()),
     "avg_pool2d": (cupyops.avg_pool2d, F.avg_pool2d, average_pools()),
     "conv2d_relu_max_pool2d": (cupyops.conv2d_relu_max_pool2d, _conv2d_relu_max_pool2d, layers()),

@@ -112,6 +112,14 @@ CASES = {
         "the gradients, which forward has made, in the place of the logits, which grow with rows times classes",
         4 * (ROWS * 8 + COLS * 8 + COLS) + 1,
     ),
+    "gated_linear": Case(
+        cupyops.gated_linear,
+        lambda x, gate, up: F.silu(F.linear(x, gate)) * F.linear(x, up),
+        lambda: [rows(), values(16, COLS), values(16, COLS)],
+        list,
+        "the two products, and no activation of one",
+        0,
+    ),
     "geglu": Case(cupyops.geglu, lambda gate, up: F.gelu(gate) * up, lambda: [rows(), rows()]),
     "gelu": Case(cupyops.gelu, F.gelu, lambda: [rows()]),
     "group_norm": Case(
@@ -131,6 +139,11 @@ CASES = {
         lambda x, w, b: cupyops.layer_norm(x, (COLS,), w, b),
         lambda x, w, b: F.layer_norm(x, (COLS,), w, b),
         lambda: [rows(), vector(), vector()],
+    ),
+    "linear_act": Case(
+        cupyops.linear_act,
+        lambda x, w, b: F.gelu(F.linear(x, w, b)),
+        lambda: [rows(), values(16, COLS), values(16)],
     ),
     "linear": Case(cupyops.linear, F.linear, lambda: [rows(), values(16, COLS), values(16)]),
     "log_softmax": Case(lambda x: cupyops.log_softmax(x, 1), lambda x: F.log_softmax(x, 1), lambda: [rows()]),

@@ -1,0 +1,195 @@
+// What the parts of a block of wgmma.cuh share: its shape, the problem, the order of tiles, the place of all in shared memory.
+#pragma once
+
+#include "common/core/vector.cuh"
+#include "common/hw/mbarrier.cuh"
+#include "common/hw/tma.cuh"
+#include "common/hw/wgmma.cuh"
+
+namespace wgmma_gemm {
+
+constexpr int kK = 64;  // of k in a stage: a line of 128 bytes
+constexpr int kThreads = 384;
+
+// What a form decides.
+//
+//   M_, N_        the tile of a block
+//   STAGES_       of the ring
+//   SLOTS_        64-column pieces of the result that each consumer can have on their way at once
+//   CLUSTER_      blocks of a cluster, whose tiles lie below each other and share b, which TMA sends to all of them
+//   SPLIT_        blocks of a cluster that share one tile's k, and add up through distributed shared memory
+//   PINGPONG_     each consumer has a tile of its own, and stores it while the other multiplies; else they halve a tile
+//   LATE_         a tile waits in registers, in 16 bits, and is stored piece by piece within the main loop of the next
+//   GATED_        b is two operands, the rows of one above those of the other: half as many columns are stored
+template <int M_, int N_, int STAGES_, int SLOTS_, int CLUSTER_, int SPLIT_, bool PINGPONG_, bool LATE_,
+          bool GATED_ = false>
+struct Shape {
+  static constexpr int M = M_, N = N_, STAGES = STAGES_, SLOTS = SLOTS_, CLUSTER = CLUSTER_, SPLIT = SPLIT_;
+  static constexpr bool PINGPONG = PINGPONG_, LATE = LATE_, GATED = GATED_;
+  static constexpr int WIDTH = GATED ? N / 2 : N;  // columns of the result
+  static constexpr int A_BYTES = M * kK * 2, STAGE_BYTES = A_BYTES + N * kK * 2;
+  static constexpr bool BESIDE = M == 64 && !PINGPONG;  // the consumers' halves lie side by side
+  static constexpr int ROWS = PINGPONG || BESIDE ? M / 64 : M / 128;  // of 64, of each consumer
+  static constexpr int COLUMNS = BESIDE ? N / 2 : N;  // of each consumer
+  static constexpr int STORED = COLUMNS / SPLIT / (GATED ? 2 : 1);  // columns that it stores
+  static constexpr int PIECE = STORED < 64 ? STORED : 64;  // columns that TMA stores at once, of 64 rows
+  static constexpr int PIECE_BYTES = 64 * PIECE * 2, ACROSS = STORED / PIECE, PIECES = ROWS * ACROSS;
+  static constexpr int CONSUMER_WARPS = PINGPONG ? 4 : 8;  // of each stage
+  static_assert(CLUSTER == 1 || SPLIT == 1, "a cluster shares b, or splits k");
+  static_assert(SPLIT == 1 || !(PINGPONG || LATE), "where k is split, each block has a single tile");
+  static_assert(SPLIT == 1 || M * N * 4 <= STAGES * STAGE_BYTES, "the partial sums lie where the stages were");
+  static_assert(!GATED || (SPLIT == 1 && !BESIDE && CLUSTER <= 2), "a thread has both sums of a column");
+  static_assert(PIECES % SLOTS == 0, "slots are taken in turn");
+};
+
+// The epilogues. Of a tile's sums are stored:
+//
+//   Sums          sums + bias
+//   Activated     f(z) + residual, z = sums + bias; and z itself, where `kept` is not null
+//   Gated         f(gate) up, of the sums of two operands; and both, where `kept` is not null
+//   Partial       the sums of a share of k, in fp32: each share is a batch
+struct Sums { static constexpr bool ACTIVATED = false, GATED = false, PARTIAL = false; };
+template <class F_> struct Activated {
+  static constexpr bool ACTIVATED = true, GATED = false, PARTIAL = false;
+  using F = F_;
+};
+template <class F_> struct Gated {
+  static constexpr bool ACTIVATED = false, GATED = true, PARTIAL = false;
+  using F = F_;
+};
+struct Partial { static constexpr bool ACTIVATED = false, GATED = false, PARTIAL = true; };
+
+// The problem. a_moves, b_moves: 1 where a batch has matrices of its own, 0 where all share one. pitch: 0 where TMA stores y;
+// else elements from one row of y to the next, and m rows from one matrix to the next. group: see Order.
+// Of some epilogues: up, the second operand of Gated; kept, a pointer and a map of [1, m, n], of Gated of [2, m, n], and strides
+// of its rows and parts; residual, [m, n]; partial, [batches, m, n rounded up to 8].
+template <typename T> struct Problem {
+  const TensorMap &a, &b, &y;
+  T* data;
+  const T* bias;
+  int m, n, k, batches, a_moves, b_moves, pitch, group;
+  const TensorMap &up, &kept_map;
+  T* kept;
+  long long kept_row, kept_part;
+  const T* residual;
+  float* partial;
+};
+
+// Which stage is next, and the parity of its phase.
+template <int STAGES> struct Ring {
+  unsigned stage = 0, phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+  }
+  __device__ __forceinline__ void advance(unsigned steps) {
+    stage += steps;
+    phase ^= stage / STAGES & 1, stage %= STAGES;
+  }
+};
+
+struct Place {
+  int row, column, batch;  // of a cluster's tiles
+};
+
+struct Range {
+  int start, blocks;  // of k, in stages
+};
+
+// The order of tiles: `group` rows of tiles at a time, down each column, so that tiles at work together share operands in L2.
+struct Order {
+  int rows, columns, group;
+
+  __device__ __forceinline__ Place at(int tile) const {
+    const int all = rows * columns, batch = tile / all;
+    tile -= batch * all;
+    const int band = group * columns, first = tile / band * group, height = min(group, rows - first);
+    tile %= band;
+    return {first + tile % height, tile / height, batch};
+  }
+};
+
+template <typename T> __device__ __forceinline__ unsigned packed(float low, float high);
+template <> __device__ __forceinline__ unsigned packed<__half>(float low, float high) {
+  unsigned both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+template <> __device__ __forceinline__ unsigned packed<__nv_bfloat16>(float low, float high) {
+  unsigned both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+// Named barriers 1 and 2 are the consumers' own, 3 is that of both.
+__device__ __forceinline__ void sync_threads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory");
+}
+__device__ __forceinline__ bool is_elected() {
+  unsigned elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
+  return elected;
+}
+
+// The shared memory of a block, by addresses, and its share of the work.
+template <typename T, class S> struct Block {
+  const Problem<T>& p;
+  Order order;
+  unsigned stages, slots, full, empty, turns;
+  float* biases;
+  int rank, tiles, step, first, start, blocks;  // of tiles: all, from one to the next; of k in stages: first, how many
+
+  __device__ __forceinline__ explicit Block(const Problem<T>& p, char* memory) : p(p) {
+    stages = static_cast<unsigned>(__cvta_generic_to_shared(memory)), slots = stages + S::STAGES * S::STAGE_BYTES;
+    biases = reinterpret_cast<float*>(memory + S::STAGES * S::STAGE_BYTES + 2 * S::SLOTS * S::PIECE_BYTES);
+    full = slots + 2 * S::SLOTS * S::PIECE_BYTES + 2 * S::N * 4;
+    empty = full + 8 * S::STAGES, turns = empty + 8 * S::STAGES;
+    rank = S::CLUSTER * S::SPLIT > 1 ? cluster_rank() : 0;
+    order = {(p.m + S::M * S::CLUSTER - 1) / (S::M * S::CLUSTER), (p.n + S::WIDTH - 1) / S::WIDTH, p.group};
+    tiles = order.rows * order.columns * p.batches;
+    step = gridDim.x / (S::CLUSTER * S::SPLIT), first = blockIdx.x / (S::CLUSTER * S::SPLIT);
+    const int all = (p.k + kK - 1) / kK, slice = S::SPLIT > 1 ? rank : 0;
+    start = slice * all / S::SPLIT, blocks = (slice + 1) * all / S::SPLIT - start;
+  }
+
+  // This block's tile: its first row and column, in elements.
+  __device__ __forceinline__ Place place(int tile) const {
+    Place at = order.at(tile);
+    at.row = (at.row * S::CLUSTER + (S::CLUSTER > 1 ? rank : 0)) * S::M, at.column *= S::WIDTH;
+    return at;
+  }
+
+  // What of k a tile sums up: in partial sums a share, which its batch is.
+  template <class E> __device__ __forceinline__ Range range(int batch) const {
+    if constexpr (!E::PARTIAL) return {start, blocks};
+    const int all = (p.k + kK - 1) / kK, first = batch * all / p.batches;
+    return {first, (batch + 1) * all / p.batches - first};
+  }
+
+  __device__ __forceinline__ void begin() const {
+    if (threadIdx.x == 0) {
+      if (stages % 1024) __trap();  // the swizzle counts from there
+      tma::prefetch(p.a), tma::prefetch(p.b);
+      if (!p.pitch) tma::prefetch(p.y);
+      for (int i = 0; i < S::STAGES; ++i) {
+        mbarrier::init(full + 8 * i, 1);
+        mbarrier::init(empty + 8 * i, S::CLUSTER * S::CONSUMER_WARPS);
+      }
+      mbarrier::init(turns, S::PINGPONG ? 4 : 8 * S::SPLIT), mbarrier::init(turns + 8, 4);
+      mbarrier::fence_init();
+    }
+    if (S::CLUSTER * S::SPLIT > 1) sync_cluster();
+    else __syncthreads();
+  }
+
+ private:
+  static __device__ __forceinline__ int cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+  }
+};
+
+}  // namespace wgmma_gemm

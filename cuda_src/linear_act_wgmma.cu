@@ -1,0 +1,21 @@
+// z[m, n] = sum over k of x[m, k] weight[n, k] + bias[n],  y = f(z) + residual: linear_act's product, on Hopper's tensor cores.
+//
+// Bytes: (m k + k n + m n) x sizeof(T), and m n more for z, where backward will read it, and for a residual; flops: 2 m n k.
+#include "common/elementwise/activations.cuh"
+#include "gemm/wgmma.cuh"
+
+// Grid, block, shared memory, who owns what: see gemm_wgmma(). F: f. bias, kept, which is where z goes, and residual may be null.
+// kept and residual are [m, n], and kept has a map alike y's.
+template <typename T, class F, int M, int N, int STAGES, int SLOTS, int CLUSTER, bool PINGPONG, bool LATE>
+__global__ void __launch_bounds__(wgmma_gemm::kThreads, 1)
+    linear_act_wgmma(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+                     const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap kept_map, T* y, T* kept,
+                     long long kept_row, long long kept_part, const T* bias, const T* residual, int m, int n, int k,
+                     int pitch, int group) {
+  using namespace wgmma_gemm;
+  using S = Shape<M, N, STAGES, SLOTS, CLUSTER, 1, PINGPONG, LATE>;
+  extern __shared__ __align__(1024) char memory[];
+  const Problem<T> problem{a, b,     y_map, y, bias,     m,    n,        k,         1,        0,
+                           0, pitch, group, b, kept_map, kept, kept_row, kept_part, residual, nullptr};
+  multiply<T, S, false, false, Activated<F>>(problem, memory);
+}

@@ -1,0 +1,192 @@
+"""Forms of a linear layer with what follows it: an activation and a residual (cuda_src/linear_act*.cu), or a gate.
+
+The epilogue of the product computes that, from sums that were not rounded; of a gate on Hopper alone. Where it is not
+measured to be faster, a product of `linear`'s is followed by the kernel of the activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from .._kernel.kernel import FLOATING, Kernel
+from .._util.strides import aligned, is_dry
+from . import gemm, library, linear, wgmma
+from .forms import Form, Forms, Launch
+from .gemm import HALF, Problem
+from .gpu import Gpu, gpu
+from .wgmma import K, Operand
+
+# By their names in Python, those of common/elementwise/activations.cuh.
+# Those of linear_act.cu are counted in this order.
+ACTIVATIONS = {"none": "Identity", "relu": "Relu", "gelu": "GeluExact", "gelu_tanh": "GeluTanh", "silu": "Silu"}
+GATES = {name: ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh")}
+
+
+class Fused(wgmma.Tile):
+    """A tile of wgmma's whose epilogue computes what follows; the operands' rows are contiguous along k.
+
+    Args:
+        name, m, n, stages, slots, share, **how: see `wgmma.Tile`.
+        kernel: the kernel, in a file of its name.
+        functions: the activations that it has.
+        columns: of the result in a tile.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        m: int,
+        n: int,
+        stages: int,
+        slots: int,
+        share: float,
+        kernel: str,
+        functions: Sequence[str],
+        columns: int,
+        **how: Any,
+    ) -> None:
+        self._name, self._functions = kernel, tuple(functions)
+        super().__init__(name, m, n, stages, slots, share, layouts=((False, False),), **how)
+        self.columns = columns
+        self.summary += ", then what follows"
+
+    def made(self) -> Kernel:
+        """The kernel, of all activations."""
+        del self.fixed["SPLIT"]
+        return self.kernel_of(f"{self._name}.cu", self._name, F=self._functions)
+
+    def why_slower(self, problem: Any, gpu: Gpu) -> str | None:
+        """Not measured; beside the kernels of this library a model of the time chooses."""
+        if gpu.library:
+            return "no epilogue is measured to be faster than PyTorch's product and a kernel for what follows"
+        p = gemm.gemm_of(problem)
+        others = [form for form in self.siblings if form.why_not(p, gpu) is None]
+        if min(form.time(p, gpu) for form in others) < self.time(p, gpu):
+            return "another tile should take less time"
+        apart = gemm.least_time(p, gpu.multiprocessors)
+        return f"the product by itself should take {apart:.1f} us" if apart < self.time(p, gpu) else None
+
+    @property
+    def siblings(self) -> Sequence[Fused]:
+        """The forms of its list that are fused."""
+        return ACTIVATED if self._name == "linear_act_wgmma" else GATED
+
+    def launch(self, problem: Any, gpu: Gpu) -> Launch:
+        """As of a product; and where what backward reads is kept."""
+        p, launch = gemm.gemm_of(problem), super().launch(problem, gpu)
+        m, n, k, *_, pitch, group = launch.args
+        kept = Operand((self.n // self.columns, p.m, p.n), (0, p.n, 1), (1, K, self.piece), True)
+        extra = {**launch.extra, "kept": kept}
+        return replace(launch, extra=extra, args=(m, n, k, pitch, group), template={"T": p.dtype, **self.fixed})
+
+
+class Apart(Form[Problem]):
+    """A product, then what follows it.
+
+    Args:
+        last: whether no kernel computes both on every GPU.
+    """
+
+    def __init__(self, last: bool) -> None:
+        self._last = last
+
+    name = "apart"
+    summary = "a product by a form of linear, which PyTorch's is too; then the kernel of the activation"
+
+    def why_slower(self, problem: Problem, gpu: Gpu) -> str | None:
+        """It is what PyTorch does, with kernels of ours for what follows."""
+        return None if gpu.library or self._last else "an epilogue saves a pass"
+
+    def launch(self, problem: Problem, gpu: Gpu) -> Launch:
+        """Nothing of its own."""
+        return Launch(None, 0, 0)  # type: ignore[arg-type]
+
+
+def _activated(name: str, m: int, n: int, stages: int, slots: int, share: float, **how: Any) -> Fused:
+    return Fused(name, m, n, stages, slots, share, "linear_act_wgmma", [*ACTIVATIONS.values()], n, **how)
+
+
+ACTIVATED = [
+    _activated("wgmma_128x256", 128, 256, 4, 2, 1.0, cluster=2, late=True),
+    _activated("wgmma_128x128", 128, 128, 6, 2, 0.87, cluster=2, pingpong=True),
+]
+# a block of a cluster fetches the tile of one weight for both
+_WIDE = dict(kernel="gated_linear_wgmma", functions=[*GATES.values()], columns=128, cluster=2, late=True)
+GATED = [Fused("wgmma_128x256", 128, 256, 4, 2, 1.0, **_WIDE)]  # type: ignore[arg-type]
+
+linear_act_fwd = Kernel("linear_act.cu", "linear_act_fwd<T, TILE>", **gemm.TILED)
+linear_act_wide = Kernel("linear_act.cu", "linear_act_fwd<T, TILE>", T=HALF, TILE=(gemm.WIDE,))
+linear_act_sum = Kernel("linear_act.cu", "linear_act_sum<T>", T=FLOATING)
+
+LINEAR_ACT = Forms(
+    "linear_act", "product", [*ACTIVATED, Apart(last=False), *gemm.tiles(linear_act_fwd, linear_act_wide)]
+)
+GATED_LINEAR = Forms("gated_linear", "product", [*GATED, Apart(last=True)])
+
+
+class Plan:
+    """How a layer of rows `x` is computed by an epilogue."""
+
+    def __init__(self, launch: Launch, x: Tensor, weights: Sequence[Tensor]) -> None:
+        self.launch, self.x, self.weights = launch, x, weights
+
+    def run(self, y: Tensor, kept: Tensor | None, activation: str, *more: Tensor | None) -> None:
+        """Launch it.
+
+        Args:
+            y: the result.
+            kept: where what backward reads goes, or None: [m, n], or of a gate [2, m, n] or [m, 2 n].
+            activation: by its name in Python.
+            *more: of linear_act the bias and the residual.
+        """
+        launch = self.launch
+        if launch.extra:
+            return self._by_wgmma(y, kept, ACTIVATIONS[activation], more)
+        function = [*ACTIVATIONS].index(activation)
+        gemm.run(launch, linear_act_sum, (self.x, *self.weights, *more, function), (y, kept))
+        return None
+
+    def _by_wgmma(self, y: Tensor, kept: Tensor | None, function: str, more: Sequence[Tensor | None]) -> None:
+        launch = self.launch
+        of, pitch = launch.extra, launch.args[-2]
+        maps = [of["a"].map(self.x), *(of["b"].map(weight) for weight in self.weights)]
+        stored = maps[0] if pitch else of["y"].map(y, written=True)
+        also, strides = stored, (0, 0)  # from one row that is kept to the next, from one part to the other
+        if kept is not None:
+            columns = y.shape[-1]
+            strides = (columns, y.numel()) if kept.shape[-1] == columns else (2 * columns, columns)
+            place = of["kept"]._replace(strides=(strides[1], strides[0], 1))
+            also = stored if pitch else place.map(kept, written=True)
+        launch(*maps, stored, also, y, kept, *strides, *more, F=function)
+
+
+def fused(forms: Forms[Any], x: Tensor, weights: Sequence[Tensor], turn: bool = True) -> Plan | None:
+    """How a layer of rows `x` is computed at once; None where the product is apart.
+
+    Args:
+        forms: of this module.
+        x: a matrix.
+        weights: one, or two that lie alike.
+        turn: x weight^T is multiplied, else x weight.
+    """
+    if is_dry(x):
+        return None
+    weight = weights[0]
+    problem = linear.problem(x.shape, x.stride(), False, weight.shape, weight.stride(), turn, False, x.dtype)
+    launch = forms.launch(problem, gpu(x.device))
+    if library.serves(launch):
+        return None
+    if launch.extra:
+        return Plan(launch, _whole(x), [_whole(weight) for weight in weights])
+    if copies := gemm.prepared(problem, launch, x, weight.T if turn else weight):
+        return fused(forms, copies[0], copies[1:], turn=False)
+    return Plan(launch, x, weights)
+
+
+def _whole(matrix: Tensor) -> Tensor:
+    """As TMA reads it: it begins at a 16-byte boundary."""
+    return matrix if aligned(matrix) else gemm.padded(matrix)

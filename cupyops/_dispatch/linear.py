@@ -1,0 +1,133 @@
+"""The products of a linear layer and of its gradients: what `linear` and operators that fuse more with it share."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._kernel.kernel import FLOATING, Kernel, ceil_div
+from .._util import arguments
+from .._util.strides import is_dry
+from ..errors import InputError
+from . import gemm, library, wgmma
+from .forms import Forms
+from .gemm import Layout, Problem
+from .gpu import gpu
+
+linear_fwd = Kernel("linear.cu", "linear_fwd<T, TILE>", **gemm.TILED)
+linear_wide = Kernel("linear.cu", "linear_fwd<T, TILE>", T=gemm.HALF, TILE=(gemm.WIDE,))
+linear_sum = Kernel("linear.cu", "linear_sum<T>", T=FLOATING)
+
+PRODUCT = Forms("linear", "product", wgmma.forms(gemm.tiles(linear_fwd, linear_wide)))
+
+_LARGE = 2**20  # elements of weight, from which on one more column costs more than reading grad_y once more
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """x as a matrix of rows: a view where its strides allow one."""
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def gradients(grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, needs: Any) -> list[Tensor | None]:
+    """Of x, weight and bias, those that are wanted."""
+    rows, grad_rows = rows_of(x), rows_of(grad_y)
+    grad_x = grad_weight = grad_bias = None
+    dense = torch.contiguous_format
+    if needs.x:
+        grad_x = torch.empty_like(x, memory_format=dense)
+        multiply(grad_rows, weight, None, grad_x)
+    if needs.weight:
+        grad_weight = torch.empty_like(weight, memory_format=dense)
+    if needs.bias and bias is not None:
+        grad_bias = torch.empty_like(bias, memory_format=dense)
+    if grad_weight is not None and grad_bias is not None and not is_dry(grad_y) and _apart(grad_rows, rows):
+        multiply(grad_rows, rows, None, grad_weight, turn_a=True)
+        multiply(grad_rows, rows[:, :0], None, None, grad_bias, turn_a=True)
+    elif grad_weight is not None or grad_bias is not None:
+        taps = rows if grad_weight is not None else rows[:, :0]
+        multiply(grad_rows, taps, None, grad_weight, grad_bias, turn_a=True)
+    return [grad_x, grad_weight, grad_bias]
+
+
+def multiply(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    y: Tensor | None,
+    column: Tensor | None = None,
+    *,
+    turn_a: bool = False,
+    turn_b: bool = False,
+) -> None:
+    """y = a b + bias, contiguous; column, if given, the sums of the rows of a. A matrix to turn is given as it lies."""
+    if is_dry(a):
+        return
+    found = problem(a.shape, a.stride(), turn_a, b.shape, b.stride(), turn_b, column is not None, a.dtype)
+    launch = PRODUCT.launch(found, gpu(a.device))
+    if library.serves(launch):
+        return library.multiply(a.T if turn_a else a, b.T if turn_b else b, bias, y, column)
+    if copies := gemm.prepared(found, launch, a.T if turn_a else a, b.T if turn_b else b):
+        return multiply(*copies, bias, y, column)
+    return wgmma.run(launch, linear_sum, (a, b, bias), (y, column))
+
+
+@functools.lru_cache(maxsize=4096)
+def problem(
+    shape_a: tuple[int, ...],
+    stride_a: tuple[int, ...],
+    turn_a: bool,
+    shape_b: tuple[int, ...],
+    stride_b: tuple[int, ...],
+    turn_b: bool,
+    ones: bool,
+    dtype: torch.dtype,
+) -> Problem:
+    """Of matrices, of which those to turn are described as they lie."""
+    if turn_a:
+        shape_a, stride_a = shape_a[::-1], stride_a[::-1]
+    if turn_b:
+        shape_b, stride_b = shape_b[::-1], stride_b[::-1]
+    (m, k), n = shape_a, shape_b[1]
+    return Problem(m, n, k, Layout(*stride_a), Layout(*stride_b[::-1]), Layout(n, 1), dtype, ones=ones)
+
+
+def too_large(m: Any, n: Any, k: Any) -> str | None:
+    """Why the kernels cannot index a layer of m rows, if they cannot."""
+    return gemm.too_large(m, n, k, tiles=ceil_div(m, 32) * ceil_div(max(n, k + 1), 32))
+
+
+def check(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise `InputError` unless these are the arguments of a linear layer."""
+    arguments.tensor("input", input)
+    arguments.tensor("weight", weight)
+    arguments.optional_tensor("bias", bias)
+    arguments.same_device(input=input, weight=weight, bias=bias)
+    gemm.check_dtypes(input=input, weight=weight, bias=bias)
+    if input.dim() < 1:
+        arguments.fail("input", input, "at least 1 dimension")
+    if weight.dim() not in (1, 2):
+        arguments.fail("weight", weight, "shape (out_features, in_features) or (in_features,)")
+    if weight.shape[-1] != input.shape[-1]:
+        wanted = f"in_features {input.shape[-1]}, the last dimension of input of shape {tuple(input.shape)}"
+        raise InputError(f"weight has shape {tuple(weight.shape)}, expected {wanted}")
+    if weight.dim() == 1 and bias is not None:
+        arguments.fail("bias", bias, "None beside a weight of one dimension")
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise InputError(f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},), out_features of weight")
+
+
+def wants_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd will ask for the gradient of a tensor; `needs_grad` does not say so inside torch.compile."""
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+
+
+def _apart(grad_rows: Tensor, rows: Tensor) -> bool:
+    """Whether grad_bias is better summed by itself: beside wgmma, which has no column of ones, or many columns."""
+    if grad_rows.shape[1] * rows.shape[1] >= _LARGE:
+        return True
+    found = problem(grad_rows.shape, grad_rows.stride(), True, rows.shape, rows.stride(), False, False, rows.dtype)
+    return PRODUCT.choose(found, gpu(rows.device)).name.startswith("wgmma")
