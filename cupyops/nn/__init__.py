@@ -7,6 +7,7 @@ from .dropout import Dropout
 from .embedding import Embedding
 from .linear import Linear
 from .loss import CrossEntropyLoss, FusedLinearCrossEntropyLoss, KLDivLoss, NLLLoss
+from .multihead_attention import MultiheadAttention
 from .normalization import AddRMSNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, RMSNorm
 from .pooling import AvgPool2d, MaxPool2d
 from .rope import RoPE
@@ -33,6 +34,7 @@ __all__ = [
     "Linear",
     "LogSoftmax",
     "MaxPool2d",
+    "MultiheadAttention",
     "NLLLoss",
     "RMSNorm",
     "ReLU",

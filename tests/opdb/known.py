@@ -66,6 +66,7 @@ MODULES = {
     "Linear": "linear",
     "LogSoftmax": "log_softmax",
     "MaxPool2d": "max_pool2d",
+    "MultiheadAttention": "scaled_dot_product_attention",
     "NLLLoss": "nll_loss",
     "RMSNorm": "rms_norm",
     "ReLU": "relu",
