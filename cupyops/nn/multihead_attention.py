@@ -90,8 +90,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(..., embed_dim) each; of a tensor that is given twice by one product."""
         bias, size = self.in_proj_bias, self.embed_dim
-        if self.in_proj_weight is None:
-            weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        if not self._qkv_same_embed_dim:
+            weights: tuple[Tensor, ...] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         elif key is value and query is key:
             return linear(query, self.in_proj_weight, bias).unflatten(-1, (3, size)).unbind(-2)  # type: ignore[return-value]
         elif key is value:
