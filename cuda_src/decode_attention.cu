@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(32 * WARPS, D <= 128 ? 3 : 2)
                              float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
                              decode::Sizes sizes) {
 #if __CUDA_ARCH__ >= 800
-  decode::forward_mma<T, D, WARPS>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks, vs,
-                                   sizes);
+  decode::forward_mma<T, D, WARPS>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks,
+                                   vs, sizes);
 #endif
 }
 
@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(32 * WARPS)
                              float* __restrict__ lse, float* __restrict__ partial_y, float* __restrict__ partial_lse,
                              float scale, float softcap, decode::Strides qs, decode::Strides ks, decode::Strides vs,
                              decode::Sizes sizes) {
-  decode::forward_fma<T, D, WARPS>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks, vs,
-                                   sizes);
+  decode::forward_fma<T, D, WARPS>(q, k, v, lengths, table, {y, lse, partial_y, partial_lse}, scale, softcap, qs, ks,
+                                   vs, sizes);
 }
 
 // Grid: a block for each of `rows` rows, at most 2^31 - 1. Block: any whole warps. A thread has every blockDim-th column, and adds

@@ -12,11 +12,12 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
                                             const Results<T>& to, float scale, float softcap, const Strides& qs,
                                             const Strides& ks, const Strides& vs, const Sizes& s) {
   constexpr int kRows = 4, kKeys = 4;
-  constexpr int kVec = D / 32 < 4 ? D / 32 : 4, kVecs = D / 32 / kVec;  // columns of a lane: kVecs times kVec neighbours
+  constexpr int kVec = D / 32 < 4 ? D / 32 : 4,
+                kVecs = D / 32 / kVec;  // columns of a lane: kVecs times kVec neighbours
   extern __shared__ __align__(16) float shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Work w = work_of<kRows>(s, lengths);
-  const auto read = [&](const T* from, bool exists, float (&x)[kVecs * kVec]) {
+  const auto read = [&](const T* from, bool exists, float (&x)[kVecs* kVec]) {
 #pragma unroll
     for (int c = 0; c < kVecs; ++c) {
       const int column = (32 * c + lane) * kVec;
@@ -39,6 +40,7 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
     read(q + w.batch * qs.batch + at / s.group * qs.row + (w.kv_head * s.group + at % s.group) * qs.head,
          at < s.queries * s.group, rows[r]);
   }
+  const T *k_head = k + w.kv_head * ks.head, *v_head = v + w.kv_head * vs.head;
   for (int step = w.from + kStep * warp; step < w.to; step += kStep * WARPS) {
     const int block = block_of(s, w, table, step);
     for (int key = step; key < min(step + kStep, w.to); key += kKeys) {
@@ -46,8 +48,8 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
 #pragma unroll
       for (int i = 0; i < kKeys; ++i) {
         const bool exists = key + i >= w.begin && key + i < w.to;
-        read(row_at(k, s, ks, w, table != nullptr, block, key + i), exists, keys[i]);
-        read(row_at(v, s, vs, w, table != nullptr, block, key + i), exists, values[i]);
+        read(k_head + offset_of(s, ks, w, table != nullptr, block, key + i), exists, keys[i]);
+        read(v_head + offset_of(s, vs, w, table != nullptr, block, key + i), exists, values[i]);
       }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -79,17 +81,17 @@ __device__ __forceinline__ void forward_fma(const T* q, const T* k, const T* v, 
     }
   }
   let_next_grid_begin();
-  finish<Exact, kRows, D, WARPS>(
-      s, w, to, top, total, row, shared, [&](float* all, const float (&by)[kRows], bool first) {
+  finish<Exact, kRows, D, WARPS>(s, w, to, top, total, row, shared,
+                                 [&](float* all, const float (&by)[kRows], bool first) {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
+                                   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-          for (int i = 0; i < kVecs * kVec; ++i) {
-            float& place = all[r * D + (32 * (i / kVec) + lane) * kVec + i % kVec];
-            place = sums[r][i] * by[r] + (first ? 0.0f : place);
-          }
-        }
-      });
+                                     for (int i = 0; i < kVecs * kVec; ++i) {
+                                       float& place = all[r * D + (32 * (i / kVec) + lane) * kVec + i % kVec];
+                                       place = sums[r][i] * by[r] + (first ? 0.0f : place);
+                                     }
+                                   }
+                                 });
 }
 
 }  // namespace decode

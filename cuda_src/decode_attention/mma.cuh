@@ -35,26 +35,36 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
   const int row[2] = {g, g + 8};
   const Seen seen[2] = {seen_by(s, w, w.first_row + g), seen_by(s, w, w.first_row + g + 8)};
   float sums[D / 8][4] = {}, top[2] = {-infinity<float>(), -infinity<float>()}, total[2] = {0, 0};
+  const auto fetch = [](const T* from, bool exists) -> uint4 {
+    return exists ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
+  };
+  const T* k_lane = k + w.kv_head * ks.head + g * ks.row + 8 * t;
+  const T* v_lane = v + w.kv_head * vs.head + 2 * t * vs.row + 8 * g;
   int block = block_of(s, w, table, w.from + kStep * warp);
   for (int key = w.from + kStep * warp; key < w.to; key += kStep * WARPS) {
     uint4 keys[2][D / 32], values[4][D / 64];
-    const auto fetch = [&](const T* cache, const Strides& of, int at, int column) -> uint4 {
-      const bool inside = at >= w.begin && at < w.to && column < s.width;
-      if (!inside) return {0, 0, 0, 0};
-      return *reinterpret_cast<const uint4*>(row_at(cache, s, of, w, table != nullptr, block, at) + column);
-    };
+    const T* k_step = k_lane + offset_of(s, ks, w, table != nullptr, block, key);
+    const T* v_step = v_lane + offset_of(s, vs, w, table != nullptr, block, key);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      const int row = 8 * i, at = key + row + g;
+      const bool exists = at >= w.begin && at < w.to;
 #pragma unroll
-      for (int c = 0; c < D / 32; ++c) keys[i][c] = fetch(k, ks, key + 8 * i + g, 32 * c + 8 * t);
+      for (int c = 0; c < D / 32; ++c)
+        keys[i][c] = fetch(k_step + row * ks.row + 32 * c, exists && 32 * c + 8 * t < s.width);
     }
+    const auto fetch_values = [&] {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < 4; ++i) {
+        const int row = i % 2 + i / 2 * 8, at = key + row + 2 * t;
+        const bool exists = at >= w.begin && at < w.to;
 #pragma unroll
-      for (int c = 0; c < D / 64; ++c) values[i][c] = fetch(v, vs, key + 2 * t + i % 2 + i / 2 * 8, 64 * c + 8 * g);
-    }
-    block = block_of(s, w, table, key + kStep * WARPS);
-
+        for (int c = 0; c < D / 64; ++c)
+          values[i][c] = fetch(v_step + row * vs.row + 64 * c, exists && 64 * c + 8 * g < s.width);
+      }
+    };
+    if constexpr (D <= 128) fetch_values();  // wider rows have no registers for both at a time
+    block = block_of(s, w, table, key + kStep * WARPS);  // of the next keys, so that nobody waits for it
     float scores[2][4] = {};
 #pragma unroll
     for (int c = 0; c < D / 32; ++c) {
@@ -67,6 +77,8 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
         mma<T>(scores[i], second, keys[i][c].z, keys[i][c].w);
       }
     }
+
+    if constexpr (D > 128) fetch_values();
 
     float most[2] = {top[0], top[1]}, factor[2];
 #pragma unroll
@@ -98,10 +110,9 @@ __device__ __forceinline__ void forward_mma(const T* q, const T* k, const T* v, 
       for (int i = 0; i < 4; ++i) sums[n][i] *= factor[i / 2];
     }
 
-    const unsigned weights[4] = {attention::pack<T>(scores[0][0], scores[0][1]),
-                                 attention::pack<T>(scores[0][2], scores[0][3]),
-                                 attention::pack<T>(scores[1][0], scores[1][1]),
-                                 attention::pack<T>(scores[1][2], scores[1][3])};
+    const unsigned weights[4] = {
+        attention::pack<T>(scores[0][0], scores[0][1]), attention::pack<T>(scores[0][2], scores[0][3]),
+        attention::pack<T>(scores[1][0], scores[1][1]), attention::pack<T>(scores[1][2], scores[1][3])};
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) {
       const unsigned words[4][4] = {{values[0][c].x, values[0][c].y, values[0][c].z, values[0][c].w},

@@ -8,16 +8,16 @@ namespace decode {
 // group: heads of the queries that share one of the keys. rows: of the cache of a sequence, at most. window: how many keys
 // before its own a query sees, below 0 for all. splits: blocks that share the keys of a sequence. block_size, blocks, table_row:
 // rows of a block of a paged cache, how many blocks it has, and entries of a row of the table.
-struct Sizes { int batches, queries, heads, kv_heads, group, width, rows, window, splits, block_size, blocks, table_row; };
+struct Sizes {
+  int batches, queries, heads, kv_heads, group, width, rows, window, splits, block_size, blocks, table_row;
+};
 
 // In elements; the elements of a row are contiguous. batch: of the cache, or of a block of it where it is paged.
 struct Strides { long long batch, row, head; };
 
 // A block has ROWS rows of a head of the keys, row = query * group + head within the group, and the keys from `from` to `to`.
 // Of these, the queries of the block see none before `begin`. `length`: rows that the cache of the sequence has.
-struct Work {
-  int batch, kv_head, first_row, split, length, begin, from, to;
-};
+struct Work { int batch, kv_head, first_row, split, length, begin, from, to; };
 
 constexpr int kStep = 16;  // keys; a block of a paged cache has a multiple of it
 
@@ -63,12 +63,10 @@ __device__ __forceinline__ int block_of(const Sizes& s, const Work& w, const int
   return block;
 }
 
-// Where the row of `key` begins, which lies in `block` of a paged cache.
-template <typename T>
-__device__ __forceinline__ const T* row_at(const T* cache, const Sizes& s, const Strides& of, const Work& w, bool paged,
-                                           int block, int key) {
-  const long long batch = paged ? block : w.batch;
-  return cache + batch * of.batch + w.kv_head * of.head + (paged ? key % s.block_size : key) * of.row;
+// From where a sequence's cache begins to the row of `key`, which lies in `block` where it is paged: in elements.
+__device__ __forceinline__ long long offset_of(const Sizes& s, const Strides& of, const Work& w, bool paged, int block,
+                                               int key) {
+  return paged ? block * of.batch + key % s.block_size * of.row : w.batch * of.batch + key * of.row;
 }
 
 // A score as the exponential takes it: scaled, capped, and times `unit`.
@@ -88,8 +86,9 @@ struct Exact {
   static __device__ __forceinline__ float log_of(float x) { return logf(x); }
 };
 
-// What is subtracted of scores, where the largest is `top`: of -inf nothing, so that exp(-inf - 0) is 0.
-__device__ __forceinline__ float base_of(float top) { return top == -infinity<float>() ? 0.0f : top; }
+// What is subtracted of scores, where the largest is `top`: of an infinite one nothing, so that exp(-inf - 0) is 0 and the sum of
+// a row with inf is inf.
+__device__ __forceinline__ float base_of(float top) { return fabsf(top) == infinity<float>() ? 0.0f : top; }
 
 // Where a block leaves its rows: in y and lse, or as partial results of its split, in fp32. Rows are (batch, query, head).
 template <typename T> struct Results {
@@ -133,8 +132,8 @@ __device__ __forceinline__ void finish(const Sizes& s, const Work& w, const Resu
     for (int other = 0; other < WARPS; ++other) {
       sum += totals[other * ROWS + of] * E::exp_of(tops[other * ROWS + of] - base_of(largest));
     }
-    const long long result = (w.batch * static_cast<long long>(s.queries) + at / s.group) * s.heads +
-                             w.kv_head * s.group + at % s.group;
+    const long long result =
+        (w.batch * static_cast<long long>(s.queries) + at / s.group) * s.heads + w.kv_head * s.group + at % s.group;
     const float y = sum == 0 ? 0.0f : sums[i] / sum;
     const float lse = sum == 0 ? -infinity<float>() : (base_of(largest) + E::log_of(sum)) / E::kUnit;
     if (s.splits == 1) {

@@ -81,7 +81,9 @@ class Decode(Form[Problem]):
 
     def __init__(self, name: str, kernel: Kernel, tile: int, dtypes: tuple[torch.dtype, ...]) -> None:
         self.name, self.kernel, self.tile, self.dtypes = name, kernel, tile, dtypes
-        self.summary = f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {name.upper()}"
+        self.summary = (
+            f"a block owns {tile} rows that share a head of the keys, and a part of the keys; by {name.upper()}"
+        )
 
     def kernels(self) -> tuple[Kernel, ...]:
         """What reads the cache, and what adds up its parts."""
@@ -147,7 +149,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor | None, scale: 
         return "the kernels are not measured on a GPU yet: cupyops.never_slower(False) has them run"
     if 0 < gpu.capability < 8:
         return "its kernels need compute capability 8.0"
-    width, vector = q.shape[3], 16 // q.itemsize
+    width = q.shape[3]
     if v.shape[3] != width:
         return "values are of another width than keys"
     if width % 8 or not 0 < width <= WIDTHS[-1]:
@@ -156,16 +158,18 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor | None, scale: 
         return f"scale {scale}"
     if not (q.numel() and k.numel()):
         return "no rows"
-    for name, x in (("k_cache", k), ("v_cache", v)):
-        apart = any(stride % vector for size, stride in zip(x.shape[:3], x.stride()[:3]) if size > 1)
-        if apart or x.stride(3) != 1 or not aligned(x):
-            return f"rows of {name} do not begin at multiples of 16 bytes"
     rows = k.shape[1] * (1 if block_table is None else block_table.shape[1])
     if block_table is not None and (k.shape[1] % STEP or not rows):
         return f"blocks of {k.shape[1]} rows, no multiple of {STEP}"
     if max(rows, k.shape[0]) >= 1 << 30 or q.shape[:3].numel() * _MOST_SPLITS > _MOST_BLOCKS:
         return "over 2^31 - 1 blocks"
     return None
+
+
+def _readable(x: Tensor) -> Tensor:
+    """`x`, or a copy of it, whose rows are contiguous and begin at multiples of 16 bytes."""
+    whole = all(stride * x.itemsize % 16 == 0 for size, stride in zip(x.shape[:3], x.stride()[:3]) if size > 1)
+    return x if whole and x.stride(3) == 1 and aligned(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 def forward(
@@ -183,8 +187,7 @@ def forward(
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     if is_dry(q):
         return y, lse
-    whole = q.stride(3) == 1 and aligned(q) and not any(stride * q.itemsize % 16 for stride in q.stride()[:3])
-    q = q if whole else q.clone(memory_format=torch.contiguous_format)
+    q, k, v = (_readable(x) for x in (q, k, v))
     lengths, table = (None if x is None else x.to(torch.int32).contiguous() for x in (kv_lengths, block_table))
     paged = (0, 0, 0) if table is None else (k.shape[1], k.shape[0], table.shape[1])
     problem = Problem(

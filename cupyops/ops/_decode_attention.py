@@ -34,26 +34,26 @@ def _decode(
 ) -> tuple[Tensor, Tensor]:
     """With the scores in memory. What is in the cache beyond the length of a sequence may be anything, NaN among it."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    k, v = (_of_sequences(x, block_table) for x in (k_cache, v_cache))
-    queries, rows = q.shape[1], k.shape[1]
+    _check_values(k_cache, kv_lengths, block_table)
+    k, v = (_of_sequences(x, block_table).transpose(1, 2) for x in (k_cache, v_cache))
+    queries, rows = q.shape[1], k.shape[2]
     lengths = torch.full((q.shape[0],), rows, device=q.device) if kv_lengths is None else kv_lengths.long()
     keys, own = torch.arange(rows, device=q.device), torch.arange(queries, device=q.device) - queries
     exists = keys < lengths[:, None]
-    k, v = (x.masked_fill(~exists[:, :, None, None], 0.0).to(wide) for x in (k, v))
-    k, v = (x.repeat_interleave(q.shape[2] // max(x.shape[2], 1), 2) for x in (k, v))
+    k, v = (x.masked_fill(~exists[:, None, :, None], 0.0).to(wide) for x in (k, v))
+    k, v = (x.repeat_interleave(q.shape[2] // max(x.shape[1], 1), 1) for x in (k, v))
     behind = lengths[:, None, None] + own[:, None] - keys  # how far before that of the query a key lies
     seen = (behind >= 0) & exists[:, None]
     if window is not None:
         seen = seen & (behind <= window)
-    scores = torch.einsum("bihd,bjhd->bhij", q.to(wide), k) * scale_of(q, scale)
+    scores = q.to(wide).transpose(1, 2) @ k.mT * scale_of(q, scale)
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()
     none = ~seen.any(-1)[:, None, :, None]
     scores = scores.masked_fill(~seen[:, None], -math.inf).masked_fill(none, 0.0)
     weights = scores.softmax(-1).masked_fill(none, 0.0)
-    y = torch.einsum("bhij,bjhd->bihd", weights, v).to(q.dtype).contiguous()
-    lse = scores.logsumexp(-1).masked_fill(none.squeeze(-1), -math.inf)
-    return y, lse.transpose(1, 2).contiguous()
+    y, lse = weights @ v, scores.logsumexp(-1).masked_fill(none.squeeze(-1), -math.inf)
+    return y.transpose(1, 2).to(q.dtype).contiguous(), lse.transpose(1, 2).contiguous()
 
 
 def _of_sequences(cache: Tensor, block_table: Tensor | None) -> Tensor:
@@ -62,6 +62,17 @@ def _of_sequences(cache: Tensor, block_table: Tensor | None) -> Tensor:
         return cache
     named = (block_table >= 0) & (block_table < cache.shape[0])
     return cache[torch.where(named, block_table, 0).long()].flatten(1, 2)
+
+
+def _check_values(k_cache: Tensor, kv_lengths: Tensor | None, block_table: Tensor | None) -> None:
+    """Lengths fit, and the blocks exist that a sequence comes to; where they can be read."""
+    rows = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    if kv_lengths is not None:
+        arguments.in_range("kv_lengths, element {},", kv_lengths, rows + 1, "one")
+    if block_table is not None:
+        starts = torch.arange(block_table.shape[1], device=block_table.device) * k_cache.shape[1]
+        reached = block_table if kv_lengths is None else block_table.where(starts < kv_lengths[:, None], 0)
+        arguments.in_range("block_table, element {},", reached, k_cache.shape[0], "one")
 
 
 @_decode.forward
@@ -123,7 +134,7 @@ def decode_attention(
         2.0
     """
     _check(q, k_cache, v_cache, block_table)
-    _check_integers(q, k_cache, kv_lengths, block_table)
+    _check_integers(q, kv_lengths, block_table)
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
         arguments.fail("window", window, "an int of at least 0, or None")
     for name, value in (("scale", scale), ("softcap", softcap)):
@@ -155,7 +166,7 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | No
         raise InputError(f"k_cache has {k_cache.shape[2]} heads, expected a divisor of the {heads} of q")
 
 
-def _check_integers(q: Tensor, k_cache: Tensor, kv_lengths: Tensor | None, block_table: Tensor | None) -> None:
+def _check_integers(q: Tensor, kv_lengths: Tensor | None, block_table: Tensor | None) -> None:
     arguments.optional_tensor("kv_lengths", kv_lengths)
     arguments.optional_tensor("block_table", block_table)
     arguments.same_device(q=q, kv_lengths=kv_lengths, block_table=block_table)
@@ -164,19 +175,5 @@ def _check_integers(q: Tensor, k_cache: Tensor, kv_lengths: Tensor | None, block
             arguments.fail(name, value, "int32 or int64")
     if block_table is not None and (block_table.dim() != 2 or block_table.shape[0] != q.shape[0]):
         arguments.fail("block_table", block_table, f"({q.shape[0]}, blocks of a sequence)")
-    rows = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-    if kv_lengths is not None:
-        if kv_lengths.shape != (q.shape[0],):
-            arguments.fail("kv_lengths", kv_lengths, f"shape ({q.shape[0]},)")
-        arguments.in_range("kv_lengths, element {},", kv_lengths, rows + 1, "one")
-    if block_table is not None and block_table.device.type == "cpu":
-        _check_blocks(k_cache, kv_lengths, block_table)
-
-
-def _check_blocks(k_cache: Tensor, kv_lengths: Tensor | None, block_table: Tensor) -> None:
-    """Those that a sequence comes to exist."""
-    size = max(k_cache.shape[1], 1)
-    starts = torch.arange(block_table.shape[1]) * size
-    reached = block_table if kv_lengths is None else torch.where(starts < kv_lengths[:, None], block_table, 0)
-    if k_cache.shape[0] and reached.numel():
-        arguments.in_range("block_table, element {},", reached, k_cache.shape[0], "one")
+    if kv_lengths is not None and kv_lengths.shape != (q.shape[0],):
+        arguments.fail("kv_lengths", kv_lengths, f"shape ({q.shape[0]},)")
